@@ -1,0 +1,73 @@
+# Sourced by the other scripts: make_venv leaves a ready .venv in the repository root.
+# PYTHON=python3.12 chooses the interpreter that a new .venv is made with.
+
+say() { printf '\n== %s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+python_version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+supported() { case "$(python_version "$1")" in 3.10 | 3.11 | 3.12) return 0 ;; esac; return 1; }
+
+find_python() {
+  if [ -n "${PYTHON:-}" ]; then
+    supported "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.10, 3.11 or 3.12 (found: $(python_version "$PYTHON" || echo none))"
+    echo "$PYTHON"
+    return
+  fi
+  local candidate
+  for candidate in python3 python3.12 python3.11 python3.10; do
+    if supported "$candidate"; then echo "$candidate"; return; fi
+  done
+  die "no Python 3.10, 3.11 or 3.12 found (python3 is $(python_version python3 || echo missing)); set PYTHON=/path/to/python3.12"
+}
+
+# What building needs beyond Python itself: venv with pip, Python's headers, a C++ compiler.
+missing_tools() {
+  "$1" -c 'import ensurepip, venv' 2>/dev/null || echo "python$(python_version "$1")-venv"
+  "$1" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' ||
+    echo "python$(python_version "$1")-dev"
+  command -v g++ >/dev/null || echo g++
+}
+
+need_tools() {
+  local packages
+  packages=$(missing_tools "$1")
+  [ -n "$packages" ] || return 0
+  packages=$(echo $packages)
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "installing $packages"
+    # shellcheck disable=SC2086  # a list of words
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $packages
+    packages=$(missing_tools "$1")
+    [ -z "$packages" ] || die "still missing after apt-get: $(echo $packages)"
+  else
+    die "missing: $packages. Install them (Debian, Ubuntu: sudo apt-get install $packages) and run this again"
+  fi
+}
+
+# Everything that decides what is in .venv.
+venv_stamp() {
+  {
+    .venv/bin/python -VV
+    cat setup.py pyproject.toml constraints.txt
+    find paddle_te -path '*/native/*.cpp' -exec cat {} +
+  } | sha256sum | cut -d' ' -f1
+}
+
+make_venv() {
+  if .venv/bin/python -c '' 2>/dev/null; then
+    if [ -n "${PYTHON:-}" ] && [ "$(python_version "$PYTHON")" != "$(python_version .venv/bin/python)" ]; then
+      die ".venv has Python $(python_version .venv/bin/python), PYTHON=$PYTHON is $(python_version "$PYTHON"); remove .venv to change it"
+    fi
+    if [ "$(cat .venv/stamp 2>/dev/null)" = "$(venv_stamp)" ]; then return; fi
+  else
+    local python
+    python=$(find_python)
+    need_tools "$python"
+    say "making .venv with Python $(python_version "$python")"
+    "$python" -m venv --clear .venv
+  fi
+  need_tools .venv/bin/python
+  say "installing paddle_te and its pinned dependencies into .venv (first time: a few minutes)"
+  .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[cpu,test]'
+  venv_stamp >.venv/stamp
+}

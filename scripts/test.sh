@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Lints and runs the whole test suite, making .venv first if it is missing. Arguments go to pytest:
+#   bash scripts/test.sh                      everything
+#   bash scripts/test.sh tests/layers -k rope
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/common.sh
+
+make_venv
+export PATH="$PWD/.venv/bin:$PATH" # what tests start finds this Python too
+
+say "ruff"
+ruff check .
+ruff format --check .
+
+if [ -f tools/nvgpu/build.py ]; then
+  say "building the host runtime of tools/nvgpu"
+  python tools/nvgpu/build.py --runtime host
+fi
+
+say "pytest"
+python -m pytest "$@"

@@ -1,0 +1,54 @@
+"""Package paddle_te. Ranges that work stand here, exact versions in constraints.txt."""
+
+from pathlib import Path
+
+from pybind11.setup_helpers import Pybind11Extension
+from setuptools import find_namespace_packages, setup
+
+# PaddleNLP 3.0.0b4 does not import with newer huggingface_hub, aistudio_sdk, datasets and pyarrow.
+REQUIRES = [
+    "paddlenlp>=3.0.0b4,<3.0.1",
+    "visualdl>=2.5.3,<3",
+    "regex",
+    "huggingface_hub>=0.25,<0.26",
+    "aistudio_sdk>=0.2,<0.3",
+    "datasets>=2.21,<3",
+    "pyarrow>=15,<18",
+    "protobuf>=3.20.2,<7",
+    "numpy>=1.24,<2",
+    "safetensors",
+    "sentencepiece",
+    "tqdm",
+]
+
+# Paddle itself is an extra: paddlepaddle and paddlepaddle-gpu install the same files, so requiring one would break
+# the other. `pip install '.[cpu]'` takes the CPU wheel; on a GPU machine install paddlepaddle-gpu and then `.`.
+EXTRAS = {
+    "cpu": ["paddlepaddle>=3.3,<3.4"],
+    "data": ["zstandard"],
+    "plots": ["matplotlib"],
+    "te-cu12": ["transformer-engine-cu12>=2.20,<2.21"],
+    "te-cu13": ["transformer-engine-cu13>=2.20,<2.21"],
+}
+EXTRAS["test"] = ["pytest>=8", "pytest-timeout", "ruff", "pybind11>=2.12", *EXTRAS["data"], *EXTRAS["plots"]]
+
+SHIM = "paddle_te/native/shim.cpp"
+
+setup(
+    name="paddle_te",
+    version="0.1.0",
+    description="Transformer Engine for PaddlePaddle and PaddleNLP: one switch decides what a Llama layer is made of",
+    long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10,<3.13",
+    packages=find_namespace_packages(include=["paddle_te", "paddle_te.*"]),
+    package_data={"paddle_te": ["llama/configs/**/*", "native/*.cpp", "native/kernels/*.cu"]},
+    # Plain C++: the shim finds Transformer Engine at run time, so neither CUDA nor TE nor Paddle is needed to build it.
+    ext_modules=[Pybind11Extension("paddle_te.native._shim", [SHIM], cxx_std=17, libraries=["dl"])]
+    if Path(SHIM).exists()
+    else [],
+    install_requires=REQUIRES,
+    extras_require=EXTRAS,
+)
