@@ -1,0 +1,108 @@
+"""Megatron's tensor and sequence parallelism (Shoeybi et al., 2019; Korthikanti et al., 2022) over one group.
+
+A column-parallel GEMM is entered through `TensorParallel.enter`, a row-parallel one left through `leave`:
+
+|                     | forward        | backward       |
+|---------------------|----------------|----------------|
+| enter               | identity       | all-reduce     |
+| leave               | all-reduce     | identity       |
+| enter, sequence par.| all-gather     | reduce-scatter |
+| leave, sequence par.| reduce-scatter | all-gather     |
+"""
+
+from dataclasses import dataclass
+
+import paddle
+import paddle.distributed as dist
+from paddle.autograd import PyLayer
+from paddle.distributed import fleet
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """The ranks that share one layer's weights.
+
+    group: Paddle's communication group; rank, size: this process's place in it.
+    sequence_parallel: activations outside the GEMMs are split over the group along axis 0 ([tokens/size, h]).
+    """
+
+    group: object
+    rank: int
+    size: int
+    sequence_parallel: bool = False
+
+    @classmethod
+    def from_fleet(cls, sequence_parallel=False):
+        """The model-parallel group of fleet's hybrid topology; None where fleet has none or it has one rank.
+
+        Raises ValueError for sequence parallelism without tensor parallelism.
+        """
+        # fleet offers no question whether it was initialised; its own layers look at this attribute as well
+        hcg = getattr(fleet.fleet, "_hcg", None)
+        if hcg is None or hcg.get_model_parallel_world_size() == 1:
+            if sequence_parallel:
+                raise ValueError("sequence_parallel=True needs tensor_parallel_degree > 1")
+            return None
+        group = hcg.get_model_parallel_group()
+        return cls(group, hcg.get_model_parallel_rank(), group.nranks, sequence_parallel)
+
+    # Collectives without gradients
+
+    def all_reduce(self, x):
+        """Sums x over the group in place and returns it."""
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def all_gather(self, x):
+        """[n, ...] on each rank -> [n·size, ...] on all."""
+        out = paddle.empty([x.shape[0] * self.size, *x.shape[1:]], x.dtype)
+        dist.stream.all_gather(out, x.contiguous(), group=self.group, use_calc_stream=True)
+        return out
+
+    def reduce_scatter(self, x):
+        """[n, ...] on each rank -> this rank's [n/size, ...] of the sum."""
+        if x.shape[0] % self.size:
+            raise ValueError(f"{x.shape[0]} tokens cannot be scattered over {self.size} sequence-parallel ranks")
+        out = paddle.empty([x.shape[0] // self.size, *x.shape[1:]], x.dtype)
+        dist.stream.reduce_scatter(out, x.contiguous(), group=self.group, use_calc_stream=True)
+        return out
+
+    def gather_input(self, x):
+        """What a column-parallel GEMM reads: x, or under sequence parallelism every rank's x."""
+        return self.all_gather(x) if self.sequence_parallel else x
+
+    def reduce_output(self, y):
+        """What a row-parallel GEMM's partial sums become. y is overwritten without sequence parallelism."""
+        return self.reduce_scatter(y) if self.sequence_parallel else self.all_reduce(y)
+
+    # The same with gradients
+
+    def enter(self, x):
+        """x as the input of a column-parallel GEMM, differentiable."""
+        return _Enter.apply(x, self)
+
+    def leave(self, y):
+        """A row-parallel GEMM's result from its partial sums y, differentiable."""
+        return _Leave.apply(y, self)
+
+
+class _Enter(PyLayer):
+    @staticmethod
+    def forward(ctx, x, tp):
+        ctx.tp = tp
+        return tp.all_gather(x) if tp.sequence_parallel else x.detach()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return ctx.tp.reduce_output(dx if ctx.tp.sequence_parallel else dx.clone())
+
+
+class _Leave(PyLayer):
+    @staticmethod
+    def forward(ctx, y, tp):
+        ctx.tp = tp
+        return tp.reduce_output(y if tp.sequence_parallel else y.clone())
+
+    @staticmethod
+    def backward(ctx, dy):
+        return ctx.tp.all_gather(dy) if ctx.tp.sequence_parallel else dy

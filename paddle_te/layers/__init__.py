@@ -1,0 +1,21 @@
+"""Transformer Engine's layers for Paddle, under TE's public names.
+
+Parameters and parallelism live here, the math in `paddle_te.ops`. Every layer takes `backend`,
+"transformer_engine" or "paddle": the same parameters, names and shapes, another implementation of the math.
+"""
+
+from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
+from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from paddle_te.layers.rotary import RotaryPositionEmbedding
+from paddle_te.layers.transformer import TransformerLayer
+
+__all__ = [
+    "DotProductAttention",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "Linear",
+    "MultiHeadAttention",
+    "RMSNorm",
+    "RotaryPositionEmbedding",
+    "TransformerLayer",
+]

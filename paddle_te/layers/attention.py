@@ -1,0 +1,107 @@
+"""DotProductAttention and MultiHeadAttention."""
+
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute
+
+from paddle_te.layers.linear import LayerNormLinear, Linear, local_size
+from paddle_te.ops import get_ops
+
+
+class DotProductAttention(nn.Layer):
+    """softmax(q·kᵀ / √d)·v, causal unless a mask is given."""
+
+    def __init__(self, kv_channels, backend="transformer_engine"):
+        super().__init__()
+        self.ops = get_ops(backend)
+        self.scale = kv_channels**-0.5
+
+    def forward(self, query_layer, key_layer, value_layer, attention_mask=None):
+        """query_layer [b, s, h, d], key_layer and value_layer [b, s_kv, h_kv, d] -> [b, s, h·d].
+
+        attention_mask: additive, [b or 1, 1, s, s_kv], or None for causal.
+        """
+        return self.ops.dot_product_attention(
+            query_layer, key_layer, value_layer, scale=self.scale, attention_mask=attention_mask
+        )
+
+
+class MultiHeadAttention(nn.Layer):
+    """x + proj(attention(rope(layernorm_qkv(x)))): the attention half of a layer, the residual included.
+
+    Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight. The fused weight is q, k, v stacked on out:
+    [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the ranks by heads.
+    """
+
+    def __init__(
+        self,
+        hidden_size,
+        num_attention_heads,
+        num_gqa_groups=None,
+        layernorm_epsilon=1e-5,
+        max_sequence_length=None,
+        set_parallel_mode=False,
+        sequence_parallel=False,
+        init_method=None,
+        output_layer_init_method=None,
+        params_dtype=None,
+        fuse_wgrad_accumulation=False,
+        backend="transformer_engine",
+    ):
+        super().__init__()
+        num_gqa_groups = num_gqa_groups or num_attention_heads
+        if hidden_size % num_attention_heads or num_attention_heads % num_gqa_groups:
+            raise ValueError(
+                f"hidden_size={hidden_size} must be divisible by num_attention_heads={num_attention_heads}, "
+                f"and that by num_gqa_groups={num_gqa_groups}"
+            )
+        if sequence_parallel and max_sequence_length is None:
+            raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
+        head_dim = hidden_size // num_attention_heads
+        shared = dict(
+            sequence_parallel=sequence_parallel,
+            params_dtype=params_dtype,
+            fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+            backend=backend,
+        )
+        self.ops = get_ops(backend)
+        self.max_sequence_length = max_sequence_length
+        self.layernorm_qkv = LayerNormLinear(
+            hidden_size,
+            (num_attention_heads + 2 * num_gqa_groups) * head_dim,
+            layernorm_epsilon,
+            set_parallel_mode,
+            init_method=init_method,
+            **shared,
+        )
+        self.proj = Linear(
+            hidden_size,
+            hidden_size,
+            "row" if set_parallel_mode else None,
+            init_method=output_layer_init_method or init_method,
+            **shared,
+        )
+        self.core_attention = DotProductAttention(head_dim, backend)
+        tp = self.layernorm_qkv.tp
+        self.num_heads = local_size(num_attention_heads, tp, "num_attention_heads")
+        self.num_kv_heads = local_size(num_gqa_groups, tp, "num_gqa_groups")
+
+    def forward(
+        self, x, rotary_pos_emb, attention_mask=None, recompute_core_attention=False, is_first_microbatch=None
+    ):
+        """x: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape.
+
+        rotary_pos_emb: angles, float32 [s, d]. recompute_core_attention: keep q, k and v only, and compute the
+        attention again in backward.
+        """
+        qkv, residual = self.layernorm_qkv(x, is_first_microbatch)
+        flat = qkv.ndim == 2
+        if flat:
+            qkv = qkv.reshape([-1, self.max_sequence_length, qkv.shape[-1]])
+        q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads)
+        if recompute_core_attention and self.training:
+            context = recompute(self.core_attention, q, k, v, attention_mask)
+        else:
+            context = self.core_attention(q, k, v, attention_mask)
+        if flat:
+            context = context.reshape([-1, context.shape[-1]])
+        return self.proj(context, residual, is_first_microbatch)

@@ -1,0 +1,73 @@
+"""TransformerLayer: a whole Llama decoder layer."""
+
+from paddle import nn
+
+from paddle_te.layers.attention import MultiHeadAttention
+from paddle_te.layers.linear import LayerNormMLP
+
+
+class TransformerLayer(nn.Layer):
+    """Pre-norm decoder layer with RMSNorm, rotary causal attention (MHA or GQA) and a SwiGLU MLP, without biases.
+
+    hidden_size, ffn_hidden_size, num_attention_heads: of the whole layer, not of one rank.
+    num_gqa_groups: key and value heads; None is num_attention_heads.
+    layernorm_epsilon: of both norms.
+    max_sequence_length: s; needed under sequence parallelism, where activations arrive as [b·s/tp, h].
+    set_parallel_mode: split weights over fleet's model-parallel group. sequence_parallel: split tokens as well.
+    init_method, output_layer_init_method: initializers of (qkv, fc1) and (proj, fc2); None is Normal(0, 0.02).
+    params_dtype: of the parameters; None is Paddle's default dtype.
+    fuse_wgrad_accumulation: add weight gradients to `parameter.main_grad` (float32) inside the GEMMs.
+    backend: "transformer_engine" or "paddle".
+    Raises ValueError for sizes that do not divide, and what the backend raises where it cannot run.
+    """
+
+    def __init__(
+        self,
+        hidden_size,
+        ffn_hidden_size,
+        num_attention_heads,
+        num_gqa_groups=None,
+        layernorm_epsilon=1e-5,
+        max_sequence_length=None,
+        set_parallel_mode=False,
+        sequence_parallel=False,
+        init_method=None,
+        output_layer_init_method=None,
+        params_dtype=None,
+        fuse_wgrad_accumulation=False,
+        backend="transformer_engine",
+    ):
+        super().__init__()
+        shared = dict(
+            set_parallel_mode=set_parallel_mode,
+            sequence_parallel=sequence_parallel,
+            init_method=init_method,
+            output_layer_init_method=output_layer_init_method,
+            params_dtype=params_dtype,
+            fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+            backend=backend,
+        )
+        self.self_attention = MultiHeadAttention(
+            hidden_size, num_attention_heads, num_gqa_groups, layernorm_epsilon, max_sequence_length, **shared
+        )
+        self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon, **shared)
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        rotary_pos_emb=None,
+        recompute_core_attention=False,
+        is_first_microbatch=None,
+    ):
+        """hidden_states: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape and dtype.
+
+        attention_mask: None for causal, or additive [b or 1, 1, s, s] (backend "paddle" only).
+        rotary_pos_emb: angles, float32 [s, d], of `RotaryPositionEmbedding`.
+        is_first_microbatch: True quantizes the weights and keeps their fp8 copies, False uses the kept ones, None
+        keeps nothing. Matters under `fp8_autocast` only.
+        """
+        hidden_states = self.self_attention(
+            hidden_states, rotary_pos_emb, attention_mask, recompute_core_attention, is_first_microbatch
+        )
+        return self.layernorm_mlp(hidden_states, is_first_microbatch)

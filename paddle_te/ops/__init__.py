@@ -1,0 +1,32 @@
+"""The math of a Llama decoder layer: one interface, two implementations.
+
+`get_ops("paddle")` is plain Paddle operations (`ops.pd`, the reference, runs anywhere), `get_ops("transformer_engine")`
+is TE's kernels (`ops.te`). Layers hold parameters and parallelism and call nothing but this interface.
+
+Common to all: activations are [b, s, h], or [tokens, h] with tokens = b·s (under sequence parallelism b·s/tp).
+Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one rank. `quantizers` is what
+`fp8.ModuleScaling.begin_forward` returned for that GEMM: None for a GEMM in the activations' own precision.
+
+| function | returns |
+|---|---|
+| rms_norm(x, weight, eps) | x's shape |
+| linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation) | [..., out], + residual |
+| layernorm_linear(x, ln_weight, weight, eps, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x as residual) |
+| layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation) | x's shape |
+| rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
+| dot_product_attention(q, k, v, scale, attention_mask) | [b, s, heads·d] |
+"""
+
+import importlib
+
+BACKENDS = {"paddle": "paddle_te.ops.pd", "transformer_engine": "paddle_te.ops.te"}
+
+
+def get_ops(backend):
+    """The module that implements `backend`, "paddle" or "transformer_engine".
+
+    Raises ValueError for another name, and what the backend itself raises where it cannot run.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} is not known; it may be {' or '.join(map(repr, BACKENDS))}")
+    return importlib.import_module(BACKENDS[backend])

@@ -1,0 +1,9 @@
+"""The decoder layer's math in plain Paddle operations: the reference that te is tested against.
+
+Interface, shapes and dtypes: `paddle_te.ops`.
+"""
+
+from paddle_te.ops.pd.attention import dot_product_attention, rotary_qkv
+from paddle_te.ops.pd.linear import layernorm_linear, layernorm_mlp, linear, rms_norm
+
+__all__ = ["dot_product_attention", "layernorm_linear", "layernorm_mlp", "linear", "rms_norm", "rotary_qkv"]

@@ -1,0 +1,57 @@
+"""Norms and GEMMs of a decoder layer."""
+
+import paddle
+import paddle.nn.functional as F
+
+from paddle_te.fp8.emulation import emulated_fp8_linear
+
+
+def rms_norm(x, weight, eps):
+    """x / sqrt(mean(x²) + eps) · weight over the last axis, in float32 (Zhang and Sennrich, 2019)."""
+    z = x.astype("float32")
+    z = z * paddle.rsqrt(z.square().mean(-1, keepdim=True) + eps)
+    return z.astype(weight.dtype) * weight
+
+
+def _gemm(x, weight, quantizers):
+    if quantizers is None:
+        return paddle.matmul(x, weight, transpose_y=True)
+    return emulated_fp8_linear(x, weight, quantizers)
+
+
+def _column(x, weight, tp, quantizers):
+    return _gemm(x if tp is None else tp.enter(x), weight, quantizers)
+
+
+def _row(x, weight, tp, quantizers):
+    y = _gemm(x, weight, quantizers)
+    return y if tp is None else tp.leave(y)
+
+
+def linear(
+    x, weight, *, residual=None, parallel_mode=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False
+):
+    """x · weightᵀ (+ residual), weight split by `parallel_mode` ("column", "row" or None) over `tp`."""
+    if parallel_mode == "column":
+        y = _column(x, weight, tp, quantizers)
+    elif parallel_mode == "row":
+        y = _row(x, weight, tp, quantizers)
+    else:
+        y = _gemm(x, weight, quantizers)
+    return y if residual is None else y + residual
+
+
+def layernorm_linear(x, ln_weight, weight, eps, *, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
+    """(rms_norm(x) · weightᵀ, x): column parallel; x comes back as the residual branch.
+
+    The residual passes through so that an implementation can add both gradients of x in one kernel.
+    """
+    return _column(rms_norm(x, ln_weight, eps), weight, tp, quantizers), x
+
+
+def layernorm_mlp(
+    x, ln_weight, fc1_weight, fc2_weight, eps, *, tp=None, quantizers=(None, None), fuse_wgrad_accumulation=False
+):
+    """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel."""
+    gate, up = _column(rms_norm(x, ln_weight, eps), fc1_weight, tp, quantizers[0]).chunk(2, -1)
+    return x + _row(F.silu(gate) * up, fc2_weight, tp, quantizers[1])
