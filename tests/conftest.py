@@ -1,0 +1,77 @@
+"""Shared by all tests: Paddle on the CPU, fresh seeds that a failing test prints, small models, GPU tests' skip."""
+
+import ctypes
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def missing_gpu():
+    """Why tests that need an NVIDIA GPU cannot run here; None when they can."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"no NVIDIA driver ({error})"
+    if status := driver.cuInit(0):
+        return f"the NVIDIA driver finds no usable GPU (cuInit returned {status})"
+    count = ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return None if count.value else "the NVIDIA driver finds no GPU"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and (reason := missing_gpu()):
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cpu():
+    """Tests compute on the CPU unless they choose a device themselves."""
+    import paddle
+
+    paddle.set_device("cpu")
+
+
+@pytest.fixture
+def seed():
+    """A fresh seed, set everywhere and printed, so that a failing test shows it. PADDLE_TE_SEED=N repeats one."""
+    import paddle
+
+    value = int(os.environ.get("PADDLE_TE_SEED") or int.from_bytes(os.urandom(3), "little"))
+    print(f"PADDLE_TE_SEED={value}")
+    random.seed(value)
+    np.random.seed(value)
+    paddle.seed(value)
+    return value
+
+
+@pytest.fixture
+def tiny_config():
+    """Makes PaddleNLP LlamaConfigs of a model that trains a step in milliseconds; keywords override."""
+    from paddlenlp.transformers import LlamaConfig
+
+    def make(**overrides):
+        settings = dict(
+            vocab_size=128,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            seq_length=32,
+            use_flash_attention=False,
+        )
+        return LlamaConfig(**{**settings, **overrides})
+
+    return make
