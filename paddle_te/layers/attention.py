@@ -1,7 +1,7 @@
 """DotProductAttention and MultiHeadAttention."""
 
 from paddle import nn
-from paddle.distributed.fleet.utils import recompute
+from paddle_te.distributed import recompute
 
 from paddle_te.layers.linear import LayerNormLinear, Linear, local_size
 from paddle_te.ops import get_ops

@@ -1,0 +1,169 @@
+"""Decoder layers with PaddleNLP's call signatures, plain and pipeline, around a TransformerLayer."""
+
+from functools import lru_cache
+
+import paddle.distributed as dist
+from paddle import nn
+from paddle.distributed import fleet
+from paddlenlp.transformers.llama import modeling_pp
+
+from paddle_te.distributed import recompute
+from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
+from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+
+
+@lru_cache
+def _rotary(dim, base, interpolation, scaling):
+    """One table of angles for all layers alike; scaling is a tuple of items, to be hashable."""
+    return RotaryPositionEmbedding(dim, base, interpolation, dict(scaling) if scaling else None)
+
+
+def rotary_embedding(config):
+    """The RotaryPositionEmbedding of a LlamaConfig. Raises ValueError for a rope scaling that is not supported."""
+    dim = config.hidden_size // config.num_attention_heads
+    scaling = getattr(config, "rope_scaling", None)
+    if scaling and scaling.get("rope_type") == "llama3":
+        return _rotary(dim, config.rope_theta, None, tuple(scaling.items()))
+    if config.rope_scaling_type is None:
+        return _rotary(dim, config.rope_theta, None, None)
+    factor = config.rope_scaling_factor
+    if config.rope_scaling_type == "linear":
+        return _rotary(dim, config.rope_theta, factor, None)
+    if config.rope_scaling_type == "ntk":
+        return _rotary(dim, config.rope_theta * factor ** (dim / (dim - 2)), None, None)
+    raise ValueError(f"rope_scaling_type={config.rope_scaling_type!r} is not supported; it may be None, linear or ntk")
+
+
+def fp8_recipe(config):
+    """The fp8 recipe that a LlamaConfig's flags ask for, None without use_fp8.
+
+    Raises ValueError for values that no recipe has.
+    """
+    if not getattr(config, "use_fp8", False):
+        return None
+    fp8_format = Format[getattr(config, "fp8_format", "HYBRID")]
+    name = getattr(config, "fp8_recipe", "delayed")
+    if name == "current":
+        return Float8CurrentScaling(fp8_format=fp8_format)
+    if name != "delayed":
+        raise ValueError(f"fp8_recipe={name!r}; it may be 'delayed' or 'current'")
+    return DelayedScaling(
+        fp8_format=fp8_format,
+        amax_history_len=getattr(config, "fp8_amax_history_len", 1024),
+        amax_compute_algo=getattr(config, "fp8_amax_compute_algo", "max"),
+    )
+
+
+@lru_cache
+def fp8_group():
+    """The ranks that share amax: all of one pipeline stage, so that their scales are the same.
+
+    None in one process. Collective: every rank must call it the first time.
+    """
+    hcg = getattr(fleet.fleet, "_hcg", None)
+    if hcg is None or dist.get_world_size() == 1:
+        return None
+    stages = hcg.topology().get_dim("pipe")
+    groups = [dist.new_group(hcg.topology().get_axis_list("pipe", stage)) for stage in range(stages)]
+    return groups[hcg.get_stage_id()]
+
+
+class TELlamaDecoderLayer(nn.Layer):
+    """In place of PaddleNLP's LlamaDecoderLayer; config.transformer_engine_backend says which backend.
+
+    Parameters: transformer.self_attention.layernorm_qkv.{ln_weight, weight}, transformer.self_attention.proj.weight,
+    transformer.layernorm_mlp.{ln_weight, fc1_weight, fc2_weight}, initialised as PaddleNLP's.
+    """
+
+    def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
+        super().__init__()
+        if skip_recompute_ops and any(skip_recompute_ops.values()):
+            raise ValueError("refined recompute (--refined_recompute) is not supported by backends pd and te")
+        self.config = config
+        # read by PaddleNLP: the Trainer switches enable_recompute on, the model's loop looks at the others
+        self.enable_recompute = False
+        self.layerwise_recompute = layerwise_recompute
+        self.recompute_granularity = config.recompute_granularity
+        self.skip_recompute_ops = {}
+        self.rope = rotary_embedding(config)
+        self.fp8_recipe = fp8_recipe(config)
+        self.fp8_group = fp8_group() if self.fp8_recipe else None
+        std = config.initializer_range
+        self.transformer = TransformerLayer(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            layernorm_epsilon=config.rms_norm_eps,
+            max_sequence_length=config.seq_length,
+            set_parallel_mode=config.tensor_parallel_degree > 1,
+            sequence_parallel=config.sequence_parallel,
+            init_method=nn.initializer.Normal(0.0, std),
+            output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
+            fuse_wgrad_accumulation=getattr(config, "fuse_wgrad_accumulation", False),
+            backend=config.transformer_engine_backend,
+        )
+
+    def forward(
+        self,
+        hidden_states,
+        position_ids=None,
+        attention_mask=None,
+        output_attentions=False,
+        past_key_value=None,
+        use_cache=False,
+        alibi=None,
+        attn_mask_startend_row_indices=None,
+        npu_is_casual=False,
+        is_first_microbatch=None,
+    ):
+        """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape.
+
+        position_ids are those of whole sequences (0 to s-1); LlamaForCausalLM refuses others.
+        Raises NotImplementedError for what the layer does not have.
+        """
+        for name, value in dict(
+            output_attentions=output_attentions,
+            past_key_value=past_key_value,
+            use_cache=use_cache,
+            alibi=alibi,
+            attn_mask_startend_row_indices=attn_mask_startend_row_indices,
+        ).items():
+            if value is not None and value is not False:
+                raise NotImplementedError(f"{name} is not supported by the decoder layers of backends pd and te")
+        flat = hidden_states.ndim == 2
+        freqs = self.rope(self.config.seq_length if flat else hidden_states.shape[1])
+        core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
+        # entered here, not around the model: a recomputed forward passes through here again
+        with fp8_autocast(self.fp8_recipe is not None, self.fp8_recipe, self.fp8_group):
+            return self.transformer(hidden_states, attention_mask, freqs, core_attn, is_first_microbatch)
+
+
+class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
+    """In place of PaddleNLP's LlamaDecoderLayerPipe: arguments travel between stages as a tuple."""
+
+    def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
+        super().__init__(config, layerwise_recompute, skip_recompute_ops)
+        self._micro_batches = fleet.fleet._user_defined_strategy.pipeline_configs["accumulate_steps"]
+        self._micro_batch = 0
+
+    def _is_first_microbatch(self):
+        """True for the first micro-batch of a step: its fp8 weights serve the others. None outside training."""
+        if not self.training:
+            return None
+        first = self._micro_batch % self._micro_batches == 0
+        self._micro_batch += 1
+        return first
+
+    def forward(self, args):
+        hidden_states, attention_mask, rows, position_ids, alibi = modeling_pp.parse_args(args)
+        if rows is not None or position_ids is not None or alibi is not None:
+            raise NotImplementedError("position_ids and alibi are not supported by the layers of backends pd and te")
+        first = self._is_first_microbatch()
+        run = super().forward
+        full = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"
+        if full and not hidden_states.stop_gradient:
+            out = recompute(run, hidden_states, attention_mask=attention_mask, is_first_microbatch=first)
+        else:
+            out = run(hidden_states, attention_mask=attention_mask, is_first_microbatch=first)
+        return modeling_pp.return_args(out, attention_mask)

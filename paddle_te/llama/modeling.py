@@ -1,0 +1,87 @@
+"""The switch: PaddleNLP's Llama models built with TE's decoder layers."""
+
+import os
+from contextlib import contextmanager
+
+from paddlenlp.transformers.llama import modeling, modeling_pp
+
+from paddle_te.llama.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
+from paddle_te.llama.tensor_parallel import layer_mappings
+
+# --transformer_engine_backend, and what the launch script calls it
+BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
+
+
+@contextmanager
+def replace_decoder_layers():
+    """While it lasts, PaddleNLP's Llama constructors build our decoder layers; afterwards nothing has changed."""
+    kept = modeling.LlamaDecoderLayer, modeling_pp.LlamaDecoderLayerPipe
+    modeling.LlamaDecoderLayer, modeling_pp.LlamaDecoderLayerPipe = TELlamaDecoderLayer, TELlamaDecoderLayerPipe
+    try:
+        yield
+    finally:
+        modeling.LlamaDecoderLayer, modeling_pp.LlamaDecoderLayerPipe = kept
+
+
+@contextmanager
+def causal_mask_only():
+    """While it lasts, PaddleNLP's Llama makes no [b, 1, s, s] mask: its layers get None, which means causal."""
+    kept = os.environ.get("USE_CASUAL_MASK")
+    os.environ["USE_CASUAL_MASK"] = "True"
+    try:
+        yield
+    finally:
+        os.environ.pop("USE_CASUAL_MASK")
+        if kept is not None:
+            os.environ["USE_CASUAL_MASK"] = kept
+
+
+class _TELlama:
+    """What the plain and the pipeline model share."""
+
+    @classmethod
+    def _get_tensor_parallel_mappings(cls, config, is_split=True):
+        mappings = super()._get_tensor_parallel_mappings(config, is_split)
+        kept = {name: action for name, action in mappings.items() if not name.startswith("layers.")}
+        return kept | layer_mappings(config, is_split)
+
+    @classmethod
+    def _get_fuse_or_split_param_mappings(cls, config, is_fuse=False):
+        return {}  # the layout is always fused
+
+
+class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
+    """PaddleNLP's LlamaForCausalLM with TE's decoder layers, chosen by config.transformer_engine_backend."""
+
+    def __init__(self, config):
+        with replace_decoder_layers():
+            super().__init__(config)
+
+    def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
+        """As PaddleNLP's. Without attention_mask sequences are whole and causal.
+
+        Raises NotImplementedError for position_ids: every sequence starts at position 0.
+        """
+        if position_ids is not None:
+            raise NotImplementedError("position_ids: backends pd and te number positions from 0; leave it out")
+        if attention_mask is not None:
+            return super().forward(input_ids, None, attention_mask, **kwargs)
+        with causal_mask_only():
+            return super().forward(input_ids, **kwargs)
+
+
+class LlamaForCausalLMPipe(_TELlama, modeling_pp.LlamaForCausalLMPipe):
+    """PaddleNLP's LlamaForCausalLMPipe with TE's decoder layers."""
+
+    def __init__(self, config):
+        with replace_decoder_layers():
+            super().__init__(config)
+
+
+def model_class(backend, pipeline=False):
+    """The Llama class for --transformer_engine_backend `backend`: PaddleNLP's own, untouched, for "none"."""
+    if backend not in BACKENDS.values():
+        raise ValueError(f"transformer_engine_backend={backend!r}; it may be one of {', '.join(BACKENDS.values())}")
+    if backend == "none":
+        return modeling_pp.LlamaForCausalLMPipe if pipeline else modeling.LlamaForCausalLM
+    return LlamaForCausalLMPipe if pipeline else LlamaForCausalLM
