@@ -33,11 +33,11 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-import zstandard
 from tqdm import tqdm
 
 # PaddleNLP is imported where it is first needed: it takes seconds, and wrong arguments are told before that.
@@ -83,13 +83,24 @@ def find_inputs(paths):
     return found
 
 
+def import_zstandard(path):
+    """Optional, unlike all else that is imported here: only .zst files need it."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise PrepareError(f"{path} needs the package zstandard: pip install zstandard") from error
+    return zstandard
+
+
 def read_blocks(path):
     """Yield (uncompressed block, bytes of the file read for it); an incomplete or damaged file is an error."""
-    open_stream = {
-        ".gz": lambda: zlib.decompressobj(wbits=31),
-        ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj(),
-    }.get(path.suffix)
-    stream = None
+    open_stream, damage, stream = None, (), None
+    if path.suffix == ".gz":
+        open_stream, damage = partial(zlib.decompressobj, wbits=31), zlib.error
+    elif path.suffix == ".zst":
+        zstandard = import_zstandard(path)
+        open_stream = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
+        damage = zstandard.ZstdError
     with open(path, "rb") as file:
         while data := file.read(READ_BYTES):
             size = len(data)
@@ -103,7 +114,7 @@ def read_blocks(path):
                     out.append(stream.decompress(data))
                     data = stream.unused_data if stream.eof else b""
                     stream = None if stream.eof else stream
-            except (zlib.error, zstandard.ZstdError) as error:
+            except damage as error:
                 raise PrepareError(f"{path} is damaged or not a {path.suffix} file: {error}") from error
             yield b"".join(out), size
     if stream is not None:

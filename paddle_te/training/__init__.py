@@ -1,0 +1,1 @@
+"""What a pretraining run needs beside the model: arguments, datasets, trainer, callbacks."""
