@@ -1,0 +1,165 @@
+"""Pretrain Llama with decoder layers of backend none, paddle or transformer_engine.
+
+    python run_pretrain.py --model_name_or_path … --input_dir … --output_dir … [--transformer_engine_backend …]
+    python run_pretrain.py arguments.json [--flag value …]
+
+Flags: PaddleNLP's TrainingArguments, and `python run_pretrain.py --help`. Errors in the arguments end the run with
+status 2 before any weight is made.
+"""
+
+import os
+import sys
+
+import paddle
+from paddlenlp.trainer import PdArgumentParser, set_seed
+from paddlenlp.transformers import (
+    AutoTokenizer,
+    CosineAnnealingWithWarmupDecay,
+    LinearAnnealingWithWarmupDecay,
+    LlamaConfig,
+    register_sequence_parallel_allreduce_hooks,
+)
+from paddlenlp.utils.log import logger
+
+from paddle_te import device
+from paddle_te.llama import causal_mask_only, model_class
+from paddle_te.llama.configs import resolve
+from paddle_te.ops import get_ops
+from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
+from paddle_te.training.callbacks import ProfilerCallback, ThroughputCallback
+from paddle_te.training.checkpoints import find_checkpoint
+from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
+from paddle_te.training.trainer import PretrainingTrainer
+
+MODEL_FLAGS = (
+    "use_flash_attention use_fused_rms_norm use_fused_rope fuse_attention_qkv fuse_attention_ffn "
+    "recompute_granularity recompute_use_reentrant no_recompute_layers pp_recompute_interval virtual_pp_degree "
+    "sequence_parallel fuse_sequence_parallel_allreduce"
+).split()
+TRAINING_FLAGS = (
+    "tensor_parallel_degree tensor_parallel_rank sep_parallel_degree transformer_engine_backend use_fp8 fp8_recipe "
+    "fp8_format fp8_amax_history_len fp8_amax_compute_algo fuse_wgrad_accumulation"
+).split()
+
+
+def parse_arguments():
+    parser = PdArgumentParser((ModelArguments, DataArguments, PreTrainingArguments))
+    if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
+        return parser.parse_json_file_and_cmd_lines()
+    return parser.parse_args_into_dataclasses()
+
+
+def check_device(training_args):
+    """Refuses what this device cannot do. Raises ValueError or native.BackendUnavailable."""
+    if (training_args.bf16 or training_args.fp16) and not device.bf16_supported():
+        raise ValueError(
+            f"--bf16 on {training_args.device}: Paddle has no bf16 kernels to train with there; leave --bf16 out"
+        )
+    if training_args.transformer_engine_backend != "none":
+        get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
+
+
+def make_config(model_args, data_args, training_args, tokenizer):
+    config = LlamaConfig.from_pretrained(str(resolve(model_args.model_name_or_path)))
+    for names, arguments in ((MODEL_FLAGS, model_args), (TRAINING_FLAGS, training_args)):
+        for name in names:
+            setattr(config, name, getattr(arguments, name))
+    config.use_recompute = training_args.recompute
+    config.use_cache = False
+    config.seq_length = data_args.max_seq_length
+    if not model_args.continue_training:
+        config.max_position_embeddings = max(config.max_position_embeddings, data_args.max_seq_length)
+        if tokenizer is not None:
+            # GEMMs want multiples of 128
+            config.vocab_size = max(config.vocab_size, -(-tokenizer.vocab_size // 128) * 128)
+    return config
+
+
+def make_model(config, model_args, training_args):
+    make = model_class(config.transformer_engine_backend, training_args.pipeline_parallel_degree > 1)
+    half = training_args.fp16_opt_level == "O2"
+    dtype = "bfloat16" if half and training_args.bf16 else "float16" if half and training_args.fp16 else "float32"
+    weights = model_args.te_init_weight_path
+    if model_args.continue_training:
+        weights = weights or model_args.model_name_or_path
+    if weights is None:
+        model = make.from_config(config, dtype=dtype)
+    else:
+        model = load_weights(make, weights, config, dtype)
+    if model_args.sequence_parallel:
+        register_sequence_parallel_allreduce_hooks(
+            model, training_args.gradient_accumulation_steps, model_args.fuse_sequence_parallel_allreduce
+        )
+    if training_args.recompute:
+        model.recompute_enable()
+    return model
+
+
+def load_weights(make, folder, config, dtype):
+    """A model with the weights in `folder`. Raises ValueError where PaddleNLP would only warn."""
+    from paddle_te.checkpoint import check_layout
+
+    check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te")
+    logger.info(f"initial weights: {folder}")
+    return make.from_pretrained(str(folder), config=config, dtype=dtype)
+
+
+def make_scheduler(training_args):
+    kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
+    name = training_args.lr_scheduler_type.value
+    if name not in kinds:
+        raise ValueError(f"--lr_scheduler_type {name}: it may be {', '.join(kinds)}")
+    return kinds[name](
+        max_lr=training_args.learning_rate,
+        min_lr=training_args.min_learning_rate,
+        warmup_step=training_args.warmup_steps or training_args.warmup_ratio * training_args.max_steps,
+        decay_step=training_args.decay_steps or training_args.max_steps,
+        last_epoch=0,
+    )
+
+
+def main():
+    try:
+        model_args, data_args, training_args = parse_arguments()
+        paddle.set_device(training_args.device)
+        checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+        if checkpoint and model_args.te_init_weight_path:
+            raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
+        check_device(training_args)
+        tokenizer = None
+        if model_args.tokenizer_name_or_path != "none":
+            tokenizer = AutoTokenizer.from_pretrained(model_args.tokenizer_name_or_path)
+        config = make_config(model_args, data_args, training_args, tokenizer)
+        set_seed(training_args.seed)
+        train_dataset, eval_dataset, test_dataset, collate = create_pretrained_dataset(
+            data_args, training_args, tokenizer, config.vocab_size
+        )
+        scheduler = make_scheduler(training_args)
+        model = make_model(config, model_args, training_args)
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        # one line for the user; the launcher prints the failing rank's last lines
+        logger.error(str(error))
+        sys.exit(2)
+
+    training_args.resume_from_checkpoint = checkpoint
+    trainer = PretrainingTrainer(
+        model=model,
+        args=training_args,
+        data_collator=collate,
+        train_dataset=train_dataset if training_args.do_train else None,
+        eval_dataset=eval_dataset if training_args.do_eval else None,
+        optimizers=(None, scheduler),
+        tokenizer=tokenizer,
+        callbacks=[ThroughputCallback(config), ProfilerCallback()],
+    )
+    with causal_mask_only():  # every sequence is whole: no backend needs a mask of [b, 1, s, s]
+        if training_args.do_train:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        if training_args.do_predict:
+            metrics = trainer.predict(test_dataset).metrics
+            trainer.log_metrics("test", metrics)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

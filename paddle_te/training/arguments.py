@@ -1,0 +1,83 @@
+"""Command-line arguments of pretraining: PaddleNLP's, and those that choose and tune the decoder layers."""
+
+from dataclasses import dataclass, field
+from typing import List, Optional  # noqa: UP035 (PdArgumentParser knows these spellings only)
+
+from paddlenlp.trainer import TrainingArguments
+
+
+def _option(default, help, **kwargs):
+    return field(default=default, metadata={"help": help, **kwargs})
+
+
+@dataclass
+class PreTrainingArguments(TrainingArguments):
+    """PaddleNLP's TrainingArguments and the switch."""
+
+    min_learning_rate: float = _option(1e-5, "Learning rate at the end of the decay.")
+    decay_steps: int = _option(None, "Steps of the decay; afterwards min_learning_rate. Default: max_steps.")
+    eval_iters: int = _option(10, "Batches of one evaluation.")
+    transformer_engine_backend: str = _option(
+        "none",
+        "What a decoder layer is made of: none (PaddleNLP's own), paddle (Paddle operations) or transformer_engine.",
+    )
+    use_fp8: bool = _option(False, "Run the decoder layers' GEMMs in fp8 (backend paddle emulates its rounding).")
+    fp8_recipe: str = _option("delayed", "delayed or current scaling.")
+    fp8_format: str = _option("HYBRID", "HYBRID (e4m3 forward, e5m2 gradients) or E4M3.")
+    fp8_amax_history_len: int = _option(1024, "Steps of amax history (delayed scaling).")
+    fp8_amax_compute_algo: str = _option("max", "max of the history, or most_recent (delayed scaling).")
+    fuse_wgrad_accumulation: bool = _option(
+        False, "Add weight gradients to float32 main gradients inside the GEMMs (needs --amp_master_grad)."
+    )
+
+    def __post_init__(self):
+        _one_of(self, "transformer_engine_backend", ("none", "paddle", "transformer_engine"))
+        _one_of(self, "fp8_recipe", ("delayed", "current"))
+        _one_of(self, "fp8_format", ("HYBRID", "E4M3"))
+        _one_of(self, "fp8_amax_compute_algo", ("max", "most_recent"))
+        if self.use_fp8 and self.transformer_engine_backend == "none":
+            raise ValueError("--use_fp8 needs --transformer_engine_backend transformer_engine (or paddle, emulated)")
+        if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
+            raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
+        super().__post_init__()
+        self.test_iters = 10 * self.eval_iters
+
+
+def _one_of(arguments, name, choices):
+    value = getattr(arguments, name)
+    if value not in choices:
+        raise ValueError(f"--{name} {value}: it may be {', '.join(choices)}")
+
+
+@dataclass
+class ModelArguments:
+    """Which model, and how PaddleNLP builds it."""
+
+    model_name_or_path: str = _option(
+        "tiny-llama-demo", "A built-in configuration's name or a folder with config.json."
+    )
+    tokenizer_name_or_path: Optional[str] = _option(
+        None, "Tokenizer folder or name; none with --mock_data. Default: model_name_or_path."
+    )
+    continue_training: bool = _option(False, "Start from the weights in model_name_or_path instead of from scratch.")
+    te_init_weight_path: Optional[str] = _option(
+        None, "Folder with initial weights in this backend's layout (te_llama_ckpt_converter.py makes one)."
+    )
+    use_flash_attention: bool = _option(False, "Native layers: Paddle's flash attention.")
+    use_fused_rms_norm: bool = _option(False, "Native layers: fused RMSNorm.")
+    use_fused_rope: bool = _option(False, "Native layers: fused rotary embedding.")
+    fuse_attention_qkv: bool = _option(False, "Native layers: one weight for q, k and v.")
+    fuse_attention_ffn: bool = _option(False, "Native layers: one weight for gate and up.")
+    recompute_granularity: str = _option("full", "With --recompute: full or core_attn.")
+    recompute_use_reentrant: bool = _option(True, "Paddle's recompute as a PyLayer (True) or through hooks.")
+    no_recompute_layers: Optional[List[int]] = _option(None, "Layers that are not recomputed.")
+    pp_recompute_interval: int = _option(1, "Pipeline: recompute every n-th layer.")
+    virtual_pp_degree: int = _option(1, "Virtual pipeline stages on each rank.")
+    sequence_parallel: bool = _option(False, "Split tokens over the tensor parallel ranks outside the GEMMs.")
+    fuse_sequence_parallel_allreduce: bool = _option(False, "Sum the norms' gradients in one all-reduce.")
+    hidden_dropout_prob: float = _option(0.0, "Llama has no dropout: accepted for old scripts, ignored.")
+    attention_probs_dropout_prob: float = _option(0.0, "Llama has no dropout: accepted for old scripts, ignored.")
+
+    def __post_init__(self):
+        _one_of(self, "recompute_granularity", ("full", "core_attn", "full_attn"))
+        self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path

@@ -1,0 +1,77 @@
+"""PaddleNLP's Trainer for pretraining: data in order, complete checkpoints, fp8 state."""
+
+import math
+import time
+from pathlib import Path
+
+import paddle.distributed as dist
+from paddlenlp.trainer import Trainer, speed_metrics
+from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
+from paddlenlp.utils.batch_sampler import DistributedBatchSampler
+
+from paddle_te import fp8
+from paddle_te.training.checkpoints import COMPLETE_MARK
+
+
+class PretrainingTrainer(Trainer):
+    """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights."""
+
+    def training_step(self, model, inputs, step_control=0):
+        """One micro-batch; step_control counts them within a step."""
+        several = self.args.gradient_accumulation_steps > 1
+        with fp8.microbatch(is_first=step_control == 0 if several else None):
+            return super().training_step(model, inputs, step_control)
+
+    def _save_checkpoint(self, model, metrics=None):
+        folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        (folder / COMPLETE_MARK).unlink(missing_ok=True)
+        super()._save_checkpoint(model, metrics)
+        fp8.save(self.model, folder, self._stage())
+        if self.args.world_size > 1:
+            dist.barrier()
+        if self.args.process_index == 0:
+            (folder / COMPLETE_MARK).touch()
+
+    def _load_from_checkpoint(self, resume_from_checkpoint=None):
+        super()._load_from_checkpoint(resume_from_checkpoint)
+        if resume_from_checkpoint is not None:
+            fp8.load(self.model, resume_from_checkpoint, self._stage())
+
+    def _stage(self):
+        return self.args.pipeline_parallel_rank if self.args.pipeline_parallel_degree > 1 else 0
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        """The loss over eval_iters batches (PaddleNLP's own would read the whole dataset)."""
+        start = time.time()
+        # the loader is kept: making one anew each time leaks its workers
+        if getattr(self, "_eval_dataloader", None) is None:
+            self._eval_dataloader = self.get_eval_dataloader(eval_dataset or self.eval_dataset)
+        output = self.evaluation_loop(
+            self._eval_dataloader,
+            description="Evaluation",
+            prediction_loss_only=True,
+            ignore_keys=ignore_keys,
+            max_eval_iters=self.args.eval_iters,
+        )
+        batch = self.args.eval_batch_size * self.args.dataset_world_size
+        steps = math.ceil(output.num_samples / batch)
+        output.metrics.update(speed_metrics(metric_key_prefix, start, num_samples=output.num_samples, num_steps=steps))
+        self.log(output.metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
+        return output.metrics
+
+    def _sampler(self, dataset, batch_size):
+        return DistributedBatchSampler(
+            dataset,
+            batch_size=batch_size,
+            shuffle=False,
+            num_replicas=self.args.dataset_world_size,
+            rank=self.args.dataset_rank,
+            drop_last=self.args.dataloader_drop_last,
+        )
+
+    def _get_train_sampler(self):
+        return self._sampler(self.train_dataset, self.args.per_device_train_batch_size)
+
+    def _get_eval_sampler(self, eval_dataset):
+        return self._sampler(eval_dataset, self.args.per_device_eval_batch_size)
