@@ -1,8 +1,8 @@
 """DotProductAttention and MultiHeadAttention."""
 
 from paddle import nn
-from paddle_te.distributed import recompute
 
+from paddle_te.distributed import recompute
 from paddle_te.layers.linear import LayerNormLinear, Linear, local_size
 from paddle_te.ops import get_ops
 
@@ -85,9 +85,7 @@ class MultiHeadAttention(nn.Layer):
         self.num_heads = local_size(num_attention_heads, tp, "num_attention_heads")
         self.num_kv_heads = local_size(num_gqa_groups, tp, "num_gqa_groups")
 
-    def forward(
-        self, x, rotary_pos_emb, attention_mask=None, recompute_core_attention=False, is_first_microbatch=None
-    ):
+    def forward(self, x, rotary_pos_emb, attention_mask=None, recompute_core_attention=False, is_first_microbatch=None):
         """x: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape.
 
         rotary_pos_emb: angles, float32 [s, d]. recompute_core_attention: keep q, k and v only, and compute the

@@ -9,6 +9,7 @@ Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one ra
 
 | function | returns |
 |---|---|
+| check(fp8) | None; raises where the backend cannot run here, saying what is missing |
 | rms_norm(x, weight, eps) | x's shape |
 | linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation) | [..., out], + residual |
 | layernorm_linear(x, ln_weight, weight, eps, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x as residual) |

@@ -10,6 +10,7 @@ from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
 from paddlenlp.utils.batch_sampler import DistributedBatchSampler
 
 from paddle_te import fp8
+from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.training.checkpoints import COMPLETE_MARK
 
 
@@ -26,7 +27,9 @@ class PretrainingTrainer(Trainer):
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         (folder / COMPLETE_MARK).unlink(missing_ok=True)
         super()._save_checkpoint(model, metrics)
-        fp8.save(self.model, folder, self._stage())
+        recipe = fp8_recipe(self.model.config)
+        if recipe and self.args.dataset_rank == 0 and self.args.tensor_parallel_rank <= 0:
+            fp8.save(self._fp8_file(folder), self.model, recipe)
         if self.args.world_size > 1:
             dist.barrier()
         if self.args.process_index == 0:
@@ -34,11 +37,13 @@ class PretrainingTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         super()._load_from_checkpoint(resume_from_checkpoint)
-        if resume_from_checkpoint is not None:
-            fp8.load(self.model, resume_from_checkpoint, self._stage())
+        recipe = fp8_recipe(self.model.config)
+        if recipe and resume_from_checkpoint:
+            fp8.load(self._fp8_file(resume_from_checkpoint), self.model, recipe)
 
-    def _stage(self):
-        return self.args.pipeline_parallel_rank if self.args.pipeline_parallel_degree > 1 else 0
+    def _fp8_file(self, folder):
+        """One file a pipeline stage: within a stage all ranks share amax, and so have the same scales."""
+        return Path(folder) / f"fp8_state.pp{max(self.args.pipeline_parallel_rank, 0):02d}.pdparams"
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """The loss over eval_iters batches (PaddleNLP's own would read the whole dataset)."""

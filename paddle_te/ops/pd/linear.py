@@ -28,9 +28,7 @@ def _row(x, weight, tp, quantizers):
     return y if tp is None else tp.leave(y)
 
 
-def linear(
-    x, weight, *, residual=None, parallel_mode=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False
-):
+def linear(x, weight, *, residual=None, parallel_mode=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
     """x · weightᵀ (+ residual), weight split by `parallel_mode` ("column", "row" or None) over `tp`."""
     if parallel_mode == "column":
         y = _column(x, weight, tp, quantizers)

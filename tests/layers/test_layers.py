@@ -1,0 +1,107 @@
+"""Layers of backend paddle against float64 NumPy and Paddle's own functions."""
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.layers import (
+    DotProductAttention,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    MultiHeadAttention,
+    RMSNorm,
+    RotaryPositionEmbedding,
+    TransformerLayer,
+)
+
+
+def draw(generator, *shape):
+    return generator.standard_normal(shape).astype("float32")
+
+
+def norm64(x, weight, eps):
+    x = x.astype("float64")
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def close(got, want):
+    np.testing.assert_allclose(got.numpy(), want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
+
+
+def test_rms_norm(seed):
+    generator = np.random.default_rng(seed)
+    layer, x = RMSNorm(24, eps=1e-3, backend="paddle"), draw(generator, 2, 5, 24)
+    layer.weight.set_value(draw(generator, 24))
+    close(layer(paddle.to_tensor(x)), norm64(x, layer.weight.numpy(), 1e-3))
+
+
+def test_linear_adds_the_residual(seed):
+    generator = np.random.default_rng(seed)
+    layer, x, residual = Linear(12, 20, backend="paddle"), draw(generator, 3, 12), draw(generator, 3, 20)
+    assert layer.weight.shape == [20, 12]
+    want = x.astype("float64") @ layer.weight.numpy().T
+    close(layer(paddle.to_tensor(x)), want)
+    close(layer(paddle.to_tensor(x), paddle.to_tensor(residual)), want + residual)
+
+
+def test_layernorm_linear_returns_its_input_as_residual(seed):
+    generator = np.random.default_rng(seed)
+    layer, x = LayerNormLinear(12, 20, backend="paddle"), draw(generator, 3, 12)
+    y, residual = layer(paddle.to_tensor(x))
+    close(y, norm64(x, 1.0, 1e-5) @ layer.weight.numpy().T)
+    assert (residual.numpy() == x).all()
+
+
+def test_layernorm_mlp(seed):
+    generator = np.random.default_rng(seed)
+    layer, x = LayerNormMLP(12, 28, backend="paddle"), draw(generator, 3, 12)
+    gate, up = np.split(norm64(x, 1.0, 1e-5) @ layer.fc1_weight.numpy().T, 2, -1)
+    close(layer(paddle.to_tensor(x)), x + (gate / (1 + np.exp(-gate)) * up) @ layer.fc2_weight.numpy().T)
+
+
+@pytest.mark.parametrize("heads, groups", [(4, 4), (4, 2), (6, 1)])
+def test_attention_is_causal_and_groups_heads(seed, heads, groups):
+    generator = np.random.default_rng(seed)
+    q, k, v = draw(generator, 2, 7, heads, 8), draw(generator, 2, 7, groups, 8), draw(generator, 2, 7, groups, 8)
+    got = DotProductAttention(8, backend="paddle")(*map(paddle.to_tensor, (q, k, v)))
+    k, v = (np.repeat(t, heads // groups, 2) for t in (k, v))
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(8)
+    scores = np.where(np.tri(7, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    close(got, np.einsum("bhqk,bkhd->bqhd", weights, v).reshape(2, 7, heads * 8))
+
+
+def test_rotary_angles():
+    angles = RotaryPositionEmbedding(8, rotary_base=100.0)(5)
+    want = np.outer(np.arange(5), 100.0 ** (-np.arange(0, 8, 2) / 8))
+    np.testing.assert_allclose(angles, np.concatenate([want, want], -1), rtol=1e-6)
+
+
+def test_parameters_have_the_integrations_names_and_shapes():
+    layer = TransformerLayer(32, 48, 4, 2, backend="paddle")
+    assert {name: parameter.shape for name, parameter in layer.named_parameters()} == {
+        "self_attention.layernorm_qkv.ln_weight": [32],
+        "self_attention.layernorm_qkv.weight": [64, 32],
+        "self_attention.proj.weight": [32, 32],
+        "layernorm_mlp.ln_weight": [32],
+        "layernorm_mlp.fc1_weight": [96, 32],
+        "layernorm_mlp.fc2_weight": [32, 48],
+    }
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: TransformerLayer(30, 48, 4, backend="paddle"), "hidden_size=30"),
+        (lambda: TransformerLayer(32, 48, 4, 3, backend="paddle"), "num_gqa_groups=3"),
+        (lambda: TransformerLayer(32, 48, 4, backend="pd"), "'paddle' or 'transformer_engine'"),
+        (lambda: Linear(8, 8, parallel_mode="rows", backend="paddle"), "parallel_mode='rows'"),
+        (lambda: RMSNorm(8, sequence_parallel=True, backend="paddle"), "tensor_parallel_degree > 1"),
+        (lambda: MultiHeadAttention(8, 2, sequence_parallel=True, backend="paddle"), "max_sequence_length"),
+    ],
+)
+def test_wrong_arguments_say_so(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
