@@ -1,0 +1,46 @@
+"""fp8: recipes, autocast, the scaling state and its place in checkpoints, and an emulation of its rounding.
+
+A layer holds `self.fp8 = ModuleScaling(num_gemms, backend)` and starts each forward with
+`quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)`; a backend's op reads the quantizers and
+calls `quantizers.module.backward_done()` at the end of its backward.
+"""
+
+from .autocast import (
+    AutocastState,
+    autocast_state,
+    fp8_autocast,
+    get_autocast_state,
+    get_fp8_group,
+    get_fp8_recipe,
+    is_fp8_enabled,
+    microbatch,
+)
+from .checkpoint import load, name_modules, save, set_state_dict, state_dict
+from .module import GemmQuantizers, ModuleScaling
+from .recipe import DelayedScaling, Float8CurrentScaling, Format
+from .state import Quantizer, amax_and_scale_update, new_step, register_backend
+
+__all__ = [
+    "AutocastState",
+    "DelayedScaling",
+    "Float8CurrentScaling",
+    "Format",
+    "GemmQuantizers",
+    "ModuleScaling",
+    "Quantizer",
+    "amax_and_scale_update",
+    "autocast_state",
+    "fp8_autocast",
+    "get_autocast_state",
+    "get_fp8_group",
+    "get_fp8_recipe",
+    "is_fp8_enabled",
+    "load",
+    "microbatch",
+    "name_modules",
+    "new_step",
+    "register_backend",
+    "save",
+    "set_state_dict",
+    "state_dict",
+]

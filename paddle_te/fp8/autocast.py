@@ -1,0 +1,97 @@
+"""Where fp8 is on, with which recipe and group, and which micro-batch of a step is running."""
+
+from contextlib import ContextDecorator
+from typing import Any, NamedTuple
+
+from .recipe import RECIPES, DelayedScaling
+
+
+class AutocastState(NamedTuple):
+    """All that forward passes read from their surroundings."""
+
+    enabled: bool = False
+    recipe: Any = DelayedScaling()
+    group: Any = None
+    is_first_microbatch: bool | None = None
+
+
+_state = AutocastState()
+
+
+class _Scope(ContextDecorator):
+    """Changes parts of the state while it is entered; may be entered again, also inside itself."""
+
+    def __init__(self, **changes):
+        self._changes = changes
+        self._previous = []
+
+    def __enter__(self):
+        global _state
+        self._previous.append(_state)
+        _state = _state._replace(**self._changes)
+
+    def __exit__(self, *_):
+        global _state
+        _state = self._previous.pop()
+
+
+class fp8_autocast(_Scope):  # noqa: N801, TE's name
+    """Context manager or decorator: GEMMs of te and pd layers inside run in fp8, when `enabled`.
+
+    fp8_recipe: DelayedScaling (the default) or Float8CurrentScaling.
+    fp8_group: a paddle.distributed group whose ranks share amax under DelayedScaling; None: each rank its own.
+        All its ranks must run the same layers in the same order: it may span tensor and data parallel ranks,
+        never pipeline stages.
+
+    Nests; leaving restores what was before. Raises TypeError for a recipe or a group of another kind.
+    """
+
+    def __init__(self, enabled=True, fp8_recipe=None, fp8_group=None):
+        if fp8_recipe is None:
+            fp8_recipe = AutocastState().recipe
+        if not isinstance(fp8_recipe, RECIPES):
+            raise TypeError(f"fp8_recipe={fp8_recipe!r}; it must be a DelayedScaling or a Float8CurrentScaling object")
+        if fp8_group is not None and not hasattr(fp8_group, "nranks"):
+            raise TypeError(f"fp8_group={fp8_group!r}; it must be a paddle.distributed group or None")
+        super().__init__(enabled=bool(enabled), recipe=fp8_recipe, group=fp8_group)
+
+
+class microbatch(_Scope):  # noqa: N801, beside fp8_autocast
+    """Context manager: what layers take for is_first_microbatch where they are not told.
+
+    True: the first micro-batch of an optimizer step: scales are updated, weights quantized and kept.
+    False: a later one: the kept weights serve. None: every forward stands for itself and keeps nothing.
+    Put forward and backward of the micro-batch inside, so that recompute sees the same.
+    """
+
+    def __init__(self, is_first):
+        if is_first not in (True, False, None):
+            raise ValueError(f"is_first={is_first!r}; it must be True, False or None")
+        super().__init__(is_first_microbatch=is_first)
+
+
+class autocast_state(_Scope):  # noqa: N801
+    """Context manager that brings back a whole `get_autocast_state()`, for recompute outside the forward's context."""
+
+    def __init__(self, state):
+        super().__init__(**state._asdict())
+
+
+def get_autocast_state():
+    """The present AutocastState."""
+    return _state
+
+
+def is_fp8_enabled():
+    """Whether GEMMs run in fp8 here."""
+    return _state.enabled
+
+
+def get_fp8_recipe():
+    """The recipe of the innermost fp8_autocast; outside of any, the default DelayedScaling()."""
+    return _state.recipe
+
+
+def get_fp8_group():
+    """The amax group of the innermost fp8_autocast, None without."""
+    return _state.group

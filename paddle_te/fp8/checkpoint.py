@@ -1,0 +1,140 @@
+"""Scaling state in checkpoints: saved and restored bit for bit, keyed by the layers' structured names."""
+
+import os
+from dataclasses import asdict
+
+import numpy as np
+import paddle
+
+from .module import ModuleScaling, bind_delayed
+from .state import scaling_state
+
+VERSION = 1
+
+
+def name_modules(root):
+    """{structured name: ModuleScaling} of all layers under `root` that have one as `fp8`; sets their `name`s."""
+    modules = {}
+    for name, layer in root.named_sublayers(include_self=True):
+        if isinstance(getattr(layer, "fp8", None), ModuleScaling):
+            layer.fp8.name = name
+            modules[name] = layer.fp8
+    return modules
+
+
+def _describe(recipe):
+    fields = asdict(recipe)
+    return {"name": type(recipe).__name__, **fields, "fp8_format": fields["fp8_format"].name}
+
+
+def _bindings(modules, recipe):
+    """{name: Binding}; modules that have never run get theirs."""
+    if recipe.kind != "delayed":
+        return {}
+    for backend in {m.backend for m in modules.values()}:
+        missing = [m for m in modules.values() if m.backend == backend and recipe not in m._bindings]
+        if missing:
+            bind_delayed(missing, scaling_state(backend, recipe))
+    return {name: module._bindings[recipe] for name, module in modules.items()}
+
+
+def _places(bindings, gemms):
+    """For each name and direction: (name, direction, Block, the module's slots in it)."""
+    for name, binding in bindings.items():
+        for direction, block, per_gemm in (("forward", binding.forward, 2), ("backward", binding.backward, 1)):
+            start = binding.gemm * per_gemm
+            yield name, direction, block, slice(start, start + gemms[name] * per_gemm)
+
+
+def _copies(bindings):
+    """{Block: [history, scale]} as NumPy arrays."""
+    blocks = {block for binding in bindings.values() for block in (binding.forward, binding.backward)}
+    for block in blocks:
+        block.flush()
+    return {block: [block.history.numpy().copy(), block.scale.numpy().copy()] for block in blocks}
+
+
+def state_dict(root, recipe):
+    """The scaling state of all layers under `root` for `recipe`, on the host.
+
+    {"version", "recipe": its fields, "modules": {name: {"forward": {"amax_history": [len, 2·GEMMs] (input and weight
+    of each), "scale": [2·GEMMs]}, "backward": the same with [GEMMs], "done": whether it completed a backward since
+    the last update}}}. Current scaling has no state: no modules.
+    """
+    modules = name_modules(root)
+    bindings = _bindings(modules, recipe)
+    copies = _copies(bindings)
+    saved = {name: {"done": binding.done == binding.state.generation} for name, binding in bindings.items()}
+    for name, direction, block, slots in _places(bindings, {n: m.num_gemms for n, m in modules.items()}):
+        history, scale = copies[block]
+        saved[name][direction] = {"amax_history": history[:, slots].copy(), "scale": scale[slots].copy()}
+    return {"version": VERSION, "recipe": _describe(recipe), "modules": saved}
+
+
+def _some(names):
+    names = sorted(names)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _check(state, modules, recipe):
+    if not isinstance(state, dict) or state.get("version") != VERSION:
+        raise ValueError(f"this is no fp8 scaling state of version {VERSION}")
+    saved, present = state["recipe"], _describe(recipe)
+    differences = [
+        f"{key}: {saved.get(key)!r} there, {present.get(key)!r} here"
+        for key in {**present, **saved}
+        if saved.get(key) != present.get(key)
+    ]
+    if differences:
+        raise ValueError(
+            f"the fp8 state was saved under another recipe ({'; '.join(differences)}); resume with the same"
+        )
+    expected = set(modules) if recipe.kind == "delayed" else set()
+    if missing := expected - set(state["modules"]):
+        raise ValueError(f"the fp8 state lacks modules of this model: {_some(missing)}")
+    if unknown := set(state["modules"]) - expected:
+        raise ValueError(f"the fp8 state has modules that this model lacks: {_some(unknown)}")
+
+
+def set_state_dict(root, state, recipe):
+    """Restore what `state_dict(root, recipe)` gave, to the bit. Call it between steps.
+
+    Raises ValueError, and changes nothing, where the recipe differs (its amax_history_len included), a module is
+    missing or unknown, or shapes differ.
+    """
+    modules = name_modules(root)
+    _check(state, modules, recipe)
+    bindings = _bindings(modules, recipe)
+    copies = _copies(bindings)
+    for name, direction, block, slots in _places(bindings, {n: m.num_gemms for n, m in modules.items()}):
+        for key, target in zip(("amax_history", "scale"), copies[block], strict=True):
+            value = np.asarray(state["modules"][name][direction][key])
+            if value.shape != target[..., slots].shape or value.dtype != np.float32:
+                raise ValueError(
+                    f"the fp8 state of {name}, {direction} {key}, is {value.dtype} of shape {list(value.shape)}; "
+                    f"this model's is float32 of shape {list(target[..., slots].shape)}"
+                )
+            target[..., slots] = value
+    for block, arrays in copies.items():
+        block.set(*map(paddle.to_tensor, arrays))
+    for scaling in {binding.state for binding in bindings.values()}:
+        scaling.generation += 1  # weights quantized under the scales before are of no use any more
+    for name, binding in bindings.items():
+        binding.done = binding.state.generation if state["modules"][name]["done"] else None
+
+
+def save(path, root, recipe):
+    """Write `state_dict(root, recipe)` to a file, whole or not at all. Each rank has its own state: its own path."""
+    partial = f"{path}.partial"
+    paddle.save(state_dict(root, recipe), partial)
+    os.replace(partial, path)
+
+
+def load(path, root, recipe):
+    """`set_state_dict` from a file of `save`. Raises FileNotFoundError, and ValueError with the path."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no fp8 scaling state at {path}; it was saved beside the weights, one file a rank")
+    try:
+        set_state_dict(root, paddle.load(str(path), return_numpy=True), recipe)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,236 @@
+"""The state of delayed scaling: amax histories and scales of all modules, updated at step boundaries only.
+
+Within a step all forward passes, recomputed ones too, and all micro-batches in flight use the same scales. Each adds
+its amax (by maximum) to row 0 of a history; a recomputed forward adds the same values again and changes nothing.
+"""
+
+import gc
+import warnings
+import weakref
+
+import paddle
+import paddle.distributed as dist
+
+from .recipe import FP8_MAX
+
+FLOAT32_MAX = 3.4028234663852886e38
+
+
+def divide(a, b):
+    """a / b in float32, correctly rounded as CUDA's division is; more than float32 holds becomes its maximum.
+
+    Paddle's float32 division on the CPU is off by one bit now and then. A float64 quotient, rounded to float32, is
+    not: 53 bits are more than 2·24 + 1 (Figueroa, "When is double rounding innocuous?", 1995).
+    """
+    a, b = (x.astype("float64") if isinstance(x, paddle.Tensor) else x for x in (a, b))
+    return (a / b).clip(max=FLOAT32_MAX).astype("float32")
+
+
+def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo):
+    """Roll the amax history and compute the next scales: (history, scale) after the step, as new tensors.
+
+    history: [amax_history_len, n] float32, row 0 the amax of the step that ends, then the oldest to the newest one
+    before. scale: [n] float32. Bit for bit `kernel` in TE 2.20's common/recipe/delayed_scaling.cu, which is
+    nvte_delayed_scaling_recipe_amax_and_scale_update: scale = fp8_max · 2^-margin / amax, the float32 maximum where
+    that overflows, the scale before where amax is 0, infinite or not a number; row 0 moves to the end and becomes 0.
+    """
+    last = history[:1]
+    if amax_compute_algo == "most_recent":
+        amax = last[0]
+    else:
+        amax = paddle.where(history.isnan(), paddle.zeros_like(history), history).max(0)  # fmaxf passes over NaN
+    usable = amax.isfinite() & (amax > 0)
+    new = divide(fp8_max * 2.0**-margin, paddle.where(usable, amax, paddle.ones_like(amax)))
+    scale = paddle.where(usable, new, scale.clip(max=FLOAT32_MAX))
+    zeros = paddle.zeros_like(last)
+    return paddle.concat([zeros, history[2:], last] if len(history) > 1 else [zeros]), scale
+
+
+_updates = {"paddle": amax_and_scale_update}
+
+
+def register_backend(backend, update):
+    """Say how `backend` updates scales: update(history, scale, fp8_max, margin, amax_compute_algo).
+
+    It does what `amax_and_scale_update` does and returns the new tensors, or None when it worked in place.
+    """
+    _updates[backend] = update
+
+
+class Quantizer:
+    """How one tensor of one GEMM becomes fp8. Everything is an attribute, for backends that read them at each call.
+
+    dtype: "e4m3" or "e5m2"; fp8_max: its largest value; kind: "delayed" or "current".
+    Delayed scaling only (else 0): addresses of float32 numbers on the device:
+    scale_ptr: read. amax_ptr: accumulates the maximum. scale_inv_ptr: 16-byte aligned, written with 1 / scale.
+    """
+
+    __slots__ = (
+        "dtype",
+        "fp8_max",
+        "kind",
+        "scale_ptr",
+        "amax_ptr",
+        "scale_inv_ptr",
+        "_block",
+        "_slot",
+        "_records",
+        "__weakref__",
+    )
+
+    def __init__(self, dtype, kind, block=None, slot=None, records=True):
+        """block, slot: where delayed scaling keeps the numbers. records: False for evaluation, whose amax is lost."""
+        self.dtype = dtype
+        self.fp8_max = FP8_MAX[dtype]
+        self.kind = kind
+        self.scale_ptr = self.amax_ptr = self.scale_inv_ptr = 0
+        self._block, self._slot, self._records = block, slot, records
+        if block is not None:
+            self.bind()
+
+    def bind(self):
+        """Take the addresses of the block's tensors."""
+        block, slot = self._block, self._slot
+        self.scale_ptr = block.scale.data_ptr() + 4 * slot
+        self.scale_inv_ptr = block.scale_inv.data_ptr() + 16 * slot
+        self.amax_ptr = block.history.data_ptr() + 4 * slot if self._records else block.scratch.data_ptr()
+
+    @property
+    def scale(self):
+        """The scale as a float32 tensor of shape []. Delayed scaling only."""
+        return self._block.scale[self._slot]
+
+    def record_amax(self, amax):
+        """Add a float32 tensor of shape [] to the step's amax. Delayed scaling only."""
+        if self._records:
+            seen = self._block.amaxes[self._slot]
+            self._block.amaxes[self._slot] = amax if seen is None else paddle.maximum(seen, amax)
+
+
+class Block:
+    """The numbers of n tensors of one fp8 dtype, side by side, so that one kernel updates them all.
+
+    history [amax_history_len, n], scale [n], scale_inv [n, 4] (the first of 4 counts: fp8 GEMMs want 16-byte aligned
+    addresses): float32 tensors on the present device.
+    """
+
+    def __init__(self, dtype, amax_history_len, n):
+        self.dtype = dtype
+        self.history = paddle.zeros([amax_history_len, n], dtype="float32")
+        self.scale = paddle.ones([n], dtype="float32")
+        self.scale_inv = paddle.ones([n, 4], dtype="float32")
+        self.scratch = paddle.zeros([4], dtype="float32")
+        self.amaxes = [None] * n  # recorded as tensors, not through pointers; row 0 gets them before it is used
+        self._quantizers = weakref.WeakSet()  # weak: no cycles, so that states die with their modules
+        if self.scale_inv.data_ptr() % 16:
+            raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
+
+    def quantizer(self, slot, records=True):
+        made = Quantizer(self.dtype, "delayed", self, slot, records)
+        self._quantizers.add(made)
+        return made
+
+    def flush(self):
+        """Bring recorded amax tensors into row 0."""
+        if any(amax is not None for amax in self.amaxes):
+            zero = paddle.zeros([], dtype="float32")
+            row = paddle.stack([zero if amax is None else amax for amax in self.amaxes])
+            self.set(paddle.concat([paddle.maximum(self.history[:1], row.unsqueeze(0)), self.history[1:]]), self.scale)
+            self.amaxes = [None] * len(self.amaxes)
+
+    def set(self, history, scale):
+        """Put other tensors in place of history and scale."""
+        moved = history.data_ptr() != self.history.data_ptr() or scale.data_ptr() != self.scale.data_ptr()
+        self.history, self.scale = history, scale
+        if moved:
+            for quantizer in self._quantizers:
+                quantizer.bind()
+
+    def reduce(self, group):
+        """The greatest of each amax of the step over the group's ranks."""
+        row = self.history[0]
+        dist.all_reduce(row, op=dist.ReduceOp.MAX, group=group)
+        if row.data_ptr() != self.history.data_ptr():  # a device where slices are copies
+            self.set(paddle.concat([row.unsqueeze(0), self.history[1:]]), self.scale)
+
+    def roll(self, recipe, update, group):
+        self.flush()
+        if group is not None:
+            self.reduce(group)
+        updated = update(self.history, self.scale, FP8_MAX[self.dtype], recipe.margin, recipe.amax_compute_algo)
+        if updated is not None:
+            self.set(*updated)
+
+
+class ScalingState:
+    """Delayed scaling of all modules of one backend, device and recipe. It lives as long as one of them does."""
+
+    def __init__(self, backend, recipe):
+        if backend not in _updates:
+            known = " or ".join(map(repr, sorted(_updates)))
+            raise ValueError(f"fp8: no scale update is registered for backend {backend!r}, only for {known}")
+        self.backend = backend
+        self.recipe = recipe
+        self.group = None
+        self.generation = 0  # counts the updates of the scales
+        self.in_flight = 0  # forward passes whose backward has not been
+        self._blocks = []  # weak references in the order of creation, which is the same on all ranks of a group
+        self._warned = False
+
+    def add_blocks(self, num_gemms):
+        """A (forward, backward) pair of blocks for that many GEMMs: two forward slots each (input, weight), one back.
+
+        The caller keeps the pair alive.
+        """
+        dtypes, length = self.recipe.fp8_format.value, self.recipe.amax_history_len
+        pair = Block(dtypes.forward, length, 2 * num_gemms), Block(dtypes.backward, length, num_gemms)
+        self._blocks += map(weakref.ref, pair)
+        return pair
+
+    def begin_step(self, certain):
+        """Update the scales, unless forward passes that used them still wait for their backward.
+
+        certain: the caller said that a step begins (is_first_microbatch=True), so waiting passes are a surprise.
+        """
+        if not self.in_flight:
+            self.roll()
+        elif certain and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"fp8 scales stay as they are: {self.in_flight} forward passes of the step before have had no "
+                "backward. Drop the tensors that keep their graphs alive, or run their backward first.",
+                stacklevel=4,
+            )
+
+    @paddle.no_grad()
+    def roll(self):
+        """Update all scales from the amaxes seen since the last update, over the group where there is one."""
+        group = self.group if self.recipe.reduce_amax and self.group is not None and self.group.nranks > 1 else None
+        alive = [(ref, block) for ref in self._blocks if (block := ref()) is not None]
+        self._blocks = [ref for ref, _ in alive]
+        for _, block in alive:
+            block.roll(self.recipe, _updates[self.backend], group)
+        self.generation += 1
+
+
+_states = weakref.WeakValueDictionary()
+
+
+def scaling_state(backend, recipe, group=None):
+    """The ScalingState of a backend and recipe on the present device, made where there is none."""
+    key = backend, paddle.device.get_device(), recipe
+    state = _states.get(key)
+    if state is None:
+        if group is not None and group.nranks > 1:
+            gc.collect()  # dead modules must not count on one rank and not on another
+        state = _states[key] = ScalingState(backend, recipe)
+    return state
+
+
+def new_step():
+    """Update the scales of all states now. Only for loops where no module can see a step begin by itself.
+
+    A forward pass before it may not run its backward after it: that raises RuntimeError.
+    """
+    for state in list(_states.values()):
+        state.roll()
