@@ -1,0 +1,722 @@
+// Transformer Engine's C library for Python.
+//
+// Why not ctypes: TE reports errors as C++ exceptions, which would end the process, and one layer makes a few hundred
+// calls. TE's functions are resolved with dlsym in bind(), so this file needs neither CUDA's nor TE's headers; the
+// declarations below repeat TE 2.20's (tests/native compares them with the wheel's headers).
+//
+// TE's handles live in Tensor objects and in locals here: none can leak. All work goes to the given Stream.
+#include <dlfcn.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+// ---- transformer_engine.h, gemm.h, fused_attn.h, cuda_runtime_api.h, cuda.h -------------------------------------
+
+using NVTETensor = void*;
+using NVTEConfig = void*;
+using cudaStream_t = void*;
+
+struct NVTEShape {
+  size_t data[15];
+  size_t ndim;
+};
+struct NVTEBasicTensor {
+  void* data_ptr;
+  int32_t dtype;
+  NVTEShape shape;
+};
+struct NVTETensorPack {
+  NVTETensor tensors[10];
+  size_t size;
+};
+static_assert(sizeof(NVTEShape) == 128 && sizeof(NVTEBasicTensor) == 144 && sizeof(NVTETensorPack) == 88);
+
+enum DType { kByte = 0, kInt32 = 2, kInt64 = 3, kFloat32 = 4, kFloat16 = 5, kBFloat16 = 6, kE4M3 = 7, kE5M2 = 8 };
+enum TensorParam { kRowwiseData, kColumnwiseData, kScale, kAmax, kRowwiseScaleInv, kColumnwiseScaleInv };
+constexpr int kPerTensorScaling = 0;  // NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors
+constexpr int kUseSplitAccumulator = 5;
+constexpr int kMultiProcessorCount = 16;  // cudaDevAttrMultiProcessorCount
+constexpr int kFormatBSHD = 1, kFormatNotSet = 8;
+constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
+
+enum FwdParam {
+  kFwdQ, kFwdK, kFwdV, kFwdBias, kFwdSoftmaxOffset, kFwdS, kFwdO, kFwdAux, kFwdCuSeqlensQ, kFwdCuSeqlensKV,
+  kFwdCuSeqlensQPadded, kFwdCuSeqlensKVPadded, kFwdPageTableK, kFwdPageTableV, kFwdRngState, kFwdIsTraining,
+  kFwdCudaGraph, kFwdReturnMaxLogit, kFwdMask, kFwdBiasType, kFwdWindowLeft, kFwdWindowRight, kFwdBottomRight,
+  kFwdSoftmaxType, kFwdDropout, kFwdScale, kFwdQKVLayout, kFwdOFormat, kFwdScaleInvFormat, kFwdMaxSeqlenQ,
+  kFwdMaxSeqlenKV, kFwdWorkspace, kFwdStream
+};
+enum BwdParam {
+  kBwdQ, kBwdK, kBwdV, kBwdO, kBwdDO, kBwdS, kBwdDP, kBwdAux, kBwdDQ, kBwdDK, kBwdDV, kBwdDBias, kBwdDSoftmaxOffset,
+  kBwdCuSeqlensQ, kBwdCuSeqlensKV, kBwdCuSeqlensQPadded, kBwdCuSeqlensKVPadded, kBwdDeterministic, kBwdCudaGraph,
+  kBwdMask, kBwdBiasType, kBwdWindowLeft, kBwdWindowRight, kBwdBottomRight, kBwdSoftmaxType, kBwdDropout, kBwdScale,
+  kBwdQKVLayout, kBwdOFormat, kBwdDOFormat, kBwdDQKVLayout, kBwdScaleInvFormat, kBwdDOScaleInvFormat, kBwdMaxSeqlenQ,
+  kBwdMaxSeqlenKV, kBwdWorkspace, kBwdStream
+};
+
+// X(result, name, arguments): every foreign function used here.
+#define TE_FUNCTIONS(X)                                                                                               \
+  X(NVTETensor, nvte_create_tensor, (int))                                                                            \
+  X(void, nvte_destroy_tensor, (NVTETensor))                                                                          \
+  X(void, nvte_set_tensor_param_v2, (NVTETensor, int, const void*, size_t))                                           \
+  X(void, nvte_get_tensor_param_v2, (NVTETensor, int, void*, size_t, size_t*))                                        \
+  X(NVTEConfig, nvte_create_matmul_config, ())                                                                        \
+  X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                   \
+  X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                   \
+  X(NVTEConfig, nvte_create_quantization_config, ())                                                                  \
+  X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                             \
+  X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                                \
+  X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(void, nvte_destroy_fused_attn_fwd_params, (NVTEConfig))                                                           \
+  X(NVTEConfig, nvte_create_fused_attn_bwd_params, ())                                                                \
+  X(void, nvte_set_fused_attn_bwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(void, nvte_destroy_fused_attn_bwd_params, (NVTEConfig))                                                           \
+  X(void, nvte_rmsnorm_fwd, (NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, int, bool,            \
+                             cudaStream_t))                                                                           \
+  X(void, nvte_rmsnorm_bwd, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, \
+                             bool, cudaStream_t))                                                                     \
+  X(void, nvte_rmsnorm_bwd_add, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor,  \
+                                 NVTETensor, int, bool, cudaStream_t))                                                \
+  X(void, nvte_cublas_gemm_v2, (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, \
+                                NVTETensor, NVTEConfig, cudaStream_t))                                                \
+  X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
+  X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                    \
+  X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                     \
+  X(void, nvte_swiglu, (NVTETensor, NVTETensor, cudaStream_t))                                                        \
+  X(void, nvte_dswiglu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                           \
+  X(void, nvte_dswiglu_cast_transpose, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                            \
+  X(void, nvte_fused_rope_forward, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int,  \
+                                    int, int, int, int, int, int, int, int, int, cudaStream_t))                       \
+  X(void, nvte_fused_rope_backward, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, \
+                                     int, int, int, int, int, int, int, int, int, cudaStream_t))                      \
+  X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                                                                       \
+  X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                       \
+  X(void, nvte_delayed_scaling_recipe_amax_and_scale_update, (NVTETensor, NVTETensor, NVTETensor, NVTETensor,         \
+                                                              const char*, int, float, cudaStream_t))                 \
+  X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
+  X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
+#define CUDART_FUNCTIONS(X)                                                                                           \
+  X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t))                                            \
+  X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))                                                         \
+  X(int, cudaStreamSynchronize, (cudaStream_t))                                                                       \
+  X(int, cudaGetDevice, (int*))                                                                                       \
+  X(int, cudaDeviceGetAttribute, (int*, int, int))                                                                    \
+  X(const char*, cudaGetErrorString, (int))
+#define DRIVER_FUNCTIONS(X)                                                                                           \
+  X(int, cuLaunchKernel, (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cudaStream_t,  \
+                          void**, void**))                                                                            \
+  X(int, cuGetErrorString, (int, const char**))
+
+#define DECLARE(result, name, arguments) static result(*name) arguments = nullptr;
+TE_FUNCTIONS(DECLARE) CUDART_FUNCTIONS(DECLARE) DRIVER_FUNCTIONS(DECLARE)
+#undef DECLARE
+
+static bool g_bound = false;
+
+// Resolves every function above in the three libraries (handles of dlopen). Raises ImportError naming those missing.
+static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver) {
+  std::string missing;
+  auto find = [&](uintptr_t library, const char* name) {
+    void* symbol = dlsym(reinterpret_cast<void*>(library), name);
+    if (!symbol) missing += std::string(missing.empty() ? "" : ", ") + name;
+    return symbol;
+  };
+#define RESOLVE_IN(library, name) name = reinterpret_cast<decltype(name)>(find(library, #name));
+#define RESOLVE_TE(result, name, arguments) RESOLVE_IN(te, name)
+#define RESOLVE_CUDART(result, name, arguments) RESOLVE_IN(cudart, name)
+#define RESOLVE_DRIVER(result, name, arguments) RESOLVE_IN(driver, name)
+  TE_FUNCTIONS(RESOLVE_TE) CUDART_FUNCTIONS(RESOLVE_CUDART) DRIVER_FUNCTIONS(RESOLVE_DRIVER)
+  g_bound = missing.empty();
+  if (!g_bound) throw py::import_error("entry points missing from the libraries: " + missing);
+}
+
+// ---- errors ------------------------------------------------------------------------------------------------------
+
+static PyObject* g_error = nullptr;  // paddle_te.native.errors.TransformerEngineError
+
+[[noreturn]] static void raise(const std::string& message) {
+  PyErr_SetString(g_error, message.c_str());
+  throw py::error_already_set();
+}
+
+static void check_cuda(const char* name, int code) {
+  if (code) raise(std::string(name) + " failed: " + cudaGetErrorString(code));
+}
+
+static std::string dtype_name(int dtype) {
+  static const char* names[] = {"byte",    "int16",    "int32",    "int64", "float32",
+                                "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"};
+  return 0 <= dtype && dtype < 9 ? names[dtype] : "dtype " + std::to_string(dtype);
+}
+
+// ---- tensors -----------------------------------------------------------------------------------------------------
+
+// A TE handle for the length of a C++ scope.
+class Handle {
+ public:
+  Handle() : handle_(nvte_create_tensor(kPerTensorScaling)) {}
+  ~Handle() { nvte_destroy_tensor(handle_); }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  operator NVTETensor() const { return handle_; }
+  void set(int param, const NVTEBasicTensor& value) { nvte_set_tensor_param_v2(handle_, param, &value, sizeof value); }
+  void set_scalar(int param, uintptr_t pointer) {
+    set(param, {reinterpret_cast<void*>(pointer), kFloat32, {{1}, 1}});
+  }
+
+ private:
+  NVTETensor handle_;
+};
+
+// A view of device memory; owns the handle, not the memory.
+struct Tensor {
+  NVTEBasicTensor data{};
+  uintptr_t columnwise = 0;
+  Handle handle;
+
+  Tensor() = default;  // an empty tensor, for what TE wants passed but does not use
+  Tensor(uintptr_t pointer, const py::tuple& shape, int dtype, uintptr_t columnwise, uintptr_t scale, uintptr_t amax,
+         uintptr_t scale_inv)
+      : columnwise(columnwise) {
+    if (shape.size() > 14) throw py::value_error("a tensor has at most 14 dimensions");
+    data.data_ptr = reinterpret_cast<void*>(pointer);
+    data.dtype = dtype;
+    for (auto extent : shape) data.shape.data[data.shape.ndim++] = extent.cast<size_t>();
+    if (pointer) handle.set(kRowwiseData, data);
+    if (columnwise) {
+      if (data.shape.ndim != 2) throw py::value_error("a tensor with columnwise data must have 2 dimensions");
+      handle.set(kColumnwiseData, {reinterpret_cast<void*>(columnwise), dtype, {{cols(), rows()}, 2}});
+    }
+    if (scale) handle.set_scalar(kScale, scale);
+    if (amax) handle.set_scalar(kAmax, amax);
+    if (scale_inv) {
+      // cuBLASLt answers "functionality is not supported" otherwise, without saying why.
+      if (scale_inv % 16) throw py::value_error("scale_inv must be 16-byte aligned");
+      if (pointer) handle.set_scalar(kRowwiseScaleInv, scale_inv);
+      if (columnwise) handle.set_scalar(kColumnwiseScaleInv, scale_inv);
+    }
+  }
+
+  size_t cols() const { return data.shape.ndim ? data.shape.data[data.shape.ndim - 1] : 1; }
+  size_t rows() const {
+    size_t n = 1;
+    for (size_t i = 0; i + 1 < data.shape.ndim; i++) n *= data.shape.data[i];
+    return n;
+  }
+  size_t numel() const { return rows() * cols(); }
+  py::tuple shape() const {
+    py::tuple result(data.shape.ndim);
+    for (size_t i = 0; i < data.shape.ndim; i++) result[i] = data.shape.data[i];
+    return result;
+  }
+  std::string describe() const {
+    if (!data.data_ptr && !columnwise) return "empty";
+    std::ostringstream out;
+    out << dtype_name(data.dtype) << " [";
+    for (size_t i = 0; i < data.shape.ndim; i++) out << (i ? ", " : "") << data.shape.data[i];
+    out << "]" << (!columnwise ? "" : data.data_ptr ? " with columnwise copy" : " columnwise only");
+    return out.str();
+  }
+};
+
+static const Tensor& empty_tensor() {
+  static Tensor* tensor = new Tensor;  // never destroyed: TE may be gone when this process's statics are
+  return *tensor;
+}
+static const Tensor& or_empty(const Tensor* tensor) { return tensor ? *tensor : empty_tensor(); }
+
+using Named = std::initializer_list<std::pair<const char*, const Tensor*>>;
+
+static std::string describe(const std::string& what, Named tensors) {
+  std::string text = what;
+  for (auto& [name, tensor] : tensors)
+    if (tensor) text += std::string("\n  ") + name + ": " + tensor->describe();
+  return text;
+}
+
+// Runs f; a C++ exception becomes TransformerEngineError with the entry point, TE's message and the tensors.
+template <class F>
+static void call(const char* name, Named tensors, F&& f) {
+  try {
+    f();
+  } catch (py::error_already_set&) {
+    throw;  // a Python error from the workspace's allocator
+  } catch (const std::exception& e) {
+    raise(describe(std::string(name) + " failed: " + e.what(), tensors));
+  } catch (...) {
+    raise(describe(std::string(name) + " failed with an unknown C++ exception", tensors));
+  }
+}
+
+// ---- stream and workspace ------------------------------------------------------------------------------------
+
+// A CUDA stream of the current device with the scratch memory its kernels share (they run one after another).
+class Stream {
+ public:
+  // allocate(bytes) returns an object with data_ptr(), which keeps the memory alive.
+  Stream(uintptr_t handle, py::function allocate) : handle(reinterpret_cast<cudaStream_t>(handle)), allocate_(allocate) {
+    if (!g_bound) throw py::import_error("paddle_te.native.load() has not been called");
+    int device = 0;
+    check_cuda("cudaGetDevice", cudaGetDevice(&device));
+    check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&sm_count, kMultiProcessorCount, device));
+  }
+
+  void* workspace(size_t bytes) {
+    if (bytes > size_) {
+      // Kernels in flight may use the old memory, and not every allocator knows streams.
+      if (size_) check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(handle));
+      size_ = 0;
+      memory_ = py::none();
+      memory_ = allocate_(bytes);
+      pointer_ = memory_.attr("data_ptr")().cast<uintptr_t>();
+      if (pointer_ % 256) throw py::value_error("the workspace must be 256-byte aligned");
+      size_ = bytes;
+    }
+    return reinterpret_cast<void*>(pointer_);
+  }
+  size_t workspace_size() const { return size_; }
+
+  const cudaStream_t handle;
+  int sm_count = 0;
+
+ private:
+  py::function allocate_;
+  py::object memory_ = py::none();
+  uintptr_t pointer_ = 0;
+  size_t size_ = 0;
+};
+
+// Entry points with a scratch tensor: called with an empty one they fill in the shape they need. The answer depends on
+// `key` alone and is kept.
+using Key = std::array<int64_t, 12>;
+
+template <class F>
+static void call_with_workspace(const Key& key, Stream& stream, F&& f) {
+  static std::map<Key, NVTEShape> shapes;
+  auto it = shapes.find(key);
+  if (it == shapes.end()) {
+    Handle query;
+    f(query);
+    NVTEBasicTensor answer{};
+    size_t written = 0;
+    nvte_get_tensor_param_v2(query, kRowwiseData, &answer, sizeof answer, &written);
+    it = shapes.emplace(key, answer.shape).first;  // always bytes
+  }
+  const NVTEShape& shape = it->second;
+  size_t bytes = 1;
+  for (size_t i = 0; i < shape.ndim; i++) bytes *= shape.data[i];
+  Handle workspace;
+  workspace.set(kRowwiseData, {stream.workspace(bytes), kByte, shape});
+  f(workspace);
+}
+
+static bool aligned(std::initializer_list<const Tensor*> tensors) {
+  for (auto tensor : tensors)
+    if (reinterpret_cast<uintptr_t>(tensor->data.data_ptr) % 16) return false;
+  return true;
+}
+
+// ---- norms, casts, activations -------------------------------------------------------------------------------
+
+enum EntryPoint { kRmsnormFwd, kRmsnormBwd, kRmsnormBwdAdd, kAttentionFwd, kAttentionBwd };
+
+static Key norm_key(EntryPoint entry, const Tensor& x, const Tensor& gamma, const Tensor& z, bool is_aligned,
+                    const Stream& stream) {
+  return {entry, static_cast<int64_t>(x.rows()), static_cast<int64_t>(x.cols()), x.data.dtype, gamma.data.dtype,
+          z.data.dtype, is_aligned, stream.sm_count};
+}
+
+static void rmsnorm_fwd(const Tensor& x, const Tensor& gamma, float epsilon, const Tensor& z, const Tensor& rsigma,
+                        Stream& stream) {
+  call("nvte_rmsnorm_fwd", {{"x", &x}, {"gamma", &gamma}, {"z", &z}, {"rsigma", &rsigma}}, [&] {
+    Key key = norm_key(kRmsnormFwd, x, gamma, z, aligned({&z, &x, &gamma, &rsigma}), stream);
+    call_with_workspace(key, stream, [&](NVTETensor workspace) {
+      nvte_rmsnorm_fwd(x.handle, gamma.handle, epsilon, z.handle, rsigma.handle, workspace, stream.sm_count, false,
+                       stream.handle);
+    });
+  });
+}
+
+static void rmsnorm_bwd(const Tensor& dz, const Tensor& x, const Tensor& rsigma, const Tensor& gamma, const Tensor& dx,
+                        const Tensor& dgamma, Stream& stream, const Tensor* add) {
+  const char* name = add ? "nvte_rmsnorm_bwd_add" : "nvte_rmsnorm_bwd";
+  Named named = {{"dz", &dz}, {"x", &x}, {"add", add}, {"rsigma", &rsigma}, {"gamma", &gamma}, {"dx", &dx},
+                 {"dgamma", &dgamma}};
+  call(name, named, [&] {
+    bool is_aligned = aligned({&x, &gamma, &rsigma, &dx, &dz, &dgamma, add ? add : &x});
+    Key key = norm_key(add ? kRmsnormBwdAdd : kRmsnormBwd, x, gamma, dz, is_aligned, stream);
+    call_with_workspace(key, stream, [&](NVTETensor workspace) {
+      if (add)
+        nvte_rmsnorm_bwd_add(dz.handle, x.handle, add->handle, rsigma.handle, gamma.handle, dx.handle, dgamma.handle,
+                             workspace, stream.sm_count, false, stream.handle);
+      else
+        nvte_rmsnorm_bwd(dz.handle, x.handle, rsigma.handle, gamma.handle, dx.handle, dgamma.handle, workspace,
+                         stream.sm_count, false, stream.handle);
+    });
+  });
+}
+
+static void quantize(const Tensor& input, const Tensor& output, Stream& stream) {
+  call("nvte_quantize", {{"input", &input}, {"output", &output}},
+       [&] { nvte_quantize(input.handle, output.handle, stream.handle); });
+}
+
+static void dequantize(const Tensor& input, const Tensor& output, Stream& stream) {
+  call("nvte_dequantize", {{"input", &input}, {"output", &output}},
+       [&] { nvte_dequantize(input.handle, output.handle, stream.handle); });
+}
+
+static void transpose(const Tensor& input, const Tensor& output, Stream& stream) {
+  call("nvte_transpose", {{"input", &input}, {"output", &output}},
+       [&] { nvte_transpose(input.handle, output.handle, stream.handle); });
+}
+
+static void swiglu(const Tensor& input, const Tensor& output, Stream& stream) {
+  call("nvte_swiglu", {{"input", &input}, {"output", &output}},
+       [&] { nvte_swiglu(input.handle, output.handle, stream.handle); });
+}
+
+static void dswiglu(const Tensor& grad, const Tensor& input, const Tensor& output, Stream& stream) {
+  call("nvte_dswiglu", {{"grad", &grad}, {"input", &input}, {"output", &output}},
+       [&] { nvte_dswiglu(grad.handle, input.handle, output.handle, stream.handle); });
+}
+
+static void dswiglu_cast_transpose(const Tensor& grad, const Tensor& input, const Tensor& output, Stream& stream) {
+  call("nvte_dswiglu_cast_transpose", {{"grad", &grad}, {"input", &input}, {"output", &output}},
+       [&] { nvte_dswiglu_cast_transpose(grad.handle, input.handle, output.handle, stream.handle); });
+}
+
+// ---- GEMM ----------------------------------------------------------------------------------------------------
+
+// TE's own sizes (transformer_engine/pytorch/module/base.py): 32 MiB, and 1 KiB for alignment and NVFP4's scalars.
+constexpr size_t kGemmWorkspace = 32 * 1024 * 1024 + 1024;
+
+static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, Stream& stream,
+                 bool accumulate, bool split_accumulator) {
+  const char* name = "nvte_cublas_gemm_v2";
+  Named named = {{"A", &a}, {"B", &b}, {"D", &d}};
+  // cuBLAS is column-major: in rows and columns this is D[n, m] = op(B)[n, k] · op(A)[k, m]. TE trusts D's shape.
+  const size_t m = transa ? a.rows() : a.cols(), k = transa ? a.cols() : a.rows();
+  const size_t n = transb ? b.cols() : b.rows(), kb = transb ? b.rows() : b.cols();
+  if (k != kb || d.rows() != n || d.cols() != m)
+    raise(describe(std::string(name) + ": shapes do not fit (transa=" + (transa ? "1" : "0") +
+                       ", transb=" + (transb ? "1" : "0") + ")", named));
+  call(name, named, [&] {
+    static NVTEConfig configs[2] = {nullptr, nullptr};  // two for the process's life: split accumulator off and on
+    NVTEConfig& config = configs[split_accumulator];
+    if (!config) {
+      config = nvte_create_matmul_config();
+      const uint8_t value = split_accumulator;
+      nvte_set_matmul_config_attribute(config, kUseSplitAccumulator, &value, sizeof value);
+    }
+    Handle workspace;
+    workspace.set(kRowwiseData, {stream.workspace(kGemmWorkspace), kByte, {{kGemmWorkspace}, 1}});
+    const float alpha = 1, beta = accumulate;
+    nvte_cublas_gemm_v2(transa, transb, &alpha, a.handle, b.handle, &beta, d.handle, d.handle, workspace, config,
+                        stream.handle);
+  });
+}
+
+// ---- scaling -------------------------------------------------------------------------------------------------
+
+static void amax_and_scale_update(const Tensor& history, const Tensor& scale, const std::string& algo, int fp8_dtype,
+                                  float margin, Stream& stream) {
+  call("nvte_delayed_scaling_recipe_amax_and_scale_update", {{"amax_history", &history}, {"scale", &scale}}, [&] {
+    nvte_delayed_scaling_recipe_amax_and_scale_update(history.handle, scale.handle, history.handle, scale.handle,
+                                                      algo.c_str(), fp8_dtype, margin, stream.handle);
+  });
+}
+
+static void compute_amax(const Tensor& input, const Tensor& output, Stream& stream) {
+  call("nvte_compute_amax", {{"input", &input}, {"output", &output}},
+       [&] { nvte_compute_amax(input.handle, output.handle, stream.handle); });
+}
+
+static void compute_scale_from_amax(const Tensor& output, Stream& stream) {
+  call("nvte_compute_scale_from_amax", {{"output", &output}}, [&] {
+    static NVTEConfig config = nvte_create_quantization_config();  // TE's defaults; one for the process's life
+    nvte_compute_scale_from_amax(output.handle, config, stream.handle);
+  });
+}
+
+// ---- rotary embedding and attention --------------------------------------------------------------------------
+
+// TE's own rotary kernel on one [b, s, h, d] tensor; `paddle_te.native.rope` has the faster one on packed q, k, v.
+static void rope(const Tensor& input, const Tensor& freqs, const Tensor& output, bool backward, Stream& stream) {
+  const size_t* shape = input.data.shape.data;
+  const char* name = backward ? "nvte_fused_rope_backward" : "nvte_fused_rope_forward";
+  Named named = {{"input", &input}, {"freqs", &freqs}, {"output", &output}};
+  if (input.data.shape.ndim != 4) raise(describe(std::string(name) + ": input must be [b, s, h, d]", named));
+  call(name, named, [&] {
+    const int b = shape[0], s = shape[1], h = shape[2], d = shape[3], d2 = freqs.cols();
+    auto f = backward ? nvte_fused_rope_backward : nvte_fused_rope_forward;
+    const NVTETensor none = empty_tensor().handle;
+    f(input.handle, none, freqs.handle, none, output.handle, kFormatBSHD, false, 1, 0, s, b, h, d, d2, h * d,
+      s * h * d, d, 1, stream.handle);
+  });
+}
+
+// A parameter object of fused attention for the length of a C++ scope.
+class AttentionParams {
+  using Set = void (*)(NVTEConfig, int, const void*, size_t);
+
+ public:
+  AttentionParams(NVTEConfig params, Set set, void (*destroy)(NVTEConfig))
+      : params_(params), set_(set), destroy_(destroy) {}
+  ~AttentionParams() { destroy_(params_); }
+  AttentionParams(const AttentionParams&) = delete;
+  AttentionParams& operator=(const AttentionParams&) = delete;
+  operator NVTEConfig() const { return params_; }
+  template <class T>
+  void set(int attribute, T value) { set_(params_, attribute, &value, sizeof value); }
+  void tensor(int attribute, const Tensor& value) { set<NVTETensor>(attribute, value.handle); }
+  void no_tensors(std::initializer_list<int> attributes) {
+    for (int attribute : attributes) tensor(attribute, empty_tensor());
+  }
+
+ private:
+  NVTEConfig params_;
+  Set set_;
+  void (*destroy_)(NVTEConfig);
+};
+
+// TE wants the auxiliary tensors as a pack: softmax statistics, then the random state (a slot even without dropout).
+static NVTETensorPack aux_pack(const Tensor& stats, const Tensor& rng_state) {
+  NVTETensorPack pack{};
+  pack.tensors[0] = stats.handle;
+  pack.tensors[1] = rng_state.handle;
+  pack.size = 2;
+  return pack;
+}
+
+static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask, int64_t flags) {
+  const size_t *qs = q.data.shape.data, *ks = k.data.shape.data;
+  auto i = [](size_t v) { return static_cast<int64_t>(v); };
+  return {entry, i(qs[0]), i(qs[1]), i(qs[2]), i(qs[3]), i(ks[1]), i(ks[2]), q.data.dtype, layout, mask, flags};
+}
+
+// What TE and cuDNN take on trust. same_size: pairs of tensors that must have as many elements.
+static void check_attention(const char* name, Named named, const Tensor& q, const Tensor& k, const Tensor& v,
+                            std::initializer_list<std::pair<const Tensor*, const Tensor*>> same_size,
+                            const Tensor& stats, int mask, float dropout, const Tensor* rng_state,
+                            const Tensor* cu_seqlens) {
+  auto refuse = [&](const char* text) { raise(describe(std::string(name) + ": " + text, named)); };
+  for (auto tensor : {&q, &k, &v})
+    if (tensor->data.shape.ndim != 4) refuse("q, k and v must be [b, s, h, d]");
+  for (auto& [left, right] : same_size)
+    if (left->numel() != right->numel()) refuse("shapes do not fit");
+  if (stats.numel() * q.cols() != q.numel()) refuse("stats must be [b, h, s, 1]");
+  if (dropout > 0 && !rng_state) refuse("dropout needs rng_state");
+  if ((mask == kPaddingMask || mask == kPaddingCausalMask) && !cu_seqlens) refuse("a padding mask needs cu_seqlens");
+}
+
+// Only what cannot be derived is a parameter: no bias, plain softmax, causal masks aligned to the top left.
+#define SET_ATTENTION(kind)                                                                                          \
+  params.tensor(k##kind##CuSeqlensQ, or_empty(cu_seqlens));                                                          \
+  params.tensor(k##kind##CuSeqlensKV, or_empty(cu_seqlens));                                                         \
+  params.no_tensors({k##kind##CuSeqlensQPadded, k##kind##CuSeqlensKVPadded, k##kind##S});                            \
+  params.set<uint8_t>(k##kind##CudaGraph, 0);                                                                        \
+  params.set<int32_t>(k##kind##Mask, mask);                                                                          \
+  params.set<int32_t>(k##kind##BiasType, 0);                                                                         \
+  params.set<int64_t>(k##kind##WindowLeft, -1);                                                                      \
+  params.set<int64_t>(k##kind##WindowRight, mask == kCausalMask || mask == kPaddingCausalMask ? 0 : -1);             \
+  params.set<uint8_t>(k##kind##BottomRight, 0);                                                                      \
+  params.set<int32_t>(k##kind##SoftmaxType, 0);                                                                      \
+  params.set<float>(k##kind##Dropout, dropout);                                                                      \
+  params.set<float>(k##kind##Scale, scale);                                                                          \
+  params.set<int32_t>(k##kind##QKVLayout, layout);                                                                   \
+  params.set<int32_t>(k##kind##OFormat, kFormatBSHD);                                                                \
+  params.set<int32_t>(k##kind##ScaleInvFormat, kFormatNotSet);                                                       \
+  params.set<size_t>(k##kind##MaxSeqlenQ, q.data.shape.data[1]);                                                     \
+  params.set<size_t>(k##kind##MaxSeqlenKV, k.data.shape.data[1]);                                                    \
+  params.set<cudaStream_t>(k##kind##Stream, stream.handle)
+
+static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& stats,
+                          float scale, int layout, int mask, bool is_training, Stream& stream, float dropout,
+                          const Tensor* rng_state, const Tensor* cu_seqlens) {
+  const char* name = "nvte_fused_attn_fwd_v2";
+  Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens}};
+  check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, mask, dropout, rng_state, cu_seqlens);
+  call(name, named, [&] {
+    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state));
+    AttentionParams params(nvte_create_fused_attn_fwd_params(), nvte_set_fused_attn_fwd_params_attribute,
+                           nvte_destroy_fused_attn_fwd_params);
+    SET_ATTENTION(Fwd);
+    params.tensor(kFwdQ, q);
+    params.tensor(kFwdK, k);
+    params.tensor(kFwdV, v);
+    params.tensor(kFwdO, out);
+    params.tensor(kFwdRngState, or_empty(rng_state));
+    params.no_tensors({kFwdBias, kFwdSoftmaxOffset, kFwdPageTableK, kFwdPageTableV});
+    params.set<NVTETensorPack*>(kFwdAux, &aux);
+    params.set<uint8_t>(kFwdIsTraining, is_training);
+    params.set<uint8_t>(kFwdReturnMaxLogit, 0);
+    Key key = attention_key(kAttentionFwd, q, k, layout, mask, is_training + 2 * (dropout > 0));
+    call_with_workspace(key, stream, [&](NVTETensor workspace) {
+      params.set<NVTETensor>(kFwdWorkspace, workspace);
+      nvte_fused_attn_fwd_v2(params);
+    });
+  });
+}
+
+static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& dout,
+                          const Tensor& stats, const Tensor& dq, const Tensor& dk, const Tensor& dv, float scale,
+                          int layout, int mask, Stream& stream, float dropout, bool deterministic,
+                          const Tensor* rng_state, const Tensor* cu_seqlens) {
+  const char* name = "nvte_fused_attn_bwd_v2";
+  Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"dout", &dout}, {"stats", &stats}, {"dq", &dq},
+                 {"dk", &dk}, {"dv", &dv}, {"cu_seqlens", cu_seqlens}};
+  check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats, mask,
+                  dropout, rng_state, cu_seqlens);
+  call(name, named, [&] {
+    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state));
+    AttentionParams params(nvte_create_fused_attn_bwd_params(), nvte_set_fused_attn_bwd_params_attribute,
+                           nvte_destroy_fused_attn_bwd_params);
+    SET_ATTENTION(Bwd);
+    params.tensor(kBwdQ, q);
+    params.tensor(kBwdK, k);
+    params.tensor(kBwdV, v);
+    params.tensor(kBwdO, out);
+    params.tensor(kBwdDO, dout);
+    params.tensor(kBwdDQ, dq);
+    params.tensor(kBwdDK, dk);
+    params.tensor(kBwdDV, dv);
+    params.no_tensors({kBwdDP, kBwdDBias, kBwdDSoftmaxOffset});
+    params.set<NVTETensorPack*>(kBwdAux, &aux);
+    params.set<uint8_t>(kBwdDeterministic, deterministic);
+    params.set<int32_t>(kBwdDOFormat, kFormatBSHD);
+    params.set<int32_t>(kBwdDQKVLayout, layout);
+    params.set<int32_t>(kBwdDOScaleInvFormat, kFormatNotSet);
+    Key key = attention_key(kAttentionBwd, q, k, layout, mask, deterministic + 2 * (dropout > 0));
+    call_with_workspace(key, stream, [&](NVTETensor workspace) {
+      params.set<NVTETensor>(kBwdWorkspace, workspace);
+      nvte_fused_attn_bwd_v2(params);
+    });
+  });
+}
+
+// ---- memory and own kernels ----------------------------------------------------------------------------------
+
+static void memcpy_async(uintptr_t destination, uintptr_t source, size_t bytes, Stream& stream) {
+  constexpr int kDefaultKind = 4;  // cudaMemcpyDefault: the direction follows from the addresses
+  check_cuda("cudaMemcpyAsync", cudaMemcpyAsync(reinterpret_cast<void*>(destination),
+                                                reinterpret_cast<const void*>(source), bytes, kDefaultKind,
+                                                stream.handle));
+}
+
+static void memset_async(uintptr_t destination, int value, size_t bytes, Stream& stream) {
+  check_cuda("cudaMemsetAsync", cudaMemsetAsync(reinterpret_cast<void*>(destination), value, bytes, stream.handle));
+}
+
+// Launches a kernel of native/kernels, whose parameters are 8 bytes each: pointers and long longs.
+static void launch(uintptr_t kernel, std::array<unsigned, 3> grid, unsigned block, unsigned shared_bytes,
+                   Stream& stream, const py::args& arguments) {
+  constexpr size_t kMaxArguments = 24;
+  int64_t values[kMaxArguments];
+  void* pointers[kMaxArguments];
+  if (arguments.size() > kMaxArguments) throw py::value_error("too many kernel arguments");
+  for (size_t i = 0; i < arguments.size(); i++) {
+    values[i] = arguments[i].cast<int64_t>();
+    pointers[i] = &values[i];
+  }
+  int code = cuLaunchKernel(reinterpret_cast<void*>(kernel), grid[0], grid[1], grid[2], block, 1, 1, shared_bytes,
+                            stream.handle, pointers, nullptr);
+  if (code) {
+    const char* text = nullptr;
+    cuGetErrorString(code, &text);
+    raise(std::string("cuLaunchKernel failed: ") + (text ? text : "unknown error"));
+  }
+}
+
+// ---- module --------------------------------------------------------------------------------------------------
+
+PYBIND11_MODULE(_shim, m) {
+  using namespace pybind11::literals;
+  m.doc() = "Transformer Engine's C library: tensors, one function an entry point. Call paddle_te.native.load() first.";
+  g_error = py::object(py::module_::import("paddle_te.native.errors").attr("TransformerEngineError")).release().ptr();
+
+  m.def("bind", &bind, "te"_a, "cudart"_a, "driver"_a,
+        "Resolves all entry points in three dlopen handles. ImportError names the missing ones.");
+  m.attr("SIZES") = py::dict("NVTEShape"_a = sizeof(NVTEShape), "NVTEBasicTensor"_a = sizeof(NVTEBasicTensor),
+                             "NVTETensorPack"_a = sizeof(NVTETensorPack));
+  m.attr("FWD_PARAMS") = static_cast<int>(kFwdStream) + 1;
+  m.attr("BWD_PARAMS") = static_cast<int>(kBwdStream) + 1;
+
+  py::class_<Tensor>(m, "Tensor", R"(A view of device memory that TE's functions take. It does not own the memory.
+
+data: device address of the row-major data (0: none); shape: tuple of ints; dtype: types.DType.
+columnwise: address of the transposed copy [cols, rows] that Hopper's fp8 GEMM needs; 2 dimensions only.
+scale, amax, scale_inv: addresses of float32 scalars on the device; scale_inv must be 16-byte aligned. Functions that
+produce fp8 read `scale`, write `scale_inv`, and raise `amax` to the input's greatest magnitude. A bfloat16 output
+with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
+      .def(py::init([](uintptr_t data, const py::tuple& shape, int dtype, uintptr_t columnwise, uintptr_t scale,
+                       uintptr_t amax, uintptr_t scale_inv) {
+             if (!g_bound) throw py::import_error("paddle_te.native.load() has not been called");
+             return new Tensor(data, shape, dtype, columnwise, scale, amax, scale_inv);
+           }),
+           "data"_a, "shape"_a, "dtype"_a, "columnwise"_a = 0, "scale"_a = 0, "amax"_a = 0, "scale_inv"_a = 0)
+      .def_property_readonly("data_ptr", [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data.data_ptr); })
+      .def_readonly("columnwise", &Tensor::columnwise)
+      .def_property_readonly("shape", &Tensor::shape)
+      .def_property_readonly("dtype", [](const Tensor& t) { return t.data.dtype; })
+      .def("__repr__", [](const Tensor& t) { return "Tensor(" + t.describe() + ")"; });
+
+  py::class_<Stream>(m, "Stream", R"(A CUDA stream of the current device, and the scratch memory its kernels share.
+
+handle: the cudaStream_t as an int. allocate(bytes): returns device memory as an object with data_ptr(); called when
+more scratch memory is needed than there is (after the stream has been synchronised, if there was some).)")
+      .def(py::init<uintptr_t, py::function>(), "handle"_a, "allocate"_a)
+      .def_property_readonly("handle", [](const Stream& s) { return reinterpret_cast<uintptr_t>(s.handle); })
+      .def_readonly("sm_count", &Stream::sm_count)
+      .def_property_readonly("workspace_size", &Stream::workspace_size);
+
+  m.def("rmsnorm_fwd", &rmsnorm_fwd, "x"_a, "gamma"_a, "epsilon"_a, "z"_a, "rsigma"_a, "stream"_a,
+        "z = x / rms(x) * gamma. x, z: [tokens, h]; z may be fp8; rsigma: float32 [tokens], 1 / rms(x).");
+  m.def("rmsnorm_bwd", &rmsnorm_bwd, "dz"_a, "x"_a, "rsigma"_a, "gamma"_a, "dx"_a, "dgamma"_a, "stream"_a,
+        "add"_a = nullptr, "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All but rsigma: x's dtype.");
+  m.def("quantize", &quantize, "input"_a, "output"_a, "stream"_a,
+        "fp8 output = input * scale, its transposed copy too where it has one; writes scale_inv and amax.");
+  m.def("dequantize", &dequantize, "input"_a, "output"_a, "stream"_a, "output = fp8 input * scale_inv.");
+  m.def("transpose", &transpose, "input"_a, "output"_a, "stream"_a, "output [n, m] = input [m, n] transposed.");
+  m.def("swiglu", &swiglu, "input"_a, "output"_a, "stream"_a,
+        "output [tokens, f] = silu(input[:, :f]) * input[:, f:]; output may be fp8.");
+  m.def("dswiglu", &dswiglu, "grad"_a, "input"_a, "output"_a, "stream"_a,
+        "Gradient [tokens, 2 f] of swiglu's input; output may be fp8.");
+  m.def("dswiglu_cast_transpose", &dswiglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a,
+        "dswiglu to fp8 with its transposed copy, in one kernel.");
+  m.def("gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
+        "split_accumulator"_a = false, R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
+A is [m, k] if transa else [k, m]; B is [k, n] if transb else [n, k]. With weight W [out, in], tokens x [t, in]:
+y = gemm(W, x, y, True, False); dx = gemm(W, dy, dx, False, False); dW = gemm(x, dy, dW, False, True).
+accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.)");
+  m.def("amax_and_scale_update", &amax_and_scale_update, "amax_history"_a, "scale"_a, "algo"_a, "fp8_dtype"_a,
+        "margin"_a, "stream"_a,
+        "Delayed scaling, in place: scale [n] from float32 amax_history [len, n], which is then rolled by one.");
+  m.def("compute_amax", &compute_amax, "input"_a, "output"_a, "stream"_a, "output's amax = max(abs(input)).");
+  m.def("compute_scale_from_amax", &compute_scale_from_amax, "output"_a, "stream"_a,
+        "Current scaling: fp8 output's scale = fp8's greatest value / amax.");
+  m.def("rope", &rope, "input"_a, "freqs"_a, "output"_a, "backward"_a, "stream"_a,
+        "TE's rotary embedding on [b, s, h, d], half-split (NeoX) convention; freqs: angles, float32 [s, 1, 1, d].");
+  m.def("attention_fwd", &attention_fwd, "q"_a, "k"_a, "v"_a, "out"_a, "stats"_a, "scale"_a, "layout"_a, "mask"_a,
+        "is_training"_a, "stream"_a, "dropout"_a = 0.f, "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr,
+        R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask)·v. q: [b, s, h, d]; k, v: [b, s, kv heads, d], at the addresses
+that `layout` (types.QKVLayout) implies. stats: float32 [b, h, s, 1], kept for backward. mask: types.Mask; the padding
+masks need cu_seqlens, int32 [b + 1]. dropout needs rng_state, int64 [2]: seed, offset.)");
+  m.def("attention_bwd", &attention_bwd, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "stats"_a, "dq"_a, "dk"_a, "dv"_a,
+        "scale"_a, "layout"_a, "mask"_a, "stream"_a, "dropout"_a = 0.f, "deterministic"_a = false,
+        "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "dq, dk, dv, laid out as q, k, v are.");
+  m.def("memcpy_async", &memcpy_async, "destination"_a, "source"_a, "bytes"_a, "stream"_a);
+  m.def("memset_async", &memset_async, "destination"_a, "value"_a, "bytes"_a, "stream"_a);
+  m.def("launch", &launch, "kernel"_a, "grid"_a, "block"_a, "shared_bytes"_a, "stream"_a,
+        "Launches a kernel of native/kernels; its arguments, ints, follow.");
+}

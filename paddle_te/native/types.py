@@ -1,0 +1,33 @@
+"""Enumerations of Transformer Engine 2.20's C headers, as far as they are used (checked by tests/native)."""
+
+from enum import IntEnum
+
+
+class DType(IntEnum):
+    """`NVTEDType` (transformer_engine.h)."""
+
+    BYTE = 0
+    INT32 = 2
+    INT64 = 3
+    FLOAT32 = 4
+    FLOAT16 = 5
+    BFLOAT16 = 6
+    FLOAT8_E4M3 = 7
+    FLOAT8_E5M2 = 8
+
+
+class QKVLayout(IntEnum):
+    """`NVTE_QKV_Layout` (fused_attn.h). b batch, s sequence, h heads, d head size."""
+
+    BS3HD = 5  # one buffer [b, s, 3, h, d]
+    BSHD_BS2HD = 7  # q [b, s, h, d]; k and v in one buffer [b, s, 2, h, d]
+    BSHD_BSHD_BSHD = 9  # three buffers [b, s, h, d]
+
+
+class Mask(IntEnum):
+    """`NVTE_Mask_Type` (fused_attn.h)."""
+
+    NONE = 0
+    PADDING = 1
+    CAUSAL = 2
+    PADDING_CAUSAL = 3
