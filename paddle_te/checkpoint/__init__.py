@@ -1,0 +1,10 @@
+"""Checkpoints: conversion between layouts, and the table of weight names behind it.
+
+Knows neither Paddle nor a model's code; only `layout` touches Paddle tensors, when it is given some.
+"""
+
+from paddle_te.checkpoint.convert import convert
+from paddle_te.checkpoint.layout import native_to_te, te_to_native
+from paddle_te.checkpoint.tensors import CheckpointError
+
+__all__ = ["CheckpointError", "convert", "native_to_te", "te_to_native"]

@@ -1,0 +1,63 @@
+"""Tensors that stay in their files until they are read, and the error of this package."""
+
+import os
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+# Weights are moved as bits: bfloat16, which numpy does not have, is held as uint16, as Paddle does.
+STORAGE = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, converted or written; the message names the file and what to do."""
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A tensor in a file: where its bytes begin, its dtype ("float32", "float16", "bfloat16"), shape and order."""
+
+    path: Path
+    offset: int
+    dtype: str
+    shape: tuple
+    order: str = "C"
+
+    @property
+    def nbytes(self):
+        """Size in bytes."""
+        return prod(self.shape) * STORAGE[self.dtype].itemsize
+
+    def read(self):
+        """The tensor as a numpy array of the storage dtype. Raises CheckpointError for a file that became shorter."""
+        array = np.fromfile(self.path, STORAGE[self.dtype], prod(self.shape), offset=self.offset)
+        if array.size != prod(self.shape):
+            raise CheckpointError(f"{self.path}: truncated while it was being read")
+        return array.reshape(self.shape, order=self.order)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor to be written."""
+
+    name: str
+    dtype: str
+    shape: tuple
+
+    @property
+    def nbytes(self):
+        """Size in bytes."""
+        return prod(self.shape) * STORAGE[self.dtype].itemsize
+
+
+def write_array(file, array):
+    """Writes an array's bytes in C order without a second copy of a contiguous one."""
+    file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+
+
+def sync_file(file):
+    """Flushes a file to the disk itself."""
+    file.flush()
+    os.fsync(file.fileno())
