@@ -1,0 +1,286 @@
+"""Callbacks for PaddleNLP's Trainer: throughput and its log, the progress bar, the profiler's window."""
+
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddlenlp.trainer import TrainerCallback
+from paddlenlp.trainer.trainer_callback import ProgressCallback
+
+from paddle_te.native.library import driver
+
+TRAIN_LOG = "train_log.jsonl"
+TRAIN_SUMMARY = "train_summary.json"
+
+
+def model_flops_per_token(config):
+    """Floating-point operations that training needs per token, forward and backward, recomputation not counted.
+
+    6 per weight that is multiplied (2 forward, 4 backward; the embedding's lookup has none) and
+    12·L·H·Q·T for attention's two products, not halved for the causal mask.
+    Source: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B; Megatron-LM and torchtitan count alike.
+
+    Args:
+        config: a LlamaConfig; its seq_length is the tokens in a sample (T).
+    """
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = hidden // heads
+    attention_weights = hidden * head_dim * (heads + 2 * kv_heads) + heads * head_dim * hidden
+    mlp_weights = 3 * hidden * config.intermediate_size
+    weights = config.num_hidden_layers * (attention_weights + mlp_weights) + hidden * config.vocab_size
+    return 6 * weights + 12 * config.num_hidden_layers * heads * head_dim * config.seq_length
+
+
+def run_name(config):
+    """The backend's short name, none, pd or te, with -fp8 where it runs in fp8."""
+    short = {"none": "none", "paddle": "pd", "transformer_engine": "te"}
+    name = short[getattr(config, "transformer_engine_backend", "none")]
+    return f"{name}-fp8" if getattr(config, "use_fp8", False) else name
+
+
+def peak_memory_bytes():
+    """Most bytes that live tensors took at once on this process's device since it started (Paddle's own count)."""
+    place = paddle.framework._current_expected_place_()
+    if place.is_cpu_place():
+        return paddle.base.core.host_memory_stat_peak_value("Allocated", 0)
+    return paddle.base.core.device_memory_stat_peak_value("Allocated", place.get_device_id())
+
+
+def exact_loss(loss, steps):
+    """The loss as it was before the Trainer rounded it to 8 decimals.
+
+    One step's loss is a float32, whose neighbours lie more than 1e-8 apart from 0.125 upwards: there the rounded
+    value names exactly one float32. Below, and for a mean over several steps, the error stays under 5e-9.
+    """
+    return float(np.float32(loss)) if steps == 1 else loss
+
+
+class ThroughputCallback(TrainerCallback):
+    """Measures speed and memory, adds them to the Trainer's logs and writes `output_dir`/train_log.jsonl.
+
+    A line per logging interval, from the first process of the job:
+    `{"step", "loss", "lr", "tokens_per_second", "step_time", "peak_memory_bytes"}`, the loss with all its digits,
+    `step_time` in seconds (mean of the interval; saving and evaluating not counted, loading data counted),
+    `tokens_per_second` of the whole job, memory of the first process's device. A resumed run keeps the lines up to
+    the step it resumes from. At the end train_summary.json, whose speeds leave out the first interval (warm-up).
+
+    It must come before VisualDL's callback, which passes on what it finds in the logs: see `install_callbacks`.
+
+    Args:
+        config: the model's LlamaConfig: its sizes, seq_length, and (absent: "none") transformer_engine_backend.
+    """
+
+    def __init__(self, config):
+        self.backend = run_name(config)
+        self.seq_length = config.seq_length
+        self.flops_per_token = model_flops_per_token(config)
+        self.last_step = 0
+        self.busy = 0.0  # seconds of training since the last log
+        self.mark = None  # perf_counter up to which `busy` has counted
+        self.records = []
+
+    def _count_time(self):
+        now = time.perf_counter()
+        self.busy += now - self.mark
+        self.mark = now
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.last_step, self.busy, self.mark, self.records = state.global_step, 0.0, None, []
+        if state.is_world_process_zero:
+            self._start_log(Path(args.output_dir) / TRAIN_LOG)
+
+    def _start_log(self, path):
+        kept = []
+        if self.last_step and path.exists():
+            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= self.last_step]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".tmp")
+        partial.write_text("".join(line + "\n" for line in kept))
+        partial.replace(path)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.mark is None:
+            self.mark = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self._count_time()
+
+    def _skip_time(self, args, state, control, **kwargs):
+        self.mark = time.perf_counter()
+
+    on_save = on_evaluate = _skip_time
+
+    def on_log(self, args, state, control, logs=None, optimizer=None, **kwargs):
+        steps = state.global_step - self.last_step
+        if "loss" not in logs or not steps:  # an evaluation's log, or the run's closing one
+            return
+        self._count_time()  # the Trainer has just read the loss: the device has finished these steps
+        step_time = self.busy / steps
+        self.last_step, self.busy = state.global_step, 0.0
+
+        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.dataset_world_size
+        tokens_per_second = samples * self.seq_length / step_time
+        record = {
+            "step": state.global_step,
+            "loss": exact_loss(logs["loss"], steps),
+            "lr": optimizer.get_lr() if optimizer is not None else logs.get("learning_rate"),
+            "tokens_per_second": tokens_per_second,
+            "step_time": step_time,
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        self.records.append(record)
+        logs.update(
+            tokens_per_second=round(tokens_per_second, 1),
+            tokens_per_second_per_device=round(tokens_per_second / args.world_size, 1),
+            samples_per_second=round(samples / step_time, 3),
+            step_time=round(step_time, 4),
+            peak_memory_bytes=record["peak_memory_bytes"],
+            model_tflops_per_device=round(self._tflops(tokens_per_second, args), 4),
+        )
+        if state.is_world_process_zero:
+            with open(Path(args.output_dir) / TRAIN_LOG, "a") as log:
+                log.write(json.dumps(record) + "\n")
+
+    def _tflops(self, tokens_per_second, args):
+        return tokens_per_second / args.world_size * self.flops_per_token / 1e12
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if not self.records or not state.is_world_process_zero:
+            return
+        steady = self.records[1:] or self.records
+        step_time = statistics.fmean(record["step_time"] for record in steady)
+        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.dataset_world_size
+        tokens_per_second = samples * self.seq_length / step_time
+        summary = {
+            "backend": self.backend,
+            "steps": self.last_step,
+            "final_loss": self.records[-1]["loss"],
+            "tokens_per_second": tokens_per_second,
+            "tokens_per_second_per_device": tokens_per_second / args.world_size,
+            "model_tflops_per_device": self._tflops(tokens_per_second, args),
+            "step_time": step_time,
+            "peak_memory_bytes": self.records[-1]["peak_memory_bytes"],
+            "devices": args.world_size,
+            "global_batch_size": samples,
+            "seq_length": self.seq_length,
+        }
+        (Path(args.output_dir) / TRAIN_SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+
+
+class ProgressBarCallback(ProgressCallback):
+    """The Trainer's progress bar, which also shows loss and speed."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        super().on_log(args, state, control, logs=logs, **kwargs)
+        if self.training_bar is not None and "loss" in logs:
+            tokens = f"{logs['tokens_per_second']:.0f}" if "tokens_per_second" in logs else "?"
+            self.training_bar.set_postfix_str(f"loss {logs['loss']:.4f}, {tokens} tokens/s")
+
+
+class ProfilerCallback(TrainerCallback):
+    """Opens and closes Nsight Systems' window (`nsys profile --capture-range=cudaProfilerApi`) around some steps.
+
+    Inert unless ENABLE_PROFILE=1. PROFILE_START_STEP and PROFILE_STOP_STEP are the first and the last profiled step,
+    counted from 0, both included (default 0). PROFILE_EMIT_NVTX=1 names each step in the timeline. Among several
+    machines only PROFILE_NODEID (default 0) of SLURM_NODEID profiles.
+
+    Args:
+        environ: where the settings come from; None: os.environ.
+        profiler: an object with start() and stop(); None: a CudaProfiler.
+
+    Raises ValueError for settings that are not whole numbers or leave no step, ModuleNotFoundError when NVTX is asked
+    for and not installed, OSError without an NVIDIA driver and GPU: all before training starts.
+    """
+
+    def __init__(self, environ=None, profiler=None):
+        environ = os.environ if environ is None else environ
+
+        def setting(name):
+            try:
+                return int(environ.get(name) or 0)
+            except ValueError:
+                raise ValueError(f"{name}={environ[name]!r}: must be a whole number") from None
+
+        self.enabled = bool(setting("ENABLE_PROFILE")) and setting("SLURM_NODEID") == setting("PROFILE_NODEID")
+        if not self.enabled:
+            return
+        self.start_step, self.stop_step = setting("PROFILE_START_STEP"), setting("PROFILE_STOP_STEP")
+        if self.stop_step < self.start_step:
+            raise ValueError(f"PROFILE_STOP_STEP={self.stop_step} is before PROFILE_START_STEP={self.start_step}")
+        self.nvtx = _nvtx() if setting("PROFILE_EMIT_NVTX") else None
+        self.profiler = profiler or CudaProfiler()
+        self.running = False
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if not self.enabled:
+            return
+        if not self.running and state.global_step == self.start_step:
+            self.profiler.start()
+            self.running = True
+        if self.running and self.nvtx:
+            self.nvtx.push_range(f"step {state.global_step}")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if not self.enabled or not self.running:
+            return
+        if self.nvtx:
+            self.nvtx.pop_range()
+        if state.global_step > self.stop_step:  # the Trainer has counted the step that ended just now
+            self._stop()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.enabled and self.running:
+            self._stop()
+
+    def _stop(self):
+        self.profiler.stop()
+        self.running = False
+
+
+class CudaProfiler:
+    """The profiler's window through the CUDA driver: whichever CUDA runtime computes, nsys sees it.
+
+    Raises OSError where there is no driver or no GPU.
+    """
+
+    def __init__(self):
+        self.driver = driver()
+
+    def start(self):
+        """Opens the window for the calling thread's CUDA context. Raises RuntimeError when the driver refuses."""
+        self._call("cuProfilerStart")
+
+    def stop(self):
+        """Waits for the work under way, then closes the window. Raises RuntimeError when the driver refuses."""
+        self._call("cuCtxSynchronize")
+        self._call("cuProfilerStop")
+
+    def _call(self, function):
+        if status := getattr(self.driver, function)():
+            raise RuntimeError(f"{function} failed with CUresult {status}; unset ENABLE_PROFILE to train unprofiled")
+
+
+def _nvtx():
+    try:
+        import nvtx
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "PROFILE_EMIT_NVTX=1 needs the package nvtx: pip install nvtx, or set PROFILE_EMIT_NVTX=0"
+        ) from None
+    return nvtx
+
+
+def install_callbacks(trainer):
+    """Gives a PaddleNLP Trainer of a Llama this module's callbacks.
+
+    In front of all others, so that VisualDL's passes on what they add to the logs (those of the Trainer's own argument
+    `callbacks` come behind it), and with a progress bar in place of the Trainer's.
+    """
+    callbacks = trainer.callback_handler.callbacks
+    callbacks[:0] = [ThroughputCallback(trainer.model.config), ProfilerCallback()]
+    callbacks[:] = [ProgressBarCallback() if type(callback) is ProgressCallback else callback for callback in callbacks]

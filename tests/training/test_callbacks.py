@@ -1,0 +1,368 @@
+import ctypes
+import json
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from paddle.utils import unique_name
+from paddlenlp.trainer import Trainer, TrainingArguments
+from paddlenlp.trainer.trainer_callback import ProgressCallback
+from paddlenlp.transformers import LlamaForCausalLM
+
+from paddle_te.training import callbacks
+from paddle_te.training.callbacks import (
+    TRAIN_LOG,
+    TRAIN_SUMMARY,
+    ProfilerCallback,
+    ProgressBarCallback,
+    ThroughputCallback,
+    exact_loss,
+    install_callbacks,
+    model_flops_per_token,
+    peak_memory_bytes,
+)
+from tests.conftest import missing_gpu
+
+SEQ_LENGTH = 32
+CONFIG = dict(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    vocab_size=128,
+    seq_length=SEQ_LENGTH,
+)
+
+
+class RandomTokens(paddle.io.Dataset):
+    def __init__(self, seed, vocab_size=128, samples=64):
+        tokens = np.random.default_rng(seed).integers(0, vocab_size, (samples, SEQ_LENGTH + 1))
+        self.samples = [{"input_ids": row[:-1], "labels": row[1:]} for row in tokens]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+class RecordingTrainer(Trainer):
+    """Keeps each step's loss as the model computed it."""
+
+    def __init__(self, *args, **kwargs):
+        self.step_losses = []
+        super().__init__(*args, **kwargs)
+
+    def _get_item_from_loss(self, loss):
+        self.step_losses.append(super()._get_item_from_loss(loss))
+        return self.step_losses[-1]
+
+
+def make_trainer(tiny_config, output_dir, seed, **overrides):
+    settings = dict(
+        output_dir=str(output_dir),
+        do_train=True,
+        max_steps=4,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        save_steps=1000,
+        learning_rate=1e-3,
+        warmup_steps=2,
+        device="cpu",
+        seed=seed,
+        report_to=["visualdl"],
+        skip_memory_metrics=True,
+    )
+    arguments = TrainingArguments(**{**settings, **overrides})
+    model = LlamaForCausalLM(tiny_config())
+    trainer = RecordingTrainer(model=model, args=arguments, train_dataset=RandomTokens(seed, samples=256))
+    install_callbacks(trainer)
+    return trainer
+
+
+def read_log(folder):
+    return [json.loads(line) for line in (folder / TRAIN_LOG).read_text().splitlines()]
+
+
+@pytest.fixture
+def trained(tiny_config, tmp_path, seed):
+    trainer = make_trainer(tiny_config, tmp_path, seed)
+    trainer.train()
+    return trainer, tmp_path
+
+
+def test_train_log_has_every_step_with_exact_losses(trained):
+    trainer, folder = trained
+    records = read_log(folder)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert [record["loss"] for record in records] == trainer.step_losses
+    for record in records:
+        assert set(record) == {"step", "loss", "lr", "tokens_per_second", "step_time", "peak_memory_bytes"}
+        assert record["tokens_per_second"] * record["step_time"] == pytest.approx(2 * 2 * SEQ_LENGTH)
+        assert record["peak_memory_bytes"] >= sum(4 * p.size for p in trainer.model.parameters())
+    assert 0 < records[0]["lr"] <= 1e-3
+
+
+def test_summary(trained):
+    trainer, folder = trained
+    records, summary = read_log(folder), json.loads((folder / TRAIN_SUMMARY).read_text())
+    steady = [record["step_time"] for record in records[1:]]
+    assert summary["backend"] == "none" and summary["steps"] == 4 and summary["devices"] == 1
+    assert summary["final_loss"] == records[-1]["loss"]
+    assert summary["step_time"] == pytest.approx(sum(steady) / 3)
+    assert summary["tokens_per_second"] == pytest.approx(2 * 2 * SEQ_LENGTH * 3 / sum(steady))
+    flops = model_flops_per_token(trainer.model.config)
+    assert summary["model_tflops_per_device"] == pytest.approx(summary["tokens_per_second"] * flops / 1e12)
+
+
+def test_visualdl_receives_the_measurements(trained):
+    from visualdl import LogReader
+
+    trainer, folder = trained
+    (log,) = (path for path in folder.rglob("vdlrecords*"))
+    reader = LogReader(file_path=str(log))
+    names = reader.get_tags()["scalar"]
+    for metric in (
+        "loss",
+        "learning_rate",
+        "tokens_per_second",
+        "tokens_per_second_per_device",
+        "samples_per_second",
+        "step_time",
+        "peak_memory_bytes",
+        "model_tflops_per_device",
+    ):
+        assert f"train/{metric}" in names
+    shown = [item.value for item in reader.get_data("scalar", "train/loss")]
+    assert shown == pytest.approx(trainer.step_losses)
+
+
+def test_progress_bar_shows_loss_and_speed(tiny_config, tmp_path, seed, capfd):
+    trainer = make_trainer(tiny_config, tmp_path, seed)
+    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
+    assert ProgressBarCallback in kinds and ProgressCallback not in kinds
+    trainer.train()
+    assert f"loss {trainer.step_losses[-1]:.4f}" in (error := capfd.readouterr().err) and "tokens/s" in error
+
+
+def test_logging_every_second_step_logs_the_mean(tiny_config, tmp_path, seed):
+    trainer = make_trainer(tiny_config, tmp_path, seed, logging_steps=2)
+    trainer.train()
+    records = read_log(tmp_path)
+    assert [record["step"] for record in records] == [2, 4]
+    np.testing.assert_allclose([record["loss"] for record in records], np.array(trainer.step_losses) / 2, atol=1e-8)
+    for record in records:
+        assert record["tokens_per_second"] * record["step_time"] == pytest.approx(2 * 2 * SEQ_LENGTH)
+
+
+def test_resume_keeps_the_lines_before_it_and_replaces_the_rest(tiny_config, tmp_path, seed):
+    with unique_name.guard():  # optimizer states are saved under names that Paddle counts per process
+        make_trainer(tiny_config, tmp_path, seed, save_steps=2).train()
+    before = read_log(tmp_path)
+    with unique_name.guard():
+        resumed = make_trainer(tiny_config, tmp_path, seed, save_steps=2)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    after = read_log(tmp_path)
+    assert after[:2] == before[:2]
+    assert [record["step"] for record in after] == [1, 2, 3, 4]
+    assert [record["loss"] for record in after[2:]] == resumed.step_losses
+    assert after[2]["step_time"] != before[2]["step_time"]
+
+
+def throughput_callback():
+    callback = ThroughputCallback(SimpleNamespace(**CONFIG))
+    callback.flops_per_token = 10**9
+    return callback
+
+
+class Run:
+    """Drives a callback as the Trainer does, without one."""
+
+    def __init__(self, callback, output_dir):
+        self.callback, self.control = callback, SimpleNamespace()
+        self.state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+        self.args = SimpleNamespace(
+            output_dir=str(output_dir),
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=1,
+            dataset_world_size=2,
+            world_size=4,
+        )
+        self.send("on_train_begin")
+
+    def send(self, event, **kwargs):
+        getattr(self.callback, event)(self.args, self.state, self.control, **kwargs)
+
+    def step(self, seconds, save_seconds=0.0):
+        self.send("on_step_begin")
+        time.sleep(seconds)
+        self.state.global_step += 1
+        self.send("on_step_end")
+        logs = {"loss": 1.0, "learning_rate": 0.1}
+        self.send("on_log", logs=logs)
+        if save_seconds:
+            time.sleep(save_seconds)
+            self.send("on_save")
+        return logs
+
+
+def test_step_time_counts_training_and_not_saving(tmp_path):
+    run = Run(throughput_callback(), tmp_path)
+    run.step(0.02, save_seconds=1.0)
+    logs = run.step(0.02)
+    assert 0.02 <= logs["step_time"] < 0.5
+
+
+def test_speed_is_the_jobs_and_the_devices(tmp_path):
+    run = Run(throughput_callback(), tmp_path)
+    run.step(0.01)
+    logs = run.step(0.05)
+    exact = read_log(tmp_path)[-1]
+    assert exact["tokens_per_second"] == pytest.approx(2 * 2 * SEQ_LENGTH / exact["step_time"])
+    assert logs["tokens_per_second_per_device"] == pytest.approx(exact["tokens_per_second"] / 4, abs=0.1)
+    assert logs["samples_per_second"] == pytest.approx(4 / exact["step_time"], abs=0.01)
+    tflops = exact["tokens_per_second"] / 4 * 1e9 / 1e12
+    assert logs["model_tflops_per_device"] == pytest.approx(tflops, abs=1e-4)
+
+
+def test_other_logs_are_left_alone(tmp_path):
+    run = Run(throughput_callback(), tmp_path)
+    run.step(0.01)
+    for logs in ({"eval_loss": 1.0}, {"train_loss": 1.0, "train_runtime": 2.0}):
+        run.send("on_log", logs=(seen := dict(logs)))
+        assert seen == logs
+    assert len(read_log(tmp_path)) == 1
+
+
+def test_only_the_first_process_writes(tmp_path):
+    run = Run(throughput_callback(), tmp_path / "run")
+    (tmp_path / "run" / TRAIN_LOG).unlink()
+    run.state.is_world_process_zero = False
+    run.step(0.01)
+    run.send("on_train_end")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "flags, name",
+    [
+        ({}, "none"),
+        ({"transformer_engine_backend": "none"}, "none"),
+        ({"transformer_engine_backend": "paddle", "use_fp8": False}, "pd"),
+        ({"transformer_engine_backend": "paddle", "use_fp8": True}, "pd-fp8"),
+        ({"transformer_engine_backend": "transformer_engine", "use_fp8": True}, "te-fp8"),
+    ],
+)
+def test_the_runs_name_is_its_backends(flags, name):
+    assert ThroughputCallback(SimpleNamespace(**CONFIG, **flags)).backend == name
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_flops_count_every_product_of_the_model(tiny_config, seed, kv_heads):
+    config = tiny_config(num_key_value_heads=kv_heads)
+    model = LlamaForCausalLM(config)
+    products = [p.shape for name, p in model.named_parameters() if len(p.shape) == 2 and "embed_tokens" not in name]
+    forward = sum(2 * rows * columns for rows, columns in products)
+    query_keys = attention_values = 2 * SEQ_LENGTH * config.hidden_size
+    forward += config.num_hidden_layers * (query_keys + attention_values)
+    assert model_flops_per_token(config) == 3 * forward
+
+
+def test_exact_loss_undoes_the_trainers_rounding(seed):
+    losses = np.random.default_rng(seed).uniform(0.125, 20, 10_000).astype(np.float32)
+    assert [exact_loss(round(float(loss), 8), steps=1) for loss in losses] == losses.tolist()
+
+
+def test_peak_memory_counts_live_tensors():
+    before = peak_memory_bytes()
+    size = before + (1 << 20)  # bytes; more than ever before in this process
+    tensor = paddle.empty([size], dtype="uint8")
+    del tensor
+    assert size <= peak_memory_bytes() <= size + before + (1 << 20)
+
+
+class FakeProfiler:
+    """Stands for cudaProfilerStart and cudaProfilerStop."""
+
+    def __init__(self, run):
+        self.run, self.calls = run, []
+
+    def start(self):
+        self.calls.append(("start", self.run.state.global_step))
+
+    def stop(self):
+        self.calls.append(("stop", self.run.state.global_step))
+
+
+def profile(tmp_path, environ, steps=6):
+    run = Run(throughput_callback(), tmp_path)
+    profiler = FakeProfiler(run)
+    run.callback = ProfilerCallback({"ENABLE_PROFILE": "1", **environ}, profiler)
+    for _ in range(steps):
+        run.step(0)
+    run.send("on_train_end")
+    return profiler.calls
+
+
+@pytest.mark.parametrize(
+    "environ, calls",
+    [
+        ({"PROFILE_START_STEP": "3", "PROFILE_STOP_STEP": "3"}, [("start", 3), ("stop", 4)]),
+        ({"PROFILE_START_STEP": "1", "PROFILE_STOP_STEP": "4"}, [("start", 1), ("stop", 5)]),
+        ({"PROFILE_START_STEP": "5", "PROFILE_STOP_STEP": "90"}, [("start", 5), ("stop", 6)]),  # training ends first
+        ({"PROFILE_START_STEP": "90", "PROFILE_STOP_STEP": "91"}, []),
+        ({"PROFILE_START_STEP": "1", "PROFILE_STOP_STEP": "2", "SLURM_NODEID": "1"}, []),
+        ({"PROFILE_STOP_STEP": "0", "SLURM_NODEID": "1", "PROFILE_NODEID": "1"}, [("start", 0), ("stop", 1)]),
+        ({"ENABLE_PROFILE": "0"}, []),
+        ({"ENABLE_PROFILE": ""}, []),
+    ],
+)
+def test_profiler_window(tmp_path, environ, calls):
+    assert profile(tmp_path, environ) == calls
+
+
+@pytest.mark.parametrize(
+    "environ, message",
+    [
+        ({"PROFILE_START_STEP": "three"}, "PROFILE_START_STEP='three': must be a whole number"),
+        ({"PROFILE_START_STEP": "4", "PROFILE_STOP_STEP": "2"}, "PROFILE_STOP_STEP=2 is before PROFILE_START_STEP=4"),
+    ],
+)
+def test_profiler_refuses_wrong_settings(tmp_path, environ, message):
+    with pytest.raises(ValueError, match=message):
+        profile(tmp_path, environ)
+
+
+def test_profiler_names_the_steps(tmp_path, monkeypatch):
+    seen = []
+    nvtx = SimpleNamespace(push_range=seen.append, pop_range=lambda: seen.append("end"))
+    monkeypatch.setattr(callbacks, "_nvtx", lambda: nvtx)
+    profile(tmp_path, {"PROFILE_START_STEP": "2", "PROFILE_STOP_STEP": "3", "PROFILE_EMIT_NVTX": "1"})
+    assert seen == ["step 2", "end", "step 3", "end"]
+
+
+def test_nvtx_missing_is_said_before_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install nvtx"):
+        ProfilerCallback({"ENABLE_PROFILE": "1", "PROFILE_EMIT_NVTX": "1"}, profiler=object())
+
+
+def test_profiling_without_a_gpu_is_refused_before_training():
+    if missing_gpu() is None:
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(OSError, match="libcuda|cuInit"):
+        ProfilerCallback({"ENABLE_PROFILE": "1"})
+
+
+@pytest.mark.gpu
+def test_the_driver_opens_and_closes_the_profilers_window():
+    profiler = callbacks.CudaProfiler()
+    context = ctypes.c_void_p()
+    assert profiler.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert profiler.driver.cuCtxSetCurrent(context) == 0
+    profiler.start()
+    profiler.stop()
+    assert profiler.driver.cuDevicePrimaryCtxRelease_v2(0) == 0
