@@ -27,6 +27,7 @@ import signal
 import sys
 import sysconfig
 import textwrap
+import threading
 import zlib
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
@@ -42,7 +43,7 @@ from tqdm import tqdm
 
 # PaddleNLP is imported where it is first needed: it takes seconds, and wrong arguments are told before that.
 
-SUFFIXES = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".zst"))
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # taken from a folder; a file given by name may have any
 READ_BYTES = 1 << 18
 CHUNK_BYTES = 1 << 18  # of text for one task of a worker: large against its cost, small against the corpus
 DEMO_FORMAT = 1  # raise when --demo's output changes, so that older folders are not taken for complete
@@ -248,13 +249,17 @@ def load_tokenizer(name):
 
 @contextmanager
 def scratch_folder(target):
-    """A folder beside `target`, removed at the end whatever happens."""
+    """A folder beside `target`, removed at the end whatever happens, SIGTERM included."""
     folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     folder.mkdir(parents=True)
+    in_main_thread = threading.current_thread() is threading.main_thread()  # elsewhere Python sets no signals
+    previous = in_main_thread and signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
 def remove_index_cache(prefix):
@@ -471,6 +476,8 @@ def make_demo(out_dir, *, vocab_size=4096, sources=False, library=None, workers=
     if existing and not overwrite:
         raise PrepareError(f"{out_dir} was made with {existing['demo']}: choose another folder or add --overwrite")
 
+    import paddlenlp  # noqa: F401 (here, because Paddle sets its own handler of SIGTERM at import)
+
     with scratch_folder(out_dir) as folder:
         print("Collecting the standard library's documentation ...", flush=True)
         texts = list(demo_documents(library, sources))
@@ -519,7 +526,6 @@ def parse_arguments(argv=None):
 
 def main(argv=None):
     args = parse_arguments(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing half-written stays
     try:
         if args.demo:
             summary = make_demo(
