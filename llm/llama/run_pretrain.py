@@ -17,8 +17,8 @@ from paddlenlp.transformers import (
     CosineAnnealingWithWarmupDecay,
     LinearAnnealingWithWarmupDecay,
     LlamaConfig,
-    register_sequence_parallel_allreduce_hooks,
 )
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
 
 from paddle_te import device
@@ -31,14 +31,9 @@ from paddle_te.training.checkpoints import find_checkpoint
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
 from paddle_te.training.trainer import PretrainingTrainer
 
-MODEL_FLAGS = (
-    "use_flash_attention use_fused_rms_norm use_fused_rope fuse_attention_qkv fuse_attention_ffn "
-    "recompute_granularity recompute_use_reentrant no_recompute_layers pp_recompute_interval virtual_pp_degree "
-    "sequence_parallel fuse_sequence_parallel_allreduce"
-).split()
-TRAINING_FLAGS = (
-    "tensor_parallel_degree tensor_parallel_rank sep_parallel_degree transformer_engine_backend use_fp8 fp8_recipe "
-    "fp8_format fp8_amax_history_len fp8_amax_compute_algo fuse_wgrad_accumulation"
+SWITCH = (
+    "transformer_engine_backend use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo "
+    "fuse_wgrad_accumulation"
 ).split()
 
 
@@ -61,10 +56,11 @@ def check_device(training_args):
 
 def make_config(model_args, data_args, training_args, tokenizer):
     config = LlamaConfig.from_pretrained(str(resolve(model_args.model_name_or_path)))
-    for names, arguments in ((MODEL_FLAGS, model_args), (TRAINING_FLAGS, training_args)):
-        for name in names:
-            setattr(config, name, getattr(arguments, name))
-    config.use_recompute = training_args.recompute
+    LlmMetaConfig.set_llm_config(config, training_args)
+    for name in SWITCH:
+        setattr(config, name, getattr(training_args, name))
+    config.fuse_attention_qkv = model_args.fuse_attention_qkv
+    config.fuse_attention_ffn = model_args.fuse_attention_ffn
     config.use_cache = False
     config.seq_length = data_args.max_seq_length
     if not model_args.continue_training:
@@ -86,10 +82,6 @@ def make_model(config, model_args, training_args):
         model = make.from_config(config, dtype=dtype)
     else:
         model = load_weights(make, weights, config, dtype)
-    if model_args.sequence_parallel:
-        register_sequence_parallel_allreduce_hooks(
-            model, training_args.gradient_accumulation_steps, model_args.fuse_sequence_parallel_allreduce
-        )
     if training_args.recompute:
         model.recompute_enable()
     return model

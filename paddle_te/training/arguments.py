@@ -1,9 +1,10 @@
 """Command-line arguments of pretraining: PaddleNLP's, and those that choose and tune the decoder layers."""
 
 from dataclasses import dataclass, field
-from typing import List, Optional  # noqa: UP035 (PdArgumentParser knows these spellings only)
+from typing import Optional
 
 from paddlenlp.trainer import TrainingArguments
+from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 
 def _option(default, help, **kwargs):
@@ -11,6 +12,7 @@ def _option(default, help, **kwargs):
 
 
 @dataclass
+@llmmetaclass  # PaddleNLP's flags for fused kernels, parallelism and recompute
 class PreTrainingArguments(TrainingArguments):
     """PaddleNLP's TrainingArguments and the switch."""
 
@@ -30,8 +32,15 @@ class PreTrainingArguments(TrainingArguments):
         False, "Add weight gradients to float32 main gradients inside the GEMMs (needs --amp_master_grad)."
     )
 
+    recompute_use_reentrant: bool = _option(
+        True, "Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks."
+    )
+
     def __post_init__(self):
         _one_of(self, "transformer_engine_backend", ("none", "paddle", "transformer_engine"))
+        _one_of(self, "recompute_granularity", ("full", "core_attn", "full_attn"))
+        if self.recompute_granularity == "full_attn" and self.transformer_engine_backend != "none":
+            raise ValueError("--recompute_granularity full_attn: backends pd and te have full and core_attn")
         _one_of(self, "fp8_recipe", ("delayed", "current"))
         _one_of(self, "fp8_format", ("HYBRID", "E4M3"))
         _one_of(self, "fp8_amax_compute_algo", ("max", "most_recent"))
@@ -63,21 +72,10 @@ class ModelArguments:
     te_init_weight_path: Optional[str] = _option(
         None, "Folder with initial weights in this backend's layout (te_llama_ckpt_converter.py makes one)."
     )
-    use_flash_attention: bool = _option(False, "Native layers: Paddle's flash attention.")
-    use_fused_rms_norm: bool = _option(False, "Native layers: fused RMSNorm.")
-    use_fused_rope: bool = _option(False, "Native layers: fused rotary embedding.")
     fuse_attention_qkv: bool = _option(False, "Native layers: one weight for q, k and v.")
     fuse_attention_ffn: bool = _option(False, "Native layers: one weight for gate and up.")
-    recompute_granularity: str = _option("full", "With --recompute: full or core_attn.")
-    recompute_use_reentrant: bool = _option(True, "Paddle's recompute as a PyLayer (True) or through hooks.")
-    no_recompute_layers: Optional[List[int]] = _option(None, "Layers that are not recomputed.")
-    pp_recompute_interval: int = _option(1, "Pipeline: recompute every n-th layer.")
-    virtual_pp_degree: int = _option(1, "Virtual pipeline stages on each rank.")
-    sequence_parallel: bool = _option(False, "Split tokens over the tensor parallel ranks outside the GEMMs.")
-    fuse_sequence_parallel_allreduce: bool = _option(False, "Sum the norms' gradients in one all-reduce.")
     hidden_dropout_prob: float = _option(0.0, "Llama has no dropout: accepted for old scripts, ignored.")
     attention_probs_dropout_prob: float = _option(0.0, "Llama has no dropout: accepted for old scripts, ignored.")
 
     def __post_init__(self):
-        _one_of(self, "recompute_granularity", ("full", "core_attn", "full_attn"))
         self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path

@@ -1,0 +1,38 @@
+"""Arguments that contradict each other are refused when they are parsed."""
+
+import pytest
+from paddlenlp.trainer import PdArgumentParser
+
+from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
+
+
+def parse(tmp_path, *words):
+    parser = PdArgumentParser((ModelArguments, PreTrainingArguments))
+    return parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--device", "cpu", *words])
+
+
+def test_defaults_are_native_layers(tmp_path):
+    model_args, training_args = parse(tmp_path)
+    assert training_args.transformer_engine_backend == "none" and not training_args.use_fp8
+    assert (training_args.fp8_amax_history_len, training_args.fp8_amax_compute_algo) == (1024, "max")
+    assert model_args.tokenizer_name_or_path == model_args.model_name_or_path
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--transformer_engine_backend", "te"], "it may be none, paddle, transformer_engine"),
+        (["--fp8_amax_compute_algo", "min"], "it may be max, most_recent"),
+        (["--recompute_granularity", "half"], "it may be full, core_attn"),
+        (["--use_fp8"], "--use_fp8 needs --transformer_engine_backend"),
+        (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs"),
+    ],
+)
+def test_contradictions(tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        parse(tmp_path, *words)
+
+
+def test_pd_emulates_fp8(tmp_path):
+    _, training_args = parse(tmp_path, "--transformer_engine_backend", "paddle", "--use_fp8", "true")
+    assert training_args.use_fp8
