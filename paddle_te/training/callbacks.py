@@ -12,9 +12,7 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 
 from paddle_te.native.library import driver
-
-TRAIN_LOG = "train_log.jsonl"
-TRAIN_SUMMARY = "train_summary.json"
+from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
 
 
 def model_flops_per_token(config):

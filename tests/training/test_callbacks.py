@@ -13,8 +13,6 @@ from paddlenlp.transformers import LlamaForCausalLM
 
 from paddle_te.training import callbacks
 from paddle_te.training.callbacks import (
-    TRAIN_LOG,
-    TRAIN_SUMMARY,
     ProfilerCallback,
     ProgressBarCallback,
     ThroughputCallback,
@@ -23,6 +21,7 @@ from paddle_te.training.callbacks import (
     model_flops_per_token,
     peak_memory_bytes,
 )
+from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from tests.conftest import missing_gpu
 
 SEQ_LENGTH = 32
