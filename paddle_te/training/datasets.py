@@ -129,14 +129,19 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
     cache = None
     if need_data:
         _check_index_builder()
-        for prefix in prefixes:
-            check_data(prefix, data_args, needed, vocab_size)
+        counts = [check_data(prefix, data_args, needed, vocab_size) for prefix in prefixes]
+        for name, of_each in zip(SPLITS, zip(*counts, strict=True), strict=True):
+            if any(of_each) and not all(of_each):  # PaddleNLP blends a split of all or of none
+                empty = prefixes[of_each.index(0)]
+                raise ValueError(
+                    f"split {data_args.split!r} leaves {name} no document of {empty}: give {name} a larger share, or 0"
+                )
         cache = _index_cache(prefixes, data_args, training_args)
     datasets = build_train_valid_test_datasets(
         data_prefix=data,
         data_impl=data_args.data_impl,
         splits_string=data_args.split,
-        train_val_test_num_samples=num_samples,
+        train_val_test_num_samples=[max(count, 1) for count in num_samples],  # PaddleNLP cannot blend nothing
         seq_length=data_args.max_seq_length,
         seed=training_args.seed,
         skip_warmup=data_args.skip_warmup,
@@ -221,6 +226,8 @@ def _weights_and_prefixes(parts):
 def check_data(prefix, data_args, needed, vocab_size=None):
     """Refuse a .bin/.idx pair that cannot give one sequence for each split of `needed`, or is damaged.
 
+    Returns:
+        The numbers of documents in train, valid and test.
     Raises:
         ValueError: the index is no index, .bin is cut short, a split has too few tokens, or a token id is not below
             `vocab_size` (None: not checked).
@@ -252,6 +259,7 @@ def check_data(prefix, data_args, needed, vocab_size=None):
             f"{prefix}.bin has token id {largest}, but the model's vocab_size is {vocab_size}: the data was prepared "
             "with another tokenizer"
         )
+    return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
 
 
 def _max_token_id(prefix, dtype, tokens):
