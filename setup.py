@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension
-from setuptools import find_namespace_packages, setup
+from setuptools import find_packages, setup
 
 # PaddleNLP 3.0.0b4 does not import with newer huggingface_hub, aistudio_sdk, datasets and pyarrow.
 REQUIRES = [
@@ -29,26 +29,33 @@ EXTRAS = {
     "plots": ["matplotlib"],
     "te-cu12": ["transformer-engine-cu12>=2.20,<2.21"],
     "te-cu13": ["transformer-engine-cu13>=2.20,<2.21"],
+    "profile": ["nvtx"],
 }
-EXTRAS["test"] = ["pytest>=8", "pytest-timeout", "ruff", "pybind11>=2.12", *EXTRAS["data"], *EXTRAS["plots"]]
-
-SHIM = "paddle_te/native/shim.cpp"
+EXTRAS["test"] = [
+    "pytest>=8",
+    "pytest-timeout",
+    "ruff",
+    "pybind11>=2.12",
+    "setuptools",
+    *EXTRAS["data"],
+    *EXTRAS["plots"],
+]
 
 setup(
     name="paddle_te",
     version="0.1.0",
     description="Transformer Engine for PaddlePaddle and PaddleNLP: one switch decides what a Llama layer is made of",
-    long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
+    long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.13",
-    packages=find_namespace_packages(include=["paddle_te", "paddle_te.*"]),
+    packages=find_packages(include=["paddle_te", "paddle_te.*"]),
     package_data={"paddle_te": ["llama/configs/**/*", "native/*.cpp", "native/kernels/*.cu"]},
     # Plain C++: the shim finds Transformer Engine at run time, so neither CUDA nor TE nor Paddle is needed to build it.
-    ext_modules=[Pybind11Extension("paddle_te.native._shim", [SHIM], cxx_std=17, libraries=["dl"])]
-    if Path(SHIM).exists()
-    else [],
+    ext_modules=[
+        Pybind11Extension("paddle_te.native._shim", ["paddle_te/native/shim.cpp"], libraries=["dl"], cxx_std=17)
+    ],
     install_requires=REQUIRES,
     extras_require=EXTRAS,
 )
