@@ -120,22 +120,11 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
 
     data = find_data(data_args)
     prefixes = data[1::2] or data
-    proportions = parse_split(data_args.split)
-    needed = {name: f"do_{flag}" for name, flag in DO_FLAGS.items() if getattr(training_args, f"do_{flag}")}
-    for name, proportion in zip(SPLITS, proportions, strict=True):
-        if name in needed and proportion == 0:
-            raise ValueError(f"split {data_args.split!r} leaves nothing for {name}, which {needed[name]} needs")
     need_data = training_args.should_load_dataset
     cache = None
     if need_data:
         _check_index_builder()
-        counts = [check_data(prefix, data_args, needed, vocab_size) for prefix in prefixes]
-        for name, of_each in zip(SPLITS, zip(*counts, strict=True), strict=True):
-            if any(of_each) and not all(of_each):  # PaddleNLP blends a split of all or of none
-                empty = prefixes[of_each.index(0)]
-                raise ValueError(
-                    f"split {data_args.split!r} leaves {name} no document of {empty}: give {name} a larger share, or 0"
-                )
+        _check_splits(prefixes, data_args, training_args, vocab_size)
         cache = _index_cache(prefixes, data_args, training_args)
     datasets = build_train_valid_test_datasets(
         data_prefix=data,
@@ -223,8 +212,22 @@ def _weights_and_prefixes(parts):
     return [item for pair in zip(weights, parts[1::2], strict=True) for item in pair]
 
 
+def _check_splits(prefixes, data_args, training_args, vocab_size):
+    """Refuse data that leaves nothing for something the run does, or that PaddleNLP cannot blend."""
+    split = data_args.split
+    needed = {name: f"do_{flag}" for name, flag in DO_FLAGS.items() if getattr(training_args, f"do_{flag}")}
+    for name, proportion in zip(SPLITS, parse_split(split), strict=True):
+        if name in needed and proportion == 0:
+            raise ValueError(f"split {split!r} leaves nothing for {name}, which {needed[name]} needs")
+    counts = [check_data(prefix, data_args, needed, vocab_size) for prefix in prefixes]
+    for name, of_each in zip(SPLITS, zip(*counts, strict=True), strict=True):
+        if any(of_each) and not all(of_each):  # PaddleNLP blends a split of all or of none
+            empty = prefixes[of_each.index(0)]
+            raise ValueError(f"split {split!r} leaves {name} no document of {empty}: give {name} a larger share, or 0")
+
+
 def check_data(prefix, data_args, needed, vocab_size=None):
-    """Refuse a .bin/.idx pair that cannot give one sequence for each split of `needed`, or is damaged.
+    """Refuse a .bin/.idx pair that is damaged, or cannot give one sequence for each split of `needed` ({name: flag}).
 
     Returns:
         The numbers of documents in train, valid and test.
