@@ -1,0 +1,697 @@
+"""The launcher behind llm/llama/scripts/llama_single_node_interactive.sh.
+
+Checks every argument, chooses the devices, builds the one command that trains, prints it and runs it:
+
+    python -m paddle_te.training.launch --model_name=llama-125m --TP=2 ... --training_script=llm/llama/run_pretrain.py
+
+A wrong argument or an impossible combination is one line that names it and what it may be, exit status 2, before
+anything starts or is written. Arguments in capitals below `KNOBS` are read from the environment.
+
+Imports neither paddle nor paddlenlp, which take seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import math
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paddle_te.training.checkpoints import complete_checkpoints, find_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _load_configs():
+    """paddle_te.llama.configs without its parent package, which imports paddle."""
+    spec = importlib.util.spec_from_file_location("_configs", Path(__file__).parents[1] / "llama/configs/__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+configs = _load_configs()
+
+# Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
+TOKENIZERS = [name for name in configs.known_names() if name.startswith("meta-llama/")]
+TOKENIZERS += [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
+
+
+class LaunchError(ValueError):
+    """What is wrong, by the argument's name, and what it may be: one line."""
+
+
+# ---------------------------------------------------------------------------------------------------- arguments
+
+
+def one_of(*choices):
+    def parse(text):
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r} must be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def positive_int(text):
+    if not re.fullmatch(r"0*[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def index(text):
+    if not re.fullmatch(r"\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 0")
+    return int(text)
+
+
+def positive_float(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    return value
+
+
+def boolean(text):
+    return one_of("true", "false")(text) == "true"
+
+
+def switch(text):
+    return one_of("1", "0", "true", "false")(text) in ("1", "true")
+
+
+def step(text):
+    return text if text in ("none", "auto") else _step_number(text)
+
+
+def _step_number(text):
+    if not re.fullmatch(r"\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be none, auto or the number of a saved step")
+    return int(text)
+
+
+def device_list(text):
+    ids = text.split(",")
+    if not all(re.fullmatch(r"\d+", i) for i in ids) or len(set(ids)) != len(ids):
+        raise argparse.ArgumentTypeError(f"{text!r} must be different device numbers with commas between, as 0,1,2,3")
+    return ids
+
+
+# name, default, type, help: in the order of the script's positional arguments.
+ARGUMENTS = [
+    ("model_name", "meta-llama/Llama-2-7b", str, "known name, or folder with config.json"),
+    ("tokenizer_name", "meta-llama/Llama-2-7b", str, "known name, folder, or none with MOCK_DATA=1"),
+    ("batch_size_per_device", "2", positive_int, "sequences a device takes at a time (micro-batch)"),
+    ("FSDP", "1", positive_int, "devices that share optimizer state, gradients, weights (see sharding_stage)"),
+    ("TP", "2", positive_int, "tensor parallel degree"),
+    ("PP", "1", positive_int, "pipeline parallel degree"),
+    ("VP", "1", positive_int, "virtual pipeline stages of a device"),
+    ("GA", "8", positive_int, "gradient accumulation: micro-batches of a step"),
+    ("SP", "false", boolean, "sequence parallel: true, false"),
+    ("max_seqlen", "4096", positive_int, "tokens of a sequence"),
+    ("sharding_stage", "stage2", one_of("stage1", "stage2", "stage3"), "what FSDP shards; ignored with FSDP 1"),
+    (
+        "backend",
+        "none",
+        one_of("none", "te", "pd"),
+        "layers: PaddleNLP's, Transformer Engine's, their Paddle reference",
+    ),
+    ("precision", "bf16", one_of("bf16", "fp8", "fp32"), "bf16, fp8 (with te), fp32"),
+    ("recompute", "none", one_of("none", "core_attn", "full"), "what backward computes again"),
+    ("resume_step", "none", step, "none, auto (latest checkpoint) or the number of a saved step"),
+    ("init_weight", "none", str, "folder with the weights to start from, or none"),
+    ("nsys_profile", "false", boolean, "wrap the run in nsys: true, false"),
+]
+
+# Likewise, from the environment. An empty variable counts as not set.
+KNOBS = [
+    ("DEVICE", None, one_of("gpu", "nvgpu", "cpu"), "kind of device; found if not given"),
+    ("DEVICES", None, device_list, "devices to use, as 0,1,2,3; found if not given"),
+    ("OUTPUT_BASE", "./outputs", str, "where the experiment's folder is made"),
+    ("EXP_NAME", None, str, "name of the experiment's folder; made from the arguments if not given"),
+    ("DATA_PATH", None, str, "folder with .bin and .idx files (default /dataset)"),
+    ("MOCK_DATA", "0", switch, "1: synthetic tokens instead of DATA_PATH"),
+    ("MAX_STEPS", "20000", positive_int, "optimizer steps"),
+    ("SAVE_STEPS", "10000", positive_int, "steps between checkpoints"),
+    ("LOGGING_STEPS", "1", positive_int, "steps between log lines"),
+    ("LEARNING_RATE", "3e-05", positive_float, "greatest learning rate; the least is a tenth of it"),
+    ("EXTRA_ARGS", "", str, "appended to run_pretrain's arguments, quoted as in a shell"),
+    ("OVERWRITE", "0", switch, "1: start anew in a folder that holds checkpoints"),
+    ("DRY_RUN", "0", switch, "1: print the command and stop"),
+    ("NNODES", "1", positive_int, "nodes (default SLURM_JOB_NUM_NODES, else 1)"),
+    ("NODE_RANK", None, index, "this node's rank, from 0 (default SLURM_NODEID)"),
+    ("MASTER", None, str, "address:port of the node of rank 0 (default: the first of IP_STR)"),
+    (
+        "MASTER_PORT",
+        None,
+        positive_int,
+        "its port where MASTER has none (default 6070; under Slurm by the job's number)",
+    ),
+    ("IP_STR", None, str, "the nodes' addresses in the order of their ranks, with commas between"),
+    ("PROFILE_START_STEP", "3", positive_int, "first step nsys records"),
+    ("PROFILE_STOP_STEP", "3", positive_int, "last step nsys records"),
+    ("PROFILE_EMIT_NVTX", "1", switch, "0: without NVTX ranges"),
+]
+
+
+# Slurm's variables, where ours are not set.
+FALLBACKS = {"NNODES": "SLURM_JOB_NUM_NODES", "NODE_RANK": "SLURM_NODEID"}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        message = re.sub(r"^argument --(\w+): ", r"\1: ", message)
+        raise LaunchError(re.sub(r"^unrecognized arguments: ", "unknown or too many arguments: ", message))
+
+
+def parse(argv: list[str] | None, environ: Mapping[str, str]) -> argparse.Namespace:
+    """Arguments and knobs, typed.
+
+    Raises:
+        LaunchError: one of them is not what it may be.
+    """
+    parser = _Parser(
+        prog="python -m paddle_te.training.launch",
+        description="Pretrain Llama. Arguments in capitals from DEVICE on may also stand in the environment.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    # argparse types string defaults too, so an environment variable is checked like an argument.
+    for name, default, kind, text in ARGUMENTS:
+        parser.add_argument(f"--{name}", default=default, type=kind, help=text, metavar="VALUE")
+    for name, default, kind, text in KNOBS:
+        value = environ.get(name) or environ.get(FALLBACKS.get(name, "")) or default
+        parser.add_argument(f"--{name}", default=value, type=kind, help=text, metavar="VALUE")
+    script = ROOT / "llm/llama/run_pretrain.py"
+    parser.add_argument("--training_script", default=str(script), type=str, help="what each process runs")
+    return parser.parse_args(argv)
+
+
+# ---------------------------------------------------------------------------------------------------- devices, nodes
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs of this machine, by the driver's own tool; 0 without it."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
+
+
+def _has_paddle_gpu() -> bool:
+    try:
+        return bool(importlib.metadata.version("paddlepaddle-gpu"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _split(text: str | None) -> list[str]:
+    return [part for part in re.split(r"[,\s]+", text or "") if part]
+
+
+HOST_RUNTIME_DEVICES = 8  # how many the nvgpu plug-in's host runtime shows, unless NVGPU_HOST_DEVICES says
+
+
+def visible_devices(kind: str, environ: Mapping[str, str]) -> list[str]:
+    """The devices a process can see, by the numbers paddle.distributed.launch knows them by; [] if there are none."""
+    if kind == "cpu":
+        return ["0"]
+    chosen = environ.get("CUDA_VISIBLE_DEVICES" if kind == "gpu" else "NVGPU_VISIBLE_DEVICES", "all")
+    if chosen != "all":
+        return [] if chosen == "-1" else _split(chosen)
+    if kind == "nvgpu" and (environ.get("NVGPU_HOST_DEVICES") or not count_gpus()):
+        return [str(i) for i in range(int(environ.get("NVGPU_HOST_DEVICES") or HOST_RUNTIME_DEVICES))]
+    hidden = environ.get("CUDA_VISIBLE_DEVICES")  # which leaves nvgpu, on CUDA, the numbers 0 to n - 1
+    count = count_gpus() if hidden is None else len(_split(hidden))
+    return [str(i) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Devices:
+    kind: str  # gpu, nvgpu or cpu: what --device gets
+    ids: list[str]
+    visible: list[str]
+
+    def selected(self) -> dict[str, str]:
+        """How Paddle is told one process's device: its place among the visible ones."""
+        place = self.visible.index(self.ids[0]) if self.ids[0] in self.visible else self.ids[0]
+        return {} if self.kind == "cpu" else {f"FLAGS_selected_{self.kind}s": str(place)}
+
+
+def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Devices:
+    """DEVICE and DEVICES if given; else paddlepaddle-gpu's GPUs, the nvgpu plug-in's devices, or one CPU.
+
+    Raises:
+        LaunchError: the kind asked for has no device here, or DEVICES names one that is not here.
+    """
+    kind = args.DEVICE
+    if kind is None:
+        if _has_paddle_gpu() and visible_devices("gpu", environ):
+            kind = "gpu"
+        elif environ.get("CUSTOM_DEVICE_ROOT"):
+            kind = "nvgpu"
+        elif args.DRY_RUN and args.DEVICES and args.precision != "fp32":
+            kind = "gpu"  # a dry run for another machine: only accelerators take this precision
+        else:
+            kind = "cpu"
+    visible = visible_devices(kind, environ)
+    ids = args.DEVICES or visible
+    if kind == "nvgpu" and not args.DEVICES and not environ.get("NVGPU_HOST_DEVICES") and not count_gpus():
+        ids = visible[:1]  # the host runtime's devices are made of CPU time: more than one must be asked for
+    if not ids:
+        raise LaunchError(
+            f"DEVICE: no device of kind {kind} found here; name them with DEVICES=0,1,... or set DEVICE=cpu"
+        )
+    absent = [i for i in ids if i not in visible]
+    if absent and kind != "cpu" and not args.DRY_RUN:
+        raise LaunchError(f"DEVICES: no {kind} {', '.join(absent)} here; there are {', '.join(visible) or 'none'}")
+    return Devices(kind, ids, visible)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    count: int = 1
+    rank: int = 0
+    master: str = ""  # address:port
+    host: str = "127.0.0.1"  # this node's address
+
+
+def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
+    """The nodes of the job, from NNODES, NODE_RANK and MASTER, or from Slurm and IP_STR.
+
+    Raises:
+        LaunchError: several nodes and one of these is missing or makes no sense.
+    """
+    addresses = _split(args.IP_STR)
+    count, rank = args.NNODES, args.NODE_RANK
+    if count == 1:
+        return Nodes(host=addresses[0] if addresses else "127.0.0.1")
+    if rank is None or rank >= count:
+        raise LaunchError(f"NODE_RANK: with {count} nodes it must be 0 to {count - 1} (one a node), not {rank}")
+    if addresses and len(addresses) != count:
+        raise LaunchError(f"IP_STR: it must hold {count} addresses, one a node, not {len(addresses)}")
+    master = args.MASTER or (addresses[0] if addresses else None)
+    if not master:
+        raise LaunchError(f"MASTER: with {count} nodes it must be address:port of the node with NODE_RANK 0")
+    address, _, port = master.partition(":")
+    job = environ.get("SLURM_JOB_ID", "")  # two jobs may share a node's network, so each has its own port
+    port = port or str(args.MASTER_PORT or (20000 + int(job) % 10000 if job.isdigit() else 6070))
+    if not port.isdigit():
+        raise LaunchError(f"MASTER: {master!r} must be address:port")
+    if not args.DRY_RUN:
+        address = _numeric(address)
+    return Nodes(count, rank, f"{address}:{port}", _own_address(rank, address, addresses))
+
+
+def _numeric(name: str) -> str:
+    """Paddle's rendezvous server starts where --master equals the node's own address, so names do not do."""
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise LaunchError(f"MASTER: the address of {name!r} cannot be found ({error})") from error
+
+
+def _own_address(rank: int, master: str, addresses: list[str]) -> str:
+    """This node's address as the others reach it; the host name's may be a loopback address (Debian's 127.0.1.1)."""
+    if rank == 0:
+        return master
+    if addresses:
+        return addresses[rank]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((master, 9))  # sends nothing; only chooses the route
+        except OSError:
+            return ""
+        return probe.getsockname()[0]
+
+
+# ---------------------------------------------------------------------------------------------------- checks
+
+
+def check_layout(args: argparse.Namespace, world: int) -> None:
+    """Degrees against each other and against the number of devices."""
+    degrees = args.TP * args.PP * args.FSDP
+    if world % degrees:
+        raise LaunchError(
+            f"TP={args.TP} x PP={args.PP} x FSDP={args.FSDP} = {degrees} must divide the number of devices, {world}; "
+            f"DP is what remains (DEVICES=0,1,... chooses the devices)"
+        )
+    if args.VP > 1 and args.PP < 3:
+        raise LaunchError(f"VP={args.VP} needs PP of at least 3, not {args.PP} (Paddle asserts more than 2 stages)")
+    if args.SP and args.TP == 1:
+        raise LaunchError("SP=true needs TP of at least 2: it splits the sequence over the tensor-parallel devices")
+    if args.SP and args.max_seqlen % args.TP:
+        raise LaunchError(f"max_seqlen={args.max_seqlen} must be a multiple of TP={args.TP} with SP=true")
+    if args.PP > 1 and args.GA < args.PP:
+        raise LaunchError(f"GA={args.GA} must be at least PP={args.PP}, to fill the pipeline")
+    if args.VP > 1 and (args.GA < 2 * args.PP or args.GA % args.PP):
+        raise LaunchError(f"GA={args.GA} must be a multiple of PP={args.PP} of at least {2 * args.PP} with VP above 1")
+    if args.FSDP > 1 and args.PP > 1 and args.sharding_stage != "stage1":
+        raise LaunchError(
+            f"sharding_stage={args.sharding_stage} does not go with PP={args.PP} in PaddleNLP; use stage1"
+        )
+    if args.FSDP > 1 and args.TP > 1 and args.sharding_stage == "stage3":
+        raise LaunchError(f"sharding_stage=stage3 does not go with TP={args.TP} in PaddleNLP; use stage1 or stage2")
+
+
+def check_model(args: argparse.Namespace, config: dict) -> None:
+    """The layout against the model's dimensions."""
+    split = {key: config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")}
+    for key, size in split.items():
+        if size % args.TP:
+            common = math.gcd(*split.values())
+            possible = ", ".join(str(n) for n in range(1, 65) if common % n == 0)
+            raise LaunchError(f"TP={args.TP} must divide {key}={size} of {args.model_name}; it may be {possible}")
+    layers = config["num_hidden_layers"]
+    if layers % (args.PP * args.VP):
+        raise LaunchError(
+            f"PP={args.PP} x VP={args.VP} = {args.PP * args.VP} must divide the {layers} layers of {args.model_name}"
+        )
+
+
+def check_precision(args: argparse.Namespace, config: dict, device: str) -> None:
+    """Backend and precision against the device, fp8 against the shapes of its matrix products."""
+    if device == "cpu":
+        if args.backend == "te":
+            raise LaunchError(
+                "backend=te needs an NVIDIA GPU (DEVICE=gpu with paddlepaddle-gpu, or DEVICE=nvgpu with tools/nvgpu); "
+                "on a CPU use pd, the same layers in plain Paddle"
+            )
+        if args.precision == "bf16":
+            raise LaunchError(
+                "precision=bf16 does not train on a plain CPU in Paddle; use fp32, or DEVICE=gpu or nvgpu"
+            )
+        for name, used in (("TP", args.TP > 1), ("PP", args.PP > 1), ("sharding_stage", args.FSDP > 1)):
+            if used and (name, args.sharding_stage) != ("sharding_stage", "stage1"):
+                raise LaunchError(
+                    f"{name}={getattr(args, name)} does not work on DEVICE=cpu (Paddle's gloo has DP and stage1 only); "
+                    "use DEVICE=nvgpu, whose host runtime needs no GPU (tools/nvgpu)"
+                )
+    if device == "nvgpu" and args.backend == "te" and not args.DRY_RUN and not count_gpus():
+        raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")
+    if args.precision == "fp8" and args.backend != "te":
+        raise LaunchError(f"precision=fp8 needs backend=te, not {args.backend}")
+    if args.precision == "fp32" and args.backend == "te":
+        raise LaunchError(
+            "precision=fp32 does not go with backend=te, whose attention kernels take bf16; use bf16 or fp8"
+        )
+    if args.precision == "fp8":
+        _check_fp8(args, config)
+
+
+def _check_fp8(args: argparse.Namespace, config: dict) -> None:
+    # cuBLASLt's fp8 GEMM wants leading dimensions in multiples of 16; each dimension leads in fprop, dgrad or wgrad.
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    tokens = args.batch_size_per_device * args.max_seqlen
+    sizes = {
+        f"hidden_size of {args.model_name}": config["hidden_size"],
+        f"query size over TP={args.TP}": config["num_attention_heads"] * head_dim // args.TP,
+        f"key size over TP={args.TP}": config["num_key_value_heads"] * head_dim // args.TP,
+        f"intermediate_size over TP={args.TP}": config["intermediate_size"] // args.TP,
+        "batch_size_per_device x max_seqlen": tokens,
+    }
+    if args.SP:
+        sizes[f"batch_size_per_device x max_seqlen over TP={args.TP}"] = tokens // args.TP
+    for name, size in sizes.items():
+        if size % 16:
+            raise LaunchError(f"precision=fp8 needs multiples of 16; {name} is {size}")
+
+
+def check_data(args: argparse.Namespace) -> str | None:
+    """The folder of the data set, or None for mock data."""
+    if args.MOCK_DATA:
+        return None
+    path = Path(args.DATA_PATH or "/dataset").expanduser().absolute()
+    if not args.DATA_PATH and not path.is_dir():
+        if args.DRY_RUN:  # the machine it is meant for may have it
+            print(f"note: there is no {path} here; a run needs DATA_PATH or MOCK_DATA=1", file=sys.stderr)
+            return str(path)
+        raise LaunchError("DATA_PATH is not set and there is no /dataset; set DATA_PATH=folder, or MOCK_DATA=1")
+    if not path.is_dir():
+        raise LaunchError(f"DATA_PATH: there is no folder {path}")
+    if not any(path.glob("*.idx")) and not any(path.glob("*_idx.npz")):
+        raise LaunchError(f"DATA_PATH: {path} holds no .idx file; prepare it with tools/prepare_data.py")
+    return str(path)
+
+
+def check_tokenizer(args: argparse.Namespace) -> str | None:
+    """The tokenizer's folder, full name, or none."""
+    name = args.tokenizer_name
+    if name == "none":
+        if not args.MOCK_DATA:
+            raise LaunchError("tokenizer_name=none goes with MOCK_DATA=1 only")
+        return name
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not any(any(folder.glob(pattern)) for pattern in ("tokenizer_config.json", "tokenizer.json", "*.model")):
+            raise LaunchError(f"tokenizer_name: {name!r} holds no tokenizer_config.json, tokenizer.json or *.model")
+        return str(folder.absolute())
+    full = configs.canonical(name) or name
+    if full not in TOKENIZERS:
+        raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(TOKENIZERS)}")
+    return full
+
+
+def check_start(args: argparse.Namespace, output: Path) -> None:
+    """Where the weights come from: a checkpoint, a converted checkpoint, or neither; never both, and nothing lost."""
+    there = ", ".join(str(number) for number, _ in complete_checkpoints(output))
+    try:
+        find_checkpoint(str(args.resume_step), output)
+    except FileNotFoundError as error:
+        raise LaunchError(f"resume_step={args.resume_step}: {error}") from error
+    if args.resume_step == "none" and there and not args.OVERWRITE:
+        raise LaunchError(
+            f"resume_step=none starts anew, but {output} holds checkpoints (steps {there}); "
+            "resume with auto or a step, set another EXP_NAME or OUTPUT_BASE, or OVERWRITE=1"
+        )
+    if args.init_weight == "none":
+        return
+    if args.resume_step != "none" and there:
+        raise LaunchError(
+            f"init_weight and resume_step={args.resume_step} exclude each other: {output} holds steps {there}; "
+            "set one of them to none"
+        )
+    folder = Path(args.init_weight).expanduser()
+    if not folder.is_dir():
+        raise LaunchError(f"init_weight: there is no folder {args.init_weight!r}")
+    if not any(folder.glob("model_state*")) and not any(folder.glob("*.safetensors")):
+        raise LaunchError(f"init_weight: {args.init_weight!r} holds neither model_state* nor *.safetensors")
+
+
+# ---------------------------------------------------------------------------------------------------- command
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One node's part of the job."""
+
+    command: list[str]
+    env: dict[str, str]  # added to the environment
+    unset: list[str]  # taken from it
+    script: str
+    processes: int  # of the training script, on this node
+    logs: Path
+    folders: list[Path] = field(default_factory=list)  # to make before the start
+
+    def shell(self) -> str:
+        """The command as a line for a shell."""
+        unset = [word for name in self.unset for word in ("-u", name)]
+        return shlex.join(["env", *unset, *(f"{key}={value}" for key, value in self.env.items()), *self.command])
+
+
+def experiment_name(args: argparse.Namespace, nodes: int, dp: int) -> str:
+    """The original's name of a run, with a model name that makes no folders of its own."""
+    model = configs.canonical(args.model_name)
+    if model is None or (Path(args.model_name).expanduser() / "config.json").is_file():
+        model = Path(args.model_name).expanduser().absolute().name
+    return (
+        f"N{nodes}_DP{dp}_TP{args.TP}_PP{args.PP}_VP{args.VP}_GA{args.GA}_SP{str(args.SP).lower()}_FSDP{args.FSDP}"
+        f"_MBS{args.batch_size_per_device}_{args.backend}_{args.precision}_{args.recompute}"
+        f"_{re.sub(r'[^A-Za-z0-9._-]', '_', model)}"
+    )
+
+
+def training_flags(args: argparse.Namespace, device: str, output: Path) -> dict[str, object]:
+    """run_pretrain's arguments, in PaddleNLP's names; None leaves one out."""
+    te = {"none": "none", "te": "transformer_engine", "pd": "paddle"}[args.backend]
+    resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
+    half = args.precision != "fp32"
+    # PaddleNLP takes "nvgpu:0" for a GPU with CUDA kernels, so what needs those is said here.
+    cuda = int(device == "gpu")
+    return {
+        "model_name_or_path": configs.resolve(args.model_name),
+        "tokenizer_name_or_path": check_tokenizer(args),
+        "input_dir": check_data(args),
+        "mock_data": 1 if args.MOCK_DATA else None,
+        "output_dir": output,
+        "split": "949,50,1",
+        "max_seq_length": args.max_seqlen,
+        "per_device_train_batch_size": args.batch_size_per_device,
+        "per_device_eval_batch_size": args.batch_size_per_device,
+        "gradient_accumulation_steps": args.GA,
+        "tensor_parallel_degree": args.TP,
+        "sharding_parallel_degree": args.FSDP,
+        "sharding": args.sharding_stage if args.FSDP > 1 else None,
+        "pipeline_parallel_degree": args.PP,
+        "virtual_pp_degree": args.VP,
+        "sequence_parallel": int(args.SP),
+        "pipeline_parallel_config": "disable_partial_send_recv" if args.SP else None,
+        "transformer_engine_backend": te,
+        "use_fp8": 1 if args.precision == "fp8" else None,
+        "bf16": int(half),
+        "fp16_opt_level": "O2" if half else None,
+        "recompute": int(args.recompute != "none"),
+        "recompute_granularity": None if args.recompute == "none" else args.recompute,
+        "resume_from_checkpoint": None if resume == "none" else resume,
+        "te_init_weight_path": None if args.init_weight == "none" else Path(args.init_weight).expanduser().absolute(),
+        "use_flash_attention": cuda,
+        "use_fused_rope": cuda,
+        "use_fused_rms_norm": 0,
+        "fuse_attention_qkv": 0,
+        "fuse_attention_ffn": 1,
+        "learning_rate": f"{args.LEARNING_RATE:g}",
+        "min_learning_rate": f"{args.LEARNING_RATE / 10:g}",
+        "warmup_steps": 30,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+        "max_steps": args.MAX_STEPS,
+        "save_steps": args.SAVE_STEPS,
+        "logging_steps": args.LOGGING_STEPS,
+        "eval_steps": 1000,
+        "dataloader_num_workers": 1,
+        "distributed_dataloader": 1,
+        "report_to": "visualdl",
+        "disable_tqdm": "true",
+        "do_train": 1,
+        "continue_training": 0,
+        "device": device,
+    }
+
+
+def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
+    """Python for one process, paddle.distributed.launch for several."""
+    command = [sys.executable, "-u"]
+    if len(devices.ids) == 1 and nodes.count == 1:
+        return command
+    command += ["-m", "paddle.distributed.launch"]
+    # On a plain CPU Paddle's launcher knows no device numbers, only how many processes.
+    on_cpu = devices.kind == "cpu"
+    command += ["--nproc_per_node", str(len(devices.ids))] if on_cpu else ["--devices", ",".join(devices.ids)]
+    if nodes.count > 1:
+        command += ["--master", nodes.master, "--nnodes", str(nodes.count), "--rank", str(nodes.rank)]
+    if nodes.host:
+        command += ["--host", nodes.host]
+    return [*command, "--log_dir", str(logs)]
+
+
+def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan, argparse.Namespace]:
+    """Arguments to a checked plan. Starts nothing and writes nothing.
+
+    Raises:
+        LaunchError: a wrong argument, or a combination that cannot run.
+    """
+    args = parse(argv, environ)
+    try:
+        config = configs.read(args.model_name)
+    except ValueError as error:
+        raise LaunchError(f"model_name: {error}") from error
+    devices, nodes = find_devices(args, environ), find_nodes(args, environ)
+    world = len(devices.ids) * nodes.count
+    check_precision(args, config, devices.kind)
+    check_layout(args, world)
+    check_model(args, config)
+
+    dp = world // (args.TP * args.PP * args.FSDP)
+    experiment = args.EXP_NAME or experiment_name(args, nodes.count, dp)
+    folder = Path(args.OUTPUT_BASE).expanduser().absolute() / experiment
+    logs = folder / "logs" / (f"node{nodes.rank}" if nodes.count > 1 else "")  # nodes share the folder
+    check_start(args, folder / "output")
+    flags = training_flags(args, devices.kind, folder / "output")
+    try:
+        extra = shlex.split(args.EXTRA_ARGS)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
+    script = str(Path(args.training_script).absolute())
+    if not Path(script).is_file():
+        raise LaunchError(f"training_script: there is no file {script}")
+
+    paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
+    command = launch_command(devices, nodes, logs)
+    if "--log_dir" not in command:
+        env |= devices.selected()
+    profile = args.nsys_profile and nodes.rank == 0  # one node tells enough
+    env["ENABLE_PROFILE"] = str(int(profile))
+    folders = [logs, folder / "output"]
+    if profile:
+        command = [*_nsys(folder / "profile" / Path(experiment).name), *command]
+        env |= {name: str(int(getattr(args, name))) for name, *_ in KNOBS if name.startswith("PROFILE_")}
+        folders.append(folder / "profile")
+    command += [
+        script,
+        *(word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))),
+    ]
+    # Paddle's launcher would take these for GPUs.
+    hide = [name for name in ("CUDA_VISIBLE_DEVICES", "CUSTOM_DEVICE_ROOT") if name in environ]
+    plan = Plan(
+        command=command + extra,
+        env=env,
+        unset=hide if devices.kind == "cpu" else [],
+        script=script,
+        processes=len(devices.ids),
+        logs=logs,
+        folders=folders,
+    )
+    return plan, args
+
+
+def _nsys(report: Path) -> list[str]:
+    if not shutil.which("nsys"):
+        raise LaunchError("nsys_profile=true needs nsys (NVIDIA Nsight Systems) on PATH; install it or use false")
+    return [
+        *("nsys", "profile", "-s", "none", "-c", "cudaProfilerApi", "-t", "cuda,nvtx"),
+        *("--force-overwrite", "true", "--capture-range-end=stop", "-o", str(report)),
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, the failed process's (128 + n if signal n ended it), or 2 for a wrong argument."""
+    try:
+        plan, args = make_plan(argv, os.environ)
+        if not args.DRY_RUN and importlib.util.find_spec("paddle") is None:
+            raise LaunchError(
+                f"PYTHON: {sys.executable} has no paddle; make .venv with scripts/quickstart.sh, or set PYTHON"
+            )
+    except LaunchError as error:
+        print(f"error: {error}".replace("\n", " "), file=sys.stderr)
+        return 2
+    if args.DRY_RUN:
+        print(plan.shell())
+        return 0
+    from paddle_te.training.supervise import supervise
+
+    print(f"+ {plan.shell()}", file=sys.stderr, flush=True)
+    for folder in plan.folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    env = {key: value for key, value in os.environ.items() if key not in plan.unset} | plan.env
+    return supervise(plan.command, env, script=plan.script, processes=plan.processes, logs=plan.logs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

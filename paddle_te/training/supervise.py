@@ -1,0 +1,214 @@
+"""Runs the training command so that nothing of it outlives it, and says which rank failed first and why.
+
+paddle.distributed.launch ends its ranks when one fails, but prints the log of the lowest failed rank (often a victim:
+"connection reset"), kills no process a rank has started (data loaders), and leaves everything behind when it is killed
+itself. So this process stands above it: as Linux's "child subreaper" it inherits every orphan, watches the ranks
+through /proc, and ends all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+POLL_SECONDS = 0.1
+END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
+TAIL_LINES = 40
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+@dataclass
+class Rank:
+    """One training process."""
+
+    process: psutil.Process
+    number: str  # in the whole job
+    local: str  # on this node, and of its log
+    status: int | None = None  # exit status once it has ended, -n if signal n ended it
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # gone, or a zombie
+        return []
+
+
+def find_ranks(script: str) -> list[Rank]:
+    """The processes below this one that run `python -u script`, without those they forked (data loaders)."""
+    ranks = []
+    for process in psutil.Process().children(recursive=True):
+        if _arguments(process)[1:3] != ["-u", script]:
+            continue
+        try:
+            env = process.environ()
+            leads = os.getsid(process.pid) == process.pid
+        except (psutil.Error, OSError):
+            continue
+        if leads:
+            rank = env.get("PADDLE_TRAINER_ID", "0")
+            ranks.append(Rank(process, rank, env.get("PADDLE_RANK_IN_NODE", rank)))
+    return ranks
+
+
+def _zombie_status(pid: int) -> int | None:
+    """Exit status of a process that has ended and is not yet waited for; None while it runs or when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # from field 3, the state, on; field 52 is the status (man 5 proc)
+    return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in "ZX" else None
+
+
+def _catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
+def say(text: str) -> None:
+    print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
+def ending(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    hint = "; often out of memory: see dmesg" if status == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-status).name}{hint}"
+
+
+class Supervisor:
+    """One command with all it starts.
+
+    Args:
+        command: starts `processes` processes that run `python -u script`, or is that process itself.
+        env: the whole environment.
+        logs: where paddle.distributed.launch writes workerlog.N; used when processes > 1.
+    """
+
+    def __init__(self, command: list[str], env: Mapping[str, str], script: str, processes: int, logs: Path):
+        self.script, self.processes, self.logs = script, processes, Path(logs)
+        self.log_starts = {path.name: path.stat().st_size for path in self.logs.glob("workerlog.*")}
+        self.ranks: list[Rank] = []
+        self.failed: Rank | None = None
+        self.stopped_by: int | None = None
+        self.deadline: float | None = None
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self.child = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # should this process be killed
+        )
+        handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._stop, signal.SIGUSR1: self._forward}
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
+            handlers[signal.SIGHUP] = self._stop
+        self.old_handlers = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+
+    def _stop(self, signum, frame):
+        if self.stopped_by is None:
+            self.stopped_by = signum
+            self.deadline = time.monotonic() + END_SECONDS
+            say(f"{signal.Signals(signum).name}: stopping, at most {END_SECONDS} s")
+            self.child.terminate()
+        else:
+            self.deadline = 0.0  # told twice: at once
+
+    def _forward(self, signum, frame):
+        """To the ranks alone: it would end paddle.distributed.launch, and any rank that has no handler for it."""
+        for rank in find_ranks(self.script):
+            if _catches(rank.process.pid, signum):
+                rank.process.send_signal(signum)
+            else:
+                say(f"rank {rank.number} does not handle {signal.Signals(signum).name}; not sent")
+
+    def _watch_ranks(self):
+        if len(self.ranks) < self.processes:
+            known = {rank.process.pid for rank in self.ranks}
+            self.ranks += [rank for rank in find_ranks(self.script) if rank.process.pid not in known]
+        for rank in self.ranks:
+            if rank.status is None:
+                rank.status = _zombie_status(rank.process.pid)
+                if rank.status and not self.failed and self.stopped_by is None:
+                    self.failed = rank
+                    self.deadline = time.monotonic() + END_SECONDS
+
+    def run(self) -> int:
+        """Waits for the end.
+
+        Returns:
+            int: the first failed rank's exit status, else the command's; 128 + n where signal n was the end.
+        """
+        try:
+            while self.child.poll() is None and (self.deadline is None or time.monotonic() < self.deadline):
+                if self.processes > 1:
+                    self._watch_ranks()
+                time.sleep(POLL_SECONDS)
+        finally:
+            self._end_all()
+            for signum, handler in self.old_handlers.items():
+                signal.signal(signum, handler)
+        status = self.failed.status if self.failed else self.child.returncode
+        if self.stopped_by is not None:
+            status = -self.stopped_by
+        if status:
+            self._explain(status)
+        return status if status >= 0 else 128 - status
+
+    def _end_all(self):
+        """SIGKILLs what is left below this process, again until nothing is: it has had its time to end by itself."""
+        deadline = time.monotonic() + END_SECONDS
+        while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+            for process in left:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
+            self.child.wait()
+            psutil.wait_procs(left, timeout=1)
+        self.left = [process.pid for process in left]  # in the kernel, on a dead file system for instance
+
+    def _explain(self, status):
+        if self.failed:
+            log = self.logs / f"workerlog.{self.failed.local}"
+            say(f"rank {self.failed.number} {ending(status)}; the end of its log, {log}:")
+            for line in self._new_lines(log)[-TAIL_LINES:]:
+                print(f"[rank {self.failed.number}] {line}", file=sys.stderr)
+        left = f"processes left that cannot be killed: {self.left}" if self.left else "no process is left"
+        where = f"; logs: {self.logs}" if self.processes > 1 else ""
+        say(f"the job {'was stopped' if self.stopped_by else ending(status)}; {left}{where}")
+
+    def _new_lines(self, log):
+        try:
+            with open(log, "rb") as file:
+                file.seek(self.log_starts.get(log.name, 0))
+                return file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
+
+
+def supervise(command: list[str], env: Mapping[str, str], *, script: str, processes: int, logs: Path) -> int:
+    """Runs a command under a `Supervisor`; see there for the arguments. Returns the exit status."""
+    return Supervisor(command, env, script, processes, logs).run()

@@ -1,0 +1,112 @@
+"""Built-in configurations: names, dimensions, errors."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paddle_te.llama import configs
+
+
+def parameters(config):
+    """Weights of a Llama model with untied embeddings, from its dimensions alone."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    kv = hidden // heads * config["num_key_value_heads"]
+    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * config["intermediate_size"] + 2 * hidden
+    return config["num_hidden_layers"] * layer + 2 * config["vocab_size"] * hidden + hidden
+
+
+# The parameter counts that Meta states for its models (Hugging Face's model pages show these to the last digit).
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("meta-llama/Llama-2-7b", 6_738_415_616),
+        ("meta-llama/Llama-2-13b", 13_015_864_320),
+        ("meta-llama/Llama-2-70b", 68_976_648_192),
+        ("meta-llama/Meta-Llama-3-8B", 8_030_261_248),
+        ("meta-llama/Meta-Llama-3-70B", 70_553_706_496),
+    ],
+)
+def test_dimensions_give_the_published_parameter_count(name, count):
+    config = configs.read(name)
+    assert parameters(config) == count
+    llama3 = "Llama-3" in name
+    assert config["rope_theta"] == (500000 if llama3 else 10000)
+    assert config["max_position_embeddings"] == (8192 if llama3 else 4096)
+    assert config["vocab_size"] == (128256 if llama3 else 32000)
+    assert config["rms_norm_eps"] == 1e-5
+
+
+def test_own_models():
+    assert 120e6 < parameters(configs.read("llama-125m")) < 130e6
+    tiny = configs.read("tiny-llama-demo")
+    assert parameters(tiny) < 10e6
+    assert tiny["num_attention_heads"] % 4 == tiny["num_key_value_heads"] % 2 == 0
+    for name in ("llama-125m", "tiny-llama-demo"):
+        config = configs.read(name)
+        assert all(config[key] % 16 == 0 for key in ("hidden_size", "intermediate_size")), (
+            "fp8 runs need multiples of 16"
+        )
+
+
+@pytest.mark.parametrize("name", configs.known_names())
+def test_paddlenlp_reads_every_configuration(name):
+    from paddlenlp.transformers import LlamaConfig
+
+    ours, theirs = configs.read(name), LlamaConfig.from_pretrained(str(configs.resolve(name)))
+    for key, value in ours.items():
+        assert getattr(theirs, key) == value, key
+
+
+@pytest.mark.parametrize(
+    "alias, name",
+    [
+        ("llama-2-7b", "meta-llama/Llama-2-7b"),
+        ("Llama-2-70b", "meta-llama/Llama-2-70b"),
+        ("llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
+        ("Meta-Llama-3-70B", "meta-llama/Meta-Llama-3-70B"),
+        ("META-LLAMA/llama-2-13B", "meta-llama/Llama-2-13b"),
+    ],
+)
+def test_short_names(alias, name):
+    assert configs.canonical(alias) == name
+    assert configs.resolve(alias) == configs.resolve(name)
+
+
+def test_a_folder_comes_before_a_name(tmp_path, monkeypatch):
+    folder = tmp_path / "llama-125m"
+    folder.mkdir()
+    (folder / "config.json").write_text((configs.resolve("tiny-llama-demo") / "config.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert configs.resolve("llama-125m") == folder
+    assert configs.read("llama-125m")["hidden_size"] == configs.read("tiny-llama-demo")["hidden_size"]
+
+
+def test_unknown_names_list_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match="neither a folder nor a known model.*llama-125m.*tiny-llama-demo"):
+        configs.resolve("llama-9-1b")
+    with pytest.raises(ValueError, match="a folder without config.json"):
+        configs.resolve(str(tmp_path))
+
+
+def test_broken_configurations(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match="config.json is not JSON"):
+        configs.read(str(tmp_path))
+    path.write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9, "intermediate_size": "4"}))
+    with pytest.raises(ValueError, match="lacks intermediate_size, num_hidden_layers"):
+        configs.read(str(tmp_path))
+
+
+def test_kv_heads_default_to_heads(tmp_path):
+    config = configs.read("tiny-llama-demo")
+    del config["num_key_value_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert configs.read(str(tmp_path))["num_key_value_heads"] == config["num_attention_heads"]
+
+
+def test_the_launcher_reads_them_without_paddle():
+    code = "import sys, paddle_te.training.launch; print({'paddle', 'paddlenlp', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -1,0 +1,336 @@
+"""llm/llama/scripts/llama_single_node_interactive.sh as a user runs it, and what it leaves when a rank dies."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paddle_te.training.launch import ARGUMENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "llm/llama/scripts/llama_single_node_interactive.sh"
+NAMES = [name for name, *_ in ARGUMENTS]
+DRY = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICES": "0,1,2,3,4,5,6,7"}
+
+
+def shell(environ, *positional, cwd=None, script=SCRIPT):
+    """Runs the script with nothing of this process's environment but PATH."""
+    clean = {"PATH": os.environ["PATH"], "PYTHON": sys.executable}
+    command = ["bash", str(script), *map(str, positional)]
+    return subprocess.run(command, env=clean | environ, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def with_argument(name, value):
+    return [""] * NAMES.index(name) + [value]
+
+
+# ---------------------------------------------------------------------------------------------------- arguments
+
+
+def test_dry_run_by_default_is_the_originals_example(tmp_path):
+    start = time.monotonic()
+    done = shell({**DRY, "OUTPUT_BASE": str(tmp_path / "out put")})
+    assert done.returncode == 0 and done.stderr == ""
+    assert time.monotonic() - start < 3
+    words = shlex.split(done.stdout)
+    assert "paddle.distributed.launch" in words and done.stdout.count("\n") == 1
+    for flag, value in {
+        "--devices": "0,1,2,3,4,5,6,7",
+        "--model_name_or_path": str(ROOT / "paddle_te/llama/configs/meta-llama/Llama-2-7b"),
+        "--tensor_parallel_degree": "2",
+        "--gradient_accumulation_steps": "8",
+        "--max_seq_length": "4096",
+        "--mock_data": "1",
+        "--device": "gpu",
+    }.items():
+        assert words[words.index(flag) + 1] == value
+    assert str(ROOT / "llm/llama/run_pretrain.py") in words
+    assert not (tmp_path / "out put").exists()
+
+
+def test_every_position_reaches_its_argument(tmp_path):
+    (tmp_path / "nsys").write_text("#!/bin/sh\n")
+    (tmp_path / "nsys").chmod(0o755)
+    weights = tmp_path / "initial weights"
+    weights.mkdir()
+    (weights / "model_state.pdparams").touch()
+    values = "llama-125m llama-2-13b 4 1 2 3 2 12 true 1024 stage1 te fp8 core_attn auto".split()
+    environ = {
+        **DRY,
+        "DEVICES": "0,1,2,3,4,5",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "OUTPUT_BASE": str(tmp_path),
+    }
+    done = shell(environ, *values, weights, "true")
+    assert done.returncode == 0, done.stderr
+    words = shlex.split(done.stdout)
+    experiment = "N1_DP1_TP2_PP3_VP2_GA12_SPtrue_FSDP1_MBS4_te_fp8_core_attn_llama-125m"
+    for flag, value in {
+        "--model_name_or_path": str(ROOT / "paddle_te/llama/configs/llama-125m"),
+        "--tokenizer_name_or_path": "meta-llama/Llama-2-13b",
+        "--per_device_train_batch_size": "4",
+        "--sharding_parallel_degree": "1",
+        "--tensor_parallel_degree": "2",
+        "--pipeline_parallel_degree": "3",
+        "--virtual_pp_degree": "2",
+        "--gradient_accumulation_steps": "12",
+        "--sequence_parallel": "1",
+        "--max_seq_length": "1024",
+        "--transformer_engine_backend": "transformer_engine",
+        "--use_fp8": "1",
+        "--recompute_granularity": "core_attn",
+        "--resume_from_checkpoint": "auto",
+        "--te_init_weight_path": str(weights),
+        "-o": str(tmp_path / experiment / "profile" / experiment),
+    }.items():
+        assert words[words.index(flag) + 1] == value
+    sharded = shlex.split(shell(DRY, *with_argument("FSDP", "4"), *[""] * 6, "stage1").stdout)
+    assert sharded[sharded.index("--sharding") + 1] == "stage1"
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("model_name", "no/such/model"),
+        ("tokenizer_name", "no/such/tokenizer"),
+        ("batch_size_per_device", "0"),
+        ("FSDP", "x"),
+        ("TP", "3"),
+        ("PP", "5"),
+        ("VP", "2"),
+        ("GA", "-8"),
+        ("SP", "maybe"),
+        ("max_seqlen", "long"),
+        ("sharding_stage", "stage4"),
+        ("backend", "torch"),
+        ("precision", "int4"),
+        ("recompute", "all"),
+        ("resume_step", "12"),
+        ("init_weight", "/no/such/folder"),
+        ("nsys_profile", "yes"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_status_2(name, value, tmp_path):
+    done = shell({**DRY, "DRY_RUN": "0", "DEVICE": "gpu", "OUTPUT_BASE": str(tmp_path)}, *with_argument(name, value))
+    if done.stderr.startswith("error: DEVICE"):  # found before combinations, where there are no 8 GPUs
+        done = shell({**DRY, "OUTPUT_BASE": str(tmp_path)}, *with_argument(name, value))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and name in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_many_arguments():
+    done = shell(DRY, *[""] * 17, "more")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: too many arguments: 18 given, at most 17 (the last is nsys_profile)\n"
+
+
+def test_missing_data_says_what_to_set():
+    if Path("/dataset").is_dir():
+        pytest.skip("this machine has the default data set")
+    done = shell({"DEVICE": "cpu"}, "tiny-llama-demo", "", 1, 1, 1, *[""] * 7, "fp32")
+    assert done.returncode == 2 and "set DATA_PATH=folder, or MOCK_DATA=1" in done.stderr
+    dry = shell({"DRY_RUN": "1", "DEVICES": "0,1"})
+    assert dry.returncode == 0 and "--input_dir /dataset" in dry.stdout and dry.stderr.startswith("note: ")
+
+
+def test_help_lists_all_arguments():
+    done = shell({}, "--help")
+    assert done.returncode == 0 and all(f"--{name} " in done.stdout for name in [*NAMES, "DEVICES", "EXTRA_ARGS"])
+
+
+def test_it_runs_from_anywhere_through_a_link_free_path(tmp_path):
+    done = shell({**DRY, "PYTHONPATH": "/other path"}, cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"PYTHONPATH={ROOT}:/other path" in shlex.split(done.stdout)
+    assert str(tmp_path / "outputs") in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+
+
+TRAINING = """
+    import os, pathlib, signal, subprocess, sys, time
+    rank = os.environ.get("PADDLE_TRAINER_ID", "0")
+    seen = pathlib.Path(os.environ["SEEN"])
+    print("rank", rank, "starts")
+    signal.signal(signal.SIGUSR1, lambda *_: (seen / f"usr1.{rank}").touch())
+    def ready():
+        (seen / f"ready.{rank}").touch()
+    def everyone():
+        while len(list(seen.glob("ready.*"))) < int(os.environ.get("PADDLE_TRAINERS_NUM", "1")):
+            time.sleep(0.02)
+    def child():  # as a data loader, deaf to SIGTERM
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+"""
+
+
+class Job:
+    """The real script on two CPU processes (or `devices`) that run a small program instead of training."""
+
+    def __init__(self, folder, code, devices="0,1"):
+        self.folder, self.seen, self.tag = folder, folder / "seen", str(uuid.uuid4())
+        self.seen.mkdir()
+        program = folder / "train ing.py"
+        program.write_text(textwrap.dedent(TRAINING) + textwrap.dedent(code))
+        environ = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "DEVICE": "cpu", "DEVICES": devices}
+        environ |= {"MOCK_DATA": "1", "OUTPUT_BASE": str(folder / "out"), "EXP_NAME": "e", "SEEN": str(self.seen)}
+        environ |= {"TRAINING_SCRIPT": str(program), "TEST_TAG": self.tag}
+        self.output = open(folder / "screen", "w")
+        command = ["bash", str(SCRIPT), "llama-125m", "none", "1", "1", "1", *[""] * 7, "fp32"]
+        self.start = time.monotonic()
+        self.process = subprocess.Popen(command, env=environ, stdout=self.output, stderr=subprocess.STDOUT)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.left():
+            process.kill()
+        self.process.wait()
+        self.output.close()
+
+    def left(self):
+        """Every live process with this job's tag in its environment, wherever it is in the process tree."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TEST_TAG") == self.tag:
+                    found.append(process)
+            except psutil.Error:
+                pass
+        return found
+
+    def wait_for(self, pattern, count, seconds=60):
+        deadline = time.monotonic() + seconds
+        while len(list(self.seen.glob(pattern))) < count:
+            assert self.process.poll() is None and time.monotonic() < deadline, self.screen()
+            time.sleep(0.05)
+
+    def end(self, seconds=30):
+        return self.process.wait(timeout=seconds)
+
+    def screen(self):
+        return (self.folder / "screen").read_text()
+
+
+def test_a_rank_that_raises_ends_the_job_with_its_error(tmp_path):
+    """Rank 0, deaf to SIGTERM and with a child in another session, must not survive rank 1."""
+    code = """
+        ready()
+        if rank == "1":
+            everyone()
+            raise RuntimeError("the loss is " + "nan")
+        child()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    """
+    with Job(tmp_path, code) as job:
+        job.wait_for("ready.*", 2)
+        assert job.end() == 1
+        assert job.left() == []
+        assert "[rank 1] RuntimeError: the loss is nan" in job.screen(), job.screen()
+        assert "launch: rank 1 ended with status 1" in job.screen()
+        assert (tmp_path / "out/e/logs/workerlog.1").is_file()
+
+
+def test_a_killed_rank_is_named_and_not_its_victim(tmp_path):
+    """Rank 0 fails too, a moment after rank 1 was killed: as NCCL and gloo do when a peer is gone."""
+    code = """
+        ready()
+        if rank == "1":
+            everyone()
+            (seen / "pid.1").write_text(str(os.getpid()))
+            time.sleep(600)
+        victim = seen / "pid.1"
+        while not victim.exists() or not victim.read_text():
+            time.sleep(0.02)
+        while pathlib.Path(f"/proc/{victim.read_text()}/cmdline").read_text():  # empty for a zombie
+            time.sleep(0.02)
+        time.sleep(0.3)
+        raise ConnectionResetError("peer is gone")
+    """
+    with Job(tmp_path, code) as job:
+        job.wait_for("pid.1", 1)
+        time.sleep(0.3)
+        os.kill(int((job.seen / "pid.1").read_text()), signal.SIGKILL)
+        assert job.end() == 128 + signal.SIGKILL
+        assert job.left() == []
+        assert "launch: rank 1 was killed by SIGKILL; often out of memory" in job.screen(), job.screen()
+        assert "[rank 0]" not in job.screen()
+
+
+def test_signals_reach_the_ranks_and_end_everything(tmp_path):
+    """SIGUSR1 is for the ranks (save a checkpoint) and leaves the job running; SIGTERM ends all of it."""
+    code = """
+        ready()
+        child()
+        time.sleep(600)
+    """
+    with Job(tmp_path, code) as job:
+        job.wait_for("ready.*", 2)
+        job.process.send_signal(signal.SIGUSR1)
+        job.wait_for("usr1.*", 2)
+        assert job.process.poll() is None
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end() == 128 + signal.SIGTERM
+        assert job.left() == []
+        assert "the job was stopped; no process is left" in job.screen()
+
+
+def test_a_killed_launcher_leaves_no_ranks(tmp_path):
+    with Job(tmp_path, "ready(); time.sleep(600)") as job:
+        job.wait_for("ready.*", 2)
+        job.process.kill()
+        deadline = time.monotonic() + 30
+        while job.left() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert job.left() == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_one_process_is_stopped_with_its_children(tmp_path, signum):
+    with Job(tmp_path, "child(); ready(); time.sleep(600)", devices="0") as job:
+        job.wait_for("ready.*", 1)
+        job.process.send_signal(signum)
+        assert job.end() == 128 + signum
+        assert job.left() == []
+
+
+def test_one_process_that_fails(tmp_path):
+    with Job(tmp_path, "child(); sys.exit('no ' + 'data')", devices="0") as job:
+        assert job.end() == 1
+        assert "no data" in job.screen() and job.left() == []
+
+
+def test_a_signal_without_handler_is_not_sent(tmp_path):
+    code = """
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        ready()
+        while not (seen / "end").exists():
+            time.sleep(0.02)
+    """
+    with Job(tmp_path, code, devices="0") as job:
+        job.wait_for("ready.*", 1)
+        job.process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        (job.seen / "end").touch()
+        assert job.end() == 0
+        assert "rank 0 does not handle SIGUSR1; not sent" in job.screen()
+
+
+def test_a_job_that_succeeds(tmp_path):
+    with Job(tmp_path, "ready(); everyone(); print('all', 'there')") as job:
+        assert job.end(60) == 0
+        assert job.left() == []
+        assert (tmp_path / "out/e/logs/workerlog.1").read_text() == "rank 1 starts\nall there\n"
+        assert "[rank" not in job.screen() and "failed" not in job.screen()

@@ -1,0 +1,457 @@
+"""The launcher's checks and the command it builds, through its Python interface."""
+
+import json
+import shlex
+
+import pytest
+
+from paddle_te.llama import configs
+from paddle_te.training.launch import ARGUMENTS, KNOBS, LaunchError, make_plan
+
+GPUS = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3,4,5,6,7"}
+CPU = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "cpu"}
+
+
+def plan(environ=GPUS, **arguments):
+    return make_plan([f"--{name}={value}" for name, value in arguments.items()], environ)[0]
+
+
+def refusal(environ=GPUS, **arguments):
+    with pytest.raises(LaunchError) as error:
+        plan(environ, **arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def flags(command, script):
+    words = command[command.index(script) + 1 :]
+    assert all(word.startswith("--") for word in words[::2]), words
+    return {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
+
+
+# ---------------------------------------------------------------------------------------------------- values
+
+
+WRONG_VALUES = {
+    "batch_size_per_device": ["0", "-1", "1.5", "x"],
+    "FSDP": ["0", "x"],
+    "TP": ["0", "2.0", "1e1"],
+    "PP": ["-2", " "],
+    "VP": ["0"],
+    "GA": ["0", "eight"],
+    "SP": ["True", "1", "yes"],
+    "max_seqlen": ["0", "4k"],
+    "sharding_stage": ["stage0", "2", "Stage1"],
+    "backend": ["paddle", "transformer_engine", "TE"],
+    "precision": ["fp16", "BF16", "8"],
+    "recompute": ["true", "selective"],
+    "resume_step": ["latest", "-1", "1.0"],
+    "nsys_profile": ["1", "no"],
+    "DEVICE": ["cuda", "xpu"],
+    "DEVICES": ["a", "0,0", "0;1", "0,"],
+    "MAX_STEPS": ["0", "many"],
+    "SAVE_STEPS": ["0"],
+    "LOGGING_STEPS": ["-1"],
+    "LEARNING_RATE": ["0", "nan", "inf", "-1e-3", "fast"],
+    "MOCK_DATA": ["yes"],
+    "DRY_RUN": ["2"],
+    "OVERWRITE": ["y"],
+    "NNODES": ["0", "two"],
+    "NODE_RANK": ["-1"],
+    "MASTER_PORT": ["0"],
+    "PROFILE_START_STEP": ["0"],
+    "PROFILE_EMIT_NVTX": ["on"],
+}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG_VALUES.items() for value in values])
+def test_wrong_values_name_the_argument(name, value):
+    message = refusal(**{name: value})
+    assert message.startswith(f"{name}: ") and repr(value) in message and "must be" in message
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in KNOBS if name in WRONG_VALUES])
+def test_the_environment_is_checked_like_arguments(name):
+    value = WRONG_VALUES[name][0]
+    assert refusal({**GPUS, name: value}).startswith(f"{name}: {value!r}")
+
+
+def test_slurms_variables_are_checked_too():
+    assert refusal({**GPUS, "SLURM_JOB_NUM_NODES": "x"}).startswith("NNODES: 'x'")
+
+
+def test_empty_variables_count_as_not_set():
+    empty = {name: "" for name, *_ in KNOBS}
+    assert plan({**empty, **GPUS}).command == plan().command
+
+
+def test_unknown_arguments():
+    assert "--TPP=2" in refusal(TPP=2)
+    assert "--T=2" in refusal(T=2), "no abbreviations"
+
+
+# ---------------------------------------------------------------------------------------------------- combinations
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(TP=3), ["TP=3", "must divide the number of devices, 8"]),
+        (dict(TP=4, PP=4), ["TP=4", "PP=4", "= 16"]),
+        (dict(TP=2, FSDP=8), ["FSDP=8", "= 16"]),
+        (dict(TP=1, PP=2, VP=2), ["VP=2", "PP of at least 3"]),
+        (dict(TP=1, VP=2), ["VP=2", "PP of at least 3"]),
+        (dict(TP=1, SP="true"), ["SP=true", "TP of at least 2"]),
+        (dict(TP=4, SP="true", max_seqlen=4095), ["max_seqlen=4095", "TP=4"]),
+        (dict(TP=1, PP=8, GA=4), ["GA=4", "PP=8"]),
+        (dict(TP=1, PP=4, VP=2, GA=4), ["GA=4", "at least 8"]),
+        (dict(TP=1, PP=4, VP=2, GA=10), ["GA=10", "multiple of PP=4"]),
+        (dict(TP=1, PP=2, FSDP=2), ["sharding_stage=stage2", "PP=2", "stage1"]),
+        (dict(TP=1, PP=2, FSDP=2, sharding_stage="stage3"), ["sharding_stage=stage3", "PP=2", "stage1"]),
+        (dict(TP=2, FSDP=2, sharding_stage="stage3"), ["sharding_stage=stage3", "TP=2", "stage1 or stage2"]),
+        (dict(precision="fp8", backend="pd"), ["precision=fp8", "backend=te", "pd"]),
+        (dict(precision="fp8", backend="none"), ["precision=fp8", "backend=te", "none"]),
+        (dict(precision="fp32", backend="te"), ["precision=fp32", "backend=te"]),
+        (dict(precision="fp8", backend="te", max_seqlen=4097, batch_size_per_device=1), ["precision=fp8", "4097"]),
+        (dict(model_name="tiny-llama-demo", TP=4), ["TP=4", "num_key_value_heads=2", "may be 1, 2"]),
+        (dict(model_name="llama-125m", PP=8, TP=1), ["PP=8", "12 layers"]),
+        (dict(model_name="llama-125m", PP=4, VP=2, TP=1), ["VP=2", "= 8", "12 layers"]),
+        (dict(model_name="llama-9b"), ["model_name", "llama-125m", "meta-llama/Llama-2-7b"]),
+        (dict(tokenizer_name="llama-125m"), ["tokenizer_name", "meta-llama/Llama-2-7b"]),
+        (dict(tokenizer_name="some/tokenizer"), ["tokenizer_name", "'some/tokenizer'"]),
+        (dict(init_weight="/no/such/folder"), ["init_weight", "/no/such/folder"]),
+        (dict(resume_step=7), ["resume_step=7", "none"]),
+        (dict(EXTRA_ARGS="--a 'b"), ["EXTRA_ARGS", "--a 'b"]),
+        (dict(training_script="/no/such/script.py"), ["training_script", "/no/such/script.py"]),
+    ],
+)
+def test_impossible_combinations(arguments, words):
+    message = refusal(**arguments)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(TP=1, PP=2, sharding_stage="stage3"),  # the stage is ignored with FSDP=1
+        dict(TP=1, PP=2, FSDP=4, sharding_stage="stage1"),
+        dict(TP=2, FSDP=4, sharding_stage="stage2"),
+        dict(TP=1, FSDP=8, sharding_stage="stage3"),
+        dict(TP=1, PP=4, VP=2, GA=8),
+        dict(TP=8, SP="true", max_seqlen=4096, precision="fp8", backend="te"),
+        dict(model_name="meta-llama/Meta-Llama-3-70B", TP=8, precision="fp8", backend="te"),
+    ],
+)
+def test_possible_combinations(arguments):
+    assert plan(**arguments).command
+
+
+def test_fp8_sizes(tmp_path):
+    """Each product's dimensions, one at a time, with the size that is wrong in the message."""
+    fine = configs.read("llama-125m")
+    ask = dict(model_name=tmp_path, precision="fp8", backend="te", tokenizer_name="none", batch_size_per_device=1)
+
+    def message(changes, **arguments):
+        (tmp_path / "config.json").write_text(json.dumps({**fine, **changes}))
+        return refusal(**{**ask, "TP": 1, **arguments})
+
+    assert "hidden_size of" in message(dict(hidden_size=760, num_attention_heads=10, num_key_value_heads=10))
+    assert "intermediate_size over TP=2 is 1032" in message(dict(intermediate_size=2064), TP=2)
+    assert "key size over TP=4 is 8" in message(dict(hidden_size=128, num_attention_heads=16), TP=4)
+    assert "max_seqlen is 1000" in message({}, max_seqlen=1000)
+    assert "max_seqlen over TP=4 is 1028" in message({}, max_seqlen=4112, TP=4, SP="true")
+
+
+@pytest.mark.parametrize(
+    "devices, arguments, words",
+    [
+        ("0", dict(TP=1), ["precision=bf16", "fp32"]),
+        ("0", dict(TP=1, backend="te"), ["backend=te", "NVIDIA GPU", "pd"]),
+        ("0", dict(TP=1, precision="fp8"), ["precision=fp8", "backend=te"]),
+        ("0,1", dict(TP=2, precision="fp32"), ["TP=2", "DEVICE=nvgpu"]),
+        ("0,1", dict(TP=1, PP=2, precision="fp32"), ["PP=2", "DEVICE=nvgpu"]),
+        ("0,1", dict(TP=1, FSDP=2, precision="fp32"), ["sharding_stage=stage2", "DEVICE=nvgpu"]),
+    ],
+)
+def test_a_plain_cpu_refuses(devices, arguments, words):
+    message = refusal({**CPU, "DEVICES": devices}, **arguments)
+    assert all(word in message for word in words), message
+
+
+def test_data_and_tokenizer(tmp_path):
+    real = {key: value for key, value in GPUS.items() if key != "MOCK_DATA"}
+    empty = tmp_path / "empty folder"
+    empty.mkdir()
+    assert refusal({**real, "DATA_PATH": str(tmp_path / "nowhere")}).startswith("DATA_PATH: there is no folder")
+    assert "holds no .idx file; prepare it with tools/prepare_data.py" in refusal({**real, "DATA_PATH": str(empty)})
+    assert "tokenizer_config.json" in refusal(tokenizer_name=empty)
+    (empty / "demo.idx").touch()
+    (empty / "sentencepiece.bpe.model").touch()
+    assert refusal({**real, "DATA_PATH": str(empty)}, tokenizer_name="none").startswith("tokenizer_name=none goes with")
+    made = plan({**real, "DATA_PATH": str(empty)}, tokenizer_name=empty)
+    given = flags(made.command, made.script)
+    assert given["input_dir"] == given["tokenizer_name_or_path"] == str(empty)
+    assert "mock_data" not in given
+
+
+def test_checkpoints_and_initial_weights(tmp_path):
+    environ = {**GPUS, "OUTPUT_BASE": str(tmp_path), "EXP_NAME": "run 1"}
+    output = tmp_path / "run 1/output"
+    for step in (10, 9, 100):
+        (output / f"checkpoint-{step}").mkdir(parents=True)
+        (output / f"checkpoint-{step}/.checkpoint_done").touch()
+    (output / "checkpoint-110").mkdir()  # training stopped while it was written
+    weights = tmp_path / "weights"
+    weights.mkdir()
+
+    assert "9, 10, 100" in refusal(environ, resume_step=11)
+    assert "not complete" in refusal(environ, resume_step=110)
+    assert refusal(environ, resume_step="none").startswith("resume_step=none starts anew")
+    assert "init_weight" in refusal({**environ, "EXP_NAME": "2"}, init_weight=weights)
+    (weights / "model_state.pdparams").touch()
+    for resume in ("auto", "10"):
+        assert refusal(environ, resume_step=resume, init_weight=weights).startswith("init_weight and resume_step=")
+
+    def given(environ, **arguments):
+        made = plan(environ, **arguments)
+        found = flags(made.command, made.script)
+        return found.get("resume_from_checkpoint"), found.get("te_init_weight_path")
+
+    assert given(environ, resume_step=10) == (str(output / "checkpoint-10"), None)
+    assert given(environ, resume_step="auto") == ("auto", None)
+    assert given({**environ, "OVERWRITE": "1"}) == (None, None)
+    assert given({**environ, "EXP_NAME": "2"}, resume_step="auto", init_weight=weights) == ("auto", str(weights))
+
+
+# ---------------------------------------------------------------------------------------------------- devices, nodes
+
+
+def fake_smi(folder, gpus, monkeypatch):
+    lines = "".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'\n" for i in range(gpus))
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}echo '  MIG 1g.18gb Device 0: (UUID: MIG-0)'\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_devices_are_found(tmp_path, monkeypatch):
+    from paddle_te.training import launch
+
+    mock = {"MOCK_DATA": "1"}
+    cpu = dict(model_name="llama-125m", TP=1, precision="fp32")
+
+    def devices(environ, **arguments):
+        args = launch.parse([f"--{name}={value}" for name, value in arguments.items()], {**mock, **environ})
+        found = launch.find_devices(args, environ)
+        return found.kind, ",".join(found.ids)
+
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi yet
+    monkeypatch.setattr(launch, "_has_paddle_gpu", lambda: False)
+    assert devices({}) == ("cpu", "0")
+    assert devices({}, DEVICES="0,1", **cpu) == ("cpu", "0,1")
+    with pytest.raises(LaunchError, match="DEVICE: no device of kind gpu"):
+        devices({}, DEVICE="gpu")
+    # A dry run for another machine, which must have an accelerator.
+    assert devices({}, DRY_RUN=1, DEVICES="0,1,2,3") == ("gpu", "0,1,2,3")
+    assert devices({}, DRY_RUN=1, DEVICES="0,1", precision="fp32") == ("cpu", "0,1")
+
+    # The plug-in: its host runtime on a machine with no GPU, else all GPUs.
+    plugin = {"CUSTOM_DEVICE_ROOT": "/plugin"}
+    assert devices(plugin) == ("nvgpu", "0")
+    assert devices({**plugin, "NVGPU_HOST_DEVICES": "3"}) == ("nvgpu", "0,1,2")
+    assert devices(plugin, DEVICES="0,1,2,3") == ("nvgpu", "0,1,2,3")
+    assert devices(plugin, DEVICE="cpu") == ("cpu", "0")
+    with pytest.raises(LaunchError, match="DEVICES: no nvgpu 8 here"):
+        devices(plugin, DEVICES="8")
+
+    fake_smi(tmp_path, 4, monkeypatch)
+    assert devices({}) == ("cpu", "0"), "GPUs that this Paddle cannot use"
+    assert devices(plugin) == ("nvgpu", "0,1,2,3")
+    assert devices({**plugin, "CUDA_VISIBLE_DEVICES": "2,3"}) == ("nvgpu", "0,1")
+    monkeypatch.setattr(launch, "_has_paddle_gpu", lambda: True)
+    assert devices(plugin) == ("gpu", "0,1,2,3")
+    assert devices({}, DEVICES="1,3") == ("gpu", "1,3")
+    assert devices({"CUDA_VISIBLE_DEVICES": "2,3"}) == ("gpu", "2,3")
+    assert devices({"CUDA_VISIBLE_DEVICES": ""}) == ("cpu", "0")
+    with pytest.raises(LaunchError, match="DEVICES: no gpu 0 here; there are 2, 3"):
+        devices({"CUDA_VISIBLE_DEVICES": "2,3"}, DEVICES="0,2")
+
+
+def test_one_device_needs_no_launcher():
+    made = plan({**GPUS, "DEVICES": "3"}, TP=1)
+    assert made.command[1:3] == ["-u", made.script] and made.env["FLAGS_selected_gpus"] == "3"
+    visible = plan({**GPUS, "DEVICES": "3", "CUDA_VISIBLE_DEVICES": "2,3"}, TP=1)
+    assert visible.env["FLAGS_selected_gpus"] == "1", "Paddle counts among the visible ones"
+    assert plan({**GPUS, "DEVICE": "nvgpu", "DEVICES": "1"}, TP=1).env["FLAGS_selected_nvgpus"] == "1"
+    on_cpu = plan({**CPU, "CUDA_VISIBLE_DEVICES": "0", "CUSTOM_DEVICE_ROOT": "/p"}, TP=1, precision="fp32")
+    assert on_cpu.shell().startswith("env -u CUDA_VISIBLE_DEVICES -u CUSTOM_DEVICE_ROOT PYTHONPATH=")
+
+
+def words_before_script(made):
+    return made.command[1 : made.command.index(made.script)]
+
+
+def test_several_devices():
+    made = plan()
+    assert words_before_script(made) == [
+        *("-u", "-m", "paddle.distributed.launch", "--devices", "0,1,2,3,4,5,6,7"),
+        *("--host", "127.0.0.1", "--log_dir", str(made.logs)),
+    ]
+    assert made.processes == 8
+    on_cpu = plan({**CPU, "DEVICES": "0,1"}, TP=1, precision="fp32")
+    assert words_before_script(on_cpu)[3:5] == ["--nproc_per_node", "2"]
+
+
+def test_several_nodes():
+    slurm = {**GPUS, "SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "2", "SLURM_JOB_ID": "1234567"}
+    addresses = "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"
+    made = plan({**slurm, "IP_STR": addresses}, TP=8, FSDP=4)
+    assert words_before_script(made)[5:] == [
+        *("--master", "10.0.0.1:24567", "--nnodes", "4", "--rank", "2"),
+        *("--host", "10.0.0.3", "--log_dir", str(made.logs)),
+    ]
+    assert made.logs.name == "node2" and made.logs.parts[-3].startswith("N4_DP1_TP8_")
+    plain = {**GPUS, "NNODES": "2", "NODE_RANK": "0", "MASTER": "127.0.0.1:7070"}
+    assert words_before_script(plan(plain))[5:13] == [
+        *("--master", "127.0.0.1:7070", "--nnodes", "2", "--rank", "0", "--host", "127.0.0.1")
+    ]
+    assert words_before_script(plan({**plain, "MASTER": "127.0.0.1", "NODE_RANK": "1"}))[6] == "127.0.0.1:6070"
+    assert words_before_script(plan({**slurm, "NNODES": "1"}))[5] == "--host", "NNODES comes before Slurm's"
+
+    assert refusal({**slurm, "IP_STR": "10.0.0.1,10.0.0.2"}).startswith("IP_STR: it must hold 4 addresses")
+    assert refusal(slurm).startswith("MASTER: with 4 nodes")
+    assert refusal({**plain, "NODE_RANK": "2"}).startswith("NODE_RANK: with 2 nodes it must be 0 to 1")
+    assert refusal({**plain, "NODE_RANK": ""}).startswith("NODE_RANK: ")
+    assert refusal({**plain, "MASTER": "127.0.0.1:port"}).startswith("MASTER: ")
+    assert "number of devices, 16" in refusal(plain, TP=8, FSDP=4)
+
+
+# ---------------------------------------------------------------------------------------------------- command
+
+
+def test_the_original_flags_by_default(tmp_path):
+    made = plan({**GPUS, "OUTPUT_BASE": str(tmp_path)})
+    name = "N1_DP4_TP2_PP1_VP1_GA8_SPfalse_FSDP1_MBS2_none_bf16_none_meta-llama_Llama-2-7b"
+    expected = {
+        "model_name_or_path": str(configs.resolve("meta-llama/Llama-2-7b")),
+        "tokenizer_name_or_path": "meta-llama/Llama-2-7b",
+        "output_dir": str(tmp_path / name / "output"),
+        "split": "949,50,1",
+        "max_seq_length": "4096",
+        "per_device_train_batch_size": "2",
+        "gradient_accumulation_steps": "8",
+        "tensor_parallel_degree": "2",
+        "sharding_parallel_degree": "1",
+        "pipeline_parallel_degree": "1",
+        "virtual_pp_degree": "1",
+        "sequence_parallel": "0",
+        "transformer_engine_backend": "none",
+        "bf16": "1",
+        "fp16_opt_level": "O2",
+        "recompute": "0",
+        "learning_rate": "3e-05",
+        "min_learning_rate": "3e-06",
+        "warmup_steps": "30",
+        "max_steps": "20000",
+        "save_steps": "10000",
+        "logging_steps": "1",
+        "use_flash_attention": "1",
+        "use_fused_rope": "1",
+        "fuse_attention_ffn": "1",
+        "device": "gpu",
+        "do_train": "1",
+        "continue_training": "0",
+        "report_to": "visualdl",
+    }
+    given = flags(made.command, made.script)
+    assert {key: given.get(key) for key in expected} == expected
+    absent = {"sharding", "use_fp8", "resume_from_checkpoint", "te_init_weight_path", "pipeline_parallel_config"}
+    assert not absent & given.keys()
+    assert list(tmp_path.iterdir()) == [], "a plan writes nothing"
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (
+            dict(backend="te", precision="fp8"),
+            dict(transformer_engine_backend="transformer_engine", use_fp8="1", bf16="1"),
+        ),
+        (dict(backend="pd", precision="fp32"), dict(transformer_engine_backend="paddle", bf16="0")),
+        (dict(recompute="core_attn"), dict(recompute="1", recompute_granularity="core_attn")),
+        (dict(recompute="full"), dict(recompute="1", recompute_granularity="full")),
+        (dict(FSDP=4, sharding_stage="stage1"), dict(sharding="stage1", sharding_parallel_degree="4")),
+        (dict(SP="true"), dict(sequence_parallel="1", pipeline_parallel_config="disable_partial_send_recv")),
+        (dict(DEVICE="nvgpu"), dict(device="nvgpu", use_flash_attention="0", use_fused_rope="0")),
+        (
+            dict(LEARNING_RATE="1e-4", MAX_STEPS=7),
+            dict(learning_rate="0.0001", min_learning_rate="1e-05", max_steps="7"),
+        ),
+        (dict(TP=1, PP=4, VP=2, GA=16), dict(virtual_pp_degree="2", gradient_accumulation_steps="16")),
+    ],
+)
+def test_what_an_argument_changes(arguments, expected):
+    made = plan(**arguments)
+    given = flags(made.command, made.script)
+    assert {key: given.get(key) for key in expected} == expected
+
+
+def test_run_pretrain_understands_every_flag(tmp_path):
+    from paddlenlp.trainer import PdArgumentParser
+
+    from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
+    from paddle_te.training.datasets import DataArguments
+
+    environ = {**GPUS, "OUTPUT_BASE": str(tmp_path / "out put"), "EXTRA_ARGS": "--seed 7 --run_name 'a b'"}
+    made = plan(environ, backend="te", precision="fp8", recompute="core_attn", SP="true", FSDP=2, resume_step="auto")
+    parser = PdArgumentParser((ModelArguments, DataArguments, PreTrainingArguments))
+    known, unknown = parser.parse_known_args(made.command[made.command.index(made.script) + 1 :])
+    assert unknown == []
+    assert (known.seed, known.run_name) == (7, "a b"), "EXTRA_ARGS come last, split as a shell would"
+    assert known.use_fp8 is known.bf16 is known.mock_data is known.sequence_parallel is known.recompute is True
+    assert known.use_fused_rms_norm is known.continue_training is False
+    assert known.output_dir.startswith(str(tmp_path / "out put"))
+    assert (known.tensor_parallel_degree, known.recompute_granularity) == (2, "core_attn")
+    assert (known.sharding, known.resume_from_checkpoint) == ("stage2", "auto")
+
+
+def test_experiment_names(tmp_path):
+    folder = tmp_path / "my model (v2)"
+    folder.mkdir()
+    (folder / "config.json").write_text((configs.resolve("llama-125m") / "config.json").read_text())
+    arguments = dict(TP=4, backend="te", precision="fp8", SP="true", recompute="full", batch_size_per_device=1)
+    made = plan({**GPUS, "OUTPUT_BASE": str(tmp_path)}, model_name=folder, tokenizer_name="none", **arguments)
+    name = "N1_DP2_TP4_PP1_VP1_GA8_SPtrue_FSDP1_MBS1_te_fp8_full_my_model__v2_"
+    assert made.logs == tmp_path / name / "logs"
+    assert plan(model_name="llama-3-8b").logs.parts[-2].endswith("_none_bf16_none_meta-llama_Meta-Llama-3-8B")
+    assert plan(EXP_NAME="mine").logs.parts[-2] == "mine"
+
+
+def test_the_shown_command_is_the_command():
+    made = plan(EXTRA_ARGS="--run_name 'a  b;c'")
+    words = shlex.split(made.shell())
+    assert words[0] == "env" and words[-len(made.command) :] == made.command and words[-1] == "a  b;c"
+
+
+def test_nsys(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert refusal(nsys_profile="true").startswith("nsys_profile=true needs nsys")
+    (tmp_path / "nsys").write_text("#!/bin/sh\n")
+    (tmp_path / "nsys").chmod(0o755)
+    made = plan({**GPUS, "PROFILE_STOP_STEP": "5", "OUTPUT_BASE": str(tmp_path)}, nsys_profile="true")
+    line = shlex.join(made.command)
+    wanted = "nsys profile -s none -c cudaProfilerApi -t cuda,nvtx --force-overwrite true --capture-range-end=stop -o "
+    assert line.startswith(wanted) and made.command[made.command.index("-o") + 1].startswith(
+        f"{made.logs.parent}/profile/"
+    )
+    profile = {key: value for key, value in made.env.items() if "PROFILE" in key}
+    assert profile == dict(ENABLE_PROFILE="1", PROFILE_START_STEP="3", PROFILE_STOP_STEP="5", PROFILE_EMIT_NVTX="1")
+    second = {**GPUS, "NNODES": "2", "NODE_RANK": "1", "MASTER": "127.0.0.1:6070"}
+    other = plan(second, nsys_profile="true")
+    assert "nsys" not in other.command and other.env["ENABLE_PROFILE"] == "0", "one node is recorded"
+
+
+def test_seventeen_arguments_in_the_originals_order():
+    assert " ".join(name for name, *_ in ARGUMENTS) == (
+        "model_name tokenizer_name batch_size_per_device FSDP TP PP VP GA SP max_seqlen sharding_stage backend "
+        "precision recompute resume_step init_weight nsys_profile"
+    )
