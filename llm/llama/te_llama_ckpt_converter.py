@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from paddle_te.checkpoint import CheckpointError, convert
-from paddle_te.checkpoint.convert import MODES
+from paddle_te.checkpoint.converter import MODES
 
 
 def parse_arguments(arguments=None):

@@ -3,7 +3,7 @@
 Knows neither Paddle nor a model's code; only `layout` touches Paddle tensors, when it is given some.
 """
 
-from paddle_te.checkpoint.convert import convert
+from paddle_te.checkpoint.converter import convert
 from paddle_te.checkpoint.layout import native_to_te, te_to_native
 from paddle_te.checkpoint.tensors import CheckpointError
 

@@ -4,6 +4,7 @@ A pickle is a program. This reader knows the few instructions that describe tens
 every other one, so a malicious file is an error. It does not load the tensors either: it notes where they are.
 """
 
+import math
 import os
 import pickle
 import struct
@@ -47,8 +48,9 @@ class _Array:
         _, self.shape, self.dtype, self.fortran, self.data = state
         if not (isinstance(self.dtype, _Dtype) and isinstance(self.data, _Bytes)):
             raise CheckpointError("an array of objects")
-        itemsize = np.dtype(self.dtype.code).itemsize
-        if itemsize * int(np.prod(self.shape, dtype=object)) != self.data.length:
+        if not all(isinstance(n, int) and n >= 0 for n in self.shape):
+            raise CheckpointError(f"an array of shape {self.shape!r}")
+        if np.dtype(self.dtype.code).itemsize * math.prod(self.shape) != self.data.length:
             raise CheckpointError(f"an array of shape {self.shape} with {self.data.length} bytes")
 
 
