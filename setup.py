@@ -27,8 +27,23 @@ EXTRAS = {
     "cpu": ["paddlepaddle>=3.3,<3.4"],
     "data": ["zstandard"],
     "plots": ["matplotlib"],
-    "te-cu12": ["transformer-engine-cu12>=2.20,<2.21"],
-    "te-cu13": ["transformer-engine-cu13>=2.20,<2.21"],
+    # With the CUDA libraries that it loads; the `nvidia` packages of paddlepaddle-gpu or a toolkit serve as well.
+    "te-cu12": [
+        "transformer-engine-cu12>=2.20,<2.21",
+        "nvidia-cublas-cu12",
+        "nvidia-cuda-nvrtc-cu12",
+        "nvidia-cuda-runtime-cu12",
+        "nvidia-cudnn-cu12>=9.12,<10",
+        "nvidia-nccl-cu12",
+    ],
+    "te-cu13": [
+        "transformer-engine-cu13>=2.20,<2.21",
+        "nvidia-cublas>=13,<14",
+        "nvidia-cuda-nvrtc>=13,<14",
+        "nvidia-cuda-runtime>=13,<14",
+        "nvidia-cudnn-cu13>=9.12,<10",
+        "nvidia-nccl-cu13",
+    ],
     "profile": ["nvtx"],
 }
 EXTRAS["test"] = [
