@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -177,15 +178,16 @@ TRAINING = """
 class Job:
     """The real script on two CPU processes (or `devices`) that run a small program instead of training."""
 
-    def __init__(self, folder, code, devices="0,1"):
+    def __init__(self, folder, code, devices="0,1", name="", **more):
         self.folder, self.seen, self.tag = folder, folder / "seen", str(uuid.uuid4())
-        self.seen.mkdir()
+        self.seen.mkdir(exist_ok=True)
+        self.screen_file = folder / f"screen{name}"
         program = folder / "train ing.py"
         program.write_text(textwrap.dedent(TRAINING) + textwrap.dedent(code))
         environ = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "DEVICE": "cpu", "DEVICES": devices}
         environ |= {"MOCK_DATA": "1", "OUTPUT_BASE": str(folder / "out"), "EXP_NAME": "e", "SEEN": str(self.seen)}
-        environ |= {"TRAINING_SCRIPT": str(program), "TEST_TAG": self.tag}
-        self.output = open(folder / "screen", "w")
+        environ |= {"TRAINING_SCRIPT": str(program), "TEST_TAG": self.tag, **more}
+        self.output = open(self.screen_file, "w")
         command = ["bash", str(SCRIPT), "llama-125m", "none", "1", "1", "1", *[""] * 7, "fp32"]
         self.start = time.monotonic()
         self.process = subprocess.Popen(command, env=environ, stdout=self.output, stderr=subprocess.STDOUT)
@@ -220,7 +222,7 @@ class Job:
         return self.process.wait(timeout=seconds)
 
     def screen(self):
-        return (self.folder / "screen").read_text()
+        return self.screen_file.read_text()
 
 
 def test_a_rank_that_raises_ends_the_job_with_its_error(tmp_path):
@@ -334,3 +336,22 @@ def test_a_job_that_succeeds(tmp_path):
         assert job.left() == []
         assert (tmp_path / "out/e/logs/workerlog.1").read_text() == "rank 1 starts\nall there\n"
         assert "[rank" not in job.screen() and "failed" not in job.screen()
+
+
+def test_two_nodes_without_slurm(tmp_path):
+    """The same script by hand on each node, with the head's address and the node's rank; here both on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        nodes = {"NNODES": "2", "MASTER": f"localhost:{probe.getsockname()[1]}"}
+    code = "ready(); everyone(); print(os.environ['PADDLE_TRAINERS_NUM'], os.environ['PADDLE_NNODES'])"
+    with (
+        Job(tmp_path, code, devices="0", name="1", NODE_RANK="1", **nodes) as second,
+        Job(tmp_path, code, devices="0,1", name="0", NODE_RANK="0", **nodes) as first,
+    ):
+        assert first.end(60) == second.end(60) == 0, first.screen() + second.screen()
+        assert first.left() == second.left() == []
+        logs = [
+            tmp_path / "out/e/logs" / name for name in ("node0/workerlog.0", "node0/workerlog.1", "node1/workerlog.0")
+        ]
+        for rank, log in enumerate(logs):
+            assert log.read_text() == f"rank {rank} starts\n3 2\n"
