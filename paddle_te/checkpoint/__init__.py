@@ -4,7 +4,8 @@ Knows neither Paddle nor a model's code; only `layout` touches Paddle tensors, w
 """
 
 from paddle_te.checkpoint.converter import convert
+from paddle_te.checkpoint.folder import check_layout
 from paddle_te.checkpoint.layout import native_to_te, te_to_native
 from paddle_te.checkpoint.tensors import CheckpointError
 
-__all__ = ["CheckpointError", "convert", "native_to_te", "te_to_native"]
+__all__ = ["CheckpointError", "check_layout", "convert", "native_to_te", "te_to_native"]

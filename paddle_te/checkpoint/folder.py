@@ -128,6 +128,20 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     return Checkpoint(folder, suffix, config, ranks, layout, dims, tp, pp, companions, left_out)
 
 
+def check_layout(folder, layout):
+    """Raises CheckpointError unless `folder` holds a whole Llama checkpoint in the layout "native" or "te".
+
+    PaddleNLP's from_pretrained would only warn and leave the layers at random weights.
+    """
+    found = open_checkpoint(folder).layout
+    if found.family != {"native": "pd", "te": "te"}[layout]:
+        mode = {"native": "te2pd", "te": "pd2te"}[layout]
+        raise CheckpointError(
+            f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; convert it: "
+            f"te_llama_ckpt_converter.py --mode {mode} --input_ckpt_path {folder} --output_ckpt_path NEW_FOLDER"
+        )
+
+
 def _find_ranks(folder):
     """(suffix, {(tp, pp): Rank}) of the weight files in a folder."""
     matches = [(path, match) for path in sorted(folder.iterdir()) if (match := _WEIGHTS.fullmatch(path.name))]

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from paddle_te.checkpoint import CheckpointError, convert, converter
+from paddle_te.checkpoint import CheckpointError, check_layout, convert, converter
 from tests.checkpoint.models import (
     Model,
     assert_same,
@@ -415,3 +415,17 @@ def test_progress_counts_bytes(tmp_path, native, capsys):
     shown = capsys.readouterr().err
     total = sum(tensor.nbytes for tensor in model.native.values())
     assert "100%" in shown and f"{total / 1000:.1f}k/{total / 1000:.1f}k" in shown
+
+
+def test_check_layout(tmp_path, native):
+    source, _ = native
+    convert(source, tmp_path / "te", "pd2te", progress=False)
+    check_layout(source, "native")
+    check_layout(tmp_path / "te", "te")
+    with pytest.raises(ValueError, match="pd: is in PaddleNLP's native layout, not in the te layout.*--mode pd2te"):
+        check_layout(source, "te")
+    with pytest.raises(ValueError, match="--mode te2pd"):
+        check_layout(tmp_path / "te", "native")
+    (source / FIRST).unlink()
+    with pytest.raises(ValueError, match=f"{FIRST}: missing"):
+        check_layout(source, "native")
