@@ -53,6 +53,11 @@ def load(fp8=False):
     return _shim
 
 
+def loaded(name):
+    """ctypes.CDLL of a library that `load` has loaded, such as "nvrtc"."""
+    return _loaded[name]
+
+
 def diagnose(fp8=False):
     """Every condition that keeps Transformer Engine from running here, as a list of Problem; empty: `load` works.
 
@@ -68,7 +73,7 @@ def diagnose(fp8=False):
             if te:
                 cuda = cuda_major(te)
                 paths, cuda_problems = find_cuda_libraries(cuda)
-                problems += cuda_problems + _header_problems(cuda)
+                problems += cuda_problems + _header_problems(cuda) + _driver_problems(cuda)
                 problems = problems or _open_all(te, paths, cuda)
             return problems
     except Exception as e:  # the environment report must come out whatever is broken
@@ -149,7 +154,7 @@ def cuda_major(te_path):
 def find_cuda_libraries(cuda):
     """({name: path or SONAME}, problems) of the libraries that TE built for CUDA major version `cuda` needs."""
     wanted = {name: (package, f"lib{name}.so.{cuda}") for name, package in TOOLKIT.items()} | OTHERS
-    paths, problems = {}, []
+    paths, problems, missing = {}, [], {}
     for name, (package, soname) in wanted.items():
         other = f"lib{name}.so.{25 - cuda}"
         if name in TOOLKIT and _is_loaded(other) and not _is_loaded(soname):
@@ -158,8 +163,10 @@ def find_cuda_libraries(cuda):
             continue
         paths[name] = _find(soname)
         if paths[name] is None:
-            remedy = f"pip install '{_requirement(package, cuda)}', or add its folder to LD_LIBRARY_PATH"
-            problems.append(Problem(f"{soname} is not found", remedy))
+            missing.setdefault(package, []).append(soname)
+    for package, sonames in missing.items():
+        remedy = f"pip install '{_requirement(package, cuda)}', or add its folder to LD_LIBRARY_PATH"
+        problems.append(Problem(f"not found: {', '.join(sonames)}", remedy))
     return paths, problems
 
 
@@ -252,6 +259,21 @@ def gpu_problems(fp8=False):
     return [Problem(what.format(*oldest, "fp8" if fp8 else "Transformer Engine", *needed), remedy)]
 
 
+def _driver_problems(cuda):
+    """A driver older than the libraries; without any driver `gpu_problems` has said so."""
+    try:
+        version = ctypes.c_int()
+        driver().cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return []
+    if version.value >= cuda * 1000:
+        return []
+    remedy = f"update the driver, or install transformer-engine-cu{version.value // 1000}"
+    return [
+        Problem(f"the driver supports CUDA {_cuda_dotted(version.value)}, Transformer Engine needs {cuda}.0", remedy)
+    ]
+
+
 # ---- loading ---------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +322,11 @@ def _dotted(number):
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
+def _cuda_dotted(number):
+    """Version of the CUDA runtime or driver from their number."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 def _version(name, path):
     """Version of the library loaded from `path`, asked of itself where it can say; else None."""
     if name == "transformer_engine":
@@ -314,7 +341,7 @@ def _version(name, path):
         if name in ("cuda", "cudart"):
             function = library.cuDriverGetVersion if name == "cuda" else library.cudaRuntimeGetVersion
             function(ctypes.byref(number))
-            return f"{number.value // 1000}.{number.value % 1000 // 10}"
+            return _cuda_dotted(number.value)
         if name == "nccl":
             library.ncclGetVersion(ctypes.byref(number))
             return _dotted(number.value)

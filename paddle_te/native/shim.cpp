@@ -45,7 +45,7 @@ enum DType { kByte = 0, kInt32 = 2, kInt64 = 3, kFloat32 = 4, kFloat16 = 5, kBFl
 enum TensorParam { kRowwiseData, kColumnwiseData, kScale, kAmax, kRowwiseScaleInv, kColumnwiseScaleInv };
 constexpr int kPerTensorScaling = 0;  // NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors
 constexpr int kUseSplitAccumulator = 5;
-constexpr int kMultiProcessorCount = 16;  // cudaDevAttrMultiProcessorCount
+enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
 constexpr int kFormatBSHD = 1, kFormatNotSet = 8;
 constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
 
@@ -125,6 +125,7 @@ static bool g_bound = false;
 
 // Resolves every function above in the three libraries (handles of dlopen). Raises ImportError naming those missing.
 static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver) {
+  if (g_bound) throw py::import_error("already bound: tensors and statics hold handles of that library");
   std::string missing;
   auto find = [&](uintptr_t library, const char* name) {
     void* symbol = dlsym(reinterpret_cast<void*>(library), name);
@@ -268,7 +269,12 @@ class Stream {
     if (!g_bound) throw py::import_error("paddle_te.native.load() has not been called");
     int device = 0;
     check_cuda("cudaGetDevice", cudaGetDevice(&device));
-    check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&sm_count, kMultiProcessorCount, device));
+    auto get = [&](int* value, DeviceAttribute attribute) {
+      check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, attribute, device));
+    };
+    get(&sm_count, kMultiProcessorCount);
+    get(&capability.first, kComputeCapabilityMajor);
+    get(&capability.second, kComputeCapabilityMinor);
   }
 
   void* workspace(size_t bytes) {
@@ -288,6 +294,7 @@ class Stream {
 
   const cudaStream_t handle;
   int sm_count = 0;
+  std::pair<int, int> capability;
 
  private:
   py::function allocate_;
@@ -652,7 +659,7 @@ PYBIND11_MODULE(_shim, m) {
   m.attr("FWD_PARAMS") = static_cast<int>(kFwdStream) + 1;
   m.attr("BWD_PARAMS") = static_cast<int>(kBwdStream) + 1;
 
-  py::class_<Tensor>(m, "Tensor", R"(A view of device memory that TE's functions take. It does not own the memory.
+  py::class_<Tensor>(m, "Tensor", py::module_local(), R"(A view of device memory that TE's functions take. It does not own the memory.
 
 data: device address of the row-major data (0: none); shape: tuple of ints; dtype: types.DType.
 columnwise: address of the transposed copy [cols, rows] that Hopper's fp8 GEMM needs; 2 dimensions only.
@@ -671,13 +678,14 @@ with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
       .def_property_readonly("dtype", [](const Tensor& t) { return t.data.dtype; })
       .def("__repr__", [](const Tensor& t) { return "Tensor(" + t.describe() + ")"; });
 
-  py::class_<Stream>(m, "Stream", R"(A CUDA stream of the current device, and the scratch memory its kernels share.
+  py::class_<Stream>(m, "Stream", py::module_local(), R"(A CUDA stream of the current device, and the scratch memory its kernels share.
 
 handle: the cudaStream_t as an int. allocate(bytes): returns device memory as an object with data_ptr(); called when
 more scratch memory is needed than there is (after the stream has been synchronised, if there was some).)")
       .def(py::init<uintptr_t, py::function>(), "handle"_a, "allocate"_a)
       .def_property_readonly("handle", [](const Stream& s) { return reinterpret_cast<uintptr_t>(s.handle); })
       .def_readonly("sm_count", &Stream::sm_count)
+      .def_readonly("capability", &Stream::capability)
       .def_property_readonly("workspace_size", &Stream::workspace_size);
 
   m.def("rmsnorm_fwd", &rmsnorm_fwd, "x"_a, "gamma"_a, "epsilon"_a, "z"_a, "rsigma"_a, "stream"_a,

@@ -1,0 +1,52 @@
+"""Our own CUDA kernels, compiled at run time by NVRTC, which Transformer Engine needs anyway: no CUDA at build time."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from paddle_te.native import library
+from paddle_te.native.errors import TransformerEngineError
+
+
+@cache
+def kernel(name, file, capability):
+    """The kernel `name` of `file` (in this folder) for GPUs of compute capability (major, minor), as an int for
+    `_shim.launch`. Call `native.load` first. Raises TransformerEngineError with the compiler's log."""
+    module, handle = _module(file, capability), ctypes.c_void_p()
+    _check(library.driver().cuLibraryGetKernel(ctypes.byref(handle), module, name.encode()), f"no kernel {name}")
+    return handle.value
+
+
+@cache
+def _module(file, capability):
+    """A CUlibrary, which unlike a CUmodule belongs to no context; kept for the life of the process."""
+    image, module = compile_cubin(library.loaded("nvrtc"), file, capability), ctypes.c_void_p()
+    load = library.driver().cuLibraryLoadData
+    _check(load(ctypes.byref(module), image, None, None, 0, None, None, 0), f"the driver does not load {file}")
+    return module
+
+
+def compile_cubin(nvrtc, file, capability):
+    """`file` compiled to machine code (bytes): not to PTX, which a driver older than NVRTC would not take."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    source = Path(__file__).with_name(file).read_bytes()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 0, None, None), "NVRTC")
+    try:
+        options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17"]
+        code = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        if code:
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            _check(code, f"{file} does not compile for compute capability {capability}:\n{log.value.decode()}")
+        _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)), "NVRTC")
+        image = ctypes.create_string_buffer(size.value)
+        _check(nvrtc.nvrtcGetCUBIN(program, image), "NVRTC")
+        return image.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _check(code, what):
+    if code:
+        raise TransformerEngineError(f"{what} (error {code})")

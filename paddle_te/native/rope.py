@@ -1,0 +1,54 @@
+"""Rotary position embedding on packed q, k, v (kernels/rope.cu).
+
+Addresses are ints, strides are elements a token. `angles`: float32 [s, d], row t % s for token t, of which the first
+half of each row is read (both halves are equal in the half-split convention). d must be a multiple of 16 (bfloat16,
+float16) or 8 (float32), and all addresses and strides of 16 bytes.
+"""
+
+from paddle_te.native.kernels import kernel
+from paddle_te.native.types import DType
+
+_NAMES = {DType.BFLOAT16: ("rope_bfloat16", 8), DType.FLOAT16: ("rope_float16", 8), DType.FLOAT32: ("rope_float", 4)}
+
+
+def rope_in_place(te, stream, qkv, angles, tokens, s, heads, kv_heads, d, dtype, backward=False):
+    """Rotates q and k inside the packed buffer qkv [tokens, (heads + 2 kv_heads) d]; v stays as it is.
+
+    Backward: the same buffer, holding the gradients. Two thirds of the memory traffic of `rope_split`.
+    """
+    q, k, v, stride = _packed(qkv, heads, kv_heads, d, dtype)
+    buffers = (q, k, v, stride, stride, stride)
+    _launch(te, stream, buffers, buffers, angles, tokens, s, heads, kv_heads, d, dtype, backward)
+
+
+def rope_split(te, stream, qkv, q, k, v, angles, tokens, s, heads, kv_heads, d, dtype):
+    """Packed qkv [tokens, (heads + 2 kv_heads) d] to rotated q [tokens, heads, d], k and v [tokens, kv_heads, d]."""
+    *source, stride = _packed(qkv, heads, kv_heads, d, dtype)
+    source = (*source, stride, stride, stride)
+    target = (q, k, v, heads * d, kv_heads * d, kv_heads * d)
+    _launch(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, False)
+
+
+def rope_merge(te, stream, dq, dk, dv, dqkv, angles, tokens, s, heads, kv_heads, d, dtype):
+    """Backward of `rope_split`: gradients dq, dk, dv to the packed dqkv."""
+    *target, stride = _packed(dqkv, heads, kv_heads, d, dtype)
+    source = (dq, dk, dv, heads * d, kv_heads * d, kv_heads * d)
+    _launch(te, stream, source, (*target, stride, stride, stride), angles, tokens, s, heads, kv_heads, d, dtype, True)
+
+
+def _packed(qkv, heads, kv_heads, d, dtype):
+    """Addresses of q, k, v in the packed buffer, and its stride."""
+    head_bytes = d * (16 // _NAMES[dtype][1])
+    return qkv, qkv + heads * head_bytes, qkv + (heads + kv_heads) * head_bytes, (heads + 2 * kv_heads) * d
+
+
+def _launch(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, backward):
+    name, vector = _NAMES[dtype]
+    chunks, rest = divmod(d, 2 * vector)
+    if rest or not 0 < chunks <= 256:
+        raise ValueError(
+            f"rotary embedding in {DType(dtype).name} needs a head size that is a multiple of {2 * vector}, got {d}"
+        )
+    function = kernel(name, "rope.cu", stream.capability)
+    block = chunks * (256 // chunks)
+    te.launch(function, (tokens, 1, 1), block, d * 4, stream, *source, *target, angles, s, heads, kv_heads, d, backward)

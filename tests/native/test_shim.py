@@ -1,0 +1,414 @@
+"""The extension against a fake library: arguments, workspaces, errors, handles. Needs g++, no GPU."""
+
+import ctypes
+import gc
+import subprocess
+
+import pytest
+
+from paddle_te.native import DType, Mask, QKVLayout, TransformerEngineError
+
+BF16, F32, E4M3 = DType.BFLOAT16, DType.FLOAT32, DType.FLOAT8_E4M3
+STREAM = 0x5000
+WORKSPACE = {"0": [0xA000000, 0, [3, 1000]]}
+
+
+def row(address, shape, dtype=BF16):
+    """How the fake prints a tensor with row-wise data only."""
+    return {"0": [address, int(dtype), list(shape)]}
+
+
+def scalar(address):
+    return [address, int(F32), [1]]
+
+
+@pytest.fixture
+def make(fake):
+    """make(shape, dtype) -> (Tensor at a fresh address, what the fake shows of it)."""
+    addresses = iter(range(0x100000, 0x10000000, 0x1000))
+
+    def make(*shape, dtype=BF16):
+        address = next(addresses)
+        return fake.te.Tensor(address, shape, dtype), row(address, shape, dtype)
+
+    return make
+
+
+def test_struct_sizes(fake):
+    """Of TE 2.20's headers; test_headers.py compares with the headers themselves."""
+    assert fake.te.SIZES == {"NVTEShape": 128, "NVTEBasicTensor": 144, "NVTETensorPack": 88}
+
+
+def test_tensor_parameters(fake):
+    t = fake.te.Tensor(0x1000, (6, 4), E4M3, columnwise=0x2000, scale=0x3004, amax=0x3008, scale_inv=0x4000)
+    assert (t.data_ptr, t.columnwise, t.shape, t.dtype) == (0x1000, 0x2000, (6, 4), E4M3)
+    fake.te.quantize(t, t, fake.stream)
+    shown = {
+        "0": [0x1000, 7, [6, 4]],
+        "1": [0x2000, 7, [4, 6]],
+        "2": scalar(0x3004),
+        "3": scalar(0x3008),
+        "4": scalar(0x4000),
+        "5": scalar(0x4000),
+    }
+    assert fake.calls() == [["nvte_quantize", shown, shown, STREAM]]
+    assert repr(t) == "Tensor(fp8_e4m3 [6, 4] with columnwise copy)"
+
+
+def test_tensor_columnwise_only(fake):
+    t = fake.te.Tensor(0, (6, 4), E4M3, columnwise=0x2000, scale_inv=0x4000)
+    fake.te.quantize(t, t, fake.stream)
+    shown = {"1": [0x2000, 7, [4, 6]], "5": scalar(0x4000)}
+    assert fake.calls() == [["nvte_quantize", shown, shown, STREAM]]
+
+
+def test_tensor_refusals(fake):
+    with pytest.raises(ValueError, match="16-byte aligned"):
+        fake.te.Tensor(0x1000, (6, 4), E4M3, scale_inv=0x4004)
+    with pytest.raises(ValueError, match="2 dimensions"):
+        fake.te.Tensor(0x1000, (2, 3, 4), E4M3, columnwise=0x2000)
+    with pytest.raises(ValueError, match="14 dimensions"):
+        fake.te.Tensor(0x1000, (1,) * 15, BF16)
+    with pytest.raises((TypeError, RuntimeError)):
+        fake.te.Tensor(0x1000, ("a",), BF16)
+
+
+def test_rmsnorm(fake, make):
+    (x, sx), (g, sg), (z, sz), (rs, srs) = make(8, 32), make(32), make(8, 32), make(8, dtype=F32)
+    fake.te.rmsnorm_fwd(x, g, 0.125, z, rs, fake.stream)
+    query, call = fake.calls()
+    assert query == ["nvte_rmsnorm_fwd query"]
+    assert call == ["nvte_rmsnorm_fwd", sx, sg, 0.125, sz, srs, WORKSPACE, 132, False, STREAM]
+    fake.te.rmsnorm_fwd(x, g, 0.125, z, rs, fake.stream)
+    assert [c[0] for c in fake.calls()] == ["nvte_rmsnorm_fwd"], "the workspace's shape is asked for once"
+    assert fake.allocated == [3000]
+
+    (dz, sdz), (dx, sdx), (dg, sdg), (add, sadd) = make(8, 32), make(8, 32), make(32), make(8, 32)
+    fake.te.rmsnorm_bwd(dz, x, rs, g, dx, dg, fake.stream)
+    assert fake.calls()[-1] == ["nvte_rmsnorm_bwd", sdz, sx, srs, sg, sdx, sdg, WORKSPACE, 132, False, STREAM]
+    fake.te.rmsnorm_bwd(dz, x, rs, g, dx, dg, fake.stream, add)
+    query, call = fake.calls()
+    assert query == ["nvte_rmsnorm_bwd_add query"]
+    assert call == ["nvte_rmsnorm_bwd_add", sdz, sx, sadd, srs, sg, sdx, sdg, WORKSPACE, 132, False, STREAM]
+
+
+@pytest.mark.parametrize("change", ["rows", "cols", "z dtype", "alignment"])
+def test_workspace_shape_is_asked_again(fake, change):
+    """The norm's plan, and so its workspace, depends on these."""
+
+    def run(rows, cols, z_dtype, offset):
+        tensor = fake.te.Tensor
+        x = tensor(0x1000 + offset, (rows, cols), BF16)
+        fake.te.rmsnorm_fwd(
+            x,
+            tensor(0x2000, (cols,), BF16),
+            1e-5,
+            tensor(0x3000, (rows, cols), z_dtype),
+            tensor(0x4000, (rows,), F32),
+            fake.stream,
+        )
+        return [call[0] for call in fake.calls()]
+
+    base = dict(rows=24, cols=48, z_dtype=BF16, offset=0)
+    other = {"rows": dict(rows=40), "cols": dict(cols=64), "z dtype": dict(z_dtype=E4M3), "alignment": dict(offset=2)}
+    run(**base)
+    run(**{**base, **other[change]})
+    assert run(**base) == ["nvte_rmsnorm_fwd"]
+    assert run(**{**base, **other[change]}) == ["nvte_rmsnorm_fwd"]
+    # A first call with yet another number of rows does ask.
+    assert run(**{**base, **other[change], "rows": 1000 + sum(map(ord, change))})[0] == "nvte_rmsnorm_fwd query"
+
+
+@pytest.mark.parametrize("name", ["quantize", "dequantize", "transpose", "swiglu", "compute_amax"])
+def test_two_tensors(fake, make, name):
+    (a, sa), (b, sb) = make(4, 8), make(4, 8)
+    getattr(fake.te, name)(a, b, fake.stream)
+    assert fake.calls() == [[f"nvte_{name}", sa, sb, STREAM]]
+
+
+@pytest.mark.parametrize("name", ["dswiglu", "dswiglu_cast_transpose"])
+def test_three_tensors(fake, make, name):
+    (a, sa), (b, sb), (c, sc) = make(4, 8), make(4, 16), make(4, 16)
+    getattr(fake.te, name)(a, b, c, fake.stream)
+    assert fake.calls() == [[f"nvte_{name}", sa, sb, sc, STREAM]]
+
+
+GEMMS = {  # transa, transb, A, B, D for tokens 6, in 4, out 10
+    "forward": (True, False, (10, 4), (6, 4), (6, 10)),
+    "dgrad": (False, False, (10, 4), (6, 10), (6, 4)),
+    "wgrad": (False, True, (6, 4), (6, 10), (10, 4)),
+}
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("kind", GEMMS)
+def test_gemm(fake, make, kind, accumulate, split):
+    transa, transb, *shapes = GEMMS[kind]
+    (a, sa), (b, sb), (d, sd) = (make(*shape) for shape in shapes)
+    fake.te.gemm(a, b, d, transa, transb, fake.stream, accumulate, split)
+    size = 32 * 2**20 + 1024
+    workspace = {"0": [0xA000000, 0, [size]]}
+    config = {"5": int(split)}
+    beta = float(accumulate)
+    expected = ["nvte_cublas_gemm_v2", transa, transb, 1.0, sa, sb, beta, sd, sd, workspace, config, STREAM]
+    assert fake.calls() == [expected]
+    assert fake.allocated == [size]
+
+
+@pytest.mark.parametrize("kind", GEMMS)
+def test_gemm_shapes_are_checked(fake, make, kind):
+    """TE trusts D's shape: too small a D would be written past its end."""
+    transa, transb, *shapes = GEMMS[kind]
+    for i in range(3):
+        wrong = list(shapes)
+        wrong[i] = (wrong[i][0], wrong[i][1] + 1) if i != 2 else (wrong[i][0] - 1, wrong[i][1])
+        tensors = [make(*shape)[0] for shape in wrong]
+        with pytest.raises(TransformerEngineError, match=r"(?s)do not fit.*A: bfloat16 \[.*D: bfloat16 \["):
+            fake.te.gemm(*tensors, transa, transb, fake.stream)
+    assert fake.calls() == []
+
+
+def test_gemm_flattens_leading_dimensions(fake, make):
+    (a, _), (b, _), (d, _) = make(10, 4), make(2, 3, 4), make(2, 3, 10)
+    fake.te.gemm(a, b, d, True, False, fake.stream)
+    assert fake.calls()[0][0] == "nvte_cublas_gemm_v2"
+
+
+def test_scaling(fake, make):
+    (h, sh), (s, ss) = make(16, 5, dtype=F32), make(5, dtype=F32)
+    fake.te.amax_and_scale_update(h, s, "most_recent", DType.FLOAT8_E5M2, 0.5, fake.stream)
+    name = "nvte_delayed_scaling_recipe_amax_and_scale_update"
+    assert fake.calls() == [[name, sh, ss, sh, ss, "most_recent", 8, 0.5, STREAM]]
+    out = fake.te.Tensor(0x1000, (4, 4), E4M3, amax=0x2000, scale=0x3000)
+    fake.te.compute_scale_from_amax(out, fake.stream)
+    shown = {"0": [0x1000, 7, [4, 4]], "2": scalar(0x3000), "3": scalar(0x2000)}
+    assert fake.calls() == [["nvte_compute_scale_from_amax", shown, True, STREAM]]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_te_rope(fake, make, backward):
+    (x, sx), (f, sf), (y, sy) = make(2, 6, 4, 16), make(6, 1, 1, 16, dtype=F32), make(2, 6, 4, 16)
+    fake.te.rope(x, f, y, backward, fake.stream)
+    name = "nvte_fused_rope_backward" if backward else "nvte_fused_rope_forward"
+    sizes = [6, 2, 4, 16, 16, 64, 384, 16, 1]  # s b h d d2, strides s b h d
+    assert fake.calls() == [[name, sx, {}, sf, {}, sy, 1, False, 1, 0, *sizes, STREAM]]
+
+
+def test_attention_forward(fake, make):
+    q, k, v, out = make(2, 6, 4, 16), make(2, 6, 2, 16), make(2, 6, 2, 16), make(2, 6, 4, 16)
+    stats = make(2, 4, 6, 1, dtype=F32)
+    tensors, shown = zip(q, k, v, out, stats, strict=True)
+    fake.te.attention_fwd(*tensors, 0.25, QKVLayout.BSHD_BSHD_BSHD, Mask.CAUSAL, True, fake.stream)
+    query, (name, params) = fake.calls()
+    assert query == ["nvte_fused_attn_fwd_v2 query"] and name == "nvte_fused_attn_fwd_v2"
+    sq, sk, sv, so, sst = shown
+    # kNVTEFusedAttnFwdParams...: number -> value
+    assert params == {
+        **{"0": sq, "1": sk, "2": sv, "3": {}, "4": {}, "5": {}, "6": so, "7": [sst, {}]},
+        **{str(i): {} for i in range(8, 15)},  # cumulative lengths, page tables, random state
+        **{"15": 1, "16": 0, "17": 0, "18": 2, "19": 0, "20": -1, "21": 0, "22": 0, "23": 0, "24": 0, "25": 0.25},
+        **{"26": 9, "27": 1, "28": 8, "29": 6, "30": 6, "31": WORKSPACE, "32": STREAM},
+    }
+
+
+def test_attention_backward(fake, make):
+    names = ["q", "k", "v", "out", "dout", "stats", "dq", "dk", "dv"]
+    big, small = (2, 6, 4, 16), (2, 6, 2, 16)
+    shapes = [big, small, small, big, big, (2, 4, 6, 1), big, small, small]
+    made = [make(*shape, dtype=F32 if name == "stats" else BF16) for name, shape in zip(names, shapes, strict=True)]
+    tensors, shown = zip(*made, strict=True)
+    by_name = dict(zip(names, shown, strict=True))
+    rng, cu = make(2, dtype=DType.INT64), make(3, dtype=DType.INT32)
+    layout = QKVLayout.BSHD_BSHD_BSHD
+    fake.te.attention_bwd(
+        *tensors, 0.25, layout, Mask.PADDING, fake.stream, 0.125, True, rng_state=rng[0], cu_seqlens=cu[0]
+    )
+    (name, params) = fake.calls()[-1]
+    assert name == "nvte_fused_attn_bwd_v2"
+    order = ["q", "k", "v", "out", "dout", None, None, None, "dq", "dk", "dv"]
+    assert params == {
+        **{str(i): by_name.get(key, {}) for i, key in enumerate(order)},
+        **{"7": [by_name["stats"], rng[1]], "11": {}, "12": {}, "13": cu[1], "14": cu[1], "15": {}, "16": {}},
+        **{"17": 1, "18": 0, "19": 1, "20": 0, "21": -1, "22": -1, "23": 0, "24": 0, "25": 0.125, "26": 0.25},
+        **{"27": 9, "28": 1, "29": 1, "30": 9, "31": 8, "32": 8, "33": 6, "34": 6, "35": WORKSPACE, "36": STREAM},
+    }
+
+
+def test_attention_refusals(fake, make):
+    def run(stats=(2, 4, 6, 1), q=(2, 6, 4, 16), out=(2, 6, 4, 16), v=(2, 6, 4, 16), **kwargs):
+        tensors = [make(*shape)[0] for shape in (q, (2, 6, 4, 16), v, out, stats)]
+        mask = kwargs.pop("mask", Mask.CAUSAL)
+        fake.te.attention_fwd(*tensors, 1.0, QKVLayout.BSHD_BSHD_BSHD, mask, True, fake.stream, **kwargs)
+
+    for kwargs, message in [
+        (dict(stats=(2, 4, 5, 1)), r"stats must be \[b, h, s, 1\]"),
+        (dict(q=(12, 4, 16)), r"must be \[b, s, h, d\]"),
+        (dict(out=(2, 5, 4, 16)), "shapes do not fit"),
+        (dict(v=(2, 6, 2, 16)), "shapes do not fit"),
+        (dict(dropout=0.5), "needs rng_state"),
+        (dict(mask=Mask.PADDING_CAUSAL), "needs cu_seqlens"),
+    ]:
+        with pytest.raises(TransformerEngineError, match=rf"(?s)nvte_fused_attn_fwd_v2: .*{message}.*\n  q: bfloat16"):
+            run(**kwargs)
+    assert fake.calls() == []
+
+
+def test_memory(fake):
+    fake.te.memcpy_async(0x100, 0x200, 77, fake.stream)
+    fake.te.memset_async(0x100, 3, 78, fake.stream)
+    assert fake.calls() == [
+        ["cudaMemcpyAsync", 0x100, 0x200, 77, 4, STREAM],
+        ["cudaMemsetAsync", 0x100, 3, 78, STREAM],
+    ]
+    fake.library.fake_cuda_error(2)
+    with pytest.raises(TransformerEngineError, match="cudaMemcpyAsync failed: out of memory"):
+        fake.te.memcpy_async(0x100, 0x200, 77, fake.stream)
+    fake.calls()
+
+
+def test_launch(fake):
+    function = 0x700 + 3  # three arguments: see the fake
+    fake.te.launch(function, (5, 6, 7), 256, 64, fake.stream, 0x10000000000, -2, True)
+    arguments = [0x10000000000, -2, 1]
+    assert fake.calls() == [["cuLaunchKernel", 5, 6, 7, 256, 1, 1, 64, STREAM, arguments, False]]
+    fake.library.fake_cuda_error(1)
+    with pytest.raises(TransformerEngineError, match="cuLaunchKernel failed: launch failed"):
+        fake.te.launch(function, (1, 1, 1), 1, 0, fake.stream, 1, 2, 3)
+    fake.calls()
+
+
+def test_exception_becomes_python_error(fake, make):
+    """The message names the entry point, TE's words, and dtype and shape of each tensor."""
+    (x, _), (g, _), (z, _), (rs, _) = make(8, 36), make(36), make(8, 36), make(8, dtype=F32)
+    fake.fail("nvte_rmsnorm_fwd query", "rmsnorm.cpp:12 in function f: Assertion failed: reasons")
+    with pytest.raises(TransformerEngineError) as error:
+        fake.te.rmsnorm_fwd(x, g, 1e-5, z, rs, fake.stream)
+    assert str(error.value) == (
+        "nvte_rmsnorm_fwd failed: rmsnorm.cpp:12 in function f: Assertion failed: reasons\n"
+        "  x: bfloat16 [8, 36]\n  gamma: bfloat16 [36]\n  z: bfloat16 [8, 36]\n  rsigma: float32 [8]"
+    )
+    assert isinstance(error.value, RuntimeError)
+    fake.te.rmsnorm_fwd(x, g, 1e-5, z, rs, fake.stream)  # and the next call works
+    assert [call[0] for call in fake.calls()] == ["nvte_rmsnorm_fwd query", "nvte_rmsnorm_fwd"]
+
+
+def test_foreign_exception(fake, make):
+    (x, _), (y, _) = make(8, 32), make(8, 32)
+    fake.fail("nvte_quantize", "", as_int=True)
+    with pytest.raises(TransformerEngineError, match="nvte_quantize failed with an unknown C"):
+        fake.te.quantize(x, y, fake.stream)
+
+
+def test_workspace_grows_and_waits(fake, make):
+    """A larger workspace replaces the old one only after the stream has finished with it; the owner is kept."""
+
+    class Memory:
+        alive = 0
+
+        def __init__(self):
+            Memory.alive += 1
+
+        def __del__(self):
+            Memory.alive -= 1
+
+        def data_ptr(self):
+            return 0xB000000
+
+    stream = fake.te.Stream(0x6000, lambda size: sizes.append(size) or Memory())
+    sizes = []
+    (x, _), (g, _), (z, _), (rs, _) = make(8, 32), make(32), make(8, 32), make(8, dtype=F32)
+    fake.te.rmsnorm_fwd(x, g, 1e-5, z, rs, stream)
+    assert sizes == [3000] and stream.workspace_size == 3000
+    assert not any(call[0] == "cudaStreamSynchronize" for call in fake.calls())
+    (a, _), (b, _), (d, _) = make(4, 4), make(4, 4), make(4, 4)
+    for _ in range(2):
+        fake.te.gemm(a, b, d, True, False, stream)
+    assert [call[0] for call in fake.calls()] == ["cudaStreamSynchronize", *["nvte_cublas_gemm_v2"] * 2]
+    assert sizes == [3000, 32 * 2**20 + 1024]
+    gc.collect()
+    assert Memory.alive == 1
+    del stream
+    gc.collect()
+    assert Memory.alive == 0
+
+
+def test_allocator_errors(fake, make):
+    (a, _), (b, _), (d, _) = make(4, 4), make(4, 4), make(4, 4)
+
+    def fails(size):
+        raise MemoryError(f"no {size} bytes")
+
+    with pytest.raises(MemoryError, match="no 33555456 bytes"):
+        fake.te.gemm(a, b, d, True, False, fake.te.Stream(0, fails))
+
+    class Odd:
+        def data_ptr(self):
+            return 0xB000010
+
+    with pytest.raises(TransformerEngineError, match="256-byte aligned"):
+        fake.te.gemm(a, b, d, True, False, fake.te.Stream(0, lambda size: Odd()))
+    assert fake.calls() == []
+
+
+def test_stream(fake):
+    stream = fake.te.Stream(0x77, fake.allocate)
+    assert (stream.handle, stream.sm_count, stream.capability, stream.workspace_size) == (0x77, 132, (9, 0), 0)
+
+
+def test_nothing_leaks(fake, make):
+    """Handles and configurations after many calls, also failing ones, are those of before."""
+
+    def once(i):
+        tensor = fake.te.Tensor
+        x, w = tensor(0x1000, (16, 32), BF16), tensor(0x2000, (32,), BF16)
+        z = tensor(0x3000, (16, 32), E4M3, 0x4000, 0x5000, 0x6000, 0x7000)
+        rs = tensor(0x8000, (16,), F32)
+        q, stats = tensor(0x9000, (1, 16, 2, 16), BF16), tensor(0x9900, (1, 2, 16, 1), F32)
+        if i % 3 == 0:
+            fake.fail(["nvte_rmsnorm_fwd", "nvte_quantize", "nvte_fused_attn_fwd_v2"][i // 3 % 3], "fails")
+        for call in (
+            lambda: fake.te.rmsnorm_fwd(x, w, 1e-5, z, rs, fake.stream),
+            lambda: fake.te.quantize(x, z, fake.stream),
+            lambda: fake.te.gemm(x, x, tensor(0, (16, 16), BF16), True, False, fake.stream),
+            lambda: fake.te.attention_fwd(q, q, q, q, stats, 1.0, 5, Mask.CAUSAL, True, fake.stream),
+            lambda: fake.te.attention_bwd(q, q, q, q, q, stats, q, q, q, 1.0, 5, Mask.CAUSAL, fake.stream),
+            lambda: tensor(0x1000, (1, 2, 3), E4M3, 0x4000),
+        ):
+            try:
+                call()
+            except (TransformerEngineError, ValueError):
+                pass
+
+    once(1)
+    fake.calls()
+    before = fake.library.fake_live_tensors(), fake.library.fake_live_configs()
+    for i in range(300):
+        once(i)
+    fake.calls()
+    gc.collect()
+    assert (fake.library.fake_live_tensors(), fake.library.fake_live_configs()) == before
+
+
+def test_unbound(unbound_shim, fake_library):
+    module = unbound_shim()
+    for create in (lambda: module.Tensor(0, (), 0), lambda: module.Stream(0, print)):
+        with pytest.raises(ImportError, match="load.* has not been called"):
+            create()
+    module.bind(*[fake_library._handle] * 3)
+    module.Tensor(0, (), 0)
+    with pytest.raises(ImportError, match="already bound"):
+        module.bind(*[fake_library._handle] * 3)
+
+
+def test_missing_entry_points(unbound_shim, fake_library, tmp_path, gxx):
+    """Binding to a library that lacks functions names them all."""
+    source, library = tmp_path / "empty.cpp", tmp_path / "libempty.so"
+    source.write_text('extern "C" void nvte_quantize() {}')
+    subprocess.run([gxx, "-shared", "-fPIC", source, "-o", library], check=True)
+    module, handle = unbound_shim(), ctypes.CDLL(str(library))._handle
+    with pytest.raises(ImportError, match="nvte_create_tensor, .*nvte_fused_attn_bwd_v2") as error:
+        module.bind(handle, fake_library._handle, fake_library._handle)
+    assert "nvte_quantize" not in str(error.value) and "cuda" not in str(error.value)
+    with pytest.raises(ImportError):
+        module.Tensor(0x1000, (1,), BF16)
