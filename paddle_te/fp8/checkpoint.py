@@ -6,8 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import paddle
 
-from .module import ModuleScaling, bind_delayed
-from .state import scaling_state
+from .module import ModuleScaling, bind_together
 
 VERSION = 1
 
@@ -34,21 +33,22 @@ def _bindings(modules, recipe):
     for backend in {m.backend for m in modules.values()}:
         missing = [m for m in modules.values() if m.backend == backend and recipe not in m._bindings]
         if missing:
-            bind_delayed(missing, scaling_state(backend, recipe))
+            bind_together(missing, recipe)
     return {name: module._bindings[recipe] for name, module in modules.items()}
 
 
-def _places(bindings, gemms):
+def _places(bindings):
     """For each name and direction: (name, direction, Block, the module's slots in it)."""
     for name, binding in bindings.items():
-        for direction, block, per_gemm in (("forward", binding.forward, 2), ("backward", binding.backward, 1)):
+        for direction, per_gemm in (("forward", 2), ("backward", 1)):
             start = binding.gemm * per_gemm
-            yield name, direction, block, slice(start, start + gemms[name] * per_gemm)
+            slots = slice(start, start + binding.num_gemms * per_gemm)
+            yield name, direction, getattr(binding.pair, direction), slots
 
 
 def _copies(bindings):
     """{Block: [history, scale]} as NumPy arrays."""
-    blocks = {block for binding in bindings.values() for block in (binding.forward, binding.backward)}
+    blocks = {block for _, _, block, _ in _places(bindings)}
     for block in blocks:
         block.flush()
     return {block: [block.history.numpy().copy(), block.scale.numpy().copy()] for block in blocks}
@@ -61,11 +61,10 @@ def state_dict(root, recipe):
     of each), "scale": [2·GEMMs]}, "backward": the same with [GEMMs], "done": whether it completed a backward since
     the last update}}}. Current scaling has no state: no modules.
     """
-    modules = name_modules(root)
-    bindings = _bindings(modules, recipe)
+    bindings = _bindings(name_modules(root), recipe)
     copies = _copies(bindings)
     saved = {name: {"done": binding.done == binding.state.generation} for name, binding in bindings.items()}
-    for name, direction, block, slots in _places(bindings, {n: m.num_gemms for n, m in modules.items()}):
+    for name, direction, block, slots in _places(bindings):
         history, scale = copies[block]
         saved[name][direction] = {"amax_history": history[:, slots].copy(), "scale": scale[slots].copy()}
     return {"version": VERSION, "recipe": _describe(recipe), "modules": saved}
@@ -106,7 +105,7 @@ def set_state_dict(root, state, recipe):
     _check(state, modules, recipe)
     bindings = _bindings(modules, recipe)
     copies = _copies(bindings)
-    for name, direction, block, slots in _places(bindings, {n: m.num_gemms for n, m in modules.items()}):
+    for name, direction, block, slots in _places(bindings):
         for key, target in zip(("amax_history", "scale"), copies[block], strict=True):
             value = np.asarray(state["modules"][name][direction][key])
             if value.shape != target[..., slots].shape or value.dtype != np.float32:
@@ -120,6 +119,7 @@ def set_state_dict(root, state, recipe):
     for scaling in {binding.state for binding in bindings.values()}:
         scaling.generation += 1  # weights quantized under the scales before are of no use any more
     for name, binding in bindings.items():
+        binding.pair.active = True
         binding.done = binding.state.generation if state["modules"][name]["done"] else None
 
 

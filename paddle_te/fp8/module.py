@@ -1,13 +1,7 @@
 """What a layer holds for its fp8 GEMMs."""
 
-import itertools
-import weakref
-
 from . import autocast
 from .state import Quantizer, scaling_state
-
-_modules = weakref.WeakSet()
-_count = itertools.count()
 
 
 class GemmQuantizers:
@@ -51,19 +45,35 @@ class WeightCache:
 
 
 class Binding:
-    """A module's quantizers for one recipe, and under delayed scaling its place among the other modules'.
+    """A module's quantizers for one recipe, and under delayed scaling its place among the other modules.
 
     slots, evaluation_slots: per GEMM (input, weight, grad_output, WeightCache).
-    state, forward, backward: the ScalingState and the two Blocks, None under current scaling; gemm: the first one's
-    place in them. done: the generation of scales in which the module last completed a backward.
+    Delayed scaling only: state, the ScalingState; pair, the BlockPair, and gemm, the place of the first GEMM in it;
+    done, the generation of scales in which the module last completed a backward.
     """
 
-    __slots__ = ("slots", "evaluation_slots", "state", "forward", "backward", "gemm", "done")
+    def __init__(self, recipe, num_gemms, state=None):
+        dtypes = recipe.fp8_format.value
+        self.num_gemms = num_gemms
+        self.state, self.pair, self.gemm, self.done = state, None, 0, None
+        caches = [WeightCache() for _ in range(num_gemms)]
 
-    def __init__(self, slots, evaluation_slots, state=None, forward=None, backward=None, gemm=0):
-        self.slots, self.evaluation_slots = slots, evaluation_slots
-        self.state, self.forward, self.backward, self.gemm = state, forward, backward, gemm
-        self.done = None
+        def slots(records):
+            quantizer = lambda dtype: Quantizer(dtype, recipe.kind, records)  # noqa: E731
+            return [
+                (quantizer(dtypes.forward), quantizer(dtypes.forward), quantizer(dtypes.backward), c) for c in caches
+            ]
+
+        self.slots, self.evaluation_slots = slots(True), slots(False)
+
+    def place(self, pair, gemm):
+        """Move to the slots of a BlockPair that begin with that GEMM's."""
+        self.pair, self.gemm = pair, gemm
+        for slots in (self.slots, self.evaluation_slots):
+            for i, (input_, weight, grad_output, _) in enumerate(slots, gemm):
+                input_.place(pair.forward, 2 * i)
+                weight.place(pair.forward, 2 * i + 1)
+                grad_output.place(pair.backward, i)
 
 
 class ForwardPass:
@@ -86,6 +96,7 @@ class ForwardPass:
                 f"fp8 scales were updated between forward and backward of {self._scaling.name or 'a module'}; "
                 "call fp8.new_step() only when every forward has had its backward"
             )
+        binding.state.backward_seen = True
         if self._training:
             binding.done = self._generation
 
@@ -116,10 +127,8 @@ class ModuleScaling:
         self.num_gemms = num_gemms
         self.backend = backend
         self.name = None
-        self._order = next(_count)
         self._bindings = {}  # recipe -> Binding
         self._recipe = self._binding = None  # those of the last forward
-        _modules.add(self)
 
     def __reduce__(self):
         # a copied or unpickled layer has scales of its own
@@ -143,7 +152,7 @@ class ModuleScaling:
         if is_first_microbatch is None:
             is_first_microbatch = context.is_first_microbatch
         if context.recipe is not self._recipe:
-            self._recipe, self._binding = context.recipe, self.bind(context.recipe, context.group)
+            self._recipe, self._binding = context.recipe, self.bind(context.recipe)
         binding = self._binding
         state, slots = binding.state, binding.slots if training else binding.evaluation_slots
         if state is None:
@@ -152,41 +161,22 @@ class ModuleScaling:
             state.group = context.group
             if is_first_microbatch is not False and binding.done == state.generation:
                 state.begin_step(certain=is_first_microbatch is True)
+            binding.pair.active = True
         forward_pass = ForwardPass(self, binding, training)
         return tuple([GemmQuantizers(slot, forward_pass, is_first_microbatch, state.generation) for slot in slots])
 
-    def bind(self, recipe, group=None):
-        """The Binding for a recipe. Where delayed scaling has none yet, all modules without one get theirs together."""
+    def bind(self, recipe):
+        """The Binding for a recipe, made where there is none."""
         if recipe not in self._bindings:
-            if recipe.kind == "delayed":
-                state = scaling_state(self.backend, recipe, group)
-                bind_delayed([m for m in _modules if m.backend == self.backend], state)
-            else:
-                dtypes = recipe.fp8_format.value
-                triple = [Quantizer(dtype, "current") for dtype in (dtypes.forward, dtypes.forward, dtypes.backward)]
-                slots = [(*triple, WeightCache()) for _ in range(self.num_gemms)]
-                self._bindings[recipe] = Binding(slots, slots)
+            bind_together([self], recipe)
         return self._bindings[recipe]
 
 
-def bind_delayed(modules, state):
-    """Give the modules that have no Binding for the state's recipe theirs, in one pair of blocks."""
-    modules = sorted((m for m in modules if state.recipe not in m._bindings), key=lambda m: m._order)
-    forward, backward = state.add_blocks(sum(m.num_gemms for m in modules))
-    gemm = 0
-    for module in modules:
-        caches = [WeightCache() for _ in range(module.num_gemms)]
-        slots, evaluation_slots = (
-            [
-                (
-                    forward.quantizer(2 * i, records),
-                    forward.quantizer(2 * i + 1, records),
-                    backward.quantizer(i, records),
-                    cache,
-                )
-                for i, cache in enumerate(caches, gemm)
-            ]
-            for records in (True, False)
-        )
-        module._bindings[state.recipe] = Binding(slots, evaluation_slots, state, forward, backward, gemm)
-        gemm += module.num_gemms
+def bind_together(modules, recipe):
+    """Make the modules' Bindings for a recipe; under delayed scaling all must be of one backend, and share blocks."""
+    state = scaling_state(modules[0].backend, recipe) if recipe.kind == "delayed" else None
+    bindings = [Binding(recipe, module.num_gemms, state) for module in modules]
+    if state is not None:
+        state.add(bindings)
+    for module, binding in zip(modules, bindings, strict=True):
+        module._bindings[recipe] = binding

@@ -4,7 +4,6 @@ Within a step all forward passes, recomputed ones too, and all micro-batches in 
 its amax (by maximum) to row 0 of a history; a recomputed forward adds the same values again and changes nothing.
 """
 
-import gc
 import warnings
 import weakref
 
@@ -58,7 +57,7 @@ def register_backend(backend, update):
 
 
 class Quantizer:
-    """How one tensor of one GEMM becomes fp8. Everything is an attribute, for backends that read them at each call.
+    """How one tensor of one GEMM becomes fp8: attributes only, for backends to read anew at each call.
 
     dtype: "e4m3" or "e5m2"; fp8_max: its largest value; kind: "delayed" or "current".
     Delayed scaling only (else 0): addresses of float32 numbers on the device:
@@ -78,15 +77,20 @@ class Quantizer:
         "__weakref__",
     )
 
-    def __init__(self, dtype, kind, block=None, slot=None, records=True):
-        """block, slot: where delayed scaling keeps the numbers. records: False for evaluation, whose amax is lost."""
+    def __init__(self, dtype, kind, records=True):
+        """records: False for evaluation, whose amax is lost."""
         self.dtype = dtype
         self.fp8_max = FP8_MAX[dtype]
         self.kind = kind
         self.scale_ptr = self.amax_ptr = self.scale_inv_ptr = 0
-        self._block, self._slot, self._records = block, slot, records
-        if block is not None:
-            self.bind()
+        self._block = self._slot = None
+        self._records = records
+
+    def place(self, block, slot):
+        """Keep the numbers of delayed scaling in that slot of a block."""
+        self._block, self._slot = block, slot
+        block.quantizers.add(self)
+        self.bind()
 
     def bind(self):
         """Take the addresses of the block's tensors."""
@@ -111,24 +115,31 @@ class Block:
     """The numbers of n tensors of one fp8 dtype, side by side, so that one kernel updates them all.
 
     history [amax_history_len, n], scale [n], scale_inv [n, 4] (the first of 4 counts: fp8 GEMMs want 16-byte aligned
-    addresses): float32 tensors on the present device.
+    addresses): float32 tensors on one device.
     """
 
-    def __init__(self, dtype, amax_history_len, n):
+    def __init__(self, dtype, history, scale, scale_inv, amaxes):
         self.dtype = dtype
-        self.history = paddle.zeros([amax_history_len, n], dtype="float32")
-        self.scale = paddle.ones([n], dtype="float32")
-        self.scale_inv = paddle.ones([n, 4], dtype="float32")
+        self.history, self.scale, self.scale_inv = history, scale, scale_inv
         self.scratch = paddle.zeros([4], dtype="float32")
-        self.amaxes = [None] * n  # recorded as tensors, not through pointers; row 0 gets them before it is used
-        self._quantizers = weakref.WeakSet()  # weak: no cycles, so that states die with their modules
-        if self.scale_inv.data_ptr() % 16:
+        self.amaxes = amaxes  # recorded as tensors, not through pointers; `flush` brings them into row 0
+        self.quantizers = weakref.WeakSet()  # weak: without cycles states die with their modules
+        if scale_inv.data_ptr() % 16:
             raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
 
-    def quantizer(self, slot, records=True):
-        made = Quantizer(self.dtype, "delayed", self, slot, records)
-        self._quantizers.add(made)
-        return made
+    @classmethod
+    def new(cls, dtype, amax_history_len, n):
+        """n tensors that nothing is known of, on the present device."""
+        zeros, ones = (lambda *shape: paddle.zeros(shape, "float32")), (lambda *shape: paddle.ones(shape, "float32"))
+        return cls(dtype, zeros(amax_history_len, n), ones(n), ones(n, 4), [None] * n)
+
+    @classmethod
+    def joined(cls, blocks):
+        """The tensors of several blocks one after another."""
+        history = paddle.concat([b.history for b in blocks], axis=1)
+        scale = paddle.concat([b.scale for b in blocks])
+        scale_inv = paddle.concat([b.scale_inv for b in blocks])
+        return cls(blocks[0].dtype, history, scale, scale_inv, [amax for b in blocks for amax in b.amaxes])
 
     def flush(self):
         """Bring recorded amax tensors into row 0."""
@@ -143,7 +154,7 @@ class Block:
         moved = history.data_ptr() != self.history.data_ptr() or scale.data_ptr() != self.scale.data_ptr()
         self.history, self.scale = history, scale
         if moved:
-            for quantizer in self._quantizers:
+            for quantizer in self.quantizers:
                 quantizer.bind()
 
     def reduce(self, group):
@@ -162,6 +173,16 @@ class Block:
             self.set(*updated)
 
 
+class BlockPair:
+    """The blocks of some modules: per GEMM two slots in `forward` (input, weight) and one in `backward`.
+
+    active: a module of theirs had a training forward since the last update of the scales.
+    """
+
+    def __init__(self, forward, backward, active=False):
+        self.forward, self.backward, self.active = forward, backward, active
+
+
 class ScalingState:
     """Delayed scaling of all modules of one backend, device and recipe. It lives as long as one of them does."""
 
@@ -174,18 +195,43 @@ class ScalingState:
         self.group = None
         self.generation = 0  # counts the updates of the scales
         self.in_flight = 0  # forward passes whose backward has not been
-        self._blocks = []  # weak references in the order of creation, which is the same on all ranks of a group
+        # weak references in the order of first use, which is the same on all ranks of a group
+        self._pairs = []
+        self._new_models = [[]]
+        self.backward_seen = False
         self._warned = False
 
-    def add_blocks(self, num_gemms):
-        """A (forward, backward) pair of blocks for that many GEMMs: two forward slots each (input, weight), one back.
-
-        The caller keeps the pair alive.
-        """
+    def add(self, bindings):
+        """Give modules' Bindings their place, all in one pair of blocks. One alone moves at the next update."""
+        num_gemms = sum(binding.num_gemms for binding in bindings)
         dtypes, length = self.recipe.fp8_format.value, self.recipe.amax_history_len
-        pair = Block(dtypes.forward, length, 2 * num_gemms), Block(dtypes.backward, length, num_gemms)
-        self._blocks += map(weakref.ref, pair)
-        return pair
+        forward, backward = (
+            Block.new(dtypes.forward, length, 2 * num_gemms),
+            Block.new(dtypes.backward, length, num_gemms),
+        )
+        self._place(bindings, BlockPair(forward, backward))
+        if len(bindings) == 1:
+            if self.backward_seen:  # all modules of a model have been forward before one has been backward
+                self._new_models.append([])
+                self.backward_seen = False
+            self._new_models[-1] += map(weakref.ref, bindings)
+
+    def _place(self, bindings, pair):
+        gemm = 0
+        for binding in bindings:
+            binding.place(pair, gemm)
+            gemm += binding.num_gemms
+        self._pairs.append(weakref.ref(pair))
+
+    def _join_new(self):
+        """Bring the modules of each model first used since the last update into one pair of blocks."""
+        for model in self._new_models:
+            bindings = [binding for ref in model if (binding := ref()) is not None]
+            if len(bindings) > 1:
+                pairs = [binding.pair for binding in bindings]
+                forward, backward = Block.joined([p.forward for p in pairs]), Block.joined([p.backward for p in pairs])
+                self._place(bindings, BlockPair(forward, backward, any(p.active for p in pairs)))
+        self._new_models = [[]]
 
     def begin_step(self, certain):
         """Update the scales, unless forward passes that used them still wait for their backward.
@@ -204,25 +250,27 @@ class ScalingState:
 
     @paddle.no_grad()
     def roll(self):
-        """Update all scales from the amaxes seen since the last update, over the group where there is one."""
+        """Update the scales of all modules used since the last update, over the group where there is one."""
         group = self.group if self.recipe.reduce_amax and self.group is not None and self.group.nranks > 1 else None
-        alive = [(ref, block) for ref in self._blocks if (block := ref()) is not None]
-        self._blocks = [ref for ref, _ in alive]
-        for _, block in alive:
-            block.roll(self.recipe, _updates[self.backend], group)
+        self._join_new()
+        alive = [(ref, pair) for ref in self._pairs if (pair := ref()) is not None]
+        self._pairs = [ref for ref, _ in alive]
+        for _, pair in alive:
+            if pair.active:
+                pair.forward.roll(self.recipe, _updates[self.backend], group)
+                pair.backward.roll(self.recipe, _updates[self.backend], group)
+                pair.active = False
         self.generation += 1
 
 
 _states = weakref.WeakValueDictionary()
 
 
-def scaling_state(backend, recipe, group=None):
+def scaling_state(backend, recipe):
     """The ScalingState of a backend and recipe on the present device, made where there is none."""
     key = backend, paddle.device.get_device(), recipe
     state = _states.get(key)
     if state is None:
-        if group is not None and group.nranks > 1:
-            gc.collect()  # dead modules must not count on one rank and not on another
         state = _states[key] = ScalingState(backend, recipe)
     return state
 
