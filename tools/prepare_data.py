@@ -17,6 +17,7 @@ standard library, and trains a small sentencepiece tokenizer on it.
 import argparse
 import ast
 import gzip
+import inspect
 import io
 import json
 import os
@@ -178,7 +179,7 @@ class Encoder:
                     ) from None
                 malformed += 1
                 continue
-            ids = self.tokenizer(text, add_special_tokens=False, return_token_type_ids=False)["input_ids"]
+            ids = self.tokenizer(text, return_token_type_ids=False, **plain_text_options(self.tokenizer))["input_ids"]
             if not ids:
                 empty += 1
                 continue
@@ -197,6 +198,15 @@ class Encoder:
             raise ValueError(f"the value of {self.json_key!r} is no string but {type(text).__name__}")
         text.encode("utf-8")  # JSON can spell half of a surrogate pair, which no tokenizer takes
         return text
+
+
+def plain_text_options(tokenizer):
+    """No tokens around the text, and none for a "</s>" in it: that is text too, and must not end a document."""
+    options = dict(add_special_tokens=False, split_special_tokens=True)
+    tokenize = getattr(tokenizer, "tokenize", None)
+    if tokenize and "allowed_special" in inspect.signature(tokenize).parameters:  # Llama 3's, over tiktoken
+        options["allowed_special"] = set()
+    return options
 
 
 _encoder = None

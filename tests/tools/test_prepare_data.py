@@ -1,5 +1,6 @@
 """tools/prepare_data.py: what is written is what PaddleNLP reads back, for every form of input; and every error."""
 
+import base64
 import gzip
 import json
 import os
@@ -122,6 +123,33 @@ def test_append_eos_off_and_json_key(tmp_path, tokenizer):
     tool.prepare([tmp_path], tmp_path / "with", tokenizer, json_key="body")
     tool.prepare([tmp_path], tmp_path / "without", tokenizer, json_key="body", append_eos=False)
     assert read_documents(tmp_path / "with") == [read_documents(tmp_path / "without")[0] + [tokenizer.eos_token_id]]
+
+
+def llama_tokenizer(folder):
+    """As a user loads it: from its folder, which is when PaddleNLP looks for special tokens in texts."""
+    trained = tool.train_tokenizer(["the quick brown fox jumps over the lazy dog"] * 20, 300, folder / "tokenizer")
+    return tool.load_tokenizer(folder / "tokenizer"), trained.sp_model.decode
+
+
+def llama3_tokenizer(folder):
+    """Llama 3's, over 256 bytes."""
+    from paddlenlp.transformers import Llama3Tokenizer
+
+    ranks = "".join(f"{base64.b64encode(bytes([i])).decode()} {i}\n" for i in range(256))
+    (folder / "tokenizer.model").write_text(ranks)
+    return Llama3Tokenizer(str(folder / "tokenizer.model")), lambda ids: bytes(ids).decode()
+
+
+@pytest.mark.parametrize("make", [llama_tokenizer, llama3_tokenizer])
+def test_special_tokens_spelled_in_a_text_are_text(make, tmp_path):
+    """A "</s>" in a web page ends no document, and loses no blanks around it."""
+    tokenizer, decode = make(tmp_path)
+    texts = ["  a <s> b </s> \n c <unk>", "x <|end_of_text|> <|begin_of_text|> y"]
+    (tmp_path / "in.jsonl").write_bytes(json_lines(texts))
+    tool.prepare([tmp_path / "in.jsonl"], tmp_path / "corpus", tokenizer)
+    documents = read_documents(tmp_path / "corpus")
+    assert [decode(ids[:-1]) for ids in documents] == texts
+    assert all(ids.count(tokenizer.eos_token_id) == 1 and ids[-1] == tokenizer.eos_token_id for ids in documents)
 
 
 @pytest.mark.parametrize("vocab_size, dtype", [(2**16, "uint16"), (2**16 + 1, "int32")])
