@@ -527,7 +527,7 @@ def experiment_name(args: argparse.Namespace, nodes: int, dp: int) -> str:
     )
 
 
-def training_flags(args: argparse.Namespace, device: str, output: Path) -> dict[str, object]:
+def training_flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
     """run_pretrain's arguments, in PaddleNLP's names; None leaves one out."""
     te = {"none": "none", "te": "transformer_engine", "pd": "paddle"}[args.backend]
     resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
@@ -577,7 +577,7 @@ def training_flags(args: argparse.Namespace, device: str, output: Path) -> dict[
         "dataloader_num_workers": 1,
         "distributed_dataloader": 1,
         "report_to": "visualdl",
-        "disable_tqdm": "true",
+        "disable_tqdm": int(world > 1),  # a progress bar is for a screen; several processes write to log files
         "do_train": 1,
         "continue_training": 0,
         "device": device,
@@ -622,7 +622,7 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
     folder = Path(args.OUTPUT_BASE).expanduser().absolute() / experiment
     logs = folder / "logs" / (f"node{nodes.rank}" if nodes.count > 1 else "")  # nodes share the folder
     check_start(args, folder / "output")
-    flags = training_flags(args, devices.kind, folder / "output")
+    flags = training_flags(args, devices.kind, world, folder / "output")
     try:
         extra = shlex.split(args.EXTRA_ARGS)
     except ValueError as error:

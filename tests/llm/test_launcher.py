@@ -1,5 +1,6 @@
 """llm/llama/scripts/llama_single_node_interactive.sh as a user runs it, and what it leaves when a rank dies."""
 
+import json
 import os
 import shlex
 import signal
@@ -355,3 +356,16 @@ def test_two_nodes_without_slurm(tmp_path):
         ]
         for rank, log in enumerate(logs):
             assert log.read_text() == f"rank {rank} starts\n3 2\n"
+
+
+def test_it_trains_and_resumes(tmp_path):
+    """The real run_pretrain on one CPU process, stopped after two steps and resumed by `auto` for a third."""
+    environ = {"DEVICE": "cpu", "MOCK_DATA": "1", "SAVE_STEPS": "2", "OUTPUT_BASE": str(tmp_path), "EXP_NAME": "e"}
+    values = ["tiny-llama-demo", "none", 1, 1, 1, 1, 1, 1, "false", 32, "", "pd", "fp32", "none"]
+    for steps, resume in (("2", "none"), ("3", "auto")):
+        done = shell({**environ, "MAX_STEPS": steps}, *values, resume)
+        assert done.returncode == 0, done.stderr[-4000:]
+    log = (tmp_path / "e/output/train_log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in log] == [1, 2, 3]
+    refused = shell(environ, *values, "none")
+    assert refused.returncode == 2 and "holds checkpoints (steps 2" in refused.stderr
