@@ -1,0 +1,69 @@
+"""Model configurations that come with the package, so that pretraining from scratch downloads nothing.
+
+Each is a folder with PaddleNLP's config.json. The hyper-parameters of Llama 2 and Llama 3 are those that Meta publishes
+with the weights (https://huggingface.co/meta-llama); `llama-125m` (grouped kv heads, 125 million parameters) is for
+convergence runs, `tiny-llama-demo` for tests and the quickstart.
+
+Imports neither paddle nor paddlenlp: the launcher checks its arguments with this in well under a second.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+CONFIGS = Path(__file__).parent
+
+
+def known_names() -> list[str]:
+    """The names that `resolve` knows, as on Hugging Face: `meta-llama/Llama-2-7b`, ..."""
+    return sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("config.json"))
+
+
+def _short(name: str) -> str:
+    """`meta-llama/Meta-Llama-3-8B`, `Meta-Llama-3-8B` and `llama-3-8b` are one model."""
+    return name.lower().removeprefix("meta-llama/").removeprefix("meta-")
+
+
+def canonical(name: str) -> str | None:
+    """The full name of a known model, also from a short one (`llama-2-7b`); None for any other name."""
+    return {_short(known): known for known in known_names()}.get(_short(name))
+
+
+def resolve(name_or_path: str) -> Path:
+    """The folder whose config.json describes a model.
+
+    A folder comes before a known name, as in PaddleNLP: weights downloaded to ./meta-llama/Llama-2-7b are found there.
+
+    Raises:
+        ValueError: neither a folder with config.json nor a known name; lists the known ones.
+    """
+    folder = Path(name_or_path).expanduser()
+    if (folder / "config.json").is_file():
+        return folder.absolute()
+    if name := canonical(name_or_path):
+        return CONFIGS / name
+    problem = "a folder without config.json" if folder.is_dir() else "neither a folder nor a known model"
+    raise ValueError(
+        f"{name_or_path!r} is {problem}; give a folder that holds a PaddleNLP config.json, or one of: "
+        + ", ".join(known_names())
+    )
+
+
+def read(name_or_path: str) -> dict:
+    """config.json of `resolve(name_or_path)`, with num_key_value_heads filled in where it is left out (MHA).
+
+    Raises:
+        ValueError: unknown name; no JSON object; a dimension that the model's shape needs is missing.
+    """
+    path = resolve(name_or_path) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    missing = [key for key in needed if not isinstance(config, dict) or not isinstance(config.get(key), int)]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    config["num_key_value_heads"] = config.get("num_key_value_heads") or config["num_attention_heads"]
+    return config
