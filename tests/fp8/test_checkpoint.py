@@ -98,6 +98,16 @@ def test_load_into_a_model_that_has_run(seed):
     assert train(other, 3, seed) == train(model, 3, seed)
 
 
+def test_weights_quantized_before_a_restore_are_not_used_after_it(seed):
+    model = Model()
+    saved = fp8.state_dict(model, RECIPE)
+    with fp8_autocast(fp8_recipe=RECIPE):
+        model.first.fp8.begin_forward(True, True)[0].cache_weight("old")
+        assert not model.first.fp8.begin_forward(True, False)[0].update_weight
+        fp8.set_state_dict(model, saved, RECIPE)
+        assert model.first.fp8.begin_forward(True, False)[0].update_weight
+
+
 def test_every_bit_pattern_survives(tmp_path, seed):
     model = Model()
     state = fp8.state_dict(model, RECIPE)

@@ -236,6 +236,33 @@ def test_recompute_changes_neither_results_nor_scales(seed):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("is_first", [None, True])
+def test_layers_recomputed_one_by_one(is_first, seed):
+    """The second forward of a layer comes after the backward of the next one."""
+    recipe = DelayedScaling(amax_history_len=3)
+    outcomes = []
+    for with_recompute in (False, True):
+        paddle.seed(seed)
+        layers = paddle.nn.LayerList([Toy(2) for _ in range(3)])
+        up = paddle.randn([8, 16])
+        outcome = []
+        for step in range(4):
+            with fp8_autocast(fp8_recipe=recipe), microbatch(is_first):
+                x = paddle.randn([4, 16]) * (step + 1.0)
+                x.stop_gradient = False
+                for layer in layers:
+                    run = lambda x, layer=layer, up=up: paddle.matmul(sum(layer([x, 3.0 * x])), up)  # noqa: E731
+                    x = recompute(run, x) if with_recompute else run(x)
+                x.square().mean().backward()
+            outcome += [x.numpy()] + [p.grad.numpy() for p in layers.parameters()]
+            layers.clear_gradients()
+        state = fp8.state_dict(layers, recipe)["modules"]
+        outcome += [v for module in state.values() for d in ("forward", "backward") for v in module[d].values()]
+        outcomes.append(outcome)
+    for a, b in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_forward_that_is_dropped_does_not_hold_up_the_next_step(seed):
     run = Run(DelayedScaling(amax_history_len=4))
     run.backward(run.forward())
