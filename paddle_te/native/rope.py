@@ -51,4 +51,4 @@ def _launch(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, d
         )
     function = kernel(name, "rope.cu", stream.capability)
     block = chunks * (256 // chunks)
-    te.launch(function, (tokens, 1, 1), block, d * 4, stream, *source, *target, angles, s, heads, kv_heads, d, backward)
+    te.launch(function, tokens, block, d * 4, stream, *source, *target, angles, s, heads, kv_heads, d, backward)

@@ -7,7 +7,6 @@
 // TE's handles live in Tensor objects and in locals here: none can leak. All work goes to the given Stream.
 #include <dlfcn.h>
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <array>
 #include <cstdint>
@@ -20,7 +19,7 @@
 
 namespace py = pybind11;
 
-// ---- transformer_engine.h, gemm.h, fused_attn.h, cuda_runtime_api.h, cuda.h -------------------------------------
+// ---- declarations of transformer_engine.h, gemm.h, fused_attn.h, cuda_runtime_api.h, cuda.h ----------------------
 
 using NVTETensor = void*;
 using NVTEConfig = void*;
@@ -121,6 +120,8 @@ enum BwdParam {
 TE_FUNCTIONS(DECLARE) CUDART_FUNCTIONS(DECLARE) DRIVER_FUNCTIONS(DECLARE)
 #undef DECLARE
 
+// ---- end of declarations ----------------------------------------------------------------------------------------
+
 static bool g_bound = false;
 
 // Resolves every function above in the three libraries (handles of dlopen). Raises ImportError naming those missing.
@@ -150,6 +151,16 @@ static PyObject* g_error = nullptr;  // paddle_te.native.errors.TransformerEngin
   throw py::error_already_set();
 }
 
+static int64_t to_integer(PyObject* object) {  // pybind11's own cast costs more than all the rest of a Tensor
+  const int64_t value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
+  return value;
+}
+
+static void check_bound() {
+  if (!g_bound) throw py::import_error("paddle_te.native.load() has not been called");
+}
+
 static void check_cuda(const char* name, int code) {
   if (code) raise(std::string(name) + " failed: " + cudaGetErrorString(code));
 }
@@ -165,7 +176,10 @@ static std::string dtype_name(int dtype) {
 // A TE handle for the length of a C++ scope.
 class Handle {
  public:
-  Handle() : handle_(nvte_create_tensor(kPerTensorScaling)) {}
+  Handle() {
+    check_bound();
+    handle_ = nvte_create_tensor(kPerTensorScaling);
+  }
   ~Handle() { nvte_destroy_tensor(handle_); }
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -192,7 +206,8 @@ struct Tensor {
     if (shape.size() > 14) throw py::value_error("a tensor has at most 14 dimensions");
     data.data_ptr = reinterpret_cast<void*>(pointer);
     data.dtype = dtype;
-    for (auto extent : shape) data.shape.data[data.shape.ndim++] = extent.cast<size_t>();
+    for (; data.shape.ndim < shape.size(); data.shape.ndim++)
+      data.shape.data[data.shape.ndim] = to_integer(PyTuple_GET_ITEM(shape.ptr(), data.shape.ndim));
     if (pointer) handle.set(kRowwiseData, data);
     if (columnwise) {
       if (data.shape.ndim != 2) throw py::value_error("a tensor with columnwise data must have 2 dimensions");
@@ -266,15 +281,15 @@ class Stream {
  public:
   // allocate(bytes) returns an object with data_ptr(), which keeps the memory alive.
   Stream(uintptr_t handle, py::function allocate) : handle(reinterpret_cast<cudaStream_t>(handle)), allocate_(allocate) {
-    if (!g_bound) throw py::import_error("paddle_te.native.load() has not been called");
+    check_bound();
     int device = 0;
     check_cuda("cudaGetDevice", cudaGetDevice(&device));
     auto get = [&](int* value, DeviceAttribute attribute) {
       check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, attribute, device));
     };
     get(&sm_count, kMultiProcessorCount);
-    get(&capability.first, kComputeCapabilityMajor);
-    get(&capability.second, kComputeCapabilityMinor);
+    get(&major, kComputeCapabilityMajor);
+    get(&minor, kComputeCapabilityMinor);
   }
 
   void* workspace(size_t bytes) {
@@ -293,8 +308,7 @@ class Stream {
   size_t workspace_size() const { return size_; }
 
   const cudaStream_t handle;
-  int sm_count = 0;
-  std::pair<int, int> capability;
+  int sm_count = 0, major = 0, minor = 0;
 
  private:
   py::function allocate_;
@@ -626,18 +640,18 @@ static void memset_async(uintptr_t destination, int value, size_t bytes, Stream&
 }
 
 // Launches a kernel of native/kernels, whose parameters are 8 bytes each: pointers and long longs.
-static void launch(uintptr_t kernel, std::array<unsigned, 3> grid, unsigned block, unsigned shared_bytes,
-                   Stream& stream, const py::args& arguments) {
+static void launch(uintptr_t kernel, unsigned grid, unsigned block, unsigned shared_bytes, Stream& stream,
+                   const py::args& arguments) {
   constexpr size_t kMaxArguments = 24;
   int64_t values[kMaxArguments];
   void* pointers[kMaxArguments];
   if (arguments.size() > kMaxArguments) throw py::value_error("too many kernel arguments");
   for (size_t i = 0; i < arguments.size(); i++) {
-    values[i] = arguments[i].cast<int64_t>();
+    values[i] = to_integer(PyTuple_GET_ITEM(arguments.ptr(), i));
     pointers[i] = &values[i];
   }
-  int code = cuLaunchKernel(reinterpret_cast<void*>(kernel), grid[0], grid[1], grid[2], block, 1, 1, shared_bytes,
-                            stream.handle, pointers, nullptr);
+  int code = cuLaunchKernel(reinterpret_cast<void*>(kernel), grid, 1, 1, block, 1, 1, shared_bytes, stream.handle,
+                            pointers, nullptr);
   if (code) {
     const char* text = nullptr;
     cuGetErrorString(code, &text);
@@ -656,8 +670,6 @@ PYBIND11_MODULE(_shim, m) {
         "Resolves all entry points in three dlopen handles. ImportError names the missing ones.");
   m.attr("SIZES") = py::dict("NVTEShape"_a = sizeof(NVTEShape), "NVTEBasicTensor"_a = sizeof(NVTEBasicTensor),
                              "NVTETensorPack"_a = sizeof(NVTETensorPack));
-  m.attr("FWD_PARAMS") = static_cast<int>(kFwdStream) + 1;
-  m.attr("BWD_PARAMS") = static_cast<int>(kBwdStream) + 1;
 
   py::class_<Tensor>(m, "Tensor", py::module_local(), R"(A view of device memory that TE's functions take. It does not own the memory.
 
@@ -666,12 +678,7 @@ columnwise: address of the transposed copy [cols, rows] that Hopper's fp8 GEMM n
 scale, amax, scale_inv: addresses of float32 scalars on the device; scale_inv must be 16-byte aligned. Functions that
 produce fp8 read `scale`, write `scale_inv`, and raise `amax` to the input's greatest magnitude. A bfloat16 output
 with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
-      .def(py::init([](uintptr_t data, const py::tuple& shape, int dtype, uintptr_t columnwise, uintptr_t scale,
-                       uintptr_t amax, uintptr_t scale_inv) {
-             if (!g_bound) throw py::import_error("paddle_te.native.load() has not been called");
-             return new Tensor(data, shape, dtype, columnwise, scale, amax, scale_inv);
-           }),
-           "data"_a, "shape"_a, "dtype"_a, "columnwise"_a = 0, "scale"_a = 0, "amax"_a = 0, "scale_inv"_a = 0)
+      .def(py::init<uintptr_t, const py::tuple&, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>(), "data"_a, "shape"_a, "dtype"_a, "columnwise"_a = 0, "scale"_a = 0, "amax"_a = 0, "scale_inv"_a = 0)
       .def_property_readonly("data_ptr", [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data.data_ptr); })
       .def_readonly("columnwise", &Tensor::columnwise)
       .def_property_readonly("shape", &Tensor::shape)
@@ -685,7 +692,7 @@ more scratch memory is needed than there is (after the stream has been synchroni
       .def(py::init<uintptr_t, py::function>(), "handle"_a, "allocate"_a)
       .def_property_readonly("handle", [](const Stream& s) { return reinterpret_cast<uintptr_t>(s.handle); })
       .def_readonly("sm_count", &Stream::sm_count)
-      .def_readonly("capability", &Stream::capability)
+      .def_property_readonly("capability", [](const Stream& s) { return py::make_tuple(s.major, s.minor); })
       .def_property_readonly("workspace_size", &Stream::workspace_size);
 
   m.def("rmsnorm_fwd", &rmsnorm_fwd, "x"_a, "gamma"_a, "epsilon"_a, "z"_a, "rsigma"_a, "stream"_a,

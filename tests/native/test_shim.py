@@ -269,12 +269,12 @@ def test_memory(fake):
 
 def test_launch(fake):
     function = 0x700 + 3  # three arguments: see the fake
-    fake.te.launch(function, (5, 6, 7), 256, 64, fake.stream, 0x10000000000, -2, True)
+    fake.te.launch(function, 5, 256, 64, fake.stream, 0x10000000000, -2, True)
     arguments = [0x10000000000, -2, 1]
-    assert fake.calls() == [["cuLaunchKernel", 5, 6, 7, 256, 1, 1, 64, STREAM, arguments, False]]
+    assert fake.calls() == [["cuLaunchKernel", 5, 1, 1, 256, 1, 1, 64, STREAM, arguments, False]]
     fake.library.fake_cuda_error(1)
     with pytest.raises(TransformerEngineError, match="cuLaunchKernel failed: launch failed"):
-        fake.te.launch(function, (1, 1, 1), 1, 0, fake.stream, 1, 2, 3)
+        fake.te.launch(function, 1, 1, 0, fake.stream, 1, 2, 3)
     fake.calls()
 
 
