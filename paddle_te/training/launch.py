@@ -123,12 +123,7 @@ ARGUMENTS = [
     ("SP", "false", boolean, "sequence parallel: true, false"),
     ("max_seqlen", "4096", positive_int, "tokens of a sequence"),
     ("sharding_stage", "stage2", one_of("stage1", "stage2", "stage3"), "what FSDP shards; ignored with FSDP 1"),
-    (
-        "backend",
-        "none",
-        one_of("none", "te", "pd"),
-        "layers: PaddleNLP's, Transformer Engine's, their Paddle reference",
-    ),
+    ("backend", "none", one_of("none", "te", "pd"), "layers: PaddleNLP's, Transformer Engine's, te's in plain Paddle"),
     ("precision", "bf16", one_of("bf16", "fp8", "fp32"), "bf16, fp8 (with te), fp32"),
     ("recompute", "none", one_of("none", "core_attn", "full"), "what backward computes again"),
     ("resume_step", "none", step, "none, auto (latest checkpoint) or the number of a saved step"),
@@ -154,18 +149,12 @@ KNOBS = [
     ("NNODES", "1", positive_int, "nodes (default SLURM_JOB_NUM_NODES, else 1)"),
     ("NODE_RANK", None, index, "this node's rank, from 0 (default SLURM_NODEID)"),
     ("MASTER", None, str, "address:port of the node of rank 0 (default: the first of IP_STR)"),
-    (
-        "MASTER_PORT",
-        None,
-        positive_int,
-        "its port where MASTER has none (default 6070; under Slurm by the job's number)",
-    ),
+    ("MASTER_PORT", None, positive_int, "where MASTER has no port (default 6070; under Slurm by the job's number)"),
     ("IP_STR", None, str, "the nodes' addresses in the order of their ranks, with commas between"),
     ("PROFILE_START_STEP", "3", positive_int, "first step nsys records"),
     ("PROFILE_STOP_STEP", "3", positive_int, "last step nsys records"),
     ("PROFILE_EMIT_NVTX", "1", switch, "0: without NVTX ranges"),
 ]
-
 
 # Slurm's variables, where ours are not set.
 FALLBACKS = {"NNODES": "SLURM_JOB_NUM_NODES", "NODE_RANK": "SLURM_NODEID"}
