@@ -1,0 +1,47 @@
+"""GPU tests run on Paddle's GPU device: paddlepaddle-gpu's `gpu`, or tools/nvgpu's `nvgpu` (CUSTOM_DEVICE_ROOT)."""
+
+import os
+
+import pytest
+
+
+def paddle_device():
+    import paddle
+
+    if paddle.is_compiled_with_cuda():
+        return "gpu:0"
+    if "nvgpu" in paddle.device.get_all_custom_device_type():
+        return "nvgpu:0"
+    return None
+
+
+@pytest.fixture
+def gpu():
+    """Paddle on the GPU for one test; its name."""
+    import paddle
+
+    name = paddle_device()
+    if name is None:
+        pytest.skip(f"this Paddle has no GPU device (CUSTOM_DEVICE_ROOT={os.environ.get('CUSTOM_DEVICE_ROOT')})")
+    paddle.set_device(name)
+    yield name
+    paddle.set_device("cpu")
+
+
+@pytest.fixture
+def poisoned(gpu, monkeypatch):
+    """Every tensor that te's ops allocate is full of NaN until it is written."""
+    from paddle_te.ops.te.runtime import Runtime
+
+    empty = Runtime.empty
+
+    def nan(self, shape, dtype):
+        tensor = empty(self, shape, dtype)
+        size = tensor.element_size()
+        for extent in shape:
+            size *= extent
+        if hasattr(self, "stream"):
+            self.te.memset_async(tensor.data_ptr(), 0xFF, size, self.stream)
+        return tensor
+
+    monkeypatch.setattr(Runtime, "empty", nan)

@@ -1,0 +1,261 @@
+"""Every te layer against pd: float32 on the CPU as the truth, and pd in the same precision as the yardstick."""
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te import fp8
+from paddle_te.layers import (
+    DotProductAttention,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    MultiHeadAttention,
+    RMSNorm,
+    RotaryPositionEmbedding,
+    TransformerLayer,
+)
+from paddle_te.ops import get_ops
+
+HIDDEN, FFN = 256, 448
+
+
+class Rotary(paddle.nn.Layer):
+    """The op behind MultiHeadAttention, with the angles inside, as a layer of its own."""
+
+    def __init__(self, heads, kv_heads, backend):
+        super().__init__()
+        self.ops, self.heads, self.kv_heads = get_ops(backend), heads, kv_heads
+
+    def forward(self, qkv):
+        freqs = RotaryPositionEmbedding(qkv.shape[-1] // (self.heads + 2 * self.kv_heads))(qkv.shape[1])
+        return self.ops.rotary_qkv(qkv, freqs, self.heads, self.kv_heads)
+
+
+class WithRope(paddle.nn.Layer):
+    """MultiHeadAttention or TransformerLayer, with the angles inside."""
+
+    def __init__(self, layer, rotary_last):
+        super().__init__()
+        self.layer, self.rotary_last = layer, rotary_last
+
+    def forward(self, x):
+        freqs = RotaryPositionEmbedding(64)(x.shape[1])
+        return self.layer(x, None, freqs) if self.rotary_last else self.layer(x, freqs)
+
+
+def make(kind, heads, kv_heads, **shared):
+    """(layer, inputs' trailing shapes)."""
+    if kind == "rms_norm":
+        return RMSNorm(HIDDEN, **shared), [(HIDDEN,)]
+    if kind == "linear":
+        return Linear(HIDDEN, FFN, **shared), [(HIDDEN,), (FFN,)]
+    if kind == "layernorm_linear":
+        return LayerNormLinear(HIDDEN, FFN, **shared), [(HIDDEN,)]
+    if kind == "layernorm_mlp":
+        return LayerNormMLP(HIDDEN, FFN, **shared), [(HIDDEN,)]
+    if kind == "rotary":
+        return Rotary(heads, kv_heads, shared["backend"]), [((heads + 2 * kv_heads) * 64,)]
+    if kind == "dot_product_attention":
+        return DotProductAttention(64, shared["backend"]), [(heads, 64), (kv_heads, 64), (kv_heads, 64)]
+    if kind == "multi_head_attention":
+        return WithRope(MultiHeadAttention(HIDDEN, heads, kv_heads, **shared), False), [(HIDDEN,)]
+    return WithRope(TransformerLayer(HIDDEN, FFN, heads, kv_heads, **shared), True), [(HIDDEN,)]
+
+
+PARAMETERLESS = ("rotary", "dot_product_attention")
+KINDS = [
+    "rms_norm",
+    "linear",
+    "layernorm_linear",
+    "layernorm_mlp",
+    "rotary",
+    "dot_product_attention",
+    "multi_head_attention",
+    "transformer",
+]
+
+
+def weights(layer, generator):
+    """Fresh values: norms around one, matrices that keep the scale of what they multiply."""
+    values = {}
+    for name, parameter in layer.named_parameters():
+        value = generator.standard_normal(parameter.shape).astype("float32")
+        values[name] = 1 + 0.1 * value if parameter.ndim == 1 else value * parameter.shape[1] ** -0.5
+    return values
+
+
+def run(layer, values, inputs, grads, dtype, recipe=None, steps=1):
+    """{"y0": …, "dx0": …, "d<parameter>": …} of the last of `steps` equal steps, as float32 arrays."""
+    for name, parameter in layer.named_parameters():
+        parameter.set_value(paddle.to_tensor(values[name]).astype(dtype))
+    for _ in range(steps):
+        layer.clear_gradients()
+        xs = [paddle.to_tensor(x).astype(dtype).detach() for x in inputs]
+        for x in xs:
+            x.stop_gradient = False
+        with fp8.fp8_autocast(recipe is not None, recipe):
+            ys = layer(*xs)
+        ys = ys if isinstance(ys, (tuple, list)) else [ys]
+        paddle.autograd.backward(list(ys), [paddle.to_tensor(dy).astype(dtype) for dy in grads[: len(ys)]])
+    result = {f"y{i}": y for i, y in enumerate(ys)} | {f"dx{i}": x.grad for i, x in enumerate(xs)}
+    result |= {f"d{name}": parameter.grad for name, parameter in layer.named_parameters()}
+    return {name: value.astype("float32").numpy() for name, value in result.items()}
+
+
+def relative(got, want):
+    assert got.shape == want.shape
+    return np.linalg.norm(got.astype("float64") - want) / np.linalg.norm(want)
+
+
+def case(kind, heads, kv_heads, batch, sequence, seed):
+    """Inputs, output gradients and weights, bf16-representable, and the truth in float32 on the CPU."""
+    generator = np.random.default_rng(seed)
+    paddle.set_device("cpu")
+    layer, shapes = make(kind, heads, kv_heads, backend="paddle", params_dtype="float32")
+    half = lambda x: (x.view("uint32") & 0xFFFF0000).view("float32")  # noqa: E731
+    draw = lambda shape: half(generator.standard_normal([batch, sequence, *shape]).astype("float32"))  # noqa: E731
+    inputs = [draw(shape) for shape in shapes]
+    values = {name: half(value) for name, value in weights(layer, generator).items()}
+    ys = layer(*map(paddle.to_tensor, inputs))
+    grads = [draw(y.shape[2:]) for y in (ys if isinstance(ys, (tuple, list)) else [ys])]
+    truth = run(layer, values, inputs, grads, "float32")
+    return values, inputs, grads, truth
+
+
+def te(kind, heads, kv_heads):
+    return make(kind, heads, kv_heads, backend="transformer_engine", params_dtype="bfloat16")[0]
+
+
+@pytest.mark.parametrize("batch, sequence", [(2, 64), (3, 37)])
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence):
+    if kind in KINDS[:4] and kv_heads != heads:
+        pytest.skip("this layer has no heads")
+    values, inputs, grads, truth = case(kind, heads, kv_heads, batch, sequence, seed)
+    # the yardstick: the same operations, plainly in bf16
+    paddle.set_device(gpu)
+    plain_layer, _ = make(kind, heads, kv_heads, backend="paddle", params_dtype="bfloat16")
+    plain = run(plain_layer, values, inputs, grads, "bfloat16")
+    got = run(te(kind, heads, kv_heads), values, inputs, grads, "bfloat16")
+    assert got.keys() == truth.keys()
+    for name, want in truth.items():
+        error, bound = relative(got[name], want), relative(plain[name], want)
+        assert error < 2e-2 and error <= 1.2 * bound + 1e-4, (name, error, bound)
+
+
+RECIPES = {
+    "delayed": fp8.DelayedScaling(amax_history_len=4),
+    "delayed_e4m3": fp8.DelayedScaling(fp8_format=fp8.Format.E4M3, amax_history_len=4),
+    "most_recent": fp8.DelayedScaling(amax_history_len=4, amax_compute_algo="most_recent"),
+    "current": fp8.Float8CurrentScaling(),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind, heads, kv_heads, batch, sequence", [
+    ("linear", 4, 4, 2, 64),
+    ("layernorm_linear", 4, 4, 3, 48),
+    ("layernorm_mlp", 4, 4, 1, 80),
+    ("multi_head_attention", 4, 2, 2, 64),
+    ("transformer", 4, 4, 3, 48),
+    ("transformer", 4, 1, 2, 64),
+])  # fmt: skip
+def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
+    values, inputs, grads, truth = case(kind, heads, kv_heads, batch, sequence, seed)
+    emulated_layer, _ = make(kind, heads, kv_heads, backend="paddle", params_dtype="float32")
+    emulated = run(emulated_layer, values, inputs, grads, "float32", RECIPES[recipe], steps=3)
+    paddle.set_device(gpu)
+    got = run(te(kind, heads, kv_heads), values, inputs, grads, "bfloat16", RECIPES[recipe], steps=3)
+    for name, want in truth.items():
+        error, bound = relative(got[name], want), relative(emulated[name], want)
+        # what fp8 does not touch (the residual passed on) has bf16's error only
+        assert error <= 1.2 * bound + 1e-2, (name, error, bound)
+        assert bound > 1e-2 or error < 2e-2, (name, error, bound)
+
+
+@pytest.mark.parametrize("recipe", [None, *RECIPES])
+def test_two_runs_are_equal_to_the_bit(gpu, monkeypatch, seed, recipe):
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    values, inputs, grads, _ = case("transformer", 4, 2, 2, 64, seed)
+    paddle.set_device(gpu)
+    first, second = (
+        run(te("transformer", 4, 2), values, inputs, grads, "bfloat16", RECIPES.get(recipe), steps=2) for _ in range(2)
+    )
+    for name in first:
+        assert (first[name] == second[name]).all(), name
+
+
+@pytest.mark.parametrize("recipe", [None, "delayed", "current"])
+def test_a_side_stream_gives_the_same_bits(gpu, monkeypatch, seed, recipe):
+    """All on a side stream, busy with something long, and nothing that synchronises before the results are read."""
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    values, inputs, grads, _ = case("transformer", 4, 2, 2, 64, seed)
+    paddle.set_device(gpu)
+    want = run(te("transformer", 4, 2), values, inputs, grads, "bfloat16", RECIPES.get(recipe), steps=2)
+    layer = te("transformer", 4, 2)
+    side = paddle.device.Stream()
+    side.wait_stream(paddle.device.current_stream())
+    with paddle.device.stream_guard(side):
+        got = run(layer, values, inputs, grads, "bfloat16", RECIPES.get(recipe), steps=2)
+    for name in want:
+        assert (got[name] == want[name]).all(), name
+
+
+@pytest.mark.parametrize("recipe", [None, "delayed", "current"])
+def test_main_gradients_accumulate_inside_the_gemms(gpu, seed, recipe):
+    values, inputs, grads, _ = case("transformer", 4, 2, 2, 64, seed)
+    paddle.set_device(gpu)
+    layer, _ = make("transformer", 4, 2, backend="transformer_engine", params_dtype="bfloat16")
+    want = run(layer, values, inputs, grads, "bfloat16", RECIPES.get(recipe))
+    fused, _ = make(
+        "transformer", 4, 2, backend="transformer_engine", params_dtype="bfloat16", fuse_wgrad_accumulation=True
+    )
+    for name, parameter in fused.named_parameters():
+        parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+    for first in (True, False):
+        x = paddle.to_tensor(inputs[0]).astype("bfloat16").detach()
+        x.stop_gradient = False
+        with fp8.fp8_autocast(recipe is not None, RECIPES.get(recipe)), fp8.microbatch(first):
+            y = fused(x)
+            y.backward(paddle.to_tensor(grads[0]).astype("bfloat16"))
+    for name, parameter in fused.named_parameters():
+        if parameter.ndim == 2:
+            assert parameter.grad is None and parameter.main_grad.dtype == paddle.float32
+            got = parameter.main_grad.numpy()
+            assert relative(got, 2 * want[f"d{name}"]) < 1e-2, name
+
+
+def test_cached_weights_serve_later_micro_batches(gpu, seed):
+    values, inputs, grads, _ = case("linear", 4, 4, 2, 64, seed)
+    paddle.set_device(gpu)
+    layer = te("linear", 4, 4)
+    layer.weight.set_value(paddle.to_tensor(values["weight"]).astype("bfloat16"))
+    x = paddle.to_tensor(inputs[0]).astype("bfloat16")
+
+    def y(first):
+        with fp8.fp8_autocast(True, RECIPES["current"]):
+            return layer(x, is_first_microbatch=first).astype("float32").numpy()
+
+    first = y(True)
+    layer.weight.set_value(layer.weight * 2)
+    assert (y(False) == first).all(), "the kept fp8 weight was not used"
+    assert not (y(None) == first).all()
+
+
+@pytest.mark.parametrize("tokens, recipe, message", [(37, "current", "tokens 37"), (37, None, None)])
+def test_sizes_that_fp8_cannot_have_are_refused(gpu, tokens, recipe, message):
+    layer = Linear(HIDDEN, FFN, params_dtype="bfloat16")
+    x = paddle.ones([1, tokens, HIDDEN]).astype("bfloat16")
+    with fp8.fp8_autocast(recipe is not None, RECIPES.get(recipe)):
+        if message is None:
+            layer(x)
+        else:
+            with pytest.raises(ValueError, match=message):
+                layer(x)
+
+
+def test_dtypes_that_te_does_not_have_are_refused(gpu):
+    with pytest.raises(TypeError, match="bfloat16 or float16"):
+        Linear(HIDDEN, FFN, params_dtype="float32")(paddle.ones([1, 16, HIDDEN]))
