@@ -15,7 +15,7 @@ from .autocast import (
     is_fp8_enabled,
     microbatch,
 )
-from .checkpoint import load, name_modules, save, set_state_dict, state_dict
+from .checkpoint import load, name_modules, reduce_amax, save, set_state_dict, state_dict
 from .module import GemmQuantizers, ModuleScaling
 from .recipe import DelayedScaling, Float8CurrentScaling, Format
 from .state import Quantizer, amax_and_scale_update, new_step, register_backend
@@ -39,6 +39,7 @@ __all__ = [
     "microbatch",
     "name_modules",
     "new_step",
+    "reduce_amax",
     "register_backend",
     "save",
     "set_state_dict",

@@ -54,12 +54,26 @@ def _copies(bindings):
     return {block: [block.history.numpy().copy(), block.scale.numpy().copy()] for block in blocks}
 
 
+@paddle.no_grad()
+def reduce_amax(root, recipe):
+    """Collective over the fp8 group: give its ranks the same amaxes of the running step, now and not at its end.
+
+    Only then is one rank's `state_dict` that of all ranks of the group: until the step ends each rank has its own
+    amaxes. Changes no result. Does nothing without a group, with reduce_amax=False and for current scaling.
+    """
+    bindings = _bindings(name_modules(root), recipe)
+    groups = {block: bindings[name].state.reduction_group() for name, _, block, _ in _places(bindings)}
+    for block, group in groups.items():  # in the same order on all ranks
+        if group is not None:
+            block.reduce(group)
+
+
 def state_dict(root, recipe):
     """The scaling state of all layers under `root` for `recipe`, on the host.
 
     {"version", "recipe": its fields, "modules": {name: {"forward": {"amax_history": [len, 2·GEMMs] (input and weight
     of each), "scale": [2·GEMMs]}, "backward": the same with [GEMMs], "done": whether it completed a backward since
-    the last update}}}. Current scaling has no state: no modules.
+    the last update}}}. Current scaling has no state: no modules. It is this rank's; see `reduce_amax`.
     """
     bindings = _bindings(name_modules(root), recipe)
     copies = _copies(bindings)
@@ -124,7 +138,11 @@ def set_state_dict(root, state, recipe):
 
 
 def save(path, root, recipe):
-    """Write `state_dict(root, recipe)` to a file, whole or not at all. Each rank has its own state: its own path."""
+    """Write `state_dict(root, recipe)` to a file, whole or not at all.
+
+    Each rank has a state of its own: give each its own path, or call `reduce_amax` on all ranks of the fp8 group and
+    save one.
+    """
     partial = f"{path}.partial"
     paddle.save(state_dict(root, recipe), partial)
     os.replace(partial, path)

@@ -159,6 +159,7 @@ class Block:
 
     def reduce(self, group):
         """The greatest of each amax of the step over the group's ranks."""
+        self.flush()
         row = self.history[0]
         dist.all_reduce(row, op=dist.ReduceOp.MAX, group=group)
         if row.data_ptr() != self.history.data_ptr():  # a device where slices are copies
@@ -248,10 +249,15 @@ class ScalingState:
                 stacklevel=4,
             )
 
+    def reduction_group(self):
+        """The group over which amaxes are reduced, None for none."""
+        shared = self.recipe.reduce_amax and self.group is not None and self.group.nranks > 1
+        return self.group if shared else None
+
     @paddle.no_grad()
     def roll(self):
         """Update the scales of all modules used since the last update, over the group where there is one."""
-        group = self.group if self.recipe.reduce_amax and self.group is not None and self.group.nranks > 1 else None
+        group = self.reduction_group()
         self._join_new()
         alive = [(ref, pair) for ref in self._pairs if (pair := ref()) is not None]
         self._pairs = [ref for ref, _ in alive]

@@ -457,6 +457,14 @@ for step in range(4):
     y.backward(paddle.full_like(y, float(step + 1) / (rank + 1)))
 state = fp8.state_dict(layer, recipe)["modules"][""]
 np.savez(sys.argv[1] + str(rank), **{f"{d}_{k}": v for d in ("forward", "backward") for k, v in state[d].items()})
+fp8.reduce_amax(layer, recipe)
+reduced = fp8.state_dict(layer, recipe)["modules"][""]
+for direction, amax in (("forward", [32, 1]), ("backward", [4])):
+    np.testing.assert_array_equal(reduced[direction]["amax_history"][0], amax)
+    np.testing.assert_array_equal(reduced[direction]["amax_history"][1:], state[direction]["amax_history"][1:])
+fp8.new_step()
+rolled = fp8.state_dict(layer, recipe)["modules"][""]["forward"]["amax_history"]
+np.testing.assert_array_equal(rolled[:, 0], [0, 12, 22, 32])
 """
 
 
