@@ -280,7 +280,8 @@ static void call(const char* name, Named tensors, F&& f) {
 class Stream {
  public:
   // allocate(bytes) returns an object with data_ptr(), which keeps the memory alive.
-  Stream(uintptr_t handle, py::function allocate) : handle(reinterpret_cast<cudaStream_t>(handle)), allocate_(allocate) {
+  Stream(uintptr_t handle, py::function allocate)
+      : handle(reinterpret_cast<cudaStream_t>(handle)), allocate_(std::move(allocate)) {
     check_bound();
     int device = 0;
     check_cuda("cudaGetDevice", cudaGetDevice(&device));
@@ -597,8 +598,8 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
   const char* name = "nvte_fused_attn_bwd_v2";
   Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"dout", &dout}, {"stats", &stats}, {"dq", &dq},
                  {"dk", &dk}, {"dv", &dv}, {"cu_seqlens", cu_seqlens}};
-  check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats, mask,
-                  dropout, rng_state, cu_seqlens);
+  check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats,
+                  mask, dropout, rng_state, cu_seqlens);
   call(name, named, [&] {
     NVTETensorPack aux = aux_pack(stats, or_empty(rng_state));
     AttentionParams params(nvte_create_fused_attn_bwd_params(), nvte_set_fused_attn_bwd_params_attribute,
@@ -671,21 +672,22 @@ PYBIND11_MODULE(_shim, m) {
   m.attr("SIZES") = py::dict("NVTEShape"_a = sizeof(NVTEShape), "NVTEBasicTensor"_a = sizeof(NVTEBasicTensor),
                              "NVTETensorPack"_a = sizeof(NVTETensorPack));
 
-  py::class_<Tensor>(m, "Tensor", py::module_local(), R"(A view of device memory that TE's functions take. It does not own the memory.
+  py::class_<Tensor>(m, "Tensor", py::module_local(), R"(A view of device memory, which it does not own.
 
 data: device address of the row-major data (0: none); shape: tuple of ints; dtype: types.DType.
 columnwise: address of the transposed copy [cols, rows] that Hopper's fp8 GEMM needs; 2 dimensions only.
 scale, amax, scale_inv: addresses of float32 scalars on the device; scale_inv must be 16-byte aligned. Functions that
 produce fp8 read `scale`, write `scale_inv`, and raise `amax` to the input's greatest magnitude. A bfloat16 output
 with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
-      .def(py::init<uintptr_t, const py::tuple&, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>(), "data"_a, "shape"_a, "dtype"_a, "columnwise"_a = 0, "scale"_a = 0, "amax"_a = 0, "scale_inv"_a = 0)
+      .def(py::init<uintptr_t, const py::tuple&, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>(), "data"_a,
+           "shape"_a, "dtype"_a, "columnwise"_a = 0, "scale"_a = 0, "amax"_a = 0, "scale_inv"_a = 0)
       .def_property_readonly("data_ptr", [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data.data_ptr); })
       .def_readonly("columnwise", &Tensor::columnwise)
       .def_property_readonly("shape", &Tensor::shape)
       .def_property_readonly("dtype", [](const Tensor& t) { return t.data.dtype; })
       .def("__repr__", [](const Tensor& t) { return "Tensor(" + t.describe() + ")"; });
 
-  py::class_<Stream>(m, "Stream", py::module_local(), R"(A CUDA stream of the current device, and the scratch memory its kernels share.
+  py::class_<Stream>(m, "Stream", py::module_local(), R"(A CUDA stream of the current device, and its scratch memory.
 
 handle: the cudaStream_t as an int. allocate(bytes): returns device memory as an object with data_ptr(); called when
 more scratch memory is needed than there is (after the stream has been synchronised, if there was some).)")
@@ -698,7 +700,7 @@ more scratch memory is needed than there is (after the stream has been synchroni
   m.def("rmsnorm_fwd", &rmsnorm_fwd, "x"_a, "gamma"_a, "epsilon"_a, "z"_a, "rsigma"_a, "stream"_a,
         "z = x / rms(x) * gamma. x, z: [tokens, h]; z may be fp8; rsigma: float32 [tokens], 1 / rms(x).");
   m.def("rmsnorm_bwd", &rmsnorm_bwd, "dz"_a, "x"_a, "rsigma"_a, "gamma"_a, "dx"_a, "dgamma"_a, "stream"_a,
-        "add"_a = nullptr, "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All but rsigma: x's dtype.");
+        "add"_a = nullptr, "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All in x's dtype.");
   m.def("quantize", &quantize, "input"_a, "output"_a, "stream"_a,
         "fp8 output = input * scale, its transposed copy too where it has one; writes scale_inv and amax.");
   m.def("dequantize", &dequantize, "input"_a, "output"_a, "stream"_a, "output = fp8 input * scale_inv.");
