@@ -9,14 +9,25 @@ class GemmQuantizers:
 
     module: the ForwardPass; backward calls module.backward_done() when it has finished, in a module with several
     GEMMs as often as it likes.
+    amax_group: the group whose ranks have the same scales; None: each rank its own.
     update_weight: True: quantize the weight now, then hand the result to `cache_weight`. False: `cached_weight` serves.
     """
 
-    __slots__ = ("input", "weight", "grad_output", "module", "update_weight", "_keep", "_generation", "_cache")
+    __slots__ = (
+        "input",
+        "weight",
+        "grad_output",
+        "module",
+        "amax_group",
+        "update_weight",
+        "_keep",
+        "_generation",
+        "_cache",
+    )
 
-    def __init__(self, slots, module, is_first_microbatch, generation):
+    def __init__(self, slots, module, is_first_microbatch, generation=0, amax_group=None):
         self.input, self.weight, self.grad_output, self._cache = slots
-        self.module = module
+        self.module, self.amax_group = module, amax_group
         self._keep = is_first_microbatch is not None
         self._generation = generation
         cache = self._cache
@@ -156,14 +167,15 @@ class ModuleScaling:
         binding = self._binding
         state, slots = binding.state, binding.slots if training else binding.evaluation_slots
         if state is None:
-            return tuple([GemmQuantizers(slot, _Untracked, is_first_microbatch, 0) for slot in slots])
+            return tuple([GemmQuantizers(slot, _Untracked, is_first_microbatch) for slot in slots])
         if training:
             state.group = context.group
             if is_first_microbatch is not False and binding.done == state.generation:
                 state.begin_step(certain=is_first_microbatch is True)
             binding.pair.active = True
         forward_pass = ForwardPass(self, binding, training)
-        return tuple([GemmQuantizers(slot, forward_pass, is_first_microbatch, state.generation) for slot in slots])
+        generation, group = state.generation, state.reduction_group()
+        return tuple([GemmQuantizers(slot, forward_pass, is_first_microbatch, generation, group) for slot in slots])
 
     def bind(self, recipe):
         """The Binding for a recipe, made where there is none."""

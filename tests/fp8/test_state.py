@@ -432,6 +432,8 @@ def test_reductions_per_step(recipe, nranks, reductions, monkeypatch, seed):
         ([3], paddle.distributed.ReduceOp.MAX),
     ][:reductions]
     assert all(g is group for _, _, g in calls)
+    with fp8_autocast(fp8_recipe=recipe, fp8_group=group):
+        assert layers[0].fp8.begin_forward()[0].amax_group is (group if reductions else None)
 
 
 WORKER = """
