@@ -1,82 +1,33 @@
-"""Converts a checkpoint folder to another layout, tensor by tensor."""
+"""Converts a checkpoint folder to another layout, format or degree of parallelism, tensor by tensor."""
 
+import math
 import os
 import shutil
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from paddle_te.checkpoint import layout as layouts
 from paddle_te.checkpoint import pdparams, safetensors
-from paddle_te.checkpoint.folder import (
-    check_new,
-    copy_file,
-    file_name,
-    index_name,
-    new_folder,
-    open_checkpoint,
-    write_json,
-)
-from paddle_te.checkpoint.layout import Slot
-from paddle_te.checkpoint.tensors import CheckpointError, TensorSpec
+from paddle_te.checkpoint.config import FUSE_FLAGS, convert_config, fused_before
+from paddle_te.checkpoint.folder import check_new, copy_file, new_folder, open_checkpoint, write_json
+from paddle_te.checkpoint.layout import SPLIT_AXIS
+from paddle_te.checkpoint.plan import Target, pieces, plan_new_ranks, plan_same_ranks
+from paddle_te.checkpoint.tensors import CheckpointError
 
-MODES = {"pd2te": ("pd", "te"), "te2pd": ("te", "pd")}
-
-# In a te checkpoint's config.json: how the native checkpoint it was made from was fused, so that te2pd gives it back
-RECORD = "paddle_te_native_layout"
-_FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor to write: what it is called, and the layer and slot that say how it is made."""
-
-    spec: TensorSpec
-    layer: int | None
-    slot: Slot
-
-
-@dataclass
-class OutputFile:
-    """One file to write and its entries."""
-
-    name: str
-    rank: object
-    entries: list
-
-    @property
-    def nbytes(self):
-        """Bytes of tensor data."""
-        return sum(entry.spec.nbytes for entry in self.entries)
-
-
-class _Reader:
-    """Reads parts of the model from one rank's tensors; keeps the last stored tensor for its other parts."""
-
-    def __init__(self, checkpoint, rank):
-        self._dims = checkpoint.dims
-        self._pieces = pieces(checkpoint, rank)
-        self._last = None, None
-
-    def part(self, layer, part):
-        ref, slot = self._pieces[layer, part]
-        if self._last[0] != ref:
-            self._last = None, None  # free it before the next one is read
-            self._last = ref, self._take_apart(ref, slot)
-        return self._last[1][part]
-
-    def _take_apart(self, ref, slot):
-        return layouts.take_apart(slot, ref.read(), self._dims.num_attention_heads, self._dims.num_key_value_heads)
-
-
-def pieces(checkpoint, rank):
-    """{(layer or None, part): (TensorRef, Slot)} of what a rank's files hold."""
-    found = {}
-    for name, ref in rank.tensors.items():
-        layer, slot = checkpoint.layout.find(name)
-        found |= {(layer, part): (ref, slot) for part in slot.parts}
-    return found
+# mode: (from, to); None: whatever the input's layout is, and the same again
+MODES = {
+    "pd2te": ("pd", "te"),
+    "te2pd": ("te", "pd"),
+    "hf2te": ("hf", "te"),
+    "hf2pd": ("hf", "pd"),
+    "te2hf": ("te", "hf"),
+    "pd2hf": ("pd", "hf"),
+    "reshard": (None, None),
+}
+FORMATS = ("pdparams", "safetensors")
 
 
 def convert(
@@ -87,16 +38,28 @@ def convert(
     num_key_value_heads=None,
     fuse_attention_qkv=None,
     fuse_attention_ffn=None,
+    format=None,
+    tensor_parallel_degree=None,
+    pipeline_parallel_degree=None,
+    virtual_pp_degree=None,
+    max_shard_size=10 * 10**9,
+    workers=1,
     progress=True,
 ):
     """Converts a checkpoint folder into a new one; the input is only read.
 
     Args:
         input_path, output_path: folders; the output must be new or empty. It appears only when it is complete.
-        mode: "pd2te" (PaddleNLP's native layout to Transformer Engine's) or "te2pd".
+        mode: from and to which layout: "pd2te", "te2pd", "hf2te", "hf2pd", "te2hf", "pd2hf", where pd is PaddleNLP's
+            native layout, te Transformer Engine's and hf Hugging Face's; or "reshard": the layout stays.
         num_attention_heads, num_key_value_heads: needed only when the folder has no config.json.
-        fuse_attention_qkv, fuse_attention_ffn: te2pd: fuse the native weights so; None: as they were before pd2te
+        fuse_attention_qkv, fuse_attention_ffn: to pd: fuse the native weights so; None: as they were before pd2te
             (noted in config.json), else not fused.
+        format: "pdparams" or "safetensors"; None: the input's (hf: always safetensors).
+        tensor_parallel_degree, pipeline_parallel_degree: the output's; None: the input's (hf: 1).
+        virtual_pp_degree: the output's; None: 1, or the input's where no degree is given.
+        max_shard_size: bytes; where degrees change, larger files are written in shards.
+        workers: files written side by side; each holds a few copies of the tensor it is working on.
         progress: show a progress bar.
 
     Returns: the names of files in the input folder that were not carried over (a Trainer's own state).
@@ -109,21 +72,26 @@ def convert(
     check_new(output_path)
     checkpoint = open_checkpoint(input_path, num_attention_heads, num_key_value_heads)
     _check_mode(checkpoint, mode)
-    target = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
-    files = [file for rank in checkpoint.ranks.values() for file in _plan(checkpoint, rank, target)]
+    layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
+    degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
+    target = _target(checkpoint, layout, mode, format, *degrees)
+    if target.vp == 1 and virtual_pp_degree is None and (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp):
+        files, indexes = plan_same_ranks(checkpoint, target)
+    else:
+        files, indexes = plan_new_ranks(checkpoint, target, max_shard_size)
+    dtype = files[0].entries[0].spec.dtype
+    config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, dtype)
     total = sum(file.nbytes for file in files)
     _check_space(output_path, total)
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
     with bar, new_folder(output_path) as folder:
-        for file in files:
-            _write_file(checkpoint, folder, file, bar)
+        _write_files(checkpoint, target, folder, files, workers, bar)
         for name in checkpoint.companions:
             copy_file(checkpoint.folder / name, folder / name)
-        if checkpoint.config is not None:
-            write_json(folder / "config.json", _config(checkpoint, target))
-        for rank in checkpoint.ranks.values():
-            if rank.index is not None:
-                _write_index(checkpoint, folder, rank, [file for file in files if file.rank is rank])
+        if config:
+            write_json(folder / "config.json", config)
+        for name, index in indexes.items():
+            write_json(folder / name, index)
     return checkpoint.left_out
 
 
@@ -137,45 +105,46 @@ def _check_apart(input_path, output_path):
 
 def _check_mode(checkpoint, mode):
     family = MODES[mode][0]
-    if checkpoint.layout.family != family:
+    if family is None and checkpoint.layout.family == "hf":
+        raise CheckpointError(f"{checkpoint.folder}: Hugging Face's layout has no parallel files; use hf2te or hf2pd")
+    if family and checkpoint.layout.family != family:
         fitting = [m for m, (source, _) in MODES.items() if source == checkpoint.layout.family]
-        hint = f"; --mode may be {' or '.join(fitting)}" if fitting else ""
-        raise CheckpointError(f"{checkpoint.folder}: is in {checkpoint.layout.title} layout, not one for {mode}{hint}")
+        hint = f"--mode may be {' or '.join(fitting)}"
+        raise CheckpointError(
+            f"{checkpoint.folder}: is in {checkpoint.layout.title} layout, not one for {mode}; {hint}"
+        )
 
 
-def _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn):
-    given = dict(zip(_FUSE_FLAGS, (fuse_attention_qkv, fuse_attention_ffn), strict=True))
-    config = checkpoint.config or {}
-    tied = bool(config.get("tie_word_embeddings"))
-    if MODES[mode][1] == "pd":
-        recorded = config.get(RECORD, {})
-        flags = {k: bool(recorded.get(k)) if value is None else value for k, value in given.items()}
-        return layouts.native_layout(**flags, tied=tied)
-    for flag, value in given.items():
-        if value is not None:
-            raise CheckpointError(f"--{flag}: only for a conversion to PaddleNLP's native layout, not for {mode}")
-    return layouts.te_layout(tied)
+def _target_layout(checkpoint, mode, *fuse):
+    given = {flag: value for flag, value in zip(FUSE_FLAGS, fuse, strict=True) if value is not None}
+    tied = bool((checkpoint.config or {}).get("tie_word_embeddings"))
+    family = MODES[mode][1] or checkpoint.layout.family
+    if family == "pd":
+        same = checkpoint.layout.family == "pd"
+        before = (
+            {flag: getattr(checkpoint.layout, flag) for flag in FUSE_FLAGS} if same else fused_before(checkpoint.config)
+        )
+        return layouts.native_layout(**(before | given), tied=tied)
+    for flag in given:
+        raise CheckpointError(f"--{flag}: only for a conversion to PaddleNLP's native layout, not for {mode}")
+    return layouts.te_layout(tied) if family == "te" else layouts.hf_layout(tied)
 
 
-def _plan(checkpoint, rank, target):
-    """The OutputFiles of one rank: a tensor goes where its first part was; shards left empty are dropped."""
-    dims, source = checkpoint.dims, pieces(checkpoint, rank)
-    entries = {path: [] for path in rank.files}
-    for layer, slot in target.tensors(dims.num_hidden_layers):
-        found = [source[layer, part][0] for part in slot.parts if (layer, part) in source]
-        if not found:
-            continue  # another pipeline stage's
-        name = target.full_name(layer, slot)
-        if len(found) < len(slot.parts):
-            raise CheckpointError(f"{found[0].path}: the parts of {name!r} are in files of different pipeline stages")
-        spec = TensorSpec(name, found[0].dtype, dims.slot_shape(slot, checkpoint.tp))
-        entries[found[0].path].append(Entry(spec, layer, slot))
-    filled = [found for found in entries.values() if found]
-    shards = len(filled) if rank.index is not None else None
-    return [
-        OutputFile(file_name(checkpoint.suffix, rank.variant, shards and number, shards), rank, found)
-        for number, found in enumerate(filled, 1)
-    ]
+def _target(checkpoint, layout, mode, format, tp, pp, vp):
+    for name, degree in dict(tensor_parallel_degree=tp, pipeline_parallel_degree=pp, virtual_pp_degree=vp).items():
+        if degree is not None and degree < 1:
+            raise CheckpointError(f"--{name} {degree}: it must be at least 1")
+    if mode == "reshard" and tp is pp is vp is format is None:
+        raise CheckpointError("--mode reshard: give --tensor_parallel_degree, --pipeline_parallel_degree or --format")
+    if format not in (None, *FORMATS):
+        raise CheckpointError(f"--format {format}: it may be {' or '.join(FORMATS)}")
+    if layout.family == "hf":
+        if (tp or 1, pp or 1, vp or 1) != (1, 1, 1) or format == "pdparams":
+            raise CheckpointError(f"--mode {mode}: Hugging Face's layout is whole and in safetensors, nothing else")
+        return Target(layout, safetensors.SUFFIX, 1, 1)
+    return Target(
+        layout, f".{format}" if format else checkpoint.suffix, tp or checkpoint.tp, pp or checkpoint.pp, vp or 1
+    )
 
 
 def _check_space(output_path, total):
@@ -189,8 +158,19 @@ def _check_space(output_path, total):
         )
 
 
-def _write_file(checkpoint, folder, file, bar):
-    reader, dims = _Reader(checkpoint, file.rank), checkpoint.dims
+def _write_files(checkpoint, target, folder, files, workers, bar):
+    with ThreadPoolExecutor(workers) as pool:  # threads: numpy copies and file reads run without the interpreter's lock
+        futures = [pool.submit(_write_file, checkpoint, target, folder, file, bar) for file in files]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _write_file(checkpoint, target, folder, file, bar):
+    reader, dims = _Reader(checkpoint, target.tp, file.tp), checkpoint.dims
 
     def arrays():
         for entry in file.entries:
@@ -198,22 +178,45 @@ def _write_file(checkpoint, folder, file, bar):
             yield layouts.put_together(entry.slot, parts, dims.num_attention_heads, dims.num_key_value_heads)
             bar.update(entry.spec.nbytes)
 
-    formats = {".pdparams": pdparams, ".safetensors": safetensors}
-    formats[checkpoint.suffix].write(folder / file.name, [entry.spec for entry in file.entries], arrays())
+    specs = [entry.spec for entry in file.entries]
+    if target.suffix == pdparams.SUFFIX:
+        pdparams.write(folder / file.name, specs, arrays())
+    else:
+        safetensors.write(folder / file.name, specs, arrays(), "pt" if target.layout.family == "hf" else "np")
 
 
-def _write_index(checkpoint, folder, rank, files):
-    weight_map = {entry.spec.name: file.name for file in files for entry in file.entries}
-    metadata = (rank.index.get("metadata") or {}) | {"total_size": sum(file.nbytes for file in files)}
-    index = rank.index | {"metadata": metadata, "weight_map": weight_map}
-    write_json(folder / index_name(checkpoint.suffix, rank.variant), index)
+class _Reader:
+    """Gives one target rank's share of each part of the model, from whichever source ranks hold it."""
 
+    def __init__(self, checkpoint, degree, rank):
+        self._dims, self._source_degree, self._degree, self._rank = checkpoint.dims, checkpoint.tp, degree, rank
+        self._pieces = []  # of each source rank, all its pipeline stages together
+        for tp in range(checkpoint.tp):
+            ranks = [r for r in checkpoint.ranks.values() if (r.tp or 0) == tp]
+            self._pieces.append(pieces(checkpoint, {k: ref for r in ranks for k, ref in r.tensors.items()}))
+        self._kept = {}
 
-def _config(checkpoint, target):
-    """config.json of the output. A te checkpoint notes how its native one was fused.
+    def part(self, layer, part):
+        """[out, in] of a part, or the vector of a norm."""
+        if self._degree == self._source_degree:
+            return self._read(self._rank, layer, part)
+        source = self._source_degree if self._dims.splits(part, self._source_degree) else 1
+        target = self._degree if self._dims.splits(part, self._degree) else 1
+        # counted in units, of which a source rank holds and the target rank wants a whole number
+        units = math.lcm(source, target)
+        held, wanted = units // source, units // target
+        start = self._rank % target * wanted
+        found = []
+        for tp in range(start // held, -(-(start + wanted) // held)):
+            share = np.split(self._read(tp, layer, part), held, SPLIT_AXIS[part] or 0)
+            found += share[max(start - tp * held, 0) : start + wanted - tp * held]
+        return found[0] if len(found) == 1 else np.concatenate(found, SPLIT_AXIS[part] or 0)
 
-    PaddleNLP takes its own fuse flags from arguments, not from config.json, so they would say nothing there.
-    """
-    config = {key: value for key, value in checkpoint.config.items() if key != RECORD}
-    fused = {flag: getattr(checkpoint.layout, flag) for flag in _FUSE_FLAGS}
-    return config | {RECORD: fused} if target.family == "te" and any(fused.values()) else config
+    def _read(self, tp, layer, part):
+        ref, slot = self._pieces[tp][layer, part]
+        if ref not in self._kept:
+            # a stored tensor stays as long as parts of the same one are asked for, be it on several ranks
+            self._kept = {key: value for key, value in self._kept.items() if value[0] == (layer, slot)}
+            heads = self._dims.num_attention_heads, self._dims.num_key_value_heads
+            self._kept[ref] = (layer, slot), layouts.take_apart(slot, ref.read(), *heads)
+        return self._kept[ref][1][part]

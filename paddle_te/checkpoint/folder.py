@@ -146,6 +146,11 @@ def _find_ranks(folder):
     """(suffix, {(tp, pp): Rank}) of the weight files in a folder."""
     matches = [(path, match) for path in sorted(folder.iterdir()) if (match := _WEIGHTS.fullmatch(path.name))]
     matches = [(path, m) for path, m in matches if m["stem"] == _STEMS[m["suffix"]]]
+    for path in folder.glob("model_state*.pdparams"):
+        if not _WEIGHTS.fullmatch(path.name):
+            raise CheckpointError(
+                f"{path}: not one of the file names that are understood (tensor and pipeline parallel)"
+            )
     if not matches:
         torch = " (pytorch_model*.bin is not read: save the model as safetensors)" * any(folder.glob("pytorch_model*"))
         raise CheckpointError(f"{folder}: no model_state*.pdparams and no model*.safetensors in it{torch}")

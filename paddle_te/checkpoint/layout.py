@@ -140,9 +140,10 @@ def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False
     )
 
 
-def hf_layout():
-    """Hugging Face's layout."""
-    return Layout("hf", "Hugging Face's", "model.layers.", _split_layer(False), _model("model.", False))
+def hf_layout(tied=False):
+    """Hugging Face's layout. tied: without lm_head, which is the embedding."""
+    model = [slot for slot in _model("model.", False) if not (tied and slot.parts == ("lm_head",))]
+    return Layout("hf", "Hugging Face's", "model.layers.", _split_layer(False), tuple(model))
 
 
 def detect(names, tied=False, describe=lambda name: f"tensor {name!r}"):
@@ -237,7 +238,7 @@ class Dims:
 def take_apart(slot, tensor, num_attention_heads, num_key_value_heads):
     """{part: [out, in]} of a stored tensor, whole or one tensor parallel rank's; views where possible.
 
-    tensor: numpy array or Paddle tensor. The heads are the whole model's: their ratio is the same on every rank.
+    tensor: numpy array or Paddle tensor. The heads are the whole model's: a rank's share has the same ratio.
     """
     if slot.transposed:
         tensor = tensor.T
