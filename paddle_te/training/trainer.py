@@ -28,8 +28,10 @@ class PretrainingTrainer(Trainer):
         (folder / COMPLETE_MARK).unlink(missing_ok=True)
         super()._save_checkpoint(model, metrics)
         recipe = fp8_recipe(self.model.config)
-        if recipe and self.args.dataset_rank == 0 and self.args.tensor_parallel_rank <= 0:
-            fp8.save(self._fp8_file(folder), self.model, recipe)
+        if recipe:
+            fp8.reduce_amax(self.model, recipe)
+            if self.args.dataset_rank == 0 and self.args.tensor_parallel_rank <= 0:
+                fp8.save(self._fp8_file(folder), self.model, recipe)
         if self.args.world_size > 1:
             dist.barrier()
         if self.args.process_index == 0:

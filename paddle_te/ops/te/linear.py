@@ -9,7 +9,6 @@ import math
 import paddle
 from paddle.autograd import PyLayer
 
-from paddle_te.fp8 import get_fp8_group
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.quantized import Float8Tensor, quantize, quantized_weight
 from paddle_te.ops.te.runtime import check_dtype, dense, needs_grad
@@ -79,8 +78,8 @@ def _grad_output(rt, dy, quantizers, tp):
 
 
 def _same_scales(quantizers):
-    """Whether all tensor parallel ranks quantize alike, so that fp8 bytes may be gathered."""
-    return quantizers.input.kind == "delayed" and get_fp8_group() is not None
+    """Whether all tensor parallel ranks quantize alike, so that fp8 bytes may be gathered (the group holds them)."""
+    return quantizers.input.kind == "delayed" and quantizers.amax_group is not None
 
 
 def _fprop(rt, x, weight, out, accumulate=False):
