@@ -1,0 +1,108 @@
+"""paddle_te.device on the CPU, and its branches for GPUs with Paddle's answers replaced."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te import device
+
+
+class Place:
+    def __init__(self, kind, index=0):
+        self.kind, self.index = kind, index
+
+    def is_gpu_place(self):
+        return self.kind == "gpu"
+
+    def is_custom_place(self):
+        return self.kind not in ("cpu", "gpu")
+
+    def gpu_device_id(self):
+        return self.index
+
+    custom_device_id = gpu_device_id
+
+    def custom_device_type(self):
+        return self.kind
+
+
+@pytest.fixture
+def properties(monkeypatch):
+    """Sets what Paddle answers for device properties; returns the devices asked for."""
+    asked = []
+
+    def answer(major, minor, sms=132):
+        value = SimpleNamespace(major=major, minor=minor, multi_processor_count=sms)
+        monkeypatch.setattr(paddle.device, "get_device_properties", lambda name: asked.append(name) or value)
+        return asked
+
+    return answer
+
+
+def test_cpu():
+    tensor = paddle.ones([3, 4])
+    assert device.kind() == device.kind(tensor.place) == "cpu"
+    assert device.compute_capability() is None and device.sm_count() is None
+    assert device.bf16_supported() is False and device.fp8_supported() is False
+    with pytest.raises(RuntimeError, match="set_device"):
+        device.raw_stream()
+
+
+def test_data_ptr():
+    tensor = paddle.arange(12, dtype="float32").reshape([3, 4])
+    address = device.data_ptr(tensor)
+    read = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 12).from_address(address))
+    np.testing.assert_array_equal(read, np.arange(12))
+    assert device.data_ptr(tensor[1]) == address + 16
+
+
+def test_peak_memory():
+    device.reset_peak_memory()
+    before = device.peak_memory()
+    big = paddle.zeros([1 << 20], dtype="float32")
+    assert device.peak_memory() - before >= 4 << 20
+    del big
+    assert device.peak_memory() - before >= 4 << 20
+    device.reset_peak_memory()
+    assert device.peak_memory() - before < 4 << 20
+
+
+@pytest.mark.parametrize("kind", ["gpu", "nvgpu"])
+@pytest.mark.parametrize(
+    "capability, bf16, fp8",
+    [((7, 5), False, False), ((8, 0), True, False), ((8, 9), True, True), ((9, 0), True, True), ((10, 0), True, True)],
+)
+def test_capability(properties, kind, capability, bf16, fp8):
+    asked = properties(*capability)
+    place = Place(kind, 2)
+    assert device.kind(place) == kind
+    assert device.compute_capability(place) == capability and device.sm_count(place) == 132
+    assert device.bf16_supported(place) is bf16 and device.fp8_supported(place) is fp8
+    assert set(asked) == {f"{kind}:2"}
+
+
+def test_host_runtime(properties):
+    """nvgpu without a GPU: trains in bf16, is no NVIDIA GPU."""
+    properties(0, 0)
+    place = Place("nvgpu")
+    assert device.compute_capability(place) is None and device.sm_count(place) is None
+    assert device.bf16_supported(place) and not device.fp8_supported(place)
+
+
+def test_other_device(properties):
+    asked = properties(9, 0)
+    assert device.kind(Place("npu")) == "npu" and device.compute_capability(Place("npu")) is None
+    assert not device.bf16_supported(Place("npu")) and asked == []
+
+
+def test_raw_stream(monkeypatch):
+    monkeypatch.setattr(device.core, "_get_current_stream", lambda i: SimpleNamespace(cuda_stream=0x70 + i))
+    monkeypatch.setattr(
+        device.core,
+        "_get_current_custom_device_stream",
+        lambda name, i: SimpleNamespace(raw_stream={"nvgpu": 0x80}[name] + i),
+    )
+    assert device.raw_stream(Place("gpu", 1)) == 0x71
+    assert device.raw_stream(Place("nvgpu", 2)) == 0x82
