@@ -1,0 +1,198 @@
+"""Times one Llama decoder layer, forward + backward, beside its peers, all in one process.
+
+    python tools/benchmark/layer.py [--peers hf_bf16 paddle_te_fp8_delayed ...] [--sizes 7b-b1 ...] [--quick]
+
+Writes benchmarks/layer_<gpu>_<date>.json and the table beside it. A peer that is not installed or fails keeps its
+row, with the reason.
+"""
+
+import argparse
+import gc
+import shlex
+import sys
+import traceback
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
+
+from tools.benchmark import report, timing  # noqa: E402
+from tools.benchmark.peers import PEERS, PlainTorch  # noqa: E402
+from tools.benchmark.problem import SIZES, TINY, Problem  # noqa: E402
+
+DEFINITIONS = [
+    "Time: events around a step (gradients cleared, forward, backward) on the peer's own stream, median of a round's "
+    "steps; then the median and the range of the rounds' medians. Peers take turns within each round.",
+    "Peak GB: greatest count of the framework's own allocator (PyTorch's, Paddle's) in a step, above its count before "
+    "the layer was built: parameters, input and output gradient, fp8 copies, saved activations, workspaces, gradients.",
+    "Error: relative L2 distance from the same layer in float32 PyTorch with the same weights and input, after the "
+    "warm-up steps. cached: a later micro-batch of a step, with the fp8 weights kept. fused_wgrad: weight gradients "
+    "added to float32 main gradients inside the GEMMs.",
+]
+STEPS_BEFORE_CHECK = 3  # delayed scaling finds its scales
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
+    parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/layer_<gpu>_<date>.json")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iterations", type=int, default=20, help="timed steps of each peer in a round")
+    parser.add_argument("--warmup", type=int, default=3, help="untimed steps before them")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 5 steps, to see that all peers run")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries this program out")
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.rounds, arguments.iterations, arguments.warmup = 2, 5, 2
+    for name in ("rounds", "iterations"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    return arguments
+
+
+class Contest:
+    """The peers at one problem, and each one's row of the result."""
+
+    def __init__(self, problem, arguments):
+        self.problem, self.arguments = problem, arguments
+        self.rows, self.peers = {}, {}
+
+    def build(self, name):
+        """Builds a peer and warms it up. False, with the reason in its row, where that fails."""
+        gc.collect()
+        try:
+            peer = PEERS[name](self.problem, device=self.arguments.device)
+            for _ in range(STEPS_BEFORE_CHECK):
+                peer.step()
+            self.peers[name] = peer
+            self.rows[name] = {"status": "ok", "precision": peer.precision, "note": peer.note}
+        except Exception as error:
+            self.fail(name, error)
+        return name in self.peers
+
+    def fail(self, name, error):
+        traceback.print_exception(error)
+        missing = isinstance(error, (ModuleNotFoundError, FileNotFoundError))
+        status, reason = "missing" if missing else "failed", f"{type(error).__name__}: {error}"
+        print(f"{name} {status}: {reason}", file=sys.stderr)
+        self.rows[name] = {"status": status, "reason": reason}
+        self.peers.pop(name, None)
+
+    def check(self, name, reference):
+        """Adds peak memory and errors to a peer's row."""
+        peer, row = self.peers[name], self.rows[name]
+        try:
+            row["peak_bytes"] = peer.peak_memory()
+            row["error"] = reference and relative_errors(peer.results(), reference)
+            row["note"] = peer.note
+            peer.release()
+        except Exception as error:
+            self.fail(name, error)
+
+    def time(self, clock, key, measure):
+        """Adds the interleaved times to all rows, under `key`."""
+        arguments = self.arguments
+        rounds = timing.interleave(
+            lambda peer: measure(clock, peer, arguments.iterations, arguments.warmup),
+            self.peers,
+            arguments.rounds,
+            self.fail,
+        )
+        for name, times in rounds.items():
+            self.rows[name][key] = timing.summarize(times)
+            print(f"{name:40} {self.rows[name][key]['median']:10.3f} {key}", flush=True)
+
+
+def relative_errors(results, reference):
+    """{name: ||result - reference|| / ||reference||}, in float32."""
+    return {name: ((results[name].float() - exact).norm() / exact.norm()).item() for name, exact in reference.items()}
+
+
+def float32_results(problem, device):
+    """results() of the layer in float32 with exact attention; None, said on stderr, without PyTorch."""
+    try:
+        import torch
+    except ImportError as error:
+        print(f"errors are not measured: {error}", file=sys.stderr)
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return PlainTorch(problem, exact_attention=True, device=device, dtype="float32").results()
+
+
+def free_memory():
+    """Gives what the frameworks' allocators keep back to the GPU, for the other framework."""
+    gc.collect()
+    if torch := sys.modules.get("torch"):
+        torch.cuda.empty_cache()
+    if paddle := sys.modules.get("paddle"):
+        if hasattr(paddle.device, "empty_cache"):  # Paddle has none where it sees no device
+            paddle.device.empty_cache()
+
+
+def run_tiny(arguments, clock):
+    """Host time a layer. Comes first: what libraries keep for the whole process is then no peer's own memory."""
+    contest = Contest(Problem(TINY, arguments.seed), arguments)
+    for name in arguments.peers:
+        contest.build(name)
+    contest.time(clock, "step_us", timing.time_enqueue)
+    return {"dims": asdict(TINY), "peers": contest.rows}
+
+
+def run_size(arguments, clock, dims):
+    problem = Problem(dims, arguments.seed)
+    contest = Contest(problem, arguments)
+    reference = float32_results(problem, arguments.device)
+    free_memory()
+    for name in arguments.peers:
+        if contest.build(name):
+            contest.check(name, reference)
+    del reference
+    free_memory()
+    contest.time(clock, "step_ms", timing.time_steps)
+    return {"dims": asdict(dims), "flops": dims.flops, "peers": contest.rows}
+
+
+def save(result, path):
+    """Also after each size, so that a broken run leaves its part."""
+    result["libraries"] = report.loaded_libraries()
+    report.write(result, path)
+
+
+def main(argv=None):
+    arguments = parse_arguments(argv)
+    clock = timing.HostClock() if arguments.device == "cpu" else timing.CudaClock()
+    result = {
+        "benchmark": "layer",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "tools/benchmark/layer.py", *(sys.argv[1:] if argv is None else argv)]),
+        "commit": report.git_commit(),
+        "hardware": report.hardware(),
+        "versions": report.versions(),
+        "libraries": {},
+        "settings": {name: getattr(arguments, name) for name in ("rounds", "iterations", "warmup", "seed")},
+        "definitions": DEFINITIONS,
+        "enqueue": run_tiny(arguments, clock),
+        "sizes": {},
+    }
+    path = arguments.output or report.default_path(result)
+    for name in arguments.sizes:
+        print(f"--- {name}", flush=True)
+        result["sizes"][name] = run_size(arguments, clock, SIZES[name])
+        free_memory()
+        save(result, path)
+    save(result, path)
+    print(report.markdown(result))
+    print(f"{path} and {path.with_suffix('.md')}")
+    ok = any(
+        row["status"] == "ok"
+        for size in (result["enqueue"], *result["sizes"].values())
+        for row in size["peers"].values()
+    )
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

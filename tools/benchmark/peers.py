@@ -1,0 +1,428 @@
+"""The contestants: one small class for each implementation of a Llama decoder layer.
+
+Each takes a `problem.Problem` and offers step() (gradients cleared, forward, backward), results(), the CUDA stream it
+works on and its peak memory. Frameworks are imported when a peer is built: an absent one costs only its own rows.
+"""
+
+import contextlib
+from functools import partial
+
+from tools.benchmark.problem import EPSILON, as_float32
+
+GEMMS = ("qkv", "proj", "fc1", "fc2")
+
+
+class Peer:
+    """A layer with its weights and inputs. Subclasses define forward(), gradients() and their framework's part.
+
+    module_parameters: all parameters. x, dy: input and output gradient.
+    stream: the cudaStream_t as an int, None on a CPU.
+    precision: "bf16", "fp8_delayed" or "fp8_current": peers of one precision are compared with each other.
+    note: what a reader of the result should know, "" if nothing.
+    """
+
+    stream = None
+    precision = "bf16"
+    note = ""
+
+    def release(self):
+        """Drops all gradients, so that a step allocates them anew."""
+        self.x.grad = None
+        for parameter in self.module_parameters:
+            parameter.grad = None
+
+    def step(self):
+        self.release()
+        self.backward(self.forward())
+
+    def results(self):
+        """{"y", "dx" and "d" + weight: tensor} of one step, as PyTorch tensors on the peer's device."""
+        self.release()
+        y = self.forward()
+        self.backward(y)
+        return {"y": self.to_torch(y), "dx": self.to_torch(self.x.grad)} | {
+            f"d{name}": gradient for name, gradient in self.gradients().items()
+        }
+
+    def peak_memory(self):
+        """Bytes that a step needs at its greatest, by the count of the framework's allocator; None on a CPU.
+
+        Counted from before the peer was built: parameters, input and output gradient, fp8 copies, saved activations,
+        workspaces and gradients (float32 ones where wgrad accumulation is fused). What a library keeps once for the
+        whole process (cuBLAS workspaces) is there before, when another layer of the same kind has run.
+        """
+        if self.stream is None:
+            return None
+        self.release()
+        self.reset_peak()
+        self.step()
+        self.release()
+        return self.peak() - self.before
+
+
+class TorchPeer(Peer):
+    """PyTorch's part."""
+
+    def __init__(self, problem, device="cuda", dtype="bfloat16"):
+        import torch
+
+        self.torch = torch
+        self.dims, self.device, self.dtype = problem.dims, device, getattr(torch, dtype)
+        if device != "cpu":
+            self.stream = torch.cuda.current_stream().cuda_stream
+            self.before = torch.cuda.memory_allocated()
+        self.x = self.tensor(problem.x).requires_grad_()
+        self.dy = self.tensor(problem.dy)
+
+    def tensor(self, bits):
+        bf16 = self.torch.from_numpy(bits.view("int16")).view(self.torch.bfloat16)
+        return bf16.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def backward(self, y):
+        y.backward(self.dy)
+
+    def to_torch(self, tensor):
+        return tensor.detach()
+
+    def reset_peak(self):
+        self.torch.cuda.reset_peak_memory_stats()
+
+    def peak(self):
+        return self.torch.cuda.max_memory_allocated()
+
+
+class PlainTorch(TorchPeer):
+    """PyTorch's functions, as one would write the layer by hand; attention is SDPA with its own choice of kernel."""
+
+    def __init__(self, problem, compile=False, exact_attention=False, **options):
+        super().__init__(problem, **options)
+        torch, dims = self.torch, self.dims
+        self.weights = {name: self.tensor(bits).requires_grad_() for name, bits in problem.weights.items()}
+        self.module_parameters = list(self.weights.values())
+        frequency = dims.rope_base ** (-torch.arange(0, dims.head_dim, 2, dtype=torch.float32) / dims.head_dim)
+        angles = torch.outer(torch.arange(dims.sequence, dtype=torch.float32), frequency)
+        angles = torch.cat([angles, angles], -1)[:, None].to(self.device)
+        self.cos, self.sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        self.attention = self._exact_attention if exact_attention else self._attention
+        self.layer = torch.compile(self._layer, dynamic=False) if compile else self._layer
+
+    def _rotate(self, t):
+        first, second = t.chunk(2, -1)
+        return t * self.cos + self.torch.cat([-second, first], -1) * self.sin
+
+    def _attention(self, q, k, v):
+        grouped = self.dims.heads != self.dims.kv_heads
+        return self.torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+    def _exact_attention(self, q, k, v):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.MATH):  # the others may use TF32 or bf16 inside
+            return self._attention(q, k, v)
+
+    def _layer(self, x):
+        functional, dims, w = self.torch.nn.functional, self.dims, self.weights
+        sizes = [dims.heads * dims.head_dim] + [dims.kv_heads * dims.head_dim] * 2
+        normed = functional.rms_norm(x, (dims.hidden,), w["ln1"], EPSILON)
+        q, k, v = (t.unflatten(-1, (-1, dims.head_dim)) for t in functional.linear(normed, w["qkv"]).split(sizes, -1))
+        context = self.attention(*(t.transpose(1, 2) for t in (self._rotate(q), self._rotate(k), v)))
+        h = x + functional.linear(context.transpose(1, 2).flatten(2), w["proj"])
+        normed = functional.rms_norm(h, (dims.hidden,), w["ln2"], EPSILON)
+        gate, up = functional.linear(normed, w["fc1"]).chunk(2, -1)
+        return h + functional.linear(functional.silu(gate) * up, w["fc2"])
+
+    def forward(self):
+        return self.layer(self.x)
+
+    def gradients(self):
+        return {name: weight.grad for name, weight in self.weights.items()}
+
+
+class HuggingFace(TorchPeer):
+    """transformers' LlamaDecoderLayer with SDPA."""
+
+    def __init__(self, problem, **options):
+        super().__init__(problem, **options)
+        torch, dims = self.torch, self.dims
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+        config = LlamaConfig(
+            hidden_size=dims.hidden,
+            intermediate_size=dims.ffn,
+            num_attention_heads=dims.heads,
+            num_key_value_heads=dims.kv_heads,
+            max_position_embeddings=dims.sequence,
+            rms_norm_eps=EPSILON,
+            rope_theta=dims.rope_base,
+            attn_implementation="sdpa",
+        )
+        with torch.device(self.device):
+            self.layer = LlamaDecoderLayer(config, 0).to(self.dtype)
+            positions = torch.arange(dims.sequence)[None].expand(dims.batch, -1)
+            self.rope = LlamaRotaryEmbedding(config)(self.x, positions)
+        attention, mlp = self.layer.self_attn, self.layer.mlp
+        self.parts = {  # one of our fused weights is several of theirs, stacked on out
+            "ln1": [self.layer.input_layernorm],
+            "qkv": [attention.q_proj, attention.k_proj, attention.v_proj],
+            "proj": [attention.o_proj],
+            "ln2": [self.layer.post_attention_layernorm],
+            "fc1": [mlp.gate_proj, mlp.up_proj],
+            "fc2": [mlp.down_proj],
+        }
+        self.module_parameters = list(self.layer.parameters())
+        with torch.no_grad():
+            for name, modules in self.parts.items():
+                rows = [module.weight.shape[0] for module in modules]
+                for module, part in zip(modules, self.tensor(problem.weights[name]).split(rows), strict=True):
+                    module.weight.copy_(part)
+
+    def forward(self):
+        output = self.layer(self.x, position_embeddings=self.rope, attention_mask=None)
+        return output[0] if isinstance(output, tuple) else output  # transformers 4 and 5
+
+    def gradients(self):
+        return {
+            name: self.torch.cat([module.weight.grad for module in modules]) for name, modules in self.parts.items()
+        }
+
+
+class TETorch(TorchPeer):
+    """Transformer Engine's own PyTorch TransformerLayer, fused qkv in its default (interleaved) order."""
+
+    def __init__(self, problem, precision="bf16", cached=False, fuse_wgrad=False, **options):
+        super().__init__(problem, **options)
+        import transformer_engine.pytorch as te
+        from transformer_engine.common import recipe
+
+        dims = self.dims
+        self.precision = precision
+        self.recipe = {"fp8_delayed": recipe.DelayedScaling, "fp8_current": recipe.Float8CurrentScaling}.get(precision)
+        self.recipe = self.recipe and self.recipe()  # HYBRID; delayed: history 1024, max
+        self.autocast = te.autocast
+        self.layer = te.TransformerLayer(
+            dims.hidden,
+            dims.ffn,
+            dims.heads,
+            num_gqa_groups=dims.kv_heads,
+            layernorm_epsilon=EPSILON,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            fuse_qkv_params=True,
+            bias=False,
+            normalization="RMSNorm",
+            activation="swiglu",
+            attn_input_format="bshd",
+            params_dtype=self.dtype,
+            fuse_wgrad_accumulation=fuse_wgrad,
+            device=self.device,
+        )
+        attention, mlp = self.layer.self_attention, self.layer.layernorm_mlp
+        self.parameters = {
+            "ln1": attention.layernorm_qkv.layer_norm_weight,
+            "qkv": attention.layernorm_qkv.weight,
+            "proj": attention.proj.weight,
+            "ln2": mlp.layer_norm_weight,
+            "fc1": mlp.fc1_weight,
+            "fc2": mlp.fc2_weight,
+        }
+        self.module_parameters = list(self.layer.parameters())
+        with self.torch.no_grad():
+            for name, parameter in self.parameters.items():
+                weight = self.tensor(problem.weights[name])
+                parameter.copy_(self._interleave(weight) if name == "qkv" else weight)
+        self.main_grads = {}
+        if fuse_wgrad:
+            for name in GEMMS:
+                main_grad = self.torch.zeros_like(self.parameters[name], dtype=self.torch.float32)
+                self.main_grads[name] = self.parameters[name].main_grad = main_grad
+        self.freqs = te.RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence).to(
+            self.device
+        )
+        self.is_first_microbatch = None
+        if cached:
+            self.is_first_microbatch = True
+            self.step()  # quantizes the weights and keeps them
+            self.is_first_microbatch = False
+
+    def _interleave(self, qkv):
+        """Rows q, k, v -> one group after another, each its q heads, its k and its v head."""
+        dims = self.dims
+        q, k, v = qkv.split([dims.hidden] + [dims.kv_heads * dims.head_dim] * 2)
+        groups = [t.view(dims.kv_heads, -1, dims.head_dim, dims.hidden) for t in (q, k, v)]
+        return self.torch.cat(groups, 1).view_as(qkv)
+
+    def _stack(self, qkv):
+        """_interleave's inverse."""
+        dims = self.dims
+        groups = qkv.view(dims.kv_heads, -1, dims.head_dim, dims.hidden)
+        queries = dims.heads // dims.kv_heads
+        return self.torch.cat([t.reshape(-1, dims.hidden) for t in groups.split([queries, 1, 1], 1)])
+
+    def forward(self):
+        with self.autocast(enabled=self.recipe is not None, recipe=self.recipe):
+            return self.layer(self.x, rotary_pos_emb=self.freqs, is_first_microbatch=self.is_first_microbatch)
+
+    def results(self):
+        for main_grad in self.main_grads.values():
+            main_grad.zero_()
+        results = super().results()
+        from transformer_engine.pytorch.attention.dot_product_attention import _attention_backends
+
+        if not (_attention_backends["use_fused_attention"] or _attention_backends["use_flash_attention"]):
+            self.note = "unfused attention: cuDNN was not usable for TE"  # it falls back without a word
+        return results
+
+    def gradients(self):
+        gradients = {name: self.main_grads.get(name, parameter.grad) for name, parameter in self.parameters.items()}
+        return gradients | {"qkv": self._stack(gradients["qkv"])}
+
+
+class _DeviceArray:
+    """A Paddle tensor's memory under the CUDA array interface, so that PyTorch reads it in place."""
+
+    def __init__(self, tensor):
+        self._owner = tensor
+        typestr = {"paddle.bfloat16": "<i2", "paddle.float32": "<f4"}[str(tensor.dtype)]
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": typestr,
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+class PaddleTE(Peer):
+    """This project's TransformerLayer, backend "transformer_engine" or "paddle"."""
+
+    def __init__(
+        self,
+        problem,
+        precision="bf16",
+        cached=False,
+        fuse_wgrad=False,
+        backend="transformer_engine",
+        device="cuda",
+        dtype="bfloat16",
+    ):
+        import paddle
+
+        from paddle_te import device as paddle_device
+        from paddle_te import fp8
+        from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+
+        self.paddle, self.dims, self.dtype, self.precision = paddle, problem.dims, dtype, precision
+        self.device = device if device == "cpu" else self._gpu(paddle_device.NVIDIA_KINDS)
+        paddle.set_device(self.device)
+        if self.device != "cpu":
+            self.stream = paddle_device.raw_stream()
+            self.before = paddle.device.memory_allocated()
+        recipe = {"fp8_delayed": fp8.DelayedScaling, "fp8_current": fp8.Float8CurrentScaling}.get(precision)
+        self.autocast = partial(fp8.fp8_autocast, True, recipe()) if recipe else contextlib.nullcontext
+        dims = self.dims
+        self.layer = TransformerLayer(
+            dims.hidden,
+            dims.ffn,
+            dims.heads,
+            num_gqa_groups=dims.kv_heads,
+            layernorm_epsilon=EPSILON,
+            backend=backend,
+            params_dtype=dtype,
+            fuse_wgrad_accumulation=fuse_wgrad,
+        )
+        attention, mlp = self.layer.self_attention, self.layer.layernorm_mlp
+        self.parameters = {
+            "ln1": attention.layernorm_qkv.ln_weight,
+            "qkv": attention.layernorm_qkv.weight,
+            "proj": attention.proj.weight,
+            "ln2": mlp.ln_weight,
+            "fc1": mlp.fc1_weight,
+            "fc2": mlp.fc2_weight,
+        }
+        self.module_parameters = self.layer.parameters()
+        for name, parameter in self.parameters.items():
+            parameter.set_value(self._array(problem.weights[name]))
+        self.main_grads = {}
+        if fuse_wgrad:
+            for name in GEMMS:
+                main_grad = paddle.zeros(self.parameters[name].shape, "float32")
+                self.main_grads[name] = self.parameters[name].main_grad = main_grad
+        self.x, self.dy = self._input(problem.x), self._input(problem.dy)
+        self.x.stop_gradient = False
+        self.freqs = RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence)
+        self.is_first_microbatch = None
+        if cached:
+            self.is_first_microbatch = True
+            self.step()
+            self.is_first_microbatch = False
+
+    def _gpu(self, kinds):
+        custom = self.paddle.device.get_all_custom_device_type()
+        for kind in kinds:
+            if kind in custom or kind == "gpu" and self.paddle.is_compiled_with_cuda():
+                return f"{kind}:0"
+        raise RuntimeError(
+            "Paddle sees no GPU: build tools/nvgpu and set CUSTOM_DEVICE_ROOT to the folder of its library"
+        )
+
+    def _array(self, bits):
+        return bits if self.dtype == "bfloat16" else as_float32(bits)  # Paddle takes uint16 for bfloat16
+
+    def _input(self, bits):
+        tensor = self.paddle.empty(bits.shape, self.dtype)
+        tensor.set_value(self._array(bits))
+        return tensor
+
+    def forward(self):
+        with self.autocast():
+            return self.layer(self.x, rotary_pos_emb=self.freqs, is_first_microbatch=self.is_first_microbatch)
+
+    def backward(self, y):
+        self.paddle.autograd.backward([y], [self.dy])
+
+    def results(self):
+        for main_grad in self.main_grads.values():
+            main_grad.zero_()
+        return super().results()
+
+    def to_torch(self, tensor):
+        import torch
+
+        if self.device == "cpu":
+            return torch.from_numpy(tensor.numpy())
+        self.paddle.device.synchronize()
+        array = torch.as_tensor(_DeviceArray(tensor), device="cuda")
+        return array.view(torch.bfloat16) if array.dtype == torch.int16 else array
+
+    def gradients(self):
+        return {
+            name: self.to_torch(self.main_grads.get(name, parameter.grad))
+            for name, parameter in self.parameters.items()
+        }
+
+    def reset_peak(self):
+        self.paddle.device.reset_max_memory_allocated()
+
+    def peak(self):
+        return self.paddle.device.max_memory_allocated()
+
+
+def _variants(prefix, peer):
+    """The rows of a Transformer Engine layer. "cached": a later micro-batch, whose fp8 weights are kept."""
+    variants = {prefix + "_bf16": partial(peer), prefix + "_bf16_fused_wgrad": partial(peer, fuse_wgrad=True)}
+    for precision in ("fp8_delayed", "fp8_current"):
+        variants[f"{prefix}_{precision}"] = partial(peer, precision=precision)
+        variants[f"{prefix}_{precision}_cached"] = partial(peer, precision=precision, cached=True)
+    variants[prefix + "_fp8_delayed_cached_fused_wgrad"] = partial(
+        peer, precision="fp8_delayed", cached=True, fuse_wgrad=True
+    )
+    return variants
+
+
+PEERS = {
+    "hf_bf16": HuggingFace,
+    "torch_bf16": PlainTorch,
+    "torch_compile_bf16": partial(PlainTorch, compile=True),
+    **_variants("te_torch", TETorch),
+    **_variants("paddle_te", PaddleTE),
+}

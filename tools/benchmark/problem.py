@@ -1,0 +1,95 @@
+"""What every peer computes: one Llama decoder layer, forward and backward, on the same numbers."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+EPSILON = 1e-5  # of both norms
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Sizes of one layer and of its input [batch, sequence, hidden]."""
+
+    batch: int
+    sequence: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    rope_base: float = 10000.0
+
+    @property
+    def head_dim(self):
+        return self.hidden // self.heads
+
+    @property
+    def shapes(self):
+        """Of the weights, [out, in]; qkv is q, k, v stacked on out, fc1 is gate, up."""
+        return {
+            "ln1": (self.hidden,),
+            "qkv": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            "proj": (self.hidden, self.hidden),
+            "ln2": (self.hidden,),
+            "fc1": (2 * self.ffn, self.hidden),
+            "fc2": (self.hidden, self.ffn),
+        }
+
+    @property
+    def parameters(self):
+        """Number of elements in all weights."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    @property
+    def flops(self):
+        """Floating-point operations of a forward and backward.
+
+        6 per token and weight of the GEMMs; attention's two products, 4·s²·h·d forward and twice that backward,
+        halved by the causal mask.
+        """
+        gemm = 6 * self.batch * self.sequence * (self.parameters - 2 * self.hidden)
+        return gemm + 3 * 4 * self.batch * self.sequence**2 * self.hidden // 2
+
+
+SIZES = {
+    "7b-b1": Dims(1, 4096, 4096, 11008, 32, 32),  # Llama-2-7B
+    "7b-b2": Dims(2, 4096, 4096, 11008, 32, 32),
+    "8b-s8192": Dims(1, 8192, 4096, 14336, 32, 8, 500000.0),  # Llama-3-8B
+    "70b-b1": Dims(1, 4096, 8192, 28672, 64, 8, 500000.0),  # Llama-3-70B; Llama-2-70B differs in the base alone
+}
+# Small enough that the GPU always waits for the host: its time is the host's cost of launching a layer.
+TINY = Dims(1, 128, 512, 1024, 8, 8)
+
+
+def bf16_bits(shape, mean, scale, seed):
+    """uint16 array: bfloat16 numbers from N(mean, scale²), cut from float32 rather than rounded."""
+    numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    numbers *= scale
+    numbers += mean
+    return np.ascontiguousarray(numbers.view(np.uint16)[..., 1::2])  # a little-endian float32's upper half
+
+
+def as_float32(bits):
+    """float32 array of the numbers in a bf16_bits array."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class Problem:
+    """Random weights (by name of `Dims.shapes`), input x and output gradient dy [b, s, h], as bf16_bits."""
+
+    def __init__(self, dims, seed):
+        self.dims = dims
+        activations = (dims.batch, dims.sequence, dims.hidden)
+        draws = {
+            name: partial(bf16_bits, shape, *((1.0, 0.1) if len(shape) == 1 else (0.0, 0.02)))
+            for name, shape in dims.shapes.items()
+        }
+        draws["x"] = partial(bf16_bits, activations, 0.0, 1.0)
+        draws["dy"] = partial(bf16_bits, activations, 0.0, 1e-3)
+        with ThreadPoolExecutor() as pool:  # NumPy draws outside the interpreter lock
+            futures = {name: pool.submit(draw, [seed, i]) for i, (name, draw) in enumerate(draws.items())}
+        arrays = {name: future.result() for name, future in futures.items()}
+        self.x, self.dy = arrays.pop("x"), arrays.pop("dy")
+        self.weights = arrays

@@ -1,0 +1,150 @@
+"""The result file (JSON, every time in it) and the table beside it (Markdown)."""
+
+import json
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = (
+    "paddlepaddle paddlepaddle-gpu paddle_te torch transformers numpy transformer_engine transformer_engine_torch "
+    "transformer_engine_cu12 transformer_engine_cu13 triton nvidia-cublas nvidia-cudnn-cu13 nvidia-cuda-runtime"
+).split()
+CUDA_LIBRARIES = r"lib(cudart|cublas|cublasLt|cudnn|nvrtc|nccl|transformer_engine)\.so"
+# Above these relative L2 errors a layer computes something else, and its time means nothing.
+ERROR_LIMITS = {"bf16": 0.03, "fp8_delayed": 0.3, "fp8_current": 0.3}
+SPEEDUP_OVER = "hf_bf16"
+
+
+def versions():
+    """{package: version} of those that are installed, and Python's."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware():
+    """What nvidia-smi says of the first GPU; the processor's name where there is none."""
+    fields = ("name", "driver_version", "memory.total", "power.limit", "clocks.max.sm")
+    query = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    try:
+        values = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().split(", ")
+    except (OSError, subprocess.CalledProcessError):
+        return {"name": f"CPU {platform.machine()}"}
+    return dict(zip(fields, values, strict=True))
+
+
+def loaded_libraries(maps=Path("/proc/self/maps")):
+    """{name: the last folders of each file it was loaded from}. Two files of one library: results to distrust."""
+    found = {}
+    for line in maps.read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if re.match(CUDA_LIBRARIES, path.name):
+            found.setdefault(path.name.split(".so")[0], set()).add("/".join(path.parts[-4:]))
+    return {name: sorted(paths) for name, paths in sorted(found.items())}
+
+
+def git_commit():
+    """The checkout's commit, None outside of one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def default_path(result):
+    """benchmarks/layer_<gpu>_<date>.json"""
+    gpu = re.sub(r"[^a-z0-9]+", "-", result["hardware"]["name"].lower().removeprefix("nvidia ")).strip("-")
+    return Path("benchmarks") / f"{result['benchmark']}_{gpu}_{result['date'][:10]}.json"
+
+
+def write(result, path):
+    """Writes `path` and, beside it, the table as .md."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(result))
+
+
+def markdown(result):
+    """The readable table of a result."""
+    hardware, lines = result["hardware"], []
+    lines += [f"# One decoder layer, forward + backward: {hardware['name']}, {result['date'][:10]}", ""]
+    lines += [f"`{result['command']}`, commit {result['commit']}", ""]
+    lines += [", ".join(f"{name} {value}" for name, value in hardware.items() if name != "name"), ""]
+    lines += [", ".join(f"{name} {version}" for name, version in result["versions"].items()), ""]
+    if twice := [name for name, paths in result["libraries"].items() if len(paths) > 1]:
+        lines += [f"**Loaded twice, so distrust these results: {', '.join(twice)}**", ""]
+    lines += [text + "\n" for text in result["definitions"]]
+    for name, size in result["sizes"].items():
+        lines += _size_table(name, size)
+    if enqueue := result.get("enqueue"):
+        lines += _enqueue_table(enqueue)
+    return "\n".join(lines)
+
+
+def _describe(dims):
+    return ", ".join(f"{name} {value:g}" for name, value in dims.items())
+
+
+def _rows(header, peers, row):
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for name, peer in peers.items():
+        cells = row(name, peer) if peer["status"] == "ok" else [f"**{peer['status']}**: {_one_line(peer['reason'])}"]
+        cells = [name, *cells]
+        lines.append("| " + " | ".join(cells + [""] * (len(header) - len(cells))) + " |")
+    return lines + [""]
+
+
+def _one_line(text):
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")[:200]
+
+
+def _size_table(name, size):
+    peers = size["peers"]
+
+    def row(peer_name, peer):
+        median = peer["step_ms"]["median"]
+        own = peers.get("te_torch" + peer_name.removeprefix("paddle_te")) if peer_name.startswith("paddle_te") else None
+        return [
+            f"{median:.2f}",
+            f"{peer['step_ms']['min']:.2f} to {peer['step_ms']['max']:.2f}",
+            f"{size['flops'] / median / 1e9:.0f}",
+            _ratio(peers.get(SPEEDUP_OVER), lambda other: other / median),
+            _ratio(own, lambda other: median / other),
+            "" if peer["peak_bytes"] is None else f"{peer['peak_bytes'] / 1e9:.2f}",
+            _error_cell(peer),
+            peer["note"],
+        ]
+
+    header = ["", "ms", "over rounds", "TFLOP/s", "× HF", "of TE's PyTorch", "peak GB", "error y / dx / worst dW", ""]
+    return [f"## {name}: {_describe(size['dims'])}", "", *_rows(header, peers, row)]
+
+
+def _ratio(other, ratio):
+    return f"{ratio(other['step_ms']['median']):.2f}" if other and other["status"] == "ok" else ""
+
+
+def _error_cell(peer):
+    error = peer["error"]
+    if error is None:
+        return "not measured: needs PyTorch"
+    worst = max(value for name, value in error.items() if name not in ("y", "dx"))
+    cell = f"{error['y']:.4f} / {error['dx']:.4f} / {worst:.4f}"
+    # "not all below" rather than "any above": NaN must not pass
+    wrong = not all(value <= ERROR_LIMITS[peer["precision"]] for value in error.values())
+    return f"**WRONG** {cell}" if wrong else cell
+
+
+def _enqueue_table(enqueue):
+    def row(_, peer):
+        times = peer["step_us"]
+        return [f"{times['median']:.0f}", f"{times['min']:.0f} to {times['max']:.0f}"]
+
+    title = f"## Host time to launch a layer: {_describe(enqueue['dims'])}"
+    return [title, "", *_rows(["", "µs", "over rounds"], enqueue["peers"], row)]
