@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Builds the nvgpu plug-in for the Paddle of this Python.
+
+    python tools/nvgpu/build.py --runtime host     g++ alone
+    python tools/nvgpu/build.py --runtime cuda     nvcc as well
+
+The last line printed is the folder to put into CUSTOM_DEVICE_ROOT. A build whose sources, flags and Paddle are those of
+the last one is not repeated.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE / "src"
+ARCHITECTURES = ("80", "90")  # machine code; newer GPUs take the PTX of the last one
+
+
+def paddle_directory():
+    """The installed paddle package, found without importing it."""
+    spec = importlib.util.find_spec("paddle")
+    if spec is None or spec.origin is None:
+        sys.exit(f"nvgpu: {sys.executable} has no paddle package to build for: pip install paddlepaddle")
+    return Path(spec.origin).parent
+
+
+def paddle_version(paddle):
+    """ "3.3.1 (commit)", as loader.cc reads it when the plug-in is loaded."""
+    text = (paddle / "version" / "__init__.py").read_text()
+    version, commit = (re.search(rf"^{name}\s*=\s*'(.*)'", text, re.M).group(1) for name in ("full_version", "commit"))
+    return f"{version} ({commit})"
+
+
+def run(command):
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{result.stdout}{result.stderr}")
+
+
+def commands(runtime, paddle):
+    """Compiler calls, the slowest first, as (source, command)."""
+    common = ["-std=c++17", "-fPIC", "-fvisibility=hidden", f"-I{SOURCE}"]
+    version = [f'-DNVGPU_PADDLE_VERSION="{paddle_version(paddle)}"', f'-DNVGPU_RUNTIME="{runtime}"']
+    cxx = [os.environ.get("CXX", "g++"), "-Wall", *common]
+    with_paddle = [*cxx, "-O1", "-DPADDLE_WITH_CUSTOM_DEVICE", f"-I{paddle}/include", f"-I{paddle}/include/third_party"]
+    if runtime == "cuda":
+        codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+        codes.append(f"-gencode=arch=compute_{ARCHITECTURES[-1]},code=compute_{ARCHITECTURES[-1]}")
+        device = [nvcc(), "-O2", *codes, "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden", f"-I{SOURCE}"]
+        plain = [*cxx, "-O2", f"-I{cuda_home()}/include"]
+    else:
+        device = [*cxx, "-O2", "-x", "c++"]
+        plain = [*cxx, "-O2"]
+    other = "host" if runtime == "cuda" else "cuda"
+    for source in sorted(SOURCE.glob("math/*.cu")):
+        yield source, [*device, "-c", source]
+    for source in [*sorted(SOURCE.glob("kernels/*.cc")), SOURCE / "plugin.cc"]:
+        yield source, [*with_paddle, "-c", source]
+    for source in [*sorted(SOURCE.glob("*.cc")), *sorted(SOURCE.glob("math/*.cc"))]:
+        if source.stem != "plugin" and not source.stem.endswith(f"_{other}"):
+            yield source, [*plain, *version, "-c", source]
+
+
+def cuda_home():
+    return Path(nvcc()).resolve().parent.parent
+
+
+def nvcc():
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin")
+    if found is None:
+        sys.exit("nvgpu: the CUDA runtime needs nvcc on PATH or in CUDA_HOME")
+    return found
+
+
+def object_name(source):
+    return "_".join(source.relative_to(SOURCE).with_suffix(".o").parts)
+
+
+def fingerprint(runtime, paddle):
+    """Of everything that the result depends on."""
+    digest = hashlib.sha256(f"{runtime} {paddle_version(paddle)} {paddle} {ARCHITECTURES}".encode())
+    for path in [Path(__file__), *sorted(SOURCE.rglob("*.*"))]:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def build(runtime, out):
+    paddle = paddle_directory()
+    mark, wanted = out / "built_from", fingerprint(runtime, paddle)
+    if mark.is_file() and mark.read_text() == wanted:
+        return
+    shutil.rmtree(out, ignore_errors=True)
+    objects = out / "objects"
+    objects.mkdir(parents=True)
+    (out / "plugin").mkdir()
+    jobs = list(commands(runtime, paddle))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda job: run([*job[1], "-o", objects / object_name(job[0])]), jobs))
+    libraries = [f"-L{paddle}/libs", "-l:libphi_core.so", "-l:libphi.so", "-l:libcommon.so", "-ldl", "-lpthread"]
+    if runtime == "cuda":
+        libraries += [f"-L{cuda_home()}/lib64", "-l:libcudart.so.13"]
+    link = [os.environ.get("CXX", "g++"), "-shared"]
+    plugin_objects = [path for path in sorted(objects.glob("*.o")) if path.stem != "loader"]
+    run([*link, *plugin_objects, "-o", out / "plugin" / f"libnvgpu_{runtime}.so", *libraries])
+    run([*link, objects / "loader.o", "-o", out / "libnvgpu.so", "-ldl"])
+    shutil.rmtree(objects)
+    mark.write_text(wanted)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runtime", choices=("host", "cuda"), required=True)
+    parser.add_argument("--out", type=Path, help="default: build/nvgpu-<runtime> in the repository")
+    arguments = parser.parse_args()
+    out = arguments.out or HERE.parent.parent / "build" / f"nvgpu-{arguments.runtime}"
+    try:
+        build(arguments.runtime, out.resolve())
+    except RuntimeError as error:
+        sys.exit(f"nvgpu: the build failed:\n{error}")
+    print(out.resolve())
+
+
+if __name__ == "__main__":
+    main()

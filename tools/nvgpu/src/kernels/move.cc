@@ -1,0 +1,381 @@
+// Kernels that move elements: copies, strides, concatenation, selection, constants.
+#include "common.h"
+#include "paddle/phi/kernels/arange_kernel.h"
+#include "paddle/phi/kernels/assign_kernel.h"
+#include "paddle/phi/kernels/c_identity_kernel.h"
+#include "paddle/phi/kernels/cast_kernel.h"
+#include "paddle/phi/kernels/concat_grad_kernel.h"
+#include "paddle/phi/kernels/concat_kernel.h"
+#include "paddle/phi/kernels/contiguous_kernel.h"
+#include "paddle/phi/kernels/expand_grad_kernel.h"
+#include "paddle/phi/kernels/expand_kernel.h"
+#include "paddle/phi/kernels/fill_kernel.h"
+#include "paddle/phi/kernels/full_kernel.h"
+#include "paddle/phi/kernels/gather_kernel.h"
+#include "paddle/phi/kernels/index_select_kernel.h"
+#include "paddle/phi/kernels/one_hot_kernel.h"
+#include "paddle/phi/kernels/split_kernel.h"
+#include "paddle/phi/kernels/stack_grad_kernel.h"
+#include "paddle/phi/kernels/stack_kernel.h"
+#include "paddle/phi/kernels/strided_copy_kernel.h"
+#include "paddle/phi/kernels/tile_kernel.h"
+#include "paddle/phi/kernels/transpose_kernel.h"
+#include "paddle/phi/kernels/tril_triu_grad_kernel.h"
+#include "paddle/phi/kernels/tril_triu_kernel.h"
+#include "paddle/phi/kernels/where_grad_kernel.h"
+#include "paddle/phi/kernels/where_kernel.h"
+
+namespace nvgpu {
+namespace {
+
+// ---- strides
+
+void Contiguous(const Context& context, const Tensor& input, Tensor* out) {
+  phi::DenseTensorMeta meta = input.meta();
+  meta.strides = meta.calc_strides(meta.dims);
+  meta.offset = 0;
+  out->set_meta(meta);
+  void* to = context.Alloc(out, input.dtype());
+  if (input.numel() == 0) return;
+  math::StridedCopy(StreamOf(context), WidthOf(input), to, common::vectorize(out->strides()), input.data(),
+                    common::vectorize(input.strides()), DimsOf(input));
+}
+
+void StridedCopy(const Context& context, const Tensor& input, const std::vector<int64_t>& dims,
+                 const std::vector<int64_t>& strides, int64_t offset, Tensor* out) {
+  phi::DenseTensorMeta meta = input.meta();
+  meta.dims = common::make_ddim(dims);
+  meta.strides = common::make_ddim(strides);
+  meta.offset = offset;
+  out->set_meta(meta);
+  PADDLE_ENFORCE_EQ(input.dims(), out->dims(),
+                    common::errors::InvalidArgument("strided_copy from [%s] to [%s]", input.dims(), out->dims()));
+  if (input.numel() == 0) return;
+  math::StridedCopy(StreamOf(context), WidthOf(input), out->data(), strides, input.data(),
+                    common::vectorize(input.strides()), dims);
+}
+
+void Transpose(const Context& context, const Tensor& x, const std::vector<int>& axes, Tensor* out) {
+  const Dims dims = DimsOf(x), dense = DenseStrides(dims);
+  Dims new_dims, strides;
+  for (int axis : axes) {
+    new_dims.push_back(dims[AxisOf(axis, dims.size())]);
+    strides.push_back(dense[AxisOf(axis, dims.size())]);
+  }
+  out->Resize(common::make_ddim(new_dims));
+  void* to = context.Alloc(out, x.dtype());
+  if (x.numel() == 0) return;
+  math::StridedCopy(StreamOf(context), WidthOf(x), to, DenseStrides(new_dims), x.data(), strides, new_dims);
+}
+
+// ---- constants
+
+template <typename T>
+void Put(const phi::Scalar& value, void* element) {
+  const T converted = value.to<T>();
+  std::memcpy(element, &converted, sizeof(T));
+}
+
+void FillWith(const Context& context, const phi::Scalar& value, DataType type, Tensor* out) {
+  void* to = context.Alloc(out, type);
+  if (out->numel() == 0) return;
+  unsigned char element[16] = {};
+  switch (type) {
+    case DataType::BOOL: Put<bool>(value, element); break;
+    case DataType::UINT8: Put<uint8_t>(value, element); break;
+    case DataType::INT8: Put<int8_t>(value, element); break;
+    case DataType::INT16: Put<int16_t>(value, element); break;
+    case DataType::INT32: Put<int32_t>(value, element); break;
+    case DataType::INT64: Put<int64_t>(value, element); break;
+    case DataType::FLOAT16: Put<phi::float16>(value, element); break;
+    case DataType::BFLOAT16: Put<phi::bfloat16>(value, element); break;
+    case DataType::FLOAT32: Put<float>(value, element); break;
+    case DataType::FLOAT64: Put<double>(value, element); break;
+    case DataType::FLOAT8_E4M3FN: Put<phi::float8_e4m3fn>(value, element); break;
+    case DataType::FLOAT8_E5M2: Put<phi::float8_e5m2>(value, element); break;
+    case DataType::COMPLEX64: Put<phi::complex64>(value, element); break;
+    case DataType::COMPLEX128: Put<phi::complex128>(value, element); break;
+    default: PADDLE_THROW(common::errors::Unimplemented("full of %s", type));
+  }
+  math::FillWith(StreamOf(context), phi::SizeOf(type), to, element, out->numel());
+}
+
+void Full(const Context& context, const phi::IntArray& shape, const phi::Scalar& value, DataType type, Tensor* out) {
+  out->Resize(common::make_ddim(shape.GetData()));
+  FillWith(context, value, type == DataType::UNDEFINED ? out->dtype() : type, out);
+}
+
+void FullLike(const Context& context, const Tensor& x, const phi::Scalar& value, DataType type, Tensor* out) {
+  FillWith(context, value, type == DataType::UNDEFINED ? x.dtype() : type, out);
+}
+
+void Fill(const Context& context, const Tensor& x, const phi::Scalar& value, Tensor* out) {
+  FillWith(context, value, x.dtype(), out);
+}
+
+void Arange(const Context& context, const phi::Scalar& start, const phi::Scalar&, const phi::Scalar& step,
+            Tensor* out) {
+  void* to = context.Alloc(out, out->dtype());  // its length is known: InferMeta saw the end
+  math::Arange(StreamOf(context), TypeOf(*out), to, NumberOf(start), NumberOf(step), out->numel());
+}
+
+void OneHot(const Context& context, const Tensor& x, const phi::Scalar& classes, Tensor* out) {
+  Dims dims = DimsOf(x);
+  dims.push_back(classes.to<int64_t>());
+  out->Resize(common::make_ddim(dims));
+  auto* to = context.template Alloc<float>(out);
+  math::OneHot(StreamOf(context), to, x.data(), TypeOf(x), x.numel(), dims.back());
+}
+
+// ---- copies of whole tensors
+
+void Assign(const Context& context, const Tensor& x, Tensor* out) {
+  out->Resize(x.dims());
+  Copy(context, x, out);
+}
+
+void CIdentity(const Context& context, const Tensor& x, int, bool, bool, Tensor* out) { Assign(context, x, out); }
+
+void Cast(const Context& context, const Tensor& x, DataType type, Tensor* out) {
+  const Tensor from = x;  // in place, `out` shares x's memory and may give it up here
+  if (from.dtype() == type) return Assign(context, from, out);
+  out->Resize(from.dims());
+  if (out->has_allocation() && out->Holder() == from.Holder()) out->clear();
+  void* to = context.Alloc(out, type);
+  math::Cast(StreamOf(context), from.data(), TypeOf(from), to, TypeOf(type), from.numel());
+}
+
+// ---- pieces along an axis
+
+// Copies between `part` and its place in `whole`, which is `start` along the axis.
+void CopyPiece(const Context& context, const Tensor& part, const Tensor& whole, int64_t axis, int64_t start,
+               bool to_whole) {
+  if (part.numel() == 0) return;
+  const Dims dims = DimsOf(part), inside = DenseStrides(DimsOf(whole)), dense = DenseStrides(dims);
+  const size_t width = WidthOf(part);
+  auto* in_whole = static_cast<char*>(const_cast<void*>(whole.data())) + start * inside[axis] * width;
+  void* in_part = const_cast<void*>(part.data());
+  if (to_whole) {
+    math::StridedCopy(StreamOf(context), width, in_whole, inside, in_part, dense, dims);
+  } else {
+    math::StridedCopy(StreamOf(context), width, in_part, dense, in_whole, inside, dims);
+  }
+}
+
+void Concat(const Context& context, const std::vector<const Tensor*>& x, const phi::Scalar& axis_scalar, Tensor* out) {
+  const int64_t axis = AxisOf(axis_scalar.to<int64_t>(), x[0]->dims().size());
+  Dims dims = DimsOf(*x[0]);
+  dims[axis] = 0;
+  for (const Tensor* part : x) dims[axis] += part->dims()[axis];
+  out->Resize(common::make_ddim(dims));
+  context.Alloc(out, x[0]->dtype());
+  int64_t start = 0;
+  for (const Tensor* part : x) {
+    CopyPiece(context, *part, *out, axis, start, true);
+    start += part->dims()[axis];
+  }
+}
+
+void SplitInto(const Context& context, const Tensor& x, int64_t axis, const std::vector<Tensor*>& parts) {
+  int64_t start = 0;
+  for (Tensor* part : parts) {
+    if (part->numel() > 0) {
+      context.Alloc(part, x.dtype());
+      CopyPiece(context, *part, x, axis, start, false);
+    }
+    start += part->dims()[axis];
+  }
+}
+
+void ConcatGrad(const Context& context, const std::vector<const Tensor*>& x, const Tensor& out_grad,
+                const phi::Scalar& axis_scalar, std::vector<Tensor*> x_grad) {
+  const int64_t axis = AxisOf(axis_scalar.to<int64_t>(), out_grad.dims().size());
+  int64_t start = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x_grad[i] != nullptr) {
+      x_grad[i]->Resize(x[i]->dims());
+      context.Alloc(x_grad[i], out_grad.dtype());
+      CopyPiece(context, *x_grad[i], out_grad, axis, start, false);
+    }
+    start += x[i]->dims()[axis];
+  }
+}
+
+void Split(const Context& context, const Tensor& x, const phi::IntArray&, const phi::Scalar& axis,
+           std::vector<Tensor*> outs) {
+  SplitInto(context, x, AxisOf(axis.to<int64_t>(), x.dims().size()), outs);
+}
+
+void SplitWithNum(const Context& context, const Tensor& x, int, const phi::Scalar& axis, std::vector<Tensor*> outs) {
+  SplitInto(context, x, AxisOf(axis.to<int64_t>(), x.dims().size()), outs);
+}
+
+// A tensor as a piece of one with an axis more.
+Tensor Unsqueezed(const Tensor& tensor, int64_t axis) {
+  Tensor view = tensor;
+  Dims dims = DimsOf(tensor);
+  dims.insert(dims.begin() + axis, 1);
+  view.Resize(common::make_ddim(dims));
+  return view;
+}
+
+void Stack(const Context& context, const std::vector<const Tensor*>& x, int axis, Tensor* out) {
+  const int64_t at = AxisOf(axis, x[0]->dims().size() + 1);
+  Dims dims = DimsOf(*x[0]);
+  dims.insert(dims.begin() + at, x.size());
+  out->Resize(common::make_ddim(dims));
+  context.Alloc(out, x[0]->dtype());
+  for (size_t i = 0; i < x.size(); ++i) CopyPiece(context, Unsqueezed(*x[i], at), *out, at, i, true);
+}
+
+void StackGrad(const Context& context, const Tensor& out_grad, int axis, std::vector<Tensor*> x_grad) {
+  const int64_t at = AxisOf(axis, out_grad.dims().size());
+  Dims dims = DimsOf(out_grad);
+  dims.erase(dims.begin() + at);
+  for (size_t i = 0; i < x_grad.size(); ++i) {
+    if (x_grad[i] == nullptr) continue;
+    x_grad[i]->Resize(common::make_ddim(dims));
+    context.Alloc(x_grad[i], out_grad.dtype());
+    CopyPiece(context, Unsqueezed(*x_grad[i], at), out_grad, at, i, false);
+  }
+}
+
+// ---- broadcasting
+
+void BroadcastTo(const Context& context, const Tensor& x, Tensor* out) {
+  const Dims dims = DimsOf(*out);
+  void* to = context.Alloc(out, x.dtype());
+  if (out->numel() == 0) return;
+  math::StridedCopy(StreamOf(context), WidthOf(x), to, DenseStrides(dims), x.data(), Broadcast(x, dims).strides, dims);
+}
+
+void Expand(const Context& context, const Tensor& x, const phi::IntArray& shape, Tensor* out) {
+  Dims dims = shape.GetData(), own = DimsOf(x);
+  const int64_t skipped = static_cast<int64_t>(dims.size()) - static_cast<int64_t>(own.size());
+  for (size_t axis = 0; axis < dims.size(); ++axis) {
+    if (dims[axis] < 0) dims[axis] = own[axis - skipped];  // -1 keeps the axis
+  }
+  out->Resize(common::make_ddim(dims));
+  BroadcastTo(context, x, out);
+}
+
+void ExpandGrad(const Context& context, const Tensor& x, const Tensor& out_grad, const phi::IntArray&, Tensor* x_grad) {
+  x_grad->Resize(x.dims());
+  context.Alloc(x_grad, out_grad.dtype());
+  SumTo(context, out_grad, x_grad);
+}
+
+// A tile is a broadcast over an axis of repeats before each axis.
+void Tile(const Context& context, const Tensor& x, const phi::IntArray& repeat_times, Tensor* out) {
+  Dims repeats = repeat_times.GetData(), own = DimsOf(x);
+  while (repeats.size() < own.size()) repeats.insert(repeats.begin(), 1);
+  while (own.size() < repeats.size()) own.insert(own.begin(), 1);
+  const Dims dense = DenseStrides(own);
+  Dims dims, pairs, strides;
+  for (size_t axis = 0; axis < own.size(); ++axis) {
+    dims.push_back(own[axis] * repeats[axis]);
+    pairs.insert(pairs.end(), {repeats[axis], own[axis]});
+    strides.insert(strides.end(), {0, dense[axis]});
+  }
+  out->Resize(common::make_ddim(dims));
+  void* to = context.Alloc(out, x.dtype());
+  if (out->numel() == 0) return;
+  math::StridedCopy(StreamOf(context), WidthOf(x), to, DenseStrides(pairs), x.data(), strides, pairs);
+}
+
+// ---- selection
+
+void Where(const Context& context, const Tensor& condition, const Tensor& x, const Tensor& y, Tensor* out) {
+  const Dims dims = DimsOf(*out);
+  void* to = context.Alloc(out, x.dtype());
+  if (out->numel() == 0) return;
+  math::Where(StreamOf(context), WidthOf(x), to, dims, Broadcast(condition, dims), Broadcast(x, dims),
+              Broadcast(y, dims));
+}
+
+void WhereGrad(const Context& context, const Tensor& condition, const Tensor& x, const Tensor& y,
+               const Tensor& out_grad, Tensor* x_grad, Tensor* y_grad) {
+  const Dims dims = DimsOf(out_grad);
+  Tensor zero = Temporary(context, out_grad.dtype(), {1});
+  runtime::Fill(zero.data(), 0, WidthOf(zero), StreamOf(context));
+  const math::Input grad{out_grad.data(), DenseStrides(dims)}, nothing{zero.data(), Dims(dims.size(), 0)};
+  const auto one_side = [&](const Tensor& side, Tensor* side_grad, const math::Input& first, const math::Input& second) {
+    if (side_grad == nullptr) return;
+    side_grad->Resize(side.dims());
+    context.Alloc(side_grad, out_grad.dtype());
+    const bool same = side.dims() == out_grad.dims();
+    Tensor wide = same ? *side_grad : Temporary(context, out_grad.dtype(), dims);
+    math::Where(StreamOf(context), WidthOf(wide), wide.data(), dims, Broadcast(condition, dims), first, second);
+    if (!same) SumTo(context, wide, side_grad);
+  };
+  one_side(x, x_grad, grad, nothing);
+  one_side(y, y_grad, nothing, grad);
+}
+
+template <bool lower>
+void Triangle(const Context& context, const Tensor& x, int diagonal, Tensor* out) {
+  void* to = context.Alloc(out, x.dtype());
+  if (x.numel() == 0) return;
+  const Dims dims = DimsOf(x);
+  const int64_t columns = dims.back(), rows = dims[dims.size() - 2];
+  math::Triangle(StreamOf(context), WidthOf(x), to, x.data(), x.numel() / rows / columns, rows, columns, diagonal,
+                 lower);
+}
+
+void GatherAlong(const Context& context, const Tensor& x, const Tensor& index, int64_t axis, Tensor* out) {
+  void* to = context.Alloc(out, x.dtype());
+  if (out->numel() == 0) return;
+  const Dims dims = DimsOf(x);
+  int64_t outer = 1, inner = 1;
+  for (int64_t i = 0; i < axis; ++i) outer *= dims[i];
+  for (size_t i = axis + 1; i < dims.size(); ++i) inner *= dims[i];
+  math::Gather(StreamOf(context), WidthOf(x), to, x.data(), index.data(), TypeOf(index), outer, dims[axis],
+               index.numel(), inner);
+}
+
+void GatherKernel(const Context& context, const Tensor& x, const Tensor& index, const phi::Scalar& axis, Tensor* out) {
+  GatherAlong(context, x, index, AxisOf(axis.to<int64_t>(), x.dims().size()), out);
+}
+
+void IndexSelect(const Context& context, const Tensor& x, const Tensor& index, int axis, Tensor* out) {
+  GatherAlong(context, x, index, AxisOf(axis, x.dims().size()), out);
+}
+
+// The index keeps the type it has, whatever the kernel's.
+void IndexVaries(const phi::KernelKey&, phi::Kernel* kernel) { kernel->InputAt(1).SetDataType(DataType::UNDEFINED); }
+
+}  // namespace
+
+void RegisterMoves() {
+  NVGPU_KERNEL(contiguous, Contiguous, ContiguousKernel, kMovable);
+  NVGPU_KERNEL(strided_copy, StridedCopy, StridedCopyKernel, kMovable);
+  NVGPU_KERNEL(transpose, Transpose, TransposeKernel, kMovable);
+  NVGPU_KERNEL(full, Full, FullKernel, kMovable);
+  NVGPU_KERNEL(full_like, FullLike, FullLikeKernel, kMovable, OutputVaries);
+  NVGPU_KERNEL(fill, Fill, FillKernel, kMovable);
+  NVGPU_KERNEL(arange, Arange, ArangeKernel, kNumbers);
+  NVGPU_KERNEL(one_hot, OneHot, OneHotKernel, kIndices, OutputIs<DataType::FLOAT32>);
+  static_assert(std::is_same_v<decltype(&Assign), decltype(&phi::AssignKernel<phi::CustomContext>)>);
+  Register<&Assign>("assign", kMovable);
+  NVGPU_KERNEL(c_identity, CIdentity, CIdentityKernel, kMovable);
+  NVGPU_KERNEL(cast, Cast, CastKernel, kComputable, OutputVaries);
+  NVGPU_KERNEL(concat, Concat, ConcatKernel, kMovable);
+  NVGPU_KERNEL(concat_grad, ConcatGrad, ConcatGradKernel, kMovable);
+  NVGPU_KERNEL(split, Split, SplitKernel, kMovable);
+  NVGPU_KERNEL(split_with_num, SplitWithNum, SplitWithNumKernel, kMovable);
+  NVGPU_KERNEL(stack, Stack, StackKernel, kMovable);
+  NVGPU_KERNEL(stack_grad, StackGrad, StackGradKernel, kMovable);
+  NVGPU_KERNEL(expand, Expand, ExpandKernel, kMovable);
+  NVGPU_KERNEL(expand_grad, ExpandGrad, ExpandGradKernel, kNumbers);
+  NVGPU_KERNEL(tile, Tile, TileKernel, kMovable);
+  NVGPU_KERNEL(where, Where, WhereKernel, kMovable);
+  NVGPU_KERNEL(where_grad, WhereGrad, WhereGradKernel, kNumbers);
+  NVGPU_KERNEL(tril, Triangle<true>, TrilKernel, kMovable);
+  NVGPU_KERNEL(triu, Triangle<false>, TriuKernel, kMovable);
+  NVGPU_KERNEL(tril_grad, Triangle<true>, TrilGradKernel, kMovable);
+  NVGPU_KERNEL(triu_grad, Triangle<false>, TriuGradKernel, kMovable);
+  NVGPU_KERNEL(gather, GatherKernel, GatherKernel, kMovable, IndexVaries);
+  NVGPU_KERNEL(index_select, IndexSelect, IndexSelectKernel, kMovable, IndexVaries);
+}
+
+}  // namespace nvgpu

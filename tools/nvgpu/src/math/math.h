@@ -1,0 +1,131 @@
+// The device code of the plug-in, as the Paddle-facing kernels see it: raw pointers, no Paddle types.
+//
+// The .cu files behind it are compiled by nvcc for the CUDA runtime and, as plain C++, by g++ for the host runtime.
+// Tensors are dense and row-major unless strides are given; strides and offsets count elements. Everything is put on
+// `stream` and returns at once. A function that gets a type it has no code for throws std::invalid_argument.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../runtime.h"
+
+namespace nvgpu::math {
+
+constexpr int kMaxRank = 9;
+using Dims = std::vector<int64_t>;
+
+// ---- elementwise.cu
+
+enum class Op : int {
+#define NVGPU_OP(name, inputs, types, result, expression) name,
+#include "ops.def"
+#undef NVGPU_OP
+};
+
+// A parameter of an operation, for integer tensors and for the others.
+struct Number {
+  double real = 0;
+  int64_t integer = 0;
+};
+struct Input {
+  const void* data;
+  Dims strides;  // over the output's dims, 0 where it is broadcast
+};
+
+// out = op(inputs; p, q), computed in float32 (float64, int64 for tensors of that kind). The inputs have the type
+// `type`; the output has it too, or is bool, as ops.def says.
+void Elementwise(Stream stream, Op op, Type type, void* out, const Dims& dims, const std::vector<Input>& inputs,
+                 Number p = {}, Number q = {});
+// out may be a float32 (float64) tensor although the inputs are shorter: for sums that follow.
+void ElementwiseWide(Stream stream, Op op, Type type, void* out, const Dims& dims, const std::vector<Input>& inputs);
+void Cast(Stream stream, const void* in, Type from, void* out, Type to, int64_t count);
+
+// ---- move.cu: what only moves elements of 1, 2, 4, 8 or 16 bytes
+
+void StridedCopy(Stream stream, size_t width, void* to, const Dims& to_strides, const void* from,
+                 const Dims& from_strides, const Dims& dims);
+void FillWith(Stream stream, size_t width, void* to, const void* element, int64_t count);
+// out = condition ? x : y
+void Where(Stream stream, size_t width, void* out, const Dims& dims, const Input& condition, const Input& x,
+           const Input& y);
+// Keeps what is on or below (lower) or on or above the diagonal of each [rows, columns], 0 elsewhere.
+void Triangle(Stream stream, size_t width, void* out, const void* in, int64_t batch, int64_t rows, int64_t columns,
+              int64_t diagonal, bool lower);
+// out[i, j, k] = in[i, index[j], k], for in [outer, size, inner]; rows of zeros where the index is outside [0, size) or
+// equals `padding`. index: int32 or int64.
+void Gather(Stream stream, size_t width, void* out, const void* in, const void* index, Type index_type, int64_t outer,
+            int64_t size, int64_t count, int64_t inner, int64_t first = 0, int64_t padding = -1);
+void OneHot(Stream stream, float* out, const void* index, Type index_type, int64_t count, int64_t classes);
+void Arange(Stream stream, Type type, void* out, Number start, Number step, int64_t count);
+
+// ---- reduce.cu
+
+enum class Reduction { kSum, kMean, kMax, kMin, kProduct, kAll, kAny, kSumOfSquares };
+
+// Reduces the axes of `in` marked in `reduced`; sums in float32 (float64, int64) whatever the tensor's type.
+// kSumOfSquares writes float32 for short floats. Workspace: ReduceWorkspace() bytes.
+size_t ReduceWorkspace(const Dims& dims, const std::vector<bool>& reduced);
+void Reduce(Stream stream, Reduction reduction, Type type, void* out, const void* in, const Dims& dims,
+            const std::vector<bool>& reduced, void* workspace);
+// The first index of the largest (smallest) element of each row, as int64 or int32.
+void ArgExtreme(Stream stream, bool largest, Type type, void* out, Type out_type, const void* in, int64_t outer,
+                int64_t size, int64_t inner);
+
+// ---- rows.cu: softmax and what is built on it, for [rows, columns]
+
+void Softmax(Stream stream, Type type, bool log, void* out, const void* in, int64_t rows, int64_t columns);
+void SoftmaxGrad(Stream stream, Type type, bool log, void* in_grad, const void* out, const void* out_grad, int64_t rows,
+                 int64_t columns);
+// -log softmax(logits)[label], 0 where the label is `ignored`.
+void CrossEntropy(Stream stream, Type type, void* softmax, void* loss, const void* logits, const void* labels,
+                  Type label_type, int64_t ignored, int64_t rows, int64_t columns);
+// (softmax - onehot(label - first)) * loss_grad; for a slice of the classes that begins at `first`.
+void CrossEntropyGrad(Stream stream, Type type, void* logits_grad, const void* softmax, const void* labels,
+                      Type label_type, const void* loss_grad, int64_t ignored, int64_t first, int64_t rows,
+                      int64_t columns);
+// The three steps of the cross-entropy over classes that are spread over ranks, in float32 between them: the largest
+// logit; then the sum of exp(logit - largest) and the label's logit - largest; then softmax and loss.
+void RowMax(Stream stream, Type type, float* largest, const void* logits, int64_t rows, int64_t columns);
+void RowSumExp(Stream stream, Type type, float* sum, float* picked, const void* logits, const float* largest,
+               const void* labels, Type label_type, int64_t first, int64_t rows, int64_t columns);
+void FinishCrossEntropy(Stream stream, Type type, void* softmax, void* loss, const void* logits, const float* largest,
+                        const float* sum, const float* picked, const void* labels, Type label_type, int64_t ignored,
+                        int64_t rows, int64_t columns);
+
+// ---- training.cu
+
+// weight_grad[v] = sum of out_grad[i] over the i with index[i] == v + first, in the order of i; [size, width].
+void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_grad, const void* index,
+                   Type index_type, int64_t count, int64_t size, int64_t width, int64_t first, int64_t padding);
+
+// One step of AdamW (Loshchilov & Hutter, arXiv 1711.05101), as Paddle's: decay first, epsilon scaled by the bias
+// correction. Moments and master have `moment_type`, float32 or float64; master may be null.
+struct AdamW {
+  void* param;
+  const void* grad;
+  Type type, grad_type, moment_type;
+  void *moment1, *moment2, *moment2_max, *master;  // updated in place; moment2_max: null without amsgrad
+  const void* learning_rate;                       // one float32 on the device
+  const float *beta1_power, *beta2_power;          // on the device, or null: then the values below
+  float beta1_power_value, beta2_power_value;
+  double beta1, beta2, epsilon, decay, rate_ratio;
+  int64_t count;
+};
+void RunAdamW(Stream stream, const AdamW& step);
+
+// ---- gemm_cuda.cc, gemm_host.cc
+
+// C = op(A) op(B) of row-major matrices, [m, k] x [k, n], accumulated in float32 (float64); `batch` of them at the given
+// strides. kFloat, kDouble, kHalf, kBfloat16.
+struct Gemm {
+  const void *a, *b;
+  void* c;
+  bool transpose_a, transpose_b;
+  int64_t m, n, k;
+  int64_t batch = 1, stride_a = 0, stride_b = 0, stride_c = 0;
+};
+void RunGemm(Stream stream, Type type, const Gemm& gemm);
+
+}  // namespace nvgpu::math

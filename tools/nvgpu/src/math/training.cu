@@ -1,0 +1,125 @@
+// The embedding's gradient and the optimizer's step.
+#include "launch.h"
+#include "math.h"
+
+namespace nvgpu::math {
+namespace {
+
+// One team for each element of the index and each stretch of columns. The team of an index's first occurrence adds up
+// all its occurrences, in their order: the same sum in every run, and no atomics.
+template <typename T, typename Index>
+struct EmbeddingGradTeam {
+  T* weight_grad;
+  const T* out_grad;
+  const Index* index;
+  int64_t count, size, width, stretch, stretches, first, padding;
+
+  NVGPU_DEVICE void operator()(const Team& team, int64_t work) const {
+    const int64_t i = work / stretches, begin = work % stretches * stretch;
+    const int64_t wanted = index[i], row = wanted - first;
+    if (row < 0 || row >= size || (padding >= 0 && wanted == padding)) return;
+    const int64_t earlier = team.Reduce(
+        i, int64_t(0), [&](int64_t j) { return int64_t(index[j] == wanted); }, Plus());
+    if (earlier > 0) return;
+    const int64_t columns = width - begin < stretch ? width - begin : stretch;
+    team.ForEach(columns, [&](int64_t column) {
+      Sum<T> sum = 0;
+      for (int64_t j = i; j < count; ++j) {
+        if (index[j] == wanted) sum += static_cast<Sum<T>>(static_cast<Compute<T>>(out_grad[j * width + begin + column]));
+      }
+      weight_grad[row * width + begin + column] = Convert<T>(static_cast<Compute<T>>(sum));
+    });
+  }
+};
+
+template <typename T, typename G, typename M>
+struct AdamWLoop {
+  T* param;
+  const G* grad;
+  M *moment1, *moment2, *moment2_max, *master;
+  const float *learning_rate, *beta1_power, *beta2_power;
+  float beta1_power_value, beta2_power_value;
+  M beta1, beta2, epsilon, decay, rate_ratio;
+
+  NVGPU_FN void operator()(int64_t i) const {
+    const M rate = static_cast<M>(*learning_rate) * rate_ratio;
+    const M power1 = static_cast<M>(beta1_power != nullptr ? *beta1_power : beta1_power_value);
+    const M power2 = static_cast<M>(beta2_power != nullptr ? *beta2_power : beta2_power_value);
+    const M g = static_cast<M>(static_cast<Compute<G>>(grad[i]));
+    M p = master != nullptr ? master[i] : static_cast<M>(static_cast<Compute<T>>(param[i]));
+    p *= M(1) - rate * decay;
+    const M m1 = beta1 * moment1[i] + (M(1) - beta1) * g;
+    const M m2 = beta2 * moment2[i] + (M(1) - beta2) * g * g;
+    moment1[i] = m1;
+    moment2[i] = m2;
+    M largest = m2;
+    if (moment2_max != nullptr) {
+      largest = moment2_max[i] > m2 ? moment2_max[i] : m2;
+      moment2_max[i] = largest;
+    }
+    const M scale = std::sqrt(M(1) - power2);
+    p -= rate / (M(1) - power1) * m1 * scale / (std::sqrt(largest) + epsilon * scale);
+    param[i] = Convert<T>(static_cast<Compute<T>>(p));
+    if (master != nullptr) master[i] = p;
+  }
+};
+
+template <typename T, typename G, typename M>
+void RunAs(Stream stream, const AdamW& step) {
+  const AdamWLoop<T, G, M> loop{static_cast<T*>(step.param),
+                                static_cast<const G*>(step.grad),
+                                static_cast<M*>(step.moment1),
+                                static_cast<M*>(step.moment2),
+                                static_cast<M*>(step.moment2_max),
+                                static_cast<M*>(step.master),
+                                static_cast<const float*>(step.learning_rate),
+                                step.beta1_power,
+                                step.beta2_power,
+                                step.beta1_power_value,
+                                step.beta2_power_value,
+                                static_cast<M>(step.beta1),
+                                static_cast<M>(step.beta2),
+                                static_cast<M>(step.epsilon),
+                                static_cast<M>(step.decay),
+                                static_cast<M>(step.rate_ratio)};
+  ForEach(stream, step.count, loop);
+}
+
+}  // namespace
+
+void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_grad, const void* index,
+                   Type index_type, int64_t count, int64_t size, int64_t width, int64_t first, int64_t padding) {
+  runtime::Fill(weight_grad, 0, size * width * SizeOf(type), stream);
+  if (width == 0) return;
+  const int64_t stretch = 1024, stretches = (width + stretch - 1) / stretch;
+  auto run = [&](auto t) {
+    using T = decltype(t);
+    auto run_index = [&](auto j) {
+      using Index = decltype(j);
+      ForEachRow(stream, count * stretches,
+                 EmbeddingGradTeam<T, Index>{static_cast<T*>(weight_grad), static_cast<const T*>(out_grad),
+                                             static_cast<const Index*>(index), count, size, width, stretch, stretches,
+                                             first, padding});
+    };
+    if (!Match<decltype(run_index), int64_t, int32_t>(index_type, run_index)) {
+      throw std::invalid_argument("nvgpu: an embedding's index must be int32 or int64");
+    }
+  };
+  if (!ForFloats(type, run)) throw std::invalid_argument("nvgpu: embedding_grad has no code for this element type");
+}
+
+void RunAdamW(Stream stream, const AdamW& step) {
+  auto run = [&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_same_v<T, double>) {
+      return RunAs<double, double, double>(stream, step);
+    } else if (step.grad_type == Type::kFloat) {
+      return RunAs<T, float, float>(stream, step);
+    } else {
+      return RunAs<T, T, float>(stream, step);
+    }
+  };
+  if (!ForFloats(step.type, run)) throw std::invalid_argument("nvgpu: adamw has no code for this element type");
+}
+
+}  // namespace nvgpu::math

@@ -1,0 +1,395 @@
+// Fills in Paddle's table of a CustomDevice's functions with those of runtime.h.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+
+#include "kernels/common.h"
+#include "paddle/phi/backends/device_ext.h"
+#include "runtime.h"
+#include "trace.h"
+
+namespace nvgpu {
+namespace {
+
+// What a function throws becomes a status; Paddle raises its own error, which names no cause, so the cause is printed.
+template <typename Function>
+C_Status Guard(Function function) {
+  try {
+    function();
+    return C_SUCCESS;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "[nvgpu] %s\n", error.what());
+    return C_ERROR;
+  }
+}
+
+// Selects a device for one call and puts the caller's device back.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(C_Device device) : previous_(runtime::CurrentDevice()), changed_(previous_ != device->id) {
+    if (changed_) runtime::SetDevice(device->id);
+  }
+  ~DeviceGuard() {
+    if (changed_) runtime::SetDevice(previous_);
+  }
+
+ private:
+  int previous_;
+  bool changed_;
+};
+template <typename Function>
+C_Status On(C_Device device, Function function) {
+  return Guard([&] {
+    DeviceGuard guard(device);
+    function();
+  });
+}
+
+// ---- devices
+
+C_Status Nothing() { return C_SUCCESS; }
+C_Status NothingFor(const C_Device) { return C_SUCCESS; }
+C_Status SetDevice(const C_Device device) {
+  return Guard([&] { runtime::SetDevice(device->id); });
+}
+C_Status GetDevice(const C_Device device) {
+  return Guard([&] { device->id = runtime::CurrentDevice(); });
+}
+C_Status SynchronizeDevice(const C_Device device) {
+  return On(device, [&] { runtime::SynchronizeDevice(device->id); });
+}
+C_Status GetDeviceCount(size_t* count) {
+  *count = runtime::DeviceCount();
+  return C_SUCCESS;
+}
+C_Status GetDeviceList(size_t* devices) {
+  for (int i = 0; i < runtime::DeviceCount(); ++i) devices[i] = i;
+  return C_SUCCESS;
+}
+template <auto member, typename Value>
+C_Status Property(const C_Device device, Value* value) {
+  return Guard([&] { *value = runtime::GetProperties(device->id).*member; });
+}
+C_Status Yes(const C_Device, bool* supported) {
+  *supported = true;
+  return C_SUCCESS;
+}
+C_Status No(const C_Device, bool* supported) {
+  *supported = false;
+  return C_SUCCESS;
+}
+
+// ---- streams and events
+
+C_Status CreateStream(const C_Device device, C_Stream* stream) {
+  return On(device, [&] { *stream = static_cast<C_Stream>(runtime::CreateStream()); });
+}
+C_Status DestroyStream(const C_Device device, C_Stream stream) {
+  return On(device, [&] { runtime::DestroyStream(stream); });
+}
+C_Status QueryStream(const C_Device device, C_Stream stream) {
+  bool done = false;
+  const C_Status status = On(device, [&] { done = runtime::StreamIsDone(stream); });
+  return status == C_SUCCESS && !done ? C_FAILED : status;
+}
+C_Status SynchronizeStream(const C_Device device, C_Stream stream) {
+  return On(device, [&] { runtime::Synchronize(stream); });
+}
+
+struct Callback {
+  C_Device_st device;
+  C_Stream stream;
+  C_Callback function;
+  void* data;
+};
+void RunCallback(void* data) {
+  auto* callback = static_cast<Callback*>(data);
+  C_Status status = C_SUCCESS;
+  callback->function(&callback->device, callback->stream, callback->data, &status);
+  delete callback;
+}
+C_Status AddCallback(const C_Device device, C_Stream stream, C_Callback function, void* data) {
+  return On(device, [&] { runtime::AddCallback(stream, RunCallback, new Callback{*device, stream, function, data}); });
+}
+
+C_Status CreateEvent(const C_Device device, C_Event* event) {
+  return On(device, [&] { *event = static_cast<C_Event>(runtime::CreateEvent()); });
+}
+C_Status DestroyEvent(const C_Device device, C_Event event) {
+  return On(device, [&] { runtime::DestroyEvent(event); });
+}
+C_Status RecordEvent(const C_Device device, C_Stream stream, C_Event event) {
+  return On(device, [&] { runtime::Record(event, stream); });
+}
+C_Status QueryEvent(const C_Device device, C_Event event) {
+  bool done = false;
+  const C_Status status = On(device, [&] { done = runtime::EventIsDone(event); });
+  return status == C_SUCCESS && !done ? C_FAILED : status;
+}
+C_Status SynchronizeEvent(const C_Device device, C_Event event) {
+  return On(device, [&] { runtime::SynchronizeEvent(event); });
+}
+C_Status StreamWaitEvent(const C_Device device, C_Stream stream, C_Event event) {
+  return On(device, [&] { runtime::WaitEvent(stream, event); });
+}
+
+// ---- memory
+
+C_Status Allocate(const C_Device device, void** pointer, size_t size) {
+  const C_Status status = On(device, [&] { *pointer = runtime::Allocate(size); });
+  return status == C_SUCCESS && *pointer == nullptr ? C_FAILED : status;  // Paddle frees its cache and tries again
+}
+C_Status Free(const C_Device device, void* pointer, size_t) {
+  return On(device, [&] { runtime::Free(pointer); });
+}
+C_Status AllocateHost(const C_Device device, void** pointer, size_t size) {
+  return On(device, [&] { *pointer = runtime::AllocateHost(size); });
+}
+C_Status FreeHost(const C_Device device, void* pointer, size_t) {
+  return On(device, [&] { runtime::FreeHost(pointer); });
+}
+C_Status Set(const C_Device device, void* pointer, unsigned char value, size_t size) {
+  return On(device, [&] {
+    runtime::Fill(pointer, value, size, nullptr);
+    runtime::Synchronize(nullptr);
+  });
+}
+template <runtime::CopyKind kind>
+C_Status CopyAsync(const C_Device device, C_Stream stream, void* to, const void* from, size_t size) {
+  TraceCopy(kind, size);
+  return On(device, [&] { runtime::Copy(to, from, size, kind, stream); });
+}
+template <runtime::CopyKind kind>
+C_Status Copy(const C_Device device, void* to, const void* from, size_t size) {
+  TraceCopy(kind, size);
+  return On(device, [&] {
+    runtime::Copy(to, from, size, kind, nullptr);
+    runtime::Synchronize(nullptr);
+  });
+}
+C_Status CopyPeerAsync(const C_Device to_device, const C_Device from_device, C_Stream stream, void* to,
+                       const void* from, size_t size) {
+  return On(from_device, [&] { runtime::CopyPeer(to, to_device->id, from, from_device->id, size, stream); });
+}
+C_Status CopyPeer(const C_Device to_device, const C_Device from_device, void* to, const void* from, size_t size) {
+  return On(from_device, [&] {
+    runtime::CopyPeer(to, to_device->id, from, from_device->id, size, nullptr);
+    runtime::Synchronize(nullptr);
+  });
+}
+C_Status MemoryStats(const C_Device device, size_t* total, size_t* free) {
+  return On(device, [&] { runtime::MemoryStats(total, free); });
+}
+C_Status MinChunkSize(const C_Device, size_t* size) {
+  *size = 256;  // what both runtimes align to
+  return C_SUCCESS;
+}
+
+// ---- collectives
+
+Type TypeOf(C_DataType type) {
+  switch (type) {
+    case BOOL: return Type::kBool;
+    case UINT8: return Type::kUint8;
+    case INT8: return Type::kInt8;
+    case INT16: return Type::kInt16;
+    case INT32: return Type::kInt32;
+    case INT64: return Type::kInt64;
+    case FLOAT16: return Type::kHalf;
+    case BFLOAT16: return Type::kBfloat16;
+    case FLOAT32: return Type::kFloat;
+    case FLOAT64: return Type::kDouble;
+    default: throw std::invalid_argument("collectives do not know this element type");
+  }
+}
+size_t BytesOf(size_t count, C_DataType type) {
+  switch (type) {
+    case UINT16: return count * 2;
+    case UINT32: return count * 4;
+    case UINT64:
+    case COMPLEX64: return count * 8;
+    case COMPLEX128: return count * 16;
+    default: return count * SizeOf(TypeOf(type));
+  }
+}
+runtime::Reduction ReductionOf(C_CCLReduceOp op) {
+  switch (op) {
+    case AVG: return runtime::Reduction::kAverage;
+    case MAX: return runtime::Reduction::kMax;
+    case MIN: return runtime::Reduction::kMin;
+    case PRODUCT: return runtime::Reduction::kProduct;
+    default: return runtime::Reduction::kSum;
+  }
+}
+runtime::Communicator* CommOf(C_CCLComm comm) { return reinterpret_cast<runtime::Communicator*>(comm); }
+
+C_Status CommName(C_CCLComm comm, char* name) {
+  std::snprintf(name, 64, "%p", static_cast<void*>(comm));
+  return C_SUCCESS;
+}
+C_Status UniqueIdSize(size_t* size) {
+  *size = sizeof(runtime::CommunicatorId);
+  return C_SUCCESS;
+}
+C_Status UniqueId(C_CCLRootId* id) {
+  return Guard([&] {
+    const auto made = runtime::NewCommunicatorId();
+    std::memcpy(id->data, &made, sizeof(made));
+  });
+}
+C_Status CommInitRank(size_t ranks, C_CCLRootId* id, size_t rank, C_CCLComm* comm) {
+  return Guard([&] {
+    runtime::CommunicatorId received;
+    std::memcpy(&received, id->data, sizeof(received));
+    *comm = reinterpret_cast<C_CCLComm>(runtime::CreateCommunicator(received, rank, ranks));
+  });
+}
+C_Status DestroyComm(C_CCLComm comm) {
+  return Guard([&] { runtime::DestroyCommunicator(CommOf(comm)); });
+}
+C_Status AllReduce(void* in, void* out, size_t count, C_DataType type, C_CCLReduceOp op, C_CCLComm comm,
+                   C_Stream stream) {
+  return Guard([&] { runtime::AllReduce(CommOf(comm), in, out, count, TypeOf(type), ReductionOf(op), stream); });
+}
+C_Status Reduce(void* in, void* out, size_t count, C_DataType type, C_CCLReduceOp op, size_t root, C_CCLComm comm,
+                C_Stream stream) {
+  return Guard([&] { runtime::Reduce(CommOf(comm), in, out, count, TypeOf(type), ReductionOf(op), root, stream); });
+}
+C_Status ReduceScatter(void* in, void* out, size_t count, C_DataType type, C_CCLReduceOp op, C_CCLComm comm,
+                       C_Stream stream) {
+  return Guard([&] { runtime::ReduceScatter(CommOf(comm), in, out, count, TypeOf(type), ReductionOf(op), stream); });
+}
+C_Status Broadcast(void* data, size_t count, C_DataType type, size_t root, C_CCLComm comm, C_Stream stream) {
+  return Guard([&] { runtime::Broadcast(CommOf(comm), data, BytesOf(count, type), root, stream); });
+}
+C_Status AllGather(void* in, void* out, size_t count, C_DataType type, C_CCLComm comm, C_Stream stream) {
+  return Guard([&] { runtime::AllGather(CommOf(comm), in, out, BytesOf(count, type), stream); });
+}
+C_Status Send(void* data, size_t count, C_DataType type, size_t peer, C_CCLComm comm, C_Stream stream) {
+  return Guard([&] { runtime::Send(CommOf(comm), data, BytesOf(count, type), peer, stream); });
+}
+C_Status Receive(void* data, size_t count, C_DataType type, size_t peer, C_CCLComm comm, C_Stream stream) {
+  return Guard([&] { runtime::Receive(CommOf(comm), data, BytesOf(count, type), peer, stream); });
+}
+C_Status GroupStart() {
+  return Guard([] { runtime::GroupStart(); });
+}
+C_Status GroupEnd() {
+  return Guard([] { runtime::GroupEnd(); });
+}
+C_Status AllToAll(const void** in, const size_t* in_count, const C_DataType* in_type, void** out,
+                  const size_t* out_count, const C_DataType* out_type, size_t, size_t ranks, C_CCLComm comm,
+                  C_Stream stream) {
+  return Guard([&] {
+    runtime::GroupStart();
+    for (size_t i = 0; i < ranks; ++i) {
+      if (in_count[i] > 0) runtime::Send(CommOf(comm), in[i], BytesOf(in_count[i], in_type[i]), i, stream);
+      if (out_count[i] > 0) runtime::Receive(CommOf(comm), out[i], BytesOf(out_count[i], out_type[i]), i, stream);
+    }
+    runtime::GroupEnd();
+  });
+}
+
+// ---- profiler: Paddle calls these without a check for null when its profiler runs
+
+C_Status ProfilerInitialize(C_Profiler, void**) { return C_SUCCESS; }
+C_Status ProfilerNothing(C_Profiler, void*) { return C_SUCCESS; }
+C_Status ProfilerCollect(C_Profiler, uint64_t, void*) { return C_SUCCESS; }
+
+void FillTable(C_DeviceInterface* table) {
+  using runtime::CopyKind;
+  using runtime::Properties;
+  std::memset(static_cast<void*>(table), 0, sizeof(*table));
+  table->size = sizeof(*table);
+
+  table->initialize = Nothing;
+  table->finalize = Nothing;
+  table->init_device = SetDevice;
+  table->deinit_device = NothingFor;
+  table->set_device = SetDevice;
+  table->get_device = GetDevice;
+  table->synchronize_device = SynchronizeDevice;
+  table->get_device_count = GetDeviceCount;
+  table->get_device_list = GetDeviceList;
+  table->get_compute_capability = Property<&Properties::compute_capability>;
+  table->get_multi_process = Property<&Properties::multiprocessors>;
+  table->get_max_threads_per_mp = Property<&Properties::threads_per_multiprocessor>;
+  table->get_max_threads_per_block = Property<&Properties::threads_per_block>;
+  table->get_max_grid_dim_size = Property<&Properties::grid>;
+  table->get_runtime_version = Property<&Properties::runtime_version>;
+  table->get_driver_version = Property<&Properties::driver_version>;
+  table->is_float16_supported = Yes;
+  table->is_bfloat16_supported = Yes;
+  table->is_dnn_supported = No;
+
+  table->create_stream = CreateStream;
+  table->destroy_stream = DestroyStream;
+  table->query_stream = QueryStream;
+  table->synchronize_stream = SynchronizeStream;
+  table->stream_add_callback = AddCallback;
+  table->create_event = CreateEvent;
+  table->record_event = RecordEvent;
+  table->destroy_event = DestroyEvent;
+  table->query_event = QueryEvent;
+  table->synchronize_event = SynchronizeEvent;
+  table->stream_wait_event = StreamWaitEvent;
+
+  table->device_memory_allocate = Allocate;
+  table->device_memory_deallocate = Free;
+  table->device_memory_set = Set;
+  table->host_memory_allocate = AllocateHost;
+  table->host_memory_deallocate = FreeHost;
+  table->memory_copy_h2d = Copy<CopyKind::kHostToDevice>;
+  table->memory_copy_d2h = Copy<CopyKind::kDeviceToHost>;
+  table->memory_copy_d2d = Copy<CopyKind::kDeviceToDevice>;
+  table->memory_copy_p2p = CopyPeer;
+  table->async_memory_copy_h2d = CopyAsync<CopyKind::kHostToDevice>;
+  table->async_memory_copy_d2h = CopyAsync<CopyKind::kDeviceToHost>;
+  table->async_memory_copy_d2d = CopyAsync<CopyKind::kDeviceToDevice>;
+  table->async_memory_copy_p2p = CopyPeerAsync;
+  table->device_memory_stats = MemoryStats;
+  table->device_min_chunk_size = MinChunkSize;
+
+  table->xccl_get_comm_name = CommName;
+  table->xccl_get_unique_id_size = UniqueIdSize;
+  table->xccl_get_unique_id = UniqueId;
+  table->xccl_comm_init_rank = CommInitRank;
+  table->xccl_destroy_comm = DestroyComm;
+  table->xccl_all_reduce = AllReduce;
+  table->xccl_reduce = Reduce;
+  table->xccl_reduce_scatter = ReduceScatter;
+  table->xccl_broadcast = Broadcast;
+  table->xccl_all_gather = AllGather;
+  table->xccl_all_to_all = AllToAll;
+  table->xccl_send = Send;
+  table->xccl_recv = Receive;
+  table->xccl_group_start = GroupStart;
+  table->xccl_group_end = GroupEnd;
+
+  table->profiler_initialize = ProfilerInitialize;
+  table->profiler_finalize = ProfilerNothing;
+  table->profiler_prepare_tracing = ProfilerNothing;
+  table->profiler_start_tracing = ProfilerNothing;
+  table->profiler_stop_tracing = ProfilerNothing;
+  table->profiler_collect_trace_data = ProfilerCollect;
+}
+
+}  // namespace
+}  // namespace nvgpu
+
+// Called by loader.cc.
+extern "C" __attribute__((visibility("default"))) void NvgpuInitPlugin(CustomRuntimeParams* params) {
+  PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
+  static char device_type[] = "nvgpu";
+  params->device_type = device_type;
+  params->sub_device_type = const_cast<char*>(nvgpu::runtime::Name());
+  nvgpu::FillTable(params->interface);
+  nvgpu::RegisterMoves();
+  nvgpu::RegisterElementwise();
+  nvgpu::RegisterReductions();
+  nvgpu::RegisterProducts();
+  nvgpu::RegisterLosses();
+  nvgpu::RegisterTraining();
+  nvgpu::RegisterViaCpu();
+}
