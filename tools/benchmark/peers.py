@@ -311,12 +311,14 @@ class PaddleTE(Peer):
         from paddle_te import fp8
         from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 
-        self.paddle, self.dims, self.dtype, self.precision = paddle, problem.dims, dtype, precision
+        self.paddle, self.paddle_device = paddle, paddle_device
+        self.dims, self.dtype, self.precision = problem.dims, dtype, precision
         self.device = device if device == "cpu" else self._gpu(paddle_device.NVIDIA_KINDS)
         paddle.set_device(self.device)
         if self.device != "cpu":
             self.stream = paddle_device.raw_stream()
-            self.before = paddle.device.memory_allocated()
+            paddle_device.reset_peak_memory()
+            self.before = paddle_device.peak_memory()
         recipe = {"fp8_delayed": fp8.DelayedScaling, "fp8_current": fp8.Float8CurrentScaling}.get(precision)
         self.autocast = partial(fp8.fp8_autocast, True, recipe()) if recipe else contextlib.nullcontext
         dims = self.dims
@@ -326,6 +328,7 @@ class PaddleTE(Peer):
             dims.heads,
             num_gqa_groups=dims.kv_heads,
             layernorm_epsilon=EPSILON,
+            init_method=paddle.nn.initializer.Constant(0.0),  # overwritten below; random numbers cost seconds at 70B
             backend=backend,
             params_dtype=dtype,
             fuse_wgrad_accumulation=fuse_wgrad,
@@ -401,10 +404,10 @@ class PaddleTE(Peer):
         }
 
     def reset_peak(self):
-        self.paddle.device.reset_max_memory_allocated()
+        self.paddle_device.reset_peak_memory()
 
     def peak(self):
-        return self.paddle.device.max_memory_allocated()
+        return self.paddle_device.peak_memory()
 
 
 def _variants(prefix, peer):
