@@ -282,7 +282,7 @@ class _DeviceArray:
     """A Paddle tensor's memory under the CUDA array interface, so that PyTorch reads it in place."""
 
     def __init__(self, tensor):
-        self._owner = tensor
+        self._owner = tensor = tensor if tensor.is_contiguous() else tensor.contiguous()
         typestr = {"paddle.bfloat16": "<i2", "paddle.float32": "<f4"}[str(tensor.dtype)]
         self.__cuda_array_interface__ = {
             "shape": tuple(tensor.shape),
