@@ -10,9 +10,11 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <map>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -666,6 +668,17 @@ PYBIND11_MODULE(_shim, m) {
   using namespace pybind11::literals;
   m.doc() = "Transformer Engine's C library: tensors, one function an entry point. Call paddle_te.native.load() first.";
   g_error = py::object(py::module_::import("paddle_te.native.errors").attr("TransformerEngineError")).release().ptr();
+
+  // What TE throws outside of call(): no handle left in its pool.
+  py::register_local_exception_translator([](std::exception_ptr exception) {
+    try {
+      std::rethrow_exception(exception);
+    } catch (const py::builtin_exception&) {
+      throw;
+    } catch (const std::runtime_error& e) {
+      PyErr_SetString(g_error, e.what());
+    }
+  });
 
   m.def("bind", &bind, "te"_a, "cudart"_a, "driver"_a,
         "Resolves all entry points in three dlopen handles. ImportError names the missing ones.");

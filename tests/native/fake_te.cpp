@@ -112,6 +112,10 @@ EXPORT void fake_fail(const char* name, const char* message, int as_int) {
 
 EXPORT T nvte_create_tensor(int mode) {
   if (mode != 0) throw std::runtime_error("scaling mode");
+  if (g_fail_name == "nvte_create_tensor") {
+    g_fail_name.clear();
+    throw std::runtime_error(g_fail_message);
+  }
   g_tensors[g_next];
   return reinterpret_cast<T>(g_next++);
 }

@@ -300,6 +300,12 @@ def test_foreign_exception(fake, make):
         fake.te.quantize(x, y, fake.stream)
 
 
+def test_no_handle_left(fake):
+    fake.fail("nvte_create_tensor", "Maximum number of tensors reached")
+    with pytest.raises(TransformerEngineError, match="Maximum number of tensors reached"):
+        fake.te.Tensor(0x1000, (1,), BF16)
+
+
 def test_workspace_grows_and_waits(fake, make):
     """A larger workspace replaces the old one only after the stream has finished with it; the owner is kept."""
 

@@ -1,0 +1,515 @@
+"""Each entry point of the native binding against PyTorch, which allocates memory here and computes the references."""
+
+import gc
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the references need PyTorch")
+
+from paddle_te import native  # noqa: E402
+from paddle_te.native import DType, Mask, QKVLayout, TransformerEngineError, library, rope  # noqa: E402
+
+DTYPES = {
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float16: DType.FLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.uint8: DType.BYTE,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+}
+E4M3, E5M2 = DType.FLOAT8_E4M3, DType.FLOAT8_E5M2
+TORCH_FP8 = {E4M3: (torch.float8_e4m3fn, 448.0), E5M2: (torch.float8_e5m2, 57344.0)}
+BF16_ERROR = 6e-3  # relative L2 error of a result rounded to bf16, with room for bf16 inputs of a sum
+
+
+@pytest.fixture(scope="module")
+def te():
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    problems = native.diagnose()
+    if any("not installed" in problem.what for problem in problems):
+        pytest.skip(f"{problems[0].what}")
+    return native.load()
+
+
+@pytest.fixture
+def stream(te):
+    return make_stream(te)
+
+
+@pytest.fixture(autouse=True)
+def _seed(seed):
+    torch.manual_seed(seed)
+
+
+def make_stream(te):
+    def allocate(size):
+        return torch.full([size], 0xAB, dtype=torch.uint8, device="cuda")  # kernels may not rely on zeros
+
+    return te.Stream(torch.cuda.current_stream().cuda_stream, allocate)
+
+
+def random(*shape, dtype=torch.bfloat16, scale=1.0):
+    return (torch.randn(shape, device="cuda") * scale).to(dtype)
+
+
+def poisoned(*shape, dtype=torch.bfloat16):
+    """Outputs start as NaN, so that what a kernel leaves out shows."""
+    return torch.full(shape, math.nan, dtype=dtype, device="cuda")
+
+
+def view(te, tensor, **kwargs):
+    return te.Tensor(tensor.data_ptr(), tuple(tensor.shape), DTYPES[tensor.dtype], **kwargs)
+
+
+def error(got, want):
+    """Relative L2 error."""
+    got, want = got.double(), want.double()
+    return ((got - want).norm() / want.norm()).item()
+
+
+class Float8:
+    """An fp8 matrix with its transposed copy and its factors."""
+
+    def __init__(self, te, shape, dtype=E4M3, scale=1.0):
+        rows, cols = shape
+        self.torch_dtype, self.max = TORCH_FP8[dtype]
+        self.data = torch.full([rows, cols], 0xFF, dtype=torch.uint8, device="cuda")
+        self.columnwise = torch.full([cols, rows], 0xFF, dtype=torch.uint8, device="cuda")
+        self.factors = torch.zeros(8, device="cuda")  # scale, amax, -, -, scale_inv: 16-byte aligned
+        self.factors[0] = scale
+        pointer = self.factors.data_ptr()
+        self.native = te.Tensor(
+            self.data.data_ptr(), shape, dtype, self.columnwise.data_ptr(), pointer, pointer + 4, pointer + 16
+        )
+
+    scale = property(lambda self: self.factors[0].item())
+    amax = property(lambda self: self.factors[1].item())
+    scale_inv = property(lambda self: self.factors[4].item())
+
+    def bits(self, reference):
+        """The bytes that `reference` (float32) should have."""
+        return (reference.float() * self.factors[0]).clamp(-self.max, self.max).to(self.torch_dtype).view(torch.uint8)
+
+    def dequantized(self):
+        return self.data.view(self.torch_dtype).double() * self.factors[4].double()
+
+    def check(self, reference, exact=True):
+        """Row-wise data, its transpose and the factors belong to `reference`."""
+        assert torch.equal(self.columnwise, self.data.T)
+        assert self.amax == pytest.approx(reference.float().abs().max().item(), rel=0 if exact else 1e-2)
+        assert self.scale_inv == pytest.approx(1 / self.scale, rel=1e-6)
+        if exact:
+            assert torch.equal(self.data, self.bits(reference))
+        else:
+            assert error(self.dequantized(), reference) < 0.05
+
+
+def quantized(te, stream, tensor, dtype=E4M3):
+    result = Float8(te, tuple(tensor.shape), dtype, TORCH_FP8[dtype][1] / 2 / tensor.abs().max().item())
+    te.quantize(view(te, tensor), result.native, stream)
+    return result
+
+
+def test_libraries(te):
+    report = native.report()
+    assert report["transformer_engine"]["version"].startswith(library.SUPPORTED)
+    for name in ("cudart", "cublasLt", "cudnn", "nvrtc", "cuda"):
+        assert report[name]["version"], name
+    assert [name for name, entry in report.items() if entry["duplicate"]] == []
+    assert native.diagnose() == []
+
+
+@pytest.mark.parametrize("shape", [(77, 256), (512, 4096), (1, 1024), (130, 8192)])
+def test_rmsnorm(te, stream, shape):
+    x, gamma, dz, add = random(*shape), random(shape[1]), random(*shape), random(*shape)
+    z, rsigma = poisoned(*shape), poisoned(shape[0], dtype=torch.float32)
+    te.rmsnorm_fwd(view(te, x), view(te, gamma), 1e-5, view(te, z), view(te, rsigma), stream)
+
+    xd, gd = x.double().requires_grad_(), gamma.double().requires_grad_()
+    want_rsigma = (xd.square().mean(-1) + 1e-5).rsqrt()
+    want = xd * want_rsigma[:, None] * gd
+    want.backward(dz.double())
+    assert error(rsigma, want_rsigma.detach()) < 1e-5 and error(z, want.detach()) < BF16_ERROR
+    for residual in (None, add):
+        dx, dgamma = poisoned(*shape), poisoned(shape[1])
+        inputs = [view(te, t) for t in (dz, x, rsigma, gamma, dx, dgamma)]
+        te.rmsnorm_bwd(*inputs, stream, None if residual is None else view(te, residual))
+        want_dx = xd.grad if residual is None else xd.grad + residual.double()
+        assert error(dx, want_dx) < BF16_ERROR and error(dgamma, gd.grad) < BF16_ERROR
+
+
+def test_rmsnorm_to_fp8_and_with_amax(te, stream):
+    x, gamma = random(96, 512), random(512)
+    z, rsigma, amax = poisoned(96, 512), poisoned(96, dtype=torch.float32), torch.zeros(1, device="cuda")
+    inputs = view(te, x), view(te, gamma), 1e-5
+    te.rmsnorm_fwd(*inputs, view(te, z, amax=amax.data_ptr()), view(te, rsigma), stream)
+    assert amax.item() == z.float().abs().max().item()
+    z8 = Float8(te, (96, 512), scale=50.0)
+    te.rmsnorm_fwd(*inputs, z8.native, view(te, rsigma), stream)
+    z8.check(z, exact=False)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("shape", [(16, 16), (80, 272), (512, 4096)])
+def test_quantize(te, stream, dtype, shape):
+    x = random(*shape, scale=3.0)
+    x8 = Float8(te, shape, dtype, scale=37.5)
+    te.quantize(view(te, x), x8.native, stream)
+    x8.check(x)
+    back = poisoned(*shape)
+    row = te.Tensor(x8.data.data_ptr(), shape, dtype, scale_inv=x8.factors.data_ptr() + 16)
+    te.dequantize(row, view(te, back), stream)
+    assert error(back, x8.dequantized()) < BF16_ERROR
+
+
+def test_quantize_saturates(te, stream):
+    """Delayed scaling meets values beyond its history's: they become fp8's greatest, not infinite."""
+    x = random(32, 32)
+    x8 = Float8(te, (32, 32), E4M3, scale=1000.0)
+    te.quantize(view(te, x), x8.native, stream)
+    x8.check(x)
+    assert x8.dequantized().isfinite().all()
+
+
+def test_current_scaling(te, stream):
+    x = random(64, 128, scale=0.01)
+    x8 = Float8(te, (64, 128))
+    te.compute_amax(view(te, x), x8.native, stream)
+    te.compute_scale_from_amax(x8.native, stream)
+    assert x8.amax == x.float().abs().max().item() and x8.scale == pytest.approx(448 / x8.amax, rel=1e-6)
+    te.quantize(view(te, x), x8.native, stream)
+    x8.check(x)
+
+
+def test_transpose(te, stream):
+    x = torch.randint(0, 255, (80, 272), dtype=torch.uint8, device="cuda")
+    y = torch.zeros(272, 80, dtype=torch.uint8, device="cuda")
+    te.transpose(view(te, x), view(te, y), stream)
+    assert torch.equal(y, x.T)
+
+
+@pytest.mark.parametrize("tokens, inner, outer", [(77, 256, 384), (512, 1024, 2048)])
+def test_gemm_bf16(te, stream, tokens, inner, outer):
+    x, w, dy, residual = random(tokens, inner), random(outer, inner), random(tokens, outer), random(tokens, outer)
+    y, dx, dw = poisoned(tokens, outer), poisoned(tokens, inner), poisoned(outer, inner)
+    vx, vw, vdy = (view(te, t) for t in (x, w, dy))
+    te.gemm(vw, vx, view(te, y), True, False, stream)
+    te.gemm(vw, vdy, view(te, dx), False, False, stream)
+    te.gemm(vx, vdy, view(te, dw), False, True, stream)
+    xd, wd, dyd = x.double(), w.double(), dy.double()
+    assert error(y, xd @ wd.T) < BF16_ERROR
+    assert error(dx, dyd @ wd) < BF16_ERROR
+    assert error(dw, dyd.T @ xd) < BF16_ERROR
+    total = residual.clone()
+    te.gemm(vw, vx, view(te, total), True, False, stream, True)
+    assert error(total, residual.double() + xd @ wd.T) < BF16_ERROR
+    main = random(outer, inner, dtype=torch.float32)
+    before = main.double()
+    te.gemm(vx, vdy, view(te, main), False, True, stream, True)
+    assert error(main, before + dyd.T @ xd) < 1e-5
+
+
+@pytest.mark.parametrize("tokens, inner, outer", [(80, 256, 384), (512, 1024, 2048)])
+@pytest.mark.parametrize("grad_dtype", [E4M3, E5M2])
+def test_gemm_fp8(te, stream, tokens, inner, outer, grad_dtype):
+    """The three GEMMs of a layer on fp8 operands: exact products, so only the result's rounding is left."""
+    x, w = quantized(te, stream, random(tokens, inner)), quantized(te, stream, random(outer, inner))
+    dy = quantized(te, stream, random(tokens, outer), grad_dtype)
+    y, dx, dw = poisoned(tokens, outer), poisoned(tokens, inner), poisoned(outer, inner)
+    te.gemm(w.native, x.native, view(te, y), True, False, stream)
+    te.gemm(w.native, dy.native, view(te, dx), False, False, stream, False, True)
+    te.gemm(x.native, dy.native, view(te, dw), False, True, stream, False, True)
+    xd, wd, dyd = x.dequantized(), w.dequantized(), dy.dequantized()
+    assert error(y, xd @ wd.T) < 2 * BF16_ERROR  # fast accumulation
+    assert error(dx, dyd @ wd) < BF16_ERROR
+    assert error(dw, dyd.T @ xd) < BF16_ERROR
+    main = torch.ones(outer, inner, device="cuda")
+    te.gemm(x.native, dy.native, view(te, main), False, True, stream, True, True)
+    assert error(main, 1 + dyd.T @ xd) < 1e-3
+
+
+@pytest.mark.parametrize("tokens, inner", [(77, 256), (256, 1408)])
+def test_swiglu(te, stream, tokens, inner):
+    x, dy = random(tokens, 2 * inner), random(tokens, inner)
+    y, dx = poisoned(tokens, inner), poisoned(tokens, 2 * inner)
+    te.swiglu(view(te, x), view(te, y), stream)
+    te.dswiglu(view(te, dy), view(te, x), view(te, dx), stream)
+    xd = x.double().requires_grad_()
+    gate, up = xd.chunk(2, -1)
+    want = torch.nn.functional.silu(gate) * up
+    want.backward(dy.double())
+    assert error(y, want.detach()) < BF16_ERROR and error(dx, xd.grad) < BF16_ERROR
+    if tokens % 16 == 0:
+        y8, dx8 = Float8(te, (tokens, inner), scale=20.0), Float8(te, (tokens, 2 * inner), E5M2, scale=900.0)
+        te.swiglu(view(te, x), y8.native, stream)
+        y8.check(want.detach(), exact=False)
+        te.dswiglu_cast_transpose(view(te, dy), view(te, x), dx8.native, stream)
+        assert torch.equal(dx8.columnwise, dx8.data.T) and error(dx8.dequantized(), xd.grad) < 0.08
+
+
+@pytest.mark.parametrize("algo", ["max", "most_recent"])
+@pytest.mark.parametrize("margin", [0, 2])
+def test_amax_and_scale_update(te, stream, algo, margin):
+    history = torch.rand(16, 7, device="cuda") * 10
+    history[:, 3] = 0  # a tensor that was not there
+    scale = torch.rand(7, device="cuda") + 1
+    old_history, old_scale = history.clone(), scale.clone()
+    te.amax_and_scale_update(view(te, history), view(te, scale), algo, int(E4M3), margin, stream)
+    amax = old_history.max(0).values if algo == "max" else old_history[0]
+    want = torch.where(amax > 0, 448 / amax / 2**margin, old_scale)
+    torch.testing.assert_close(scale, want, rtol=1e-6, atol=0)
+    rolled = old_history.roll(-1, 0)
+    rolled[0] = 0
+    assert torch.equal(history, rolled)
+
+
+def angles(s, d, base=10000.0):
+    half = torch.outer(torch.arange(s).float(), base ** (-torch.arange(0, d, 2) / d)).float()
+    return torch.cat([half, half], -1).cuda()
+
+
+def rotated(x, freqs, sign=1):
+    """x: [b, s, h, d], in float64."""
+    x, cos, sin = x.double(), freqs.double().cos()[:, None], sign * freqs.double().sin()[:, None]
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("b, s, heads, kv_heads, d", [(2, 77, 8, 8, 64), (1, 512, 32, 8, 128), (3, 33, 6, 2, 96)])
+def test_rope(te, stream, dtype, b, s, heads, kv_heads, d):
+    tolerance = {torch.bfloat16: BF16_ERROR, torch.float16: 1e-3, torch.float32: 1e-6}[dtype]
+    sizes = b * s, s, heads, kv_heads, d, DTYPES[dtype]
+    freqs = angles(s, d)
+    qkv = random(b, s, heads + 2 * kv_heads, d, dtype=dtype)
+    parts = [t.contiguous() for t in qkv.split([heads, kv_heads, kv_heads], 2)]
+    want = [rotated(parts[0], freqs), rotated(parts[1], freqs), parts[2].double()]
+    back = [rotated(parts[0], freqs, -1), rotated(parts[1], freqs, -1), parts[2].double()]
+
+    outputs = [poisoned(*t.shape, dtype=dtype) for t in parts]
+    rope.rope_split(te, stream, *(t.data_ptr() for t in (qkv, *outputs, freqs)), *sizes)
+    for got, expected in zip(outputs, want, strict=True):
+        assert error(got, expected) < tolerance
+    assert torch.equal(outputs[2], parts[2])
+
+    merged = poisoned(*qkv.shape, dtype=dtype)
+    rope.rope_merge(te, stream, *(t.data_ptr() for t in (*parts, merged, freqs)), *sizes)
+    assert error(merged, torch.cat(back, 2)) < tolerance
+
+    for backward, expected in ((False, want), (True, back)):
+        packed = qkv.clone()
+        rope.rope_in_place(te, stream, packed.data_ptr(), freqs.data_ptr(), *sizes, backward)
+        assert error(packed, torch.cat(expected, 2)) < tolerance
+
+        single = poisoned(*parts[0].shape, dtype=dtype)  # TE's own kernel agrees
+        te.rope(view(te, parts[0]), view(te, freqs.view(s, 1, 1, d)), view(te, single), backward, stream)
+        assert error(single, expected[0]) < tolerance
+
+
+def attention_reference(q, k, v, dout, scale, causal):
+    """out, dq, dk, dv in float64. All [b, s, h, d]."""
+    q, k, v = (t.double().detach().requires_grad_() for t in (q, k, v))
+    repeat = q.shape[2] // k.shape[2]
+    kk, vv = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, kk) * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], device="cuda").triu(1).bool(), -math.inf)
+    out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), vv)
+    out.backward(dout.double())
+    return out.detach(), q.grad, k.grad, v.grad
+
+
+def run_attention(te, stream, q, k, v, dout, scale, layout, mask, grads=None, **kwargs):
+    b, s, h, d = q.shape
+    out, stats = poisoned(b, s, h, d, dtype=q.dtype), poisoned(b, h, s, 1, dtype=torch.float32)
+    tensors = [view(te, t) for t in (q, k, v, out)]
+    options = {name: value for name, value in kwargs.items() if name != "deterministic"}
+    te.attention_fwd(*tensors, view(te, stats), scale, layout, mask, True, stream, **options)
+    grads = grads or [poisoned(*t.shape, dtype=t.dtype) for t in (q, k, v)]
+    views = [view(te, t) for t in (dout, stats, *grads)]
+    te.attention_bwd(*tensors, *views, scale, layout, mask, stream, **kwargs)
+    return out, *grads
+
+
+@pytest.mark.parametrize("mask", [Mask.CAUSAL, Mask.NONE])
+@pytest.mark.parametrize(
+    "b, s, heads, kv_heads, d", [(2, 128, 4, 4, 64), (1, 257, 8, 2, 128), (3, 65, 6, 1, 64), (1, 1024, 2, 2, 128)]
+)
+def test_attention(te, stream, b, s, heads, kv_heads, d, mask):
+    q, dout = random(b, s, heads, d), random(b, s, heads, d)
+    k, v = random(b, s, kv_heads, d), random(b, s, kv_heads, d)
+    got = run_attention(te, stream, q, k, v, dout, d**-0.5, QKVLayout.BSHD_BSHD_BSHD, mask)
+    want = attention_reference(q, k, v, dout, d**-0.5, mask == Mask.CAUSAL)
+    for name, x, y in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        assert error(x, y) < 1.5e-2, name
+    inference = poisoned(b, s, heads, d)
+    stats = poisoned(b, heads, s, 1, dtype=torch.float32)
+    layout = QKVLayout.BSHD_BSHD_BSHD
+    tensors = [view(te, t) for t in (q, k, v, inference, stats)]
+    te.attention_fwd(*tensors, d**-0.5, layout, mask, False, stream)
+    assert error(inference, want[0]) < 1.5e-2
+
+
+@pytest.mark.parametrize("b, s, heads, d", [(2, 128, 4, 64), (1, 257, 8, 128)])
+def test_attention_packed(te, stream, b, s, heads, d):
+    """q, k, v and their gradients in one buffer [b, s, 3, h, d]: the fused projection's own order, no copies."""
+    packed, dout, dpacked = random(b, s, 3, heads, d), random(b, s, heads, d), poisoned(b, s, 3, heads, d)
+    q, k, v = packed.unbind(2)  # `view` takes address and shape; the layout says how they are strided
+    got = run_attention(te, stream, q, k, v, dout, d**-0.5, QKVLayout.BS3HD, Mask.CAUSAL, grads=list(dpacked.unbind(2)))
+    want = attention_reference(q, k, v, dout, d**-0.5, True)
+    for name, x, y in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+        assert error(x, y) < 1.5e-2, name
+
+
+def test_attention_deterministic(te, stream):
+    q, k, v, dout = (random(2, 512, 8, 64) for _ in range(4))
+    arguments = q, k, v, dout, 0.125, QKVLayout.BSHD_BSHD_BSHD, Mask.CAUSAL
+    first = run_attention(te, stream, *arguments, deterministic=True)
+    for _ in range(3):
+        for a, b in zip(first, run_attention(te, stream, *arguments, deterministic=True), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_attention_padding(te, stream):
+    """Tokens beyond a sequence's length get no weight."""
+    b, s, h, d = 2, 128, 4, 64
+    q, k, v, dout = (random(b, s, h, d) for _ in range(4))
+    lengths = [128, 70]
+    cu_seqlens = torch.tensor([0, 128, 198], dtype=torch.int32, device="cuda")
+    dout[1, 70:] = 0
+    got = run_attention(
+        te, stream, q, k, v, dout, 0.125, QKVLayout.BSHD_BSHD_BSHD, Mask.PADDING_CAUSAL, cu_seqlens=view(te, cu_seqlens)
+    )
+    for i, n in enumerate(lengths):
+        want = attention_reference(*(t[i : i + 1, :n] for t in (q, k, v, dout)), 0.125, True)
+        for name, x, y in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
+            assert error(x[i : i + 1, :n], y) < 1.5e-2, (name, i)
+
+
+def test_attention_dropout(te, stream):
+    q, k, v, dout = (random(1, 256, 4, 64) for _ in range(4))
+    arguments = q, k, v, dout, 0.125, QKVLayout.BSHD_BSHD_BSHD, Mask.CAUSAL
+
+    def run(state):
+        rng = torch.tensor(state, dtype=torch.int64, device="cuda")
+        return run_attention(te, stream, *arguments, dropout=0.25, rng_state=view(te, rng))
+
+    plain = run_attention(te, stream, *arguments)
+    first, again, other = run([5, 0]), run([5, 0]), run([6, 0])
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[0], other[0]) and 0.05 < error(first[0], plain[0]) < 1
+
+
+def test_memory(te, stream):
+    a, b = torch.arange(100, device="cuda"), torch.zeros(100, dtype=torch.int64, device="cuda")
+    te.memcpy_async(b.data_ptr(), a.data_ptr(), 50 * 8, stream)
+    te.memset_async(a.data_ptr(), 0xFF, 10 * 8, stream)
+    assert b.tolist() == [*range(50), *[0] * 50] and a.tolist()[:11] == [-1] * 10 + [10]
+
+
+def test_side_stream(te):
+    """Work goes to the stream given, in order with what is there, and not to another."""
+    side = torch.cuda.Stream()
+    x, y = random(2048, 2048), poisoned(2048, 2048)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        stream = make_stream(te)
+        te.gemm(view(te, x), view(te, x), view(te, y), True, False, stream)  # allocates the workspace
+        side.synchronize()
+        torch.cuda._sleep(50_000_000)
+        y.fill_(math.nan)
+        te.gemm(view(te, x), view(te, x), view(te, y), True, False, stream)
+    assert not side.query()
+    side.synchronize()
+    assert error(y, x.double() @ x.double().T) < BF16_ERROR
+
+
+def test_errors(te, stream):
+    """TE's refusals come as exceptions with its message and the tensors; what follows works."""
+    x, w = random(32, 24), random(32, 24)
+    x8 = Float8(te, (32, 24), scale=10.0)
+    with pytest.raises(TransformerEngineError, match=r"(?s)nvte_\w+ failed: .*\n  A: fp8_e4m3 \[32, 24\]"):
+        te.gemm(x8.native, x8.native, view(te, poisoned(32, 32)), True, False, stream)
+    with pytest.raises(TransformerEngineError, match=r"(?s)nvte_swiglu failed: .*output: bfloat16 \[32, 13\]"):
+        te.swiglu(view(te, x), view(te, poisoned(32, 13)), stream)
+    q, stats = random(1, 64, 3, 64), poisoned(1, 3, 64, 1, dtype=torch.float32)
+    k = random(1, 64, 2, 64)  # 3 heads on 2
+    with pytest.raises(
+        TransformerEngineError, match=r"(?s)nvte_fused_attn_fwd_v2 failed: .*q: bfloat16 \[1, 64, 3, 64\]"
+    ):
+        te.attention_fwd(
+            *(view(te, t) for t in (q, k, k, poisoned(1, 64, 3, 64), stats)), 1.0, 9, Mask.CAUSAL, True, stream
+        )
+    y = poisoned(32, 32)
+    te.gemm(view(te, w), view(te, x), view(te, y), True, False, stream)
+    assert error(y, x.double() @ w.double().T) < BF16_ERROR
+
+
+def test_nothing_leaks(te):
+    """Thousands of calls, through new tensors each time, hold no more memory or handles than a few."""
+    x, gamma, dy = random(64, 256), random(256), random(64, 256)
+    z, rsigma = poisoned(64, 256), poisoned(64, dtype=torch.float32)
+    q = random(1, 64, 4, 64)
+    weight8 = Float8(te, (256, 256), scale=30.0)
+    stream = make_stream(te)
+
+    def step():
+        te.rmsnorm_fwd(view(te, x), view(te, gamma), 1e-5, view(te, z), view(te, rsigma), stream)
+        te.quantize(view(te, random(256, 256)), weight8.native, stream)
+        te.gemm(view(te, x), view(te, dy), view(te, poisoned(256, 256)), False, True, stream)
+        run_attention(te, stream, q, q, q, q, 0.125, QKVLayout.BSHD_BSHD_BSHD, Mask.CAUSAL)
+        with pytest.raises(TransformerEngineError):
+            te.swiglu(view(te, x), view(te, z), stream)
+
+    def used():
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    for _ in range(20):
+        step()
+    before = used()
+    for _ in range(3000):
+        step()
+    assert used() - before <= 8 << 20
+    # TE's pool has 20,000 handles: had one call in a step leaked one, these would not all be there.
+    held = [view(te, x) for _ in range(19_000)]
+    assert len(held) == 19_000
+
+
+def test_rope_speed(te, stream):
+    """At 7B, batch 1, 4096 tokens: prints microseconds; the floor is reading and writing everything once."""
+    b, s, h, d = 1, 4096, 32, 128
+    qkv, freqs = random(b, s, 3 * h, d), angles(s, d)
+    parts = [t.contiguous() for t in qkv.chunk(3, 2)]
+    sizes = b * s, s, h, h, d, DType.BFLOAT16
+    pointers = [t.data_ptr() for t in parts]
+    single, te_freqs = view(te, parts[0]), view(te, freqs.view(s, 1, 1, d))
+    out = view(te, poisoned(b, s, h, d))
+    packed, freqs_pointer = qkv.data_ptr(), freqs.data_ptr()
+    candidates = {
+        "in place": lambda: rope.rope_in_place(te, stream, packed, freqs_pointer, *sizes),
+        "split": lambda: rope.rope_split(te, stream, packed, *pointers, freqs_pointer, *sizes),
+        "merge": lambda: rope.rope_merge(te, stream, *pointers, packed, freqs_pointer, *sizes),
+        "TE, q only": lambda: te.rope(single, te_freqs, out, False, stream),
+        "copy of q, k, v": lambda: qkv.clone(),
+    }
+    times = {}
+    for name, run in candidates.items():
+        run()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(41)]
+        for event in events[:-1]:
+            event.record()
+            run()
+        events[-1].record()
+        torch.cuda.synchronize()
+        gaps = sorted(a.elapsed_time(b) * 1e3 for a, b in zip(events, events[1:], strict=False))
+        times[name] = gaps[len(gaps) // 2]
+    print({name: round(value, 1) for name, value in times.items()})
+    assert times["in place"] < times["split"] < 2 * times["copy of q, k, v"]
