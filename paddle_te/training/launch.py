@@ -13,42 +13,30 @@ Imports neither paddle nor paddlenlp, which take seconds.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import math
 import os
 import re
 import shlex
 import shutil
-import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paddle_te.training.checkpoints import complete_checkpoints, find_checkpoint
+from paddle_te.training.checks import (
+    LaunchError,
+    check_data,
+    check_layout,
+    check_model,
+    check_precision,
+    check_start,
+    check_tokenizer,
+    configs,
+)
+from paddle_te.training.machines import Devices, Nodes, find_devices, find_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def _load_configs():
-    """paddle_te.llama.configs without its parent package, which imports paddle."""
-    spec = importlib.util.spec_from_file_location("_configs", Path(__file__).parents[1] / "llama/configs/__init__.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-configs = _load_configs()
-
-# Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
-TOKENIZERS = [name for name in configs.known_names() if name.startswith("meta-llama/")]
-TOKENIZERS += [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
-
-
-class LaunchError(ValueError):
-    """What is wrong, by the argument's name, and what it may be: one line."""
 
 
 # ---------------------------------------------------------------------------------------------------- arguments
@@ -187,300 +175,6 @@ def parse(argv: list[str] | None, environ: Mapping[str, str]) -> argparse.Namesp
     script = ROOT / "llm/llama/run_pretrain.py"
     parser.add_argument("--training_script", default=str(script), type=str, help="what each process runs")
     return parser.parse_args(argv)
-
-
-# ---------------------------------------------------------------------------------------------------- devices, nodes
-
-
-def count_gpus() -> int:
-    """NVIDIA GPUs of this machine, by the driver's own tool; 0 without it."""
-    if not shutil.which("nvidia-smi"):
-        return 0
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listing.splitlines())
-
-
-def _has_paddle_gpu() -> bool:
-    try:
-        return bool(importlib.metadata.version("paddlepaddle-gpu"))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-def _split(text: str | None) -> list[str]:
-    return [part for part in re.split(r"[,\s]+", text or "") if part]
-
-
-HOST_RUNTIME_DEVICES = 8  # how many the nvgpu plug-in's host runtime shows, unless NVGPU_HOST_DEVICES says
-
-
-def visible_devices(kind: str, environ: Mapping[str, str]) -> list[str]:
-    """The devices a process can see, by the numbers paddle.distributed.launch knows them by; [] if there are none."""
-    if kind == "cpu":
-        return ["0"]
-    chosen = environ.get("CUDA_VISIBLE_DEVICES" if kind == "gpu" else "NVGPU_VISIBLE_DEVICES", "all")
-    if chosen != "all":
-        return [] if chosen == "-1" else _split(chosen)
-    if kind == "nvgpu" and (environ.get("NVGPU_HOST_DEVICES") or not count_gpus()):
-        return [str(i) for i in range(int(environ.get("NVGPU_HOST_DEVICES") or HOST_RUNTIME_DEVICES))]
-    hidden = environ.get("CUDA_VISIBLE_DEVICES")  # which leaves nvgpu, on CUDA, the numbers 0 to n - 1
-    count = count_gpus() if hidden is None else len(_split(hidden))
-    return [str(i) for i in range(count)]
-
-
-@dataclass(frozen=True)
-class Devices:
-    kind: str  # gpu, nvgpu or cpu: what --device gets
-    ids: list[str]
-    visible: list[str]
-
-    def selected(self) -> dict[str, str]:
-        """How Paddle is told one process's device: its place among the visible ones."""
-        place = self.visible.index(self.ids[0]) if self.ids[0] in self.visible else self.ids[0]
-        return {} if self.kind == "cpu" else {f"FLAGS_selected_{self.kind}s": str(place)}
-
-
-def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Devices:
-    """DEVICE and DEVICES if given; else paddlepaddle-gpu's GPUs, the nvgpu plug-in's devices, or one CPU.
-
-    Raises:
-        LaunchError: the kind asked for has no device here, or DEVICES names one that is not here.
-    """
-    kind = args.DEVICE
-    if kind is None:
-        if _has_paddle_gpu() and visible_devices("gpu", environ):
-            kind = "gpu"
-        elif environ.get("CUSTOM_DEVICE_ROOT"):
-            kind = "nvgpu"
-        elif args.DRY_RUN and args.DEVICES and args.precision != "fp32":
-            kind = "gpu"  # a dry run for another machine: only accelerators take this precision
-        else:
-            kind = "cpu"
-    visible = visible_devices(kind, environ)
-    ids = args.DEVICES or visible
-    if kind == "nvgpu" and not args.DEVICES and not environ.get("NVGPU_HOST_DEVICES") and not count_gpus():
-        ids = visible[:1]  # the host runtime's devices are made of CPU time: more than one must be asked for
-    if not ids:
-        raise LaunchError(
-            f"DEVICE: no device of kind {kind} found here; name them with DEVICES=0,1,... or set DEVICE=cpu"
-        )
-    absent = [i for i in ids if i not in visible]
-    if absent and kind != "cpu" and not args.DRY_RUN:
-        raise LaunchError(f"DEVICES: no {kind} {', '.join(absent)} here; there are {', '.join(visible) or 'none'}")
-    return Devices(kind, ids, visible)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    count: int = 1
-    rank: int = 0
-    master: str = ""  # address:port
-    host: str = "127.0.0.1"  # this node's address
-
-
-def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
-    """The nodes of the job, from NNODES, NODE_RANK and MASTER, or from Slurm and IP_STR.
-
-    Raises:
-        LaunchError: several nodes and one of these is missing or makes no sense.
-    """
-    addresses = _split(args.IP_STR)
-    count, rank = args.NNODES, args.NODE_RANK
-    if count == 1:
-        return Nodes(host=addresses[0] if addresses else "127.0.0.1")
-    if rank is None or rank >= count:
-        raise LaunchError(f"NODE_RANK: with {count} nodes it must be 0 to {count - 1} (one a node), not {rank}")
-    if addresses and len(addresses) != count:
-        raise LaunchError(f"IP_STR: it must hold {count} addresses, one a node, not {len(addresses)}")
-    master = args.MASTER or (addresses[0] if addresses else None)
-    if not master:
-        raise LaunchError(f"MASTER: with {count} nodes it must be address:port of the node with NODE_RANK 0")
-    address, _, port = master.partition(":")
-    job = environ.get("SLURM_JOB_ID", "")  # two jobs may share a node's network, so each has its own port
-    port = port or str(args.MASTER_PORT or (20000 + int(job) % 10000 if job.isdigit() else 6070))
-    if not port.isdigit():
-        raise LaunchError(f"MASTER: {master!r} must be address:port")
-    if not args.DRY_RUN:
-        address = _numeric(address)
-    return Nodes(count, rank, f"{address}:{port}", _own_address(rank, address, addresses))
-
-
-def _numeric(name: str) -> str:
-    """Paddle's rendezvous server starts where --master equals the node's own address, so names do not do."""
-    try:
-        return socket.gethostbyname(name)
-    except OSError as error:
-        raise LaunchError(f"MASTER: the address of {name!r} cannot be found ({error})") from error
-
-
-def _own_address(rank: int, master: str, addresses: list[str]) -> str:
-    """This node's address as the others reach it; the host name's may be a loopback address (Debian's 127.0.1.1)."""
-    if rank == 0:
-        return master
-    if addresses:
-        return addresses[rank]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((master, 9))  # sends nothing; only chooses the route
-        except OSError:
-            return ""
-        return probe.getsockname()[0]
-
-
-# ---------------------------------------------------------------------------------------------------- checks
-
-
-def check_layout(args: argparse.Namespace, world: int) -> None:
-    """Degrees against each other and against the number of devices."""
-    degrees = args.TP * args.PP * args.FSDP
-    if world % degrees:
-        raise LaunchError(
-            f"TP={args.TP} x PP={args.PP} x FSDP={args.FSDP} = {degrees} must divide the number of devices, {world}; "
-            f"DP is what remains (DEVICES=0,1,... chooses the devices)"
-        )
-    if args.VP > 1 and args.PP < 3:
-        raise LaunchError(f"VP={args.VP} needs PP of at least 3, not {args.PP} (Paddle asserts more than 2 stages)")
-    if args.SP and args.TP == 1:
-        raise LaunchError("SP=true needs TP of at least 2: it splits the sequence over the tensor-parallel devices")
-    if args.SP and args.max_seqlen % args.TP:
-        raise LaunchError(f"max_seqlen={args.max_seqlen} must be a multiple of TP={args.TP} with SP=true")
-    if args.PP > 1 and args.GA < args.PP:
-        raise LaunchError(f"GA={args.GA} must be at least PP={args.PP}, to fill the pipeline")
-    if args.VP > 1 and (args.GA < 2 * args.PP or args.GA % args.PP):
-        raise LaunchError(f"GA={args.GA} must be a multiple of PP={args.PP} of at least {2 * args.PP} with VP above 1")
-    if args.FSDP > 1 and args.PP > 1 and args.sharding_stage != "stage1":
-        raise LaunchError(
-            f"sharding_stage={args.sharding_stage} does not go with PP={args.PP} in PaddleNLP; use stage1"
-        )
-    if args.FSDP > 1 and args.TP > 1 and args.sharding_stage == "stage3":
-        raise LaunchError(f"sharding_stage=stage3 does not go with TP={args.TP} in PaddleNLP; use stage1 or stage2")
-
-
-def check_model(args: argparse.Namespace, config: dict) -> None:
-    """The layout against the model's dimensions."""
-    split = {key: config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")}
-    for key, size in split.items():
-        if size % args.TP:
-            common = math.gcd(*split.values())
-            possible = ", ".join(str(n) for n in range(1, 65) if common % n == 0)
-            raise LaunchError(f"TP={args.TP} must divide {key}={size} of {args.model_name}; it may be {possible}")
-    layers = config["num_hidden_layers"]
-    if layers % (args.PP * args.VP):
-        raise LaunchError(
-            f"PP={args.PP} x VP={args.VP} = {args.PP * args.VP} must divide the {layers} layers of {args.model_name}"
-        )
-
-
-def check_precision(args: argparse.Namespace, config: dict, device: str) -> None:
-    """Backend and precision against the device, fp8 against the shapes of its matrix products."""
-    if device == "cpu":
-        if args.backend == "te":
-            raise LaunchError(
-                "backend=te needs an NVIDIA GPU (DEVICE=gpu with paddlepaddle-gpu, or DEVICE=nvgpu with tools/nvgpu); "
-                "on a CPU use pd, the same layers in plain Paddle"
-            )
-        if args.precision == "bf16":
-            raise LaunchError(
-                "precision=bf16 does not train on a plain CPU in Paddle; use fp32, or DEVICE=gpu or nvgpu"
-            )
-        for name, used in (("TP", args.TP > 1), ("PP", args.PP > 1), ("sharding_stage", args.FSDP > 1)):
-            if used and (name, args.sharding_stage) != ("sharding_stage", "stage1"):
-                raise LaunchError(
-                    f"{name}={getattr(args, name)} does not work on DEVICE=cpu (Paddle's gloo has DP and stage1 only); "
-                    "use DEVICE=nvgpu, whose host runtime needs no GPU (tools/nvgpu)"
-                )
-    if device == "nvgpu" and args.backend == "te" and not args.DRY_RUN and not count_gpus():
-        raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")
-    if args.precision == "fp8" and args.backend != "te":
-        raise LaunchError(f"precision=fp8 needs backend=te, not {args.backend}")
-    if args.precision == "fp32" and args.backend == "te":
-        raise LaunchError(
-            "precision=fp32 does not go with backend=te, whose attention kernels take bf16; use bf16 or fp8"
-        )
-    if args.precision == "fp8":
-        _check_fp8(args, config)
-
-
-def _check_fp8(args: argparse.Namespace, config: dict) -> None:
-    # cuBLASLt's fp8 GEMM wants leading dimensions in multiples of 16; each dimension leads in fprop, dgrad or wgrad.
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
-    tokens = args.batch_size_per_device * args.max_seqlen
-    sizes = {
-        f"hidden_size of {args.model_name}": config["hidden_size"],
-        f"query size over TP={args.TP}": config["num_attention_heads"] * head_dim // args.TP,
-        f"key size over TP={args.TP}": config["num_key_value_heads"] * head_dim // args.TP,
-        f"intermediate_size over TP={args.TP}": config["intermediate_size"] // args.TP,
-        "batch_size_per_device x max_seqlen": tokens,
-    }
-    if args.SP:
-        sizes[f"batch_size_per_device x max_seqlen over TP={args.TP}"] = tokens // args.TP
-    for name, size in sizes.items():
-        if size % 16:
-            raise LaunchError(f"precision=fp8 needs multiples of 16; {name} is {size}")
-
-
-def check_data(args: argparse.Namespace) -> str | None:
-    """The folder of the data set, or None for mock data."""
-    if args.MOCK_DATA:
-        return None
-    path = Path(args.DATA_PATH or "/dataset").expanduser().absolute()
-    if not args.DATA_PATH and not path.is_dir():
-        if args.DRY_RUN:  # the machine it is meant for may have it
-            print(f"note: there is no {path} here; a run needs DATA_PATH or MOCK_DATA=1", file=sys.stderr)
-            return str(path)
-        raise LaunchError("DATA_PATH is not set and there is no /dataset; set DATA_PATH=folder, or MOCK_DATA=1")
-    if not path.is_dir():
-        raise LaunchError(f"DATA_PATH: there is no folder {path}")
-    if not any(path.glob("*.idx")) and not any(path.glob("*_idx.npz")):
-        raise LaunchError(f"DATA_PATH: {path} holds no .idx file; prepare it with tools/prepare_data.py")
-    return str(path)
-
-
-def check_tokenizer(args: argparse.Namespace) -> str | None:
-    """The tokenizer's folder, full name, or none."""
-    name = args.tokenizer_name
-    if name == "none":
-        if not args.MOCK_DATA:
-            raise LaunchError("tokenizer_name=none goes with MOCK_DATA=1 only")
-        return name
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not any(any(folder.glob(pattern)) for pattern in ("tokenizer_config.json", "tokenizer.json", "*.model")):
-            raise LaunchError(f"tokenizer_name: {name!r} holds no tokenizer_config.json, tokenizer.json or *.model")
-        return str(folder.absolute())
-    full = configs.canonical(name) or name
-    if full not in TOKENIZERS:
-        raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(TOKENIZERS)}")
-    return full
-
-
-def check_start(args: argparse.Namespace, output: Path) -> None:
-    """Where the weights come from: a checkpoint, a converted checkpoint, or neither; never both, and nothing lost."""
-    there = ", ".join(str(number) for number, _ in complete_checkpoints(output))
-    try:
-        find_checkpoint(str(args.resume_step), output)
-    except FileNotFoundError as error:
-        raise LaunchError(f"resume_step={args.resume_step}: {error}") from error
-    if args.resume_step == "none" and there and not args.OVERWRITE:
-        raise LaunchError(
-            f"resume_step=none starts anew, but {output} holds checkpoints (steps {there}); "
-            "resume with auto or a step, set another EXP_NAME or OUTPUT_BASE, or OVERWRITE=1"
-        )
-    if args.init_weight == "none":
-        return
-    if args.resume_step != "none" and there:
-        raise LaunchError(
-            f"init_weight and resume_step={args.resume_step} exclude each other: {output} holds steps {there}; "
-            "set one of them to none"
-        )
-    folder = Path(args.init_weight).expanduser()
-    if not folder.is_dir():
-        raise LaunchError(f"init_weight: there is no folder {args.init_weight!r}")
-    if not any(folder.glob("model_state*")) and not any(folder.glob("*.safetensors")):
-        raise LaunchError(f"init_weight: {args.init_weight!r} holds neither model_state* nor *.safetensors")
 
 
 # ---------------------------------------------------------------------------------------------------- command

@@ -234,18 +234,18 @@ def fake_smi(folder, gpus, monkeypatch):
 
 
 def test_devices_are_found(tmp_path, monkeypatch):
-    from paddle_te.training import launch
+    from paddle_te.training import launch, machines
 
     mock = {"MOCK_DATA": "1"}
     cpu = dict(model_name="llama-125m", TP=1, precision="fp32")
 
     def devices(environ, **arguments):
         args = launch.parse([f"--{name}={value}" for name, value in arguments.items()], {**mock, **environ})
-        found = launch.find_devices(args, environ)
+        found = machines.find_devices(args, environ)
         return found.kind, ",".join(found.ids)
 
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi yet
-    monkeypatch.setattr(launch, "_has_paddle_gpu", lambda: False)
+    monkeypatch.setattr(machines, "_has_paddle_gpu", lambda: False)
     assert devices({}) == ("cpu", "0")
     assert devices({}, DEVICES="0,1", **cpu) == ("cpu", "0,1")
     with pytest.raises(LaunchError, match="DEVICE: no device of kind gpu"):
@@ -267,7 +267,7 @@ def test_devices_are_found(tmp_path, monkeypatch):
     assert devices({}) == ("cpu", "0"), "GPUs that this Paddle cannot use"
     assert devices(plugin) == ("nvgpu", "0,1,2,3")
     assert devices({**plugin, "CUDA_VISIBLE_DEVICES": "2,3"}) == ("nvgpu", "0,1")
-    monkeypatch.setattr(launch, "_has_paddle_gpu", lambda: True)
+    monkeypatch.setattr(machines, "_has_paddle_gpu", lambda: True)
     assert devices(plugin) == ("gpu", "0,1,2,3")
     assert devices({}, DEVICES="1,3") == ("gpu", "1,3")
     assert devices({"CUDA_VISIBLE_DEVICES": "2,3"}) == ("gpu", "2,3")

@@ -1,0 +1,157 @@
+"""Where the training processes run: the devices of this machine, the nodes of the job.
+
+Imports neither paddle nor paddlenlp, which take seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class LaunchError(ValueError):
+    """What is wrong, by the argument's name, and what it may be: one line."""
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs of this machine, by the driver's own tool; 0 without it."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
+
+
+def _has_paddle_gpu() -> bool:
+    try:
+        return bool(importlib.metadata.version("paddlepaddle-gpu"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _split(text: str | None) -> list[str]:
+    return [part for part in re.split(r"[,\s]+", text or "") if part]
+
+
+HOST_RUNTIME_DEVICES = 8  # how many the nvgpu plug-in's host runtime shows, unless NVGPU_HOST_DEVICES says
+
+
+def visible_devices(kind: str, environ: Mapping[str, str]) -> list[str]:
+    """The devices a process can see, by the numbers paddle.distributed.launch knows them by; [] if there are none."""
+    if kind == "cpu":
+        return ["0"]
+    chosen = environ.get("CUDA_VISIBLE_DEVICES" if kind == "gpu" else "NVGPU_VISIBLE_DEVICES", "all")
+    if chosen != "all":
+        return [] if chosen == "-1" else _split(chosen)
+    if kind == "nvgpu" and (environ.get("NVGPU_HOST_DEVICES") or not count_gpus()):
+        return [str(i) for i in range(int(environ.get("NVGPU_HOST_DEVICES") or HOST_RUNTIME_DEVICES))]
+    hidden = environ.get("CUDA_VISIBLE_DEVICES")  # which leaves nvgpu, on CUDA, the numbers 0 to n - 1
+    count = count_gpus() if hidden is None else len(_split(hidden))
+    return [str(i) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Devices:
+    kind: str  # gpu, nvgpu or cpu: what --device gets
+    ids: list[str]
+    visible: list[str]
+
+    def selected(self) -> dict[str, str]:
+        """How Paddle is told one process's device: its place among the visible ones."""
+        place = self.visible.index(self.ids[0]) if self.ids[0] in self.visible else self.ids[0]
+        return {} if self.kind == "cpu" else {f"FLAGS_selected_{self.kind}s": str(place)}
+
+
+def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Devices:
+    """DEVICE and DEVICES if given; else paddlepaddle-gpu's GPUs, the nvgpu plug-in's devices, or one CPU.
+
+    Raises:
+        LaunchError: the kind asked for has no device here, or DEVICES names one that is not here.
+    """
+    kind = args.DEVICE
+    if kind is None:
+        if _has_paddle_gpu() and visible_devices("gpu", environ):
+            kind = "gpu"
+        elif environ.get("CUSTOM_DEVICE_ROOT"):
+            kind = "nvgpu"
+        elif args.DRY_RUN and args.DEVICES and args.precision != "fp32":
+            kind = "gpu"  # a dry run for another machine: only accelerators take this precision
+        else:
+            kind = "cpu"
+    visible = visible_devices(kind, environ)
+    ids = args.DEVICES or visible
+    if kind == "nvgpu" and not args.DEVICES and not environ.get("NVGPU_HOST_DEVICES") and not count_gpus():
+        ids = visible[:1]  # the host runtime's devices are made of CPU time: more than one must be asked for
+    if not ids:
+        raise LaunchError(
+            f"DEVICE: no device of kind {kind} found here; name them with DEVICES=0,1,... or set DEVICE=cpu"
+        )
+    absent = [i for i in ids if i not in visible]
+    if absent and kind != "cpu" and not args.DRY_RUN:
+        raise LaunchError(f"DEVICES: no {kind} {', '.join(absent)} here; there are {', '.join(visible) or 'none'}")
+    return Devices(kind, ids, visible)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    count: int = 1
+    rank: int = 0
+    master: str = ""  # address:port
+    host: str = "127.0.0.1"  # this node's address
+
+
+def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
+    """The nodes of the job, from NNODES, NODE_RANK and MASTER, or from Slurm and IP_STR.
+
+    Raises:
+        LaunchError: several nodes and one of these is missing or makes no sense.
+    """
+    addresses = _split(args.IP_STR)
+    count, rank = args.NNODES, args.NODE_RANK
+    if count == 1:
+        return Nodes(host=addresses[0] if addresses else "127.0.0.1")
+    if rank is None or rank >= count:
+        raise LaunchError(f"NODE_RANK: with {count} nodes it must be 0 to {count - 1} (one a node), not {rank}")
+    if addresses and len(addresses) != count:
+        raise LaunchError(f"IP_STR: it must hold {count} addresses, one a node, not {len(addresses)}")
+    master = args.MASTER or (addresses[0] if addresses else None)
+    if not master:
+        raise LaunchError(f"MASTER: with {count} nodes it must be address:port of the node with NODE_RANK 0")
+    address, _, port = master.partition(":")
+    job = environ.get("SLURM_JOB_ID", "")  # two jobs may share a node's network, so each has its own port
+    port = port or str(args.MASTER_PORT or (20000 + int(job) % 10000 if job.isdigit() else 6070))
+    if not port.isdigit():
+        raise LaunchError(f"MASTER: {master!r} must be address:port")
+    if not args.DRY_RUN:
+        address = _numeric(address)
+    return Nodes(count, rank, f"{address}:{port}", _own_address(rank, address, addresses))
+
+
+def _numeric(name: str) -> str:
+    """Paddle's rendezvous server starts where --master equals the node's own address, so names do not do."""
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise LaunchError(f"MASTER: the address of {name!r} cannot be found ({error})") from error
+
+
+def _own_address(rank: int, master: str, addresses: list[str]) -> str:
+    """This node's address as the others reach it; the host name's may be a loopback address (Debian's 127.0.1.1)."""
+    if rank == 0:
+        return master
+    if addresses:
+        return addresses[rank]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((master, 9))  # sends nothing; only chooses the route
+        except OSError:
+            return ""
+        return probe.getsockname()[0]
