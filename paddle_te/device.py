@@ -4,17 +4,29 @@ Knows three kinds: "cpu"; "gpu", paddlepaddle-gpu's; "nvgpu", the plug-in of too
 tests for a place. `place` is a Paddle place, such as `tensor.place`; None: where Paddle computes now.
 """
 
+import re
+from functools import cache
+
 import paddle
 from paddle.base import core
 
 from paddle_te.native import library
 
-NVIDIA_KINDS = ("gpu", "nvgpu")
+_expected = None, ("cpu", 0)  # Paddle's expected place last time, and its kind and number
 
 
 def _resolve(place):
     """(kind, device number) of the place."""
-    place = paddle.framework._current_expected_place_() if place is None else place
+    global _expected
+    if place is not None:
+        return _kind_and_number(place)
+    place = paddle.framework._current_expected_place_()
+    if place is not _expected[0]:  # asked for several times a layer, changed almost never
+        _expected = place, _kind_and_number(place)
+    return _expected[1]
+
+
+def _kind_and_number(place):
     if place.is_gpu_place():
         return "gpu", place.gpu_device_id()
     if place.is_custom_place():
@@ -37,29 +49,39 @@ def raw_stream(place=None):
 
     Raises RuntimeError on a CPU, which has none.
     """
-    name, index = _resolve(place)
+    name, number = _resolve(place)
     if name == "gpu":
-        return core._get_current_stream(index).cuda_stream
+        return core._get_current_stream(number).cuda_stream
     if name == "cpu":
         raise RuntimeError("the CPU has no stream: choose an NVIDIA device with paddle.set_device")
-    return core._get_current_custom_device_stream(name, index).raw_stream
+    return core._get_current_custom_device_stream(name, number).raw_stream
+
+
+@cache
+def _on_nvgpu_host_runtime():
+    """Whether nvgpu's device is plain memory. Paddle has no way to ask; the plug-in's library is named after it."""
+    with open("/proc/self/maps") as maps:
+        return re.search(r"/libnvgpu_host\.so", maps.read()) is not None
+
+
+def _gpu(place):
+    """What the driver says of the place's GPU, a `library.Gpu`; None for what is not an NVIDIA GPU."""
+    name, number = _resolve(place)
+    if name == "gpu" or (name == "nvgpu" and not _on_nvgpu_host_runtime()):
+        return library.gpus()[number]
+    return None
 
 
 def compute_capability(place=None):
     """(major, minor) of an NVIDIA GPU; None for what is not one (the CPU, nvgpu's host runtime)."""
-    name, index = _resolve(place)
-    if name not in NVIDIA_KINDS:
-        return None
-    properties = paddle.device.get_device_properties(f"{name}:{index}")
-    return (properties.major, properties.minor) if properties.major else None
+    gpu = _gpu(place)
+    return gpu.capability if gpu else None
 
 
 def sm_count(place=None):
     """Number of streaming multiprocessors of an NVIDIA GPU; None for what is not one."""
-    name, index = _resolve(place)
-    if name not in NVIDIA_KINDS or compute_capability(place) is None:
-        return None
-    return paddle.device.get_device_properties(f"{name}:{index}").multi_processor_count
+    gpu = _gpu(place)
+    return gpu.sm_count if gpu else None
 
 
 def bf16_supported(place=None):
@@ -77,13 +99,13 @@ def fp8_supported(place=None):
 
 def peak_memory(place=None):
     """Greatest number of bytes that tensors have had on the device since start or `reset_peak_memory`."""
-    name, index = _resolve(place)
+    name, number = _resolve(place)
     value = core.host_memory_stat_peak_value if name == "cpu" else core.device_memory_stat_peak_value
-    return value("Allocated", index)
+    return value("Allocated", number)
 
 
 def reset_peak_memory(place=None):
     """Lets `peak_memory` count from what is allocated now."""
-    name, index = _resolve(place)
+    name, number = _resolve(place)
     reset = core.host_memory_stat_reset_peak_value if name == "cpu" else core.device_memory_stat_reset_peak_value
-    reset("Allocated", index)
+    reset("Allocated", number)

@@ -1,5 +1,8 @@
 """paddle_te.device on the CPU, and its branches for GPUs with Paddle's answers replaced."""
 
+import mmap
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +10,7 @@ import paddle
 import pytest
 
 from paddle_te import device
+from paddle_te.native import library
 
 
 class Place:
@@ -29,16 +33,11 @@ class Place:
 
 
 @pytest.fixture
-def properties(monkeypatch):
-    """Sets what Paddle answers for device properties; returns the devices asked for."""
-    asked = []
-
-    def answer(major, minor, sms=132):
-        value = SimpleNamespace(major=major, minor=minor, multi_processor_count=sms)
-        monkeypatch.setattr(paddle.device, "get_device_properties", lambda name: asked.append(name) or value)
-        return asked
-
-    return answer
+def driver(monkeypatch):
+    """Sets what the driver says of device 2, and that nvgpu's runtime is CUDA's."""
+    monkeypatch.setattr(device, "_on_nvgpu_host_runtime", lambda: False)
+    none = library.Gpu((0, 0), 0)
+    return lambda *capability: monkeypatch.setattr(library, "gpus", lambda: [none, none, library.Gpu(capability, 132)])
 
 
 def test_cpu():
@@ -74,27 +73,45 @@ def test_peak_memory():
     "capability, bf16, fp8",
     [((7, 5), False, False), ((8, 0), True, False), ((8, 9), True, True), ((9, 0), True, True), ((10, 0), True, True)],
 )
-def test_capability(properties, kind, capability, bf16, fp8):
-    asked = properties(*capability)
+def test_capability(driver, kind, capability, bf16, fp8):
+    driver(*capability)
     place = Place(kind, 2)
     assert device.kind(place) == kind
     assert device.compute_capability(place) == capability and device.sm_count(place) == 132
     assert device.bf16_supported(place) is bf16 and device.fp8_supported(place) is fp8
-    assert set(asked) == {f"{kind}:2"}
 
 
-def test_host_runtime(properties):
+def test_host_runtime(monkeypatch):
     """nvgpu without a GPU: trains in bf16, is no NVIDIA GPU."""
-    properties(0, 0)
+    monkeypatch.setattr(device, "_on_nvgpu_host_runtime", lambda: True)
     place = Place("nvgpu")
     assert device.compute_capability(place) is None and device.sm_count(place) is None
     assert device.bf16_supported(place) and not device.fp8_supported(place)
 
 
-def test_other_device(properties):
-    asked = properties(9, 0)
-    assert device.kind(Place("npu")) == "npu" and device.compute_capability(Place("npu")) is None
-    assert not device.bf16_supported(Place("npu")) and asked == []
+def test_host_runtime_is_recognised():
+    """By its library among the process's."""
+    if not paddle.device.get_all_custom_device_type():
+        assert not device._on_nvgpu_host_runtime.__wrapped__()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "libnvgpu_host.so"
+        path.write_bytes(b"x")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+            assert device._on_nvgpu_host_runtime.__wrapped__()
+
+
+def test_other_device(driver):
+    driver(9, 0)
+    assert device.kind(Place("npu")) == "npu" and device.compute_capability(Place("npu", 2)) is None
+    assert not device.bf16_supported(Place("npu", 2))
+
+
+def test_expected_place_changes(monkeypatch):
+    """The place is remembered only as long as Paddle expects the same one."""
+    for place in (Place("gpu", 1), Place("nvgpu", 3), Place("cpu")):
+        monkeypatch.setattr(paddle.framework, "_current_expected_place_", lambda place=place: place)
+        for _ in range(2):
+            assert device._resolve(None) == (place.kind, place.index)
 
 
 def test_raw_stream(monkeypatch):
