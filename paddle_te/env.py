@@ -1,0 +1,257 @@
+"""What this machine has and which backends can run on it: `python -m paddle_te.env [--json] [--save FILE]`.
+
+Nothing here fails because something is missing: what is missing is the report. Exit status 0.
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from paddle_te import native
+from paddle_te.native import Problem
+
+BACKENDS = ("none", "pd", "te")
+PRECISIONS = ("fp32", "bf16", "fp8")
+PACKAGES = (
+    "paddle_te",
+    "paddlepaddle",
+    "paddlepaddle-gpu",
+    "paddlenlp",
+    "transformer-engine-cu12",
+    "transformer-engine-cu13",
+    "numpy",
+    "visualdl",
+)
+
+
+def package_versions():
+    """{distribution: version} of the installed ones among PACKAGES."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def import_problems():
+    """Problems that keep Paddle and PaddleNLP from being imported."""
+    for name, remedy in (
+        ("paddle", "pip install -c constraints.txt '.[cpu]', or paddlepaddle-gpu for an NVIDIA GPU"),
+        ("paddlenlp.transformers", "pip install -c constraints.txt '.[cpu]': newer dependencies of PaddleNLP break it"),
+    ):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a broken package may raise anything
+            return [Problem(f"import {name} fails: {type(error).__name__}: {error}", remedy)]
+    return []
+
+
+def training_device():
+    """The Paddle device to train on here, as --device takes it: gpu, nvgpu (tools/nvgpu) or cpu.
+
+    Raises ImportError without Paddle.
+    """
+    import paddle
+
+    if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
+        return "gpu"
+    return "nvgpu" if "nvgpu" in paddle.device.get_all_custom_device_type() else "cpu"
+
+
+def nvidia_gpus():
+    """One dict per NVIDIA GPU (name, driver_version, memory, compute_capability), as nvidia-smi tells; [] without."""
+    fields = ["name", "driver_version", "memory.total", "compute_cap"]
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if result.returncode:
+        return []
+    names = ["name", "driver_version", "memory", "compute_capability"]
+    return [dict(zip(names, line.split(", "), strict=True)) for line in result.stdout.strip().splitlines()]
+
+
+def backend_problems(backend, precision, device):
+    """Why `backend` cannot train in `precision` on the Paddle device `device`; an empty list when it can.
+
+    Args:
+        backend: none, pd or te.
+        precision: fp32, bf16 or fp8 (pd emulates fp8's rounding).
+        device: cpu, gpu or nvgpu.
+    """
+    if backend == "none" and precision == "fp8":
+        return [Problem("PaddleNLP's own layers have no fp8", "use backend te, or pd to emulate fp8's rounding")]
+    if backend == "te":
+        return _te_problems(precision, device)
+    if precision == "bf16":
+        return _bf16_problems(device)
+    return []
+
+
+def _bf16_problems(device):
+    from paddle_te.device import bf16_supported
+
+    if bf16_supported():
+        return []
+    return [Problem(f"Paddle has no bf16 kernels to train with on {device}", "train in fp32, or on an NVIDIA GPU")]
+
+
+def _te_problems(precision, device):
+    problems = []
+    if precision == "fp32":
+        problems.append(Problem("Transformer Engine's layers compute in bf16 and fp8", "train in bf16"))
+    if device == "cpu":
+        remedy = "install paddlepaddle-gpu, or build the plug-in of tools/nvgpu (its README says how)"
+        problems.append(Problem("this Paddle has no NVIDIA device", remedy))
+    return problems + native.diagnose(fp8=precision == "fp8")
+
+
+def backends():
+    """{precision: {backend: [Problem, …]}} for all of them; an empty list: usable."""
+    if problems := import_problems():
+        return {precision: {backend: problems for backend in BACKENDS} for precision in PRECISIONS}
+    import paddle
+
+    device = training_device()
+    previous = paddle.device.get_device()
+    paddle.set_device(device)
+    try:
+        return {
+            precision: {backend: backend_problems(backend, precision, device) for backend in BACKENDS}
+            for precision in PRECISIONS
+        }
+    finally:
+        paddle.set_device(previous)
+
+
+def usable_backends(precision="fp32"):
+    """The backends (none, pd, te) that can train in `precision` here, on `training_device()`.
+
+    Raises ValueError for a precision other than fp32, bf16 and fp8.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r}: it may be {', '.join(PRECISIONS)}")
+    return [backend for backend, problems in backends()[precision].items() if not problems]
+
+
+def report():
+    """All of it, as plain data: what --json prints."""
+    reasons = backends()
+    gpus = nvidia_gpus()
+    try:
+        device = training_device()
+    except ImportError:
+        device = None
+    return {
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        },
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "packages": package_versions(),
+        "nvidia_gpus": gpus,
+        "native_libraries": native.report(),
+        "device": device,
+        "usable": {
+            precision: [backend for backend, problems in of.items() if not problems]
+            for precision, of in reasons.items()
+        },
+        "unusable": {
+            precision: {
+                backend: [problem._asdict() for problem in problems] for backend, problems in of.items() if problems
+            }
+            for precision, of in reasons.items()
+        },
+    }
+
+
+def _processor():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def format_report(report):
+    """The report as text."""
+    machine, lines = report["machine"], []
+
+    def section(title, rows):
+        lines.extend([title, *(f"  {name:<24} {text}".rstrip() for name, text in rows), ""])
+
+    rows = [("system", machine["system"]), ("processor", f"{machine['processor']}, {machine['cores']} cores")]
+    rows.append(("memory", f"{machine['memory_bytes'] / 2**30:.1f} GiB"))
+    for number, gpu in enumerate(report["nvidia_gpus"]):
+        rows.append(
+            (f"GPU {number}", "{name}, {memory}, sm {compute_capability}, driver {driver_version}".format(**gpu))
+        )
+    section("Machine", rows if report["nvidia_gpus"] else [*rows, ("NVIDIA GPU", "none found (nvidia-smi)")])
+    python = report["python"]
+    section("Versions", [("python", f"{python['version']}  {python['executable']}"), *report["packages"].items()])
+    libraries = [
+        (
+            name,
+            f"{entry['version'] or '?'}  {', '.join(entry['paths'])}"
+            + ("  DUPLICATE" if len(entry["paths"]) > 1 else ""),
+        )
+        for name, entry in report["native_libraries"].items()
+    ]
+    section("Native libraries in this process", libraries or [("none", "")])
+    section(
+        f"Backends, training on {report['device'] or 'no device'}",
+        [
+            (precision, "   ".join(f"{backend}: {_answer(backend, precision, usable)}" for backend in BACKENDS))
+            for precision, usable in report["usable"].items()
+        ],
+    )
+    lines.append("Why not")
+    for what, remedy, where in _reasons(report["unusable"]):
+        lines.append(f"  {where}: {what}\n      remedy: {remedy}")
+    return "\n".join(lines)
+
+
+def _answer(backend, precision, usable):
+    if backend not in usable:
+        return "no"
+    return "emulated" if (backend, precision) == ("pd", "fp8") else "yes"
+
+
+def _reasons(unusable):
+    """(what, remedy, "te (bf16, fp8), …") with each reason once."""
+    places = {}
+    for precision, backends_ in unusable.items():
+        for backend, problems in backends_.items():
+            for problem in problems:
+                places.setdefault((problem["what"], problem["remedy"]), {}).setdefault(backend, []).append(precision)
+    for (what, remedy), of in places.items():
+        yield what, remedy, ", ".join(f"{backend} ({', '.join(precisions)})" for backend, precisions in of.items())
+
+
+def main(argv=None):
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paddle_te.env", description="What is here, and which backends run."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the JSON to FILE")
+    args = parser.parse_args(argv)
+    found = report()
+    if args.save:
+        args.save.parent.mkdir(parents=True, exist_ok=True)
+        args.save.write_text(json.dumps(found, indent=2) + "\n")
+    print(json.dumps(found, indent=2) if args.json else format_report(found))
+
+
+if __name__ == "__main__":
+    main()
