@@ -178,6 +178,7 @@ def test_quantize_saturates(te, stream):
 def test_current_scaling(te, stream):
     x = random(64, 128, scale=0.01)
     x8 = Float8(te, (64, 128))
+    x8.factors.fill_(1e30)  # compute_amax overwrites, it does not raise an older value
     te.compute_amax(view(te, x), x8.native, stream)
     te.compute_scale_from_amax(x8.native, stream)
     assert x8.amax == x.float().abs().max().item() and x8.scale == pytest.approx(448 / x8.amax, rel=1e-6)
