@@ -1,0 +1,180 @@
+"""scripts/quickstart.sh as a user runs it (fewer steps), and the part of the scripts that makes .venv."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory):
+    if not (ROOT / ".venv").exists():
+        pytest.skip("run through scripts/test.sh: without .venv the quickstart would first install everything")
+    out = tmp_path_factory.mktemp("quickstart")
+    result = subprocess.run(
+        ["bash", "scripts/quickstart.sh", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "STEPS": str(STEPS)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return out, result
+
+
+def test_summary(quickstart):
+    out, _ = quickstart
+    summary = json.loads((out / "summary.json").read_text())
+    usable = json.loads((out / "env.json").read_text())["usable"]
+    expected, tolerance = (usable["bf16"], 1e-2) if "te" in usable["bf16"] else (["none", "pd"], 1e-5)
+    assert summary["backends"] == expected and summary["tolerance"] == tolerance
+    assert 0 <= summary["max_relative_difference"] <= tolerance
+    assert summary["steps"] == list(range(1, STEPS + 1))
+    for backend in expected:
+        losses = summary["losses"][backend]
+        assert len(losses) == STEPS and losses[-1] < losses[0]
+        assert summary["tokens_per_second"][backend] > 0
+
+
+def test_table_and_picture(quickstart):
+    out, result = quickstart
+    lines = result.stdout.splitlines()
+    (header,) = (number for number, line in enumerate(lines) if line.startswith("backend "))
+    assert lines[header].split() == ["backend", "loss@1", f"loss@{STEPS}", "max", "rel.", "diff.", "tokens/s"]
+    assert lines[header + 2].startswith("none ") and lines[header + 3].startswith("pd ")
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_both_backends_started_from_the_same_converted_weights(quickstart):
+    out, _ = quickstart
+    losses = json.loads((out / "summary.json").read_text())["losses"]
+    assert losses["pd"][0] == pytest.approx(losses["none"][0], rel=1e-6)
+    assert (out / "init_te" / "config.json").exists()
+    assert sorted(path.name for path in (out / "init").glob("checkpoint-*")) == ["checkpoint-1"]
+
+
+def test_progress_is_shown(quickstart):
+    _, result = quickstart
+    sections = [line[3:] for line in result.stdout.splitlines() if line.startswith("== ")]
+    assert [section.split(":")[0].split()[0] for section in sections] == [
+        "this",
+        "preparing",
+        "training",
+        "converting",
+        "training",
+        "training",
+        "comparing",
+    ]
+    assert result.stderr.count(f"{STEPS}/{STEPS}") >= 2
+
+
+def test_visualdl_has_loss_and_speed(quickstart):
+    from visualdl import LogReader
+
+    out, _ = quickstart
+    (log,) = (out / "pd").rglob("vdlrecords*")
+    names = LogReader(file_path=str(log)).get_tags()["scalar"]
+    assert {"train/loss", "train/learning_rate", "train/tokens_per_second", "train/peak_memory_bytes"} <= set(names)
+
+
+def shell(script, cwd, path=None, **environ):
+    """Runs `script` after scripts/common.sh, in an empty folder."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHON"}
+    env.update(environ, PATH=path or env["PATH"])
+    script = f"set -euo pipefail; . '{ROOT}/scripts/common.sh'; {script}"
+    return subprocess.run([shutil.which("bash"), "-c", script], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def executable(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    path.chmod(0o755)
+    return path
+
+
+def python_that_is(version, path):
+    return executable(path, f"#!/bin/sh\necho {version}\n")
+
+
+@pytest.mark.parametrize("version, accepted", [("3.9", False), ("3.10", True), ("3.12", True), ("3.13", False)])
+def test_which_pythons_are_taken(tmp_path, version, accepted):
+    python = python_that_is(version, tmp_path / "python")
+    result = shell("find_python", tmp_path, PYTHON=str(python))
+    if accepted:
+        assert (result.returncode, result.stdout.strip()) == (0, str(python))
+    else:
+        assert result.returncode == 1 and not (tmp_path / ".venv").exists()
+        assert f"PYTHON={python} is not a Python 3.10, 3.11 or 3.12 (found: {version})" in result.stderr
+
+
+def test_a_newer_python3_is_passed_over(tmp_path):
+    python_that_is("3.13", tmp_path / "bin/python3")
+    python_that_is("3.11", tmp_path / "bin/python3.11")
+    assert shell("find_python", tmp_path, path=str(tmp_path / "bin")).stdout.strip() == "python3.11"
+
+
+def test_no_python_at_all(tmp_path):
+    result = shell("make_venv", tmp_path, path=str(tmp_path))
+    assert result.returncode == 1
+    assert "no Python 3.10, 3.11 or 3.12 found (python3 is missing); set PYTHON=" in result.stderr
+
+
+def test_missing_compiler_is_named_with_its_remedy(tmp_path):
+    for tool in ("echo", "tr", "env"):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+    executable(tmp_path / "bin/id", "#!/bin/sh\necho 1000\n")  # not root: nothing may be installed
+    result = shell("make_venv", tmp_path, path=str(tmp_path / "bin"), PYTHON=sys.executable)
+    assert result.returncode == 1 and not (tmp_path / ".venv").exists()
+    assert "missing: g++" in result.stderr and "apt-get install g++" in result.stderr
+
+
+def fake_checkout(folder, version):
+    """A folder with a .venv whose python only answers its version and notes what it is asked to do."""
+    for name in ("setup.py", "pyproject.toml", "constraints.txt"):
+        (folder / name).write_text("")
+    (folder / "paddle_te" / "native").mkdir(parents=True)
+    executable(
+        folder / ".venv/bin/python",
+        f'#!/bin/sh\ncase "$*" in *pip*) echo "$@" >>calls ;; *version_info*) echo {version} ;; esac\n',
+    )
+
+
+def installs(folder):
+    calls = folder / "calls"
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+def test_nothing_is_installed_twice(tmp_path):
+    fake_checkout(tmp_path, "3.11")
+    for expected in (1, 1):
+        assert shell("need_tools() { :; }; make_venv", tmp_path).returncode == 0
+        assert installs(tmp_path) == expected
+    (tmp_path / "constraints.txt").write_text("numpy==1.26.4\n")
+    (tmp_path / "paddle_te/native/shim.cpp").write_text("int x;\n")
+    assert shell("need_tools() { :; }; make_venv", tmp_path).returncode == 0
+    assert installs(tmp_path) == 2
+    assert "-c constraints.txt -e .[cpu,test]" in (tmp_path / "calls").read_text()
+
+
+def test_a_failed_install_is_tried_again(tmp_path):
+    fake_checkout(tmp_path, "3.11")
+    executable(tmp_path / ".venv/bin/python", '#!/bin/sh\ncase "$*" in *pip*) exit 3 ;; esac\n')
+    assert shell("need_tools() { :; }; make_venv; echo unreachable", tmp_path).returncode == 3
+    assert not (tmp_path / ".venv/stamp").exists()
+
+
+def test_another_python_than_the_venvs_is_no_silent_change(tmp_path):
+    fake_checkout(tmp_path, "3.11")
+    other = python_that_is("3.12", tmp_path / "python3.12")
+    result = shell("make_venv", tmp_path, PYTHON=str(other))
+    assert result.returncode == 1 and installs(tmp_path) == 0
+    assert ".venv has Python 3.11" in result.stderr and "remove .venv to change it" in result.stderr
