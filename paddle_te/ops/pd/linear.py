@@ -19,6 +19,11 @@ def _gemm(x, weight, quantizers):
     return emulated_fp8_linear(x, weight, quantizers)
 
 
+def _check_fusion(fuse_wgrad_accumulation):
+    if fuse_wgrad_accumulation:
+        raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
+
+
 def _column(x, weight, tp, quantizers):
     return _gemm(x if tp is None else tp.enter(x), weight, quantizers)
 
@@ -30,6 +35,7 @@ def _row(x, weight, tp, quantizers):
 
 def linear(x, weight, *, residual=None, parallel_mode=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
     """x · weightᵀ (+ residual), weight split by `parallel_mode` ("column", "row" or None) over `tp`."""
+    _check_fusion(fuse_wgrad_accumulation)
     if parallel_mode == "column":
         y = _column(x, weight, tp, quantizers)
     elif parallel_mode == "row":
@@ -44,6 +50,7 @@ def layernorm_linear(x, ln_weight, weight, eps, *, tp=None, quantizers=None, fus
 
     The residual passes through so that an implementation can add both gradients of x in one kernel.
     """
+    _check_fusion(fuse_wgrad_accumulation)
     return _column(rms_norm(x, ln_weight, eps), weight, tp, quantizers), x
 
 
@@ -51,5 +58,6 @@ def layernorm_mlp(
     x, ln_weight, fc1_weight, fc2_weight, eps, *, tp=None, quantizers=(None, None), fuse_wgrad_accumulation=False
 ):
     """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel."""
+    _check_fusion(fuse_wgrad_accumulation)
     gate, up = _column(rms_norm(x, ln_weight, eps), fc1_weight, tp, quantizers[0]).chunk(2, -1)
     return x + _row(F.silu(gate) * up, fc2_weight, tp, quantizers[1])

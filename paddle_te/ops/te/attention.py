@@ -7,7 +7,7 @@ from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.ops.te import runtime
-from paddle_te.ops.te.runtime import DTYPES, check_dtype, dense, needs_grad
+from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad
 
 LAYOUT, CAUSAL = int(QKVLayout.BSHD_BSHD_BSHD), int(Mask.CAUSAL)
 
@@ -19,13 +19,13 @@ def _deterministic():
 
 class _RotaryQKV(PyLayer):
     @staticmethod
-    def forward(ctx, qkv, freqs, num_heads, num_kv_heads):
+    def forward(ctx, qkv, freqs, num_heads, num_kv_heads, code):
         rt = runtime.current()
         b, s, width = qkv.shape
         d = width // (num_heads + 2 * num_kv_heads)
         q = rt.empty([b, s, num_heads, d], qkv.dtype)
         k, v = (rt.empty([b, s, num_kv_heads, d], qkv.dtype) for _ in range(2))
-        ctx.sizes = b * s, s, num_heads, num_kv_heads, d, DTYPES[qkv.dtype]
+        ctx.sizes = b * s, s, num_heads, num_kv_heads, d, code
         ctx.freqs, ctx.qkv_grad = freqs, not qkv.stop_gradient
         pointers = (tensor.data_ptr() for tensor in (qkv, q, k, v, freqs))
         rope.rope_split(rt.te, rt.stream, *pointers, *ctx.sizes)
@@ -50,44 +50,66 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d].
     Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d].
     """
-    check_dtype("qkv", qkv)
-    check_dtype("rotary_pos_emb", freqs, (paddle.float32,))
-    return _RotaryQKV.apply(dense(qkv), freqs, num_heads, num_kv_heads)
+    dtype_code("rotary_pos_emb", freqs, (paddle.float32,))
+    return _RotaryQKV.apply(dense(qkv), freqs, num_heads, num_kv_heads, dtype_code("qkv", qkv))
 
 
 class _DotProductAttention(PyLayer):
     @staticmethod
-    def forward(ctx, q, k, v, scale, train):
+    def forward(ctx, q, k, v, scale, train, code):
         rt = runtime.current()
         b, s, h, d = q.shape
         out = rt.empty([b, s, h * d], q.dtype)
         stats = rt.empty([b, h, s, 1], paddle.float32)
-        views = [rt.view(tensor) for tensor in (q, k, v)]
-        rt.te.attention_fwd(*views, rt.view(out, (b, s, h, d)), rt.view(stats), scale, LAYOUT, CAUSAL, train, rt.stream)
+        views = _Views(rt, (b, s, h, d), (b, s, k.shape[2], d), code)
+        stats_view = rt.te.Tensor(stats.data_ptr(), (b, h, s, 1), FLOAT32)
+        rt.te.attention_fwd(
+            views.q(q), views.kv(k), views.kv(v), views.q(out), stats_view, scale, LAYOUT, CAUSAL, train, rt.stream
+        )
         if train:
-            ctx.save_for_backward(q, k, v, out, stats)
-            ctx.scale = scale
+            # detached: with its graph the output would keep this ctx, and itself, alive
+            ctx.saved = q, k, v, out.detach(), stats, stats_view, views, scale
         return out
 
     @staticmethod
     def backward(ctx, dout):
         rt = runtime.current()
-        q, k, v, out, stats = ctx.saved_tensor()
-        grads = [rt.empty(tensor.shape, tensor.dtype) for tensor in (q, k, v)]
-        shape = tuple(q.shape)
+        (q, k, v, out, _stats, stats_view, views, scale), ctx.saved = ctx.saved, None
+        dq, dk, dv = (rt.empty(tensor.shape, tensor.dtype) for tensor in (q, k, v))
+        dout = dense(dout)
         rt.te.attention_bwd(
-            *(rt.view(tensor) for tensor in (q, k, v)),
-            rt.view(out, shape),
-            rt.view(dense(dout), shape),
-            rt.view(stats),
-            *(rt.view(tensor) for tensor in grads),
-            ctx.scale,
+            views.q(q),
+            views.kv(k),
+            views.kv(v),
+            views.q(out),
+            views.q(dout),
+            stats_view,
+            views.q(dq),
+            views.kv(dk),
+            views.kv(dv),
+            scale,
             LAYOUT,
             CAUSAL,
             rt.stream,
             deterministic=_deterministic(),
         )
-        return tuple(None if tensor.stop_gradient else grad for tensor, grad in zip((q, k, v), grads, strict=True))
+        grads = (q, dq), (k, dk), (v, dv)
+        return tuple(None if tensor.stop_gradient else grad for tensor, grad in grads)
+
+
+class _Views:
+    """Native tensors of q's and of k's shape."""
+
+    __slots__ = ("rt", "q_shape", "kv_shape", "code")
+
+    def __init__(self, rt, q_shape, kv_shape, code):
+        self.rt, self.q_shape, self.kv_shape, self.code = rt, q_shape, kv_shape, code
+
+    def q(self, tensor):
+        return self.rt.te.Tensor(tensor.data_ptr(), self.q_shape, self.code)
+
+    def kv(self, tensor):
+        return self.rt.te.Tensor(tensor.data_ptr(), self.kv_shape, self.code)
 
 
 def dot_product_attention(q, k, v, *, scale, attention_mask=None):
@@ -103,5 +125,5 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None):
         )
     if k.shape[1] != q.shape[1]:
         raise NotImplementedError(f"{q.shape[1]} queries for {k.shape[1]} keys: use backend paddle to generate text")
-    check_dtype("query_layer", q)
-    return _DotProductAttention.apply(dense(q), dense(k), dense(v), scale, needs_grad(q, k, v))
+    code = dtype_code("query_layer", q)
+    return _DotProductAttention.apply(dense(q), dense(k), dense(v), scale, needs_grad(q, k, v), code)
