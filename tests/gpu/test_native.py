@@ -189,7 +189,9 @@ def test_current_scaling(te, stream):
 def test_transpose(te, stream):
     x = torch.randint(0, 255, (80, 272), dtype=torch.uint8, device="cuda")
     y = torch.zeros(272, 80, dtype=torch.uint8, device="cuda")
-    te.transpose(view(te, x), view(te, y), stream)
+    # the bytes of fp8: TE has no transpose of plain bytes
+    source, target = (te.Tensor(t.data_ptr(), tuple(t.shape), DType.FLOAT8_E4M3) for t in (x, y))
+    te.transpose(source, target, stream)
     assert torch.equal(y, x.T)
 
 
