@@ -26,7 +26,7 @@ from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.configs import resolve
 from paddle_te.ops import get_ops
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
-from paddle_te.training.callbacks import ProfilerCallback, ThroughputCallback
+from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.checkpoints import find_checkpoint
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
 from paddle_te.training.trainer import PretrainingTrainer
@@ -111,6 +111,7 @@ def make_scheduler(training_args):
 
 
 def main():
+    exit_signal = ExitSignalCallback()
     try:
         model_args, data_args, training_args = parse_arguments()
         paddle.set_device(training_args.device)
@@ -142,12 +143,12 @@ def main():
         eval_dataset=eval_dataset if training_args.do_eval else None,
         optimizers=(None, scheduler),
         tokenizer=tokenizer,
-        callbacks=[ThroughputCallback(config), ProfilerCallback()],
     )
+    install_callbacks(trainer, exit_signal)
     with causal_mask_only():  # every sequence is whole: no backend needs a mask of [b, 1, s, s]
         if training_args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
-        if training_args.do_predict:
+        if training_args.do_predict and not exit_signal.received:
             metrics = trainer.predict(test_dataset).metrics
             trainer.log_metrics("test", metrics)
 

@@ -1,17 +1,21 @@
-"""Callbacks for PaddleNLP's Trainer: throughput and its log, the progress bar, the profiler's window."""
+"""Callbacks for PaddleNLP's Trainer: throughput and its log, the progress bar, the stop on a signal, the profiler."""
 
 import json
 import os
+import signal
 import statistics
 import time
 from pathlib import Path
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
+from paddlenlp.utils.log import logger
 
 from paddle_te.native.library import driver
+from paddle_te.training.checkpoints import STOPPED_MARK
 from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
 
 
@@ -180,6 +184,44 @@ class ProgressBarCallback(ProgressCallback):
             self.training_bar.set_postfix_str(f"loss {logs['loss']:.4f}, {tokens} tokens/s")
 
 
+class ExitSignalCallback(TrainerCallback):
+    """On a signal, to any one rank: every rank ends its step, saves a checkpoint and stops training.
+
+    The process then ends with status 0, and `output_dir`/stopped holds the step, if steps are left to train: who sent
+    the signal (Slurm before a time limit: llama_multi_node.sub) resumes from there. The ranks agree by an all-reduce
+    of one flag a step, as Megatron-LM's --exit-signal-handler; the Trainer waits for the device in each step anyway.
+
+    Make it after Paddle is imported and before what takes long: until then the signal ends the process.
+    """
+
+    def __init__(self, signum=signal.SIGUSR1):
+        self.received = False
+        signal.signal(signum, self._receive)  # stays: the sender may repeat itself while the last files are written
+
+    def _receive(self, signum, frame):
+        self.received = True
+
+    def _agreed(self, world_size):
+        if world_size > 1:
+            flag = paddle.to_tensor([float(self.received)])
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+            self.received = bool(flag.item())
+        return self.received
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / STOPPED_MARK).unlink(missing_ok=True)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self._agreed(args.world_size):
+            logger.info(f"asked to stop by a signal: saving a checkpoint of step {state.global_step}")
+            control.should_log = control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.received and state.global_step < state.max_steps and state.is_world_process_zero:
+            (Path(args.output_dir) / STOPPED_MARK).write_text(f"{state.global_step}\n")
+
+
 class ProfilerCallback(TrainerCallback):
     """Opens and closes Nsight Systems' window (`nsys profile --capture-range=cudaProfilerApi`) around some steps.
 
@@ -273,12 +315,15 @@ def _nvtx():
     return nvtx
 
 
-def install_callbacks(trainer):
+def install_callbacks(trainer, exit_signal=None):
     """Gives a PaddleNLP Trainer of a Llama this module's callbacks.
 
     In front of all others, so that VisualDL's passes on what they add to the logs (those of the Trainer's own argument
-    `callbacks` come behind it), and with a progress bar in place of the Trainer's.
+    `callbacks` come behind it), and with a progress bar in place of the Trainer's. exit_signal: an ExitSignalCallback
+    made earlier; None: no signal is handled.
     """
     callbacks = trainer.callback_handler.callbacks
-    callbacks[:0] = [ThroughputCallback(trainer.model.config), ProfilerCallback()]
     callbacks[:] = [ProgressBarCallback() if type(callback) is ProgressCallback else callback for callback in callbacks]
+    callbacks[:0] = [ThroughputCallback(trainer.model.config), ProfilerCallback()]
+    if exit_signal is not None:
+        callbacks.append(exit_signal)  # behind the Trainer's own, which decides by the step's number alone

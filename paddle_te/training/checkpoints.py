@@ -5,6 +5,8 @@ from pathlib import Path
 
 # PaddleNLP's name for it; written last, when every file of every rank is there
 COMPLETE_MARK = ".checkpoint_done"
+# in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
+STOPPED_MARK = "stopped"
 
 
 def is_complete(folder):

@@ -1,7 +1,7 @@
 """Checks of a run's arguments against each other, the model and the device, before anything starts.
 
-`args` has the launcher's names as attributes (`launch.ARGUMENTS`, `launch.KNOBS`); each function reads those it names. What
-does not fit raises LaunchError: one line that names the argument and what it may be.
+`args` has the launcher's names as attributes (`launch.ARGUMENTS`, `launch.KNOBS`). What does not fit raises
+LaunchError: one line that names the argument and what it may be.
 
 Imports neither paddle nor paddlenlp, which take seconds.
 """

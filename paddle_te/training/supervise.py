@@ -33,6 +33,11 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
+def _prepare_child():
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # should this process be killed
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to all processes; only ranks have a use for it
+
+
 @dataclass
 class Rank:
     """One training process."""
@@ -120,7 +125,7 @@ class Supervisor:
             env=dict(env),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # should this process be killed
+            preexec_fn=_prepare_child,
         )
         handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._stop, signal.SIGUSR1: self._forward}
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it

@@ -1,5 +1,7 @@
 import ctypes
 import json
+import os
+import signal
 import time
 from types import SimpleNamespace
 
@@ -7,12 +9,13 @@ import numpy as np
 import paddle
 import pytest
 from paddle.utils import unique_name
-from paddlenlp.trainer import Trainer, TrainingArguments
+from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 from paddlenlp.transformers import LlamaForCausalLM
 
 from paddle_te.training import callbacks
 from paddle_te.training.callbacks import (
+    ExitSignalCallback,
     ProfilerCallback,
     ProgressBarCallback,
     ThroughputCallback,
@@ -21,6 +24,7 @@ from paddle_te.training.callbacks import (
     model_flops_per_token,
     peak_memory_bytes,
 )
+from paddle_te.training.checkpoints import STOPPED_MARK
 from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from tests.conftest import missing_gpu
 
@@ -59,7 +63,7 @@ class RecordingTrainer(Trainer):
         return self.step_losses[-1]
 
 
-def make_trainer(tiny_config, output_dir, seed, **overrides):
+def make_trainer(tiny_config, output_dir, seed, exit_signal=None, **overrides):
     settings = dict(
         output_dir=str(output_dir),
         do_train=True,
@@ -78,7 +82,7 @@ def make_trainer(tiny_config, output_dir, seed, **overrides):
     arguments = TrainingArguments(**{**settings, **overrides})
     model = LlamaForCausalLM(tiny_config())
     trainer = RecordingTrainer(model=model, args=arguments, train_dataset=RandomTokens(seed, samples=256))
-    install_callbacks(trainer)
+    install_callbacks(trainer, exit_signal)
     return trainer
 
 
@@ -365,3 +369,46 @@ def test_the_driver_opens_and_closes_the_profilers_window():
     profiler.start()
     profiler.stop()
     assert profiler.driver.cuDevicePrimaryCtxRelease_v2(0) == 0
+
+
+@pytest.fixture
+def exit_signal():
+    before = signal.getsignal(signal.SIGUSR1)
+    yield ExitSignalCallback()
+    signal.signal(signal.SIGUSR1, before)
+
+
+class SignalAt(TrainerCallback):
+    """Sends this process SIGUSR1 during a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step + 1 == self.step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_signal_saves_at_the_end_of_the_step_and_a_resumed_run_goes_on(tiny_config, tmp_path, seed, exit_signal):
+    settings = dict(max_steps=4, logging_steps=3)
+    with unique_name.guard():
+        make_trainer(tiny_config, tmp_path / "whole", seed, **settings).train()
+    with unique_name.guard():
+        stopped = make_trainer(tiny_config, tmp_path / "run", seed, exit_signal=exit_signal, **settings)
+        stopped.add_callback(SignalAt(2))
+        stopped.train()
+    assert stopped.state.global_step == 2 and (tmp_path / "run" / STOPPED_MARK).read_text() == "2\n"
+    assert [record["step"] for record in read_log(tmp_path / "run")] == [2], "the loss up to there is not lost"
+    with unique_name.guard():
+        resumed = make_trainer(tiny_config, tmp_path / "run", seed, exit_signal=ExitSignalCallback(), **settings)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert resumed.state.global_step == 4 and not (tmp_path / "run" / STOPPED_MARK).exists()
+    whole, rest = read_log(tmp_path / "whole"), read_log(tmp_path / "run")
+    assert whole[0]["loss"] * 3 == pytest.approx(rest[0]["loss"] * 2 + rest[1]["loss"], rel=1e-6)
+
+
+def test_a_signal_in_the_last_step_leaves_nothing_to_resume(tiny_config, tmp_path, seed, exit_signal):
+    trainer = make_trainer(tiny_config, tmp_path, seed, max_steps=2, exit_signal=exit_signal)
+    trainer.add_callback(SignalAt(2))
+    trainer.train()
+    assert exit_signal.received and not (tmp_path / STOPPED_MARK).exists()
