@@ -76,16 +76,16 @@ def convert(
     degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
     target = _target(checkpoint, layout, mode, format, *degrees)
     if target.vp == 1 and virtual_pp_degree is None and (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp):
-        files, indexes = plan_same_ranks(checkpoint, target)
+        groups, indexes = plan_same_ranks(checkpoint, target)
     else:
-        files, indexes = plan_new_ranks(checkpoint, target, max_shard_size)
-    dtype = files[0].entries[0].spec.dtype
+        groups, indexes = plan_new_ranks(checkpoint, target, max_shard_size)
+    dtype = groups[0][0].entries[0].spec.dtype
     config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, dtype)
-    total = sum(file.nbytes for file in files)
+    total = sum(file.nbytes for files in groups for file in files)
     _check_space(output_path, total)
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
     with bar, new_folder(output_path) as folder:
-        _write_files(checkpoint, target, folder, files, workers, bar)
+        _write_all(checkpoint, target, folder, groups, workers, bar)
         for name in checkpoint.companions:
             copy_file(checkpoint.folder / name, folder / name)
         if config:
@@ -158,9 +158,9 @@ def _check_space(output_path, total):
         )
 
 
-def _write_files(checkpoint, target, folder, files, workers, bar):
+def _write_all(checkpoint, target, folder, groups, workers, bar):
     with ThreadPoolExecutor(workers) as pool:  # threads: numpy copies and file reads run without the interpreter's lock
-        futures = [pool.submit(_write_file, checkpoint, target, folder, file, bar) for file in files]
+        futures = [pool.submit(_write_files, checkpoint, target, folder, files, bar) for files in groups]
         try:
             for future in futures:
                 future.result()
@@ -169,48 +169,52 @@ def _write_files(checkpoint, target, folder, files, workers, bar):
             raise
 
 
-def _write_file(checkpoint, target, folder, file, bar):
-    reader, dims = _Reader(checkpoint, target.tp, file.tp), checkpoint.dims
-
-    def arrays():
-        for entry in file.entries:
-            parts = {part: reader.part(entry.layer, part) for part in entry.slot.parts}
-            yield layouts.put_together(entry.slot, parts, dims.num_attention_heads, dims.num_key_value_heads)
+def _write_files(checkpoint, target, folder, files, bar):
+    """Writes files that hold different ranks' shares of the same tensors, or one file."""
+    reader, dims = _Reader(checkpoint, target.tp), checkpoint.dims
+    writers = [_writer(target, folder / file.name, [entry.spec for entry in file.entries]) for file in files]
+    for shares in zip(*(file.entries for file in files), strict=True):
+        for file, writer, entry in zip(files, writers, shares, strict=True):
+            parts = {part: reader.part(file.tp, entry.layer, part) for part in entry.slot.parts}
+            writer.add(layouts.put_together(entry.slot, parts, dims.num_attention_heads, dims.num_key_value_heads))
             bar.update(entry.spec.nbytes)
+    for writer in writers:
+        writer.close()
 
-    specs = [entry.spec for entry in file.entries]
+
+def _writer(target, path, specs):
     if target.suffix == pdparams.SUFFIX:
-        pdparams.write(folder / file.name, specs, arrays())
-    else:
-        safetensors.write(folder / file.name, specs, arrays(), "pt" if target.layout.family == "hf" else "np")
+        return pdparams.Writer(path, specs)
+    return safetensors.Writer(path, specs, "pt" if target.layout.family == "hf" else "np")
 
 
 class _Reader:
-    """Gives one target rank's share of each part of the model, from whichever source ranks hold it."""
+    """Gathers a target rank's share of each part of the model, from whichever source ranks hold it."""
 
-    def __init__(self, checkpoint, degree, rank):
-        self._dims, self._source_degree, self._degree, self._rank = checkpoint.dims, checkpoint.tp, degree, rank
+    def __init__(self, checkpoint, degree):
+        self._dims, self._source_degree, self._degree = checkpoint.dims, checkpoint.tp, degree
         self._pieces = []  # of each source rank, all its pipeline stages together
         for tp in range(checkpoint.tp):
-            ranks = [r for r in checkpoint.ranks.values() if (r.tp or 0) == tp]
-            self._pieces.append(pieces(checkpoint, {k: ref for r in ranks for k, ref in r.tensors.items()}))
+            ranks = [rank for rank in checkpoint.ranks.values() if (rank.tp or 0) == tp]
+            self._pieces.append(pieces(checkpoint, {name: ref for rank in ranks for name, ref in rank.tensors.items()}))
         self._kept = {}
 
-    def part(self, layer, part):
+    def part(self, rank, layer, part):
         """[out, in] of a part, or the vector of a norm."""
         if self._degree == self._source_degree:
-            return self._read(self._rank, layer, part)
+            return self._read(rank, layer, part)
+        axis = SPLIT_AXIS[part] or 0
         source = self._source_degree if self._dims.splits(part, self._source_degree) else 1
         target = self._degree if self._dims.splits(part, self._degree) else 1
         # counted in units, of which a source rank holds and the target rank wants a whole number
         units = math.lcm(source, target)
         held, wanted = units // source, units // target
-        start = self._rank % target * wanted
+        start = rank % target * wanted
         found = []
         for tp in range(start // held, -(-(start + wanted) // held)):
-            share = np.split(self._read(tp, layer, part), held, SPLIT_AXIS[part] or 0)
+            share = np.split(self._read(tp, layer, part), held, axis)
             found += share[max(start - tp * held, 0) : start + wanted - tp * held]
-        return found[0] if len(found) == 1 else np.concatenate(found, SPLIT_AXIS[part] or 0)
+        return found[0] if len(found) == 1 else np.concatenate(found, axis)
 
     def _read(self, tp, layer, part):
         ref, slot = self._pieces[tp][layer, part]

@@ -248,9 +248,12 @@ def take_apart(slot, tensor, num_attention_heads, num_key_value_heads):
     queries = num_attention_heads // num_key_value_heads
     if slot.grouped:
         head_dim = width // num_attention_heads
-        groups = tensor.reshape([-1, queries + 2, head_dim, width])
-        split = groups[:, :queries], groups[:, queries], groups[:, queries + 1]
-        return {part: rows.reshape([-1, width]) for part, rows in zip(slot.parts, split, strict=True)}
+        step, stops = (queries + 2) * head_dim, [n * head_dim for n in (0, queries, queries + 1, queries + 2)]
+        groups = range(0, rows, step)
+        return {
+            part: _concat([tensor[group + start : group + stop] for group in groups], 0)
+            for part, start, stop in zip(slot.parts, stops[:-1], stops[1:], strict=True)
+        }
     shares = (queries, 1, 1) if slot.parts == _QKV else (1, 1)
     unit = rows // sum(shares)
     stops = [unit * sum(shares[: i + 1]) for i in range(len(shares))]
@@ -262,15 +265,19 @@ def put_together(slot, parts, num_attention_heads, num_key_value_heads):
     tensors = [parts[part] for part in slot.parts]
     tensor = tensors[0]
     if slot.grouped:
-        width, head_dim = tensor.shape[1], tensor.shape[1] // num_attention_heads
+        head_dim = tensor.shape[1] // num_attention_heads
         groups = tensors[1].shape[0] // head_dim
-        tensor = _concat([t.reshape([groups, -1, head_dim, width]) for t in tensors], 1).reshape([-1, width])
-    elif len(tensors) > 1:
+        rows = [t.shape[0] // groups for t in tensors]
+        order = [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
+        tensor = _concat(order, 0)
+    else:
         tensor = _concat(tensors, 0)
     return tensor.T if slot.transposed else tensor
 
 
 def _concat(tensors, axis):
+    if len(tensors) == 1:
+        return tensors[0]
     if isinstance(tensors[0], np.ndarray):
         return np.concatenate(tensors, axis)
     import paddle

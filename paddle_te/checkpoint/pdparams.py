@@ -167,23 +167,32 @@ def _tensor_ref(path, name, value):
     return TensorRef(path, value.data.offset, _DTYPES[value.dtype.code], value.shape, "CF"[value.fortran])
 
 
-def write(path, specs, arrays):
-    """Writes tensors, one after the other, as paddle.save would: paddle.load reads the file.
+class Writer:
+    """Writes a new file tensor by tensor, as paddle.save would: paddle.load reads it.
 
     Args:
-        specs: list of TensorSpec.
-        arrays: iterable of numpy arrays in the same order; each may be freed before the next is made.
+        specs: list of TensorSpec. Then `add` takes their arrays in the same order and `close` finishes the file.
     """
-    with open(path, "xb") as file:
-        file.write(pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK)
-        for spec, array in zip(specs, arrays, strict=True):
-            file.write(_text(spec.name) + _array_head(spec))
-            write_array(file, array)
-            file.write(pickle.TUPLE + pickle.BUILD)
-        table = b"".join(_text(spec.name) * 2 for spec in specs)
-        file.write(_text(NAME_TABLE) + pickle.EMPTY_DICT + pickle.MARK + table + pickle.SETITEMS)
-        file.write(pickle.SETITEMS + pickle.STOP)
-        sync_file(file)
+
+    def __init__(self, path, specs):
+        self._specs, self._left = specs, iter(specs)
+        self._file = open(path, "xb")
+        self._file.write(pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK)
+
+    def add(self, array):
+        """Writes the next tensor."""
+        spec = next(self._left)
+        self._file.write(_text(spec.name) + _array_head(spec))
+        write_array(self._file, array)
+        self._file.write(pickle.TUPLE + pickle.BUILD)
+
+    def close(self):
+        """Writes the table of names, and everything through to the disk."""
+        table = b"".join(_text(spec.name) * 2 for spec in self._specs)
+        self._file.write(_text(NAME_TABLE) + pickle.EMPTY_DICT + pickle.MARK + table + pickle.SETITEMS)
+        self._file.write(pickle.SETITEMS + pickle.STOP)
+        sync_file(self._file)
+        self._file.close()
 
 
 def _text(value):

@@ -1,7 +1,6 @@
 """Which tensors a converted checkpoint has and in which file each of them stands; nothing is read or written here."""
 
 from dataclasses import dataclass
-from itertools import product
 
 from paddle_te.checkpoint.folder import file_name, index_name, variant
 from paddle_te.checkpoint.layout import Layout, Slot
@@ -43,7 +42,7 @@ class Target:
 
 
 def plan_same_ranks(checkpoint, target):
-    """([OutputFile], {index file: content}) with the input's ranks and shards.
+    """([[OutputFile]], {index file: content}) with the input's ranks and shards, each file by itself.
 
     A tensor goes to the file in which its first part was; shards that are left empty are dropped.
     """
@@ -60,12 +59,17 @@ def plan_same_ranks(checkpoint, target):
                 raise CheckpointError(f"{found[0].path}: not all parts of {name!r} are on this pipeline stage")
             groups[found[0].path].append(_entry(checkpoint, target, layer, slot, found[0].dtype))
         groups = [entries for entries in groups.values() if entries]
-        _add_rank(files, indexes, target.suffix, rank.tp or 0, rank.variant, groups, rank.index)
+        made, index = _rank_files(target.suffix, rank.tp or 0, rank.variant, groups, rank.index)
+        files += [[file] for file in made]
+        indexes |= index
     return files, indexes
 
 
 def plan_new_ranks(checkpoint, target, max_shard_size):
-    """([OutputFile], {index file: content}) for other degrees; a rank's file above max_shard_size bytes is sharded."""
+    """([[OutputFile]], {index file: content}) for other degrees; above max_shard_size bytes, a rank's file is sharded.
+
+    Files that hold the shares of the same tensors stand together, so that each of these is read once for all of them.
+    """
     files, indexes = [], {}
     dims = checkpoint.dims
     dtypes = {
@@ -81,15 +85,19 @@ def plan_new_ranks(checkpoint, target, max_shard_size):
         for layer, slot in target.layout.tensors(dims.num_hidden_layers)
         if (layer, slot.parts[0]) in dtypes
     ]
-    for tp, pp in product(range(target.tp), range(target.pp)):
+    for pp in range(target.pp):
         entries = [
             _entry(checkpoint, target, layer, slot, dtypes[layer, slot.parts[0]])
             for layer, slot in slots
             if stage_of(layer, slot.parts[0]) == pp
         ]
-        groups = _shards(entries, max_shard_size)
-        rank_variant = variant(tp if target.tp > 1 else None, pp if target.pp > 1 else None)
-        _add_rank(files, indexes, target.suffix, tp, rank_variant, groups, {} if len(groups) > 1 else None)
+        groups, ranks = _shards(entries, max_shard_size), []
+        for tp in range(target.tp):
+            rank_variant = variant(tp if target.tp > 1 else None, pp if target.pp > 1 else None)
+            made, index = _rank_files(target.suffix, tp, rank_variant, groups, {} if len(groups) > 1 else None)
+            ranks.append(made)
+            indexes |= index
+        files += [list(shares) for shares in zip(*ranks, strict=True)]
     return files, indexes
 
 
@@ -119,18 +127,18 @@ def _shards(entries, max_shard_size):
     return groups
 
 
-def _add_rank(files, indexes, suffix, tp, rank_variant, groups, index):
-    """Adds one rank's files, and their index where there is one; `index` is what the new one keeps of the old."""
+def _rank_files(suffix, tp, rank_variant, groups, index):
+    """([OutputFile], {index file: content}) of one rank; `index` is what its new index keeps of the old, or None."""
     shards = len(groups) if index is not None else None
-    made = [
+    files = [
         OutputFile(file_name(suffix, rank_variant, shards and number, shards), tp, entries)
         for number, entries in enumerate(groups, 1)
     ]
-    files += made
-    if index is not None:
-        metadata = (index.get("metadata") or {}) | {"total_size": sum(file.nbytes for file in made)}
-        weight_map = {entry.spec.name: file.name for file in made for entry in file.entries}
-        indexes[index_name(suffix, rank_variant)] = index | {"metadata": metadata, "weight_map": weight_map}
+    if index is None:
+        return files, {}
+    metadata = (index.get("metadata") or {}) | {"total_size": sum(file.nbytes for file in files)}
+    weight_map = {entry.spec.name: file.name for file in files for entry in file.entries}
+    return files, {index_name(suffix, rank_variant): index | {"metadata": metadata, "weight_map": weight_map}}
 
 
 def pipeline_stages(num_layers, degree, virtual_degree=1):

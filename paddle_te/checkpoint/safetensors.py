@@ -5,7 +5,6 @@ reader does not tell where they are; hence these few lines.
 """
 
 import json
-import os
 import struct
 from pathlib import Path
 
@@ -42,29 +41,38 @@ def read(path):
     return tensors
 
 
-def write(path, specs, arrays, framework="np"):
-    """Writes tensors one after the other.
+class Writer:
+    """Writes a new file tensor by tensor.
 
     Args:
-        specs: list of TensorSpec.
-        arrays: iterable of numpy arrays in the same order; each may be freed before the next is made.
+        specs: list of TensorSpec. Then `add` takes their arrays in the same order and `close` finishes the file.
         framework: "np" as PaddleNLP writes and expects it, "pt" for Hugging Face.
     """
-    # wide dtypes first keeps every tensor aligned, which the format's readers expect
-    offsets, end = {}, 0
-    for spec in sorted(specs, key=lambda spec: -STORAGE[spec.dtype].itemsize):
-        offsets[spec.name] = end
-        end += spec.nbytes
-    header = {"__metadata__": {"format": framework}}
-    for spec in sorted(specs, key=lambda spec: offsets[spec.name]):
-        begin = offsets[spec.name]
-        code = _CODES[framework][spec.dtype]
-        header[spec.name] = {"dtype": code, "shape": list(spec.shape), "data_offsets": [begin, begin + spec.nbytes]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "xb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for spec, array in zip(specs, arrays, strict=True):
-            file.seek(8 + len(text) + offsets[spec.name], os.SEEK_SET)
-            write_array(file, array)
-        sync_file(file)
+
+    def __init__(self, path, specs, framework="np"):
+        # wide dtypes first keeps every tensor aligned, which the format's readers expect
+        offsets, end = {}, 0
+        for spec in sorted(specs, key=lambda spec: -STORAGE[spec.dtype].itemsize):
+            offsets[spec.name] = end, end + spec.nbytes
+            end += spec.nbytes
+        dtypes = {spec.name: _CODES[framework][spec.dtype] for spec in specs}
+        shapes = {spec.name: list(spec.shape) for spec in specs}
+        header = {"__metadata__": {"format": framework}} | {
+            name: {"dtype": dtypes[name], "shape": shapes[name], "data_offsets": offset}
+            for name, offset in offsets.items()
+        }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._starts = iter([8 + len(text) + offsets[spec.name][0] for spec in specs])
+        self._file = open(path, "xb")
+        self._file.write(struct.pack("<Q", len(text)) + text)
+
+    def add(self, array):
+        """Writes the next tensor."""
+        self._file.seek(next(self._starts))
+        write_array(self._file, array)
+
+    def close(self):
+        """Writes everything through to the disk."""
+        sync_file(self._file)
+        self._file.close()

@@ -380,12 +380,12 @@ def test_not_enough_space_is_told_before(tmp_path, native, monkeypatch):
 SLOW = """
 import sys, time
 from paddle_te.checkpoint import convert, pdparams
-write = pdparams.write
-def slow(path, specs, arrays):
-    write(path, specs, arrays)
-    print("written", flush=True)
-    time.sleep(60)
-pdparams.write = slow
+class Slow(pdparams.Writer):
+    def close(self):
+        super().close()
+        print("written", flush=True)
+        time.sleep(60)
+pdparams.Writer = Slow
 convert(sys.argv[1], sys.argv[2], "pd2te", progress=False)
 """
 

@@ -22,6 +22,13 @@ def tensors(rng, dtype):
     }
 
 
+def write(path, specs, state, **kwargs):
+    writer = pdparams.Writer(path, specs, **kwargs)
+    for array in state.values():
+        writer.add(array)
+    writer.close()
+
+
 def read_all(path):
     return {name: ref.read() for name, ref in pdparams.read(path).items()}
 
@@ -38,14 +45,14 @@ def test_reads_what_paddle_saves(tmp_path, rng, dtype):
 def test_paddle_loads_what_is_written(tmp_path, rng, dtype):
     state, path = tensors(rng, dtype), tmp_path / "x.pdparams"
     specs = [TensorSpec(name, dtype, tensor.shape) for name, tensor in state.items()]
-    pdparams.write(path, specs, iter(state.values()))
+    write(path, specs, state)
     loaded = paddle.load(str(path))
     assert {str(tensor.dtype) for tensor in loaded.values()} == {f"paddle.{dtype}"}
     assert_same({name: tensor.numpy() for name, tensor in loaded.items()}, state)
     assert_same(paddle.load(str(path), return_numpy=True), state)
     assert_same(read_all(path), state)
     with pytest.raises(FileExistsError):
-        pdparams.write(path, specs, state.values())
+        write(path, specs, state)
 
 
 def test_other_ways_to_save(tmp_path, rng):
