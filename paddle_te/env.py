@@ -80,38 +80,40 @@ def nvidia_gpus():
     return [dict(zip(names, line.split(", "), strict=True)) for line in result.stdout.strip().splitlines()]
 
 
-def backend_problems(backend, precision, device):
-    """Why `backend` cannot train in `precision` on the Paddle device `device`; an empty list when it can.
+def backend_problems(backend, precision):
+    """Why `backend` cannot train in `precision` on Paddle's present device; an empty list when it can.
 
     Args:
         backend: none, pd or te.
         precision: fp32, bf16 or fp8 (pd emulates fp8's rounding).
-        device: cpu, gpu or nvgpu.
     """
     if backend == "none" and precision == "fp8":
         return [Problem("PaddleNLP's own layers have no fp8", "use backend te, or pd to emulate fp8's rounding")]
     if backend == "te":
-        return _te_problems(precision, device)
+        return _te_problems(precision)
     if precision == "bf16":
-        return _bf16_problems(device)
+        return _bf16_problems()
     return []
 
 
-def _bf16_problems(device):
-    from paddle_te.device import bf16_supported
+def _bf16_problems():
+    from paddle_te import device
 
-    if bf16_supported():
+    if device.bf16_supported():
         return []
-    return [Problem(f"Paddle has no bf16 kernels to train with on {device}", "train in fp32, or on an NVIDIA GPU")]
+    what = f"Paddle cannot train in bf16 on this {device.kind()}"
+    return [Problem(what, "train in fp32, or on an NVIDIA GPU (Ampere or newer)")]
 
 
-def _te_problems(precision, device):
+def _te_problems(precision):
+    from paddle_te import device
+
     problems = []
     if precision == "fp32":
         problems.append(Problem("Transformer Engine's layers compute in bf16 and fp8", "train in bf16"))
-    if device == "cpu":
-        remedy = "install paddlepaddle-gpu, or build the plug-in of tools/nvgpu (its README says how)"
-        problems.append(Problem("this Paddle has no NVIDIA device", remedy))
+    if device.compute_capability() is None:
+        remedy = "install paddlepaddle-gpu, or build tools/nvgpu for CUDA (its README says how)"
+        problems.append(Problem(f"Paddle's device here, {device.kind()}, is no NVIDIA GPU", remedy))
     return problems + native.diagnose(fp8=precision == "fp8")
 
 
@@ -121,12 +123,11 @@ def backends():
         return {precision: {backend: problems for backend in BACKENDS} for precision in PRECISIONS}
     import paddle
 
-    device = training_device()
     previous = paddle.device.get_device()
-    paddle.set_device(device)
+    paddle.set_device(training_device())
     try:
         return {
-            precision: {backend: backend_problems(backend, precision, device) for backend in BACKENDS}
+            precision: {backend: backend_problems(backend, precision) for backend in BACKENDS}
             for precision in PRECISIONS
         }
     finally:
@@ -146,11 +147,6 @@ def usable_backends(precision="fp32"):
 def report():
     """All of it, as plain data: what --json prints."""
     reasons = backends()
-    gpus = nvidia_gpus()
-    try:
-        device = training_device()
-    except ImportError:
-        device = None
     return {
         "machine": {
             "system": platform.platform(),
@@ -160,9 +156,9 @@ def report():
         },
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "packages": package_versions(),
-        "nvidia_gpus": gpus,
+        "nvidia_gpus": nvidia_gpus(),
         "native_libraries": native.report(),
-        "device": device,
+        "device": None if import_problems() else training_device(),
         "usable": {
             precision: [backend for backend, problems in of.items() if not problems]
             for precision, of in reasons.items()

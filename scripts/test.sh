@@ -13,10 +13,8 @@ say "ruff"
 ruff check .
 ruff format --check .
 
-if [ -f tools/nvgpu/build.py ]; then
-  say "building the host runtime of tools/nvgpu"
-  python tools/nvgpu/build.py --runtime host
-fi
+say "building the host runtime of tools/nvgpu"
+python tools/nvgpu/build.py --runtime host
 
 say "pytest"
 python -m pytest "$@"
