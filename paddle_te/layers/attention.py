@@ -1,5 +1,6 @@
 """DotProductAttention and MultiHeadAttention."""
 
+import paddle
 from paddle import nn
 
 from paddle_te.distributed import recompute
@@ -85,21 +86,35 @@ class MultiHeadAttention(nn.Layer):
         self.num_heads = local_size(num_attention_heads, tp, "num_attention_heads")
         self.num_kv_heads = local_size(num_gqa_groups, tp, "num_gqa_groups")
 
-    def forward(self, x, rotary_pos_emb, attention_mask=None, recompute_core_attention=False, is_first_microbatch=None):
+    def forward(
+        self,
+        x,
+        rotary_pos_emb,
+        attention_mask=None,
+        recompute_core_attention=False,
+        is_first_microbatch=None,
+        past_key_value=None,
+        use_cache=False,
+    ):
         """x: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape.
 
-        rotary_pos_emb: angles, float32 [s, d]. recompute_core_attention: keep q, k and v only, and compute the
-        attention again in backward.
+        rotary_pos_emb: angles of x's positions, float32 [s, d] (or [b, s, d], as the mask: backend "paddle" only).
+        recompute_core_attention: keep q, k and v only, and compute the attention again in backward.
+        past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
+        use_cache: return (output, (k, v)) with x's keys and values appended (backend "paddle" only).
         """
         qkv, residual = self.layernorm_qkv(x, is_first_microbatch)
         flat = qkv.ndim == 2
         if flat:
             qkv = qkv.reshape([-1, self.max_sequence_length, qkv.shape[-1]])
         q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads)
+        if past_key_value is not None:
+            k, v = (paddle.concat(pair, 1) for pair in zip(past_key_value, (k, v), strict=True))
         if recompute_core_attention and self.training:
             context = recompute(self.core_attention, q, k, v, attention_mask)
         else:
             context = self.core_attention(q, k, v, attention_mask)
         if flat:
             context = context.reshape([-1, context.shape[-1]])
-        return self.proj(context, residual, is_first_microbatch)
+        out = self.proj(context, residual, is_first_microbatch)
+        return (out, (k, v)) if use_cache else out

@@ -32,11 +32,15 @@ class RotaryPositionEmbedding(nn.Layer):
     def forward(self, max_seq_len):
         """Float32 [max_seq_len, dim]: position · frequency, both halves alike."""
         if self._freqs is None or self._freqs.shape[0] < max_seq_len:
-            position = paddle.arange(max_seq_len).astype("float32")
-            if self.seq_len_interpolation_factor:
-                position = position / self.seq_len_interpolation_factor
-            freqs = paddle.outer(position, self.inv_freq)
-            self._freqs = paddle.concat([freqs, freqs], -1)
+            self._freqs = self.at(paddle.arange(max_seq_len))
         if self._freqs.shape[0] == max_seq_len:
             return self._freqs
         return self._freqs[:max_seq_len]
+
+    def at(self, position_ids):
+        """The same for any positions: integers [...] -> float32 [..., dim]."""
+        position = position_ids.astype("float32").unsqueeze(-1)
+        if self.seq_len_interpolation_factor:
+            position = position / self.seq_len_interpolation_factor
+        freqs = position * self.inv_freq
+        return paddle.concat([freqs, freqs], -1)

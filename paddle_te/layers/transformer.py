@@ -59,6 +59,8 @@ class TransformerLayer(nn.Layer):
         rotary_pos_emb=None,
         recompute_core_attention=False,
         is_first_microbatch=None,
+        past_key_value=None,
+        use_cache=False,
     ):
         """hidden_states: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape and dtype.
 
@@ -66,8 +68,18 @@ class TransformerLayer(nn.Layer):
         rotary_pos_emb: angles, float32 [s, d], of `RotaryPositionEmbedding`.
         is_first_microbatch: True quantizes the weights and keeps their fp8 copies, False uses the kept ones, None
         keeps nothing. Matters under `fp8_autocast` only.
+        past_key_value, use_cache: as MultiHeadAttention's; with use_cache the result is (output, (k, v)).
         """
-        hidden_states = self.self_attention(
-            hidden_states, rotary_pos_emb, attention_mask, recompute_core_attention, is_first_microbatch
+        out = self.self_attention(
+            hidden_states,
+            rotary_pos_emb,
+            attention_mask,
+            recompute_core_attention,
+            is_first_microbatch,
+            past_key_value,
+            use_cache,
         )
-        return self.layernorm_mlp(hidden_states, is_first_microbatch)
+        if not use_cache:
+            return self.layernorm_mlp(out, is_first_microbatch)
+        out, present_key_value = out
+        return self.layernorm_mlp(out, is_first_microbatch), present_key_value

@@ -11,6 +11,10 @@ from paddle_te.distributed import recompute
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 
+# In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
+# numbers for each sequence, which te's kernel does not take and pd needs no time for.
+FROM_ZERO = False
+
 
 @lru_cache
 def _rotary(dim, base, interpolation, scaling):
@@ -119,24 +123,45 @@ class TELlamaDecoderLayer(nn.Layer):
     ):
         """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape.
 
-        position_ids are those of whole sequences (0 to s-1); LlamaForCausalLM refuses others.
-        Raises NotImplementedError for what the layer does not have.
+        position_ids: [b, s], or None or FROM_ZERO for tokens that follow past_key_value (or nothing).
+        past_key_value: (k, v), each [b, past, kv heads, d]. use_cache: return (output, (k, v)), x's appended.
+        Raises NotImplementedError for what the layer, or its backend, does not have.
         """
-        for name, value in dict(
+        self._refuse(
+            "the decoder layers of backends pd and te",
             output_attentions=output_attentions,
-            past_key_value=past_key_value,
-            use_cache=use_cache,
             alibi=alibi,
             attn_mask_startend_row_indices=attn_mask_startend_row_indices,
-        ).items():
-            if value is not None and value is not False:
-                raise NotImplementedError(f"{name} is not supported by the decoder layers of backends pd and te")
-        flat = hidden_states.ndim == 2
-        freqs = self.rope(self.config.seq_length if flat else hidden_states.shape[1])
+        )
+        if self.config.transformer_engine_backend == "transformer_engine":
+            self._refuse(
+                "backend transformer_engine; use --transformer_engine_backend paddle, which loads the same checkpoint",
+                past_key_value=past_key_value,
+                use_cache=use_cache,
+                position_ids=position_ids,
+            )
+        freqs = self._angles(hidden_states, position_ids, past_key_value)
         core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
         # entered here, not around the model: a recomputed forward passes through here again
         with fp8_autocast(self.fp8_recipe is not None, self.fp8_recipe, self.fp8_group):
-            return self.transformer(hidden_states, attention_mask, freqs, core_attn, is_first_microbatch)
+            return self.transformer(
+                hidden_states, attention_mask, freqs, core_attn, is_first_microbatch, past_key_value, use_cache
+            )
+
+    @staticmethod
+    def _refuse(who, **arguments):
+        for name, value in arguments.items():
+            if value is not None and value is not False:
+                raise NotImplementedError(f"{name} is not supported by {who}")
+
+    def _angles(self, hidden_states, position_ids, past_key_value):
+        """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids."""
+        if position_ids is not None and position_ids is not FROM_ZERO:
+            return self.rope.at(position_ids)
+        if hidden_states.ndim == 2:
+            return self.rope(self.config.seq_length)
+        past = 0 if past_key_value is None else past_key_value[0].shape[1]
+        return self.rope(past + hidden_states.shape[1])[past:]
 
 
 class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):

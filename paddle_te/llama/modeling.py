@@ -3,9 +3,10 @@
 import os
 from contextlib import contextmanager
 
+import paddle
 from paddlenlp.transformers.llama import modeling, modeling_pp
 
-from paddle_te.llama.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
+from paddle_te.llama.decoder import FROM_ZERO, TELlamaDecoderLayer, TELlamaDecoderLayerPipe
 from paddle_te.llama.tensor_parallel import layer_mappings
 
 # --transformer_engine_backend, and what the launch script calls it
@@ -58,16 +59,25 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
             super().__init__(config)
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
-        """As PaddleNLP's. Without attention_mask sequences are whole and causal.
+        """As PaddleNLP's. Without attention_mask sequences are whole and causal; without position_ids they start at 0.
 
-        Raises NotImplementedError for position_ids: every sequence starts at position 0.
+        Raises NotImplementedError for position_ids, attention_mask and use_cache in backend transformer_engine.
         """
-        if position_ids is not None:
-            raise NotImplementedError("position_ids: backends pd and te number positions from 0; leave it out")
+        position_ids = FROM_ZERO if position_ids is None else position_ids
         if attention_mask is not None:
-            return super().forward(input_ids, None, attention_mask, **kwargs)
+            return super().forward(input_ids, position_ids, attention_mask, **kwargs)
         with causal_mask_only():
-            return super().forward(input_ids, **kwargs)
+            return super().forward(input_ids, position_ids, **kwargs)
+
+    @staticmethod
+    def prepare_attention_mask_for_generation(input_ids, pad_token_id, eos_token_id):
+        """The mask [b, s] of a `generate` that is given none: padding is hidden where it has a token of its own.
+
+        PaddleNLP's own is additive and [b, 1, 1, s], which its Llama does not read.
+        """
+        if pad_token_id is None or pad_token_id == eos_token_id:
+            return paddle.ones_like(input_ids)
+        return (input_ids != pad_token_id).astype(input_ids.dtype)
 
 
 class LlamaForCausalLMPipe(_TELlama, modeling_pp.LlamaForCausalLMPipe):

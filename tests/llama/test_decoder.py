@@ -85,9 +85,7 @@ def test_unknown_rope_scaling_is_refused():
         rotary_embedding(tiny_config(rope_scaling_type="dynamic_ntk"))
 
 
-@pytest.mark.parametrize(
-    "argument", ["output_attentions", "use_cache", "past_key_value", "alibi", "attn_mask_startend_row_indices"]
-)
+@pytest.mark.parametrize("argument", ["output_attentions", "alibi", "attn_mask_startend_row_indices"])
 def test_what_the_layer_does_not_have_is_refused(argument):
     layer = TELlamaDecoderLayer(tiny_config())
     with pytest.raises(NotImplementedError, match=argument):

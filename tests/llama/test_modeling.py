@@ -55,11 +55,6 @@ def test_same_loss_and_gradients_as_paddlenlp(seed):
         assert relative(dict(ours.named_parameters())[name].grad, theirs[name].grad) < 1e-5
 
 
-def test_position_ids_are_refused():
-    with pytest.raises(NotImplementedError, match="position_ids"):
-        LlamaForCausalLM(tiny_config())(paddle.zeros([1, 4], "int64"), position_ids=paddle.zeros([1, 4], "int64"))
-
-
 def test_initialised_as_paddlenlps_layer(seed):
     """Mean and standard deviation of each weight, from samples large enough to tell 2 % apart."""
     paddle.seed(seed)

@@ -12,14 +12,15 @@ def _rotate(x, cos, sin):
 def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     """Splits the fused projection into heads and rotates q and k by `freqs` (Su et al., 2021; halves convention).
 
-    qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d].
+    qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d], or [b, s, d] for
+    sequences with positions of their own.
     Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d]. The rotation is done in float32.
     """
     b, s, width = qkv.shape
     d = width // (num_heads + 2 * num_kv_heads)
     heads = qkv.reshape([b, s, -1, d])
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], 2)
-    angles = freqs[:s].unsqueeze([0, 2])
+    angles = freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
     cos, sin = angles.cos(), angles.sin()
     return tuple(_rotate(t.astype("float32"), cos, sin).astype(t.dtype) for t in (q, k)) + (v,)
 
