@@ -10,6 +10,7 @@ the last one is not repeated.
 
 import argparse
 import concurrent.futures
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -80,39 +81,55 @@ def nvcc():
     return found
 
 
-def object_name(source):
-    return "_".join(source.relative_to(SOURCE).with_suffix(".o").parts)
+def digest(*parts):
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def fingerprint(runtime, paddle):
-    """Of everything that the result depends on."""
-    digest = hashlib.sha256(f"{runtime} {paddle_version(paddle)} {paddle} {ARCHITECTURES}".encode())
-    for path in [Path(__file__), *sorted(SOURCE.rglob("*.*"))]:
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+def up_to_date(mark, wanted):
+    return mark.is_file() and mark.read_text() == wanted
+
+
+def compile_object(source, command, objects, inputs):
+    """Compiles one file unless the command and all that it may read are those of the last time."""
+    target = objects / "_".join(source.relative_to(SOURCE).with_suffix(".o").parts)
+    mark, wanted = target.with_suffix(".from"), digest(command, source.read_bytes(), inputs)
+    if not up_to_date(mark, wanted):
+        mark.unlink(missing_ok=True)
+        run([*command, "-o", target])
+        mark.write_text(wanted)
+    return target
 
 
 def build(runtime, out):
     paddle = paddle_directory()
-    mark, wanted = out / "built_from", fingerprint(runtime, paddle)
-    if mark.is_file() and mark.read_text() == wanted:
-        return
-    shutil.rmtree(out, ignore_errors=True)
-    objects = out / "objects"
-    objects.mkdir(parents=True)
-    (out / "plugin").mkdir()
+    headers = [path.read_bytes() for path in sorted(SOURCE.rglob("*")) if path.suffix in (".h", ".def")]
+    inputs = digest(paddle_version(paddle), headers)
     jobs = list(commands(runtime, paddle))
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda job: run([*job[1], "-o", objects / object_name(job[0])]), jobs))
+    mark = out / "built_from"
+    wanted = digest(Path(__file__).read_bytes(), inputs, [(str(job), job[0].read_bytes()) for job in jobs])
+    objects = out / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    with open(out / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may build at once
+        if up_to_date(mark, wanted):
+            return
+        mark.unlink(missing_ok=True)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            made = list(pool.map(lambda job: compile_object(*job, objects, inputs), jobs))
+        link(runtime, paddle, made, out)
+        mark.write_text(wanted)
+
+
+def link(runtime, paddle, objects, out):
+    compiler = os.environ.get("CXX", "g++")
     libraries = [f"-L{paddle}/libs", "-l:libphi_core.so", "-l:libphi.so", "-l:libcommon.so", "-ldl", "-lpthread"]
     if runtime == "cuda":
         libraries += [f"-L{cuda_home()}/lib64", "-l:libcudart.so.13"]
-    link = [os.environ.get("CXX", "g++"), "-shared"]
-    plugin_objects = [path for path in sorted(objects.glob("*.o")) if path.stem != "loader"]
-    run([*link, *plugin_objects, "-o", out / "plugin" / f"libnvgpu_{runtime}.so", *libraries])
-    run([*link, objects / "loader.o", "-o", out / "libnvgpu.so", "-ldl"])
-    shutil.rmtree(objects)
-    mark.write_text(wanted)
+    loader = [path for path in objects if path.stem == "loader"]
+    (out / "plugin").mkdir(exist_ok=True)
+    plugin = [path for path in objects if path not in loader]
+    run([compiler, "-shared", *plugin, "-o", out / "plugin" / f"libnvgpu_{runtime}.so", *libraries])
+    run([compiler, "-shared", *loader, "-o", out / "libnvgpu.so", "-ldl"])
 
 
 def main():

@@ -69,19 +69,20 @@ void Copy(const Context& context, const Tensor& from, Tensor* to) {
   runtime::Copy(data, from.data(), from.numel() * WidthOf(from), runtime::CopyKind::kDeviceToDevice, StreamOf(context));
 }
 
-void SumTo(const Context& context, const Tensor& wide, Tensor* small) {
-  const Dims dims = DimsOf(wide), kept = DimsOf(*small);
-  std::vector<bool> reduced(dims.size(), true);
-  const size_t skipped = dims.size() - kept.size();
-  for (size_t axis = 0; axis < kept.size(); ++axis) reduced[axis + skipped] = kept[axis] != dims[axis + skipped];
+void SumTo(const Context& context, const Tensor& wide, const Dims& dims, Dims kept, Tensor* small) {
+  kept.insert(kept.begin(), dims.size() - kept.size(), 1);
+  std::vector<bool> reduced(dims.size());
+  for (size_t axis = 0; axis < dims.size(); ++axis) reduced[axis] = kept[axis] != dims[axis];
   Tensor workspace = Temporary(context, DataType::UINT8, {int64_t(math::ReduceWorkspace(dims, reduced))});
-  Tensor sum = *small;
-  if (small->dtype() != wide.dtype()) sum = Temporary(context, wide.dtype(), kept);
+  const bool same = small->dtype() == wide.dtype();
+  Tensor sum = same ? *small : Temporary(context, wide.dtype(), DimsOf(*small));
   math::Reduce(StreamOf(context), math::Reduction::kSum, TypeOf(wide), sum.data(), wide.data(), dims, reduced,
                workspace.data());
-  if (small->dtype() != wide.dtype()) {
-    math::Cast(StreamOf(context), sum.data(), TypeOf(sum), small->data(), TypeOf(*small), small->numel());
-  }
+  if (!same) math::Cast(StreamOf(context), sum.data(), TypeOf(sum), small->data(), TypeOf(*small), small->numel());
+}
+
+void SumTo(const Context& context, const Tensor& wide, Tensor* small) {
+  SumTo(context, wide, DimsOf(wide), DimsOf(*small), small);
 }
 
 }  // namespace nvgpu

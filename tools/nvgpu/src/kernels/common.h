@@ -33,6 +33,8 @@ inline const Types kMovable = {DataType::FLOAT32,       DataType::FLOAT64,     D
                                DataType::INT64,         DataType::INT32,       DataType::BOOL,      DataType::UINT8,
                                DataType::INT8,          DataType::INT16,       DataType::COMPLEX64, DataType::COMPLEX128,
                                DataType::FLOAT8_E4M3FN, DataType::FLOAT8_E5M2};
+inline const Types kIntegers = {DataType::INT64, DataType::INT32, DataType::BOOL,
+                                DataType::UINT8, DataType::INT8,  DataType::INT16};
 inline const Types kIndices = {DataType::INT64, DataType::INT32};
 
 inline Stream StreamOf(const Context& context) { return context.stream(); }
@@ -71,6 +73,8 @@ Tensor Temporary(const Context& context, DataType type, const Dims& dims);
 void Copy(const Context& context, const Tensor& from, Tensor* to);  // `to` gets from's type and has its dims already
 // Sums `wide`, of dims `dims`, over what was broadcast from `small`'s dims, into `small`, and rounds to its type.
 void SumTo(const Context& context, const Tensor& wide, Tensor* small);
+// The same with other dims for the two, such as Paddle's tensors of at most nine axes cannot have.
+void SumTo(const Context& context, const Tensor& wide, const Dims& dims, Dims kept, Tensor* small);
 
 // ---- registration
 

@@ -5,6 +5,7 @@
 #include "paddle/phi/kernels/activation_grad_kernel.h"
 #include "paddle/phi/kernels/activation_kernel.h"
 #include "paddle/phi/kernels/add_n_kernel.h"
+#include "paddle/phi/kernels/bitwise_kernel.h"
 #include "paddle/phi/kernels/clip_grad_kernel.h"
 #include "paddle/phi/kernels/clip_kernel.h"
 #include "paddle/phi/kernels/compare_kernel.h"
@@ -188,6 +189,10 @@ void ExtremeGrad(const Context& context, const Tensor& x, const Tensor& y, const
   OperandGrad(context, op_x, {&x, &y, &out_grad}, dims, x, x_grad);
 }
 
+void BitwiseNot(const Context& context, const Tensor& x, Tensor* out) {
+  Apply(context, x.dtype() == DataType::BOOL ? Op::kLogicalNot : Op::kBitwiseNot, {&x}, x.dtype(), out);
+}
+
 void AddN(const Context& context, const std::vector<const phi::TensorBase*>& x, Tensor* out) {
   const auto& first = *static_cast<const Tensor*>(x[0]);
   if (x.size() == 1) return Copy(context, first, out);
@@ -304,6 +309,11 @@ void RegisterElementwise() {
   NVGPU_COMPARE(logical_or, kLogicalOr, LogicalOrKernel);
   NVGPU_COMPARE(logical_xor, kLogicalXor, LogicalXorKernel);
 #undef NVGPU_COMPARE
+
+  NVGPU_KERNEL(bitwise_and, Binary<Op::kBitwiseAnd>, BitwiseAndKernel, kIntegers);
+  NVGPU_KERNEL(bitwise_or, Binary<Op::kBitwiseOr>, BitwiseOrKernel, kIntegers);
+  NVGPU_KERNEL(bitwise_xor, Binary<Op::kBitwiseXor>, BitwiseXorKernel, kIntegers);
+  NVGPU_KERNEL(bitwise_not, BitwiseNot, BitwiseNotKernel, kIntegers);
 
   NVGPU_KERNEL(add_grad, AddGrad, AddGradKernel, kNumbers);
   NVGPU_KERNEL(subtract_grad, SubtractGrad, SubtractGradKernel, kNumbers);

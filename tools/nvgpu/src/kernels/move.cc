@@ -7,17 +7,21 @@
 #include "paddle/phi/kernels/concat_grad_kernel.h"
 #include "paddle/phi/kernels/concat_kernel.h"
 #include "paddle/phi/kernels/contiguous_kernel.h"
+#include "paddle/phi/kernels/expand_as_kernel.h"
 #include "paddle/phi/kernels/expand_grad_kernel.h"
 #include "paddle/phi/kernels/expand_kernel.h"
 #include "paddle/phi/kernels/fill_kernel.h"
 #include "paddle/phi/kernels/full_kernel.h"
 #include "paddle/phi/kernels/gather_kernel.h"
+#include "paddle/phi/kernels/index_elementwise_get_kernel.h"
 #include "paddle/phi/kernels/index_select_kernel.h"
+#include "paddle/phi/kernels/masked_fill_kernel.h"
 #include "paddle/phi/kernels/one_hot_kernel.h"
 #include "paddle/phi/kernels/split_kernel.h"
 #include "paddle/phi/kernels/stack_grad_kernel.h"
 #include "paddle/phi/kernels/stack_kernel.h"
 #include "paddle/phi/kernels/strided_copy_kernel.h"
+#include "paddle/phi/kernels/tile_grad_kernel.h"
 #include "paddle/phi/kernels/tile_kernel.h"
 #include "paddle/phi/kernels/transpose_kernel.h"
 #include "paddle/phi/kernels/tril_triu_grad_kernel.h"
@@ -117,6 +121,29 @@ void Arange(const Context& context, const phi::Scalar& start, const phi::Scalar&
             Tensor* out) {
   void* to = context.Alloc(out, out->dtype());  // its length is known: InferMeta saw the end
   math::Arange(StreamOf(context), TypeOf(*out), to, NumberOf(start), NumberOf(step), out->numel());
+}
+
+phi::Scalar OnHost(const Context& context, const Tensor& x) {
+  if (x.place().GetType() == phi::AllocationType::CPU) return phi::Scalar(x);
+  Tensor host;
+  host.Resize(x.dims());
+  context.HostAlloc(&host, x.dtype());
+  runtime::Copy(host.data(), x.data(), WidthOf(x), runtime::CopyKind::kDeviceToHost, StreamOf(context));
+  return phi::Scalar(host);
+}
+void ArangeTensor(const Context& context, const Tensor& start, const Tensor& end, const Tensor& step, Tensor* out) {
+  const math::Number first = NumberOf(OnHost(context, start)), last = NumberOf(OnHost(context, end)),
+                     stride = NumberOf(OnHost(context, step));
+  const bool is_float = TypeOf(*out) >= Type::kHalf;
+  const double count = is_float ? std::ceil((last.real - first.real) / stride.real)
+                                : std::ceil(double(last.integer - first.integer) / double(stride.integer));
+  out->Resize({std::max<int64_t>(0, static_cast<int64_t>(count))});
+  void* to = context.Alloc(out, out->dtype());
+  math::Arange(StreamOf(context), TypeOf(*out), to, first, stride, out->numel());
+}
+// The bounds may stay on the host.
+void BoundsAnywhere(const phi::KernelKey&, phi::Kernel* kernel) {
+  for (int input : {0, 1, 2}) kernel->InputAt(input).SetBackend(phi::Backend::ALL_BACKEND);
 }
 
 void OneHot(const Context& context, const Tensor& x, const phi::Scalar& classes, Tensor* out) {
@@ -265,22 +292,44 @@ void ExpandGrad(const Context& context, const Tensor& x, const Tensor& out_grad,
   SumTo(context, out_grad, x_grad);
 }
 
+void ExpandAs(const Context& context, const Tensor& x, const paddle::optional<Tensor>&,
+              const std::vector<int64_t>& target_shape, Tensor* out) {
+  Expand(context, x, phi::IntArray(target_shape), out);
+}
+
 // A tile is a broadcast over an axis of repeats before each axis.
-void Tile(const Context& context, const Tensor& x, const phi::IntArray& repeat_times, Tensor* out) {
-  Dims repeats = repeat_times.GetData(), own = DimsOf(x);
+struct TileLayout {
+  Dims dims, pairs, strides;  // of the result; of it with an axis of repeats before each axis; of x over the pairs
+};
+TileLayout LayoutOf(const Tensor& x, Dims repeats) {
+  Dims own = DimsOf(x);
   while (repeats.size() < own.size()) repeats.insert(repeats.begin(), 1);
   while (own.size() < repeats.size()) own.insert(own.begin(), 1);
   const Dims dense = DenseStrides(own);
-  Dims dims, pairs, strides;
+  TileLayout layout;
   for (size_t axis = 0; axis < own.size(); ++axis) {
-    dims.push_back(own[axis] * repeats[axis]);
-    pairs.insert(pairs.end(), {repeats[axis], own[axis]});
-    strides.insert(strides.end(), {0, dense[axis]});
+    layout.dims.push_back(own[axis] * repeats[axis]);
+    layout.pairs.insert(layout.pairs.end(), {repeats[axis], own[axis]});
+    layout.strides.insert(layout.strides.end(), {0, dense[axis]});
   }
-  out->Resize(common::make_ddim(dims));
+  return layout;
+}
+void Tile(const Context& context, const Tensor& x, const phi::IntArray& repeats, Tensor* out) {
+  const TileLayout layout = LayoutOf(x, repeats.GetData());
+  out->Resize(common::make_ddim(layout.dims));
   void* to = context.Alloc(out, x.dtype());
   if (out->numel() == 0) return;
-  math::StridedCopy(StreamOf(context), WidthOf(x), to, DenseStrides(pairs), x.data(), strides, pairs);
+  math::StridedCopy(StreamOf(context), WidthOf(x), to, DenseStrides(layout.pairs), x.data(), layout.strides,
+                    layout.pairs);
+}
+void TileGrad(const Context& context, const Tensor& x, const Tensor& out_grad, const phi::IntArray& repeats,
+              Tensor* x_grad) {
+  const TileLayout layout = LayoutOf(x, repeats.GetData());
+  Dims own;
+  for (size_t axis = 0; axis < layout.pairs.size(); axis += 2) own.insert(own.end(), {1, layout.pairs[axis + 1]});
+  x_grad->Resize(x.dims());
+  context.Alloc(x_grad, x.dtype());
+  SumTo(context, out_grad, layout.pairs, own, x_grad);
 }
 
 // ---- selection
@@ -341,6 +390,37 @@ void IndexSelect(const Context& context, const Tensor& x, const Tensor& index, i
   GatherAlong(context, x, index, AxisOf(axis, x.dims().size()), out);
 }
 
+// Paddle hands over the strides in which x and the indices are to be read; the index tensors share one shape.
+// index_dims: [the indexed axes' sizes, -1, that shape, -1, ...]; index_strides and the offset are in bytes.
+void AdvancedGet(const Context& context, const Tensor& x, const std::vector<const Tensor*>& index,
+                 const std::vector<int64_t>& input_dims, const std::vector<int64_t>& input_strides,
+                 const std::vector<int64_t>& index_dims, const std::vector<int64_t>& index_strides,
+                 const int64_t slice_offset, const bool, const bool, Tensor* out) {
+  if (out->dims().size() > 0) out->Resize(common::make_ddim(input_dims));
+  void* to = context.Alloc(out, x.dtype());
+  if (out->numel() == 0) return;
+  if (x.numel() == 0) return runtime::Fill(to, 0, out->numel() * WidthOf(x), StreamOf(context));
+  const int64_t width = WidthOf(x);
+  std::vector<math::AdvancedIndex> indices;
+  size_t at = 0;
+  for (; at < index_dims.size() && index_dims[at] != -1; ++at) {
+    indices.push_back({index[at]->data(), index_dims[at], index_strides[at] / width});
+  }
+  Dims shape;
+  for (++at; at < index_dims.size() && index_dims[at] != -1; ++at) shape.push_back(index_dims[at]);
+  const Dims dense = DenseStrides(shape);
+  Dims strides(input_dims.size(), 0);
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    if (shape[axis] != 1) strides[input_dims.size() - shape.size() + axis] = dense[axis];
+  }
+  const math::Input in{static_cast<const char*>(x.data()) + slice_offset, input_strides};
+  math::TakeAdvanced(StreamOf(context), width, to, input_dims, in, indices, strides);
+}
+
+void MaskedFill(const Context& context, const Tensor& x, const Tensor& mask, const Tensor& value, Tensor* out) {
+  Where(context, mask, value, x, out);
+}
+
 // The index keeps the type it has, whatever the kernel's.
 void IndexVaries(const phi::KernelKey&, phi::Kernel* kernel) { kernel->InputAt(1).SetDataType(DataType::UNDEFINED); }
 
@@ -354,6 +434,7 @@ void RegisterMoves() {
   NVGPU_KERNEL(full_like, FullLike, FullLikeKernel, kMovable, OutputVaries);
   NVGPU_KERNEL(fill, Fill, FillKernel, kMovable);
   NVGPU_KERNEL(arange, Arange, ArangeKernel, kNumbers);
+  NVGPU_KERNEL(arange_tensor, ArangeTensor, ArangeTensorKernel, kNumbers, BoundsAnywhere);
   NVGPU_KERNEL(one_hot, OneHot, OneHotKernel, kIndices, OutputIs<DataType::FLOAT32>);
   static_assert(std::is_same_v<decltype(&Assign), decltype(&phi::AssignKernel<phi::CustomContext>)>);
   Register<&Assign>("assign", kMovable);
@@ -367,7 +448,9 @@ void RegisterMoves() {
   NVGPU_KERNEL(stack_grad, StackGrad, StackGradKernel, kMovable);
   NVGPU_KERNEL(expand, Expand, ExpandKernel, kMovable);
   NVGPU_KERNEL(expand_grad, ExpandGrad, ExpandGradKernel, kNumbers);
+  NVGPU_KERNEL(expand_as, ExpandAs, ExpandAsKernel, kMovable);
   NVGPU_KERNEL(tile, Tile, TileKernel, kMovable);
+  NVGPU_KERNEL(tile_grad, TileGrad, TileGradKernel, kNumbers);
   NVGPU_KERNEL(where, Where, WhereKernel, kMovable);
   NVGPU_KERNEL(where_grad, WhereGrad, WhereGradKernel, kNumbers);
   NVGPU_KERNEL(tril, Triangle<true>, TrilKernel, kMovable);
@@ -375,6 +458,8 @@ void RegisterMoves() {
   NVGPU_KERNEL(tril_grad, Triangle<true>, TrilGradKernel, kMovable);
   NVGPU_KERNEL(triu_grad, Triangle<false>, TriuGradKernel, kMovable);
   NVGPU_KERNEL(gather, GatherKernel, GatherKernel, kMovable, IndexVaries);
+  NVGPU_KERNEL(index_elementwise_get, AdvancedGet, IndexElementwiseGetKernel, kMovable, IndexVaries);
+  NVGPU_KERNEL(masked_fill, MaskedFill, MaskedFillKernel, kMovable);
   NVGPU_KERNEL(index_select, IndexSelect, IndexSelectKernel, kMovable, IndexVaries);
 }
 

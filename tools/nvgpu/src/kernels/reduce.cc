@@ -6,9 +6,11 @@
 #include "paddle/phi/kernels/prod_kernel.h"
 #include "paddle/phi/kernels/reduce_all_kernel.h"
 #include "paddle/phi/kernels/reduce_any_kernel.h"
+#include "paddle/phi/kernels/reduce_max_grad_kernel.h"
 #include "paddle/phi/kernels/reduce_max_kernel.h"
 #include "paddle/phi/kernels/reduce_mean_grad_kernel.h"
 #include "paddle/phi/kernels/reduce_mean_kernel.h"
+#include "paddle/phi/kernels/reduce_min_grad_kernel.h"
 #include "paddle/phi/kernels/reduce_min_kernel.h"
 #include "paddle/phi/kernels/reduce_sum_grad_kernel.h"
 #include "paddle/phi/kernels/reduce_sum_kernel.h"
@@ -121,6 +123,20 @@ void MeanAllGrad(const Context& context, const Tensor& x, const Tensor& out_grad
   Spread(context, x, out_grad, Marks(x, {}), 1.0 / x.numel(), x_grad);
 }
 
+// Every element that equals the extreme has its gradient.
+void ExtremeGrad(const Context& context, const Tensor& x, const Tensor& out, const Tensor& out_grad,
+                 const phi::IntArray& axes, bool, bool all, Tensor* x_grad) {
+  const Dims dims = DimsOf(x), kept = DimsAfter(x, Marks(x, axes.GetData(), all), true);
+  Tensor extreme = out, grad = out_grad;
+  extreme.Resize(common::make_ddim(kept));
+  grad.Resize(common::make_ddim(kept));
+  x_grad->Resize(x.dims());
+  void* to = context.Alloc(x_grad, x.dtype());
+  if (x.numel() == 0) return;
+  math::Elementwise(StreamOf(context), math::Op::kEqualGrad, TypeOf(x), to, dims,
+                    {Broadcast(x, dims), Broadcast(extreme, dims), Broadcast(grad, dims)});
+}
+
 template <bool largest>
 void ArgExtreme(const Context& context, const Tensor& x, const phi::Scalar& axis, bool keep_dims, bool flatten,
                 DataType type, Tensor* out) {
@@ -151,6 +167,8 @@ void RegisterReductions() {
   NVGPU_KERNEL(sum_grad, SumGrad, ReduceSumGradKernel, kComputable, OutputVaries);
   NVGPU_KERNEL(mean_grad, MeanGrad, ReduceMeanGradKernel, kFloats);
   NVGPU_KERNEL(mean_all_grad, MeanAllGrad, MeanAllGradKernel, kFloats);
+  NVGPU_KERNEL(max_grad, ExtremeGrad, ReduceMaxGradKernel, kFloats);
+  NVGPU_KERNEL(min_grad, ExtremeGrad, ReduceMinGradKernel, kFloats);
   NVGPU_KERNEL(argmax, ArgExtreme<true>, ArgMaxKernel, kNumbers, OutputVaries);
   NVGPU_KERNEL(argmin, ArgExtreme<false>, ArgMinKernel, kNumbers, OutputVaries);
 }

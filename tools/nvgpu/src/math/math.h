@@ -57,6 +57,14 @@ void Triangle(Stream stream, size_t width, void* out, const void* in, int64_t ba
 // equals `padding`. index: int32 or int64.
 void Gather(Stream stream, size_t width, void* out, const void* in, const void* index, Type index_type, int64_t outer,
             int64_t size, int64_t count, int64_t inner, int64_t first = 0, int64_t padding = -1);
+// out[i] = in[where it is over dims, plus each index's value times its stride], as NumPy's advanced indexing; a negative
+// index counts from `size`. Every index has the strides `index_strides` over dims.
+struct AdvancedIndex {
+  const void* values;  // int64
+  int64_t size, stride;
+};
+void TakeAdvanced(Stream stream, size_t width, void* out, const Dims& dims, const Input& in,
+                  const std::vector<AdvancedIndex>& indices, const Dims& index_strides);
 void OneHot(Stream stream, float* out, const void* index, Type index_type, int64_t count, int64_t classes);
 void Arange(Stream stream, Type type, void* out, Number start, Number step, int64_t count);
 

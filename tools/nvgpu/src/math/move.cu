@@ -81,6 +81,27 @@ struct GatherLoop {
   }
 };
 
+constexpr int kMaxIndices = 8;
+
+template <typename T>
+struct TakeAdvancedLoop {
+  T* out;
+  const T* in;
+  Indexer<2> indexer;
+  AdvancedIndex indices[kMaxIndices];
+  int count;
+  NVGPU_FN void operator()(int64_t i) const {
+    int64_t at[2];
+    indexer.At(i, at);
+    int64_t from = at[0];
+    for (int n = 0; n < count; ++n) {
+      const int64_t index = static_cast<const int64_t*>(indices[n].values)[at[1]];
+      from += (index < 0 ? index + indices[n].size : index) * indices[n].stride;
+    }
+    out[i] = in[from];
+  }
+};
+
 template <typename Index>
 struct OneHotLoop {
   float* out;
@@ -151,6 +172,18 @@ void Gather(Stream stream, size_t width, void* out, const void* in, const void* 
               GatherLoop<T, Index>{static_cast<T*>(out), static_cast<const T*>(in), static_cast<const Index*>(index),
                                    size, count, inner, first, padding});
     });
+  });
+}
+
+void TakeAdvanced(Stream stream, size_t width, void* out, const Dims& dims, const Input& in,
+                  const std::vector<AdvancedIndex>& indices, const Dims& index_strides) {
+  if (indices.size() > kMaxIndices) throw std::invalid_argument("nvgpu: more than 8 index tensors");
+  ForWidth(width, [&](auto t) {
+    using T = decltype(t);
+    TakeAdvancedLoop<T> loop{static_cast<T*>(out), static_cast<const T*>(in.data),
+                             Indexer<2>(dims, {in.strides, index_strides}), {}, static_cast<int>(indices.size())};
+    std::copy(indices.begin(), indices.end(), loop.indices);
+    ForEach(stream, loop.indexer.count, loop);
   });
 }
 

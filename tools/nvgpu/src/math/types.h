@@ -119,6 +119,10 @@ bool ForNumbers(Type type, Function function) {
   return ForFloats(type, function) || Match<Function, int64_t, int32_t>(type, function);
 }
 template <typename Function>
+bool ForIntegers(Type type, Function function) {
+  return Match<Function, int64_t, int32_t, bool, uint8_t, int8_t, int16_t>(type, function);
+}
+template <typename Function>
 bool ForAll(Type type, Function function) {
   return ForNumbers(type, function) || Match<Function, bool, uint8_t, int8_t, int16_t>(type, function);
 }
