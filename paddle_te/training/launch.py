@@ -190,6 +190,7 @@ class Plan:
     script: str
     processes: int  # of the training script, on this node
     logs: Path
+    nodes: Nodes
     folders: list[Path] = field(default_factory=list)  # to make before the start
 
     def shell(self) -> str:
@@ -339,6 +340,7 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
         script=script,
         processes=len(devices.ids),
         logs=logs,
+        nodes=nodes,
         folders=folders,
     )
     return plan, args
@@ -367,13 +369,19 @@ def main(argv: list[str] | None = None) -> int:
     if args.DRY_RUN:
         print(plan.shell())
         return 0
+    from paddle_te.training.peers import Peers
     from paddle_te.training.supervise import supervise
 
+    try:
+        peers = Peers(plan.nodes) if plan.nodes.count > 1 else None
+    except LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(f"+ {plan.shell()}", file=sys.stderr, flush=True)
     for folder in plan.folders:
         folder.mkdir(parents=True, exist_ok=True)
     env = {key: value for key, value in os.environ.items() if key not in plan.unset} | plan.env
-    return supervise(plan.command, env, script=plan.script, processes=plan.processes, logs=plan.logs)
+    return supervise(plan.command, env, script=plan.script, processes=plan.processes, logs=plan.logs, peers=peers)
 
 
 if __name__ == "__main__":

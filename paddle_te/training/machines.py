@@ -126,8 +126,8 @@ def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
     if not master:
         raise LaunchError(f"MASTER: with {count} nodes it must be address:port of the node with NODE_RANK 0")
     address, _, port = master.partition(":")
-    job = environ.get("SLURM_JOB_ID", "")  # two jobs may share a node's network, so each has its own port
-    port = port or str(args.MASTER_PORT or (20000 + int(job) % 10000 if job.isdigit() else 6070))
+    job = environ.get("SLURM_JOB_ID", "")  # two jobs may share a node's network, so each has its own two ports
+    port = port or str(args.MASTER_PORT or (20000 + 2 * (int(job) % 5000) if job.isdigit() else 6070))
     if not port.isdigit():
         raise LaunchError(f"MASTER: {master!r} must be address:port")
     if not args.DRY_RUN:

@@ -20,9 +20,12 @@ from pathlib import Path
 
 import psutil
 
+from paddle_te.training.peers import Peers
+
 POLL_SECONDS = 0.1
 END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
 TAIL_LINES = 40
+OTHER_NODE_STATUS = os.EX_UNAVAILABLE  # exit status when another node died or failed
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,14 +112,26 @@ class Supervisor:
     Args:
         command: starts `processes` processes that run `python -u script`, or is that process itself.
         env: the whole environment.
-        logs: where paddle.distributed.launch writes workerlog.N; used when processes > 1.
+        logs: where paddle.distributed.launch writes workerlog.N; used when it is what runs.
+        peers: the other nodes, None on a single one.
     """
 
-    def __init__(self, command: list[str], env: Mapping[str, str], script: str, processes: int, logs: Path):
+    def __init__(
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        script: str,
+        processes: int,
+        logs: Path,
+        peers: Peers | None = None,
+    ):
+        self.peers = peers
+        self.launched = processes > 1 or peers is not None  # by paddle.distributed.launch
         self.script, self.processes, self.logs = script, processes, Path(logs)
         self.log_starts = {path.name: path.stat().st_size for path in self.logs.glob("workerlog.*")}
         self.ranks: list[Rank] = []
         self.failed: Rank | None = None
+        self.first_to_fail = False  # among the nodes
         self.stopped_by: int | None = None
         self.deadline: float | None = None
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -156,9 +171,10 @@ class Supervisor:
         for rank in self.ranks:
             if rank.status is None:
                 rank.status = _zombie_status(rank.process.pid)
-                if rank.status and not self.failed and self.stopped_by is None:
+                if rank.status and self.deadline is None:
                     self.failed = rank
                     self.deadline = time.monotonic() + END_SECONDS
+                    self._tell_peers(f"rank {rank.number} {ending(rank.status)}")
 
     def run(self) -> int:
         """Waits for the end.
@@ -168,19 +184,36 @@ class Supervisor:
         """
         try:
             while self.child.poll() is None and (self.deadline is None or time.monotonic() < self.deadline):
-                if self.processes > 1:
+                if self.launched:
                     self._watch_ranks()
+                if self.peers and self.peers.failure and self.deadline is None:
+                    say(f"{self.peers.failure}: stopping, at most {END_SECONDS} s")
+                    self.deadline = time.monotonic() + END_SECONDS
+                    self.child.terminate()
                 time.sleep(POLL_SECONDS)
         finally:
             self._end_all()
             for signum, handler in self.old_handlers.items():
                 signal.signal(signum, handler)
-        status = self.failed.status if self.failed else self.child.returncode
-        if self.stopped_by is not None:
-            status = -self.stopped_by
+        status = self._status()
+        if self.peers:
+            if status and not self.peers.failure:
+                self._tell_peers("was stopped" if self.stopped_by else ending(status))
+            self.peers.close()
         if status:
             self._explain(status)
         return status if status >= 0 else 128 - status
+
+    def _status(self) -> int:
+        """0, n, or -n if signal n was the end."""
+        if self.stopped_by is not None:
+            return -self.stopped_by
+        if self.peers and self.peers.failure and not self.first_to_fail:
+            return OTHER_NODE_STATUS
+        return self.failed.status if self.failed else self.child.returncode
+
+    def _tell_peers(self, failure):
+        self.first_to_fail = self.peers is not None and self.peers.report(failure)
 
     def _end_all(self):
         """SIGKILLs what is left below this process, again until nothing is: it has had its time to end by itself."""
@@ -201,8 +234,10 @@ class Supervisor:
             say(f"rank {self.failed.number} {ending(status)}; the end of its log, {log}:")
             for line in self._new_lines(log)[-TAIL_LINES:]:
                 print(f"[rank {self.failed.number}] {line}", file=sys.stderr)
+        if self.peers and self.peers.failure and not self.first_to_fail:
+            say(self.peers.failure)
         left = f"processes left that cannot be killed: {self.left}" if self.left else "no process is left"
-        where = f"; logs: {self.logs}" if self.processes > 1 else ""
+        where = f"; logs: {self.logs}" if self.launched else ""
         say(f"the job {'was stopped' if self.stopped_by else ending(status)}; {left}{where}")
 
     def _new_lines(self, log):
@@ -214,6 +249,6 @@ class Supervisor:
             return []
 
 
-def supervise(command: list[str], env: Mapping[str, str], *, script: str, processes: int, logs: Path) -> int:
+def supervise(command: list[str], env: Mapping[str, str], **arguments) -> int:
     """Runs a command under a `Supervisor`; see there for the arguments. Returns the exit status."""
-    return Supervisor(command, env, script, processes, logs).run()
+    return Supervisor(command, env, **arguments).run()

@@ -339,11 +339,16 @@ def test_a_job_that_succeeds(tmp_path):
         assert "[rank" not in job.screen() and "failed" not in job.screen()
 
 
-def test_two_nodes_without_slurm(tmp_path):
-    """The same script by hand on each node, with the head's address and the node's rank; here both on loopback."""
+def two_nodes():
+    """What a user sets on both nodes; here both are this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        nodes = {"NNODES": "2", "MASTER": f"localhost:{probe.getsockname()[1]}"}
+        return {"NNODES": "2", "MASTER": f"localhost:{probe.getsockname()[1]}"}
+
+
+def test_two_nodes_without_slurm(tmp_path):
+    """The same script by hand on each node, with the head's address and the node's rank."""
+    nodes = two_nodes()
     code = "ready(); everyone(); print(os.environ['PADDLE_TRAINERS_NUM'], os.environ['PADDLE_NNODES'])"
     with (
         Job(tmp_path, code, devices="0", name="1", NODE_RANK="1", **nodes) as second,
@@ -356,6 +361,73 @@ def test_two_nodes_without_slurm(tmp_path):
         ]
         for rank, log in enumerate(logs):
             assert log.read_text() == f"rank {rank} starts\n3 2\n"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_node_that_dies_ends_the_other_which_names_it(tmp_path, victim):
+    nodes = two_nodes()
+    with (
+        Job(tmp_path, "ready(); time.sleep(600)", devices="0", name="0", NODE_RANK="0", **nodes) as first,
+        Job(tmp_path, "ready(); time.sleep(600)", devices="0", name="1", NODE_RANK="1", **nodes) as second,
+    ):
+        first.wait_for("ready.*", 2)
+        time.sleep(3)  # the launchers have found each other well before training starts; here it starts at once
+        dead, other = (first, second) if victim == 0 else (second, first)
+        for process in dead.left():
+            process.kill()
+        assert other.end(60) == os.EX_UNAVAILABLE
+        assert other.left() == []
+        assert f"launch: node {victim} ({socket.gethostname()}) died" in other.screen(), other.screen()
+
+
+def test_a_rank_that_fails_ends_the_other_node(tmp_path):
+    code = """
+        ready()
+        everyone()
+        if rank == "1":
+            time.sleep(3)
+            sys.exit("no memory")
+        time.sleep(600)
+    """
+    nodes = two_nodes()
+    with (
+        Job(tmp_path, code, devices="0", name="0", NODE_RANK="0", **nodes) as first,
+        Job(tmp_path, code, devices="0", name="1", NODE_RANK="1", **nodes) as second,
+    ):
+        assert second.end(60) == 1 and first.end(60) == os.EX_UNAVAILABLE
+        assert "[rank 1] no memory" in second.screen()
+        assert f"launch: node 1 ({socket.gethostname()}): rank 1 ended with status 1" in first.screen(), first.screen()
+
+
+def trained_losses(folder):
+    """{step: loss} of a run's log."""
+    records = map(json.loads, (folder / "output/train_log.jsonl").read_text().splitlines())
+    return {record["step"]: record["loss"] for record in records}
+
+
+def test_two_nodes_train_as_one(tmp_path):
+    """The real run_pretrain: data parallel over two nodes, and the same batches on one."""
+    environ = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "DEVICE": "cpu"}
+    environ |= {
+        "DEVICES": "0",
+        "MOCK_DATA": "1",
+        "MAX_STEPS": "3",
+        "OUTPUT_BASE": str(tmp_path),
+        "LEARNING_RATE": "0.01",
+    }
+
+    def start(accumulation, **more):
+        values = ["tiny-llama-demo", "none", 1, 1, 1, 1, 1, accumulation, "false", 32, "", "pd", "fp32"]
+        command = ["bash", str(SCRIPT), *map(str, values)]
+        return subprocess.Popen(command, env=environ | more, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    nodes = two_nodes() | {"EXP_NAME": "two"}
+    for jobs in ([start(2, EXP_NAME="one")], [start(1, NODE_RANK=rank, **nodes) for rank in "01"]):
+        assert [job.wait(timeout=120) for job in jobs] == [0] * len(jobs)
+    one, two = trained_losses(tmp_path / "one"), trained_losses(tmp_path / "two")
+    assert list(one) == list(two) == [1, 2, 3] and one[3] != one[1]
+    for step in one:
+        assert abs(two[step] - one[step]) < 1e-5 * one[step]
 
 
 def test_it_trains_and_resumes(tmp_path):

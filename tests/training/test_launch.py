@@ -306,7 +306,7 @@ def test_several_nodes():
     addresses = "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"
     made = plan({**slurm, "IP_STR": addresses}, TP=8, FSDP=4)
     assert words_before_script(made)[5:] == [
-        *("--master", "10.0.0.1:24567", "--nnodes", "4", "--rank", "2"),
+        *("--master", "10.0.0.1:29134", "--nnodes", "4", "--rank", "2"),
         *("--host", "10.0.0.3", "--log_dir", str(made.logs)),
     ]
     assert made.logs.name == "node2" and made.logs.parts[-3].startswith("N4_DP1_TP8_")

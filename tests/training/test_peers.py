@@ -1,0 +1,142 @@
+"""Nodes that watch each other: three on one machine, some of them other processes that die."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from paddle_te.training import peers
+from paddle_te.training.machines import LaunchError, Nodes
+from paddle_te.training.peers import Peers
+
+OTHER = """
+import sys, time
+from paddle_te.training import peers
+from paddle_te.training.machines import Nodes
+peers.BEAT_SECONDS, peers.SILENCE_SECONDS = 0.1, 1.0
+node = peers.Peers(Nodes(count=3, rank=int(sys.argv[1]), master=sys.argv[2]))
+while not node.failure:
+    time.sleep(0.05)
+print(node.failure, flush=True)
+node.close()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(peers, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(peers, "SILENCE_SECONDS", 1.0)
+
+
+@pytest.fixture
+def master():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def start(master):
+    """start(rank): a node in a process of its own."""
+    started = []
+
+    def start(rank):
+        command = [sys.executable, "-c", OTHER, str(rank), master]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def joined(head, count=2):
+    wait_for(lambda: len(head._connections) == count)
+
+
+@pytest.mark.parametrize(
+    "signum, why", [(signal.SIGKILL, "its connection broke"), (signal.SIGSTOP, "nothing was heard")]
+)
+def test_a_node_that_dies_is_named_to_all(start, master, signum, why):
+    head, other, victim = Peers(Nodes(3, 0, master)), start(1), start(2)
+    joined(head)
+    os.kill(victim.pid, signum)
+    wait_for(lambda: head.failure)
+    assert head.failure.startswith(f"node 2 ({socket.gethostname()}) died: {why}")
+    assert other.stdout.readline() == head.failure + "\n", "the head passes it on"
+    head.close()
+
+
+def test_the_heads_death_is_seen_by_the_others(start, master):
+    head, others = start(0), [Peers(Nodes(3, rank, master)) for rank in (1, 2)]
+    for other in others:
+        joined(other, 1)
+    time.sleep(0.3)  # its name follows
+    head.kill()
+    for other in others:
+        wait_for(lambda other=other: other.failure)
+        assert other.failure == f"node 0 ({socket.gethostname()}) died: its connection broke"
+        other.close()
+
+
+def test_a_report_reaches_all_and_the_first_one_counts(master):
+    nodes = [Peers(Nodes(3, rank, master)) for rank in range(3)]
+    joined(nodes[0])
+    assert nodes[1].report("rank 8 ended with status 1")
+    wait_for(lambda: all(node.failure for node in nodes))
+    assert not nodes[2].report("rank 16 ended with status 1")
+    assert {node.failure for node in nodes} == {f"node 1 ({socket.gethostname()}): rank 8 ended with status 1"}
+    for node in nodes:
+        node.close()
+
+
+def test_a_good_end_is_no_failure(master):
+    nodes = [Peers(Nodes(3, rank, master)) for rank in range(3)]
+    joined(nodes[0])
+    for node in nodes:  # the head first
+        node.close()
+        time.sleep(0.3)
+    time.sleep(1.2)
+    assert [node.failure for node in nodes] == [None] * 3
+
+
+def test_who_does_not_join_or_answer_is_named(master, monkeypatch):
+    monkeypatch.setattr(peers, "JOIN_SECONDS", 1.0)
+    head = Peers(Nodes(3, 0, master))
+    wait_for(lambda: head.failure)
+    assert head.failure == "node 1, 2 has not joined for 1.0 s"
+    head.close()
+    alone = Peers(Nodes(3, 1, "127.0.0.9:1"))
+    wait_for(lambda: alone.failure)
+    assert "the head node, 127.0.0.9, has not answered" in alone.failure
+    alone.close()
+
+
+def test_strangers_do_no_harm(master):
+    head = Peers(Nodes(2, 0, master))
+    for text in (b"", b"GET / HTTP/1.1\r\n", b"join 7 x\n", b"\xff\xfe\n"):
+        with socket.create_connection(head._head) as stranger:
+            stranger.sendall(text)
+    time.sleep(0.3)
+    assert head.failure is None and not head._connections
+    head.close()
+
+
+def test_a_taken_port_is_said_before_the_start(master):
+    address, port = master.split(":")
+    with socket.create_server((address, int(port) + 1)):
+        with pytest.raises(LaunchError, match="MASTER: port .* choose another MASTER_PORT"):
+            Peers(Nodes(2, 0, master))
