@@ -49,6 +49,11 @@ def parse_arguments(arguments=None):
     parser.add_argument("--virtual_pp_degree", type=positive, help="of the output; if left out, 1")
     parser.add_argument("--max_shard_size", type=size, default="10GB", help="of a file where degrees change (10GB)")
     parser.add_argument("--workers", type=positive, default=1, help="files written side by side (1)")
+    parser.add_argument(
+        "--with_optimizer",
+        action="store_true",
+        help="carry optimizer and Trainer state along, as a unified checkpoint that --unified_checkpoint 1 resumes from",
+    )
     return parser.parse_args(arguments)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from paddle_te.checkpoint import layout as layouts
-from paddle_te.checkpoint import pdparams, safetensors
+from paddle_te.checkpoint import optimizer, pdparams, safetensors
 from paddle_te.checkpoint.config import FUSE_FLAGS, convert_config, fused_before
 from paddle_te.checkpoint.folder import check_new, copy_file, new_folder, open_checkpoint, write_json
 from paddle_te.checkpoint.layout import SPLIT_AXIS
@@ -44,6 +44,7 @@ def convert(
     virtual_pp_degree=None,
     max_shard_size=10 * 10**9,
     workers=1,
+    with_optimizer=False,
     progress=True,
 ):
     """Converts a checkpoint folder into a new one; the input is only read.
@@ -60,6 +61,8 @@ def convert(
         virtual_pp_degree: the output's; None: 1, or the input's where no degree is given.
         max_shard_size: bytes; where degrees change, larger files are written in shards.
         workers: files written side by side; each holds a few copies of the tensor it is working on.
+        with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
+            checkpoint (whole tensors in safetensors), from which the Trainer resumes with --unified_checkpoint 1.
         progress: show a progress bar.
 
     Returns: the names of files in the input folder that were not carried over (a Trainer's own state).
@@ -73,26 +76,39 @@ def convert(
     checkpoint = open_checkpoint(input_path, num_attention_heads, num_key_value_heads)
     _check_mode(checkpoint, mode)
     layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
-    degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
-    target = _target(checkpoint, layout, mode, format, *degrees)
-    if target.vp == 1 and virtual_pp_degree is None and (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp):
-        groups, indexes = plan_same_ranks(checkpoint, target)
+    sources, carried = {"": checkpoint}, list(checkpoint.companions)
+    if with_optimizer:
+        target = _unified_target(
+            layout, mode, format, tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
+        )
+        sources |= optimizer.open_optimizer(checkpoint)
+        groups, indexes = plan_new_ranks(checkpoint, target, math.inf, always_index=True)
+        more_groups, more_indexes = optimizer.plan_optimizer(sources, target)
+        groups, indexes = groups + more_groups, indexes | more_indexes
+        carried += [name for name in checkpoint.left_out if optimizer.TRAINER_FILES.fullmatch(name)]
     else:
-        groups, indexes = plan_new_ranks(checkpoint, target, max_shard_size)
+        degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
+        target = _target(checkpoint, layout, mode, format, *degrees)
+        if target.vp == 1 and virtual_pp_degree is None and (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp):
+            groups, indexes = plan_same_ranks(checkpoint, target)
+        else:
+            groups, indexes = plan_new_ranks(checkpoint, target, max_shard_size)
     dtype = groups[0][0].entries[0].spec.dtype
     config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, dtype)
     total = sum(file.nbytes for files in groups for file in files)
     _check_space(output_path, total)
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
     with bar, new_folder(output_path) as folder:
-        _write_all(checkpoint, target, folder, groups, workers, bar)
-        for name in checkpoint.companions:
+        _write_all(sources, target, folder, groups, workers, bar)
+        for name in carried:
             copy_file(checkpoint.folder / name, folder / name)
         if config:
             write_json(folder / "config.json", config)
         for name, index in indexes.items():
             write_json(folder / name, index)
-    return checkpoint.left_out
+        if with_optimizer and (checkpoint.folder / optimizer.COMPLETE_MARK).exists():
+            copy_file(checkpoint.folder / optimizer.COMPLETE_MARK, folder / optimizer.COMPLETE_MARK)
+    return [name for name in checkpoint.left_out if not (output_path / name).exists()]
 
 
 def _check_apart(input_path, output_path):
@@ -147,6 +163,19 @@ def _target(checkpoint, layout, mode, format, tp, pp, vp):
     )
 
 
+def _unified_target(layout, mode, format, *degrees):
+    if layout.family == "hf":
+        raise CheckpointError(
+            f"--with_optimizer: Hugging Face's layout has no optimizer state, leave it out with {mode}"
+        )
+    if any(degrees) or format == "pdparams":
+        raise CheckpointError(
+            "--with_optimizer writes a unified checkpoint in safetensors, from which training resumes in any degrees "
+            "with --unified_checkpoint 1: leave degrees and --format out"
+        )
+    return Target(layout, safetensors.SUFFIX, 1, 1)
+
+
 def _check_space(output_path, total):
     parent = Path(os.path.abspath(output_path)).parent
     while not parent.exists():
@@ -158,9 +187,9 @@ def _check_space(output_path, total):
         )
 
 
-def _write_all(checkpoint, target, folder, groups, workers, bar):
+def _write_all(sources, target, folder, groups, workers, bar):
     with ThreadPoolExecutor(workers) as pool:  # threads: numpy copies and file reads run without the interpreter's lock
-        futures = [pool.submit(_write_files, checkpoint, target, folder, files, bar) for files in groups]
+        futures = [pool.submit(_write_files, sources, target, folder, files, bar) for files in groups]
         try:
             for future in futures:
                 future.result()
@@ -169,14 +198,14 @@ def _write_all(checkpoint, target, folder, groups, workers, bar):
             raise
 
 
-def _write_files(checkpoint, target, folder, files, bar):
-    """Writes files that hold different ranks' shares of the same tensors, or one file."""
-    reader, dims = _Reader(checkpoint, target.tp), checkpoint.dims
+def _write_files(sources, target, folder, files, bar):
+    """Writes files that hold different ranks' shares of the same tensors, or one file; sources: {kind: Checkpoint}."""
+    readers = {kind: _Reader(checkpoint, target.tp) for kind, checkpoint in sources.items()}
     writers = [_writer(target, folder / file.name, [entry.spec for entry in file.entries]) for file in files]
     for shares in zip(*(file.entries for file in files), strict=True):
         for file, writer, entry in zip(files, writers, shares, strict=True):
-            parts = {part: reader.part(file.tp, entry.layer, part) for part in entry.slot.parts}
-            writer.add(layouts.put_together(entry.slot, parts, dims.num_attention_heads, dims.num_key_value_heads))
+            read = readers[entry.kind].number if entry.kind in optimizer.POWERS else readers[entry.kind].tensor
+            writer.add(read(file.tp, entry.layer, entry.slot))
             bar.update(entry.spec.nbytes)
     for writer in writers:
         writer.close()
@@ -199,7 +228,22 @@ class _Reader:
             self._pieces.append(pieces(checkpoint, {name: ref for rank in ranks for name, ref in rank.tensors.items()}))
         self._kept = {}
 
-    def part(self, rank, layer, part):
+    def tensor(self, rank, layer, slot):
+        """The target rank's stored tensor of a slot."""
+        parts = {part: self._part(rank, layer, part) for part in slot.parts}
+        return layouts.put_together(slot, parts, self._dims.num_attention_heads, self._dims.num_key_value_heads)
+
+    def number(self, rank, layer, slot):
+        """The number [1] that belongs to a slot's tensors, a power of beta: the same for all its parts."""
+        numbers = {part: self._pieces[0][layer, part][0].read() for part in slot.parts}
+        first = numbers[slot.parts[0]]
+        if any(number.tobytes() != first.tobytes() for number in numbers.values()):
+            raise CheckpointError(
+                f"{self._pieces[0][layer, slot.parts[0]][0].path}: {slot.name}: parts of different age"
+            )
+        return first
+
+    def _part(self, rank, layer, part):
         """[out, in] of a part, or the vector of a norm."""
         if self._degree == self._source_degree:
             return self._read(rank, layer, part)

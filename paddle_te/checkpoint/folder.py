@@ -170,34 +170,43 @@ def _find_ranks(folder):
 def _read_rank(folder, suffix, rank):
     """Fills in the tensors of a rank and checks them against its index."""
     index_path = folder / index_name(suffix, rank.variant)
-    sharded = len(rank.files) > 1 or "-of-" in rank.files[0].name
     if index_path.exists():
-        rank.index = _read_json(index_path)
-        if not isinstance(rank.index, dict) or not isinstance(rank.index.get("weight_map"), dict):
-            raise CheckpointError(f"{index_path}: has no weight_map")
-        names = sorted(set(rank.index["weight_map"].values()))
-        for name in names:
-            if not (folder / name).is_file():
-                raise CheckpointError(f"{folder / name}: missing; {index_path.name} names it")
-        stray = [file.name for file in rank.files if file.name not in names]
-        if stray:
-            raise CheckpointError(f"{folder / stray[0]}: not in {index_path.name}: left over from another checkpoint?")
-        rank.files = [folder / name for name in names]
-    elif sharded:
+        tensors, rank.index = read_index(index_path, _FORMATS[suffix])
+        named = sorted({ref.path for ref in tensors.values()})
+        for file in rank.files:
+            if file not in named:
+                raise CheckpointError(f"{file}: not in {index_path.name}: left over from another checkpoint?")
+        rank.files = named
+    elif len(rank.files) > 1 or "-of-" in rank.files[0].name:
         raise CheckpointError(f"{index_path}: missing; it says which tensor is in which of the shards")
-    for file in rank.files:
-        for name, ref in _FORMATS[suffix].read(file).items():
-            if name in rank.tensors:
-                raise CheckpointError(f"{file}: tensor {name!r} is in {rank.tensors[name].path.name} too")
-            rank.tensors[name] = ref
-    if rank.index:
-        weight_map = rank.index["weight_map"]
-        for name, file in weight_map.items():
-            if name not in rank.tensors or rank.tensors[name].path.name != file:
-                raise CheckpointError(f"{folder / file}: has no tensor {name!r}, which {index_path.name} names")
-        for name in rank.tensors.keys() - weight_map.keys():
-            raise CheckpointError(f"{index_path}: does not name {name!r}, which is in {rank.tensors[name].path.name}")
-    rank.tensors = {name: ref for name, ref in rank.tensors.items() if not _COMPUTED.fullmatch(name)}
+    else:
+        tensors = _FORMATS[suffix].read(rank.files[0])
+    rank.tensors = {name: ref for name, ref in tensors.items() if not _COMPUTED.fullmatch(name)}
+
+
+def read_index(path, file_format):
+    """({name: TensorRef}, content) of an index file and the shards it names, which must hold just what it says.
+
+    file_format: the module pdparams or safetensors.
+    """
+    index = _read_json(path)
+    if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
+        raise CheckpointError(f"{path}: has no weight_map")
+    weight_map, tensors = index["weight_map"], {}
+    for name in sorted(set(weight_map.values())):
+        file = path.parent / name
+        if not file.is_file():
+            raise CheckpointError(f"{file}: missing; {path.name} names it")
+        for key, ref in file_format.read(file).items():
+            if key in tensors:
+                raise CheckpointError(f"{file}: tensor {key!r} is in {tensors[key].path.name} too")
+            tensors[key] = ref
+    for key, name in weight_map.items():
+        if key not in tensors or tensors[key].path.name != name:
+            raise CheckpointError(f"{path.parent / name}: has no tensor {key!r}, which {path.name} names")
+    for key in tensors.keys() - weight_map.keys():
+        raise CheckpointError(f"{path}: does not name {key!r}, which is in {tensors[key].path.name}")
+    return tensors, index
 
 
 def _read_json(path):

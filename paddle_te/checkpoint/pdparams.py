@@ -38,6 +38,13 @@ class _Dtype:
             raise CheckpointError(f"a tensor of dtype {self.code!r} with state {state!r}")
 
 
+class _Scalar:
+    """Stands in for a numpy number, whose value nobody here asks for."""
+
+    def __init__(self, *_):
+        pass
+
+
 class _Array:
     """Stands in for the numpy.ndarray that is being described."""
 
@@ -57,6 +64,8 @@ class _Array:
 _GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,  # numpy 2
+    ("numpy.core.multiarray", "scalar"): _Scalar,
+    ("numpy._core.multiarray", "scalar"): _Scalar,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
     ("collections", "OrderedDict"): OrderedDict,
@@ -137,6 +146,25 @@ def read(path):
     Raises CheckpointError for a truncated file, one that is not a dict of tensors, and one that holds anything else
     than tensors, names and plain containers.
     """
+    path, state = Path(path), read_state(path)
+    return {name: _tensor_ref(path, name, value) for name, value in state.items() if name != NAME_TABLE}
+
+
+def read_name_table(path):
+    """{name: the parameter's name in the program, by which a .pdopt file calls it} of a .pdparams file."""
+    return read_state(path).get(NAME_TABLE) or {}
+
+
+def read_optimizer(path):
+    """({key: TensorRef}, {parameter's name: TensorRef} of master weights) of a .pdopt file. Errors as `read`'s."""
+    path, state = Path(path), read_state(path)
+    state = {key: value for key, value in state.items() if key not in (NAME_TABLE, "LR_Scheduler")}
+    master = state.pop("master_weights", {})
+    return tuple({key: _tensor_ref(path, key, value) for key, value in part.items()} for part in (state, master))
+
+
+def read_state(path):
+    """The dict in a file saved by paddle.save; arrays are only described. Errors as `read`'s."""
     path = Path(path)
     with path.open("rb") as file:
         try:
@@ -144,17 +172,17 @@ def read(path):
         except CheckpointError as error:
             raise CheckpointError(f"{path}: refused: {error}") from None
         except EOFError:
-            raise CheckpointError(f"{path}: truncated (or not a .pdparams file)") from None
+            raise CheckpointError(f"{path}: truncated (or not a file of paddle.save)") from None
         except KeyError as error:
             raise CheckpointError(
-                f"{path}: not a .pdparams file of tensors (pickle instruction {error}); "
+                f"{path}: not a file of tensors (pickle instruction {error}); "
                 "if you trust it, load it with paddle.load and save it with paddle.save(..., protocol=4)"
             ) from None
         except (pickle.UnpicklingError, ValueError, TypeError, IndexError, AttributeError, UnicodeError) as error:
-            raise CheckpointError(f"{path}: not a .pdparams file of tensors ({error})") from None
+            raise CheckpointError(f"{path}: not a file of tensors ({error})") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: holds a {type(state).__name__}, not a dict of tensors")
-    return {name: _tensor_ref(path, name, value) for name, value in state.items() if name != NAME_TABLE}
+    return state
 
 
 def _tensor_ref(path, name, value):

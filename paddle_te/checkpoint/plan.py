@@ -9,11 +9,15 @@ from paddle_te.checkpoint.tensors import CheckpointError, TensorSpec
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor to write: what it is called, and the layer and slot that say how it is made."""
+    """One tensor to write: what it is called, and the layer and slot that say how it is made.
+
+    kind: "" for a weight, else the kind of optimizer state.
+    """
 
     spec: TensorSpec
     layer: int | None
     slot: Slot
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def plan_same_ranks(checkpoint, target):
     return files, indexes
 
 
-def plan_new_ranks(checkpoint, target, max_shard_size):
+def plan_new_ranks(checkpoint, target, max_shard_size, always_index=False):
     """([[OutputFile]], {index file: content}) for other degrees; above max_shard_size bytes, a rank's file is sharded.
 
     Files that hold the shares of the same tensors stand together, so that each of these is read once for all of them.
@@ -94,7 +98,8 @@ def plan_new_ranks(checkpoint, target, max_shard_size):
         groups, ranks = _shards(entries, max_shard_size), []
         for tp in range(target.tp):
             rank_variant = variant(tp if target.tp > 1 else None, pp if target.pp > 1 else None)
-            made, index = _rank_files(target.suffix, tp, rank_variant, groups, {} if len(groups) > 1 else None)
+            old_index = {} if always_index or len(groups) > 1 else None
+            made, index = _rank_files(target.suffix, tp, rank_variant, groups, old_index)
             ranks.append(made)
             indexes |= index
         files += [list(shares) for shares in zip(*ranks, strict=True)]
