@@ -1,0 +1,48 @@
+"""Models from checkpoint folders, outside of pretraining."""
+
+from pathlib import Path
+
+from paddlenlp.transformers import LlamaConfig
+
+from paddle_te import device
+from paddle_te.checkpoint import CheckpointError, check_layout
+from paddle_te.llama.modeling import model_class
+from paddle_te.ops import get_ops
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def check_backend(backend, dtype, fp8=False):
+    """Raises ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r}: it may be {', '.join(DTYPES)}")
+    if dtype != "float32" and not device.bf16_supported():
+        raise ValueError(f"dtype {dtype}: Paddle has no kernels for it on this device; use float32")
+    if fp8 and backend == "none":
+        raise ValueError("fp8 needs backend transformer_engine (or paddle, emulated)")
+    if backend != "none":
+        get_ops(backend).check(fp8=fp8)
+
+
+def load_model(folder, backend="none", dtype="float32", **settings):
+    """LlamaForCausalLM with the weights in `folder`, in evaluation mode.
+
+    backend: "none", "paddle" or "transformer_engine"; the folder's layout must be that backend's.
+    settings: overrides of the configuration, such as use_fp8 or tensor_parallel_degree.
+    Raises FileNotFoundError, CheckpointError (a ValueError) for an unfit folder, and what `check_backend` raises.
+    """
+    make = model_class(backend)
+    check_backend(backend, dtype, settings.get("use_fp8", False))
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder of a checkpoint")
+    if not (Path(folder) / "config.json").is_file():
+        raise CheckpointError(f"{folder}: has no config.json")
+    check_layout(folder, "native" if backend == "none" else "te")
+    config = LlamaConfig.from_pretrained(str(folder))
+    # a checkpoint of another run brings that run's flags along
+    own = dict(transformer_engine_backend=backend, use_fp8=False, sequence_parallel=False, tensor_parallel_degree=1)
+    for name, value in {**own, **settings}.items():
+        setattr(config, name, value)
+    model = make.from_pretrained(str(folder), config=config, dtype=dtype)
+    model.eval()
+    return model

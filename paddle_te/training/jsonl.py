@@ -1,0 +1,43 @@
+"""Reading JSON lines, with errors that name the file and the line."""
+
+import json
+from pathlib import Path
+
+
+def read_json_lines(path, limit=None):
+    """[(where, record)]: each line's JSON object and "file:line" for messages; empty lines are skipped.
+
+    limit: read no more records than that. Raises FileNotFoundError, and ValueError for a line that is no JSON object or
+    for a file without records.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    records = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if limit is not None and len(records) == limit:
+                break
+            if line.strip():
+                records.append((f"{path}:{number}", _parse(f"{path}:{number}", line)))
+    if not records:
+        raise ValueError(f"{path}: has no records; it needs one JSON object a line")
+    return records
+
+
+def _parse(where, line):
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: is not a JSON object")
+    return record
+
+
+def field(where, record, name, *types):
+    """record[name]. Raises ValueError where it is missing or not of one of the types."""
+    if not isinstance(record.get(name), types):
+        wanted = " or ".join(kind.__name__ for kind in types)
+        raise ValueError(f'{where}: needs "{name}", a {wanted}; it has {", ".join(record) or "nothing"}')
+    return record[name]
