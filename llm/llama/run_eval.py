@@ -8,6 +8,8 @@ Formats of the files: `paddle_te.training.evaluate`. Prints the results and, wit
 Errors in the arguments or the data end the run with status 2.
 """
 
+# ruff: noqa: UP006, UP035, UP045 (PaddleNLP's argument parser reads typing.Optional and typing.List only)
+
 import json
 import os
 import sys

@@ -1,7 +1,7 @@
 """Zero-shot evaluation by likelihood: perplexity, LAMBADA, BoolQ and other multiple choice.
 
 A model's answer is the continuation that it finds likeliest after the context; prompts, tokenization and metrics are
-those of EleutherAI's lm-evaluation-harness (tasks boolq of SuperGLUE, lambada, and its perplexity over rolling windows).
+those of EleutherAI's lm-evaluation-harness (boolq of SuperGLUE, lambada, and its perplexity over rolling windows).
 Sequences are padded on the right and need no mask, so every backend runs them.
 """
 
