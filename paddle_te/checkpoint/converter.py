@@ -204,7 +204,7 @@ def _write_files(sources, target, folder, files, bar):
     writers = [_writer(target, folder / file.name, [entry.spec for entry in file.entries]) for file in files]
     for shares in zip(*(file.entries for file in files), strict=True):
         for file, writer, entry in zip(files, writers, shares, strict=True):
-            read = readers[entry.kind].number if entry.kind in optimizer.POWERS else readers[entry.kind].tensor
+            read = readers[entry.kind].number if entry.kind in optimizer.POWERS else readers[entry.kind].blocks
             writer.add(read(file.tp, entry.layer, entry.slot))
             bar.update(entry.spec.nbytes)
     for writer in writers:
@@ -228,10 +228,12 @@ class _Reader:
             self._pieces.append(pieces(checkpoint, {name: ref for rank in ranks for name, ref in rank.tensors.items()}))
         self._kept = {}
 
-    def tensor(self, rank, layer, slot):
-        """The target rank's stored tensor of a slot."""
+    def blocks(self, rank, layer, slot):
+        """The target rank's stored tensor of a slot, as arrays whose bytes follow one another."""
         parts = {part: self._part(rank, layer, part) for part in slot.parts}
-        return layouts.put_together(slot, parts, self._dims.num_attention_heads, self._dims.num_key_value_heads)
+        if slot.transposed:
+            return [layouts.put_together(slot, parts, self._dims.num_attention_heads)]
+        return layouts.stack(slot, parts, self._dims.num_attention_heads)
 
     def number(self, rank, layer, slot):
         """The number [1] that belongs to a slot's tensors, a power of beta: the same for all its parts."""
@@ -241,7 +243,7 @@ class _Reader:
             raise CheckpointError(
                 f"{self._pieces[0][layer, slot.parts[0]][0].path}: {slot.name}: parts of different age"
             )
-        return first
+        return [first]
 
     def _part(self, rank, layer, part):
         """[out, in] of a part, or the vector of a norm."""

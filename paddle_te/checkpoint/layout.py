@@ -260,19 +260,21 @@ def take_apart(slot, tensor, num_attention_heads, num_key_value_heads):
     return {p: tensor[stop - unit * n : stop] for p, stop, n in zip(slot.parts, stops, shares, strict=True)}
 
 
-def put_together(slot, parts, num_attention_heads, num_key_value_heads):
+def put_together(slot, parts, num_attention_heads):
     """The stored tensor of a slot from {part: [out, in]}; the inverse of `take_apart`."""
-    tensors = [parts[part] for part in slot.parts]
-    tensor = tensors[0]
-    if slot.grouped:
-        head_dim = tensor.shape[1] // num_attention_heads
-        groups = tensors[1].shape[0] // head_dim
-        rows = [t.shape[0] // groups for t in tensors]
-        order = [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
-        tensor = _concat(order, 0)
-    else:
-        tensor = _concat(tensors, 0)
+    tensor = _concat(stack(slot, parts, num_attention_heads), 0)
     return tensor.T if slot.transposed else tensor
+
+
+def stack(slot, parts, num_attention_heads):
+    """The tensors [out, in] whose rows, one tensor's after the other's, are a slot's before its transposition."""
+    tensors = [parts[part] for part in slot.parts]
+    if not slot.grouped:
+        return tensors
+    head_dim = tensors[0].shape[1] // num_attention_heads
+    groups = tensors[1].shape[0] // head_dim
+    rows = [tensor.shape[0] // groups for tensor in tensors]
+    return [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
 
 
 def _concat(tensors, axis):
@@ -325,7 +327,7 @@ def _convert(state_dict, config, family, target):
     for layer, found in parts.items():
         for slot in target.model if layer is None else target.layer:
             if all(part in found for part in slot.parts):
-                converted[target.full_name(layer, slot)] = put_together(slot, found, heads, kv_heads)
+                converted[target.full_name(layer, slot)] = put_together(slot, found, heads)
     return converted
 
 

@@ -199,7 +199,7 @@ class Writer:
     """Writes a new file tensor by tensor, as paddle.save would: paddle.load reads it.
 
     Args:
-        specs: list of TensorSpec. Then `add` takes their arrays in the same order and `close` finishes the file.
+        specs: list of TensorSpec. Then `add` takes their data in the same order and `close` finishes the file.
     """
 
     def __init__(self, path, specs):
@@ -207,11 +207,12 @@ class Writer:
         self._file = open(path, "xb")
         self._file.write(pickle.PROTO + b"\x04" + pickle.EMPTY_DICT + pickle.MARK)
 
-    def add(self, array):
-        """Writes the next tensor."""
+    def add(self, arrays):
+        """Writes the next tensor, given as arrays whose bytes follow one another."""
         spec = next(self._left)
         self._file.write(_text(spec.name) + _array_head(spec))
-        write_array(self._file, array)
+        for array in arrays:
+            write_array(self._file, array)
         self._file.write(pickle.TUPLE + pickle.BUILD)
 
     def close(self):

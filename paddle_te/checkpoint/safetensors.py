@@ -45,7 +45,7 @@ class Writer:
     """Writes a new file tensor by tensor.
 
     Args:
-        specs: list of TensorSpec. Then `add` takes their arrays in the same order and `close` finishes the file.
+        specs: list of TensorSpec. Then `add` takes their data in the same order and `close` finishes the file.
         framework: "np" as PaddleNLP writes and expects it, "pt" for Hugging Face.
     """
 
@@ -67,10 +67,11 @@ class Writer:
         self._file = open(path, "xb")
         self._file.write(struct.pack("<Q", len(text)) + text)
 
-    def add(self, array):
-        """Writes the next tensor."""
+    def add(self, arrays):
+        """Writes the next tensor, given as arrays whose bytes follow one another."""
         self._file.seek(next(self._starts))
-        write_array(self._file, array)
+        for array in arrays:
+            write_array(self._file, array)
 
     def close(self):
         """Writes everything through to the disk."""

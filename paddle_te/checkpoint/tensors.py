@@ -53,7 +53,7 @@ class TensorSpec:
 
 
 # A transposed matrix is written in tiles: numpy's own transposing copy is 5 to 20 times slower, and takes a whole copy.
-_BLOCK_ROWS, _TILE_COLUMNS = 1024, 128
+_BLOCK_ROWS, _TILE_COLUMNS = 256, 128
 
 
 def write_array(file, array):

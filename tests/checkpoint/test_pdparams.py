@@ -25,7 +25,7 @@ def tensors(rng, dtype):
 def write(path, specs, state, **kwargs):
     writer = pdparams.Writer(path, specs, **kwargs)
     for array in state.values():
-        writer.add(array)
+        writer.add([array])
     writer.close()
 
 

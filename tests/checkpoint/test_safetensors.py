@@ -13,7 +13,7 @@ from tests.checkpoint.models import assert_same, random_bits
 def write(path, specs, state, **kwargs):
     writer = safetensors.Writer(path, specs, **kwargs)
     for array in state.values():
-        writer.add(array)
+        writer.add([array])
     writer.close()
 
 
