@@ -1,0 +1,205 @@
+"""llama_multi_node.sub under a real Slurm of two nodes: it trains, is requeued, cancelled, loses a node."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.slurm import Cluster, Unavailable
+
+ROOT = Path(__file__).resolve().parents[2]
+SUB = ROOT / "llm/llama/scripts/llama_multi_node.sub"
+SETTINGS = dict(
+    PYTHON=sys.executable,
+    DEVICE="cpu",
+    GPUS_PER_NODE="1",
+    MOCK_DATA="1",
+    MODEL_NAME="tiny-llama-demo",
+    TOKENIZER_NAME="none",
+    MBS="1",
+    TP_SIZE="1",
+    GA_SIZE="1",
+    MAX_SEQLEN="32",
+    BACKEND="pd",
+    PREC="fp32",
+    LEARNING_RATE="0.01",
+    OMP_NUM_THREADS="1",
+    EXP_NAME="run",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slurm")
+    try:
+        cluster = Cluster(folder)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder)  # the packages
+
+
+class Job:
+    """The real .sub, submitted."""
+
+    def __init__(self, cluster, folder, *options, nodes=2, **settings):
+        self.cluster, self.folder = cluster, folder
+        environ = SETTINGS | {"OUTPUT_BASE": str(folder)} | settings
+        self.experiment = folder / environ["EXP_NAME"]
+        command = ["sbatch", f"-N{nodes}", *options, f"--output={folder / 'batch.txt'}", SUB]
+        self.id = cluster.call(*command, environ=environ).strip()
+
+    def end(self, seconds=120):
+        """(state, exit status) once the job has ended, none of its processes left."""
+        ended = self.cluster.wait_for_end(self.id, seconds)
+        self.cluster.wait_for(lambda: self.processes() == [], "end of the job's processes", 30)
+        return ended
+
+    def processes(self):
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SLURM_JOB_ID") == self.id and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                pass
+        return found
+
+    def losses(self):
+        log = self.experiment / "output/train_log.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return {record["step"]: record["loss"] for record in map(json.loads, lines)}
+
+    def wait_for_step(self, step):
+        self.cluster.wait_for(lambda: max(self.losses(), default=0) >= step, f"step {step}:\n{self.text()}", 120)
+
+    def text(self):
+        """Everything the job printed."""
+        files = [self.folder / "batch.txt", *sorted(self.experiment.glob("output-*.txt"))]
+        return "\n".join(f"{file.name}:\n{file.read_text()}" for file in files if file.exists())
+
+
+def test_it_trains_over_two_nodes_as_on_one(cluster, tmp_path):
+    settings = dict(MAX_STEPS="3", EXP_NAME="")
+    (tmp_path / "one").mkdir()
+    one = Job(cluster, tmp_path / "one", nodes=1, GA_SIZE="2", **settings)
+    one.experiment = (
+        tmp_path / "one" / f"tiny-llama-demo_SEQLEN32_N1_MBS1_DP1_TP1_VP1_GA2_FSDP1_PP1_SPfalse_none_pd_fp32_{one.id}"
+    )
+    assert one.end() == ("COMPLETED", 0), one.text()
+    two = Job(cluster, tmp_path, **settings)
+    two.experiment = (
+        tmp_path / f"tiny-llama-demo_SEQLEN32_N2_MBS1_DP2_TP1_VP1_GA1_FSDP1_PP1_SPfalse_none_pd_fp32_{two.id}"
+    )
+    assert two.end() == ("COMPLETED", 0), two.text()
+    assert list(one.losses()) == list(two.losses()) == [1, 2, 3] and two.losses()[3] != two.losses()[1]
+    for step, loss in one.losses().items():
+        assert abs(two.losses()[step] - loss) < 1e-5 * loss
+    assert {path.name for path in two.experiment.iterdir()} == {"logs", "output", "output-0.txt", "output-1.txt"}
+    for rank in range(2):
+        command = (two.experiment / f"output-{rank}.txt").read_text()
+        assert re.search(rf"--master 127\.0\.0\.2:\d+ --nnodes 2 --rank {rank} ", command), "node1 is the head"
+
+
+def test_the_signal_before_the_limit_saves_and_the_requeued_job_resumes(cluster, tmp_path):
+    job = Job(cluster, tmp_path, MAX_STEPS="400", SAVE_STEPS="100000")
+    job.wait_for_step(3)
+    cluster.call("scancel", "--batch", "--signal=USR1", job.id)  # what --signal=B:USR1@300 does
+    cluster.wait_for(lambda: cluster.state(job.id)[0] == "PENDING", "requeue", 60)
+    (checkpoint,) = (job.experiment / "output").glob("checkpoint-*")
+    step = int(checkpoint.name.removeprefix("checkpoint-"))
+    before = job.losses()
+    assert max(before) == step >= 3 and (checkpoint / ".checkpoint_done").exists()
+    assert (job.experiment / "output/stopped").read_text() == f"{step}\n"
+    assert f"stopped at step {step}; requeued" in job.text()
+
+    time.sleep(2)  # slurmd refuses a job that starts in the second in which it ended
+    cluster.call("scontrol", "update", f"jobid={job.id}", "StartTime=now")  # it would wait for two minutes
+    job.wait_for_step(step + 3)
+    after = job.losses()
+    assert list(after) == list(range(1, max(after) + 1)) and before.items() <= after.items()
+    assert "start 2: 2 nodes" in job.text() and not (job.experiment / "output/stopped").exists()
+
+    # cancelled in the middle: nothing is left
+    assert len(job.processes()) > 4
+    cluster.call("scancel", job.id)
+    assert job.end(60)[0] == "CANCELLED"
+
+
+def test_a_node_that_dies_ends_the_job_and_is_named(cluster, tmp_path):
+    job = Job(cluster, tmp_path, "--no-requeue", MAX_STEPS="400", SAVE_STEPS="2")
+    job.wait_for_step(5)
+    cluster.node_down("node2")
+    try:
+        cluster.wait_for(lambda: job.processes() == [], "end of the other node", 60)
+        assert job.end(60)[0] in ("FAILED", "NODE_FAIL")
+        assert "launch: node 1 (node2) died" in job.text(), job.text()
+        complete = [mark.parent for mark in (job.experiment / "output").glob("checkpoint-*/.checkpoint_done")]
+        assert complete and all(len(list(folder.glob("model_state*"))) == 1 for folder in complete)
+    finally:
+        cluster.node_up("node2")
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(WORK_DIR="/no/such/folder"), "WORK_DIR: '/no/such/folder' must be the folder of this repository"),
+        (dict(MOCK_DATA="0", DS_DIR="/no/such/data"), "DS_DIR: there is no folder '/no/such/data'"),
+        (dict(OUTPUT_BASE="/proc/outputs"), "OUTPUT_BASE: the folder /proc/outputs/run cannot be made"),
+        (dict(TP_SIZE="two"), "TP_SIZE: 'two' must be a whole number"),
+    ],
+)
+def test_wrong_settings_end_it_before_anything_starts(cluster, tmp_path, settings, message):
+    job = Job(cluster, tmp_path, nodes=1, **settings)
+    assert job.end(30) == ("FAILED", 2)
+    assert f"error: {message}" in job.text() and "start 1" not in job.text()
+    assert not job.experiment.exists()
+
+
+STAND_INS = {
+    "srun": 'printf "%s\\n" "$@" "OUTPUT_BASE=$OUTPUT_BASE" "DATA_PATH=$DATA_PATH" "MASTER=$MASTER"',
+    "scontrol": f'case "$2" in job) echo "   Command={SUB}";; hostnames) echo head; echo other;; esac',
+}
+
+
+def test_with_a_container(tmp_path):
+    """Debian's Slurm has no pyxis: srun and scontrol are stand-ins, and srun shows what it was given."""
+    for name, text in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "data").mkdir()
+    environ = dict(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="head,other", MASTER="10.0.0.1")
+    environ |= dict(CONTAINER="nvcr.io#nvidia/paddlepaddle:24.04-py3", CONTAINER_MOUNTS="/weights:/weights")
+    environ |= dict(DS_DIR=f"{tmp_path}/data", OUTPUT_BASE=f"{tmp_path}/out", EXP_NAME="e", INIT_WEIGHT="/weights/te")
+    environ |= dict(PATH=f"{tmp_path}:{os.environ['PATH']}", TP_SIZE="8", GPUS_PER_NODE="")
+    done = subprocess.run(["bash", SUB, "8"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.splitlines()
+    for word in (
+        "--container-image=nvcr.io#nvidia/paddlepaddle:24.04-py3",
+        f"--container-mounts={ROOT}:/workspace,{tmp_path}/out:/outputs,{tmp_path}/data:/dataset,/weights:/weights",
+        "--container-workdir=/workspace",
+        f"--output={tmp_path}/out/e/output-%t.txt",
+        "OUTPUT_BASE=/outputs",
+        "DATA_PATH=/dataset",
+        "MASTER=10.0.0.1",
+    ):
+        assert word in words
+    i = words.index("node")  # $0 of the command on the node
+    script = "llm/llama/scripts/llama_single_node_interactive.sh"
+    assert words[i + 1 : i + 4] == ["/outputs/e", "/workspace", script]
+    values = (
+        "meta-llama/Llama-2-7b meta-llama/Llama-2-7b 2 1 8 1 1 1 false 4096 stage2 te bf16 none none /weights/te false"
+    )
+    assert words[i + 4 : i + 21] == values.split()
