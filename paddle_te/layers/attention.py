@@ -99,7 +99,7 @@ class MultiHeadAttention(nn.Layer):
         """x: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape.
 
         rotary_pos_emb: angles of x's positions, float32 [s, d] (or [b, s, d], as the mask: backend "paddle" only).
-        recompute_core_attention: keep q, k and v only, and compute the attention again in backward.
+        recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
         past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
         use_cache: return (output, (k, v)) with x's keys and values appended (backend "paddle" only).
         """
@@ -107,14 +107,26 @@ class MultiHeadAttention(nn.Layer):
         flat = qkv.ndim == 2
         if flat:
             qkv = qkv.reshape([-1, self.max_sequence_length, qkv.shape[-1]])
-        q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads)
-        if past_key_value is not None:
-            k, v = (paddle.concat(pair, 1) for pair in zip(past_key_value, (k, v), strict=True))
-        if recompute_core_attention and self.training:
-            context = recompute(self.core_attention, q, k, v, attention_mask)
+        if past_key_value is not None or use_cache or attention_mask is not None:
+            context, key_value = self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, past_key_value)
+        elif recompute_core_attention and self.training:
+            context = recompute(self._attend, qkv, rotary_pos_emb)
         else:
-            context = self.core_attention(q, k, v, attention_mask)
+            context = self._attend(qkv, rotary_pos_emb)
         if flat:
             context = context.reshape([-1, context.shape[-1]])
         out = self.proj(context, residual, is_first_microbatch)
-        return (out, (k, v)) if use_cache else out
+        return (out, key_value) if use_cache else out
+
+    def _attend(self, qkv, rotary_pos_emb):
+        """Training's case, for which backends have one operation."""
+        return self.ops.rotary_attention(
+            qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, scale=self.core_attention.scale
+        )
+
+    def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
+        """(context, (k, v) of all tokens so far)."""
+        q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads)
+        if past_key_value is not None:
+            k, v = (paddle.concat(pair, 1) for pair in zip(past_key_value, (k, v), strict=True))
+        return self.core_attention(q, k, v, attention_mask), (k, v)

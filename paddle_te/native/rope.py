@@ -11,14 +11,15 @@ from paddle_te.native.types import DType
 _NAMES = {DType.BFLOAT16: ("rope_bfloat16", 8), DType.FLOAT16: ("rope_float16", 8), DType.FLOAT32: ("rope_float", 4)}
 
 
-def rope_in_place(te, stream, qkv, angles, tokens, s, heads, kv_heads, d, dtype, backward=False):
-    """Rotates q and k inside the packed buffer qkv [tokens, (heads + 2 kv_heads) d]; v stays as it is.
+def rope_packed(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, backward=False):
+    """Rotates q and k of the packed buffer `source` [tokens, (heads + 2 kv_heads) d] into `target`, laid out alike.
 
-    Backward: the same buffer, holding the gradients. Two thirds of the memory traffic of `rope_split`.
+    source may be target: then v stays as it is, two thirds of the memory traffic. Backward: source holds gradients.
     """
-    q, k, v, stride = _packed(qkv, heads, kv_heads, d, dtype)
-    buffers = (q, k, v, stride, stride, stride)
-    _launch(te, stream, buffers, buffers, angles, tokens, s, heads, kv_heads, d, dtype, backward)
+    *from_, stride = _packed(source, heads, kv_heads, d, dtype)
+    *to, _ = _packed(target, heads, kv_heads, d, dtype)
+    strides = (stride, stride, stride)
+    _launch(te, stream, (*from_, *strides), (*to, *strides), angles, tokens, s, heads, kv_heads, d, dtype, backward)
 
 
 def rope_split(te, stream, qkv, q, k, v, angles, tokens, s, heads, kv_heads, d, dtype):

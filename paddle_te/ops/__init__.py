@@ -16,8 +16,9 @@ Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one ra
 | layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation) | x's shape |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
 | dot_product_attention(q, k, v, scale, attention_mask) | [b, s, heads·d] |
+| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale) | the same of the two, in one operation |
 
-`paddle` alone has: freqs for each sequence ([b, s, d]), attention masks, and more keys than queries (a key-value cache).
+`paddle` alone has: freqs for each sequence ([b, s, d]), attention masks, more keys than queries (a key-value cache).
 """
 
 import importlib

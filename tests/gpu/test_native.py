@@ -305,7 +305,7 @@ def test_rope(te, stream, dtype, b, s, heads, kv_heads, d):
 
     for backward, expected in ((False, want), (True, back)):
         packed = qkv.clone()
-        rope.rope_in_place(te, stream, packed.data_ptr(), freqs.data_ptr(), *sizes, backward)
+        rope.rope_packed(te, stream, packed.data_ptr(), packed.data_ptr(), freqs.data_ptr(), *sizes, backward)
         assert error(packed, torch.cat(expected, 2)) < tolerance
 
         single = poisoned(*parts[0].shape, dtype=dtype)  # TE's own kernel agrees
@@ -497,7 +497,7 @@ def test_rope_speed(te, stream):
     out = view(te, poisoned(b, s, h, d))
     packed, freqs_pointer = qkv.data_ptr(), freqs.data_ptr()
     candidates = {
-        "in place": lambda: rope.rope_in_place(te, stream, packed, freqs_pointer, *sizes),
+        "in place": lambda: rope.rope_packed(te, stream, packed, packed, freqs_pointer, *sizes),
         "split": lambda: rope.rope_split(te, stream, packed, *pointers, freqs_pointer, *sizes),
         "merge": lambda: rope.rope_merge(te, stream, *pointers, packed, freqs_pointer, *sizes),
         "TE, q only": lambda: te.rope(single, te_freqs, out, False, stream),

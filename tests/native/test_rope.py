@@ -153,7 +153,7 @@ def test_in_place(te, case, backward):
     qkv, angles, sizes = case
     _, _, heads, kv_heads, _, _ = sizes
     before = split(qkv.copy(), heads, kv_heads)
-    rope.rope_in_place(te, te, address(qkv), address(angles), *sizes, backward)
+    rope.rope_packed(te, te, address(qkv), address(qkv), address(angles), *sizes, backward)
     q, k, v = split(qkv, heads, kv_heads)
     sign = -1 if backward else 1
     np.testing.assert_allclose(q, rotated(before[0], angles, sign), atol=1e-5)
@@ -166,7 +166,7 @@ def test_addresses(fake, monkeypatch, dtype, size, vector):
     """Where q, k, v lie in the packed buffer follows from the dtype's size; through the extension's launch."""
     asked = []
     monkeypatch.setattr(rope, "kernel", lambda *key: asked.append(key) or 0x700 + 18)
-    rope.rope_in_place(fake.te, fake.stream, 0x10000, 0x20000, 10, 5, 4, 2, 32, dtype, True)
+    rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, 32, dtype, True)
     chunks = 32 // 2 // vector
     packed = [0x10000, 0x10000 + 4 * 32 * size, 0x10000 + 6 * 32 * size, 256, 256, 256]
     arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32, 1]
@@ -178,7 +178,7 @@ def test_addresses(fake, monkeypatch, dtype, size, vector):
 @pytest.mark.parametrize("d, dtype", [(24, DType.BFLOAT16), (12, DType.FLOAT32), (8, DType.FLOAT16)])
 def test_head_sizes_refused(fake, d, dtype):
     with pytest.raises(ValueError, match=f"multiple of {16 if dtype != DType.FLOAT32 else 8}, got {d}"):
-        rope.rope_in_place(fake.te, fake.stream, 0x10000, 0x20000, 10, 5, 4, 2, d, dtype)
+        rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, d, dtype)
 
 
 def test_compiles_for_gpus(tmp_path):

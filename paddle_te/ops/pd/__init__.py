@@ -3,10 +3,19 @@
 Interface, shapes and dtypes: `paddle_te.ops`.
 """
 
-from paddle_te.ops.pd.attention import dot_product_attention, rotary_qkv
+from paddle_te.ops.pd.attention import dot_product_attention, rotary_attention, rotary_qkv
 from paddle_te.ops.pd.linear import layernorm_linear, layernorm_mlp, linear, rms_norm
 
-__all__ = ["check", "dot_product_attention", "layernorm_linear", "layernorm_mlp", "linear", "rms_norm", "rotary_qkv"]
+__all__ = [
+    "check",
+    "dot_product_attention",
+    "layernorm_linear",
+    "layernorm_mlp",
+    "linear",
+    "rms_norm",
+    "rotary_attention",
+    "rotary_qkv",
+]
 
 
 def check(fp8=False):

@@ -43,3 +43,8 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None):
         scores = scores + attention_mask.astype(scores.dtype).unsqueeze(2)
     out = paddle.matmul(F.softmax(scores, -1).astype(v.dtype), v)
     return out.reshape([b, h, s, d]).transpose([0, 2, 1, 3]).reshape([b, s, h * d])
+
+
+def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale):
+    """dot_product_attention(*rotary_qkv(qkv, …)), causal."""
+    return dot_product_attention(*rotary_qkv(qkv, freqs, num_heads, num_kv_heads), scale=scale)

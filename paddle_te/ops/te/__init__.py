@@ -5,11 +5,20 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 
 from paddle_te import fp8 as _fp8
 from paddle_te import native
-from paddle_te.ops.te.attention import dot_product_attention, rotary_qkv
+from paddle_te.ops.te.attention import dot_product_attention, rotary_attention, rotary_qkv
 from paddle_te.ops.te.linear import layernorm_linear, layernorm_mlp, linear, rms_norm
 from paddle_te.ops.te.quantized import amax_and_scale_update
 
-__all__ = ["check", "dot_product_attention", "layernorm_linear", "layernorm_mlp", "linear", "rms_norm", "rotary_qkv"]
+__all__ = [
+    "check",
+    "dot_product_attention",
+    "layernorm_linear",
+    "layernorm_mlp",
+    "linear",
+    "rms_norm",
+    "rotary_attention",
+    "rotary_qkv",
+]
 
 _fp8.register_backend("transformer_engine", amax_and_scale_update)
 
