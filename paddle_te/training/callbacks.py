@@ -1,7 +1,6 @@
-"""Callbacks for PaddleNLP's Trainer: throughput and its log, the progress bar, the stop on a signal, the profiler."""
+"""Callbacks for PaddleNLP's Trainer: throughput and its log, the progress bar, the stop on a signal."""
 
 import json
-import os
 import signal
 import statistics
 import time
@@ -14,9 +13,9 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 from paddlenlp.utils.log import logger
 
-from paddle_te.native.library import driver
 from paddle_te.training.checkpoints import STOPPED_MARK
 from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
+from paddle_te.training.profiling import KernelsCallback, ProfilerCallback
 
 
 def model_flops_per_token(config):
@@ -222,101 +221,8 @@ class ExitSignalCallback(TrainerCallback):
             (Path(args.output_dir) / STOPPED_MARK).write_text(f"{state.global_step}\n")
 
 
-class ProfilerCallback(TrainerCallback):
-    """Opens and closes Nsight Systems' window (`nsys profile --capture-range=cudaProfilerApi`) around some steps.
-
-    Inert unless ENABLE_PROFILE=1. PROFILE_START_STEP and PROFILE_STOP_STEP are the first and the last profiled step,
-    counted from 0, both included (default 0). PROFILE_EMIT_NVTX=1 names each step in the timeline. Among several
-    machines only PROFILE_NODEID (default 0) of SLURM_NODEID profiles.
-
-    Args:
-        environ: where the settings come from; None: os.environ.
-        profiler: an object with start() and stop(); None: a CudaProfiler.
-
-    Raises ValueError for settings that are not whole numbers or leave no step, ModuleNotFoundError when NVTX is asked
-    for and not installed, OSError without an NVIDIA driver and GPU: all before training starts.
-    """
-
-    def __init__(self, environ=None, profiler=None):
-        environ = os.environ if environ is None else environ
-
-        def setting(name):
-            try:
-                return int(environ.get(name) or 0)
-            except ValueError:
-                raise ValueError(f"{name}={environ[name]!r}: must be a whole number") from None
-
-        self.enabled = bool(setting("ENABLE_PROFILE")) and setting("SLURM_NODEID") == setting("PROFILE_NODEID")
-        if not self.enabled:
-            return
-        self.start_step, self.stop_step = setting("PROFILE_START_STEP"), setting("PROFILE_STOP_STEP")
-        if self.stop_step < self.start_step:
-            raise ValueError(f"PROFILE_STOP_STEP={self.stop_step} is before PROFILE_START_STEP={self.start_step}")
-        self.nvtx = _nvtx() if setting("PROFILE_EMIT_NVTX") else None
-        self.profiler = profiler or CudaProfiler()
-        self.running = False
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if not self.enabled:
-            return
-        if not self.running and state.global_step == self.start_step:
-            self.profiler.start()
-            self.running = True
-        if self.running and self.nvtx:
-            self.nvtx.push_range(f"step {state.global_step}")
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if not self.enabled or not self.running:
-            return
-        if self.nvtx:
-            self.nvtx.pop_range()
-        if state.global_step > self.stop_step:  # the Trainer has counted the step that ended just now
-            self._stop()
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if self.enabled and self.running:
-            self._stop()
-
-    def _stop(self):
-        self.profiler.stop()
-        self.running = False
-
-
-class CudaProfiler:
-    """The profiler's window through the CUDA driver: whichever CUDA runtime computes, nsys sees it.
-
-    Raises OSError where there is no driver or no GPU.
-    """
-
-    def __init__(self):
-        self.driver = driver()
-
-    def start(self):
-        """Opens the window for the calling thread's CUDA context. Raises RuntimeError when the driver refuses."""
-        self._call("cuProfilerStart")
-
-    def stop(self):
-        """Waits for the work under way, then closes the window. Raises RuntimeError when the driver refuses."""
-        self._call("cuCtxSynchronize")
-        self._call("cuProfilerStop")
-
-    def _call(self, function):
-        if status := getattr(self.driver, function)():
-            raise RuntimeError(f"{function} failed with CUresult {status}; unset ENABLE_PROFILE to train unprofiled")
-
-
-def _nvtx():
-    try:
-        import nvtx
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "PROFILE_EMIT_NVTX=1 needs the package nvtx: pip install nvtx, or set PROFILE_EMIT_NVTX=0"
-        ) from None
-    return nvtx
-
-
 def install_callbacks(trainer, exit_signal=None):
-    """Gives a PaddleNLP Trainer of a Llama this module's callbacks.
+    """Gives a PaddleNLP Trainer of a Llama this module's callbacks and those of `profiling`.
 
     In front of all others, so that VisualDL's passes on what they add to the logs (those of the Trainer's own argument
     `callbacks` come behind it), and with a progress bar in place of the Trainer's. exit_signal: an ExitSignalCallback
@@ -324,6 +230,7 @@ def install_callbacks(trainer, exit_signal=None):
     """
     callbacks = trainer.callback_handler.callbacks
     callbacks[:] = [ProgressBarCallback() if type(callback) is ProgressCallback else callback for callback in callbacks]
-    callbacks[:0] = [ThroughputCallback(trainer.model.config), ProfilerCallback()]
+    config = trainer.model.config
+    callbacks[:0] = [ThroughputCallback(config), ProfilerCallback(), KernelsCallback(config)]
     if exit_signal is not None:
         callbacks.append(exit_signal)  # behind the Trainer's own, which decides by the step's number alone

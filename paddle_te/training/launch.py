@@ -139,8 +139,9 @@ KNOBS = [
     ("MASTER", None, str, "address:port of the node of rank 0 (default: the first of IP_STR)"),
     ("MASTER_PORT", None, positive_int, "where MASTER has no port (default 6070; under Slurm by the job's number)"),
     ("IP_STR", None, str, "the nodes' addresses in the order of their ranks, with commas between"),
-    ("PROFILE_START_STEP", "3", positive_int, "first step nsys records"),
-    ("PROFILE_STOP_STEP", "3", positive_int, "last step nsys records"),
+    ("PROFILER", "none", one_of("none", "paddle"), "paddle: Paddle's profiler, where there is no nsys"),
+    ("PROFILE_START_STEP", "3", positive_int, "first step a profiler records"),
+    ("PROFILE_STOP_STEP", "3", positive_int, "last step a profiler records"),
     ("PROFILE_EMIT_NVTX", "1", switch, "0: without NVTX ranges"),
 ]
 
@@ -311,6 +312,8 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
         extra = shlex.split(args.EXTRA_ARGS)
     except ValueError as error:
         raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
+    if args.nsys_profile and args.PROFILER == "paddle":
+        raise LaunchError("PROFILER=paddle and nsys_profile=true exclude each other")
     script = str(Path(args.training_script).absolute())
     if not Path(script).is_file():
         raise LaunchError(f"training_script: there is no file {script}")
@@ -320,12 +323,14 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
     command = launch_command(devices, nodes, logs)
     if "--log_dir" not in command:
         env |= devices.selected()
-    profile = args.nsys_profile and nodes.rank == 0  # one node tells enough
+    profile = (args.nsys_profile or args.PROFILER == "paddle") and nodes.rank == 0  # one node tells enough
     env["ENABLE_PROFILE"] = str(int(profile))
     folders = [logs, folder / "output"]
     if profile:
-        command = [*_nsys(folder / "profile" / Path(experiment).name), *command]
         env |= {name: str(int(getattr(args, name))) for name, *_ in KNOBS if name.startswith("PROFILE_")}
+        env["PROFILER"] = "nsys" if args.nsys_profile else "paddle"
+    if profile and args.nsys_profile:
+        command = [*_nsys(folder / "profile" / Path(experiment).name), *command]
         folders.append(folder / "profile")
     command += [
         script,
@@ -348,7 +353,9 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
 
 def _nsys(report: Path) -> list[str]:
     if not shutil.which("nsys"):
-        raise LaunchError("nsys_profile=true needs nsys (NVIDIA Nsight Systems) on PATH; install it or use false")
+        raise LaunchError(
+            "nsys_profile=true needs nsys (NVIDIA Nsight Systems) on PATH; install it, or use PROFILER=paddle"
+        )
     return [
         *("nsys", "profile", "-s", "none", "-c", "cudaProfilerApi", "-t", "cuda,nvtx"),
         *("--force-overwrite", "true", "--capture-range-end=stop", "-o", str(report)),

@@ -1,4 +1,3 @@
-import ctypes
 import json
 import os
 import signal
@@ -13,10 +12,8 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 from paddlenlp.transformers import LlamaForCausalLM
 
-from paddle_te.training import callbacks
 from paddle_te.training.callbacks import (
     ExitSignalCallback,
-    ProfilerCallback,
     ProgressBarCallback,
     ThroughputCallback,
     exact_loss,
@@ -26,7 +23,6 @@ from paddle_te.training.callbacks import (
 )
 from paddle_te.training.checkpoints import STOPPED_MARK
 from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
-from tests.conftest import missing_gpu
 
 SEQ_LENGTH = 32
 CONFIG = dict(
@@ -285,90 +281,6 @@ def test_peak_memory_counts_live_tensors():
     tensor = paddle.empty([size], dtype="uint8")
     del tensor
     assert size <= peak_memory_bytes() <= size + before + (1 << 20)
-
-
-class FakeProfiler:
-    """Stands for cudaProfilerStart and cudaProfilerStop."""
-
-    def __init__(self, run):
-        self.run, self.calls = run, []
-
-    def start(self):
-        self.calls.append(("start", self.run.state.global_step))
-
-    def stop(self):
-        self.calls.append(("stop", self.run.state.global_step))
-
-
-def profile(tmp_path, environ, steps=6):
-    run = Run(throughput_callback(), tmp_path)
-    profiler = FakeProfiler(run)
-    run.callback = ProfilerCallback({"ENABLE_PROFILE": "1", **environ}, profiler)
-    for _ in range(steps):
-        run.step(0)
-    run.send("on_train_end")
-    return profiler.calls
-
-
-@pytest.mark.parametrize(
-    "environ, calls",
-    [
-        ({"PROFILE_START_STEP": "3", "PROFILE_STOP_STEP": "3"}, [("start", 3), ("stop", 4)]),
-        ({"PROFILE_START_STEP": "1", "PROFILE_STOP_STEP": "4"}, [("start", 1), ("stop", 5)]),
-        ({"PROFILE_START_STEP": "5", "PROFILE_STOP_STEP": "90"}, [("start", 5), ("stop", 6)]),  # training ends first
-        ({"PROFILE_START_STEP": "90", "PROFILE_STOP_STEP": "91"}, []),
-        ({"PROFILE_START_STEP": "1", "PROFILE_STOP_STEP": "2", "SLURM_NODEID": "1"}, []),
-        ({"PROFILE_STOP_STEP": "0", "SLURM_NODEID": "1", "PROFILE_NODEID": "1"}, [("start", 0), ("stop", 1)]),
-        ({"ENABLE_PROFILE": "0"}, []),
-        ({"ENABLE_PROFILE": ""}, []),
-    ],
-)
-def test_profiler_window(tmp_path, environ, calls):
-    assert profile(tmp_path, environ) == calls
-
-
-@pytest.mark.parametrize(
-    "environ, message",
-    [
-        ({"PROFILE_START_STEP": "three"}, "PROFILE_START_STEP='three': must be a whole number"),
-        ({"PROFILE_START_STEP": "4", "PROFILE_STOP_STEP": "2"}, "PROFILE_STOP_STEP=2 is before PROFILE_START_STEP=4"),
-    ],
-)
-def test_profiler_refuses_wrong_settings(tmp_path, environ, message):
-    with pytest.raises(ValueError, match=message):
-        profile(tmp_path, environ)
-
-
-def test_profiler_names_the_steps(tmp_path, monkeypatch):
-    seen = []
-    nvtx = SimpleNamespace(push_range=seen.append, pop_range=lambda: seen.append("end"))
-    monkeypatch.setattr(callbacks, "_nvtx", lambda: nvtx)
-    profile(tmp_path, {"PROFILE_START_STEP": "2", "PROFILE_STOP_STEP": "3", "PROFILE_EMIT_NVTX": "1"})
-    assert seen == ["step 2", "end", "step 3", "end"]
-
-
-def test_nvtx_missing_is_said_before_training(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install nvtx"):
-        ProfilerCallback({"ENABLE_PROFILE": "1", "PROFILE_EMIT_NVTX": "1"}, profiler=object())
-
-
-def test_profiling_without_a_gpu_is_refused_before_training():
-    if missing_gpu() is None:
-        pytest.skip("this machine has a GPU")
-    with pytest.raises(OSError, match="libcuda|cuInit"):
-        ProfilerCallback({"ENABLE_PROFILE": "1"})
-
-
-@pytest.mark.gpu
-def test_the_driver_opens_and_closes_the_profilers_window():
-    profiler = callbacks.CudaProfiler()
-    context = ctypes.c_void_p()
-    assert profiler.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-    assert profiler.driver.cuCtxSetCurrent(context) == 0
-    profiler.start()
-    profiler.stop()
-    assert profiler.driver.cuDevicePrimaryCtxRelease_v2(0) == 0
 
 
 @pytest.fixture
