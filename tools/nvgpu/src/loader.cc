@@ -1,32 +1,19 @@
 // libnvgpu.so: what Paddle finds in CUSTOM_DEVICE_ROOT. It refuses every Paddle but the one that the plug-in was built
 // for, and only then loads the plug-in itself, which is full of that Paddle's symbols and structures. This file uses none.
 #include <dlfcn.h>
-#include <link.h>
 
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
 #include <string>
 
-namespace {
+#include "libraries.h"
 
-// The directory of libphi_core.so as it is in this process: .../paddle/libs/.
-std::string PaddleLibs() {
-  std::string found;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* result) {
-        const char* end = std::strstr(info->dlpi_name, "libphi_core.so");
-        if (end == nullptr) return 0;
-        *static_cast<std::string*>(result) = std::string(info->dlpi_name, end - info->dlpi_name);
-        return 1;
-      },
-      &found);
-  return found;
-}
+namespace {
 
 // full_version and commit as in paddle/version/__init__.py: "3.3.1 (7688495)".
 std::string PaddleVersion() {
-  std::ifstream file(PaddleLibs() + "../version/__init__.py");
+  std::ifstream file(nvgpu::PaddleLibs() + "../version/__init__.py");
   std::string line, version = "unknown", commit;
   const auto quoted = [&] {
     const size_t first = line.find('\''), last = line.rfind('\'');
@@ -51,6 +38,7 @@ extern "C" __attribute__((visibility("default"))) void InitPlugin(void* params) 
     Refuse("it was built for Paddle " NVGPU_PADDLE_VERSION ", this is Paddle " + version +
            ". Build it again with this Python: python tools/nvgpu/build.py --runtime " NVGPU_RUNTIME);
   }
+  if (std::strcmp(NVGPU_RUNTIME, "cuda") == 0) nvgpu::OpenLibrary("libcudart.so.13");
   Dl_info self;
   dladdr(reinterpret_cast<void*>(&InitPlugin), &self);
   std::string path(self.dli_fname);

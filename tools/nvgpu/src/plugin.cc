@@ -391,5 +391,6 @@ extern "C" __attribute__((visibility("default"))) void NvgpuInitPlugin(CustomRun
   nvgpu::RegisterProducts();
   nvgpu::RegisterLosses();
   nvgpu::RegisterTraining();
+  nvgpu::RegisterRandom();
   nvgpu::RegisterViaCpu();
 }

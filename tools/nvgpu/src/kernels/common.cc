@@ -1,6 +1,12 @@
 #include "common.h"
 
+#include "paddle/phi/backends/context_pool.h"
+
 namespace nvgpu {
+
+const phi::CPUContext& CpuContext() {
+  return *static_cast<phi::CPUContext*>(phi::DeviceContextPool::Instance().Get(phi::CPUPlace()));
+}
 
 Dims DenseStrides(const Dims& dims) {
   Dims strides(dims.size());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../math/math.h"
+#include "paddle/phi/backends/cpu/cpu_context.h"
 #include "paddle/phi/backends/custom/custom_context.h"
 #include "paddle/phi/core/dense_tensor.h"
 #include "paddle/phi/core/kernel_registry.h"
@@ -68,6 +69,8 @@ math::Input Broadcast(const Tensor& tensor, const Dims& dims);
 // The value for integer and for other tensors.
 math::Number NumberOf(const phi::Scalar& scalar);
 
+const phi::CPUContext& CpuContext();
+
 // A tensor of its own for results on their way.
 Tensor Temporary(const Context& context, DataType type, const Dims& dims);
 void Copy(const Context& context, const Tensor& from, Tensor* to);  // `to` gets from's type and has its dims already
@@ -111,6 +114,7 @@ void RegisterReductions();
 void RegisterProducts();
 void RegisterLosses();
 void RegisterTraining();
+void RegisterRandom();
 void RegisterViaCpu();
 
 }  // namespace nvgpu

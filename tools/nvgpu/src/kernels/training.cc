@@ -1,7 +1,5 @@
 // Embeddings and the optimizer.
 #include "common.h"
-#include "paddle/phi/backends/context_pool.h"
-#include "paddle/phi/backends/cpu/cpu_context.h"
 #include "paddle/phi/kernels/adamw_kernel.h"
 #include "paddle/phi/kernels/c_embedding_grad_kernel.h"
 #include "paddle/phi/kernels/c_embedding_kernel.h"
@@ -44,9 +42,6 @@ void ParallelEmbeddingGrad(const Context& context, const Tensor& weight, const T
 
 // ---- AdamW
 
-const phi::CPUContext& Cpu() {
-  return *static_cast<phi::CPUContext*>(phi::DeviceContextPool::Instance().Get(phi::CPUPlace()));
-}
 bool OnHost(const Tensor& tensor) { return tensor.place().GetType() == phi::AllocationType::CPU; }
 
 // Paddle keeps these on the host, and a checkpoint may bring them to the device: updated where they are.
@@ -54,7 +49,7 @@ void Advance(const Context& context, const Tensor& power, double beta, Tensor* o
   out->Resize(power.dims());
   if (OnHost(power)) {
     const float value = *power.data<float>();
-    *Cpu().Alloc<float>(out) = static_cast<float>(beta) * value;
+    *CpuContext().Alloc<float>(out) = static_cast<float>(beta) * value;
   } else {
     context.Alloc(out, power.dtype());
     math::Elementwise(StreamOf(context), math::Op::kScale, TypeOf(power), out->data(), DimsOf(power),

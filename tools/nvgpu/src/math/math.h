@@ -123,6 +123,18 @@ struct AdamW {
 };
 void RunAdamW(Stream stream, const AdamW& step);
 
+// ---- random.cu: Philox 4x32-10 (Salmon et al., SC 2011), one counter an element: the same numbers in both runtimes
+
+struct RandomState {
+  uint64_t seed, offset;  // one offset a call
+};
+void Uniform(Stream stream, Type type, void* out, double low, double high, RandomState state, int64_t count);
+void Normal(Stream stream, Type type, void* out, double mean, double deviation, RandomState state, int64_t count);
+// mask = 1 where a uniform number is at least p, and out = mask ? x * scale : 0.
+void Dropout(Stream stream, Type type, void* out, uint8_t* mask, const void* x, double p, double scale,
+             RandomState state, int64_t count);
+void MaskedScale(Stream stream, Type type, void* out, const uint8_t* mask, const void* x, double scale, int64_t count);
+
 // ---- gemm_cuda.cc, gemm_host.cc
 
 // C = op(A) op(B) of row-major matrices, [m, k] x [k, n], accumulated in float32 (float64); `batch` of them at the given
