@@ -54,6 +54,8 @@ def parse_arguments(arguments=None):
         action="store_true",
         help="carry optimizer and Trainer state along, as a unified checkpoint that --unified_checkpoint 1 resumes from",
     )
+    parser.add_argument("--verify", action="store_true", help="first compare the input with its checksums.json")
+    parser.add_argument("--checksums", action="store_true", help="write checksums.json (SHA-256) for the output")
     return parser.parse_args(arguments)
 
 

@@ -12,7 +12,15 @@ from tqdm import tqdm
 from paddle_te.checkpoint import layout as layouts
 from paddle_te.checkpoint import optimizer, pdparams, safetensors
 from paddle_te.checkpoint.config import FUSE_FLAGS, convert_config, fused_before
-from paddle_te.checkpoint.folder import check_new, copy_file, new_folder, open_checkpoint, write_json
+from paddle_te.checkpoint.folder import (
+    check_new,
+    copy_file,
+    new_folder,
+    open_checkpoint,
+    verify_checksums,
+    write_checksums,
+    write_json,
+)
 from paddle_te.checkpoint.layout import SPLIT_AXIS
 from paddle_te.checkpoint.plan import Target, pieces, plan_new_ranks, plan_same_ranks
 from paddle_te.checkpoint.tensors import CheckpointError
@@ -45,6 +53,8 @@ def convert(
     max_shard_size=10 * 10**9,
     workers=1,
     with_optimizer=False,
+    verify=False,
+    checksums=False,
     progress=True,
 ):
     """Converts a checkpoint folder into a new one; the input is only read.
@@ -63,6 +73,8 @@ def convert(
         workers: files written side by side; each holds a few copies of the tensor it is working on.
         with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
             checkpoint (whole tensors in safetensors), from which the Trainer resumes with --unified_checkpoint 1.
+        verify: first compare the input's files with its checksums.json.
+        checksums: write a checksums.json (SHA-256 of each file) for the output.
         progress: show a progress bar.
 
     Returns: the names of files in the input folder that were not carried over (a Trainer's own state).
@@ -73,26 +85,21 @@ def convert(
     input_path, output_path = Path(input_path), Path(output_path)
     _check_apart(input_path, output_path)
     check_new(output_path)
+    if verify and input_path.is_dir():
+        verify_checksums(input_path, workers)
     checkpoint = open_checkpoint(input_path, num_attention_heads, num_key_value_heads)
     _check_mode(checkpoint, mode)
     layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
+    degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
     sources, carried = {"": checkpoint}, list(checkpoint.companions)
     if with_optimizer:
-        target = _unified_target(
-            layout, mode, format, tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
-        )
+        target = _unified_target(layout, mode, format, *degrees)
         sources |= optimizer.open_optimizer(checkpoint)
-        groups, indexes = plan_new_ranks(checkpoint, target, math.inf, always_index=True)
-        more_groups, more_indexes = optimizer.plan_optimizer(sources, target)
-        groups, indexes = groups + more_groups, indexes | more_indexes
+        groups, indexes = _plan_with_optimizer(sources, target)
         carried += [name for name in checkpoint.left_out if optimizer.TRAINER_FILES.fullmatch(name)]
     else:
-        degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
         target = _target(checkpoint, layout, mode, format, *degrees)
-        if target.vp == 1 and virtual_pp_degree is None and (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp):
-            groups, indexes = plan_same_ranks(checkpoint, target)
-        else:
-            groups, indexes = plan_new_ranks(checkpoint, target, max_shard_size)
+        groups, indexes = _plan(checkpoint, target, virtual_pp_degree, max_shard_size)
     dtype = groups[0][0].entries[0].spec.dtype
     config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, dtype)
     total = sum(file.nbytes for files in groups for file in files)
@@ -102,13 +109,24 @@ def convert(
         _write_all(sources, target, folder, groups, workers, bar)
         for name in carried:
             copy_file(checkpoint.folder / name, folder / name)
-        if config:
-            write_json(folder / "config.json", config)
-        for name, index in indexes.items():
-            write_json(folder / name, index)
-        if with_optimizer and (checkpoint.folder / optimizer.COMPLETE_MARK).exists():
-            copy_file(checkpoint.folder / optimizer.COMPLETE_MARK, folder / optimizer.COMPLETE_MARK)
-    return [name for name in checkpoint.left_out if not (output_path / name).exists()]
+        for name, content in (indexes | ({"config.json": config} if config else {})).items():
+            write_json(folder / name, content)
+        if checksums:
+            write_checksums(folder, workers)
+    return [name for name in checkpoint.left_out if name not in carried]
+
+
+def _plan(checkpoint, target, virtual_pp_degree, max_shard_size):
+    same_ranks = (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp)
+    if same_ranks and virtual_pp_degree is None:
+        return plan_same_ranks(checkpoint, target)
+    return plan_new_ranks(checkpoint, target, max_shard_size)
+
+
+def _plan_with_optimizer(sources, target):
+    groups, indexes = plan_new_ranks(sources[""], target, math.inf, always_index=True)
+    more_groups, more_indexes = optimizer.plan_optimizer(sources, target)
+    return groups + more_groups, indexes | more_indexes
 
 
 def _check_apart(input_path, output_path):

@@ -5,10 +5,12 @@ with model_state.pdparams.index.json; one rank's share model_state.tp00_pp01.pdp
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -33,6 +35,8 @@ _COMPANIONS = re.compile(
     r"sentencepiece.*\.model|chat_template.*|LICENSE.*|README.*|USE_POLICY.*",
     re.IGNORECASE,
 )
+
+CHECKSUMS = "checksums.json"  # {file name: SHA-256}
 
 # Buffers that older checkpoints hold and that are computed from config.json
 _COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -121,7 +125,7 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     _check_complete(folder, ranks, layout, dims, tied=bool(config and config.get("tie_word_embeddings")))
     _check_dtypes(ranks, layout)
     weights = {file.name for rank in ranks.values() for file in rank.files}
-    weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json"}
+    weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS}
     others = sorted(path.name for path in folder.iterdir() if path.name not in weights)
     companions = [name for name in others if _COMPANIONS.fullmatch(name) and (folder / name).is_file()]
     left_out = [name for name in others if name not in companions]
@@ -133,9 +137,9 @@ def check_layout(folder, layout):
 
     PaddleNLP's from_pretrained would only warn and leave the layers at random weights.
     """
-    found = open_checkpoint(folder).layout
-    if found.family != {"native": "pd", "te": "te"}[layout]:
-        mode = {"native": "te2pd", "te": "pd2te"}[layout]
+    found, wanted = open_checkpoint(folder).layout, {"native": "pd", "te": "te"}[layout]
+    if found.family != wanted:
+        mode = f"{found.family}2{wanted}"
         raise CheckpointError(
             f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; convert it: "
             f"te_llama_ckpt_converter.py --mode {mode} --input_ckpt_path {folder} --output_ckpt_path NEW_FOLDER"
@@ -419,3 +423,40 @@ def copy_file(source, target):
     with open(source, "rb") as read, open(target, "xb") as written:
         shutil.copyfileobj(read, written)
         sync_file(written)
+
+
+def write_checksums(folder, workers=1):
+    """Writes checksums.json for all files of a folder."""
+    names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
+    with ThreadPoolExecutor(workers) as pool:
+        write_json(
+            folder / CHECKSUMS, dict(zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True))
+        )
+
+
+def verify_checksums(folder, workers=1):
+    """Compares a folder's files with its checksums.json.
+
+    Raises CheckpointError where there is none, or for a file that is missing or different.
+    """
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing; --verify needs the checksums that --checksums writes")
+    checksums = _read_json(path)
+
+    def verify(name):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: missing; {CHECKSUMS} names it")
+        if _sha256(folder / name) != checksums[name]:
+            raise CheckpointError(f"{folder / name}: differs from its checksum in {CHECKSUMS}: damaged or changed")
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(verify, checksums))
+
+
+def _sha256(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()

@@ -19,11 +19,10 @@ POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
 MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
-# What a Trainer needs besides to go on; the mark that the checkpoint is complete is written last
+# What a Trainer needs besides to go on, and its mark that the checkpoint is complete
 TRAINER_FILES = re.compile(
-    r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|training_args\.bin|rng_state.*\.pth"
+    r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|training_args\.bin|rng_state.*\.pth|\.checkpoint_done"
 )
-COMPLETE_MARK = ".checkpoint_done"
 
 
 def open_optimizer(checkpoint):

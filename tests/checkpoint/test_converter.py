@@ -429,3 +429,25 @@ def test_check_layout(tmp_path, native):
     (source / FIRST).unlink()
     with pytest.raises(ValueError, match=f"{FIRST}: missing"):
         check_layout(source, "native")
+
+
+def test_checksums(tmp_path, native):
+    source, _ = native
+    with pytest.raises(CheckpointError, match="pd/checksums.json: missing; --verify needs"):
+        convert(source, tmp_path / "te", "pd2te", verify=True, progress=False)
+    convert(source, tmp_path / "te", "pd2te", checksums=True, progress=False)
+    names = {path.name for path in (tmp_path / "te").iterdir()} - {"checksums.json"}
+    assert json.loads((tmp_path / "te" / "checksums.json").read_text()).keys() == names
+    convert(tmp_path / "te", tmp_path / "back", "te2pd", verify=True, workers=2, progress=False)
+    assert not (tmp_path / "back" / "checksums.json").exists()
+    damaged = tmp_path / "te" / FIRST
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1  # in the weights: nothing else would notice
+    damaged.write_bytes(data)
+    convert(tmp_path / "te", tmp_path / "unnoticed", "te2pd", progress=False)
+    with pytest.raises(CheckpointError, match=f"{FIRST}: differs from its checksum"):
+        convert(tmp_path / "te", tmp_path / "out", "te2pd", verify=True, progress=False)
+    damaged.unlink()
+    with pytest.raises(CheckpointError, match=f"{FIRST}: missing; checksums.json names it"):
+        convert(tmp_path / "te", tmp_path / "out", "te2pd", verify=True, progress=False)
+    assert not (tmp_path / "out").exists()

@@ -9,7 +9,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from paddle_te.checkpoint import CheckpointError, convert
-from paddle_te.checkpoint.optimizer import COMPLETE_MARK
 from tests.checkpoint.models import Model, assert_same, save_config, save_single
 
 MOMENTS = ("moment1_0", "moment2_0")
@@ -48,12 +47,12 @@ def save_trained(folder, model, state_of, tp=None, degree=1, shards=None, master
 
 def expected(state_of, layout):
     """{name/kind: array} of a unified optimizer, by hand."""
-    moments = {f"{k}/{kind}": v for kind in MOMENTS for k, v in getattr_layout(state_of[kind], layout).items()}
-    names = getattr_layout(state_of[MOMENTS[0]], layout)
+    moments = {f"{k}/{kind}": v for kind in MOMENTS for k, v in in_layout(state_of[kind], layout).items()}
+    names = in_layout(state_of[MOMENTS[0]], layout)
     return moments | {f"{k}/{kind}": np.array([v], np.float32) for k in names for kind, v in POWERS.items()}
 
 
-def getattr_layout(model, layout):
+def in_layout(model, layout):
     return model.te() if layout == "te" else model.native
 
 
@@ -69,7 +68,7 @@ def test_from_pdopt_and_on(tmp_path, rng, state_of, mode, degree, shards, master
     model = Model(rng, "bfloat16" if master else "float32", kv_heads=4)
     for tp in range(degree):
         save_trained(tmp_path / "in", model, state_of, tp, degree, shards, master)
-    for name in ("trainer_state.json", "scheduler.pdparams", "rng_state.pth", COMPLETE_MARK):
+    for name in ("trainer_state.json", "scheduler.pdparams", "rng_state.pth", ".checkpoint_done"):
         (tmp_path / "in" / name).write_text(name)
     left_out = convert(tmp_path / "in", tmp_path / "out", mode, with_optimizer=True, progress=False)
     assert all(name.endswith(".pdopt") for name in left_out)
@@ -81,11 +80,11 @@ def test_from_pdopt_and_on(tmp_path, rng, state_of, mode, degree, shards, master
 
 
 def check_unified(folder, model, state_of, layout, master):
-    for name in ("trainer_state.json", "scheduler.pdparams", "rng_state.pth", COMPLETE_MARK):
+    for name in ("trainer_state.json", "scheduler.pdparams", "rng_state.pth", ".checkpoint_done"):
         assert (folder / name).read_text() == name
-    wanted = {"model": getattr_layout(model, layout), "optimizer": expected(state_of, layout)}
+    wanted = {"model": in_layout(model, layout), "optimizer": expected(state_of, layout)}
     if master:
-        wanted["master_weights"] = getattr_layout(state_of["master_weights"], layout)
+        wanted["master_weights"] = in_layout(state_of["master_weights"], layout)
     assert {path.name for path in folder.glob("*.safetensors")} == {
         f"{stem}-00001-of-00001.safetensors" for stem in wanted
     }
