@@ -1,5 +1,6 @@
 """Callbacks for PaddleNLP's Trainer: throughput and its log, the progress bar, the stop on a signal."""
 
+import ctypes
 import json
 import signal
 import statistics
@@ -13,6 +14,8 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 from paddlenlp.utils.log import logger
 
+from paddle_te import device
+from paddle_te.native.library import driver
 from paddle_te.training.checkpoints import STOPPED_MARK
 from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.training.profiling import KernelsCallback, ProfilerCallback
@@ -37,19 +40,31 @@ def model_flops_per_token(config):
     return 6 * weights + 12 * config.num_hidden_layers * heads * head_dim * config.seq_length
 
 
+# Dense bf16 TFLOP/s by the device's name, from NVIDIA's data sheets; fp8 has twice as many. First match counts.
+PEAK_TFLOPS = {"GB200": 2500, "B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "H20": 148, "A100": 312}
+PEAK_TFLOPS |= {"L40S": 362, "L40": 181, "L4": 121}
+
+
+def peak_tflops(name, fp8=False):
+    """What a device of that name computes a second at most in the GEMMs' precision; None for an unknown one."""
+    dense = next((tflops for part, tflops in PEAK_TFLOPS.items() if part in name), None)
+    return dense and dense * (1 + fp8)
+
+
+def device_name():
+    """The GPU's name as NVIDIA's driver says it, such as "NVIDIA H200"; for other devices their kind, such as "cpu"."""
+    if device.compute_capability() is None:
+        return device.kind()
+    name, number = ctypes.create_string_buffer(96), int(paddle.device.get_device().partition(":")[2])
+    driver().cuDeviceGetName(name, len(name), number)
+    return name.value.decode()
+
+
 def run_name(config):
     """The backend's short name, none, pd or te, with -fp8 where it runs in fp8."""
     short = {"none": "none", "paddle": "pd", "transformer_engine": "te"}
     name = short[getattr(config, "transformer_engine_backend", "none")]
     return f"{name}-fp8" if getattr(config, "use_fp8", False) else name
-
-
-def peak_memory_bytes():
-    """Most bytes that live tensors took at once on this process's device since it started (Paddle's own count)."""
-    place = paddle.framework._current_expected_place_()
-    if place.is_cpu_place():
-        return paddle.base.core.host_memory_stat_peak_value("Allocated", 0)
-    return paddle.base.core.device_memory_stat_peak_value("Allocated", place.get_device_id())
 
 
 def exact_loss(loss, steps):
@@ -80,6 +95,7 @@ class ThroughputCallback(TrainerCallback):
         self.backend = run_name(config)
         self.seq_length = config.seq_length
         self.flops_per_token = model_flops_per_token(config)
+        self.peak_tflops = peak_tflops(device_name(), getattr(config, "use_fp8", False))
         self.last_step = 0
         self.busy = 0.0  # seconds of training since the last log
         self.mark = None  # perf_counter up to which `busy` has counted
@@ -132,7 +148,7 @@ class ThroughputCallback(TrainerCallback):
             "lr": optimizer.get_lr() if optimizer is not None else logs.get("learning_rate"),
             "tokens_per_second": tokens_per_second,
             "step_time": step_time,
-            "peak_memory_bytes": peak_memory_bytes(),
+            "peak_memory_bytes": device.peak_memory(),
         }
         self.records.append(record)
         logs.update(
@@ -143,12 +159,17 @@ class ThroughputCallback(TrainerCallback):
             peak_memory_bytes=record["peak_memory_bytes"],
             model_tflops_per_device=round(self._tflops(tokens_per_second, args), 4),
         )
+        logs.update({key: round(value, 4) for key, value in self._utilization(tokens_per_second, args).items()})
         if state.is_world_process_zero:
             with open(Path(args.output_dir) / TRAIN_LOG, "a") as log:
                 log.write(json.dumps(record) + "\n")
 
     def _tflops(self, tokens_per_second, args):
         return tokens_per_second / args.world_size * self.flops_per_token / 1e12
+
+    def _utilization(self, tokens_per_second, args):
+        """{"mfu": share of the device's peak in the GEMMs' precision}; {} for a device whose peak is unknown."""
+        return {"mfu": self._tflops(tokens_per_second, args) / self.peak_tflops} if self.peak_tflops else {}
 
     def on_train_end(self, args, state, control, **kwargs):
         if not self.records or not state.is_world_process_zero:
@@ -169,6 +190,8 @@ class ThroughputCallback(TrainerCallback):
             "devices": args.world_size,
             "global_batch_size": samples,
             "seq_length": self.seq_length,
+            "device": device_name(),
+            **self._utilization(tokens_per_second, args),
         }
         (Path(args.output_dir) / TRAIN_SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
 

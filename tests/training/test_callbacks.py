@@ -12,6 +12,7 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 from paddlenlp.transformers import LlamaForCausalLM
 
+from paddle_te.training import callbacks
 from paddle_te.training.callbacks import (
     ExitSignalCallback,
     ProgressBarCallback,
@@ -19,7 +20,7 @@ from paddle_te.training.callbacks import (
     exact_loss,
     install_callbacks,
     model_flops_per_token,
-    peak_memory_bytes,
+    peak_tflops,
 )
 from paddle_te.training.checkpoints import STOPPED_MARK
 from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
@@ -275,12 +276,41 @@ def test_exact_loss_undoes_the_trainers_rounding(seed):
     assert [exact_loss(round(float(loss), 8), steps=1) for loss in losses] == losses.tolist()
 
 
-def test_peak_memory_counts_live_tensors():
-    before = peak_memory_bytes()
-    size = before + (1 << 20)  # bytes; more than ever before in this process
-    tensor = paddle.empty([size], dtype="uint8")
-    del tensor
-    assert size <= peak_memory_bytes() <= size + before + (1 << 20)
+@pytest.mark.parametrize(
+    "name, fp8, peak",
+    [
+        ("NVIDIA H200", False, 989),
+        ("NVIDIA H100 80GB HBM3", True, 1978),
+        ("NVIDIA H100 PCIe", False, 756),
+        ("NVIDIA L40S", False, 362),
+        ("cpu", True, None),
+    ],
+)
+def test_the_devices_peak(name, fp8, peak):
+    assert peak_tflops(name, fp8) == peak
+
+
+@pytest.mark.gpu
+def test_the_gpus_name_is_the_drivers():
+    if "nvgpu" not in paddle.device.get_all_custom_device_type() and not paddle.is_compiled_with_cuda():
+        pytest.skip("this Paddle computes on no GPU")
+    paddle.set_device("gpu" if paddle.is_compiled_with_cuda() else "nvgpu")
+    try:
+        assert callbacks.device_name().startswith("NVIDIA ")
+    finally:
+        paddle.set_device("cpu")
+
+
+def test_the_share_of_the_peak_is_logged_where_the_peak_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(callbacks, "device_name", lambda: "NVIDIA A100-SXM4-80GB")
+    run = Run(throughput_callback(), tmp_path)
+    run.step(0.01)
+    logs = run.step(0.01)
+    assert logs["mfu"] == pytest.approx(logs["model_tflops_per_device"] / 312, abs=1e-4)
+    run.send("on_train_end")
+    summary = json.loads((tmp_path / TRAIN_SUMMARY).read_text())
+    assert summary["mfu"] == pytest.approx(summary["model_tflops_per_device"] / 312)
+    assert summary["device"] == "NVIDIA A100-SXM4-80GB"
 
 
 @pytest.fixture

@@ -444,10 +444,17 @@ def test_nsys(tmp_path, monkeypatch):
         f"{made.logs.parent}/profile/"
     )
     profile = {key: value for key, value in made.env.items() if "PROFILE" in key}
-    assert profile == dict(ENABLE_PROFILE="1", PROFILE_START_STEP="3", PROFILE_STOP_STEP="5", PROFILE_EMIT_NVTX="1")
+    steps = dict(PROFILE_START_STEP="3", PROFILE_STOP_STEP="5", PROFILE_EMIT_NVTX="1")
+    assert profile == dict(ENABLE_PROFILE="1", PROFILER="nsys", **steps)
     second = {**GPUS, "NNODES": "2", "NODE_RANK": "1", "MASTER": "127.0.0.1:6070"}
     other = plan(second, nsys_profile="true")
     assert "nsys" not in other.command and other.env["ENABLE_PROFILE"] == "0", "one node is recorded"
+
+
+def test_paddles_profiler():
+    made = plan({**GPUS, "PROFILER": "paddle", "PROFILE_STOP_STEP": "4"})
+    assert (made.env["ENABLE_PROFILE"], made.env["PROFILER"], made.env["PROFILE_STOP_STEP"]) == ("1", "paddle", "4")
+    assert "nsys" not in made.command and plan().env["ENABLE_PROFILE"] == "0"
 
 
 def test_seventeen_arguments_in_the_originals_order():
