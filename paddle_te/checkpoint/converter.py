@@ -12,15 +12,15 @@ from tqdm import tqdm
 from paddle_te.checkpoint import layout as layouts
 from paddle_te.checkpoint import optimizer, pdparams, safetensors
 from paddle_te.checkpoint.config import FUSE_FLAGS, convert_config, fused_before
-from paddle_te.checkpoint.folder import (
+from paddle_te.checkpoint.files import (
     check_new,
     copy_file,
     new_folder,
-    open_checkpoint,
     verify_checksums,
     write_checksums,
     write_json,
 )
+from paddle_te.checkpoint.folder import open_checkpoint
 from paddle_te.checkpoint.layout import SPLIT_AXIS
 from paddle_te.checkpoint.plan import Target, pieces, plan_new_ranks, plan_same_ranks
 from paddle_te.checkpoint.tensors import CheckpointError
