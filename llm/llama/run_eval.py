@@ -26,6 +26,7 @@ from paddle_te import fp8
 from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.llama.generation import generate_text
 from paddle_te.llama.loading import load_model
+from paddle_te.llama.lora import load_lora
 from paddle_te.training.evaluate import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 
 
@@ -39,6 +40,7 @@ class EvalArguments:
 
     model_name_or_path: str = field(metadata={"help": "Checkpoint folder, in the layout of the backend."})
     tokenizer_name_or_path: Optional[str] = option(None, "Tokenizer folder or name. Default: model_name_or_path.")
+    lora_path: Optional[str] = option(None, "Folder of a LoRA adapter, which is added to the weights.")
     transformer_engine_backend: str = option("none", "none, paddle or transformer_engine.")
     dtype: str = option("float32", "Of the weights: float32, bfloat16 or float16.")
     device: str = option("cpu", "cpu, gpu or nvgpu.")
@@ -86,7 +88,7 @@ def make_model(args):
         if not state.is_file():
             raise FileNotFoundError(f"{state}: delayed scaling needs the scales of training; or --fp8_recipe current")
         fp8.load(str(state), model, fp8_recipe(model.config))
-    return model
+    return load_lora(model, args.lora_path, args.transformer_engine_backend) if args.lora_path else model
 
 
 def evaluate(args, model, tokenizer):

@@ -24,15 +24,13 @@ def check_backend(backend, dtype, fp8=False):
         get_ops(backend).check(fp8=fp8)
 
 
-def load_model(folder, backend="none", dtype="float32", **settings):
-    """LlamaForCausalLM with the weights in `folder`, in evaluation mode.
+def load_config(folder, backend="none", **settings):
+    """The LlamaConfig of the checkpoint in `folder` for a run with `backend`; settings override it.
 
-    backend: "none", "paddle" or "transformer_engine"; the folder's layout must be that backend's.
-    settings: overrides of the configuration, such as use_fp8 or tensor_parallel_degree.
-    Raises FileNotFoundError, CheckpointError (a ValueError) for an unfit folder, and what `check_backend` raises.
+    Raises FileNotFoundError, ValueError for an unknown backend, CheckpointError (a ValueError) for an unfit folder: the
+    layout must be the backend's.
     """
-    make = model_class(backend)
-    check_backend(backend, dtype, settings.get("use_fp8", False))
+    model_class(backend)  # refuses what it does not know
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of a checkpoint")
     if not (Path(folder) / "config.json").is_file():
@@ -43,6 +41,13 @@ def load_model(folder, backend="none", dtype="float32", **settings):
     own = dict(transformer_engine_backend=backend, use_fp8=False, sequence_parallel=False, tensor_parallel_degree=1)
     for name, value in {**own, **settings}.items():
         setattr(config, name, value)
-    model = make.from_pretrained(str(folder), config=config, dtype=dtype)
+    return config
+
+
+def load_model(folder, backend="none", dtype="float32", **settings):
+    """LlamaForCausalLM with the weights in `folder`, in evaluation mode. Raises what the two functions above raise."""
+    check_backend(backend, dtype, settings.get("use_fp8", False))
+    config = load_config(folder, backend, **settings)
+    model = model_class(backend).from_pretrained(str(folder), config=config, dtype=dtype)
     model.eval()
     return model

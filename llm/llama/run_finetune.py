@@ -1,0 +1,119 @@
+"""Fine-tune Llama on questions and answers, with decoder layers of backend none, paddle or transformer_engine.
+
+    python run_finetune.py --model_name_or_path CKPT --dataset_name_or_path DIR --output_dir OUT --do_train true \
+        [--lora true --lora_targets attention] [--transformer_engine_backend paddle] [--zero_padding true] …
+    python run_finetune.py arguments.json [--flag value …]
+
+DIR holds train.json and dev.json (`paddle_te.training.finetune_datasets`). The fine-tuned model, or the adapter, is
+saved in OUT, beside the checkpoints to resume from. Errors in the arguments or the data end the run with status 2.
+"""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import paddle
+from paddlenlp.trainer import PdArgumentParser, set_seed
+from paddlenlp.transformers import AutoTokenizer
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig
+from paddlenlp.utils.log import logger
+
+from paddle_te.llama import causal_mask_only, model_class
+from paddle_te.llama.loading import check_backend, load_config
+from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
+from paddle_te.training.callbacks import install_callbacks
+from paddle_te.training.checkpoints import find_checkpoint
+from paddle_te.training.finetune import (
+    FinetuneModelArguments,
+    FinetuningArguments,
+    FinetuningTrainer,
+    check_together,
+    count_real_tokens,
+)
+from paddle_te.training.finetune_datasets import Collator, FinetuneDataArguments, create_datasets, tokens_per_sample
+
+SWITCH = "use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo fuse_wgrad_accumulation".split()
+
+
+def parse_arguments():
+    parser = PdArgumentParser((FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments))
+    if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
+        return parser.parse_json_file_and_cmd_lines()
+    return parser.parse_args_into_dataclasses()
+
+
+def make_model(model_args, data_args, training_args):
+    backend = training_args.transformer_engine_backend
+    half = training_args.fp16_opt_level == "O2"
+    dtype = "bfloat16" if half and training_args.bf16 else "float16" if half and training_args.fp16 else "float32"
+    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
+    config = load_config(model_args.model_name_or_path, backend)
+    LlmMetaConfig.set_llm_config(config, training_args)
+    for name in SWITCH:
+        setattr(config, name, getattr(training_args, name))
+    config.use_cache = False
+    config.seq_length = data_args.max_length
+    model = model_class(backend).from_pretrained(model_args.model_name_or_path, config=config, dtype=dtype)
+    if training_args.recompute:
+        model.recompute_enable()
+    return add_lora(model, model_args, training_args, dtype) if model_args.lora else model
+
+
+def add_lora(model, model_args, training_args, dtype):
+    backend = training_args.transformer_engine_backend
+    if model_args.lora_path:
+        return load_lora(model, model_args.lora_path, backend, merge=False)
+    config = lora_config(
+        model_args.lora_targets,
+        model_args.lora_rank,
+        model_args.lora_alpha,
+        model_args.lora_dropout,
+        dtype,
+        training_args.tensor_parallel_degree,
+    )
+    config.base_model_name_or_path = model_args.model_name_or_path
+    return lora_model_class(backend)(model, config)
+
+
+def main():
+    try:
+        model_args, data_args, training_args = parse_arguments()
+        check_together(model_args, data_args, training_args)
+        paddle.set_device(training_args.device)
+        checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+        set_seed(training_args.seed)
+        tokenizer = AutoTokenizer.from_pretrained(model_args.tokenizer_name_or_path)
+        train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
+        model = make_model(model_args, data_args, training_args)
+    except (ValueError, OSError, RuntimeError) as error:
+        logger.error(str(error))
+        sys.exit(2)
+
+    training_args.resume_from_checkpoint = checkpoint
+    trainer = FinetuningTrainer(
+        model=model,
+        args=training_args,
+        data_collator=Collator(data_args),
+        train_dataset=train,
+        eval_dataset=dev,
+        tokenizer=tokenizer,
+    )
+    install_callbacks(trainer)
+    # right padding needs no mask where attention is causal; packed samples bring theirs
+    with contextlib.nullcontext() if data_args.zero_padding else causal_mask_only():
+        if train is not None:
+            count_real_tokens(trainer, model.config, tokens_per_sample(train), model_args.lora)
+            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.save_model(merge_tensor_parallel=training_args.tensor_parallel_degree > 1)
+        if dev is not None:
+            trainer.log_metrics("eval", trainer.evaluate())
+    if model_args.merge_lora:
+        folder = str(Path(training_args.output_dir) / "merged")
+        save_merged(model, folder)
+        tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()
