@@ -68,6 +68,7 @@ make_venv() {
   fi
   need_tools .venv/bin/python
   say "installing paddle_te and its pinned dependencies into .venv (first time: a few minutes)"
-  .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[cpu,test]'
+  # --no-compile: byte code is made when a module is first imported, for the few that are
+  .venv/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[cpu,test]'
   venv_stamp >.venv/stamp
 }
