@@ -24,6 +24,7 @@ from paddlenlp.utils.log import logger
 from paddle_te import device
 from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.configs import resolve
+from paddle_te.llama.loading import from_pretrained
 from paddle_te.ops import get_ops
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
@@ -81,19 +82,11 @@ def make_model(config, model_args, training_args):
     if weights is None:
         model = make.from_config(config, dtype=dtype)
     else:
-        model = load_weights(make, weights, config, dtype)
+        logger.info(f"initial weights: {weights}")
+        model = from_pretrained(make, weights, config, dtype)
     if training_args.recompute:
         model.recompute_enable()
     return model
-
-
-def load_weights(make, folder, config, dtype):
-    """A model with the weights in `folder`. Raises ValueError where PaddleNLP would only warn."""
-    from paddle_te.checkpoint import check_layout
-
-    check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te")
-    logger.info(f"initial weights: {folder}")
-    return make.from_pretrained(str(folder), config=config, dtype=dtype)
 
 
 def make_scheduler(training_args):
