@@ -2,7 +2,8 @@
 
 A collective waits for a dead peer until its own timeout, half an hour by default. The launchers keep one TCP connection
 each to the head node's launcher, on the port after the job's, and send a line every few seconds: "alive", at the end
-"done" or "failed" and why. A connection that breaks or stays silent without one of these is a node that died.
+"done" or "failed" and why. A connection that breaks or stays silent without one of these is a node that died; the head
+passes on "died" and "failed".
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ JOIN_SECONDS = 900  # nodes of one job may start far apart
 
 
 class Peers:
-    """This node's view of the others. `failure`: None, or one line that names the first node that died or failed.
+    """This node's view of the others.
+
+    failure: None, or one line that names the first node that died or failed. died: whether it died.
 
     Args:
         nodes: of the job; its master's port + 1 must be free on the head node.
@@ -30,6 +33,7 @@ class Peers:
 
     def __init__(self, nodes: Nodes):
         self.failure: str | None = None
+        self.died = False
         self._nodes, self._name = nodes, socket.gethostname()
         self._connections: dict[int, socket.socket] = {}  # rank -> connection; the head has all, others the head's
         self._over: set[int] = set()  # ranks that have said their last word
@@ -94,28 +98,31 @@ class Peers:
                         self._connections[rank] = connection
                 else:
                     self._connections[rank] = connection
-                self._send(connection, f"name {self._name}" if self.failure is None else f"failed {self.failure}")
+                self._send(connection, f"name {self._name}" if self.failure is None else self._bad_news())
                 for line in lines:
                     word, _, text = line.rstrip("\n").partition(" ")
                     if word == "name":
                         name = text
-                    elif word in ("done", "failed"):
+                    elif word in ("done", "failed", "died"):
                         self._over.add(rank)
-                        return self._fail(text) if word == "failed" else None
+                        return None if word == "done" else self._fail(text, word == "died")
         except TimeoutError:
             why = f"nothing was heard from it for {SILENCE_SECONDS} s"
         except OSError as error:
             why = f"its connection broke: {error.strerror}"
         if not self._closing.is_set():
             self._over.add(rank)
-            self._fail(f"node {rank} ({name}) died: {why}")
+            self._fail(f"node {rank} ({name}) died: {why}", died=True)
 
-    def _fail(self, text):
+    def _fail(self, text, died=False):
         with self._lock:
             if self.failure is not None or self._closing.is_set():
                 return
-            self.failure = text
-        self._tell(f"failed {text}")  # the head passes it on
+            self.failure, self.died = text, died
+        self._tell(self._bad_news())
+
+    def _bad_news(self):
+        return f"{'died' if self.died else 'failed'} {self.failure}"
 
     def _beat(self):
         deadline = time.monotonic() + JOIN_SECONDS

@@ -25,7 +25,8 @@ from paddle_te.training.peers import Peers
 POLL_SECONDS = 0.1
 END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
 TAIL_LINES = 40
-OTHER_NODE_STATUS = os.EX_UNAVAILABLE  # exit status when another node died or failed
+# Exit status when another node failed, or died: then it is worth another try.
+OTHER_NODE_FAILED, OTHER_NODE_DIED = os.EX_UNAVAILABLE, os.EX_TEMPFAIL
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -209,7 +210,7 @@ class Supervisor:
         if self.stopped_by is not None:
             return -self.stopped_by
         if self.peers and self.peers.failure and not self.first_to_fail:
-            return OTHER_NODE_STATUS
+            return OTHER_NODE_DIED if self.peers.died else OTHER_NODE_FAILED
         return self.failed.status if self.failed else self.child.returncode
 
     def _tell_peers(self, failure):

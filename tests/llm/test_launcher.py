@@ -375,7 +375,7 @@ def test_a_node_that_dies_ends_the_other_which_names_it(tmp_path, victim):
         dead, other = (first, second) if victim == 0 else (second, first)
         for process in dead.left():
             process.kill()
-        assert other.end(60) == os.EX_UNAVAILABLE
+        assert other.end(60) == os.EX_TEMPFAIL
         assert other.left() == []
         assert f"launch: node {victim} ({socket.gethostname()}) died" in other.screen(), other.screen()
 

@@ -21,7 +21,7 @@ peers.BEAT_SECONDS, peers.SILENCE_SECONDS = 0.1, 1.0
 node = peers.Peers(Nodes(count=3, rank=int(sys.argv[1]), master=sys.argv[2]))
 while not node.failure:
     time.sleep(0.05)
-print(node.failure, flush=True)
+print(node.died, node.failure, flush=True)
 node.close()
 """
 
@@ -76,7 +76,7 @@ def test_a_node_that_dies_is_named_to_all(start, master, signum, why):
     os.kill(victim.pid, signum)
     wait_for(lambda: head.failure)
     assert head.failure.startswith(f"node 2 ({socket.gethostname()}) died: {why}")
-    assert other.stdout.readline() == head.failure + "\n", "the head passes it on"
+    assert head.died and other.stdout.readline() == f"True {head.failure}\n", "the head passes it on"
     head.close()
 
 
@@ -97,7 +97,7 @@ def test_a_report_reaches_all_and_the_first_one_counts(master):
     joined(nodes[0])
     assert nodes[1].report("rank 8 ended with status 1")
     wait_for(lambda: all(node.failure for node in nodes))
-    assert not nodes[2].report("rank 16 ended with status 1")
+    assert not nodes[2].report("rank 16 ended with status 1") and not any(node.died for node in nodes)
     assert {node.failure for node in nodes} == {f"node 1 ({socket.gethostname()}): rank 8 ended with status 1"}
     for node in nodes:
         node.close()
