@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "src"
-ARCHITECTURES = ("80", "90")  # machine code; newer GPUs take the PTX of the last one
+ARCHITECTURES = "80,90"  # machine code for these; newer GPUs translate the PTX of the last one
 
 
 def paddle_directory():
@@ -46,15 +46,23 @@ def run(command):
         raise RuntimeError(f"{' '.join(map(str, command))}\n{result.stdout}{result.stderr}")
 
 
-def commands(runtime, paddle):
+def commands(runtime, paddle, architectures):
     """Compiler calls, the slowest first, as (source, command)."""
     common = ["-std=c++17", "-fPIC", "-fvisibility=hidden", f"-I{SOURCE}"]
     version = [f'-DNVGPU_PADDLE_VERSION="{paddle_version(paddle)}"', f'-DNVGPU_RUNTIME="{runtime}"']
     cxx = [os.environ.get("CXX", "g++"), "-Wall", *common]
-    with_paddle = [*cxx, "-O1", "-DPADDLE_WITH_CUSTOM_DEVICE", f"-I{paddle}/include", f"-I{paddle}/include/third_party"]
+    with_paddle = [
+        *cxx,
+        "-O1",
+        *version,
+        "-DPADDLE_WITH_CUSTOM_DEVICE",
+        f"-I{paddle}/include",
+        f"-I{paddle}/include/third_party",
+    ]
     if runtime == "cuda":
-        codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
-        codes.append(f"-gencode=arch=compute_{ARCHITECTURES[-1]},code=compute_{ARCHITECTURES[-1]}")
+        newest = architectures[-1]
+        codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures[:-1]]
+        codes.append(f"-gencode=arch=compute_{newest},code=[sm_{newest},compute_{newest}]")
         device = [nvcc(), "-O2", *codes, "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden", f"-I{SOURCE}"]
         plain = [*cxx, "-O2", f"-I{cuda_home()}/include"]
     else:
@@ -89,25 +97,34 @@ def up_to_date(mark, wanted):
     return mark.is_file() and mark.read_text() == wanted
 
 
-def compile_object(source, command, objects, inputs):
-    """Compiles one file unless the command and all that it may read are those of the last time."""
+def sources_of(dependencies):
+    """Our own files among those that a compiler wrote down as read (make's format)."""
+    names = dependencies.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+    return sorted({Path(name).resolve() for name in names if Path(name).resolve().is_relative_to(SOURCE)})
+
+
+def compile_object(source, command, objects):
+    """Compiles one file unless the command and all files that it read are those of the last time."""
     target = objects / "_".join(source.relative_to(SOURCE).with_suffix(".o").parts)
-    mark, wanted = target.with_suffix(".from"), digest(command, source.read_bytes(), inputs)
-    if not up_to_date(mark, wanted):
+    mark, dependencies = target.with_suffix(".from"), target.with_suffix(".d")
+
+    def state():
+        files = sources_of(dependencies) if dependencies.is_file() else []
+        return digest(command, [path.read_bytes() if path.is_file() else None for path in files])
+
+    if not up_to_date(mark, state()):
         mark.unlink(missing_ok=True)
-        run([*command, "-o", target])
-        mark.write_text(wanted)
+        run([*command, "-MMD", "-MF", dependencies, "-o", target])
+        mark.write_text(state())
     return target
 
 
-def build(runtime, out):
+def build(runtime, out, architectures):
     paddle = paddle_directory()
-    headers = [path.read_bytes() for path in sorted(SOURCE.rglob("*")) if path.suffix in (".h", ".def")]
-    inputs = digest(paddle_version(paddle), headers)
-    jobs = list(commands(runtime, paddle))
-    mark = out / "built_from"
-    wanted = digest(Path(__file__).read_bytes(), inputs, [(str(job), job[0].read_bytes()) for job in jobs])
-    objects = out / "objects"
+    mark, objects = out / "built_from", out / "objects"
+    sources = [path.read_bytes() for path in [Path(__file__), *sorted(SOURCE.rglob("*.*"))]]
+    jobs = list(commands(runtime, paddle, architectures))
+    wanted = digest(paddle_version(paddle), jobs, sources)
     objects.mkdir(parents=True, exist_ok=True)
     with open(out / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may build at once
@@ -115,7 +132,7 @@ def build(runtime, out):
             return
         mark.unlink(missing_ok=True)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            made = list(pool.map(lambda job: compile_object(*job, objects, inputs), jobs))
+            made = list(pool.map(lambda job: compile_object(*job, objects), jobs))
         link(runtime, paddle, made, out)
         mark.write_text(wanted)
 
@@ -136,10 +153,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runtime", choices=("host", "cuda"), required=True)
     parser.add_argument("--out", type=Path, help="default: build/nvgpu-<runtime> in the repository")
+    parser.add_argument(
+        "--architectures", default=ARCHITECTURES, help="of the GPUs, for the CUDA runtime; default: %(default)s"
+    )
     arguments = parser.parse_args()
     out = arguments.out or HERE.parent.parent / "build" / f"nvgpu-{arguments.runtime}"
     try:
-        build(arguments.runtime, out.resolve())
+        build(arguments.runtime, out.resolve(), arguments.architectures.split(","))
     except RuntimeError as error:
         sys.exit(f"nvgpu: the build failed:\n{error}")
     print(out.resolve())

@@ -91,10 +91,26 @@ inline void OutputVaries(const phi::KernelKey&, phi::Kernel* kernel) {
   kernel->OutputAt(0).SetDataType(DataType::UNDEFINED);
 }
 
+// Paddle's own kind of exception: others, thrown in a backward pass, end the process.
+template <auto function, typename Signature>
+struct Guarded;
+template <auto function, typename... Args>
+struct Guarded<function, void (*)(const Context&, Args...)> {
+  static void Run(const Context& context, Args... args) {
+    try {
+      function(context, std::forward<Args>(args)...);
+    } catch (const common::enforce::EnforceNotMet&) {
+      throw;
+    } catch (const std::exception& error) {
+      PADDLE_THROW(common::errors::External("%s", error.what()));
+    }
+  }
+};
+
 template <auto function>
 void Register(const char* name, const Types& types, ArgsDef args_def = NoArgsDef) {
   using Signature = decltype(function);
-  using Implementation = phi::KernelImpl<Signature, function>;
+  using Implementation = phi::KernelImpl<Signature, &Guarded<function, Signature>::Run>;
   for (DataType type : types) {
     phi::KernelRegistrar(phi::RegType::OUTER, name, "nvgpu", phi::DataLayout::ALL_LAYOUT, type,
                          phi::KernelArgsParseFunctor<Signature>::Parse, args_def, &Implementation::Compute,

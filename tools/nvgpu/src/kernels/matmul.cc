@@ -89,8 +89,12 @@ void Multiply(const Context& context, Type type, Matrices a, const Matrices& b, 
 }
 
 void Matmul(const Context& context, const Tensor& x, const Tensor& y, bool transpose_x, bool transpose_y, Tensor* out) {
-  void* to = context.Alloc(out, x.dtype());
-  Multiply(context, TypeOf(x), View(x, transpose_x, true), View(y, transpose_y, false), to);
+  const Matrices a = View(x, transpose_x, true), b = View(y, transpose_y, false);
+  Dims dims = BroadcastDims(a.batch, b.batch);  // Paddle's InferMeta takes x's alone
+  if (x.dims().size() > 1) dims.push_back(a.Rows());
+  if (y.dims().size() > 1) dims.push_back(b.Columns());
+  out->Resize(common::make_ddim(dims));
+  Multiply(context, TypeOf(x), a, b, context.Alloc(out, x.dtype()));
 }
 
 // One operand's gradient, a product of the other and the output's; summed over a batch that the operand did not have.

@@ -20,7 +20,6 @@
 #include "paddle/phi/kernels/gather_grad_kernel.h"
 #include "paddle/phi/kernels/gather_nd_grad_kernel.h"
 #include "paddle/phi/kernels/gather_nd_kernel.h"
-#include "paddle/phi/kernels/index_elementwise_get_grad_kernel.h"
 #include "paddle/phi/kernels/index_select_grad_kernel.h"
 #include "paddle/phi/kernels/layer_norm_grad_kernel.h"
 #include "paddle/phi/kernels/layer_norm_kernel.h"
@@ -56,6 +55,11 @@ Tensor Widened(const Context& context, const Tensor& tensor) {
 // A CPU tensor of these contents; in the host runtime it shares the memory and keeps it alive.
 Tensor ToHost(const Context& context, const Tensor& tensor) {
   if (!tensor.has_allocation() || tensor.place().GetType() == phi::AllocationType::CPU) return tensor;
+  if (tensor.capacity() == 0) {  // a gradient kernel's input of which only the shape is needed
+    phi::DenseTensorMeta meta = tensor.meta();
+    meta.dtype = HostType(meta.dtype);
+    return Tensor(std::make_shared<phi::Allocation>(nullptr, 0, phi::CPUPlace()), meta);
+  }
   const Tensor wide = Widened(context, tensor);
   phi::DenseTensorMeta meta = wide.meta();
   const size_t bytes = wide.numel() * WidthOf(wide);
@@ -196,39 +200,38 @@ struct ViaCpu<Name, void (*)(const phi::CPUContext&, Args...)> {
 }  // namespace
 
 // The kernel's name, and the function that Paddle declares for it.
-#define NVGPU_VIA_CPU(X)                                    \
-  X(argsort, ArgsortKernel)                                 \
-  X(cumsum, CumsumKernel)                                   \
-  X(cumsum_grad, CumsumGradKernel)                          \
-  X(elementwise_pow_grad, ElementwisePowGradKernel)         \
-  X(expand_as_grad, ExpandAsGradKernel)                     \
-  X(expm1, Expm1Kernel)                                     \
-  X(expm1_grad, Expm1GradKernel)                            \
-  X(flip, FlipKernel)                                       \
-  X(gather_grad, GatherGradKernel)                          \
-  X(gather_nd, GatherNdKernel)                              \
-  X(gather_nd_grad, GatherNdGradKernel)                     \
-  X(index_elementwise_get_grad, IndexElementwiseGetGradKernel) \
-  X(index_select_grad, IndexSelectGradKernel)               \
-  X(layer_norm, LayerNormKernel)                            \
-  X(layer_norm_grad, LayerNormGradKernel)                   \
-  X(log1p, Log1pKernel)                                     \
-  X(log1p_grad, Log1pGradKernel)                            \
-  X(logsumexp, LogsumexpKernel)                             \
-  X(logsumexp_grad, LogsumexpGradKernel)                    \
-  X(masked_select, MaskedSelectKernel)                      \
-  X(p_norm, PNormKernel)                                    \
-  X(p_norm_grad, PNormGradKernel)                           \
-  X(pad, PadKernel)                                         \
-  X(put_along_axis, PutAlongAxisKernel)                     \
-  X(roll, RollKernel)                                       \
-  X(round, RoundKernel)                                     \
-  X(scatter, ScatterKernel)                                 \
-  X(softplus, SoftplusKernel)                               \
-  X(softplus_grad, SoftplusGradKernel)                      \
-  X(take_along_axis, TakeAlongAxisKernel)                   \
-  X(take_along_axis_grad, TakeAlongAxisGradKernel)          \
-  X(topk, TopkKernel)                                       \
+#define NVGPU_VIA_CPU(X)                            \
+  X(argsort, ArgsortKernel)                         \
+  X(cumsum, CumsumKernel)                           \
+  X(cumsum_grad, CumsumGradKernel)                  \
+  X(elementwise_pow_grad, ElementwisePowGradKernel) \
+  X(expand_as_grad, ExpandAsGradKernel)             \
+  X(expm1, Expm1Kernel)                             \
+  X(expm1_grad, Expm1GradKernel)                    \
+  X(flip, FlipKernel)                               \
+  X(gather_grad, GatherGradKernel)                  \
+  X(gather_nd, GatherNdKernel)                      \
+  X(gather_nd_grad, GatherNdGradKernel)             \
+  X(index_select_grad, IndexSelectGradKernel)       \
+  X(layer_norm, LayerNormKernel)                    \
+  X(layer_norm_grad, LayerNormGradKernel)           \
+  X(log1p, Log1pKernel)                             \
+  X(log1p_grad, Log1pGradKernel)                    \
+  X(logsumexp, LogsumexpKernel)                     \
+  X(logsumexp_grad, LogsumexpGradKernel)            \
+  X(masked_select, MaskedSelectKernel)              \
+  X(p_norm, PNormKernel)                            \
+  X(p_norm_grad, PNormGradKernel)                   \
+  X(pad, PadKernel)                                 \
+  X(put_along_axis, PutAlongAxisKernel)             \
+  X(roll, RollKernel)                               \
+  X(round, RoundKernel)                             \
+  X(scatter, ScatterKernel)                         \
+  X(softplus, SoftplusKernel)                       \
+  X(softplus_grad, SoftplusGradKernel)              \
+  X(take_along_axis, TakeAlongAxisKernel)           \
+  X(take_along_axis_grad, TakeAlongAxisGradKernel)  \
+  X(topk, TopkKernel)                               \
   X(topk_grad, TopkGradKernel)
 
 #define NVGPU_NAME(name, function)                 \

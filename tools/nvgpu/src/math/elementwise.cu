@@ -141,12 +141,22 @@ void ElementwiseWide(Stream stream, Op op, Type type, void* out, const Dims& dim
   auto run = [&](auto t) {
     using T = decltype(t);
     using C = Compute<T>;
-    if (op == Op::kMultiply) return Run<Op::kMultiply, 2, T, C>(stream, out, dims, inputs, {}, {});
-    if (op == Op::kDivide) return Run<Op::kDivide, 2, T, C>(stream, out, dims, inputs, {}, {});
-    if (op == Op::kDivideGradY) return Run<Op::kDivideGradY, 3, T, C>(stream, out, dims, inputs, {}, {});
-    NoCode("a gradient that is summed");
+    switch (op) {
+#define NVGPU_WIDE(name, count) \
+  case Op::name:                \
+    return Run<Op::name, count, T, C>(stream, out, dims, inputs, {}, {});
+      NVGPU_WIDE(kMultiply, 2)
+      NVGPU_WIDE(kDivide, 2)
+      NVGPU_WIDE(kDivideGradY, 3)
+      NVGPU_WIDE(kMaximumGradX, 3)
+      NVGPU_WIDE(kMaximumGradY, 3)
+      NVGPU_WIDE(kMinimumGradX, 3)
+      NVGPU_WIDE(kMinimumGradY, 3)
+#undef NVGPU_WIDE
+      default: NoCode("a gradient that is summed");
+    }
   };
-  if (!ForFloats(type, run)) NoCode("a gradient that is summed");
+  if (!Match<decltype(run), half, bfloat16>(type, run)) NoCode("a gradient that is summed");
 }
 
 namespace {

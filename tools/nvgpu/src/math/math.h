@@ -38,7 +38,7 @@ struct Input {
 // `type`; the output has it too, or is bool, as ops.def says.
 void Elementwise(Stream stream, Op op, Type type, void* out, const Dims& dims, const std::vector<Input>& inputs,
                  Number p = {}, Number q = {});
-// out may be a float32 (float64) tensor although the inputs are shorter: for sums that follow.
+// For gradients of two operands that are summed next: short floats in, float32 out.
 void ElementwiseWide(Stream stream, Op op, Type type, void* out, const Dims& dims, const std::vector<Input>& inputs);
 void Cast(Stream stream, const void* in, Type from, void* out, Type to, int64_t count);
 

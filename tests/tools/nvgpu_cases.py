@@ -1,0 +1,179 @@
+"""Runs kernels of the nvgpu plug-in against Paddle's CPU kernels: python nvgpu_cases.py SEED
+
+Prints one line of JSON: {"case dtype": null, or what was wrong}. Started by test_nvgpu.py, here and on a GPU, because
+the plug-in is loaded when Paddle is imported.
+"""
+
+import json
+import sys
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def index(values):
+    """An integer input: no gradient, no rounding."""
+    return np.asarray(values, "int64")
+
+
+def positive(*shape):
+    return ("positive", shape)
+
+
+# name: (function, inputs); an input is a shape (normal numbers), positive(...) or an index
+CASES = {
+    "add broadcast": (lambda x, y: x + y, [(3, 1, 5), (4, 1)]),
+    "subtract broadcast": (lambda x, y: x - y, [(2, 3), (3,)]),
+    "multiply broadcast": (lambda x, y: x * y, [(2, 3, 4), (3, 1)]),
+    "divide broadcast": (lambda x, y: x / y, [(2, 3), positive(2, 1)]),
+    "maximum": (paddle.maximum, [(4, 5), (4, 5)]),
+    "minimum broadcast": (paddle.minimum, [(4, 5), (5,)]),
+    "scale": (lambda x: paddle.scale(x, 2.5, 0.5, bias_after_scale=False), [(7,)]),
+    "pow": (lambda x: x.pow(3), [(4, 4)]),
+    "square": (paddle.square, [(4, 4)]),
+    "rsqrt": (paddle.rsqrt, [positive(9)]),
+    "sqrt": (paddle.sqrt, [positive(9)]),
+    "exp": (paddle.exp, [(9,)]),
+    "log": (paddle.log, [positive(9)]),
+    "sin": (paddle.sin, [(9,)]),
+    "cos": (paddle.cos, [(9,)]),
+    "tanh": (paddle.tanh, [(9,)]),
+    "abs": (paddle.abs, [(9,)]),
+    "sigmoid": (F.sigmoid, [(9,)]),
+    "silu": (F.silu, [(9,)]),
+    "gelu": (F.gelu, [(9,)]),
+    "gelu tanh": (lambda x: F.gelu(x, approximate=True), [(9,)]),
+    "relu": (F.relu, [(9,)]),
+    "clip": (lambda x: paddle.clip(x, -0.5, 0.7), [(9,)]),
+    "swiglu": (F.swiglu, [(3, 4), (3, 4)]),
+    "swiglu halves": (F.swiglu, [(3, 8)]),
+    "remainder": (lambda x, y: paddle.remainder(x.detach(), y.detach()), [(9,), positive(9)]),
+    "floor": (paddle.floor, [(9,)]),
+    "compare": (lambda x, y: (x > y).astype("float32") + (x == x).astype("float32"), [(3, 4), (4,)]),
+    "logical": (lambda x, y: paddle.logical_and(x > 0, y > 0).astype("float32"), [(3, 4), (3, 4)]),
+    "isfinite": (lambda x: paddle.isfinite(x / 0.0).astype("float32"), [(5,)]),
+    "cast": (lambda x: x.astype("float32").astype("int32").astype("float32"), [(3, 5)]),
+    "add_n": (lambda x, y, z: paddle.add_n([x, y, z]), [(3, 2), (3, 2), (3, 2)]),
+    "sum all": (lambda x: x.sum(), [(3, 5, 2)]),
+    "sum first": (lambda x: x.sum(0), [(33, 5)]),
+    "sum middle": (lambda x: x.sum(1, keepdim=True), [(3, 17, 2)]),
+    "sum outer": (lambda x: x.sum([0, 2]), [(3, 4, 5)]),
+    "sum int": (lambda x: x.sum(-1).astype("float32"), [index([[1, 2], [3, 4]])]),
+    "mean": (lambda x: x.mean(-1, keepdim=True), [(3, 40)]),
+    "mean all": (paddle.mean, [(3, 4)]),
+    "max": (lambda x: x.max(-1), [(3, 40)]),
+    "min": (lambda x: x.min(0), [(3, 40)]),
+    "prod": (lambda x: paddle.prod(x.detach(), 1), [(3, 4)]),
+    "any all": (lambda x: (x > 1).any(1).astype("float32") + (x > -9).all(1).astype("float32"), [(3, 4)]),
+    "argmax": (lambda x: x.argmax(1).astype("float32"), [(3, 40)]),
+    "matmul": (paddle.matmul, [(7, 5), (5, 3)]),
+    "matmul batch": (paddle.matmul, [(2, 3, 7, 5), (2, 3, 5, 3)]),
+    "matmul weight": (paddle.matmul, [(2, 7, 5), (5, 3)]),
+    "matmul transposed weight": (lambda x, y: paddle.matmul(x, y, transpose_y=True), [(2, 7, 5), (3, 5)]),
+    "matmul transposed x": (lambda x, y: paddle.matmul(x, y, transpose_x=True), [(2, 5, 7), (2, 5, 3)]),
+    "matmul both transposed": (lambda x, y: paddle.matmul(x, y, True, True), [(5, 7), (3, 5)]),
+    # forward only: Paddle's CPU kernel has no such gradient
+    "matmul broadcast": (lambda x, y: paddle.matmul(x.detach(), y.detach()), [(2, 1, 4, 5), (3, 5, 6)]),
+    "matmul vector": (paddle.matmul, [(2, 4, 5), (5,)]),
+    "matmul vectors": (paddle.matmul, [(5,), (5,)]),
+    "matmul row": (paddle.matmul, [(5,), (5, 3)]),
+    "bmm": (paddle.bmm, [(2, 4, 5), (2, 5, 6)]),
+    "linear bias": (F.linear, [(2, 4, 5), (5, 3), (3,)]),
+    "softmax": (F.softmax, [(3, 4, 33)]),
+    "log_softmax": (F.log_softmax, [(3, 33)]),
+    "cross_entropy": (
+        lambda x, y: F.cross_entropy(x, y, reduction="none", ignore_index=-100),
+        [(5, 11), index([3, 10, -100, 0, 7])],
+    ),
+    "cross_entropy mean": (lambda x, y: F.cross_entropy(x, y), [(2, 3, 11), index([[3, 10, 1], [0, 7, 2]])]),
+    "embedding": (lambda i, w: F.embedding(i, w), [index([[0, 3, 3], [9, 3, 1]]), (10, 6)]),
+    "embedding padding": (lambda i, w: F.embedding(i, w, padding_idx=3), [index([0, 3, 3, 9]), (10, 6)]),
+    "one_hot": (lambda i: F.one_hot(i, 5), [index([0, 4, 2])]),
+    "gather": (lambda x, i: paddle.gather(x, i, axis=1), [(3, 5, 2), index([4, 0, 0])]),
+    "index_select": (lambda x, i: paddle.index_select(x, i, axis=0), [(5, 2), index([4, 0, 0])]),
+    "advanced index": (lambda x, i: x[i], [(6, 3), index([[0, 5], [-1, 2]])]),
+    "advanced index inner": (lambda x, i: x[:, i], [(2, 6, 3), index([0, 5, -1])]),
+    "advanced index pair": (lambda x, i, j: x[i, j], [(4, 6, 3), index([0, 3]), index([5, -2])]),
+    "slice": (lambda x: x[1:3, ::2], [(4, 6)]),
+    "transpose contiguous": (lambda x: x.transpose([2, 0, 1]).contiguous() * 1, [(3, 4, 5)]),
+    "concat": (lambda x, y: paddle.concat([x, y], axis=1), [(2, 3, 4), (2, 1, 4)]),
+    "split": (lambda x: paddle.concat(paddle.split(x, [1, 4], axis=1)[::-1], axis=1), [(2, 5)]),
+    "stack": (lambda x, y: paddle.stack([x, y], axis=1), [(2, 3), (2, 3)]),
+    "expand": (lambda x: x.expand([4, 2, 3]), [(2, 1)]),
+    "tile": (lambda x: x.tile([2, 1, 3]), [(2, 3)]),
+    "tile of five axes": (lambda x: x.tile([1, 1, 1, 2, 1]), [(2, 3, 2, 1, 4)]),
+    "where": (lambda x, y: paddle.where(x > 0, x, y), [(3, 4), (3, 4)]),
+    "tril": (lambda x: paddle.tril(x, -1), [(2, 4, 4)]),
+    "triu": (lambda x: paddle.triu(x, 1), [(4, 6)]),
+    "masked_fill": (lambda x: paddle.masked_fill(x.detach(), x > 0, 2.0), [(3, 4)]),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, 8, w, b), [(3, 8), (8,), (8,)]),
+    "cumsum": (lambda x: paddle.cumsum(x, -1), [(3, 8)]),
+    "topk": (lambda x: paddle.topk(x, 3)[0], [(3, 8)]),
+    "take_along_axis": (lambda x, i: paddle.take_along_axis(x, i, 1), [(3, 8), index([[0], [7], [2]])]),
+    "arange": (lambda x: paddle.arange(0, 9, 2).astype("float32") + x.sum(), [(2,)]),
+}
+# Rounding to the type, and a few operations on rounded numbers.
+TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
+
+
+def make_inputs(specifications, generator):
+    for specification in specifications:
+        if isinstance(specification, np.ndarray):
+            yield specification
+        elif specification[0] == "positive":
+            yield generator.uniform(0.5, 2.0, specification[1]).astype("float32")
+        else:
+            yield generator.standard_normal(specification).astype("float32")
+
+
+def run(function, arrays, weights, device, dtype, compute):
+    """Output and gradients as float64, from inputs rounded to `dtype` and computed in `compute`."""
+    paddle.set_device(device)
+    tensors = []
+    for array in arrays:
+        tensor = paddle.to_tensor(array)
+        if array.dtype == np.float32:
+            tensor = tensor.astype(dtype).astype(compute)
+            tensor.stop_gradient = False
+        tensors.append(tensor)
+    out = function(*tensors)
+    results = [out]
+    if not out.stop_gradient:
+        # a loss of the output's own type, so that its gradient is the same in both
+        loss = (out * paddle.to_tensor(weights[: out.size].reshape(out.shape)).astype(out.dtype)).sum()
+        loss.backward()
+        results += [t.grad for t in tensors if not t.stop_gradient and t.grad is not None]
+    if device != "cpu":
+        assert all("nvgpu" in str(r.place) for r in results), f"left the device: {[str(r.place) for r in results]}"
+    return [r.astype("float32").numpy().astype("float64") for r in results]
+
+
+def check(name, dtype, generator):
+    function, specifications = CASES[name]
+    arrays = list(make_inputs(specifications, generator))
+    weights = generator.choice([-1.0, 0.5, 1.0, 2.0], 4096).astype("float32")  # exact in every type
+    want = run(function, arrays, weights, "cpu", dtype, "float32")
+    got = run(function, arrays, weights, "nvgpu:0", dtype, dtype)
+    assert len(got) == len(want), f"{len(got)} results, {len(want)} on the CPU"
+    for position, (a, b) in enumerate(zip(got, want, strict=True)):
+        assert a.shape == b.shape, f"result {position}: shape {a.shape}, {b.shape} on the CPU"
+        scale = max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0)))
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale, err_msg=str(position))
+
+
+def main():
+    seed, results = int(sys.argv[1]), {}
+    for name in CASES:
+        for dtype in FLOATS:
+            try:
+                results[f"{name} {dtype}"] = check(name, dtype, np.random.default_rng(seed))
+            except Exception as error:  # noqa: BLE001 every case is reported
+                results[f"{name} {dtype}"] = f"{type(error).__name__}: {str(error).strip()[-800:]}"
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""One rank of a test of the nvgpu plug-in: python nvgpu_ranks.py MODE [ARGUMENT]; started by test_nvgpu.py."""
+
+import os
+import resource
+import sys
+import time
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+RANK, SIZE = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
+
+
+def values(dtype, count, rank):
+    """Small whole numbers, so that sums and products are exact in every type."""
+    return np.random.RandomState(1000 + rank).randint(0, 3, count).astype("float32"), dtype
+
+
+def tensor(dtype, count, rank=RANK):
+    numbers, dtype = values(dtype, count, rank)
+    return paddle.to_tensor(numbers).astype(dtype)
+
+
+def numbers(t):
+    return t.astype("float32").numpy()
+
+
+def expect(got, want, what):
+    np.testing.assert_array_equal(got if isinstance(got, np.ndarray) else numbers(got), want, err_msg=what)
+
+
+def everyone(dtype, count):
+    return np.stack([values(dtype, count, rank)[0] for rank in range(SIZE)])
+
+
+def check_reductions(dtype, count):
+    all_ranks = everyone(dtype, count)
+    for op, reduce in (
+        (dist.ReduceOp.SUM, np.sum),
+        (dist.ReduceOp.MAX, np.max),
+        (dist.ReduceOp.MIN, np.min),
+        (dist.ReduceOp.PROD, np.prod),
+    ):
+        x = tensor(dtype, count)
+        dist.all_reduce(x, op=op)
+        expect(x, reduce(all_ranks, axis=0), f"all_reduce {op} {dtype} {count}")
+    out = paddle.zeros([count // SIZE], dtype)
+    dist.reduce_scatter(out, list(paddle.split(tensor(dtype, count), SIZE)))
+    share = slice(RANK * (count // SIZE), (RANK + 1) * (count // SIZE))
+    expect(out, all_ranks.sum(0)[share], f"reduce_scatter {dtype} {count}")
+    x = tensor(dtype, count)
+    dist.reduce(x, dst=1)
+    if RANK == 1:
+        expect(x, all_ranks.sum(0), f"reduce {dtype} {count}")
+
+
+def check_moves(dtype, count):
+    all_ranks = everyone(dtype, count)
+    x = tensor(dtype, count)
+    dist.broadcast(x, src=1)
+    expect(x, all_ranks[1], f"broadcast {dtype} {count}")
+    parts = []
+    dist.all_gather(parts, tensor(dtype, count))
+    expect(np.stack([numbers(p) for p in parts]), all_ranks, f"all_gather {dtype} {count}")
+    got = []
+    dist.alltoall(got, list(paddle.split(tensor(dtype, count), SIZE)))
+    share = slice(RANK * (count // SIZE), (RANK + 1) * (count // SIZE))
+    expect(np.stack([numbers(g) for g in got]), all_ranks[:, share], f"alltoall {dtype} {count}")
+    # in a ring, all at once: everybody sends before it receives
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    y = paddle.zeros([count], dtype)
+    transfers = [dist.P2POp(dist.isend, tensor(dtype, count), after), dist.P2POp(dist.irecv, y, before)]
+    for task in dist.batch_isend_irecv(transfers):
+        task.wait()
+    expect(y, all_ranks[before], f"isend and irecv {dtype} {count}")
+    if RANK == 0:
+        dist.send(tensor(dtype, count), dst=SIZE - 1)
+    elif RANK == SIZE - 1:
+        dist.recv(y, src=0)
+        expect(y, all_ranks[0], f"send and recv {dtype} {count}")
+
+
+def collectives():
+    large = 6 * 450_000  # several pieces of the shared memory
+    for dtype in ("float32", "bfloat16", "float16", "int32", "int64", "uint8", "float64"):
+        check_reductions(dtype, 12)
+        check_moves(dtype, 12)
+    check_reductions("bfloat16", large)
+    check_moves("float32", large)
+    pair = dist.new_group([0, SIZE - 1])
+    if RANK in (0, SIZE - 1):
+        x = paddle.to_tensor([1.0 + RANK])
+        dist.all_reduce(x, group=pair)
+        expect(x, [1.0 + SIZE], "all_reduce in a group")
+    average = paddle.to_tensor([float(RANK)])
+    dist.all_reduce(average, sync_op=False).wait()
+    expect(average, [sum(range(SIZE))], "all_reduce without sync")
+    objects = []
+    dist.all_gather_object(objects, {"rank": RANK})
+    assert objects == [{"rank": r} for r in range(SIZE)]
+    dist.barrier()
+
+
+def die():
+    """Rank 1 dies between two collectives; the others must be told so."""
+    x = paddle.ones([4])
+    dist.all_reduce(x)
+    paddle.device.synchronize()
+    if RANK == 1:
+        os.kill(os.getpid(), 9)
+    start = time.time()
+    try:
+        dist.all_reduce(x)
+        print("got", numbers(x))
+    except Exception as error:  # noqa: BLE001 whatever Paddle makes of it
+        print(f"FAILED after {time.time() - start:.1f} s: {type(error).__name__}", flush=True)
+        os._exit(3)
+
+
+def wait():
+    """Rank 1 comes three seconds late; rank 0 must not burn a core until then."""
+    x = paddle.ones([4])
+    dist.all_reduce(x)
+    paddle.device.synchronize()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    if RANK == 1:
+        time.sleep(3)
+    dist.all_reduce(x)
+    paddle.device.synchronize()
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    print(f"CPU {now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime:.3f}", flush=True)
+
+
+def main():
+    paddle.set_device(f"nvgpu:{RANK}")
+    dist.init_parallel_env()
+    {"collectives": collectives, "die": die, "wait": wait}[sys.argv[1]]()
+    print(f"RANK {RANK} DONE", flush=True)
+
+
+if __name__ == "__main__":
+    main()
