@@ -23,6 +23,12 @@ def positive(*shape):
     return ("positive", shape)
 
 
+def assigned(x, where, value):
+    y = x.detach().clone()
+    y[where] = value.detach() if isinstance(value, paddle.Tensor) else value
+    return y
+
+
 # name: (function, inputs); an input is a shape (normal numbers), positive(...) or an index
 CASES = {
     "add broadcast": (lambda x, y: x + y, [(3, 1, 5), (4, 1)]),
@@ -98,6 +104,10 @@ CASES = {
     "advanced index inner": (lambda x, i: x[:, i], [(2, 6, 3), index([0, 5, -1])]),
     "advanced index pair": (lambda x, i, j: x[i, j], [(4, 6, 3), index([0, 3]), index([5, -2])]),
     "slice": (lambda x: x[1:3, ::2], [(4, 6)]),
+    "set scalar": (lambda x: assigned(x, (slice(1, 3), slice(None, None, 2)), 5.0), [(4, 6)]),
+    "set tensor": (lambda x, y: assigned(x, (slice(None), 2), y), [(4, 6, 3), (4, 3)]),
+    "set broadcast": (lambda x, y: assigned(x, (slice(-1, 0, -2), slice(1, 5)), y), [(5, 6), (4,)]),
+    "set row": (lambda x, y: assigned(x, 1, y), [(4, 6), (6,)]),
     "transpose contiguous": (lambda x: x.transpose([2, 0, 1]).contiguous() * 1, [(3, 4, 5)]),
     "concat": (lambda x, y: paddle.concat([x, y], axis=1), [(2, 3, 4), (2, 1, 4)]),
     "split": (lambda x: paddle.concat(paddle.split(x, [1, 4], axis=1)[::-1], axis=1), [(2, 5)]),

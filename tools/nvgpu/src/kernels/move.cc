@@ -17,6 +17,7 @@
 #include "paddle/phi/kernels/index_select_kernel.h"
 #include "paddle/phi/kernels/masked_fill_kernel.h"
 #include "paddle/phi/kernels/one_hot_kernel.h"
+#include "paddle/phi/kernels/set_value_kernel.h"
 #include "paddle/phi/kernels/split_kernel.h"
 #include "paddle/phi/kernels/stack_grad_kernel.h"
 #include "paddle/phi/kernels/stack_kernel.h"
@@ -80,27 +81,32 @@ void Put(const phi::Scalar& value, void* element) {
   std::memcpy(element, &converted, sizeof(T));
 }
 
+// The bytes of one element of the type.
+void PutElement(const phi::Scalar& value, DataType type, void* element) {
+  switch (type) {
+    case DataType::BOOL: return Put<bool>(value, element);
+    case DataType::UINT8: return Put<uint8_t>(value, element);
+    case DataType::INT8: return Put<int8_t>(value, element);
+    case DataType::INT16: return Put<int16_t>(value, element);
+    case DataType::INT32: return Put<int32_t>(value, element);
+    case DataType::INT64: return Put<int64_t>(value, element);
+    case DataType::FLOAT16: return Put<phi::float16>(value, element);
+    case DataType::BFLOAT16: return Put<phi::bfloat16>(value, element);
+    case DataType::FLOAT32: return Put<float>(value, element);
+    case DataType::FLOAT64: return Put<double>(value, element);
+    case DataType::FLOAT8_E4M3FN: return Put<phi::float8_e4m3fn>(value, element);
+    case DataType::FLOAT8_E5M2: return Put<phi::float8_e5m2>(value, element);
+    case DataType::COMPLEX64: return Put<phi::complex64>(value, element);
+    case DataType::COMPLEX128: return Put<phi::complex128>(value, element);
+    default: PADDLE_THROW(common::errors::Unimplemented("a constant of type %s", type));
+  }
+}
+
 void FillWith(const Context& context, const phi::Scalar& value, DataType type, Tensor* out) {
   void* to = context.Alloc(out, type);
   if (out->numel() == 0) return;
   unsigned char element[16] = {};
-  switch (type) {
-    case DataType::BOOL: Put<bool>(value, element); break;
-    case DataType::UINT8: Put<uint8_t>(value, element); break;
-    case DataType::INT8: Put<int8_t>(value, element); break;
-    case DataType::INT16: Put<int16_t>(value, element); break;
-    case DataType::INT32: Put<int32_t>(value, element); break;
-    case DataType::INT64: Put<int64_t>(value, element); break;
-    case DataType::FLOAT16: Put<phi::float16>(value, element); break;
-    case DataType::BFLOAT16: Put<phi::bfloat16>(value, element); break;
-    case DataType::FLOAT32: Put<float>(value, element); break;
-    case DataType::FLOAT64: Put<double>(value, element); break;
-    case DataType::FLOAT8_E4M3FN: Put<phi::float8_e4m3fn>(value, element); break;
-    case DataType::FLOAT8_E5M2: Put<phi::float8_e5m2>(value, element); break;
-    case DataType::COMPLEX64: Put<phi::complex64>(value, element); break;
-    case DataType::COMPLEX128: Put<phi::complex128>(value, element); break;
-    default: PADDLE_THROW(common::errors::Unimplemented("full of %s", type));
-  }
+  PutElement(value, type, element);
   math::FillWith(StreamOf(context), phi::SizeOf(type), to, element, out->numel());
 }
 
@@ -332,6 +338,72 @@ void TileGrad(const Context& context, const Tensor& x, const Tensor& out_grad, c
   SumTo(context, out_grad, layout.pairs, own, x_grad);
 }
 
+// ---- x[starts:ends:steps] = value
+
+struct Slice {
+  Dims dims, strides;  // of the elements to set, strides in x
+  int64_t offset = 0;
+};
+Slice SliceOf(const Tensor& x, const Dims& starts, const Dims& ends, const Dims& steps, const Dims& axes) {
+  Slice slice{DimsOf(x), DenseStrides(DimsOf(x))};
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const int64_t axis = AxisOf(axes[i], x.dims().size()), size = x.dims()[axis], step = steps[i];
+    const int64_t lowest = step > 0 ? 0 : -1, highest = step > 0 ? size : size - 1;
+    const auto clamp = [&](int64_t at) { return std::min(std::max(at < 0 ? at + size : at, lowest), highest); };
+    const int64_t first = clamp(starts[i]), last = clamp(ends[i]);
+    slice.dims[axis] = std::max<int64_t>(0, (last - first + step - (step > 0 ? 1 : -1)) / step);
+    slice.offset += first * slice.strides[axis];
+    slice.strides[axis] *= step;
+  }
+  return slice;
+}
+
+// The value broadcasts to the slice's dims without `decreased` (indexed by a number) and with axes of one at `added`.
+void SetTensorValue(const Context& context, const Tensor& x, const Tensor& value, const phi::IntArray& starts,
+                    const phi::IntArray& ends, const phi::IntArray& steps, const std::vector<int64_t>& axes,
+                    const std::vector<int64_t>& decreased, const std::vector<int64_t>& added, Tensor* out) {
+  const Slice slice = SliceOf(x, starts.GetData(), ends.GetData(), steps.GetData(), axes);
+  Copy(context, x, out);
+  if (CountOf(slice.dims) == 0) return;
+  Tensor converted = value;
+  if (value.dtype() != x.dtype()) {
+    converted = Temporary(context, x.dtype(), DimsOf(value));
+    math::Cast(StreamOf(context), value.data(), TypeOf(value), converted.data(), TypeOf(x), value.numel());
+  }
+  std::vector<bool> dropped(slice.dims.size(), false);
+  for (int64_t axis : decreased) dropped[AxisOf(axis, dropped.size())] = true;
+  Dims seen;
+  for (size_t axis = 0; axis < slice.dims.size(); ++axis) {
+    if (!dropped[axis]) seen.push_back(slice.dims[axis]);
+  }
+  for (int64_t axis : added) seen.insert(seen.begin() + std::min<size_t>(axis, seen.size()), 1);
+  while (converted.dims().size() > static_cast<int>(seen.size()) && converted.dims()[0] == 1) {
+    converted.Resize(common::slice_ddim(converted.dims(), 1, converted.dims().size()));
+  }
+  Dims strides = Broadcast(converted, seen).strides;
+  for (size_t i = added.size(); i-- > 0;) strides.erase(strides.begin() + std::min<size_t>(added[i], strides.size() - 1));
+  for (size_t axis = 0; axis < dropped.size(); ++axis) {
+    if (dropped[axis]) strides.insert(strides.begin() + axis, 0);
+  }
+  auto* to = static_cast<char*>(out->data()) + slice.offset * WidthOf(x);
+  math::StridedCopy(StreamOf(context), WidthOf(x), to, slice.strides, converted.data(), strides, slice.dims);
+}
+
+void SetValue(const Context& context, const Tensor& x, const phi::IntArray& starts, const phi::IntArray& ends,
+              const phi::IntArray& steps, const std::vector<int64_t>& axes, const std::vector<int64_t>& decreased,
+              const std::vector<int64_t>& added, const std::vector<int64_t>& shape,
+              const std::vector<phi::Scalar>& values, Tensor* out) {
+  Tensor value = Temporary(context, x.dtype(), values.size() == 1 ? Dims{1} : Dims(shape));
+  if (values.size() == 1) {
+    FillWith(context, values[0], x.dtype(), &value);
+  } else {
+    std::vector<char> elements(values.size() * WidthOf(x));
+    for (size_t i = 0; i < values.size(); ++i) PutElement(values[i], x.dtype(), &elements[i * WidthOf(x)]);
+    runtime::Copy(value.data(), elements.data(), elements.size(), runtime::CopyKind::kHostToDevice, StreamOf(context));
+  }
+  SetTensorValue(context, x, value, starts, ends, steps, axes, decreased, added, out);
+}
+
 // ---- selection
 
 void Where(const Context& context, const Tensor& condition, const Tensor& x, const Tensor& y, Tensor* out) {
@@ -451,6 +523,8 @@ void RegisterMoves() {
   NVGPU_KERNEL(expand_as, ExpandAs, ExpandAsKernel, kMovable);
   NVGPU_KERNEL(tile, Tile, TileKernel, kMovable);
   NVGPU_KERNEL(tile_grad, TileGrad, TileGradKernel, kNumbers);
+  NVGPU_KERNEL(set_value, SetValue, SetValueKernel, kMovable);
+  NVGPU_KERNEL(set_value_with_tensor, SetTensorValue, SetTensorValueKernel, kMovable);
   NVGPU_KERNEL(where, Where, WhereKernel, kMovable);
   NVGPU_KERNEL(where_grad, WhereGrad, WhereGradKernel, kNumbers);
   NVGPU_KERNEL(tril, Triangle<true>, TrilKernel, kMovable);
