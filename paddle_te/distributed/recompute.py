@@ -2,18 +2,19 @@
 
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
-from paddle_te.fp8 import fp8_autocast, get_fp8_group, get_fp8_recipe, is_fp8_enabled
+from paddle_te.fp8 import autocast_state, get_autocast_state
 
 
 def recompute(function, *args, **kwargs):
-    """Paddle's `recompute`, where the second forward runs under the fp8_autocast of the first.
+    """function(*args, **kwargs), computed again in backward instead of keeping its activations.
 
-    Backward runs outside the caller's context: without this the second forward would compute in another precision.
+    Tensors that need gradients must be among `args`. The second forward runs under the fp8_autocast of the first:
+    backward runs outside the caller's context, and would compute in another precision.
     """
-    state = is_fp8_enabled(), get_fp8_recipe(), get_fp8_group()
+    state = get_autocast_state()
 
-    def run(*args, **kwargs):
-        with fp8_autocast(*state):
+    def run(*args):
+        with autocast_state(state):
             return function(*args, **kwargs)
 
-    return paddle_recompute(run, *args, **kwargs)
+    return paddle_recompute(run, *args)

@@ -90,7 +90,8 @@ class _Enter(PyLayer):
     @staticmethod
     def forward(ctx, x, tp):
         ctx.tp = tp
-        return tp.all_gather(x) if tp.sequence_parallel else x.detach()
+        # a view: a PyLayer may not return its input, which may be a leaf
+        return tp.all_gather(x) if tp.sequence_parallel else x.view(x.shape)
 
     @staticmethod
     def backward(ctx, dx):
