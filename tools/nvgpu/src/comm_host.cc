@@ -4,7 +4,9 @@
 // the others over an abstract Unix socket whose name is the communicator's id. Every rank holds a record lock on one byte
 // of it; the kernel drops the lock when the process dies, and that is how the others notice. Waiting sleeps in a futex.
 //
-// Each communicator runs its operations in the order of the calls, on a thread of its own.
+// Each communicator runs its operations in the order of the calls, on a thread of its own; sends alone have a second
+// one and wait for no receive: as if each pair of ranks had a communicator, which is how Paddle uses NCCL. Paddle's
+// interleaved pipeline asks for a receive before the send that its peers need to answer it.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -438,25 +440,25 @@ void RunTransfers(Segment& segment, std::vector<Transfer> transfers) {
 struct Communicator {
   using Work = std::function<void(Segment&)>;
 
-  Communicator(int file, int rank, int size) : segment(file, rank, size), thread([this] { Run(); }) {}
-  ~Communicator() {
-    Enqueue(nullptr, nullptr);  // the end of the thread
-    thread.join();
-  }
+  Communicator(int file, int rank, int size) : segment(file, rank, size), main(segment), sender(segment) {}
 
-  void Enqueue(Work work, Stream stream) {
+  void Enqueue(Work work, Stream stream, bool receives = false) {
+    auto token = std::make_shared<Token>(receives);
+    main.Push({std::move(work), host::Of(stream).Replace(token), token});
+  }
+  void EnqueueSends(Work work, Stream stream) {
     auto token = std::make_shared<Token>();
-    Job job{std::move(work), host::Of(stream).Replace(token), token};
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      jobs.push_back(std::move(job));
+    Tokens before;
+    for (auto& pending : host::Of(stream).Pending()) {
+      if (!pending->is_receive) before.push_back(pending);
     }
-    changed.notify_all();
+    host::Of(stream).Add({token});
+    sender.Push({std::move(work), std::move(before), token});
   }
   // For the end of the process: lets what was asked for leave it, for a while.
   void Flush(Clock::time_point deadline) {
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait_until(lock, deadline, [&] { return jobs.empty() && !running; });
+    main.Flush(deadline);
+    sender.Flush(deadline);
   }
 
   Segment segment;
@@ -467,35 +469,60 @@ struct Communicator {
     Tokens before;
     std::shared_ptr<Token> token;
   };
-  void Run() {
-    std::string error;  // once broken, always broken: the ranks no longer agree on where they are
-    for (;;) {
-      Job job;
-      {
-        std::unique_lock<std::mutex> lock(mutex);
-        running = false;
-        changed.notify_all();
-        changed.wait(lock, [&] { return !jobs.empty(); });
-        job = std::move(jobs.front());
-        jobs.pop_front();
-        running = true;
-      }
-      if (error.empty()) error = host::WaitAll(job.before);
-      if (!job.work) return job.token->Finish(error);
-      try {
-        if (error.empty()) job.work(segment);
-      } catch (const std::exception& failure) {
-        error = failure.what();
-      }
-      job.token->Finish(error);
-    }
-  }
 
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Job> jobs;
-  bool running = false;
-  std::thread thread;
+  // Jobs in order, on a thread of their own.
+  class Queue {
+   public:
+    explicit Queue(Segment& segment) : segment(segment), thread([this] { Run(); }) {}
+    ~Queue() {
+      Push({nullptr, {}, std::make_shared<Token>()});  // the end of the thread
+      thread.join();
+    }
+    void Push(Job job) {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        jobs.push_back(std::move(job));
+      }
+      changed.notify_all();
+    }
+    void Flush(Clock::time_point deadline) {
+      std::unique_lock<std::mutex> lock(mutex);
+      changed.wait_until(lock, deadline, [&] { return jobs.empty() && !running; });
+    }
+
+   private:
+    void Run() {
+      std::string error;  // once broken, always broken: the ranks no longer agree on where they are
+      for (;;) {
+        Job job;
+        {
+          std::unique_lock<std::mutex> lock(mutex);
+          running = false;
+          changed.notify_all();
+          changed.wait(lock, [&] { return !jobs.empty(); });
+          job = std::move(jobs.front());
+          jobs.pop_front();
+          running = true;
+        }
+        if (error.empty()) error = host::WaitAll(job.before);
+        if (!job.work) return job.token->Finish(error);
+        try {
+          if (error.empty()) job.work(segment);
+        } catch (const std::exception& failure) {
+          error = failure.what();
+        }
+        job.token->Finish(error);
+      }
+    }
+
+    Segment& segment;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Job> jobs;
+    bool running = false;
+    std::thread thread;
+  };
+  Queue main, sender;
 };
 
 namespace {
@@ -602,7 +629,14 @@ void GroupEnd() {
   Group ended;
   std::swap(ended, group);
   for (auto& [comm, stream] : ended.order) {
-    comm->Enqueue([transfers = ended.transfers[comm]](Segment& s) { RunTransfers(s, transfers); }, stream);
+    auto& transfers = ended.transfers[comm];
+    auto count = std::count_if(transfers.begin(), transfers.end(), [](const Transfer& t) { return t.is_send; });
+    auto work = [transfers](Segment& s) { RunTransfers(s, transfers); };
+    if (count == static_cast<ptrdiff_t>(transfers.size())) {
+      comm->EnqueueSends(work, stream);
+    } else {
+      comm->Enqueue(work, stream, /*receives=*/count == 0);
+    }
   }
 }
 

@@ -15,6 +15,8 @@ namespace nvgpu::host {
 // The end of one collective.
 class Token {
  public:
+  explicit Token(bool is_receive = false) : is_receive(is_receive) {}
+  const bool is_receive;  // of receives only
   void Finish(std::string error) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
