@@ -113,7 +113,7 @@ def check_same(got, want, loss_tolerance, weight_tolerance):
 
 def test_one_process_none_and_pd_agree(reference):
     losses, weights, _ = reference["none"]
-    assert losses[6] < losses[1] - 1e-3
+    assert losses[6] < losses[1] - 1e-2
     for step, loss in losses.items():
         assert abs(reference["pd"][0][step] - loss) < 1e-5 * loss
 

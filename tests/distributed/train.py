@@ -56,6 +56,13 @@ def parse(flags):
     return PdArgumentParser((ModelArguments, DataArguments, PreTrainingArguments)).parse_args_into_dataclasses(words)
 
 
+class SameBatch(MockDataset):
+    """The same 12 sequences in every step, so that there is something to learn."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index % 12)
+
+
 class Losses(TrainerCallback):
     def __init__(self):
         self.losses = {}
@@ -115,7 +122,7 @@ def run(module, base, variant, output):
             model=model,
             args=training_args,
             data_collator=collate_fn,
-            train_dataset=MockDataset(12 * training_args.max_steps, data_args.max_seq_length, config.vocab_size, 3),
+            train_dataset=SameBatch(12 * training_args.max_steps, data_args.max_seq_length, config.vocab_size, 3),
             optimizers=(None, module.make_scheduler(training_args)),
             callbacks=[losses],
         )
