@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from paddlenlp.trainer import PdArgumentParser, TrainerCallback, set_seed
+from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
 
 from paddle_te.llama import causal_mask_only
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
@@ -109,7 +109,7 @@ def run(module, base, variant, output):
     flags = {key: value for key, value in variant.items() if key not in ("name", "init", "resume")}
     model_args, data_args, training_args = copy.deepcopy(base[0]), base[1], copy.copy(base[2])
     for key, value in flags.items():
-        setattr(training_args, key, value)
+        setattr(training_args, key, IntervalStrategy(value) if key == "save_strategy" else value)
     training_args.output_dir = str(output / variant["name"])
     model_args.te_init_weight_path = variant["init"][training_args.transformer_engine_backend]
     paddle.set_default_dtype("float32")
