@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Optional
 
+from paddle.io import DistributedBatchSampler
 from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
@@ -77,7 +78,17 @@ class FinetuningTrainer(PretrainingTrainer):
     """Shuffles, and evaluates on the whole of dev.json."""
 
     evaluate = Trainer.evaluate
-    _get_train_sampler = Trainer._get_train_sampler
+
+    def _get_train_sampler(self):
+        """An order that depends on the epoch only: the same in every layout of ranks, and after a resume."""
+        return DistributedBatchSampler(
+            self.train_dataset,
+            batch_size=self.args.per_device_train_batch_size,
+            shuffle=True,
+            num_replicas=self.args.dataset_world_size,
+            rank=self.args.dataset_rank,
+            drop_last=self.args.dataloader_drop_last,
+        )
 
 
 def count_real_tokens(trainer, config, tokens, lora):
