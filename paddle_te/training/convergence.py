@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 # What a run leaves in its output_dir (`training.callbacks` writes them).
@@ -66,14 +66,22 @@ def max_relative_difference(losses, reference):
     return max(difference(losses[step], reference[step]) for step in reference)
 
 
-def compare(folders, tolerance):
-    """Compares the runs in `folders` with the first one.
+def smoothed(losses, window):
+    """Each loss replaced by the mean of the `window` steps that end with it (fewer at the start)."""
+    steps = sorted(losses)
+    values = [losses[step] for step in steps]
+    return {step: statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i, step in enumerate(steps)}
+
+
+def compare(folders, tolerance, smoothing=1):
+    """Compares the runs in `folders` with the first one; smoothing: see `smoothed` (1 leaves the losses as they are).
 
     Returns what summary.json holds: `backends` (names, in order), `max_relative_difference` (the greatest of all),
     `relative_difference` (per backend), `tolerance`, `agree`, `tokens_per_second` (per backend), `steps`,
     `losses` (per backend, one per step).
     """
     runs = [read_run(folder) for folder in folders]
+    runs = [replace(run, losses=smoothed(run.losses, smoothing)) for run in runs]
     if len({run.name for run in runs}) < len(runs):
         runs = [
             Run(Path(folder).name, run.losses, run.tokens_per_second) for folder, run in zip(folders, runs, strict=True)
@@ -88,6 +96,7 @@ def compare(folders, tolerance):
         "max_relative_difference": worst,
         "relative_difference": differences,
         "tolerance": tolerance,
+        "smoothing": smoothing,
         "agree": worst <= tolerance,
         "tokens_per_second": {run.name: run.tokens_per_second for run in runs},
         "steps": sorted(reference.losses),
@@ -155,6 +164,9 @@ def main(argv=None):
     )
     parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help=f"--output_dir of a run, holds {TRAIN_LOG}")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="greatest relative difference (default: 1e-5)")
+    parser.add_argument(
+        "--smoothing", type=int, default=1, help="compare moving averages over so many steps (default: 1, none)"
+    )
     parser.add_argument("--output", type=Path, help="folder for loss.png and summary.json (default: only the table)")
     args = parser.parse_args(argv)
     if len(args.runs) < 2:
@@ -162,7 +174,7 @@ def main(argv=None):
     if not args.tolerance >= 0:
         parser.error("--tolerance must be 0 or more")
     try:
-        summary = compare(args.runs, args.tolerance)
+        summary = compare(args.runs, args.tolerance, args.smoothing)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from paddle_te.training.convergence import (
     main,
     max_relative_difference,
     read_run,
+    smoothed,
 )
 
 
@@ -136,3 +137,8 @@ def test_wrong_arguments(arguments, capsys):
         main(arguments)
     assert exit_.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_smoothing_compares_moving_averages():
+    assert smoothed({1: 1.0, 2: 3.0, 3: 5.0}, 2) == {1: 1.0, 2: 2.0, 3: 4.0}
+    assert smoothed({1: 1.0, 2: 3.0}, 1) == {1: 1.0, 2: 3.0}
