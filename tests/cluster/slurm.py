@@ -134,6 +134,9 @@ class Cluster:
         self.call(self.sbin / "slurmctld-wlm")
         for name in NODES:
             self.node_up(name)
+        self.wait_for_idle_nodes()
+
+    def wait_for_idle_nodes(self):
         self.wait_for(lambda: len(self.call("sinfo", "-hN", "-tidle", "-o%N").split()) == len(NODES), "idle nodes", 60)
 
     def node_up(self, name):

@@ -90,7 +90,10 @@ class Job:
     def start_requeued(self):
         """Now: by itself it would wait for two minutes."""
         self.wait_for_requeue()
-        time.sleep(2)  # slurmd refuses a job that starts in the second in which it ended
+        self.cluster.wait_for_idle_nodes()
+        time.sleep(
+            5
+        )  # slurmd refuses a job in the second in which it ended; the order to end it may still be on its way
         self.cluster.call("scontrol", "update", f"jobid={self.id}", "StartTime=now")
 
     def text(self):
