@@ -313,7 +313,7 @@ class PaddleTE(Peer):
 
         self.paddle, self.paddle_device = paddle, paddle_device
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
-        self.device = device if device == "cpu" else self._gpu(paddle_device.NVIDIA_KINDS)
+        self.device = device if device == "cpu" else self._gpu(("gpu", "nvgpu"))
         paddle.set_device(self.device)
         if self.device != "cpu":
             self.stream = paddle_device.raw_stream()
