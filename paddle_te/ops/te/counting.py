@@ -20,8 +20,8 @@ class CountingLibrary:
         if isinstance(value, type) or not callable(value):
             return value
 
-        def counted(*args):
-            result = value(*args)
+        def counted(*args, **keywords):
+            result = value(*args, **keywords)
             self._counts[name, self._precision(args)] += 1  # what raises has not run
             return result
 
