@@ -79,7 +79,12 @@ def commands(runtime, paddle, architectures):
 
 
 def cuda_home():
-    return Path(nvcc()).resolve().parent.parent
+    """The toolkit with CUDA's headers and libraries; nvcc on PATH may be a script outside of it."""
+    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), Path(nvcc()).resolve().parent.parent]
+    for path in [*candidates, "/usr/local/cuda"]:
+        if path and (Path(path) / "include" / "cuda_runtime_api.h").is_file():
+            return Path(path)
+    sys.exit("nvgpu: no cuda_runtime_api.h found; set CUDA_HOME to the CUDA toolkit")
 
 
 def nvcc():

@@ -4,9 +4,9 @@
 // the others over an abstract Unix socket whose name is the communicator's id. Every rank holds a record lock on one byte
 // of it; the kernel drops the lock when the process dies, and that is how the others notice. Waiting sleeps in a futex.
 //
-// Each communicator runs its operations in the order of the calls, on a thread of its own; sends alone have a second
-// one and wait for no receive: as if each pair of ranks had a communicator, which is how Paddle uses NCCL. Paddle's
-// interleaved pipeline asks for a receive before the send that its peers need to answer it.
+// Each communicator runs its operations in the order of the calls, on a thread of its own; sends have a second one, and
+// sends and receives do not wait for each other: as if each pair of ranks had a communicator, which is how Paddle uses
+// NCCL. Its interleaved pipeline asks for a receive before the send that its peers need to answer it.
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -37,6 +37,7 @@ namespace nvgpu::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using host::Kind;
 using host::Token;
 using host::Tokens;
 
@@ -442,18 +443,10 @@ struct Communicator {
 
   Communicator(int file, int rank, int size) : segment(file, rank, size), main(segment), sender(segment) {}
 
-  void Enqueue(Work work, Stream stream, bool receives = false) {
-    auto token = std::make_shared<Token>(receives);
-    main.Push({std::move(work), host::Of(stream).Replace(token), token});
-  }
-  void EnqueueSends(Work work, Stream stream) {
+  void Enqueue(Work work, Stream stream, Kind kind = Kind::kOther) {
     auto token = std::make_shared<Token>();
-    Tokens before;
-    for (auto& pending : host::Of(stream).Pending()) {
-      if (!pending->is_receive) before.push_back(pending);
-    }
-    host::Of(stream).Add({token});
-    sender.Push({std::move(work), std::move(before), token});
+    Queue& queue = kind == Kind::kSend ? sender : main;
+    queue.Push({std::move(work), host::Of(stream).Append(token, kind), token});
   }
   // For the end of the process: lets what was asked for leave it, for a while.
   void Flush(Clock::time_point deadline) {
@@ -629,13 +622,12 @@ void GroupEnd() {
   Group ended;
   std::swap(ended, group);
   for (auto& [comm, stream] : ended.order) {
-    auto& transfers = ended.transfers[comm];
-    auto count = std::count_if(transfers.begin(), transfers.end(), [](const Transfer& t) { return t.is_send; });
-    auto work = [transfers](Segment& s) { RunTransfers(s, transfers); };
-    if (count == static_cast<ptrdiff_t>(transfers.size())) {
-      comm->EnqueueSends(work, stream);
-    } else {
-      comm->Enqueue(work, stream, /*receives=*/count == 0);
+    for (Kind kind : {Kind::kSend, Kind::kReceive}) {
+      std::vector<Transfer> side;
+      for (const Transfer& transfer : ended.transfers[comm]) {
+        if (transfer.is_send == (kind == Kind::kSend)) side.push_back(transfer);
+      }
+      if (!side.empty()) comm->Enqueue([side](Segment& s) { RunTransfers(s, side); }, stream, kind);
     }
   }
 }

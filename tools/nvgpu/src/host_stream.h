@@ -3,6 +3,7 @@
 // than the list of collectives that its next operation must wait for.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -15,8 +16,6 @@ namespace nvgpu::host {
 // The end of one collective.
 class Token {
  public:
-  explicit Token(bool is_receive = false) : is_receive(is_receive) {}
-  const bool is_receive;  // of receives only
   void Finish(std::string error) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -28,6 +27,10 @@ class Token {
   bool IsDone() {
     std::lock_guard<std::mutex> lock(mutex_);
     return done_;
+  }
+  bool HasSucceeded() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return done_ && error_.empty();
   }
   std::string Wait() {  // the error, empty where there was none
     std::unique_lock<std::mutex> lock(mutex_);
@@ -65,35 +68,57 @@ inline void WaitOrThrow(const Tokens& tokens) {
   if (!error.empty()) throw std::runtime_error(error);
 }
 
+// Sends do not wait for receives on the same stream, nor receives for sends; everything else keeps its order.
+enum class Kind { kOther, kSend, kReceive };
+
 class HostStream {
  public:
   Tokens Pending() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return pending_;
+    return All();
   }
+  // What an event stands for: waited for by every kind.
   void Add(const Tokens& tokens) {
     std::lock_guard<std::mutex> lock(mutex_);
-    pending_.insert(pending_.end(), tokens.begin(), tokens.end());
+    for (const auto& token : tokens) pending_.push_back({token, Kind::kOther});
   }
-  // The stream's next collective takes the place of all before it, which it waits for itself.
-  Tokens Replace(std::shared_ptr<Token> token) {
+  // The stream's next collective; returns what it has to wait for.
+  Tokens Append(std::shared_ptr<Token> token, Kind kind) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Tokens before = std::move(pending_);
-    pending_ = {std::move(token)};
+    Tokens before;
+    const auto past = [](const Entry& entry) { return entry.token->HasSucceeded(); };
+    pending_.erase(std::remove_if(pending_.begin(), pending_.end(), past), pending_.end());
+    for (const Entry& entry : pending_) {
+      const bool apart = kind != Kind::kOther && entry.kind != Kind::kOther && kind != entry.kind;
+      if (!apart) before.push_back(entry.token);
+    }
+    if (kind == Kind::kOther) pending_.clear();  // it stands for all of them
+    pending_.push_back({std::move(token), kind});
     return before;
   }
   void Drain() {
     Tokens tokens;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      tokens.swap(pending_);
+      tokens = All();
+      pending_.clear();
     }
     WaitOrThrow(tokens);
   }
 
  private:
+  struct Entry {
+    std::shared_ptr<Token> token;
+    Kind kind;
+  };
+  Tokens All() const {
+    Tokens tokens;
+    for (const Entry& entry : pending_) tokens.push_back(entry.token);
+    return tokens;
+  }
+
   std::mutex mutex_;
-  Tokens pending_;
+  std::vector<Entry> pending_;
 };
 
 HostStream& Of(void* stream);  // the null stream has an object of its own
