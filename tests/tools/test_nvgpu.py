@@ -65,6 +65,7 @@ def start_ranks(plugin, size, *arguments):
             PADDLE_TRAINERS_NUM=size,
             PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
             PADDLE_CURRENT_ENDPOINT=endpoints[rank],
+            PADDLE_DISTRI_BACKEND="xccl",
             PADDLE_XCCL_BACKEND="nvgpu",
             FLAGS_selected_nvgpus=rank,
         )
@@ -148,6 +149,7 @@ paddle.set_device(device)
 paddle.set_default_dtype(dtype)
 model = LlamaForCausalLM(LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, use_flash_attention=False, dtype=dtype))
+paddle.set_default_dtype("float32")
 random = np.random.RandomState(int(seed))
 for parameter in model.parameters():
     if len(parameter.shape) > 1:
