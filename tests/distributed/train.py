@@ -44,6 +44,14 @@ COMMON = dict(
 )
 
 
+def slice_small_parameters():
+    """Stage 3 slices parameters of 2**20 elements or more: too many for these models, which it would leave whole."""
+    from paddle.distributed import sharding
+
+    original = sharding.group_sharded_parallel
+    sharding.group_sharded_parallel = lambda *args, **kwargs: original(*args, **kwargs, segment_size=256)
+
+
 def load_run_pretrain():
     spec = importlib.util.spec_from_file_location("run_pretrain", REPOSITORY / "llm/llama/run_pretrain.py")
     module = importlib.util.module_from_spec(spec)
@@ -141,6 +149,7 @@ def main():
     module = load_run_pretrain()
     base = parse(job["layout"] | dict(output_dir=output))
     paddle.set_device(base[2].device)
+    slice_small_parameters()
     for variant in job["variants"]:
         print(f"variant {variant['name']}", flush=True)
         run(module, base, variant, output)
