@@ -309,6 +309,8 @@ class Stream {
     return reinterpret_cast<void*>(pointer_);
   }
   size_t workspace_size() const { return size_; }
+  // Memory for one call, an object with data_ptr(); the allocator may hand it to later work of this stream at once.
+  py::object temporary(size_t bytes) { return allocate_(bytes); }
 
   const cudaStream_t handle;
   int sm_count = 0, major = 0, minor = 0;
@@ -319,6 +321,9 @@ class Stream {
   uintptr_t pointer_ = 0;
   size_t size_ = 0;
 };
+
+// TE's own sizes (transformer_engine/pytorch/module/base.py): 32 MiB, and 1 KiB for alignment and NVFP4's scalars.
+constexpr size_t kGemmWorkspace = 32 * 1024 * 1024 + 1024;
 
 // Entry points with a scratch tensor: called with an empty one they fill in the shape they need. The answer depends on
 // `key` alone and is kept.
@@ -340,8 +345,16 @@ static void call_with_workspace(const Key& key, Stream& stream, F&& f) {
   size_t bytes = 1;
   for (size_t i = 0; i < shape.ndim; i++) bytes *= shape.data[i];
   Handle workspace;
-  workspace.set(kRowwiseData, {stream.workspace(bytes), kByte, shape});
-  f(workspace);
+  if (bytes <= kGemmWorkspace) {
+    workspace.set(kRowwiseData, {stream.workspace(bytes), kByte, shape});
+    f(workspace);
+  } else {
+    // cuDNN's backward sums dq in float32: as large as an activation, so activations get it back in between.
+    py::object memory = stream.temporary(bytes);
+    auto pointer = memory.attr("data_ptr")().cast<uintptr_t>();
+    workspace.set(kRowwiseData, {reinterpret_cast<void*>(pointer), kByte, shape});
+    f(workspace);
+  }
 }
 
 static bool aligned(std::initializer_list<const Tensor*> tensors) {
@@ -421,9 +434,6 @@ static void dswiglu_cast_transpose(const Tensor& grad, const Tensor& input, cons
 }
 
 // ---- GEMM ----------------------------------------------------------------------------------------------------
-
-// TE's own sizes (transformer_engine/pytorch/module/base.py): 32 MiB, and 1 KiB for alignment and NVFP4's scalars.
-constexpr size_t kGemmWorkspace = 32 * 1024 * 1024 + 1024;
 
 static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, Stream& stream,
                  bool accumulate, bool split_accumulator) {
