@@ -445,8 +445,17 @@ struct Communicator {
 
   void Enqueue(Work work, Stream stream, Kind kind = Kind::kOther) {
     auto token = std::make_shared<Token>();
-    Queue& queue = kind == Kind::kSend ? sender : main;
-    queue.Push({std::move(work), host::Of(stream).Append(token, kind), token});
+    main.Push({std::move(work), host::Of(stream).Append(token, kind), token});
+  }
+  // Copies the data first: neither the next receive nor an allocation that reuses the memory waits for a send.
+  void EnqueueSends(std::vector<Transfer> sends, Stream stream) {
+    host::WaitOrThrow(host::Of(stream).Others());
+    auto copies = std::make_shared<std::deque<std::vector<char>>>();
+    for (Transfer& send : sends) {
+      copies->emplace_back(send.data, send.data + send.bytes);
+      send.data = copies->back().data();
+    }
+    sender.Push({[sends, copies](Segment& s) { RunTransfers(s, sends); }, {}, std::make_shared<Token>()});
   }
   // For the end of the process: lets what was asked for leave it, for a while.
   void Flush(Clock::time_point deadline) {
@@ -622,13 +631,10 @@ void GroupEnd() {
   Group ended;
   std::swap(ended, group);
   for (auto& [comm, stream] : ended.order) {
-    for (Kind kind : {Kind::kSend, Kind::kReceive}) {
-      std::vector<Transfer> side;
-      for (const Transfer& transfer : ended.transfers[comm]) {
-        if (transfer.is_send == (kind == Kind::kSend)) side.push_back(transfer);
-      }
-      if (!side.empty()) comm->Enqueue([side](Segment& s) { RunTransfers(s, side); }, stream, kind);
-    }
+    std::vector<Transfer> sends, receives;
+    for (const Transfer& transfer : ended.transfers[comm]) (transfer.is_send ? sends : receives).push_back(transfer);
+    if (!sends.empty()) comm->EnqueueSends(std::move(sends), stream);
+    if (!receives.empty()) comm->Enqueue([receives](Segment& s) { RunTransfers(s, receives); }, stream, Kind::kReceive);
   }
 }
 

@@ -28,10 +28,6 @@ class Token {
     std::lock_guard<std::mutex> lock(mutex_);
     return done_;
   }
-  bool HasSucceeded() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return done_ && error_.empty();
-  }
   std::string Wait() {  // the error, empty where there was none
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return done_; });
@@ -68,8 +64,8 @@ inline void WaitOrThrow(const Tokens& tokens) {
   if (!error.empty()) throw std::runtime_error(error);
 }
 
-// Sends do not wait for receives on the same stream, nor receives for sends; everything else keeps its order.
-enum class Kind { kOther, kSend, kReceive };
+// Sends wait for no receive that was asked for on the same stream; everything else keeps its order.
+enum class Kind { kOther, kReceive };
 
 class HostStream {
  public:
@@ -77,22 +73,25 @@ class HostStream {
     std::lock_guard<std::mutex> lock(mutex_);
     return All();
   }
-  // What an event stands for: waited for by every kind.
+  // What an event stands for.
   void Add(const Tokens& tokens) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& token : tokens) pending_.push_back({token, Kind::kOther});
   }
-  // The stream's next collective; returns what it has to wait for.
+  // What a send waits for.
+  Tokens Others() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Tokens others;
+    for (const auto& entry : pending_) {
+      if (entry.kind == Kind::kOther) others.push_back(entry.token);
+    }
+    return others;
+  }
+  // The stream's next collective or receive, which stands for all before it; returns those.
   Tokens Append(std::shared_ptr<Token> token, Kind kind) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Tokens before;
-    const auto past = [](const Entry& entry) { return entry.token->HasSucceeded(); };
-    pending_.erase(std::remove_if(pending_.begin(), pending_.end(), past), pending_.end());
-    for (const Entry& entry : pending_) {
-      const bool apart = kind != Kind::kOther && entry.kind != Kind::kOther && kind != entry.kind;
-      if (!apart) before.push_back(entry.token);
-    }
-    if (kind == Kind::kOther) pending_.clear();  // it stands for all of them
+    Tokens before = All();
+    if (kind == Kind::kOther) pending_.clear();
     pending_.push_back({std::move(token), kind});
     return before;
   }
