@@ -9,6 +9,7 @@ status 2 before any weight is made.
 
 import os
 import sys
+from pathlib import Path
 
 import paddle
 from paddlenlp.trainer import PdArgumentParser, set_seed
@@ -53,6 +54,15 @@ def check_device(training_args):
         )
     if training_args.transformer_engine_backend != "none":
         get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
+
+
+def check_fp8_state(checkpoint, training_args):
+    """Refuses to go on in fp8 without the scales: resume would not be exact. Raises ValueError."""
+    if training_args.fp8_recipe == "delayed" and not any(Path(checkpoint).glob("fp8_state.*.pdparams")):
+        raise ValueError(
+            f"{checkpoint} has no fp8 scaling state (it was saved in another precision, or converted): start from its "
+            "weights with --te_init_weight_path instead of resuming"
+        )
 
 
 def make_config(model_args, data_args, training_args, tokenizer):
@@ -112,6 +122,8 @@ def main():
         if checkpoint and model_args.te_init_weight_path:
             raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
         check_device(training_args)
+        if checkpoint and training_args.use_fp8:
+            check_fp8_state(checkpoint, training_args)
         tokenizer = None
         if model_args.tokenizer_name_or_path != "none":
             tokenizer = AutoTokenizer.from_pretrained(model_args.tokenizer_name_or_path)

@@ -260,7 +260,6 @@ def training_flags(args: argparse.Namespace, device: str, world: int, output: Pa
         "logging_steps": args.LOGGING_STEPS,
         "eval_steps": 1000,
         "dataloader_num_workers": 1,
-        "distributed_dataloader": 1,
         "report_to": "visualdl",
         "disable_tqdm": int(world > 1),  # a progress bar is for a screen; several processes write to log files
         "do_train": 1,

@@ -27,7 +27,7 @@ class PretrainingTrainer(Trainer):
         folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         (folder / COMPLETE_MARK).unlink(missing_ok=True)
         super()._save_checkpoint(model, metrics)
-        recipe = fp8_recipe(self.model.config)
+        recipe = self._scaled_recipe()
         if recipe:
             fp8.reduce_amax(self.model, recipe)
             if self.args.dataset_rank == 0 and self.args.tensor_parallel_rank <= 0:
@@ -39,9 +39,14 @@ class PretrainingTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         super()._load_from_checkpoint(resume_from_checkpoint)
-        recipe = fp8_recipe(self.model.config)
+        recipe = self._scaled_recipe()
         if recipe and resume_from_checkpoint:
             fp8.load(self._fp8_file(resume_from_checkpoint), self.model, recipe)
+
+    def _scaled_recipe(self):
+        """The fp8 recipe, if it has a state to keep; None otherwise."""
+        recipe = fp8_recipe(self.model.config)
+        return recipe if recipe and recipe.kind == "delayed" else None
 
     def _fp8_file(self, folder):
         """One file a pipeline stage: within a stage all ranks share amax, and so have the same scales."""

@@ -123,6 +123,14 @@ def test_initial_weights_and_resume_exclude_each_other(monkeypatch, tmp_path, ca
     assert "give one of them" in caplog.text
 
 
+def test_fp8_does_not_resume_without_its_scales(monkeypatch, tmp_path, caplog):
+    flags = dict(transformer_engine_backend="paddle", max_steps=2, save_steps=1)
+    run(monkeypatch, tmp_path, **flags)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, **flags, use_fp8="true", resume_from_checkpoint="1")
+    assert "no fp8 scaling state" in caplog.text
+
+
 @pytest.mark.parametrize("backend, wrong", [("paddle", "native"), ("none", "te")])
 def test_weights_of_the_other_layout_are_refused(monkeypatch, tmp_path, caplog, backend, wrong):
     other = "none" if backend == "paddle" else "paddle"
