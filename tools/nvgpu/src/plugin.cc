@@ -137,6 +137,7 @@ C_Status StreamWaitEvent(const C_Device device, C_Stream stream, C_Event event) 
 // ---- memory
 
 C_Status Allocate(const C_Device device, void** pointer, size_t size) {
+  TraceAllocation(size);
   const C_Status status = On(device, [&] { *pointer = runtime::Allocate(size); });
   return status == C_SUCCESS && *pointer == nullptr ? C_FAILED : status;  // Paddle frees its cache and tries again
 }

@@ -1,5 +1,5 @@
-// NVGPU_TRACE=1: every copy between host and device, and every kernel that runs on the CPU instead of the device, is
-// printed. NVGPU_TRACE=<bytes> leaves shorter copies out.
+// NVGPU_TRACE=1: every copy between host and device, every allocation that Paddle's cache could not serve, and every
+// kernel that runs on the CPU instead of the device is printed. NVGPU_TRACE=<bytes> leaves smaller ones out.
 #pragma once
 
 #include <cstdio>
@@ -21,6 +21,10 @@ inline void TraceCopy(runtime::CopyKind kind, size_t bytes) {
   if (TraceFrom() == 0 || bytes < TraceFrom() || kind == runtime::CopyKind::kDeviceToDevice) return;
   std::fprintf(stderr, "[nvgpu] copy %s host: %zu bytes\n",
                kind == runtime::CopyKind::kHostToDevice ? "from" : "to", bytes);
+}
+
+inline void TraceAllocation(size_t bytes) {
+  if (TraceFrom() > 0 && bytes >= TraceFrom()) std::fprintf(stderr, "[nvgpu] allocate %zu bytes\n", bytes);
 }
 
 inline void TraceKernel(const char* name) {

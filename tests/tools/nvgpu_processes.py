@@ -1,0 +1,69 @@
+"""Processes with the nvgpu plug-in, for the tests here and in tests/gpu: it is loaded when Paddle is imported."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def environment(plugin, **more):
+    settings = dict(CUSTOM_DEVICE_ROOT=plugin, NVGPU_TIMEOUT="120", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    return {**os.environ, **settings, **{key: str(value) for key, value in more.items()}}
+
+
+def run(plugin, *arguments, **more):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=environment(plugin, **more),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def start_ranks(plugin, size, *arguments):
+    """One process a rank, as paddle.distributed.launch starts them but watched by nobody."""
+    endpoints = [f"127.0.0.1:{port}" for port in free_ports(size)]
+    processes = []
+    for rank in range(size):
+        variables = environment(
+            plugin,
+            PADDLE_TRAINER_ID=rank,
+            PADDLE_TRAINERS_NUM=size,
+            PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
+            PADDLE_CURRENT_ENDPOINT=endpoints[rank],
+            PADDLE_DISTRI_BACKEND="xccl",
+            PADDLE_XCCL_BACKEND="nvgpu",
+            FLAGS_selected_nvgpus=rank,
+        )
+        command = [sys.executable, *map(str, arguments)]
+        processes.append(
+            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    return processes
+
+
+def finish(processes, timeout=240):
+    """Exit codes and outputs."""
+    outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    return [process.returncode for process in processes], outputs
+
+
+def llama(plugin, device, dtype, seed, **more):
+    result = run(plugin, HERE / "nvgpu_llama.py", device, dtype, seed, **more)
+    assert "DONE" in result.stdout, result.stderr[-3000:]
+    return [float(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("LOSS")], result.stderr
