@@ -55,6 +55,8 @@ class FinetuningArguments(PreTrainingArguments):
         for name, default in pretraining.items():
             if getattr(self, name) != default:
                 raise ValueError(f"--{name} is for pretraining: here PaddleNLP's Trainer makes the schedule")
+        if self.do_eval and self.evaluation_strategy == "no":
+            self.evaluation_strategy = "epoch"  # the Trainer's own choice is each logging step
         super().__post_init__()
         if self.pipeline_parallel_degree > 1:
             raise ValueError("--pipeline_parallel_degree: fine-tuning has tensor, sharding and data parallelism only")
