@@ -20,7 +20,7 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
 
 from paddle_te.llama import causal_mask_only, model_class
-from paddle_te.llama.loading import check_backend, load_config
+from paddle_te.llama.loading import check_backend, from_pretrained, load_config
 from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.training.callbacks import install_callbacks
 from paddle_te.training.checkpoints import find_checkpoint
@@ -54,7 +54,7 @@ def make_model(model_args, data_args, training_args):
         setattr(config, name, getattr(training_args, name))
     config.use_cache = False
     config.seq_length = data_args.max_length
-    model = model_class(backend).from_pretrained(model_args.model_name_or_path, config=config, dtype=dtype)
+    model = from_pretrained(model_class(backend), model_args.model_name_or_path, config, dtype)
     if training_args.recompute:
         model.recompute_enable()
     return add_lora(model, model_args, training_args, dtype) if model_args.lora else model

@@ -1,0 +1,96 @@
+"""Fine-tuning with LoRA over several ranks, on nvgpu's host runtime, against one process on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from tests.llama.native import relative
+from tests.training.small import random_words, save_models, save_tokenizer, write_lines
+
+REPOSITORY = Path(__file__).parents[2]
+LAYOUTS = {
+    "tp2": dict(tensor_parallel_degree=2),
+    "sp_tp2": dict(tensor_parallel_degree=2, sequence_parallel="true"),
+    "sharding2": dict(sharding_parallel_degree=2, sharding="stage2", per_device_train_batch_size=2),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    paddle.seed(9)
+    save_models(folder, seed=9, initializer_range=0.05)
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(folder / "tokenizer")
+    (folder / "data").mkdir()
+    generator = np.random.default_rng(9)
+    # answers of one length: the loss is a mean over each rank's answers
+    questions = [random_words(generator, n % 4 + 1) for n in range(16)]
+    write_lines(folder / "data/train.json", [{"src": question, "tgt": "a list"} for question in questions])
+    return folder
+
+
+def run(place, output, processes=1, environment=(), **flags):
+    """(losses, adapter) of run_finetune.py."""
+    flags = (
+        dict(
+            model_name_or_path=place / "paddle",
+            tokenizer_name_or_path=place / "tokenizer",
+            dataset_name_or_path=place / "data",
+            output_dir=output,
+            transformer_engine_backend="paddle",
+            lora="true",
+            lora_rank=4,
+            do_train="true",
+            src_length=40,
+            max_length=64,
+            pad_to_max_length="true",
+            per_device_train_batch_size=4,
+            max_steps=4,
+            learning_rate=1e-2,
+            logging_steps=1,
+            disable_tqdm="true",
+            report_to="none",
+            device="cpu" if processes == 1 else "nvgpu",
+        )
+        | flags
+    )
+    command = [sys.executable]
+    if processes > 1:
+        devices = ",".join(map(str, range(processes)))
+        command += ["-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", output / "logs"]
+    command.append(REPOSITORY / "llm/llama/run_finetune.py")
+    command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    environment = os.environ | dict(environment) | dict(PYTHONPATH=str(REPOSITORY), OMP_NUM_THREADS="1")
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    if result.returncode:
+        logs = "".join(log.read_text()[-3000:] for log in sorted((output / "logs").glob("workerlog.*")))
+        pytest.fail(f"exit status {result.returncode}\n{result.stdout[-2000:]}{result.stderr[-2000:]}\n{logs}")
+    losses = [json.loads(line)["loss"] for line in (output / "train_log.jsonl").read_text().splitlines()]
+    return losses, paddle.load(str(output / "lora_model_state.pdparams"), return_numpy=True)
+
+
+@pytest.fixture(scope="module")
+def one_process(place):
+    """An adapter whose B is not zero any more, and the run in one process that begins with it."""
+    run(place, place / "start", max_steps=1)
+    return run(place, place / "one", lora_path=place / "start")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_lora_learns_as_in_one_process(place, one_process, nvgpu_host, layout):
+    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2")
+    flags = LAYOUTS[layout]
+    losses, adapter = run(place, place / layout, 2, environment, lora_path=place / "start", **flags)
+    want, weights = one_process
+    assert want[-1] < want[0] - 0.1 and losses == pytest.approx(want, rel=1e-5)
+    assert adapter.keys() == weights.keys()  # whole, whatever the layout
+    for name, value in weights.items():
+        assert adapter[name].shape == value.shape
+        assert relative(adapter[name], value) < 1e-3, name
