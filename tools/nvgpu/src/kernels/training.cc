@@ -19,8 +19,9 @@ void LookupGrad(const Context& context, const Tensor& index, const Tensor& weigh
                 int64_t first, int64_t padding, Tensor* weight_grad) {
   weight_grad->Resize(weight.dims());
   void* to = context.Alloc(weight_grad, out_grad.dtype());
+  Tensor workspace = Temporary(context, DataType::INT32, {2 * index.numel()});
   math::EmbeddingGrad(StreamOf(context), TypeOf(out_grad), to, out_grad.data(), index.data(), TypeOf(index),
-                      index.numel(), weight.dims()[0], weight.dims()[1], first, padding);
+                      index.numel(), weight.dims()[0], weight.dims()[1], first, padding, workspace.data<int32_t>());
 }
 
 void Embedding(const Context& context, const Tensor& index, const Tensor& weight, int64_t padding, Tensor* out) {

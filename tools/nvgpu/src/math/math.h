@@ -105,8 +105,10 @@ void FinishCrossEntropy(Stream stream, Type type, void* softmax, void* loss, con
 // ---- training.cu
 
 // weight_grad[v] = sum of out_grad[i] over the i with index[i] == v + first, in the order of i; [size, width].
+// workspace: 2 * count numbers.
 void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_grad, const void* index,
-                   Type index_type, int64_t count, int64_t size, int64_t width, int64_t first, int64_t padding);
+                   Type index_type, int64_t count, int64_t size, int64_t width, int64_t first, int64_t padding,
+                   int32_t* workspace);
 
 // One step of AdamW (Loshchilov & Hutter, arXiv 1711.05101), as Paddle's: decay first, epsilon scaled by the bias
 // correction. Moments and master have `moment_type`, float32 or float64; master may be null.

@@ -5,29 +5,42 @@
 namespace nvgpu::math {
 namespace {
 
-// One team for each element of the index and each stretch of columns. The team of an index's first occurrence adds up
-// all its occurrences, in their order: the same sum in every run, and no atomics.
+// Equal indices form chains in the order of their places: next[i] is the next place of index[i], -1 at the end; a chain
+// starts where first[i] is set, which excludes what is to have no gradient.
+template <typename Index>
+struct ChainLoop {
+  const Index* index;
+  int32_t *next, *first;
+  int64_t count, size, begin, padding;
+  NVGPU_FN void operator()(int64_t i) const {
+    const int64_t wanted = index[i], row = wanted - begin;
+    int64_t later = i + 1, earlier = i - 1;
+    while (later < count && index[later] != wanted) ++later;
+    while (earlier >= 0 && index[earlier] != wanted) --earlier;
+    next[i] = later < count ? static_cast<int32_t>(later) : -1;
+    first[i] = earlier < 0 && row >= 0 && row < size && (padding < 0 || wanted != padding);
+  }
+};
+
+// A team adds up one chain for one stretch of columns: the same sum in every run, and no atomics.
 template <typename T, typename Index>
 struct EmbeddingGradTeam {
   T* weight_grad;
   const T* out_grad;
   const Index* index;
-  int64_t count, size, width, stretch, stretches, first, padding;
+  const int32_t *next, *first;
+  int64_t width, stretch, stretches, begin;
 
   NVGPU_DEVICE void operator()(const Team& team, int64_t work) const {
-    const int64_t i = work / stretches, begin = work % stretches * stretch;
-    const int64_t wanted = index[i], row = wanted - first;
-    if (row < 0 || row >= size || (padding >= 0 && wanted == padding)) return;
-    const int64_t earlier = team.Reduce(
-        i, int64_t(0), [&](int64_t j) { return int64_t(index[j] == wanted); }, Plus());
-    if (earlier > 0) return;
-    const int64_t columns = width - begin < stretch ? width - begin : stretch;
+    const int64_t i = work / stretches, start = work % stretches * stretch;
+    if (!first[i]) return;
+    const int64_t row = index[i] - begin, columns = width - start < stretch ? width - start : stretch;
     team.ForEach(columns, [&](int64_t column) {
       Sum<T> sum = 0;
-      for (int64_t j = i; j < count; ++j) {
-        if (index[j] == wanted) sum += static_cast<Sum<T>>(static_cast<Compute<T>>(out_grad[j * width + begin + column]));
+      for (int64_t j = i; j >= 0; j = next[j]) {
+        sum += static_cast<Sum<T>>(static_cast<Compute<T>>(out_grad[j * width + start + column]));
       }
-      weight_grad[row * width + begin + column] = Convert<T>(static_cast<Compute<T>>(sum));
+      weight_grad[row * width + start + column] = Convert<T>(static_cast<Compute<T>>(sum));
     });
   }
 };
@@ -88,24 +101,27 @@ void RunAs(Stream stream, const AdamW& step) {
 }  // namespace
 
 void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_grad, const void* index,
-                   Type index_type, int64_t count, int64_t size, int64_t width, int64_t first, int64_t padding) {
+                   Type index_type, int64_t count, int64_t size, int64_t width, int64_t first, int64_t padding,
+                   int32_t* workspace) {
   runtime::Fill(weight_grad, 0, size * width * SizeOf(type), stream);
   if (width == 0) return;
   const int64_t stretch = 1024, stretches = (width + stretch - 1) / stretch;
-  auto run = [&](auto t) {
-    using T = decltype(t);
-    auto run_index = [&](auto j) {
-      using Index = decltype(j);
+  int32_t *next = workspace, *starts = workspace + count;
+  auto run_index = [&](auto j) {
+    using Index = decltype(j);
+    const auto* indices = static_cast<const Index*>(index);
+    ForEach(stream, count, ChainLoop<Index>{indices, next, starts, count, size, first, padding});
+    auto run = [&](auto t) {
+      using T = decltype(t);
       ForEachRow(stream, count * stretches,
-                 EmbeddingGradTeam<T, Index>{static_cast<T*>(weight_grad), static_cast<const T*>(out_grad),
-                                             static_cast<const Index*>(index), count, size, width, stretch, stretches,
-                                             first, padding});
+                 EmbeddingGradTeam<T, Index>{static_cast<T*>(weight_grad), static_cast<const T*>(out_grad), indices,
+                                             next, starts, width, stretch, stretches, first});
     };
-    if (!Match<decltype(run_index), int64_t, int32_t>(index_type, run_index)) {
-      throw std::invalid_argument("nvgpu: an embedding's index must be int32 or int64");
-    }
+    if (!ForFloats(type, run)) throw std::invalid_argument("nvgpu: embedding_grad has no code for this element type");
   };
-  if (!ForFloats(type, run)) throw std::invalid_argument("nvgpu: embedding_grad has no code for this element type");
+  if (!Match<decltype(run_index), int64_t, int32_t>(index_type, run_index)) {
+    throw std::invalid_argument("nvgpu: an embedding's index must be int32 or int64");
+  }
 }
 
 void RunAdamW(Stream stream, const AdamW& step) {
