@@ -444,8 +444,11 @@ struct Communicator {
   Communicator(int file, int rank, int size) : segment(file, rank, size), main(segment), sender(segment) {}
 
   void Enqueue(Work work, Stream stream, Kind kind = Kind::kOther) {
+    // The caller waits for all but receives, which its next send may have to precede: Paddle may reuse the memory of a
+    // tensor as soon as it has asked for a collective on it, trusting an allocator that knows streams.
     auto token = std::make_shared<Token>();
     main.Push({std::move(work), host::Of(stream).Append(token, kind), token});
+    if (kind != Kind::kReceive) host::WaitOrThrow({token});
   }
   // Copies the data first: neither the next receive nor an allocation that reuses the memory waits for a send.
   void EnqueueSends(std::vector<Transfer> sends, Stream stream) {
