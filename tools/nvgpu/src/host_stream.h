@@ -28,6 +28,10 @@ class Token {
     std::lock_guard<std::mutex> lock(mutex_);
     return done_;
   }
+  bool HasSucceeded() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return done_ && error_.empty();
+  }
   std::string Wait() {  // the error, empty where there was none
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return done_; });
@@ -90,19 +94,18 @@ class HostStream {
   // The stream's next collective or receive, which stands for all before it; returns those.
   Tokens Append(std::shared_ptr<Token> token, Kind kind) {
     std::lock_guard<std::mutex> lock(mutex_);
+    Prune();
     Tokens before = All();
     if (kind == Kind::kOther) pending_.clear();
     pending_.push_back({std::move(token), kind});
     return before;
   }
+  // What is waited for stays pending until it is over: other threads, such as a data loader's, come here too. What
+  // failed stays for good.
   void Drain() {
-    Tokens tokens;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      tokens = All();
-      pending_.clear();
-    }
-    WaitOrThrow(tokens);
+    WaitOrThrow(Pending());
+    std::lock_guard<std::mutex> lock(mutex_);
+    Prune();
   }
 
  private:
@@ -110,6 +113,10 @@ class HostStream {
     std::shared_ptr<Token> token;
     Kind kind;
   };
+  void Prune() {
+    const auto over = [](const Entry& entry) { return entry.token->HasSucceeded(); };
+    pending_.erase(std::remove_if(pending_.begin(), pending_.end(), over), pending_.end());
+  }
   Tokens All() const {
     Tokens tokens;
     for (const Entry& entry : pending_) tokens.push_back(entry.token);
