@@ -1,4 +1,4 @@
-"""TP, SP, sharding and DP in several processes on nvgpu's host runtime, against one process on the CPU.
+"""TP, SP, PP, virtual PP, sharding and DP in several processes on nvgpu's host runtime, against one process on the CPU.
 
 Every layout trains from the same weights on the same 12 sequences a step. One launch serves a whole layout: its
 variants (backend, recompute, bf16, resume) run one after another in the same processes.
@@ -15,17 +15,18 @@ import pytest
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
-TP, SHARDING = "tensor_parallel_degree", "sharding_parallel_degree"
-# Not PP: with it the losses are now and then wrong on the host runtime, in whose receives a race is left. On two H200s,
-# through NCCL, PP2 is right (benchmarks/parallel_h200x2_2026-11-21.json).
+TP, PP, SHARDING = "tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"
 # name: processes, flags. per_device_train_batch_size · gradient_accumulation_steps · data ranks = 12
 LAYOUTS = {
     "tp2": (2, {TP: 2}),
     "sp_tp2": (2, {TP: 2, "sequence_parallel": "true"}),
+    "pp2": (2, {PP: 2}),
+    "pp3_vp2": (3, {PP: 3, "virtual_pp_degree": 2}),
     "sharding1": (2, {SHARDING: 2, "sharding": "stage1"}),
     "sharding2": (2, {SHARDING: 2, "sharding": "stage2"}),
     "sharding3": (2, {SHARDING: 2, "sharding": "stage3"}),
     "dp2": (2, {}),
+    "tp2_pp2": (4, {TP: 2, PP: 2}),
     "tp2_sharding2": (4, {TP: 2, SHARDING: 2, "sharding": "stage1"}),
 }
 FLOAT32 = ["none", "none_full", "pd", "pd_core_attn", "pd_full"]
@@ -46,7 +47,7 @@ def variant(name, init, **flags):
 def launch(folder, processes, layout, variants, device, environment):
     """Trains; returns {variant: (losses, weights, sizes of each rank)}."""
     folder.mkdir(parents=True, exist_ok=True)
-    data_ranks = processes // layout.get(TP, 1)
+    data_ranks = processes // (layout.get(TP, 1) * layout.get(PP, 1))
     batch = dict(per_device_train_batch_size=2, gradient_accumulation_steps=6 // data_ranks)
     job = dict(layout=batch | layout | dict(device=device), variants=variants, output=str(folder))
     (folder / "job.json").write_text(json.dumps(job))
@@ -120,7 +121,9 @@ def test_one_process_none_and_pd_agree(reference):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
     processes, flags = LAYOUTS[layout]
-    variants = [variant(name, initial_weights) for name in FLOAT32 + BF16]
+    # bf16 under PP was seen on two H200s only
+    bf16 = [] if PP in flags else BF16
+    variants = [variant(name, initial_weights) for name in FLOAT32 + bf16]
     saving = dict(save_strategy="steps", save_steps=3)
     for backend in ("none", "pd"):
         saved = variant(backend, initial_weights, **saving) | dict(name=f"{backend}_saved")
@@ -131,7 +134,7 @@ def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
 
     for name in FLOAT32:
         check_same(result[name], reference[name.partition("_")[0]], 1e-5, 1e-5)
-    for name in BF16:
+    for name in bf16:
         check_same(result[name], reference[name], 5e-3, 2e-2)
     for backend in ("none", "pd"):
         whole, resumed = result[f"{backend}_saved"][0], result[f"{backend}_resumed"][0]
@@ -143,7 +146,7 @@ def check_sizes(layout, flags, ranks, whole):
     """What is said to be sharded is."""
     total = whole["parameters"]
     for rank in ranks:
-        if TP in flags:
+        if TP in flags or PP in flags:
             assert rank["parameters"] < 0.75 * total
         else:
             assert rank["parameters"] == total or "stage3" in flags.get("sharding", "")
@@ -151,3 +154,5 @@ def check_sizes(layout, flags, ranks, whole):
             assert rank["sliced_parameters"] > 0 and rank["slices"] < 0.6 * total
         if "sharding" in flags:
             assert rank["moments"] < 0.6 * rank["parameters"] or "stage3" in flags["sharding"]
+    if PP in flags and TP not in flags:
+        assert sum(rank["parameters"] for rank in ranks) == total
