@@ -102,6 +102,27 @@ def collectives():
     dist.barrier()
 
 
+class Batches(paddle.io.Dataset):
+    def __len__(self):
+        return 1500
+
+    def __getitem__(self, index):
+        return np.full(4096, index, "float32")
+
+
+def race():
+    """A data loader's thread waits for the stream now and then; what is received is still waited for by the others."""
+    for step, _ in enumerate(paddle.io.DataLoader(Batches(), batch_size=1, use_buffer_reader=True)):
+        x = paddle.full([1024], -1.0)
+        if RANK == 1:
+            time.sleep(0.0005 * (step % 12))
+            dist.send(paddle.full([1024], float(step)), dst=0)
+        elif RANK == 0:
+            dist.recv(x, src=1)
+            y = x * 1  # a kernel, which must wait
+            assert float(y.min()) == step, f"step {step}: {numbers(y)}"
+
+
 def die():
     """Rank 1 dies between two collectives; the others must be told so."""
     x = paddle.ones([4])
@@ -135,7 +156,7 @@ def wait():
 def main():
     paddle.set_device(f"nvgpu:{RANK}")
     dist.init_parallel_env()
-    {"collectives": collectives, "die": die, "wait": wait}[sys.argv[1]]()
+    {"collectives": collectives, "race": race, "die": die, "wait": wait}[sys.argv[1]]()
     print(f"RANK {RANK} DONE", flush=True)
 
 

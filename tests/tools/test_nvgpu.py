@@ -145,6 +145,11 @@ def test_collectives_of_three_processes(plugin):
     assert not {name for name in shared_memory() - before if "nvgpu" in name}
 
 
+def test_receives_are_waited_for_whoever_else_synchronizes(plugin):
+    codes, outputs = finish(start_ranks(plugin, 2, HERE / "nvgpu_ranks.py", "race"))
+    assert codes == [0, 0], outputs[0][-2000:]
+
+
 def test_a_dead_rank_ends_the_others(plugin):
     start = time.time()
     codes, outputs = finish(start_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "die"))
