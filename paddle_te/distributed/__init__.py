@@ -1,6 +1,7 @@
-"""Tensor and sequence parallelism, and recompute."""
+"""Tensor and sequence parallelism, recompute, and how ranks meet."""
 
 from paddle_te.distributed.recompute import recompute
+from paddle_te.distributed.store import use_threaded_store
 from paddle_te.distributed.tensor_parallel import TensorParallel
 
-__all__ = ["TensorParallel", "recompute"]
+__all__ = ["TensorParallel", "recompute", "use_threaded_store"]

@@ -6,6 +6,8 @@ from typing import Optional
 from paddlenlp.trainer import TrainingArguments
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
+from paddle_te.distributed import use_threaded_store
+
 
 def _option(default, help, **kwargs):
     return field(default=default, metadata={"help": help, **kwargs})
@@ -48,6 +50,7 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError("--use_fp8 needs --transformer_engine_backend transformer_engine (or paddle, emulated)")
         if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
             raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
+        use_threaded_store()  # before PaddleNLP's arguments initialise fleet
         super().__post_init__()
         self.test_iters = 10 * self.eval_iters
 

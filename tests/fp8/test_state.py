@@ -442,9 +442,11 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle_te import fp8
+from paddle_te.distributed import use_threaded_store
 from paddle_te.fp8.emulation import emulated_fp8_linear
 
 paddle.set_device("cpu")
+use_threaded_store()
 dist.init_parallel_env()
 rank, recipe = dist.get_rank(), fp8.DelayedScaling(amax_history_len=4)
 group = dist.new_group([0, 1], backend="gloo")

@@ -12,6 +12,7 @@ ROOT = HERE.parents[1]
 
 def environment(plugin, **more):
     settings = dict(CUSTOM_DEVICE_ROOT=plugin, NVGPU_TIMEOUT="120", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    settings["FLAGS_tcp_store_using_libuv"] = "0"  # see paddle_te.distributed.use_threaded_store
     return {**os.environ, **settings, **{key: str(value) for key, value in more.items()}}
 
 

@@ -1,5 +1,6 @@
 """Arguments that contradict each other are refused when they are parsed."""
 
+import paddle
 import pytest
 from paddlenlp.trainer import PdArgumentParser
 
@@ -36,3 +37,15 @@ def test_contradictions(tmp_path, words, message):
 def test_pd_emulates_fp8(tmp_path):
     _, training_args = parse(tmp_path, "--transformer_engine_backend", "paddle", "--use_fp8", "true")
     assert training_args.use_fp8
+
+
+@pytest.mark.parametrize("chosen", [None, "1"])
+def test_ranks_meet_through_the_threaded_store(tmp_path, monkeypatch, chosen):
+    """Unless the user chose otherwise: see paddle_te.distributed.use_threaded_store."""
+    flag = "FLAGS_tcp_store_using_libuv"
+    monkeypatch.delenv(flag, raising=False)
+    if chosen:
+        monkeypatch.setenv(flag, chosen)
+    paddle.set_flags({flag: True})
+    parse(tmp_path)
+    assert paddle.get_flags(flag)[flag] is bool(chosen)
