@@ -393,7 +393,8 @@ convert(sys.argv[1], sys.argv[2], "pd2te", progress=False)
 def test_killed_and_run_again(tmp_path, native):
     source, model = native
     run = [sys.executable, "-c", SLOW, str(source), str(tmp_path / "out")]
-    process = subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(run, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout.readline() == "written\n"
     # while it runs, nobody else writes there
     with pytest.raises(CheckpointError, match="another process is writing it"):

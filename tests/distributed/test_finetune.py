@@ -11,6 +11,7 @@ import paddle
 import pytest
 
 from tests.llama.native import relative
+from tests.tools.nvgpu_processes import python_path
 from tests.training.small import random_words, save_models, save_tokenizer, write_lines
 
 REPOSITORY = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def run(place, output, processes=1, environment=(), **flags):
         command += ["-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", output / "logs"]
     command.append(REPOSITORY / "llm/llama/run_finetune.py")
     command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    environment = os.environ | dict(environment) | dict(PYTHONPATH=str(REPOSITORY), OMP_NUM_THREADS="1")
+    environment = os.environ | dict(environment) | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     if result.returncode:
         logs = "".join(log.read_text()[-3000:] for log in sorted((output / "logs").glob("workerlog.*")))

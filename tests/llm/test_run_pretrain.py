@@ -144,7 +144,9 @@ def test_weights_of_the_other_layout_are_refused(monkeypatch, tmp_path, caplog, 
 def test_arguments_from_a_json_file(tmp_path):
     flags = COMMON | dict(output_dir=str(tmp_path / "out"), max_steps=1)
     (tmp_path / "arguments.json").write_text(json.dumps(flags))
-    environment = os.environ | dict(PYTHONPATH=str(SCRIPT.parents[2]))
+    environment = os.environ | dict(
+        PYTHONPATH=os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")])
+    )
     words = [sys.executable, SCRIPT, tmp_path / "arguments.json", "--max_steps", "2"]
     subprocess.run(words, check=True, env=environment)
     assert sorted(losses(tmp_path / "out")) == [1, 2]

@@ -10,8 +10,13 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
+def python_path():
+    """PYTHONPATH with this repository before what the caller has there, which may be Paddle."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
 def environment(plugin, **more):
-    settings = dict(CUSTOM_DEVICE_ROOT=plugin, NVGPU_TIMEOUT="120", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    settings = dict(CUSTOM_DEVICE_ROOT=plugin, NVGPU_TIMEOUT="120", OMP_NUM_THREADS="1", PYTHONPATH=python_path())
     settings["FLAGS_tcp_store_using_libuv"] = "0"  # see paddle_te.distributed.use_threaded_store
     return {**os.environ, **settings, **{key: str(value) for key, value in more.items()}}
 
