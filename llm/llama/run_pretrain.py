@@ -17,7 +17,6 @@ from paddlenlp.transformers import (
     AutoTokenizer,
     CosineAnnealingWithWarmupDecay,
     LinearAnnealingWithWarmupDecay,
-    LlamaConfig,
 )
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
@@ -25,7 +24,7 @@ from paddlenlp.utils.log import logger
 from paddle_te import device
 from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.configs import resolve
-from paddle_te.llama.loading import from_pretrained
+from paddle_te.llama.loading import from_pretrained, read_config
 from paddle_te.ops import get_ops
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
@@ -66,7 +65,7 @@ def check_fp8_state(checkpoint, training_args):
 
 
 def make_config(model_args, data_args, training_args, tokenizer):
-    config = LlamaConfig.from_pretrained(str(resolve(model_args.model_name_or_path)))
+    config = read_config(resolve(model_args.model_name_or_path))
     LlmMetaConfig.set_llm_config(config, training_args)
     for name in SWITCH:
         setattr(config, name, getattr(training_args, name))

@@ -3,9 +3,21 @@
 Knows neither Paddle nor a model's code; only `layout` touches Paddle tensors, when it is given some.
 """
 
+from paddle_te.checkpoint.config import native_config
 from paddle_te.checkpoint.converter import convert
 from paddle_te.checkpoint.folder import check_layout
-from paddle_te.checkpoint.layout import native_to_te, te_to_native
+from paddle_te.checkpoint.layout import native_layout, native_to_te, te_layout, te_to_native
+from paddle_te.checkpoint.reader import read_weights
 from paddle_te.checkpoint.tensors import CheckpointError
 
-__all__ = ["CheckpointError", "check_layout", "convert", "native_to_te", "te_to_native"]
+__all__ = [
+    "CheckpointError",
+    "check_layout",
+    "convert",
+    "native_config",
+    "native_layout",
+    "native_to_te",
+    "read_weights",
+    "te_layout",
+    "te_to_native",
+]

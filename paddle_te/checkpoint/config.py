@@ -32,6 +32,16 @@ def fused_before(config):
     return {flag: bool((config or {}).get(RECORD, {}).get(flag)) for flag in FUSE_FLAGS}
 
 
+def native_config(config):
+    """A config.json's content in PaddleNLP's words: as it is, or translated where transformers wrote it.
+
+    Raises CheckpointError for a model that PaddleNLP cannot express.
+    """
+    # each writes its own version into it
+    theirs = "paddlenlp_version" not in config and ("transformers_version" in config or "torch_dtype" in config)
+    return _from_hf(config, config.get("dtype") or config.get("torch_dtype") or "float32") if theirs else config
+
+
 def convert_config(config, source, target, dtype):
     """The output's config.json.
 

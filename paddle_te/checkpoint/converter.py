@@ -6,7 +6,6 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 from paddle_te.checkpoint import layout as layouts
@@ -21,8 +20,8 @@ from paddle_te.checkpoint.files import (
     write_json,
 )
 from paddle_te.checkpoint.folder import open_checkpoint
-from paddle_te.checkpoint.layout import SPLIT_AXIS
-from paddle_te.checkpoint.plan import Target, pieces, plan_new_ranks, plan_same_ranks
+from paddle_te.checkpoint.plan import Target, plan_new_ranks, plan_same_ranks
+from paddle_te.checkpoint.reader import Reader
 from paddle_te.checkpoint.tensors import CheckpointError
 
 # mode: (from, to); None: whatever the input's layout is, and the same again
@@ -218,7 +217,7 @@ def _write_all(sources, target, folder, groups, workers, bar):
 
 def _write_files(sources, target, folder, files, bar):
     """Writes files that hold different ranks' shares of the same tensors, or one file; sources: {kind: Checkpoint}."""
-    readers = {kind: _Reader(checkpoint, target.tp) for kind, checkpoint in sources.items()}
+    readers = {kind: Reader(checkpoint, target.tp) for kind, checkpoint in sources.items()}
     writers = [_writer(target, folder / file.name, [entry.spec for entry in file.entries]) for file in files]
     for shares in zip(*(file.entries for file in files), strict=True):
         for file, writer, entry in zip(files, writers, shares, strict=True):
@@ -233,58 +232,3 @@ def _writer(target, path, specs):
     if target.suffix == pdparams.SUFFIX:
         return pdparams.Writer(path, specs)
     return safetensors.Writer(path, specs, "pt" if target.layout.family == "hf" else "np")
-
-
-class _Reader:
-    """Gathers a target rank's share of each part of the model, from whichever source ranks hold it."""
-
-    def __init__(self, checkpoint, degree):
-        self._dims, self._source_degree, self._degree = checkpoint.dims, checkpoint.tp, degree
-        self._pieces = []  # of each source rank, all its pipeline stages together
-        for tp in range(checkpoint.tp):
-            ranks = [rank for rank in checkpoint.ranks.values() if (rank.tp or 0) == tp]
-            self._pieces.append(pieces(checkpoint, {name: ref for rank in ranks for name, ref in rank.tensors.items()}))
-        self._kept = {}
-
-    def blocks(self, rank, layer, slot):
-        """The target rank's stored tensor of a slot, as arrays whose bytes follow one another."""
-        parts = {part: self._part(rank, layer, part) for part in slot.parts}
-        if slot.transposed:
-            return [layouts.put_together(slot, parts, self._dims.num_attention_heads)]
-        return layouts.stack(slot, parts, self._dims.num_attention_heads)
-
-    def number(self, rank, layer, slot):
-        """The number [1] that belongs to a slot's tensors, a power of beta: the same for all its parts."""
-        numbers = {part: self._pieces[0][layer, part][0].read() for part in slot.parts}
-        first = numbers[slot.parts[0]]
-        if any(number.tobytes() != first.tobytes() for number in numbers.values()):
-            raise CheckpointError(
-                f"{self._pieces[0][layer, slot.parts[0]][0].path}: {slot.name}: parts of different age"
-            )
-        return [first]
-
-    def _part(self, rank, layer, part):
-        """[out, in] of a part, or the vector of a norm."""
-        if self._degree == self._source_degree:
-            return self._read(rank, layer, part)
-        axis = SPLIT_AXIS[part] or 0
-        source = self._source_degree if self._dims.splits(part, self._source_degree) else 1
-        target = self._degree if self._dims.splits(part, self._degree) else 1
-        # counted in units, of which a source rank holds and the target rank wants a whole number
-        units = math.lcm(source, target)
-        held, wanted = units // source, units // target
-        start = rank % target * wanted
-        found = []
-        for tp in range(start // held, -(-(start + wanted) // held)):
-            share = np.split(self._read(tp, layer, part), held, axis)
-            found += share[max(start - tp * held, 0) : start + wanted - tp * held]
-        return found[0] if len(found) == 1 else np.concatenate(found, axis)
-
-    def _read(self, tp, layer, part):
-        ref, slot = self._pieces[tp][layer, part]
-        if ref not in self._kept:
-            # a stored tensor stays as long as parts of the same one are asked for, be it on several ranks
-            self._kept = {key: value for key, value in self._kept.items() if value[0] == (layer, slot)}
-            heads = self._dims.num_attention_heads, self._dims.num_key_value_heads
-            self._kept[ref] = (layer, slot), layouts.take_apart(slot, ref.read(), *heads)
-        return self._kept[ref][1][part]

@@ -116,18 +116,20 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     return Checkpoint(folder, suffix, config, ranks, layout, dims, tp, pp, companions, left_out)
 
 
-def check_layout(folder, layout):
+def check_layout(folder, layout, hf=False):
     """Raises CheckpointError unless `folder` holds a whole Llama checkpoint in the layout "native" or "te".
 
-    PaddleNLP's from_pretrained would only warn and leave the layers at random weights.
+    PaddleNLP's from_pretrained would only warn and leave the layers at random weights. hf: Hugging Face's will do, too.
+    Returns the layout's family: "pd", "te" or "hf".
     """
     found, wanted = open_checkpoint(folder).layout, {"native": "pd", "te": "te"}[layout]
-    if found.family != wanted:
+    if found.family != wanted and not (hf and found.family == "hf"):
         mode = f"{found.family}2{wanted}"
         raise CheckpointError(
             f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; convert it: "
             f"te_llama_ckpt_converter.py --mode {mode} --input_ckpt_path {folder} --output_ckpt_path NEW_FOLDER"
         )
+    return found.family
 
 
 def _find_ranks(folder):

@@ -1,13 +1,15 @@
 """Models from checkpoint folders."""
 
+import json
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import paddle
 from paddlenlp.transformers import LlamaConfig
 
 from paddle_te import device
-from paddle_te.checkpoint import CheckpointError, check_layout
+from paddle_te.checkpoint import CheckpointError, check_layout, native_config, native_layout, read_weights, te_layout
 from paddle_te.llama.modeling import model_class
 from paddle_te.ops import get_ops
 
@@ -41,25 +43,62 @@ def _no_views():
 
 
 def from_pretrained(model_class, folder, config, dtype):
-    """model_class(config) with the weights in `folder`. Raises CheckpointError where PaddleNLP would only warn."""
-    check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te")
+    """model_class(config) with the weights in `folder`: in the backend's layout, or in Hugging Face's.
+
+    Raises CheckpointError where PaddleNLP would only warn.
+    """
+    if check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True) == "hf":
+        return _from_hugging_face(model_class, folder, config, dtype)
     with _no_views():
         return model_class.from_pretrained(str(folder), config=config, dtype=dtype)
+
+
+def _from_hugging_face(model_class, folder, config, dtype):
+    """The weights are translated on their way, tensor by tensor; each rank reads its own share only."""
+    tied = config.tie_word_embeddings
+    if config.transformer_engine_backend != "none":
+        layout = te_layout(tied)
+    else:
+        layout = native_layout(config.fuse_attention_qkv, config.fuse_attention_ffn, tied)
+    degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
+    model = model_class.from_config(config, dtype=dtype)
+    weights = model.state_dict()  # this pipeline stage's; the parameters themselves
+    missing = set(weights) - ({"lm_head.weight"} if tied else set())
+    for name, array in read_weights(folder, layout, set(weights), degree, rank):
+        tensor = paddle.to_tensor(np.ascontiguousarray(array), place=paddle.CPUPlace())  # uint16: bfloat16's bits
+        weights[name].set_value(tensor.astype(weights[name].dtype))
+        missing.discard(name)
+    if missing:
+        raise CheckpointError(f"{folder}: has no weights for {', '.join(sorted(missing))} of this model")
+    return model
+
+
+def read_config(folder):
+    """The LlamaConfig of a folder's config.json, PaddleNLP's or Hugging Face's. Raises CheckpointError."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: has no config.json")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        translated = native_config(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if translated is content:
+        return LlamaConfig.from_pretrained(str(folder))
+    return LlamaConfig.from_dict(translated)
 
 
 def load_config(folder, backend="none", **settings):
     """The LlamaConfig of the checkpoint in `folder` for a run with `backend`; settings override it.
 
     Raises FileNotFoundError, ValueError for an unknown backend, CheckpointError (a ValueError) for an unfit folder: the
-    layout must be the backend's.
+    layout must be the backend's or Hugging Face's.
     """
     model_class(backend)  # refuses what it does not know
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of a checkpoint")
-    if not (Path(folder) / "config.json").is_file():
-        raise CheckpointError(f"{folder}: has no config.json")
-    check_layout(folder, "native" if backend == "none" else "te")
-    config = LlamaConfig.from_pretrained(str(folder))
+    config = read_config(folder)
+    check_layout(folder, "native" if backend == "none" else "te", hf=True)
     # a checkpoint of another run brings that run's flags along
     own = dict(transformer_engine_backend=backend, use_fp8=False, sequence_parallel=False, tensor_parallel_degree=1)
     for name, value in {**own, **settings}.items():
