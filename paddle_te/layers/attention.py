@@ -98,10 +98,10 @@ class MultiHeadAttention(nn.Layer):
     ):
         """x: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape.
 
-        rotary_pos_emb: angles of x's positions, float32 [s, d] (or [b, s, d], as the mask: backend "paddle" only).
+        rotary_pos_emb: angles of x's positions, float32 [s, d], or [b, s, d] where sequences have their own.
         recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
         past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
-        use_cache: return (output, (k, v)) with x's keys and values appended (backend "paddle" only).
+        use_cache: return (output, (k, v)) with x's keys and values appended.
         """
         qkv, residual = self.layernorm_qkv(x, is_first_microbatch)
         flat = qkv.ndim == 2

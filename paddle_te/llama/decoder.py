@@ -12,7 +12,7 @@ from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_auto
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 
 # In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
-# numbers for each sequence, which te's kernel does not take and pd needs no time for.
+# numbers for each sequence, and those into angles for each sequence.
 FROM_ZERO = False
 
 
@@ -125,21 +125,13 @@ class TELlamaDecoderLayer(nn.Layer):
 
         position_ids: [b, s], or None or FROM_ZERO for tokens that follow past_key_value (or nothing).
         past_key_value: (k, v), each [b, past, kv heads, d]. use_cache: return (output, (k, v)), x's appended.
-        Raises NotImplementedError for what the layer, or its backend, does not have.
+        Raises NotImplementedError for what the layer does not have.
         """
         self._refuse(
-            "the decoder layers of backends pd and te",
             output_attentions=output_attentions,
             alibi=alibi,
             attn_mask_startend_row_indices=attn_mask_startend_row_indices,
         )
-        if self.config.transformer_engine_backend == "transformer_engine":
-            self._refuse(
-                "backend transformer_engine; use --transformer_engine_backend paddle, which loads the same checkpoint",
-                past_key_value=past_key_value,
-                use_cache=use_cache,
-                position_ids=position_ids,
-            )
         freqs = self._angles(hidden_states, position_ids, past_key_value)
         core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
         # entered here, not around the model: a recomputed forward passes through here again
@@ -149,10 +141,10 @@ class TELlamaDecoderLayer(nn.Layer):
             )
 
     @staticmethod
-    def _refuse(who, **arguments):
+    def _refuse(**arguments):
         for name, value in arguments.items():
             if value is not None and value is not False:
-                raise NotImplementedError(f"{name} is not supported by {who}")
+                raise NotImplementedError(f"{name} is not supported by the decoder layers of backends pd and te")
 
     def _angles(self, hidden_states, position_ids, past_key_value):
         """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids."""

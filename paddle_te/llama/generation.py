@@ -1,7 +1,6 @@
-"""Text from prompts, through PaddleNLP's `generate` and its key-value cache.
+"""Text from prompts, through PaddleNLP's `generate` and its key-value cache, in every backend.
 
-Backends none and paddle. Backend transformer_engine has no attention over a cache: it raises NotImplementedError, and
-the same checkpoint loads in backend paddle without conversion.
+In fp8 backend transformer_engine cannot: GEMMs take multiples of 16 tokens, and decoding has one a prompt at a time.
 """
 
 import paddle

@@ -27,6 +27,8 @@ def check_backend(backend, dtype, fp8=False):
         raise ValueError("fp8 needs backend transformer_engine (or paddle, emulated)")
     if backend != "none":
         get_ops(backend).check(fp8=fp8)
+    if dtype == "float32" and backend == "transformer_engine":
+        raise ValueError("dtype float32: backend transformer_engine computes in bfloat16, float16 and fp8 only")
 
 
 @contextmanager

@@ -59,10 +59,7 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
             super().__init__(config)
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
-        """As PaddleNLP's. Without attention_mask sequences are whole and causal; without position_ids they start at 0.
-
-        Raises NotImplementedError for position_ids, attention_mask and use_cache in backend transformer_engine.
-        """
+        """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on."""
         position_ids = FROM_ZERO if position_ids is None else position_ids
         if attention_mask is not None:
             return super().forward(input_ids, position_ids, attention_mask, **kwargs)

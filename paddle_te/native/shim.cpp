@@ -49,6 +49,7 @@ constexpr int kUseSplitAccumulator = 5;
 enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
 constexpr int kFormatBSHD = 1, kFormatNotSet = 8;
 constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
+constexpr int kNoBias = 0, kPostScaleBias = 2;
 
 enum FwdParam {
   kFwdQ, kFwdK, kFwdV, kFwdBias, kFwdSoftmaxOffset, kFwdS, kFwdO, kFwdAux, kFwdCuSeqlensQ, kFwdCuSeqlensKV,
@@ -524,18 +525,22 @@ class AttentionParams {
   void (*destroy_)(NVTEConfig);
 };
 
-// TE wants the auxiliary tensors as a pack: softmax statistics, then the random state (a slot even without dropout).
-static NVTETensorPack aux_pack(const Tensor& stats, const Tensor& rng_state) {
+// TE wants the auxiliary tensors as a pack: softmax statistics, the random state (a slot even without dropout), and
+// the bias if there is one.
+static NVTETensorPack aux_pack(const Tensor& stats, const Tensor& rng_state, const Tensor* bias) {
   NVTETensorPack pack{};
   pack.tensors[0] = stats.handle;
   pack.tensors[1] = rng_state.handle;
-  pack.size = 2;
+  if (bias) pack.tensors[2] = bias->handle;
+  pack.size = bias ? 3 : 2;
   return pack;
 }
 
-static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask, int64_t flags) {
+static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask, const Tensor* bias,
+                         int64_t flags) {
   const size_t *qs = q.data.shape.data, *ks = k.data.shape.data;
   auto i = [](size_t v) { return static_cast<int64_t>(v); };
+  if (bias) flags += 4 + 8 * (bias->data.shape.data[0] > 1) + 16 * (bias->data.shape.data[1] > 1);
   return {entry, i(qs[0]), i(qs[1]), i(qs[2]), i(qs[3]), i(ks[1]), i(ks[2]), q.data.dtype, layout, mask, flags};
 }
 
@@ -543,7 +548,7 @@ static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int
 static void check_attention(const char* name, Named named, const Tensor& q, const Tensor& k, const Tensor& v,
                             std::initializer_list<std::pair<const Tensor*, const Tensor*>> same_size,
                             const Tensor& stats, int mask, float dropout, const Tensor* rng_state,
-                            const Tensor* cu_seqlens) {
+                            const Tensor* cu_seqlens, const Tensor* bias) {
   auto refuse = [&](const char* text) { raise(describe(std::string(name) + ": " + text, named)); };
   for (auto tensor : {&q, &k, &v})
     if (tensor->data.shape.ndim != 4) refuse("q, k and v must be [b, s, h, d]");
@@ -552,16 +557,24 @@ static void check_attention(const char* name, Named named, const Tensor& q, cons
   if (stats.numel() * q.cols() != q.numel()) refuse("stats must be [b, h, s, 1]");
   if (dropout > 0 && !rng_state) refuse("dropout needs rng_state");
   if ((mask == kPaddingMask || mask == kPaddingCausalMask) && !cu_seqlens) refuse("a padding mask needs cu_seqlens");
+  if (bias) {
+    const size_t *s = bias->data.shape.data, *qs = q.data.shape.data;
+    auto one_or = [](size_t size, size_t full) { return size == 1 || size == full; };
+    if (bias->data.shape.ndim != 4 || !one_or(s[0], qs[0]) || !one_or(s[1], qs[2]) || s[2] != qs[1] ||
+        s[3] != k.data.shape.data[1])
+      refuse("bias must be [b or 1, h or 1, s, keys]");
+    if (bias->data.dtype != q.data.dtype) refuse("bias must have q's dtype");
+  }
 }
 
-// Only what cannot be derived is a parameter: no bias, plain softmax, causal masks aligned to the top left.
+// Only what cannot be derived is a parameter: plain softmax, causal masks aligned to the top left.
 #define SET_ATTENTION(kind)                                                                                          \
   params.tensor(k##kind##CuSeqlensQ, or_empty(cu_seqlens));                                                          \
   params.tensor(k##kind##CuSeqlensKV, or_empty(cu_seqlens));                                                         \
   params.no_tensors({k##kind##CuSeqlensQPadded, k##kind##CuSeqlensKVPadded, k##kind##S});                            \
   params.set<uint8_t>(k##kind##CudaGraph, 0);                                                                        \
   params.set<int32_t>(k##kind##Mask, mask);                                                                          \
-  params.set<int32_t>(k##kind##BiasType, 0);                                                                         \
+  params.set<int32_t>(k##kind##BiasType, bias ? kPostScaleBias : kNoBias);                                           \
   params.set<int64_t>(k##kind##WindowLeft, -1);                                                                      \
   params.set<int64_t>(k##kind##WindowRight, mask == kCausalMask || mask == kPaddingCausalMask ? 0 : -1);             \
   params.set<uint8_t>(k##kind##BottomRight, 0);                                                                      \
@@ -577,12 +590,13 @@ static void check_attention(const char* name, Named named, const Tensor& q, cons
 
 static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& stats,
                           float scale, int layout, int mask, bool is_training, Stream& stream, float dropout,
-                          const Tensor* rng_state, const Tensor* cu_seqlens) {
+                          const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias) {
   const char* name = "nvte_fused_attn_fwd_v2";
-  Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens}};
-  check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, mask, dropout, rng_state, cu_seqlens);
+  Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens},
+                 {"bias", bias}};
+  check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, mask, dropout, rng_state, cu_seqlens, bias);
   call(name, named, [&] {
-    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state));
+    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias);
     AttentionParams params(nvte_create_fused_attn_fwd_params(), nvte_set_fused_attn_fwd_params_attribute,
                            nvte_destroy_fused_attn_fwd_params);
     SET_ATTENTION(Fwd);
@@ -591,11 +605,12 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.tensor(kFwdV, v);
     params.tensor(kFwdO, out);
     params.tensor(kFwdRngState, or_empty(rng_state));
-    params.no_tensors({kFwdBias, kFwdSoftmaxOffset, kFwdPageTableK, kFwdPageTableV});
+    params.tensor(kFwdBias, or_empty(bias));
+    params.no_tensors({kFwdSoftmaxOffset, kFwdPageTableK, kFwdPageTableV});
     params.set<NVTETensorPack*>(kFwdAux, &aux);
     params.set<uint8_t>(kFwdIsTraining, is_training);
     params.set<uint8_t>(kFwdReturnMaxLogit, 0);
-    Key key = attention_key(kAttentionFwd, q, k, layout, mask, is_training + 2 * (dropout > 0));
+    Key key = attention_key(kAttentionFwd, q, k, layout, mask, bias, is_training + 2 * (dropout > 0));
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kFwdWorkspace, workspace);
       nvte_fused_attn_fwd_v2(params);
@@ -606,14 +621,16 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
 static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& dout,
                           const Tensor& stats, const Tensor& dq, const Tensor& dk, const Tensor& dv, float scale,
                           int layout, int mask, Stream& stream, float dropout, bool deterministic,
-                          const Tensor* rng_state, const Tensor* cu_seqlens) {
+                          const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* dbias) {
   const char* name = "nvte_fused_attn_bwd_v2";
   Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"dout", &dout}, {"stats", &stats}, {"dq", &dq},
-                 {"dk", &dk}, {"dv", &dv}, {"cu_seqlens", cu_seqlens}};
+                 {"dk", &dk}, {"dv", &dv}, {"cu_seqlens", cu_seqlens}, {"bias", bias}, {"dbias", dbias}};
   check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats,
-                  mask, dropout, rng_state, cu_seqlens);
+                  mask, dropout, rng_state, cu_seqlens, bias);
+  if (bias && (!dbias || dbias->numel() != bias->numel()))
+    raise(describe(std::string(name) + ": a bias needs dbias, of its shape", named));
   call(name, named, [&] {
-    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state));
+    NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias);
     AttentionParams params(nvte_create_fused_attn_bwd_params(), nvte_set_fused_attn_bwd_params_attribute,
                            nvte_destroy_fused_attn_bwd_params);
     SET_ATTENTION(Bwd);
@@ -625,13 +642,14 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.tensor(kBwdDQ, dq);
     params.tensor(kBwdDK, dk);
     params.tensor(kBwdDV, dv);
-    params.no_tensors({kBwdDP, kBwdDBias, kBwdDSoftmaxOffset});
+    params.tensor(kBwdDBias, or_empty(dbias));
+    params.no_tensors({kBwdDP, kBwdDSoftmaxOffset});
     params.set<NVTETensorPack*>(kBwdAux, &aux);
     params.set<uint8_t>(kBwdDeterministic, deterministic);
     params.set<int32_t>(kBwdDOFormat, kFormatBSHD);
     params.set<int32_t>(kBwdDQKVLayout, layout);
     params.set<int32_t>(kBwdDOScaleInvFormat, kFormatNotSet);
-    Key key = attention_key(kAttentionBwd, q, k, layout, mask, deterministic + 2 * (dropout > 0));
+    Key key = attention_key(kAttentionBwd, q, k, layout, mask, bias, deterministic + 2 * (dropout > 0));
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kBwdWorkspace, workspace);
       nvte_fused_attn_bwd_v2(params);
@@ -749,12 +767,15 @@ accumulate: adds to D (a residual, or a float32 main gradient). split_accumulato
         "TE's rotary embedding on [b, s, h, d], half-split (NeoX) convention; freqs: angles, float32 [s, 1, 1, d].");
   m.def("attention_fwd", &attention_fwd, "q"_a, "k"_a, "v"_a, "out"_a, "stats"_a, "scale"_a, "layout"_a, "mask"_a,
         "is_training"_a, "stream"_a, "dropout"_a = 0.f, "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr,
-        R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask)·v. q: [b, s, h, d]; k, v: [b, s, kv heads, d], at the addresses
-that `layout` (types.QKVLayout) implies. stats: float32 [b, h, s, 1], kept for backward. mask: types.Mask; the padding
-masks need cu_seqlens, int32 [b + 1]. dropout needs rng_state, int64 [2]: seed, offset.)");
+        "bias"_a = nullptr,
+        R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask + bias)·v. q: [b, s, h, d]; k, v: [b, keys, kv heads, d], at the
+addresses that `layout` (types.QKVLayout) implies. stats: float32 [b, h, s, 1], kept for backward. mask: types.Mask; the padding
+masks need cu_seqlens, int32 [b + 1]. dropout needs rng_state, int64 [2]: seed, offset. bias: [b or 1, h or 1, s,
+keys], in q's dtype; cuDNN takes none with a padding mask.)");
   m.def("attention_bwd", &attention_bwd, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "stats"_a, "dq"_a, "dk"_a, "dv"_a,
         "scale"_a, "layout"_a, "mask"_a, "stream"_a, "dropout"_a = 0.f, "deterministic"_a = false,
-        "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "dq, dk, dv, laid out as q, k, v are.");
+        "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "bias"_a = nullptr, "dbias"_a = nullptr,
+        "dq, dk, dv, laid out as q, k, v are; dbias, the bias's gradient, which cuDNN always computes.");
   m.def("memcpy_async", &memcpy_async, "destination"_a, "source"_a, "bytes"_a, "stream"_a);
   m.def("memset_async", &memset_async, "destination"_a, "value"_a, "bytes"_a, "stream"_a);
   m.def("launch", &launch, "kernel"_a, "grid"_a, "block"_a, "shared_bytes"_a, "stream"_a,

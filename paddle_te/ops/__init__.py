@@ -18,7 +18,8 @@ Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one ra
 | dot_product_attention(q, k, v, scale, attention_mask) | [b, s, heads·d] |
 | rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale) | the same of the two, in one operation |
 
-`paddle` alone has: freqs for each sequence ([b, s, d]), attention masks, more keys than queries (a key-value cache).
+freqs are angles [s, d], or [b, s, d] for sequences with positions of their own; there may be more keys than queries (a
+key-value cache).
 """
 
 import importlib

@@ -66,8 +66,6 @@ def check_together(model_args, data_args, training_args):
     """Raises ValueError for arguments that do not fit each other."""
     if not (training_args.do_train or training_args.do_eval or model_args.merge_lora):
         raise ValueError("nothing to do: give --do_train, --do_eval or --merge_lora")
-    if data_args.zero_padding and training_args.transformer_engine_backend == "transformer_engine":
-        raise ValueError("--zero_padding: backend transformer_engine has no masks; leave it out (batches are padded)")
     if training_args.use_fp8 and data_args.pad_to_multiple_of % 16:
         raise ValueError(f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: fp8 GEMMs need a multiple of 16")
     if training_args.sequence_parallel and not data_args.pad_to_max_length:

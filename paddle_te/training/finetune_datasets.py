@@ -33,7 +33,7 @@ class FinetuneDataArguments:
     max_length: int = _option(2048, "Tokens of a sequence at most; a longer answer is cut off.")
     pad_to_multiple_of: int = _option(16, "Batches are as long as their longest sample, rounded up to this.")
     pad_to_max_length: bool = _option(False, "Pad every batch to max_length instead.")
-    zero_padding: bool = _option(False, "Pack several samples into one sequence of max_length (none and paddle).")
+    zero_padding: bool = _option(False, "Pack several samples into one sequence of max_length.")
     greedy_zero_padding: bool = _option(False, "Pack tighter, in another order; needs --zero_padding.")
 
     def __post_init__(self):

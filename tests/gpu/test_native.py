@@ -313,12 +313,14 @@ def test_rope(te, stream, dtype, b, s, heads, kv_heads, d):
         assert error(single, expected[0]) < tolerance
 
 
-def attention_reference(q, k, v, dout, scale, causal):
-    """out, dq, dk, dv in float64. All [b, s, h, d]."""
+def attention_reference(q, k, v, dout, scale, causal, bias=None):
+    """out, dq, dk, dv in float64. All [b, s, h, d]; bias: [b or 1, 1, s, s of k]."""
     q, k, v = (t.double().detach().requires_grad_() for t in (q, k, v))
     repeat = q.shape[2] // k.shape[2]
     kk, vv = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
     scores = torch.einsum("bqhd,bkhd->bhqk", q, kk) * scale
+    if bias is not None:
+        scores = scores + bias
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], device="cuda").triu(1).bool(), -math.inf)
     out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), vv)
@@ -391,6 +393,39 @@ def test_attention_padding(te, stream):
         want = attention_reference(*(t[i : i + 1, :n] for t in (q, k, v, dout)), 0.125, True)
         for name, x, y in zip(("out", "dq", "dk", "dv"), got, want, strict=True):
             assert error(x[i : i + 1, :n], y) < 1.5e-2, (name, i)
+
+
+@pytest.mark.parametrize("b, bias_b, s, keys, heads, kv_heads, d", [
+    (2, 2, 128, 128, 4, 4, 64),  # masks of packed documents
+    (2, 1, 96, 96, 4, 2, 16),
+    (3, 3, 37, 37, 4, 4, 32),  # a batch of prompts
+    (3, 3, 1, 64, 4, 2, 64),  # one token behind a cache
+    (2, 2, 5, 128, 8, 2, 128),
+])  # fmt: skip
+def test_attention_bias(te, stream, b, bias_b, s, keys, heads, kv_heads, d):
+    """A bias of 0 and -30000 hides tokens, here at random, with any number of keys; rows see one token at least."""
+    q, dout = random(b, s, heads, d), random(b, s, heads, d)
+    k, v = random(b, keys, kv_heads, d), random(b, keys, kv_heads, d)
+    bias = torch.where(torch.rand(bias_b, 1, s, keys, device="cuda") < 0.5, 0.0, -3e4)
+    bias[..., 0] = 0.0
+    bias = bias.to(torch.bfloat16)
+    layout = QKVLayout.BSHD_BSHD_BSHD
+    out, stats = poisoned(b, s, heads, d), poisoned(b, heads, s, 1, dtype=torch.float32)
+    tensors = [view(te, t) for t in (q, k, v, out)]
+    te.attention_fwd(*tensors, view(te, stats), d**-0.5, layout, Mask.NONE, True, stream, bias=view(te, bias))
+    want = attention_reference(q, k, v, dout, d**-0.5, False, bias)
+    assert error(out, want[0]) < 1.5e-2
+    inference, inference_stats = poisoned(b, s, heads, d), poisoned(b, heads, s, 1, dtype=torch.float32)
+    views = [view(te, t) for t in (q, k, v, inference, inference_stats)]
+    te.attention_fwd(*views, d**-0.5, layout, Mask.NONE, False, stream, bias=view(te, bias))
+    assert error(inference, want[0]) < 1.5e-2
+    if s > 1:  # nothing is trained behind a cache
+        grads, dbias = [poisoned(*t.shape) for t in (q, k, v)], poisoned(*bias.shape)
+        views = [view(te, t) for t in (dout, stats, *grads)]
+        options = dict(bias=view(te, bias), dbias=view(te, dbias))
+        te.attention_bwd(*tensors, *views, d**-0.5, layout, Mask.NONE, stream, **options)
+        for name, x, y in zip(("dq", "dk", "dv"), grads, want[1:], strict=True):
+            assert error(x, y) < 1.5e-2, name
 
 
 def test_attention_dropout(te, stream):

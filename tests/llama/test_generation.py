@@ -95,16 +95,6 @@ def test_positions_of_their_own_are_paddlenlps(pair):
     assert relative(ours(ids), want) > 1e-3
 
 
-def test_backend_transformer_engine_names_the_remedy():
-    ours = LlamaForCausalLM(tiny_config())
-    for layer in ours.llama.layers:
-        layer.config.transformer_engine_backend = "transformer_engine"  # its ops are not needed to refuse
-    ids = paddle.zeros([1, 4], "int64")
-    for arguments in (dict(use_cache=True), dict(position_ids=ids)):
-        with pytest.raises(NotImplementedError, match="--transformer_engine_backend paddle"):
-            ours(ids, **arguments)
-
-
 class Letters:
     """A tokenizer of single letters."""
 

@@ -148,7 +148,6 @@ def test_tokens_are_counted_without_padding(monkeypatch, place, tmp_path):
         (dict(lora="true", lora_path="nowhere"), "holds no LoRA adapter"),
         (dict(min_learning_rate=1e-6), "--min_learning_rate is for pretraining"),
         (dict(use_fp8="true", pad_to_multiple_of=8), "multiple of 16"),
-        (dict(zero_padding="true", transformer_engine_backend="transformer_engine"), "has no masks"),
         (dict(transformer_engine_backend="transformer_engine"), "transformer_engine"),
         (dict(bf16="true", fp16_opt_level="O2"), "use float32"),
         (dict(dataset_name_or_path="nowhere"), "nowhere"),

@@ -82,6 +82,8 @@ CONSTANTS = [
     ("kPaddingMask", "NVTE_PADDING_MASK"),
     ("kCausalMask", "NVTE_CAUSAL_MASK"),
     ("kPaddingCausalMask", "NVTE_PADDING_CAUSAL_MASK"),
+    ("kNoBias", "NVTE_NO_BIAS"),
+    ("kPostScaleBias", "NVTE_POST_SCALE_BIAS"),
     ("kMultiProcessorCount", "cudaDevAttrMultiProcessorCount"),
     ("kComputeCapabilityMajor", "cudaDevAttrComputeCapabilityMajor"),
     ("kComputeCapabilityMinor", "cudaDevAttrComputeCapabilityMinor"),

@@ -235,6 +235,24 @@ def test_attention_backward(fake, make):
     }
 
 
+def test_attention_bias(fake, make):
+    """In its own place forward, among the auxiliary tensors backward, with room for its gradient."""
+    big, rows = (2, 6, 4, 16), (2, 4, 6, 1)
+    (q, _), (out, _), (stats, shown_stats) = make(*big), make(*big), make(*rows, dtype=F32)
+    (bias, shown), (dbias, shown_gradient) = make(2, 1, 6, 6), make(2, 1, 6, 6)
+    layout = QKVLayout.BSHD_BSHD_BSHD
+    fake.te.attention_fwd(q, q, q, out, stats, 0.25, layout, Mask.NONE, True, fake.stream, bias=bias)
+    params = fake.calls()[-1][1]
+    assert (params["3"], params["7"], params["18"], params["19"]) == (shown, [shown_stats, {}, shown], 0, 2)
+    fake.te.attention_bwd(
+        q, q, q, out, out, stats, q, q, q, 0.25, layout, Mask.NONE, fake.stream, bias=bias, dbias=dbias
+    )
+    params = fake.calls()[-1][1]
+    assert (params["7"], params["11"], params["20"]) == ([shown_stats, {}, shown], shown_gradient, 2)
+    with pytest.raises(TransformerEngineError, match="needs dbias"):
+        fake.te.attention_bwd(q, q, q, out, out, stats, q, q, q, 0.25, layout, Mask.NONE, fake.stream, bias=bias)
+
+
 def test_attention_refusals(fake, make):
     def run(stats=(2, 4, 6, 1), q=(2, 6, 4, 16), out=(2, 6, 4, 16), v=(2, 6, 4, 16), **kwargs):
         tensors = [make(*shape)[0] for shape in (q, (2, 6, 4, 16), v, out, stats)]
@@ -248,6 +266,8 @@ def test_attention_refusals(fake, make):
         (dict(v=(2, 6, 2, 16)), "shapes do not fit"),
         (dict(dropout=0.5), "needs rng_state"),
         (dict(mask=Mask.PADDING_CAUSAL), "needs cu_seqlens"),
+        (dict(bias=make(2, 1, 6, 5)[0]), "bias must be"),
+        (dict(bias=make(2, 1, 6, 6, dtype=F32)[0]), "bias must have q's dtype"),
     ]:
         with pytest.raises(TransformerEngineError, match=rf"(?s)nvte_fused_attn_fwd_v2: .*{message}.*\n  q: bfloat16"):
             run(**kwargs)

@@ -10,7 +10,10 @@ from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad
 
-SEPARATE, PACKED, CAUSAL = int(QKVLayout.BSHD_BSHD_BSHD), int(QKVLayout.BS3HD), int(Mask.CAUSAL)
+SEPARATE, PACKED = int(QKVLayout.BSHD_BSHD_BSHD), int(QKVLayout.BS3HD)
+HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in float16 too: a row of -inf is NaN
+# cuDNN plans anew for each number of keys, which takes longer than computing: a growing cache is rounded up to this.
+KEY_MULTIPLE = 64
 
 
 def _deterministic():
@@ -19,13 +22,16 @@ def _deterministic():
 
 
 class _Heads:
-    """Sizes of one attention: q [b, s, h, d]; k and v [b, s, h_kv, d]; dtype and its code for TE."""
+    """Sizes of one attention: q [b, s, h, d]; k and v [b, keys, h_kv, d]; dtype and its code for TE.
+
+    rope: what rope's kernels take; positions: rows of the angles, s, or b·s where each sequence has its own.
+    """
 
     __slots__ = ("q", "kv", "tokens", "rope", "dtype", "code")
 
-    def __init__(self, b, s, h, h_kv, d, dtype, code):
-        self.q, self.kv, self.tokens = (b, s, h, d), (b, s, h_kv, d), b * s
-        self.rope = b * s, s, h, h_kv, d, code
+    def __init__(self, b, s, h, h_kv, d, dtype, code, keys=None, positions=None):
+        self.q, self.kv, self.tokens = (b, s, h, d), (b, keys or s, h_kv, d), b * s
+        self.rope = b * s, positions or s, h, h_kv, d, code
         self.dtype, self.code = dtype, code
 
     @property
@@ -61,16 +67,53 @@ class _Heads:
         return rt.empty([self.tokens, self.width], self.dtype)
 
 
-def _attend(rt, heads, qkv, scale, layout, train):
+class _Causal:
+    """What a token sees: those before it."""
+
+    mask = int(Mask.CAUSAL)
+
+    def bias(self, rt):
+        """Keyword arguments of attention_fwd."""
+        return {}
+
+    def bias_and_gradient(self, rt):
+        """Keyword arguments of attention_bwd."""
+        return {}
+
+
+class _Bias:
+    """What a token sees: where 0 and not HIDDEN is added to its scores. scores: [b or 1, 1, s, keys]."""
+
+    mask = int(Mask.NONE)
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def _view(self, rt, tensor):
+        return rt.te.Tensor(tensor.data_ptr(), tuple(tensor.shape), dtype_code("attention_mask", tensor))
+
+    def bias(self, rt):
+        return {"bias": self._view(rt, self.scores)}
+
+    def bias_and_gradient(self, rt):
+        self.unused = rt.empty(self.scores.shape, self.scores.dtype)  # cuDNN computes it whether wanted or not
+        return self.bias(rt) | {"dbias": self._view(rt, self.unused)}
+
+
+CAUSAL = _Causal()
+
+
+def _attend(rt, heads, qkv, scale, layout, train, seen=CAUSAL):
     """(out [b, s, h·d], softmax statistics float32 [b, h, s, 1]) from native q, k, v."""
     b, s, h, d = heads.q
     out, stats = rt.empty([b, s, h * d], heads.dtype), rt.empty([b, h, s, 1], paddle.float32)
     stats_view = rt.te.Tensor(stats.data_ptr(), (b, h, s, 1), FLOAT32)
-    rt.te.attention_fwd(*qkv, heads.q_view(rt, out), stats_view, scale, layout, CAUSAL, train, rt.stream)
+    views = *qkv, heads.q_view(rt, out), stats_view
+    rt.te.attention_fwd(*views, scale, layout, seen.mask, train, rt.stream, **seen.bias(rt))
     return out, stats
 
 
-def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout):
+def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen=CAUSAL):
     """Fills the native dq, dk, dv."""
     b, s, h, _ = heads.q
     rt.te.attention_bwd(
@@ -81,9 +124,10 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout):
         *dqkv,
         scale,
         layout,
-        CAUSAL,
+        seen.mask,
         rt.stream,
         deterministic=_deterministic(),
+        **seen.bias_and_gradient(rt),
     )
 
 
@@ -114,22 +158,22 @@ class _RotaryQKV(PyLayer):
 
 class _DotProductAttention(PyLayer):
     @staticmethod
-    def forward(ctx, q, k, v, scale, heads, train):
+    def forward(ctx, q, k, v, scale, heads, seen, train):
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
-        out, stats = _attend(rt, heads, views, scale, SEPARATE, train)
+        out, stats = _attend(rt, heads, views, scale, SEPARATE, train, seen)
         if train:
             # detached: with its graph the output would keep this ctx, and itself, alive
-            ctx.saved = q, k, v, views, out.detach(), stats, scale, heads
+            ctx.saved = q, k, v, views, out.detach(), stats, scale, heads, seen
         return out
 
     @staticmethod
     def backward(ctx, dout):
         rt = runtime.current()
-        (q, k, v, views, out, stats, scale, heads), ctx.saved = ctx.saved, None
+        (q, k, v, views, out, stats, scale, heads, seen), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
         grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
-        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, SEPARATE)
+        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, SEPARATE, seen)
         pairs = (q, dq), (k, dk), (v, dv)
         return tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
 
@@ -173,44 +217,76 @@ def _heads_of(qkv, freqs, num_heads, num_kv_heads):
     code = dtype_code("qkv", qkv)
     dtype_code("rotary_pos_emb", freqs, (paddle.float32,))
     b, s, width = qkv.shape
-    if freqs.ndim != 2 or freqs.shape[0] < s:
-        raise NotImplementedError(
-            f"backend transformer_engine takes angles [s, d] of positions 0 to {s - 1} for all sequences, not "
-            f"{list(freqs.shape)}; use backend paddle for others"
+    if (
+        freqs.ndim == 3
+        and freqs.shape[:2] != [b, s]
+        or freqs.ndim == 2
+        and freqs.shape[0] < s
+        or freqs.ndim not in (2, 3)
+    ):
+        raise ValueError(
+            f"angles {list(freqs.shape)} for {b} sequences of {s} tokens: they must be [≥ s, d] or [b, s, d]"
         )
-    return _Heads(b, s, num_heads, num_kv_heads, width // (num_heads + 2 * num_kv_heads), qkv.dtype, code)
+    d = width // (num_heads + 2 * num_kv_heads)
+    return _Heads(b, s, num_heads, num_kv_heads, d, qkv.dtype, code, positions=b * s if freqs.ndim == 3 else s)
 
 
 def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     """Splits the fused projection into heads and rotates q and k by `freqs`, in one kernel.
 
-    qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d].
+    qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d], or [b, s, d] for
+    sequences with positions of their own.
     Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d].
     """
-    return _RotaryQKV.apply(dense(qkv), freqs, _heads_of(qkv, freqs, num_heads, num_kv_heads))
+    return _RotaryQKV.apply(dense(qkv), dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads))
 
 
 def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
-    heads = _heads_of(qkv, freqs, num_heads, num_kv_heads)
+    heads, freqs = _heads_of(qkv, freqs, num_heads, num_kv_heads), dense(freqs)
     if qkv.stop_gradient:
         return _RotaryAttention.apply(dense(qkv.detach()), freqs, scale, heads, False)
     return _RotaryAttention.apply(dense(qkv), freqs, scale, heads, needs_grad(qkv))
 
 
 def dot_product_attention(q, k, v, *, scale, attention_mask=None):
-    """Causal softmax(q·kᵀ·scale)·v per head through cuDNN's fused attention.
+    """softmax(q·kᵀ·scale + mask)·v per head through cuDNN's fused attention.
 
-    q: [b, s, h, d]; k, v: [b, s, h_kv, d], h a multiple of h_kv. Returns [b, s, h·d].
-    Raises NotImplementedError for a mask or for more keys than queries.
+    q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
+    None is causal, the last query seeing all keys. Returns [b, s, h·d].
+    A mask, or s_kv ≠ s, costs memory of b·s·s_kv numbers (twice that in backward), which plain causal attention spares.
     """
-    if attention_mask is not None:
-        raise NotImplementedError(
-            "backend transformer_engine has causal attention over whole sequences only: leave attention_mask out, "
-            "or use backend paddle"
-        )
     b, s, h, d = q.shape
-    if k.shape[1] != s:
-        raise NotImplementedError(f"{s} queries for {k.shape[1]} keys: use backend paddle to generate text")
-    heads = _Heads(b, s, h, k.shape[2], d, q.dtype, dtype_code("query_layer", q))
-    return _DotProductAttention.apply(dense(q), dense(k), dense(v), scale, heads, needs_grad(q, k, v))
+    keys, code = k.shape[1], dtype_code("query_layer", q)
+    if attention_mask is None and keys == s:
+        seen = CAUSAL
+    else:
+        padding = 0 if keys == s else -keys % KEY_MULTIPLE
+        seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
+        k, v = (_longer(tensor, padding) for tensor in (k, v))
+    heads = _Heads(b, s, h, k.shape[2], d, q.dtype, code, keys=k.shape[1])
+    return _DotProductAttention.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v))
+
+
+def _longer(tensor, n):
+    """[b, keys, h, d] with n keys of zeros appended."""
+    if n == 0:
+        return tensor
+    b, _, h, d = tensor.shape
+    return paddle.concat([tensor, paddle.zeros([b, n, h, d], tensor.dtype)], 1)
+
+
+def _scores(mask, s, keys, padding, dtype):
+    """[b or 1, 1, s, keys + padding]: 0 for what is seen, HIDDEN for the rest. Kept for the next layers."""
+    if mask is None:
+        mask = paddle.triu(paddle.full([1, 1, s, keys], HIDDEN, "float32"), diagonal=1 + keys - s)
+    elif mask.ndim != 4 or mask.shape[1:] != [1, s, keys]:
+        raise ValueError(f"attention_mask {mask.shape}: it must be [b or 1, 1, {s}, {keys}]")
+    scores = getattr(mask, "_paddle_te_scores", None)
+    if scores is None:
+        scores = paddle.clip(mask.detach().astype("float32"), min=HIDDEN).astype(dtype)
+        if padding:
+            hidden = paddle.full([*scores.shape[:3], padding], HIDDEN, dtype)
+            scores = paddle.concat([scores, hidden], -1)
+        mask._paddle_te_scores = scores = dense(scores)
+    return scores

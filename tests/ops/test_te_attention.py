@@ -1,0 +1,195 @@
+"""What te's attention asks of cuDNN, with NumPy in cuDNN's and the rope kernel's place: against pd."""
+
+import ctypes
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.layers import RotaryPositionEmbedding
+from paddle_te.native import DType, Mask
+from paddle_te.ops import pd
+from paddle_te.ops.pd import attention as pd_attention
+from paddle_te.ops.te import attention, runtime
+
+
+class Memory:
+    """native's Tensor on host memory."""
+
+    types = {int(DType.FLOAT16): "float16", int(DType.FLOAT32): "float32"}
+
+    def __init__(self, pointer, shape, code):
+        dtype = np.dtype(self.types[code])
+        size = int(np.prod(shape)) * dtype.itemsize
+        self.array = np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype).reshape(shape)
+
+    def tensor(self):
+        return paddle.to_tensor(self.array.astype("float32"))
+
+
+class NumPyTE:
+    """native's attention, [b, s, h, d] tensors one after another only."""
+
+    Tensor = Memory
+
+    def __init__(self):
+        self.keys = []
+
+    @staticmethod
+    def _mask(q, k, mask, bias):
+        assert (mask == Mask.NONE) == (bias is not None)
+        return None if bias is None else bias.tensor()
+
+    def attention_fwd(self, q, k, v, out, stats, scale, layout, mask, is_training, stream, bias=None):
+        self.keys.append(k.array.shape[1])
+        tensors = (t.tensor() for t in (q, k, v))
+        result = pd_attention.dot_product_attention(*tensors, scale=scale, attention_mask=self._mask(q, k, mask, bias))
+        out.array[:] = result.numpy().reshape(out.array.shape)
+
+    def attention_bwd(
+        self, q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream, deterministic, bias=None, dbias=None
+    ):
+        assert (bias is None) == (dbias is None) and (bias is None or dbias.array.shape == bias.array.shape)
+        tensors = [t.tensor() for t in (q, k, v)]
+        for tensor in tensors:
+            tensor.stop_gradient = False
+        seen = self._mask(q, k, mask, bias)
+        with paddle.enable_grad():
+            result = pd_attention.dot_product_attention(*tensors, scale=scale, attention_mask=seen)
+        for target, grad in zip(
+            (dq, dk, dv), paddle.grad(result, tensors, dout.tensor().reshape(result.shape)), strict=True
+        ):
+            target.array[:] = grad.numpy()
+
+
+class Rope:
+    """native's rope kernels for packed qkv [tokens, …], through pd."""
+
+    def __init__(self, te):
+        self.te = te
+
+    def rope_split(self, te, stream, qkv, q, k, v, freqs, tokens, s, h, h_kv, d, code):
+        arrays = self._of(qkv, q, k, v, freqs, tokens, s, h, h_kv, d, code)
+        rotated = pd_attention.rotary_qkv(arrays[0].tensor().unsqueeze(0), self._angles(arrays, tokens, s), h, h_kv)
+        for target, value in zip(arrays[1:4], rotated, strict=True):
+            target.array[:] = value[0].numpy()
+
+    def rope_merge(self, te, stream, dq, dk, dv, dqkv, freqs, tokens, s, h, h_kv, d, code):
+        arrays = self._of(dqkv, dq, dk, dv, freqs, tokens, s, h, h_kv, d, code)
+        x = paddle.zeros([1, *arrays[0].array.shape])
+        x.stop_gradient = False
+        with paddle.enable_grad():
+            rotated = pd_attention.rotary_qkv(x, self._angles(arrays, tokens, s), h, h_kv)
+        (grad,) = paddle.grad(list(rotated), [x], [a.tensor().unsqueeze(0) for a in arrays[1:4]])
+        arrays[0].array[:] = grad[0].numpy()
+
+    @staticmethod
+    def _of(qkv, q, k, v, freqs, tokens, s, h, h_kv, d, code):
+        shapes = [(tokens, (h + 2 * h_kv) * d), (tokens, h, d), (tokens, h_kv, d), (tokens, h_kv, d)]
+        memory = [Memory(pointer, shape, code) for pointer, shape in zip((qkv, q, k, v), shapes, strict=True)]
+        return *memory, Memory(freqs, (s, d), int(DType.FLOAT32))
+
+    @staticmethod
+    def _angles(arrays, tokens, s):
+        return paddle.tile(arrays[4].tensor(), [tokens // s, 1])
+
+
+@pytest.fixture
+def te(monkeypatch):
+    te = NumPyTE()
+
+    class Runtime(runtime.Runtime):
+        def __init__(self):
+            self.te, self.stream, self.place = te, None, paddle.CPUPlace()
+
+    monkeypatch.setattr(runtime, "current", Runtime)
+    monkeypatch.setattr(attention, "rope", Rope(te))
+    return te
+
+
+def draw(*shape, dtype="float16"):
+    tensor = paddle.randn(shape).astype(dtype).detach()
+    tensor.stop_gradient = False
+    return tensor
+
+
+def both(function, inputs, *args, tokens=None, **kwargs):
+    """[(output, gradients)] of te in float16 and pd in float32, as float32 arrays; of the first `tokens` outputs."""
+    results = []
+    for name, dtype in (("te", "float16"), ("pd", "float32")):
+        tensors = [t.astype(dtype).detach() for t in inputs]
+        for t in tensors:
+            t.stop_gradient = False
+        paddle.seed(3)
+        out = getattr({"te": attention, "pd": pd_attention}[name], function)(*tensors, *args, **kwargs)
+        outs = out if isinstance(out, tuple) else (out[:, :tokens],)
+        paddle.autograd.backward(list(outs), [paddle.randn(o.shape).astype(dtype) for o in outs])
+        results.append([t.astype("float32").numpy() for t in (*outs, *(t.grad for t in tensors))])
+    return results
+
+
+def close(results):
+    for got, want in zip(*results, strict=True):
+        assert np.linalg.norm(got - want) < 5e-3 * np.linalg.norm(want)
+
+
+def documents(*lengths):
+    """Mask [1, 1, s, s] that keeps documents apart, as PaddleNLP's models make it; the last token is padding."""
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    seen = (number[:, None] == number) & np.tri(len(number), dtype=bool)
+    seen[-1] = False
+    return paddle.to_tensor(np.where(seen, 0, np.finfo("float32").min)[None, None].astype("float32"))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_documents_stay_apart(seed, te, batch):
+    mask = paddle.concat([documents(5, 8, 3), documents(2, 13, 1)][:batch])
+    q, k, v = draw(2, 16, 4, 16), draw(2, 16, 2, 16), draw(2, 16, 2, 16)
+    close(both("dot_product_attention", [q, k, v], scale=0.25, attention_mask=mask, tokens=15))
+    assert te.keys == [16]
+
+
+def test_one_bias_serves_all_layers(te):
+    mask = documents(5, 11)
+    tensors = [draw(1, 16, 2, 16) for _ in range(3)]
+    for _ in range(2):
+        attention.dot_product_attention(*tensors, scale=0.25, attention_mask=mask)
+    first = mask._paddle_te_scores
+    assert first.dtype == paddle.float16 and np.isfinite(first.numpy()).all()
+    attention.dot_product_attention(*tensors, scale=0.25, attention_mask=mask)
+    assert mask._paddle_te_scores is first
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("queries, keys", [(1, 20), (1, 64), (5, 70)])
+def test_a_cache_is_rounded_up(seed, te, queries, keys, masked):
+    q, k, v = draw(2, queries, 4, 16), draw(2, keys, 2, 16), draw(2, keys, 2, 16)
+    hidden = np.zeros([2, 1, queries, keys], "float32")
+    hidden[1, ..., :3] = np.finfo("float32").min  # padding on the left
+    mask = paddle.to_tensor(hidden) if masked else None
+    close(both("dot_product_attention", [q, k, v], scale=0.25, attention_mask=mask))
+    assert te.keys == [-(-keys // 64) * 64]
+
+
+def test_masks_of_another_shape_are_refused(te):
+    tensors = [draw(1, 16, 2, 16) for _ in range(3)]
+    with pytest.raises(ValueError, match=r"must be \[b or 1, 1, 16, 16\]"):
+        attention.dot_product_attention(*tensors, scale=0.25, attention_mask=paddle.zeros([1, 16]))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_positions_of_their_own(seed, te, own):
+    rope = RotaryPositionEmbedding(16)
+    positions = paddle.to_tensor([[0, 1, 2, 0, 1, 2], [3, 4, 5, 6, 7, 8]])
+    freqs = rope.at(positions) if own else rope(9)[3:]  # a view, as behind a cache
+    close(both("rotary_qkv", [draw(2, 6, 8 * 16)], freqs, 4, 2))
+
+
+def test_angles_of_another_shape_are_refused(te):
+    for shape in ([2, 5, 16], [5, 16], [6]):
+        with pytest.raises(ValueError, match="angles"):
+            attention.rotary_qkv(draw(2, 6, 8 * 16), paddle.zeros(shape), 4, 2)
+
+
+def test_the_interface_of_both_is_one():
+    assert pd.dot_product_attention.__kwdefaults__ == attention.dot_product_attention.__kwdefaults__
