@@ -292,6 +292,27 @@ class _DeviceArray:
         }
 
 
+def _next_layer():
+    """What follows a layer in a model: a PyLayer apply(y, dy) whose backward hands dy to y.
+
+    Paddle's backward(y, dy) copies dy first (and starts a thread for the copy on a custom device), as no layer
+    inside a model sees it.
+    """
+    import paddle
+
+    class NextLayer(paddle.autograd.PyLayer):
+        @staticmethod
+        def forward(ctx, y, dy):
+            ctx.dy = dy
+            return paddle.empty([1], y.dtype)
+
+        @staticmethod
+        def backward(ctx, _):
+            return ctx.dy, None
+
+    return NextLayer
+
+
 class PaddleTE(Peer):
     """This project's TransformerLayer, backend "transformer_engine" or "paddle"."""
 
@@ -311,7 +332,7 @@ class PaddleTE(Peer):
         from paddle_te import fp8
         from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 
-        self.paddle, self.paddle_device = paddle, paddle_device
+        self.paddle, self.paddle_device, self.next_layer = paddle, paddle_device, _next_layer()
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
         self.device = device if device == "cpu" else self._gpu(("gpu", "nvgpu"))
         paddle.set_device(self.device)
@@ -381,7 +402,7 @@ class PaddleTE(Peer):
             return self.layer(self.x, rotary_pos_emb=self.freqs, is_first_microbatch=self.is_first_microbatch)
 
     def backward(self, y):
-        self.paddle.autograd.backward([y], [self.dy])
+        self.next_layer.apply(y, self.dy).backward()
 
     def results(self):
         for main_grad in self.main_grads.values():

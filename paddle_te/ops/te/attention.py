@@ -1,7 +1,7 @@
 """Rotary embedding and fused attention as PyLayers."""
 
-import math
 import os
+from functools import lru_cache
 
 import paddle
 from paddle.autograd import PyLayer
@@ -24,37 +24,29 @@ def _deterministic():
 class _Heads:
     """Sizes of one attention: q [b, s, h, d]; k and v [b, keys, h_kv, d]; dtype and its code for TE.
 
+    width: of q, k and v of one token, side by side. packed: whether they may lie so for cuDNN, which through TE takes
+    equal heads only; else q, k and v come one after another. layout: TE's name for that.
     rope: what rope's kernels take; positions: rows of the angles, s, or b·s where each sequence has its own.
     """
 
-    __slots__ = ("q", "kv", "tokens", "rope", "dtype", "code")
+    __slots__ = ("q", "kv", "stats", "tokens", "rope", "dtype", "code", "width", "packed", "layout", "_offsets")
 
     def __init__(self, b, s, h, h_kv, d, dtype, code, keys=None, positions=None):
-        self.q, self.kv, self.tokens = (b, s, h, d), (b, keys or s, h_kv, d), b * s
-        self.rope = b * s, positions or s, h, h_kv, d, code
-        self.dtype, self.code = dtype, code
-
-    @property
-    def width(self):
-        """Of q, k and v of one token, side by side."""
-        (*_, h, d), h_kv = self.q, self.kv[2]
-        return (h + 2 * h_kv) * d
-
-    @property
-    def packed(self):
-        """Whether q, k and v may lie side by side: cuDNN through TE takes that with equal heads only."""
-        return self.q == self.kv
+        self.q, self.kv, self.stats, self.tokens = (b, s, h, d), (b, keys or s, h_kv, d), (b, h, s, 1), b * s
+        self.rope = self.tokens, positions or s, h, h_kv, d, code
+        self.dtype, self.code, self.width = dtype, code, (h + 2 * h_kv) * d
+        self.packed = self.q == self.kv
+        self.layout = PACKED if self.packed else SEPARATE
+        spacing = 2 if self.packed else 2 * self.tokens  # bytes of a token or of all, for one element of width
+        self._offsets = h * d * spacing, (h + h_kv) * d * spacing
 
     def views(self, rt, base):
-        """(q, k, v) as native tensors in one buffer of tokens · width: packed per token, or one after another."""
-        bytes_of = lambda shape: math.prod(shape) * 2  # noqa: E731 (bfloat16 or float16)
-        first, second = bytes_of(self.q), bytes_of(self.kv)
-        if self.packed:
-            first, second = first // self.tokens, second // self.tokens
+        """(q, k, v) as native tensors in one buffer of tokens · width."""
+        to_k, to_v = self._offsets
         return (
             rt.te.Tensor(base, self.q, self.code),
-            rt.te.Tensor(base + first, self.kv, self.code),
-            rt.te.Tensor(base + first + second, self.kv, self.code),
+            rt.te.Tensor(base + to_k, self.kv, self.code),
+            rt.te.Tensor(base + to_v, self.kv, self.code),
         )
 
     def q_view(self, rt, tensor):
@@ -103,11 +95,14 @@ class _Bias:
 CAUSAL = _Causal()
 
 
+_sizes = lru_cache(maxsize=64)(_Heads)  # a model has one, its layers' launches are what counts
+
+
 def _attend(rt, heads, qkv, scale, layout, train, seen=CAUSAL):
     """(out [b, s, h·d], softmax statistics float32 [b, h, s, 1]) from native q, k, v."""
     b, s, h, d = heads.q
-    out, stats = rt.empty([b, s, h * d], heads.dtype), rt.empty([b, h, s, 1], paddle.float32)
-    stats_view = rt.te.Tensor(stats.data_ptr(), (b, h, s, 1), FLOAT32)
+    out, stats = rt.empty([b, s, h * d], heads.dtype), rt.empty(list(heads.stats), paddle.float32)
+    stats_view = rt.te.Tensor(stats.data_ptr(), heads.stats, FLOAT32)
     views = *qkv, heads.q_view(rt, out), stats_view
     rt.te.attention_fwd(*views, scale, layout, seen.mask, train, rt.stream, **seen.bias(rt))
     return out, stats
@@ -115,12 +110,11 @@ def _attend(rt, heads, qkv, scale, layout, train, seen=CAUSAL):
 
 def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen=CAUSAL):
     """Fills the native dq, dk, dv."""
-    b, s, h, _ = heads.q
     rt.te.attention_bwd(
         *qkv,
         heads.q_view(rt, out),
         heads.q_view(rt, dout),
-        rt.te.Tensor(stats.data_ptr(), (b, h, s, 1), FLOAT32),
+        rt.te.Tensor(stats.data_ptr(), heads.stats, FLOAT32),
         *dqkv,
         scale,
         layout,
@@ -191,7 +185,7 @@ class _RotaryAttention(PyLayer):
             rope.rope_packed(rt.te, rt.stream, source, rotated.data_ptr(), angles, *heads.rope)
         else:
             rope.rope_split(rt.te, rt.stream, source, *(view.data_ptr for view in views), angles, *heads.rope)
-        out, stats = _attend(rt, heads, views, scale, PACKED if heads.packed else SEPARATE, train)
+        out, stats = _attend(rt, heads, views, scale, heads.layout, train)
         if train:
             ctx.saved = rotated, views, freqs, out.detach(), stats, scale, heads, qkv.shape
         return out
@@ -203,8 +197,7 @@ class _RotaryAttention(PyLayer):
         dqkv = rt.empty(shape, heads.dtype)
         buffer = dqkv if heads.packed else heads.new_buffer(rt)
         grads = heads.views(rt, buffer.data_ptr())
-        layout = PACKED if heads.packed else SEPARATE
-        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, layout)
+        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, heads.layout)
         target, angles = dqkv.data_ptr(), freqs.data_ptr()
         if heads.packed:
             rope.rope_packed(rt.te, rt.stream, target, target, angles, *heads.rope, backward=True)
@@ -228,7 +221,7 @@ def _heads_of(qkv, freqs, num_heads, num_kv_heads):
             f"angles {list(freqs.shape)} for {b} sequences of {s} tokens: they must be [≥ s, d] or [b, s, d]"
         )
     d = width // (num_heads + 2 * num_kv_heads)
-    return _Heads(b, s, num_heads, num_kv_heads, d, qkv.dtype, code, positions=b * s if freqs.ndim == 3 else s)
+    return _sizes(b, s, num_heads, num_kv_heads, d, qkv.dtype, code, positions=b * s if freqs.ndim == 3 else s)
 
 
 def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
@@ -264,7 +257,7 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None):
         padding = 0 if keys == s else -keys % KEY_MULTIPLE
         seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
-    heads = _Heads(b, s, h, k.shape[2], d, q.dtype, code, keys=k.shape[1])
+    heads = _sizes(b, s, h, k.shape[2], d, q.dtype, code, keys=k.shape[1])
     return _DotProductAttention.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v))
 
 

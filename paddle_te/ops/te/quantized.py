@@ -44,10 +44,10 @@ class Float8Matrix:
         rt.te.quantize(source, self.native, rt.stream)
         return self
 
-    def drop_data(self, rt):
+    def drop_data(self):
         """Frees the rowwise data: backward reads the transposed copy only."""
         self.data = None
-        self._bind(rt)
+        self.native.drop_data()
 
     def gathered(self, rt, tp, rowwise=True):
         """The rows of all ranks of `tp`, with their transpose. The ranks' scales must be the same."""
