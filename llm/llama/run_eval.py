@@ -19,13 +19,12 @@ from typing import List, Optional
 
 import paddle
 from paddlenlp.trainer import PdArgumentParser
-from paddlenlp.transformers import AutoTokenizer
 from paddlenlp.utils.log import logger
 
 from paddle_te import fp8
 from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.llama.generation import generate_text
-from paddle_te.llama.loading import load_model
+from paddle_te.llama.loading import load_model, load_tokenizer
 from paddle_te.llama.lora import load_lora
 from paddle_te.training.evaluate import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 
@@ -135,7 +134,7 @@ def main():
         else:
             (args,) = parser.parse_args_into_dataclasses()
         paddle.set_device(args.device)
-        tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_name_or_path)
+        tokenizer = load_tokenizer(args.tokenizer_name_or_path)
         results = evaluate(args, make_model(args), tokenizer)
     except (ValueError, OSError, RuntimeError) as error:
         logger.error(str(error))

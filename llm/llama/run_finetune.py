@@ -15,12 +15,11 @@ from pathlib import Path
 
 import paddle
 from paddlenlp.trainer import PdArgumentParser, set_seed
-from paddlenlp.transformers import AutoTokenizer
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
 
 from paddle_te.llama import causal_mask_only, model_class
-from paddle_te.llama.loading import check_backend, from_pretrained, load_config
+from paddle_te.llama.loading import check_backend, from_pretrained, load_config, load_tokenizer
 from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.training.callbacks import install_callbacks
 from paddle_te.training.checkpoints import find_checkpoint
@@ -83,7 +82,7 @@ def main():
         paddle.set_device(training_args.device)
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
         set_seed(training_args.seed)
-        tokenizer = AutoTokenizer.from_pretrained(model_args.tokenizer_name_or_path)
+        tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
         model = make_model(model_args, data_args, training_args)
     except (ValueError, OSError, RuntimeError) as error:

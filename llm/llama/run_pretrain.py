@@ -14,7 +14,6 @@ from pathlib import Path
 import paddle
 from paddlenlp.trainer import PdArgumentParser, set_seed
 from paddlenlp.transformers import (
-    AutoTokenizer,
     CosineAnnealingWithWarmupDecay,
     LinearAnnealingWithWarmupDecay,
 )
@@ -24,7 +23,7 @@ from paddlenlp.utils.log import logger
 from paddle_te import device
 from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.configs import resolve
-from paddle_te.llama.loading import from_pretrained, read_config
+from paddle_te.llama.loading import from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
@@ -125,7 +124,7 @@ def main():
             check_fp8_state(checkpoint, training_args)
         tokenizer = None
         if model_args.tokenizer_name_or_path != "none":
-            tokenizer = AutoTokenizer.from_pretrained(model_args.tokenizer_name_or_path)
+            tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         config = make_config(model_args, data_args, training_args, tokenizer)
         set_seed(training_args.seed)
         train_dataset, eval_dataset, test_dataset, collate = create_pretrained_dataset(

@@ -66,6 +66,19 @@ def convert_config(config, source, target, dtype):
     return converted
 
 
+# The same sentencepiece model goes by two names.
+_SENTENCEPIECE = {"hf": "tokenizer.model", "pd": "sentencepiece.bpe.model"}
+
+
+def companion_name(name, names, source, target):
+    """What a companion file of the weights, one of `names`, is called beside the target Layout's weights."""
+    if (source.family == "hf") == (target.family == "hf"):
+        return name
+    theirs, ours = _SENTENCEPIECE["hf"], _SENTENCEPIECE["pd"]
+    old, new = (theirs, ours) if source.family == "hf" else (ours, theirs)
+    return new if name == old and new not in names else name
+
+
 def _shared(config):
     shared = {key: config.get(key, default) for key, default in _SHARED.items()}
     return _MODEL | shared | {"num_key_value_heads": shared["num_key_value_heads"] or config["num_attention_heads"]}

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from paddle_te.checkpoint import layout as layouts
 from paddle_te.checkpoint import optimizer, pdparams, safetensors
-from paddle_te.checkpoint.config import FUSE_FLAGS, convert_config, fused_before
+from paddle_te.checkpoint.config import FUSE_FLAGS, companion_name, convert_config, fused_before
 from paddle_te.checkpoint.files import (
     check_new,
     copy_file,
@@ -107,7 +107,7 @@ def convert(
     with bar, new_folder(output_path) as folder:
         _write_all(sources, target, folder, groups, workers, bar)
         for name in carried:
-            copy_file(checkpoint.folder / name, folder / name)
+            copy_file(checkpoint.folder / name, folder / companion_name(name, carried, checkpoint.layout, layout))
         for name, content in (indexes | ({"config.json": config} if config else {})).items():
             write_json(folder / name, content)
         if checksums:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from paddlenlp.transformers import LlamaConfig
+from paddlenlp.transformers import AutoTokenizer, LlamaConfig, LlamaTokenizer
 
 from paddle_te import device
 from paddle_te.checkpoint import CheckpointError, check_layout, native_config, native_layout, read_weights, te_layout
@@ -88,6 +88,20 @@ def read_config(folder):
     if translated is content:
         return LlamaConfig.from_pretrained(str(folder))
     return LlamaConfig.from_dict(translated)
+
+
+def load_tokenizer(name_or_path):
+    """PaddleNLP's tokenizer of a folder or a known name.
+
+    A sentencepiece model is also found under transformers' name, tokenizer.model, which AutoTokenizer overlooks.
+    """
+    folder = Path(name_or_path)
+    config = folder / "tokenizer_config.json"
+    if config.is_file() and json.loads(config.read_text()).get("tokenizer_class", "").startswith("LlamaTokenizer"):
+        for name in ("sentencepiece.bpe.model", "tokenizer.model"):
+            if (folder / name).is_file():
+                return LlamaTokenizer.from_pretrained(str(folder), vocab_file=str(folder / name))
+    return AutoTokenizer.from_pretrained(str(name_or_path))
 
 
 def load_config(folder, backend="none", **settings):

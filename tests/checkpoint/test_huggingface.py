@@ -44,6 +44,7 @@ def save_hf(folder, model, shards=1, **config):
     (folder / "config.json").write_text(json.dumps(model.config | CONFIG | config))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "tokenizer.model").write_bytes(b"pieces")
     return state
 
 
@@ -66,7 +67,9 @@ def test_import_and_export(tmp_path, rng, layout, shards, dtype):
         with safe_open(file, "np") as opened:
             assert opened.metadata() == {"format": "pt"}
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= names
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"} <= names
+    assert (tmp_path / "in" / "sentencepiece.bpe.model").read_bytes() == b"pieces"  # PaddleNLP's name
+    assert not {"sentencepiece.bpe.model"} & names and not (tmp_path / "in" / "tokenizer.model").exists()
     assert ("model.safetensors.index.json" in names) == (shards > 1)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert model.config.items() <= config.items() and CONFIG.items() <= config.items()

@@ -15,6 +15,7 @@ from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
 
 from paddle_te.checkpoint import convert
 from paddle_te.llama import model_class
+from paddle_te.llama.loading import load_model
 
 PYTHON = os.environ.get("PADDLE_TE_HF_PYTHON", sys.executable)
 
@@ -84,6 +85,12 @@ def test_same_logits_and_bits(tmp_path, seed, dtype, options):
             out = model(paddle.to_tensor(tokens))
         logits = (out[0] if isinstance(out, tuple) else out).numpy()
         assert np.abs(logits - expected).max() <= 1e-5 * scale, layout
+
+        # and without a conversion, from the folder itself
+        with paddle.no_grad():
+            out = load_model(tmp_path / "hf", backend)(paddle.to_tensor(tokens))
+        direct = (out[0] if isinstance(out, tuple) else out).numpy()
+        assert np.abs(direct - expected).max() <= 1e-5 * scale, layout
 
         # out again, through other degrees: the same bits and names
         convert(tmp_path / layout, tmp_path / f"{layout}_tp2", "reshard", tensor_parallel_degree=2, progress=False)
