@@ -76,6 +76,10 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
             return paddle.ones_like(input_ids)
         return (input_ids != pad_token_id).astype(input_ids.dtype)
 
+    def adjust_logits_during_generation(self, logits):
+        """Tokens are chosen in float32 whatever the model computes in: bfloat16 has near ties, and lacks kernels."""
+        return logits.astype("float32")
+
 
 class LlamaForCausalLMPipe(_TELlama, modeling_pp.LlamaForCausalLMPipe):
     """PaddleNLP's LlamaForCausalLMPipe with TE's decoder layers."""

@@ -1,0 +1,75 @@
+"""One small Llama in several backends and precisions: pd in float32 on the CPU is the truth."""
+
+import numpy as np
+import paddle
+from paddlenlp.transformers import LlamaConfig
+
+from paddle_te.llama import model_class
+
+TE, PD = "transformer_engine", "paddle"
+VOCABULARY = 128
+
+
+def config(backend, **settings):
+    """Sizes that fp8 GEMMs take, heads that cuDNN takes, and weights large enough that tokens differ."""
+    base = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=224,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        seq_length=64,
+        rms_norm_eps=1e-5,
+        initializer_range=0.15,
+        use_cache=False,
+        recompute_use_reentrant=True,
+    )
+    return LlamaConfig(**(base | settings), transformer_engine_backend=backend)
+
+
+def make(device, backend, dtype, weights=None, **settings):
+    """A LlamaForCausalLM on `device`, with `weights` (see `weights_of`) where given."""
+    paddle.set_device(device)
+    model = model_class(backend)._from_config(config(backend, **settings), dtype=dtype)
+    if weights is not None:
+        load(model, weights)
+    return model
+
+
+def load(model, weights):
+    """Gives `model` the weights, which must be exactly its own."""
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == weights.keys()
+    for name, parameter in parameters.items():
+        parameter.set_value(paddle.to_tensor(weights[name]).astype(parameter.dtype))
+
+
+def weights_of(model):
+    """{name: float32 array that bfloat16 can hold} of the parameters."""
+    values = {name: parameter.numpy() for name, parameter in model.named_parameters()}
+    return {name: (value.view("uint32") & 0xFFFF0000).view("float32") for name, value in values.items()}
+
+
+def truth(**settings):
+    """(pd's model in float32 on the CPU, its weights)."""
+    model = make("cpu", PD, "float32", **settings)
+    weights = weights_of(model)
+    load(model, weights)
+    return model, weights
+
+
+def array(tensor):
+    return tensor.astype("float32").numpy()
+
+
+def relative(got, want):
+    """‖got - want‖ / ‖want‖."""
+    got, want = (np.asarray(value, "float64") for value in (got, want))
+    assert got.shape == want.shape
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+def first(output):
+    return output[0] if isinstance(output, tuple) else output

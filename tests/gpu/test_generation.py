@@ -1,0 +1,83 @@
+"""Text from te's key-value cache against pd in float32 without one."""
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.llama.generation import left_padded
+from paddle_te.llama.loading import check_backend
+from tests.gpu.models import TE, VOCABULARY, array, first, make, relative, truth
+
+HALF = "bfloat16"
+NEVER = 1000  # an end-of-text token that no model makes
+
+
+@pytest.fixture
+def pair(gpu, seed):
+    """(pd in float32 on the CPU, te in bf16), in evaluation mode, the GPU being the current device."""
+    exact, weights = truth()
+    te = make(gpu, TE, HALF, weights)
+    exact.eval(), te.eval()
+    return exact, te
+
+
+def prompts(*lengths):
+    return [np.random.randint(1, VOCABULARY, length).tolist() for length in lengths]
+
+
+def generate(model, batch, n=12, **settings):
+    settings = dict(max_new_tokens=n, eos_token_id=NEVER, pad_token_id=0, decode_strategy="greedy_search") | settings
+    return model.generate(**batch, **settings)[0].numpy()
+
+
+def exact_logits(exact, tokens):
+    """Of pd in float32 for one sequence by itself, [s, vocabulary]."""
+    device = paddle.get_device()
+    paddle.set_device("cpu")
+    logits = array(first(exact(paddle.to_tensor([tokens]))))[0]
+    paddle.set_device(device)
+    return logits
+
+
+@pytest.mark.parametrize("pieces", [[24], [13, 1, 1, 9], [60, 1, 1, 1, 1, 1, 1]])
+def test_logits_from_the_cache_are_those_of_the_whole(pair, pieces):
+    exact, te = pair
+    tokens = prompts(sum(pieces))[0]
+    cache, got, start = None, [], 0
+    with paddle.no_grad():
+        for size in pieces:
+            piece = paddle.to_tensor([tokens[start : start + size]])
+            logits, cache = te(piece, past_key_values=cache, use_cache=True)[:2]
+            got.append(array(logits)[0])
+            start += size
+    assert relative(np.concatenate(got), exact_logits(exact, tokens)) < 3e-2
+    assert list(cache[0][0].shape) == [1, sum(pieces), 2, 32]
+
+
+@pytest.mark.parametrize("lengths", [[9], [7, 7], [3, 12, 8, 1]])
+def test_greedy_tokens_are_as_likely_as_the_likeliest(pair, lengths):
+    """In bf16 near ties may fall the other way: each token's logit in float32 is within rounding of the greatest."""
+    exact, te = pair
+    given = prompts(*lengths)
+    found = generate(te, left_padded(given))
+    same = 0
+    for prompt, new in zip(given, found.tolist(), strict=True):
+        logits = exact_logits(exact, prompt + new)[len(prompt) - 1 : -1]
+        regret = logits.max(-1) - logits[np.arange(len(new)), new]
+        assert (regret < 5e-2 * logits.std()).all(), (regret, logits.std())
+        same += (regret == 0).sum()
+    assert same > 0.9 * found.size
+
+
+def test_sampling_repeats_with_the_seed(pair, seed):
+    _, te = pair
+    batch, samples = left_padded(prompts(5, 9)), []
+    for number in (seed, seed, seed + 1):
+        paddle.seed(number)
+        samples.append(generate(te, batch, decode_strategy="sampling", top_k=20, temperature=2.0).tolist())
+    assert samples[0] == samples[1] != samples[2]
+
+
+def test_float32_is_refused_before_work(gpu):
+    with pytest.raises(ValueError, match="computes in bfloat16"):
+        check_backend(TE, "float32")
