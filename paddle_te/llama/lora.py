@@ -243,6 +243,12 @@ class TELoRAModel(LoRAModel):
         for name, weight in self.model.state_dict().items():
             weight.stop_gradient = "lora_" not in name and not any(re.fullmatch(e, name) for e in extra)
 
+    def set_state_dict(self, state_dict):
+        """As PaddleNLP's, and in the model's dtype: an adapter trained in bfloat16 serves a float32 model too."""
+        own = self.model.state_dict()
+        cast = lambda name, value: paddle.to_tensor(value).astype(own[name].dtype) if name in own else value  # noqa: E731
+        super().set_state_dict({name: cast(name, value) for name, value in state_dict.items()})
+
     def lora_layers(self):
         return [layer for layer in self.model.sublayers() if isinstance(layer, _WithLoRA)]
 

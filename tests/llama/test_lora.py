@@ -180,6 +180,21 @@ def test_save_load_and_merged_checkpoint(seed, tmp_path, backend):
         load_lora(make(tiny_config()), tmp_path / "adapter", other)
 
 
+def test_an_adapter_of_another_dtype(seed, tmp_path):
+    """Trained in bfloat16, loaded in float32."""
+    _, lora = lora_pair(lambda: lora_config(r=4), initializer_range=0.1)
+    for name, parameter in lora.model.named_parameters():
+        if "lora_" in name:
+            parameter.set_value(parameter.astype("bfloat16").astype("float32"))
+    ids = paddle.randint(0, 96, [2, 12])
+    want = lora(ids)[0].numpy()
+    lora.save_pretrained(str(tmp_path))
+    path = str(tmp_path / "lora_model_state.pdparams")
+    paddle.save({name: value.astype("bfloat16") for name, value in paddle.load(path).items()}, path)
+    lora.restore_original_model()
+    assert relative(load_lora(lora.model, tmp_path, "paddle")(ids)[0], want) < 1e-5
+
+
 def test_no_adapter_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="lora_config.json"):
         load_lora(LlamaForCausalLM(tiny_config()), tmp_path, "paddle")
