@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import paddle
-from paddlenlp.trainer import PdArgumentParser, set_seed
+from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import (
     CosineAnnealingWithWarmupDecay,
     LinearAnnealingWithWarmupDecay,
@@ -25,7 +25,7 @@ from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.configs import resolve
 from paddle_te.llama.loading import from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
-from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
+from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.checkpoints import find_checkpoint
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
@@ -38,7 +38,7 @@ SWITCH = (
 
 
 def parse_arguments():
-    parser = PdArgumentParser((ModelArguments, DataArguments, PreTrainingArguments))
+    parser = ArgumentParser((ModelArguments, DataArguments, PreTrainingArguments))
     if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
         return parser.parse_json_file_and_cmd_lines()
     return parser.parse_args_into_dataclasses()

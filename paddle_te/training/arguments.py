@@ -1,12 +1,14 @@
 """Command-line arguments of pretraining: PaddleNLP's, and those that choose and tune the decoder layers."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Optional
 
-from paddlenlp.trainer import TrainingArguments
+from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.distributed import use_threaded_store
+from paddle_te.training.checks import check_flags
 
 
 def _option(default, help, **kwargs):
@@ -50,6 +52,8 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError("--use_fp8 needs --transformer_engine_backend transformer_engine (or paddle, emulated)")
         if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
             raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
+        if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
+            raise ValueError("asynchronous saving: a checkpoint could not be told from an incomplete one; leave it out")
         use_threaded_store()  # before PaddleNLP's arguments initialise fleet
         super().__post_init__()
         self.test_iters = 10 * self.eval_iters
@@ -82,3 +86,14 @@ class ModelArguments:
 
     def __post_init__(self):
         self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
+
+
+class ArgumentParser(PdArgumentParser):
+    """PaddleNLP's, for the dataclasses of pretraining. Refuses an impossible layout, which the launcher refuses too,
+    before TrainingArguments initialises fleet. Raises LaunchError, a ValueError.
+    """
+
+    def parse_known_args(self, args=None, namespace=None):
+        flags, rest = super().parse_known_args(args, namespace)
+        check_flags(flags, world=int(os.environ.get("PADDLE_TRAINERS_NUM", 1)))
+        return flags, rest

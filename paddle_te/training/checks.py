@@ -1,7 +1,7 @@
 """Checks of a run's arguments against each other, the model and the device, before anything starts.
 
-`args` has the launcher's names as attributes (`launch.ARGUMENTS`, `launch.KNOBS`). What does not fit raises
-LaunchError: one line that names the argument and what it may be.
+`args` has the launcher's names as attributes (`launch.ARGUMENTS`, `launch.KNOBS`); `check_flags` does the same for
+run_pretrain's own flags. What does not fit raises LaunchError: one line that names the argument and what it may be.
 
 Imports neither paddle nor paddlenlp, which take seconds.
 """
@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from paddle_te.training.checkpoints import complete_checkpoints, find_checkpoint
@@ -33,44 +34,101 @@ TOKENIZERS = [name for name in configs.known_names() if name.startswith("meta-ll
 TOKENIZERS += [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
 
 
-def check_layout(args: argparse.Namespace, world: int) -> None:
+class Names(dict):
+    """What the user calls an argument; the launcher's name where nothing else is said."""
+
+    def __missing__(self, name):
+        return name
+
+
+LAUNCHER = Names()
+# run_pretrain's names of the launcher's arguments
+FLAGS = Names(
+    TP="--tensor_parallel_degree",
+    PP="--pipeline_parallel_degree",
+    VP="--virtual_pp_degree",
+    FSDP="--sharding_parallel_degree",
+    GA="--gradient_accumulation_steps",
+    SP="--sequence_parallel",
+    max_seqlen="--max_seq_length",
+    sharding_stage="--sharding",
+)
+
+
+def check_flags(flags: argparse.Namespace, world: int) -> None:
+    """`check_layout` and `check_model` for run_pretrain's parsed flags; PaddleNLP's degrees below 1 are its defaults.
+
+    Raises:
+        LaunchError: a layout that cannot run, or an unknown model.
+    """
+    tp, pp = max(flags.tensor_parallel_degree, 1), max(flags.pipeline_parallel_degree, 1)
+    fsdp = flags.sharding_parallel_degree
+    if fsdp < 1:  # all ranks that are left
+        fsdp = max(world // (tp * pp), 1) if flags.sharding else 1
+    args = argparse.Namespace(
+        TP=tp,
+        PP=pp,
+        VP=max(flags.virtual_pp_degree, 1),
+        FSDP=fsdp,
+        GA=flags.gradient_accumulation_steps,
+        SP=flags.sequence_parallel,
+        max_seqlen=flags.max_seq_length,
+        sharding_stage=(flags.sharding or "stage1").split()[0],
+        model_name=flags.model_name_or_path,
+    )
+    check_layout(args, world, FLAGS)
+    check_model(args, configs.read(args.model_name), FLAGS)
+
+
+def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] = LAUNCHER) -> None:
     """Degrees against each other and against the number of devices."""
+
+    def say(name):
+        return f"{names[name]}={str(getattr(args, name)).lower()}"
+
     degrees = args.TP * args.PP * args.FSDP
     if world % degrees:
         raise LaunchError(
-            f"TP={args.TP} x PP={args.PP} x FSDP={args.FSDP} = {degrees} must divide the number of devices, {world}; "
-            f"DP is what remains (DEVICES=0,1,... chooses the devices)"
+            f"{say('TP')} x {say('PP')} x {say('FSDP')} = {degrees} must divide the number of devices, {world}; "
+            f"DP is what remains{' (DEVICES=0,1,... chooses the devices)' if names is LAUNCHER else ''}"
         )
     if args.VP > 1 and args.PP < 3:
-        raise LaunchError(f"VP={args.VP} needs PP of at least 3, not {args.PP} (Paddle asserts more than 2 stages)")
-    if args.SP and args.TP == 1:
-        raise LaunchError("SP=true needs TP of at least 2: it splits the sequence over the tensor-parallel devices")
-    if args.SP and args.max_seqlen % args.TP:
-        raise LaunchError(f"max_seqlen={args.max_seqlen} must be a multiple of TP={args.TP} with SP=true")
-    if args.PP > 1 and args.GA < args.PP:
-        raise LaunchError(f"GA={args.GA} must be at least PP={args.PP}, to fill the pipeline")
-    if args.VP > 1 and (args.GA < 2 * args.PP or args.GA % args.PP):
-        raise LaunchError(f"GA={args.GA} must be a multiple of PP={args.PP} of at least {2 * args.PP} with VP above 1")
-    if args.FSDP > 1 and args.PP > 1 and args.sharding_stage != "stage1":
         raise LaunchError(
-            f"sharding_stage={args.sharding_stage} does not go with PP={args.PP} in PaddleNLP; use stage1"
+            f"{say('VP')} needs {names['PP']} of at least 3, not {args.PP} (Paddle asserts more than 2 stages)"
         )
+    if args.SP and args.TP == 1:
+        raise LaunchError(
+            f"{say('SP')} needs {names['TP']} of at least 2: it splits the sequence over the tensor-parallel devices"
+        )
+    if args.SP and args.max_seqlen % args.TP:
+        raise LaunchError(f"{say('max_seqlen')} must be a multiple of {say('TP')} with {say('SP')}")
+    if args.PP > 1 and args.GA < args.PP:
+        raise LaunchError(f"{say('GA')} must be at least {say('PP')}, to fill the pipeline")
+    if args.VP > 1 and (args.GA < 2 * args.PP or args.GA % args.PP):
+        raise LaunchError(
+            f"{say('GA')} must be a multiple of {say('PP')} of at least {2 * args.PP} with {names['VP']} above 1"
+        )
+    if args.FSDP > 1 and args.PP > 1 and args.sharding_stage != "stage1":
+        raise LaunchError(f"{say('sharding_stage')} does not go with {say('PP')} in PaddleNLP; use stage1")
     if args.FSDP > 1 and args.TP > 1 and args.sharding_stage == "stage3":
-        raise LaunchError(f"sharding_stage=stage3 does not go with TP={args.TP} in PaddleNLP; use stage1 or stage2")
+        raise LaunchError(f"{say('sharding_stage')} does not go with {say('TP')} in PaddleNLP; use stage1 or stage2")
 
 
-def check_model(args: argparse.Namespace, config: dict) -> None:
+def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str] = LAUNCHER) -> None:
     """The layout against the model's dimensions."""
     split = {key: config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")}
     for key, size in split.items():
         if size % args.TP:
             common = math.gcd(*split.values())
             possible = ", ".join(str(n) for n in range(1, 65) if common % n == 0)
-            raise LaunchError(f"TP={args.TP} must divide {key}={size} of {args.model_name}; it may be {possible}")
+            raise LaunchError(
+                f"{names['TP']}={args.TP} must divide {key}={size} of {args.model_name}; it may be {possible}"
+            )
     layers = config["num_hidden_layers"]
     if layers % (args.PP * args.VP):
         raise LaunchError(
-            f"PP={args.PP} x VP={args.VP} = {args.PP * args.VP} must divide the {layers} layers of {args.model_name}"
+            f"{names['PP']}={args.PP} x {names['VP']}={args.VP} = {args.PP * args.VP} must divide the {layers} layers "
+            f"of {args.model_name}"
         )
 
 

@@ -3,9 +3,17 @@
 tests/gpu/test_parallel.py has the same for te on GPUs.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.distributed import jobs
+from tests.tools.nvgpu_processes import python_path
+
+SCRIPT = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
 
 FLOAT32 = ["none", "none_full", "pd", "pd_core_attn", "pd_full"]
 BF16 = ["none_bf16", "pd_bf16"]
@@ -48,3 +56,18 @@ def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
     for name in RESUMED:
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])
+
+
+def test_impossible_layout_by_hand(tmp_path, nvgpu_host):
+    """run_pretrain.py under Paddle's launcher, without this project's: every rank says why, in one line, and stops."""
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", tmp_path / "logs", SCRIPT]
+    flags = "--model_name_or_path tiny-llama-demo --tokenizer_name_or_path none --mock_data true --max_seq_length 32"
+    command += [*flags.split(), "--output_dir", tmp_path / "out", "--pipeline_parallel_degree", "2"]
+    environment = os.environ | nvgpu_host | dict(PYTHONPATH=python_path(), NVGPU_HOST_DEVICES="2")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode
+    for rank in range(2):
+        log = (tmp_path / f"logs/workerlog.{rank}").read_text()
+        assert "--gradient_accumulation_steps=1 must be at least --pipeline_parallel_degree=2" in log.splitlines()[-1]
+        assert "Traceback" not in log
+    assert not (tmp_path / "out").exists()
