@@ -1,0 +1,258 @@
+"""The native module (paddle_te/native/shim.cpp) in NumPy on host memory: what TE's kernels compute, without a GPU.
+
+Slow and plain: for the logic of paddle_te.ops.te (what is saved, added, freed, gathered), not for speed. It keeps what
+Hopper demands: an fp8 GEMM reads its operands along k, so a transposed one must have its columnwise copy.
+`install` puts it in the place of the native module.
+"""
+
+import ctypes
+
+import ml_dtypes
+import numpy as np
+
+from paddle_te.native import DType, Mask, QKVLayout
+
+NUMPY = {
+    int(DType.BYTE): np.uint8,
+    int(DType.FLOAT32): np.float32,
+    int(DType.FLOAT16): np.float16,
+    int(DType.BFLOAT16): ml_dtypes.bfloat16,
+    int(DType.FLOAT8_E4M3): ml_dtypes.float8_e4m3fn,
+    int(DType.FLOAT8_E5M2): ml_dtypes.float8_e5m2,
+}
+GREATEST = {int(DType.FLOAT8_E4M3): 448.0, int(DType.FLOAT8_E5M2): 57344.0}
+NAMES = {"rope_bfloat16": ml_dtypes.bfloat16, "rope_float16": np.float16, "rope_float": np.float32}
+
+
+def at(pointer, shape, dtype):
+    """The array that lies at an address."""
+    assert pointer, "null pointer"
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype).reshape(shape)
+
+
+def strided(pointer, shape, token_stride, dtype):
+    """[tokens, heads, d] at an address with that many elements from token to token."""
+    tokens, heads, d = shape
+    flat = at(pointer, ((tokens - 1) * token_stride + heads * d,), dtype)
+    size = flat.itemsize
+    return np.lib.stride_tricks.as_strided(flat, shape, (token_stride * size, d * size, size))
+
+
+class Tensor:
+    def __init__(self, data, shape, dtype, columnwise=0, scale=0, amax=0, scale_inv=0):
+        assert all(type(n) is int for n in shape)
+        self.data_ptr, self.shape, self.dtype, self.columnwise = data, shape, dtype, columnwise
+        self.scale, self.amax, self.scale_inv = (
+            at(p, (1,), np.float32) if p else None for p in (scale, amax, scale_inv)
+        )
+
+    def drop_data(self):
+        self.data_ptr = 0
+
+    @property
+    def is_fp8(self):
+        return self.dtype in GREATEST
+
+    @property
+    def array(self):
+        return at(self.data_ptr, self.shape, NUMPY[self.dtype])
+
+    @property
+    def transposed(self):
+        rows, cols = self.shape
+        return at(self.columnwise, (cols, rows), NUMPY[self.dtype])
+
+    def read(self):
+        """As float32."""
+        return self.array.astype(np.float32)
+
+    def write(self, values):
+        """Stores float32 values: rounded, or quantized with the scale, which leaves amax and scale_inv behind."""
+        values = values.reshape(self.shape)
+        if not self.is_fp8:
+            self.array[...] = values.astype(NUMPY[self.dtype])
+            return
+        limit = GREATEST[self.dtype]
+        quantized = np.clip(values * self.scale, -limit, limit).astype(NUMPY[self.dtype])
+        if self.data_ptr:
+            self.array[...] = quantized
+        if self.columnwise:
+            self.transposed[...] = quantized.T
+        self.amax[...] = np.maximum(self.amax, np.abs(values).max())
+        self.scale_inv[...] = 1 / self.scale
+
+    def operand(self, transposed):
+        """A GEMM's operand in float32, [k last] if not transposed, from the copy that Hopper's GEMM reads."""
+        if not self.is_fp8:
+            return self.read().T if transposed else self.read()
+        return (self.transposed if transposed else self.array).astype(np.float32) * self.scale_inv
+
+
+class Stream:
+    capability, sm_count, workspace_size = (9, 0), 132, 0
+
+    def __init__(self, handle, allocate):
+        self.handle = handle
+
+
+def rmsnorm_fwd(x, gamma, epsilon, z, rsigma, stream):
+    values = x.read()
+    rsigma.array[...] = 1 / np.sqrt((values**2).mean(1) + epsilon)
+    z.write(values * rsigma.array[:, None] * gamma.read())
+
+
+def rmsnorm_bwd(dz, x, rsigma, gamma, dx, dgamma, stream, add=None):
+    inverse, grad = rsigma.array[:, None], dz.read()
+    normed = x.read() * inverse
+    inner = grad * gamma.read()
+    result = inverse * (inner - normed * (inner * normed).mean(1, keepdims=True))
+    dx.write(result if add is None else result + add.read())
+    dgamma.write((grad * normed).sum(0))
+
+
+def quantize(input, output, stream):
+    output.write(input.read())
+
+
+def transpose(input, output, stream):
+    output.array[...] = input.array.T
+
+
+def _silu_parts(input):
+    values = input.read()
+    gate, up = np.split(values, 2, 1)
+    sigmoid = 1 / (1 + np.exp(-gate))
+    return gate, up, sigmoid
+
+
+def swiglu(input, output, stream):
+    gate, up, sigmoid = _silu_parts(input)
+    output.write(gate * sigmoid * up)
+
+
+def dswiglu(grad, input, output, stream):
+    gate, up, sigmoid = _silu_parts(input)
+    dy = grad.read()
+    dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
+    output.write(np.concatenate([dgate, dy * gate * sigmoid], 1))
+
+
+dswiglu_cast_transpose = dswiglu
+
+
+def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False):
+    result = B.operand(transb) @ A.operand(not transa).T
+    D.write(result + D.read() if accumulate else result)
+
+
+def amax_and_scale_update(amax_history, scale, algo, fp8_dtype, margin, stream):
+    history = amax_history.array
+    amax = history[0].copy() if algo == "most_recent" else np.nanmax(history, 0)
+    usable = np.isfinite(amax) & (amax > 0)
+    scale.array[usable] = GREATEST[fp8_dtype] * 2.0**-margin / amax[usable]
+    history[...] = np.roll(history, -1, 0)
+    history[0] = 0
+
+
+def compute_amax(input, output, stream):
+    output.amax[...] = np.abs(input.read()).max()
+
+
+def compute_scale_from_amax(output, stream):
+    output.scale[...] = GREATEST[output.dtype] / output.amax
+
+
+def _attention_arrays(tensors, layout):
+    """q, k, v [b, s, h, d] where `layout` says that they lie."""
+    arrays = []
+    for t in tensors:
+        b, s, heads, d = t.shape
+        stride = heads * d * (3 if layout == QKVLayout.BS3HD else 1)
+        arrays.append(strided(t.data_ptr, (b * s, heads, d), stride, NUMPY[t.dtype]).reshape(b, s, heads, d))
+    return arrays
+
+
+def _per_head(q, k, v):
+    """float32 [b, h, s, d], k and v repeated to q's heads."""
+    q, k, v = (np.moveaxis(x.astype(np.float32), 1, 2) for x in (q, k, v))
+    return q, *(np.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+
+
+def _probabilities(q, k, scale, mask, bias):
+    scores = q @ np.swapaxes(k, 2, 3) * np.float32(scale)
+    if bias is not None:
+        scores = scores + bias.read()
+    if mask == Mask.CAUSAL:
+        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+    greatest = scores.max(-1, keepdims=True)
+    exponents = np.exp(scores - greatest)
+    total = exponents.sum(-1, keepdims=True)
+    return exponents / total, greatest + np.log(total)
+
+
+def attention_fwd(q, k, v, out, stats, scale, layout, mask, is_training, stream, bias=None):
+    q, k, v = _per_head(*_attention_arrays((q, k, v), layout))
+    p, statistics = _probabilities(q, k, scale, mask, bias)
+    stats.array[...] = statistics
+    out.write(np.moveaxis(p @ v, 1, 2))
+
+
+def _store(target, values, layout):
+    """Sums over the heads that share a key head; target may lie between others."""
+    b, s, heads, d = target.shape
+    values = np.moveaxis(values.reshape(b, heads, -1, s, d).sum(2), 1, 2)
+    stride = heads * d * (3 if layout == QKVLayout.BS3HD else 1)
+    strided(target.data_ptr, (b * s, heads, d), stride, NUMPY[target.dtype])[...] = values.reshape(b * s, heads, d)
+
+
+def attention_bwd(
+    q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream, deterministic=False, bias=None, dbias=None
+):
+    targets = dq, dk, dv
+    q, k, v = _per_head(*_attention_arrays((q, k, v), layout))
+    p, statistics = _probabilities(q, k, scale, mask, bias)
+    assert np.allclose(stats.array, statistics, atol=1e-2), "the statistics of another forward"
+    out, dout = (np.moveaxis(t.read(), 1, 2) for t in (out, dout))
+    dp = dout @ np.swapaxes(v, 2, 3)
+    ds = p * (dp - (out * dout).sum(-1, keepdims=True)) * np.float32(scale)
+    gradients = ds @ k, np.swapaxes(ds, 2, 3) @ q, np.swapaxes(p, 2, 3) @ dout
+    for target, gradient in zip(targets, gradients, strict=True):
+        _store(target, gradient, layout)
+
+
+def launch(kernel, tokens, block, shared, stream, *arguments):
+    """kernels/rope.cu, the only kernel there is: source and target as addresses and strides of q, k, v."""
+    source, target, (angles, s, heads, kv_heads, d, backward) = arguments[:6], arguments[6:12], arguments[12:]
+    dtype = NAMES[kernel]
+    angles = np.tile(at(angles, (s, d), np.float32)[:, : d // 2], (tokens // s, 1))[:, None]
+    cos, sin = np.cos(angles), np.sin(angles) * (-1 if backward else 1)
+    for i, n in enumerate((heads, kv_heads, kv_heads)):
+        values = strided(source[i], (tokens, n, d), source[3 + i], dtype).astype(np.float32)
+        if i < 2:
+            first, second = np.split(values, 2, -1)
+            values = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+        strided(target[i], (tokens, n, d), target[3 + i], dtype)[...] = values.astype(dtype)
+
+
+def memcpy_async(destination, source, bytes, stream):
+    ctypes.memmove(destination, source, bytes)
+
+
+def memset_async(destination, value, bytes, stream):
+    ctypes.memset(destination, value, bytes)
+
+
+def install(monkeypatch):
+    """te's layers compute with this module, on the CPU."""
+    import sys
+
+    from paddle_te import device, native
+    from paddle_te.native import rope
+    from paddle_te.ops.te import runtime
+
+    monkeypatch.setattr(native, "load", lambda fp8=False: sys.modules[__name__])
+    monkeypatch.setattr(device, "raw_stream", lambda: 0)
+    monkeypatch.setattr(rope, "kernel", lambda name, file, capability: name)
+    monkeypatch.setattr(runtime, "_runtimes", {})
