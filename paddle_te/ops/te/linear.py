@@ -6,7 +6,9 @@ the recipe's backward format; forward makes the transposed copies that backward 
 What a backward needs is kept on ctx and taken off it (`_take`), so that each matrix is freed after its last use.
 """
 
+import functools
 import math
+import operator
 from types import SimpleNamespace
 
 import paddle
@@ -109,32 +111,33 @@ def _row_output(rt, x, weight, out, code, residual, tp):
 class _Normed:
     """x of an RMSNorm with its statistics, forward and backward.
 
-    x: Matrix; ln_weight: parameter; rsigma: float32 [rows], 1 / rms(x).
+    x: Matrix; ln_weight: parameter; rsigma: float32 [rows], 1 / rms(x). _gamma, _rsigma: both as native tensors.
     """
 
-    __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma")
+    __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma", "_gamma", "_rsigma")
 
     def __init__(self, rt, tensor, ln_weight, code):
         self.tensor, self.ln_weight, self.code, self.dtype = tensor, ln_weight, code, tensor.dtype
         self.x = rt.matrix(tensor, code)
-        self.rsigma = rt.empty([self.x.shape[0]], paddle.float32)
+        rows, cols = self.x.shape
+        self.rsigma = rt.empty([rows], paddle.float32)
+        self._gamma, self._rsigma = rt.vector(ln_weight, cols, code), rt.vector(self.rsigma, rows, FLOAT32)
 
     def forward(self, rt, eps, z):
         """z = x / rms(x) · ln_weight; z is a native tensor in x's dtype or fp8."""
-        gamma, rsigma = rt.vector(self.ln_weight, self.code), rt.vector(self.rsigma, FLOAT32)
-        rt.te.rmsnorm_fwd(self.x.native, gamma, eps, z, rsigma, rt.stream)
+        rt.te.rmsnorm_fwd(self.x.native, self._gamma, eps, z, self._rsigma, rt.stream)
 
     def backward(self, rt, dz, add=None):
         """(dx, d ln_weight) from the Matrix dz; `add`, the residual's gradient (Matrix), is added to dx."""
-        dx = rt.empty(self.tensor.shape, self.dtype)
-        dgamma = rt.empty(self.ln_weight.shape, self.ln_weight.dtype)
+        dx, cols = rt.empty(self.tensor.shape, self.dtype), self.x.shape[1]
+        dgamma = rt.empty([cols], self.ln_weight.dtype)
         rt.te.rmsnorm_bwd(
             dz.native,
             self.x.native,
-            rt.vector(self.rsigma, FLOAT32),
-            rt.vector(self.ln_weight, self.code),
-            rt.matrix(dx, self.code).native,
-            rt.vector(dgamma, self.code),
+            self._rsigma,
+            self._gamma,
+            rt.te.Tensor(dx.data_ptr(), self.x.shape, self.code),
+            rt.vector(dgamma, cols, self.code),
             rt.stream,
             None if add is None else add.native,
         )
@@ -323,7 +326,7 @@ def _dswiglu(rt, dact, hidden, dtype, code, quantizers):
 
 def _check_fp8(quantizers, **sizes):
     """Raises ValueError for a GEMM dimension that fp8 cannot have."""
-    if quantizers is not None and any(size % 16 for size in sizes.values()):
+    if quantizers is not None and functools.reduce(operator.or_, sizes.values()) % 16:
         wrong = ", ".join(f"{name} {size}" for name, size in sizes.items() if size % 16)
         raise ValueError(f"fp8 GEMMs need dimensions divisible by 16, not {wrong}; choose other sizes or pad")
 

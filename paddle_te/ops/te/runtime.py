@@ -55,9 +55,9 @@ class Runtime:
         """An uninitialised Matrix; shape: (rows, cols)."""
         return Matrix(self, self.empty(list(shape), dtype), shape, code)
 
-    def vector(self, tensor, code):
+    def vector(self, tensor, n, code):
         """The native Tensor of a tensor [n]."""
-        return self.te.Tensor(tensor.data_ptr(), (tensor.shape[0],), code)
+        return self.te.Tensor(tensor.data_ptr(), (n,), code)
 
 
 _runtimes = {}
@@ -88,4 +88,4 @@ def dtype_code(what, tensor, allowed=HALF):
 
 def needs_grad(*tensors):
     """Whether a backward may follow this forward."""
-    return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)
+    return paddle.is_grad_enabled() and not all([tensor.stop_gradient for tensor in tensors])
