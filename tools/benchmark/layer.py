@@ -56,15 +56,15 @@ def parse_arguments(argv=None):
 class Contest:
     """The peers at one problem, and each one's row of the result."""
 
-    def __init__(self, problem, arguments):
-        self.problem, self.arguments = problem, arguments
+    def __init__(self, problem, arguments, peers=None):
+        self.problem, self.arguments, self.makers = problem, arguments, peers or PEERS
         self.rows, self.peers = {}, {}
 
     def build(self, name):
         """Builds a peer and warms it up. False, with the reason in its row, where that fails."""
         gc.collect()
         try:
-            peer = PEERS[name](self.problem, device=self.arguments.device)
+            peer = self.makers[name](self.problem, device=self.arguments.device)
             for _ in range(STEPS_BEFORE_CHECK):
                 peer.step()
             self.peers[name] = peer

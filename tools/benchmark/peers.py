@@ -25,6 +25,10 @@ class Peer:
     precision = "bf16"
     note = ""
 
+    def scope(self):
+        """The context of a forward; one may be inside another of its kind."""
+        return contextlib.nullcontext()
+
     def release(self):
         """Drops all gradients, so that a step allocates them anew."""
         self.x.grad = None
@@ -259,8 +263,11 @@ class TETorch(TorchPeer):
         queries = dims.heads // dims.kv_heads
         return self.torch.cat([t.reshape(-1, dims.hidden) for t in groups.split([queries, 1, 1], 1)])
 
+    def scope(self):
+        return self.autocast(enabled=self.recipe is not None, recipe=self.recipe)
+
     def forward(self):
-        with self.autocast(enabled=self.recipe is not None, recipe=self.recipe):
+        with self.scope():
             return self.layer(self.x, rotary_pos_emb=self.freqs, is_first_microbatch=self.is_first_microbatch)
 
     def results(self):
@@ -330,7 +337,6 @@ class PaddleTE(Peer):
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
-        from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 
         self.paddle, self.paddle_device, self.next_layer = paddle, paddle_device, _next_layer()
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
@@ -342,6 +348,19 @@ class PaddleTE(Peer):
             self.before = paddle_device.peak_memory()
         recipe = {"fp8_delayed": fp8.DelayedScaling, "fp8_current": fp8.Float8CurrentScaling}.get(precision)
         self.autocast = partial(fp8.fp8_autocast, True, recipe()) if recipe else contextlib.nullcontext
+        self.build(problem, backend, fuse_wgrad)
+        self.x, self.dy = self._input(problem.x), self._input(problem.dy)
+        self.x.stop_gradient = False
+        self.is_first_microbatch = None
+        if cached:
+            self.is_first_microbatch = True
+            self.step()
+            self.is_first_microbatch = False
+
+    def build(self, problem, backend, fuse_wgrad):
+        """The layer with its weights, and what else forward() needs."""
+        from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+
         dims = self.dims
         self.layer = TransformerLayer(
             dims.hidden,
@@ -349,9 +368,9 @@ class PaddleTE(Peer):
             dims.heads,
             num_gqa_groups=dims.kv_heads,
             layernorm_epsilon=EPSILON,
-            init_method=paddle.nn.initializer.Constant(0.0),  # overwritten below; random numbers cost seconds at 70B
+            init_method=self.paddle.nn.initializer.Constant(0.0),  # overwritten; random numbers cost seconds at 70B
             backend=backend,
-            params_dtype=dtype,
+            params_dtype=self.dtype,
             fuse_wgrad_accumulation=fuse_wgrad,
         )
         attention, mlp = self.layer.self_attention, self.layer.layernorm_mlp
@@ -369,16 +388,9 @@ class PaddleTE(Peer):
         self.main_grads = {}
         if fuse_wgrad:
             for name in GEMMS:
-                main_grad = paddle.zeros(self.parameters[name].shape, "float32")
+                main_grad = self.paddle.zeros(self.parameters[name].shape, "float32")
                 self.main_grads[name] = self.parameters[name].main_grad = main_grad
-        self.x, self.dy = self._input(problem.x), self._input(problem.dy)
-        self.x.stop_gradient = False
         self.freqs = RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence)
-        self.is_first_microbatch = None
-        if cached:
-            self.is_first_microbatch = True
-            self.step()
-            self.is_first_microbatch = False
 
     def _gpu(self, kinds):
         custom = self.paddle.device.get_all_custom_device_type()
@@ -397,8 +409,11 @@ class PaddleTE(Peer):
         tensor.set_value(self._array(bits))
         return tensor
 
+    def scope(self):
+        return self.autocast()
+
     def forward(self):
-        with self.autocast():
+        with self.scope():
             return self.layer(self.x, rotary_pos_emb=self.freqs, is_first_microbatch=self.is_first_microbatch)
 
     def backward(self, y):

@@ -64,23 +64,16 @@ def default_path(result):
     return Path("benchmarks") / f"{result['benchmark']}_{gpu}_{result['date'][:10]}.json"
 
 
-def write(result, path):
-    """Writes `path` and, beside it, the table as .md."""
+def write(result, path, text=None):
+    """Writes `path` and, beside it, the text (None: `markdown`'s) as .md."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".md").write_text(markdown(result))
+    path.with_suffix(".md").write_text(text or markdown(result))
 
 
 def markdown(result):
     """The readable table of a result."""
-    hardware, lines = result["hardware"], []
-    lines += [f"# One decoder layer, forward + backward: {hardware['name']}, {result['date'][:10]}", ""]
-    lines += [f"`{result['command']}`, commit {result['commit']}", ""]
-    lines += [", ".join(f"{name} {value}" for name, value in hardware.items() if name != "name"), ""]
-    lines += [", ".join(f"{name} {version}" for name, version in result["versions"].items()), ""]
-    if twice := [name for name, paths in result["libraries"].items() if len(paths) > 1]:
-        lines += [f"**Loaded twice, so distrust these results: {', '.join(twice)}**", ""]
-    lines += [text + "\n" for text in result["definitions"]]
+    lines = heading("One decoder layer, forward + backward", result)
     for name, size in result["sizes"].items():
         lines += _size_table(name, size)
     if enqueue := result.get("enqueue"):
@@ -88,11 +81,24 @@ def markdown(result):
     return "\n".join(lines)
 
 
-def _describe(dims):
+def heading(title, result):
+    """Lines: what was measured, where and how."""
+    hardware, lines = result["hardware"], []
+    lines += [f"# {title}: {hardware['name']}, {result['date'][:10]}", ""]
+    lines += [f"`{result['command']}`, commit {result['commit']}", ""]
+    lines += [", ".join(f"{name} {value}" for name, value in hardware.items() if name != "name"), ""]
+    lines += [", ".join(f"{name} {version}" for name, version in result["versions"].items()), ""]
+    if twice := [name for name, paths in result["libraries"].items() if len(paths) > 1]:
+        lines += [f"**Loaded twice, so distrust these results: {', '.join(twice)}**", ""]
+    return lines + [text + "\n" for text in result["definitions"]]
+
+
+def describe(dims):
     return ", ".join(f"{name} {value:g}" for name, value in dims.items())
 
 
-def _rows(header, peers, row):
+def rows(header, peers, row):
+    """Lines of a table; row(name, peer): the cells after the name, of a peer that ran."""
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for name, peer in peers.items():
         cells = row(name, peer) if peer["status"] == "ok" else [f"**{peer['status']}**: {_one_line(peer['reason'])}"]
@@ -123,7 +129,7 @@ def _size_table(name, size):
         ]
 
     header = ["", "ms", "over rounds", "TFLOP/s", "× HF", "of TE's PyTorch", "peak GB", "error y / dx / worst dW", ""]
-    return [f"## {name}: {_describe(size['dims'])}", "", *_rows(header, peers, row)]
+    return [f"## {name}: {describe(size['dims'])}", "", *rows(header, peers, row)]
 
 
 def _ratio(other, ratio):
@@ -146,5 +152,5 @@ def _enqueue_table(enqueue):
         times = peer["step_us"]
         return [f"{times['median']:.0f}", f"{times['min']:.0f} to {times['max']:.0f}"]
 
-    title = f"## Host time to launch a layer: {_describe(enqueue['dims'])}"
-    return [title, "", *_rows(["", "µs", "over rounds"], enqueue["peers"], row)]
+    title = f"## Host time to launch a layer: {describe(enqueue['dims'])}"
+    return [title, "", *rows(["", "µs", "over rounds"], enqueue["peers"], row)]
