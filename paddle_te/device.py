@@ -58,10 +58,16 @@ def raw_stream(place=None):
 
 
 @cache
-def _on_nvgpu_host_runtime():
-    """Whether nvgpu's device is plain memory. Paddle has no way to ask; the plug-in's library is named after it."""
+def nvgpu_library():
+    """Path of the nvgpu plug-in's library, which is named after its runtime; None where it is not loaded."""
     with open("/proc/self/maps") as maps:
-        return re.search(r"/libnvgpu_host\.so", maps.read()) is not None
+        found = re.search(r"/.*/libnvgpu_(cuda|host)\.so", maps.read())
+    return found and found[0]
+
+
+def _on_nvgpu_host_runtime():
+    """Whether nvgpu's device is plain memory. Paddle has no way to ask."""
+    return (nvgpu_library() or "").endswith("/libnvgpu_host.so")
 
 
 def _gpu(place):

@@ -191,8 +191,9 @@ def test_a_llama_step_stays_on_the_device(llama_runs):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_collectives(size):
+@pytest.mark.parametrize("mode", ["collectives", "ring"])
+def test_nccl(mode, size):
     if paddle.base.core.get_custom_device_count("nvgpu") < size:
         pytest.skip(f"needs {size} GPUs")
-    codes, outputs = finish(start_ranks(PLUGIN, size, HERE / "nvgpu_ranks.py", "collectives"))
+    codes, outputs = finish(start_ranks(PLUGIN, size, HERE / "nvgpu_ranks.py", mode), timeout=90)
     assert codes == [0] * size, "\n".join(output[-2000:] for output in outputs)

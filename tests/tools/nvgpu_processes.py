@@ -64,8 +64,12 @@ def start_ranks(plugin, size, *arguments):
 
 
 def finish(processes, timeout=240):
-    """Exit codes and outputs."""
-    outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    """Exit codes and outputs. Raises subprocess.TimeoutExpired; none of the processes is left in any case."""
+    try:
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return [process.returncode for process in processes], outputs
 
 

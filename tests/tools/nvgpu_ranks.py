@@ -102,6 +102,30 @@ def collectives():
     dist.barrier()
 
 
+def ring():
+    """Everybody sends 1 GiB (1 MiB on the host runtime) on the computing stream, then receives, as in an interleaved
+    pipeline; done 20 times."""
+    from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication as p2p
+
+    from paddle_te import device
+    from paddle_te.distributed import group_pipeline_transfers
+
+    group_pipeline_transfers()
+    count = (1 << 18) if device.nvgpu_library().endswith("libnvgpu_host.so") else (1 << 28)
+    group, after, before = dist.collective._get_default_group(), (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    dist.all_reduce(paddle.ones([1]))  # makes the communicator, which cannot be done within a group
+    y = paddle.empty([count])
+    for step in range(20):
+        x = paddle.full([count], float(step * SIZE + RANK))
+        p2p.batch_send_recv_on_calc_stream(
+            [
+                p2p.P2PonCalcStream(p2p._send_on_calc_stream, x, after, group),
+                p2p.P2PonCalcStream(p2p._recv_on_calc_stream, y, before, group),
+            ]
+        )
+        assert float(y.min()) == float(y.max()) == step * SIZE + before, f"step {step}"
+
+
 class Batches(paddle.io.Dataset):
     def __len__(self):
         return 1500
@@ -156,7 +180,7 @@ def wait():
 def main():
     paddle.set_device(f"nvgpu:{RANK}")
     dist.init_parallel_env()
-    {"collectives": collectives, "race": race, "die": die, "wait": wait}[sys.argv[1]]()
+    {"collectives": collectives, "ring": ring, "race": race, "die": die, "wait": wait}[sys.argv[1]]()
     print(f"RANK {RANK} DONE", flush=True)
 
 

@@ -145,6 +145,11 @@ def test_collectives_of_three_processes(plugin):
     assert not {name for name in shared_memory() - before if "nvgpu" in name}
 
 
+def test_a_ring_of_grouped_transfers(plugin):
+    codes, outputs = finish(start_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "ring"))
+    assert codes == [0, 0, 0], "\n".join(output[-2000:] for output in outputs)
+
+
 def test_receives_are_waited_for_whoever_else_synchronizes(plugin):
     codes, outputs = finish(start_ranks(plugin, 2, HERE / "nvgpu_ranks.py", "race"))
     assert codes == [0, 0], outputs[0][-2000:]

@@ -379,6 +379,10 @@ void FillTable(C_DeviceInterface* table) {
 }  // namespace
 }  // namespace nvgpu
 
+// For paddle_te.distributed.group_pipeline_transfers: Paddle groups no transfers on custom devices. 0 is success.
+extern "C" __attribute__((visibility("default"))) int nvgpu_group_start() { return nvgpu::GroupStart(); }
+extern "C" __attribute__((visibility("default"))) int nvgpu_group_end() { return nvgpu::GroupEnd(); }
+
 // Called by loader.cc.
 extern "C" __attribute__((visibility("default"))) void NvgpuInitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
