@@ -22,7 +22,7 @@ from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.loading import check_backend, from_pretrained, load_config, load_tokenizer
 from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.training.callbacks import install_callbacks
-from paddle_te.training.checkpoints import find_checkpoint
+from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint
 from paddle_te.training.finetune import (
     FinetuneModelArguments,
     FinetuningArguments,
@@ -115,4 +115,8 @@ def main():
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    main()
+    try:
+        main()
+    except CheckpointNotSaved as error:
+        logger.error(str(error))
+        sys.exit(1)

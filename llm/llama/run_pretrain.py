@@ -27,7 +27,7 @@ from paddle_te.llama.loading import from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
-from paddle_te.training.checkpoints import find_checkpoint
+from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
 from paddle_te.training.trainer import PretrainingTrainer
 
@@ -158,4 +158,8 @@ def main():
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    main()
+    try:
+        main()
+    except CheckpointNotSaved as error:
+        logger.error(str(error))
+        sys.exit(1)

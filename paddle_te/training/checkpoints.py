@@ -1,6 +1,13 @@
-"""Which checkpoint to resume from."""
+"""The Trainer's checkpoint folders: which of them are complete, and which one to resume from.
 
+A checkpoint is complete when its mark is there. The mark comes last, when every file of every rank is on the disk, and
+goes first, before a file is overwritten or removed: a run that is killed at any moment leaves no folder that looks
+complete and is not. Knows neither Paddle nor PaddleNLP.
+"""
+
+import os
 import re
+import shutil
 from pathlib import Path
 
 # PaddleNLP's name for it; written last, when every file of every rank is there
@@ -9,18 +16,72 @@ COMPLETE_MARK = ".checkpoint_done"
 STOPPED_MARK = "stopped"
 
 
+class CheckpointNotSaved(OSError):
+    """A checkpoint could not be written, for want of space or otherwise; the message says which ones there are."""
+
+
 def is_complete(folder):
     return (Path(folder) / COMPLETE_MARK).is_file()
 
 
-def complete_checkpoints(output_dir):
-    """[(step, folder)] of the complete checkpoints below output_dir, oldest first."""
+def _checkpoints(output_dir):
     found = []
     for folder in Path(output_dir).glob("checkpoint-*"):
-        match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
-        if match and is_complete(folder):
+        if match := re.fullmatch(r"checkpoint-(\d+)", folder.name):
             found.append((int(match[1]), folder))
     return sorted(found)
+
+
+def complete_checkpoints(output_dir):
+    """[(step, folder)] of the complete checkpoints below output_dir, oldest first."""
+    return [(step, folder) for step, folder in _checkpoints(output_dir) if is_complete(folder)]
+
+
+def _sync(path):
+    """Writes a file, or a folder's list of names, through to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush(folder):
+    """Writes a folder and all files in it through to the disk."""
+    folder = Path(folder)
+    for path in (*filter(Path.is_file, folder.rglob("*")), folder, folder.parent):
+        _sync(path)
+
+
+def mark_complete(folder):
+    """Marks a checkpoint whose files are all on the disk (`flush`)."""
+    mark = Path(folder) / COMPLETE_MARK
+    mark.touch()
+    _sync(mark)
+    _sync(folder)
+
+
+def remove_checkpoint(folder):
+    """Removes a checkpoint, if it is there: first its mark, then its files."""
+    mark = Path(folder) / COMPLETE_MARK
+    if mark.exists():
+        mark.unlink(missing_ok=True)  # another node's process may be faster
+        _sync(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def rotate_checkpoints(output_dir, limit, best=None):
+    """Keeps the newest `limit` complete checkpoints and the folder `best`; removes older ones, complete or not.
+
+    limit: None or 0 keeps all.
+    """
+    there = complete_checkpoints(output_dir)
+    if not limit or not there:
+        return
+    kept = {folder for _, folder in there[-limit:]} | ({Path(best)} if best else set())
+    for step, folder in _checkpoints(output_dir):
+        if step < there[-1][0] and folder not in kept:
+            remove_checkpoint(folder)
 
 
 def find_checkpoint(resume, output_dir):

@@ -8,10 +8,18 @@ import paddle.distributed as dist
 from paddlenlp.trainer import Trainer, speed_metrics
 from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
 from paddlenlp.utils.batch_sampler import DistributedBatchSampler
+from safetensors import SafetensorError
 
 from paddle_te import fp8
 from paddle_te.llama.decoder import fp8_recipe
-from paddle_te.training.checkpoints import COMPLETE_MARK
+from paddle_te.training.checkpoints import (
+    CheckpointNotSaved,
+    complete_checkpoints,
+    flush,
+    mark_complete,
+    remove_checkpoint,
+    rotate_checkpoints,
+)
 
 
 class PretrainingTrainer(Trainer):
@@ -24,18 +32,43 @@ class PretrainingTrainer(Trainer):
             return super().training_step(model, inputs, step_control)
 
     def _save_checkpoint(self, model, metrics=None):
-        folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        (folder / COMPLETE_MARK).unlink(missing_ok=True)
-        super()._save_checkpoint(model, metrics)
+        """Raises CheckpointNotSaved where there is no room, or no right, to write."""
+        args = self.args
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        try:
+            if args.local_process_index == 0:
+                remove_checkpoint(folder)  # what an earlier run, killed or of another layout, has left there
+            self._wait_for_all()
+            super()._save_checkpoint(model, metrics)
+            self._save_fp8_state(folder)
+            self._wait_for_all()
+            if args.local_process_index == 0:
+                flush(folder)
+            self._wait_for_all()
+            if args.process_index == 0:
+                mark_complete(folder)
+        except (OSError, SafetensorError) as error:
+            steps = ", ".join(str(step) for step, _ in complete_checkpoints(args.output_dir)) or "none"
+            raise CheckpointNotSaved(
+                f"{folder} could not be saved: {error}. Complete checkpoints in {args.output_dir}, untouched: {steps}. "
+                "Make room and go on with --resume_from_checkpoint auto"
+            ) from error
+        if args.process_index == 0:
+            rotate_checkpoints(args.output_dir, args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _rotate_checkpoints(self, *args, **kwargs):
+        """PaddleNLP's would remove older checkpoints before the new one is complete."""
+
+    def _wait_for_all(self):
+        if self.args.world_size > 1:
+            dist.barrier()
+
+    def _save_fp8_state(self, folder):
         recipe = self._scaled_recipe()
         if recipe:
             fp8.reduce_amax(self.model, recipe)
             if self.args.dataset_rank == 0 and self.args.tensor_parallel_rank <= 0:
                 fp8.save(self._fp8_file(folder), self.model, recipe)
-        if self.args.world_size > 1:
-            dist.barrier()
-        if self.args.process_index == 0:
-            (folder / COMPLETE_MARK).touch()
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         super()._load_from_checkpoint(resume_from_checkpoint)
