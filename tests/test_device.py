@@ -92,12 +92,12 @@ def test_host_runtime(monkeypatch):
 def test_host_runtime_is_recognised():
     """By its library among the process's."""
     if not paddle.device.get_all_custom_device_type():
-        assert not device._on_nvgpu_host_runtime.__wrapped__()
+        assert device.nvgpu_library.__wrapped__() is None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "libnvgpu_host.so"
         path.write_bytes(b"x")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-            assert device._on_nvgpu_host_runtime.__wrapped__()
+            assert device.nvgpu_library.__wrapped__() == str(path)
 
 
 def test_other_device(driver):
