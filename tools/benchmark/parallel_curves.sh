@@ -4,13 +4,13 @@
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets one.jsonl, tp2.jsonl, sharding2.jsonl
 # (train_log.jsonl of each run), loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within
 # TOLERANCE, as means over 20 steps. STEPS, MODEL, BATCH (sequences a step), SEQ, BACKEND and FLAGS (of all runs) may be
-# set. Takes less than 6 minutes on two H200s.
+# set; CUDA_VISIBLE_DEVICES chooses the two GPUs.
 set -euo pipefail
 [ $# = 2 ] || { sed -n '2,7s/^# \?//p' "$0" >&2; exit 2; }
 data=$(realpath "$1") output=$(realpath -m "$2")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-steps=${STEPS:-500} batch=${BATCH:-16} work=$(mktemp -d)
+gpus=${CUDA_VISIBLE_DEVICES:-0,1} steps=${STEPS:-500} batch=${BATCH:-16} work=$(mktemp -d)
 trap 'wait; rm -rf "$work"' EXIT
 mkdir -p "$output"
 
@@ -41,7 +41,7 @@ train start "" --max_steps 1 --save_steps 1 --per_device_train_batch_size "$batc
 fp8=(--use_fp8 true --te_init_weight_path "$work/start/checkpoint-1" --save_strategy no --max_steps "$steps")
 # One job over both GPUs at a time: two would wait for each other's turns on the GPUs at every collective.
 train tp2 "$(ranks tp2)" "${fp8[@]}" --per_device_train_batch_size "$batch" --tensor_parallel_degree 2
-CUDA_VISIBLE_DEVICES=1 train one "" "${fp8[@]}" --per_device_train_batch_size "$batch" &
+CUDA_VISIBLE_DEVICES=${gpus##*,} train one "" "${fp8[@]}" --per_device_train_batch_size "$batch" &
 one=$!
 train sharding2 "$(ranks sharding2)" "${fp8[@]}" --per_device_train_batch_size $((batch / 2)) \
   --sharding_parallel_degree 2 --sharding stage2
