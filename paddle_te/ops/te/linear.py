@@ -45,6 +45,12 @@ def _for_backward(operand, quantizers=None):
     return operand
 
 
+def _weight_again(rt, kept, weight, code):
+    """The weight for backward: its fp8 copy, or the parameter where it is now. Between a layer's forward and backward
+    sharding stage 3 takes the parameter's memory away, and gathers it again at another address."""
+    return kept if isinstance(kept, Float8Matrix) else rt.matrix(weight, code)
+
+
 def _same_scales(quantizers):
     """Whether all tensor parallel ranks quantize alike, so that fp8 bytes may be gathered (the group holds them)."""
     return quantizers.input.kind == "delayed" and quantizers.amax_group is not None
@@ -217,7 +223,7 @@ class _Linear(PyLayer):
         dx = None
         if x_grad:
             dx = rt.empty(x.shape, x.dtype)
-            _dgrad(rt, grad, w, rt.matrix(dx, x.code), fp8)
+            _dgrad(rt, grad, _weight_again(rt, w, weight, x.code), rt.matrix(dx, x.code), fp8)
             if x.column is not None:
                 dx = x.column.reduce_output(dx)
         dw = _wgrad(rt, operand, grad, weight, x.code, x.fuse, fp8)
@@ -246,7 +252,7 @@ class _LayerNormLinear(PyLayer):
     def backward(ctx, dy, dresidual):
         rt = runtime.current()
         x, operand, w, weight, quantizers, tp, fuse = _take(ctx)
-        fp8 = quantizers is not None
+        w, fp8 = _weight_again(rt, w, weight, x.code), quantizers is not None
         grad = _grad_output(rt, dense(dy), x.code, quantizers, None)
         del dy
         dz = _column_dgrad(rt, grad, w, (grad.shape[0], x.x.shape[1]), x, tp, fp8)
@@ -283,6 +289,7 @@ class _LayerNormMLP(PyLayer):
     def backward(ctx, dy):
         rt, dy = runtime.current(), dense(dy)
         x, operand, hidden, act, w1, w2, fc1_weight, fc2_weight, (first, second), tp, fuse = _take(ctx)
+        w1, w2 = _weight_again(rt, w1, fc1_weight, x.code), _weight_again(rt, w2, fc2_weight, x.code)
         fp8 = first is not None
         gather = tp is not None and tp.sequence_parallel
         grad = _grad_output(rt, dy, x.code, second, tp if gather else None)
