@@ -52,7 +52,8 @@ def parse_arguments(arguments=None):
     parser.add_argument(
         "--with_optimizer",
         action="store_true",
-        help="carry optimizer and Trainer state along, as a unified checkpoint (resume: --unified_checkpoint 1)",
+        help="carry optimizer and Trainer state along (fp8 scales from te to te), as a unified checkpoint that "
+        "training resumes in any degrees with --unified_checkpoint 1",
     )
     parser.add_argument("--verify", action="store_true", help="first compare the input with its checksums.json")
     parser.add_argument("--checksums", action="store_true", help="write checksums.json (SHA-256) for the output")

@@ -20,7 +20,7 @@ from paddle_te.checkpoint.files import (
     write_json,
 )
 from paddle_te.checkpoint.folder import open_checkpoint
-from paddle_te.checkpoint.plan import Target, plan_new_ranks, plan_same_ranks
+from paddle_te.checkpoint.plan import Target, pipeline_stages, plan_new_ranks, plan_same_ranks
 from paddle_te.checkpoint.reader import Reader
 from paddle_te.checkpoint.tensors import CheckpointError
 
@@ -71,7 +71,8 @@ def convert(
         max_shard_size: bytes; where degrees change, larger files are written in shards.
         workers: files written side by side; each holds a few copies of the tensor it is working on.
         with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
-            checkpoint (whole tensors in safetensors), from which the Trainer resumes with --unified_checkpoint 1.
+            checkpoint (whole tensors in safetensors), from which the Trainer resumes in any degrees with
+            --unified_checkpoint 1; degrees that are asked for are only checked. fp8 scales go along from te to te.
         verify: first compare the input's files with its checksums.json.
         checksums: write a checksums.json (SHA-256 of each file) for the output.
         progress: show a progress bar.
@@ -92,10 +93,11 @@ def convert(
     degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
     sources, carried = {"": checkpoint}, list(checkpoint.companions)
     if with_optimizer:
-        target = _unified_target(layout, mode, format, *degrees)
+        target = _unified_target(layout, mode, format)
+        _check_degrees(checkpoint, layout, *degrees)
         sources |= optimizer.open_optimizer(checkpoint)
         groups, indexes = _plan_with_optimizer(sources, target)
-        carried += [name for name in checkpoint.left_out if optimizer.TRAINER_FILES.fullmatch(name)]
+        carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
     else:
         target = _target(checkpoint, layout, mode, format, *degrees)
         groups, indexes = _plan(checkpoint, target, virtual_pp_degree, max_shard_size)
@@ -112,7 +114,8 @@ def convert(
             write_json(folder / name, content)
         if checksums:
             write_checksums(folder, workers)
-    return [name for name in checkpoint.left_out if name not in carried]
+    state = [name for name in checkpoint.left_out if with_optimizer and optimizer.STATE_FILES.fullmatch(name)]
+    return [name for name in checkpoint.left_out if name not in carried + state]
 
 
 def _plan(checkpoint, target, virtual_pp_degree, max_shard_size):
@@ -180,17 +183,24 @@ def _target(checkpoint, layout, mode, format, tp, pp, vp):
     )
 
 
-def _unified_target(layout, mode, format, *degrees):
+def _unified_target(layout, mode, format):
     if layout.family == "hf":
         raise CheckpointError(
             f"--with_optimizer: Hugging Face's layout has no optimizer state, leave it out with {mode}"
         )
-    if any(degrees) or format == "pdparams":
+    if format == "pdparams":
         raise CheckpointError(
             "--with_optimizer writes a unified checkpoint in safetensors, from which training resumes in any degrees "
-            "with --unified_checkpoint 1: leave degrees and --format out"
+            "with --unified_checkpoint 1: leave --format out"
         )
     return Target(layout, safetensors.SUFFIX, 1, 1)
+
+
+def _check_degrees(checkpoint, layout, tp, pp, vp):
+    """Raises CheckpointError for degrees that the model cannot be split into, though whole tensors are written."""
+    for _, slot in layout.tensors(1):
+        checkpoint.dims.slot_shape(slot, tp or 1)
+    pipeline_stages(checkpoint.dims.num_hidden_layers, pp or 1, vp or 1)
 
 
 def _check_space(output_path, total):

@@ -19,10 +19,20 @@ POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
 MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
+# Files of the state itself, in both forms
+STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*")
 # What a Trainer needs besides to go on, and its mark that the checkpoint is complete
-TRAINER_FILES = re.compile(
+_TRAINER_FILES = re.compile(
     r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|training_args\.bin|rng_state.*\.pth|\.checkpoint_done"
 )
+# te's layers only: PaddleNLP's have no fp8. Goes by the whole model's names, whatever the degrees.
+_FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
+
+
+def trainer_files(names, source, target):
+    """Those of a folder's files that go along with the optimizer from one Layout to another."""
+    fp8 = source.family == target.family == "te"
+    return [name for name in names if _TRAINER_FILES.fullmatch(name) or fp8 and _FP8_STATE.fullmatch(name)]
 
 
 def open_optimizer(checkpoint):

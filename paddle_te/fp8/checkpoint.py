@@ -137,22 +137,39 @@ def set_state_dict(root, state, recipe):
         binding.done = binding.state.generation if state["modules"][name]["done"] else None
 
 
-def save(path, root, recipe):
+def save(path, root, recipe, names=None):
     """Write `state_dict(root, recipe)` to a file, whole or not at all.
 
     Each rank has a state of its own: give each its own path, or call `reduce_amax` on all ranks of the fp8 group and
-    save one.
+    save one. names: {layer's structured name: what the file calls it}, for a pipeline stage, whose own names are others
+    than the whole model's.
     """
-    partial = f"{path}.partial"
-    paddle.save(state_dict(root, recipe), partial)
+    state, partial = state_dict(root, recipe), f"{path}.partial"
+    state["modules"] = {(names or {}).get(name, name): module for name, module in state["modules"].items()}
+    paddle.save(state, partial)
     os.replace(partial, path)
 
 
-def load(path, root, recipe):
-    """`set_state_dict` from a file of `save`. Raises FileNotFoundError, and ValueError with the path."""
-    if not os.path.isfile(path):
+def load(path, root, recipe, names=None):
+    """`set_state_dict` from a file of `save`, or from a list of them, of all pipeline stages: it takes its own.
+
+    names: as in `save`. Raises FileNotFoundError, and ValueError with the path.
+    """
+    several = isinstance(path, (list, tuple))
+    paths = [str(p) for p in path] if several else [str(path)]
+    if not all(map(os.path.isfile, paths)) or not paths:
         raise FileNotFoundError(f"no fp8 scaling state at {path}; it was saved beside the weights, one file a rank")
+    states = [paddle.load(p, return_numpy=True) for p in paths]
     try:
-        set_state_dict(root, paddle.load(str(path), return_numpy=True), recipe)
+        set_state_dict(root, _joined(states, name_modules(root), names or {}) if several else states[0], recipe)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{', '.join(paths)}: {error}") from error
+
+
+def _joined(states, modules, names):
+    """One state of several files', with the layers in `modules` only."""
+    if any(not isinstance(s, dict) or s.get("recipe") != states[0].get("recipe") for s in states):
+        raise ValueError("these are no fp8 scaling states of one run")
+    saved = {name: module for state in states for name, module in state["modules"].items()}
+    mine = {name: saved[names.get(name, name)] for name in modules if names.get(name, name) in saved}
+    return states[0] | {"modules": mine}

@@ -64,26 +64,38 @@ class PretrainingTrainer(Trainer):
             dist.barrier()
 
     def _save_fp8_state(self, folder):
+        """One file a pipeline stage: within a stage all ranks share amax, and so have the same scales."""
         recipe = self._scaled_recipe()
         if recipe:
             fp8.reduce_amax(self.model, recipe)
             if self.args.dataset_rank == 0 and self.args.tensor_parallel_rank <= 0:
-                fp8.save(self._fp8_file(folder), self.model, recipe)
+                stage = max(self.args.pipeline_parallel_rank, 0)
+                fp8.save(folder / f"fp8_state.pp{stage:02d}.pdparams", self.model, recipe, self._layer_names())
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         super()._load_from_checkpoint(resume_from_checkpoint)
         recipe = self._scaled_recipe()
         if recipe and resume_from_checkpoint:
-            fp8.load(self._fp8_file(resume_from_checkpoint), self.model, recipe)
+            files = sorted(Path(resume_from_checkpoint).glob("fp8_state.pp*.pdparams"))
+            fp8.load(files, self.model, recipe, self._layer_names())
+
+    def _layer_names(self):
+        """{a layer's name on this pipeline stage: its name in the whole model}, so that other stages can be resumed."""
+        self.model.state_dict()  # makes the mapping
+        weights = getattr(self.model, "_pp_to_single_mapping", None) or {}
+        return {
+            name: next(
+                whole.removesuffix(weight.removeprefix(name))
+                for weight, whole in weights.items()
+                if weight.startswith(f"{name}.")
+            )
+            for name in (fp8.name_modules(self.model) if weights else ())
+        }
 
     def _scaled_recipe(self):
         """The fp8 recipe, if it has a state to keep; None otherwise."""
         recipe = fp8_recipe(self.model.config)
         return recipe if recipe and recipe.kind == "delayed" else None
-
-    def _fp8_file(self, folder):
-        """One file a pipeline stage: within a stage all ranks share amax, and so have the same scales."""
-        return Path(folder) / f"fp8_state.pp{max(self.args.pipeline_parallel_rank, 0):02d}.pdparams"
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """The loss over eval_iters batches (PaddleNLP's own would read the whole dataset)."""

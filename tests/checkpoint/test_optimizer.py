@@ -70,8 +70,7 @@ def test_from_pdopt_and_on(tmp_path, rng, state_of, mode, degree, shards, master
         save_trained(tmp_path / "in", model, state_of, tp, degree, shards, master)
     for name in ("trainer_state.json", "scheduler.pdparams", "rng_state.pth", ".checkpoint_done"):
         (tmp_path / "in" / name).write_text(name)
-    left_out = convert(tmp_path / "in", tmp_path / "out", mode, with_optimizer=True, progress=False)
-    assert all(name.endswith(".pdopt") for name in left_out)
+    assert convert(tmp_path / "in", tmp_path / "out", mode, with_optimizer=True, progress=False) == []
     layout = "te" if mode == "pd2te" else "pd"
     check_unified(tmp_path / "out", model, state_of, layout, master)
     if layout == "te":  # from a unified one, and back
@@ -97,6 +96,22 @@ def check_unified(folder, model, state_of, layout, master):
         assert index.get("master_weights") == (master if stem == "optimizer" else None)
 
 
+def test_degrees_are_those_of_the_resume(tmp_path, rng, state_of):
+    """Whole tensors in any case; fp8 scales go along where both layouts have them."""
+    save_trained(tmp_path / "in", Model(rng, kv_heads=4), state_of)
+    (tmp_path / "in" / "fp8_state.pp00.pdparams").write_text("scales")
+    degrees = dict(tensor_parallel_degree=2, pipeline_parallel_degree=2, with_optimizer=True, progress=False)
+    assert convert(tmp_path / "in", tmp_path / "te", "pd2te", **degrees) == ["fp8_state.pp00.pdparams"]
+    plain = tmp_path / "plain"
+    convert(tmp_path / "in", plain, "pd2te", with_optimizer=True, progress=False)
+    for path in plain.iterdir():
+        assert path.read_bytes() == (tmp_path / "te" / path.name).read_bytes()
+    (tmp_path / "te" / "fp8_state.pp00.pdparams").write_text("scales")
+    assert convert(tmp_path / "te", tmp_path / "again", "reshard", **degrees) == []
+    assert (tmp_path / "again" / "fp8_state.pp00.pdparams").read_text() == "scales"
+    assert convert(tmp_path / "te", tmp_path / "pd", "te2pd", **degrees) == ["fp8_state.pp00.pdparams"]
+
+
 def test_errors(tmp_path, rng, state_of):
     model, source = Model(rng, kv_heads=4), tmp_path / "in"
 
@@ -109,8 +124,9 @@ def test_errors(tmp_path, rng, state_of):
     save_config(source, model)
     refused("optimizer.pdopt: missing; --with_optimizer needs it")
     save_trained(source, model, state_of)
-    refused("leave degrees and --format out", tensor_parallel_degree=2)
-    refused("leave degrees and --format out", format="pdparams")
+    refused("leave --format out", format="pdparams")
+    refused("num_attention_heads=4 cannot be divided", tensor_parallel_degree=3)
+    refused("the model has only 5 parts", pipeline_parallel_degree=6)
     refused("no optimizer state", mode="pd2hf")
     optimizer = paddle.load(str(source / "optimizer.pdopt"))
     paddle.save(optimizer | {"conv_0.w_0_moment1_0": paddle.ones([2])}, str(source / "optimizer.pdopt"))
