@@ -8,6 +8,7 @@ killed at a random moment of its first or second save: all ranks at once, or one
 JSON a run: {"resumed": what each rank's `auto` took, "complete", "incomplete": steps of the folders after the kill}.
 """
 
+import ctypes
 import json
 import os
 import random
@@ -68,6 +69,7 @@ def environments(ranks):
 def train(flags, environment, log, resumed):
     """One rank, in a process of its own; never returns."""
     status = 1
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans
     try:
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(out, 1)
@@ -111,7 +113,7 @@ def steps(output):
 
 def wait_for_a_save(output, pids, before):
     """Until a checkpoint folder is there that was not, or has lost its files since."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         for path in output.glob("checkpoint-*"):
             if path.name not in before or path.stat().st_ino != before[path.name]:
@@ -119,7 +121,7 @@ def wait_for_a_save(output, pids, before):
         if os.waitpid(pids[0], os.WNOHANG)[0]:
             raise SystemExit("rank 0 ended by itself: see its log")
         time.sleep(0.002)
-    raise SystemExit("no save within 120 s")
+    raise SystemExit("no save within 300 s")
 
 
 def kill(pids, chance):

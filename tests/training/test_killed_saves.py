@@ -44,7 +44,7 @@ def train(folder, environment, ranks, kills, **flags):
     (folder / "job.json").write_text(json.dumps(job))
     environment = os.environ | environment | dict(PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1")
     arguments = [sys.executable, HERE / "killed_saves.py", folder / "job.json"]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60 + 30 * kills)
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300 + 60 * KILLS)
     logs = "".join(log.read_text()[-3000:] for log in folder.glob("rank*.log"))
     assert not done.returncode, f"{done.stderr[-2000:]}\n{logs}"
     report = folder / "report.jsonl"
@@ -52,7 +52,7 @@ def train(folder, environment, ranks, kills, **flags):
 
 
 @pytest.mark.parametrize("layout", ["one process", "tp2"])
-def test_killed_while_saving(layout, tmp_path, nvgpu_host, request):  # noqa: F811
+def test_killed_while_saving(layout, tmp_path, nvgpu_host):  # noqa: F811
     if layout == "tp2":
         ranks, environment, flags = 2, nvgpu_host, dict(device="nvgpu", tensor_parallel_degree=2)
     else:
