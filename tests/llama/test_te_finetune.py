@@ -1,0 +1,26 @@
+"""Fine-tuning, likelihoods and generation on backend transformer_engine where there is no GPU.
+
+The tests of tests/gpu themselves, in a process whose device is nvgpu's host runtime and whose TE kernels are NumPy.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.conftest import nvgpu_host  # noqa: F401 (a fixture)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("file, least", [("test_finetune", 12), ("test_generation", 8)])
+def test_on_emulated_kernels(nvgpu_host, file, least):  # noqa: F811
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.llama.emulated_gpu", f"tests/gpu/{file}.py"]
+    environment = os.environ | nvgpu_host | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-6000:]
+    passed = re.search(r"(\d+) passed", result.stdout)
+    assert int(passed[1]) >= least and "skipped" not in result.stdout, result.stdout[-1000:]
