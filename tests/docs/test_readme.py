@@ -1,0 +1,83 @@
+"""README_TE.md and README_TE_zh.md name every argument of every script, and none that is not there."""
+
+import dataclasses
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig
+
+from paddle_te.training import launch
+from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
+from paddle_te.training.datasets import DataArguments
+from paddle_te.training.finetune import FinetuneModelArguments, FinetuningArguments
+from paddle_te.training.finetune_datasets import FinetuneDataArguments
+
+ROOT = Path(__file__).parents[2]
+READMES = ["llm/llama/README_TE.md", "llm/llama/README_TE_zh.md"]
+BASES = {field.name for base in PreTrainingArguments.__mro__[1:] if dataclasses.is_dataclass(base)
+         for field in dataclasses.fields(base)}  # fmt: skip
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"llm/llama/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def names(*classes):
+    return {field.name for cls in classes for field in dataclasses.fields(cls)}
+
+
+def options(*command):
+    """The --flags that a program's --help shows."""
+    text = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(re.findall(r"(?<![\w-])--((?:no-)?[a-z]\w*)", text.stdout)) - {"help"}
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """{program: its own flags}."""
+    own = set(PreTrainingArguments.__annotations__) - {name for name, *_ in LlmMetaConfig._get_all_meta()}
+    return {
+        "run_pretrain.py": own | names(ModelArguments, DataArguments),
+        "run_finetune.py": names(FinetuneModelArguments, FinetuneDataArguments),
+        "run_eval.py": names(script("run_eval").EvalArguments),
+        "te_llama_ckpt_converter.py": options("llm/llama/te_llama_ckpt_converter.py"),
+        "prepare_data.py": options("tools/prepare_data.py"),
+    }
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_flag_is_there(scripts, readme):
+    text = (ROOT / readme).read_text().replace("--[no-]", "--no-X --")
+    for program, flags in scripts.items():
+        missing = {flag for flag in flags if not re.search(rf"--{re.escape(flag)}\b", text)}
+        missing -= {flag for flag in missing if flag.startswith("no-") and f"--no-X --{flag[3:]}" in text}
+        assert not missing, f"{readme} lacks flags of {program}"
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_argument_of_the_launcher_is_there(readme):
+    text = (ROOT / readme).read_text()
+    for name, *_ in [*launch.ARGUMENTS, *launch.KNOBS]:
+        assert re.search(rf"\b{name}\b", text), name
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_no_flag_is_invented(scripts, readme):
+    text = re.sub(r"--\[no-\]", "--", (ROOT / readme).read_text())
+    known = set().union(*scripts.values()) | BASES | names(FinetuningArguments) | {"help", "flag", "logdir"}
+    known |= options("tools/benchmark/compare.py") | options("-m", "paddle_te.training.convergence")
+    assert set(re.findall(r"(?<![\w-])--([a-z][\w-]*\w)", text)) - known == set()
+
+
+def test_both_languages_have_the_same_commands():
+    blocks = [re.findall(r"```bash\n(.*?)```", (ROOT / readme).read_text(), re.DOTALL) for readme in READMES]
+    commands = [[re.sub(r"\s*#.*", "", block) for block in found] for found in blocks]
+    assert commands[0] == commands[1]
