@@ -40,15 +40,32 @@ def model_flops_per_token(config):
     return 6 * weights + 12 * config.num_hidden_layers * heads * head_dim * config.seq_length
 
 
-# Dense bf16 TFLOP/s by the device's name, from NVIDIA's data sheets; fp8 has twice as many. First match counts.
-PEAK_TFLOPS = {"GB200": 2500, "B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "H20": 148, "A100": 312}
-PEAK_TFLOPS |= {"L40S": 362, "L40": 181, "L4": 121}
+# Part of the device's name: dense bf16 and fp8 TFLOP/s. The first match counts. From NVIDIA's data sheets of each
+# product, whose figures with sparsity are twice as large (GB200, GB300: the NVL72's, B200, B300: the HGX's, per GPU);
+# of the H20 there is none: as sellers give it.
+PEAK_TFLOPS = {
+    "GB300": (2500, 5000),
+    "GB200": (2500, 5000),
+    "B300": (2250, 4500),
+    "B200": (2250, 4500),
+    "H200 NVL": (835, 1671),
+    "H200": (989, 1979),
+    "H100 PCIe": (756, 1513),
+    "H100 NVL": (835, 1671),
+    "H100": (989, 1979),
+    "H800": (989, 1979),
+    "H20": (148, 296),
+    "A100": (312, None),
+    "A800": (312, None),
+    "L40S": (362, 733),
+    "L40": (181, 362),
+    "L4": (121, 242),
+}
 
 
 def peak_tflops(name, fp8=False):
     """What a device of that name computes a second at most in the GEMMs' precision; None for an unknown one."""
-    dense = next((tflops for part, tflops in PEAK_TFLOPS.items() if part in name), None)
-    return dense and dense * (1 + fp8)
+    return next((peaks[fp8] for part, peaks in PEAK_TFLOPS.items() if part in name), None)
 
 
 def device_name():

@@ -280,7 +280,11 @@ def test_exact_loss_undoes_the_trainers_rounding(seed):
     "name, fp8, peak",
     [
         ("NVIDIA H200", False, 989),
-        ("NVIDIA H100 80GB HBM3", True, 1978),
+        ("NVIDIA H100 80GB HBM3", True, 1979),
+        ("NVIDIA GB300", True, 5000),
+        ("NVIDIA GH200 480GB", False, 989),
+        ("NVIDIA A100-SXM4-80GB", False, 312),
+        ("NVIDIA A100-SXM4-80GB", True, None),
         ("NVIDIA H100 PCIe", False, 756),
         ("NVIDIA L40S", False, 362),
         ("cpu", True, None),
