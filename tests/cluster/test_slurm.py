@@ -148,6 +148,17 @@ def test_the_signal_before_the_limit_saves_and_the_requeued_job_resumes(cluster,
     assert job.end(60)[0] == "CANCELLED"
 
 
+def test_a_real_time_limit(cluster, tmp_path):
+    """Slurm itself sends the signal: its shortest limit is a minute, and it may be early by as much."""
+    job = Job(cluster, tmp_path, "--time=1", "--signal=B:USR1@15", nodes=1, MAX_STEPS="100000", SAVE_STEPS="100000")
+    job.cluster.wait_for(lambda: job.cluster.state(job.id)[0] == "PENDING" and job.losses(), "requeue", 100)
+    (checkpoint,) = (job.experiment / "output").glob("checkpoint-*")
+    assert (checkpoint / ".checkpoint_done").exists() and f"step {max(job.losses())}; requeued" in job.text()
+    assert "SIGUSR1: the ranks are asked to save" in job.text() and "TIMEOUT" not in job.text()
+    cluster.call("scancel", job.id)
+    assert job.end(30)[0] == "CANCELLED"
+
+
 def test_a_node_that_dies_is_named_and_the_job_goes_on_without_loss(cluster, tmp_path):
     job = Job(cluster, tmp_path, MAX_STEPS="400", SAVE_STEPS="2")
     job.wait_for_step(5)
@@ -214,6 +225,7 @@ def test_with_a_container(tmp_path):
         "--container-image=nvcr.io#nvidia/paddlepaddle:24.04-py3",
         f"--container-mounts={ROOT}:/workspace,{tmp_path}/out:/outputs,{tmp_path}/data:/dataset,/weights:/weights",
         "--container-workdir=/workspace",
+        "--container-name=paddle_te",
         f"--output={tmp_path}/out/e/output-%t.txt",
         "OUTPUT_BASE=/outputs",
         "DATA_PATH=/dataset",
