@@ -19,8 +19,8 @@ POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
 MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
-# Files of the state itself, in both forms
-STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*")
+# Files of the state itself, in both forms, and of signals that it has been saved
+STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*|saved_signal_\d+")
 # What a Trainer needs besides to go on, and its mark that the checkpoint is complete
 _TRAINER_FILES = re.compile(
     r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|training_args\.bin|rng_state.*\.pth|\.checkpoint_done"

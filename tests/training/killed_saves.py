@@ -8,6 +8,7 @@ killed at a random moment of its first or second save: all ranks at once, or one
 JSON a run: {"resumed": what each rank's `auto` took, "complete", "incomplete": steps of the folders after the kill}.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -111,13 +112,18 @@ def steps(output):
     return complete, sorted(folders.keys() - complete)
 
 
+def inodes(output):
+    """{checkpoint folder: its inode}; a folder may vanish meanwhile."""
+    with os.scandir(output) if output.exists() else contextlib.nullcontext([]) as entries:
+        return {entry.name: entry.inode() for entry in entries if entry.name.startswith("checkpoint-")}
+
+
 def wait_for_a_save(output, pids, before):
     """Until a checkpoint folder is there that was not, or has lost its files since."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        for path in output.glob("checkpoint-*"):
-            if path.name not in before or path.stat().st_ino != before[path.name]:
-                return
+        if any(before.get(name) != inode for name, inode in inodes(output).items()):
+            return
         if os.waitpid(pids[0], os.WNOHANG)[0]:
             raise SystemExit("rank 0 ended by itself: see its log")
         time.sleep(0.002)
@@ -141,7 +147,7 @@ def main():
     for _ in range(job["kills"]):
         for path in folder.glob("resumed*.json"):
             path.unlink()
-        before = {path.name: path.stat().st_ino for path in output.glob("checkpoint-*")}
+        before = inodes(output)
         pids = start(job, folder)
         try:
             wait_for_a_save(output, pids, before)
