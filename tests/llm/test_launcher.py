@@ -340,16 +340,17 @@ def test_a_job_that_succeeds(tmp_path):
 
 
 def two_nodes():
-    """What a user sets on both nodes; here both are this machine."""
+    """What a user sets on both nodes; here both are this machine, under two loopback addresses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return {"NNODES": "2", "MASTER": f"localhost:{probe.getsockname()[1]}"}
+        return {"NNODES": "2", "MASTER": f"localhost:{probe.getsockname()[1]}", "IP_STR": "127.0.0.1,127.0.0.2"}
 
 
 def test_two_nodes_without_slurm(tmp_path):
     """The same script by hand on each node, with the head's address and the node's rank."""
     nodes = two_nodes()
-    code = "ready(); everyone(); print(os.environ['PADDLE_TRAINERS_NUM'], os.environ['PADDLE_NNODES'])"
+    code = "ready(); everyone(); print(os.environ['PADDLE_TRAINERS_NUM'], os.environ['PADDLE_NNODES']);"
+    code += "print(os.environ['PADDLE_CURRENT_ENDPOINT'].split(':')[0])"
     with (
         Job(tmp_path, code, devices="0", name="1", NODE_RANK="1", **nodes) as second,
         Job(tmp_path, code, devices="0,1", name="0", NODE_RANK="0", **nodes) as first,
@@ -360,7 +361,7 @@ def test_two_nodes_without_slurm(tmp_path):
             tmp_path / "out/e/logs" / name for name in ("node0/workerlog.0", "node0/workerlog.1", "node1/workerlog.0")
         ]
         for rank, log in enumerate(logs):
-            assert log.read_text() == f"rank {rank} starts\n3 2\n"
+            assert log.read_text() == f"rank {rank} starts\n3 2\n127.0.0.{1 + rank // 2}\n"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
