@@ -77,7 +77,7 @@ def state_dict(root, recipe):
     """
     bindings = _bindings(name_modules(root), recipe)
     copies = _copies(bindings)
-    saved = {name: {"done": binding.done == binding.state.generation} for name, binding in bindings.items()}
+    saved = {name: {"done": binding.done == binding.pair.generation} for name, binding in bindings.items()}
     for name, direction, block, slots in _places(bindings):
         history, scale = copies[block]
         saved[name][direction] = {"amax_history": history[:, slots].copy(), "scale": scale[slots].copy()}
@@ -130,11 +130,11 @@ def set_state_dict(root, state, recipe):
             target[..., slots] = value
     for block, arrays in copies.items():
         block.set(*map(paddle.to_tensor, arrays))
-    for scaling in {binding.state for binding in bindings.values()}:
-        scaling.generation += 1  # weights quantized under the scales before are of no use any more
+    for pair in {binding.pair for binding in bindings.values()}:
+        pair.generation += 1  # weights quantized under the scales before are of no use any more
     for name, binding in bindings.items():
         binding.pair.active = True
-        binding.done = binding.state.generation if state["modules"][name]["done"] else None
+        binding.done = binding.pair.generation if state["modules"][name]["done"] else None
 
 
 def save(path, root, recipe, names=None):

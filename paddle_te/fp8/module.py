@@ -94,15 +94,15 @@ class ForwardPass:
 
     def __init__(self, scaling, binding, training):
         self._scaling, self._binding, self._training = scaling, binding, training
-        self._generation = binding.state.generation
-        binding.state.in_flight += 1
+        self._generation = binding.pair.generation
+        binding.pair.in_flight += 1
 
     def backward_done(self):
         """Raises RuntimeError when the scales were updated since the forward: the gradients are wrong then."""
         binding = self._close()
         if binding is None:
             return
-        if binding.state.generation != self._generation:
+        if binding.pair.generation != self._generation:
             raise RuntimeError(
                 f"fp8 scales were updated between forward and backward of {self._scaling.name or 'a module'}; "
                 "call fp8.new_step() only when every forward has had its backward"
@@ -114,7 +114,7 @@ class ForwardPass:
     def _close(self):
         binding, self._binding = self._binding, None
         if binding is not None:
-            binding.state.in_flight -= 1
+            binding.pair.in_flight -= 1
         return binding
 
     __del__ = _close  # the graph was dropped, or there was none (no_grad)
@@ -151,8 +151,8 @@ class ModuleScaling:
         is_first_microbatch: as `fp8.microbatch`, which is asked where it is None.
 
         Under delayed scaling a training forward with is_first_microbatch None or True begins a new step, and all
-        scales are updated, if this module has completed a backward since the last update and no forward still waits
-        for its backward. So neither recompute (its second forward comes before the backward) nor evaluation
+        scales of its model are updated, if this module has completed a backward since the last update and no forward
+        still waits for its backward. So neither recompute (its second forward comes before the backward) nor evaluation
         (training False: records no amax) updates scales, nor a pipeline's forward while others are in flight.
         A pipeline schedule with recompute must say is_first_microbatch: by itself no module can tell a recomputed
         forward from the next step's.
@@ -170,11 +170,11 @@ class ModuleScaling:
             return tuple([GemmQuantizers(slot, _Untracked, is_first_microbatch) for slot in slots])
         if training:
             state.group = context.group
-            if is_first_microbatch is not False and binding.done == state.generation:
-                state.begin_step(certain=is_first_microbatch is True)
+            if is_first_microbatch is not False and binding.done == binding.pair.generation:
+                state.begin_step(binding, certain=is_first_microbatch is True)
             binding.pair.active = True
         forward_pass = ForwardPass(self, binding, training)
-        generation, group = state.generation, state.reduction_group()
+        generation, group = binding.pair.generation, state.reduction_group()
         return tuple([GemmQuantizers(slot, forward_pass, is_first_microbatch, generation, group) for slot in slots])
 
     def bind(self, recipe):

@@ -178,14 +178,36 @@ class BlockPair:
     """The blocks of some modules: per GEMM two slots in `forward` (input, weight) and one in `backward`.
 
     active: a module of theirs had a training forward since the last update of the scales.
+    generation: counts the updates. in_flight: forward passes whose backward has not been.
     """
 
-    def __init__(self, forward, backward, active=False):
-        self.forward, self.backward, self.active = forward, backward, active
+    def __init__(self, forward, backward, active=False, generation=0, in_flight=0):
+        self.forward, self.backward = forward, backward
+        self.active, self.generation, self.in_flight = active, generation, in_flight
+
+    @classmethod
+    def joined(cls, pairs):
+        """All of them in one."""
+        blocks = (Block.joined([getattr(pair, name) for pair in pairs]) for name in ("forward", "backward"))
+        active, generation = any(pair.active for pair in pairs), max(pair.generation for pair in pairs)
+        return cls(*blocks, active, generation, sum(pair.in_flight for pair in pairs))
+
+    def roll(self, recipe, update, group):
+        """Update the scales, if they were used since the last update."""
+        if self.active:
+            self.forward.roll(recipe, update, group)
+            self.backward.roll(recipe, update, group)
+            self.active = False
+            self.generation += 1
 
 
 class ScalingState:
-    """Delayed scaling of all modules of one backend, device and recipe. It lives as long as one of them does."""
+    """Delayed scaling of all modules of one backend, device and recipe. It lives as long as one of them does.
+
+    The modules of one model share a BlockPair from its second step on, and are updated together. Models are updated
+    each by itself: another one that is no longer used may be gone on one rank and not yet collected on another, and
+    must not take part in this one's reductions.
+    """
 
     def __init__(self, backend, recipe):
         if backend not in _updates:
@@ -194,16 +216,14 @@ class ScalingState:
         self.backend = backend
         self.recipe = recipe
         self.group = None
-        self.generation = 0  # counts the updates of the scales
-        self.in_flight = 0  # forward passes whose backward has not been
         # weak references in the order of first use, which is the same on all ranks of a group
         self._pairs = []
-        self._new_models = [[]]
-        self.backward_seen = False
+        self._new_models = []  # lists of Bindings in their first step, each with a pair of its own
+        self.backward_seen = True
         self._warned = False
 
     def add(self, bindings):
-        """Give modules' Bindings their place, all in one pair of blocks. One alone moves at the next update."""
+        """Give modules' Bindings their place, all in one pair of blocks. One alone moves at its model's next update."""
         num_gemms = sum(binding.num_gemms for binding in bindings)
         dtypes, length = self.recipe.fp8_format.value, self.recipe.amax_history_len
         forward, backward = (
@@ -213,6 +233,7 @@ class ScalingState:
         self._place(bindings, BlockPair(forward, backward))
         if len(bindings) == 1:
             if self.backward_seen:  # all modules of a model have been forward before one has been backward
+                self._new_models = [model for model in self._new_models if any(ref() for ref in model)]
                 self._new_models.append([])
                 self.backward_seen = False
             self._new_models[-1] += map(weakref.ref, bindings)
@@ -222,29 +243,35 @@ class ScalingState:
         for binding in bindings:
             binding.place(pair, gemm)
             gemm += binding.num_gemms
-        self._pairs.append(weakref.ref(pair))
+        self._pairs = [ref for ref in self._pairs if ref() is not None] + [weakref.ref(pair)]
 
-    def _join_new(self):
-        """Bring the modules of each model first used since the last update into one pair of blocks."""
-        for model in self._new_models:
-            bindings = [binding for ref in model if (binding := ref()) is not None]
-            if len(bindings) > 1:
-                pairs = [binding.pair for binding in bindings]
-                forward, backward = Block.joined([p.forward for p in pairs]), Block.joined([p.backward for p in pairs])
-                self._place(bindings, BlockPair(forward, backward, any(p.active for p in pairs)))
-        self._new_models = [[]]
+    def _new_model_of(self, binding):
+        """The list in `_new_models` that has the Binding, None where its model is no longer in its first step."""
+        return next((model for model in self._new_models if any(ref() is binding for ref in model)), None)
 
-    def begin_step(self, certain):
-        """Update the scales, unless forward passes that used them still wait for their backward.
+    def _join(self, model):
+        """Bring the modules of a model that ends its first step into one pair of blocks."""
+        self._new_models.remove(model)
+        bindings = _alive(model)
+        if len(bindings) > 1:
+            self._place(bindings, BlockPair.joined([binding.pair for binding in bindings]))
+
+    def begin_step(self, binding, certain):
+        """Update the scales of the Binding's model, unless forward passes that used them still wait for their backward.
 
         certain: the caller said that a step begins (is_first_microbatch=True), so waiting passes are a surprise.
         """
-        if not self.in_flight:
-            self.roll()
+        model = self._new_model_of(binding)
+        pairs = [binding.pair] if model is None else [other.pair for other in _alive(model)]
+        in_flight = sum(pair.in_flight for pair in pairs)
+        if not in_flight:
+            if model is not None:
+                self._join(model)
+            self._roll(binding.pair)
         elif certain and not self._warned:
             self._warned = True
             warnings.warn(
-                f"fp8 scales stay as they are: {self.in_flight} forward passes of the step before have had no "
+                f"fp8 scales stay as they are: {in_flight} forward passes of the step before have had no "
                 "backward. Drop the tensors that keep their graphs alive, or run their backward first.",
                 stacklevel=4,
             )
@@ -255,18 +282,20 @@ class ScalingState:
         return self.group if shared else None
 
     @paddle.no_grad()
+    def _roll(self, pair):
+        pair.roll(self.recipe, _updates[self.backend], self.reduction_group())
+
     def roll(self):
-        """Update the scales of all modules used since the last update, over the group where there is one."""
-        group = self.reduction_group()
-        self._join_new()
-        alive = [(ref, pair) for ref in self._pairs if (pair := ref()) is not None]
-        self._pairs = [ref for ref, _ in alive]
-        for _, pair in alive:
-            if pair.active:
-                pair.forward.roll(self.recipe, _updates[self.backend], group)
-                pair.backward.roll(self.recipe, _updates[self.backend], group)
-                pair.active = False
-        self.generation += 1
+        """Update the scales of all modules used since their last update, over the group where there is one."""
+        for model in self._new_models[:]:
+            self._join(model)
+        self.backward_seen = True  # what comes is another model
+        for pair in _alive(self._pairs):
+            self._roll(pair)
+
+
+def _alive(references):
+    return [thing for ref in references if (thing := ref()) is not None]
 
 
 _states = weakref.WeakValueDictionary()

@@ -1,6 +1,6 @@
 """TP, SP, PP, virtual PP, sharding and DP in several processes on nvgpu's host runtime, against one process on the CPU.
 
-tests/gpu/test_parallel.py has the same for te on GPUs.
+te's kernels are emulated (tests/emulated_te.py); tests/gpu/test_parallel.py has the same for te on GPUs.
 """
 
 import os
@@ -16,8 +16,9 @@ from tests.tools.nvgpu_processes import python_path
 SCRIPT = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
 
 FLOAT32 = ["none", "none_full", "pd", "pd_core_attn", "pd_full"]
-BF16 = ["none_bf16", "pd_bf16"]
-RESUMED = ["none", "pd"]
+BF16 = ["none_bf16", "pd_bf16", "te_bf16"]
+FP8 = ["te_fp8", "te_fp8_core_attn", "te_fp8_full"]
+RESUMED = ["none", "pd", "te_fp8"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,8 @@ def reference(tmp_path_factory, initial_weights, nvgpu_host):
     """One process: float32 on the plain CPU, bf16 (which that cannot) on nvgpu."""
     folder = tmp_path_factory.mktemp("reference")
     runs = {}
-    for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", BF16, nvgpu_host)):
+    emulated = nvgpu_host | dict(EMULATED_TE="1")
+    for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", [*BF16, "te_fp8"], emulated)):
         variants = jobs.variants(names, initial_weights, folder / device)
         runs |= jobs.launch(folder / device, 1, {}, variants, device, environment)
     return runs
@@ -45,14 +47,17 @@ def test_one_process_none_and_pd_agree(reference):
 @pytest.mark.parametrize("layout", [name for name in jobs.LAYOUTS if name != "sharding4"])
 def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
     processes, flags = jobs.LAYOUTS[layout]
-    variants = jobs.variants(FLOAT32 + BF16, initial_weights, tmp_path, RESUMED)
-    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes))
+    variants = jobs.variants(FLOAT32 + BF16 + FP8, initial_weights, tmp_path, RESUMED)
+    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
 
     for name in FLOAT32:
         jobs.check_same(runs[name], reference[name.partition("_")[0]], 1e-5, 1e-5)
     for name in BF16:
         jobs.check_same(runs[name], reference[name], 5e-3, 2e-2)
+    jobs.check_same(runs["te_fp8"], reference["te_fp8"], 2e-3, 1e-1)
+    assert runs["te_fp8"].losses == runs["te_fp8_core_attn"].losses == runs["te_fp8_full"].losses
+    assert runs["te_fp8"].losses != runs["te_bf16"].losses
     for name in RESUMED:
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])

@@ -5,12 +5,13 @@
 The job: {"layout": flags of run_pretrain, "variants": [{"name", "init": {backend: weights folder}, **flags}],
 "output": folder}. All variants run one after another in these processes, to start Python and Paddle once. For each,
 rank 0 writes OUTPUT/NAME.json (losses by step) and NAME.npz (final weights, merged over all ranks), and every rank
-NAME.rankN.json (sizes of what it holds).
+NAME.rankN.json (sizes of what it holds). With EMULATED_TE=1 te computes with tests/emulated_te.py.
 """
 
 import copy
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from paddle_te.llama import causal_mask_only
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.datasets import DataArguments, MockDataset, collate_fn
 from paddle_te.training.trainer import PretrainingTrainer
+from tests import emulated_te
 
 REPOSITORY = Path(__file__).parents[2]
 COMMON = dict(
@@ -149,6 +151,8 @@ def main():
     module = load_run_pretrain()
     base = parse(job["layout"] | dict(output_dir=output))
     paddle.set_device(base[2].device)
+    if os.environ.get("EMULATED_TE"):
+        emulated_te.install()
     slice_small_parameters()
     for variant in job["variants"]:
         print(f"variant {variant['name']}", flush=True)

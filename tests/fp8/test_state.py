@@ -323,7 +323,10 @@ def test_one_update_for_all_modules_of_a_model(seed, monkeypatch):
     for _ in range(2):
         assert step(*layers) == [[7, 8], [7, 4]]  # two directions, no matter how many modules
     assert step(other) == []  # its first step
-    assert step(other) == [[7, 8], [7, 4], [7, 6], [7, 3]]
+    # by itself: a model that is done may be gone on one rank and not yet collected on another
+    assert step(other) == [[7, 6], [7, 3]]
+    assert step(*layers) == [[7, 8], [7, 4]]
+    assert step(other) == [[7, 6], [7, 3]]
     assert step(other) == [[7, 6], [7, 3]]  # the model that rests keeps its history
     layers.append(Toy(1))
     layers.append(Toy(1))

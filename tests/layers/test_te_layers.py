@@ -16,7 +16,7 @@ def emulated(monkeypatch):
     """Also poisons what te's ops allocate, with NaN, until it is written."""
     from paddle_te.ops.te.runtime import Runtime
 
-    emulated_te.install(monkeypatch)
+    emulated_te.install(monkeypatch.setattr)
     empty = Runtime.empty
 
     def nan(self, shape, dtype):
