@@ -31,6 +31,7 @@ from paddle_te.training.finetune import (
     count_real_tokens,
 )
 from paddle_te.training.finetune_datasets import Collator, FinetuneDataArguments, create_datasets, tokens_per_sample
+from paddle_te.training.trainer import check_resumable
 
 SWITCH = "use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo fuse_wgrad_accumulation".split()
 
@@ -81,6 +82,8 @@ def main():
         check_together(model_args, data_args, training_args)
         paddle.set_device(training_args.device)
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+        if checkpoint:
+            check_resumable(checkpoint, training_args)
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)

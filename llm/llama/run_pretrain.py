@@ -29,7 +29,7 @@ from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrai
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
-from paddle_te.training.trainer import PretrainingTrainer
+from paddle_te.training.trainer import PretrainingTrainer, check_resumable
 
 SWITCH = (
     "transformer_engine_backend use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo "
@@ -117,6 +117,8 @@ def main():
         model_args, data_args, training_args = parse_arguments()
         paddle.set_device(training_args.device)
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+        if checkpoint:
+            check_resumable(checkpoint, training_args)
         if checkpoint and model_args.te_init_weight_path:
             raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
         check_device(training_args)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from itertools import product
 from pathlib import Path
 
 import paddle.distributed as dist
@@ -11,6 +12,7 @@ from paddlenlp.utils.batch_sampler import DistributedBatchSampler
 from safetensors import SafetensorError
 
 from paddle_te import fp8
+from paddle_te.checkpoint.folder import file_name, variant
 from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.training.checkpoints import (
     CheckpointNotSaved,
@@ -20,6 +22,30 @@ from paddle_te.training.checkpoints import (
     remove_checkpoint,
     rotate_checkpoints,
 )
+
+
+def check_resumable(checkpoint, args):
+    """Refuses a checkpoint that PaddleNLP would not find, or would load in part, with these TrainingArguments.
+
+    Raises ValueError for one that was saved in another layout of processes, and for a unified one without
+    --unified_checkpoint.
+    """
+    checkpoint = Path(checkpoint)
+    if args.unified_checkpoint:
+        return
+    if (checkpoint / "optimizer.safetensors.index.json").is_file():
+        raise ValueError(f"{checkpoint} is a unified checkpoint: resume it with --unified_checkpoint 1")
+    there = {path.name for path in checkpoint.glob("model_state*.pdparams")}
+    ranks = product(
+        *(range(n) if n > 1 else [None] for n in (args.tensor_parallel_degree, args.pipeline_parallel_degree))
+    )
+    wanted = {file_name(".pdparams", variant(*rank)) for rank in ranks}
+    if there and there != wanted:
+        raise ValueError(
+            f"{checkpoint} was saved in another layout of processes: it has {', '.join(sorted(there))}, this run needs "
+            f"{', '.join(sorted(wanted))}. Convert it with te_llama_ckpt_converter.py --mode reshard --with_optimizer, "
+            "and resume the new folder with --unified_checkpoint 1"
+        )
 
 
 class PretrainingTrainer(Trainer):

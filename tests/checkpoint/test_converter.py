@@ -1,10 +1,14 @@
 import json
 import os
+import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -408,6 +412,88 @@ def test_killed_and_run_again(tmp_path, native):
     assert_same(merged(tmp_path / "out"), model.te())
     assert not (tmp_path / "out.incomplete").exists()
     assert_same(merged(source), model.native)
+
+
+def in_a_child(work):
+    """(process id) of a fork that calls work() and ends with status 0, or 1 after an error."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_killed_at_any_moment(tmp_path, native, seed):
+    """The output is complete or not there; the input stays; the next run, which finds what the last one left, goes on.
+
+    PADDLE_TE_KILLS says how often."""
+    source, model = native
+    output, chance = tmp_path / "out", random.Random(seed)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    start = time.monotonic()
+    convert(source, tmp_path / "timed", "pd2te", progress=False)
+    seconds = time.monotonic() - start
+    unfinished = 0
+    for _ in range(int(os.environ.get("PADDLE_TE_KILLS", 20))):
+        pid = in_a_child(lambda: convert(source, output, "pd2te", workers=2, progress=False))
+        time.sleep(chance.uniform(0, 1.5 * seconds))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        unfinished += not output.exists()
+        if output.exists():
+            assert_same(merged(output), model.te())
+            assert {path.name for path in output.iterdir()} == {path.name for path in (tmp_path / "timed").iterdir()}
+            shutil.rmtree(output)
+    assert unfinished, "no kill came before the end"
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    convert(source, output, "pd2te", progress=False)
+    assert_same(merged(output), model.te())
+    assert {path.name for path in tmp_path.iterdir()} == {"pd", "out", "timed"}
+
+
+def test_no_room_while_writing_leaves_nothing(tmp_path, native):
+    """What disk_usage does not tell, a quota for one: here, the length of a file."""
+    source, _ = native
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, kept[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            convert(source, tmp_path / "out", "pd2te", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+    assert [path.name for path in tmp_path.iterdir()] == ["pd"]
+
+
+@pytest.fixture
+def public_folder():
+    """A folder that other users can reach: pytest's own are private."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("unreadable", [".", FIRST, "config.json"])
+def test_unreadable_input_is_named(public_folder, native, unreadable):
+    source, report = shutil.copytree(native[0], public_folder / "pd"), public_folder / "report"
+    path = source / unreadable
+    path.chmod(0)
+
+    def refused():
+        with open(report, "w") as written:
+            if os.getuid() == 0:
+                os.setuid(65534)  # root may read everything
+            with pytest.raises(OSError) as error:
+                convert(source, public_folder / "out", "pd2te", progress=False)
+            written.write(str(error.value))
+
+    os.waitpid(in_a_child(refused), 0)
+    path.chmod(0o700)
+    assert "Permission denied" in report.read_text() and str(path) in report.read_text()
+    assert {path.name for path in public_folder.iterdir()} == {"pd", "report"}
 
 
 def test_progress_counts_bytes(tmp_path, native, capsys):

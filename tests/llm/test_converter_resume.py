@@ -63,3 +63,21 @@ def test_losses_go_on(monkeypatch, tmp_path, unified):
     convert(te, back, "te2pd", with_optimizer=True, progress=False)
     again = train(monkeypatch, tmp_path / "again", "none", resume_from_checkpoint=back, **resume)
     assert again == {step: whole[step] for step in (4, 5, 6)}
+
+
+def test_what_cannot_be_resumed_as_it_is_is_refused(monkeypatch, tmp_path, caplog):
+    """A unified checkpoint without the flag, and another layout's: PaddleNLP would start with a fresh optimizer, or
+    load what it finds."""
+    train(monkeypatch, tmp_path / "first", "none", max_steps=3)
+    checkpoint = tmp_path / "first" / "checkpoint-3"
+    convert(checkpoint, tmp_path / "unified", "reshard", tensor_parallel_degree=1, with_optimizer=True, progress=False)
+    convert(checkpoint, tmp_path / "tp2", "reshard", tensor_parallel_degree=2, progress=False)
+    for name in ("tp2", "unified"):
+        (tmp_path / name / ".checkpoint_done").touch()
+        with pytest.raises(SystemExit) as stop:
+            train(monkeypatch, tmp_path / "other", "none", resume_from_checkpoint=tmp_path / name)
+        assert stop.value.code == 2
+    assert (
+        "has model_state.tp00.pdparams, model_state.tp01.pdparams, this run needs model_state.pdparams" in caplog.text
+    )
+    assert "unified is a unified checkpoint: resume it with --unified_checkpoint 1" in caplog.text
