@@ -17,8 +17,8 @@ SCRIPT = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
 
 FLOAT32 = ["none", "none_full", "pd", "pd_core_attn", "pd_full"]
 BF16 = ["none_bf16", "pd_bf16", "te_bf16"]
-FP8 = ["te_fp8", "te_fp8_core_attn", "te_fp8_full"]
-RESUMED = ["none", "pd", "te_fp8"]
+FP8, FP8_RECOMPUTED = "te_fp8", ["te_fp8_core_attn", "te_fp8_full"]
+RESUMED = ["none", "pd", FP8]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def reference(tmp_path_factory, initial_weights, nvgpu_host):
     folder = tmp_path_factory.mktemp("reference")
     runs = {}
     emulated = nvgpu_host | dict(EMULATED_TE="1")
-    for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", [*BF16, "te_fp8"], emulated)):
+    for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", [*BF16, FP8], emulated)):
         variants = jobs.variants(names, initial_weights, folder / device)
         runs |= jobs.launch(folder / device, 1, {}, variants, device, environment)
     return runs
@@ -47,7 +47,9 @@ def test_one_process_none_and_pd_agree(reference):
 @pytest.mark.parametrize("layout", [name for name in jobs.LAYOUTS if name != "sharding4"])
 def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
     processes, flags = jobs.LAYOUTS[layout]
-    variants = jobs.variants(FLOAT32 + BF16 + FP8, initial_weights, tmp_path, RESUMED)
+    # where ranks share scales, hold several micro-batches, or gather weights for each forward
+    recomputed = FP8_RECOMPUTED if {jobs.TP, jobs.PP} & flags.keys() or layout == "sharding3" else []
+    variants = jobs.variants([*FLOAT32, *BF16, FP8, *recomputed], initial_weights, tmp_path, RESUMED)
     environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
 
@@ -55,9 +57,10 @@ def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
         jobs.check_same(runs[name], reference[name.partition("_")[0]], 1e-5, 1e-5)
     for name in BF16:
         jobs.check_same(runs[name], reference[name], 5e-3, 2e-2)
-    jobs.check_same(runs["te_fp8"], reference["te_fp8"], 2e-3, 1e-1)
-    assert runs["te_fp8"].losses == runs["te_fp8_core_attn"].losses == runs["te_fp8_full"].losses
-    assert runs["te_fp8"].losses != runs["te_bf16"].losses
+    jobs.check_same(runs[FP8], reference[FP8], 4e-3, 1e-1)
+    assert runs[FP8].losses != runs["te_bf16"].losses
+    for name in recomputed:
+        assert runs[name].losses == runs[FP8].losses
     for name in RESUMED:
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])
