@@ -117,21 +117,25 @@ def _row_output(rt, x, weight, out, code, residual, tp):
 class _Normed:
     """x of an RMSNorm with its statistics, forward and backward.
 
-    x: Matrix; ln_weight: parameter; rsigma: float32 [rows], 1 / rms(x). _gamma, _rsigma: both as native tensors.
+    x: Matrix; ln_weight: parameter; rsigma: float32 [rows], 1 / rms(x); _rsigma: the same for TE's functions.
     """
 
-    __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma", "_gamma", "_rsigma")
+    __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma", "_rsigma")
 
     def __init__(self, rt, tensor, ln_weight, code):
         self.tensor, self.ln_weight, self.code, self.dtype = tensor, ln_weight, code, tensor.dtype
         self.x = rt.matrix(tensor, code)
-        rows, cols = self.x.shape
+        rows = self.x.shape[0]
         self.rsigma = rt.empty([rows], paddle.float32)
-        self._gamma, self._rsigma = rt.vector(ln_weight, cols, code), rt.vector(self.rsigma, rows, FLOAT32)
+        self._rsigma = rt.vector(self.rsigma, rows, FLOAT32)
+
+    def _gamma(self, rt):
+        """ln_weight where it is now: see `_weight_again`."""
+        return rt.vector(self.ln_weight, self.x.shape[1], self.code)
 
     def forward(self, rt, eps, z):
         """z = x / rms(x) · ln_weight; z is a native tensor in x's dtype or fp8."""
-        rt.te.rmsnorm_fwd(self.x.native, self._gamma, eps, z, self._rsigma, rt.stream)
+        rt.te.rmsnorm_fwd(self.x.native, self._gamma(rt), eps, z, self._rsigma, rt.stream)
 
     def backward(self, rt, dz, add=None):
         """(dx, d ln_weight) from the Matrix dz; `add`, the residual's gradient (Matrix), is added to dx."""
@@ -141,7 +145,7 @@ class _Normed:
             dz.native,
             self.x.native,
             self._rsigma,
-            self._gamma,
+            self._gamma(rt),
             rt.te.Tensor(dx.data_ptr(), self.x.shape, self.code),
             rt.vector(dgamma, cols, self.code),
             rt.stream,
