@@ -59,6 +59,17 @@ class PreTrainingArguments(TrainingArguments):
             group_pipeline_transfers()
         super().__post_init__()
         self.test_iters = 10 * self.eval_iters
+        if self._clips_bf16_where_paddle_cannot():
+            raise ValueError(
+                f"--bf16 on {self.device} over several processes needs --amp_master_grad true (or --max_grad_norm 0): "
+                "Paddle clips no bf16 gradients of parallel models on custom devices"
+            )
+
+    def _clips_bf16_where_paddle_cannot(self):
+        """Paddle 3.3.1's HybridParallelClipGrad has bf16 for its own GPU device and three others."""
+        custom = self.device.partition(":")[0] not in ("cpu", "gpu", "xpu")
+        bf16 = self.bf16 and self.fp16_opt_level == "O2" and not self.amp_master_grad
+        return custom and bf16 and self.max_grad_norm > 0 and self.use_hybrid_parallel and self.world_size > 1
 
 
 def _one_of(arguments, name, choices):

@@ -241,6 +241,7 @@ def training_flags(args: argparse.Namespace, device: str, world: int, output: Pa
         "use_fp8": 1 if args.precision == "fp8" else None,
         "bf16": int(half),
         "fp16_opt_level": "O2" if half else None,
+        "amp_master_grad": 1 if half and world > 1 and device == "nvgpu" else None,  # PreTrainingArguments says why
         "recompute": int(args.recompute != "none"),
         "recompute_granularity": None if args.recompute == "none" else args.recompute,
         "resume_from_checkpoint": None if resume == "none" else resume,

@@ -1,5 +1,7 @@
 """Arguments that contradict each other are refused when they are parsed."""
 
+from types import SimpleNamespace
+
 import paddle
 import pytest
 from paddlenlp.trainer import PdArgumentParser
@@ -49,3 +51,21 @@ def test_ranks_meet_through_the_threaded_store(tmp_path, monkeypatch, chosen):
     paddle.set_flags({flag: True})
     parse(tmp_path)
     assert paddle.get_flags(flag)[flag] is bool(chosen)
+
+
+@pytest.mark.parametrize(
+    "settings, refused",
+    [
+        (dict(), True),
+        (dict(device="gpu:0"), False),
+        (dict(bf16=False), False),
+        (dict(amp_master_grad=True), False),
+        (dict(max_grad_norm=0.0), False),
+        (dict(world_size=1), False),
+        (dict(use_hybrid_parallel=False), False),
+    ],
+)
+def test_gradients_that_paddle_cannot_clip(settings, refused):
+    base = dict(device="nvgpu:1", bf16=True, fp16_opt_level="O2", amp_master_grad=False, max_grad_norm=1.0)
+    arguments = SimpleNamespace(**(base | dict(use_hybrid_parallel=True, world_size=2) | settings))
+    assert PreTrainingArguments._clips_bf16_where_paddle_cannot(arguments) == refused

@@ -381,7 +381,10 @@ def test_the_original_flags_by_default(tmp_path):
         (dict(recompute="full"), dict(recompute="1", recompute_granularity="full")),
         (dict(FSDP=4, sharding_stage="stage1"), dict(sharding="stage1", sharding_parallel_degree="4")),
         (dict(SP="true"), dict(sequence_parallel="1", pipeline_parallel_config="disable_partial_send_recv")),
-        (dict(DEVICE="nvgpu"), dict(device="nvgpu", use_flash_attention="0", use_fused_rope="0")),
+        (
+            dict(DEVICE="nvgpu"),
+            dict(device="nvgpu", use_flash_attention="0", use_fused_rope="0", amp_master_grad="1"),
+        ),
         (
             dict(LEARNING_RATE="1e-4", MAX_STEPS=7),
             dict(learning_rate="0.0001", min_learning_rate="1e-05", max_steps="7"),

@@ -106,6 +106,7 @@ if [ "$method" != full ]; then
 fi
 if [ "$kind" != cpu ] && [ "$precision" != fp32 ]; then command+=(--bf16 true --fp16_opt_level O2); fi
 if [ "$precision" = fp8 ]; then command+=(--use_fp8 true); fi
+if [ "$kind" = nvgpu ] && [ "$count" -gt 1 ] && [ "$precision" != fp32 ]; then command+=(--amp_master_grad true); fi
 if [ "$recompute" != none ]; then command+=(--recompute true --recompute_granularity "$recompute"); fi
 read -ra extra <<<"${EXTRA_ARGS:-}"
 command+=(${extra[@]+"${extra[@]}"})
