@@ -1,4 +1,7 @@
-"""Fine-tuning with LoRA over several ranks, on nvgpu's host runtime, against one process on the CPU."""
+"""Fine-tuning with LoRA over several ranks, on nvgpu's host runtime, against one process.
+
+pd in float32; te in bf16 and fp8, with TE's kernels emulated in NumPy.
+"""
 
 import json
 import os
@@ -21,6 +24,17 @@ LAYOUTS = {
     "sharding2": dict(sharding_parallel_degree=2, sharding="stage2", per_device_train_batch_size=2),
 }
 
+SCRIPT = REPOSITORY / "llm/llama/run_finetune.py"
+EMULATED_TE = REPOSITORY / "tests/distributed/finetune.py"
+HALF = dict(
+    transformer_engine_backend="transformer_engine",
+    device="nvgpu",
+    bf16="true",
+    fp16_opt_level="O2",
+    amp_master_grad="true",
+)
+FP8 = HALF | dict(use_fp8="true", fp8_recipe="current")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -37,7 +51,7 @@ def place(tmp_path_factory):
     return folder
 
 
-def run(place, output, processes=1, environment=(), **flags):
+def run(place, output, processes=1, environment=(), script=SCRIPT, **flags):
     """(losses, adapter) of run_finetune.py."""
     flags = (
         dict(
@@ -66,7 +80,7 @@ def run(place, output, processes=1, environment=(), **flags):
     if processes > 1:
         devices = ",".join(map(str, range(processes)))
         command += ["-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", output / "logs"]
-    command.append(REPOSITORY / "llm/llama/run_finetune.py")
+    command.append(script)
     command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     environment = os.environ | dict(environment) | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
@@ -74,7 +88,8 @@ def run(place, output, processes=1, environment=(), **flags):
         logs = "".join(log.read_text()[-3000:] for log in sorted((output / "logs").glob("workerlog.*")))
         pytest.fail(f"exit status {result.returncode}\n{result.stdout[-2000:]}{result.stderr[-2000:]}\n{logs}")
     losses = [json.loads(line)["loss"] for line in (output / "train_log.jsonl").read_text().splitlines()]
-    return losses, paddle.load(str(output / "lora_model_state.pdparams"), return_numpy=True)
+    adapter = paddle.load(str(output / "lora_model_state.pdparams"))
+    return losses, {name: value.astype("float32").numpy() for name, value in adapter.items()}
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +110,35 @@ def test_lora_learns_as_in_one_process(place, one_process, nvgpu_host, layout):
     for name, value in weights.items():
         assert adapter[name].shape == value.shape
         assert relative(adapter[name], value) < 1e-3, name
+
+
+SLOWLY = dict(learning_rate=1e-3)  # so that bf16's rounding stays small
+
+
+@pytest.fixture(scope="module")
+def exact(place, one_process):
+    return run(place, place / "slowly", lora_path=place / "start", **SLOWLY)[0]
+
+
+@pytest.mark.parametrize(
+    "layout, precision", [("sp_tp2", HALF), ("sharding2", FP8)], ids=["sp_tp2-bf16", "sharding2-fp8"]
+)
+def test_te_learns_as_in_one_process(place, exact, nvgpu_host, layout, precision):
+    """With full recompute, as in pretraining."""
+    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2")
+    flags = precision | SLOWLY | dict(lora_path=place / "start", script=EMULATED_TE)
+    flags |= dict(recompute="true", recompute_granularity="full")
+    name = f"{layout}-te"
+    want, weights = run(place, place / f"{name}-one", 1, environment, **flags)
+    losses, adapter = run(place, place / name, 2, environment, **LAYOUTS[layout], **flags)
+    check_alike(losses, adapter, want, weights, exact)
+
+
+def check_alike(losses, adapter, want, weights, exact):
+    """A run over several ranks beside one process, and that beside pd in float32."""
+    assert exact[-1] < exact[0] - 0.05
+    assert want == pytest.approx(exact, rel=5e-3) and losses == pytest.approx(want, rel=5e-3)
+    assert adapter.keys() == weights.keys()
+    for name, value in weights.items():
+        assert adapter[name].shape == value.shape
+        assert relative(adapter[name], value) < 0.1, name
