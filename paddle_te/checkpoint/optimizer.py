@@ -8,17 +8,19 @@ degrees with --unified_checkpoint 1 (paddlenlp/trainer/unified_checkpoint/load_s
 
 import re
 from dataclasses import replace
+from math import prod
 
 from paddle_te.checkpoint import pdparams, safetensors
 from paddle_te.checkpoint.folder import Rank, read_index
 from paddle_te.checkpoint.plan import OutputFile, plan_new_ranks
-from paddle_te.checkpoint.tensors import CheckpointError
+from paddle_te.checkpoint.tensors import CheckpointError, SlicedRef
 
 MOMENTS = ("moment1_0", "moment2_0")
 POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
 MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
+_SLICE = "slice@"  # sharding stage 3: each rank has a slice of the flat tensor (group_sharded_stage3.py)
 # Files of the state itself, in both forms, and of signals that it has been saved
 STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*|saved_signal_\d+")
 # What a Trainer needs besides to go on, and its mark that the checkpoint is complete
@@ -126,7 +128,8 @@ def _pdopt(checkpoint, rank):
     pattern = ".".join(["optimizer", *([rank.variant] if rank.variant else [])])
     exact = checkpoint.folder / f"{pattern}.pdopt"
     joint = "_" if rank.variant else "."
-    files = [exact] if exact.exists() else sorted(checkpoint.folder.glob(f"{pattern}{joint}shard*.pdopt"))
+    shards = checkpoint.folder.glob(f"{pattern}{joint}shard*.pdopt")
+    files = [exact] if exact.exists() else sorted(shards, key=lambda file: int(re.search(r"shard(\d+)", file.name)[1]))
     if not files:
         raise CheckpointError(f"{exact}: missing; --with_optimizer needs it")
     if checkpoint.suffix != pdparams.SUFFIX:
@@ -134,14 +137,31 @@ def _pdopt(checkpoint, rank):
     names = {}
     for file in rank.files:
         names |= {parameter: name for name, parameter in pdparams.read_name_table(file).items()}
-    found = {}
+    found, slices = {}, {}
     for file in files:
         state, master = pdparams.read_optimizer(file)
         matches = {key: match for key in state if (match := _KEY.fullmatch(key))}
         entries = [(match["kind"], match["name"], state[key]) for key, match in matches.items()]
         entries += [(MASTER, parameter, ref) for parameter, ref in master.items()]
         for kind, parameter, ref in entries:
-            if parameter not in names:
+            name = names.get(parameter.removeprefix(_SLICE))
+            if name is None:
                 raise CheckpointError(f"{file}: has state of {parameter!r}, which no weight is called")
-            found.setdefault(kind, {})[names[parameter]] = ref
+            if parameter.startswith(_SLICE) and kind not in POWERS:
+                slices.setdefault((kind, name), []).append(ref)
+            else:
+                found.setdefault(kind, {})[name] = ref
+    for (kind, name), refs in slices.items():
+        _check_slices(refs, name, rank.tensors[name].shape, len(files))
+        found.setdefault(kind, {})[name] = SlicedRef(tuple(refs), rank.tensors[name].shape)
     return found
+
+
+def _check_slices(refs, name, shape, ranks):
+    """Equal slices, one of each sharding rank, which together hold the tensor; the last may end in padding."""
+    sizes = {prod(ref.shape) for ref in refs}
+    if len(refs) != ranks or len(sizes) > 1 or not prod(shape) <= ranks * max(sizes):
+        raise CheckpointError(
+            f"{refs[0].path}: {len(refs)} slices of {name!r}, of {sorted(sizes)} elements, in {ranks} sharding ranks' "
+            f"files, do not make a tensor of shape {list(shape)}"
+        )

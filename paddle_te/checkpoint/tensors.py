@@ -39,6 +39,33 @@ class TensorRef:
 
 
 @dataclass(frozen=True)
+class SlicedRef:
+    """A tensor whose elements, in C order, lie in slices one after another, with padding behind the last."""
+
+    slices: tuple
+    shape: tuple
+
+    @property
+    def path(self):
+        """The file of the first slice."""
+        return self.slices[0].path
+
+    @property
+    def dtype(self):
+        """As TensorRef's."""
+        return self.slices[0].dtype
+
+    def read(self):
+        """As TensorRef's. Raises CheckpointError where the slices are too few."""
+        flat = np.concatenate([ref.read().reshape(-1) for ref in self.slices])
+        if flat.size < prod(self.shape):
+            raise CheckpointError(
+                f"{self.path}: the slices of a tensor have {flat.size} elements of {prod(self.shape)}"
+            )
+        return flat[: prod(self.shape)].reshape(self.shape)
+
+
+@dataclass(frozen=True)
 class TensorSpec:
     """A tensor to be written."""
 

@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from paddle_te.checkpoint import CheckpointError, convert
+from paddle_te.checkpoint import CheckpointError, convert, read_weights
 from paddle_te.checkpoint.config import convert_config
 from paddle_te.checkpoint.layout import hf_layout, native_layout, te_layout
 from tests.checkpoint.models import Model, assert_same, load_folder, save_config, save_single
@@ -180,3 +180,18 @@ def test_what_paddlenlp_cannot_express(rng, change, message):
 def test_what_hugging_face_cannot_express(rng, change):
     with pytest.raises(CheckpointError, match="config.json"):
         convert_config(Model(rng).config | change, te_layout(), hf_layout(), "float32")
+
+
+@pytest.mark.parametrize("target", [te_layout(), native_layout(), native_layout(True, True)])
+def test_streamed_weights_are_the_converted_ones(tmp_path, rng, target):
+    """What a tensor parallel rank reads directly from the folder."""
+    save_hf(tmp_path / "hf", Model(rng, "bfloat16", kv_heads=4), 2)
+    fused = {flag: getattr(target, flag) for flag in ("fuse_attention_qkv", "fuse_attention_ffn")}
+    options = dict(tensor_parallel_degree=2, format="pdparams", progress=False)
+    options |= fused if target.family == "pd" else {}
+    convert(tmp_path / "hf", tmp_path / "tp2", f"hf2{target.family}", **options)
+    for rank in (0, 1):
+        want = load_folder(tmp_path / "tp2")[f"model_state.tp0{rank}.pdparams"]
+        assert_same(dict(read_weights(tmp_path / "hf", target, set(want), 2, rank)), want)
+    some = {"llama.norm.weight", "lm_head.weight"}
+    assert {name for name, _ in read_weights(tmp_path / "hf", target, some)} == some

@@ -96,6 +96,28 @@ def check_unified(folder, model, state_of, layout, master):
         assert index.get("master_weights") == (master if stem == "optimizer" else None)
 
 
+def test_slices_of_sharding_stage_3(tmp_path, rng, state_of):
+    """Each rank has its part of the flat tensor; the last one's is padded. What is small is whole on every rank."""
+    model = Model(rng, kv_heads=4)
+    save_trained(tmp_path / "in", model, state_of)
+    whole = paddle.load(str(tmp_path / "in" / "optimizer.pdopt"), return_numpy=True)
+    (tmp_path / "in" / "optimizer.pdopt").unlink()
+    for rank in range(3):
+        state = {}
+        for key, value in whole.items():
+            sliced = np.ndim(value) == 2
+            if sliced:
+                flat = np.concatenate([value.reshape(-1), np.zeros(-value.size % 3 + 3, value.dtype)])
+                value = np.split(flat, 3)[rank]
+            state[f"slice@{key}" if sliced else key] = paddle.to_tensor(value) if np.ndim(value) else value
+        paddle.save(state, str(tmp_path / "in" / f"optimizer.shard{rank:02d}.pdopt"))
+    convert(tmp_path / "in", tmp_path / "out", "pd2te", with_optimizer=True, progress=False)
+    assert_same(load_file(tmp_path / "out" / "optimizer-00001-of-00001.safetensors"), expected(state_of, "te"))
+    (tmp_path / "in" / "optimizer.shard01.pdopt").unlink()
+    with pytest.raises(CheckpointError, match="do not make a tensor of shape"):
+        convert(tmp_path / "in", tmp_path / "again", "pd2te", with_optimizer=True, progress=False)
+
+
 def test_degrees_are_those_of_the_resume(tmp_path, rng, state_of):
     """Whole tensors in any case; fp8 scales go along where both layouts have them."""
     save_trained(tmp_path / "in", Model(rng, kv_heads=4), state_of)

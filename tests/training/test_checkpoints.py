@@ -2,7 +2,16 @@
 
 import pytest
 
-from paddle_te.training.checkpoints import COMPLETE_MARK, complete_checkpoints, find_checkpoint
+from paddle_te.training import checkpoints
+from paddle_te.training.checkpoints import (
+    COMPLETE_MARK,
+    complete_checkpoints,
+    find_checkpoint,
+    flush,
+    mark_complete,
+    remove_checkpoint,
+    rotate_checkpoints,
+)
 
 
 @pytest.fixture
@@ -42,3 +51,51 @@ def test_missing_and_incomplete_ones_are_refused(output_dir):
         find_checkpoint("11", output_dir)
     with pytest.raises(FileNotFoundError, match="checkpoint-200 is not complete"):
         find_checkpoint("200", output_dir)
+
+
+def folders(output_dir):
+    return {path.name for path in output_dir.iterdir()}
+
+
+def test_rotation_keeps_the_newest_and_the_best(output_dir):
+    for step in (150, 160):
+        (output_dir / f"checkpoint-{step}").mkdir()
+    mark_complete(output_dir / "checkpoint-160")
+    rotate_checkpoints(output_dir, None)
+    rotate_checkpoints(output_dir, 0)
+    assert len(folders(output_dir)) == 7
+    rotate_checkpoints(output_dir, 2, best=str(output_dir / "checkpoint-9"))
+    # 150 was left by a killed run; 200 may still be written
+    assert folders(output_dir) == {f"checkpoint-{name}" for name in (9, 100, 160, 200, "best")}
+    rotate_checkpoints(output_dir, 1)
+    assert folders(output_dir) == {f"checkpoint-{name}" for name in (160, 200, "best")}
+
+
+def test_the_mark_goes_first(output_dir, monkeypatch):
+    folder = output_dir / "checkpoint-100"
+    (folder / "weights").touch()
+
+    def killed(*args, **kwargs):
+        assert not (folder / COMPLETE_MARK).exists() and (folder / "weights").exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_checkpoint(folder)
+    assert find_checkpoint("auto", output_dir) == str(output_dir / "checkpoint-10")
+    remove_checkpoint(folder)
+    remove_checkpoint(folder)  # nothing to remove
+    assert not folder.exists()
+
+
+def test_everything_is_flushed_before_the_mark(output_dir, monkeypatch):
+    folder, synced = output_dir / "checkpoint-200", []
+    (folder / "inner").mkdir()
+    for name in ("a", "inner/b"):
+        (folder / name).touch()
+    monkeypatch.setattr(checkpoints, "_sync", synced.append)
+    flush(folder)
+    assert {folder, folder / "a", folder / "inner/b", output_dir} <= set(synced)
+    mark_complete(folder)
+    assert synced[-2:] == [folder / COMPLETE_MARK, folder]
