@@ -107,19 +107,21 @@ class MultiHeadAttention(nn.Layer):
         flat = qkv.ndim == 2
         if flat:
             qkv = qkv.reshape([-1, self.max_sequence_length, qkv.shape[-1]])
-        if past_key_value is not None or use_cache or attention_mask is not None:
+        if past_key_value is not None or use_cache:
             context, key_value = self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, past_key_value)
         elif recompute_core_attention and self.training:
-            context = recompute(self._attend, qkv, rotary_pos_emb)
+            context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask)
         else:
-            context = self._attend(qkv, rotary_pos_emb)
+            context = self._attend(qkv, rotary_pos_emb, attention_mask)
         if flat:
             context = context.reshape([-1, context.shape[-1]])
         out = self.proj(context, residual, is_first_microbatch)
         return (out, key_value) if use_cache else out
 
-    def _attend(self, qkv, rotary_pos_emb):
-        """Training's case, for which backends have one operation."""
+    def _attend(self, qkv, rotary_pos_emb, attention_mask):
+        """Training's case, for which backends have one operation where there is no mask."""
+        if attention_mask is not None:
+            return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
         return self.ops.rotary_attention(
             qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, scale=self.core_attention.scale
         )

@@ -120,6 +120,29 @@ def peak_memory(granularity):
     return core.host_memory_stat_peak_value("Allocated", 0) - before
 
 
+def test_core_attention_with_a_mask_is_recomputed_too(seed, monkeypatch):
+    """Packed samples: same gradients, attention run once more in backward."""
+    paddle.seed(seed)
+    ours = LlamaForCausalLM(tiny_config(recompute=True, recompute_granularity="core_attn", initializer_range=0.1))
+    ours.train()
+    ids, mask = paddle.randint(0, 96, [2, 16]), np.tril(np.ones([2, 1, 16, 16], bool))
+    mask[..., 7:, :7] = False  # two documents
+    runs, calls = [], []
+    attention = ours.llama.layers[0].transformer.self_attention.core_attention
+    forward = type(attention).forward
+    monkeypatch.setattr(type(attention), "forward", lambda *arguments: calls.append(1) or forward(*arguments))
+    for enable in (False, True):
+        if enable:
+            ours.recompute_enable()
+        calls.clear()
+        ours(input_ids=ids, labels=ids, attention_mask=paddle.to_tensor(mask))[0].backward()
+        runs.append((len(calls), {name: p.grad.numpy() for name, p in ours.named_parameters()}))
+        ours.clear_gradients()
+    assert [count for count, _ in runs] == [2, 4]
+    for name, value in runs[0][1].items():
+        np.testing.assert_array_equal(runs[1][1][name], value)
+
+
 def test_recompute_needs_less_memory():
     full, core_attn, none = (peak_memory(granularity) for granularity in ("full", "core_attn", None))
     assert full < 0.4 * none and core_attn < 0.9 * none
