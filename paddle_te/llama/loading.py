@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 from paddlenlp.transformers import AutoTokenizer, LlamaConfig, LlamaTokenizer
+from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 
 from paddle_te import device
 from paddle_te.checkpoint import CheckpointError, check_layout, native_config, native_layout, read_weights, te_layout
@@ -91,16 +92,20 @@ def read_config(folder):
 
 
 def load_tokenizer(name_or_path):
-    """PaddleNLP's tokenizer of a folder or a known name.
+    """PaddleNLP's tokenizer of a folder or a known name; also of a folder that transformers has written.
 
-    A sentencepiece model is also found under transformers' name, tokenizer.model, which AutoTokenizer overlooks.
+    There AutoTokenizer finds neither tokenizer.model (Llama 2), which PaddleNLP calls sentencepiece.bpe.model, nor the
+    class that reads a tokenizer.json alone (Llama 3).
     """
     folder = Path(name_or_path)
     config = folder / "tokenizer_config.json"
-    if config.is_file() and json.loads(config.read_text()).get("tokenizer_class", "").startswith("LlamaTokenizer"):
+    kind = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
+    if kind in ("LlamaTokenizer", "LlamaTokenizerFast"):
         for name in ("sentencepiece.bpe.model", "tokenizer.model"):
             if (folder / name).is_file():
                 return LlamaTokenizer.from_pretrained(str(folder), vocab_file=str(folder / name))
+    if kind in ("PreTrainedTokenizerFast", "PretrainedTokenizerFast") and (folder / "tokenizer.json").is_file():
+        return PretrainedTokenizerFast.from_pretrained(str(folder))
     return AutoTokenizer.from_pretrained(str(name_or_path))
 
 

@@ -9,8 +9,10 @@ import shutil
 
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import save_file
 
+from paddle_te.llama.loading import load_tokenizer
 from tests.checkpoint.models import Model, save_single
 from tests.checkpoint.test_huggingface import hf_state
 from tests.llm.test_run_finetune import place, run  # noqa: F401  (place is a fixture)
@@ -71,6 +73,28 @@ def test_finetuning_with_the_folders_own_tokenizer(monkeypatch, place, tmp_path,
     want = run(monkeypatch, place, tmp_path / "want", backend, max_steps=3)
     where = dict(model_name_or_path=hf, tokenizer_name_or_path=hf)
     assert run(monkeypatch, place, tmp_path / "got", backend, max_steps=3, **where) == pytest.approx(want, rel=1e-5)
+
+
+def test_tokenizer_json_alone(monkeypatch, place, tmp_path):  # noqa: F811
+    """Llama 3's kind, of the tokenizers library; also as a run saves it again beside its model."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=False))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<|begin|>", "<|end|>"]
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    library.train_from_iterator(["the names of the things in a module"] * 3, trainer)
+    hf = tmp_path / "hf"
+    shutil.copytree(place / "hf", hf)
+    library.save(str(hf / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special[0], "eos_token": special[1]}
+    (hf / "tokenizer_config.json").write_text(json.dumps(config))
+    where = dict(model_name_or_path=hf, tokenizer_name_or_path=hf, max_steps=1)
+    first = run(monkeypatch, place, tmp_path / "out", **where)
+    assert first[1] > 0
+    for folder in (hf, tmp_path / "out"):
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer("the names")["input_ids"] == library.encode("the names").ids
+        assert tokenizer.eos_token_id == 1
 
 
 def test_what_does_not_fit_is_refused_before_work(monkeypatch, tmp_path, folders, caplog):
