@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+import paddle
 import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed import fleet
@@ -16,9 +17,13 @@ from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 FROM_ZERO = False
 
 
-@lru_cache
 def _rotary(dim, base, interpolation, scaling):
     """One table of angles for all layers alike; scaling is a tuple of items, to be hashable."""
+    return _rotary_on(paddle.get_device(), dim, base, interpolation, scaling)
+
+
+@lru_cache
+def _rotary_on(device, dim, base, interpolation, scaling):
     return RotaryPositionEmbedding(dim, base, interpolation, dict(scaling) if scaling else None)
 
 
