@@ -397,8 +397,8 @@ def test_attention_padding(te, stream):
 
 @pytest.mark.parametrize("b, bias_b, s, keys, heads, kv_heads, d", [
     (2, 2, 128, 128, 4, 4, 64),  # masks of packed documents
-    (2, 1, 96, 96, 4, 2, 16),
-    (3, 3, 37, 37, 4, 4, 32),  # a batch of prompts
+    (2, 1, 96, 128, 4, 2, 16),
+    (3, 3, 37, 64, 4, 4, 32),  # a batch of prompts, keys rounded up
     (3, 3, 1, 64, 4, 2, 64),  # one token behind a cache
     (2, 2, 5, 128, 8, 2, 128),
 ])  # fmt: skip

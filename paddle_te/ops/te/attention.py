@@ -12,7 +12,8 @@ from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad
 
 SEPARATE, PACKED = int(QKVLayout.BSHD_BSHD_BSHD), int(QKVLayout.BS3HD)
 HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in float16 too: a row of -inf is NaN
-# cuDNN plans anew for each number of keys, which takes longer than computing: a growing cache is rounded up to this.
+# Keys are rounded up to this where there is a mask: cuDNN plans anew for each number of them, which takes longer than
+# computing behind a growing cache, and rows of the mask are aligned.
 KEY_MULTIPLE = 64
 
 
@@ -254,7 +255,7 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None):
     if attention_mask is None and keys == s:
         seen = CAUSAL
     else:
-        padding = 0 if keys == s else -keys % KEY_MULTIPLE
+        padding = -keys % KEY_MULTIPLE
         seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, k.shape[2], d, q.dtype, code, keys=k.shape[1])
