@@ -7,6 +7,7 @@ every other one, so a malicious file is an error. It does not load the tensors e
 import math
 import os
 import pickle
+import re
 import struct
 from collections import OrderedDict
 from pathlib import Path
@@ -31,6 +32,8 @@ class _Dtype:
     """Stands in for numpy.dtype(code, align, copy)."""
 
     def __init__(self, code, *_):
+        if not isinstance(code, str) or not re.fullmatch(r"[a-zA-Z]\d{1,2}", code):
+            raise CheckpointError(f"a tensor of dtype {code!r}")
         self.code = code
 
     def __setstate__(self, state):
@@ -55,6 +58,8 @@ class _Array:
         _, self.shape, self.dtype, self.fortran, self.data = state
         if not (isinstance(self.dtype, _Dtype) and isinstance(self.data, _Bytes)):
             raise CheckpointError("an array of objects")
+        if not (isinstance(self.fortran, bool) and isinstance(self.shape, tuple)):
+            raise CheckpointError("an array that numpy did not describe")
         if not all(isinstance(n, int) and n >= 0 for n in self.shape):
             raise CheckpointError(f"an array of shape {self.shape!r}")
         if np.dtype(self.dtype.code).itemsize * math.prod(self.shape) != self.data.length:
