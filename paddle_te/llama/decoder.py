@@ -69,9 +69,11 @@ def fp8_group():
 
     None in one process. Collective: every rank must call it the first time.
     """
-    hcg = getattr(fleet.fleet, "_hcg", None)
-    if hcg is None or dist.get_world_size() == 1:
+    if dist.get_world_size() == 1:
         return None
+    hcg = getattr(fleet.fleet, "_hcg", None)
+    if hcg is None:  # plain data parallelism, for which PaddleNLP does not initialise fleet
+        return dist.new_group(list(range(dist.get_world_size())))
     stages = hcg.topology().get_dim("pipe")
     groups = [dist.new_group(hcg.topology().get_axis_list("pipe", stage)) for stage in range(stages)]
     return groups[hcg.get_stage_id()]
