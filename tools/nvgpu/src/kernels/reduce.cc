@@ -123,18 +123,27 @@ void MeanAllGrad(const Context& context, const Tensor& x, const Tensor& out_grad
   Spread(context, x, out_grad, Marks(x, {}), 1.0 / x.numel(), x_grad);
 }
 
-// Every element that equals the extreme has its gradient.
+// The elements that equal the extreme share its gradient.
 void ExtremeGrad(const Context& context, const Tensor& x, const Tensor& out, const Tensor& out_grad,
                  const phi::IntArray& axes, bool, bool all, Tensor* x_grad) {
-  const Dims dims = DimsOf(x), kept = DimsAfter(x, Marks(x, axes.GetData(), all), true);
+  const auto reduced = Marks(x, axes.GetData(), all);
+  const Dims dims = DimsOf(x), kept = DimsAfter(x, reduced, true);
   Tensor extreme = out, grad = out_grad;
   extreme.Resize(common::make_ddim(kept));
   grad.Resize(common::make_ddim(kept));
   x_grad->Resize(x.dims());
   void* to = context.Alloc(x_grad, x.dtype());
   if (x.numel() == 0) return;
+  const DataType wide = x.dtype() == DataType::FLOAT64 ? DataType::FLOAT64 : DataType::FLOAT32;
+  Tensor equal = Temporary(context, DataType::BOOL, dims), share = Temporary(context, x.dtype(), kept), count;
+  math::Elementwise(StreamOf(context), math::Op::kEqual, TypeOf(x), equal.data(), dims,
+                    {Broadcast(x, dims), Broadcast(extreme, dims)});
+  Run(context, Reduction::kSum, As(context, equal, wide), reduced, true, wide, &count);
+  count = As(context, count, x.dtype());
+  math::Elementwise(StreamOf(context), math::Op::kDivide, TypeOf(x), share.data(), kept,
+                    {Broadcast(grad, kept), Broadcast(count, kept)});
   math::Elementwise(StreamOf(context), math::Op::kEqualGrad, TypeOf(x), to, dims,
-                    {Broadcast(x, dims), Broadcast(extreme, dims), Broadcast(grad, dims)});
+                    {Broadcast(x, dims), Broadcast(extreme, dims), Broadcast(share, dims)});
 }
 
 template <bool largest>
