@@ -30,12 +30,16 @@ def assigned(x, where, value):
 
 
 # name: (function, inputs); an input is a shape (normal numbers), positive(...) or an index
+# equal within rows and between the two: who gets the gradient?
+TIES = [np.array(rows, "float32") for rows in ([[1, 2, 2, -0.5], [3, 3, 3, 0]], [[1, 1, 2, -1], [3, 4, 0, 0]])]
 CASES = {
     "add broadcast": (lambda x, y: x + y, [(3, 1, 5), (4, 1)]),
     "subtract broadcast": (lambda x, y: x - y, [(2, 3), (3,)]),
     "multiply broadcast": (lambda x, y: x * y, [(2, 3, 4), (3, 1)]),
     "divide broadcast": (lambda x, y: x / y, [(2, 3), positive(2, 1)]),
     "maximum": (paddle.maximum, [(4, 5), (4, 5)]),
+    "maximum_of_equals": (paddle.maximum, TIES),
+    "minimum_of_equals": (paddle.minimum, TIES),
     "minimum broadcast": (paddle.minimum, [(4, 5), (5,)]),
     "scale": (lambda x: paddle.scale(x, 2.5, 0.5, bias_after_scale=False), [(7,)]),
     "pow": (lambda x: x.pow(3), [(4, 4)]),
@@ -54,6 +58,7 @@ CASES = {
     "gelu tanh": (lambda x: F.gelu(x, approximate=True), [(9,)]),
     "relu": (F.relu, [(9,)]),
     "clip": (lambda x: paddle.clip(x, -0.5, 0.7), [(9,)]),
+    "clip_at_its_bounds": (lambda x: paddle.clip(x, -0.5, 2.0), [TIES[0]]),
     "swiglu": (F.swiglu, [(3, 4), (3, 4)]),
     "swiglu halves": (F.swiglu, [(3, 8)]),
     "remainder": (lambda x, y: paddle.remainder(x.detach(), y.detach()), [(9,), positive(9)]),
@@ -71,6 +76,7 @@ CASES = {
     "mean": (lambda x: x.mean(-1, keepdim=True), [(3, 40)]),
     "mean all": (paddle.mean, [(3, 4)]),
     "max": (lambda x: x.max(-1), [(3, 40)]),
+    "max_of_equals": (lambda x: x.max(-1), [TIES[0]]),
     "min": (lambda x: x.min(0), [(3, 40)]),
     "prod": (lambda x: paddle.prod(x.detach(), 1), [(3, 4)]),
     "any all": (lambda x: (x > 1).any(1).astype("float32") + (x > -9).all(1).astype("float32"), [(3, 4)]),
