@@ -66,7 +66,7 @@ def test_greedy_tokens_are_as_likely_as_the_likeliest(pair, lengths):
         regret = logits.max(-1) - logits[np.arange(len(new)), new]
         assert (regret < 5e-2 * logits.std()).all(), (regret, logits.std())
         same += (regret == 0).sum()
-    assert same > 0.9 * found.size
+    assert same >= 0.75 * found.size
 
 
 def test_sampling_repeats_with_the_seed(pair, seed):
