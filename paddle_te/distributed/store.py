@@ -12,7 +12,7 @@ def use_threaded_store():
 
     Paddle 3.3's default, a libuv loop, still runs while rank 0's libraries are being torn down: when another rank
     hangs up in that moment, it logs through a library that is gone and aborts, and a training that had ended well
-    exits with 250 (6 of 100 two-process exits; 0 of 210 with the plain thread). Set FLAGS_tcp_store_using_libuv
+    exits with 250 (7 of 125 two-process exits; 0 of 60 with the plain thread). Set FLAGS_tcp_store_using_libuv
     yourself to choose otherwise.
     """
     if FLAG not in os.environ:
