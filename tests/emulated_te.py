@@ -185,6 +185,7 @@ def _per_head(q, k, v):
 
 
 def _probabilities(q, k, scale, mask, bias):
+    assert (mask == Mask.NONE) == (bias is not None)
     scores = q @ np.swapaxes(k, 2, 3) * np.float32(scale)
     if bias is not None:
         scores = scores + bias.read()
@@ -214,6 +215,7 @@ def _store(target, values, layout):
 def attention_bwd(
     q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream, deterministic=False, bias=None, dbias=None
 ):
+    assert (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
     targets = dq, dk, dv
     q, k, v = _per_head(*_attention_arrays((q, k, v), layout))
     p, statistics = _probabilities(q, k, scale, mask, bias)

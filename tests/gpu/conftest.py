@@ -31,17 +31,6 @@ def gpu():
 @pytest.fixture
 def poisoned(gpu, monkeypatch):
     """Every tensor that te's ops allocate is full of NaN until it is written."""
-    from paddle_te.ops.te.runtime import Runtime
+    from tests.poison import poison_allocations
 
-    empty = Runtime.empty
-
-    def nan(self, shape, dtype):
-        tensor = empty(self, shape, dtype)
-        size = tensor.element_size()
-        for extent in shape:
-            size *= extent
-        if hasattr(self, "stream"):
-            self.te.memset_async(tensor.data_ptr(), 0xFF, size, self.stream)
-        return tensor
-
-    monkeypatch.setattr(Runtime, "empty", nan)
+    poison_allocations(monkeypatch)

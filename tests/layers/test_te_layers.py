@@ -8,23 +8,14 @@ import pytest
 
 from paddle_te import fp8
 from tests import emulated_te
-from tests.gpu.test_layers import KINDS, RECIPES, case, make, relative, run, te
+from tests.gpu.test_layers import KINDS, RECIPES, case, check_main_gradients, make, relative, run, te
+from tests.poison import poison_allocations
 
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
-    """Also poisons what te's ops allocate, with NaN, until it is written."""
-    from paddle_te.ops.te.runtime import Runtime
-
     emulated_te.install(monkeypatch.setattr)
-    empty = Runtime.empty
-
-    def nan(self, shape, dtype):
-        tensor = empty(self, shape, dtype)
-        emulated_te.memset_async(tensor.data_ptr(), 0xFF, tensor.size * tensor.element_size(), None)
-        return tensor
-
-    monkeypatch.setattr(Runtime, "empty", nan)
+    poison_allocations(monkeypatch)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -52,22 +43,7 @@ def test_fp8(seed, kind, kv_heads, recipe):
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current"])
 def test_main_gradients_accumulate_inside_the_gemms(seed, recipe):
-    values, inputs, grads, _ = case("transformer", 4, 2, 2, 32, seed)
-    want = run(te("transformer", 4, 2), values, inputs, grads, "bfloat16", RECIPES.get(recipe))
-    fused, _ = make(
-        "transformer", 4, 2, backend="transformer_engine", params_dtype="bfloat16", fuse_wgrad_accumulation=True
-    )
-    for name, parameter in fused.named_parameters():
-        parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
-    for first in (True, False):
-        x = paddle.to_tensor(inputs[0]).astype("bfloat16").detach()
-        x.stop_gradient = False
-        with fp8.fp8_autocast(recipe is not None, RECIPES.get(recipe)), fp8.microbatch(first):
-            fused(x).backward(paddle.to_tensor(grads[0]).astype("bfloat16"))
-    for name, parameter in fused.named_parameters():
-        if parameter.ndim == 2:
-            assert parameter.grad is None and parameter.main_grad.dtype == paddle.float32
-            assert relative(parameter.main_grad.numpy(), 2 * want[f"d{name}"]) < 1e-2, name
+    check_main_gradients("cpu", case("transformer", 4, 2, 2, 32, seed), RECIPES.get(recipe))
 
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current"])

@@ -1,109 +1,29 @@
-"""What te's attention asks of cuDNN, with NumPy in cuDNN's and the rope kernel's place: against pd."""
-
-import ctypes
+"""What te's attention asks of cuDNN, its kernels emulated in NumPy (tests/emulated_te.py): against pd."""
 
 import numpy as np
 import paddle
 import pytest
 
+from paddle_te import native
 from paddle_te.layers import RotaryPositionEmbedding
-from paddle_te.native import DType, Mask
 from paddle_te.ops import pd
 from paddle_te.ops.pd import attention as pd_attention
-from paddle_te.ops.te import attention, runtime
-
-
-class Memory:
-    """native's Tensor on host memory."""
-
-    types = {int(DType.FLOAT16): "float16", int(DType.FLOAT32): "float32"}
-
-    def __init__(self, pointer, shape, code):
-        dtype = np.dtype(self.types[code])
-        size = int(np.prod(shape)) * dtype.itemsize
-        self.array = np.frombuffer((ctypes.c_char * size).from_address(pointer), dtype).reshape(shape)
-
-    def tensor(self):
-        return paddle.to_tensor(self.array.astype("float32"))
-
-
-class NumPyTE:
-    """native's attention, [b, s, h, d] tensors one after another only."""
-
-    Tensor = Memory
-
-    def __init__(self):
-        self.keys = []
-
-    @staticmethod
-    def _mask(q, k, mask, bias):
-        assert (mask == Mask.NONE) == (bias is not None)
-        return None if bias is None else bias.tensor()
-
-    def attention_fwd(self, q, k, v, out, stats, scale, layout, mask, is_training, stream, bias=None):
-        self.keys.append(k.array.shape[1])
-        tensors = (t.tensor() for t in (q, k, v))
-        result = pd_attention.dot_product_attention(*tensors, scale=scale, attention_mask=self._mask(q, k, mask, bias))
-        out.array[:] = result.numpy().reshape(out.array.shape)
-
-    def attention_bwd(
-        self, q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream, deterministic, bias=None, dbias=None
-    ):
-        assert (bias is None) == (dbias is None) and (bias is None or dbias.array.shape == bias.array.shape)
-        tensors = [t.tensor() for t in (q, k, v)]
-        for tensor in tensors:
-            tensor.stop_gradient = False
-        seen = self._mask(q, k, mask, bias)
-        with paddle.enable_grad():
-            result = pd_attention.dot_product_attention(*tensors, scale=scale, attention_mask=seen)
-        for target, grad in zip(
-            (dq, dk, dv), paddle.grad(result, tensors, dout.tensor().reshape(result.shape)), strict=True
-        ):
-            target.array[:] = grad.numpy()
-
-
-class Rope:
-    """native's rope kernels for packed qkv [tokens, …], through pd."""
-
-    def __init__(self, te):
-        self.te = te
-
-    def rope_split(self, te, stream, qkv, q, k, v, freqs, tokens, s, h, h_kv, d, code):
-        arrays = self._of(qkv, q, k, v, freqs, tokens, s, h, h_kv, d, code)
-        rotated = pd_attention.rotary_qkv(arrays[0].tensor().unsqueeze(0), self._angles(arrays, tokens, s), h, h_kv)
-        for target, value in zip(arrays[1:4], rotated, strict=True):
-            target.array[:] = value[0].numpy()
-
-    def rope_merge(self, te, stream, dq, dk, dv, dqkv, freqs, tokens, s, h, h_kv, d, code):
-        arrays = self._of(dqkv, dq, dk, dv, freqs, tokens, s, h, h_kv, d, code)
-        x = paddle.zeros([1, *arrays[0].array.shape])
-        x.stop_gradient = False
-        with paddle.enable_grad():
-            rotated = pd_attention.rotary_qkv(x, self._angles(arrays, tokens, s), h, h_kv)
-        (grad,) = paddle.grad(list(rotated), [x], [a.tensor().unsqueeze(0) for a in arrays[1:4]])
-        arrays[0].array[:] = grad[0].numpy()
-
-    @staticmethod
-    def _of(qkv, q, k, v, freqs, tokens, s, h, h_kv, d, code):
-        shapes = [(tokens, (h + 2 * h_kv) * d), (tokens, h, d), (tokens, h_kv, d), (tokens, h_kv, d)]
-        memory = [Memory(pointer, shape, code) for pointer, shape in zip((qkv, q, k, v), shapes, strict=True)]
-        return *memory, Memory(freqs, (s, d), int(DType.FLOAT32))
-
-    @staticmethod
-    def _angles(arrays, tokens, s):
-        return paddle.tile(arrays[4].tensor(), [tokens // s, 1])
+from paddle_te.ops.te import attention
+from tests import emulated_te
 
 
 @pytest.fixture
 def te(monkeypatch):
-    te = NumPyTE()
+    """The emulated module, with `keys`, the number of them in each forward."""
+    emulated_te.install(monkeypatch.setattr)
+    te = native.load()
+    forward, te.keys = te.attention_fwd, []
 
-    class Runtime(runtime.Runtime):
-        def __init__(self):
-            self.te, self.stream, self.place = te, None, paddle.CPUPlace()
+    def attention_fwd(q, k, *arguments, **keywords):
+        te.keys.append(k.shape[1])
+        forward(q, k, *arguments, **keywords)
 
-    monkeypatch.setattr(runtime, "current", Runtime)
-    monkeypatch.setattr(attention, "rope", Rope(te))
+    te.attention_fwd = attention_fwd
     return te
 
 

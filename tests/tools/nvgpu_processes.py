@@ -1,6 +1,7 @@
 """Processes with the nvgpu plug-in, for the tests here and in tests/gpu: it is loaded when Paddle is imported."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -77,3 +78,12 @@ def llama(plugin, device, dtype, seed, **more):
     result = run(plugin, HERE / "nvgpu_llama.py", device, dtype, seed, **more)
     assert "DONE" in result.stdout, result.stderr[-3000:]
     return [float(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("LOSS")], result.stderr
+
+
+def check_on_device(trace):
+    """That the plug-in's trace of a Llama's training has no step whose activations or kernels left the device."""
+    steps = trace.split("STEP 1")[1]
+    assert not re.findall("missing nvgpu kernel: .*|on the CPU: .*", steps)
+    copies = [int(count) for count in re.findall(r"copy \w+ host: (\d+) bytes", steps)]
+    assert copies and max(copies) <= 256  # numbers, not activations
+    assert "allocate" not in steps.split("STEP 3")[1]  # Paddle's cache serves it
