@@ -8,10 +8,8 @@ or fails keeps its row, with the reason.
 """
 
 import argparse
-import shlex
 import sys
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
@@ -259,16 +257,9 @@ def _table(size):
 def main(argv=None):
     arguments = parse_arguments(argv)
     clock = timing.HostClock() if arguments.device == "cpu" else timing.CudaClock()
-    result = {
-        "benchmark": "ladder",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "tools/benchmark/ladder.py", *(sys.argv[1:] if argv is None else argv)]),
-        "commit": report.git_commit(),
-        "hardware": report.hardware(),
-        "versions": report.versions(),
+    result = report.header("ladder", argv, DEFINITIONS) | {
         "libraries": {},
         "settings": {name: getattr(arguments, name) for name in ("layers", "rounds", "iterations", "warmup", "seed")},
-        "definitions": DEFINITIONS,
         "sizes": {},
     }
     path = arguments.output or report.default_path(result)

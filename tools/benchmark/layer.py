@@ -8,11 +8,9 @@ row, with the reason.
 
 import argparse
 import gc
-import shlex
 import sys
 import traceback
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
@@ -164,16 +162,9 @@ def save(result, path):
 def main(argv=None):
     arguments = parse_arguments(argv)
     clock = timing.HostClock() if arguments.device == "cpu" else timing.CudaClock()
-    result = {
-        "benchmark": "layer",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "tools/benchmark/layer.py", *(sys.argv[1:] if argv is None else argv)]),
-        "commit": report.git_commit(),
-        "hardware": report.hardware(),
-        "versions": report.versions(),
+    result = report.header("layer", argv, DEFINITIONS) | {
         "libraries": {},
         "settings": {name: getattr(arguments, name) for name in ("rounds", "iterations", "warmup", "seed")},
-        "definitions": DEFINITIONS,
         "enqueue": run_tiny(arguments, clock),
         "sizes": {},
     }

@@ -10,12 +10,9 @@ the same variant in one process. Exit status: pytest's.
 import argparse
 import json
 import os
-import re
-import shlex
 import subprocess
 import sys
 import tempfile
-from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
@@ -70,20 +67,10 @@ def main(argv=None):
     if layouts is None:
         print("error: nothing was measured; pytest's output above says why", file=sys.stderr)
         return status or 1
-    hardware = report.hardware() | {"gpus": count}
-    result = dict(
-        benchmark="parallel",
-        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        command=shlex.join(["python", "tools/benchmark/parallel.py", *(sys.argv[1:] if argv is None else argv)]),
-        commit=report.git_commit(),
-        hardware=hardware,
-        versions=packages(),
-        definitions=DEFINITIONS,
-        passed=status == 0,
-        layouts=layouts,
-    )
-    gpu = re.sub(r"[^a-z0-9]+", "-", hardware["name"].lower().removeprefix("nvidia ")).strip("-")
-    path = args.output or ROOT / "benchmarks" / f"parallel_{gpu}x{count}_{result['date'][:10]}.json"
+    result = report.header("parallel", argv, DEFINITIONS)
+    result |= dict(versions=packages(), passed=status == 0, layouts=layouts)
+    result["hardware"]["gpus"] = count
+    path = args.output or ROOT / report.default_path(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {path}")

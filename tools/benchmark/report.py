@@ -3,7 +3,10 @@
 import json
 import platform
 import re
+import shlex
 import subprocess
+import sys
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
@@ -58,10 +61,26 @@ def git_commit():
         return None
 
 
+def header(benchmark, arguments, definitions):
+    """What every result begins with. arguments: of the command line, None for the process's own."""
+    words = ["python", f"tools/benchmark/{benchmark}.py", *(sys.argv[1:] if arguments is None else arguments)]
+    return {
+        "benchmark": benchmark,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(words),
+        "commit": git_commit(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "definitions": definitions,
+    }
+
+
 def default_path(result):
-    """benchmarks/layer_<gpu>_<date>.json"""
-    gpu = re.sub(r"[^a-z0-9]+", "-", result["hardware"]["name"].lower().removeprefix("nvidia ")).strip("-")
-    return Path("benchmarks") / f"{result['benchmark']}_{gpu}_{result['date'][:10]}.json"
+    """benchmarks/layer_<gpu>_<date>.json, <gpu>x<n> where n GPUs were used."""
+    hardware = result["hardware"]
+    gpu = re.sub(r"[^a-z0-9]+", "-", hardware["name"].lower().removeprefix("nvidia ")).strip("-")
+    count = f"x{hardware['gpus']}" if "gpus" in hardware else ""
+    return Path("benchmarks") / f"{result['benchmark']}_{gpu}{count}_{result['date'][:10]}.json"
 
 
 def write(result, path, text=None):
