@@ -22,7 +22,7 @@ JOIN_SECONDS = 900  # nodes of one job may start far apart
 class Peers:
     """This node's view of the others.
 
-    failure: None, or one line that names the first node that died or failed. died: whether it died.
+    rank: this node's. failure: None, or one line that names the first node that died or failed. died: whether it died.
 
     Args:
         nodes: of the job; its master's port + 1 must be free on the head node.
@@ -34,13 +34,14 @@ class Peers:
     def __init__(self, nodes: Nodes):
         self.failure: str | None = None
         self.died = False
+        self.rank = nodes.rank
         self._nodes, self._name = nodes, socket.gethostname()
         self._connections: dict[int, socket.socket] = {}  # rank -> connection; the head has all, others the head's
         self._over: set[int] = set()  # ranks that have said their last word
         self._lock, self._closing = threading.RLock(), threading.Event()
         address, port = nodes.master.split(":")
         self._head = address, int(port) + 1
-        if nodes.rank == 0:
+        if self.rank == 0:
             try:
                 self._server = socket.create_server(self._head, backlog=nodes.count)
             except OSError as error:
@@ -48,7 +49,7 @@ class Peers:
                     f"MASTER: port {self._head[1]} of {address}, where the nodes watch each other, cannot be opened "
                     f"({error.strerror}); choose another MASTER_PORT, whose successor is free too"
                 ) from error
-        for target in (self._accept if nodes.rank == 0 else self._join, self._beat):
+        for target in (self._accept if self.rank == 0 else self._join, self._beat):
             threading.Thread(target=target, daemon=True).start()
 
     # ---- joining
@@ -66,7 +67,7 @@ class Peers:
         while not self._closing.is_set():
             try:
                 connection = socket.create_connection(self._head, timeout=BEAT_SECONDS)
-                connection.sendall(f"join {self._nodes.rank} {self._name}\n".encode())
+                connection.sendall(f"join {self.rank} {self._name}\n".encode())
                 return self._listen(connection)
             except OSError:
                 if time.monotonic() > deadline:
@@ -88,7 +89,7 @@ class Peers:
         rank, name, why = 0, self._head[0], "its connection broke"
         try:
             with connection, connection.makefile("r", encoding="utf-8", errors="replace") as lines:
-                if self._nodes.rank == 0:
+                if self.rank == 0:
                     words = lines.readline().split()
                     with self._lock:
                         rank = self._welcome(words)
@@ -129,7 +130,7 @@ class Peers:
         while not self._closing.wait(BEAT_SECONDS):
             self._tell("alive")
             missing = sorted(set(range(1, self._nodes.count)) - set(self._connections) - self._over)
-            if self._nodes.rank == 0 and missing and time.monotonic() > deadline:
+            if self.rank == 0 and missing and time.monotonic() > deadline:
                 self._fail(f"node {', '.join(map(str, missing))} has not joined for {JOIN_SECONDS} s")
 
     def _tell(self, line):
@@ -148,7 +149,7 @@ class Peers:
 
     def report(self, failure: str) -> bool:
         """Tells the others that this node failed; False if another one had failed before."""
-        text = f"node {self._nodes.rank} ({self._name}): {failure}"
+        text = f"node {self.rank} ({self._name}): {failure}"
         self._fail(text)
         return self.failure == text
 
@@ -158,7 +159,7 @@ class Peers:
             self._closing.set()
         if self.failure is None:
             self._tell("done")
-        if self._nodes.rank == 0:
+        if self.rank == 0:
             self._server.close()
         for connection in list(self._connections.values()):
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from paddle_te.training.peers import Peers
 POLL_SECONDS = 0.1
 END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
 TAIL_LINES = 40
+LAUNCHER = "paddle.distributed.launch"
 # Exit status when another node failed, or died: then it is worth another try.
 OTHER_NODE_FAILED, OTHER_NODE_DIED = os.EX_UNAVAILABLE, os.EX_TEMPFAIL
 
@@ -46,9 +48,10 @@ def _prepare_child():
 class Rank:
     """One training process."""
 
-    process: psutil.Process
-    number: str  # in the whole job
-    local: str  # on this node, and of its log
+    pid: int
+    number: int  # in the whole job
+    local: int  # on this node, and of its log
+    pidfd: int | None  # readable once the process has ended; None where Linux (before 5.3) has none
     status: int | None = None  # exit status once it has ended, -n if signal n ended it
 
 
@@ -59,21 +62,18 @@ def _arguments(process: psutil.Process) -> list[str]:
         return []
 
 
-def find_ranks(script: str) -> list[Rank]:
-    """The processes below this one that run `python -u script`, without those they forked (data loaders)."""
-    ranks = []
-    for process in psutil.Process().children(recursive=True):
-        if _arguments(process)[1:3] != ["-u", script]:
-            continue
-        try:
-            env = process.environ()
-            leads = os.getsid(process.pid) == process.pid
-        except (psutil.Error, OSError):
-            continue
-        if leads:
-            rank = env.get("PADDLE_TRAINER_ID", "0")
-            ranks.append(Rank(process, rank, env.get("PADDLE_RANK_IN_NODE", rank)))
-    return ranks
+def _leads_session(process: psutil.Process) -> bool:
+    try:
+        return os.getsid(process.pid) == process.pid
+    except ProcessLookupError:
+        return False
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # gone, or an old kernel
+        return None
 
 
 def _zombie_status(pid: int) -> int | None:
@@ -128,6 +128,7 @@ class Supervisor:
     ):
         self.peers = peers
         self.launched = processes > 1 or peers is not None  # by paddle.distributed.launch
+        self.node = peers.rank if peers else 0
         self.script, self.processes, self.logs = script, processes, Path(logs)
         self.log_starts = {path.name: path.stat().st_size for path in self.logs.glob("workerlog.*")}
         self.ranks: list[Rank] = []
@@ -159,23 +160,59 @@ class Supervisor:
 
     def _forward(self, signum, frame):
         """To the ranks alone: it would end paddle.distributed.launch, and any rank that has no handler for it."""
-        for rank in find_ranks(self.script):
-            if _catches(rank.process.pid, signum):
-                rank.process.send_signal(signum)
+        self._find_ranks()
+        for rank in self.ranks:
+            if rank.status is not None:
+                continue
+            if _catches(rank.pid, signum):
+                os.kill(rank.pid, signum)
             else:
                 say(f"rank {rank.number} does not handle {signal.Signals(signum).name}; not sent")
 
+    def _started(self) -> list[psutil.Process]:
+        """The training processes, in the order of their ranks, also those that have ended and are not waited for.
+
+        paddle.distributed.launch starts them one after the other, each in a session of its own, and nothing else so.
+        By their parent, since one that ended at once shows neither arguments nor environment any more.
+        """
+        processes = [psutil.Process(self.child.pid), *psutil.Process(self.child.pid).children(recursive=True)]
+        if not self.launched:
+            processes = [process for process in processes if _arguments(process)[1:3] == ["-u", self.script]]
+        else:
+            launchers = [process for process in processes if _arguments(process)[2:4] == ["-m", LAUNCHER]]
+            processes = sorted(launchers[0].children(), key=lambda child: (child.create_time(), child.pid))
+        return [process for process in processes if _leads_session(process)]
+
+    def _find_ranks(self):
+        if len(self.ranks) == self.processes:
+            return
+        try:
+            started = self._started()
+        except (psutil.Error, IndexError):  # one has just gone, or the launcher is not there yet: next time
+            return
+        first = self.processes * self.node
+        for process in started:
+            if process.pid not in {rank.pid for rank in self.ranks}:
+                local = len(self.ranks)
+                self.ranks.append(Rank(process.pid, first + local, local, _pidfd(process.pid)))
+
     def _watch_ranks(self):
-        if len(self.ranks) < self.processes:
-            known = {rank.process.pid for rank in self.ranks}
-            self.ranks += [rank for rank in find_ranks(self.script) if rank.process.pid not in known]
+        self._find_ranks()
         for rank in self.ranks:
-            if rank.status is None:
-                rank.status = _zombie_status(rank.process.pid)
-                if rank.status and self.deadline is None:
-                    self.failed = rank
-                    self.deadline = time.monotonic() + END_SECONDS
-                    self._tell_peers(f"rank {rank.number} {ending(rank.status)}")
+            if rank.status is not None:
+                continue
+            rank.status = _zombie_status(rank.pid)
+            if rank.status is None and not psutil.pid_exists(rank.pid):
+                rank.status = 0  # its launcher was quicker than this process and tells the status by its own
+            if rank.status and self.deadline is None:
+                self.failed = rank
+                self.deadline = time.monotonic() + END_SECONDS
+                self._tell_peers(f"rank {rank.number} {ending(rank.status)}")
+
+    def _sleep(self):
+        """Until a rank ends, since its launcher, which looks each second, takes its status away; or a poll's time."""
+        running = [rank.pidfd for rank in self.ranks if rank.status is None and rank.pidfd is not None]
+        select.select(running, [], [], POLL_SECONDS)
 
     def run(self) -> int:
         """Waits for the end.
@@ -191,7 +228,7 @@ class Supervisor:
                     say(f"{self.peers.failure}: stopping, at most {END_SECONDS} s")
                     self.deadline = time.monotonic() + END_SECONDS
                     self.child.terminate()
-                time.sleep(POLL_SECONDS)
+                self._sleep()
         finally:
             self._end_all()
             for signum, handler in self.old_handlers.items():

@@ -246,6 +246,19 @@ def test_a_rank_that_raises_ends_the_job_with_its_error(tmp_path):
         assert (tmp_path / "out/e/logs/workerlog.1").is_file()
 
 
+def test_a_rank_that_ends_at_once_is_named(tmp_path):
+    """Sooner than anyone could have looked at its arguments, and its neighbour fails of SIGKILL later."""
+    code = """
+        if rank == "1":
+            os._exit(7)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    """
+    with Job(tmp_path, code) as job:
+        assert job.end(60) == 7, job.screen()
+        assert "launch: rank 1 ended with status 7" in job.screen(), job.screen()
+
+
 def test_a_killed_rank_is_named_and_not_its_victim(tmp_path):
     """Rank 0 fails too, a moment after rank 1 was killed: as NCCL and gloo do when a peer is gone."""
     code = """
