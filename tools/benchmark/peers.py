@@ -320,6 +320,17 @@ def _next_layer():
     return NextLayer
 
 
+def paddle_gpu():
+    """The first GPU's name in Paddle. Raises RuntimeError where Paddle sees none."""
+    import paddle
+
+    custom = paddle.device.get_all_custom_device_type()
+    for kind in ("gpu", "nvgpu"):
+        if kind in custom or kind == "gpu" and paddle.is_compiled_with_cuda():
+            return f"{kind}:0"
+    raise RuntimeError("Paddle sees no GPU: build tools/nvgpu and set CUSTOM_DEVICE_ROOT to the folder of its library")
+
+
 class PaddleTE(Peer):
     """This project's TransformerLayer, backend "transformer_engine" or "paddle"."""
 
@@ -340,7 +351,7 @@ class PaddleTE(Peer):
 
         self.paddle, self.paddle_device, self.next_layer = paddle, paddle_device, _next_layer()
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
-        self.device = device if device == "cpu" else self._gpu(("gpu", "nvgpu"))
+        self.device = device if device == "cpu" else paddle_gpu()
         paddle.set_device(self.device)
         if self.device != "cpu":
             self.stream = paddle_device.raw_stream()
@@ -391,15 +402,6 @@ class PaddleTE(Peer):
                 main_grad = self.paddle.zeros(self.parameters[name].shape, "float32")
                 self.main_grads[name] = self.parameters[name].main_grad = main_grad
         self.freqs = RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence)
-
-    def _gpu(self, kinds):
-        custom = self.paddle.device.get_all_custom_device_type()
-        for kind in kinds:
-            if kind in custom or kind == "gpu" and self.paddle.is_compiled_with_cuda():
-                return f"{kind}:0"
-        raise RuntimeError(
-            "Paddle sees no GPU: build tools/nvgpu and set CUSTOM_DEVICE_ROOT to the folder of its library"
-        )
 
     def _array(self, bits):
         return bits if self.dtype == "bfloat16" else as_float32(bits)  # Paddle takes uint16 for bfloat16

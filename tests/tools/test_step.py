@@ -1,0 +1,84 @@
+"""tools/benchmark/step.py: a step trains, its parts add up to it, and a run leaves its tables."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+
+from tools.benchmark import step, timing
+from tools.benchmark.problem import Dims
+
+SMALL = step.Size(Dims(2, 24, 64, 112, 4, 2), 96, 2)
+CPU = dict(device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def peer():
+    return step.PaddleStep(SMALL, backend="paddle", **CPU)
+
+
+def test_parameters_and_operations_are_the_models(peer):
+    """6 per token and weight of the GEMMs; attention's products besides."""
+    weights = {name: weight for name, weight in peer.model.named_parameters() if weight.ndim == 2}
+    del weights["llama.embed_tokens.weight"]
+    multiplied = sum(math.prod(weight.shape) for weight in weights.values())
+    attention = SMALL.layers * 3 * 4 * 2 * 24**2 * 64 // 2
+    assert SMALL.flops == 6 * SMALL.tokens * multiplied + attention
+
+
+def test_it_trains(peer):
+    losses = []
+    for _ in range(5):
+        peer.step()
+        losses.append(float(peer.last_loss))
+    assert abs(losses[0] - math.log(SMALL.vocabulary)) < 0.2
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.01
+
+
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_every_part_is_marked_once_and_in_order(backend):
+    peer = step.PaddleStep(SMALL, backend=backend, **CPU)
+    for _ in range(2):
+        seen = []
+        peer.mark = seen.append
+        peer.step()
+        assert tuple(seen) == step.PARTS
+
+
+def test_parts_add_up_to_the_step(peer):
+    class Clock(timing.HostClock):
+        now = 0
+
+        def record(self, stream):
+            self.now += 1
+            return self.now * 10**6  # 1 ms passes at each mark
+
+    parts = step.time_parts(Clock(), peer, 3)
+    assert parts == {part: [1.0] * 3 for part in step.PARTS}
+
+
+def test_a_run_leaves_its_tables(monkeypatch, tmp_path):
+    peers = {
+        "paddle_te_bf16": (partial(step.PaddleStep, backend="paddle", dtype="float32"), "runs"),
+        "paddle_te_fp8": (partial(step.PaddleStep, backend="nothing"), "fails"),
+    }
+    monkeypatch.setattr(step, "PEERS", peers)
+    monkeypatch.setattr(step, "SIZES", {"small": SMALL})
+    path = tmp_path / "new/step.json"
+    arguments = ["--quick", "--peers", *peers, "--device", "cpu", "--layers", "1", "--output", str(path)]
+    assert step.main(arguments) == 0
+    size = json.loads(path.read_text())["sizes"]["small"]
+    row = size["peers"]["paddle_te_bf16"]
+    assert size["layers"] == 1 and size["peers"]["paddle_te_fp8"]["status"] == "failed"
+    assert row["loss"][1] < row["loss"][0] and len(row["step_ms"]["rounds"][0]) == 3
+    table = path.with_suffix(".md").read_text()
+    assert "1 layers, vocabulary 96" in table and "**failed**" in table
+    line = next(line for line in table.splitlines() if line.startswith("| **all parts** |"))
+    assert line.split("|")[2].strip() == f"{sum(part['median'] for part in row['parts_ms'].values()):.2f} (100%)"
+
+
+def test_unknown_peers_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        step.parse_arguments(["--peers", "te"])
+    assert "paddle_te_fp8" in capsys.readouterr().err

@@ -1,0 +1,446 @@
+"""Times a whole training step of a Llama and accounts for it part by part, beside the same model in Hugging Face's.
+
+    python tools/benchmark/step.py [--peers hf_bf16 paddle_te_fp8 ...] [--sizes 8b-s8192 ...] [--layers 16] [--quick]
+
+Peers follow each other in one process, each alone on the GPU, whose memory two would not share. Writes
+benchmarks/step_<gpu>_<date>.json and the table beside it. A peer that is not there or fails keeps its row, with the
+reason.
+"""
+
+import argparse
+import statistics
+import sys
+import traceback
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
+
+import numpy as np  # noqa: E402
+
+from tools.benchmark import report, timing  # noqa: E402
+from tools.benchmark.layer import free_memory  # noqa: E402
+from tools.benchmark.peers import paddle_gpu  # noqa: E402
+from tools.benchmark.problem import EPSILON, Dims  # noqa: E402
+from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model of so many `layers` of the same Dims, and its vocabulary."""
+
+    dims: Dims
+    vocabulary: int
+    layers: int = 16
+
+    @property
+    def tokens(self):
+        return self.dims.batch * self.dims.sequence
+
+    @property
+    def flops(self):
+        """Of a step, as Dims.flops counts; lm_head with 6 per token and weight, the embedding's lookup with none."""
+        return self.layers * self.dims.flops + 6 * self.tokens * self.dims.hidden * self.vocabulary
+
+
+LLAMA_8B = LAYER_SIZES["8b-s8192"]
+SIZES = {
+    "8b-s8192": Size(LLAMA_8B, 128256),
+    "8b-s4096": Size(replace(LLAMA_8B, sequence=4096), 128256),
+    "7b-s4096": Size(LAYER_SIZES["7b-b1"], 32000),
+}
+LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM, INITIALIZER_RANGE = 1e-4, 0.1, 1.0, 0.02
+# In the order in which a step comes through them.
+PARTS = (
+    "embedding forward",
+    "layers forward",
+    "head and loss forward",
+    "head and loss backward",
+    "layers backward",
+    "embedding backward",
+    "clipping",
+    "optimizer",
+)
+DEFINITIONS = [
+    "Step: forward, backward, clipping to a global norm, AdamW, on the same batch again and again, by events on the "
+    "peer's own stream; median of a round's steps, then the median and range of the rounds' medians. Trainer, data "
+    "loading and logging are not in it. Paddle: bf16 weights, float32 master weights and moments, as PaddleNLP's "
+    "Trainer has them under O2. Hugging Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, "
+    "so that its optimizer moves less than half the bytes.",
+    "Parts: by events between them on that stream, in steps of their own, so the GPU's waiting for the host counts "
+    "for the part in which it waits. Head: final norm, lm_head, loss. TFLOP/s: 6 per token and weight multiplied, and "
+    "attention's products, halved by the causal mask. Host: until the call of a step returns, the device idle before.",
+    "Peak GB: greatest count of the framework's own allocator in a step, above its count before the model was built.",
+    "Loss: of the first step and the last one; it must begin near the logarithm of the vocabulary and fall.",
+]
+
+
+class TrainingStep:
+    """A model with its optimizer, and one batch. Subclasses set what follows, and give the methods that raise.
+
+    stream: a cudaStream_t as an int, None on a CPU. memory: the allocator's count before the model was built.
+    """
+
+    precision, stream, memory = "bf16", None, None
+
+    def __init__(self, size):
+        self.size, self.mark = size, lambda part: None
+        tokens = np.random.default_rng(0).integers(0, size.vocabulary, [size.dims.batch, size.dims.sequence + 1])
+        self.inputs, self.labels = tokens[:, :-1], tokens[:, 1:]
+
+    def watch(self, after_forward, embedding, last_layer):
+        """Marks where the two modules' outputs are there, and later their gradients.
+
+        after_forward: the framework's name for a module's method that takes such a hook.
+        """
+
+        def hook(forward, backward):
+            def after(module, inputs, output):
+                output = output[0] if isinstance(output, tuple) else output
+                self.mark(forward)
+                output.register_hook(lambda _: self.mark(backward))
+
+            return after
+
+        getattr(embedding, after_forward)(hook(PARTS[0], PARTS[4]))
+        getattr(last_layer, after_forward)(hook(PARTS[1], PARTS[3]))
+
+    def step(self):
+        """One training step."""
+        loss = self.loss()
+        self.mark(PARTS[2])
+        self.backward(loss)
+        self.mark(PARTS[5])
+        self.update()
+        self.mark(PARTS[7])
+        self.last_loss = loss
+
+    def loss(self):
+        raise NotImplementedError
+
+    def backward(self, loss):
+        loss.backward()
+
+    def update(self):
+        """Clips, marks, updates the weights, drops the gradients."""
+        raise NotImplementedError
+
+    def peak_memory(self):
+        """Bytes of one more step, at most; None on a CPU."""
+        raise NotImplementedError
+
+
+class HuggingFaceStep(TrainingStep):
+    """transformers' LlamaForCausalLM with SDPA, PyTorch's fused AdamW."""
+
+    def __init__(self, size, device="cuda"):
+        super().__init__(size)
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        self.torch, self.device, dims = torch, device, size.dims
+        if device != "cpu":
+            self.stream, self.memory = torch.cuda.current_stream().cuda_stream, torch.cuda.memory_allocated()
+        config = LlamaConfig(
+            hidden_size=dims.hidden,
+            intermediate_size=dims.ffn,
+            num_hidden_layers=size.layers,
+            num_attention_heads=dims.heads,
+            num_key_value_heads=dims.kv_heads,
+            max_position_embeddings=dims.sequence,
+            rms_norm_eps=EPSILON,
+            vocab_size=size.vocabulary,
+            initializer_range=INITIALIZER_RANGE,
+            attn_implementation="sdpa",
+            use_cache=False,
+        )
+        kept = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device(device):
+                self.model = LlamaForCausalLM(config).train()
+        finally:
+            torch.set_default_dtype(kept)
+        self.watch("register_forward_hook", self.model.model.embed_tokens, self.model.model.layers[-1])
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+        )
+        self.inputs = torch.tensor(self.inputs, device=device)
+
+    def loss(self):
+        return self.model(self.inputs, labels=self.inputs).loss  # shifts them itself
+
+    def update(self):
+        self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM, foreach=True)
+        self.mark(PARTS[6])
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def peak_memory(self):
+        if self.device == "cpu":
+            return None
+        self.torch.cuda.reset_peak_memory_stats()
+        self.step()
+        return self.torch.cuda.max_memory_allocated() - self.memory
+
+
+class PaddleStep(TrainingStep):
+    """PaddleNLP's LlamaForCausalLM with this project's decoder layers, Paddle's AdamW with master weights.
+
+    backend: the switch's value; "none" is PaddleNLP's own model. use_fp8: delayed scaling. flags: more of the config's.
+    """
+
+    def __init__(self, size, backend="transformer_engine", use_fp8=False, device="cuda", dtype="bfloat16", **flags):
+        super().__init__(size)
+        import paddle
+        from paddlenlp.transformers import LlamaConfig
+
+        from paddle_te import device as paddle_device
+        from paddle_te.llama import model_class
+
+        self.paddle, self.paddle_device, dims = paddle, paddle_device, size.dims
+        self.precision = "fp8_delayed" if use_fp8 else "bf16"
+        paddle.set_device("cpu" if device == "cpu" else paddle_gpu())
+        if device != "cpu":
+            self.stream = paddle_device.raw_stream()
+            paddle_device.reset_peak_memory()
+            self.memory = paddle_device.peak_memory()
+        config = LlamaConfig(
+            hidden_size=dims.hidden,
+            intermediate_size=dims.ffn,
+            num_hidden_layers=size.layers,
+            num_attention_heads=dims.heads,
+            num_key_value_heads=dims.kv_heads,
+            max_position_embeddings=dims.sequence,
+            seq_length=dims.sequence,
+            rms_norm_eps=EPSILON,
+            rope_theta=dims.rope_base,
+            vocab_size=size.vocabulary,
+            initializer_range=INITIALIZER_RANGE,
+            use_cache=False,
+            transformer_engine_backend=backend,
+            use_fp8=use_fp8,
+            **flags,
+        )
+        kept = paddle.get_default_dtype()
+        paddle.set_default_dtype(dtype)
+        try:
+            self.model = model_class(backend)(config)
+        finally:
+            paddle.set_default_dtype(kept)
+        self.model.train()
+        self.watch("register_forward_post_hook", self.model.llama.embed_tokens, self.model.llama.layers[-1])
+        self.optimizer = paddle.optimizer.AdamW(
+            LEARNING_RATE,
+            parameters=self.model.parameters(),
+            weight_decay=WEIGHT_DECAY,
+            grad_clip=self._marking_clip(),
+            multi_precision=dtype != "float32",
+        )
+        self.inputs, self.labels = paddle.to_tensor(self.inputs), paddle.to_tensor(self.labels)
+
+    def _marking_clip(self):
+        step = self
+
+        class Clip(self.paddle.nn.ClipGradByGlobalNorm):
+            def __call__(self, params_grads):
+                clipped = super().__call__(params_grads)
+                step.mark(PARTS[6])
+                return clipped
+
+        return Clip(CLIP_NORM)
+
+    def loss(self):
+        return self.model(self.inputs, labels=self.labels)[0]
+
+    def update(self):
+        self.optimizer.step()
+        self.optimizer.clear_grad(set_to_zero=False)
+
+    def peak_memory(self):
+        if self.stream is None:
+            return None
+        self.paddle_device.reset_peak_memory()
+        self.step()
+        return self.paddle_device.peak_memory() - self.memory
+
+
+# name: (what runs, in words). The first is the one that speed-ups are against.
+PEERS = {
+    "hf_bf16": (HuggingFaceStep, "transformers, SDPA, PyTorch's fused AdamW"),
+    "paddle_te_bf16": (PaddleStep, "te, bf16"),
+    "paddle_te_fp8": (partial(PaddleStep, use_fp8=True), "te, fp8"),
+    "paddle_pd_bf16": (partial(PaddleStep, backend="paddle"), "pd, bf16"),
+    "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
+}
+SPEEDUP_OVER = {"× HF": "hf_bf16", "× te bf16": "paddle_te_bf16"}
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    usual = list(PEERS)[:3]
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=usual, metavar="NAME", help=", ".join(PEERS))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
+    parser.add_argument("--layers", type=int, default=16, help="decoder layers of the model (8B and 7B have 32)")
+    parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/step_<gpu>_<date>.json")
+    parser.add_argument("--rounds", type=int, default=2, help="each builds every peer anew")
+    parser.add_argument("--iterations", type=int, default=10, help="timed steps of each peer in a round")
+    parser.add_argument("--warmup", type=int, default=3, help="untimed steps before them")
+    parser.add_argument("--quick", action="store_true", help="1 round of 3 steps, to see that all peers run")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries this program out")
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.rounds, arguments.iterations, arguments.warmup = 1, 3, 1
+    for name in ("rounds", "iterations", "warmup", "layers"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    return arguments
+
+
+def time_parts(clock, peer, iterations):
+    """{part: [milliseconds of each step]}: from one mark to the next on the peer's stream."""
+    steps = []
+    for _ in range(iterations):
+        marks = [(None, clock.record(peer.stream))]
+        peer.mark = lambda part, marks=marks: marks.append((part, clock.record(peer.stream)))
+        peer.step()
+        steps.append(marks)
+    peer.mark = lambda part: None
+    clock.synchronize()
+    times = defaultdict(list)
+    for marks in steps:
+        for (_, start), (part, stop) in zip(marks, marks[1:], strict=False):
+            times[part].append(clock.elapsed_ms(start, stop))
+    return {part: times[part] for part in PARTS}
+
+
+def run_peer(make, size, arguments, clock):
+    """One round's measurements of a peer, which is gone afterwards."""
+    peer = make(size, device=arguments.device)
+    peer.step()
+    first = float(peer.last_loss)
+    step_ms = timing.time_steps(clock, peer, arguments.iterations, arguments.warmup)
+    found = {
+        "step_ms": step_ms,
+        "host_us": timing.time_enqueue(clock, peer, min(arguments.iterations, 5), 0),
+        "parts_ms": time_parts(clock, peer, arguments.iterations),
+        "peak_bytes": peer.peak_memory(),
+        "loss": [first, float(peer.last_loss)],
+        "precision": peer.precision,
+    }
+    return found
+
+
+def summarize(rounds):
+    """A peer's row from its rounds."""
+    parts = {part: [found["parts_ms"][part] for found in rounds] for part in PARTS}
+    return {
+        "status": "ok",
+        "precision": rounds[-1]["precision"],
+        "step_ms": timing.summarize([found["step_ms"] for found in rounds]),
+        "host_us": timing.summarize([found["host_us"] for found in rounds]),
+        "parts_ms": {part: timing.summarize(times) for part, times in parts.items()},
+        "peak_bytes": rounds[-1]["peak_bytes"],
+        "loss": rounds[-1]["loss"],
+    }
+
+
+def run_size(arguments, clock, size):
+    """{"dims", "vocabulary", "layers", "flops", "tokens", "peers": {name: row}} of one size."""
+    rounds, rows = defaultdict(list), {}
+    for _ in range(arguments.rounds):
+        for name in arguments.peers:
+            if name in rows:
+                continue  # has failed
+            try:
+                rounds[name].append(run_peer(PEERS[name][0], size, arguments, clock))
+                print(f"{name:30} {statistics.median(rounds[name][-1]['step_ms']):10.3f} ms", flush=True)
+            except Exception as error:
+                traceback.print_exception(error)
+                status = "missing" if isinstance(error, ModuleNotFoundError) else "failed"
+                rows[name] = {"status": status, "reason": f"{type(error).__name__}: {error}"}
+            free_memory()
+    rows |= {name: summarize(found) for name, found in rounds.items() if name not in rows}
+    return {
+        "dims": asdict(size.dims),
+        "vocabulary": size.vocabulary,
+        "layers": size.layers,
+        "flops": size.flops,
+        "tokens": size.tokens,
+        "peers": {name: rows[name] for name in arguments.peers},
+    }
+
+
+def markdown(result):
+    """The readable tables of a result."""
+    lines = report.heading("A training step", result)
+    for name, size in result["sizes"].items():
+        what = f"{size['layers']} layers, vocabulary {size['vocabulary']}, {report.describe(size['dims'])}"
+        lines += [f"## {name}: {what}", "", *_step_table(size), *_parts_table(size)]
+    return "\n".join(lines)
+
+
+def _step_table(size):
+    peers = size["peers"]
+
+    def row(_, peer):
+        step = peer["step_ms"]
+        others = [peers.get(name, {}).get("step_ms") for name in SPEEDUP_OVER.values()]
+        return [
+            f"{step['median']:.2f}",
+            f"{step['min']:.2f} to {step['max']:.2f}",
+            f"{size['tokens'] / step['median'] * 1e3:.0f}",
+            f"{size['flops'] / step['median'] / 1e9:.0f}",
+            *(f"{other['median'] / step['median']:.2f}" if other else "" for other in others),
+            f"{peer['host_us']['median'] / 1e3:.2f}",
+            "" if peer["peak_bytes"] is None else f"{peer['peak_bytes'] / 1e9:.2f}",
+            " → ".join(f"{loss:.3f}" for loss in peer["loss"]),
+        ]
+
+    header = ["", "ms", "over rounds", "tokens/s", "TFLOP/s", *SPEEDUP_OVER, "host ms", "peak GB", "loss"]
+    return report.rows(header, peers, row)
+
+
+def _parts_table(size):
+    peers = {name: peer for name, peer in size["peers"].items() if peer["status"] == "ok"}
+    if not peers:
+        return []
+
+    def cells(parts):
+        for peer in peers.values():
+            times = {part: peer["parts_ms"][part]["median"] for part in PARTS}
+            part = sum(times[name] for name in parts)
+            yield f"{part:.2f} ({part / sum(times.values()):.0%})"
+
+    groups = {part: [part] for part in PARTS} | {
+        "**layers**": ["layers forward", "layers backward"],
+        "**all parts**": PARTS,
+    }
+    lines = ["| ms (share) | " + " | ".join(peers) + " |", "|---" * (len(peers) + 1) + "|"]
+    return lines + [f"| {name} | " + " | ".join(cells(parts)) + " |" for name, parts in groups.items()] + [""]
+
+
+def main(argv=None):
+    arguments = parse_arguments(argv)
+    clock = timing.HostClock() if arguments.device == "cpu" else timing.CudaClock()
+    result = report.header("step", argv, DEFINITIONS) | {
+        "libraries": {},
+        "settings": {name: getattr(arguments, name) for name in ("layers", "rounds", "iterations", "warmup")},
+        "sizes": {},
+    }
+    path = arguments.output or report.default_path(result)
+    for name in arguments.sizes:
+        print(f"--- {name}", flush=True)
+        result["sizes"][name] = run_size(arguments, clock, replace(SIZES[name], layers=arguments.layers))
+        result["libraries"] = report.loaded_libraries()
+        report.write(result, path, markdown(result))  # after each size, so that a broken run leaves its part
+    print(markdown(result))
+    print(f"{path} and {path.with_suffix('.md')}")
+    ok = any(row["status"] == "ok" for size in result["sizes"].values() for row in size["peers"].values())
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
