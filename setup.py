@@ -44,6 +44,8 @@ EXTRAS = {
         "nvidia-cudnn-cu13>=9.12,<10",
         "nvidia-nccl-cu13",
     ],
+    # What tools/nvgpu/build.py --runtime cuda compiles with, where no CUDA 13 toolkit is installed.
+    "nvgpu": ["nvidia-cuda-nvcc>=13,<14", "nvidia-cuda-cccl>=13,<14"],
     "profile": ["nvtx"],
 }
 EXTRAS["test"] = [

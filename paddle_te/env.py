@@ -64,7 +64,8 @@ def training_device():
 
     if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
         return "gpu"
-    return "nvgpu" if "nvgpu" in paddle.device.get_all_custom_device_type() else "cpu"
+    # a plug-in may be installed where there is no GPU
+    return "nvgpu" if "nvgpu:0" in (paddle.device.get_available_custom_device() or []) else "cpu"
 
 
 def nvidia_gpus():

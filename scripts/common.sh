@@ -1,4 +1,5 @@
-# Sourced by the other scripts: make_venv leaves a ready .venv in the repository root.
+# Sourced by the other scripts: make_venv leaves a ready .venv in the repository root. Where there is an NVIDIA driver it
+# has Transformer Engine and the nvgpu plug-in too, with which Paddle's CPU wheel computes on the GPU; GPU=0: without.
 # PYTHON=python3.12 chooses the interpreter that a new .venv is made with.
 
 say() { printf '\n== %s\n' "$*"; }
@@ -44,21 +45,47 @@ need_tools() {
   fi
 }
 
+# The newest CUDA version that the NVIDIA driver runs, such as 13000; 0 without a driver.
+cuda_version() {
+  "$1" -c '
+import ctypes
+version = ctypes.c_int()
+try:
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+except OSError:
+    pass
+print(version.value)'
+}
+
+venv_extras() {
+  local cuda=0
+  [ "${GPU:-1}" = 0 ] || cuda=$(cuda_version .venv/bin/python)
+  if [ "${cuda:=0}" -ge 13000 ]; then
+    echo cpu,test,te-cu13,nvgpu
+  else
+    [ "$cuda" = 0 ] || say "the NVIDIA driver is for CUDA $((cuda / 1000)).$((cuda % 1000 / 10)): the GPU needs one for \
+CUDA 13 (580 or newer) here, or paddlepaddle-gpu (docs/faq.md). Everything runs on the CPU" >&2
+    echo cpu,test
+  fi
+}
+
 # Everything that decides what is in .venv.
 venv_stamp() {
   {
+    echo "$1"
     .venv/bin/python -VV
     cat setup.py pyproject.toml constraints.txt
     find paddle_te -path '*/native/*.cpp' -exec cat {} +
+    [[ $1 != *nvgpu* ]] || find tools/nvgpu -type f -exec cat {} +
   } | sha256sum | cut -d' ' -f1
 }
 
 make_venv() {
+  local extras
   if .venv/bin/python -c '' 2>/dev/null; then
     if [ -n "${PYTHON:-}" ] && [ "$(python_version "$PYTHON")" != "$(python_version .venv/bin/python)" ]; then
       die ".venv has Python $(python_version .venv/bin/python), PYTHON=$PYTHON is $(python_version "$PYTHON"); remove .venv to change it"
     fi
-    if [ "$(cat .venv/stamp 2>/dev/null)" = "$(venv_stamp)" ]; then return; fi
   else
     local python
     python=$(find_python)
@@ -66,9 +93,16 @@ make_venv() {
     say "making .venv with Python $(python_version "$python")"
     "$python" -m venv --clear .venv
   fi
-  need_tools .venv/bin/python
-  say "installing paddle_te and its pinned dependencies into .venv (first time: a few minutes)"
-  # --no-compile: byte code is made when a module is first imported, for the few that are
-  .venv/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e '.[cpu,test]'
-  venv_stamp >.venv/stamp
+  extras=$(venv_extras)
+  if [ "$(cat .venv/stamp 2>/dev/null)" != "$(venv_stamp "$extras")" ]; then
+    need_tools .venv/bin/python
+    say "installing paddle_te and its pinned dependencies into .venv (first time: a few minutes)"
+    # --no-compile: byte code is made when a module is first imported, for the few that are
+    .venv/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[$extras]"
+    if [[ $extras == *nvgpu* ]]; then
+      say "building the nvgpu plug-in (first time: a few minutes)"
+      .venv/bin/python tools/nvgpu/build.py --runtime cuda --install
+    fi
+    venv_stamp "$extras" >.venv/stamp
+  fi
 }

@@ -142,9 +142,11 @@ def fake_checkout(folder, version):
     for name in ("setup.py", "pyproject.toml", "constraints.txt"):
         (folder / name).write_text("")
     (folder / "paddle_te" / "native").mkdir(parents=True)
+    (folder / "tools" / "nvgpu").mkdir(parents=True)
     executable(
         folder / ".venv/bin/python",
-        f'#!/bin/sh\ncase "$*" in *pip*) echo "$@" >>calls ;; *version_info*) echo {version} ;; esac\n',
+        f'#!/bin/sh\ncase "$*" in *pip*) echo "$@" >>calls ;; *build.py*) echo "$@" >>builds ;; '
+        f"*version_info*) echo {version} ;; esac\n",
     )
 
 
@@ -178,3 +180,39 @@ def test_another_python_than_the_venvs_is_no_silent_change(tmp_path):
     result = shell("make_venv", tmp_path, PYTHON=str(other))
     assert result.returncode == 1 and installs(tmp_path) == 0
     assert ".venv has Python 3.11" in result.stderr and "remove .venv to change it" in result.stderr
+
+
+def make_venv_with_driver(cuda, folder, **environ):
+    """make_venv where the NVIDIA driver is for that CUDA version; what it was asked to install, and its result."""
+    result = shell(f"need_tools() {{ :; }}; cuda_version() {{ echo {cuda}; }}; make_venv", folder, **environ)
+    assert result.returncode == 0, result.stderr
+    return (folder / "calls").read_text().splitlines()[-1].split()[-1], result
+
+
+def test_a_gpu_brings_transformer_engine_and_the_plugin(tmp_path):
+    fake_checkout(tmp_path, "3.11")
+    assert make_venv_with_driver(13000, tmp_path)[0] == ".[cpu,test,te-cu13,nvgpu]"
+    make_venv_with_driver(13000, tmp_path)
+    assert installs(tmp_path) == 1
+    (tmp_path / "tools/nvgpu/plugin.cc").write_text("int x;\n")
+    make_venv_with_driver(13000, tmp_path)
+    assert (tmp_path / "builds").read_text() == "tools/nvgpu/build.py --runtime cuda --install\n" * 2
+    assert make_venv_with_driver(13000, tmp_path, GPU="0")[0] == ".[cpu,test]"
+    assert installs(tmp_path) == 3 and (tmp_path / "builds").read_text().count("\n") == 2
+
+
+def test_an_old_driver_is_said(tmp_path):
+    fake_checkout(tmp_path, "3.11")
+    extras, result = make_venv_with_driver(12080, tmp_path)
+    assert extras == ".[cpu,test]" and not (tmp_path / "builds").exists()
+    assert "driver is for CUDA 12.8: the GPU needs one for CUDA 13 (580 or newer)" in result.stderr
+    assert "CUDA" not in make_venv_with_driver(0, tmp_path)[1].stderr
+
+
+def test_the_drivers_cuda_version(tmp_path):
+    ask = f"cuda_version '{sys.executable}'"
+    (tmp_path / "libcuda.c").write_text("int cuDriverGetVersion(int* version) { *version = 13010; return 0; }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "libcuda.so.1", "libcuda.c"], cwd=tmp_path, check=True)
+    assert shell(ask, tmp_path, LD_LIBRARY_PATH=str(tmp_path)).stdout == "13010\n"
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    assert shell(ask, tmp_path, LD_LIBRARY_PATH=str(tmp_path)).stdout == "0\n"

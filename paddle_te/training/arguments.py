@@ -1,5 +1,6 @@
 """Command-line arguments of pretraining: PaddleNLP's, and those that choose and tune the decoder layers."""
 
+import importlib.util
 import os
 from dataclasses import dataclass, field
 from typing import Optional
@@ -52,6 +53,8 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError("--use_fp8 needs --transformer_engine_backend transformer_engine (or paddle, emulated)")
         if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
             raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
+        if self.use_fused_linear_cross_entropy and self.transformer_engine_backend == "none":
+            self._check_paddlenlps_fused_loss()
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
             raise ValueError("asynchronous saving: a checkpoint could not be told from an incomplete one; leave it out")
         use_threaded_store()  # before PaddleNLP's arguments initialise fleet
@@ -63,6 +66,15 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"--bf16 on {self.device} over several processes needs --amp_master_grad true (or --max_grad_norm 0): "
                 "Paddle clips no bf16 gradients of parallel models on custom devices"
+            )
+
+    def _check_paddlenlps_fused_loss(self):
+        """PaddleNLP finds out in the first step, or, in a pipeline, forgets the flag."""
+        parallel = self.tensor_parallel_degree > 1 or self.pipeline_parallel_degree > 1
+        if parallel or importlib.util.find_spec("paddlenlp_kernel") is None:
+            raise ValueError(
+                "--use_fused_linear_cross_entropy with --transformer_engine_backend none is PaddleNLP's own: it needs "
+                "its package paddlenlp_kernel, and no tensor or pipeline parallelism; the other backends need nothing"
             )
 
     def _clips_bf16_where_paddle_cannot(self):

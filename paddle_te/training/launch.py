@@ -34,7 +34,7 @@ from paddle_te.training.checks import (
     check_tokenizer,
     configs,
 )
-from paddle_te.training.machines import Devices, Nodes, find_devices, find_nodes
+from paddle_te.training.machines import Devices, Nodes, find_devices, find_nodes, has_nvgpu
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -336,12 +336,14 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
         script,
         *(word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))),
     ]
-    # Paddle's launcher would take these for GPUs.
-    hide = [name for name in ("CUDA_VISIBLE_DEVICES", "CUSTOM_DEVICE_ROOT") if name in environ]
+    hide = []
+    if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
+        hide = [name for name in ("CUDA_VISIBLE_DEVICES",) if name in environ]
+        env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
     plan = Plan(
         command=command + extra,
         env=env,
-        unset=hide if devices.kind == "cpu" else [],
+        unset=hide,
         script=script,
         processes=len(devices.ids),
         logs=logs,

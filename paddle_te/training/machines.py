@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class LaunchError(ValueError):
@@ -35,6 +37,15 @@ def _has_paddle_gpu() -> bool:
         return bool(importlib.metadata.version("paddlepaddle-gpu"))
     except importlib.metadata.PackageNotFoundError:
         return False
+
+
+def has_nvgpu(environ: Mapping[str, str]) -> bool:
+    """Whether Paddle loads the nvgpu plug-in: from CUSTOM_DEVICE_ROOT, or, unless that is set, as it is installed."""
+    root = environ.get("CUSTOM_DEVICE_ROOT")
+    if root is not None:
+        return bool(root)
+    paddle = importlib.util.find_spec("paddle")
+    return paddle is not None and (Path(paddle.origin).parents[1] / "paddle_custom_device/libnvgpu.so").is_file()
 
 
 def _split(text: str | None) -> list[str]:
@@ -80,8 +91,8 @@ def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Device
     if kind is None:
         if _has_paddle_gpu() and visible_devices("gpu", environ):
             kind = "gpu"
-        elif environ.get("CUSTOM_DEVICE_ROOT"):
-            kind = "nvgpu"
+        elif has_nvgpu(environ) and (environ.get("CUSTOM_DEVICE_ROOT") or count_gpus()):
+            kind = "nvgpu"  # installed it may be where there is no GPU
         elif args.DRY_RUN and args.DEVICES and args.precision != "fp32":
             kind = "gpu"  # a dry run for another machine: only accelerators take this precision
         else:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
@@ -263,7 +264,16 @@ def test_devices_are_found(tmp_path, monkeypatch):
     with pytest.raises(LaunchError, match="DEVICES: no nvgpu 8 here"):
         devices(plugin, DEVICES="8")
 
+    installed = SimpleNamespace(origin=str(tmp_path / "site/paddle/__init__.py"))
+    monkeypatch.setattr(machines.importlib.util, "find_spec", lambda name: installed)
+    library = tmp_path / "site/paddle_custom_device/libnvgpu.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert devices({}) == ("cpu", "0"), "installed, but there is no GPU"
     fake_smi(tmp_path, 4, monkeypatch)
+    assert devices({}) == ("nvgpu", "0,1,2,3")
+    assert devices({"CUSTOM_DEVICE_ROOT": ""}) == ("cpu", "0")
+    library.unlink()
     assert devices({}) == ("cpu", "0"), "GPUs that this Paddle cannot use"
     assert devices(plugin) == ("nvgpu", "0,1,2,3")
     assert devices({**plugin, "CUDA_VISIBLE_DEVICES": "2,3"}) == ("nvgpu", "0,1")
@@ -283,7 +293,9 @@ def test_one_device_needs_no_launcher():
     assert visible.env["FLAGS_selected_gpus"] == "1", "Paddle counts among the visible ones"
     assert plan({**GPUS, "DEVICE": "nvgpu", "DEVICES": "1"}, TP=1).env["FLAGS_selected_nvgpus"] == "1"
     on_cpu = plan({**CPU, "CUDA_VISIBLE_DEVICES": "0", "CUSTOM_DEVICE_ROOT": "/p"}, TP=1, precision="fp32")
-    assert on_cpu.shell().startswith("env -u CUDA_VISIBLE_DEVICES -u CUSTOM_DEVICE_ROOT PYTHONPATH=")
+    assert on_cpu.shell().startswith("env -u CUDA_VISIBLE_DEVICES PYTHONPATH=")
+    assert on_cpu.env["CUSTOM_DEVICE_ROOT"] == "", "unset, an installed plug-in would be loaded"
+    assert "CUSTOM_DEVICE_ROOT" not in plan({**CPU, "CUSTOM_DEVICE_ROOT": ""}, TP=1, precision="fp32").env
 
 
 def words_before_script(made):

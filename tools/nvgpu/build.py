@@ -2,10 +2,10 @@
 """Builds the nvgpu plug-in for the Paddle of this Python.
 
     python tools/nvgpu/build.py --runtime host     g++ alone
-    python tools/nvgpu/build.py --runtime cuda     nvcc as well
+    python tools/nvgpu/build.py --runtime cuda     nvcc as well: a CUDA 13 toolkit's, or the extra `nvgpu`'s
 
-The last line printed is the folder to put into CUSTOM_DEVICE_ROOT. A build whose sources, flags and Paddle are those of
-the last one is not repeated.
+The last line printed is the folder to put into CUSTOM_DEVICE_ROOT; with --install it is the one that Paddle looks into
+by itself. A build whose sources, flags and Paddle are those of the last one is not repeated.
 """
 
 import argparse
@@ -88,10 +88,16 @@ def cuda_home():
 
 
 def nvcc():
-    found = shutil.which("nvcc") or shutil.which("nvcc", path=os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin")
-    if found is None:
-        sys.exit("nvgpu: the CUDA runtime needs nvcc on PATH or in CUDA_HOME")
-    return found
+    """CUDA_HOME's, else that of NVIDIA's pip packages beside Paddle, else PATH's."""
+    packaged = paddle_directory().parent / "nvidia" / "cu13" / "bin"
+    homes = [f"{os.environ['CUDA_HOME']}/bin"] if "CUDA_HOME" in os.environ else []
+    for folder in [*homes, packaged, None, "/usr/local/cuda/bin"]:
+        if found := shutil.which("nvcc", path=folder and str(folder)):
+            return found
+    sys.exit(
+        "nvgpu: the CUDA runtime needs nvcc: pip install -c constraints.txt '.[nvgpu]', or a CUDA 13 toolkit in CUDA_HOME "
+        "or on PATH"
+    )
 
 
 def digest(*parts):
@@ -146,12 +152,24 @@ def link(runtime, paddle, objects, out):
     compiler = os.environ.get("CXX", "g++")
     libraries = [f"-L{paddle}/libs", "-l:libphi_core.so", "-l:libphi.so", "-l:libcommon.so", "-ldl", "-lpthread"]
     if runtime == "cuda":
-        libraries += [f"-L{cuda_home()}/lib64", "-l:libcudart.so.13"]
+        libraries += [f"-L{cuda_home()}/lib64", f"-L{cuda_home()}/lib", "-l:libcudart.so.13"]
     loader = [path for path in objects if path.stem == "loader"]
     (out / "plugin").mkdir(exist_ok=True)
     plugin = [path for path in objects if path not in loader]
     run([compiler, "-shared", *plugin, "-o", out / "plugin" / f"libnvgpu_{runtime}.so", *libraries])
     run([compiler, "-shared", *loader, "-o", out / "libnvgpu.so", "-ldl"])
+
+
+def install(built):
+    """Copies the libraries to where Paddle looks when CUSTOM_DEVICE_ROOT is not set. Returns that folder."""
+    folder = paddle_directory().parent / "paddle_custom_device"
+    (folder / "plugin").mkdir(parents=True, exist_ok=True)
+    for library in [*sorted(built.glob("plugin/*.so")), built / "libnvgpu.so"]:
+        target = folder / library.relative_to(built)
+        fresh = target.with_suffix(f".{os.getpid()}")
+        shutil.copy2(library, fresh)
+        fresh.replace(target)  # never written over: a process may run it
+    return folder
 
 
 def main():
@@ -161,13 +179,16 @@ def main():
     parser.add_argument(
         "--architectures", default=ARCHITECTURES, help="of the GPUs, for the CUDA runtime; default: %(default)s"
     )
+    parser.add_argument(
+        "--install", action="store_true", help="also into this Python, which then needs no CUSTOM_DEVICE_ROOT"
+    )
     arguments = parser.parse_args()
     out = arguments.out or HERE.parent.parent / "build" / f"nvgpu-{arguments.runtime}"
     try:
         build(arguments.runtime, out.resolve(), arguments.architectures.split(","))
     except RuntimeError as error:
         sys.exit(f"nvgpu: the build failed:\n{error}")
-    print(out.resolve())
+    print(install(out.resolve()) if arguments.install else out.resolve())
 
 
 if __name__ == "__main__":
