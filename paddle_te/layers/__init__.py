@@ -5,6 +5,7 @@ Parameters and parallelism live here, the math in `paddle_te.ops`. Every layer t
 """
 
 from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
+from paddle_te.layers.cross_entropy import linear_cross_entropy
 from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from paddle_te.layers.rotary import RotaryPositionEmbedding
 from paddle_te.layers.transformer import TransformerLayer
@@ -18,4 +19,5 @@ __all__ = [
     "RMSNorm",
     "RotaryPositionEmbedding",
     "TransformerLayer",
+    "linear_cross_entropy",
 ]

@@ -11,6 +11,7 @@ Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one ra
 |---|---|
 | check(fp8) | None; raises where the backend cannot run here, saying what is missing |
 | rms_norm(x, weight, eps) | x's shape |
+| accumulate_wgrad(x, dy, out) | xᵀ·dy in float32, + out in place; of matrices [n, in], [n, out], no gradients |
 | linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation) | [..., out], + residual |
 | layernorm_linear(x, ln_weight, weight, eps, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x as residual) |
 | layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation) | x's shape |

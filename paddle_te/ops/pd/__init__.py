@@ -4,9 +4,10 @@ Interface, shapes and dtypes: `paddle_te.ops`.
 """
 
 from paddle_te.ops.pd.attention import dot_product_attention, rotary_attention, rotary_qkv
-from paddle_te.ops.pd.linear import layernorm_linear, layernorm_mlp, linear, rms_norm
+from paddle_te.ops.pd.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
 
 __all__ = [
+    "accumulate_wgrad",
     "check",
     "dot_product_attention",
     "layernorm_linear",

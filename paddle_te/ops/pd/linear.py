@@ -61,3 +61,9 @@ def layernorm_mlp(
     _check_fusion(fuse_wgrad_accumulation)
     gate, up = _column(rms_norm(x, ln_weight, eps), fc1_weight, tp, quantizers[0]).chunk(2, -1)
     return x + _row(F.silu(gate) * up, fc2_weight, tp, quantizers[1])
+
+
+def accumulate_wgrad(x, dy, out=None):
+    """xᵀ · dy in float32, added to `out` (in place) where that is given."""
+    product = paddle.matmul(x, dy, transpose_x=True).astype("float32")
+    return product if out is None else out.add_(product)

@@ -6,10 +6,11 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 from paddle_te import fp8 as _fp8
 from paddle_te import native
 from paddle_te.ops.te.attention import dot_product_attention, rotary_attention, rotary_qkv
-from paddle_te.ops.te.linear import layernorm_linear, layernorm_mlp, linear, rms_norm
+from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
 from paddle_te.ops.te.quantized import amax_and_scale_update
 
 __all__ = [
+    "accumulate_wgrad",
     "check",
     "dot_product_attention",
     "layernorm_linear",

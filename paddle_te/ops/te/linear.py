@@ -383,3 +383,14 @@ def layernorm_mlp(
     return _LayerNormMLP.apply(
         dense(x), ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation, train, code
     )
+
+
+def accumulate_wgrad(x, dy, out=None):
+    """xᵀ · dy in float32, added to `out` (in place) where that is given, in the GEMM."""
+    rt, code = runtime.current(), dtype_code("hidden states", x)
+    result = rt.empty([x.shape[-1], dy.shape[-1]], paddle.float32) if out is None else out
+    left, right = rt.matrix(dense(x), code), rt.matrix(dense(dy), code)
+    rt.te.gemm(
+        right.native, left.native, rt.matrix(result, FLOAT32).native, False, True, rt.stream, out is not None, False
+    )
+    return result
