@@ -4,13 +4,53 @@ import os
 from contextlib import contextmanager
 
 import paddle
+from paddle.distributed.fleet.utils.sequence_parallel_utils import GatherOp
 from paddlenlp.transformers.llama import modeling, modeling_pp
+from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentions
 
+from paddle_te.distributed import TensorParallel
+from paddle_te.layers import linear_cross_entropy
 from paddle_te.llama.decoder import FROM_ZERO, TELlamaDecoderLayer, TELlamaDecoderLayerPipe
 from paddle_te.llama.tensor_parallel import layer_mappings
 
 # --transformer_engine_backend, and what the launch script calls it
 BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
+
+
+class LlamaLMHead(modeling.LlamaLMHead):
+    """PaddleNLP's head, and its criterion in one (config.use_fused_linear_cross_entropy)."""
+
+    def forward(self, hidden_states, tensor_parallel_output=None, labels=None):
+        """PaddleNLP's logits, or with labels [b, s] the loss, with the logits of a chunk of tokens at a time.
+
+        The loss is computed in here because sharding stage 3 has the weight only while its layer is called.
+        """
+        if labels is None:
+            return super().forward(hidden_states, tensor_parallel_output)
+        config, tp = self.config, TensorParallel.from_fleet(self.config.sequence_parallel)
+        if not self.weight.is_distributed:  # each rank has the whole vocabulary
+            hidden_states = GatherOp.apply(hidden_states) if config.sequence_parallel else hidden_states
+            tp = None
+        elif tp is not None:
+            hidden_states = tp.enter(hidden_states)
+        return linear_cross_entropy(
+            hidden_states.reshape([*labels.shape, config.hidden_size]),
+            self.weight,
+            labels,
+            transpose_y=self.transpose_y,
+            ignore_index=getattr(config, "ignore_index", -100),  # as in LlamaPretrainingCriterion
+            tp=tp,
+            backend=config.transformer_engine_backend,
+        )
+
+
+class LlamaLMHeadPipe(LlamaLMHead, modeling_pp.LlamaLMHeadPipe):
+    """A pipeline calls its loss function after its last layer: where that is the head's own, the head waits for it."""
+
+    def forward(self, hidden_states, tensor_parallel_output=None, labels=None):
+        if labels is None:
+            return hidden_states
+        return super().forward(hidden_states, tensor_parallel_output, labels)
 
 
 @contextmanager
@@ -57,14 +97,31 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
     def __init__(self, config):
         with replace_decoder_layers():
             super().__init__(config)
+        self.lm_head.__class__ = LlamaLMHead
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
         """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on."""
         position_ids = FROM_ZERO if position_ids is None else position_ids
+        fused = self.config.use_fused_linear_cross_entropy and kwargs.get("labels") is not None
+        forward = self._forward_to_loss if fused else super().forward
         if attention_mask is not None:
-            return super().forward(input_ids, position_ids, attention_mask, **kwargs)
+            return forward(input_ids, position_ids, attention_mask, **kwargs)
         with causal_mask_only():
-            return super().forward(input_ids, position_ids, **kwargs)
+            return forward(input_ids, position_ids, **kwargs)
+
+    def _forward_to_loss(self, input_ids, position_ids, attention_mask=None, *, labels, **kwargs):
+        """PaddleNLP's forward with its outputs, but that there are no logits: None stands in their place."""
+        defaults = dict(use_cache=False, output_attentions=None, return_dict=None)
+        outputs = self.llama(input_ids, position_ids, attention_mask, **defaults | kwargs)
+        loss = self.lm_head(outputs[0], labels=labels)
+        if isinstance(outputs, tuple):
+            return (loss, None, *outputs[1:])
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
     @staticmethod
     def prepare_attention_mask_for_generation(input_ids, pad_token_id, eos_token_id):
@@ -81,12 +138,28 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
         return logits.astype("float32")
 
 
+class _HeadsLoss:
+    """The loss function of a pipeline whose last stage's head computes the loss."""
+
+    head = None
+
+    def __call__(self, hidden_states, labels):
+        return self.head(hidden_states, labels=labels)
+
+
 class LlamaForCausalLMPipe(_TELlama, modeling_pp.LlamaForCausalLMPipe):
     """PaddleNLP's LlamaForCausalLMPipe with TE's decoder layers."""
 
     def __init__(self, config):
         with replace_decoder_layers():
             super().__init__(config)
+        heads = [layer for layer in self.sublayers() if isinstance(layer, modeling_pp.LlamaLMHeadPipe)]
+        if config.use_fused_linear_cross_entropy and heads:  # of the last stage
+            heads[0].__class__ = LlamaLMHeadPipe
+            self._loss_fn[0].head = heads[0]
+
+    def get_loss_fn(self, config):
+        return _HeadsLoss() if config.use_fused_linear_cross_entropy else super().get_loss_fn(config)
 
 
 def model_class(backend, pipeline=False):
