@@ -86,8 +86,7 @@ class _Head:
             return _C_ops.cross_entropy_with_softmax_grad_(
                 labels, softmax, dloss, False, True, True, self.ignore_index, -1
             )
-        rank, size = self._ranks()[1:]
-        return _C_ops.c_softmax_with_cross_entropy_grad_(softmax, labels, dloss, self.ignore_index, rank, size)
+        return _C_ops.c_softmax_with_cross_entropy_grad_(softmax, labels, dloss, self.ignore_index, *self._ranks())
 
     def _ranks(self):
         return self.tp.group.id, self.tp.rank, self.tp.size

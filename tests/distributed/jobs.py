@@ -47,6 +47,7 @@ PARTS = {
     "fp8": BF16 | dict(use_fp8=True),
     "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
     "full": dict(recompute=True, recompute_granularity="full"),
+    "fused": dict(use_fused_linear_cross_entropy=True),
 }
 STEPS, SAVED_STEP = 6, 3
 

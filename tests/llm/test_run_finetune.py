@@ -10,6 +10,8 @@ import paddle
 import pytest
 
 from paddle_te.checkpoint import check_layout
+from paddle_te.layers import cross_entropy
+from paddle_te.training.finetune import FinetuningTrainer
 from tests.llama.test_lora import ours_name
 from tests.training.small import random_words, save_models, save_tokenizer, write_lines
 
@@ -106,6 +108,34 @@ def test_recompute_gives_the_same_losses(monkeypatch, place, tmp_path):
     for granularity in ("full", "core_attn"):
         again = dict(recompute="true", recompute_granularity=granularity)
         assert run(monkeypatch, place, tmp_path / granularity, **again, **flags) == plain
+
+
+@pytest.mark.parametrize("variant", ["full", "lora", "packed"])
+def test_fused_loss_learns_and_evaluates_alike(monkeypatch, place, tmp_path, variant):
+    """Most labels are of questions, and ignored: chunks without any answer are among them."""
+    monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 10)
+    evaluations, evaluate = [], FinetuningTrainer.evaluate
+
+    def recorded(*args, **kwargs):
+        evaluations.append(evaluate(*args, **kwargs))
+        return evaluations[-1]
+
+    monkeypatch.setattr(FinetuningTrainer, "evaluate", recorded)
+    plain, fused = (
+        run(
+            monkeypatch,
+            place,
+            tmp_path / switch,
+            **VARIANTS[variant],
+            do_eval="true",
+            use_fused_linear_cross_entropy=switch,
+        )
+        for switch in ("false", "true")
+    )
+    assert plain[6] < plain[1] - 0.01 and fused == pytest.approx(plain, rel=1e-5)
+    losses = [metrics["eval_loss"] for metrics in evaluations]
+    half = len(losses) // 2
+    assert half and losses[half:] == pytest.approx(losses[:half], rel=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["none", "paddle"])

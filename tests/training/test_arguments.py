@@ -1,5 +1,6 @@
 """Arguments that contradict each other are refused when they are parsed."""
 
+import importlib.util
 from types import SimpleNamespace
 
 import paddle
@@ -29,11 +30,24 @@ def test_defaults_are_native_layers(tmp_path):
         (["--recompute_granularity", "half"], "it may be full, core_attn"),
         (["--use_fp8"], "--use_fp8 needs --transformer_engine_backend"),
         (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs"),
+        (["--use_fused_linear_cross_entropy"], "paddlenlp_kernel.*the other backends need nothing"),
     ],
 )
 def test_contradictions(tmp_path, words, message):
     with pytest.raises(ValueError, match=message):
         parse(tmp_path, *words)
+
+
+def test_paddlenlps_fused_loss_where_it_can_run(tmp_path, monkeypatch):
+    """none has PaddleNLP's own, with its package, in one process of model parallelism."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "paddlenlp_kernel" or find_spec(name))
+    words = ["--use_fused_linear_cross_entropy", "true"]
+    assert parse(tmp_path, *words)[1].use_fused_linear_cross_entropy
+    for degree in ("--tensor_parallel_degree", "--pipeline_parallel_degree"):
+        with pytest.raises(ValueError, match="no tensor or pipeline parallelism"):
+            parse(tmp_path, *words, degree, "2")
+    assert parse(tmp_path, *words, "--transformer_engine_backend", "paddle")[1].use_fused_linear_cross_entropy
 
 
 def test_pd_emulates_fp8(tmp_path):

@@ -1,0 +1,11 @@
+"""linear_cross_entropy over two ranks that share the vocabulary, in float32 and bf16, on nvgpu's host runtime."""
+
+from pathlib import Path
+
+from tests.tools.nvgpu_processes import finish, start_ranks
+
+
+def test_vocabulary_over_two_ranks(seed, nvgpu_host):
+    script = Path(__file__).with_name("cross_entropy.py")
+    codes, outputs = finish(start_ranks(nvgpu_host["CUSTOM_DEVICE_ROOT"], 2, script, seed))
+    assert codes == [0, 0] and all("OK" in output for output in outputs), outputs
