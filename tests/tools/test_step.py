@@ -36,9 +36,9 @@ def test_it_trains(peer):
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.01
 
 
-@pytest.mark.parametrize("backend", ["none", "paddle"])
-def test_every_part_is_marked_once_and_in_order(backend):
-    peer = step.PaddleStep(SMALL, backend=backend, **CPU)
+@pytest.mark.parametrize("flags", [{}, dict(backend="none"), dict(use_fused_linear_cross_entropy=True)])
+def test_every_part_is_marked_once_and_in_order(flags):
+    peer = step.PaddleStep(SMALL, **{"backend": "paddle", **CPU, **flags})
     for _ in range(2):
         seen = []
         peer.mark = seen.append

@@ -272,6 +272,10 @@ PEERS = {
     "hf_bf16": (HuggingFaceStep, "transformers, SDPA, PyTorch's fused AdamW"),
     "paddle_te_bf16": (PaddleStep, "te, bf16"),
     "paddle_te_fp8": (partial(PaddleStep, use_fp8=True), "te, fp8"),
+    "paddle_te_fp8_fused_loss": (
+        partial(PaddleStep, use_fp8=True, use_fused_linear_cross_entropy=True),
+        "te, fp8, head and loss in chunks of tokens",
+    ),
     "paddle_pd_bf16": (partial(PaddleStep, backend="paddle"), "pd, bf16"),
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
 }
@@ -280,7 +284,7 @@ SPEEDUP_OVER = {"× HF": "hf_bf16", "× te bf16": "paddle_te_bf16"}
 
 def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = list(PEERS)[:3]
+    usual = list(PEERS)[:4]
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=usual, metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
     parser.add_argument("--layers", type=int, default=16, help="decoder layers of the model (8B and 7B have 32)")
