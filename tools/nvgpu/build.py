@@ -95,8 +95,8 @@ def nvcc():
         if found := shutil.which("nvcc", path=folder and str(folder)):
             return found
     sys.exit(
-        "nvgpu: the CUDA runtime needs nvcc: pip install -c constraints.txt '.[nvgpu]', or a CUDA 13 toolkit in CUDA_HOME "
-        "or on PATH"
+        "nvgpu: the CUDA runtime needs nvcc: pip install -c constraints.txt '.[nvgpu]', or a CUDA 13 toolkit "
+        "in CUDA_HOME or on PATH"
     )
 
 
