@@ -7,12 +7,13 @@ killing the namespace's first process is the node's sudden death. All daemons ru
 import getpass
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
+
+from tests.cluster.machines import download, unshare
 
 PACKAGES = "munge libmunge2 slurmctld slurmd slurm-client slurm-wlm-basic-plugins libhwloc15 liblua5.1-0".split()
 NODES = {"node1": "127.0.0.2", "node2": "127.0.0.3"}
@@ -59,10 +60,6 @@ hostname "$0" && mount --bind "$1/hosts" /etc/hosts && "$2" -D -N "$0" -d "$3" &
 """
 
 
-class Unavailable(Exception):
-    """Why there can be no cluster on this machine."""
-
-
 def _free_ports(count):
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [probe.getsockname()[1] for probe in probes]
@@ -71,39 +68,13 @@ def _free_ports(count):
     return ports
 
 
-def download(folder):
-    """Unpacks the packages below folder/root. Raises Unavailable where they cannot be had."""
-    if not shutil.which("apt-get") or not shutil.which("dpkg"):
-        raise Unavailable("Slurm's packages come through apt-get, which this system does not have")
-    fetch = ["apt-get", "download", "-qq", *PACKAGES]
-    done = subprocess.run(fetch, cwd=folder, capture_output=True, text=True)
-    if done.returncode and os.geteuid() == 0:
-        subprocess.run(["apt-get", "update", "-qq"], capture_output=True)
-        done = subprocess.run(fetch, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise Unavailable(f"Slurm's packages cannot be downloaded: {done.stderr.strip()[-300:]}")
-    for package in folder.glob("*.deb"):
-        subprocess.run(["dpkg", "-x", package, folder / "root"], check=True)
-
-
-def _unshare():
-    command = ["unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc"]
-    if os.geteuid():
-        command += ["--user", "--map-root-user"]
-    try:
-        subprocess.run([*command, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise Unavailable(f"no namespaces for the nodes: {' '.join(command)}: {error}") from error
-    return command
-
-
 class Cluster:
     """start() it, stop() it; `environ` is what Slurm's commands need."""
 
     def __init__(self, folder):
         self.folder, self.run_folder, self.nodes = Path(folder), Path(folder) / "run", {}
-        self.unshare = _unshare()
-        download(self.folder)
+        self.unshare = unshare()
+        download(self.folder, PACKAGES)
         root = self.folder / "root"
         self.bin, self.sbin = root / "usr/bin", root / "usr/sbin"
         (plugins,) = root.glob("usr/lib/*/slurm-wlm")

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.slurm import Cluster, Unavailable
+from tests.cluster.machines import Unavailable
+from tests.cluster.slurm import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 SUB = ROOT / "llm/llama/scripts/llama_multi_node.sub"
@@ -91,9 +92,8 @@ class Job:
         """Now: by itself it would wait for two minutes."""
         self.wait_for_requeue()
         self.cluster.wait_for_idle_nodes()
-        time.sleep(
-            5
-        )  # slurmd refuses a job in the second in which it ended; the order to end it may still be on its way
+        # slurmd refuses a job in the second in which it ended; the order to end it may still be on its way
+        time.sleep(5)
         self.cluster.call("scontrol", "update", f"jobid={self.id}", "StartTime=now")
 
     def text(self):
