@@ -18,7 +18,7 @@ import pytest
 from paddle_te.native import library
 from tests.distributed import jobs
 
-NAMES = ["pd_bf16", "te_bf16", "te_bf16_full", "te_fp8", "te_fp8_full"]
+NAMES = ["pd_bf16", "te_bf16", "te_bf16_full", "te_bf16_fused", "te_fp8", "te_fp8_full"]
 RESUMED = ["te_bf16", "te_fp8"]
 # Rounding: the losses were seen to part by 1.4e-4 in bf16 and 1.2e-3 in fp8, as much as fp8 parts from bf16; the
 # weights by 4e-3 and 2.5e-2.
@@ -136,6 +136,7 @@ def test_layout(layout, results):
         precision = name.split("_")[1]
         jobs.check_same(runs[name], one.runs[name], LOSS_TOLERANCE[precision], WEIGHT_TOLERANCE[precision])
     assert jobs.loss_difference(runs["te_bf16"], runs["pd_bf16"]) <= LOSS_TOLERANCE["bf16"]
+    assert jobs.loss_difference(runs["te_bf16_fused"], runs["te_bf16"]) <= LOSS_TOLERANCE["bf16"]
     for name in RESUMED:
         assert runs[f"{name}_full"].losses == runs[name].losses  # recompute computes the same
         jobs.check_resumed(runs, name)
