@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 from tools.benchmark import report, timing  # noqa: E402
 from tools.benchmark.layer import Contest, free_memory  # noqa: E402
 from tools.benchmark.peers import HuggingFace, PaddleTE, Peer, PlainTorch, TETorch  # noqa: E402
-from tools.benchmark.problem import EPSILON, Problem  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
+from tools.benchmark.problem import Problem  # noqa: E402
 
 LLAMA_7B = LAYER_SIZES["7b-b1"]
 SIZES = {"b8-s256": replace(LLAMA_7B, batch=8, sequence=256), "b1-s4096": LLAMA_7B, "b2-s4096": LAYER_SIZES["7b-b2"]}
@@ -72,16 +72,7 @@ class PaddleNLP(PaddleTE):
         from paddlenlp.transformers.llama.modeling import LlamaDecoderLayer
 
         paddle, dims = self.paddle, self.dims
-        config = LlamaConfig(
-            hidden_size=dims.hidden,
-            intermediate_size=dims.ffn,
-            num_attention_heads=dims.heads,
-            num_key_value_heads=dims.kv_heads,
-            max_position_embeddings=dims.sequence,
-            seq_length=dims.sequence,
-            rms_norm_eps=EPSILON,
-            rope_theta=dims.rope_base,
-        )
+        config = LlamaConfig(**dims.config, seq_length=dims.sequence)
         kept = paddle.get_default_dtype()
         paddle.set_default_dtype(self.dtype)
         try:
@@ -177,20 +168,9 @@ def parse_arguments(argv=None):
     parser.add_argument("--rungs", nargs="+", choices=RUNGS, default=list(RUNGS), metavar="NAME", help=", ".join(RUNGS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
     parser.add_argument("--layers", type=int, default=4, help="in the stack (Llama-2-7B has 32)")
-    parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/ladder_<gpu>_<date>.json")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=10, help="timed steps of each rung in a round")
-    parser.add_argument("--warmup", type=int, default=2, help="untimed steps before them")
+    timing.add_options(parser, "ladder", rounds=5, iterations=10, warmup=2, quick=(2, 3, 1))
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 3 steps, to see that all rungs run")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries this program out")
-    arguments = parser.parse_args(argv)
-    if arguments.quick:
-        arguments.rounds, arguments.iterations, arguments.warmup = 2, 3, 1
-    for name in ("rounds", "iterations", "layers"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be 1 or more")
-    return arguments
+    return timing.parse_options(parser, argv, ["layers"])
 
 
 def float32_results(problem, arguments):
@@ -256,7 +236,7 @@ def _table(size):
 
 def main(argv=None):
     arguments = parse_arguments(argv)
-    clock = timing.HostClock() if arguments.device == "cpu" else timing.CudaClock()
+    clock = timing.make_clock(arguments)
     result = report.header("ladder", argv, DEFINITIONS) | {
         "libraries": {},
         "settings": {name: getattr(arguments, name) for name in ("layers", "rounds", "iterations", "warmup", "seed")},

@@ -35,20 +35,9 @@ def parse_arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
-    parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/layer_<gpu>_<date>.json")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iterations", type=int, default=20, help="timed steps of each peer in a round")
-    parser.add_argument("--warmup", type=int, default=3, help="untimed steps before them")
+    timing.add_options(parser, "layer", rounds=5, iterations=20, warmup=3, quick=(2, 5, 2))
     parser.add_argument("--seed", type=int, default=0, help="of weights and inputs")
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 5 steps, to see that all peers run")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries this program out")
-    arguments = parser.parse_args(argv)
-    if arguments.quick:
-        arguments.rounds, arguments.iterations, arguments.warmup = 2, 5, 2
-    for name in ("rounds", "iterations"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be 1 or more")
-    return arguments
+    return timing.parse_options(parser, argv)
 
 
 class Contest:
@@ -161,7 +150,7 @@ def save(result, path):
 
 def main(argv=None):
     arguments = parse_arguments(argv)
-    clock = timing.HostClock() if arguments.device == "cpu" else timing.CudaClock()
+    clock = timing.make_clock(arguments)
     result = report.header("layer", argv, DEFINITIONS) | {
         "libraries": {},
         "settings": {name: getattr(arguments, name) for name in ("rounds", "iterations", "warmup", "seed")},

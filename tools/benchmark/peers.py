@@ -151,16 +151,7 @@ class HuggingFace(TorchPeer):
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-        config = LlamaConfig(
-            hidden_size=dims.hidden,
-            intermediate_size=dims.ffn,
-            num_attention_heads=dims.heads,
-            num_key_value_heads=dims.kv_heads,
-            max_position_embeddings=dims.sequence,
-            rms_norm_eps=EPSILON,
-            rope_theta=dims.rope_base,
-            attn_implementation="sdpa",
-        )
+        config = LlamaConfig(**dims.config, attn_implementation="sdpa")
         with torch.device(self.device):
             self.layer = LlamaDecoderLayer(config, 0).to(self.dtype)
             positions = torch.arange(dims.sequence)[None].expand(dims.batch, -1)

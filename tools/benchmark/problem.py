@@ -26,6 +26,19 @@ class Dims:
         return self.hidden // self.heads
 
     @property
+    def config(self):
+        """These sizes as transformers' and PaddleNLP's LlamaConfig name them."""
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.ffn,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "max_position_embeddings": self.sequence,
+            "rms_norm_eps": EPSILON,
+            "rope_theta": self.rope_base,
+        }
+
+    @property
     def shapes(self):
         """Of the weights, [out, in]; qkv is q, k, v stacked on out, fc1 is gate, up."""
         return {

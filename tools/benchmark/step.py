@@ -23,8 +23,8 @@ import numpy as np  # noqa: E402
 from tools.benchmark import report, timing  # noqa: E402
 from tools.benchmark.layer import free_memory  # noqa: E402
 from tools.benchmark.peers import paddle_gpu  # noqa: E402
-from tools.benchmark.problem import EPSILON, Dims  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
+from tools.benchmark.problem import Dims  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,16 @@ class Size:
     dims: Dims
     vocabulary: int
     layers: int = 16
+
+    @property
+    def config(self):
+        """What of a LlamaConfig is the same for all peers."""
+        return self.dims.config | {
+            "num_hidden_layers": self.layers,
+            "vocab_size": self.vocabulary,
+            "initializer_range": 0.02,
+            "use_cache": False,
+        }
 
     @property
     def tokens(self):
@@ -51,7 +61,7 @@ SIZES = {
     "8b-s4096": Size(replace(LLAMA_8B, sequence=4096), 128256),
     "7b-s4096": Size(LAYER_SIZES["7b-b1"], 32000),
 }
-LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM, INITIALIZER_RANGE = 1e-4, 0.1, 1.0, 0.02
+LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-4, 0.1, 1.0
 # In the order in which a step comes through them.
 PARTS = (
     "embedding forward",
@@ -140,22 +150,10 @@ class HuggingFaceStep(TrainingStep):
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        self.torch, self.device, dims = torch, device, size.dims
+        self.torch, self.device = torch, device
         if device != "cpu":
             self.stream, self.memory = torch.cuda.current_stream().cuda_stream, torch.cuda.memory_allocated()
-        config = LlamaConfig(
-            hidden_size=dims.hidden,
-            intermediate_size=dims.ffn,
-            num_hidden_layers=size.layers,
-            num_attention_heads=dims.heads,
-            num_key_value_heads=dims.kv_heads,
-            max_position_embeddings=dims.sequence,
-            rms_norm_eps=EPSILON,
-            vocab_size=size.vocabulary,
-            initializer_range=INITIALIZER_RANGE,
-            attn_implementation="sdpa",
-            use_cache=False,
-        )
+        config = LlamaConfig(**size.config, attn_implementation="sdpa")
         kept = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
@@ -200,7 +198,7 @@ class PaddleStep(TrainingStep):
         from paddle_te import device as paddle_device
         from paddle_te.llama import model_class
 
-        self.paddle, self.paddle_device, dims = paddle, paddle_device, size.dims
+        self.paddle, self.paddle_device = paddle, paddle_device
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
         paddle.set_device("cpu" if device == "cpu" else paddle_gpu())
         if device != "cpu":
@@ -208,18 +206,8 @@ class PaddleStep(TrainingStep):
             paddle_device.reset_peak_memory()
             self.memory = paddle_device.peak_memory()
         config = LlamaConfig(
-            hidden_size=dims.hidden,
-            intermediate_size=dims.ffn,
-            num_hidden_layers=size.layers,
-            num_attention_heads=dims.heads,
-            num_key_value_heads=dims.kv_heads,
-            max_position_embeddings=dims.sequence,
-            seq_length=dims.sequence,
-            rms_norm_eps=EPSILON,
-            rope_theta=dims.rope_base,
-            vocab_size=size.vocabulary,
-            initializer_range=INITIALIZER_RANGE,
-            use_cache=False,
+            **size.config,
+            seq_length=size.dims.sequence,
             transformer_engine_backend=backend,
             use_fp8=use_fp8,
             **flags,
@@ -288,19 +276,8 @@ def parse_arguments(argv=None):
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=usual, metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
     parser.add_argument("--layers", type=int, default=16, help="decoder layers of the model (8B and 7B have 32)")
-    parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/step_<gpu>_<date>.json")
-    parser.add_argument("--rounds", type=int, default=2, help="each builds every peer anew")
-    parser.add_argument("--iterations", type=int, default=10, help="timed steps of each peer in a round")
-    parser.add_argument("--warmup", type=int, default=3, help="untimed steps before them")
-    parser.add_argument("--quick", action="store_true", help="1 round of 3 steps, to see that all peers run")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries this program out")
-    arguments = parser.parse_args(argv)
-    if arguments.quick:
-        arguments.rounds, arguments.iterations, arguments.warmup = 1, 3, 1
-    for name in ("rounds", "iterations", "warmup", "layers"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be 1 or more")
-    return arguments
+    timing.add_options(parser, "step", rounds=2, iterations=10, warmup=3, quick=(1, 3, 1))
+    return timing.parse_options(parser, argv, ["layers", "warmup"])
 
 
 def time_parts(clock, peer, iterations):
@@ -428,7 +405,7 @@ def _parts_table(size):
 
 def main(argv=None):
     arguments = parse_arguments(argv)
-    clock = timing.HostClock() if arguments.device == "cpu" else timing.CudaClock()
+    clock = timing.make_clock(arguments)
     result = report.header("step", argv, DEFINITIONS) | {
         "libraries": {},
         "settings": {name: getattr(arguments, name) for name in ("layers", "rounds", "iterations", "warmup")},

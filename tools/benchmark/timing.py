@@ -5,6 +5,7 @@ import gc
 import statistics
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class CudaClock:
@@ -60,6 +61,32 @@ class HostClock:
 
     def host_us(self):
         return time.perf_counter_ns() / 1e3
+
+
+def add_options(parser, benchmark, rounds, iterations, warmup, quick):
+    """The options that all timed benchmarks have, with their defaults; quick: (rounds, iterations, warmup)."""
+    parser.add_argument("--output", type=Path, help=f"JSON file; default benchmarks/{benchmark}_<gpu>_<date>.json")
+    parser.add_argument("--rounds", type=int, default=rounds, help="of peers in turn; default %(default)s")
+    parser.add_argument("--iterations", type=int, default=iterations, help="timed steps in each; default %(default)s")
+    parser.add_argument("--warmup", type=int, default=warmup, help="untimed steps before them; default %(default)s")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries this program out")
+    parser.add_argument("--quick", action="store_true", help=f"rounds, iterations, warmup = {quick}: do all run?")
+    parser.set_defaults(quick_settings=quick)
+
+
+def parse_options(parser, argv, at_least_one=()):
+    """The arguments, with --quick's settings in place. Exits for numbers that leave nothing to measure."""
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.rounds, arguments.iterations, arguments.warmup = arguments.quick_settings
+    for name in ("rounds", "iterations", *at_least_one):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    return arguments
+
+
+def make_clock(arguments):
+    return HostClock() if arguments.device == "cpu" else CudaClock()
 
 
 @contextmanager
