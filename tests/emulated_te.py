@@ -24,7 +24,7 @@ NUMPY = {
     int(DType.FLOAT8_E5M2): ml_dtypes.float8_e5m2,
 }
 GREATEST = {int(DType.FLOAT8_E4M3): 448.0, int(DType.FLOAT8_E5M2): 57344.0}
-NAMES = {"rope_bfloat16": ml_dtypes.bfloat16, "rope_float16": np.float16, "rope_float": np.float32}
+ELEMENTS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float": np.float32}
 
 
 def at(pointer, shape, dtype):
@@ -228,10 +228,17 @@ def attention_bwd(
         _store(target, gradient, layout)
 
 
-def launch(kernel, tokens, block, shared, stream, *arguments):
-    """kernels/rope.cu, the only kernel there is: source and target as addresses and strides of q, k, v."""
+def launch(kernel, grid, block, shared, stream, *arguments):
+    """The kernels of native/kernels, by name."""
+    name, _, dtype = kernel.rpartition("_")
+    {"rope": rope, "cross_entropy_stats": cross_entropy_stats, "cross_entropy_loss": cross_entropy_loss}[name](
+        ELEMENTS[dtype], grid, *arguments
+    )
+
+
+def rope(dtype, tokens, *arguments):
+    """kernels/rope.cu: source and target as addresses and strides of q, k, v."""
     source, target, (angles, s, heads, kv_heads, d, backward) = arguments[:6], arguments[6:12], arguments[12:]
-    dtype = NAMES[kernel]
     angles = np.tile(at(angles, (s, d), np.float32)[:, : d // 2], (tokens // s, 1))[:, None]
     cos, sin = np.cos(angles), np.sin(angles) * (-1 if backward else 1)
     for i, n in enumerate((heads, kv_heads, kv_heads)):
@@ -240,6 +247,30 @@ def launch(kernel, tokens, block, shared, stream, *arguments):
             first, second = np.split(values, 2, -1)
             values = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
         strided(target[i], (tokens, n, d), target[3 + i], dtype)[...] = values.astype(dtype)
+
+
+def cross_entropy_stats(dtype, grid, logits, labels, stats, rows, columns, first):
+    """kernels/cross_entropy.cu, before ranks meet."""
+    assert grid == rows
+    x, out = at(logits, (rows, columns), dtype).astype(np.float32), at(stats, (3, rows), np.float32)
+    place = at(labels, (rows,), np.int64) - first
+    here = (place >= 0) & (place < columns)
+    out[0] = x.max(1)
+    out[1] = np.exp(x - out[0][:, None]).sum(1)
+    out[2] = np.where(here, x[np.arange(rows), np.where(here, place, 0)], 0)
+
+
+def cross_entropy_loss(dtype, grid, logits, labels, stats, loss, rows, columns, first, vocabulary, ignore_index, train):
+    """kernels/cross_entropy.cu, afterwards."""
+    assert grid == rows
+    x, labels = at(logits, (rows, columns), dtype), at(labels, (rows,), np.int64)
+    greatest, total, picked = at(stats, (3, rows), np.float32)
+    losses, counts = at(loss, (rows,), np.float32), (labels != ignore_index) & (labels >= 0) & (labels < vocabulary)
+    losses[:] = np.where(counts, np.log(total) - (picked - greatest), 0)
+    if train:
+        gradient = np.exp(x.astype(np.float32) - greatest[:, None]) / total[:, None]
+        gradient -= np.arange(columns) == (labels - first)[:, None]
+        x[...] = (gradient * (losses > 0)[:, None]).astype(dtype)
 
 
 def memcpy_async(destination, source, bytes, stream):
@@ -273,7 +304,7 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import rope
+    from paddle_te.native import cross_entropy, rope
     from paddle_te.ops.te import runtime
 
     te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream)
@@ -281,5 +312,6 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = kernel if paddle.get_device() == "cpu" else _in_order(kernel)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    setattr(rope, "kernel", lambda name, file, capability: name)
+    for module in (rope, cross_entropy):
+        setattr(module, "kernel", lambda name, file, capability: name)
     setattr(runtime, "_runtimes", {})

@@ -1,22 +1,21 @@
 """A language model's head and its loss in one, without the logits of all tokens.
 
-Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, arXiv 2410.10989), in Paddle operations: tokens go in chunks,
-and each chunk's gradients are computed at once, in forward, so that no more than one chunk's logits ever exist. That
-costs nothing: the loss is the end of the graph, its gradients are known but for one factor.
+Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, arXiv 2410.10989): tokens go in chunks, and each chunk's
+gradients are computed at once, in forward, so that no more than one chunk's logits ever exist. That costs nothing: the
+loss is the end of the graph, its gradients are known but for one factor.
 
 PaddleNLP 3.0.0b4's FusedHeadAndCrossEntropy cannot serve: its test for hidden's gradient is inverted
 (`if hidden_states.stop_gradient`), and a dozen float32 passes over each chunk make up one cross-entropy.
 """
 
 import paddle
-from paddle import _C_ops
 from paddle.autograd import PyLayer
 
 from paddle_te.ops import get_ops
 
 # Each chunk reads and writes the float32 gradient of the whole weight once: too small ones cost time, not memory,
 # which that gradient dominates. Liger's rule (a chunk's logits as large as the hidden states) would be 256 tokens of
-# Llama-3-8B; with 2048 its logits take 0.5 GB, their float32 copy 1.1 GB, the weight's gradient 2.1 GB.
+# Llama-3-8B; with 2048 its logits take 0.5 GB (pd: and their float32 copy 1.1), the weight's gradient 2.1 GB.
 CHUNK_TOKENS = 2048
 
 
@@ -32,20 +31,20 @@ def linear_cross_entropy(
     tp: the `distributed.TensorParallel` ranks that share the vocabulary, each with its vocab / tp.size columns; then
     hidden is what `tp.enter` returned.
     chunk_tokens: the most tokens whose logits exist at a time; CHUNK_TOKENS by default.
-    backend: whose GEMM adds up the weight's gradient.
+    backend: whose cross-entropy and whose sum of the weight's gradient; te's take the 16-bit logits as they are.
 
     Raises ValueError where there is not one label for each row of hidden.
     """
     if hidden.shape[:-1] != labels.shape:
         raise ValueError(f"labels are {labels.shape} and hidden states {hidden.shape}: each token needs one label")
-    head = _Head(transpose_y, ignore_index, tp, chunk_tokens or CHUNK_TOKENS, get_ops(backend).accumulate_wgrad)
+    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, chunk_tokens or CHUNK_TOKENS)
     hidden, labels = hidden.reshape([-1, hidden.shape[-1]]), labels.reshape([-1, 1])
     if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
         hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
     with paddle.amp.auto_cast(False):
         if paddle.is_grad_enabled() and not (hidden.stop_gradient and weight.stop_gradient):
             return _LinearCrossEntropy.apply(hidden, weight, labels, head)
-        return _mean([head.loss(x, weight, y)[0] for x, y in head.chunks(hidden, labels)])[0]
+        return _mean([head.loss(x, weight, y, train=False)[0] for x, y in head.chunks(hidden, labels)])[0]
 
 
 def _mean(token_losses):
@@ -59,9 +58,9 @@ def _mean(token_losses):
 class _Head:
     """What the chunks share."""
 
-    def __init__(self, transpose_y, ignore_index, tp, chunk_tokens, accumulate_wgrad):
-        self.transpose_y, self.ignore_index, self.tp = transpose_y, ignore_index, tp
-        self.chunk_tokens, self._accumulate_wgrad = chunk_tokens, accumulate_wgrad
+    def __init__(self, ops, transpose_y, ignore_index, tp, chunk_tokens):
+        self.ops, self.transpose_y, self.ignore_index = ops, transpose_y, ignore_index
+        self.tp, self.chunk_tokens = tp, chunk_tokens
 
     def chunks(self, hidden, labels):
         """Views of equally many rows, but for the last."""
@@ -70,33 +69,17 @@ class _Head:
         for start in range(0, tokens, size):
             yield hidden[start : start + size], labels[start : start + size]
 
-    def loss(self, x, weight, labels):
-        """(loss [n, 1], softmax [n, vocab / tp.size]), float32, of x [n, h]."""
-        logits = paddle.matmul(x, weight, transpose_y=self.transpose_y).astype("float32")
-        if self.tp is None:
-            softmax, loss = _C_ops.cross_entropy_with_softmax_(logits, labels, False, True, True, self.ignore_index, -1)
-        else:
-            softmax, loss = _C_ops.c_softmax_with_cross_entropy(logits, labels, self.ignore_index, *self._ranks())
-        return loss, softmax
-
-    def dlogits(self, loss, softmax, labels):
-        """The gradient of the sum of the losses above 0; softmax is overwritten."""
-        dloss = (loss > 0).astype("float32")
-        if self.tp is None:
-            return _C_ops.cross_entropy_with_softmax_grad_(
-                labels, softmax, dloss, False, True, True, self.ignore_index, -1
-            )
-        return _C_ops.c_softmax_with_cross_entropy_grad_(softmax, labels, dloss, self.ignore_index, *self._ranks())
-
-    def _ranks(self):
-        return self.tp.group.id, self.tp.rank, self.tp.size
+    def loss(self, x, weight, labels, train):
+        """(loss [n, 1] in float32, with `train` the gradient of the logits of the losses' sum) of x [n, h]."""
+        logits = paddle.matmul(x, weight, transpose_y=self.transpose_y)
+        return self.ops.cross_entropy(logits, labels, self.ignore_index, tp=self.tp, train=train)
 
     def dx(self, dlogits, weight):
         return paddle.matmul(dlogits, weight, transpose_y=not self.transpose_y)
 
     def accumulate_wgrad(self, x, dlogits, dw):
         """dw, None at first, with this chunk's gradient of the weight added."""
-        return self._accumulate_wgrad(*((dlogits, x) if self.transpose_y else (x, dlogits)), dw)
+        return self.ops.accumulate_wgrad(*((dlogits, x) if self.transpose_y else (x, dlogits)), dw)
 
 
 class _LinearCrossEntropy(PyLayer):
@@ -104,9 +87,7 @@ class _LinearCrossEntropy(PyLayer):
     def forward(ctx, hidden, weight, labels, head):
         losses, dx, dw = [], [], None
         for x, y in head.chunks(hidden, labels):
-            loss, softmax = head.loss(x, weight, y)
-            dlogits = head.dlogits(loss, softmax, y).astype(weight.dtype)
-            del softmax
+            loss, dlogits = head.loss(x, weight, y, train=True)
             losses.append(loss)
             if not hidden.stop_gradient:
                 dx.append(head.dx(dlogits, weight))

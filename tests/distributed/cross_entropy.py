@@ -1,6 +1,7 @@
 """One rank of two that share the vocabulary of linear_cross_entropy; started by test_cross_entropy.py.
 
-Each draws the same numbers, keeps its half of the weight, and compares with float64 NumPy. "OK" at the end.
+Each draws the same numbers, keeps its half of the weight, and compares with float64 NumPy; te's kernels are emulated.
+"OK" at the end.
 """
 
 import sys
@@ -11,6 +12,7 @@ from paddle.distributed import fleet
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.layers import linear_cross_entropy
+from tests import emulated_te
 from tests.layers.test_cross_entropy import draw, reference
 
 TOKENS, VOCAB = 38, 42
@@ -27,7 +29,7 @@ def start():
     fleet.init(is_collective=True, strategy=strategy)
 
 
-def check(seed, dtype, tolerance, transpose_y, sequence_parallel, all_ignored=False):
+def check(seed, dtype, tolerance, transpose_y, sequence_parallel, all_ignored=False, backend="paddle"):
     tp = TensorParallel.from_fleet(sequence_parallel)
     hidden, weight, labels = draw(seed, 1, TOKENS, 16, VOCAB)
     hidden, labels = hidden[0], np.full_like(labels[0], -100) if all_ignored else labels[0]
@@ -40,7 +42,7 @@ def check(seed, dtype, tolerance, transpose_y, sequence_parallel, all_ignored=Fa
     w = paddle.to_tensor(weight[:, half].T.copy() if transpose_y else weight[:, half].copy()).astype(dtype)
     x.stop_gradient = w.stop_gradient = False
     y = paddle.to_tensor(labels)
-    got = linear_cross_entropy(tp.enter(x), w, y, transpose_y=transpose_y, tp=tp, chunk_tokens=11)
+    got = linear_cross_entropy(tp.enter(x), w, y, transpose_y=transpose_y, tp=tp, chunk_tokens=11, backend=backend)
     (got / 3).backward()
     assert x.grad.dtype == w.grad.dtype == x.dtype and got.dtype == paddle.float32
     mine = w.grad.astype("float32").numpy()
@@ -60,12 +62,15 @@ def check(seed, dtype, tolerance, transpose_y, sequence_parallel, all_ignored=Fa
 
 def main():
     start()
+    emulated_te.install()
     seed = int(sys.argv[1])
     for transpose_y in (False, True):
         for sequence_parallel in (False, True):
             check(seed, "float32", 4e-6, transpose_y, sequence_parallel)
-            check(seed, "bfloat16", 1e-2, transpose_y, sequence_parallel)
+            for backend in ("paddle", "transformer_engine"):
+                check(seed, "bfloat16", 1e-2, transpose_y, sequence_parallel, backend=backend)
     check(seed, "float32", 0, False, False, all_ignored=True)
+    check(seed, "bfloat16", 0, False, False, all_ignored=True, backend="transformer_engine")
     print("OK")
 
 

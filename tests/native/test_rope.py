@@ -1,83 +1,18 @@
 """The rotary kernel: its own source run on the CPU against float64, and the arguments it is launched with."""
 
-import ctypes
-import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paddle_te.native import DType, rope
-
-SOURCE = Path(rope.__file__).parent / "kernels" / "rope.cu"
-
-# CUDA's language on threads of the CPU: one thread a CUDA thread, blocks one after another.
-HARNESS = r"""
-#include <math.h>
-#include <pthread.h>
-#include <string.h>
-#include <thread>
-#include <vector>
-#define __device__ static inline
-#define __global__
-#define __shared__
-#define __launch_bounds__(...)
-struct Index { unsigned x; };
-static thread_local Index threadIdx, blockIdx, blockDim;
-static pthread_barrier_t barrier;
-static void __syncthreads() { pthread_barrier_wait(&barrier); }
-static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
-float cosines[1024];
-@KERNEL@
-extern "C" void launch(unsigned grid, unsigned block, const long long* a) {
-  pthread_barrier_init(&barrier, nullptr, block);
-  for (unsigned b = 0; b < grid; b++) {
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < block; t++)
-      threads.emplace_back([=] {
-        threadIdx.x = t, blockIdx.x = b, blockDim.x = block;
-        rope_float((float*)a[0], (float*)a[1], (float*)a[2], a[3], a[4], a[5], (float*)a[6], (float*)a[7],
-                   (float*)a[8], a[9], a[10], a[11], (float*)a[12], a[13], a[14], a[15], a[16], a[17]);
-      });
-    for (auto& thread : threads) thread.join();
-  }
-}
-"""
+from tests.native.cuda_on_cpu import FOLDER, OnCPU
 
 
 @pytest.fixture(scope="module")
 def cpu_kernel(gxx, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rope")
-    kernel = re.sub(r"^ROPE\((bfloat16|float16)\)$", "", SOURCE.read_text(), flags=re.M)  # their casts are PTX
-    (folder / "rope.cpp").write_text(HARNESS.replace("@KERNEL@", kernel))
-    command = [
-        gxx,
-        "-std=c++17",
-        "-O1",
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        folder / "rope.cpp",
-        "-o",
-        folder / "librope.so",
-    ]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(folder / "librope.so"))
-
-
-class OnCPU:
-    """Stands for the extension and its stream."""
-
-    capability = (9, 0)
-
-    def __init__(self, library):
-        self.library = library
-
-    def launch(self, kernel, grid, block, shared_bytes, stream, *arguments):
-        assert kernel == ("rope_float", "rope.cu", (9, 0)) and stream is self
-        self.library.launch(grid, block, (ctypes.c_longlong * len(arguments))(*map(int, arguments)))
+    return OnCPU(gxx, tmp_path_factory.mktemp("rope"), "rope.cu")
 
 
 def address(array):
@@ -114,7 +49,7 @@ def case(request, seed):
 @pytest.fixture
 def te(cpu_kernel, monkeypatch):
     monkeypatch.setattr(rope, "kernel", lambda *key: key)
-    return OnCPU(cpu_kernel)
+    return cpu_kernel
 
 
 def split(x, heads, kv_heads):
@@ -187,4 +122,6 @@ def test_compiles_for_gpus(tmp_path):
     if not nvcc:
         pytest.skip("needs nvcc")
     for capability in (80, 90):
-        subprocess.run([nvcc, f"-arch=sm_{capability}", "-cubin", SOURCE, "-o", tmp_path / "rope.cubin"], check=True)
+        for source in FOLDER.glob("*.cu"):
+            command = [nvcc, f"-arch=sm_{capability}", "-cubin", source, "-o", tmp_path / "kernel.cubin"]
+            subprocess.run(command, check=True)

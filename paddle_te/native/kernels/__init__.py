@@ -7,6 +7,8 @@ from pathlib import Path
 from paddle_te.native import library
 from paddle_te.native.errors import TransformerEngineError
 
+HEADER = "types.cuh"
+
 
 @cache
 def kernel(name, file, capability):
@@ -29,8 +31,9 @@ def _module(file, capability):
 def compile_cubin(nvrtc, file, capability):
     """`file` compiled to machine code (bytes): not to PTX, which a driver older than NVRTC would not take."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    source = Path(__file__).with_name(file).read_bytes()
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 0, None, None), "NVRTC")
+    source, header = (Path(__file__).with_name(name).read_bytes() for name in (file, HEADER))
+    headers, names = (ctypes.c_char_p * 1)(header), (ctypes.c_char_p * 1)(HEADER.encode())
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 1, headers, names), "NVRTC")
     try:
         options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17"]
         code = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))

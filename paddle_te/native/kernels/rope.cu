@@ -5,27 +5,9 @@
 //   y[i + d/2] = x[i + d/2] cos(a[i]) + x[i] sin(a[i])      backward: the same with -sin.
 // TE's own kernel on packed q, k, v wants Megatron's interleaved order and reaches a third of memory bandwidth.
 //
-// Compiled at run time by NVRTC, with no header. Every parameter is 8 bytes (see launch in shim.cpp).
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
 
-struct bfloat16 { unsigned short bits; };
-struct float16 { unsigned short bits; };
-
-__device__ float to_float(bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
-__device__ float to_float(float16 x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-  return y;
-}
-__device__ float to_float(float x) { return x; }
-__device__ void from_float(float x, bfloat16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
-__device__ void from_float(float x, float16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
-__device__ void from_float(float x, float& y) { y = x; }
-
-template <class T>
-struct alignas(16) Vector {
-  static constexpr int size = 16 / sizeof(T);
-  T x[size];
-};
+#include "types.cuh"
 
 // One block a token; blockDim.x is a multiple of d / (2 Vector::size), so that each thread keeps its place in the head
 // and with it its cosines. Input and output may be the same memory: each element is read and written by one thread.

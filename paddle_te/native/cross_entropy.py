@@ -1,0 +1,34 @@
+"""Cross-entropy of 16-bit logits in float32 arithmetic (kernels/cross_entropy.cu).
+
+Addresses are ints, and of 16 bytes' alignment. logits: [rows, columns], this rank's columns of the vocabulary, from
+word `first` on. labels: int64 [rows]. stats: float32 [3, rows]. loss: float32 [rows].
+"""
+
+from paddle_te.native.kernels import kernel
+from paddle_te.native.types import DType
+
+_NAMES = {DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16", DType.FLOAT32: "float"}
+_BLOCK = 512  # threads of a row
+
+
+def cross_entropy_stats(te, stream, logits, labels, stats, rows, columns, first, dtype):
+    """stats = each row's greatest logit, sum of exp(logit - greatest), and its label's logit, 0 where that is not here.
+
+    Ranks that share the vocabulary: the greatest of the first; the sum of the second, each times exp(its own greatest -
+    the common one); the sum of the third.
+    """
+    _launch(te, stream, "stats", dtype, 8 * _BLOCK, rows, logits, labels, stats, rows, columns, first)
+
+
+def cross_entropy_loss(
+    te, stream, logits, labels, stats, loss, rows, columns, first, vocabulary, ignore_index, train, dtype
+):
+    """The losses from the stats of the whole vocabulary, 0 for ignore_index and for labels that are no words; `train`:
+    logits become the gradient of the sum of the losses above 0."""
+    arguments = logits, labels, stats, loss, rows, columns, first, vocabulary, ignore_index, train
+    _launch(te, stream, "loss", dtype, 0, rows, *arguments)
+
+
+def _launch(te, stream, what, dtype, shared, rows, *arguments):
+    function = kernel(f"cross_entropy_{what}_{_NAMES[dtype]}", "cross_entropy.cu", stream.capability)
+    te.launch(function, rows, _BLOCK, shared, stream, *arguments)

@@ -1,0 +1,120 @@
+// Cross-entropy of logits that lie in 16 bits, in float32 arithmetic, without a float32 copy of them.
+//
+// One block a row, two kernels, so that ranks that share the vocabulary can meet in between (Megatron-LM, Shoeybi et
+// al., 2019). The first reads the logits once: the running maximum and sum of Milakov and Gimelshein (2018,
+// arXiv:1805.02867). The second reads them again and writes their gradient over them: 6 bytes a logit in all.
+//
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
+#include "types.cuh"
+
+constexpr float kLog2E = 1.4426950408889634f, kLowest = -3.4028234e38f;
+
+struct Softmax {  // of some logits: the greatest, and the sum of exp(logit - greatest)
+  float max = kLowest, sum = 0;
+
+  __device__ static float exponential(float x) { return exp2f(x * kLog2E); }
+  __device__ void raise(float other) {
+    if (other > max) sum *= exponential(max - other), max = other;
+  }
+  template <int size>
+  __device__ void add(const float (&x)[size]) {
+    float greatest = x[0];
+    for (int i = 1; i < size; i++) greatest = fmaxf(greatest, x[i]);
+    raise(greatest);
+    for (int i = 0; i < size; i++) sum += exponential(x[i] - max);
+  }
+};
+
+template <class T>
+__device__ Softmax of_thread(const T* row, long long columns) {
+  constexpr int size = Vector<T>::size;
+  Softmax softmax;
+  if (columns % size == 0) {
+    for (long long i = threadIdx.x * size; i < columns; i += blockDim.x * size) {
+      const Vector<T> vector = *reinterpret_cast<const Vector<T>*>(row + i);
+      float x[size];
+      for (int j = 0; j < size; j++) x[j] = to_float(vector.x[j]);
+      softmax.add(x);
+    }
+  } else {  // rows are not aligned
+    for (long long i = threadIdx.x; i < columns; i += blockDim.x) {
+      const float x[1] = {to_float(row[i])};
+      softmax.add(x);
+    }
+  }
+  return softmax;
+}
+
+// stats [3, rows]: greatest logit, sum of exp(logit - greatest), the label's logit (0 where another rank has it).
+// blockDim.x is a power of two.
+template <class T>
+__device__ void cross_entropy_stats(const T* logits, const long long* labels, float* stats, long long rows,
+                                    long long columns, long long first) {
+  extern __shared__ float shared[];
+  float *maxima = shared, *sums = shared + blockDim.x;
+  const long long row = blockIdx.x, at = labels[row] - first;
+  const T* x = logits + row * columns;
+  const Softmax mine = of_thread(x, columns);
+  maxima[threadIdx.x] = mine.max;
+  sums[threadIdx.x] = mine.sum;
+  for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) {
+      Softmax both{maxima[threadIdx.x], sums[threadIdx.x]};
+      const float other = maxima[threadIdx.x + half];
+      both.raise(other);
+      both.sum += sums[threadIdx.x + half] * Softmax::exponential(other - both.max);
+      maxima[threadIdx.x] = both.max;
+      sums[threadIdx.x] = both.sum;
+    }
+  }
+  if (threadIdx.x == 0) {
+    stats[row] = maxima[0];
+    stats[rows + row] = sums[0];
+    stats[2 * rows + row] = at >= 0 && at < columns ? to_float(x[at]) : 0.f;
+  }
+}
+
+// loss [rows], 0 for labels that are ignored or outside of the vocabulary; and, for `train`, over the logits the
+// gradient of the sum of the losses above 0.
+template <class T>
+__device__ void cross_entropy_loss(T* logits, const long long* labels, const float* stats, float* loss, long long rows,
+                                   long long columns, long long first, long long vocabulary, long long ignored,
+                                   long long train) {
+  constexpr int size = Vector<T>::size;
+  const long long row = blockIdx.x, label = labels[row], at = label - first;
+  const float max = stats[row], sum = stats[rows + row], picked = stats[2 * rows + row];
+  const bool counts = label != ignored && label >= 0 && label < vocabulary;
+  const float value = counts ? logf(sum) - (picked - max) : 0.f;
+  if (threadIdx.x == 0) loss[row] = value;
+  if (!train) return;
+  const float scale = value > 0 ? 1.f : value != value ? value : 0.f;  // NaN stays
+  const float factor = scale / sum;
+  T* x = logits + row * columns;
+  auto gradient = [&](float logit, long long i) {
+    return scale == 0 ? 0.f : Softmax::exponential(logit - max) * factor - (i == at ? scale : 0.f);
+  };
+  if (columns % size == 0) {
+    for (long long i = threadIdx.x * size; i < columns; i += blockDim.x * size) {
+      Vector<T> vector = *reinterpret_cast<const Vector<T>*>(x + i);
+      for (int j = 0; j < size; j++) from_float(gradient(to_float(vector.x[j]), i + j), vector.x[j]);
+      *reinterpret_cast<Vector<T>*>(x + i) = vector;
+    }
+  } else {
+    for (long long i = threadIdx.x; i < columns; i += blockDim.x) from_float(gradient(to_float(x[i]), i), x[i]);
+  }
+}
+
+#define CROSS_ENTROPY(T)                                                                                              \
+  extern "C" __global__ void __launch_bounds__(512) cross_entropy_stats_##T(                                          \
+      const T* logits, const long long* labels, float* stats, long long rows, long long columns, long long first) {   \
+    cross_entropy_stats(logits, labels, stats, rows, columns, first);                                                 \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(512) cross_entropy_loss_##T(                                           \
+      T* logits, const long long* labels, const float* stats, float* loss, long long rows, long long columns,         \
+      long long first, long long vocabulary, long long ignored, long long train) {                                    \
+    cross_entropy_loss(logits, labels, stats, loss, rows, columns, first, vocabulary, ignored, train);                \
+  }
+CROSS_ENTROPY(bfloat16)
+CROSS_ENTROPY(float16)
+CROSS_ENTROPY(float)

@@ -1,0 +1,22 @@
+// Element types of our kernels and their vectors of 16 bytes; NVRTC gets no header of CUDA's.
+#pragma once
+
+struct bfloat16 { unsigned short bits; };
+struct float16 { unsigned short bits; };
+
+__device__ float to_float(bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
+__device__ float to_float(float16 x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+__device__ float to_float(float x) { return x; }
+__device__ void from_float(float x, bfloat16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+__device__ void from_float(float x, float16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+__device__ void from_float(float x, float& y) { y = x; }
+
+template <class T>
+struct alignas(16) Vector {
+  static constexpr int size = 16 / sizeof(T);
+  T x[size];
+};

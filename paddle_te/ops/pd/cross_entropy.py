@@ -1,0 +1,22 @@
+"""Cross-entropy with its gradient."""
+
+from paddle import _C_ops
+
+
+def cross_entropy(logits, labels, ignore_index, *, tp=None, train=True):
+    """(loss, dlogits) of logits [n, vocab / tp.size], in float32 inside: see `paddle_te.ops`."""
+    dtype, logits = logits.dtype, logits.astype("float32")
+    if tp is None:
+        options = False, True, True, ignore_index, -1  # class numbers for labels, logits, stable; the last axis
+        softmax, loss = _C_ops.cross_entropy_with_softmax_(logits, labels, *options)
+    else:
+        options = ignore_index, tp.group.id, tp.rank, tp.size
+        softmax, loss = _C_ops.c_softmax_with_cross_entropy(logits, labels, *options)
+    if not train:
+        return loss, None
+    dloss = (loss > 0).astype("float32")
+    if tp is None:
+        dlogits = _C_ops.cross_entropy_with_softmax_grad_(labels, softmax, dloss, *options)
+    else:
+        dlogits = _C_ops.c_softmax_with_cross_entropy_grad_(softmax, labels, dloss, *options)
+    return loss, dlogits.astype(dtype)
