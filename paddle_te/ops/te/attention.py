@@ -45,16 +45,16 @@ class _Heads:
         """(q, k, v) as native tensors in one buffer of tokens · width."""
         to_k, to_v = self._offsets
         return (
-            rt.te.Tensor(base, self.q, self.code),
-            rt.te.Tensor(base + to_k, self.kv, self.code),
-            rt.te.Tensor(base + to_v, self.kv, self.code),
+            rt.tensor(base, self.q, self.code),
+            rt.tensor(base + to_k, self.kv, self.code),
+            rt.tensor(base + to_v, self.kv, self.code),
         )
 
     def q_view(self, rt, tensor):
-        return rt.te.Tensor(tensor.data_ptr(), self.q, self.code)
+        return rt.tensor(tensor.data_ptr(), self.q, self.code)
 
     def kv_view(self, rt, tensor):
-        return rt.te.Tensor(tensor.data_ptr(), self.kv, self.code)
+        return rt.tensor(tensor.data_ptr(), self.kv, self.code)
 
     def new_buffer(self, rt):
         return rt.empty([self.tokens, self.width], self.dtype)
@@ -83,7 +83,7 @@ class _Bias:
         self.scores = scores
 
     def _view(self, rt, tensor):
-        return rt.te.Tensor(tensor.data_ptr(), tuple(tensor.shape), dtype_code("attention_mask", tensor))
+        return rt.tensor(tensor.data_ptr(), tuple(tensor.shape), dtype_code("attention_mask", tensor))
 
     def bias(self, rt):
         return {"bias": self._view(rt, self.scores)}
@@ -103,7 +103,7 @@ def _attend(rt, heads, qkv, scale, layout, train, seen=CAUSAL):
     """(out [b, s, h·d], softmax statistics float32 [b, h, s, 1]) from native q, k, v."""
     b, s, h, d = heads.q
     out, stats = rt.empty([b, s, h * d], heads.dtype), rt.empty(list(heads.stats), paddle.float32)
-    stats_view = rt.te.Tensor(stats.data_ptr(), heads.stats, FLOAT32)
+    stats_view = rt.tensor(stats.data_ptr(), heads.stats, FLOAT32)
     views = *qkv, heads.q_view(rt, out), stats_view
     rt.te.attention_fwd(*views, scale, layout, seen.mask, train, rt.stream, **seen.bias(rt))
     return out, stats
@@ -115,7 +115,7 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen
         *qkv,
         heads.q_view(rt, out),
         heads.q_view(rt, dout),
-        rt.te.Tensor(stats.data_ptr(), heads.stats, FLOAT32),
+        rt.tensor(stats.data_ptr(), heads.stats, FLOAT32),
         *dqkv,
         scale,
         layout,

@@ -37,11 +37,11 @@ def _weight(rt, weight, code, quantizers):
     return rt.matrix(weight, code) if quantizers is None else quantized_weight(rt, weight, code, quantizers)
 
 
-def _for_backward(operand, quantizers=None):
+def _for_backward(rt, operand, quantizers=None):
     """The operand without what only the forward GEMM read, unless a later micro-batch reads that too."""
     kept = quantizers is not None and quantizers.cached_weight is operand
     if isinstance(operand, Float8Matrix) and not kept:
-        operand.drop_data()
+        operand.drop_data(rt)
     return operand
 
 
@@ -146,7 +146,7 @@ class _Normed:
             self.x.native,
             self._rsigma,
             self._gamma(rt),
-            rt.te.Tensor(dx.data_ptr(), self.x.shape, self.code),
+            rt.tensor(dx.data_ptr(), self.x.shape, self.code),
             rt.vector(dgamma, cols, self.code),
             rt.stream,
             None if add is None else add.native,
@@ -213,7 +213,7 @@ class _Linear(PyLayer):
         if train:
             layout = SimpleNamespace(shape=x.shape, dtype=x.dtype, code=code, column=column, row=row, fuse=fuse)
             layout.needs = x_grad, residual is not None, residual_grad
-            ctx.saved = _for_backward(operand), _for_backward(w, quantizers), weight, quantizers, layout
+            ctx.saved = _for_backward(rt, operand), _for_backward(rt, w, quantizers), weight, quantizers, layout
         return out
 
     @staticmethod
@@ -248,8 +248,8 @@ class _LayerNormLinear(PyLayer):
         _fprop(rt, operand, w, rt.matrix(out, code))
         if train:
             if kept is operand:
-                _for_backward(kept)
-            ctx.saved = normed, kept, _for_backward(w, quantizers), weight, quantizers, tp, fuse
+                _for_backward(rt, kept)
+            ctx.saved = normed, kept, _for_backward(rt, w, quantizers), weight, quantizers, tp, fuse
         return out, x.view(x.shape)
 
     @staticmethod
@@ -284,9 +284,9 @@ class _LayerNormMLP(PyLayer):
         out = _row_output(rt, act, w2, out, code, x, tp)
         if train:
             if kept is operand:
-                _for_backward(kept)
-            weights = _for_backward(w1, first), _for_backward(w2, second), fc1_weight, fc2_weight
-            ctx.saved = normed, kept, hidden, _for_backward(act), *weights, quantizers, tp, fuse
+                _for_backward(rt, kept)
+            weights = _for_backward(rt, w1, first), _for_backward(rt, w2, second), fc1_weight, fc2_weight
+            ctx.saved = normed, kept, hidden, _for_backward(rt, act), *weights, quantizers, tp, fuse
         return out
 
     @staticmethod

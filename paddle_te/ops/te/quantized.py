@@ -34,7 +34,7 @@ class Float8Matrix:
     def _bind(self, rt, scale=0, amax=0):
         data = 0 if self.data is None else self.data.data_ptr()
         columnwise = 0 if self.columnwise is None else self.columnwise.data_ptr()
-        self.native = rt.te.Tensor(data, self.shape, FP8[self.quantizer.dtype], columnwise, scale, amax, self.scale_inv)
+        self.native = rt.tensor(data, self.shape, FP8[self.quantizer.dtype], columnwise, scale, amax, self.scale_inv)
 
     def fill(self, rt, source):
         """Quantizes the native tensor `source`."""
@@ -44,10 +44,10 @@ class Float8Matrix:
         rt.te.quantize(source, self.native, rt.stream)
         return self
 
-    def drop_data(self):
+    def drop_data(self, rt):
         """Frees the rowwise data: backward reads the transposed copy only."""
         self.data = None
-        self.native.drop_data()
+        self._bind(rt)
 
     def gathered(self, rt, tp, rowwise=True):
         """The rows of all ranks of `tp`, with their transpose. The ranks' scales must be the same."""
@@ -62,8 +62,8 @@ class Float8Matrix:
         out.data = tp.all_gather(self.data)
         out.columnwise = rt.empty([cols, rows], paddle.uint8)
         code = FP8[self.quantizer.dtype]
-        source = rt.te.Tensor(out.data.data_ptr(), (rows, cols), code)
-        rt.te.transpose(source, rt.te.Tensor(out.columnwise.data_ptr(), (cols, rows), code), rt.stream)
+        source = rt.tensor(out.data.data_ptr(), (rows, cols), code)
+        rt.te.transpose(source, rt.tensor(out.columnwise.data_ptr(), (cols, rows), code), rt.stream)
         if not rowwise:
             out.data = None
         out._bind(rt)

@@ -5,6 +5,7 @@ hence no Paddle operation here that a pointer, a kept shape or a kept dtype can 
 """
 
 import math
+from functools import lru_cache
 
 import paddle
 
@@ -28,17 +29,20 @@ class Matrix:
 
     def __init__(self, rt, memory, shape, code):
         self.memory, self.shape = memory, shape
-        self.native = rt.te.Tensor(memory.data_ptr(), shape, code)
+        self.native = rt.tensor(memory.data_ptr(), shape, code)
 
 
 class Runtime:
     """One stream of one device.
 
     te: the native module; stream: its Stream; place: where results are allocated.
+    tensor: native tensors, by the arguments of te.Tensor. They own no memory, so that equal arguments make equal
+    tensors, and a training's steps get the same addresses again and again: most were made before.
     """
 
     def __init__(self, raw_stream):
         self.te = native.load()
+        self.tensor = lru_cache(maxsize=2**14)(self.te.Tensor)
         self.place = paddle.framework._current_expected_place()
         self.stream = self.te.Stream(raw_stream, lambda size: self.empty([size], paddle.uint8))
 
@@ -57,7 +61,7 @@ class Runtime:
 
     def vector(self, tensor, n, code):
         """The native Tensor of a tensor [n]."""
-        return self.te.Tensor(tensor.data_ptr(), (n,), code)
+        return self.tensor(tensor.data_ptr(), (n,), code)
 
 
 _runtimes = {}
