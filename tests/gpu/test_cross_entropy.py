@@ -3,6 +3,7 @@
 import paddle
 import pytest
 
+from paddle_te import device
 from paddle_te.layers import linear_cross_entropy
 from tests.layers.test_cross_entropy import draw, reference
 from tests.llama.native import relative
@@ -28,3 +29,21 @@ def test_bf16(seed, gpu, backend, transpose_y, vocabulary):
     with paddle.no_grad():
         again = linear_cross_entropy(hidden, weight, labels, transpose_y=transpose_y, chunk_tokens=128, backend=backend)
     assert again.item() == got.item()
+
+
+@pytest.mark.parametrize("backend, bytes_a_logit", [("paddle", 8), ("transformer_engine", 2)])
+def test_memory(seed, gpu, backend, bytes_a_logit):
+    """One chunk's logits, in te as 16 bits and nothing else; and the weight's gradient, in float32, of a chunk, and
+    rounded."""
+    tokens, h, vocabulary, chunk_tokens = 1024, 16, 4096, 64
+    paddle.seed(seed)
+    hidden, weight = (paddle.randn(shape).astype("bfloat16") for shape in ([tokens, h], [h, vocabulary]))
+    labels = paddle.randint(0, vocabulary, [tokens])
+    hidden.stop_gradient = weight.stop_gradient = False
+    linear_cross_entropy(hidden, weight, labels, chunk_tokens=tokens, backend=backend)  # libraries' workspaces
+    device.reset_peak_memory()
+    before = device.peak_memory()
+    linear_cross_entropy(hidden, weight, labels, chunk_tokens=chunk_tokens, backend=backend).backward()
+    peak = device.peak_memory() - before
+    chunk, whole = chunk_tokens * vocabulary * bytes_a_logit, tokens * vocabulary * 2
+    assert peak < 1.1 * chunk + (4 + 4 + 2) * h * vocabulary + 8 * tokens * h < whole / 2
