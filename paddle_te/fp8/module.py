@@ -11,6 +11,7 @@ class GemmQuantizers:
     GEMMs as often as it likes.
     amax_group: the group whose ranks have the same scales; None: each rank its own.
     update_weight: True: quantize the weight now, then hand the result to `cache_weight`. False: `cached_weight` serves.
+    keeps_weight: whether `cache_weight` keeps it for the micro-batches to come: is_first_microbatch was not None.
     """
 
     __slots__ = (
@@ -20,7 +21,7 @@ class GemmQuantizers:
         "module",
         "amax_group",
         "update_weight",
-        "_keep",
+        "keeps_weight",
         "_generation",
         "_cache",
     )
@@ -28,7 +29,7 @@ class GemmQuantizers:
     def __init__(self, slots, module, is_first_microbatch, generation=0, amax_group=None):
         self.input, self.weight, self.grad_output, self._cache = slots
         self.module, self.amax_group = module, amax_group
-        self._keep = is_first_microbatch is not None
+        self.keeps_weight = is_first_microbatch is not None
         self._generation = generation
         cache = self._cache
         # weights of another generation lie under another scale
@@ -40,8 +41,8 @@ class GemmQuantizers:
         return self._cache.value
 
     def cache_weight(self, value):
-        """Keep the quantized weight for the micro-batches to come, unless is_first_microbatch was None."""
-        self._cache.value = value if self._keep else None
+        """Keep the quantized weight for the micro-batches to come, if keeps_weight."""
+        self._cache.value = value if self.keeps_weight else None
         self._cache.generation = self._generation
 
 

@@ -15,7 +15,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddle_te.ops.te import runtime
-from paddle_te.ops.te.quantized import Float8Matrix, quantize, quantized_weight
+from paddle_te.ops.te.quantized import Float8Matrix, both_pieces, operand_pieces, quantize, quantized_weight
 from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad
 
 
@@ -28,21 +28,20 @@ def _rows(tensor):
     return math.prod(tensor.shape[:-1])
 
 
-def _operand(rt, matrix, quantizers, columnwise):
-    """A Matrix as the forward GEMM's input: itself, or quantized."""
-    return matrix if quantizers is None else quantize(rt, matrix, quantizers.input, columnwise)
+def _operands(rt, x, weight, code, quantizers, columnwise):
+    """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized."""
+    weight = rt.matrix(weight, code)
+    if quantizers is None:
+        return x, weight
+    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise)
+    return quantize(rt, x, quantizers.input, pieces), quantized_weight(rt, weight, quantizers, pieces)
 
 
-def _weight(rt, weight, code, quantizers):
-    return rt.matrix(weight, code) if quantizers is None else quantized_weight(rt, weight, code, quantizers)
-
-
-def _for_backward(rt, operand, quantizers=None):
-    """The operand without what only the forward GEMM read, unless a later micro-batch reads that too."""
-    kept = quantizers is not None and quantizers.cached_weight is operand
-    if isinstance(operand, Float8Matrix) and not kept:
-        operand.drop_data(rt)
-    return operand
+def _drop_data(rt, quantizers, *operands):
+    """Lets go of what only the forward GEMM read, unless a later micro-batch reads that too."""
+    for operand in operands if quantizers is not None else ():
+        if operand is not quantizers.cached_weight:
+            operand.drop_data(rt)
 
 
 def _weight_again(rt, kept, weight, code):
@@ -63,8 +62,10 @@ def _grad_output(rt, dy, code, quantizers, tp):
     matrix = rt.matrix(dy, code)
     if quantizers is None:
         return matrix
-    quantized = quantize(rt, matrix, quantizers.grad_output, columnwise=tp is None)
-    return quantized if tp is None else quantized.gathered(rt, tp)
+    if tp is None:
+        return quantize(rt, matrix, quantizers.grad_output)
+    local = Float8Matrix.rows_of_rank(rt, matrix.shape, quantizers.grad_output)
+    return local.fill(rt, matrix.native).gathered(rt, tp)
 
 
 def _fprop(rt, x, weight, out, accumulate=False):
@@ -157,30 +158,37 @@ class _Normed:
         )
 
 
-def _normed_operand(rt, x, eps, quantizers, tp, columnwise):
-    """RMSNorm(x) as the operand of a column-parallel GEMM: (operand, what backward keeps).
+def _normed_operands(rt, x, eps, weight, quantizers, tp, columnwise):
+    """RMSNorm(x) and a weight as a column-parallel GEMM reads them: (operand, weight, what backward keeps of operand).
 
     Delayed scaling: the norm's kernel writes fp8. Under sequence parallelism each rank norms its own tokens and the
     others' are gathered, in fp8 where the ranks' scales are the same; backward keeps its own and gathers again.
     """
     gather = tp is not None and tp.sequence_parallel
     shape = x.x.shape
-    if quantizers is not None and quantizers.input.kind == "delayed" and (not gather or _same_scales(quantizers)):
-        local = Float8Matrix(rt, shape, quantizers.input, columnwise=columnwise and not gather)
+    if quantizers is None or quantizers.input.kind == "current" or gather and not _same_scales(quantizers):
+        local = rt.new_matrix(shape, x.dtype, x.code)
         x.forward(rt, eps, local.native)
-        return (local.gathered(rt, tp) if gather else local), local
-    local = rt.new_matrix(shape, x.dtype, x.code)
+        whole = rt.matrix(tp.all_gather(local.memory), x.code) if gather else local
+        operand, weight = _operands(rt, whole, weight, x.code, quantizers, columnwise)
+        return operand, weight, local if gather else operand
+    weight = rt.matrix(weight, x.code)
+    pieces = operand_pieces(rt, quantizers, None if gather else shape, weight.shape, columnwise)
+    if gather:
+        local = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
+    else:
+        local = Float8Matrix(rt, shape, quantizers.input, *pieces)
     x.forward(rt, eps, local.native)
-    whole = rt.matrix(tp.all_gather(local.memory), x.code) if gather else local
-    operand = _operand(rt, whole, quantizers, columnwise)
-    return operand, (local if gather else operand)
+    operand = local.gathered(rt, tp) if gather else local
+    return operand, quantized_weight(rt, weight, quantizers, pieces), local
 
 
 def _gathered_again(rt, local, code, quantizers, tp):
-    """In backward under sequence parallelism: the operand of `_normed_operand` from the rank's own part."""
+    """In backward under sequence parallelism: the operand of `_normed_operands` from the rank's own part."""
     if isinstance(local, Float8Matrix):
         return local.gathered(rt, tp, rowwise=False)
-    return _operand(rt, rt.matrix(tp.all_gather(local.memory), code), quantizers, True)
+    whole = rt.matrix(tp.all_gather(local.memory), code)
+    return whole if quantizers is None else quantize(rt, whole, quantizers.input)
 
 
 class _RMSNorm(PyLayer):
@@ -206,14 +214,14 @@ class _Linear(PyLayer):
         x_grad, residual_grad = not x.stop_gradient, residual is not None and not residual.stop_gradient
         if column is not None and column.sequence_parallel:
             x = column.all_gather(x)
-        operand = _operand(rt, rt.matrix(x, code), quantizers, train)
-        w = _weight(rt, weight, code, quantizers)
+        operand, w = _operands(rt, rt.matrix(x, code), weight, code, quantizers, train)
         out = rt.empty([*x.shape[:-1], weight.shape[0]], x.dtype)
         out = _row_output(rt, operand, w, out, code, residual, row)
         if train:
             layout = SimpleNamespace(shape=x.shape, dtype=x.dtype, code=code, column=column, row=row, fuse=fuse)
             layout.needs = x_grad, residual is not None, residual_grad
-            ctx.saved = _for_backward(rt, operand), _for_backward(rt, w, quantizers), weight, quantizers, layout
+            _drop_data(rt, quantizers, operand, w)
+            ctx.saved = operand, w, weight, quantizers, layout
         return out
 
     @staticmethod
@@ -241,15 +249,13 @@ class _LayerNormLinear(PyLayer):
     def forward(ctx, x, ln_weight, weight, eps, tp, quantizers, fuse, train, code):
         rt = runtime.current()
         normed = _Normed(rt, x, ln_weight, code)
-        operand, kept = _normed_operand(rt, normed, eps, quantizers, tp, train)
-        w = _weight(rt, weight, code, quantizers)
+        operand, w, kept = _normed_operands(rt, normed, eps, weight, quantizers, tp, train)
         lead = [operand.shape[0]] if kept is not operand else x.shape[:-1]
         out = rt.empty([*lead, weight.shape[0]], x.dtype)
         _fprop(rt, operand, w, rt.matrix(out, code))
         if train:
-            if kept is operand:
-                _for_backward(rt, kept)
-            ctx.saved = normed, kept, _for_backward(rt, w, quantizers), weight, quantizers, tp, fuse
+            _drop_data(rt, quantizers, *((operand, w) if kept is operand else (w,)))
+            ctx.saved = normed, kept, w, weight, quantizers, tp, fuse
         return out, x.view(x.shape)
 
     @staticmethod
@@ -275,18 +281,16 @@ class _LayerNormMLP(PyLayer):
         rt = runtime.current()
         first, second = quantizers
         normed = _Normed(rt, x, ln_weight, code)
-        operand, kept = _normed_operand(rt, normed, eps, first, tp, train)
-        w1, w2 = _weight(rt, fc1_weight, code, first), _weight(rt, fc2_weight, code, second)
+        operand, w1, kept = _normed_operands(rt, normed, eps, fc1_weight, first, tp, train)
         hidden = rt.new_matrix((operand.shape[0], fc1_weight.shape[0]), x.dtype, code)
         _fprop(rt, operand, w1, hidden)
-        act = _swiglu(rt, hidden, x.dtype, code, second, train)
+        act, w2 = _swiglu(rt, hidden, fc2_weight, x.dtype, code, second, train)
         out = rt.empty([operand.shape[0], x.shape[-1]] if kept is not operand else x.shape, x.dtype)
         out = _row_output(rt, act, w2, out, code, x, tp)
         if train:
-            if kept is operand:
-                _for_backward(rt, kept)
-            weights = _for_backward(rt, w1, first), _for_backward(rt, w2, second), fc1_weight, fc2_weight
-            ctx.saved = normed, kept, hidden, _for_backward(rt, act), *weights, quantizers, tp, fuse
+            _drop_data(rt, first, *((operand, w1) if kept is operand else (w1,)))
+            _drop_data(rt, second, act, w2)
+            ctx.saved = normed, kept, hidden, act, w1, w2, fc1_weight, fc2_weight, quantizers, tp, fuse
         return out
 
     @staticmethod
@@ -312,27 +316,30 @@ class _LayerNormMLP(PyLayer):
         return *x.backward(rt, dz, rt.matrix(dy, x.code)), dw1, dw2
 
 
-def _swiglu(rt, hidden, dtype, code, quantizers, train):
-    """silu(gate)·up as the operand of fc2; delayed scaling writes fp8 in the same kernel."""
+def _swiglu(rt, hidden, weight, dtype, code, quantizers, train):
+    """silu(gate)·up and a weight as the forward GEMM reads them; delayed scaling writes fp8 in the same kernel."""
     shape = hidden.shape[0], hidden.shape[1] // 2
-    if quantizers is not None and quantizers.input.kind == "delayed":
-        act = Float8Matrix(rt, shape, quantizers.input, columnwise=train)
+    if quantizers is None or quantizers.input.kind == "current":
+        act = rt.new_matrix(shape, dtype, code)
         rt.te.swiglu(hidden.native, act.native, rt.stream)
-        return act
-    act = rt.new_matrix(shape, dtype, code)
+        return _operands(rt, act, weight, code, quantizers, train)
+    weight = rt.matrix(weight, code)
+    pieces = operand_pieces(rt, quantizers, shape, weight.shape, train)
+    act = Float8Matrix(rt, shape, quantizers.input, *pieces)
     rt.te.swiglu(hidden.native, act.native, rt.stream)
-    return _operand(rt, act, quantizers, train)
+    return act, quantized_weight(rt, weight, quantizers, pieces)
 
 
 def _dswiglu(rt, dact, hidden, dtype, code, quantizers):
     """The gradient of fc1's output as the operand of its backward GEMMs."""
-    if quantizers is not None and quantizers.grad_output.kind == "delayed":
-        grad = Float8Matrix(rt, hidden.shape, quantizers.grad_output)
-        rt.te.dswiglu_cast_transpose(dact.native, hidden.native, grad.native, rt.stream)
-        return grad
-    grad = rt.new_matrix(hidden.shape, dtype, code)
-    rt.te.dswiglu(dact.native, hidden.native, grad.native, rt.stream)
-    return grad if quantizers is None else quantize(rt, grad, quantizers.grad_output)
+    if quantizers is None or quantizers.grad_output.kind == "current":
+        grad = rt.new_matrix(hidden.shape, dtype, code)
+        rt.te.dswiglu(dact.native, hidden.native, grad.native, rt.stream)
+        return grad if quantizers is None else quantize(rt, grad, quantizers.grad_output)
+    pieces = both_pieces(rt, hidden.shape, quantizers.grad_output)
+    grad = Float8Matrix(rt, hidden.shape, quantizers.grad_output, *pieces)
+    rt.te.dswiglu_cast_transpose(dact.native, hidden.native, grad.native, rt.stream)
+    return grad
 
 
 def _check_fp8(quantizers, **sizes):

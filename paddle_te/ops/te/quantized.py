@@ -7,79 +7,120 @@ from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import FLOAT32
 
 FP8 = {"e4m3": int(DType.FLOAT8_E4M3), "e5m2": int(DType.FLOAT8_E5M2)}
+# Bytes of a matrix's own factors: amax, scale, two unused, scale_inv (16-byte aligned), rounded up for what follows.
+FACTORS = {"current": 256, "delayed": 0}
+
+
+class Pieces:
+    """A tensor whose memory is handed out in pieces: an allocation takes as long as ten launches' worth of Python, so
+    what is freed together is allocated together. fp8 GEMMs' dimensions make pieces multiples of 256 bytes."""
+
+    __slots__ = ("memory", "_next")
+
+    def __init__(self, memory):
+        self.memory, self._next = memory, memory.data_ptr()
+
+    def take(self, size):
+        """The address of the next `size` bytes."""
+        address = self._next
+        self._next = address + size
+        return address
+
+
+def _size(shape, quantizer):
+    """Bytes of an fp8 matrix (rows, cols), or of its transpose."""
+    return shape[0] * shape[1] + FACTORS[quantizer.kind]
+
+
+def _new_pieces(rt, size):
+    return Pieces(rt.empty([size], paddle.uint8))
+
+
+def both_pieces(rt, shape, quantizer):
+    """(rowwise, columnwise) for a Float8Matrix whose data and transpose are freed together."""
+    both = _new_pieces(rt, 2 * _size(shape, quantizer))
+    return both, both
+
+
+def operand_pieces(rt, quantizers, shape, weight_shape, columnwise):
+    """(rowwise, columnwise) for a forward GEMM's operands, of which backward keeps the transposes only.
+
+    shape: of the input, None if that lies elsewhere. A weight that is cached, or will be, lies elsewhere too.
+    """
+    size = 0 if shape is None else _size(shape, quantizers.input)
+    if quantizers.update_weight and not quantizers.keeps_weight:
+        size += _size(weight_shape, quantizers.weight)
+    return _new_pieces(rt, size), _new_pieces(rt, size) if columnwise else None
 
 
 class Float8Matrix:
-    """A matrix (rows, cols) in fp8.
+    """A matrix (rows, cols) in fp8, uninitialised, in the next pieces of `rowwise` and, if given, `columnwise`.
 
-    data: uint8 [rows, cols]; columnwise: uint8 [cols, rows], its transpose. Either may be None.
-    scale_inv: device address of 1 / scale. native: what TE's functions take.
+    native: what TE's functions take. rowwise, columnwise: the tensors that its data and its transpose lie in, or None.
     """
 
-    __slots__ = ("shape", "quantizer", "data", "columnwise", "native", "scale_inv", "_factors")
+    __slots__ = ("shape", "quantizer", "native", "rowwise", "columnwise", "_transpose", "_scale_inv")
 
-    def __init__(self, rt, shape, quantizer, columnwise=True):
+    def __init__(self, rt, shape, quantizer, rowwise, columnwise):
         self.shape, self.quantizer = shape, quantizer
-        rows, cols = shape
-        self.data = rt.empty([rows, cols], paddle.uint8)
-        self.columnwise = rt.empty([cols, rows], paddle.uint8) if columnwise else None
-        self._factors = None
-        scale, amax, self.scale_inv = quantizer.scale_ptr, quantizer.amax_ptr, quantizer.scale_inv_ptr
-        if quantizer.kind == "current":  # its own factors: amax, scale, two unused, scale_inv (16-byte aligned)
-            self._factors = rt.empty([8], paddle.float32)
-            amax = self._factors.data_ptr()
-            scale, self.scale_inv = amax + 4, amax + 16
-        self._bind(rt, scale, amax)
+        size = shape[0] * shape[1]
+        data, self.rowwise = rowwise.take(size), rowwise.memory
+        self._transpose, self.columnwise = (columnwise.take(size), columnwise.memory) if columnwise else (0, None)
+        scale, amax, self._scale_inv = quantizer.scale_ptr, quantizer.amax_ptr, quantizer.scale_inv_ptr
+        if quantizer.kind == "current":
+            amax = (columnwise or rowwise).take(FACTORS["current"])
+            scale, self._scale_inv = amax + 4, amax + 16
+        self._bind(rt, data, scale, amax)
 
-    def _bind(self, rt, scale=0, amax=0):
-        data = 0 if self.data is None else self.data.data_ptr()
-        columnwise = 0 if self.columnwise is None else self.columnwise.data_ptr()
-        self.native = rt.tensor(data, self.shape, FP8[self.quantizer.dtype], columnwise, scale, amax, self.scale_inv)
+    def _bind(self, rt, data, scale=0, amax=0):
+        code = FP8[self.quantizer.dtype]
+        self.native = rt.tensor(data, self.shape, code, self._transpose, scale, amax, self._scale_inv)
 
     def fill(self, rt, source):
         """Quantizes the native tensor `source`."""
+        te, native, stream = rt.te, self.native, rt.stream
         if self.quantizer.kind == "current":
-            rt.te.compute_amax(source, self.native, rt.stream)
-            rt.te.compute_scale_from_amax(self.native, rt.stream)
-        rt.te.quantize(source, self.native, rt.stream)
+            te.compute_amax(source, native, stream)
+            te.compute_scale_from_amax(native, stream)
+        te.quantize(source, native, stream)
         return self
 
     def drop_data(self, rt):
-        """Frees the rowwise data: backward reads the transposed copy only."""
-        self.data = None
-        self._bind(rt)
+        """Lets go of the rowwise data: backward reads the transposed copy only."""
+        self.rowwise = None
+        self._bind(rt, 0)
+
+    @classmethod
+    def rows_of_rank(cls, rt, shape, quantizer):
+        """For `gathered`: without a transpose, in a tensor of its own. Delayed scaling only."""
+        return cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None)
 
     def gathered(self, rt, tp, rowwise=True):
         """The rows of all ranks of `tp`, with their transpose. The ranks' scales must be the same."""
-        out = Float8Matrix.__new__(Float8Matrix)
-        rows, cols = self.shape[0] * tp.size, self.shape[1]
-        out.shape, out.quantizer, out.scale_inv, out._factors = (
-            (rows, cols),
-            self.quantizer,
-            self.scale_inv,
-            self._factors,
-        )
-        out.data = tp.all_gather(self.data)
+        out, code = Float8Matrix.__new__(Float8Matrix), FP8[self.quantizer.dtype]
+        out.quantizer, out._scale_inv = self.quantizer, self._scale_inv
+        out.rowwise = tp.all_gather(self.rowwise)
+        out.shape = rows, cols = tuple(out.rowwise.shape)
         out.columnwise = rt.empty([cols, rows], paddle.uint8)
-        code = FP8[self.quantizer.dtype]
-        source = rt.tensor(out.data.data_ptr(), (rows, cols), code)
-        rt.te.transpose(source, rt.tensor(out.columnwise.data_ptr(), (cols, rows), code), rt.stream)
+        data, out._transpose = out.rowwise.data_ptr(), out.columnwise.data_ptr()
+        rt.te.transpose(rt.tensor(data, out.shape, code), rt.tensor(out._transpose, (cols, rows), code), rt.stream)
         if not rowwise:
-            out.data = None
-        out._bind(rt)
+            out.rowwise, data = None, 0
+        out._bind(rt, data)
         return out
 
 
-def quantize(rt, source, quantizer, columnwise=True):
-    """A Float8Matrix of a Matrix."""
-    return Float8Matrix(rt, source.shape, quantizer, columnwise).fill(rt, source.native)
+def quantize(rt, source, quantizer, pieces=None):
+    """A Float8Matrix of a Matrix, in (rowwise, columnwise) Pieces, or in new ones of its own."""
+    pieces = pieces or both_pieces(rt, source.shape, quantizer)
+    return Float8Matrix(rt, source.shape, quantizer, *pieces).fill(rt, source.native)
 
 
-def quantized_weight(rt, weight, code, quantizers):
-    """The weight in fp8: the copy kept by an earlier micro-batch, or a new one."""
+def quantized_weight(rt, weight, quantizers, pieces):
+    """The weight, a Matrix, in fp8: the copy kept by an earlier micro-batch, or a new one. pieces: operand_pieces'."""
     if not quantizers.update_weight:
         return quantizers.cached_weight
-    result = quantize(rt, rt.matrix(weight, code), quantizers.weight)
+    result = quantize(rt, weight, quantizers.weight, None if quantizers.keeps_weight else pieces)
     quantizers.cache_weight(result)
     return result
 
