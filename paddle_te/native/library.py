@@ -301,6 +301,7 @@ def _open_all(te, paths, cuda):
             opened[name] = ctypes.CDLL(path, mode=os.RTLD_GLOBAL | os.RTLD_LAZY)
         except OSError as e:
             return [Problem(f"{path} cannot be loaded: {e}", "reinstall the package it belongs to")]
+    _open_nvrtc_builtins()
     problems = [
         Problem(
             f"lib{name} is in this process more than once: {', '.join(entry['paths'])}",
@@ -323,6 +324,13 @@ def _open_all(te, paths, cuda):
         return [Problem(f"{te}: {e}", _te_remedy())]
     _loaded.update(opened)
     return []
+
+
+def _open_nvrtc_builtins():
+    """NVRTC opens this library by its bare name at its first compilation: in pip's packages nothing would find it."""
+    for path in report().get("nvrtc", {"paths": []})["paths"]:
+        for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.*")):
+            ctypes.CDLL(builtins, mode=os.RTLD_LAZY)
 
 
 def _dotted(number):

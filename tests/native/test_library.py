@@ -207,6 +207,31 @@ def shared_library(gxx, folder, name, code):
     return str(path)
 
 
+NVRTC = """#include <dlfcn.h>
+extern "C" int compiles() { return dlopen("libnvrtc-builtins.so.13.0", RTLD_LAZY) != nullptr; }
+"""
+
+
+def test_nvrtc_finds_its_builtins(gxx, tmp_path):
+    """In pip's packages they lie beside it, where the loader does not look. NVRTC 13.0's own fails alike."""
+    for name, code in (("nvrtc.so.13", NVRTC), ("nvrtc-builtins.so.13.0", "int x;")):
+        (tmp_path / "code.cpp").write_text(code)
+        flags = ["-shared", "-fPIC", f"-Wl,-soname,lib{name}", "-o", str(tmp_path / f"lib{name}")]
+        subprocess.run([gxx, str(tmp_path / "code.cpp"), *flags, "-ldl"], check=True)
+    program = f"""if True:
+        import ctypes
+        from paddle_te.native import library
+        library._open_nvrtc_builtins()  # nothing to do
+        nvrtc = ctypes.CDLL({str(tmp_path / "libnvrtc.so.13")!r})
+        before = nvrtc.compiles()
+        library._open_nvrtc_builtins()
+        print(before, nvrtc.compiles())
+    """
+    environ = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+    result = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert result.stdout == "0 1\n"
+
+
 def test_open_all(nothing, monkeypatch, gxx):
     """What is checked after loading: libraries that do not load, an old cuDNN, missing entry points, duplicates."""
     gpus(monkeypatch, [(9, 0)])
