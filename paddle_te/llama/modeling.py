@@ -97,6 +97,7 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
     def __init__(self, config):
         with replace_decoder_layers():
             super().__init__(config)
+        # Not replaced as the layers are: PaddleNLP's constructor calls its base through its own name, then ours.
         self.lm_head.__class__ = LlamaLMHead
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
@@ -155,7 +156,7 @@ class LlamaForCausalLMPipe(_TELlama, modeling_pp.LlamaForCausalLMPipe):
             super().__init__(config)
         heads = [layer for layer in self.sublayers() if isinstance(layer, modeling_pp.LlamaLMHeadPipe)]
         if config.use_fused_linear_cross_entropy and heads:  # of the last stage
-            heads[0].__class__ = LlamaLMHeadPipe
+            heads[0].__class__ = LlamaLMHeadPipe  # see LlamaForCausalLM
             self._loss_fn[0].head = heads[0]
 
     def get_loss_fn(self, config):
