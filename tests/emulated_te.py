@@ -197,7 +197,8 @@ def _probabilities(q, k, scale, mask, bias):
     return exponents / total, greatest + np.log(total)
 
 
-def attention_fwd(q, k, v, out, stats, scale, layout, mask, is_training, stream, bias=None):
+def attention_fwd(q, k, v, out, stats, scale, layout, mask, is_training, stream, dropout, rng_state, cu_seqlens, bias):
+    assert dropout == 0
     q, k, v = _per_head(*_attention_arrays((q, k, v), layout))
     p, statistics = _probabilities(q, k, scale, mask, bias)
     stats.array[...] = statistics
@@ -213,9 +214,10 @@ def _store(target, values, layout):
 
 
 def attention_bwd(
-    q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream, deterministic=False, bias=None, dbias=None
-):
-    assert (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
+    q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream,
+    dropout, deterministic, rng_state, cu_seqlens, bias, dbias
+):  # fmt: skip
+    assert dropout == 0 and (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
     targets = dq, dk, dv
     q, k, v = _per_head(*_attention_arrays((q, k, v), layout))
     p, statistics = _probabilities(q, k, scale, mask, bias)

@@ -21,7 +21,11 @@ def local_size(size, tp, what):
 
 
 class _Layer(nn.Layer):
-    """What the layers share: the backend's ops, the ranks, the fp8 state and the creation of parameters."""
+    """What the layers share: the backend's ops, the ranks, the fp8 state and the creation of parameters.
+
+    forward takes parameters from `_parameters`: as attributes nn.Layer finds them after a lookup that failed, which
+    takes several times as long.
+    """
 
     def __init__(self, backend, params_dtype, num_gemms=0, set_parallel_mode=False, sequence_parallel=False):
         super().__init__()
@@ -104,7 +108,7 @@ class Linear(_Layer):
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         return self.ops.linear(
             x,
-            self.weight,
+            self._parameters["weight"],
             residual=residual,
             parallel_mode=self.parallel_mode,
             tp=self.tp,
@@ -144,11 +148,11 @@ class LayerNormLinear(_Layer):
         The second value is x again: use it for the residual branch, so that backward adds both gradients of x
         inside the norm's kernel.
         """
-        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
+        quantizers, parameters = self.fp8.begin_forward(self.training, is_first_microbatch), self._parameters
         return self.ops.layernorm_linear(
             x,
-            self.ln_weight,
-            self.weight,
+            parameters["ln_weight"],
+            parameters["weight"],
             self.eps,
             tp=self.tp,
             quantizers=quantizers and quantizers[0],
@@ -186,11 +190,12 @@ class LayerNormMLP(_Layer):
 
     def forward(self, x, is_first_microbatch=None):
         """[..., hidden_size] -> the same shape."""
+        parameters = self._parameters
         return self.ops.layernorm_mlp(
             x,
-            self.ln_weight,
-            self.fc1_weight,
-            self.fc2_weight,
+            parameters["ln_weight"],
+            parameters["fc1_weight"],
+            parameters["fc2_weight"],
             self.eps,
             tp=self.tp,
             quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),

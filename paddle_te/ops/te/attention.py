@@ -8,8 +8,10 @@ from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.ops.te import runtime
-from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad
+from paddle_te.ops.te.runtime import DTYPES, FLOAT32, dense, dtype_code, needs_grad
 
+ANGLES = {paddle.float32: FLOAT32}
+PADDLE_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 SEPARATE, PACKED = int(QKVLayout.BSHD_BSHD_BSHD), int(QKVLayout.BS3HD)
 HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in float16 too: a row of -inf is NaN
 # Keys are rounded up to this where there is a mask: cuDNN plans anew for each number of them, which takes longer than
@@ -23,7 +25,7 @@ def _deterministic():
 
 
 class _Heads:
-    """Sizes of one attention: q [b, s, h, d]; k and v [b, keys, h_kv, d]; dtype and its code for TE.
+    """Sizes of one attention: q [b, s, h, d]; k and v [b, keys, h_kv, d]; code: their dtype for TE.
 
     width: of q, k and v of one token, side by side. packed: whether they may lie so for cuDNN, which through TE takes
     equal heads only; else q, k and v come one after another. layout: TE's name for that.
@@ -32,10 +34,10 @@ class _Heads:
 
     __slots__ = ("q", "kv", "stats", "tokens", "rope", "dtype", "code", "width", "packed", "layout", "_offsets")
 
-    def __init__(self, b, s, h, h_kv, d, dtype, code, keys=None, positions=None):
-        self.q, self.kv, self.stats, self.tokens = (b, s, h, d), (b, keys or s, h_kv, d), (b, h, s, 1), b * s
-        self.rope = self.tokens, positions or s, h, h_kv, d, code
-        self.dtype, self.code, self.width = dtype, code, (h + 2 * h_kv) * d
+    def __init__(self, b, s, h, h_kv, d, code, keys, positions):
+        self.q, self.kv, self.stats, self.tokens = (b, s, h, d), (b, keys, h_kv, d), (b, h, s, 1), b * s
+        self.rope = self.tokens, positions, h, h_kv, d, code
+        self.dtype, self.code, self.width = PADDLE_DTYPES[code], code, (h + 2 * h_kv) * d
         self.packed = self.q == self.kv
         self.layout = PACKED if self.packed else SEPARATE
         spacing = 2 if self.packed else 2 * self.tokens  # bytes of a token or of all, for one element of width
@@ -66,12 +68,12 @@ class _Causal:
     mask = int(Mask.CAUSAL)
 
     def bias(self, rt):
-        """Keyword arguments of attention_fwd."""
-        return {}
+        """What attention_fwd takes as bias."""
+        return None
 
     def bias_and_gradient(self, rt):
-        """Keyword arguments of attention_bwd."""
-        return {}
+        """What attention_bwd takes as bias and its gradient."""
+        return None, None
 
 
 class _Bias:
@@ -86,11 +88,11 @@ class _Bias:
         return rt.tensor(tensor.data_ptr(), tuple(tensor.shape), dtype_code("attention_mask", tensor))
 
     def bias(self, rt):
-        return {"bias": self._view(rt, self.scores)}
+        return self._view(rt, self.scores)
 
     def bias_and_gradient(self, rt):
         self.unused = rt.empty(self.scores.shape, self.scores.dtype)  # cuDNN computes it whether wanted or not
-        return self.bias(rt) | {"dbias": self._view(rt, self.unused)}
+        return self.bias(rt), self._view(rt, self.unused)
 
 
 CAUSAL = _Causal()
@@ -105,7 +107,8 @@ def _attend(rt, heads, qkv, scale, layout, train, seen=CAUSAL):
     out, stats = rt.empty([b, s, h * d], heads.dtype), rt.empty(list(heads.stats), paddle.float32)
     stats_view = rt.tensor(stats.data_ptr(), heads.stats, FLOAT32)
     views = *qkv, heads.q_view(rt, out), stats_view
-    rt.te.attention_fwd(*views, scale, layout, seen.mask, train, rt.stream, **seen.bias(rt))
+    # no dropout, no random state, no cu_seqlens; by position: keywords take as long as the call itself
+    rt.te.attention_fwd(*views, scale, layout, seen.mask, train, rt.stream, 0.0, None, None, seen.bias(rt))
     return out, stats
 
 
@@ -121,8 +124,11 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen
         layout,
         seen.mask,
         rt.stream,
-        deterministic=_deterministic(),
-        **seen.bias_and_gradient(rt),
+        0.0,
+        _deterministic(),
+        None,
+        None,
+        *seen.bias_and_gradient(rt),
     )
 
 
@@ -209,20 +215,13 @@ class _RotaryAttention(PyLayer):
 
 def _heads_of(qkv, freqs, num_heads, num_kv_heads):
     code = dtype_code("qkv", qkv)
-    dtype_code("rotary_pos_emb", freqs, (paddle.float32,))
-    b, s, width = qkv.shape
-    if (
-        freqs.ndim == 3
-        and freqs.shape[:2] != [b, s]
-        or freqs.ndim == 2
-        and freqs.shape[0] < s
-        or freqs.ndim not in (2, 3)
-    ):
-        raise ValueError(
-            f"angles {list(freqs.shape)} for {b} sequences of {s} tokens: they must be [≥ s, d] or [b, s, d]"
-        )
+    dtype_code("rotary_pos_emb", freqs, ANGLES)
+    (b, s, width), angles = qkv.shape, freqs.shape
+    own = len(angles) == 3  # positions of each sequence
+    if angles[:2] != [b, s] if own else len(angles) != 2 or angles[0] < s:
+        raise ValueError(f"angles {list(angles)} for {b} sequences of {s} tokens: they must be [≥ s, d] or [b, s, d]")
     d = width // (num_heads + 2 * num_kv_heads)
-    return _sizes(b, s, num_heads, num_kv_heads, d, qkv.dtype, code, positions=b * s if freqs.ndim == 3 else s)
+    return _sizes(b, s, num_heads, num_kv_heads, d, code, s, b * s if own else s)
 
 
 def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
@@ -258,7 +257,7 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None):
         padding = -keys % KEY_MULTIPLE
         seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
-    heads = _sizes(b, s, h, k.shape[2], d, q.dtype, code, keys=k.shape[1])
+    heads = _sizes(b, s, h, k.shape[2], d, code, k.shape[1], s)
     return _DotProductAttention.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v))
 
 

@@ -16,7 +16,7 @@ from paddle.autograd import PyLayer
 
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.quantized import Float8Matrix, both_pieces, operand_pieces, quantize, quantized_weight
-from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad
+from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad, view
 
 
 def _take(ctx):
@@ -256,7 +256,7 @@ class _LayerNormLinear(PyLayer):
         if train:
             _drop_data(rt, quantizers, *((operand, w) if kept is operand else (w,)))
             ctx.saved = normed, kept, w, weight, quantizers, tp, fuse
-        return out, x.view(x.shape)
+        return out, view(x, x.shape)  # itself would be taken for an in-place result
 
     @staticmethod
     def backward(ctx, dy, dresidual):

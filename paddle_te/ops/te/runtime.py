@@ -18,8 +18,9 @@ DTYPES = {
     paddle.float32: int(DType.FLOAT32),
 }
 FLOAT32, BYTE = int(DType.FLOAT32), int(DType.BYTE)
-HALF = (paddle.bfloat16, paddle.float16)
+HALF = {dtype: DTYPES[dtype] for dtype in (paddle.bfloat16, paddle.float16)}
 _empty = paddle.base.core.eager.ops.empty  # paddle.empty without its checks: half the time
+view = paddle.base.core.eager.ops.view_shape  # Tensor.view likewise
 
 
 class Matrix:
@@ -83,11 +84,11 @@ def dense(tensor):
 
 def dtype_code(what, tensor, allowed=HALF):
     """The tensor's dtype as TE counts them. Raises TypeError, naming the tensor, for one that TE's kernels lack."""
-    dtype = tensor.dtype
-    if dtype not in allowed:
+    code = allowed.get(tensor.dtype)
+    if code is None:
         names = " or ".join(str(dtype).removeprefix("paddle.") for dtype in allowed)
-        raise TypeError(f"backend transformer_engine: {what} is {dtype}; it must be {names}")
-    return DTYPES[dtype]
+        raise TypeError(f"backend transformer_engine: {what} is {tensor.dtype}; it must be {names}")
+    return code
 
 
 def needs_grad(*tensors):
