@@ -285,6 +285,20 @@ def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
     return [*command, "--log_dir", str(logs)]
 
 
+def _rendezvous(nodes: Nodes, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What to add to the environment and to take from it so that Paddle's launchers find each other.
+
+    They do over HTTP, with a client (httpx) that obeys these variables, and try again for ever, without a word, when it
+    fails: for a proxy that does not know the nodes, or for certificates that a container has elsewhere than its host.
+    """
+    if nodes.count == 1:
+        return {}, []
+    address = nodes.master.split(":")[0]
+    direct = ",".join(filter(None, [environ.get("no_proxy") or environ.get("NO_PROXY"), address]))
+    certificates = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if not os.path.exists(environ.get(name) or "/")]
+    return {"no_proxy": direct, "NO_PROXY": direct}, certificates
+
+
 def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan, argparse.Namespace]:
     """Arguments to a checked plan. Starts nothing and writes nothing.
 
@@ -319,7 +333,8 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
         raise LaunchError(f"training_script: there is no file {script}")
 
     paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
-    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
+    meeting, unset = _rendezvous(nodes, environ)
+    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))), **meeting}
     command = launch_command(devices, nodes, logs)
     if "--log_dir" not in command:
         env |= devices.selected()
@@ -327,6 +342,12 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
     env["ENABLE_PROFILE"] = str(int(profile))
     folders = [logs, folder / "output"]
     if profile:
+        first, last = args.PROFILE_START_STEP, args.PROFILE_STOP_STEP
+        if not first <= last or first >= args.MAX_STEPS:
+            raise LaunchError(
+                f"PROFILE_START_STEP, PROFILE_STOP_STEP: {first} to {last} must be a range of steps, from below "
+                f"MAX_STEPS={args.MAX_STEPS} (steps count from 0), or nothing is recorded"
+            )
         env |= {name: str(int(getattr(args, name))) for name, *_ in KNOBS if name.startswith("PROFILE_")}
         env["PROFILER"] = "nsys" if args.nsys_profile else "paddle"
     if profile and args.nsys_profile:
@@ -336,14 +357,13 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
         script,
         *(word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))),
     ]
-    hide = []
     if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
-        hide = [name for name in ("CUDA_VISIBLE_DEVICES",) if name in environ]
+        unset += [name for name in ("CUDA_VISIBLE_DEVICES",) if name in environ]
         env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
     plan = Plan(
         command=command + extra,
         env=env,
-        unset=hide,
+        unset=unset,
         script=script,
         processes=len(devices.ids),
         logs=logs,
