@@ -109,6 +109,7 @@ class Quantizer:
         if self._records:
             seen = self._block.amaxes[self._slot]
             self._block.amaxes[self._slot] = amax if seen is None else paddle.maximum(seen, amax)
+            self._block.recorded = True
 
 
 class Block:
@@ -123,6 +124,7 @@ class Block:
         self.history, self.scale, self.scale_inv = history, scale, scale_inv
         self.scratch = paddle.zeros([4], dtype="float32")
         self.amaxes = amaxes  # recorded as tensors, not through pointers; `flush` brings them into row 0
+        self.recorded = any(amax is not None for amax in amaxes)
         self.quantizers = weakref.WeakSet()  # weak: without cycles states die with their modules
         if scale_inv.data_ptr() % 16:
             raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
@@ -143,11 +145,11 @@ class Block:
 
     def flush(self):
         """Bring recorded amax tensors into row 0."""
-        if any(amax is not None for amax in self.amaxes):
+        if self.recorded:
             zero = paddle.zeros([], dtype="float32")
             row = paddle.stack([zero if amax is None else amax for amax in self.amaxes])
             self.set(paddle.concat([paddle.maximum(self.history[:1], row.unsqueeze(0)), self.history[1:]]), self.scale)
-            self.amaxes = [None] * len(self.amaxes)
+            self.amaxes, self.recorded = [None] * len(self.amaxes), False
 
     def set(self, history, scale):
         """Put other tensors in place of history and scale."""
@@ -281,9 +283,9 @@ class ScalingState:
         shared = self.recipe.reduce_amax and self.group is not None and self.group.nranks > 1
         return self.group if shared else None
 
-    @paddle.no_grad()
     def _roll(self, pair):
-        pair.roll(self.recipe, _updates[self.backend], self.reduction_group())
+        with paddle.no_grad():
+            pair.roll(self.recipe, _updates[self.backend], self.reduction_group())
 
     def roll(self):
         """Update the scales of all modules used since their last update, over the group where there is one."""

@@ -82,6 +82,7 @@ class MultiHeadAttention(nn.Layer):
             **shared,
         )
         self.core_attention = DotProductAttention(head_dim, backend)
+        self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp
         self.num_heads = local_size(num_attention_heads, tp, "num_attention_heads")
         self.num_kv_heads = local_size(num_gqa_groups, tp, "num_gqa_groups")
@@ -103,7 +104,8 @@ class MultiHeadAttention(nn.Layer):
         past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
         use_cache: return (output, (k, v)) with x's keys and values appended.
         """
-        qkv, residual = self.layernorm_qkv(x, is_first_microbatch)
+        layers = self._sub_layers  # see layers.linear._Layer
+        qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
         flat = qkv.ndim == 2
         if flat:
             qkv = qkv.reshape([-1, self.max_sequence_length, qkv.shape[-1]])
@@ -115,7 +117,7 @@ class MultiHeadAttention(nn.Layer):
             context = self._attend(qkv, rotary_pos_emb, attention_mask)
         if flat:
             context = context.reshape([-1, context.shape[-1]])
-        out = self.proj(context, residual, is_first_microbatch)
+        out = layers["proj"](context, residual, is_first_microbatch)
         return (out, key_value) if use_cache else out
 
     def _attend(self, qkv, rotary_pos_emb, attention_mask):
@@ -123,7 +125,7 @@ class MultiHeadAttention(nn.Layer):
         if attention_mask is not None:
             return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
         return self.ops.rotary_attention(
-            qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, scale=self.core_attention.scale
+            qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, scale=self.scale
         )
 
     def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):

@@ -23,8 +23,8 @@ def local_size(size, tp, what):
 class _Layer(nn.Layer):
     """What the layers share: the backend's ops, the ranks, the fp8 state and the creation of parameters.
 
-    forward takes parameters from `_parameters`: as attributes nn.Layer finds them after a lookup that failed, which
-    takes several times as long.
+    Every forward takes parameters from `_parameters` and layers from `_sub_layers`: as attributes nn.Layer finds them
+    after a lookup that failed, which takes several times as long.
     """
 
     def __init__(self, backend, params_dtype, num_gemms=0, set_parallel_mode=False, sequence_parallel=False):

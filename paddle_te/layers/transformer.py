@@ -70,7 +70,8 @@ class TransformerLayer(nn.Layer):
         keeps nothing. Matters under `fp8_autocast` only.
         past_key_value, use_cache: as MultiHeadAttention's; with use_cache the result is (output, (k, v)).
         """
-        out = self.self_attention(
+        layers = self._sub_layers  # see layers.linear._Layer
+        out = layers["self_attention"](
             hidden_states,
             rotary_pos_emb,
             attention_mask,
@@ -80,6 +81,6 @@ class TransformerLayer(nn.Layer):
             use_cache,
         )
         if not use_cache:
-            return self.layernorm_mlp(out, is_first_microbatch)
+            return layers["layernorm_mlp"](out, is_first_microbatch)
         out, present_key_value = out
-        return self.layernorm_mlp(out, is_first_microbatch), present_key_value
+        return layers["layernorm_mlp"](out, is_first_microbatch), present_key_value

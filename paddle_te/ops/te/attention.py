@@ -32,7 +32,9 @@ class _Heads:
     rope: what rope's kernels take; positions: rows of the angles, s, or b·s where each sequence has its own.
     """
 
-    __slots__ = ("q", "kv", "stats", "tokens", "rope", "dtype", "code", "width", "packed", "layout", "_offsets")
+    __slots__ = (
+        "q", "kv", "stats", "tokens", "rope", "dtype", "code", "width", "packed", "layout", "_offsets", "_stats_at", "_bytes"
+    )  # fmt: skip
 
     def __init__(self, b, s, h, h_kv, d, code, keys, positions):
         self.q, self.kv, self.stats, self.tokens = (b, s, h, d), (b, keys, h_kv, d), (b, h, s, 1), b * s
@@ -42,6 +44,8 @@ class _Heads:
         self.layout = PACKED if self.packed else SEPARATE
         spacing = 2 if self.packed else 2 * self.tokens  # bytes of a token or of all, for one element of width
         self._offsets = h * d * spacing, (h + h_kv) * d * spacing
+        self._stats_at = -(-2 * self.tokens * self.width // 256) * 256
+        self._bytes = self._stats_at + 4 * self.tokens * h
 
     def views(self, rt, base):
         """(q, k, v) as native tensors in one buffer of tokens · width."""
@@ -60,6 +64,11 @@ class _Heads:
 
     def new_buffer(self, rt):
         return rt.empty([self.tokens, self.width], self.dtype)
+
+    def new_buffer_and_stats(self, rt):
+        """(memory, native statistics behind a buffer): backward reads both, and frees them together."""
+        memory = rt.empty([self._bytes], paddle.uint8)
+        return memory, rt.tensor(memory.data_ptr() + self._stats_at, self.stats, FLOAT32)
 
 
 class _Causal:
@@ -101,15 +110,14 @@ CAUSAL = _Causal()
 _sizes = lru_cache(maxsize=64)(_Heads)  # a model has one, its layers' launches are what counts
 
 
-def _attend(rt, heads, qkv, scale, layout, train, seen=CAUSAL):
-    """(out [b, s, h·d], softmax statistics float32 [b, h, s, 1]) from native q, k, v."""
+def _attend(rt, heads, qkv, stats, scale, layout, train, seen=CAUSAL):
+    """out [b, s, h·d] from native q, k, v; fills the native softmax statistics, float32 [b, h, s, 1]."""
     b, s, h, d = heads.q
-    out, stats = rt.empty([b, s, h * d], heads.dtype), rt.empty(list(heads.stats), paddle.float32)
-    stats_view = rt.tensor(stats.data_ptr(), heads.stats, FLOAT32)
-    views = *qkv, heads.q_view(rt, out), stats_view
+    out = rt.empty([b, s, h * d], heads.dtype)
+    views = *qkv, heads.q_view(rt, out), stats
     # no dropout, no random state, no cu_seqlens; by position: keywords take as long as the call itself
     rt.te.attention_fwd(*views, scale, layout, seen.mask, train, rt.stream, 0.0, None, None, seen.bias(rt))
-    return out, stats
+    return out
 
 
 def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen=CAUSAL):
@@ -118,7 +126,7 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen
         *qkv,
         heads.q_view(rt, out),
         heads.q_view(rt, dout),
-        rt.tensor(stats.data_ptr(), heads.stats, FLOAT32),
+        stats,
         *dqkv,
         scale,
         layout,
@@ -162,16 +170,18 @@ class _DotProductAttention(PyLayer):
     def forward(ctx, q, k, v, scale, heads, seen, train):
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
-        out, stats = _attend(rt, heads, views, scale, SEPARATE, train, seen)
+        memory = rt.empty(list(heads.stats), paddle.float32)
+        stats = rt.tensor(memory.data_ptr(), heads.stats, FLOAT32)
+        out = _attend(rt, heads, views, stats, scale, SEPARATE, train, seen)
         if train:
             # detached: with its graph the output would keep this ctx, and itself, alive
-            ctx.saved = q, k, v, views, out.detach(), stats, scale, heads, seen
+            ctx.saved = q, k, v, memory, views, out.detach(), stats, scale, heads, seen
         return out
 
     @staticmethod
     def backward(ctx, dout):
         rt = runtime.current()
-        (q, k, v, views, out, stats, scale, heads, seen), ctx.saved = ctx.saved, None
+        (q, k, v, _memory, views, out, stats, scale, heads, seen), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
         grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
         _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, SEPARATE, seen)
@@ -185,22 +195,23 @@ class _RotaryAttention(PyLayer):
     @staticmethod
     def forward(ctx, qkv, freqs, scale, heads, train):
         rt = runtime.current()
-        rotated = heads.new_buffer(rt)
-        views = heads.views(rt, rotated.data_ptr())
+        memory, stats = heads.new_buffer_and_stats(rt)
+        rotated = memory.data_ptr()
+        views = heads.views(rt, rotated)
         source, angles = qkv.data_ptr(), freqs.data_ptr()
         if heads.packed:
-            rope.rope_packed(rt.te, rt.stream, source, rotated.data_ptr(), angles, *heads.rope)
+            rope.rope_packed(rt.te, rt.stream, source, rotated, angles, *heads.rope)
         else:
             rope.rope_split(rt.te, rt.stream, source, *(view.data_ptr for view in views), angles, *heads.rope)
-        out, stats = _attend(rt, heads, views, scale, heads.layout, train)
+        out = _attend(rt, heads, views, stats, scale, heads.layout, train)
         if train:
-            ctx.saved = rotated, views, freqs, out.detach(), stats, scale, heads, qkv.shape
+            ctx.saved = memory, views, freqs, out.detach(), stats, scale, heads, qkv.shape
         return out
 
     @staticmethod
     def backward(ctx, dout):
         rt = runtime.current()
-        (_rotated, views, freqs, out, stats, scale, heads, shape), ctx.saved = ctx.saved, None
+        (_memory, views, freqs, out, stats, scale, heads, shape), ctx.saved = ctx.saved, None
         dqkv = rt.empty(shape, heads.dtype)
         buffer = dqkv if heads.packed else heads.new_buffer(rt)
         grads = heads.views(rt, buffer.data_ptr())
