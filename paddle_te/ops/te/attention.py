@@ -33,7 +33,8 @@ class _Heads:
     """
 
     __slots__ = (
-        "q", "kv", "stats", "tokens", "rope", "dtype", "code", "width", "packed", "layout", "_offsets", "_stats_at", "_bytes"
+        "q", "kv", "stats", "tokens", "rope", "dtype", "code", "width", "packed", "layout",
+        "_offsets", "_stats_at", "_bytes",
     )  # fmt: skip
 
     def __init__(self, b, s, h, h_kv, d, code, keys, positions):

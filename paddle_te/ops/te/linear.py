@@ -69,12 +69,13 @@ def _grad_output(rt, dy, code, quantizers, tp):
 
 
 def _fprop(rt, x, weight, out, accumulate=False):
-    rt.te.gemm(weight.native, x.native, out.native, True, False, rt.stream, accumulate)
+    """Into the native `out`."""
+    rt.te.gemm(weight.native, x.native, out, True, False, rt.stream, accumulate)
 
 
 def _dgrad(rt, dy, weight, dx, fp8):
-    rt.te.gemm(weight.native, dy.native, dx.native, False, False, rt.stream, False, fp8)
-    return dx
+    """Into the native dx."""
+    rt.te.gemm(weight.native, dy.native, dx, False, False, rt.stream, False, fp8)
 
 
 def _wgrad(rt, x, dy, weight, code, fuse, fp8):
@@ -95,7 +96,8 @@ def _wgrad(rt, x, dy, weight, code, fuse, fp8):
 
 def _column_dgrad(rt, dy, weight, shape, x, tp, fp8):
     """The gradient (rows, cols) = shape of a column-parallel GEMM's input, summed over tp; the rank's rows of it."""
-    dx = _dgrad(rt, dy, weight, rt.new_matrix(shape, x.dtype, x.code), fp8)
+    dx = rt.new_matrix(shape, x.dtype, x.code)
+    _dgrad(rt, dy, weight, dx.native, fp8)
     if tp is None:
         return dx
     return rt.matrix(tp.reduce_output(dx.memory), x.code)
@@ -109,7 +111,7 @@ def _row_output(rt, x, weight, out, code, residual, tp):
     if accumulate:
         size = math.prod(residual.shape) * residual.element_size()
         rt.te.memcpy_async(out.data_ptr(), residual.data_ptr(), size, rt.stream)
-    _fprop(rt, x, weight, rt.matrix(out, code), accumulate)
+    _fprop(rt, x, weight, rt.view(out, (x.shape[0], weight.shape[0]), code), accumulate)
     if tp is not None:
         out = tp.reduce_output(out)
     return out.add_(residual.view(out.shape)) if scatter and residual is not None else out
@@ -128,29 +130,29 @@ class _Normed:
         self.x = rt.matrix(tensor, code)
         rows = self.x.shape[0]
         self.rsigma = rt.empty([rows], paddle.float32)
-        self._rsigma = rt.vector(self.rsigma, rows, FLOAT32)
+        self._rsigma = rt.view(self.rsigma, (rows,), FLOAT32)
 
     def _gamma(self, rt):
         """ln_weight where it is now: see `_weight_again`."""
-        return rt.vector(self.ln_weight, self.x.shape[1], self.code)
+        return rt.view(self.ln_weight, self.x.shape[1:], self.code)
 
     def forward(self, rt, eps, z):
         """z = x / rms(x) · ln_weight; z is a native tensor in x's dtype or fp8."""
         rt.te.rmsnorm_fwd(self.x.native, self._gamma(rt), eps, z, self._rsigma, rt.stream)
 
     def backward(self, rt, dz, add=None):
-        """(dx, d ln_weight) from the Matrix dz; `add`, the residual's gradient (Matrix), is added to dx."""
-        dx, cols = rt.empty(self.tensor.shape, self.dtype), self.x.shape[1]
-        dgamma = rt.empty([cols], self.ln_weight.dtype)
+        """(dx, d ln_weight) from the native dz; the tensor `add`, the residual's gradient, is added to dx."""
+        x, code = self.x, self.code
+        dx, dgamma = rt.empty(self.tensor.shape, self.dtype), rt.empty(x.shape[1:], self.ln_weight.dtype)
         rt.te.rmsnorm_bwd(
-            dz.native,
-            self.x.native,
+            dz,
+            x.native,
             self._rsigma,
             self._gamma(rt),
-            rt.tensor(dx.data_ptr(), self.x.shape, self.code),
-            rt.vector(dgamma, cols, self.code),
+            rt.view(dx, x.shape, code),
+            rt.view(dgamma, x.shape[1:], code),
             rt.stream,
-            None if add is None else add.native,
+            None if add is None else rt.view(add, x.shape, code),
         )
         return (
             None if self.tensor.stop_gradient else dx,
@@ -203,7 +205,8 @@ class _RMSNorm(PyLayer):
     @staticmethod
     def backward(ctx, dy):
         rt, normed = runtime.current(), _take(ctx)
-        return normed.backward(rt, rt.matrix(dense(dy), normed.code))
+        dy = dense(dy)
+        return normed.backward(rt, rt.view(dy, normed.x.shape, normed.code))
 
 
 class _Linear(PyLayer):
@@ -215,7 +218,7 @@ class _Linear(PyLayer):
         if column is not None and column.sequence_parallel:
             x = column.all_gather(x)
         operand, w = _operands(rt, rt.matrix(x, code), weight, code, quantizers, train)
-        out = rt.empty([*x.shape[:-1], weight.shape[0]], x.dtype)
+        out = rt.empty([*x.shape[:-1], w.shape[0]], x.dtype)
         out = _row_output(rt, operand, w, out, code, residual, row)
         if train:
             layout = SimpleNamespace(shape=x.shape, dtype=x.dtype, code=code, column=column, row=row, fuse=fuse)
@@ -235,7 +238,7 @@ class _Linear(PyLayer):
         dx = None
         if x_grad:
             dx = rt.empty(x.shape, x.dtype)
-            _dgrad(rt, grad, _weight_again(rt, w, weight, x.code), rt.matrix(dx, x.code), fp8)
+            _dgrad(rt, grad, _weight_again(rt, w, weight, x.code), rt.view(dx, operand.shape, x.code), fp8)
             if x.column is not None:
                 dx = x.column.reduce_output(dx)
         dw = _wgrad(rt, operand, grad, weight, x.code, x.fuse, fp8)
@@ -251,8 +254,8 @@ class _LayerNormLinear(PyLayer):
         normed = _Normed(rt, x, ln_weight, code)
         operand, w, kept = _normed_operands(rt, normed, eps, weight, quantizers, tp, train)
         lead = [operand.shape[0]] if kept is not operand else x.shape[:-1]
-        out = rt.empty([*lead, weight.shape[0]], x.dtype)
-        _fprop(rt, operand, w, rt.matrix(out, code))
+        out = rt.empty([*lead, w.shape[0]], x.dtype)
+        _fprop(rt, operand, w, rt.view(out, (operand.shape[0], w.shape[0]), code))
         if train:
             _drop_data(rt, quantizers, *((operand, w) if kept is operand else (w,)))
             ctx.saved = normed, kept, w, weight, quantizers, tp, fuse
@@ -272,7 +275,7 @@ class _LayerNormLinear(PyLayer):
         del operand, grad
         if fp8:
             quantizers.module.backward_done()
-        return *x.backward(rt, dz, rt.matrix(dense(dresidual), x.code)), dw
+        return *x.backward(rt, dz.native, dense(dresidual)), dw
 
 
 class _LayerNormMLP(PyLayer):
@@ -282,8 +285,8 @@ class _LayerNormMLP(PyLayer):
         first, second = quantizers
         normed = _Normed(rt, x, ln_weight, code)
         operand, w1, kept = _normed_operands(rt, normed, eps, fc1_weight, first, tp, train)
-        hidden = rt.new_matrix((operand.shape[0], fc1_weight.shape[0]), x.dtype, code)
-        _fprop(rt, operand, w1, hidden)
+        hidden = rt.new_matrix((operand.shape[0], w1.shape[0]), x.dtype, code)
+        _fprop(rt, operand, w1, hidden.native)
         act, w2 = _swiglu(rt, hidden, fc2_weight, x.dtype, code, second, train)
         out = rt.empty([operand.shape[0], x.shape[-1]] if kept is not operand else x.shape, x.dtype)
         out = _row_output(rt, act, w2, out, code, x, tp)
@@ -301,7 +304,8 @@ class _LayerNormMLP(PyLayer):
         fp8 = first is not None
         gather = tp is not None and tp.sequence_parallel
         grad = _grad_output(rt, dy, x.code, second, tp if gather else None)
-        dact = _dgrad(rt, grad, w2, rt.new_matrix(act.shape, x.dtype, x.code), fp8)
+        dact = rt.new_matrix(act.shape, x.dtype, x.code)
+        _dgrad(rt, grad, w2, dact.native, fp8)
         dw2 = _wgrad(rt, act, grad, fc2_weight, x.code, fuse, fp8)
         del act, grad, w2
         grad = _dswiglu(rt, dact, hidden, x.dtype, x.code, first)
@@ -313,7 +317,7 @@ class _LayerNormMLP(PyLayer):
         del operand, grad, w1
         if fp8:
             first.module.backward_done()
-        return *x.backward(rt, dz, rt.matrix(dy, x.code)), dw1, dw2
+        return *x.backward(rt, dz.native, dy), dw1, dw2
 
 
 def _swiglu(rt, hidden, weight, dtype, code, quantizers, train):
@@ -342,9 +346,9 @@ def _dswiglu(rt, dact, hidden, dtype, code, quantizers):
     return grad
 
 
-def _check_fp8(quantizers, **sizes):
+def _check_fp8(**sizes):
     """Raises ValueError for a GEMM dimension that fp8 cannot have."""
-    if quantizers is not None and functools.reduce(operator.or_, sizes.values()) % 16:
+    if functools.reduce(operator.or_, sizes.values()) % 16:
         wrong = ", ".join(f"{name} {size}" for name, size in sizes.items() if size % 16)
         raise ValueError(f"fp8 GEMMs need dimensions divisible by 16, not {wrong}; choose other sizes or pad")
 
@@ -358,7 +362,7 @@ def linear(x, weight, *, residual=None, parallel_mode=None, tp=None, quantizers=
     """x · weightᵀ (+ residual), weight split by `parallel_mode` ("column", "row" or None) over `tp`."""
     code = dtype_code("x", x)
     if quantizers is not None:
-        _check_fp8(quantizers, tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
+        _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
     train = needs_grad(x, weight)
     residual = None if residual is None else dense(residual)
     return _Linear.apply(
@@ -371,7 +375,7 @@ def layernorm_linear(x, ln_weight, weight, eps, *, tp=None, quantizers=None, fus
     backward kernel adds."""
     code = dtype_code("x", x)
     if quantizers is not None:
-        _check_fp8(quantizers, tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
+        _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
     train = needs_grad(x, ln_weight, weight)
     return _LayerNormLinear.apply(
         dense(x), ln_weight, weight, eps, tp, quantizers, fuse_wgrad_accumulation, train, code
@@ -385,7 +389,7 @@ def layernorm_mlp(
     code = dtype_code("x", x)
     if quantizers[0] is not None:
         hidden, ffn = fc2_weight.shape
-        _check_fp8(quantizers[0], tokens=_rows(x), hidden_size=hidden, ffn_hidden_size=ffn)
+        _check_fp8(tokens=_rows(x), hidden_size=hidden, ffn_hidden_size=ffn)
     train = needs_grad(x, ln_weight, fc1_weight, fc2_weight)
     return _LayerNormMLP.apply(
         dense(x), ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation, train, code

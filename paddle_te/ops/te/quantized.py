@@ -129,5 +129,5 @@ def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo):
     """Delayed scaling's update of all scales in one kernel, in place; what `fp8.register_backend` asks for."""
     rt = runtime.current()
     dtype = FP8["e4m3" if fp8_max == 448 else "e5m2"]
-    history, scale = rt.matrix(history, FLOAT32).native, rt.vector(scale, scale.shape[0], FLOAT32)
+    history, scale = rt.matrix(history, FLOAT32).native, rt.view(scale, tuple(scale.shape), FLOAT32)
     rt.te.amax_and_scale_update(history, scale, amax_compute_algo, dtype, margin, rt.stream)

@@ -60,9 +60,9 @@ class Runtime:
         """An uninitialised Matrix; shape: (rows, cols)."""
         return Matrix(self, self.empty(list(shape), dtype), shape, code)
 
-    def vector(self, tensor, n, code):
-        """The native Tensor of a tensor [n]."""
-        return self.tensor(tensor.data_ptr(), (n,), code)
+    def view(self, tensor, shape, code):
+        """The native tensor of that shape, a tuple, on a contiguous tensor that others keep alive."""
+        return self.tensor(tensor.data_ptr(), shape, code)
 
 
 _runtimes = {}
