@@ -203,13 +203,13 @@ def test_wrong_settings_end_it_before_anything_starts(cluster, tmp_path, setting
 
 
 STAND_INS = {
-    "srun": 'printf "%s\\n" "$@" "OUTPUT_BASE=$OUTPUT_BASE" "DATA_PATH=$DATA_PATH" "MASTER=$MASTER"',
+    "srun": 'printf "%s\\n" "$@" "OUTPUT_BASE=$OUTPUT_BASE" "DATA_PATH=$DATA_PATH" "MASTER=$MASTER" "PYTHON=$PYTHON"',
     "scontrol": f'case "$2" in job) echo "   Command={SUB}";; hostnames) echo head; echo other;; esac',
 }
 
 
 def test_with_a_container(tmp_path):
-    """Debian's Slurm has no pyxis: srun and scontrol are stand-ins, and srun shows what it was given."""
+    """What pyxis is told; docs/cluster.md says what it made of it. srun, a stand-in, shows what it was given."""
     for name, text in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -217,7 +217,7 @@ def test_with_a_container(tmp_path):
     environ = dict(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="head,other", MASTER="10.0.0.1")
     environ |= dict(CONTAINER="nvcr.io#nvidia/paddlepaddle:24.04-py3", CONTAINER_MOUNTS="/weights:/weights")
     environ |= dict(DS_DIR=f"{tmp_path}/data", OUTPUT_BASE=f"{tmp_path}/out", EXP_NAME="e", INIT_WEIGHT="/weights/te")
-    environ |= dict(PATH=f"{tmp_path}:{os.environ['PATH']}", TP_SIZE="8", GPUS_PER_NODE="")
+    environ |= dict(PATH=f"{tmp_path}:{os.environ['PATH']}", TP_SIZE="8", GPUS_PER_NODE="", VIRTUAL_ENV="/host/.venv")
     done = subprocess.run(["bash", SUB, "8"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     words = done.stdout.splitlines()
@@ -225,13 +225,15 @@ def test_with_a_container(tmp_path):
         "--container-image=nvcr.io#nvidia/paddlepaddle:24.04-py3",
         f"--container-mounts={ROOT}:/workspace,{tmp_path}/out:/outputs,{tmp_path}/data:/dataset,/weights:/weights",
         "--container-workdir=/workspace",
-        "--container-name=paddle_te",
+        "--container-writable",
         f"--output={tmp_path}/out/e/output-%t.txt",
         "OUTPUT_BASE=/outputs",
         "DATA_PATH=/dataset",
         "MASTER=10.0.0.1",
+        "PYTHON=python3",
     ):
         assert word in words
+    assert not any(word.startswith("--container-name") for word in words)
     i = words.index("node")  # $0 of the command on the node
     script = "llm/llama/scripts/llama_single_node_interactive.sh"
     assert words[i + 1 : i + 4] == ["/outputs/e", "/workspace", script]
