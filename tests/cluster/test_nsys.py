@@ -90,3 +90,15 @@ def test_the_window_is_around_the_chosen_steps(stand_ins, tmp_path):
         assert notes.count(name) == count, name  # two micro-batches a step
     names = [note for note in notes[1:-2] if note != "end"]
     assert len(names) == notes.count("end"), "a range stays open"
+
+
+@pytest.mark.parametrize("first, last", [("2", "1"), ("4", "4")])
+def test_steps_outside_the_run_are_refused(stand_ins, tmp_path, first, last):
+    settings = dict(DEVICE="cpu", MOCK_DATA="1", MAX_STEPS="4", OUTPUT_BASE=str(tmp_path / "out"))
+    settings |= dict(PROFILE_START_STEP=first, PROFILE_STOP_STEP=last)
+    arguments = "tiny-llama-demo none 1 1 1 1 1 2 false 32 stage1 pd fp32 none none none true".split()
+    done = subprocess.run(
+        ["bash", LAUNCHER, *arguments], env=os.environ | stand_ins | settings, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.stderr.startswith(f"error: PROFILE_START_STEP, PROFILE_STOP_STEP: {first} to {last} must be")
