@@ -15,7 +15,14 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddle_te.ops.te import runtime
-from paddle_te.ops.te.quantized import Float8Matrix, both_pieces, operand_pieces, quantize, quantized_weight
+from paddle_te.ops.te.quantized import (
+    Float8Matrix,
+    both_pieces,
+    new_pieces,
+    operand_pieces,
+    quantize,
+    quantized_weight,
+)
 from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad, view
 
 
@@ -120,24 +127,24 @@ def _row_output(rt, x, weight, out, code, residual, tp):
 class _Normed:
     """x of an RMSNorm with its statistics, forward and backward.
 
-    x: Matrix; ln_weight: parameter; rsigma: float32 [rows], 1 / rms(x); _rsigma: the same for TE's functions.
+    x: Matrix; ln_weight: parameter. _rsigma: native float32 [rows], 1 / rms(x), of rsigma_bytes in _memory.
     """
 
-    __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma", "_rsigma")
+    __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma_bytes", "_rsigma", "_memory")
 
     def __init__(self, rt, tensor, ln_weight, code):
         self.tensor, self.ln_weight, self.code, self.dtype = tensor, ln_weight, code, tensor.dtype
         self.x = rt.matrix(tensor, code)
-        rows = self.x.shape[0]
-        self.rsigma = rt.empty([rows], paddle.float32)
-        self._rsigma = rt.view(self.rsigma, (rows,), FLOAT32)
+        self.rsigma_bytes = -(-4 * self.x.shape[0] // 256) * 256
 
     def _gamma(self, rt):
         """ln_weight where it is now: see `_weight_again`."""
         return rt.view(self.ln_weight, self.x.shape[1:], self.code)
 
-    def forward(self, rt, eps, z):
-        """z = x / rms(x) · ln_weight; z is a native tensor in x's dtype or fp8."""
+    def forward(self, rt, eps, z, pieces=None):
+        """z = x / rms(x) · ln_weight; z is a native tensor in x's dtype or fp8. pieces: Pieces for the statistics."""
+        pieces = pieces or new_pieces(rt, self.rsigma_bytes)
+        self._memory, self._rsigma = pieces.memory, rt.tensor(pieces.take(self.rsigma_bytes), self.x.shape[:1], FLOAT32)
         rt.te.rmsnorm_fwd(self.x.native, self._gamma(rt), eps, z, self._rsigma, rt.stream)
 
     def backward(self, rt, dz, add=None):
@@ -175,12 +182,12 @@ def _normed_operands(rt, x, eps, weight, quantizers, tp, columnwise):
         operand, weight = _operands(rt, whole, weight, x.code, quantizers, columnwise)
         return operand, weight, local if gather else operand
     weight = rt.matrix(weight, x.code)
-    pieces = operand_pieces(rt, quantizers, None if gather else shape, weight.shape, columnwise)
+    pieces = operand_pieces(rt, quantizers, None if gather else shape, weight.shape, columnwise, x.rsigma_bytes)
     if gather:
         local = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
     else:
         local = Float8Matrix(rt, shape, quantizers.input, *pieces)
-    x.forward(rt, eps, local.native)
+    x.forward(rt, eps, local.native, pieces[1])
     operand = local.gathered(rt, tp) if gather else local
     return operand, quantized_weight(rt, weight, quantizers, pieces), local
 

@@ -32,25 +32,27 @@ def _size(shape, quantizer):
     return shape[0] * shape[1] + FACTORS[quantizer.kind]
 
 
-def _new_pieces(rt, size):
+def new_pieces(rt, size):
+    """Pieces of that many bytes."""
     return Pieces(rt.empty([size], paddle.uint8))
 
 
 def both_pieces(rt, shape, quantizer):
     """(rowwise, columnwise) for a Float8Matrix whose data and transpose are freed together."""
-    both = _new_pieces(rt, 2 * _size(shape, quantizer))
+    both = new_pieces(rt, 2 * _size(shape, quantizer))
     return both, both
 
 
-def operand_pieces(rt, quantizers, shape, weight_shape, columnwise):
+def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0):
     """(rowwise, columnwise) for a forward GEMM's operands, of which backward keeps the transposes only.
 
     shape: of the input, None if that lies elsewhere. A weight that is cached, or will be, lies elsewhere too.
+    more: bytes that backward keeps besides, a multiple of 256.
     """
     size = 0 if shape is None else _size(shape, quantizers.input)
     if quantizers.update_weight and not quantizers.keeps_weight:
         size += _size(weight_shape, quantizers.weight)
-    return _new_pieces(rt, size), _new_pieces(rt, size) if columnwise else None
+    return new_pieces(rt, size), new_pieces(rt, size + more) if columnwise else None
 
 
 class Float8Matrix:
