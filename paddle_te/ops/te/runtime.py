@@ -5,7 +5,7 @@ hence no Paddle operation here that a pointer, a kept shape or a kept dtype can 
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import paddle
 
@@ -33,6 +33,15 @@ class Matrix:
         self.native = rt.tensor(memory.data_ptr(), shape, code)
 
 
+# Native tensors that are kept, of all streams together: TE's pool has 20 MiB for its handles, about 19,900 of them.
+KEPT_TENSORS = 2**13
+
+
+@cache
+def _kept(tensor_class):
+    return lru_cache(KEPT_TENSORS)(tensor_class)
+
+
 class Runtime:
     """One stream of one device.
 
@@ -43,7 +52,7 @@ class Runtime:
 
     def __init__(self, raw_stream):
         self.te = native.load()
-        self.tensor = lru_cache(maxsize=2**14)(self.te.Tensor)
+        self.tensor = _kept(self.te.Tensor)
         self.place = paddle.framework._current_expected_place()
         self.stream = self.te.Stream(raw_stream, lambda size: self.empty([size], paddle.uint8))
 
