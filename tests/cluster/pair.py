@@ -116,13 +116,23 @@ class Pair:
         """Starts a bash script on a node. Returns nsenter's Popen; see `signal`."""
         enter = ["nsenter", "-t", str(self._init(node)), "-m", "-p", "-u", "-n", f"--wd={cwd}", "bash", "-c", script]
         return subprocess.Popen(
-            enter, env=self.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            enter,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
     @staticmethod
     def signal(process, signum):
-        """Sends a signal to a script that `run` started; SIGKILL to all that it started on its node too."""
+        """Sends a signal to a script that `run` started.
+
+        SIGINT to its process group, as Ctrl-C does; SIGKILL to all that it started on its node.
+        """
         (script,) = psutil.Process(process.pid).children()
+        if signum == signal.SIGINT:
+            return os.killpg(process.pid, signum)
         for victim in (script, *(script.children(recursive=True) if signum == signal.SIGKILL else ())):
             victim.send_signal(signum)
 

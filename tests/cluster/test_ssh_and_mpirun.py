@@ -84,7 +84,7 @@ def test_it_trains_over_two_nodes_as_on_one(command, pair, one_node, tmp_path):
     script = documented(command, OUTPUT_BASE=tmp_path, EXP_NAME="run")
     with open(tmp_path / "screen", "wb") as screen:
         job = pair.run("node1", script, screen, cwd=ROOT)
-        status = job.wait(timeout=100)
+        status = job.wait(timeout=200)
     text = (tmp_path / "screen").read_text(errors="replace")
     assert status == 0, text[-3000:]
     two = losses(tmp_path)
@@ -97,7 +97,7 @@ def test_it_trains_over_two_nodes_as_on_one(command, pair, one_node, tmp_path):
 
 @pytest.mark.parametrize(
     "command, signum",
-    [("ssh", signal.SIGINT), ("ssh", signal.SIGKILL), ("mpirun", signal.SIGTERM)],
+    [("ssh", signal.SIGINT), ("ssh", signal.SIGKILL), ("mpirun", signal.SIGINT)],
 )
 def test_ending_it_leaves_no_process(command, signum, pair, tmp_path):
     (tmp_path / "seen").mkdir()
@@ -113,7 +113,7 @@ def test_ending_it_leaves_no_process(command, signum, pair, tmp_path):
     )
     with open(tmp_path / "screen", "wb") as screen:
         job = pair.run("node1", script, screen, cwd=ROOT)
-    pair.wait_for(lambda: len(list((tmp_path / "seen").glob("ready.*"))) == 2, "start")
+    pair.wait_for(lambda: len(list((tmp_path / "seen").glob("ready.*"))) == 2, "start", 90)
     for rank in range(2):
         ready = (tmp_path / f"seen/ready.{rank}").read_text()
         assert ready == f"node{rank + 1} {len(os.sched_getaffinity(0))}", "each on its node, with all cores"
@@ -123,5 +123,5 @@ def test_ending_it_leaves_no_process(command, signum, pair, tmp_path):
         pair.wait_for(lambda: len(list((tmp_path / "seen").glob("usr1.*"))) == 2, "SIGUSR1 on both nodes")
         assert job.poll() is None
     pair.signal(job, signum)
-    assert job.wait(timeout=40) != 0
-    pair.wait_for(lambda: pair.processes(tag) == [], "end of all processes", 40)
+    assert job.wait(timeout=90) != 0
+    pair.wait_for(lambda: pair.processes(tag) == [], "end of all processes", 60)
