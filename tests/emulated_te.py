@@ -51,9 +51,6 @@ class Tensor:
             at(p, (1,), np.float32) if p else None for p in (scale, amax, scale_inv)
         )
 
-    def drop_data(self):
-        self.data_ptr = 0
-
     @property
     def is_fp8(self):
         return self.dtype in GREATEST

@@ -226,13 +226,6 @@ struct Tensor {
     }
   }
 
-  // The row-major data is gone; the columnwise copy stays.
-  void drop_data() {
-    data.data_ptr = nullptr;
-    handle.set(kRowwiseData, {nullptr, data.dtype, {{0}, 1}});  // TE's "no data"
-    handle.set_scalar(kRowwiseScaleInv, 0);
-  }
-
   size_t cols() const { return data.shape.ndim ? data.shape.data[data.shape.ndim - 1] : 1; }
   size_t rows() const {
     size_t n = 1;
@@ -731,7 +724,6 @@ with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
            "shape"_a, "dtype"_a, "columnwise"_a = 0, "scale"_a = 0, "amax"_a = 0, "scale_inv"_a = 0)
       .def_property_readonly("data_ptr", [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data.data_ptr); })
       .def_readonly("columnwise", &Tensor::columnwise)
-      .def("drop_data", &Tensor::drop_data, "Forgets the row-major data, whose memory may then be freed.")
       .def_property_readonly("shape", &Tensor::shape)
       .def_property_readonly("dtype", [](const Tensor& t) { return t.data.dtype; })
       .def("__repr__", [](const Tensor& t) { return "Tensor(" + t.describe() + ")"; });

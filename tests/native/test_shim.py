@@ -62,15 +62,6 @@ def test_tensor_columnwise_only(fake):
     assert fake.calls() == [["nvte_quantize", shown, shown, STREAM]]
 
 
-def test_tensor_forgets_its_rowwise_data(fake):
-    t = fake.te.Tensor(0x1000, (6, 4), E4M3, columnwise=0x2000, scale_inv=0x4000)
-    t.drop_data()
-    fake.te.quantize(t, t, fake.stream)
-    shown = {"0": [0, 7, [0]], "1": [0x2000, 7, [4, 6]], "4": scalar(0), "5": scalar(0x4000)}
-    assert fake.calls() == [["nvte_quantize", shown, shown, STREAM]]
-    assert t.data_ptr == 0 and repr(t) == "Tensor(fp8_e4m3 [6, 4] columnwise only)"
-
-
 def test_tensor_refusals(fake):
     with pytest.raises(ValueError, match="16-byte aligned"):
         fake.te.Tensor(0x1000, (6, 4), E4M3, scale_inv=0x4004)

@@ -38,7 +38,8 @@ KEPT_TENSORS = 2**13
 
 
 @cache
-def _kept(tensor_class):
+def kept_tensors(tensor_class):
+    """te.Tensor behind a cache of the last KEPT_TENSORS."""
     return lru_cache(KEPT_TENSORS)(tensor_class)
 
 
@@ -52,7 +53,7 @@ class Runtime:
 
     def __init__(self, raw_stream):
         self.te = native.load()
-        self.tensor = _kept(self.te.Tensor)
+        self.tensor = kept_tensors(self.te.Tensor)
         self.place = paddle.framework._current_expected_place()
         self.stream = self.te.Stream(raw_stream, lambda size: self.empty([size], paddle.uint8))
 
