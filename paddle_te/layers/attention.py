@@ -124,9 +124,7 @@ class MultiHeadAttention(nn.Layer):
         """Training's case, for which backends have one operation where there is no mask."""
         if attention_mask is not None:
             return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
-        return self.ops.rotary_attention(
-            qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, scale=self.scale
-        )
+        return self.ops.rotary_attention(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, scale=self.scale)
 
     def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
         """(context, (k, v) of all tokens so far)."""
