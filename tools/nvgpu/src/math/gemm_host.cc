@@ -2,9 +2,12 @@
 // short floats are multiplied in float32 and rounded once.
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <stdexcept>
-#include <vector>
 
+#include "../libraries.h"
 #include "math.h"
 #include "types.h"
 
@@ -15,22 +18,44 @@ template <typename T>
 using BlasGemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha, const T* a, int lda,
                           const T* b, int ldb, T beta, T* c, int ldc);
 
-template <typename T>
-BlasGemm<T> Blas(const char* name) {
-  for (const char* library : {"libmklml_intel.so", "libopenblas.so.0", "libblas.so.3"}) {
-    void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-    void* found = handle == nullptr ? nullptr : dlsym(handle, name);
-    if (found != nullptr) return reinterpret_cast<BlasGemm<T>>(found);
-  }
-  return nullptr;
+// Paddle opens its BLAS at the first product on the CPU, which may come later than ours.
+void* BlasLibrary() {
+  static void* const library = [] {
+    void* handle = dlopen((PaddleLibs() + "libmklml_intel.so").c_str(), RTLD_LAZY);
+    for (const char* other : {"libopenblas.so.0", "libblas.so.3"}) {
+      if (handle == nullptr) handle = dlopen(other, RTLD_LAZY | RTLD_NOLOAD);
+    }
+    return handle;
+  }();
+  return library;
 }
+
+template <typename Function>
+Function Blas(const char* name) {
+  return BlasLibrary() == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(BlasLibrary(), name));
+}
+
+// MKL in one thread: several processes stand for as many devices here, and MKL's threads wait in busy loops.
+class OneThread {
+ public:
+  OneThread() : before_(set_ == nullptr ? 0 : set_(1)) {}
+  ~OneThread() {
+    if (set_ != nullptr) set_(before_);
+  }
+
+ private:
+  inline static const auto set_ = Blas<int (*)(int)>("MKL_Set_Num_Threads_Local");
+  int before_;
+};
 
 template <typename T>
 void Multiply(const T* a, const T* b, T* c, const Gemm& g) {
-  static const BlasGemm<T> blas = Blas<T>(sizeof(T) == 4 ? "cblas_sgemm" : "cblas_dgemm");
+  static const auto blas = Blas<BlasGemm<T>>(sizeof(T) == 4 ? "cblas_sgemm" : "cblas_dgemm");
+  if (g.m == 0 || g.n == 0) return;
   const int64_t lda = g.transpose_a ? g.m : g.k, ldb = g.transpose_b ? g.k : g.n;
-  if (blas != nullptr && g.m > 0 && g.n > 0 && g.k > 0) {
+  if (blas != nullptr && g.k > 0) {
     constexpr int kRowMajor = 101, kNo = 111, kYes = 112;
+    const OneThread one_thread;
     return blas(kRowMajor, g.transpose_a ? kYes : kNo, g.transpose_b ? kYes : kNo, g.m, g.n, g.k, T(1), a, lda, b, ldb,
                 T(0), c, g.n);
   }
@@ -45,11 +70,16 @@ void Multiply(const T* a, const T* b, T* c, const Gemm& g) {
   }
 }
 
-template <typename T>
-std::vector<float> Widen(const void* from, int64_t count) {
-  const T* values = static_cast<const T*>(from);
-  return std::vector<float>(values, values + count);
-}
+// Aligned, because which of its loops MKL takes, and so how it rounds, may depend on the addresses.
+struct Wide {
+  explicit Wide(int64_t count)
+      : values(static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64)), std::free) {}
+  template <typename T>
+  Wide(const T* from, int64_t count) : Wide(count) {
+    std::copy_n(from, count, values.get());
+  }
+  std::unique_ptr<float, void (*)(void*)> values;
+};
 
 template <typename T>
 void Run(const Gemm& g) {
@@ -60,10 +90,9 @@ void Run(const Gemm& g) {
     if constexpr (sizeof(T) >= 4) {
       Multiply(a, b, c, g);
     } else {
-      const auto wide_a = Widen<T>(a, g.m * g.k), wide_b = Widen<T>(b, g.k * g.n);
-      std::vector<float> wide_c(g.m * g.n);
-      Multiply(wide_a.data(), wide_b.data(), wide_c.data(), g);
-      for (size_t j = 0; j < wide_c.size(); ++j) c[j] = T(wide_c[j]);
+      const Wide wide_a(a, g.m * g.k), wide_b(b, g.k * g.n), wide_c(g.m * g.n);
+      Multiply(wide_a.values.get(), wide_b.values.get(), wide_c.values.get(), g);
+      std::transform(wide_c.values.get(), wide_c.values.get() + g.m * g.n, c, [](float value) { return T(value); });
     }
   }
 }
