@@ -358,7 +358,7 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
         *(word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))),
     ]
     if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
-        unset += [name for name in ("CUDA_VISIBLE_DEVICES",) if name in environ]
+        unset += ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
         env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
     plan = Plan(
         command=command + extra,
