@@ -6,13 +6,10 @@ import pytest
 
 
 def paddle_device():
-    import paddle
+    from paddle_te.env import training_device
 
-    if paddle.is_compiled_with_cuda():
-        return "gpu:0"
-    if "nvgpu" in paddle.device.get_all_custom_device_type():
-        return "nvgpu:0"
-    return None
+    kind = training_device()
+    return None if kind == "cpu" else f"{kind}:0"
 
 
 @pytest.fixture

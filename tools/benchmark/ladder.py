@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
 from tools.benchmark import report, timing  # noqa: E402
-from tools.benchmark.layer import Contest, free_memory  # noqa: E402
+from tools.benchmark.layer import Contest, free_memory, run_sizes  # noqa: E402
 from tools.benchmark.peers import HuggingFace, PaddleTE, Peer, PlainTorch, TETorch  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
 from tools.benchmark.problem import Problem  # noqa: E402
@@ -238,21 +238,9 @@ def main(argv=None):
     arguments = parse_arguments(argv)
     clock = timing.make_clock(arguments)
     result = report.header("ladder", argv, DEFINITIONS) | {
-        "libraries": {},
         "settings": {name: getattr(arguments, name) for name in ("layers", "rounds", "iterations", "warmup", "seed")},
-        "sizes": {},
     }
-    path = arguments.output or report.default_path(result)
-    for name in arguments.sizes:
-        print(f"--- {name}", flush=True)
-        result["sizes"][name] = run_size(arguments, clock, SIZES[name])
-        free_memory()
-        result["libraries"] = report.loaded_libraries()
-        report.write(result, path, markdown(result))  # after each size, so that a broken run leaves its part
-    print(markdown(result))
-    print(f"{path} and {path.with_suffix('.md')}")
-    ok = any(row["status"] == "ok" for size in result["sizes"].values() for row in size["peers"].values())
-    return 0 if ok else 1
+    return run_sizes(result, arguments, lambda name: run_size(arguments, clock, SIZES[name]), markdown)
 
 
 if __name__ == "__main__":

@@ -142,36 +142,39 @@ def run_size(arguments, clock, dims):
     return {"dims": asdict(dims), "flops": dims.flops, "peers": contest.rows}
 
 
-def save(result, path):
-    """Also after each size, so that a broken run leaves its part."""
-    result["libraries"] = report.loaded_libraries()
-    report.write(result, path)
+def run_sizes(result, arguments, run, table=report.markdown):
+    """Adds run(name) of each size to the result and leaves its files, after each: a broken run leaves its part.
+
+    Returns the exit status: 0 if any peer ran.
+    """
+    path = arguments.output or report.default_path(result)
+
+    def save():
+        result["libraries"] = report.loaded_libraries()
+        report.write(result, path, table(result))
+
+    result["sizes"] = {}
+    for name in arguments.sizes:
+        print(f"--- {name}", flush=True)
+        result["sizes"][name] = run(name)
+        free_memory()
+        save()
+    if not arguments.sizes:
+        save()
+    print(table(result))
+    print(f"{path} and {path.with_suffix('.md')}")
+    measured = [result.get("enqueue", {"peers": {}}), *result["sizes"].values()]
+    return 0 if any(row["status"] == "ok" for part in measured for row in part["peers"].values()) else 1
 
 
 def main(argv=None):
     arguments = parse_arguments(argv)
     clock = timing.make_clock(arguments)
     result = report.header("layer", argv, DEFINITIONS) | {
-        "libraries": {},
         "settings": {name: getattr(arguments, name) for name in ("rounds", "iterations", "warmup", "seed")},
         "enqueue": run_tiny(arguments, clock),
-        "sizes": {},
     }
-    path = arguments.output or report.default_path(result)
-    for name in arguments.sizes:
-        print(f"--- {name}", flush=True)
-        result["sizes"][name] = run_size(arguments, clock, SIZES[name])
-        free_memory()
-        save(result, path)
-    save(result, path)
-    print(report.markdown(result))
-    print(f"{path} and {path.with_suffix('.md')}")
-    ok = any(
-        row["status"] == "ok"
-        for size in (result["enqueue"], *result["sizes"].values())
-        for row in size["peers"].values()
-    )
-    return 0 if ok else 1
+    return run_sizes(result, arguments, lambda name: run_size(arguments, clock, SIZES[name]))
 
 
 if __name__ == "__main__":

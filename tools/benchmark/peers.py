@@ -311,15 +311,28 @@ def _next_layer():
     return NextLayer
 
 
-def paddle_gpu():
-    """The first GPU's name in Paddle. Raises RuntimeError where Paddle sees none."""
+def start_on_paddles(device):
+    """Lets Paddle compute on the CPU ("cpu") or the first GPU from now on. Returns that place's name in Paddle, its
+    stream and the allocator's count, the last two None on a CPU.
+
+    Raises RuntimeError where Paddle sees no GPU.
+    """
     import paddle
 
-    custom = paddle.device.get_all_custom_device_type()
-    for kind in ("gpu", "nvgpu"):
-        if kind in custom or kind == "gpu" and paddle.is_compiled_with_cuda():
-            return f"{kind}:0"
-    raise RuntimeError("Paddle sees no GPU: build tools/nvgpu and set CUSTOM_DEVICE_ROOT to the folder of its library")
+    from paddle_te import device as paddle_device
+    from paddle_te.env import training_device
+
+    kind = "cpu" if device == "cpu" else training_device()
+    if kind == "cpu":
+        if device != "cpu":
+            raise RuntimeError(
+                "Paddle sees no GPU: build tools/nvgpu and set CUSTOM_DEVICE_ROOT to the folder of its library"
+            )
+        paddle.set_device("cpu")
+        return "cpu", None, None
+    paddle.set_device(f"{kind}:0")
+    paddle_device.reset_peak_memory()
+    return f"{kind}:0", paddle_device.raw_stream(), paddle_device.peak_memory()
 
 
 class PaddleTE(Peer):
@@ -342,12 +355,7 @@ class PaddleTE(Peer):
 
         self.paddle, self.paddle_device, self.next_layer = paddle, paddle_device, _next_layer()
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
-        self.device = device if device == "cpu" else paddle_gpu()
-        paddle.set_device(self.device)
-        if self.device != "cpu":
-            self.stream = paddle_device.raw_stream()
-            paddle_device.reset_peak_memory()
-            self.before = paddle_device.peak_memory()
+        self.device, self.stream, self.before = start_on_paddles(device)
         recipe = {"fp8_delayed": fp8.DelayedScaling, "fp8_current": fp8.Float8CurrentScaling}.get(precision)
         self.autocast = partial(fp8.fp8_autocast, True, recipe()) if recipe else contextlib.nullcontext
         self.build(problem, backend, fuse_wgrad)

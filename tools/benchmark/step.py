@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 import numpy as np  # noqa: E402
 
 from tools.benchmark import report, timing  # noqa: E402
-from tools.benchmark.layer import free_memory  # noqa: E402
-from tools.benchmark.peers import paddle_gpu  # noqa: E402
+from tools.benchmark.layer import free_memory, run_sizes  # noqa: E402
+from tools.benchmark.peers import start_on_paddles  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
 from tools.benchmark.problem import Dims  # noqa: E402
 
@@ -200,11 +200,7 @@ class PaddleStep(TrainingStep):
 
         self.paddle, self.paddle_device = paddle, paddle_device
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
-        paddle.set_device("cpu" if device == "cpu" else paddle_gpu())
-        if device != "cpu":
-            self.stream = paddle_device.raw_stream()
-            paddle_device.reset_peak_memory()
-            self.memory = paddle_device.peak_memory()
+        _, self.stream, self.memory = start_on_paddles(device)
         config = LlamaConfig(
             **size.config,
             seq_length=size.dims.sequence,
@@ -407,20 +403,13 @@ def main(argv=None):
     arguments = parse_arguments(argv)
     clock = timing.make_clock(arguments)
     result = report.header("step", argv, DEFINITIONS) | {
-        "libraries": {},
         "settings": {name: getattr(arguments, name) for name in ("layers", "rounds", "iterations", "warmup")},
-        "sizes": {},
     }
-    path = arguments.output or report.default_path(result)
-    for name in arguments.sizes:
-        print(f"--- {name}", flush=True)
-        result["sizes"][name] = run_size(arguments, clock, replace(SIZES[name], layers=arguments.layers))
-        result["libraries"] = report.loaded_libraries()
-        report.write(result, path, markdown(result))  # after each size, so that a broken run leaves its part
-    print(markdown(result))
-    print(f"{path} and {path.with_suffix('.md')}")
-    ok = any(row["status"] == "ok" for size in result["sizes"].values() for row in size["peers"].values())
-    return 0 if ok else 1
+
+    def run(name):
+        return run_size(arguments, clock, replace(SIZES[name], layers=arguments.layers))
+
+    return run_sizes(result, arguments, run, markdown)
 
 
 if __name__ == "__main__":
