@@ -4,10 +4,8 @@ Addresses are ints, and of 16 bytes' alignment. logits: [rows, columns], this ra
 word `first` on. labels: int64 [rows]. stats: float32 [3, rows]. loss: float32 [rows].
 """
 
-from paddle_te.native.kernels import kernel
-from paddle_te.native.types import DType
+from paddle_te.native.kernels import ELEMENTS, kernel
 
-_NAMES = {DType.BFLOAT16: "bfloat16", DType.FLOAT16: "float16", DType.FLOAT32: "float"}
 _BLOCK = 512  # threads of a row
 
 
@@ -30,5 +28,5 @@ def cross_entropy_loss(
 
 
 def _launch(te, stream, what, dtype, shared, rows, *arguments):
-    function = kernel(f"cross_entropy_{what}_{_NAMES[dtype]}", "cross_entropy.cu", stream.capability)
+    function = kernel(f"cross_entropy_{what}_{ELEMENTS[dtype][0]}", "cross_entropy.cu", stream.capability)
     te.launch(function, rows, _BLOCK, shared, stream, *arguments)

@@ -5,10 +5,10 @@ half of each row is read (both halves are equal in the half-split convention). d
 float16) or 8 (float32), and all addresses and strides of 16 bytes.
 """
 
-from paddle_te.native.kernels import kernel
+from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.types import DType
 
-_NAMES = {DType.BFLOAT16: ("rope_bfloat16", 8), DType.FLOAT16: ("rope_float16", 8), DType.FLOAT32: ("rope_float", 4)}
+_NAMES = {dtype: (f"rope_{name}", vector) for dtype, (name, vector) in ELEMENTS.items()}
 
 
 def rope_packed(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, backward=False):

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from paddle_te.native import library
 from paddle_te.native.errors import TransformerEngineError
+from paddle_te.native.types import DType
 
 HEADER = "types.cuh"
+# What it calls an element type, and how many its Vector has.
+ELEMENTS = {DType.BFLOAT16: ("bfloat16", 8), DType.FLOAT16: ("float16", 8), DType.FLOAT32: ("float", 4)}
 
 
 @cache
