@@ -136,17 +136,6 @@ class Pair:
         for victim in (script, *(script.children(recursive=True) if signum == signal.SIGKILL else ())):
             victim.send_signal(signum)
 
-    def processes(self, word):
-        """Live processes with the word in their environment."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and word in process.environ().values():
-                    found.append(process)
-            except psutil.Error:
-                pass
-        return found
-
     def wait_for(self, condition, what, seconds=30):
         deadline = time.monotonic() + seconds
         while not condition():

@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.cluster.machines import Unavailable
 from tests.cluster.slurm import Cluster
+from tests.processes import with_in_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SUB = ROOT / "llm/llama/scripts/llama_multi_node.sub"
@@ -68,14 +68,7 @@ class Job:
         return ended
 
     def processes(self):
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("SLURM_JOB_ID") == self.id and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except psutil.Error:
-                pass
-        return found
+        return with_in_environment("SLURM_JOB_ID", self.id)
 
     def losses(self):
         log = self.experiment / "output/train_log.jsonl"

@@ -15,6 +15,7 @@ import pytest
 
 from tests.cluster.machines import Unavailable
 from tests.cluster.pair import Pair
+from tests.processes import with_in_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "llm/llama/scripts/llama_single_node_interactive.sh"
@@ -117,11 +118,11 @@ def test_ending_it_leaves_no_process(command, signum, pair, tmp_path):
     for rank in range(2):
         ready = (tmp_path / f"seen/ready.{rank}").read_text()
         assert ready == f"node{rank + 1} {len(os.sched_getaffinity(0))}", "each on its node, with all cores"
-    assert len(pair.processes(tag)) >= 8
+    assert len(with_in_environment("TAG", tag)) >= 8
     if command == "mpirun":  # it passes SIGUSR1 on: save a checkpoint
         pair.signal(job, signal.SIGUSR1)
         pair.wait_for(lambda: len(list((tmp_path / "seen").glob("usr1.*"))) == 2, "SIGUSR1 on both nodes")
         assert job.poll() is None
     pair.signal(job, signum)
     assert job.wait(timeout=90) != 0
-    pair.wait_for(lambda: pair.processes(tag) == [], "end of all processes", 60)
+    pair.wait_for(lambda: with_in_environment("TAG", tag) == [], "end of all processes", 60)

@@ -12,10 +12,10 @@ import time
 import uuid
 from pathlib import Path
 
-import psutil
 import pytest
 
 from paddle_te.training.launch import ARGUMENTS
+from tests.processes import with_in_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "llm/llama/scripts/llama_single_node_interactive.sh"
@@ -204,14 +204,7 @@ class Job:
 
     def left(self):
         """Every live process with this job's tag in its environment, wherever it is in the process tree."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TEST_TAG") == self.tag:
-                    found.append(process)
-            except psutil.Error:
-                pass
-        return found
+        return with_in_environment("TEST_TAG", self.tag)
 
     def wait_for(self, pattern, count, seconds=60):
         deadline = time.monotonic() + seconds
