@@ -64,8 +64,9 @@ def training_device():
 
     if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
         return "gpu"
-    # a plug-in may be installed where there is no GPU
-    return "nvgpu" if "nvgpu:0" in (paddle.device.get_available_custom_device() or []) else "cpu"
+    # a plug-in may be installed where there is no GPU; Paddle calls a single device "nvgpu", several "nvgpu:0", ...
+    available = paddle.device.get_available_custom_device() or []
+    return "nvgpu" if any(name.split(":")[0] == "nvgpu" for name in available) else "cpu"
 
 
 def nvidia_gpus():

@@ -129,3 +129,15 @@ def test_without_paddle_it_still_reports():
 def test_a_duplicate_library_is_pointed_out(report):
     twice = {"cudart": {"version": "13.0", "paths": ["/a/libcudart.so.13", "/b/libcudart.so.13"]}}
     assert "/b/libcudart.so.13  DUPLICATE" in env.format_report({**report, "native_libraries": twice})
+
+
+@pytest.mark.parametrize(
+    "available, kind",
+    [([], "cpu"), (None, "cpu"), (["nvgpu"], "nvgpu"), (["nvgpu:0", "nvgpu:1"], "nvgpu"), (["other:0"], "cpu")],
+)
+def test_training_device_by_any_number_of_devices(monkeypatch, available, kind):
+    """Paddle leaves the number away where there is one device."""
+    import paddle
+
+    monkeypatch.setattr(paddle.device, "get_available_custom_device", lambda: available)
+    assert env.training_device() == kind

@@ -31,7 +31,6 @@ def out(tmp_path_factory):
     environment = dict(DEVICE="cpu") | os.environ | dict(OUT=str(out), STEPS=str(STEPS), PATH=path)
     script = "set -euo pipefail\n" + "\n".join(blocks()[0])
     process = subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
-    (out / "stdout").write_text(process.stdout)
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-6000:]
     return out
 

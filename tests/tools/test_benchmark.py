@@ -141,8 +141,12 @@ class FakeDriver:
 
 def test_cuda_clock_frees_its_events_and_reports_faults():
     clock = timing.CudaClock(FakeDriver())
-    assert clock.elapsed_ms(clock.record(0xABC0), clock.record(0xABC0)) == 2.5
-    assert clock._driver.alive == 0 and clock._driver.stream == 0xABC0
+    first, second, third = (clock.record(0xABC0) for _ in range(3))
+    # the end of one part is the start of the next
+    assert clock.elapsed_ms(first, second) == clock.elapsed_ms(second, third) == 2.5
+    assert clock._driver.alive == 3 and clock._driver.stream == 0xABC0
+    del first, second, third
+    assert clock._driver.alive == 0
     with pytest.raises(RuntimeError, match=r"cuCtxSynchronize: an illegal memory access was encountered \(700\)"):
         timing.CudaClock(FakeDriver(fault=700)).synchronize()
 

@@ -182,6 +182,14 @@ def test_another_paddle_is_refused(plugin, tmp_path):
     assert "it was built for Paddle 2.6.2 (abc), this is Paddle 3." in result.stderr
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_training_device_finds_it(plugin, devices):
+    """Paddle numbers its names only where there are several devices."""
+    code = "from paddle_te.env import training_device; print(training_device())"
+    result = run(plugin, "-c", code, NVGPU_HOST_DEVICES=devices)
+    assert result.stdout.split()[-1:] == ["nvgpu"], result.stderr[-2000:]
+
+
 def test_build_is_not_repeated(plugin):
     def build():
         command = [sys.executable, ROOT / "tools/nvgpu/build.py", "--runtime", "host"]

@@ -8,6 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+class _Event(ctypes.c_void_p):
+    """A CUevent that is destroyed when nothing refers to it any more."""
+
+    def __init__(self, driver):
+        super().__init__()
+        self._driver = driver
+
+    def __del__(self):
+        if self:
+            self._driver.cuEventDestroy_v2(self)
+
+
 class CudaClock:
     """Events of the CUDA driver: the same clock for every framework, and no second CUDA runtime in the process.
 
@@ -26,17 +38,15 @@ class CudaClock:
 
     def record(self, stream):
         """An event that happens when the work launched so far on `stream` (a cudaStream_t as an int) is done."""
-        event = ctypes.c_void_p()
+        event = _Event(self._driver)
         self._call("cuEventCreate", ctypes.byref(event), 0)
         self._call("cuEventRecord", event, ctypes.c_void_p(stream))
         return event
 
     def elapsed_ms(self, start, stop):
-        """Milliseconds between two events that have happened; frees both."""
+        """Milliseconds between two events that have happened."""
         ms = ctypes.c_float()
         self._call("cuEventElapsedTime", ctypes.byref(ms), start, stop)
-        for event in (start, stop):
-            self._call("cuEventDestroy_v2", event)
         return ms.value
 
     def synchronize(self):
