@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -36,6 +37,22 @@ def test_it_trains(peer):
     assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.01
 
 
+def test_micro_batches_are_one_step(peer):
+    """The same batch twice, each with half the weight, is that batch once."""
+    once = step.PaddleStep(SMALL, backend="paddle", **CPU)
+    twice = step.PaddleStep(replace(SMALL, micro_batches=2), backend="paddle", **CPU)
+    twice.model.set_state_dict(once.model.state_dict())
+    for _ in range(3):
+        once.step()
+        twice.step()
+        assert float(twice.last_loss) == pytest.approx(float(once.last_loss), rel=1e-5)
+    assert twice.size.tokens == 2 * SMALL.tokens and twice.size.flops == 2 * SMALL.flops
+    seen = []
+    twice.mark = seen.append
+    twice.step()
+    assert tuple(seen) == step.PARTS[:6] * 2 + step.PARTS[6:]
+
+
 @pytest.mark.parametrize("flags", [{}, dict(backend="none"), dict(use_fused_linear_cross_entropy=True)])
 def test_every_part_is_marked_once_and_in_order(flags):
     peer = step.PaddleStep(SMALL, **{"backend": "paddle", **CPU, **flags})
@@ -46,7 +63,9 @@ def test_every_part_is_marked_once_and_in_order(flags):
         assert tuple(seen) == step.PARTS
 
 
-def test_parts_add_up_to_the_step(peer):
+def test_parts_add_up_to_the_step():
+    peer = step.PaddleStep(SMALL, backend="paddle", **CPU)
+
     class Clock(timing.HostClock):
         now = 0
 
@@ -56,6 +75,9 @@ def test_parts_add_up_to_the_step(peer):
 
     parts = step.time_parts(Clock(), peer, 3)
     assert parts == {part: [1.0] * 3 for part in step.PARTS}
+    peer.size = replace(SMALL, micro_batches=2)
+    parts = step.time_parts(Clock(), peer, 3)
+    assert parts == {part: [2.0 if part in step.PARTS[:6] else 1.0] * 3 for part in step.PARTS}
 
 
 def test_a_run_leaves_its_tables(monkeypatch, tmp_path):

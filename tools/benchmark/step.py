@@ -29,11 +29,12 @@ from tools.benchmark.problem import Dims  # noqa: E402
 
 @dataclass(frozen=True)
 class Size:
-    """A model of so many `layers` of the same Dims, and its vocabulary."""
+    """A model of so many `layers` of the same Dims, its vocabulary, and how many times Dims' batch a step takes."""
 
     dims: Dims
     vocabulary: int
     layers: int = 16
+    micro_batches: int = 1
 
     @property
     def config(self):
@@ -47,12 +48,14 @@ class Size:
 
     @property
     def tokens(self):
-        return self.dims.batch * self.dims.sequence
+        """Of a step."""
+        return self.dims.batch * self.dims.sequence * self.micro_batches
 
     @property
     def flops(self):
         """Of a step, as Dims.flops counts; lm_head with 6 per token and weight, the embedding's lookup with none."""
-        return self.layers * self.dims.flops + 6 * self.tokens * self.dims.hidden * self.vocabulary
+        layers = self.micro_batches * self.layers * self.dims.flops
+        return layers + 6 * self.tokens * self.dims.hidden * self.vocabulary
 
 
 LLAMA_8B = LAYER_SIZES["8b-s8192"]
@@ -74,9 +77,10 @@ PARTS = (
     "optimizer",
 )
 DEFINITIONS = [
-    "Step: forward, backward, clipping to a global norm, AdamW, on the same batch again and again, by events on the "
-    "peer's own stream; median of a round's steps, then the median and range of the rounds' medians. Trainer, data "
-    "loading and logging are not in it. Paddle: bf16 weights, float32 master weights and moments, as PaddleNLP's "
+    "Step: forward and backward of each micro-batch, clipping to a global norm, AdamW, on the same batch again and "
+    "again, by events on the peer's own stream; median of a round's steps, then the median and range of the rounds' "
+    "medians. Trainer, data loading and logging are not in it. Gradients are bf16; te keeps its fp8 weights from one "
+    "micro-batch to the next. Paddle: bf16 weights, float32 master weights and moments, as PaddleNLP's "
     "Trainer has them under O2. Hugging Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, "
     "so that its optimizer moves less than half the bytes.",
     "Parts: by events between them on that stream, in steps of their own, so the GPU's waiting for the host counts "
@@ -119,19 +123,18 @@ class TrainingStep:
 
     def step(self):
         """One training step."""
-        loss = self.loss()
-        self.mark(PARTS[2])
-        self.backward(loss)
-        self.mark(PARTS[5])
+        for index in range(self.size.micro_batches):
+            loss = self.loss(is_first_microbatch=index == 0)
+            self.mark(PARTS[2])
+            (loss / self.size.micro_batches if self.size.micro_batches > 1 else loss).backward()
+            self.mark(PARTS[5])
         self.update()
         self.mark(PARTS[7])
         self.last_loss = loss
 
-    def loss(self):
+    def loss(self, is_first_microbatch):
+        """Of a micro-batch."""
         raise NotImplementedError
-
-    def backward(self, loss):
-        loss.backward()
 
     def update(self):
         """Clips, marks, updates the weights, drops the gradients."""
@@ -167,7 +170,7 @@ class HuggingFaceStep(TrainingStep):
         )
         self.inputs = torch.tensor(self.inputs, device=device)
 
-    def loss(self):
+    def loss(self, is_first_microbatch):
         return self.model(self.inputs, labels=self.inputs).loss  # shifts them itself
 
     def update(self):
@@ -196,9 +199,10 @@ class PaddleStep(TrainingStep):
         from paddlenlp.transformers import LlamaConfig
 
         from paddle_te import device as paddle_device
+        from paddle_te import fp8
         from paddle_te.llama import model_class
 
-        self.paddle, self.paddle_device = paddle, paddle_device
+        self.paddle, self.paddle_device, self.fp8 = paddle, paddle_device, fp8
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
         _, self.stream, self.memory = start_on_paddles(device)
         config = LlamaConfig(
@@ -236,8 +240,9 @@ class PaddleStep(TrainingStep):
 
         return Clip(CLIP_NORM)
 
-    def loss(self):
-        return self.model(self.inputs, labels=self.labels)[0]
+    def loss(self, is_first_microbatch):
+        with self.fp8.microbatch(is_first_microbatch if self.size.micro_batches > 1 else None):
+            return self.model(self.inputs, labels=self.labels)[0]
 
     def update(self):
         self.optimizer.step()
@@ -272,12 +277,13 @@ def parse_arguments(argv=None):
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=usual, metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), metavar="NAME", help=", ".join(SIZES))
     parser.add_argument("--layers", type=int, default=16, help="decoder layers of the model (8B and 7B have 32)")
+    parser.add_argument("--micro_batches", type=int, default=1, help="of a step; default %(default)s")
     timing.add_options(parser, "step", rounds=2, iterations=10, warmup=3, quick=(1, 3, 1))
-    return timing.parse_options(parser, argv, ["layers", "warmup"])
+    return timing.parse_options(parser, argv, ["layers", "micro_batches", "warmup"])
 
 
 def time_parts(clock, peer, iterations):
-    """{part: [milliseconds of each step]}: from one mark to the next on the peer's stream."""
+    """{part: [milliseconds of each step]}: from one mark to the next on the peer's stream, of all micro-batches."""
     steps = []
     for _ in range(iterations):
         marks = [(None, clock.record(peer.stream))]
@@ -286,11 +292,11 @@ def time_parts(clock, peer, iterations):
         steps.append(marks)
     peer.mark = lambda part: None
     clock.synchronize()
-    times = defaultdict(list)
-    for marks in steps:
+    times = {part: [0.0] * iterations for part in PARTS}
+    for index, marks in enumerate(steps):
         for (_, start), (part, stop) in zip(marks, marks[1:], strict=False):
-            times[part].append(clock.elapsed_ms(start, stop))
-    return {part: times[part] for part in PARTS}
+            times[part][index] += clock.elapsed_ms(start, stop)
+    return times
 
 
 def run_peer(make, size, arguments, clock):
@@ -344,6 +350,7 @@ def run_size(arguments, clock, size):
         "dims": asdict(size.dims),
         "vocabulary": size.vocabulary,
         "layers": size.layers,
+        "micro_batches": size.micro_batches,
         "flops": size.flops,
         "tokens": size.tokens,
         "peers": {name: rows[name] for name in arguments.peers},
@@ -355,6 +362,7 @@ def markdown(result):
     lines = report.heading("A training step", result)
     for name, size in result["sizes"].items():
         what = f"{size['layers']} layers, vocabulary {size['vocabulary']}, {report.describe(size['dims'])}"
+        what += f", {size['micro_batches']} micro-batches a step" * (size["micro_batches"] > 1)
         lines += [f"## {name}: {what}", "", *_step_table(size), *_parts_table(size)]
     return "\n".join(lines)
 
@@ -403,11 +411,14 @@ def main(argv=None):
     arguments = parse_arguments(argv)
     clock = timing.make_clock(arguments)
     result = report.header("step", argv, DEFINITIONS) | {
-        "settings": {name: getattr(arguments, name) for name in ("layers", "rounds", "iterations", "warmup")},
+        "settings": {
+            name: getattr(arguments, name) for name in ("layers", "micro_batches", "rounds", "iterations", "warmup")
+        },
     }
 
     def run(name):
-        return run_size(arguments, clock, replace(SIZES[name], layers=arguments.layers))
+        size = replace(SIZES[name], layers=arguments.layers, micro_batches=arguments.micro_batches)
+        return run_size(arguments, clock, size)
 
     return run_sizes(result, arguments, run, markdown)
 
