@@ -1,0 +1,56 @@
+"""Sharding's communication beside backward and forward: the losses are those without it.
+
+On nvgpu's host runtime, whose streams are the calling thread: it is the hooks that are seen here, that each gradient is
+complete when it is reduced and each weight gathered before its layer, also where te adds gradients to `main_grad` in
+its GEMMs. te's kernels are emulated.
+"""
+
+import pytest
+
+from tests.distributed import jobs
+
+jobs.PARTS |= dict(wgrad=dict(fuse_wgrad_accumulation=True))
+VARIANTS = ["pd_bf16", "te_bf16_wgrad", "te_fp8_wgrad"]
+# logging_steps 2: Paddle refuses what lasts into the next step where each step's loss is read
+COMMON = jobs.BF16 | {jobs.SHARDING: 2, "logging_steps": 2}
+SCATTERED = "split_param enable_stage1_overlap"
+OVERLAPS = {
+    "stage 1, split": dict(sharding="stage1", sharding_parallel_config=f"{SCATTERED} enable_stage1_allgather_overlap"),
+    "stage 2": dict(sharding="stage2", sharding_parallel_config="enable_stage2_overlap"),
+}
+# Only the order of sums differs: of the squares in the gradients' norm, in stage 2 of the micro-batches' gradients.
+LOSS_TOLERANCE, WEIGHT_TOLERANCE = 1e-4, 5e-3
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory, nvgpu_host):
+    """train(flags, resumed): {variant: Run} of two processes."""
+    weights = jobs.make_initial_weights(tmp_path_factory.mktemp("weights"))
+
+    def launch(flags, resumed=()):
+        folder = tmp_path_factory.mktemp("job")
+        environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2", EMULATED_TE="1")
+        variants = jobs.variants(VARIANTS, weights, folder, resumed)
+        return jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", environment)
+
+    return launch
+
+
+@pytest.fixture(scope="module")
+def without(train):
+    return train(dict(sharding="stage1"))
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_losses_are_those_without_overlap(overlap, train, without):
+    flags = OVERLAPS[overlap]
+    runs = train(flags)
+    for name, run in without.items():
+        jobs.check_same(runs[name], run, LOSS_TOLERANCE, WEIGHT_TOLERANCE)
+    jobs.check_sizes(flags, runs["pd_bf16"].sizes, without["pd_bf16"].sizes[0])
+
+
+def test_resume(train):
+    """What of the optimizer's state lies in slices is saved and loaded as it was."""
+    flags = dict(sharding="stage1", sharding_parallel_config=SCATTERED, logging_steps=1)
+    jobs.check_resumed(train(flags, ["te_fp8_wgrad"]), "te_fp8_wgrad")

@@ -1,0 +1,410 @@
+"""Measures pretraining end to end: starts llm/llama/run_pretrain.py through its launcher, and reads what it logs.
+
+    python tools/benchmark/throughput.py [--runs 8b-x4 ...] [--largest_batch 8b-l16-x1] [--output FILE]
+
+Each run trains a Llama from random weights on random tokens for a few steps, without saving or evaluating. Those that
+need more GPUs than there are stay out unless they are named. Writes benchmarks/throughput_<gpu>x<n>_<date>.json and the
+table beside it, anew after each run. A run that fails keeps its row, with the last error of its log.
+"""
+
+import argparse
+import json
+import os
+import queue
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from threading import Lock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # a checkout, installed or not
+
+from paddle_te.training.machines import visible_devices  # noqa: E402
+from tools.benchmark import report, step  # noqa: E402
+from tools.benchmark.parallel import packages  # noqa: E402
+from tools.benchmark.problem import Dims  # noqa: E402
+
+LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
+LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
+TINY = step.Size(Dims(1, 64, 64, 96, 4, 2), 128, 2)  # of every run with --tiny
+
+# run_pretrain's flags. Weight gradients are added to float32 main gradients inside the GEMMs.
+MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true"
+# One process frees them after a step, so that the next one writes them instead of clearing and adding.
+MAIN_GRADS_ALONE = f"{MAIN_GRADS} --release_grads true"
+FUSED_LOSS = "--use_fused_linear_cross_entropy true"
+# Gradients are reduced and scattered during backward, weights gathered during the next forward, for which Paddle wants
+# the loss to be read not in each step. Stage 2 likewise: reduced during backward, broadcast during forward.
+OVERLAP_1 = (
+    f"{MAIN_GRADS} --logging_steps 2 "
+    "--sharding_parallel_config 'split_param enable_stage1_overlap enable_stage1_allgather_overlap'"
+)
+OVERLAP_2 = f"{MAIN_GRADS} --logging_steps 2 --sharding_parallel_config enable_stage2_overlap"
+# paddle.DataParallel reduces bf16 gradients during backward.
+DATA_PARALLEL = "--amp_master_grad false"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    batch: sequences of a rank's micro-batch. sharding, tp: degrees; what they leave of `gpus` is data parallel. flags:
+    run_pretrain's, behind those that the launcher gives. base: the run whose tokens/s per GPU are this one's 1.00.
+    """
+
+    size: step.Size
+    gpus: int = 1
+    precision: str = "fp8"
+    batch: int = 1
+    sharding: int = 1
+    stage: str = "stage1"
+    tp: int = 1
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    flags: str = MAIN_GRADS
+    base: str | None = None
+
+    @property
+    def global_size(self):
+        """The Size whose batch is all ranks' together."""
+        return replace(self.size, dims=replace(self.size.dims, batch=self.batch * self.gpus // self.tp))
+
+    @property
+    def layout(self):
+        parts = {"tp": self.tp, self.stage + " over ": self.sharding, "dp": self.gpus // self.tp // self.sharding}
+        words = [f"{name}{degree}" for name, degree in parts.items() if degree > 1]
+        return " × ".join(words) + (", sequence parallel" if self.sequence_parallel else "")
+
+
+EIGHT_B, EIGHT_B_16 = Run(LLAMA_3_8B), Run(replace(LLAMA_3_8B, layers=16))
+ALONE, ALONE_MAIN = "8b-l16-x1", "8b-l16-x1-main-grads"
+SEVEN_B = Run(LLAMA_2_7B, batch=2)
+
+
+def sharded(run, gpus, **more):
+    """The run over so many GPUs with sharding, whose communication overlaps."""
+    return replace(run, **dict(gpus=gpus, sharding=gpus, flags=OVERLAP_1) | more)
+
+
+# In the order in which they are worth the machine's time.
+RUNS = {
+    "8b-x4": sharded(EIGHT_B, 4),
+    "8b-x4-fused-loss": sharded(EIGHT_B, 4, flags=f"{OVERLAP_1} {FUSED_LOSS}"),
+    ALONE_MAIN: replace(EIGHT_B_16, flags=MAIN_GRADS_ALONE),
+    "8b-l16-x4": sharded(EIGHT_B_16, 4, base=ALONE_MAIN),
+    "8b-l16-x2": sharded(EIGHT_B_16, 2, base=ALONE_MAIN),
+    ALONE: replace(EIGHT_B_16, flags=""),
+    "8b-l16-x4-dp": replace(EIGHT_B_16, gpus=4, flags=DATA_PARALLEL, base=ALONE),
+    "8b-l16-x2-dp": replace(EIGHT_B_16, gpus=2, flags=DATA_PARALLEL, base=ALONE),
+    "8b-x4-bf16": sharded(EIGHT_B, 4, precision="bf16"),
+    "8b-x4-tp4": replace(EIGHT_B, gpus=4, tp=4, sequence_parallel=True, batch=4, flags=MAIN_GRADS_ALONE),
+    "8b-x4-tp2-stage1": sharded(EIGHT_B, 4, sharding=2, tp=2, sequence_parallel=True, batch=2),
+    "8b-x4-stage1": sharded(EIGHT_B, 4, flags=MAIN_GRADS),
+    "8b-x4-stage2": sharded(EIGHT_B, 4, stage="stage2", flags=MAIN_GRADS),
+    "8b-x4-stage2-overlap": sharded(EIGHT_B, 4, stage="stage2", flags=OVERLAP_2),
+    "8b-x4-stage3": sharded(EIGHT_B, 4, stage="stage3", flags="--amp_master_grad true"),
+    "8b-l16-x1-fused-loss": replace(EIGHT_B_16, flags=FUSED_LOSS),
+    "8b-l16-x1-bf16": replace(EIGHT_B_16, precision="bf16", flags=""),
+    "7b-x4": sharded(SEVEN_B, 4),
+    "7b-l16-x1": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), flags=""),
+    "7b-l16-x1-bf16": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), precision="bf16", flags=""),
+}
+RECOMPUTE = ("none", "core_attn", "full")
+TRY_STEPS = 3  # of each try for the largest batch: the second step has all optimizer states, a third shows it stays
+
+DEFINITIONS = [
+    "Each run is llm/llama/run_pretrain.py with all that belongs to it: Trainer, data loading, clipping, AdamW with "
+    "float32 master weights, logging. Random tokens and weights; per-GPU batches of `batch` sequences.",
+    "ms: median of the steady steps' wall time as the run logs it (with overlap: mean of two steps), beside it the "
+    "least and the greatest. TFLOP/s: 6 per token and weight multiplied, and attention's products, halved by the "
+    "causal mask; recomputation not counted. Scaling: tokens/s per GPU over those of the run it names.",
+    "Peak GB: of the first rank, by Paddle's allocator. Loss: first and last that was logged. Start: seconds of the "
+    "run that were not steps.",
+]
+
+
+def parse_arguments(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="*", choices=RUNS, metavar="NAME", help=", ".join(RUNS))
+    parser.add_argument("--steps", type=int, default=12, help="of a run; default %(default)s")
+    parser.add_argument("--warmup", type=int, default=4, help="steps left out at its beginning; default %(default)s")
+    parser.add_argument(
+        "--largest_batch",
+        choices=[name for name, run in RUNS.items() if run.gpus == 1],
+        metavar="NAME",
+        help="also find this run's largest batch for each recompute mode, the modes on one GPU each at the same time",
+    )
+    parser.add_argument("--timeout", type=float, default=180, help="seconds for a run; default %(default)s")
+    parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/throughput_<gpu>x<n>_<date>.json")
+    parser.add_argument("--logs", type=Path, help="folder to keep the runs' outputs and logs in (default: not kept)")
+    parser.add_argument("--tiny", action="store_true", help="all runs with two small layers and backend pd in bf16")
+    arguments = parser.parse_args(argv)
+    if not 0 <= arguments.warmup <= arguments.steps - 2:
+        parser.error(f"--warmup {arguments.warmup} leaves no two of --steps {arguments.steps}")
+    arguments.devices = visible_devices("nvgpu", os.environ)
+    needed = max((RUNS[name].gpus for name in arguments.runs or ()), default=1)
+    if needed > len(arguments.devices):
+        parser.error(f"--runs need {needed} GPUs; visible here: {len(arguments.devices)}")
+    if arguments.runs is None:
+        arguments.runs = [name for name, run in RUNS.items() if run.gpus <= len(arguments.devices)]
+    return arguments
+
+
+def launch_arguments(run, folder, devices, steps, tiny=False):
+    """Of paddle_te.training.launch. Writes the model's config.json into the folder."""
+    size, flags = run.size, run.flags
+    if tiny:
+        size, flags = TINY, flags.replace("--fuse_wgrad_accumulation true", "")
+    (folder / "model").mkdir(parents=True)
+    (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **size.config}))
+    wanted = {
+        "model_name": folder / "model",
+        "tokenizer_name": "none",
+        "batch_size_per_device": run.batch,
+        "FSDP": run.sharding,
+        "TP": run.tp,
+        "GA": 1,
+        "SP": str(run.sequence_parallel).lower(),
+        "max_seqlen": size.dims.sequence,
+        "sharding_stage": run.stage,
+        "backend": "pd" if tiny else "te",
+        "precision": "bf16" if tiny else run.precision,
+        "recompute": run.recompute,
+        "DEVICES": ",".join(devices),
+        "MOCK_DATA": 1,
+        "MAX_STEPS": steps,
+        "OUTPUT_BASE": folder,
+        "EXP_NAME": "run",
+        "EXTRA_ARGS": f"--save_strategy no --report_to none --warmup_steps 2 {flags}",
+    }
+    return [f"--{name}={value}" for name, value in wanted.items()]
+
+
+def start(command, log, timeout):
+    """Exit status of the command, whose output goes to the file `log`; None if it had to be ended at its timeout."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))}
+    with open(log, "w") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # the launcher ends all that it has started
+            process.wait()
+            return None
+
+
+OUT_OF_MEMORY = re.compile(r"out of memory error.*|cannot allocate.*|CUDA_ERROR_OUT_OF_MEMORY.*", re.IGNORECASE)
+ERROR = re.compile(r"(?:\w+Error\b|error:|ERROR\]).*", re.IGNORECASE)
+
+
+def last_error(text):
+    """The line that says best why a run failed: memory, else the last error, else its last words."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for pattern in (OUT_OF_MEMORY, ERROR):
+        if found := [match[0] for line in lines if (match := pattern.search(line))]:
+            return found[-1][:300]
+    return lines[-1][:300] if lines else "no output"
+
+
+def execute(run, folder, devices, arguments, steps, warmup):
+    """Trains, and returns the run's row: {"status": "ok", …} or {"status": "failed", "reason"}."""
+    command = [sys.executable, "-m", "paddle_te.training.launch"]
+    command += launch_arguments(run, folder, devices, steps, arguments.tiny)
+    log, began = folder / "output.log", time.monotonic()
+    status = start(command, log, arguments.timeout)
+    seconds = time.monotonic() - began
+    row = {"run": describe(run, arguments.tiny), "seconds": round(seconds, 1), "command": shlex.join(command[1:])}
+    if status != 0:
+        ending = f"exit status {status}" if status else f"not done after {arguments.timeout:g} s"
+        return row | {"status": "failed", "reason": f"{last_error(log.read_text(errors='replace'))} ({ending})"}
+    records = [json.loads(line) for line in (folder / "run/output/train_log.jsonl").read_text().splitlines()]
+    return row | {"status": "ok"} | measured(run, records, warmup, seconds, arguments.tiny)
+
+
+def describe(run, tiny):
+    """What of a Run goes into the result."""
+    size = TINY if tiny else run.size
+    return asdict(run) | {"size": asdict(size), "layout": run.layout} | ({"precision": "bf16"} if tiny else {})
+
+
+def measured(run, records, warmup, seconds, tiny=False):
+    """Speeds, memory and losses from the lines of train_log.jsonl that come after `warmup` steps."""
+    size = replace(run, size=TINY).global_size if tiny else run.global_size
+    before = [0] + [record["step"] for record in records]
+    steady = [record for record, first in zip(records, before, strict=False) if first >= warmup]
+    times = [record["step_time"] * 1e3 for record in steady]
+    ms = statistics.median(times)
+    all_steps = sum(
+        (record["step"] - first) * record["step_time"] for record, first in zip(records, before, strict=False)
+    )
+    return {
+        "step_ms": {"median": ms, "min": min(times), "max": max(times), "all": [round(time, 3) for time in times]},
+        "tokens_per_second": size.tokens / ms * 1e3,
+        "tokens_per_second_per_gpu": size.tokens / ms * 1e3 / run.gpus,
+        "tflops_per_gpu": size.flops / ms / 1e9 / run.gpus,
+        "peak_bytes": records[-1]["peak_memory_bytes"],
+        "loss": [records[0]["loss"], records[-1]["loss"]],
+        "start_seconds": round(seconds - all_steps, 1),
+    }
+
+
+def next_try(peaks, refused, capacity=None):
+    """The batch to try next, given {batch that fits: its peak in bytes} and the least that does not (or None).
+
+    Doubling, then bisection; from two peaks on, where a line through the last two meets the capacity in bytes.
+    """
+    most = max(peaks, default=0)
+    guess = 2 * most if refused is None else (most + refused) // 2
+    if len(peaks) > 1 and capacity:
+        (b0, p0), (b1, p1) = sorted(peaks.items())[-2:]
+        guess = b1 + int((capacity - p1) * (b1 - b0) / (p1 - p0)) if p1 > p0 else guess
+    return max(most + 1, guess if refused is None else min(guess, refused - 1))
+
+
+def find_largest_batch(train, capacity=None):
+    """The greatest batch for which train(batch) gives a row that is ok.
+
+    Returns {"status": "ok", "batch" (0: none), "tries": {batch: row}}; "failed" with a reason for a failure that is not
+    of memory.
+    """
+    tries, refused, peaks = {}, None, {}
+    while refused != max(peaks, default=0) + 1:
+        batch = next_try(peaks, refused, capacity)
+        row = tries[batch] = train(batch)
+        if row["status"] == "ok":
+            peaks[batch] = row["peak_bytes"]
+        elif OUT_OF_MEMORY.search(row["reason"]):
+            refused = batch
+        else:
+            return {"status": "failed", "reason": f"batch {batch}: {row['reason']}", "tries": tries}
+    return {"status": "ok", "batch": max(peaks, default=0), "tries": tries}
+
+
+def largest_batches(name, devices, execute_run, capacity, save):
+    """Each recompute mode on a GPU of its own, as many at once as there are; save(mode, row) is called for each."""
+    free, lock = queue.Queue(), Lock()
+    for device in devices:
+        free.put(device)
+
+    def search(mode):
+        device = free.get()
+        try:
+            train = lambda batch: execute_run(  # noqa: E731
+                f"{name}-{mode}-b{batch}", replace(RUNS[name], recompute=mode, batch=batch), [device]
+            )
+            row = find_largest_batch(train, capacity)
+        finally:
+            free.put(device)
+        with lock:
+            save(mode, row)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        list(pool.map(search, RECOMPUTE))  # raises what a search raised
+
+
+def capacity_of(hardware):
+    """Bytes of the GPU's memory that tensors may take: a twentieth stays for CUDA, NCCL and gaps. None if unknown."""
+    total = re.fullmatch(r"(\d+) MiB", hardware.get("memory.total", ""))
+    return int(total[1]) * 2**20 * 0.95 if total else None
+
+
+def markdown(result):
+    """The readable tables of a result."""
+    lines = report.heading("Pretraining", result)
+    if result["runs"]:
+        lines += _runs_table(result["runs"])
+    for name, modes in result["largest_batch"].items():
+        lines += [f"## Largest batch: {name}", "", *_batches_table(modes)]
+    return "\n".join(lines)
+
+
+def _runs_table(runs):
+    def row(_, found):
+        run, ms = found["run"], found["step_ms"]
+        base = runs.get(run["base"], {})
+        scaling = found["tokens_per_second_per_gpu"] / base["tokens_per_second_per_gpu"] if "step_ms" in base else None
+        return [
+            f"{run['precision']}, {run['size']['layers']} layers, {run['batch']} × {run['size']['dims']['sequence']}"
+            + (f", {run['layout']}" if run["layout"] else ""),
+            f"{run['gpus']}",
+            f"{ms['median']:.1f}",
+            f"{ms['min']:.1f} to {ms['max']:.1f}",
+            f"{found['tokens_per_second']:.0f}",
+            f"{found['tokens_per_second_per_gpu']:.0f}",
+            f"{found['tflops_per_gpu']:.0f}",
+            f"{scaling:.3f} of {run['base']}" if scaling else "",
+            f"{found['peak_bytes'] / 1e9:.1f}",
+            " → ".join(f"{loss:.3f}" for loss in found["loss"]),
+            f"{found['start_seconds']:.0f}",
+        ]
+
+    header = "run|what|GPUs|ms|range|tokens/s|per GPU|TFLOP/s|scaling|peak GB|loss|start s".split("|")
+    return report.rows(header, runs, row)
+
+
+def _batches_table(modes):
+    def row(_, found):
+        best = found["tries"].get(found["batch"])
+        if best is None:
+            return ["0"]
+        speed = f"{best['tokens_per_second_per_gpu']:.0f}" if "tokens_per_second_per_gpu" in best else ""
+        return [f"{found['batch']}", f"{best['peak_bytes'] / 1e9:.1f}", speed, f"{len(found['tries'])}"]
+
+    return report.rows(["recompute", "batch", "peak GB", "tokens/s (few steps)", "tries"], modes, row)
+
+
+def main(argv=None):
+    arguments = parse_arguments(argv)
+    result = report.header("throughput", argv, DEFINITIONS) | {
+        "versions": packages(),
+        "settings": {"steps": arguments.steps, "warmup": arguments.warmup, "tiny": arguments.tiny},
+        "libraries": {},  # of the runs' own processes; paddle_te.env tells
+        "runs": {},
+        "largest_batch": {},
+    }
+    result["hardware"]["gpus"] = max([RUNS[name].gpus for name in arguments.runs], default=1)
+    path = arguments.output or ROOT / report.default_path(result)
+
+    def save():
+        report.write(result, path, markdown(result))
+
+    def train(folder, name, run, devices, steps, warmup):
+        row = execute(run, folder / name, devices, arguments, steps, warmup)
+        ms = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]
+        print(f"{name:32} {row['seconds']:6.1f} s  {ms}", flush=True)
+        return row
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.logs or Path(temporary)
+        for name in arguments.runs:
+            run = RUNS[name]
+            devices = arguments.devices[: run.gpus]
+            result["runs"][name] = train(folder, name, run, devices, arguments.steps, arguments.warmup)
+            save()
+        if name := arguments.largest_batch:
+            modes = result["largest_batch"][name] = {}
+
+            def keep(mode, row):
+                modes[mode] = row
+                save()
+
+            def attempt(label, run, devices):
+                return train(folder, label, run, devices, TRY_STEPS, 1)
+
+            largest_batches(name, arguments.devices, attempt, capacity_of(result["hardware"]), keep)
+    print(markdown(result))
+    print(f"{path} and {path.with_suffix('.md')}")
+    rows = [*result["runs"].values(), *result["largest_batch"].get(arguments.largest_batch, {}).values()]
+    return 0 if any(row["status"] == "ok" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
