@@ -199,19 +199,19 @@ class Handle {
 // A view of device memory; owns the handle, not the memory.
 struct Tensor {
   NVTEBasicTensor data{};
-  uintptr_t columnwise = 0;
+  uintptr_t columnwise = 0, scale = 0, amax = 0, scale_inv = 0;
   Handle handle;
 
   Tensor() = default;  // an empty tensor, for what TE wants passed but does not use
   Tensor(uintptr_t pointer, const py::tuple& shape, int dtype, uintptr_t columnwise, uintptr_t scale, uintptr_t amax,
          uintptr_t scale_inv)
-      : columnwise(columnwise) {
+      : columnwise(columnwise), scale(scale), amax(amax), scale_inv(scale_inv) {
     if (shape.size() > 14) throw py::value_error("a tensor has at most 14 dimensions");
     data.data_ptr = reinterpret_cast<void*>(pointer);
     data.dtype = dtype;
     for (; data.shape.ndim < shape.size(); data.shape.ndim++)
       data.shape.data[data.shape.ndim] = to_integer(PyTuple_GET_ITEM(shape.ptr(), data.shape.ndim));
-    if (pointer) handle.set(kRowwiseData, data);
+    if (pointer || !columnwise) handle.set(kRowwiseData, data);
     if (columnwise) {
       if (data.shape.ndim != 2) throw py::value_error("a tensor with columnwise data must have 2 dimensions");
       handle.set(kColumnwiseData, {reinterpret_cast<void*>(columnwise), dtype, {{cols(), rows()}, 2}});
@@ -221,7 +221,7 @@ struct Tensor {
     if (scale_inv) {
       // cuBLASLt answers "functionality is not supported" otherwise, without saying why.
       if (scale_inv % 16) throw py::value_error("scale_inv must be 16-byte aligned");
-      if (pointer) handle.set_scalar(kRowwiseScaleInv, scale_inv);
+      if (pointer || !columnwise) handle.set_scalar(kRowwiseScaleInv, scale_inv);
       if (columnwise) handle.set_scalar(kColumnwiseScaleInv, scale_inv);
     }
   }
@@ -233,6 +233,7 @@ struct Tensor {
     return n;
   }
   size_t numel() const { return rows() * cols(); }
+  bool is_fp8() const { return data.dtype == kE4M3 || data.dtype == kE5M2; }
   py::tuple shape() const {
     py::tuple result(data.shape.ndim);
     for (size_t i = 0; i < data.shape.ndim; i++) result[i] = data.shape.data[i];
@@ -567,11 +568,29 @@ static void check_attention(const char* name, Named named, const Tensor& q, cons
   }
 }
 
+// In fp8 TE reads factors without asking whether they are there. operands: read through scale_inv; results: written
+// under scale, with their amax; factors: of what never leaves the kernel, which needs all three.
+static void check_fp8_attention(const char* name, Named named, std::initializer_list<const Tensor*> operands,
+                                std::initializer_list<const Tensor*> results,
+                                std::initializer_list<const Tensor*> factors) {
+  const bool fp8 = (*operands.begin())->is_fp8();
+  auto refuse = [&](const char* text) { raise(describe(std::string(name) + ": " + text, named)); };
+  for (auto tensor : operands)
+    if (tensor->is_fp8() != fp8 || (fp8 && !tensor->scale_inv)) refuse("all operands in fp8, with scale_inv, or none");
+  for (auto tensor : results)
+    if (tensor->is_fp8() != fp8 || (fp8 && !(tensor->scale && tensor->amax)))
+      refuse("results are in fp8, with scale and amax, where q is, and only there");
+  for (auto tensor : factors)
+    if (!tensor != !fp8 || (tensor && !(tensor->scale && tensor->amax && tensor->scale_inv)))
+      refuse("fp8 needs s, in backward dp as well, with scale, amax and scale_inv; other dtypes take none");
+}
+
 // Only what cannot be derived is a parameter: plain softmax, causal masks aligned to the top left.
 #define SET_ATTENTION(kind)                                                                                          \
   params.tensor(k##kind##CuSeqlensQ, or_empty(cu_seqlens));                                                          \
   params.tensor(k##kind##CuSeqlensKV, or_empty(cu_seqlens));                                                         \
-  params.no_tensors({k##kind##CuSeqlensQPadded, k##kind##CuSeqlensKVPadded, k##kind##S});                            \
+  params.no_tensors({k##kind##CuSeqlensQPadded, k##kind##CuSeqlensKVPadded});                                        \
+  params.tensor(k##kind##S, or_empty(s));                                                                            \
   params.set<uint8_t>(k##kind##CudaGraph, 0);                                                                        \
   params.set<int32_t>(k##kind##Mask, mask);                                                                          \
   params.set<int32_t>(k##kind##BiasType, bias ? kPostScaleBias : kNoBias);                                           \
@@ -590,11 +609,12 @@ static void check_attention(const char* name, Named named, const Tensor& q, cons
 
 static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& stats,
                           float scale, int layout, int mask, bool is_training, Stream& stream, float dropout,
-                          const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias) {
+                          const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* s) {
   const char* name = "nvte_fused_attn_fwd_v2";
   Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens},
-                 {"bias", bias}};
+                 {"bias", bias}, {"s", s}};
   check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, mask, dropout, rng_state, cu_seqlens, bias);
+  check_fp8_attention(name, named, {&q, &k, &v}, {&out}, {s});
   call(name, named, [&] {
     NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias);
     AttentionParams params(nvte_create_fused_attn_fwd_params(), nvte_set_fused_attn_fwd_params_attribute,
@@ -621,14 +641,17 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
 static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& dout,
                           const Tensor& stats, const Tensor& dq, const Tensor& dk, const Tensor& dv, float scale,
                           int layout, int mask, Stream& stream, float dropout, bool deterministic,
-                          const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* dbias) {
+                          const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* dbias,
+                          const Tensor* s, const Tensor* dp) {
   const char* name = "nvte_fused_attn_bwd_v2";
   Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"dout", &dout}, {"stats", &stats}, {"dq", &dq},
-                 {"dk", &dk}, {"dv", &dv}, {"cu_seqlens", cu_seqlens}, {"bias", bias}, {"dbias", dbias}};
+                 {"dk", &dk}, {"dv", &dv}, {"cu_seqlens", cu_seqlens}, {"bias", bias}, {"dbias", dbias}, {"s", s},
+                 {"dp", dp}};
   check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats,
                   mask, dropout, rng_state, cu_seqlens, bias);
   if (bias && (!dbias || dbias->numel() != bias->numel()))
     raise(describe(std::string(name) + ": a bias needs dbias, of its shape", named));
+  check_fp8_attention(name, named, {&q, &k, &v, &out, &dout}, {&dq, &dk, &dv}, {s, dp});
   call(name, named, [&] {
     NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias);
     AttentionParams params(nvte_create_fused_attn_bwd_params(), nvte_set_fused_attn_bwd_params_attribute,
@@ -643,13 +666,15 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.tensor(kBwdDK, dk);
     params.tensor(kBwdDV, dv);
     params.tensor(kBwdDBias, or_empty(dbias));
-    params.no_tensors({kBwdDP, kBwdDSoftmaxOffset});
+    params.tensor(kBwdDP, or_empty(dp));
+    params.no_tensors({kBwdDSoftmaxOffset});
     params.set<NVTETensorPack*>(kBwdAux, &aux);
     params.set<uint8_t>(kBwdDeterministic, deterministic);
     params.set<int32_t>(kBwdDOFormat, kFormatBSHD);
     params.set<int32_t>(kBwdDQKVLayout, layout);
     params.set<int32_t>(kBwdDOScaleInvFormat, kFormatNotSet);
-    Key key = attention_key(kAttentionBwd, q, k, layout, mask, bias, deterministic + 2 * (dropout > 0));
+    const int64_t flags = deterministic + 2 * (dropout > 0) + 32 * dout.data.dtype;
+    Key key = attention_key(kAttentionBwd, q, k, layout, mask, bias, flags);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kBwdWorkspace, workspace);
       nvte_fused_attn_bwd_v2(params);
@@ -715,7 +740,7 @@ PYBIND11_MODULE(_shim, m) {
 
   py::class_<Tensor>(m, "Tensor", py::module_local(), R"(A view of device memory, which it does not own.
 
-data: device address of the row-major data (0: none); shape: tuple of ints; dtype: types.DType.
+data: device address of the row-major data (0: none, factors only); shape: tuple of ints; dtype: types.DType.
 columnwise: address of the transposed copy [cols, rows] that Hopper's fp8 GEMM needs; 2 dimensions only.
 scale, amax, scale_inv: addresses of float32 scalars on the device; scale_inv must be 16-byte aligned. Functions that
 produce fp8 read `scale`, write `scale_inv`, and raise `amax` to the input's greatest magnitude. A bfloat16 output
@@ -767,15 +792,18 @@ accumulate: adds to D (a residual, or a float32 main gradient). split_accumulato
         "TE's rotary embedding on [b, s, h, d], half-split (NeoX) convention; freqs: angles, float32 [s, 1, 1, d].");
   m.def("attention_fwd", &attention_fwd, "q"_a, "k"_a, "v"_a, "out"_a, "stats"_a, "scale"_a, "layout"_a, "mask"_a,
         "is_training"_a, "stream"_a, "dropout"_a = 0.f, "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr,
-        "bias"_a = nullptr,
+        "bias"_a = nullptr, "s"_a = nullptr,
         R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask + bias)·v. q: [b, s, h, d]; k, v: [b, keys, kv heads, d], at the
 addresses that `layout` (types.QKVLayout) implies. stats: float32 [b, h, s, 1], kept for backward. mask: types.Mask; the padding
 masks need cu_seqlens, int32 [b + 1]. dropout needs rng_state, int64 [2]: seed, offset. bias: [b or 1, h or 1, s,
-keys], in q's dtype; cuDNN takes none with a padding mask.)");
+keys], in q's dtype; cuDNN takes none with a padding mask. In fp8 (q, k, v and out): s has scale, amax and scale_inv of
+the softmax, and no data; out's scale_inv is not written.)");
   m.def("attention_bwd", &attention_bwd, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "stats"_a, "dq"_a, "dk"_a, "dv"_a,
         "scale"_a, "layout"_a, "mask"_a, "stream"_a, "dropout"_a = 0.f, "deterministic"_a = false,
-        "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "bias"_a = nullptr, "dbias"_a = nullptr,
-        "dq, dk, dv, laid out as q, k, v are; dbias, the bias's gradient, which cuDNN always computes.");
+        "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "bias"_a = nullptr, "dbias"_a = nullptr, "s"_a = nullptr,
+        "dp"_a = nullptr,
+        "dq, dk, dv, laid out as q, k, v are; dbias, the bias's gradient, which cuDNN always computes. In fp8: s as in "
+        "forward, dp the same for the softmax's gradient; dq's, dk's and dv's scale_inv are not written.");
   m.def("memcpy_async", &memcpy_async, "destination"_a, "source"_a, "bytes"_a, "stream"_a);
   m.def("memset_async", &memset_async, "destination"_a, "value"_a, "bytes"_a, "stream"_a);
   m.def("launch", &launch, "kernel"_a, "grid"_a, "block"_a, "shared_bytes"_a, "stream"_a,

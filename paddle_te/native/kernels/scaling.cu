@@ -1,0 +1,9 @@
+// Factors of fp8 tensors that no kernel of TE's writes.
+//
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
+
+// scale_inv[4 i] = 1 / scale[i], for i < n.
+extern "C" __global__ void reciprocals(const float* scale, float* scale_inv, long long n) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) scale_inv[4 * i] = 1 / scale[i];
+}
