@@ -1,7 +1,9 @@
 """tools/benchmark/step.py: a step trains, its parts add up to it, and a run leaves its tables."""
 
+import gc
 import json
 import math
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -51,6 +53,15 @@ def test_micro_batches_are_one_step(peer):
     twice.mark = seen.append
     twice.step()
     assert tuple(seen) == step.PARTS[:6] * 2 + step.PARTS[6:]
+
+
+def test_its_memory_is_free_for_the_next_peer():
+    peer = step.PaddleStep(SMALL, backend="paddle", **CPU)
+    step.time_parts(timing.HostClock(), peer, 2)
+    gone = weakref.ref(peer), weakref.ref(peer.model.lm_head.weight)
+    del peer
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
 
 
 @pytest.mark.parametrize("flags", [{}, dict(backend="none"), dict(use_fused_linear_cross_entropy=True)])

@@ -130,7 +130,7 @@ class TrainingStep:
             self.mark(PARTS[5])
         self.update()
         self.mark(PARTS[7])
-        self.last_loss = loss
+        self.last_loss = loss.detach()  # its graph holds the hooks, they this object: no collector sees that circle
 
     def loss(self, is_first_microbatch):
         """Of a micro-batch."""
