@@ -2,8 +2,8 @@
 
 from paddle_te.distributed.pipeline import group_pipeline_transfers
 from paddle_te.distributed.recompute import recompute
-from paddle_te.distributed.sharding import allow_tensor_fusion
+from paddle_te.distributed.sharding import prepare_sharding
 from paddle_te.distributed.store import use_threaded_store
 from paddle_te.distributed.tensor_parallel import TensorParallel
 
-__all__ = ["TensorParallel", "allow_tensor_fusion", "group_pipeline_transfers", "recompute", "use_threaded_store"]
+__all__ = ["TensorParallel", "group_pipeline_transfers", "prepare_sharding", "recompute", "use_threaded_store"]

@@ -8,7 +8,7 @@ from typing import Optional
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
-from paddle_te.distributed import allow_tensor_fusion, group_pipeline_transfers, use_threaded_store
+from paddle_te.distributed import group_pipeline_transfers, prepare_sharding, use_threaded_store
 from paddle_te.training.checks import check_flags
 
 
@@ -58,7 +58,7 @@ class PreTrainingArguments(TrainingArguments):
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
             raise ValueError("asynchronous saving: a checkpoint could not be told from an incomplete one; leave it out")
         use_threaded_store()  # before PaddleNLP's arguments initialise fleet
-        allow_tensor_fusion()
+        prepare_sharding()
         if self.virtual_pp_degree > 1:
             group_pipeline_transfers()
         super().__post_init__()

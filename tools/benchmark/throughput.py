@@ -34,7 +34,7 @@ from tools.benchmark.problem import Dims  # noqa: E402
 
 LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
-TINY = step.Size(Dims(1, 64, 64, 96, 4, 2), 128, 2)  # of every run with --tiny
+TINY = step.Size(Dims(1, 64, 64, 96, 4, 4), 128, 2)  # of every run with --tiny
 
 # run_pretrain's flags. Weight gradients are added to float32 main gradients inside the GEMMs.
 MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true"
