@@ -40,7 +40,8 @@ def strided(pointer, shape, token_stride, dtype):
     tokens, heads, d = shape
     flat = at(pointer, ((tokens - 1) * token_stride + heads * d,), dtype)
     size = flat.itemsize
-    return np.lib.stride_tricks.as_strided(flat, shape, (token_stride * size, d * size, size))
+    bits = flat.view(f"u{size}")  # as_strided does not know 8-bit floats
+    return np.lib.stride_tricks.as_strided(bits, shape, (token_stride * size, d * size, size)).view(dtype)
 
 
 class Tensor:
@@ -114,6 +115,10 @@ def rmsnorm_bwd(dz, x, rsigma, gamma, dx, dgamma, stream, add=None):
 
 def quantize(input, output, stream):
     output.write(input.read())
+
+
+def dequantize(input, output, stream):
+    output.write(input.read() * input.scale_inv)
 
 
 def transpose(input, output, stream):
@@ -194,12 +199,32 @@ def _probabilities(q, k, scale, mask, bias):
     return exponents / total, greatest + np.log(total)
 
 
-def attention_fwd(q, k, v, out, stats, scale, layout, mask, is_training, stream, dropout, rng_state, cu_seqlens, bias):
-    assert dropout == 0
-    q, k, v = _per_head(*_attention_arrays((q, k, v), layout))
+def _dequantized(arrays, tensors):
+    return [array * t.scale_inv if t.is_fp8 else array for array, t in zip(arrays, tensors, strict=True)]
+
+
+def _rounded(values, factors):
+    """What remains of what never leaves the kernel, under its factors: a Tensor without data, or None."""
+    if factors is None:
+        return values
+    assert factors.data_ptr == 0
+    limit = GREATEST[factors.dtype]
+    factors.amax[...] = np.maximum(factors.amax, np.abs(values).max())
+    rounded = np.clip(values * factors.scale, -limit, limit).astype(NUMPY[factors.dtype])
+    return rounded.astype(np.float32) * factors.scale_inv
+
+
+def attention_fwd(
+    q, k, v, out, stats, scale, layout, mask, is_training, stream, dropout, rng_state, cu_seqlens, bias, s=None
+):
+    assert dropout == 0 and (s is None) != q.is_fp8
+    inverse = out.scale_inv.copy() if out.is_fp8 else None
+    q, k, v = _dequantized(_per_head(*_attention_arrays((q, k, v), layout)), (q, k, v))
     p, statistics = _probabilities(q, k, scale, mask, bias)
     stats.array[...] = statistics
-    out.write(np.moveaxis(p @ v, 1, 2))
+    out.write(np.moveaxis(_rounded(p, s) @ v, 1, 2))
+    if out.is_fp8:
+        out.scale_inv[...] = inverse  # cuDNN writes none
 
 
 def _store(target, values, layout):
@@ -207,21 +232,29 @@ def _store(target, values, layout):
     b, s, heads, d = target.shape
     values = np.moveaxis(values.reshape(b, heads, -1, s, d).sum(2), 1, 2)
     stride = heads * d * (3 if layout == QKVLayout.BS3HD else 1)
-    strided(target.data_ptr, (b * s, heads, d), stride, NUMPY[target.dtype])[...] = values.reshape(b * s, heads, d)
+    if target.is_fp8:
+        limit = GREATEST[target.dtype]
+        target.amax[...] = np.maximum(target.amax, np.abs(values).max())
+        values = np.clip(values * target.scale, -limit, limit)
+    lies = strided(target.data_ptr, (b * s, heads, d), stride, NUMPY[target.dtype])
+    lies[...] = values.reshape(b * s, heads, d).astype(lies.dtype)
 
 
 def attention_bwd(
     q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream,
-    dropout, deterministic, rng_state, cu_seqlens, bias, dbias
+    dropout, deterministic, rng_state, cu_seqlens, bias, dbias, s=None, dp=None
 ):  # fmt: skip
     assert dropout == 0 and (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
+    assert (s is None) == (dp is None) != q.is_fp8 == out.is_fp8 == dout.is_fp8 == dq.is_fp8
     targets = dq, dk, dv
-    q, k, v = _per_head(*_attention_arrays((q, k, v), layout))
+    q, k, v = _dequantized(_per_head(*_attention_arrays((q, k, v), layout)), (q, k, v))
     p, statistics = _probabilities(q, k, scale, mask, bias)
-    assert np.allclose(stats.array, statistics, atol=1e-2), "the statistics of another forward"
-    out, dout = (np.moveaxis(t.read(), 1, 2) for t in (out, dout))
-    dp = dout @ np.swapaxes(v, 2, 3)
-    ds = p * (dp - (out * dout).sum(-1, keepdims=True)) * np.float32(scale)
+    # fp8's rounding makes a difference where the backward of a forward in fp8 is not in fp8
+    assert np.allclose(stats.array, statistics, atol=0.3), "the statistics of another forward"
+    p = p * np.exp(statistics - stats.array)
+    out, dout = (np.moveaxis(x, 1, 2) for x in _dequantized([out.read(), dout.read()], (out, dout)))
+    ds = p * (dout @ np.swapaxes(v, 2, 3) - (out * dout).sum(-1, keepdims=True)) * np.float32(scale)
+    ds, p = _rounded(ds, dp), _rounded(p, s)
     gradients = ds @ k, np.swapaxes(ds, 2, 3) @ q, np.swapaxes(p, 2, 3) @ dout
     for target, gradient in zip(targets, gradients, strict=True):
         _store(target, gradient, layout)
@@ -229,6 +262,8 @@ def attention_bwd(
 
 def launch(kernel, grid, block, shared, stream, *arguments):
     """The kernels of native/kernels, by name."""
+    if kernel == "reciprocals":
+        return reciprocals(*arguments)
     name, _, dtype = kernel.rpartition("_")
     {"rope": rope, "cross_entropy_stats": cross_entropy_stats, "cross_entropy_loss": cross_entropy_loss}[name](
         ELEMENTS[dtype], grid, *arguments
@@ -272,6 +307,11 @@ def cross_entropy_loss(dtype, grid, logits, labels, stats, loss, rows, columns, 
         x[...] = (gradient * (losses > 0)[:, None]).astype(dtype)
 
 
+def reciprocals(scale, scale_inv, n):
+    """kernels/scaling.cu."""
+    at(scale_inv, (n, 4), np.float32)[:, 0] = 1 / at(scale, (n,), np.float32)
+
+
 def memcpy_async(destination, source, bytes, stream):
     ctypes.memmove(destination, source, bytes)
 
@@ -281,7 +321,7 @@ def memset_async(destination, value, bytes, stream):
 
 
 KERNELS = (
-    rmsnorm_fwd, rmsnorm_bwd, quantize, transpose, swiglu, dswiglu, dswiglu_cast_transpose, gemm, amax_and_scale_update,
+    rmsnorm_fwd, rmsnorm_bwd, quantize, dequantize, transpose, swiglu, dswiglu, dswiglu_cast_transpose, gemm, amax_and_scale_update,
     compute_amax, compute_scale_from_amax, attention_fwd, attention_bwd, launch, memcpy_async, memset_async,
 )  # fmt: skip
 
@@ -303,7 +343,7 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import cross_entropy, rope
+    from paddle_te.native import cross_entropy, rope, scaling
     from paddle_te.ops.te import runtime
 
     te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream)
@@ -311,6 +351,6 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = kernel if paddle.get_device() == "cpu" else _in_order(kernel)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (rope, cross_entropy):
+    for module in (rope, cross_entropy, scaling):
         setattr(module, "kernel", lambda name, file, capability: name)
     setattr(runtime, "_runtimes", {})

@@ -23,7 +23,14 @@ def name_modules(root):
 
 def _describe(recipe):
     fields = asdict(recipe)
+    if not fields["fp8_dpa"]:  # states from before there was such a thing serve as well
+        fields = {name: value for name, value in fields.items() if not name.startswith("fp8_dpa")}
     return {"name": type(recipe).__name__, **fields, "fp8_format": fields["fp8_format"].name}
+
+
+def _serving(root, recipe):
+    """`name_modules` of those that compute in fp8 under the recipe."""
+    return {name: module for name, module in name_modules(root).items() if module.serves(recipe)}
 
 
 def _bindings(modules, recipe):
@@ -61,7 +68,7 @@ def reduce_amax(root, recipe):
     Only then is one rank's `state_dict` that of all ranks of the group: until the step ends each rank has its own
     amaxes. Changes no result. Does nothing without a group, with reduce_amax=False and for current scaling.
     """
-    bindings = _bindings(name_modules(root), recipe)
+    bindings = _bindings(_serving(root, recipe), recipe)
     groups = {block: bindings[name].state.reduction_group() for name, _, block, _ in _places(bindings)}
     for block, group in groups.items():  # in the same order on all ranks
         if group is not None:
@@ -75,7 +82,7 @@ def state_dict(root, recipe):
     of each), "scale": [2·GEMMs]}, "backward": the same with [GEMMs], "done": whether it completed a backward since
     the last update}}}. Current scaling has no state: no modules. It is this rank's; see `reduce_amax`.
     """
-    bindings = _bindings(name_modules(root), recipe)
+    bindings = _bindings(_serving(root, recipe), recipe)
     copies = _copies(bindings)
     saved = {name: {"done": binding.done == binding.pair.generation} for name, binding in bindings.items()}
     for name, direction, block, slots in _places(bindings):
@@ -115,7 +122,7 @@ def set_state_dict(root, state, recipe):
     Raises ValueError, and changes nothing, where the recipe differs (its amax_history_len included), a module is
     missing or unknown, or shapes differ.
     """
-    modules = name_modules(root)
+    modules = _serving(root, recipe)
     _check(state, modules, recipe)
     bindings = _bindings(modules, recipe)
     copies = _copies(bindings)
@@ -129,7 +136,7 @@ def set_state_dict(root, state, recipe):
                 )
             target[..., slots] = value
     for block, arrays in copies.items():
-        block.set(*map(paddle.to_tensor, arrays))
+        block.restore(*arrays)
     for pair in {binding.pair for binding in bindings.values()}:
         pair.generation += 1  # weights quantized under the scales before are of no use any more
     for name, binding in bindings.items():
@@ -161,7 +168,7 @@ def load(path, root, recipe, names=None):
         raise FileNotFoundError(f"no fp8 scaling state at {path}; it was saved beside the weights, one file a rank")
     states = [paddle.load(p, return_numpy=True) for p in paths]
     try:
-        set_state_dict(root, _joined(states, name_modules(root), names or {}) if several else states[0], recipe)
+        set_state_dict(root, _joined(states, _serving(root, recipe), names or {}) if several else states[0], recipe)
     except ValueError as error:
         raise ValueError(f"{', '.join(paths)}: {error}") from error
 

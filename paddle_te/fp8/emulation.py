@@ -100,3 +100,66 @@ def emulated_fp8_linear(x, weight, quantizers):
     y = q(x) · q(weight)ᵀ, dx = q(dy) · q(weight), dweight = q(dy)ᵀ · q(x), where q is `quantize_dequantize`.
     """
     return _EmulatedFP8Linear.apply(x, weight, quantizers)
+
+
+class _EmulatedFP8Attention(PyLayer):
+    """Causal attention with a rounding to fp8 wherever cuDNN's kernels have one, on float32 [b, h_kv, h / h_kv, s, d].
+
+    The graphs are those of sdpa_fp8 and sdpa_fp8_backward in NVIDIA's cudnn-frontend, with which TE 2.20's
+    common/fused_attn/fused_attn_fp8.cu calls cuDNN.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, scale, quantizers):
+        b, s, h_kv, d = k.shape
+        of_qkv, of_softmax, of_out = (quantizer.input for quantizer in quantizers)
+        heads = lambda x: x.transpose([0, 2, 1, 3]).reshape([b, h_kv, -1, s, d])  # noqa: E731
+        q8, k8, v8 = (heads(quantize_dequantize(x, of_qkv)) for x in (q, k, v))
+        scores = _causal_scores(q8, k8, scale)
+        greatest = scores.max(-1, keepdim=True)
+        statistics = greatest + (scores - greatest).exp().sum(-1, keepdim=True).log()
+        softmax8 = quantize_dequantize((scores - statistics).exp(), of_softmax)
+        out8 = quantize_dequantize(paddle.matmul(softmax8, v8), of_out)
+        in_fp8 = quantizers[0].module.recipe.fp8_dpa_bwd
+        kept = (q8, k8, v8) if in_fp8 else [heads(x.astype("float32")) for x in (q, k, v)]
+        ctx.save_for_backward(*kept, statistics, out8)
+        ctx.options = scale, quantizers, in_fp8, heads, q.dtype, [not x.stop_gradient for x in (q, k, v)]
+        return _tokens(out8).astype(q.dtype)
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, statistics, out = ctx.saved_tensor()
+        scale, quantizers, in_fp8, heads, dtype, needs = ctx.options
+        cast = quantize_dequantize if in_fp8 else lambda x, _: x
+        of_qkv, of_softmax, of_out = (quantizer.grad_output for quantizer in quantizers)
+        dout = heads(cast(dout.astype("float32"), of_out))
+        softmax = (_causal_scores(q, k, scale) - statistics).exp()
+        dsoftmax = paddle.matmul(dout, v, transpose_y=True)
+        dscores = cast(softmax * (dsoftmax - (dout * out).sum(-1, keepdim=True)) * scale, of_softmax)
+        dv = paddle.matmul(cast(softmax, quantizers[1].input), dout, transpose_x=True)
+        dq, dk = paddle.matmul(dscores, k), paddle.matmul(dscores, q, transpose_x=True)
+        gradients = [dq, *(x.sum(2, keepdim=True) for x in (dk, dv))]
+        gradients = [_tokens(cast(x, of_qkv)).astype(dtype) for x in gradients]
+        quantizers[0].module.backward_done()
+        return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
+
+
+def _causal_scores(q, k, scale):
+    """q·kᵀ·scale, -inf where a token comes later."""
+    s = q.shape[-2]
+    later = paddle.triu(paddle.full([s, s], float("-inf")), diagonal=1)
+    return paddle.matmul(q, k, transpose_y=True) * scale + later
+
+
+def _tokens(x):
+    """[b, h_kv, group, s, d] -> [b, s, h, d]."""
+    return x.flatten(1, 2).transpose([0, 2, 1, 3])
+
+
+def emulated_fp8_attention(q, k, v, scale, quantizers):
+    """Causal softmax(q·kᵀ·scale)·v, all operands rounded to fp8, forward and (recipe.fp8_dpa_bwd) backward.
+
+    q: [b, s, h, d]; k, v: [b, s, h_kv, d]; result like q. quantizers: GemmQuantizers of q, k and v (under one scale),
+    of the softmax and of the output. Without fp8_dpa_bwd backward takes q, k, v as they came, and the rounded output.
+    """
+    return _EmulatedFP8Attention.apply(q, k, v, scale, quantizers)

@@ -89,11 +89,12 @@ class Binding:
 
 
 class ForwardPass:
-    """From a module's forward to the end of its backward, or until nobody can run that any more."""
+    """From a module's forward to the end of its backward, or until nobody can run that any more. recipe: forward's."""
 
-    __slots__ = ("_scaling", "_binding", "_generation", "_training")
+    __slots__ = ("recipe", "_scaling", "_binding", "_generation", "_training")
 
     def __init__(self, scaling, binding, training):
+        self.recipe = binding.state.recipe
         self._scaling, self._binding, self._training = scaling, binding, training
         self._generation = binding.pair.generation
         binding.pair.in_flight += 1
@@ -133,21 +134,33 @@ class ModuleScaling:
     """The fp8 side of a layer with `num_gemms` GEMMs whose backend is `backend`. Holds no tensors before its first use.
 
     name: the layer's structured name, its key in checkpoints; `name_modules` sets it.
+    attention: it serves attention, and recipes with fp8_dpa only. As in TE attention counts as three GEMMs: inputs and
+    output gradients are q, k, v together, the softmax, and the output; their weights' places stay empty.
     """
 
-    def __init__(self, num_gemms, backend):
+    def __init__(self, num_gemms, backend, attention=False):
         self.num_gemms = num_gemms
         self.backend = backend
+        self.attention = attention
         self.name = None
         self._bindings = {}  # recipe -> Binding
         self._recipe = self._binding = None  # those of the last forward
 
     def __reduce__(self):
         # a copied or unpickled layer has scales of its own
-        return ModuleScaling, (self.num_gemms, self.backend)
+        return ModuleScaling, (self.num_gemms, self.backend, self.attention)
+
+    @classmethod
+    def of_attention(cls, backend):
+        return cls(3, backend, attention=True)
+
+    def serves(self, recipe):
+        """Whether the recipe has this module compute in fp8."""
+        return not self.attention or recipe.fp8_dpa
 
     def begin_forward(self, training=True, is_first_microbatch=None):
-        """Call at the start of each forward: a tuple of GemmQuantizers, one a GEMM; None outside `fp8_autocast`.
+        """Call at the start of each forward: a tuple of GemmQuantizers, one a GEMM; None outside `fp8_autocast`,
+        and for attention under a recipe without fp8_dpa.
 
         is_first_microbatch: as `fp8.microbatch`, which is asked where it is None.
 
@@ -159,7 +172,7 @@ class ModuleScaling:
         forward from the next step's.
         """
         context = autocast.get_autocast_state()
-        if not context.enabled:
+        if not context.enabled or not self.serves(context.recipe):
             return None
         if is_first_microbatch is None:
             is_first_microbatch = context.is_first_microbatch

@@ -35,6 +35,9 @@ class DelayedScaling:
     amax_history_len: steps that the history remembers, 1 or more.
     amax_compute_algo: "max" takes the greatest amax of the history, "most_recent" the last step's.
     reduce_amax: take the greatest amax over `fp8_autocast`'s fp8_group, so that its ranks have the same scales.
+    fp8_dpa: attention in fp8 as well: q, k, v, softmax and output, and the gradients of all. What comes in and goes
+    out stays as it is. Pays at long sequences.
+    fp8_dpa_bwd: with fp8_dpa, its backward too. False is TE's NVTE_FP8_DPA_BWD=0: backward in the inputs' precision.
 
     Raises ValueError for anything else.
     """
@@ -44,6 +47,8 @@ class DelayedScaling:
     amax_history_len: int = 1024
     amax_compute_algo: str = "max"
     reduce_amax: bool = True
+    fp8_dpa: bool = False
+    fp8_dpa_bwd: bool = True
 
     kind = "delayed"
 
@@ -56,23 +61,31 @@ class DelayedScaling:
         if self.amax_compute_algo not in AMAX_COMPUTE_ALGOS:
             allowed = " or ".join(map(repr, AMAX_COMPUTE_ALGOS))
             raise ValueError(f"amax_compute_algo={self.amax_compute_algo!r}; it may be {allowed}")
-        if not isinstance(self.reduce_amax, bool):
-            raise ValueError(f"reduce_amax={self.reduce_amax!r}; it must be True or False")
+        for name in ("reduce_amax", "fp8_dpa", "fp8_dpa_bwd"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}; it must be True or False")
 
 
 @dataclass(frozen=True)
 class Float8CurrentScaling:
     """Scales come from the tensor at hand: scale = fp8_max / amax, at the price of one more pass over it.
 
-    fp8_format: Format.HYBRID or Format.E4M3. Raises ValueError for anything else.
+    fp8_format: Format.HYBRID or Format.E4M3. fp8_dpa: False; attention in fp8 is delayed scaling's.
+    Raises ValueError for anything else.
     """
 
     fp8_format: Format = Format.HYBRID
+    fp8_dpa: bool = False
 
     kind = "current"
 
     def __post_init__(self):
         _check_format(self.fp8_format)
+        if self.fp8_dpa is not False:
+            raise ValueError(
+                f"fp8_dpa={self.fp8_dpa!r}: Transformer Engine has no fp8 attention with current scaling on Hopper; "
+                "use DelayedScaling(fp8_dpa=True), or leave fp8_dpa out"
+            )
 
 
 RECIPES = (DelayedScaling, Float8CurrentScaling)

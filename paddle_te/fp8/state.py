@@ -25,11 +25,12 @@ def divide(a, b):
     return (a / b).clip(max=FLOAT32_MAX).astype("float32")
 
 
-def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo):
+def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, scale_inv=None):
     """Roll the amax history and compute the next scales: (history, scale) after the step, as new tensors.
 
     history: [amax_history_len, n] float32, row 0 the amax of the step that ends, then the oldest to the newest one
-    before. scale: [n] float32. Bit for bit `kernel` in TE 2.20's common/recipe/delayed_scaling.cu, which is
+    before. scale: [n] float32. scale_inv: not used.
+    Bit for bit `kernel` in TE 2.20's common/recipe/delayed_scaling.cu, which is
     nvte_delayed_scaling_recipe_amax_and_scale_update: scale = fp8_max · 2^-margin / amax, the float32 maximum where
     that overflows, the scale before where amax is 0, infinite or not a number; row 0 moves to the end and becomes 0.
     """
@@ -49,9 +50,10 @@ _updates = {"paddle": amax_and_scale_update}
 
 
 def register_backend(backend, update):
-    """Say how `backend` updates scales: update(history, scale, fp8_max, margin, amax_compute_algo).
+    """Say how `backend` updates scales: update(history, scale, fp8_max, margin, amax_compute_algo[, scale_inv]).
 
-    It does what `amax_and_scale_update` does and returns the new tensors, or None when it worked in place.
+    It does what `amax_and_scale_update` does and returns the new tensors, or None when it worked in place. One that
+    works in place is given scale_inv [n, 4] where fp8_dpa is on, and writes 1 / scale into its first column.
     """
     _updates[backend] = update
 
@@ -159,6 +161,12 @@ class Block:
             for quantizer in self.quantizers:
                 quantizer.bind()
 
+    def restore(self, history, scale):
+        """As `set`, of arrays; brings scale_inv along, which the next update's kernel would."""
+        inverse = paddle.to_tensor((1 / scale).repeat(4).reshape([-1, 4]))
+        self.scale_inv = inverse
+        self.set(paddle.to_tensor(history), paddle.to_tensor(scale))
+
     def reduce(self, group):
         """The greatest of each amax of the step over the group's ranks."""
         self.flush()
@@ -171,7 +179,9 @@ class Block:
         self.flush()
         if group is not None:
             self.reduce(group)
-        updated = update(self.history, self.scale, FP8_MAX[self.dtype], recipe.margin, recipe.amax_compute_algo)
+        # attention's kernels read the scale_inv of what nobody quantizes
+        more = (self.scale_inv,) if recipe.fp8_dpa else ()
+        updated = update(self.history, self.scale, FP8_MAX[self.dtype], recipe.margin, recipe.amax_compute_algo, *more)
         if updated is not None:
             self.set(*updated)
 

@@ -4,25 +4,49 @@ import paddle
 from paddle import nn
 
 from paddle_te.distributed import recompute
+from paddle_te.fp8 import ModuleScaling
 from paddle_te.layers.linear import LayerNormLinear, Linear, local_size
 from paddle_te.ops import get_ops
 
 
 class DotProductAttention(nn.Layer):
-    """softmax(q·kᵀ / √d)·v, causal unless a mask is given."""
+    """softmax(q·kᵀ / √d)·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa."""
 
     def __init__(self, kv_channels, backend="transformer_engine"):
         super().__init__()
         self.ops = get_ops(backend)
+        self.kv_channels = kv_channels
         self.scale = kv_channels**-0.5
+        self.fp8 = ModuleScaling.of_attention(backend)
 
-    def forward(self, query_layer, key_layer, value_layer, attention_mask=None):
+    def begin_forward(self, masked, cached, is_first_microbatch=None):
+        """What attention takes as quantizers, None where it is not in fp8. Call it before the first kernel.
+
+        masked: there is an attention mask; cached: keys of earlier tokens. Raises ValueError where fp8_dpa is on and
+        either is so, or the backend has no such attention.
+        """
+        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
+        if quantizers is None:
+            return None
+        if masked or cached:
+            what = "attention mask (packed documents, padding)" if masked else "key-value cache (generation)"
+            raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
+        self.ops.check_fp8_attention(self.kv_channels)
+        return quantizers
+
+    def forward(self, query_layer, key_layer, value_layer, attention_mask=None, is_first_microbatch=None):
         """query_layer [b, s, h, d], key_layer and value_layer [b, s_kv, h_kv, d] -> [b, s, h·d].
 
-        attention_mask: additive, [b or 1, 1, s, s_kv], or None for causal.
+        attention_mask: additive, [b or 1, 1, s, s_kv], or None for causal. is_first_microbatch: matters in fp8 only.
         """
+        cached = key_layer.shape[1] != query_layer.shape[1]
         return self.ops.dot_product_attention(
-            query_layer, key_layer, value_layer, scale=self.scale, attention_mask=attention_mask
+            query_layer,
+            key_layer,
+            value_layer,
+            scale=self.scale,
+            attention_mask=attention_mask,
+            quantizers=self.begin_forward(attention_mask is not None, cached, is_first_microbatch),
         )
 
 
@@ -105,26 +129,29 @@ class MultiHeadAttention(nn.Layer):
         use_cache: return (output, (k, v)) with x's keys and values appended.
         """
         layers = self._sub_layers  # see layers.linear._Layer
+        with_cache = past_key_value is not None or use_cache
+        quantizers = layers["core_attention"].begin_forward(attention_mask is not None, with_cache, is_first_microbatch)
         qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
         flat = qkv.ndim == 2
         if flat:
             qkv = qkv.reshape([-1, self.max_sequence_length, qkv.shape[-1]])
-        if past_key_value is not None or use_cache:
+        if with_cache:
             context, key_value = self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, past_key_value)
         elif recompute_core_attention and self.training:
-            context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask)
+            context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask, quantizers)
         else:
-            context = self._attend(qkv, rotary_pos_emb, attention_mask)
+            context = self._attend(qkv, rotary_pos_emb, attention_mask, quantizers)
         if flat:
             context = context.reshape([-1, context.shape[-1]])
         out = layers["proj"](context, residual, is_first_microbatch)
         return (out, key_value) if use_cache else out
 
-    def _attend(self, qkv, rotary_pos_emb, attention_mask):
+    def _attend(self, qkv, rotary_pos_emb, attention_mask, quantizers):
         """Training's case, for which backends have one operation where there is no mask."""
         if attention_mask is not None:
             return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
-        return self.ops.rotary_attention(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, scale=self.scale)
+        heads = self.num_heads, self.num_kv_heads
+        return self.ops.rotary_attention(qkv, rotary_pos_emb, *heads, scale=self.scale, quantizers=quantizers)
 
     def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
         """(context, (k, v) of all tokens so far)."""

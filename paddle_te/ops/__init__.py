@@ -17,11 +17,14 @@ Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one ra
 | layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation) | x's shape |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss [n, 1], dlogits; see below |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
-| dot_product_attention(q, k, v, scale, attention_mask) | [b, s, heads·d] |
-| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale) | the same of the two, in one operation |
+| dot_product_attention(q, k, v, scale, attention_mask, quantizers) | [b, s, heads·d] |
+| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, quantizers) | the same of the two, in one operation |
+| check_fp8_attention(head_dim) | None; raises where attention takes no quantizers, saying why |
 
 cross_entropy: logits [n, vocab / tp.size], which are lost, and labels [n, 1]; the loss is float32, 0 for ignore_index;
 dlogits, None without `train`, is the gradient of the sum of the losses above 0. No gradients flow.
+
+Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, as many keys as queries.
 
 freqs are angles [s, d], or [b, s, d] for sequences with positions of their own; there may be more keys than queries (a
 key-value cache).

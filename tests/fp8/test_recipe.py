@@ -8,7 +8,13 @@ from paddle_te.fp8.recipe import FP8_MAX
 
 def test_defaults_are_transformer_engines():
     assert dataclasses.asdict(DelayedScaling()) == dict(
-        margin=0, fp8_format=Format.HYBRID, amax_history_len=1024, amax_compute_algo="max", reduce_amax=True
+        margin=0,
+        fp8_format=Format.HYBRID,
+        amax_history_len=1024,
+        amax_compute_algo="max",
+        reduce_amax=True,
+        fp8_dpa=False,
+        fp8_dpa_bwd=True,  # TE's environment variable NVTE_FP8_DPA_BWD
     )
     assert Float8CurrentScaling().fp8_format is Format.HYBRID
 
@@ -42,6 +48,8 @@ def test_equal_recipes_are_equal_and_frozen():
         dict(amax_compute_algo="mean"),
         dict(amax_compute_algo=max),
         dict(reduce_amax=1),
+        dict(fp8_dpa=1),
+        dict(fp8_dpa_bwd=None),
         dict(fp8_format="HYBRID"),
         dict(fp8_format=None),
     ],
@@ -53,3 +61,8 @@ def test_wrong_arguments_are_named(arguments):
     if name == "fp8_format":
         with pytest.raises(ValueError, match="Format.HYBRID"):
             Float8CurrentScaling(**arguments)
+
+
+def test_current_scaling_has_no_attention():
+    with pytest.raises(ValueError, match="no fp8 attention with current scaling.*DelayedScaling"):
+        Float8CurrentScaling(fp8_dpa=True)

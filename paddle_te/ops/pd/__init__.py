@@ -3,13 +3,14 @@
 Interface, shapes and dtypes: `paddle_te.ops`.
 """
 
-from paddle_te.ops.pd.attention import dot_product_attention, rotary_attention, rotary_qkv
+from paddle_te.ops.pd.attention import check_fp8_attention, dot_product_attention, rotary_attention, rotary_qkv
 from paddle_te.ops.pd.cross_entropy import cross_entropy
 from paddle_te.ops.pd.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
 
 __all__ = [
     "accumulate_wgrad",
     "check",
+    "check_fp8_attention",
     "cross_entropy",
     "dot_product_attention",
     "layernorm_linear",

@@ -3,6 +3,8 @@
 import paddle
 import paddle.nn.functional as F
 
+from paddle_te.fp8.emulation import emulated_fp8_attention
+
 
 def _rotate(x, cos, sin):
     first, second = x.chunk(2, -1)
@@ -25,12 +27,14 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     return tuple(_rotate(t.astype("float32"), cos, sin).astype(t.dtype) for t in (q, k)) + (v,)
 
 
-def dot_product_attention(q, k, v, *, scale, attention_mask=None):
+def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=None):
     """softmax(q·kᵀ·scale + mask)·v per head; query heads share kv heads in groups (GQA, Ainslie et al., 2023).
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
-    None is causal. Returns [b, s, h·d]. The softmax is float32.
+    None is causal. Returns [b, s, h·d]. The softmax is float32. quantizers: fp8 emulated; without a mask then.
     """
+    if quantizers is not None:
+        return emulated_fp8_attention(q, k, v, scale, quantizers).flatten(2)
     b, s, h, d = q.shape
     s_kv, h_kv = k.shape[1:3]
     q = (q * scale).transpose([0, 2, 1, 3]).reshape([b, h_kv, h // h_kv, s, d])
@@ -45,6 +49,11 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None):
     return out.reshape([b, h, s, d]).transpose([0, 2, 1, 3]).reshape([b, s, h * d])
 
 
-def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale):
+def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=None):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal."""
-    return dot_product_attention(*rotary_qkv(qkv, freqs, num_heads, num_kv_heads), scale=scale)
+    q, k, v = rotary_qkv(qkv, freqs, num_heads, num_kv_heads)
+    return dot_product_attention(q, k, v, scale=scale, quantizers=quantizers)
+
+
+def check_fp8_attention(head_dim):
+    """The emulation takes any."""

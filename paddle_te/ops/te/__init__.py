@@ -5,7 +5,7 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 
 from paddle_te import fp8 as _fp8
 from paddle_te import native
-from paddle_te.ops.te.attention import dot_product_attention, rotary_attention, rotary_qkv
+from paddle_te.ops.te.attention import check_fp8_attention, dot_product_attention, rotary_attention, rotary_qkv
 from paddle_te.ops.te.cross_entropy import cross_entropy
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
 from paddle_te.ops.te.quantized import amax_and_scale_update
@@ -13,6 +13,7 @@ from paddle_te.ops.te.quantized import amax_and_scale_update
 __all__ = [
     "accumulate_wgrad",
     "check",
+    "check_fp8_attention",
     "cross_entropy",
     "dot_product_attention",
     "layernorm_linear",

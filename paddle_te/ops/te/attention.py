@@ -8,6 +8,7 @@ from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.ops.te import runtime
+from paddle_te.ops.te.quantized import FP8
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, dense, dtype_code, needs_grad
 
 ANGLES = {paddle.float32: FLOAT32}
@@ -29,12 +30,13 @@ class _Heads:
 
     width: of q, k and v of one token, side by side. packed: whether they may lie so for cuDNN, which through TE takes
     equal heads only; else q, k and v come one after another. layout: TE's name for that.
+    starts: {layout: elements before k and before v}.
     rope: what rope's kernels take; positions: rows of the angles, s, or b·s where each sequence has its own.
     """
 
     __slots__ = (
         "q", "kv", "stats", "tokens", "rope", "dtype", "code", "width", "packed", "layout",
-        "_offsets", "_stats_at", "_bytes",
+        "starts", "stats_bytes", "_stats_at", "_bytes",
     )  # fmt: skip
 
     def __init__(self, b, s, h, h_kv, d, code, keys, positions):
@@ -43,19 +45,24 @@ class _Heads:
         self.dtype, self.code, self.width = PADDLE_DTYPES[code], code, (h + 2 * h_kv) * d
         self.packed = self.q == self.kv
         self.layout = PACKED if self.packed else SEPARATE
-        spacing = 2 if self.packed else 2 * self.tokens  # bytes of a token or of all, for one element of width
-        self._offsets = h * d * spacing, (h + h_kv) * d * spacing
+        to_k, to_v = h * d, (h + h_kv) * d
+        self.starts = {PACKED: (to_k, to_v), SEPARATE: (to_k * self.tokens, to_v * self.tokens)}
+        self.stats_bytes = 4 * self.tokens * h
         self._stats_at = -(-2 * self.tokens * self.width // 256) * 256
-        self._bytes = self._stats_at + 4 * self.tokens * h
+        self._bytes = self._stats_at + self.stats_bytes
 
     def views(self, rt, base):
         """(q, k, v) as native tensors in one buffer of tokens · width."""
-        to_k, to_v = self._offsets
+        to_k, to_v = self.starts[self.layout]
         return (
             rt.tensor(base, self.q, self.code),
-            rt.tensor(base + to_k, self.kv, self.code),
-            rt.tensor(base + to_v, self.kv, self.code),
+            rt.tensor(base + 2 * to_k, self.kv, self.code),
+            rt.tensor(base + 2 * to_v, self.kv, self.code),
         )
+
+    def whole_view(self, rt, base):
+        """q, k and v in one buffer as one native tensor."""
+        return rt.tensor(base, (self.tokens, self.width), self.code)
 
     def q_view(self, rt, tensor):
         return rt.tensor(tensor.data_ptr(), self.q, self.code)
@@ -70,6 +77,84 @@ class _Heads:
         """(memory, native statistics behind a buffer): backward reads both, and frees them together."""
         memory = rt.empty([self._bytes], paddle.uint8)
         return memory, rt.tensor(memory.data_ptr() + self._stats_at, self.stats, FLOAT32)
+
+
+def _float8(rt, address, shape, quantizer):
+    """A native tensor in fp8 under the quantizer's factors; address 0: the factors alone."""
+    factors = quantizer.scale_ptr, quantizer.amax_ptr, quantizer.scale_inv_ptr
+    return rt.tensor(address, shape, FP8[quantizer.dtype], 0, *factors)
+
+
+class _Float8QKV:
+    """q, k and v, or their gradients, in fp8 under one scale, at an address: native, and `whole`, all three."""
+
+    __slots__ = ("q", "k", "v", "whole")
+
+    def __init__(self, rt, heads, layout, address, quantizer):
+        to_k, to_v = heads.starts[layout]
+        self.q = _float8(rt, address, heads.q, quantizer)
+        self.k = _float8(rt, address + to_k, heads.kv, quantizer)
+        self.v = _float8(rt, address + to_v, heads.kv, quantizer)
+        self.whole = _float8(rt, address, (heads.tokens, heads.width), quantizer)
+
+    def pairs(self, rt, heads, views):
+        """[(fp8, 16-bit)] to be cast: views are of q, k and v, each in memory of its own, or the whole's alone."""
+        return zip((self.q, self.k, self.v) if len(views) == 3 else (self.whole,), views, strict=True)
+
+
+class _Float8Attention:
+    """Causal attention in fp8, as TE's DotProductAttention computes it with fp8_dpa and delayed scaling.
+
+    Inside cuDNN's kernels the softmax is rounded to fp8 before it meets v, and its gradient before it meets q and k.
+    quantizers: of (q, k, v together; the softmax; the output), with those of their gradients. The kernels write no
+    scale_inv: those of the softmax, the output and their gradients come from the update of the scales.
+    """
+
+    def __init__(self, rt, heads, layout, scale, quantizers, stats=None):
+        """stats: native, for the softmax's statistics; None: among its own, for its backward."""
+        self.heads, self.layout, self.scale, self.quantizers = heads, layout, scale, quantizers
+        qkv, softmax, out = quantizers
+        numel, width = heads.tokens * heads.q[2] * heads.q[3], heads.tokens * heads.width
+        self.memory = rt.empty([width + numel + (heads.stats_bytes if stats is None else 0)], paddle.uint8)
+        address = self.memory.data_ptr()
+        self.qkv = _Float8QKV(rt, heads, layout, address, qkv.input)
+        self.softmax = _float8(rt, 0, (0,), softmax.input)
+        self.out = _float8(rt, address + width, heads.q, out.input)
+        self.stats = stats or rt.tensor(address + width + numel, heads.stats, FLOAT32)
+
+    def forward(self, rt, views, train):
+        """out [b, s, h·d]; views: `_Float8QKV.pairs`'."""
+        te, heads, qkv = rt.te, self.heads, self.qkv
+        for target, source in qkv.pairs(rt, heads, views):
+            te.quantize(source, target, rt.stream)
+        tensors = qkv.q, qkv.k, qkv.v, self.out, self.stats
+        options = self.scale, self.layout, CAUSAL.mask, train, rt.stream, 0.0, None, None, None
+        te.attention_fwd(*tensors, *options, self.softmax)
+        b, s, h, d = heads.q
+        out = rt.empty([b, s, h * d], heads.dtype)
+        te.dequantize(self.out, heads.q_view(rt, out), rt.stream)
+        return out
+
+    def backward(self, rt, dout, views):
+        """Fills the gradients' views, which are as forward's."""
+        te, heads, qkv = rt.te, self.heads, self.qkv
+        of_qkv, of_softmax, of_out = (quantizers.grad_output for quantizers in self.quantizers)
+        numel = heads.tokens * heads.q[2] * heads.q[3]
+        memory = rt.empty([numel + heads.tokens * heads.width], paddle.uint8)
+        dout8 = _float8(rt, memory.data_ptr(), heads.q, of_out)
+        te.quantize(heads.q_view(rt, dout), dout8, rt.stream)
+        dqkv = _Float8QKV(rt, heads, self.layout, memory.data_ptr() + numel, of_qkv)
+        tensors = qkv.q, qkv.k, qkv.v, self.out, dout8, self.stats, dqkv.q, dqkv.k, dqkv.v
+        options = self.scale, self.layout, CAUSAL.mask, rt.stream, 0.0, _deterministic(), None, None, None, None
+        te.attention_bwd(*tensors, *options, self.softmax, _float8(rt, 0, (0,), of_softmax))
+        for source, target in dqkv.pairs(rt, heads, views):
+            te.dequantize(source, target, rt.stream)
+        _backward_done(self.quantizers)
+
+
+def _backward_done(quantizers):
+    if quantizers is not None:
+        quantizers[0].module.backward_done()
 
 
 class _Causal:
@@ -168,61 +253,129 @@ class _RotaryQKV(PyLayer):
 
 class _DotProductAttention(PyLayer):
     @staticmethod
-    def forward(ctx, q, k, v, scale, heads, seen, train):
+    def forward(ctx, q, k, v, scale, heads, seen, train, quantizers):
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
         memory = rt.empty(list(heads.stats), paddle.float32)
         stats = rt.tensor(memory.data_ptr(), heads.stats, FLOAT32)
-        out = _attend(rt, heads, views, stats, scale, SEPARATE, train, seen)
+        if quantizers is None:
+            out = _attend(rt, heads, views, stats, scale, SEPARATE, train, seen)
+        else:
+            out = _Float8Attention(rt, heads, SEPARATE, scale, quantizers, stats).forward(rt, views, train)
         if train:
             # detached: with its graph the output would keep this ctx, and itself, alive
-            ctx.saved = q, k, v, memory, views, out.detach(), stats, scale, heads, seen
+            ctx.saved = q, k, v, memory, views, out.detach(), stats, scale, heads, seen, quantizers
         return out
 
     @staticmethod
     def backward(ctx, dout):
         rt = runtime.current()
-        (q, k, v, _memory, views, out, stats, scale, heads, seen), ctx.saved = ctx.saved, None
+        (q, k, v, _memory, views, out, stats, scale, heads, seen, quantizers), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
         grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
         _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, SEPARATE, seen)
+        _backward_done(quantizers)
         pairs = (q, dq), (k, dk), (v, dv)
         return tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
 
 
+def _rotate(rt, heads, qkv, freqs, views):
+    """q and k rotated, and v, into the views of one buffer, packed as cuDNN takes them where it does."""
+    source, angles = qkv.data_ptr(), freqs.data_ptr()
+    if heads.packed:
+        rope.rope_packed(rt.te, rt.stream, source, views[0].data_ptr, angles, *heads.rope)
+    else:
+        rope.rope_split(rt.te, rt.stream, source, *(view.data_ptr for view in views), angles, *heads.rope)
+
+
+def _rotate_back(rt, heads, views, dqkv, freqs):
+    """dqkv from its gradients in `_gradients`' views."""
+    target, angles = dqkv.data_ptr(), freqs.data_ptr()
+    if heads.packed:
+        rope.rope_packed(rt.te, rt.stream, target, target, angles, *heads.rope, backward=True)
+    else:
+        rope.rope_merge(rt.te, rt.stream, *(grad.data_ptr for grad in views), target, angles, *heads.rope)
+
+
 class _RotaryAttention(PyLayer):
-    """Both in one: q, k and v stay in one buffer, packed as cuDNN takes them where it does."""
+    """Both in one: q, k and v stay in one buffer. With quantizers: forward in fp8, backward not."""
 
     @staticmethod
-    def forward(ctx, qkv, freqs, scale, heads, train):
+    def forward(ctx, qkv, freqs, scale, heads, train, quantizers):
         rt = runtime.current()
         memory, stats = heads.new_buffer_and_stats(rt)
-        rotated = memory.data_ptr()
-        views = heads.views(rt, rotated)
-        source, angles = qkv.data_ptr(), freqs.data_ptr()
-        if heads.packed:
-            rope.rope_packed(rt.te, rt.stream, source, rotated, angles, *heads.rope)
+        views = heads.views(rt, memory.data_ptr())
+        _rotate(rt, heads, qkv, freqs, views)
+        if quantizers is None:
+            out = _attend(rt, heads, views, stats, scale, heads.layout, train)
         else:
-            rope.rope_split(rt.te, rt.stream, source, *(view.data_ptr for view in views), angles, *heads.rope)
-        out = _attend(rt, heads, views, stats, scale, heads.layout, train)
+            whole = (heads.whole_view(rt, memory.data_ptr()),)
+            out = _Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, whole, train)
         if train:
-            ctx.saved = memory, views, freqs, out.detach(), stats, scale, heads, qkv.shape
+            ctx.saved = memory, views, freqs, out.detach(), stats, scale, heads, qkv.shape, quantizers
         return out
 
     @staticmethod
     def backward(ctx, dout):
         rt = runtime.current()
-        (_memory, views, freqs, out, stats, scale, heads, shape), ctx.saved = ctx.saved, None
+        (_memory, views, freqs, out, stats, scale, heads, shape, quantizers), ctx.saved = ctx.saved, None
         dqkv = rt.empty(shape, heads.dtype)
         buffer = dqkv if heads.packed else heads.new_buffer(rt)
         grads = heads.views(rt, buffer.data_ptr())
         _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, heads.layout)
-        target, angles = dqkv.data_ptr(), freqs.data_ptr()
-        if heads.packed:
-            rope.rope_packed(rt.te, rt.stream, target, target, angles, *heads.rope, backward=True)
-        else:
-            rope.rope_merge(rt.te, rt.stream, *(grad.data_ptr for grad in grads), target, angles, *heads.rope)
+        _rotate_back(rt, heads, grads, dqkv, freqs)
+        _backward_done(quantizers)
         return dqkv, None
+
+
+class _Float8RotaryAttention(PyLayer):
+    """_RotaryAttention in fp8, backward too. q, k and v in one buffer take one cast."""
+
+    @staticmethod
+    def forward(ctx, qkv, freqs, scale, heads, train, quantizers):
+        rt = runtime.current()
+        memory = heads.new_buffer(rt)
+        _rotate(rt, heads, qkv, freqs, heads.views(rt, memory.data_ptr()))
+        attention = _Float8Attention(rt, heads, heads.layout, scale, quantizers)
+        out = attention.forward(rt, (heads.whole_view(rt, memory.data_ptr()),), train)
+        if train:
+            ctx.saved = attention, freqs, qkv.shape
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        rt = runtime.current()
+        (attention, freqs, shape), ctx.saved = ctx.saved, None
+        heads = attention.heads
+        dqkv = rt.empty(shape, heads.dtype)
+        buffer = dqkv if heads.packed else heads.new_buffer(rt)
+        attention.backward(rt, dense(dout), (heads.whole_view(rt, buffer.data_ptr()),))
+        _rotate_back(rt, heads, heads.views(rt, buffer.data_ptr()), dqkv, freqs)
+        return dqkv, None
+
+
+class _Float8DotProductAttention(PyLayer):
+    """_DotProductAttention in fp8, backward too."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, scale, heads, seen, train, quantizers):
+        rt = runtime.current()
+        views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
+        attention = _Float8Attention(rt, heads, SEPARATE, scale, quantizers)
+        out = attention.forward(rt, views, train)
+        if train:
+            ctx.saved = attention, [not tensor.stop_gradient for tensor in (q, k, v)]
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        rt = runtime.current()
+        (attention, needs), ctx.saved = ctx.saved, None
+        heads = attention.heads
+        dq, dk, dv = (rt.empty(list(shape), heads.dtype) for shape in (heads.q, heads.kv, heads.kv))
+        views = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
+        attention.backward(rt, dense(dout), views)
+        return tuple(grad if needed else None for grad, needed in zip((dq, dk, dv), needs, strict=True))
 
 
 def _heads_of(qkv, freqs, num_heads, num_kv_heads):
@@ -246,31 +399,56 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     return _RotaryQKV.apply(dense(qkv), dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads))
 
 
-def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale):
+def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=None):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
     heads, freqs = _heads_of(qkv, freqs, num_heads, num_kv_heads), dense(freqs)
+    layer = _Float8RotaryAttention if _backward_in_fp8(quantizers, heads.q[3]) else _RotaryAttention
     if qkv.stop_gradient:
-        return _RotaryAttention.apply(dense(qkv.detach()), freqs, scale, heads, False)
-    return _RotaryAttention.apply(dense(qkv), freqs, scale, heads, needs_grad(qkv))
+        return layer.apply(dense(qkv.detach()), freqs, scale, heads, False, quantizers)
+    return layer.apply(dense(qkv), freqs, scale, heads, needs_grad(qkv), quantizers)
 
 
-def dot_product_attention(q, k, v, *, scale, attention_mask=None):
+def check_fp8_attention(head_dim):
+    """Raises ValueError where cuDNN has no fp8 attention (with gradients) for this GPU and head size.
+
+    As `nvte_get_fused_attn_backend` in TE 2.20's common/fused_attn/fused_attn.cpp, and dot_product_attention/utils.py.
+    """
+    capability = runtime.current().stream.capability
+    if not (9, 0) <= capability < (12, 0):
+        where = "{}.{}".format(*capability)
+        raise ValueError(f"fp8_dpa needs a GPU of compute capability 9.0 to 11, not {where}; leave fp8_dpa out")
+    if head_dim != 128 if capability < (10, 0) else head_dim > 128 or head_dim % 16:
+        sizes = "128" if capability < (10, 0) else "a multiple of 16 up to 128"
+        raise ValueError(f"fp8_dpa: heads have {head_dim} numbers; cuDNN's fp8 attention takes {sizes}; leave it out")
+
+
+def _backward_in_fp8(quantizers, head_dim):
+    """Whether attention runs in fp8 forward and backward. Raises as `check_fp8_attention`."""
+    if quantizers is None:
+        return False
+    check_fp8_attention(head_dim)
+    return quantizers[0].module.recipe.fp8_dpa_bwd
+
+
+def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=None):
     """softmax(q·kᵀ·scale + mask)·v per head through cuDNN's fused attention.
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
     None is causal, the last query seeing all keys. Returns [b, s, h·d].
     A mask, or s_kv ≠ s, costs memory of b·s·s_kv numbers (twice that in backward), which plain causal attention spares.
+    In fp8 (quantizers) there is neither.
     """
     b, s, h, d = q.shape
     keys, code = k.shape[1], dtype_code("query_layer", q)
-    if attention_mask is None and keys == s:
+    if quantizers is not None or attention_mask is None and keys == s:
         seen = CAUSAL
     else:
         padding = -keys % KEY_MULTIPLE
         seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, k.shape[2], d, code, k.shape[1], s)
-    return _DotProductAttention.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v))
+    layer = _Float8DotProductAttention if _backward_in_fp8(quantizers, d) else _DotProductAttention
+    return layer.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v), quantizers)
 
 
 def _longer(tensor, n):

@@ -2,7 +2,7 @@
 
 import paddle
 
-from paddle_te.native import DType
+from paddle_te.native import DType, scaling
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import FLOAT32
 
@@ -127,9 +127,11 @@ def quantized_weight(rt, weight, quantizers, pieces):
     return result
 
 
-def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo):
+def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, scale_inv=None):
     """Delayed scaling's update of all scales in one kernel, in place; what `fp8.register_backend` asks for."""
     rt = runtime.current()
     dtype = FP8["e4m3" if fp8_max == 448 else "e5m2"]
-    history, scale = rt.matrix(history, FLOAT32).native, rt.view(scale, tuple(scale.shape), FLOAT32)
-    rt.te.amax_and_scale_update(history, scale, amax_compute_algo, dtype, margin, rt.stream)
+    history, native = rt.matrix(history, FLOAT32).native, rt.view(scale, tuple(scale.shape), FLOAT32)
+    rt.te.amax_and_scale_update(history, native, amax_compute_algo, dtype, margin, rt.stream)
+    if scale_inv is not None:
+        scaling.reciprocals(rt.te, rt.stream, scale.data_ptr(), scale_inv.data_ptr(), scale.shape[0])
