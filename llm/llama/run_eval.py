@@ -45,6 +45,7 @@ class EvalArguments:
     device: str = option("cpu", "cpu, gpu or nvgpu.")
     use_fp8: bool = option(False, "Run the decoder layers' GEMMs in fp8 (backend paddle emulates its rounding).")
     fp8_recipe: str = option("current", "current, or delayed: with the scales that the checkpoint's training left.")
+    fp8_dpa: bool = option(False, "Attention in fp8 as well, as the checkpoint was trained (delayed scaling).")
     perplexity: Optional[str] = option(None, 'JSON lines {"text": …}, or the prefix of a .bin/.idx pair.')
     boolq: Optional[str] = option(None, 'JSON lines {"passage", "question", "answer"}.')
     lambada: Optional[str] = option(None, 'JSON lines {"text": …}: the last word is asked for.')
@@ -70,6 +71,8 @@ class EvalArguments:
         for name in ("batch_size", "limit", "max_seq_length", "max_new_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: it must be at least 1")
+        if self.fp8_dpa and not (self.use_fp8 and self.fp8_recipe == "delayed"):
+            raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
         if self.prompts and self.use_fp8 and self.transformer_engine_backend == "transformer_engine":
             raise ValueError("--prompts: fp8 GEMMs take 16 tokens at a time, decoding has one; leave out --use_fp8")
 
@@ -81,6 +84,7 @@ def make_model(args):
         args.dtype,
         use_fp8=args.use_fp8,
         fp8_recipe=args.fp8_recipe,
+        fp8_dpa=args.fp8_dpa,
     )
     if args.use_fp8 and args.fp8_recipe == "delayed":
         state = Path(args.model_name_or_path) / "fp8_state.pp00.pdparams"

@@ -33,7 +33,10 @@ from paddle_te.training.finetune import (
 from paddle_te.training.finetune_datasets import Collator, FinetuneDataArguments, create_datasets, tokens_per_sample
 from paddle_te.training.trainer import check_resumable
 
-SWITCH = "use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo fuse_wgrad_accumulation".split()
+SWITCH = (
+    "use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo fp8_dpa fp8_dpa_bwd "
+    "fuse_wgrad_accumulation"
+).split()
 
 
 def parse_arguments():

@@ -33,7 +33,7 @@ from paddle_te.training.trainer import PretrainingTrainer, check_resumable
 
 SWITCH = (
     "transformer_engine_backend use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo "
-    "fuse_wgrad_accumulation"
+    "fp8_dpa fp8_dpa_bwd fuse_wgrad_accumulation"
 ).split()
 
 

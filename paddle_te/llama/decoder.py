@@ -11,6 +11,7 @@ from paddlenlp.transformers.llama import modeling_pp
 from paddle_te.distributed import recompute
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+from paddle_te.ops import get_ops
 
 # In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
 # numbers for each sequence, and those into angles for each sequence.
@@ -52,14 +53,17 @@ def fp8_recipe(config):
         return None
     fp8_format = Format[getattr(config, "fp8_format", "HYBRID")]
     name = getattr(config, "fp8_recipe", "delayed")
+    fp8_dpa = getattr(config, "fp8_dpa", False)
     if name == "current":
-        return Float8CurrentScaling(fp8_format=fp8_format)
+        return Float8CurrentScaling(fp8_format=fp8_format, fp8_dpa=fp8_dpa)
     if name != "delayed":
         raise ValueError(f"fp8_recipe={name!r}; it may be 'delayed' or 'current'")
     return DelayedScaling(
         fp8_format=fp8_format,
         amax_history_len=getattr(config, "fp8_amax_history_len", 1024),
         amax_compute_algo=getattr(config, "fp8_amax_compute_algo", "max"),
+        fp8_dpa=fp8_dpa,
+        fp8_dpa_bwd=getattr(config, "fp8_dpa_bwd", True),
     )
 
 
@@ -99,6 +103,9 @@ class TELlamaDecoderLayer(nn.Layer):
         self.rope = rotary_embedding(config)
         self.fp8_recipe = fp8_recipe(config)
         self.fp8_group = fp8_group() if self.fp8_recipe else None
+        if self.fp8_recipe and self.fp8_recipe.fp8_dpa:
+            head_dim = config.hidden_size // config.num_attention_heads
+            get_ops(config.transformer_engine_backend).check_fp8_attention(head_dim)
         std = config.initializer_range
         self.transformer = TransformerLayer(
             config.hidden_size,

@@ -33,6 +33,8 @@ class PreTrainingArguments(TrainingArguments):
     fp8_format: str = _option("HYBRID", "HYBRID (e4m3 forward, e5m2 gradients) or E4M3.")
     fp8_amax_history_len: int = _option(1024, "Steps of amax history (delayed scaling).")
     fp8_amax_compute_algo: str = _option("max", "max of the history, or most_recent (delayed scaling).")
+    fp8_dpa: bool = _option(False, "Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).")
+    fp8_dpa_bwd: bool = _option(True, "With fp8_dpa: attention's backward too; false: in the activations' precision.")
     fuse_wgrad_accumulation: bool = _option(
         False, "Add weight gradients to float32 main gradients inside the GEMMs (needs --amp_master_grad)."
     )
@@ -51,6 +53,10 @@ class PreTrainingArguments(TrainingArguments):
         _one_of(self, "fp8_amax_compute_algo", ("max", "most_recent"))
         if self.use_fp8 and self.transformer_engine_backend == "none":
             raise ValueError("--use_fp8 needs --transformer_engine_backend transformer_engine (or paddle, emulated)")
+        if self.fp8_dpa and not (self.use_fp8 and self.fp8_recipe == "delayed"):
+            raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
+        if not self.fp8_dpa_bwd and not self.fp8_dpa:
+            raise ValueError("--fp8_dpa_bwd false says how --fp8_dpa true goes backward; alone it means nothing")
         if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
             raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
         if self.use_fused_linear_cross_entropy and self.transformer_engine_backend == "none":

@@ -109,14 +109,7 @@ class PretrainingTrainer(Trainer):
         """{a layer's name on this pipeline stage: its name in the whole model}, so that other stages can be resumed."""
         self.model.state_dict()  # makes the mapping
         weights = getattr(self.model, "_pp_to_single_mapping", None) or {}
-        return {
-            name: next(
-                whole.removesuffix(weight.removeprefix(name))
-                for weight, whole in weights.items()
-                if weight.startswith(f"{name}.")
-            )
-            for name in (fp8.name_modules(self.model) if weights else ())
-        }
+        return {name: _whole_name(name, weights) for name in (fp8.name_modules(self.model) if weights else ())}
 
     def _scaled_recipe(self):
         """The fp8 recipe, if it has a state to keep; None otherwise."""
@@ -158,3 +151,11 @@ class PretrainingTrainer(Trainer):
 
     def _get_eval_sampler(self, eval_dataset):
         return self._sampler(eval_dataset, self.args.per_device_eval_batch_size)
+
+
+def _whole_name(name, weights):
+    """What the whole model calls a layer, from {its weight's name: the whole model's}; its parents' weights do too."""
+    parent = name
+    while not (mine := next((weight for weight in weights if weight.startswith(f"{parent}.")), None)):
+        parent = parent.rpartition(".")[0]
+    return weights[mine].removesuffix(mine.removeprefix(parent)) + name.removeprefix(parent)

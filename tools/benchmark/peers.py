@@ -185,7 +185,7 @@ class HuggingFace(TorchPeer):
 class TETorch(TorchPeer):
     """Transformer Engine's own PyTorch TransformerLayer, fused qkv in its default (interleaved) order."""
 
-    def __init__(self, problem, precision="bf16", cached=False, fuse_wgrad=False, **options):
+    def __init__(self, problem, precision="bf16", cached=False, fuse_wgrad=False, fp8_dpa=False, **options):
         super().__init__(problem, **options)
         import transformer_engine.pytorch as te
         from transformer_engine.common import recipe
@@ -193,7 +193,7 @@ class TETorch(TorchPeer):
         dims = self.dims
         self.precision = precision
         self.recipe = {"fp8_delayed": recipe.DelayedScaling, "fp8_current": recipe.Float8CurrentScaling}.get(precision)
-        self.recipe = self.recipe and self.recipe()  # HYBRID; delayed: history 1024, max
+        self.recipe = self.recipe and self.recipe(fp8_dpa=fp8_dpa)  # HYBRID; delayed: history 1024, max
         self.autocast = te.autocast
         self.layer = te.TransformerLayer(
             dims.hidden,
@@ -344,6 +344,7 @@ class PaddleTE(Peer):
         precision="bf16",
         cached=False,
         fuse_wgrad=False,
+        fp8_dpa=False,
         backend="transformer_engine",
         device="cuda",
         dtype="bfloat16",
@@ -357,7 +358,9 @@ class PaddleTE(Peer):
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
         self.device, self.stream, self.before = start_on_paddles(device)
         recipe = {"fp8_delayed": fp8.DelayedScaling, "fp8_current": fp8.Float8CurrentScaling}.get(precision)
-        self.autocast = partial(fp8.fp8_autocast, True, recipe()) if recipe else contextlib.nullcontext
+        self.autocast = contextlib.nullcontext
+        if recipe:
+            self.autocast = partial(fp8.fp8_autocast, True, recipe(fp8_dpa=fp8_dpa))
         self.build(problem, backend, fuse_wgrad)
         self.x, self.dy = self._input(problem.x), self._input(problem.dy)
         self.x.stop_gradient = False
@@ -453,6 +456,9 @@ def _variants(prefix, peer):
     for precision in ("fp8_delayed", "fp8_current"):
         variants[f"{prefix}_{precision}"] = partial(peer, precision=precision)
         variants[f"{prefix}_{precision}_cached"] = partial(peer, precision=precision, cached=True)
+    for cached in (False, True):
+        dpa = partial(peer, precision="fp8_delayed", fp8_dpa=True, cached=cached)
+        variants[prefix + "_fp8_delayed_dpa" + "_cached" * cached] = dpa
     variants[prefix + "_fp8_delayed_cached_fused_wgrad"] = partial(
         peer, precision="fp8_delayed", cached=True, fuse_wgrad=True
     )
