@@ -4,6 +4,8 @@ import json
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
@@ -11,6 +13,24 @@ from tests.distributed.conftest import nvgpu_host  # noqa: F401
 from tools.benchmark import throughput
 
 GIB = 2**30
+
+
+def test_runs_wait_for_their_gpus():
+    """Two of one GPU run beside each other, one of both waits for them."""
+    gpus, seen, begun = throughput.Gpus(["0", "1"]), [], Barrier(3, timeout=20)
+
+    def run(count):
+        if count == 2:
+            begun.wait()
+        with gpus.lend(count) as devices:
+            if count == 1:
+                begun.wait()
+            seen.append(sorted(devices))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, [1, 1, 2]))
+    assert sorted(seen[:2]) == [["0"], ["1"]] and seen[2] == ["0", "1"]
+    assert gpus.free == ["0", "1"]
 
 
 def test_runs_for_real(tmp_path, monkeypatch, nvgpu_host):  # noqa: F811
@@ -92,9 +112,10 @@ def test_largest_batch(most, capacity):
 
     found = throughput.find_largest_batch(train, capacity)
     assert found["status"] == "ok" and found["batch"] == most
-    assert list(found["tries"]) == tried and len(set(tried)) == len(tried)
+    assert found["tried"] == tried and len(set(tried)) == len(tried)
+    assert found["best"] == (train(most) if most else None)
     if capacity and most > 2:
-        assert len(tried) == 4
+        assert len(found["tried"]) == 4
 
 
 def test_another_failure_ends_the_search():
@@ -117,6 +138,30 @@ def test_another_failure_ends_the_search():
 )
 def test_reason_of_a_failure(text, reason):
     assert throughput.last_error(text).startswith(reason)
+
+
+def test_modes_largest_batches_are_kept(tmp_path, monkeypatch):
+    """Of each mode, on GPUs of their own; each try is in the file, the table has the best."""
+
+    def execute(run, folder, devices, steps, warmup, timeout):
+        assert (steps, warmup, len(devices)) == (3, 1, 1)
+        row = dict(run=throughput.asdict(run) | {"layout": run.layout}, seconds=1.0)
+        most = {"none": 2, "core_attn": 3, "full": 0}[run.recompute]
+        if run.batch > most:
+            return row | dict(status="failed", reason="Out of memory error on nvgpu:0.")
+        records = RECORDS[:3]
+        return row | dict(status="ok") | throughput.measured(run, records, 2, 9.0)
+
+    monkeypatch.setattr(throughput, "execute", execute)
+    monkeypatch.setattr(throughput, "visible_devices", lambda kind, environ: ["0", "1"])
+    path = tmp_path / "result.json"
+    assert throughput.main(["--runs", "--at_once", "--largest_batch", "8b-l16-x1", "--output", str(path)]) == 0
+    result = json.loads(path.read_text())
+    found = result["largest_batch"]["8b-l16-x1"]
+    assert {mode: row["batch"] for mode, row in found.items()} == {"none": 2, "core_attn": 3, "full": 0}
+    assert {f"8b-l16-x1-core_attn-b{batch}" for batch in found["core_attn"]["tried"]} <= result["tries"].keys()
+    table = path.with_suffix(".md").read_text()
+    assert "| core_attn | 3 | 1.1 |" in table and "| full | 0 |" in table
 
 
 def test_too_many_gpus_are_refused(monkeypatch, capsys):

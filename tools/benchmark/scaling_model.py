@@ -251,10 +251,12 @@ def measured_points(results):
             if row["status"] != "ok":
                 continue
             run = row["run"]
-            size = step.Size(Dims(**run["size"]["dims"]), run["size"]["vocabulary"], run["size"]["layers"])
+            size = step.Size(**run["size"] | {"dims": Dims(**run["size"]["dims"])})
             stage = int(run["stage"][-1]) if run["sharding"] > 1 else 0
             overlap = "overlap" in run["flags"] or stage == 0
-            layout = Layout(run["gpus"], run["tp"], 1, 1, 1, run["batch"], stage, overlap, run["recompute"])
+            layout = Layout(
+                run["gpus"], run["tp"], 1, 1, size.micro_batches, run["batch"], stage, overlap, run["recompute"]
+            )
             points.append((name, size, layout, run["precision"], row["step_ms"]["median"]))
     return points
 
@@ -280,7 +282,7 @@ def check_table(points, layers, steps, assume):
     lines = ["| run | GPUs | layout | predicted ms | measured ms | relative error |", "|---|---|---|---|---|---|"]
     for name, size, layout, precision, ms in points:
         try:
-            inputs = inputs_for(size, precision, False, layers, steps, assume)
+            inputs = inputs_for(size, precision, layout.microbatches > 1, layers, steps, assume)
         except ValueError as error:
             lines.append(f"| {name} | {layout.gpus} | {layout} | {error} | {ms:.1f} | |")
             continue

@@ -10,7 +10,6 @@ table beside it, anew after each run. A run that fails keeps its row, with the l
 import argparse
 import json
 import os
-import queue
 import re
 import shlex
 import signal
@@ -20,9 +19,10 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import Lock
+from threading import Condition, Lock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
@@ -34,7 +34,7 @@ from tools.benchmark.problem import Dims  # noqa: E402
 
 LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
-TINY = step.Size(Dims(1, 64, 64, 96, 4, 4), 128, 2)  # of every run with --tiny
+TINY = step.Size(Dims(1, 64, 64, 96, 4, 4), 128, 2)
 
 # run_pretrain's flags. Weight gradients are added to float32 main gradients inside the GEMMs.
 MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true"
@@ -56,8 +56,9 @@ DATA_PARALLEL = "--amp_master_grad false"
 class Run:
     """One training.
 
-    batch: sequences of a rank's micro-batch. sharding, tp: degrees; what they leave of `gpus` is data parallel. flags:
-    run_pretrain's, behind those that the launcher gives. base: the run whose tokens/s per GPU are this one's 1.00.
+    batch: sequences of a rank's micro-batch, of which a step has size.micro_batches. sharding, tp: degrees; what they
+    leave of `gpus` is data parallel. flags: run_pretrain's, behind those that the launcher gives. base: the run whose
+    tokens/s per GPU are this one's 1.00.
     """
 
     size: step.Size
@@ -69,6 +70,7 @@ class Run:
     tp: int = 1
     sequence_parallel: bool = False
     recompute: str = "none"
+    backend: str = "te"
     flags: str = MAIN_GRADS
     base: str | None = None
 
@@ -82,6 +84,13 @@ class Run:
         parts = {"tp": self.tp, self.stage + " over ": self.sharding, "dp": self.gpus // self.tp // self.sharding}
         words = [f"{name}{degree}" for name, degree in parts.items() if degree > 1]
         return " × ".join(words) + (", sequence parallel" if self.sequence_parallel else "")
+
+    @property
+    def tiny(self):
+        """The same with two small layers of pd in bf16, which nvgpu's host runtime can run."""
+        size = replace(TINY, micro_batches=self.size.micro_batches)
+        flags = self.flags.replace("--fuse_wgrad_accumulation true", "")
+        return replace(self, size=size, precision="bf16", backend="pd", flags=flags)
 
 
 EIGHT_B, EIGHT_B_16 = Run(LLAMA_3_8B), Run(replace(LLAMA_3_8B, layers=16))
@@ -105,6 +114,7 @@ RUNS = {
     "8b-l16-x4-dp": replace(EIGHT_B_16, gpus=4, flags=DATA_PARALLEL, base=ALONE),
     "8b-l16-x2-dp": replace(EIGHT_B_16, gpus=2, flags=DATA_PARALLEL, base=ALONE),
     "8b-x4-bf16": sharded(EIGHT_B, 4, precision="bf16"),
+    "8b-x4-accumulated": sharded(Run(replace(LLAMA_3_8B, micro_batches=4)), 4),
     "8b-x4-tp4": replace(EIGHT_B, gpus=4, tp=4, sequence_parallel=True, batch=4, flags=MAIN_GRADS_ALONE),
     "8b-x4-tp2-stage1": sharded(EIGHT_B, 4, sharding=2, tp=2, sequence_parallel=True, batch=2),
     "8b-x4-stage1": sharded(EIGHT_B, 4, flags=MAIN_GRADS),
@@ -140,12 +150,13 @@ def parse_arguments(argv=None):
         "--largest_batch",
         choices=[name for name, run in RUNS.items() if run.gpus == 1],
         metavar="NAME",
-        help="also find this run's largest batch for each recompute mode, the modes on one GPU each at the same time",
+        help="also find this run's largest batch for each recompute mode",
     )
+    parser.add_argument("--at_once", action="store_true", help="as many runs at the same time as there are GPUs for")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for a run; default %(default)s")
     parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/throughput_<gpu>x<n>_<date>.json")
     parser.add_argument("--logs", type=Path, help="folder to keep the runs' outputs and logs in (default: not kept)")
-    parser.add_argument("--tiny", action="store_true", help="all runs with two small layers and backend pd in bf16")
+    parser.add_argument("--tiny", action="store_true", help="all runs with two small layers of pd in bf16")
     arguments = parser.parse_args(argv)
     if not 0 <= arguments.warmup <= arguments.steps - 2:
         parser.error(f"--warmup {arguments.warmup} leaves no two of --steps {arguments.steps}")
@@ -158,32 +169,29 @@ def parse_arguments(argv=None):
     return arguments
 
 
-def launch_arguments(run, folder, devices, steps, tiny=False):
+def launch_arguments(run, folder, devices, steps):
     """Of paddle_te.training.launch. Writes the model's config.json into the folder."""
-    size, flags = run.size, run.flags
-    if tiny:
-        size, flags = TINY, flags.replace("--fuse_wgrad_accumulation true", "")
-    (folder / "model").mkdir(parents=True)
-    (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **size.config}))
+    (folder / "model").mkdir(parents=True, exist_ok=True)
+    (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **run.size.config}))
     wanted = {
         "model_name": folder / "model",
         "tokenizer_name": "none",
         "batch_size_per_device": run.batch,
         "FSDP": run.sharding,
         "TP": run.tp,
-        "GA": 1,
+        "GA": run.size.micro_batches,
         "SP": str(run.sequence_parallel).lower(),
-        "max_seqlen": size.dims.sequence,
+        "max_seqlen": run.size.dims.sequence,
         "sharding_stage": run.stage,
-        "backend": "pd" if tiny else "te",
-        "precision": "bf16" if tiny else run.precision,
+        "backend": run.backend,
+        "precision": run.precision,
         "recompute": run.recompute,
         "DEVICES": ",".join(devices),
         "MOCK_DATA": 1,
         "MAX_STEPS": steps,
         "OUTPUT_BASE": folder,
         "EXP_NAME": "run",
-        "EXTRA_ARGS": f"--save_strategy no --report_to none --warmup_steps 2 {flags}",
+        "EXTRA_ARGS": f"--save_strategy no --report_to none --warmup_steps 2 {run.flags}",
     }
     return [f"--{name}={value}" for name, value in wanted.items()]
 
@@ -214,30 +222,28 @@ def last_error(text):
     return lines[-1][:300] if lines else "no output"
 
 
-def execute(run, folder, devices, arguments, steps, warmup):
+def execute(run, folder, devices, steps, warmup, timeout):
     """Trains, and returns the run's row: {"status": "ok", …} or {"status": "failed", "reason"}."""
     command = [sys.executable, "-m", "paddle_te.training.launch"]
-    command += launch_arguments(run, folder, devices, steps, arguments.tiny)
+    command += launch_arguments(run, folder, devices, steps)
     log, began = folder / "output.log", time.monotonic()
-    status = start(command, log, arguments.timeout)
+    status = start(command, log, timeout)
     seconds = time.monotonic() - began
-    row = {"run": describe(run, arguments.tiny), "seconds": round(seconds, 1), "command": shlex.join(command[1:])}
+    row = {
+        "run": asdict(run) | {"layout": run.layout},
+        "seconds": round(seconds, 1),
+        "command": shlex.join(command[1:]),
+    }
     if status != 0:
-        ending = f"exit status {status}" if status else f"not done after {arguments.timeout:g} s"
+        ending = f"exit status {status}" if status else f"not done after {timeout:g} s"
         return row | {"status": "failed", "reason": f"{last_error(log.read_text(errors='replace'))} ({ending})"}
     records = [json.loads(line) for line in (folder / "run/output/train_log.jsonl").read_text().splitlines()]
-    return row | {"status": "ok"} | measured(run, records, warmup, seconds, arguments.tiny)
+    return row | {"status": "ok"} | measured(run, records, warmup, seconds)
 
 
-def describe(run, tiny):
-    """What of a Run goes into the result."""
-    size = TINY if tiny else run.size
-    return asdict(run) | {"size": asdict(size), "layout": run.layout} | ({"precision": "bf16"} if tiny else {})
-
-
-def measured(run, records, warmup, seconds, tiny=False):
+def measured(run, records, warmup, seconds):
     """Speeds, memory and losses from the lines of train_log.jsonl that come after `warmup` steps."""
-    size = replace(run, size=TINY).global_size if tiny else run.global_size
+    size = run.global_size
     before = [0] + [record["step"] for record in records]
     steady = [record for record, first in zip(records, before, strict=False) if first >= warmup]
     times = [record["step_time"] * 1e3 for record in steady]
@@ -272,8 +278,8 @@ def next_try(peaks, refused, capacity=None):
 def find_largest_batch(train, capacity=None):
     """The greatest batch for which train(batch) gives a row that is ok.
 
-    Returns {"status": "ok", "batch" (0: none), "tries": {batch: row}}; "failed" with a reason for a failure that is not
-    of memory.
+    Returns {"status": "ok", "batch" (0: none), "tried": [batches], "best": its row}, or {"status": "failed", "reason"}
+    for a failure that is not of memory.
     """
     tries, refused, peaks = {}, None, {}
     while refused != max(peaks, default=0) + 1:
@@ -284,30 +290,28 @@ def find_largest_batch(train, capacity=None):
         elif OUT_OF_MEMORY.search(row["reason"]):
             refused = batch
         else:
-            return {"status": "failed", "reason": f"batch {batch}: {row['reason']}", "tries": tries}
-    return {"status": "ok", "batch": max(peaks, default=0), "tries": tries}
+            return {"status": "failed", "reason": f"batch {batch}: {row['reason']}"}
+    most = max(peaks, default=0)
+    return {"status": "ok", "batch": most, "tried": list(tries), "best": tries.get(most)}
 
 
-def largest_batches(name, devices, execute_run, capacity, save):
-    """Each recompute mode on a GPU of its own, as many at once as there are; save(mode, row) is called for each."""
-    free, lock = queue.Queue(), Lock()
-    for device in devices:
-        free.put(device)
+class Gpus:
+    """Lends devices to runs, which wait until as many as they need are free."""
 
-    def search(mode):
-        device = free.get()
+    def __init__(self, devices):
+        self.free, self.changed = list(devices), Condition()
+
+    @contextmanager
+    def lend(self, count):
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.free) >= count)
+            lent, self.free = self.free[:count], self.free[count:]
         try:
-            train = lambda batch: execute_run(  # noqa: E731
-                f"{name}-{mode}-b{batch}", replace(RUNS[name], recompute=mode, batch=batch), [device]
-            )
-            row = find_largest_batch(train, capacity)
+            yield lent
         finally:
-            free.put(device)
-        with lock:
-            save(mode, row)
-
-    with ThreadPoolExecutor(len(devices)) as pool:
-        list(pool.map(search, RECOMPUTE))  # raises what a search raised
+            with self.changed:
+                self.free = sorted(self.free + lent, key=int)
+                self.changed.notify_all()
 
 
 def capacity_of(hardware):
@@ -329,11 +333,13 @@ def markdown(result):
 def _runs_table(runs):
     def row(_, found):
         run, ms = found["run"], found["step_ms"]
+        size = run["size"]
+        sequences = f"{run['batch']} × {size['dims']['sequence']}"
+        sequences = f"{size['micro_batches']} of {sequences}" if size["micro_batches"] > 1 else sequences
         base = runs.get(run["base"], {})
         scaling = found["tokens_per_second_per_gpu"] / base["tokens_per_second_per_gpu"] if "step_ms" in base else None
         return [
-            f"{run['precision']}, {run['size']['layers']} layers, {run['batch']} × {run['size']['dims']['sequence']}"
-            + (f", {run['layout']}" if run["layout"] else ""),
+            ", ".join(filter(None, [run["precision"], f"{size['layers']} layers", sequences, run["layout"]])),
             f"{run['gpus']}",
             f"{ms['median']:.1f}",
             f"{ms['min']:.1f} to {ms['max']:.1f}",
@@ -347,59 +353,67 @@ def _runs_table(runs):
         ]
 
     header = "run|what|GPUs|ms|range|tokens/s|per GPU|TFLOP/s|scaling|peak GB|loss|start s".split("|")
-    return report.rows(header, runs, row)
+    flags = [f"- {name}: `{row['run']['flags']}`" for name, row in runs.items() if row["run"]["flags"]]
+    return report.rows(header, runs, row) + ["Flags besides the launcher's:", "", *flags, ""] * bool(flags)
 
 
 def _batches_table(modes):
     def row(_, found):
-        best = found["tries"].get(found["batch"])
+        best, tried = found["best"], ", ".join(map(str, found["tried"]))
         if best is None:
-            return ["0"]
-        speed = f"{best['tokens_per_second_per_gpu']:.0f}" if "tokens_per_second_per_gpu" in best else ""
-        return [f"{found['batch']}", f"{best['peak_bytes'] / 1e9:.1f}", speed, f"{len(found['tries'])}"]
+            return ["0", "", "", tried]
+        return [found["batch"], f"{best['peak_bytes'] / 1e9:.1f}", f"{best['tokens_per_second_per_gpu']:.0f}", tried]
 
-    return report.rows(["recompute", "batch", "peak GB", "tokens/s (few steps)", "tries"], modes, row)
+    header = ["recompute", "batch", "peak GB", "tokens/s of two steps", "tried"]
+    return report.rows(header, modes, lambda name, found: list(map(str, row(name, found))))
 
 
 def main(argv=None):
     arguments = parse_arguments(argv)
     result = report.header("throughput", argv, DEFINITIONS) | {
         "versions": packages(),
-        "settings": {"steps": arguments.steps, "warmup": arguments.warmup, "tiny": arguments.tiny},
+        "settings": {"steps": arguments.steps, "warmup": arguments.warmup, "at_once": arguments.at_once},
         "libraries": {},  # of the runs' own processes; paddle_te.env tells
         "runs": {},
+        "tries": {},  # for the largest batch
         "largest_batch": {},
     }
     result["hardware"]["gpus"] = max([RUNS[name].gpus for name in arguments.runs], default=1)
     path = arguments.output or ROOT / report.default_path(result)
 
-    def save():
-        report.write(result, path, markdown(result))
+    gpus, writing = Gpus(arguments.devices), Lock()
+    kept = nullcontext(arguments.logs) if arguments.logs else tempfile.TemporaryDirectory()
+    with kept as folder, ThreadPoolExecutor(len(arguments.devices) if arguments.at_once else 1) as pool:
 
-    def train(folder, name, run, devices, steps, warmup):
-        row = execute(run, folder / name, devices, arguments, steps, warmup)
-        ms = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]
-        print(f"{name:32} {row['seconds']:6.1f} s  {ms}", flush=True)
-        return row
+        def train(name, run, devices, steps, warmup):
+            run = run.tiny if arguments.tiny else run
+            row = execute(run, Path(folder, name), devices, steps, warmup, arguments.timeout)
+            found = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]
+            print(f"{name:32} {row['seconds']:6.1f} s  {found}", flush=True)
+            return row
 
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.logs or Path(temporary)
-        for name in arguments.runs:
-            run = RUNS[name]
-            devices = arguments.devices[: run.gpus]
-            result["runs"][name] = train(folder, name, run, devices, arguments.steps, arguments.warmup)
-            save()
-        if name := arguments.largest_batch:
-            modes = result["largest_batch"][name] = {}
+        def measure(name):
+            with gpus.lend(RUNS[name].gpus) as devices:
+                keep(result["runs"], name, train(name, RUNS[name], devices, arguments.steps, arguments.warmup))
 
-            def keep(mode, row):
-                modes[mode] = row
-                save()
+        def search(mode):
+            def fits(batch):
+                run = replace(RUNS[arguments.largest_batch], recompute=mode, batch=batch)
+                label = f"{arguments.largest_batch}-{mode}-b{batch}"
+                return keep(result["tries"], label, train(label, run, devices, TRY_STEPS, 1))
 
-            def attempt(label, run, devices):
-                return train(folder, label, run, devices, TRY_STEPS, 1)
+            with gpus.lend(1) as devices:
+                row = find_largest_batch(fits, capacity_of(result["hardware"]))
+            keep(result["largest_batch"].setdefault(arguments.largest_batch, {}), mode, row)
 
-            largest_batches(name, arguments.devices, attempt, capacity_of(result["hardware"]), keep)
+        def keep(rows, name, row):
+            with writing:
+                rows[name] = row
+                report.write(result, path, markdown(result))
+            return row
+
+        list(pool.map(measure, arguments.runs))  # raises what one has raised
+        list(pool.map(search, RECOMPUTE if arguments.largest_batch else ()))
     print(markdown(result))
     print(f"{path} and {path.with_suffix('.md')}")
     rows = [*result["runs"].values(), *result["largest_batch"].get(arguments.largest_batch, {}).values()]
