@@ -16,6 +16,7 @@ from paddle_te.layers import (
     TransformerLayer,
 )
 from paddle_te.ops import get_ops
+from paddle_te.ops.te.counting import count_entry_points
 from tests.gpu.models import relative
 
 HIDDEN, FFN = 256, 448
@@ -36,17 +37,18 @@ class Rotary(paddle.nn.Layer):
 class WithRope(paddle.nn.Layer):
     """MultiHeadAttention or TransformerLayer, with the angles inside."""
 
-    def __init__(self, layer, rotary_last):
+    def __init__(self, layer, rotary_last, head_dim):
         super().__init__()
-        self.layer, self.rotary_last = layer, rotary_last
+        self.layer, self.rotary_last, self.head_dim = layer, rotary_last, head_dim
 
     def forward(self, x):
-        freqs = RotaryPositionEmbedding(64)(x.shape[1])
+        freqs = RotaryPositionEmbedding(self.head_dim)(x.shape[1])
         return self.layer(x, None, freqs) if self.rotary_last else self.layer(x, freqs)
 
 
-def make(kind, heads, kv_heads, **shared):
+def make(kind, heads, kv_heads, head_dim=64, **shared):
     """(layer, inputs' trailing shapes)."""
+    hidden = heads * head_dim
     if kind == "rms_norm":
         return RMSNorm(HIDDEN, **shared), [(HIDDEN,)]
     if kind == "linear":
@@ -56,12 +58,13 @@ def make(kind, heads, kv_heads, **shared):
     if kind == "layernorm_mlp":
         return LayerNormMLP(HIDDEN, FFN, **shared), [(HIDDEN,)]
     if kind == "rotary":
-        return Rotary(heads, kv_heads, shared["backend"]), [((heads + 2 * kv_heads) * 64,)]
+        return Rotary(heads, kv_heads, shared["backend"]), [((heads + 2 * kv_heads) * head_dim,)]
     if kind == "dot_product_attention":
-        return DotProductAttention(64, shared["backend"]), [(heads, 64), (kv_heads, 64), (kv_heads, 64)]
+        shapes = [(heads, head_dim), (kv_heads, head_dim), (kv_heads, head_dim)]
+        return DotProductAttention(head_dim, shared["backend"]), shapes
     if kind == "multi_head_attention":
-        return WithRope(MultiHeadAttention(HIDDEN, heads, kv_heads, **shared), False), [(HIDDEN,)]
-    return WithRope(TransformerLayer(HIDDEN, FFN, heads, kv_heads, **shared), True), [(HIDDEN,)]
+        return WithRope(MultiHeadAttention(hidden, heads, kv_heads, **shared), False, head_dim), [(hidden,)]
+    return WithRope(TransformerLayer(hidden, FFN, heads, kv_heads, **shared), True, head_dim), [(hidden,)]
 
 
 PARAMETERLESS = ("rotary", "dot_product_attention")
@@ -104,11 +107,11 @@ def run(layer, values, inputs, grads, dtype, recipe=None, steps=1):
     return {name: value.astype("float32").numpy() for name, value in result.items()}
 
 
-def case(kind, heads, kv_heads, batch, sequence, seed):
+def case(kind, heads, kv_heads, batch, sequence, seed, head_dim=64):
     """Inputs, output gradients and weights, bf16-representable, and the truth in float32 on the CPU."""
     generator = np.random.default_rng(seed)
     paddle.set_device("cpu")
-    layer, shapes = make(kind, heads, kv_heads, backend="paddle", params_dtype="float32")
+    layer, shapes = make(kind, heads, kv_heads, head_dim, backend="paddle", params_dtype="float32")
     half = lambda x: (x.view("uint32") & 0xFFFF0000).view("float32")  # noqa: E731
     draw = lambda shape: half(generator.standard_normal([batch, sequence, *shape]).astype("float32"))  # noqa: E731
     inputs = [draw(shape) for shape in shapes]
@@ -119,8 +122,8 @@ def case(kind, heads, kv_heads, batch, sequence, seed):
     return values, inputs, grads, truth
 
 
-def te(kind, heads, kv_heads):
-    return make(kind, heads, kv_heads, backend="transformer_engine", params_dtype="bfloat16")[0]
+def te(kind, heads, kv_heads, head_dim=64):
+    return make(kind, heads, kv_heads, head_dim, backend="transformer_engine", params_dtype="bfloat16")[0]
 
 
 @pytest.mark.parametrize("batch, sequence", [(2, 64), (3, 37)])
@@ -159,16 +162,98 @@ RECIPES = {
     ("transformer", 4, 1, 2, 64),
 ])  # fmt: skip
 def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
-    values, inputs, grads, truth = case(kind, heads, kv_heads, batch, sequence, seed)
-    emulated_layer, _ = make(kind, heads, kv_heads, backend="paddle", params_dtype="float32")
-    emulated = run(emulated_layer, values, inputs, grads, "float32", RECIPES[recipe], steps=3)
-    paddle.set_device(gpu)
-    got = run(te(kind, heads, kv_heads), values, inputs, grads, "bfloat16", RECIPES[recipe], steps=3)
+    check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
+
+
+def check_fp8(device, kind, heads, kv_heads, batch, sequence, seed, recipe, head_dim=64):
+    """te's error against float32 is the emulation's own."""
+    values, inputs, grads, truth = case(kind, heads, kv_heads, batch, sequence, seed, head_dim)
+    emulated_layer, _ = make(kind, heads, kv_heads, head_dim, backend="paddle", params_dtype="float32")
+    emulated = run(emulated_layer, values, inputs, grads, "float32", recipe, steps=3)
+    paddle.set_device(device)
+    got = run(te(kind, heads, kv_heads, head_dim), values, inputs, grads, "bfloat16", recipe, steps=3)
     for name, want in truth.items():
         error, bound = relative(got[name], want), relative(emulated[name], want)
         # what fp8 does not touch (the residual passed on) has bf16's error only
         assert error <= 1.2 * bound + 1e-2, (name, error, bound)
         assert bound > 1e-2 or error < 2e-2, (name, error, bound)
+
+
+ATTENTION = {
+    "dpa": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True),
+    "dpa_e4m3": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_format=fp8.Format.E4M3),
+    "dpa_forward": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_dpa_bwd=False),
+}
+
+
+@pytest.mark.parametrize("recipe", ATTENTION)
+@pytest.mark.parametrize("kind, heads, kv_heads, batch, sequence", [
+    ("dot_product_attention", 4, 4, 2, 256),
+    ("dot_product_attention", 4, 2, 2, 128),
+    ("multi_head_attention", 2, 2, 2, 256),
+    ("multi_head_attention", 4, 1, 1, 128),
+    ("transformer", 2, 1, 3, 80),
+])  # fmt: skip
+def test_fp8_attention(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
+    check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, ATTENTION[recipe], head_dim=128)
+
+
+def test_fp8_attention_is_really_on(gpu, seed):
+    """Its kernels have fp8 operands, and its output another rounding than with the GEMMs alone in fp8."""
+    values, inputs, grads, _ = case("multi_head_attention", 2, 1, 1, 128, seed, 128)
+    paddle.set_device(gpu)
+    with count_entry_points() as counts:
+        on = run(te("multi_head_attention", 2, 1, 128), values, inputs, grads, "bfloat16", ATTENTION["dpa"])
+    assert counts["attention_fwd", "fp8"] == counts["attention_bwd", "fp8"] == 1
+    off = run(te("multi_head_attention", 2, 1, 128), values, inputs, grads, "bfloat16", RECIPES["delayed"])
+    assert not (on["y0"] == off["y0"]).all()
+
+
+def check_amaxes_of_micro_batches(device, seed):
+    """The amax of a step is the greatest of its micro-batches', and recompute of attention adds none."""
+    values, inputs, grads, _ = case("multi_head_attention", 2, 1, 1, 128, seed, 128)
+    paddle.set_device(device)
+    results = {}
+    for name, scales, recompute in (("up", (0.5, 1), False), ("down", (1, 0.5), False), ("again", (1, 0.5), True)):
+        layer = te("multi_head_attention", 2, 1, 128)
+        for key, parameter in layer.named_parameters():
+            parameter.set_value(paddle.to_tensor(values[key]).astype("bfloat16"))
+        for i, scale in enumerate(scales):
+            x = paddle.to_tensor(inputs[0]).astype("bfloat16").detach()
+            x.stop_gradient = False
+            freqs = RotaryPositionEmbedding(128)(x.shape[1])
+            with fp8.fp8_autocast(True, ATTENTION["dpa"]), fp8.microbatch(i == 0):
+                y = layer.layer(x, freqs, recompute_core_attention=recompute)
+                y.backward(paddle.to_tensor(grads[0] * scale).astype("bfloat16"))
+        module = fp8.state_dict(layer.layer, ATTENTION["dpa"])["modules"]["core_attention"]
+        results[name] = [module[d]["amax_history"][0] for d in ("forward", "backward")]
+    for name in ("down", "again"):
+        for got, want in zip(results[name], results["up"], strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-3, err_msg=name)
+    forward, backward = results["up"]
+    assert (forward[::2] > 0).all() and (forward[1::2] == 0).all() and (backward > 0).all()
+
+
+def test_amaxes_of_micro_batches(gpu, monkeypatch, seed):
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    check_amaxes_of_micro_batches(gpu, seed)
+
+
+@pytest.mark.parametrize("recipe", ATTENTION)
+def test_two_runs_of_fp8_attention_are_equal_to_the_bit(gpu, monkeypatch, seed, recipe):
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    values, inputs, grads, _ = case("transformer", 4, 2, 2, 256, seed, 128)
+    paddle.set_device(gpu)
+    layers = [te("transformer", 4, 2, 128) for _ in range(2)]
+    first, second = (run(layer, values, inputs, grads, "bfloat16", ATTENTION[recipe], steps=2) for layer in layers)
+    for name in first:
+        assert (first[name] == second[name]).all(), name
+
+
+def test_fp8_attention_refuses_other_heads(gpu):
+    layer = te("multi_head_attention", 4, 4)
+    with fp8.fp8_autocast(True, ATTENTION["dpa"]), pytest.raises(ValueError, match="64.*takes"):
+        layer(paddle.ones([1, 16, 256]).astype("bfloat16"))
 
 
 @pytest.mark.parametrize("recipe", [None, *RECIPES])
