@@ -73,7 +73,8 @@ def test_every_argument_of_the_launcher_is_there(readme):
 def test_no_flag_is_invented(scripts, readme):
     text = re.sub(r"--\[no-\]", "--", (ROOT / readme).read_text())
     known = set().union(*scripts.values()) | BASES | names(FinetuningArguments) | {"help", "flag", "logdir"}
-    known |= options("tools/benchmark/compare.py") | options("tools/nvgpu/build.py")
+    for program in ("benchmark/compare", "benchmark/throughput", "benchmark/scaling_model", "nvgpu/build"):
+        known |= options(f"tools/{program}.py")
     known |= options("-m", "paddle_te.training.convergence")
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]*\w)", text)) - known == set()
 
