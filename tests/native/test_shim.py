@@ -253,6 +253,91 @@ def test_attention_bias(fake, make):
         fake.te.attention_bwd(q, q, q, out, out, stats, q, q, q, 0.25, layout, Mask.NONE, fake.stream, bias=bias)
 
 
+def factors(address, fp8_dtype=E4M3, shape=(0,), data=0):
+    """(arguments of a Tensor, what the fake shows of it), with scale, amax and scale_inv."""
+    arguments = data, shape, fp8_dtype, 0, address, address + 4, address + 16
+    shown = {"0": [data, int(fp8_dtype), list(shape)], "2": scalar(address), "3": scalar(address + 4)}
+    return arguments, shown | {"4": scalar(address + 16)}
+
+
+def fp8_attention(fake):
+    """({name: Tensor}, {name: what the fake shows}) of an attention in fp8."""
+    q, k, rows = (2, 6, 4, 16), (2, 6, 2, 16), (2, 4, 6, 1)
+    forward, backward = dict(q=q, k=k, v=k, out=q, s=(0,)), dict(dout=q, dq=q, dk=k, dv=k, dp=(0,))
+    tensors, shown, addresses = {}, {}, iter(range(0x100000, 0x10000000, 0x1000))
+    for shapes, dtype in ((forward, E4M3), (backward, DType.FLOAT8_E5M2)):
+        for name, shape in shapes.items():
+            data = 0 if shape == (0,) else next(addresses)
+            arguments, shown[name] = factors(next(addresses), dtype, shape, data)
+            tensors[name] = fake.te.Tensor(*arguments)
+    address = next(addresses)
+    tensors["stats"], shown["stats"] = fake.te.Tensor(address, rows, F32), row(address, rows, F32)
+    return tensors, shown
+
+
+def attention_fwd(fake, t, **kwargs):
+    positional = [t[name] for name in ("q", "k", "v", "out", "stats")]
+    fake.te.attention_fwd(*positional, 0.25, 9, Mask.CAUSAL, True, fake.stream, s=t["s"], **kwargs)
+
+
+def attention_bwd(fake, t):
+    positional = [t[name] for name in ("q", "k", "v", "out", "dout", "stats", "dq", "dk", "dv")]
+    fake.te.attention_bwd(*positional, 0.25, 9, Mask.CAUSAL, fake.stream, s=t["s"], dp=t["dp"])
+
+
+def test_attention_in_fp8(fake):
+    """TE's PyTorch gives the softmax and its gradient as tensors without data too."""
+    tensors, shown = fp8_attention(fake)
+    attention_fwd(fake, tensors)
+    name, params = fake.calls()[-1]
+    order = ["q", "k", "v", None, None, "s", "out"]
+    assert name == "nvte_fused_attn_fwd_v2" and params["7"] == [shown["stats"], {}]
+    assert {str(i): params[str(i)] for i in range(7)} == {str(i): shown.get(key, {}) for i, key in enumerate(order)}
+    attention_bwd(fake, tensors)
+    name, params = fake.calls()[-1]
+    order = ["q", "k", "v", "out", "dout", "s", "dp", None, "dq", "dk", "dv"]
+    assert name == "nvte_fused_attn_bwd_v2" and params["7"] == [shown["stats"], {}]
+    for i, key in enumerate(order):
+        assert key is None or params[str(i)] == shown[key], key
+
+
+@pytest.mark.parametrize("name, change, message", [
+    ("k", "dtype", "all operands in fp8"),
+    ("v", "scale_inv", "with scale_inv"),
+    ("out", "dtype", "results are in fp8"),
+    ("out", "amax", "with scale and amax"),
+    ("s", "none", "fp8 needs s"),
+    ("s", "scale_inv", "with scale, amax and scale_inv"),
+    ("dout", "scale_inv", "with scale_inv"),
+    ("dq", "scale", "with scale and amax"),
+    ("dp", "none", "in backward dp"),
+    ("dp", "amax", "with scale, amax and scale_inv"),
+])  # fmt: skip
+def test_factors_that_are_missing(fake, name, change, message):
+    """TE would follow null pointers on the device."""
+    tensors, _ = fp8_attention(fake)
+    shape, data = tensors[name].shape, tensors[name].data_ptr
+    pointers = {key: 0x900000 + 16 * i for i, key in enumerate(("scale", "amax", "scale_inv")) if key != change}
+    if change == "none":
+        tensors[name] = None
+    elif change == "dtype":
+        tensors[name] = fake.te.Tensor(data, shape, BF16)
+    else:
+        tensors[name] = fake.te.Tensor(data, shape, E4M3, **pointers)
+    run = attention_bwd if name.startswith("d") else attention_fwd
+    with pytest.raises(TransformerEngineError, match=rf"(?s){message}.*\n  q: fp8_e4m3"):
+        run(fake, tensors)
+    assert fake.calls() == []
+
+
+def test_other_dtypes_have_no_softmax_in_fp8(fake, make):
+    q, _ = make(2, 6, 4, 16)
+    stats, _ = make(2, 4, 6, 1, dtype=F32)
+    softmax = fake.te.Tensor(*factors(0x900000)[0])
+    with pytest.raises(TransformerEngineError, match="other dtypes take none"):
+        fake.te.attention_fwd(q, q, q, q, stats, 0.25, 9, Mask.CAUSAL, True, fake.stream, s=softmax)
+
+
 def test_attention_refusals(fake, make):
     def run(stats=(2, 4, 6, 1), q=(2, 6, 4, 16), out=(2, 6, 4, 16), v=(2, 6, 4, 16), **kwargs):
         tensors = [make(*shape)[0] for shape in (q, (2, 6, 4, 16), v, out, stats)]
