@@ -4,7 +4,7 @@ import pytest
 
 from paddle_te import fp8
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, ModuleScaling, fp8_autocast
-from paddle_te.fp8.emulation import emulated_fp8_linear
+from paddle_te.fp8.emulation import emulated_fp8_attention, emulated_fp8_linear
 
 RECIPE = DelayedScaling(amax_history_len=5)
 
@@ -138,6 +138,7 @@ def test_current_scaling_has_no_state(tmp_path):
         (DelayedScaling(amax_history_len=6), "amax_history_len: 5 there, 6 here"),
         (DelayedScaling(amax_history_len=5, margin=1), "margin: 0 there, 1 here"),
         (DelayedScaling(amax_history_len=5, fp8_format=Format.E4M3), "fp8_format: 'HYBRID' there, 'E4M3' here"),
+        (DelayedScaling(amax_history_len=5, fp8_dpa=True), "fp8_dpa: None there, True here"),
         (Float8CurrentScaling(), "name: 'DelayedScaling' there, 'Float8CurrentScaling' here"),
     ],
 )
@@ -187,3 +188,51 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         fp8.save(path, Model(), RECIPE)
     assert path.read_bytes() == old
+
+
+class Attention(paddle.nn.Layer):
+    """A GEMM, then attention of its output with itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = Linear()
+        self.core = paddle.nn.Layer()
+        self.core.fp8 = ModuleScaling.of_attention("paddle")
+
+    def forward(self, x):
+        x = self.linear(x).unsqueeze([0, 2])
+        return emulated_fp8_attention(x, x, x, 0.25, self.core.fp8.begin_forward(self.training))
+
+
+DPA = DelayedScaling(amax_history_len=5, fp8_dpa=True)
+
+
+def test_attention_resumes_exactly(tmp_path, seed):
+    model = Attention()
+    train(model, 7, seed, DPA)
+    fp8.save(tmp_path / "state", model, DPA)
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    saved = fp8.state_dict(model, DPA)["modules"]["core"]
+    assert saved["forward"]["amax_history"].shape == (5, 6) and saved["backward"]["scale"].shape == (3,)
+    assert (saved["forward"]["scale"][::2] != 1).all() and (saved["backward"]["scale"] != 1).all()
+    expected = train(model, 5, seed + 1, DPA)
+    resumed = Attention()
+    resumed.set_state_dict(weights)
+    fp8.load(tmp_path / "state", resumed, DPA)
+    assert train(resumed, 5, seed + 1, DPA) == expected
+    assert_same(fp8.state_dict(resumed, DPA), fp8.state_dict(model, DPA))
+
+
+def test_states_from_before_there_was_attention_in_fp8(tmp_path):
+    state = fp8.state_dict(Model(), RECIPE)
+    fields = {"name", "margin", "fp8_format", "amax_history_len", "amax_compute_algo", "reduce_amax"}
+    assert set(state["recipe"]) == fields
+    model = Attention()
+    state = fp8.state_dict(model, RECIPE)
+    assert set(state["modules"]) == {"linear"}
+    fp8.set_state_dict(model, state, RECIPE)
+    with pytest.raises(ValueError, match="fp8_dpa: None there, True here"):
+        fp8.set_state_dict(model, state, DPA)
+    with pytest.raises(ValueError, match="fp8_dpa_bwd: True there, False here"):
+        other = DelayedScaling(amax_history_len=5, fp8_dpa=True, fp8_dpa_bwd=False)
+        fp8.set_state_dict(model, fp8.state_dict(model, DPA), other)

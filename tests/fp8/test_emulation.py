@@ -6,7 +6,13 @@ import paddle
 import pytest
 
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, ModuleScaling, fp8_autocast
-from paddle_te.fp8.emulation import emulated_fp8_linear, quantize_dequantize, round_to_fp8, scale_from_amax
+from paddle_te.fp8.emulation import (
+    emulated_fp8_attention,
+    emulated_fp8_linear,
+    quantize_dequantize,
+    round_to_fp8,
+    scale_from_amax,
+)
 
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 MAX = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -142,3 +148,90 @@ def test_linear_is_deterministic_and_without_unneeded_gradients(seed):
     x.stop_gradient = False
     emulated_fp8_linear(x, weight, quantizers(Float8CurrentScaling())).backward(dy)
     assert x.grad is not None and weight.grad is None
+
+
+def attention_in_numpy(q, k, v, dout, scale, cast, in_fp8=True):
+    """(out, dq, dk, dv) in float64, written down from TE's fused_attn_fp8.cu and cudnn-frontend's sdpa_fp8*.h.
+
+    [b, s, h, d], as many heads for all. cast(name, x): x rounded as that tensor. in_fp8: backward as well.
+    """
+    x = {name: cast("qkv", value) for name, value in dict(q=q, k=k, v=v).items()}
+
+    def softmax_of(q, k, statistics=None):
+        scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
+        scores = np.where(np.tri(scores.shape[-1], dtype=bool), scores, -np.inf)
+        if statistics is None:
+            statistics = np.log(np.exp(scores).sum(-1, keepdims=True))
+        return np.exp(scores - statistics), statistics
+
+    softmax, statistics = softmax_of(x["q"], x["k"])
+    out = cast("o", np.einsum("bhqk,bkhd->bqhd", cast("s", softmax), x["v"]))
+    if not in_fp8:
+        x, cast = dict(q=q, k=k, v=v), lambda _, value: value
+        softmax, _ = softmax_of(q, k, statistics)
+    dout = cast("do", dout)
+    dsoftmax = np.einsum("bqhd,bkhd->bhqk", dout, x["v"])
+    correction = np.einsum("bqhd,bqhd->bhq", dout, out)[..., None]
+    dscores = cast("dp", softmax * (dsoftmax - correction) * scale)
+    dq = np.einsum("bhqk,bkhd->bqhd", dscores, x["k"])
+    dk = np.einsum("bhqk,bqhd->bkhd", dscores, x["q"])
+    dv = np.einsum("bhqk,bqhd->bkhd", cast("s", softmax), dout)
+    return out, *(cast("dqkv", gradient) for gradient in (dq, dk, dv))
+
+
+@pytest.mark.parametrize("recipe", [
+    DelayedScaling(amax_history_len=2, fp8_dpa=True),
+    DelayedScaling(amax_history_len=2, fp8_dpa=True, fp8_format=Format.E4M3),
+    DelayedScaling(amax_history_len=2, fp8_dpa=True, fp8_dpa_bwd=False),
+])  # fmt: skip
+def test_attention(recipe, seed):
+    """Against float64 with the same roundings: much closer than to float64 without any, whose distance is fp8's own."""
+    generator, shape = np.random.default_rng(seed), [2, 24, 3, 16]
+    values = [generator.standard_normal(shape).astype("float32") for _ in range(4)]
+    scaling = ModuleScaling.of_attention("paddle")
+    for _ in range(2):  # the second step has scales
+        q, k, v = (paddle.to_tensor(value, stop_gradient=False) for value in values[:3])
+        with fp8_autocast(fp8_recipe=recipe):
+            qkv, softmax, out = scaling.begin_forward()
+        scales = [float(x.scale) for x in (qkv.input, softmax.input, out.input)]
+        scales += [float(x.grad_output.scale) for x in (qkv, softmax, out)]
+        y = emulated_fp8_attention(q, k, v, 0.25, (qkv, softmax, out))
+        y.backward(paddle.to_tensor(values[3]))
+    got = [x.numpy() for x in (y, q.grad, k.grad, v.grad)]
+
+    scale_of = dict(zip("qkv s o dqkv dp do".split(), map(np.float32, scales), strict=True))
+    formats = recipe.fp8_format.value
+    forward, backward = dict.fromkeys(("qkv", "s", "o"), formats.forward), formats.backward
+
+    def cast(name, x):
+        return reference(x, forward.get(name, backward), scale_of[name]).astype(np.float64)
+
+    values = [value.astype(np.float64) for value in values]
+    want = attention_in_numpy(*values, 0.25, cast, recipe.fp8_dpa_bwd)
+    plain = attention_in_numpy(*values, 0.25, lambda _, x: x)
+    distance = lambda a, b: np.linalg.norm(a - b) / np.linalg.norm(b)  # noqa: E731
+    for mine, rounded, exact in zip(got, want, plain, strict=True):
+        own = distance(rounded, exact)
+        assert 0.02 < own < 0.15 and distance(mine, rounded) < 0.1 * own, (own, distance(mine, rounded))
+    assert scale_of["s"] == 448 and scale_of["qkv"] == np.float32(448) / np.float32(np.abs(values[:3]).max())
+
+
+def test_attention_shares_kv_heads(seed):
+    """Grouped heads are as many heads with their keys repeated, whose gradients add up."""
+    recipe = DelayedScaling(fp8_dpa=True, fp8_dpa_bwd=False)
+    q, k, v = (paddle.randn([1, 8, heads, 16]) for heads in (4, 2, 2))
+    dout, results = paddle.randn(q.shape), []
+    for repeats in (1, 2):
+        tensors = [x.detach() for x in (q, k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2))]
+        for x in tensors:
+            x.stop_gradient = False
+        with fp8_autocast(fp8_recipe=recipe):
+            quantizers = ModuleScaling.of_attention("paddle").begin_forward()
+        y = emulated_fp8_attention(*tensors, 0.25, quantizers)
+        y.backward(dout)
+        results.append([y.numpy(), *(x.grad.numpy() for x in tensors)])
+    (y, dq, *shared), (y_wide, dq_wide, *wide) = results
+    np.testing.assert_allclose(y, y_wide, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dq, dq_wide, rtol=1e-5, atol=1e-5)
+    for got, each in zip(shared, wide, strict=True):
+        np.testing.assert_allclose(got, each.reshape([1, 8, 2, 2, 16]).sum(3), rtol=1e-5, atol=1e-5)

@@ -568,6 +568,55 @@ def test_addresses(pointer_backend, seed):
         quantizers[0].module.backward_done()
 
 
+@pytest.mark.parametrize("fp8_dpa", [False, True])
+def test_scale_inv_of_what_nobody_quantizes(monkeypatch, fp8_dpa, seed):
+    """An update in place writes scale_inv where attention is in fp8; joining models and restoring states keep it."""
+    given = []
+
+    def update(history, scale, fp8_max, margin, algorithm, scale_inv=None):
+        update_in_place(history, scale, fp8_max, margin, algorithm)
+        given.append(scale_inv is not None)
+        if scale_inv is not None:
+            inverse = scale_inv.numpy()
+            inverse[:, 0] = 1 / scale.numpy()
+            ctypes.memmove(scale_inv.data_ptr(), inverse.ctypes.data, inverse.nbytes)
+
+    monkeypatch.setitem(fp8_state._updates, "pointers", update)
+    recipe = DelayedScaling(amax_history_len=2, fp8_dpa=fp8_dpa)
+    model = paddle.nn.Sequential(*(paddle.nn.Layer() for _ in range(3)))
+    for i, layer in enumerate(model):
+        layer.fp8 = ModuleScaling.of_attention("pointers") if i == 1 else ModuleScaling(1, "pointers")
+
+    def step():
+        with fp8_autocast(fp8_recipe=recipe):
+            passes = [layer.fp8.begin_forward() for layer in model]
+        quantizers = [x for p in passes if p for q in p for x in (q.input, q.weight, q.grad_output)]
+        inverses = [number(x.scale_inv_ptr).value for x in quantizers]
+        scales = [number(x.scale_ptr).value for x in quantizers]
+        for x in quantizers:
+            number(x.amax_ptr).value = np.float32(np.random.rand())
+        for p in passes:
+            if p:
+                p[0].module.backward_done()
+        return scales, inverses, passes
+
+    for i in range(3):
+        scales, inverses, passes = step()
+        assert (passes[1] is None) != fp8_dpa and (i == 0) == (set(scales) == {1})
+        if fp8_dpa:
+            np.testing.assert_array_equal(np.float32(inverses), 1 / np.float32(scales))
+    assert len(given) == 4 and set(given) == {fp8_dpa}  # two updates, forward and backward
+    state = fp8.state_dict(model, recipe)
+    assert set(state["modules"]) == ({"0", "1", "2"} if fp8_dpa else {"0", "2"})
+    for module in state["modules"].values():
+        module["forward"]["scale"][:] *= 2
+        module["done"] = False  # the step that follows must not update
+    fp8.set_state_dict(model, state, recipe)
+    scales, inverses, _ = step()
+    np.testing.assert_array_equal(np.float32(inverses), 1 / np.float32(scales))
+    assert scales[0] == state["modules"]["0"]["forward"]["scale"][0]
+
+
 def test_weight_cache():
     scaling = ModuleScaling(1, "paddle")
 
