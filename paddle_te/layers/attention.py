@@ -31,7 +31,7 @@ class DotProductAttention(nn.Layer):
         if masked or cached:
             what = "attention mask (packed documents, padding)" if masked else "key-value cache (generation)"
             raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
-        self.ops.check_fp8_attention(self.kv_channels)
+        self.ops.check_fp8_attention(self.kv_channels, quantizers[0].module.recipe.fp8_dpa_bwd)
         return quantizers
 
     def forward(self, query_layer, key_layer, value_layer, attention_mask=None, is_first_microbatch=None):

@@ -105,7 +105,8 @@ class TELlamaDecoderLayer(nn.Layer):
         self.fp8_group = fp8_group() if self.fp8_recipe else None
         if self.fp8_recipe and self.fp8_recipe.fp8_dpa:
             head_dim = config.hidden_size // config.num_attention_heads
-            get_ops(config.transformer_engine_backend).check_fp8_attention(head_dim)
+            ops = get_ops(config.transformer_engine_backend)
+            ops.check_fp8_attention(head_dim, self.fp8_recipe.fp8_dpa_bwd)
         std = config.initializer_range
         self.transformer = TransformerLayer(
             config.hidden_size,

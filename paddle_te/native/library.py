@@ -59,6 +59,12 @@ def loaded(name):
     return _loaded[name]
 
 
+def cudnn_version():
+    """(major, minor) of the cuDNN that `load` has loaded."""
+    number = loaded("cudnn").cudnnGetVersion()
+    return number // 10000, number // 100 % 100
+
+
 def diagnose(fp8=False):
     """Every condition that keeps Transformer Engine from running here, as a list of Problem; empty: `load` works.
 

@@ -9,6 +9,7 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import get_ops
+from paddle_te.ops.te import attention
 from tests import emulated_te
 from tests.gpu.test_layers import (
     ATTENTION,
@@ -85,6 +86,17 @@ def test_what_fp8_attention_cannot_is_refused_before_anything_runs(monkeypatch, 
         with pytest.raises(ValueError, match="fp8_dpa: .* no key-value cache"):
             q = paddle.ones([1, 1, 2, 128]).astype(dtype)
             layer.core_attention(q, *[paddle.ones([1, 16, 2, 128]).astype(dtype)] * 2)
+
+
+def test_deterministic_fp8_attention_needs_a_cudnn_that_has_it(monkeypatch):
+    check = get_ops("transformer_engine").check_fp8_attention
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    monkeypatch.setattr(attention, "cudnn_version", lambda: (9, 18))
+    with pytest.raises(ValueError, match="cuDNN 9.18 has no deterministic backward.*fp8_dpa_bwd"):
+        check(128)
+    check(128, backward=False)
+    monkeypatch.setattr(attention, "cudnn_version", lambda: (9, 19))
+    check(128)
 
 
 @pytest.mark.parametrize("capability, head_dim, message", [

@@ -96,5 +96,10 @@ def test_fp8_recipe_follows_the_flags():
     assert fp8_recipe(tiny_config()) is None
     recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_amax_history_len=16, fp8_amax_compute_algo="most_recent"))
     assert (recipe.amax_history_len, recipe.amax_compute_algo) == (16, "most_recent")
+    assert not recipe.fp8_dpa and recipe.fp8_dpa_bwd
+    recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_dpa=True, fp8_dpa_bwd=False))
+    assert recipe.fp8_dpa and not recipe.fp8_dpa_bwd
+    with pytest.raises(ValueError, match="no fp8 attention with current scaling"):
+        fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="current", fp8_dpa=True))
     with pytest.raises(ValueError, match="fp8_recipe='other'"):
         fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="other"))

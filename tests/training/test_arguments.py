@@ -9,6 +9,8 @@ from paddlenlp.trainer import PdArgumentParser
 
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 
+PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
+
 
 def parse(tmp_path, *words):
     parser = PdArgumentParser((ModelArguments, PreTrainingArguments))
@@ -29,6 +31,9 @@ def test_defaults_are_native_layers(tmp_path):
         (["--fp8_amax_compute_algo", "min"], "it may be max, most_recent"),
         (["--recompute_granularity", "half"], "it may be full, core_attn"),
         (["--use_fp8"], "--use_fp8 needs --transformer_engine_backend"),
+        (["--fp8_dpa"], "--fp8_dpa needs --use_fp8"),
+        ([*PD_FP8, "--fp8_dpa", "--fp8_recipe", "current"], "--fp8_dpa needs .*--fp8_recipe delayed"),
+        ([*PD_FP8, "--fp8_dpa_bwd", "false"], "--fp8_dpa_bwd false .*alone"),
         (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs"),
         (["--use_fused_linear_cross_entropy"], "paddlenlp_kernel.*the other backends need nothing"),
     ],
@@ -51,8 +56,8 @@ def test_paddlenlps_fused_loss_where_it_can_run(tmp_path, monkeypatch):
 
 
 def test_pd_emulates_fp8(tmp_path):
-    _, training_args = parse(tmp_path, "--transformer_engine_backend", "paddle", "--use_fp8", "true")
-    assert training_args.use_fp8
+    _, training_args = parse(tmp_path, *PD_FP8, "--fp8_dpa", "true", "--fp8_dpa_bwd", "false")
+    assert training_args.use_fp8 and training_args.fp8_dpa and not training_args.fp8_dpa_bwd
 
 
 @pytest.mark.parametrize("chosen", [None, "1"])

@@ -7,6 +7,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
+from paddle_te.native.library import cudnn_version
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.quantized import FP8
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, dense, dtype_code, needs_grad
@@ -402,16 +403,16 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
 def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=None):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
     heads, freqs = _heads_of(qkv, freqs, num_heads, num_kv_heads), dense(freqs)
-    layer = _Float8RotaryAttention if _backward_in_fp8(quantizers, heads.q[3]) else _RotaryAttention
+    layer = _Float8RotaryAttention if _backward_in_fp8(quantizers) else _RotaryAttention
     if qkv.stop_gradient:
         return layer.apply(dense(qkv.detach()), freqs, scale, heads, False, quantizers)
     return layer.apply(dense(qkv), freqs, scale, heads, needs_grad(qkv), quantizers)
 
 
-def check_fp8_attention(head_dim):
-    """Raises ValueError where cuDNN has no fp8 attention (with gradients) for this GPU and head size.
+def check_fp8_attention(head_dim, backward=True):
+    """Raises ValueError where cuDNN has no fp8 attention for this GPU and head size; backward: in fp8 as well.
 
-    As `nvte_get_fused_attn_backend` in TE 2.20's common/fused_attn/fused_attn.cpp, and dot_product_attention/utils.py.
+    As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, and dot_product_attention/utils.py.
     """
     capability = runtime.current().stream.capability
     if not (9, 0) <= capability < (12, 0):
@@ -420,14 +421,15 @@ def check_fp8_attention(head_dim):
     if head_dim != 128 if capability < (10, 0) else head_dim > 128 or head_dim % 16:
         sizes = "128" if capability < (10, 0) else "a multiple of 16 up to 128"
         raise ValueError(f"fp8_dpa: heads have {head_dim} numbers; cuDNN's fp8 attention takes {sizes}; leave it out")
+    if backward and _deterministic() and cudnn_version() < (9, 19):
+        raise ValueError(
+            "fp8_dpa with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0: cuDNN {}.{} has no deterministic backward in fp8, 9.19 "
+            "has; update it, or set fp8_dpa_bwd to false".format(*cudnn_version())
+        )
 
 
-def _backward_in_fp8(quantizers, head_dim):
-    """Whether attention runs in fp8 forward and backward. Raises as `check_fp8_attention`."""
-    if quantizers is None:
-        return False
-    check_fp8_attention(head_dim)
-    return quantizers[0].module.recipe.fp8_dpa_bwd
+def _backward_in_fp8(quantizers):
+    return quantizers is not None and quantizers[0].module.recipe.fp8_dpa_bwd
 
 
 def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=None):
@@ -447,7 +449,7 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=Non
         seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, k.shape[2], d, code, k.shape[1], s)
-    layer = _Float8DotProductAttention if _backward_in_fp8(quantizers, d) else _DotProductAttention
+    layer = _Float8DotProductAttention if _backward_in_fp8(quantizers) else _DotProductAttention
     return layer.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v), quantizers)
 
 
