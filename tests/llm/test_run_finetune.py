@@ -183,6 +183,7 @@ def test_tokens_are_counted_without_padding(monkeypatch, place, tmp_path):
         (dict(dataset_name_or_path="nowhere"), "nowhere"),
         (dict(model_name_or_path="tiny-llama-demo"), "no such folder"),
         (dict(src_length=64), "--src_length"),
+        (dict(use_fp8="true", fp8_dpa="true", zero_padding="true"), "--fp8_dpa: "),
     ],
 )
 def test_errors_come_before_work(monkeypatch, place, tmp_path, caplog, flags, message):
