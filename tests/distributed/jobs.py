@@ -45,6 +45,7 @@ BF16 = dict(bf16=True, fp16_opt_level="O2", amp_master_grad=True)
 PARTS = {
     "bf16": BF16,
     "fp8": BF16 | dict(use_fp8=True),
+    "dpa": dict(fp8_dpa=True),
     "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
     "full": dict(recompute=True, recompute_granularity="full"),
     "fused": dict(use_fused_linear_cross_entropy=True),

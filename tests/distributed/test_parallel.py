@@ -18,9 +18,11 @@ SCRIPT = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
 FLOAT32 = ["none", "none_full", "pd", "pd_core_attn", "pd_full"]
 BF16 = ["none_bf16", "pd_bf16", "te_bf16"]
 FP8, FP8_RECOMPUTED = "te_fp8", ["te_fp8_core_attn", "te_fp8_full"]
+# attention in fp8, whose layers have no weights: in places of its own where ranks share scales, named in a pipeline
+ATTENTION, ATTENTION_IN = ["te_fp8_dpa", "te_fp8_dpa_core_attn"], ("tp2", "pp2")
 # the head's and the loss's places: after a gather, in a pipeline's loss function, without weights between calls
 FUSED, FUSED_IN = {"pd_fused": "pd", "te_bf16_fused": "te_bf16"}, ("sp_tp2", "pp3_vp2", "sharding3")
-RESUMED = ["none", "pd", FP8]
+RESUMED = ["none", "pd", FP8, ATTENTION[0]]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def reference(tmp_path_factory, initial_weights, nvgpu_host):
     folder = tmp_path_factory.mktemp("reference")
     runs = {}
     emulated = nvgpu_host | dict(EMULATED_TE="1")
-    for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", [*BF16, FP8], emulated)):
+    for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", [*BF16, FP8, ATTENTION[0]], emulated)):
         variants = jobs.variants(names, initial_weights, folder / device)
         runs |= jobs.launch(folder / device, 1, {}, variants, device, environment)
     return runs
@@ -52,7 +54,9 @@ def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
     # where ranks share scales, hold several micro-batches, or gather weights for each forward
     recomputed = FP8_RECOMPUTED if {jobs.TP, jobs.PP} & flags.keys() or layout == "sharding3" else []
     fused = FUSED if layout in FUSED_IN else {}
-    variants = jobs.variants([*FLOAT32, *BF16, FP8, *recomputed, *fused], initial_weights, tmp_path, RESUMED)
+    attention = ATTENTION if layout in ATTENTION_IN else []
+    names = [*FLOAT32, *BF16, FP8, *recomputed, *fused, *attention]
+    variants = jobs.variants(names, initial_weights, tmp_path, RESUMED)
     environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
 
@@ -67,7 +71,10 @@ def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
     assert runs[FP8].losses != runs["te_bf16"].losses
     for name in recomputed:
         assert runs[name].losses == runs[FP8].losses
-    for name in RESUMED:
+    for name in attention:
+        jobs.check_same(runs[name], reference[ATTENTION[0]], 4e-3, 1e-1)
+        assert runs[name].losses == runs[ATTENTION[0]].losses != runs[FP8].losses
+    for name in set(RESUMED) & set(names):
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])
 
