@@ -47,10 +47,17 @@ def strided(pointer, shape, token_stride, dtype):
 class Tensor:
     def __init__(self, data, shape, dtype, columnwise=0, scale=0, amax=0, scale_inv=0):
         assert all(type(n) is int for n in shape)
+        self.given = data, columnwise, scale, amax, scale_inv
         self.data_ptr, self.shape, self.dtype, self.columnwise = data, shape, dtype, columnwise
         self.scale, self.amax, self.scale_inv = (
             at(p, (1,), np.float32) if p else None for p in (scale, amax, scale_inv)
         )
+
+    def move(self, bases):
+        given = self.given
+        data, *others = [a and bases[a >> 48] + (a & (1 << 48) - 1) for a in given]
+        self.__init__(data, self.shape, self.dtype, *others)
+        self.given = given
 
     @property
     def is_fp8(self):
@@ -89,6 +96,17 @@ class Tensor:
         if not self.is_fp8:
             return self.read().T if transposed else self.read()
         return (self.transposed if transposed else self.array).astype(np.float32) * self.scale_inv
+
+
+class Sequence:
+    def __init__(self, tensors, calls):
+        self.tensors, self.calls = tensors, calls
+
+    def run(self, module, bases):
+        for tensor in self.tensors:
+            tensor.move(bases)
+        for name, arguments in self.calls:
+            getattr(module, name)(*arguments)
 
 
 class Stream:
@@ -312,8 +330,8 @@ def reciprocals(scale, scale_inv, n):
     at(scale_inv, (n, 4), np.float32)[:, 0] = 1 / at(scale, (n,), np.float32)
 
 
-def memcpy_async(destination, source, bytes, stream):
-    ctypes.memmove(destination, source, bytes)
+def memcpy_async(destination, source, stream):
+    destination.array.reshape(-1)[:] = source.array.reshape(-1)
 
 
 def memset_async(destination, value, bytes, stream):
@@ -321,8 +339,9 @@ def memset_async(destination, value, bytes, stream):
 
 
 KERNELS = (
-    rmsnorm_fwd, rmsnorm_bwd, quantize, dequantize, transpose, swiglu, dswiglu, dswiglu_cast_transpose, gemm, amax_and_scale_update,
-    compute_amax, compute_scale_from_amax, attention_fwd, attention_bwd, launch, memcpy_async, memset_async,
+    rmsnorm_fwd, rmsnorm_bwd, quantize, dequantize, transpose, swiglu, dswiglu, dswiglu_cast_transpose, gemm,
+    amax_and_scale_update, compute_amax, compute_scale_from_amax, attention_fwd, attention_bwd, launch,
+    memcpy_async, memset_async,
 )  # fmt: skip
 
 
@@ -346,7 +365,7 @@ def install(setattr=setattr):
     from paddle_te.native import cross_entropy, rope, scaling
     from paddle_te.ops.te import runtime
 
-    te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream)
+    te = types.SimpleNamespace(Tensor=Tensor, Sequence=Sequence, Stream=Stream)
     for kernel in KERNELS:
         te.__dict__[kernel.__name__] = kernel if paddle.get_device() == "cpu" else _in_order(kernel)
     setattr(native, "load", lambda fp8=False: te)

@@ -198,30 +198,42 @@ class Handle {
 
 // A view of device memory; owns the handle, not the memory.
 struct Tensor {
+  // Of the data, the transposed copy, and fp8's factors; 0 for none.
+  struct Addresses {
+    uintptr_t data, columnwise, scale, amax, scale_inv;
+  };
+
   NVTEBasicTensor data{};
   uintptr_t columnwise = 0, scale = 0, amax = 0, scale_inv = 0;
+  Addresses given{};  // to the constructor
   Handle handle;
 
   Tensor() = default;  // an empty tensor, for what TE wants passed but does not use
   Tensor(uintptr_t pointer, const py::tuple& shape, int dtype, uintptr_t columnwise, uintptr_t scale, uintptr_t amax,
          uintptr_t scale_inv)
-      : columnwise(columnwise), scale(scale), amax(amax), scale_inv(scale_inv) {
+      : given{pointer, columnwise, scale, amax, scale_inv} {
     if (shape.size() > 14) throw py::value_error("a tensor has at most 14 dimensions");
-    data.data_ptr = reinterpret_cast<void*>(pointer);
     data.dtype = dtype;
     for (; data.shape.ndim < shape.size(); data.shape.ndim++)
       data.shape.data[data.shape.ndim] = to_integer(PyTuple_GET_ITEM(shape.ptr(), data.shape.ndim));
-    if (pointer || !columnwise) handle.set(kRowwiseData, data);
+    point(given);
+  }
+
+  // Moves the view to other memory.
+  void point(const Addresses& to) {
+    columnwise = to.columnwise, scale = to.scale, amax = to.amax, scale_inv = to.scale_inv;
+    data.data_ptr = reinterpret_cast<void*>(to.data);
+    if (to.data || !columnwise) handle.set(kRowwiseData, data);
     if (columnwise) {
       if (data.shape.ndim != 2) throw py::value_error("a tensor with columnwise data must have 2 dimensions");
-      handle.set(kColumnwiseData, {reinterpret_cast<void*>(columnwise), dtype, {{cols(), rows()}, 2}});
+      handle.set(kColumnwiseData, {reinterpret_cast<void*>(columnwise), data.dtype, {{cols(), rows()}, 2}});
     }
     if (scale) handle.set_scalar(kScale, scale);
     if (amax) handle.set_scalar(kAmax, amax);
     if (scale_inv) {
       // cuBLASLt answers "functionality is not supported" otherwise, without saying why.
       if (scale_inv % 16) throw py::value_error("scale_inv must be 16-byte aligned");
-      if (pointer || !columnwise) handle.set_scalar(kRowwiseScaleInv, scale_inv);
+      if (to.data || !columnwise) handle.set_scalar(kRowwiseScaleInv, scale_inv);
       if (columnwise) handle.set_scalar(kColumnwiseScaleInv, scale_inv);
     }
   }
@@ -233,6 +245,10 @@ struct Tensor {
     return n;
   }
   size_t numel() const { return rows() * cols(); }
+  size_t bytes() const {
+    static const size_t sizes[] = {1, 2, 4, 8, 4, 2, 2, 1, 1};  // of byte, int16, int32, int64, float32, ..., e5m2
+    return numel() * sizes[data.dtype];
+  }
   bool is_fp8() const { return data.dtype == kE4M3 || data.dtype == kE5M2; }
   py::tuple shape() const {
     py::tuple result(data.shape.ndim);
@@ -247,6 +263,41 @@ struct Tensor {
     out << "]" << (!columnwise ? "" : data.data_ptr ? " with columnwise copy" : " columnwise only");
     return out.str();
   }
+};
+
+// Calls that are made again and again, on other memory each time.
+class Sequence {
+ public:
+  Sequence(const py::tuple& tensors, const py::tuple& calls) : tensors_(tensors), calls_(calls) {
+    for (py::handle tensor : tensors) moved_.push_back(&tensor.cast<Tensor&>());
+    for (py::handle call : calls) {
+      auto pair = call.cast<py::tuple>();
+      if (pair.size() != 2 || !py::isinstance<py::tuple>(pair[1])) throw py::type_error("a call is (name, arguments)");
+    }
+  }
+
+  void run(const py::object& module, const py::list& bases) const {
+    for (Tensor* tensor : moved_) tensor->point(relocated(tensor->given, bases));
+    for (py::handle call : calls_) {
+      auto function = module.attr(py::handle(PyTuple_GET_ITEM(call.ptr(), 0)));
+      py::reinterpret_steal<py::object>(PyObject_CallObject(function.ptr(), PyTuple_GET_ITEM(call.ptr(), 1)));
+      if (PyErr_Occurred()) throw py::error_already_set();
+    }
+  }
+
+ private:
+  static Tensor::Addresses relocated(const Tensor::Addresses& from, const py::list& bases) {
+    auto moved = [&](uintptr_t address) -> uintptr_t {
+      const size_t slot = address >> 48;
+      if (!slot) return 0;
+      if (slot >= bases.size()) throw py::index_error("no base for slot " + std::to_string(slot));
+      return to_integer(PyList_GET_ITEM(bases.ptr(), slot)) + (address & ((uintptr_t{1} << 48) - 1));
+    };
+    return {moved(from.data), moved(from.columnwise), moved(from.scale), moved(from.amax), moved(from.scale_inv)};
+  }
+
+  py::tuple tensors_, calls_;  // keep alive what moved_ points to
+  std::vector<Tensor*> moved_;
 };
 
 static const Tensor& empty_tensor() {
@@ -684,11 +735,13 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
 
 // ---- memory and own kernels ----------------------------------------------------------------------------------
 
-static void memcpy_async(uintptr_t destination, uintptr_t source, size_t bytes, Stream& stream) {
+static void memcpy_async(const Tensor& destination, const Tensor& source, Stream& stream) {
   constexpr int kDefaultKind = 4;  // cudaMemcpyDefault: the direction follows from the addresses
-  check_cuda("cudaMemcpyAsync", cudaMemcpyAsync(reinterpret_cast<void*>(destination),
-                                                reinterpret_cast<const void*>(source), bytes, kDefaultKind,
-                                                stream.handle));
+  if (source.bytes() != destination.bytes())
+    raise(describe("cudaMemcpyAsync: sizes differ", {{"destination", &destination}, {"source", &source}}));
+  check_cuda("cudaMemcpyAsync",
+             cudaMemcpyAsync(destination.data.data_ptr, source.data.data_ptr, source.bytes(), kDefaultKind,
+                             stream.handle));
 }
 
 static void memset_async(uintptr_t destination, int value, size_t bytes, Stream& stream) {
@@ -753,6 +806,15 @@ with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
       .def_property_readonly("dtype", [](const Tensor& t) { return t.data.dtype; })
       .def("__repr__", [](const Tensor& t) { return "Tensor(" + t.describe() + ")"; });
 
+  py::class_<Sequence>(m, "Sequence", py::module_local(), R"(Calls that are made again and again, on other memory each time.
+
+calls: a tuple of (name, arguments). tensors: a tuple of those among the arguments that move.)")
+      .def(py::init<const py::tuple&, const py::tuple&>(), "tensors"_a, "calls"_a)
+      .def("run", &Sequence::run, "module"_a, "bases"_a, R"(Moves the tensors, and makes the calls, of functions of `module`.
+
+An address given to a Tensor's constructor as slot << 48 | offset becomes bases[slot] + offset; bases: a list, whose
+first element counts for nothing. Where a tensor was given no address it gets none.)");
+
   py::class_<Stream>(m, "Stream", py::module_local(), R"(A CUDA stream of the current device, and its scratch memory.
 
 handle: the cudaStream_t as an int. allocate(bytes): returns device memory as an object with data_ptr(); called when
@@ -804,7 +866,7 @@ the softmax, and no data; out's scale_inv is not written.)");
         "dp"_a = nullptr,
         "dq, dk, dv, laid out as q, k, v are; dbias, the bias's gradient, which cuDNN always computes. In fp8: s as in "
         "forward, dp the same for the softmax's gradient; dq's, dk's and dv's scale_inv are not written.");
-  m.def("memcpy_async", &memcpy_async, "destination"_a, "source"_a, "bytes"_a, "stream"_a);
+  m.def("memcpy_async", &memcpy_async, "destination"_a, "source"_a, "stream"_a, "destination = source, as bytes.");
   m.def("memset_async", &memset_async, "destination"_a, "value"_a, "bytes"_a, "stream"_a);
   m.def("launch", &launch, "kernel"_a, "grid"_a, "block"_a, "shared_bytes"_a, "stream"_a,
         "Launches a kernel of native/kernels; its arguments, ints, follow.");

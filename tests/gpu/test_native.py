@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the references need PyTorch")
 
 from paddle_te import native  # noqa: E402
 from paddle_te.native import DType, Mask, QKVLayout, TransformerEngineError, library, rope  # noqa: E402
-from paddle_te.ops.te import runtime  # noqa: E402
+from paddle_te.ops.te import program, runtime  # noqa: E402
 
 DTYPES = {
     torch.bfloat16: DType.BFLOAT16,
@@ -445,7 +445,7 @@ def test_attention_dropout(te, stream):
 
 def test_memory(te, stream):
     a, b = torch.arange(100, device="cuda"), torch.zeros(100, dtype=torch.int64, device="cuda")
-    te.memcpy_async(b.data_ptr(), a.data_ptr(), 50 * 8, stream)
+    te.memcpy_async(view(te, b[:50]), view(te, a[:50]), stream)
     te.memset_async(a.data_ptr(), 0xFF, 10 * 8, stream)
     assert b.tolist() == [*range(50), *[0] * 50] and a.tolist()[:11] == [-1] * 10 + [10]
 
@@ -518,6 +518,8 @@ def test_nothing_leaks(te):
         step()
     assert used() - before <= 8 << 20
     runtime.kept_tensors(te.Tensor).cache_clear()  # what te's layers of other tests made, and keep
+    program.clear()
+    gc.collect()
     # TE's pool has 20,000 handles: had one call in a step leaked one, these would not all be there.
     held = [view(te, x) for _ in range(19_000)]
     assert len(held) == 19_000

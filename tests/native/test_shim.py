@@ -360,15 +360,46 @@ def test_attention_refusals(fake, make):
 
 
 def test_memory(fake):
-    fake.te.memcpy_async(0x100, 0x200, 77, fake.stream)
+    to, from_ = fake.te.Tensor(0x100, (7, 11), BF16), fake.te.Tensor(0x200, (77,), BF16)
+    fake.te.memcpy_async(to, from_, fake.stream)
     fake.te.memset_async(0x100, 3, 78, fake.stream)
     assert fake.calls() == [
-        ["cudaMemcpyAsync", 0x100, 0x200, 77, 4, STREAM],
+        ["cudaMemcpyAsync", 0x100, 0x200, 154, 4, STREAM],
         ["cudaMemsetAsync", 0x100, 3, 78, STREAM],
     ]
+    with pytest.raises(TransformerEngineError, match=r"(?s)sizes differ.*bfloat16 \[7, 11\].*float32 \[77\]"):
+        fake.te.memcpy_async(to, fake.te.Tensor(0x200, (77,), F32), fake.stream)
     fake.library.fake_cuda_error(2)
     with pytest.raises(TransformerEngineError, match="cudaMemcpyAsync failed: out of memory"):
-        fake.te.memcpy_async(0x100, 0x200, 77, fake.stream)
+        fake.te.memcpy_async(to, from_, fake.stream)
+    fake.calls()
+
+
+def test_sequence_makes_its_calls_on_other_memory(fake):
+    slot = lambda number, offset=0: number << 48 | offset  # noqa: E731
+    x = fake.te.Tensor(slot(1), (6, 4), BF16)
+    y = fake.te.Tensor(slot(2), (6, 4), E4M3, slot(2, 32), slot(3), slot(4), slot(5, 16))
+    sequence = fake.te.Sequence((x, y), (("quantize", (x, y, fake.stream)), ("transpose", (x, x, fake.stream))))
+    for bases in [0, 0x1000, 0x2000, 0x3004, 0x3008, 0x4000], [0, 0x9000, 0x2000, 0x5004, 0x5008, 0x6000]:
+        sequence.run(fake.te, bases)
+        _, source, target, scale, amax, inverse = bases
+        shown = {
+            "0": [target, 7, [6, 4]], "1": [target + 32, 7, [4, 6]], "2": scalar(scale), "3": scalar(amax),
+            "4": scalar(inverse + 16), "5": scalar(inverse + 16),
+        }  # fmt: skip
+        x_shown = row(source, (6, 4), BF16)
+        assert fake.calls() == [
+            ["nvte_quantize", x_shown, shown, STREAM],
+            ["nvte_transpose", x_shown, x_shown, STREAM],
+        ]
+    assert (y.data_ptr, y.columnwise) == (0x2000, 0x2020)
+    fake.fail("nvte_quantize", "no")
+    with pytest.raises(TransformerEngineError, match=r"(?s)nvte_quantize failed: no\n  input: bfloat16 \[6, 4\]"):
+        sequence.run(fake.te, bases)
+    with pytest.raises(IndexError, match="slot 2"):
+        sequence.run(fake.te, [0, 0x1000])
+    with pytest.raises(AttributeError, match="quantise"):
+        fake.te.Sequence((), (("quantise", ()),)).run(fake.te, [0])
     fake.calls()
 
 

@@ -1,9 +1,7 @@
-"""Norms and GEMMs of a decoder layer as PyLayers.
+"""Norms and GEMMs of a decoder layer, as Ops: see paddle_te.ops.te.program.
 
 With W [out, in]: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x. Under fp8 the three read e4m3 copies of x and W and a copy of dy in
 the recipe's backward format; forward makes the transposed copies that backward reads and frees the others.
-
-What a backward needs is kept on ctx and taken off it (`_take`), so that each matrix is freed after its last use.
 """
 
 import functools
@@ -12,9 +10,9 @@ import operator
 from types import SimpleNamespace
 
 import paddle
-from paddle.autograd import PyLayer
 
-from paddle_te.ops.te import runtime
+from paddle_te.ops.te import program, runtime
+from paddle_te.ops.te.program import Op
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
     both_pieces,
@@ -23,12 +21,7 @@ from paddle_te.ops.te.quantized import (
     quantize,
     quantized_weight,
 )
-from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code, needs_grad, view
-
-
-def _take(ctx):
-    saved, ctx.saved = ctx.saved, None
-    return saved
+from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code
 
 
 def _rows(tensor):
@@ -44,22 +37,16 @@ def _operands(rt, x, weight, code, quantizers, columnwise):
     return quantize(rt, x, quantizers.input, pieces), quantized_weight(rt, weight, quantizers, pieces)
 
 
-def _drop_data(rt, quantizers, *operands):
-    """Lets go of what only the forward GEMM read, unless a later micro-batch reads that too."""
-    for operand in operands if quantizers is not None else ():
-        if operand is not quantizers.cached_weight:
+def _drop_data(rt, *operands):
+    """Backward reads no rowwise fp8 data."""
+    for operand in operands:
+        if isinstance(operand, Float8Matrix):
             operand.drop_data(rt)
-
-
-def _weight_again(rt, kept, weight, code):
-    """The weight for backward: its fp8 copy, or the parameter where it is now. Between a layer's forward and backward
-    sharding stage 3 takes the parameter's memory away, and gathers it again at another address."""
-    return kept if isinstance(kept, Float8Matrix) else rt.matrix(weight, code)
 
 
 def _same_scales(quantizers):
     """Whether all tensor parallel ranks quantize alike, so that fp8 bytes may be gathered (the group holds them)."""
-    return quantizers.input.kind == "delayed" and quantizers.amax_group is not None
+    return quantizers.input.kind == "delayed" and quantizers.amax_group
 
 
 def _grad_output(rt, dy, code, quantizers, tp):
@@ -85,19 +72,16 @@ def _dgrad(rt, dy, weight, dx, fp8):
     rt.te.gemm(weight.native, dy.native, dx, False, False, rt.stream, False, fp8)
 
 
-def _wgrad(rt, x, dy, weight, code, fuse, fp8):
-    """dW; or None, with dW added to weight.main_grad (float32), where that is to be fused."""
+def _wgrad(rt, x, dy, weight, code, fp8):
+    """dW; or None, with dW put into weight.main_grad (float32) or added to it, where there is that."""
     if weight.stop_gradient:
         return None
-    if not fuse:
+    if weight.main_grad is None:
         dw = rt.new_matrix(tuple(weight.shape), weight.dtype, code)
         rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8)
         return dw.memory
-    accumulate = getattr(weight, "main_grad", None) is not None
-    if not accumulate:
-        weight.main_grad = rt.empty(weight.shape, paddle.float32)
     main_grad = rt.matrix(weight.main_grad, FLOAT32)
-    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, accumulate, fp8)
+    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8)
     return None
 
 
@@ -115,37 +99,37 @@ def _row_output(rt, x, weight, out, code, residual, tp):
     scatter = tp is not None and tp.sequence_parallel
     # one rank's GEMM adds the residual, for free, before the sum over ranks
     accumulate = residual is not None and not scatter and (tp is None or tp.rank == 0)
+    shape = x.shape[0], weight.shape[0]
+    result = rt.view(out, shape, code)
     if accumulate:
-        size = math.prod(residual.shape) * residual.element_size()
-        rt.te.memcpy_async(out.data_ptr(), residual.data_ptr(), size, rt.stream)
-    _fprop(rt, x, weight, rt.view(out, (x.shape[0], weight.shape[0]), code), accumulate)
+        rt.te.memcpy_async(result, rt.view(residual, shape, code), rt.stream)
+    _fprop(rt, x, weight, result, accumulate)
     if tp is not None:
         out = tp.reduce_output(out)
-    return out.add_(residual.view(out.shape)) if scatter and residual is not None else out
+    if scatter and residual is not None:
+        rt.on_memory(lambda out, residual: out.add_(residual.view(out.shape)), out, residual)
+    return out
 
 
 class _Normed:
     """x of an RMSNorm with its statistics, forward and backward.
 
-    x: Matrix; ln_weight: parameter. _rsigma: native float32 [rows], 1 / rms(x), of rsigma_bytes in _memory.
+    x: Matrix; ln_weight: parameter. _rsigma: native float32 [rows], 1 / rms(x), of rsigma_bytes.
     """
 
-    __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma_bytes", "_rsigma", "_memory")
+    __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma_bytes", "_gamma", "_rsigma")
 
     def __init__(self, rt, tensor, ln_weight, code):
         self.tensor, self.ln_weight, self.code, self.dtype = tensor, ln_weight, code, tensor.dtype
         self.x = rt.matrix(tensor, code)
+        self._gamma = rt.view(ln_weight, self.x.shape[1:], code)
         self.rsigma_bytes = -(-4 * self.x.shape[0] // 256) * 256
-
-    def _gamma(self, rt):
-        """ln_weight where it is now: see `_weight_again`."""
-        return rt.view(self.ln_weight, self.x.shape[1:], self.code)
 
     def forward(self, rt, eps, z, pieces=None):
         """z = x / rms(x) · ln_weight; z is a native tensor in x's dtype or fp8. pieces: Pieces for the statistics."""
         pieces = pieces or new_pieces(rt, self.rsigma_bytes)
-        self._memory, self._rsigma = pieces.memory, rt.tensor(pieces.take(self.rsigma_bytes), self.x.shape[:1], FLOAT32)
-        rt.te.rmsnorm_fwd(self.x.native, self._gamma(rt), eps, z, self._rsigma, rt.stream)
+        self._rsigma = rt.tensor(pieces.take(self.rsigma_bytes), self.x.shape[:1], FLOAT32)
+        rt.te.rmsnorm_fwd(self.x.native, self._gamma, eps, z, self._rsigma, rt.stream)
 
     def backward(self, rt, dz, add=None):
         """(dx, d ln_weight) from the native dz; the tensor `add`, the residual's gradient, is added to dx."""
@@ -155,7 +139,7 @@ class _Normed:
             dz,
             x.native,
             self._rsigma,
-            self._gamma(rt),
+            self._gamma,
             rt.view(dx, x.shape, code),
             rt.view(dgamma, x.shape[1:], code),
             rt.stream,
@@ -200,131 +184,109 @@ def _gathered_again(rt, local, code, quantizers, tp):
     return whole if quantizers is None else quantize(rt, whole, quantizers.input)
 
 
-class _RMSNorm(PyLayer):
-    @staticmethod
-    def forward(ctx, x, weight, eps, code):
-        rt = runtime.current()
-        normed, out = _Normed(rt, x, weight, code), rt.empty(x.shape, x.dtype)
-        normed.forward(rt, eps, rt.matrix(out, code).native)
-        ctx.saved = normed
-        return out
-
-    @staticmethod
-    def backward(ctx, dy):
-        rt, normed = runtime.current(), _take(ctx)
-        dy = dense(dy)
-        return normed.backward(rt, rt.view(dy, normed.x.shape, normed.code))
+def _rms_norm_forward(rt, x, weight, tp, train, eps):
+    code = dtype_code("x", x)
+    normed, out = _Normed(rt, x, weight, code), rt.empty(x.shape, x.dtype)
+    normed.forward(rt, eps, rt.matrix(out, code).native)
+    return out, normed
 
 
-class _Linear(PyLayer):
-    @staticmethod
-    def forward(ctx, x, weight, residual, parallel_mode, tp, quantizers, fuse, train, code):
-        rt = runtime.current()
-        column, row = (tp if parallel_mode == mode else None for mode in ("column", "row"))
-        x_grad, residual_grad = not x.stop_gradient, residual is not None and not residual.stop_gradient
-        if column is not None and column.sequence_parallel:
-            x = column.all_gather(x)
-        operand, w = _operands(rt, rt.matrix(x, code), weight, code, quantizers, train)
-        out = rt.empty([*x.shape[:-1], w.shape[0]], x.dtype)
-        out = _row_output(rt, operand, w, out, code, residual, row)
-        if train:
-            layout = SimpleNamespace(shape=x.shape, dtype=x.dtype, code=code, column=column, row=row, fuse=fuse)
-            layout.needs = x_grad, residual is not None, residual_grad
-            _drop_data(rt, quantizers, operand, w)
-            ctx.saved = operand, w, weight, quantizers, layout
-        return out
-
-    @staticmethod
-    def backward(ctx, dy):
-        rt, dy = runtime.current(), dense(dy)
-        operand, w, weight, quantizers, x = _take(ctx)
-        fp8 = quantizers is not None
-        gather = x.row if x.row is not None and x.row.sequence_parallel else None
-        grad = _grad_output(rt, dy, x.code, quantizers, gather)
-        x_grad, has_residual, residual_grad = x.needs
-        dx = None
-        if x_grad:
-            dx = rt.empty(x.shape, x.dtype)
-            _dgrad(rt, grad, _weight_again(rt, w, weight, x.code), rt.view(dx, operand.shape, x.code), fp8)
-            if x.column is not None:
-                dx = x.column.reduce_output(dx)
-        dw = _wgrad(rt, operand, grad, weight, x.code, x.fuse, fp8)
-        if fp8:
-            quantizers.module.backward_done()
-        return (dx, dw, dy if residual_grad else None) if has_residual else (dx, dw)
+def _rms_norm_backward(rt, normed, dy):
+    return normed.backward(rt, rt.view(dy, normed.x.shape, normed.code))
 
 
-class _LayerNormLinear(PyLayer):
-    @staticmethod
-    def forward(ctx, x, ln_weight, weight, eps, tp, quantizers, fuse, train, code):
-        rt = runtime.current()
-        normed = _Normed(rt, x, ln_weight, code)
-        operand, w, kept = _normed_operands(rt, normed, eps, weight, quantizers, tp, train)
-        lead = [operand.shape[0]] if kept is not operand else x.shape[:-1]
-        out = rt.empty([*lead, w.shape[0]], x.dtype)
-        _fprop(rt, operand, w, rt.view(out, (operand.shape[0], w.shape[0]), code))
-        if train:
-            _drop_data(rt, quantizers, *((operand, w) if kept is operand else (w,)))
-            ctx.saved = normed, kept, w, weight, quantizers, tp, fuse
-        return out, view(x, x.shape)  # itself would be taken for an in-place result
-
-    @staticmethod
-    def backward(ctx, dy, dresidual):
-        rt = runtime.current()
-        x, operand, w, weight, quantizers, tp, fuse = _take(ctx)
-        w, fp8 = _weight_again(rt, w, weight, x.code), quantizers is not None
-        grad = _grad_output(rt, dense(dy), x.code, quantizers, None)
-        del dy
-        dz = _column_dgrad(rt, grad, w, (grad.shape[0], x.x.shape[1]), x, tp, fp8)
-        if tp is not None and tp.sequence_parallel:
-            operand = _gathered_again(rt, operand, x.code, quantizers, tp)
-        dw = _wgrad(rt, operand, grad, weight, x.code, fuse, fp8)
-        del operand, grad
-        if fp8:
-            quantizers.module.backward_done()
-        return *x.backward(rt, dz.native, dense(dresidual)), dw
+def _linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode):
+    code = dtype_code("x", x)
+    if quantizers is not None:
+        _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
+    if residual is not None:
+        dtype_code("residual", residual, {x.dtype: code})
+    column, row = (tp if parallel_mode == mode else None for mode in ("column", "row"))
+    whole = column.all_gather(x) if column is not None and column.sequence_parallel else x
+    operand, w = _operands(rt, rt.matrix(whole, code), weight, code, quantizers, train)
+    out = rt.empty([*whole.shape[:-1], w.shape[0]], x.dtype)
+    out = _row_output(rt, operand, w, out, code, residual, row)
+    if train:
+        _drop_data(rt, operand, w)
+    return out, SimpleNamespace(
+        x=x, whole=whole.shape, operand=operand, w=w, weight=weight, residual=residual,
+        code=code, quantizers=quantizers, column=column, row=row,
+    )  # fmt: skip
 
 
-class _LayerNormMLP(PyLayer):
-    @staticmethod
-    def forward(ctx, x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse, train, code):
-        rt = runtime.current()
-        first, second = quantizers
-        normed = _Normed(rt, x, ln_weight, code)
-        operand, w1, kept = _normed_operands(rt, normed, eps, fc1_weight, first, tp, train)
-        hidden = rt.new_matrix((operand.shape[0], w1.shape[0]), x.dtype, code)
-        _fprop(rt, operand, w1, hidden.native)
-        act, w2 = _swiglu(rt, hidden, fc2_weight, x.dtype, code, second, train)
-        out = rt.empty([operand.shape[0], x.shape[-1]] if kept is not operand else x.shape, x.dtype)
-        out = _row_output(rt, act, w2, out, code, x, tp)
-        if train:
-            _drop_data(rt, first, *((operand, w1) if kept is operand else (w1,)))
-            _drop_data(rt, second, act, w2)
-            ctx.saved = normed, kept, hidden, act, w1, w2, fc1_weight, fc2_weight, quantizers, tp, fuse
-        return out
+def _linear_backward(rt, saved, dy):
+    x, operand, weight, residual, code, row = (
+        saved.x, saved.operand, saved.weight, saved.residual, saved.code, saved.row
+    )  # fmt: skip
+    fp8 = saved.quantizers is not None
+    gather = row if row is not None and row.sequence_parallel else None
+    grad = _grad_output(rt, dy, code, saved.quantizers, gather)
+    dx = None
+    if not x.stop_gradient:
+        dx = rt.empty(saved.whole, x.dtype)
+        _dgrad(rt, grad, saved.w, rt.view(dx, operand.shape, code), fp8)
+        if saved.column is not None:
+            dx = saved.column.reduce_output(dx)
+    dw = _wgrad(rt, operand, grad, weight, code, fp8)
+    return (dx, dw) if residual is None else (dx, dw, None if residual.stop_gradient else dy)
 
-    @staticmethod
-    def backward(ctx, dy):
-        rt, dy = runtime.current(), dense(dy)
-        x, operand, hidden, act, w1, w2, fc1_weight, fc2_weight, (first, second), tp, fuse = _take(ctx)
-        w1, w2 = _weight_again(rt, w1, fc1_weight, x.code), _weight_again(rt, w2, fc2_weight, x.code)
-        fp8 = first is not None
-        gather = tp is not None and tp.sequence_parallel
-        grad = _grad_output(rt, dy, x.code, second, tp if gather else None)
-        dact = rt.new_matrix(act.shape, x.dtype, x.code)
-        _dgrad(rt, grad, w2, dact.native, fp8)
-        dw2 = _wgrad(rt, act, grad, fc2_weight, x.code, fuse, fp8)
-        del act, grad, w2
-        grad = _dswiglu(rt, dact, hidden, x.dtype, x.code, first)
-        del dact, hidden
-        dz = _column_dgrad(rt, grad, w1, (grad.shape[0], x.x.shape[1]), x, tp, fp8)
-        if gather:
-            operand = _gathered_again(rt, operand, x.code, first, tp)
-        dw1 = _wgrad(rt, operand, grad, fc1_weight, x.code, fuse, fp8)
-        del operand, grad, w1
-        if fp8:
-            first.module.backward_done()
-        return *x.backward(rt, dz.native, dy), dw1, dw2
+
+def _layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, eps):
+    code = dtype_code("x", x)
+    if quantizers is not None:
+        _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
+    normed = _Normed(rt, x, ln_weight, code)
+    operand, w, kept = _normed_operands(rt, normed, eps, weight, quantizers, tp, train)
+    lead = [operand.shape[0]] if kept is not operand else x.shape[:-1]
+    out = rt.empty([*lead, w.shape[0]], x.dtype)
+    _fprop(rt, operand, w, rt.view(out, (operand.shape[0], w.shape[0]), code))
+    if train:
+        _drop_data(rt, *((operand, w) if kept is operand else (w,)))
+    return (out, x), (normed, kept, w, weight, quantizers, tp)
+
+
+def _layernorm_linear_backward(rt, saved, dy, dresidual):
+    x, operand, w, weight, quantizers, tp = saved
+    fp8 = quantizers is not None
+    grad = _grad_output(rt, dy, x.code, quantizers, None)
+    dz = _column_dgrad(rt, grad, w, (grad.shape[0], x.x.shape[1]), x, tp, fp8)
+    if tp is not None and tp.sequence_parallel:
+        operand = _gathered_again(rt, operand, x.code, quantizers, tp)
+    dw = _wgrad(rt, operand, grad, weight, x.code, fp8)
+    return *x.backward(rt, dz.native, dresidual), dw
+
+
+def _layernorm_mlp_forward(rt, x, ln_weight, fc1_weight, fc2_weight, first, second, tp, train, eps):
+    code = dtype_code("x", x)
+    if first is not None:
+        hidden, ffn = fc2_weight.shape
+        _check_fp8(tokens=_rows(x), hidden_size=hidden, ffn_hidden_size=ffn)
+    normed = _Normed(rt, x, ln_weight, code)
+    operand, w1, kept = _normed_operands(rt, normed, eps, fc1_weight, first, tp, train)
+    hidden = rt.new_matrix((operand.shape[0], w1.shape[0]), x.dtype, code)
+    _fprop(rt, operand, w1, hidden.native)
+    act, w2 = _swiglu(rt, hidden, fc2_weight, x.dtype, code, second, train)
+    out = rt.empty([operand.shape[0], x.shape[-1]] if kept is not operand else x.shape, x.dtype)
+    out = _row_output(rt, act, w2, out, code, x, tp)
+    if train:
+        _drop_data(rt, *((operand, w1) if kept is operand else (w1,)), act, w2)
+    return out, (normed, kept, hidden, act, w1, w2, fc1_weight, fc2_weight, first, second, tp)
+
+
+def _layernorm_mlp_backward(rt, saved, dy):
+    x, operand, hidden, act, w1, w2, fc1_weight, fc2_weight, first, second, tp = saved
+    fp8 = first is not None
+    gather = tp is not None and tp.sequence_parallel
+    grad = _grad_output(rt, dy, x.code, second, tp if gather else None)
+    dact = rt.new_matrix(act.shape, x.dtype, x.code)
+    _dgrad(rt, grad, w2, dact.native, fp8)
+    dw2 = _wgrad(rt, act, grad, fc2_weight, x.code, fp8)
+    grad = _dswiglu(rt, dact, hidden, x.dtype, x.code, first)
+    dz = _column_dgrad(rt, grad, w1, (grad.shape[0], x.x.shape[1]), x, tp, fp8)
+    if gather:
+        operand = _gathered_again(rt, operand, x.code, first, tp)
+    dw1 = _wgrad(rt, operand, grad, fc1_weight, x.code, fp8)
+    return *x.backward(rt, dz.native, dy), dw1, dw2
 
 
 def _swiglu(rt, hidden, weight, dtype, code, quantizers, train):
@@ -360,47 +322,36 @@ def _check_fp8(**sizes):
         raise ValueError(f"fp8 GEMMs need dimensions divisible by 16, not {wrong}; choose other sizes or pad")
 
 
+_RMS_NORM = Op(_rms_norm_forward, _rms_norm_backward)
+_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))
+_LAYERNORM_LINEAR = Op(_layernorm_linear_forward, _layernorm_linear_backward, weights=(2,))
+_LAYERNORM_MLP = Op(_layernorm_mlp_forward, _layernorm_mlp_backward, weights=(2, 3))
+
+
 def rms_norm(x, weight, eps):
     """x / sqrt(mean(x²) + eps) · weight over the last axis, in float32 inside."""
-    return _RMSNorm.apply(dense(x), weight, eps, dtype_code("x", x))
+    return program.apply(_RMS_NORM, (x, weight), settings=(eps,))
 
 
 def linear(x, weight, *, residual=None, parallel_mode=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
     """x · weightᵀ (+ residual), weight split by `parallel_mode` ("column", "row" or None) over `tp`."""
-    code = dtype_code("x", x)
-    if quantizers is not None:
-        _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
-    train = needs_grad(x, weight)
-    residual = None if residual is None else dense(residual)
-    return _Linear.apply(
-        dense(x), weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation, train, code
-    )
+    tensors = x, weight, residual
+    return program.apply(_LINEAR, tensors, (quantizers,), tp, fuse_wgrad_accumulation, (parallel_mode,))
 
 
 def layernorm_linear(x, ln_weight, weight, eps, *, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
     """(rms_norm(x) · weightᵀ, x): column parallel; x comes back as the residual branch, whose gradient the norm's
     backward kernel adds."""
-    code = dtype_code("x", x)
-    if quantizers is not None:
-        _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
-    train = needs_grad(x, ln_weight, weight)
-    return _LayerNormLinear.apply(
-        dense(x), ln_weight, weight, eps, tp, quantizers, fuse_wgrad_accumulation, train, code
-    )
+    tensors = x, ln_weight, weight
+    return program.apply(_LAYERNORM_LINEAR, tensors, (quantizers,), tp, fuse_wgrad_accumulation, (eps,))
 
 
 def layernorm_mlp(
     x, ln_weight, fc1_weight, fc2_weight, eps, *, tp=None, quantizers=(None, None), fuse_wgrad_accumulation=False
 ):
     """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel."""
-    code = dtype_code("x", x)
-    if quantizers[0] is not None:
-        hidden, ffn = fc2_weight.shape
-        _check_fp8(tokens=_rows(x), hidden_size=hidden, ffn_hidden_size=ffn)
-    train = needs_grad(x, ln_weight, fc1_weight, fc2_weight)
-    return _LayerNormMLP.apply(
-        dense(x), ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation, train, code
-    )
+    tensors = x, ln_weight, fc1_weight, fc2_weight
+    return program.apply(_LAYERNORM_MLP, tensors, quantizers, tp, fuse_wgrad_accumulation, (eps,))
 
 
 def accumulate_wgrad(x, dy, out=None):

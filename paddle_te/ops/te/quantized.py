@@ -121,9 +121,11 @@ def quantize(rt, source, quantizer, pieces=None):
 def quantized_weight(rt, weight, quantizers, pieces):
     """The weight, a Matrix, in fp8: the copy kept by an earlier micro-batch, or a new one. pieces: operand_pieces'."""
     if not quantizers.update_weight:
-        return quantizers.cached_weight
+        kept = Pieces(quantizers.cached_weight)
+        return Float8Matrix(rt, weight.shape, quantizers.weight, kept, kept)
     result = quantize(rt, weight, quantizers.weight, None if quantizers.keeps_weight else pieces)
-    quantizers.cache_weight(result)
+    if quantizers.keeps_weight:
+        quantizers.cached_weight = result.rowwise
     return result
 
 

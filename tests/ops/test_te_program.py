@@ -1,0 +1,150 @@
+"""Ops that are recorded once and run on other memory, on the emulated library."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.ops.te import program, runtime
+from paddle_te.ops.te.program import Op
+from tests import emulated_te
+from tests.poison import poison_allocations
+
+BF16, FLOAT32 = 6, 4
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    emulated_te.install(monkeypatch.setattr)
+    poison_allocations(monkeypatch)
+    program.clear()
+
+
+def bf16(seed, *shape):
+    x = (
+        paddle.to_tensor(np.random.default_rng(seed).standard_normal(shape).astype("float32"))
+        .astype("bfloat16")
+        .detach()
+    )
+    x.stop_gradient = False
+    return x
+
+
+def is_doubled(y, x):
+    y, x = (tensor.astype("float32").numpy() for tensor in (y, x))
+    return (y == 2 * x).all()
+
+
+def doubling(recorded):
+    """y = 2 x, by x + x into a copy; dx = 2 dy likewise. Notes in `recorded` when its functions run."""
+
+    def twice(rt, x):
+        out, shape = rt.empty(x.shape, x.dtype), tuple(x.shape)
+        identity = rt.empty([shape[1], shape[1]], x.dtype)
+        native, eye = rt.view(out, shape, BF16), rt.view(identity, (shape[1], shape[1]), BF16)
+        rt.on_memory(
+            lambda memory: memory.set_value(paddle.eye(shape[1], dtype="float32").astype("bfloat16")), identity
+        )
+        rt.te.memcpy_async(native, rt.view(x, shape, BF16), rt.stream)
+        rt.te.gemm(eye, rt.view(x, shape, BF16), native, True, False, rt.stream, True)
+        return out
+
+    def forward(rt, x, tp, train):
+        recorded.append(("forward", train))
+        return twice(rt, x), None
+
+    def backward(rt, saved, dy):
+        recorded.append(("backward",))
+        return (twice(rt, dy),)
+
+    return Op(forward, backward)
+
+
+def test_functions_run_once_for_given_sizes(seed):
+    recorded = []
+    op = doubling(recorded)
+    for i, rows in enumerate([4, 4, 6, 4]):
+        x, dy = bf16(seed + i, rows, 8), bf16(seed - i, rows, 8)
+        y = program.apply(op, (x,))
+        y.backward(dy)
+        assert is_doubled(y, x) and is_doubled(x.grad, dy)
+    assert recorded == [("forward", True), ("backward",)] * 2
+    with paddle.no_grad():
+        program.apply(op, (x,))
+    assert recorded[4:] == [("forward", False)]
+
+
+def test_backward_runs_on_the_stream_of_its_time(seed, monkeypatch):
+    streams, run = [], emulated_te.Sequence.run
+
+    def noted(self, module, bases):
+        streams.extend(arguments[2].handle for name, arguments in self.calls if name == "memcpy_async")
+        run(self, module, bases)
+
+    monkeypatch.setattr(emulated_te.Sequence, "run", noted)
+    monkeypatch.setattr(emulated_te.Stream, "__init__", lambda self, raw, allocate: setattr(self, "handle", raw))
+    op = doubling([])
+    for forward, backward in (1, 2), (2, 2), (1, 1):
+        monkeypatch.setattr(runtime.device, "raw_stream", lambda raw=forward: raw)
+        x = bf16(seed, 4, 8)
+        y = program.apply(op, (x,))
+        monkeypatch.setattr(runtime.device, "raw_stream", lambda raw=backward: raw)
+        y.backward(x.detach())
+        assert is_doubled(x.grad, x)
+    assert streams == [1, 2, 2, 2, 1, 1]
+
+
+def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
+    """What is too large to be joined; an input is the caller's, an output stays."""
+    monkeypatch.setattr(program, "JOINED", 0)
+    log = []
+    native = SimpleNamespace(Sequence=lambda tensors, calls: SimpleNamespace(run=lambda te, bases: log.append(calls)))
+    call = lambda name, *slots: program._Call(name, (), (), {*slots})  # noqa: E731
+    calls = [call("a", 1, 2), call("b", 2, 3), call("c", 3), call("d", 3, 4), call("e", 4, 5)]
+    allocated = {slot: ([slot], paddle.uint8) for slot in (2, 3, 4, 5)}
+    steps = program._Steps(native, calls, allocated, {5})
+
+    class Memory:
+        def __init__(self, slot):
+            self.slot = slot
+            log.append(("new", slot))
+
+        def data_ptr(self):
+            return 1000 * self.slot
+
+        def __del__(self):
+            log.append(("gone", self.slot))
+
+    rt = SimpleNamespace(te=None, empty=lambda shape, dtype: Memory(shape[0]))
+    memories, bases = [None, "x", *[None] * 4], [0] * 6
+    steps.run(rt, memories, bases)
+    names = [tuple(name for name, _ in entry) if isinstance(entry[0], tuple) else entry for entry in log]
+    assert names == [
+        ("new", 2), ("a",), ("new", 3), ("b", "c"), ("gone", 2), ("new", 4), ("d",), ("gone", 3),
+        ("new", 5), ("e",), ("gone", 4),
+    ]  # fmt: skip
+    assert memories[5].slot == 5 and bases == [0, 0, 2000, 3000, 4000, 5000] and memories[1:5] == [None] * 4
+
+
+def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):
+    generator = np.random.default_rng(seed)
+    for _ in range(50):
+        blocks = []
+        for slot in range(12):
+            first, length = generator.integers(0, 8), generator.integers(0, 4)
+            blocks.append((int(generator.integers(1, 2000)), slot, int(first), int(first + length)))
+        size, offsets = program._packed(blocks)
+        offsets = dict(offsets)
+        assert offsets.keys() == set(range(12)) and all(offset % 256 == 0 for offset in offsets.values())
+        for (bytes_, slot, first, last), (other_bytes, other, other_first, other_last) in itertools.combinations(
+            blocks, 2
+        ):
+            together = first <= other_last and other_first <= last
+            apart = offsets[slot] + bytes_ <= offsets[other] or offsets[other] + other_bytes <= offsets[slot]
+            assert apart or not together
+        assert size >= max(offsets[slot] + bytes_ for bytes_, slot, *_ in blocks)
+        assert size <= sum(bytes_ + 255 for bytes_, *_ in blocks)
+    assert program._packed([]) == (0, [])
+    assert program._packed([(300, 1, 0, 1), (200, 2, 2, 3)]) == (512, [(1, 0), (2, 0)])
