@@ -32,6 +32,8 @@ def assigned(x, where, value):
 # name: (function, inputs); an input is a shape (normal numbers), positive(...) or an index
 # equal within rows and between the two: who gets the gradient?
 TIES = [np.array(rows, "float32") for rows in ([[1, 2, 2, -0.5], [3, 3, 3, 0]], [[1, 1, 2, -1], [3, 4, 0, 0]])]
+# -inf before, between and behind what counts
+MASK = np.where((np.arange(2000) > 700) & (np.arange(2000) % 7 > 0) & (np.arange(2000) < 1800), 0, -np.inf)
 CASES = {
     "add broadcast": (lambda x, y: x + y, [(3, 1, 5), (4, 1)]),
     "subtract broadcast": (lambda x, y: x - y, [(2, 3), (3,)]),
@@ -129,6 +131,23 @@ CASES = {
     "cumsum": (lambda x: paddle.cumsum(x, -1), [(3, 8)]),
     "topk": (lambda x: paddle.topk(x, 3)[0], [(3, 8)]),
     "take_along_axis": (lambda x, i: paddle.take_along_axis(x, i, 1), [(3, 8), index([[0], [7], [2]])]),
+    # more than one pack of elements, and not all at addresses that packs need
+    "multiply by one": (lambda x, y: x * y, [(67, 61), (1,)]),
+    "add many": (lambda x, y: x + y, [(67, 61), (67, 61)]),
+    "unaligned": (lambda x, y: x.flatten()[3:] * y.flatten()[1:-2], [(61, 41), (61, 41)]),
+    "cast many": (lambda x: (x * 8).astype("float32").astype("int16").astype("bool").astype("float32"), [(61, 67)]),
+    "sum many": (lambda x: (x / 300).sum(), [(300, 301)]),
+    "sum many first": (lambda x: (x / 300).sum(0), [(300, 301)]),
+    "mean of long rows": (lambda x: x.mean(-1), [(3, 20008)]),
+    "max of long rows": (lambda x: x.detach().max(-1), [(2, 40003)]),
+    "squared_l2_norm": (lambda x: paddle._C_ops.squared_l2_norm(x.detach() / 4).astype("float32"), [(300, 301)]),
+    "softmax of long rows": (F.softmax, [(2, 1999)]),
+    "log_softmax of long rows": (F.log_softmax, [(2, 2000)]),
+    "softmax masked": (lambda x: F.softmax(x.detach() + paddle.to_tensor(MASK).astype(x.dtype)), [(3, 2000)]),
+    "cross_entropy of long rows": (
+        lambda x, y: F.cross_entropy(x, y, reduction="none", ignore_index=-100),
+        [(4, 2000), index([1999, -100, 0, 1000])],
+    ),
     "arange": (lambda x: paddle.arange(0, 9, 2).astype("float32") + x.sum(), [(2,)]),
 }
 # Rounding to the type, and a few operations on rounded numbers.

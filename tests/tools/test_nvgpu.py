@@ -82,6 +82,16 @@ def test_in_place_streams_and_random_states(plugin):
     assert "DONE" in result.stdout, result.stderr[-3000:]
 
 
+def test_benchmark_of_kernels(plugin, tmp_path):
+    script = ROOT / "tools/benchmark/nvgpu_kernels.py"
+    result = run(plugin, script, "--quick", "--device", "cpu", "--output", tmp_path / "kernels.json")
+    assert result.returncode == 0, result.stderr[-3000:]
+    rows = json.loads((tmp_path / "kernels.json").read_text())["operations"]
+    assert len(rows) > 10 and all(row["bytes"] > 0 and row["ms"]["median"] > 0 for row in rows.values())
+    table = (tmp_path / "kernels.md").read_text()
+    assert all(f"| {name} |" in table for name in rows)
+
+
 # ---- training
 
 

@@ -80,20 +80,52 @@ struct Formula;
 #include "ops.def"
 #undef NVGPU_OP
 
-template <Op op, int N, typename In, typename Out>
-struct ElementwiseLoop {
+template <Op op, int K, typename In, typename Out>
+struct ElementwiseLoop : Inputs<In, K> {
   Out* out;
-  const In* in[N];
-  Indexer<N> indexer;
+  Indexer<K> indexer;
   Compute<In> p, q;
+  // not of integers: 64-bit divisions of many elements would be a lot of code
+  static constexpr int kWidth = std::is_integral_v<In> ? 1 : kPack<In, Out>;
 
-  NVGPU_FN void operator()(int64_t i) const {
+  // Every input lies as the output does, or is one element for all.
+  bool Dense() const {
+    bool dense = indexer.rank <= 1 && Aligned(out);
+    for (int k = 0; k < K && indexer.rank == 1; ++k) {
+      const int64_t stride = indexer.strides[k][0];
+      dense = dense && (stride == 0 || (stride == 1 && Aligned(this->in[k])));
+    }
+    return dense;
+  }
+  template <int N>
+  NVGPU_FN typename Inputs<In, K>::template Loaded<N> Load(int64_t i) const {
+    typename Inputs<In, K>::template Loaded<N> loaded;
+    if constexpr (N == 1) {
+      int64_t at[K];
+      indexer.At(i, at);
+      for (int k = 0; k < K; ++k) loaded.in[k].at[0] = this->in[k][at[k]];
+    } else {
+      for (int k = 0; k < K; ++k) {
+        if (indexer.strides[k][0] != 0) {
+          loaded.in[k] = LoadPack<N>(this->in[k] + i);
+        } else {
+          const In one = this->in[k][0];
+          for (int n = 0; n < N; ++n) loaded.in[k].at[n] = one;
+        }
+      }
+    }
+    return loaded;
+  }
+  template <int N, typename Loaded>
+  NVGPU_FN void Store(int64_t i, const Loaded& loaded) const {
     using C = Compute<In>;
-    int64_t at[N];
-    indexer.At(i, at);
-    C values[3] = {};
-    for (int n = 0; n < N; ++n) values[n] = static_cast<C>(in[n][at[n]]);
-    out[i] = Convert<Out>(Formula<op>::Value(values[0], values[1], values[2], p, q));
+    Pack<Out, N> result;
+    for (int n = 0; n < N; ++n) {
+      C values[3] = {};
+      for (int k = 0; k < K; ++k) values[k] = static_cast<C>(loaded.in[k].at[n]);
+      result.at[n] = Convert<Out>(Formula<op>::Value(values[0], values[1], values[2], p, q));
+    }
+    StorePack(out + i, result);
   }
 };
 
@@ -106,16 +138,17 @@ C As(Number number) {
   }
 }
 
-template <Op op, int N, typename In, typename Out>
+template <Op op, int K, typename In, typename Out>
 void Run(Stream stream, void* out, const Dims& dims, const std::vector<Input>& inputs, Number p, Number q) {
-  ElementwiseLoop<op, N, In, Out> loop{static_cast<Out*>(out), {}, {}, As<Compute<In>>(p), As<Compute<In>>(q)};
-  std::array<Dims, N> strides;
-  for (int n = 0; n < N; ++n) {
-    loop.in[n] = static_cast<const In*>(inputs[n].data);
-    strides[n] = inputs[n].strides;
+  Inputs<In, K> in;
+  std::array<Dims, K> strides;
+  for (int k = 0; k < K; ++k) {
+    in.in[k] = static_cast<const In*>(inputs[k].data);
+    strides[k] = inputs[k].strides;
   }
-  loop.indexer = Indexer<N>(dims, strides);
-  ForEach(stream, loop.indexer.count, loop);
+  const ElementwiseLoop<op, K, In, Out> loop{
+      in, static_cast<Out*>(out), Indexer<K>(dims, strides), As<Compute<In>>(p), As<Compute<In>>(q)};
+  ForEachPack(stream, loop.indexer.count, loop.Dense(), loop);
 }
 
 }  // namespace
@@ -161,14 +194,12 @@ void ElementwiseWide(Stream stream, Op op, Type type, void* out, const Dims& dim
 
 namespace {
 template <typename From, typename To>
-struct CastLoop {
-  const From* in;
-  To* out;
-  NVGPU_FN void operator()(int64_t i) const {
+struct CastTo {
+  NVGPU_FN To operator()(int64_t, From value) const {
     if constexpr (std::is_same_v<To, bool>) {
-      out[i] = Convert<bool>(in[i]);
+      return Convert<bool>(value);
     } else {
-      out[i] = Convert<To>(static_cast<Compute<From>>(in[i]));
+      return Convert<To>(static_cast<Compute<From>>(value));
     }
   }
 };
@@ -179,7 +210,8 @@ void Cast(Stream stream, const void* in, Type from, void* out, Type to, int64_t 
     using From = decltype(f);
     auto run_to = [&](auto t) {
       using To = decltype(t);
-      ForEach(stream, count, CastLoop<From, To>{static_cast<const From*>(in), static_cast<To*>(out)});
+      const MapLoop<To, From, 1, CastTo<From, To>> loop(static_cast<To*>(out), {static_cast<const From*>(in)}, {});
+      ForEachPack(stream, count, loop.Dense(), loop);
     };
     if (!ForAll(to, run_to)) NoCode("cast");
   };

@@ -1,10 +1,15 @@
 // How a loop runs: as a kernel under nvcc, as a plain loop under g++. Loops are written once, as functors.
+//
+// Loops that the memory's speed bounds move packs, 16 bytes an instruction, and several of them before the first is
+// used. Such a loop is a functor with two members: Load<N>(i) reads what the elements i to i + N - 1 need, Store<N>(i,
+// loaded) computes and writes. N is the loop's pack, or 1 for the elements that fill none.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "../runtime.h"
 #include "types.h"
@@ -14,6 +19,84 @@
 #endif
 
 namespace nvgpu::math {
+
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T at[N];
+};
+// The elements of a pack where these types go together: 16 bytes of the widest.
+template <typename... T>
+constexpr int kPack = 16 / std::max({sizeof(T)...});
+
+template <int N, typename T>
+NVGPU_FN Pack<T, N> LoadPack(const T* from) {
+  return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+template <int N, typename T>
+NVGPU_FN void StorePack(T* to, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+}
+template <typename... T>
+NVGPU_FN bool Aligned(const T*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) | ...) & 15) == 0;
+}
+
+// K arrays of one type that are read together.
+template <typename T, int K>
+struct Inputs {
+  const T* in[K];
+
+  template <int N>
+  struct Loaded {
+    Pack<T, N> in[K];
+  };
+  template <int N>
+  NVGPU_FN Loaded<N> Load(int64_t i) const {
+    Loaded<N> loaded;
+    for (int k = 0; k < K; ++k) loaded.in[k] = LoadPack<N>(in[k] + i);
+    return loaded;
+  }
+  NVGPU_FN bool Dense() const {
+    bool dense = true;
+    for (int k = 0; k < K; ++k) dense = dense && Aligned(in[k]);
+    return dense;
+  }
+};
+
+// out[i] = function(i, in[0][i], in[1][i]...)
+template <typename Out, typename In, int K, typename Function>
+struct MapLoop : Inputs<In, K> {
+  Out* out;
+  Function function;
+  static constexpr int kWidth = kPack<Out, In>;
+
+  NVGPU_FN MapLoop(Out* out, Inputs<In, K> in, Function function) : Inputs<In, K>(in), out(out), function(function) {}
+  NVGPU_FN bool Dense() const { return Inputs<In, K>::Dense() && Aligned(out); }
+  template <int N, typename Loaded>
+  NVGPU_FN void Store(int64_t i, const Loaded& loaded) const {
+    Pack<Out, N> result;
+    for (int n = 0; n < N; ++n) {
+      if constexpr (K == 1) result.at[n] = function(i + n, loaded.in[0].at[n]);
+      if constexpr (K == 2) result.at[n] = function(i + n, loaded.in[0].at[n], loaded.in[1].at[n]);
+    }
+    StorePack(out + i, result);
+  }
+};
+
+// add(sum, values of in[0], values of in[1]...), for a pack's values at once.
+template <typename S, typename In, int K, typename Add>
+struct AddLoop : Inputs<In, K> {
+  S* sum;
+  Add add;
+  static constexpr int kWidth = kPack<In>;
+
+  NVGPU_FN AddLoop(S* sum, Inputs<In, K> in, Add add) : Inputs<In, K>(in), sum(sum), add(add) {}
+  template <int N, typename Loaded>
+  NVGPU_FN void Store(int64_t, const Loaded& loaded) const {
+    if constexpr (K == 1) add(*sum, loaded.in[0].at);
+    if constexpr (K == 2) add(*sum, loaded.in[0].at, loaded.in[1].at);
+  }
+};
 
 #ifdef __CUDACC__
 
@@ -39,6 +122,47 @@ void ForEach(Stream stream, int64_t count, Function function) {
   CheckLaunch();
 }
 
+// How many packs a thread loads before it uses the first.
+template <int N, typename Function, size_t bytes = sizeof(decltype(std::declval<Function>().template Load<N>(0)))>
+constexpr int kAhead = bytes > 32 ? 1 : (bytes > 16 ? 2 : 4);
+
+// What `block` of `blocks` does of a loop over `count` elements; not `dense`: one by one.
+template <typename Function>
+__device__ void RunPacks(int64_t block, int64_t blocks, int64_t count, bool dense, const Function& function) {
+  constexpr int N = Function::kWidth, ahead = kAhead<N, Function>;
+  const int64_t packs = N > 1 && dense ? count / N : 0;
+  for (int64_t first = block * ahead * kThreads + threadIdx.x; first < packs; first += blocks * ahead * kThreads) {
+    decltype(function.template Load<N>(0)) loaded[ahead];
+#pragma unroll
+    for (int k = 0; k < ahead; ++k) {
+      if (first + k * kThreads < packs) loaded[k] = function.template Load<N>((first + k * kThreads) * N);
+    }
+#pragma unroll
+    for (int k = 0; k < ahead; ++k) {
+      if (first + k * kThreads < packs) function.template Store<N>((first + k * kThreads) * N, loaded[k]);
+    }
+  }
+  for (int64_t i = packs * N + block * kThreads + threadIdx.x; i < count; i += blocks * kThreads) {
+    function.template Store<1>(i, function.template Load<1>(i));
+  }
+}
+
+template <typename Function>
+__global__ void __launch_bounds__(kThreads) PackKernel(int64_t count, bool dense, Function function) {
+  RunPacks(blockIdx.x, gridDim.x, count, dense, function);
+}
+
+// The loop over `count` elements. dense: all that Load and Store touch lies in a row and is Aligned.
+template <typename Function>
+void ForEachPack(Stream stream, int64_t count, bool dense, Function function) {
+  if (count == 0) return;
+  constexpr int N = Function::kWidth;
+  const int64_t turn = kThreads * (N > 1 && dense ? N * kAhead<N, Function> : 1);
+  const int64_t blocks = std::min<int64_t>((count + turn - 1) / turn, 1 << 20);
+  PackKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(count, dense, function);
+  CheckLaunch();
+}
+
 // The threads that work on one row together.
 struct Team {
   // function(i) for every i < count, spread over the threads.
@@ -53,10 +177,30 @@ struct Team {
   // combine over value(i), known to every thread afterwards.
   template <typename T, typename Value, typename Combine>
   __device__ T Reduce(int64_t count, T identity, Value value, Combine combine) const {
-    __shared__ alignas(16) unsigned char storage[sizeof(T) * 32];
-    T* shared = reinterpret_cast<T*>(storage);
     T result = identity;
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x) result = combine(result, value(i));
+    return Share(result, combine);
+  }
+  // The same over arrays: each thread adds packs to an identity, see AddLoop.
+  template <typename S, typename In, int K, typename Add, typename Combine>
+  __device__ S Reduce(int64_t count, Inputs<In, K> in, S identity, Add add, Combine combine) const {
+    S sum = identity;
+    RunPacks(0, 1, count, in.Dense(), AddLoop<S, In, K, Add>(&sum, in, add));
+    return Share(sum, combine);
+  }
+  // See MapLoop; `out` may be one of `in`.
+  template <typename Out, typename In, int K, typename Function>
+  __device__ void Map(int64_t count, Out* out, Inputs<In, K> in, Function function) const {
+    const MapLoop<Out, In, K, Function> loop(out, in, function);
+    RunPacks(0, 1, count, loop.Dense(), loop);
+  }
+
+ private:
+  // combine over the threads' results.
+  template <typename T, typename Combine>
+  __device__ static T Share(T result, Combine combine) {
+    __shared__ alignas(16) unsigned char storage[sizeof(T) * 32];
+    T* shared = reinterpret_cast<T*>(storage);
     for (int offset = 16; offset > 0; offset /= 2) result = combine(result, Shuffle(result, offset));
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = result;
     __syncthreads();
@@ -65,8 +209,6 @@ struct Team {
     __syncthreads();
     return result;
   }
-
- private:
   template <typename T>
   __device__ static T Shuffle(T value, int offset) {
     if constexpr (sizeof(T) <= 8 && std::is_arithmetic_v<T>) {
@@ -99,7 +241,7 @@ void ForEachRow(Stream stream, int64_t rows, Function function) {
 // What sums of float32 are kept in.
 template <typename T>
 using Sum = Compute<T>;
-constexpr int64_t kParallel = 132 * 8;  // teams that fill a large GPU
+constexpr int64_t kParallel = 132 * 32;  // teams that fill a large GPU, several times so that none waits for the last
 
 #else
 
@@ -107,6 +249,19 @@ template <typename Function>
 void ForEach(Stream stream, int64_t count, Function function) {
   runtime::Synchronize(stream);
   for (int64_t i = 0; i < count; ++i) function(i);
+}
+
+template <typename Function>
+void RunPacks(int64_t count, bool dense, const Function& function) {
+  constexpr int N = Function::kWidth;
+  const int64_t packed = dense ? count / N * N : 0;
+  for (int64_t i = 0; i < packed; i += N) function.template Store<N>(i, function.template Load<N>(i));
+  for (int64_t i = packed; i < count; ++i) function.template Store<1>(i, function.template Load<1>(i));
+}
+template <typename Function>
+void ForEachPack(Stream stream, int64_t count, bool dense, Function function) {
+  runtime::Synchronize(stream);
+  RunPacks(count, dense, function);
 }
 
 struct Team {
@@ -124,6 +279,17 @@ struct Team {
     for (int64_t i = 0; i < count; ++i) result = combine(result, value(i));
     return result;
   }
+  template <typename S, typename In, int K, typename Add, typename Combine>
+  S Reduce(int64_t count, Inputs<In, K> in, S identity, Add add, Combine) const {
+    S sum = identity;
+    RunPacks(count, in.Dense(), AddLoop<S, In, K, Add>(&sum, in, add));
+    return sum;
+  }
+  template <typename Out, typename In, int K, typename Function>
+  void Map(int64_t count, Out* out, Inputs<In, K> in, Function function) const {
+    const MapLoop<Out, In, K, Function> loop(out, in, function);
+    RunPacks(count, loop.Dense(), loop);
+  }
 };
 
 template <typename Function>
@@ -135,7 +301,7 @@ void ForEachRow(Stream stream, int64_t rows, Function function) {
 // One loop adds thousands of numbers in a row, which float32 would round too often.
 template <typename T>
 using Sum = std::conditional_t<std::is_same_v<Compute<T>, float>, double, Compute<T>>;
-constexpr int64_t kParallel = 1;
+constexpr int64_t kParallel = 8;  // so that the combining of teams' results is tested here too
 
 #endif
 

@@ -38,7 +38,18 @@ template <typename T>
 struct FillLoop {
   T* to;
   T value;
-  NVGPU_FN void operator()(int64_t i) const { to[i] = value; }
+  static constexpr int kWidth = kPack<T>;
+  struct Nothing {};
+  template <int N>
+  NVGPU_FN Nothing Load(int64_t) const {
+    return {};
+  }
+  template <int N>
+  NVGPU_FN void Store(int64_t i, Nothing) const {
+    Pack<T, N> pack;
+    for (int n = 0; n < N; ++n) pack.at[n] = value;
+    StorePack(to + i, pack);
+  }
 };
 
 template <typename T>
@@ -138,7 +149,7 @@ void FillWith(Stream stream, size_t width, void* to, const void* element, int64_
   ForWidth(width, [&](auto value) {
     using T = decltype(value);
     memcpy(&value, element, sizeof(T));
-    ForEach(stream, count, FillLoop<T>{static_cast<T*>(to), value});
+    ForEachPack(stream, count, Aligned(static_cast<T*>(to)), FillLoop<T>{static_cast<T*>(to), value});
   });
 }
 
@@ -164,6 +175,10 @@ void Triangle(Stream stream, size_t width, void* out, const void* in, int64_t ba
 
 void Gather(Stream stream, size_t width, void* out, const void* in, const void* index, Type index_type, int64_t outer,
             int64_t size, int64_t count, int64_t inner, int64_t first, int64_t padding) {
+  if (const int64_t per_wide = sizeof(Wide) / width; inner % per_wide == 0 && Aligned(out, in)) {
+    inner /= per_wide;  // rows of wide elements
+    width = sizeof(Wide);
+  }
   ForWidth(width, [&](auto t) {
     using T = decltype(t);
     ForIndex(index_type, [&](auto j) {

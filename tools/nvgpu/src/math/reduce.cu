@@ -1,8 +1,9 @@
 // Reductions over any axes.
 //
 // The reduced elements of one output are split into `parts`, so that few outputs still fill a GPU; a second loop combines
-// the parts in order, so that the result is the same in every run. Where the innermost axis is reduced, the threads of a
-// team read neighbouring elements of one output; where it is kept, neighbouring threads have neighbouring outputs.
+// the parts, always in the same order, so that the result is the same in every run. Where the innermost axis is reduced,
+// the threads of a team read neighbouring elements of one output; where it is kept, neighbouring threads have
+// neighbouring outputs.
 #include "indexing.h"
 #include "launch.h"
 #include "math.h"
@@ -27,11 +28,13 @@ struct Plan {
     kept = Indexer<1>(of_kept[0], {of_kept[1]});
     taken = Indexer<1>(of_taken[0], {of_taken[1]});
     const int64_t teams = inner_taken ? kept.count : (kept.count + 255) / 256;
-    const int64_t longest = inner_taken ? 1024 : 16;  // a part is no shorter
-    if (teams > 0) parts = std::min(kParallel / teams, taken.count / longest);
+    const int64_t shortest = inner_taken ? 8192 : 16;
+    if (teams > 0) parts = std::min(kParallel / teams, taken.count / shortest);
     parts = std::max<int64_t>(parts, 1);
   }
-  int64_t Length() const { return (taken.count + parts - 1) / parts; }
+  // Of a part, the last but shorter: full packs, so that each part is as Aligned as the first.
+  int64_t Length() const { return ((taken.count + parts - 1) / parts + 15) / 16 * 16; }
+  bool InARow() const { return taken.rank == 0 || (taken.rank == 1 && taken.strides[0][0] == 1); }
 };
 
 // What each kind starts from, makes of an element, and combines with.
@@ -41,8 +44,11 @@ struct Rule {
   NVGPU_FN static S Identity() {
     if constexpr (kind == Reduction::kMax || kind == Reduction::kMin) {
       const bool max = kind == Reduction::kMax;
-      if constexpr (std::is_integral_v<S>) return max ? INT64_MIN : INT64_MAX;
-      return max ? -S(INFINITY) : S(INFINITY);
+      if constexpr (std::is_integral_v<S>) {
+        return max ? INT64_MIN : INT64_MAX;
+      } else {
+        return max ? -S(INFINITY) : S(INFINITY);
+      }
     }
     return kind == Reduction::kProduct || kind == Reduction::kAll ? S(1) : S(0);
   }
@@ -85,10 +91,18 @@ template <typename R, typename T, typename S>
 struct TeamLoop {
   PartOf<R, T, S> part;
   S* sums;
+  bool in_a_row;
   NVGPU_DEVICE void operator()(const Team& team, int64_t work) const {
-    const int64_t base = part.Base(work), first = part.First(work);
-    const S sum = team.Reduce(
-        part.Count(work), R::Identity(), [&](int64_t i) { return part.Value(base, first + i); }, R());
+    const int64_t base = part.Base(work), first = part.First(work), count = part.Count(work);
+    S sum;
+    if (in_a_row) {
+      const auto add = [](S& sum, const auto& values) {
+        for (T value : values) sum = R()(sum, R::Map(static_cast<S>(value)));
+      };
+      sum = team.Reduce(count, Inputs<T, 1>{part.in + base + first}, R::Identity(), add, R());
+    } else {
+      sum = team.Reduce(count, R::Identity(), [&](int64_t i) { return part.Value(base, first + i); }, R());
+    }
     team.Once([&] { sums[work] = sum; });
   }
 };
@@ -105,16 +119,24 @@ struct ThreadLoop {
   }
 };
 
+// Combines the parts of each output: a thread an output where these are many, else a team.
 template <typename R, typename S, typename Out>
-struct FinishLoop {
+struct Finish {
   const S* sums;
   Out* out;
   int64_t outputs, parts;
   S divisor;
+  NVGPU_FN S Part(int64_t i, int64_t part) const { return sums[part * outputs + i]; }
+  NVGPU_FN void Write(int64_t i, S sum) const { out[i] = Convert<Out>(static_cast<Compute<Out>>(sum / divisor)); }
+
   NVGPU_FN void operator()(int64_t i) const {
-    S sum = sums[i];
-    for (int64_t part = 1; part < parts; ++part) sum = R()(sum, sums[part * outputs + i]);
-    out[i] = Convert<Out>(static_cast<Compute<Out>>(sum / divisor));
+    S sum = Part(i, 0);
+    for (int64_t part = 1; part < parts; ++part) sum = R()(sum, Part(i, part));
+    Write(i, sum);
+  }
+  NVGPU_DEVICE void operator()(const Team& team, int64_t i) const {
+    const S sum = team.Reduce(parts, R::Identity(), [&](int64_t part) { return Part(i, part); }, R());
+    team.Once([&] { Write(i, sum); });
   }
 };
 
@@ -126,12 +148,17 @@ void Run(Stream stream, void* out, const void* in, const Plan& plan, void* works
   S* sums = static_cast<S*>(workspace);
   const PartOf<R, T, S> part{static_cast<const T*>(in), plan.kept, plan.taken, outputs, plan.Length()};
   if (plan.inner_taken) {
-    ForEachRow(stream, work, TeamLoop<R, T, S>{part, sums});
+    ForEachRow(stream, work, TeamLoop<R, T, S>{part, sums, plan.InARow()});
   } else {
     ForEach(stream, work, ThreadLoop<R, T, S>{part, sums});
   }
   const S divisor = kind == Reduction::kMean ? static_cast<S>(plan.taken.count) : S(1);
-  ForEach(stream, outputs, FinishLoop<R, S, Out>{sums, static_cast<Out*>(out), outputs, plan.parts, divisor});
+  const Finish<R, S, Out> finish{sums, static_cast<Out*>(out), outputs, plan.parts, divisor};
+  if (outputs < plan.parts) {
+    ForEachRow(stream, outputs, finish);
+  } else {
+    ForEach(stream, outputs, finish);
+  }
 }
 
 template <typename T>

@@ -5,15 +5,55 @@
 namespace nvgpu::math {
 namespace {
 
-template <typename C, typename T>
-NVGPU_DEVICE C MaxOf(const Team& team, const T* row, int64_t columns) {
-  return team.Reduce(columns, -C(INFINITY), [&](int64_t i) { return static_cast<C>(row[i]); }, Larger());
+template <typename T>
+using C = Compute<T>;
+
+template <typename T>
+NVGPU_DEVICE C<T> MaxOf(const Team& team, const T* row, int64_t columns) {
+  const auto add = [](C<T>& max, const auto& values) {
+    for (T value : values) max = Larger()(max, static_cast<C<T>>(value));
+  };
+  return team.Reduce(columns, Inputs<T, 1>{row}, -C<T>(INFINITY), add, Larger());
 }
-template <typename C, typename T>
-NVGPU_DEVICE C SumExp(const Team& team, const T* row, int64_t columns, C max) {
-  return static_cast<C>(team.Reduce(
-      columns, Sum<T>(0), [&](int64_t i) { return static_cast<Sum<T>>(std::exp(static_cast<C>(row[i]) - max)); },
-      Plus()));
+template <typename T>
+NVGPU_DEVICE C<T> SumExp(const Team& team, const T* row, int64_t columns, C<T> max) {
+  const auto add = [max](Sum<T>& sum, const auto& values) {
+    for (T value : values) sum += std::exp(static_cast<C<T>>(value) - max);
+  };
+  return static_cast<C<T>>(team.Reduce(columns, Inputs<T, 1>{row}, Sum<T>(0), add, Plus()));
+}
+
+// The largest of some numbers, and the sum of exp(number - largest), in one pass (Milakov & Gimelshein, arXiv 1805.02867).
+template <typename T>
+struct MaxAndSum {
+  C<T> max = -C<T>(INFINITY);
+  Sum<T> sum = 0;
+
+  // The sum with another maximum. Nothing but -inf adds up to 0, not NaN.
+  NVGPU_FN Sum<T> For(C<T> larger) const { return max == larger ? sum : sum * std::exp(max - larger); }
+
+  template <int N>
+  NVGPU_FN void Add(const T (&values)[N]) {
+    C<T> larger = max;
+    for (T value : values) larger = Larger()(larger, static_cast<C<T>>(value));
+    sum = For(larger);
+    max = larger;
+    const C<T> base = max == -C<T>(INFINITY) ? C<T>(0) : max;
+    for (T value : values) sum += std::exp(static_cast<C<T>>(value) - base);
+  }
+  NVGPU_FN static MaxAndSum Join(const MaxAndSum& a, const MaxAndSum& b) {
+    MaxAndSum both;
+    both.max = Larger()(a.max, b.max);
+    both.sum = a.For(both.max) + b.For(both.max);
+    return both;
+  }
+};
+template <typename T>
+NVGPU_DEVICE MaxAndSum<T> MaxAndSumOf(const Team& team, const T* row, int64_t columns) {
+  return team.Reduce(
+      columns, Inputs<T, 1>{row}, MaxAndSum<T>(),
+      [](MaxAndSum<T>& state, const auto& values) { state.Add(values); },
+      [](const MaxAndSum<T>& a, const MaxAndSum<T>& b) { return MaxAndSum<T>::Join(a, b); });
 }
 
 template <typename T>
@@ -23,13 +63,12 @@ struct SoftmaxRow {
   int64_t columns;
   bool log;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
-    using C = Compute<T>;
     const T* row = in + r * columns;
-    T* to = out + r * columns;
-    const C max = MaxOf<C>(team, row, columns), sum = SumExp<C>(team, row, columns, max), log_sum = std::log(sum);
-    team.ForEach(columns, [&](int64_t i) {
-      const C shifted = static_cast<C>(row[i]) - max;
-      to[i] = Convert<T>(log ? shifted - log_sum : std::exp(shifted) / sum);
+    const auto [max, wide_sum] = MaxAndSumOf(team, row, columns);
+    const C<T> sum = static_cast<C<T>>(wide_sum), log_sum = std::log(sum);
+    team.Map(columns, out + r * columns, Inputs<T, 1>{row}, [=, log = log, max = max](int64_t, T value) {
+      const C<T> shifted = static_cast<C<T>>(value) - max;
+      return Convert<T>(log ? shifted - log_sum : std::exp(shifted) / sum);
     });
   }
 };
@@ -41,19 +80,17 @@ struct SoftmaxGradRow {
   int64_t columns;
   bool log;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
-    using C = Compute<T>;
-    const T *y = out + r * columns, *dy = out_grad + r * columns;
-    T* dx = in_grad + r * columns;
-    const C sum = static_cast<C>(team.Reduce(
-        columns, Sum<T>(0),
-        [&](int64_t i) {
-          const C g = static_cast<C>(dy[i]);
-          return static_cast<Sum<T>>(log ? g : g * static_cast<C>(y[i]));
-        },
-        Plus()));
-    team.ForEach(columns, [&](int64_t i) {
-      const C g = static_cast<C>(dy[i]), value = static_cast<C>(y[i]);
-      dx[i] = Convert<T>(log ? g - std::exp(value) * sum : (g - sum) * value);
+    const Inputs<T, 2> rows{out + r * columns, out_grad + r * columns};
+    const auto add = [log = log](Sum<T>& sum, const auto& values, const auto& grads) {
+      for (size_t n = 0; n < sizeof(values) / sizeof(T); ++n) {
+        const C<T> g = static_cast<C<T>>(grads[n]);
+        sum += log ? g : g * static_cast<C<T>>(values[n]);
+      }
+    };
+    const C<T> sum = static_cast<C<T>>(team.Reduce(columns, rows, Sum<T>(0), add, Plus()));
+    team.Map(columns, in_grad + r * columns, rows, [=, log = log](int64_t, T y, T dy) {
+      const C<T> g = static_cast<C<T>>(dy), value = static_cast<C<T>>(y);
+      return Convert<T>(log ? g - std::exp(value) * sum : (g - sum) * value);
     });
   }
 };
@@ -65,19 +102,15 @@ struct CrossEntropyRow {
   const Index* labels;
   int64_t ignored, columns;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
-    using C = Compute<T>;
     const T* row = logits + r * columns;
-    T* to = softmax + r * columns;
-    const C max = MaxOf<C>(team, row, columns), sum = SumExp<C>(team, row, columns, max);
     const int64_t label = labels[r];
     const bool counts = label != ignored && label >= 0 && label < columns;
-    team.Once([&] {
-      if (!counts) loss[r] = Convert<T>(C(0));
-    });
-    team.ForEach(columns, [&](int64_t i) {  // softmax may be written over the logits
-      const C shifted = static_cast<C>(row[i]) - max;
-      if (counts && i == label) loss[r] = Convert<T>(std::log(sum) - shifted);
-      to[i] = Convert<T>(std::exp(shifted) / sum);
+    const C<T> picked = counts ? static_cast<C<T>>(row[label]) : C<T>(0);  // now: softmax may be written over logits
+    const auto [max, wide_sum] = MaxAndSumOf(team, row, columns);
+    const C<T> sum = static_cast<C<T>>(wide_sum);
+    team.Once([&, max = max] { loss[r] = Convert<T>(counts ? std::log(sum) - (picked - max) : C<T>(0)); });
+    team.Map(columns, softmax + r * columns, Inputs<T, 1>{row}, [sum, max = max](int64_t, T value) {
+      return Convert<T>(std::exp(static_cast<C<T>>(value) - max) / sum);
     });
   }
 };
@@ -89,14 +122,10 @@ struct CrossEntropyGradRow {
   const Index* labels;
   int64_t ignored, first, columns;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
-    using C = Compute<T>;
-    const int64_t label = labels[r];
-    const C scale = label == ignored ? C(0) : static_cast<C>(loss_grad[r]);
-    const T* from = softmax + r * columns;
-    T* to = logits_grad + r * columns;
-    const int64_t at = label - first;
-    team.ForEach(columns, [&](int64_t i) {
-      to[i] = Convert<T>((static_cast<C>(from[i]) - (i == at ? C(1) : C(0))) * scale);
+    const int64_t label = labels[r], at = label - first;
+    const C<T> scale = label == ignored ? C<T>(0) : static_cast<C<T>>(loss_grad[r]);
+    team.Map(columns, logits_grad + r * columns, Inputs<T, 1>{softmax + r * columns}, [=](int64_t i, T value) {
+      return Convert<T>((static_cast<C<T>>(value) - (i == at ? C<T>(1) : C<T>(0))) * scale);
     });
   }
 };
@@ -107,7 +136,7 @@ struct RowMaxRow {
   const T* logits;
   int64_t columns;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
-    const float max = MaxOf<float>(team, logits + r * columns, columns);
+    const float max = static_cast<float>(MaxOf(team, logits + r * columns, columns));
     team.Once([&] { largest[r] = max; });
   }
 };
@@ -121,7 +150,7 @@ struct RowSumExpRow {
   int64_t first, columns;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
     const T* row = logits + r * columns;
-    const float max = largest[r], total = SumExp<float>(team, row, columns, max);
+    const float max = largest[r], total = static_cast<float>(SumExp<T>(team, row, columns, max));
     const int64_t at = labels[r] - first;
     team.Once([&] {
       sum[r] = total;
@@ -138,11 +167,11 @@ struct FinishRow {
   const Index* labels;
   int64_t ignored, columns;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
-    const T* row = logits + r * columns;
-    T* to = softmax + r * columns;
     const float max = largest[r], total = sum[r];
     team.Once([&] { loss[r] = Convert<T>(labels[r] == ignored ? 0.0f : std::log(total) - picked[r]); });
-    team.ForEach(columns, [&](int64_t i) { to[i] = Convert<T>(std::exp(static_cast<float>(row[i]) - max) / total); });
+    team.Map(columns, softmax + r * columns, Inputs<T, 1>{logits + r * columns}, [=](int64_t, T value) {
+      return Convert<T>(std::exp(static_cast<float>(value) - max) / total);
+    });
   }
 };
 

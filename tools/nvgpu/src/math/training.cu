@@ -8,17 +8,30 @@ namespace {
 // Equal indices form chains in the order of their places: next[i] is the next place of index[i], -1 at the end; a chain
 // starts where first[i] is set, which excludes what is to have no gradient.
 template <typename Index>
-struct ChainLoop {
+struct ChainRow {
   const Index* index;
   int32_t *next, *first;
   int64_t count, size, begin, padding;
-  NVGPU_FN void operator()(int64_t i) const {
+
+  struct Near {
+    int32_t later, earlier;  // the nearest equal one behind, whether there is one before
+  };
+  struct Nearest {
+    NVGPU_FN Near operator()(const Near& a, const Near& b) const {
+      return {a.later < b.later ? a.later : b.later, a.earlier | b.earlier};
+    }
+  };
+  NVGPU_DEVICE void operator()(const Team& team, int64_t i) const {
     const int64_t wanted = index[i], row = wanted - begin;
-    int64_t later = i + 1, earlier = i - 1;
-    while (later < count && index[later] != wanted) ++later;
-    while (earlier >= 0 && index[earlier] != wanted) --earlier;
-    next[i] = later < count ? static_cast<int32_t>(later) : -1;
-    first[i] = earlier < 0 && row >= 0 && row < size && (padding < 0 || wanted != padding);
+    const auto compare = [&](int64_t j) {
+      const bool equal = index[j] == wanted;
+      return Near{equal && j > i ? static_cast<int32_t>(j) : INT32_MAX, equal && j < i};
+    };
+    const Near near = team.Reduce(count, Near{INT32_MAX, 0}, compare, Nearest());
+    team.Once([&] {
+      next[i] = near.later < INT32_MAX ? near.later : -1;
+      first[i] = !near.earlier && row >= 0 && row < size && (padding < 0 || wanted != padding);
+    });
   }
 };
 
@@ -53,27 +66,56 @@ struct AdamWLoop {
   const float *learning_rate, *beta1_power, *beta2_power;
   float beta1_power_value, beta2_power_value;
   M beta1, beta2, epsilon, decay, rate_ratio;
+  static constexpr int kWidth = kPack<T, G, M>;
 
-  NVGPU_FN void operator()(int64_t i) const {
+  bool Dense() const { return Aligned(param, grad, moment1, moment2, moment2_max, master); }
+
+  template <int N>
+  struct Loaded {
+    Pack<M, N> moment1, moment2, moment2_max, master;
+    Pack<G, N> grad;
+    Pack<T, N> param;
+  };
+  template <int N>
+  NVGPU_FN Loaded<N> Load(int64_t i) const {
+    Loaded<N> loaded;
+    loaded.grad = LoadPack<N>(grad + i);
+    loaded.moment1 = LoadPack<N>(moment1 + i);
+    loaded.moment2 = LoadPack<N>(moment2 + i);
+    if (moment2_max != nullptr) loaded.moment2_max = LoadPack<N>(moment2_max + i);
+    if (master != nullptr) {
+      loaded.master = LoadPack<N>(master + i);
+    } else {
+      loaded.param = LoadPack<N>(param + i);
+    }
+    return loaded;
+  }
+  template <int N>
+  NVGPU_FN void Store(int64_t i, Loaded<N> loaded) const {
     const M rate = static_cast<M>(*learning_rate) * rate_ratio;
     const M power1 = static_cast<M>(beta1_power != nullptr ? *beta1_power : beta1_power_value);
     const M power2 = static_cast<M>(beta2_power != nullptr ? *beta2_power : beta2_power_value);
-    const M g = static_cast<M>(static_cast<Compute<G>>(grad[i]));
-    M p = master != nullptr ? master[i] : static_cast<M>(static_cast<Compute<T>>(param[i]));
-    p *= M(1) - rate * decay;
-    const M m1 = beta1 * moment1[i] + (M(1) - beta1) * g;
-    const M m2 = beta2 * moment2[i] + (M(1) - beta2) * g * g;
-    moment1[i] = m1;
-    moment2[i] = m2;
-    M largest = m2;
-    if (moment2_max != nullptr) {
-      largest = moment2_max[i] > m2 ? moment2_max[i] : m2;
-      moment2_max[i] = largest;
+    const M scale = std::sqrt(M(1) - power2), scaled_rate = rate / (M(1) - power1);
+    for (int n = 0; n < N; ++n) {
+      const M g = static_cast<M>(static_cast<Compute<G>>(loaded.grad.at[n]));
+      M p = master != nullptr ? loaded.master.at[n] : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
+      p *= M(1) - rate * decay;
+      const M m1 = beta1 * loaded.moment1.at[n] + (M(1) - beta1) * g;
+      const M m2 = beta2 * loaded.moment2.at[n] + (M(1) - beta2) * g * g;
+      M largest = m2;
+      if (moment2_max != nullptr && loaded.moment2_max.at[n] > m2) largest = loaded.moment2_max.at[n];
+      p -= scaled_rate * m1 * scale / (std::sqrt(largest) + epsilon * scale);
+      loaded.moment1.at[n] = m1;
+      loaded.moment2.at[n] = m2;
+      loaded.moment2_max.at[n] = largest;
+      loaded.master.at[n] = p;
+      loaded.param.at[n] = Convert<T>(static_cast<Compute<T>>(p));
     }
-    const M scale = std::sqrt(M(1) - power2);
-    p -= rate / (M(1) - power1) * m1 * scale / (std::sqrt(largest) + epsilon * scale);
-    param[i] = Convert<T>(static_cast<Compute<T>>(p));
-    if (master != nullptr) master[i] = p;
+    StorePack(moment1 + i, loaded.moment1);
+    StorePack(moment2 + i, loaded.moment2);
+    if (moment2_max != nullptr) StorePack(moment2_max + i, loaded.moment2_max);
+    if (master != nullptr) StorePack(master + i, loaded.master);
+    StorePack(param + i, loaded.param);
   }
 };
 
@@ -95,7 +137,7 @@ void RunAs(Stream stream, const AdamW& step) {
                                 static_cast<M>(step.epsilon),
                                 static_cast<M>(step.decay),
                                 static_cast<M>(step.rate_ratio)};
-  ForEach(stream, step.count, loop);
+  ForEachPack(stream, step.count, loop.Dense(), loop);
 }
 
 }  // namespace
@@ -110,7 +152,7 @@ void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_
   auto run_index = [&](auto j) {
     using Index = decltype(j);
     const auto* indices = static_cast<const Index*>(index);
-    ForEach(stream, count, ChainLoop<Index>{indices, next, starts, count, size, first, padding});
+    ForEachRow(stream, count, ChainRow<Index>{indices, next, starts, count, size, first, padding});
     auto run = [&](auto t) {
       using T = decltype(t);
       ForEachRow(stream, count * stretches,

@@ -9,6 +9,7 @@
 #include "../dtype.h"
 
 #ifdef __CUDACC__
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #define NVGPU_FN __host__ __device__
 #define NVGPU_DEVICE __device__
@@ -30,15 +31,19 @@ NVGPU_FN inline To BitCast(From from) {
 struct bfloat16 {
   uint16_t bits;
   bfloat16() = default;
-  NVGPU_FN explicit bfloat16(float value) {  // to the nearest, ties to even
-    uint32_t wide = BitCast<uint32_t>(value);
-    if ((wide & 0x7fffffffu) > 0x7f800000u) {
-      bits = static_cast<uint16_t>(wide >> 16 | 0x40);  // a NaN stays one
-    } else {
-      bits = static_cast<uint16_t>((wide + 0x7fffu + (wide >> 16 & 1)) >> 16);
-    }
-  }
+  NVGPU_FN explicit bfloat16(float value) : bits(FromFloat(value)) {}
   NVGPU_FN operator float() const { return BitCast<float>(static_cast<uint32_t>(bits) << 16); }
+
+ private:
+#ifdef __CUDA_ARCH__
+  __device__ static uint16_t FromFloat(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+#else
+  static uint16_t FromFloat(float value) {  // to the nearest, ties to even
+    const uint32_t wide = BitCast<uint32_t>(value);
+    if ((wide & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // a NaN
+    return static_cast<uint16_t>((wide + 0x7fffu + (wide >> 16 & 1)) >> 16);
+  }
+#endif
 };
 
 struct half {

@@ -1,0 +1,141 @@
+"""Times the kernels of a training step that only move memory, through Paddle's operations, beside a plain copy.
+
+    python tools/benchmark/nvgpu_kernels.py [--quick]    # CUSTOM_DEVICE_ROOT: with --device cpu the host runtime's
+
+At Llama-3-8B's largest weight and its logits of 8192 tokens. Writes benchmarks/nvgpu_kernels_<gpu>_<date>.json and the
+table beside it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
+
+from tools.benchmark import report, timing  # noqa: E402
+from tools.benchmark.layer import free_memory  # noqa: E402
+from tools.benchmark.peers import start_on_paddles  # noqa: E402
+
+TOKENS, VOCABULARY, FFN, HIDDEN = 8192, 128256, 28672, 4096
+DEFINITIONS = [
+    "Each operation again and again, by events on Paddle's stream; median of a round's calls, then of the rounds. "
+    "GB/s: of the bytes that it must read and write, each once (cross-entropy: its logits twice).",
+]
+
+
+def operations(paddle, shrink):
+    """{name: (bytes, function that makes the call)}. shrink: divides one axis of each tensor."""
+    F, ops = paddle.nn.functional, paddle._C_ops
+    weight, logits = [FFN // shrink, HIDDEN], [TOKENS // shrink, VOCABULARY]
+    n, m = (shape[0] * shape[1] for shape in (weight, logits))
+
+    def tensor(shape, dtype="bfloat16"):
+        return paddle.full(shape, 0.01, dtype)
+
+    def unary(function, shape, dtype="bfloat16"):
+        def make():
+            x = tensor(shape, dtype)
+            return lambda: function(x)
+
+        return make
+
+    def multiply_by_one():
+        x, factor = tensor(weight), tensor([1])
+        return lambda: x * factor
+
+    def adamw():
+        parameter = paddle.base.framework.EagerParamBase.from_tensor(tensor(weight))
+        parameter.stop_gradient = False
+        optimizer = paddle.optimizer.AdamW(1e-4, parameters=[parameter], multi_precision=True)
+        (parameter * 0.5).sum().backward()
+        return optimizer.step
+
+    def cross_entropy(backward):
+        def make():
+            x, labels = tensor(logits, "float32"), paddle.arange(logits[0]).unsqueeze(-1)
+            if not backward:
+                return lambda: F.cross_entropy(x, labels, reduction="none")
+            x.stop_gradient = False
+            loss = F.cross_entropy(x, labels, reduction="none")
+            grad = paddle.ones_like(loss)
+            return lambda: paddle.grad(loss, x, grad, retain_graph=True)
+
+        return make
+
+    def embedding_grad():
+        table, ids = tensor([VOCABULARY // shrink, HIDDEN]), paddle.arange(logits[0]) % (VOCABULARY // shrink)
+        table.stop_gradient = False
+        out = F.embedding(ids, table)
+        grad = paddle.ones_like(out)
+        return lambda: paddle.grad(out, table, grad, retain_graph=True)
+
+    return {
+        "copy, bf16": (4 * n, unary(lambda x: x.clone(), weight)),
+        "copy, float32": (8 * m, unary(lambda x: x.clone(), logits, "float32")),
+        "fill, float32": (4 * m, lambda: lambda: paddle.full(logits, 0.5, "float32")),
+        "x * factor [1], bf16": (4 * n, multiply_by_one),
+        "x + x, bf16": (4 * n, unary(lambda x: x + x, weight)),
+        "x * x, float32": (8 * m, unary(lambda x: x * x, logits, "float32")),
+        "cast, bf16 to float32": (6 * m, unary(lambda x: x.astype("float32"), logits)),
+        "cast, float32 to bf16": (6 * m, unary(lambda x: x.astype("bfloat16"), logits, "float32")),
+        "squared_l2_norm, bf16": (2 * n, unary(ops.squared_l2_norm, weight)),
+        "sum, float32": (4 * m, unary(lambda x: x.sum(), logits, "float32")),
+        "AdamW, bf16 with float32 master weights": (28 * n, adamw),
+        "cross-entropy, float32": (12 * m, cross_entropy(backward=False)),
+        "cross-entropy's gradient, float32": (8 * m, cross_entropy(backward=True)),
+        "embedding's gradient, bf16": (2 * HIDDEN * (VOCABULARY // shrink + 2 * logits[0]), embedding_grad),
+    }
+
+
+class Operation:
+    """A peer for `timing`."""
+
+    def __init__(self, call, stream):
+        self.step, self.stream = call, stream
+
+
+def measure(arguments, clock):
+    """{name: row} of all operations."""
+    import paddle
+
+    _, stream, _ = start_on_paddles("cuda")  # nvgpu's host runtime for --device cpu: the CPU has no 16-bit kernels
+    rows = {}
+    for name, (size, make) in operations(paddle, 512 if arguments.device == "cpu" else 1).items():
+        operation = Operation(make(), stream)
+        rounds = [
+            timing.time_steps(clock, operation, arguments.iterations, arguments.warmup) for _ in range(arguments.rounds)
+        ]
+        rows[name] = {"status": "ok", "bytes": size, "ms": timing.summarize(rounds)}
+        del operation
+        free_memory()
+    return rows
+
+
+def markdown(result):
+    """The readable table of a result."""
+    operations = result["operations"]
+    speeds = {name: row["bytes"] / row["ms"]["median"] / 1e6 for name, row in operations.items()}
+
+    def row(name, operation):
+        size, share = operation["bytes"] / 1e9, speeds[name] / speeds["copy, float32"]
+        return [f"{size:.2f}", f"{operation['ms']['median']:.3f}", f"{speeds[name]:.0f}", f"{share:.0%}"]
+
+    header = ["operation", "GB", "ms", "GB/s", "of a copy's"]
+    return "\n".join(report.heading("Kernels that move memory", result) + report.rows(header, operations, row))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    timing.add_options(parser, "nvgpu_kernels", rounds=3, iterations=20, warmup=3, quick=(1, 3, 1))
+    arguments = timing.parse_options(parser, argv)
+    result = report.header("nvgpu_kernels", argv, DEFINITIONS)
+    result["operations"] = measure(arguments, timing.make_clock(arguments))
+    result["libraries"] = report.loaded_libraries()
+    path = arguments.output or report.default_path(result)
+    report.write(result, path, markdown(result))
+    print(markdown(result))
+    print(f"{path} and {path.with_suffix('.md')}")
+
+
+if __name__ == "__main__":
+    main()
