@@ -1,6 +1,7 @@
 """Shared by all tests: Paddle on the CPU, fresh seeds that a failing test prints, small models, GPU tests' skip."""
 
 import ctypes
+import faulthandler
 import os
 import random
 from pathlib import Path
@@ -24,6 +25,10 @@ def missing_gpu():
     return None if count.value else "the NVIDIA driver finds no GPU"
 
 
+def pytest_configure(config):
+    config.terminal_stderr = os.dup(2)  # nothing is captured yet
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if GPU_TESTS in item.path.parents:
@@ -35,11 +40,15 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cpu():
+def _cpu(pytestconfig):
     """Tests compute on the CPU unless they choose a device themselves."""
     import paddle
 
     paddle.set_device("cpu")
+    # Paddle's handler has taken the place of pytest's, and what it prints pytest captures and loses
+    faulthandler.disable()
+    paddle.disable_signal_handler()
+    faulthandler.enable(pytestconfig.terminal_stderr)
 
 
 @pytest.fixture
