@@ -31,7 +31,11 @@ class DeviceGuard {
     if (changed_) runtime::SetDevice(device->id);
   }
   ~DeviceGuard() {
-    if (changed_) runtime::SetDevice(previous_);
+    if (!changed_) return;
+    try {
+      runtime::SetDevice(previous_);
+    } catch (const std::exception&) {  // as the process exits the driver may be gone
+    }
   }
 
  private:

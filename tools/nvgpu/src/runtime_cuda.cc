@@ -94,9 +94,10 @@ void Copy(void* to, const void* from, size_t bytes, CopyKind kind, Stream stream
   if (bytes == 0) return;
   const cudaMemcpyKind kinds[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
   CHECK(cudaMemcpyAsync(to, from, bytes, kinds[static_cast<int>(kind)], Cuda(stream)));
-  // CUDA has read or written pageable memory by now; pinned memory it uses later.
-  if (kind == CopyKind::kDeviceToDevice) return;
-  if (IsPinned(kind == CopyKind::kHostToDevice ? from : to)) CHECK(cudaStreamSynchronize(Cuda(stream)));
+  // CUDA has read pageable memory by now; pinned memory it reads later.
+  if (kind == CopyKind::kDeviceToHost || (kind == CopyKind::kHostToDevice && IsPinned(from))) {
+    CHECK(cudaStreamSynchronize(Cuda(stream)));
+  }
 }
 void CopyPeer(void* to, int to_device, const void* from, int from_device, size_t bytes, Stream stream) {
   CHECK(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, Cuda(stream)));
