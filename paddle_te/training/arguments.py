@@ -9,6 +9,7 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.distributed import group_pipeline_transfers, prepare_sharding, use_threaded_store
+from paddle_te.training.background import STAGING_DIR
 from paddle_te.training.checks import check_flags
 
 
@@ -42,6 +43,10 @@ class PreTrainingArguments(TrainingArguments):
     recompute_use_reentrant: bool = _option(
         True, "Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks."
     )
+    save_in_background: bool = _option(
+        False, "Write checkpoints to memory and copy them to output_dir while training goes on."
+    )
+    staging_dir: str = _option(STAGING_DIR, "With save_in_background: where each node keeps its part meanwhile.")
 
     def __post_init__(self):
         _one_of(self, "transformer_engine_backend", ("none", "paddle", "transformer_engine"))
@@ -62,7 +67,14 @@ class PreTrainingArguments(TrainingArguments):
         if self.use_fused_linear_cross_entropy and self.transformer_engine_backend == "none":
             self._check_paddlenlps_fused_loss()
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
-            raise ValueError("asynchronous saving: a checkpoint could not be told from an incomplete one; leave it out")
+            raise ValueError(
+                "PaddleNLP's asynchronous saving: a checkpoint could not be told from an incomplete one; use "
+                "--save_in_background true"
+            )
+        if self.staging_dir != STAGING_DIR and not self.save_in_background:
+            raise ValueError("--staging_dir says where --save_in_background true writes first; alone it means nothing")
+        if self.save_in_background and not os.access(self.staging_dir, os.W_OK | os.X_OK):
+            raise ValueError(f"--staging_dir {self.staging_dir}: it must be a folder that can be written, on each node")
         use_threaded_store()  # before PaddleNLP's arguments initialise fleet
         prepare_sharding()
         if self.virtual_pp_degree > 1:

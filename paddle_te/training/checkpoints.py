@@ -20,6 +20,16 @@ class CheckpointNotSaved(OSError):
     """A checkpoint could not be written, for want of space or otherwise; the message says which ones there are."""
 
 
+def not_saved(folder, error):
+    """The CheckpointNotSaved that says why, which checkpoints there are, and what to do."""
+    output_dir = Path(folder).parent
+    steps = ", ".join(str(step) for step, _ in complete_checkpoints(output_dir)) or "none"
+    return CheckpointNotSaved(
+        f"{folder} could not be saved: {error}. Complete checkpoints in {output_dir}, untouched: {steps}. "
+        "Make room and go on with --resume_from_checkpoint auto"
+    )
+
+
 def is_complete(folder):
     return (Path(folder) / COMPLETE_MARK).is_file()
 
@@ -37,7 +47,7 @@ def complete_checkpoints(output_dir):
     return [(step, folder) for step, folder in _checkpoints(output_dir) if is_complete(folder)]
 
 
-def _sync(path):
+def sync(path):
     """Writes a file, or a folder's list of names, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -48,17 +58,24 @@ def _sync(path):
 
 def flush(folder):
     """Writes a folder and all files in it through to the disk."""
+    for path in filter(Path.is_file, Path(folder).rglob("*")):
+        sync(path)
+    flush_names(folder)
+
+
+def flush_names(folder):
+    """Writes the names of a folder's files, and its own, through to the disk."""
     folder = Path(folder)
-    for path in (*filter(Path.is_file, folder.rglob("*")), folder, folder.parent):
-        _sync(path)
+    for path in (*filter(Path.is_dir, folder.rglob("*")), folder, folder.parent):
+        sync(path)
 
 
 def mark_complete(folder):
     """Marks a checkpoint whose files are all on the disk (`flush`)."""
     mark = Path(folder) / COMPLETE_MARK
     mark.touch()
-    _sync(mark)
-    _sync(folder)
+    sync(mark)
+    sync(folder)
 
 
 def remove_checkpoint(folder):
@@ -66,7 +83,7 @@ def remove_checkpoint(folder):
     mark = Path(folder) / COMPLETE_MARK
     if mark.exists():
         mark.unlink(missing_ok=True)  # another node's process may be faster
-        _sync(folder)
+        sync(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

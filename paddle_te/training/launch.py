@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paddle_te.training.background import STAGING_DIR, remove_leftovers
 from paddle_te.training.checks import (
     LaunchError,
     check_data,
@@ -410,7 +411,17 @@ def main(argv: list[str] | None = None) -> int:
     for folder in plan.folders:
         folder.mkdir(parents=True, exist_ok=True)
     env = {key: value for key, value in os.environ.items() if key not in plan.unset} | plan.env
-    return supervise(plan.command, env, script=plan.script, processes=plan.processes, logs=plan.logs, peers=peers)
+    try:
+        return supervise(plan.command, env, script=plan.script, processes=plan.processes, logs=plan.logs, peers=peers)
+    finally:
+        remove_leftovers(_staging_dir(plan.command))  # ranks that were killed could not
+
+
+def _staging_dir(command: list[str]) -> str:
+    """run_pretrain's flag."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--staging_dir", default=STAGING_DIR)
+    return parser.parse_known_args(command)[0].staging_dir
 
 
 if __name__ == "__main__":

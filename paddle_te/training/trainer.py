@@ -1,24 +1,32 @@
 """PaddleNLP's Trainer for pretraining: data in order, complete checkpoints, fp8 state."""
 
+import contextlib
 import math
+import os
+import tempfile
 import time
+import traceback
 from itertools import product
 from pathlib import Path
 
+import paddle
 import paddle.distributed as dist
 from paddlenlp.trainer import Trainer, speed_metrics
+from paddlenlp.trainer.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
 from paddlenlp.utils.batch_sampler import DistributedBatchSampler
+from paddlenlp.utils.log import logger
 from safetensors import SafetensorError
 
 from paddle_te import fp8
 from paddle_te.checkpoint.folder import file_name, variant
 from paddle_te.llama.decoder import fp8_recipe
+from paddle_te.training.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.training.checkpoints import (
     CheckpointNotSaved,
-    complete_checkpoints,
     flush,
     mark_complete,
+    not_saved,
     remove_checkpoint,
     rotate_checkpoints,
 )
@@ -51,36 +59,137 @@ def check_resumable(checkpoint, args):
 class PretrainingTrainer(Trainer):
     """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights."""
 
+    _background = None  # BackgroundSaver, while training with --save_in_background
+
     def training_step(self, model, inputs, step_control=0):
         """One micro-batch; step_control counts them within a step."""
         several = self.args.gradient_accumulation_steps > 1
         with fp8.microbatch(is_first=step_control == 0 if several else None):
             return super().training_step(model, inputs, step_control)
 
+    def train(self, *args, **kwargs):
+        """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage."""
+        if not self.args.save_in_background:
+            return super().train(*args, **kwargs)
+        with self._saving_in_background():
+            return super().train(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _saving_in_background(self):
+        args = self.args
+        try:
+            self._check_staging()
+            self._background = BackgroundSaver(args.staging_dir, args.process_index, args.world_size)
+        except OSError as error:
+            raise CheckpointNotSaved(f"--save_in_background: {error}") from error
+        try:
+            yield
+            self._background.wait()
+        except Exception:
+            if self._background.in_flight():
+                traceback.print_exc()  # now: the copying may take minutes
+                logger.error("training failed, as above; the checkpoint that is on its way to the disk is awaited")
+                self._background.join()
+            raise
+        finally:
+            self._background.close()
+            self._background = None
+
+    def _check_staging(self):
+        """Raises OSError on all ranks where one node has no room, or does not see the others' output_dir."""
+        args = self.args
+        remove_leftovers(args.staging_dir)
+        self._wait_for_all()
+        descriptor, probe = tempfile.mkstemp(prefix=".shared.", dir=args.output_dir)
+        os.close(descriptor)
+        mine = file_system(args.staging_dir), self._checkpoint_bytes(), free_bytes(args.staging_dir), probe
+        everyone = self._gather(mine)
+        seen = self._gather(all(os.path.exists(probe) for *_, probe in everyone))
+        os.unlink(probe)
+        check_room([share[:3] for share in everyone], args.staging_dir)
+        if not all(seen):
+            raise OSError(
+                f"--output_dir {args.output_dir} must be a folder that all nodes share; rank {seen.index(False)} does "
+                "not see the others' files there"
+            )
+
+    def _checkpoint_bytes(self):
+        """About what this rank writes at most: weights, AdamW's two float32 moments, float32 master weights."""
+        args = self.args
+        trained = [p for p in self.model.parameters() if not p.stop_gradient]
+        size = sum(p.size * p.element_size() for p in trained) if args.should_save_model_state else 0
+        writes_optimizer = args.data_parallel_rank <= 0 if args.use_hybrid_parallel else args.should_save
+        if writes_optimizer and not args.ignore_save_lr_and_optim:
+            each = 8 + 4 * any(p.element_size() < 4 for p in trained)
+            size += each * sum(p.size for p in trained) // max(args.sharding_parallel_degree, 1)
+        return int(1.05 * size) + 2**24  # and names, scales, RNG states, the tokenizer
+
     def _save_checkpoint(self, model, metrics=None):
-        """Raises CheckpointNotSaved where there is no room, or no right, to write."""
+        """Raises CheckpointNotSaved where there is no room, or no right, to write: this checkpoint, or the one before,
+        which was written in the background.
+        """
         args = self.args
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self._background:
+            self._background.wait()
         try:
             if args.local_process_index == 0:
                 remove_checkpoint(folder)  # what an earlier run, killed or of another layout, has left there
             self._wait_for_all()
-            super()._save_checkpoint(model, metrics)
-            self._save_fp8_state(folder)
-            self._wait_for_all()
-            if args.local_process_index == 0:
-                flush(folder)
-            self._wait_for_all()
-            if args.process_index == 0:
-                mark_complete(folder)
+            if self._background:
+                self._stage(folder, model, metrics)
+            else:
+                self._write(folder, model, metrics)
         except (OSError, SafetensorError) as error:
-            steps = ", ".join(str(step) for step, _ in complete_checkpoints(args.output_dir)) or "none"
-            raise CheckpointNotSaved(
-                f"{folder} could not be saved: {error}. Complete checkpoints in {args.output_dir}, untouched: {steps}. "
-                "Make room and go on with --resume_from_checkpoint auto"
-            ) from error
-        if args.process_index == 0:
+            raise not_saved(folder, error) from error
+        if not self._background and args.process_index == 0:
             rotate_checkpoints(args.output_dir, args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _write(self, folder, model, metrics):
+        super()._save_checkpoint(model, metrics)
+        self._save_fp8_state(folder)
+        self._wait_for_all()
+        if self.args.local_process_index == 0:
+            flush(folder)
+        self._wait_for_all()
+        if self.args.process_index == 0:
+            mark_complete(folder)
+
+    def _stage(self, folder, model, metrics):
+        """Writes the same files into the staging folder, from where a thread takes them to `folder`."""
+        args, state, output_dir = self.args, self.state, self.args.output_dir
+        staged = self._background.folder / folder.name
+        staged.mkdir()
+        args.output_dir = str(staged.parent)
+        try:
+            super()._save_checkpoint(model, metrics)
+        finally:
+            args.output_dir = output_dir
+        self._save_fp8_state(staged)
+        if state.best_model_checkpoint == str(staged):
+            state.best_model_checkpoint = os.path.join(output_dir, folder.name)
+        if args.should_save:  # again, those that name the folder
+            state.save_to_json(str(staged / TRAINER_STATE_NAME))
+            paddle.save(args, str(staged / TRAINING_ARGS_NAME))
+        best, start = state.best_model_checkpoint, time.time()
+
+        def finish():
+            rotate_checkpoints(output_dir, args.save_total_limit, best)
+            logger.info(f"{folder} is complete, {time.time() - start:.1f} s in the background")
+
+        self._background.start(staged, folder, finish)
+
+    def _maybe_log_save_evaluate(self, *args, **kwargs):
+        """After each step. When training ends, what is on its way is awaited: the best checkpoint may be loaded next,
+        and callbacks say that all is done.
+        """
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if not self._background:
+            return
+        if self.control.should_training_stop:
+            self._background.wait()
+            self._wait_for_all()
+        self._background.check()
 
     def _rotate_checkpoints(self, *args, **kwargs):
         """PaddleNLP's would remove older checkpoints before the new one is complete."""
@@ -88,6 +197,14 @@ class PretrainingTrainer(Trainer):
     def _wait_for_all(self):
         if self.args.world_size > 1:
             dist.barrier()
+
+    def _gather(self, mine):
+        """Everyone's, in the order of the ranks."""
+        if self.args.world_size == 1:
+            return [mine]
+        everyone = []
+        dist.all_gather_object(everyone, mine)
+        return everyone
 
     def _save_fp8_state(self, folder):
         """One file a pipeline stage: within a stage all ranks share amax, and so have the same scales."""

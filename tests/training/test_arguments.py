@@ -35,6 +35,9 @@ def test_defaults_are_native_layers(tmp_path):
         ([*PD_FP8, "--fp8_dpa", "--fp8_recipe", "current"], "--fp8_dpa needs .*--fp8_recipe delayed"),
         ([*PD_FP8, "--fp8_dpa_bwd", "false"], "--fp8_dpa_bwd false .*alone"),
         (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs"),
+        (["--use_async_save"], "use --save_in_background"),
+        (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
+        (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),
         (["--use_fused_linear_cross_entropy"], "paddlenlp_kernel.*the other backends need nothing"),
     ],
 )

@@ -94,8 +94,8 @@ def test_everything_is_flushed_before_the_mark(output_dir, monkeypatch):
     (folder / "inner").mkdir()
     for name in ("a", "inner/b"):
         (folder / name).touch()
-    monkeypatch.setattr(checkpoints, "_sync", synced.append)
+    monkeypatch.setattr(checkpoints, "sync", synced.append)
     flush(folder)
-    assert {folder, folder / "a", folder / "inner/b", output_dir} <= set(synced)
+    assert {folder, folder / "a", folder / "inner", folder / "inner/b", output_dir} == set(synced)
     mark_complete(folder)
     assert synced[-2:] == [folder / COMPLETE_MARK, folder]

@@ -54,16 +54,20 @@ def train(folder, environment, ranks, kills, **flags):
     return losses(folder / "out"), [json.loads(line) for line in report.read_text().splitlines()] if kills else []
 
 
-@pytest.mark.parametrize("layout", ["one process", "tp2"])
+@pytest.mark.parametrize("layout", ["one process", "tp2", "tp2 in the background"])
 def test_killed_while_saving(layout, tmp_path, nvgpu_host):  # noqa: F811
-    if layout == "tp2":
+    if layout.startswith("tp2"):
         ranks, environment, flags = 2, nvgpu_host, dict(device="nvgpu", tensor_parallel_degree=2)
     else:
         ranks, environment, flags = 1, {}, {}
     whole, _ = train(tmp_path / "whole", environment, ranks, 0, **flags)
+    if layout.endswith("background"):
+        (tmp_path / "staging").mkdir()
+        flags |= dict(save_in_background="true", staging_dir=tmp_path / "staging")
     got, report = train(tmp_path / "killed", environment, ranks, KILLS, **flags)
     assert got == whole and len(set(whole.values())) == len(whole) == 3 * KILLS + 3
 
+    assert not any((tmp_path / "staging").glob("*")), "what killed runs have staged is still there"
     previous = []  # complete steps before a run
     for line in report:
         newest = previous[-1] if previous else None
@@ -82,6 +86,7 @@ def test_killed_while_saving(layout, tmp_path, nvgpu_host):  # noqa: F811
 # the file that has no room; or, where that is renamed into place, how long any file may be: weights have 0.8 MB here
 FULL = [("model_state.pdparams", {}), ("optimizer.pdopt", {}), ("trainer_state.json", {}), ("rng_state.pth", {})]
 FULL += [("fp8_state.pp00.pdparams.partial", dict(use_fp8="true", fp8_amax_history_len=2))]
+FULL += [("optimizer.pdopt", dict(save_in_background="true"))]
 FULL += [(500_000, dict(unified_checkpoint="true")), (1_000_000, dict(unified_checkpoint="true"))]
 
 
