@@ -19,11 +19,11 @@ class DotProductAttention(nn.Layer):
         self.scale = kv_channels**-0.5
         self.fp8 = ModuleScaling.of_attention(backend)
 
-    def begin_forward(self, masked, cached, is_first_microbatch=None):
+    def begin_forward(self, sequence, masked, cached, is_first_microbatch=None):
         """What attention takes as quantizers, None where it is not in fp8. Call it before the first kernel.
 
-        masked: there is an attention mask; cached: keys of earlier tokens. Raises ValueError where fp8_dpa is on and
-        either is so, or the backend has no such attention.
+        sequence: tokens; masked: there is an attention mask; cached: keys of earlier tokens. Raises ValueError where
+        fp8_dpa is on and either is so, or the backend has no such attention.
         """
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
@@ -31,7 +31,8 @@ class DotProductAttention(nn.Layer):
         if masked or cached:
             what = "attention mask (packed documents, padding)" if masked else "key-value cache (generation)"
             raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
-        self.ops.check_fp8_attention(self.kv_channels, quantizers[0].module.recipe.fp8_dpa_bwd)
+        backward = self.training and quantizers[0].module.recipe.fp8_dpa_bwd
+        self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
         return quantizers
 
     def forward(self, query_layer, key_layer, value_layer, attention_mask=None, is_first_microbatch=None):
@@ -39,14 +40,15 @@ class DotProductAttention(nn.Layer):
 
         attention_mask: additive, [b or 1, 1, s, s_kv], or None for causal. is_first_microbatch: matters in fp8 only.
         """
-        cached = key_layer.shape[1] != query_layer.shape[1]
+        sequence, keys = query_layer.shape[1], key_layer.shape[1]
+        masked = attention_mask is not None
         return self.ops.dot_product_attention(
             query_layer,
             key_layer,
             value_layer,
             scale=self.scale,
             attention_mask=attention_mask,
-            quantizers=self.begin_forward(attention_mask is not None, cached, is_first_microbatch),
+            quantizers=self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch),
         )
 
 
@@ -130,7 +132,8 @@ class MultiHeadAttention(nn.Layer):
         """
         layers = self._sub_layers  # see layers.linear._Layer
         with_cache = past_key_value is not None or use_cache
-        quantizers = layers["core_attention"].begin_forward(attention_mask is not None, with_cache, is_first_microbatch)
+        sequence, masked = self.max_sequence_length if x.ndim == 2 else x.shape[1], attention_mask is not None
+        quantizers = layers["core_attention"].begin_forward(sequence, masked, with_cache, is_first_microbatch)
         qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
         flat = qkv.ndim == 2
         if flat:

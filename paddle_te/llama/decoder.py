@@ -106,7 +106,7 @@ class TELlamaDecoderLayer(nn.Layer):
         if self.fp8_recipe and self.fp8_recipe.fp8_dpa:
             head_dim = config.hidden_size // config.num_attention_heads
             ops = get_ops(config.transformer_engine_backend)
-            ops.check_fp8_attention(head_dim, self.fp8_recipe.fp8_dpa_bwd)
+            ops.check_fp8_attention(head_dim, backward=self.fp8_recipe.fp8_dpa_bwd)
         std = config.initializer_range
         self.transformer = TransformerLayer(
             config.hidden_size,

@@ -19,7 +19,7 @@ Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one ra
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
 | dot_product_attention(q, k, v, scale, attention_mask, quantizers) | [b, s, heads·d] |
 | rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, quantizers) | the same of the two, in one operation |
-| check_fp8_attention(head_dim, backward) | None; raises where attention takes no quantizers, saying why |
+| check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
 
 cross_entropy: logits [n, vocab / tp.size], which are lost, and labels [n, 1]; the loss is float32, 0 for ignore_index;
 dlogits, None without `train`, is the gradient of the sum of the losses above 0. No gradients flow.

@@ -186,6 +186,11 @@ ATTENTION = {
 }
 
 
+@pytest.mark.parametrize("head_dim, sequence", [(64, 48), (96, 64), (256, 128), (128, 37)])
+def test_fp8_attention_forward_alone(gpu, poisoned, seed, head_dim, sequence):
+    check_fp8(gpu, "dot_product_attention", 2, 1, 1, sequence, seed, ATTENTION["dpa_forward"], head_dim)
+
+
 @pytest.mark.parametrize("recipe", ATTENTION)
 @pytest.mark.parametrize("kind, heads, kv_heads, batch, sequence", [
     ("dot_product_attention", 4, 4, 2, 256),
@@ -193,6 +198,9 @@ ATTENTION = {
     ("multi_head_attention", 2, 2, 2, 256),
     ("multi_head_attention", 4, 1, 1, 128),
     ("transformer", 2, 1, 3, 80),
+    ("dot_product_attention", 2, 1, 2, 16),
+    ("dot_product_attention", 2, 1, 2, 144),
+    ("dot_product_attention", 2, 1, 2, 176),
 ])  # fmt: skip
 def test_fp8_attention(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
     check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, ATTENTION[recipe], head_dim=128)

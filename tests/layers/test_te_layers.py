@@ -83,6 +83,9 @@ def test_what_fp8_attention_cannot_is_refused_before_anything_runs(monkeypatch, 
             layer(x, freqs, paddle.zeros([1, 1, 16, 16]))
         with pytest.raises(ValueError, match="fp8_dpa: .* no key-value cache"):
             layer(x, freqs, use_cache=True)
+        if backend == "transformer_engine":
+            with pytest.raises(ValueError, match="sequences of 12 tokens; .* multiples of 16"):
+                layer(x[:, :12], freqs)
         with pytest.raises(ValueError, match="fp8_dpa: .* no key-value cache"):
             q = paddle.ones([1, 1, 2, 128]).astype(dtype)
             layer.core_attention(q, *[paddle.ones([1, 16, 2, 128]).astype(dtype)] * 2)
@@ -95,6 +98,7 @@ def test_deterministic_fp8_attention_needs_a_cudnn_that_has_it(monkeypatch):
     with pytest.raises(ValueError, match="cuDNN 9.18 has no deterministic backward.*fp8_dpa_bwd"):
         check(128)
     check(128, backward=False)
+    check(64, 37, backward=False)
     monkeypatch.setattr(attention, "cudnn_version", lambda: (9, 19))
     check(128)
 
@@ -102,8 +106,8 @@ def test_deterministic_fp8_attention_needs_a_cudnn_that_has_it(monkeypatch):
 @pytest.mark.parametrize("capability, head_dim, message", [
     ((8, 9), 128, "compute capability 9.0 to 11, not 8.9"),
     ((12, 0), 128, "compute capability 9.0 to 11, not 12.0"),
-    ((9, 0), 64, "heads have 64 numbers; .* takes 128"),
-    ((10, 0), 72, "heads have 72 numbers; .* a multiple of 16"),
+    ((9, 0), 64, "heads have 64 numbers; .* takes 128, and with fp8_dpa_bwd=False multiples of 16 up to 256"),
+    ((10, 0), 72, "heads have 72 numbers; .* multiples of 16 up to 128"),
     ((9, 0), 128, None),
     ((10, 0), 64, None),
 ])  # fmt: skip

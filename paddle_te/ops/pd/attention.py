@@ -55,5 +55,5 @@ def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=N
     return dot_product_attention(q, k, v, scale=scale, quantizers=quantizers)
 
 
-def check_fp8_attention(head_dim, backward=True):
-    """The emulation takes any."""
+def check_fp8_attention(head_dim, sequence=16, backward=True):
+    """The emulation takes all."""

@@ -6,7 +6,7 @@ from functools import lru_cache
 import paddle
 from paddle.autograd import PyLayer
 
-from paddle_te.native import Mask, QKVLayout, rope
+from paddle_te.native import Mask, QKVLayout, rope, scaling
 from paddle_te.native.library import cudnn_version
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.quantized import FP8
@@ -80,9 +80,12 @@ class _Heads:
         return memory, rt.tensor(memory.data_ptr() + self._stats_at, self.stats, FLOAT32)
 
 
-def _float8(rt, address, shape, quantizer):
-    """A native tensor in fp8 under the quantizer's factors; address 0: the factors alone."""
-    factors = quantizer.scale_ptr, quantizer.amax_ptr, quantizer.scale_inv_ptr
+AMAXES = 256  # bytes for two of them, with which memory for something else ends
+
+
+def _float8(rt, address, shape, quantizer, amax=None):
+    """A native tensor in fp8 under the quantizer's factors, or another amax; address 0: the factors alone."""
+    factors = quantizer.scale_ptr, amax or quantizer.amax_ptr, quantizer.scale_inv_ptr
     return rt.tensor(address, shape, FP8[quantizer.dtype], 0, *factors)
 
 
@@ -91,11 +94,11 @@ class _Float8QKV:
 
     __slots__ = ("q", "k", "v", "whole")
 
-    def __init__(self, rt, heads, layout, address, quantizer):
+    def __init__(self, rt, heads, layout, address, quantizer, amax=None):
         to_k, to_v = heads.starts[layout]
-        self.q = _float8(rt, address, heads.q, quantizer)
-        self.k = _float8(rt, address + to_k, heads.kv, quantizer)
-        self.v = _float8(rt, address + to_v, heads.kv, quantizer)
+        self.q = _float8(rt, address, heads.q, quantizer, amax)
+        self.k = _float8(rt, address + to_k, heads.kv, quantizer, amax)
+        self.v = _float8(rt, address + to_v, heads.kv, quantizer, amax)
         self.whole = _float8(rt, address, (heads.tokens, heads.width), quantizer)
 
     def pairs(self, rt, heads, views):
@@ -108,7 +111,8 @@ class _Float8Attention:
 
     Inside cuDNN's kernels the softmax is rounded to fp8 before it meets v, and its gradient before it meets q and k.
     quantizers: of (q, k, v together; the softmax; the output), with those of their gradients. The kernels write no
-    scale_inv: those of the softmax, the output and their gradients come from the update of the scales.
+    scale_inv: those of the softmax, the output and their gradients come from the update of the scales. And they
+    overwrite amax (dq, dk and dv together with their greatest), which must be the greatest of all micro-batches'.
     """
 
     def __init__(self, rt, heads, layout, scale, quantizers, stats=None):
@@ -116,12 +120,13 @@ class _Float8Attention:
         self.heads, self.layout, self.scale, self.quantizers = heads, layout, scale, quantizers
         qkv, softmax, out = quantizers
         numel, width = heads.tokens * heads.q[2] * heads.q[3], heads.tokens * heads.width
-        self.memory = rt.empty([width + numel + (heads.stats_bytes if stats is None else 0)], paddle.uint8)
+        self.memory = rt.empty([width + numel + AMAXES + (heads.stats_bytes if stats is None else 0)], paddle.uint8)
         address = self.memory.data_ptr()
+        self.amaxes = address + width + numel
         self.qkv = _Float8QKV(rt, heads, layout, address, qkv.input)
-        self.softmax = _float8(rt, 0, (0,), softmax.input)
-        self.out = _float8(rt, address + width, heads.q, out.input)
-        self.stats = stats or rt.tensor(address + width + numel, heads.stats, FLOAT32)
+        self.softmax = _float8(rt, 0, (0,), softmax.input, self.amaxes)
+        self.out = _float8(rt, address + width, heads.q, out.input, self.amaxes + 4)
+        self.stats = stats or rt.tensor(self.amaxes + AMAXES, heads.stats, FLOAT32)
 
     def forward(self, rt, views, train):
         """out [b, s, h·d]; views: `_Float8QKV.pairs`'."""
@@ -131,6 +136,8 @@ class _Float8Attention:
         tensors = qkv.q, qkv.k, qkv.v, self.out, self.stats
         options = self.scale, self.layout, CAUSAL.mask, train, rt.stream, 0.0, None, None, None
         te.attention_fwd(*tensors, *options, self.softmax)
+        _, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
+        _raise_amaxes(rt, self.amaxes, softmax, of_out)
         b, s, h, d = heads.q
         out = rt.empty([b, s, h * d], heads.dtype)
         te.dequantize(self.out, heads.q_view(rt, out), rt.stream)
@@ -141,16 +148,25 @@ class _Float8Attention:
         te, heads, qkv = rt.te, self.heads, self.qkv
         of_qkv, of_softmax, of_out = (quantizers.grad_output for quantizers in self.quantizers)
         numel = heads.tokens * heads.q[2] * heads.q[3]
-        memory = rt.empty([numel + heads.tokens * heads.width], paddle.uint8)
-        dout8 = _float8(rt, memory.data_ptr(), heads.q, of_out)
+        width = heads.tokens * heads.width
+        memory = rt.empty([numel + width + AMAXES], paddle.uint8)
+        address = memory.data_ptr()
+        amaxes = address + numel + width
+        dout8 = _float8(rt, address, heads.q, of_out)
         te.quantize(heads.q_view(rt, dout), dout8, rt.stream)
-        dqkv = _Float8QKV(rt, heads, self.layout, memory.data_ptr() + numel, of_qkv)
+        dqkv = _Float8QKV(rt, heads, self.layout, address + numel, of_qkv, amaxes + 4)
         tensors = qkv.q, qkv.k, qkv.v, self.out, dout8, self.stats, dqkv.q, dqkv.k, dqkv.v
         options = self.scale, self.layout, CAUSAL.mask, rt.stream, 0.0, _deterministic(), None, None, None, None
-        te.attention_bwd(*tensors, *options, self.softmax, _float8(rt, 0, (0,), of_softmax))
+        te.attention_bwd(*tensors, *options, self.softmax, _float8(rt, 0, (0,), of_softmax, amaxes))
+        _raise_amaxes(rt, amaxes, of_softmax, of_qkv)
         for source, target in dqkv.pairs(rt, heads, views):
             te.dequantize(source, target, rt.stream)
         _backward_done(self.quantizers)
+
+
+def _raise_amaxes(rt, amaxes, first, second):
+    """Adds the two amaxes at that address to those of two quantizers."""
+    scaling.raise_amaxes(rt.te, rt.stream, amaxes, first.amax_ptr, amaxes + 4, second.amax_ptr)
 
 
 def _backward_done(quantizers):
@@ -409,18 +425,28 @@ def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=N
     return layer.apply(dense(qkv), freqs, scale, heads, needs_grad(qkv), quantizers)
 
 
-def check_fp8_attention(head_dim, backward=True):
-    """Raises ValueError where cuDNN has no fp8 attention for this GPU and head size; backward: in fp8 as well.
+def check_fp8_attention(head_dim, sequence=16, backward=True):
+    """Raises ValueError where cuDNN has no fp8 attention for this GPU, head size and length; backward: in fp8 as well.
 
-    As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, and dot_product_attention/utils.py.
+    As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, dot_product_attention/utils.py and
+    cudnn-frontend's node/sdpa_fp8_bwd.h.
     """
     capability = runtime.current().stream.capability
     if not (9, 0) <= capability < (12, 0):
         where = "{}.{}".format(*capability)
         raise ValueError(f"fp8_dpa needs a GPU of compute capability 9.0 to 11, not {where}; leave fp8_dpa out")
-    if head_dim != 128 if capability < (10, 0) else head_dim > 128 or head_dim % 16:
-        sizes = "128" if capability < (10, 0) else "a multiple of 16 up to 128"
-        raise ValueError(f"fp8_dpa: heads have {head_dim} numbers; cuDNN's fp8 attention takes {sizes}; leave it out")
+    hopper = capability < (10, 0)
+    greatest = 256 if hopper and not backward else 128
+    if head_dim % 16 or head_dim > greatest or hopper and backward and head_dim != 128:
+        sizes = f"multiples of 16 up to {greatest}"
+        if hopper and backward:
+            sizes = "128, and with fp8_dpa_bwd=False multiples of 16 up to 256"
+        raise ValueError(f"fp8_dpa: heads have {head_dim} numbers; cuDNN's fp8 attention takes {sizes}")
+    if backward and sequence % 16:  # seen with cuDNN 9.19: twice the error in dq, and no message
+        raise ValueError(
+            f"fp8_dpa: sequences of {sequence} tokens; cuDNN's fp8 backward is right for multiples of 16 only: pad "
+            "them, or set fp8_dpa_bwd to False"
+        )
     if backward and _deterministic() and cudnn_version() < (9, 19):
         raise ValueError(
             "fp8_dpa with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0: cuDNN {}.{} has no deterministic backward in fp8, 9.19 "
