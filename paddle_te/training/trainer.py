@@ -30,6 +30,7 @@ from paddle_te.training.checkpoints import (
     remove_checkpoint,
     rotate_checkpoints,
 )
+from paddle_te.training.optimizer import fuse_clipping
 
 
 def check_resumable(checkpoint, args):
@@ -66,6 +67,12 @@ class PretrainingTrainer(Trainer):
         several = self.args.gradient_accumulation_steps > 1
         with fp8.microbatch(is_first=step_control == 0 if several else None):
             return super().training_step(model, inputs, step_control)
+
+    def create_optimizer(self, lr_scheduler=None):
+        """PaddleNLP's, with AdamW and clipping in one pass where that can be."""
+        optimizer = super().create_optimizer(lr_scheduler)
+        fuse_clipping(optimizer)
+        return optimizer
 
     def train(self, *args, **kwargs):
         """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage."""

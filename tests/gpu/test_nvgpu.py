@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 import pytest
 
 from tests.tools.nvgpu_cases import CASES, FLOATS, check
-from tests.tools.nvgpu_processes import HERE, check_on_device, finish, llama, start_ranks
+from tests.tools.nvgpu_processes import HERE, check_on_device, finish, llama, run, start_ranks
 
 PLUGIN = os.environ.get("CUSTOM_DEVICE_ROOT", "")
 
@@ -101,6 +101,11 @@ def test_large_embedding_gradient_is_exact_and_repeatable(generator):
     np.add.at(want, index, gradient)
     np.testing.assert_allclose(grads[0], want, rtol=2**-8)
     assert (grads[0] == grads[1]).all()
+
+
+def test_clipping_in_adamw_has_the_same_bits_as_before_it(seed):
+    result = run(PLUGIN, HERE.parent / "training/optimizer_steps.py", "nvgpu:0", seed)
+    assert result.returncode == 0 and result.stdout.count("EQUAL") == 5, result.stderr[-3000:]
 
 
 # ---- addresses, streams, memory

@@ -81,8 +81,9 @@ DEFINITIONS = [
     "again, by events on the peer's own stream; median of a round's steps, then the median and range of the rounds' "
     "medians. Trainer, data loading and logging are not in it. Gradients are bf16; te keeps its fp8 weights from one "
     "micro-batch to the next. Paddle: bf16 weights, float32 master weights and moments, as PaddleNLP's "
-    "Trainer has them under O2. Hugging Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, "
-    "so that its optimizer moves less than half the bytes.",
+    "Trainer has them under O2; on nvgpu AdamW clips as it reads the gradients, so clipping is their norm. Hugging "
+    "Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, so that its optimizer moves less than "
+    "half the bytes.",
     "Parts: by events between them on that stream, in steps of their own, so the GPU's waiting for the host counts "
     "for the part in which it waits. Head: final norm, lm_head, loss. TFLOP/s: 6 per token and weight multiplied, and "
     "attention's products, halved by the causal mask. Host: until the call of a step returns, the device idle before.",
@@ -201,6 +202,7 @@ class PaddleStep(TrainingStep):
         from paddle_te import device as paddle_device
         from paddle_te import fp8
         from paddle_te.llama import model_class
+        from paddle_te.training.optimizer import fuse_clipping
 
         self.paddle, self.paddle_device, self.fp8 = paddle, paddle_device, fp8
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
@@ -224,21 +226,23 @@ class PaddleStep(TrainingStep):
             LEARNING_RATE,
             parameters=self.model.parameters(),
             weight_decay=WEIGHT_DECAY,
-            grad_clip=self._marking_clip(),
+            grad_clip=paddle.nn.ClipGradByGlobalNorm(CLIP_NORM),
             multi_precision=dtype != "float32",
         )
+        fuse_clipping(self.optimizer)
+        self._mark_clipping()
         self.inputs, self.labels = paddle.to_tensor(self.inputs), paddle.to_tensor(self.labels)
 
-    def _marking_clip(self):
-        step = self
+    def _mark_clipping(self):
+        step, clip = self, self.optimizer._grad_clip
 
-        class Clip(self.paddle.nn.ClipGradByGlobalNorm):
+        class Marking(type(clip)):
             def __call__(self, params_grads):
                 clipped = super().__call__(params_grads)
                 step.mark(PARTS[6])
                 return clipped
 
-        return Clip(CLIP_NORM)
+        clip.__class__ = Marking
 
     def loss(self, is_first_microbatch):
         with self.fp8.microbatch(is_first_microbatch if self.size.micro_batches > 1 else None):

@@ -74,12 +74,15 @@ void AdamW(const Context& context, const Tensor& param, const Tensor& grad, cons
            Tensor* moment2_out, Tensor* moment2_max_out, Tensor* beta1_power_out, Tensor* beta2_power_out,
            Tensor* master_param_out) {
   const bool with_master = multi_precision && master_param;
+  // A float32 in place of the flag is what the gradient is to be multiplied by, so that clipping needs no pass of its
+  // own: paddle_te.training.optimizer passes it. Paddle's own operation has no input for it.
+  const bool grad_factor = skip_update && skip_update->dtype() == DataType::FLOAT32;
   Copy(context, param, param_out);  // no copies where Paddle updates in place, as it does
   Copy(context, moment1, moment1_out);
   Copy(context, moment2, moment2_out);
   if (amsgrad) Copy(context, *moment2_max, moment2_max_out);
   if (with_master) Copy(context, *master_param, master_param_out);
-  if (skip_update && IsTrue(context, *skip_update)) {
+  if (skip_update && !grad_factor && IsTrue(context, *skip_update)) {
     if (use_global_beta_power) return;
     Advance(context, beta1_power, 1, beta1_power_out);
     Advance(context, beta2_power, 1, beta2_power_out);
@@ -101,6 +104,7 @@ void AdamW(const Context& context, const Tensor& param, const Tensor& grad, cons
   step.moment2 = moment2_out->data();
   step.moment2_max = amsgrad ? moment2_max_out->data() : nullptr;
   step.master = with_master ? master_param_out->data() : nullptr;
+  step.grad_factor = grad_factor ? skip_update->data<float>() : nullptr;
   step.learning_rate = learning_rate.data();
   step.beta1_power = OnHost(beta1_power) ? nullptr : beta1_power.data<float>();
   step.beta2_power = OnHost(beta2_power) ? nullptr : beta2_power.data<float>();

@@ -111,12 +111,14 @@ void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_
                    int32_t* workspace);
 
 // One step of AdamW (Loshchilov & Hutter, arXiv 1711.05101), as Paddle's: decay first, epsilon scaled by the bias
-// correction. Moments and master have `moment_type`, float32 or float64; master may be null.
+// correction. Moments and master have `moment_type`, float32 or float64; master may be null. The gradient times the
+// factor, both rounded to the gradient's type as in a product of tensors, is what the step takes for the gradient.
 struct AdamW {
   void* param;
   const void* grad;
   Type type, grad_type, moment_type;
   void *moment1, *moment2, *moment2_max, *master;  // updated in place; moment2_max: null without amsgrad
+  const float* grad_factor;                        // on the device; null: 1
   const void* learning_rate;                       // one float32 on the device
   const float *beta1_power, *beta2_power;          // on the device, or null: then the values below
   float beta1_power_value, beta2_power_value;

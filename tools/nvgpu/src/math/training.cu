@@ -63,7 +63,7 @@ struct AdamWLoop {
   T* param;
   const G* grad;
   M *moment1, *moment2, *moment2_max, *master;
-  const float *learning_rate, *beta1_power, *beta2_power;
+  const float *grad_factor, *learning_rate, *beta1_power, *beta2_power;
   float beta1_power_value, beta2_power_value;
   M beta1, beta2, epsilon, decay, rate_ratio;
   static constexpr int kWidth = kPack<T, G, M>;
@@ -95,9 +95,11 @@ struct AdamWLoop {
     const M rate = static_cast<M>(*learning_rate) * rate_ratio;
     const M power1 = static_cast<M>(beta1_power != nullptr ? *beta1_power : beta1_power_value);
     const M power2 = static_cast<M>(beta2_power != nullptr ? *beta2_power : beta2_power_value);
+    const Compute<G> factor = grad_factor != nullptr ? Compute<G>(Convert<G>(*grad_factor)) : Compute<G>(1);
     const M scale = std::sqrt(M(1) - power2), scaled_rate = rate / (M(1) - power1);
     for (int n = 0; n < N; ++n) {
-      const M g = static_cast<M>(static_cast<Compute<G>>(loaded.grad.at[n]));
+      const G clipped = Convert<G>(static_cast<Compute<G>>(loaded.grad.at[n]) * factor);
+      const M g = static_cast<M>(static_cast<Compute<G>>(clipped));
       M p = master != nullptr ? loaded.master.at[n] : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
       p *= M(1) - rate * decay;
       const M m1 = beta1 * loaded.moment1.at[n] + (M(1) - beta1) * g;
@@ -127,6 +129,7 @@ void RunAs(Stream stream, const AdamW& step) {
                                 static_cast<M*>(step.moment2),
                                 static_cast<M*>(step.moment2_max),
                                 static_cast<M*>(step.master),
+                                step.grad_factor,
                                 static_cast<const float*>(step.learning_rate),
                                 step.beta1_power,
                                 step.beta2_power,

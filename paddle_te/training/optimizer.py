@@ -1,0 +1,97 @@
+"""Clipping to a global norm without a pass of its own: AdamW multiplies each gradient as it reads it.
+
+Paddle's ClipGradByGlobalNorm reads and writes all gradients between their norm and AdamW, which reads them again. Here
+it computes the factor only, and tools/nvgpu's AdamW takes it. Same numbers: the kernel rounds factor and product to the
+gradient's type, as Paddle's multiplication does.
+"""
+
+from itertools import groupby
+
+import paddle
+from paddle import _C_ops
+from paddle.nn.clip import _squared_l2_norm
+
+from paddle_te import device
+
+
+def fuse_clipping(optimizer):
+    """Lets Paddle's AdamW with its ClipGradByGlobalNorm clip as it updates, where that is possible: on nvgpu.
+
+    Both remain what they are but for their class: states, their names and checkpoints are the same. The parameters'
+    `grad` stay unclipped. Other optimizers, groups of parameters and other kinds of clipping are left alone; so are, in
+    effect, layouts in which Paddle puts a clipping of its own, which multiplies in place, in the place of the
+    optimizer's (tensor and pipeline parallelism, sharding).
+    """
+    clip = optimizer._grad_clip
+    groups = isinstance(optimizer._parameter_list[0], dict)  # each may have its own clipping
+    if type(optimizer) is paddle.optimizer.AdamW and type(clip) is paddle.nn.ClipGradByGlobalNorm and not groups:
+        optimizer.__class__, clip.__class__ = _AdamW, _ClipGradByGlobalNorm
+
+
+class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
+    """Paddle's, or, where _AdamW can multiply all the gradients, only the `factor` that clips them."""
+
+    factor = None  # float32 [1] of the last call; None: the gradients that it returned are clipped
+
+    def _dygraph_clip(self, params_grads):
+        clipped = [(p, g) for p, g in params_grads if g is not None and getattr(p, "need_clip", True)]
+        grads = [grad for _, grad in clipped]
+        if not grads or self.auto_skip_clip or not all(_takes_factor(*pair) for pair in clipped):
+            self.factor = None
+            return super()._dygraph_clip(params_grads)
+        self.factor = self._clip_factor(grads)
+        return params_grads
+
+    @paddle.no_grad()
+    def _clip_factor(self, grads):
+        """clip_norm / max(norm, clip_norm), by Paddle's operations in Paddle's order."""
+        squares = sorted((_squared_l2_norm(grad) for grad in grads), key=lambda square: str(square.dtype))
+        sums = [paddle.stack(list(same)).sum() for _, same in groupby(squares, key=lambda square: square.dtype)]
+        norm = paddle.sqrt(paddle.stack([total.astype("float32") for total in sums]).sum())
+        largest = paddle.full([1], self.clip_norm, "float32")
+        return largest / paddle.maximum(norm, largest)
+
+
+def _takes_factor(param, grad):
+    dense = grad.is_dense() and not grad.is_dist() and grad.dtype != paddle.float64
+    regularized = getattr(param, "regularizer", None) is not None  # between clipping and AdamW
+    return dense and not regularized and device.kind(grad.place) == "nvgpu"
+
+
+class _AdamW(paddle.optimizer.AdamW):
+    """Paddle's, with the factor of its _ClipGradByGlobalNorm."""
+
+    def _append_optimize_op(self, block, param_and_grad):
+        factor = getattr(self._grad_clip, "factor", None)
+        if factor is None:
+            return super()._append_optimize_op(block, param_and_grad)
+        param, grad = param_and_grad
+
+        def state(name):
+            return self._get_accumulator_master(name, param)
+
+        find_master = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
+        decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(param.name)
+        _C_ops.adamw_(
+            param,
+            grad,
+            self._create_param_lr(param_and_grad),
+            state(self._moment1_acc_str),
+            state(self._moment2_acc_str),
+            state(self._moment2_acc_max_str) if self._amsgrad else None,
+            state(self._beta1_pow_acc_str),
+            state(self._beta2_pow_acc_str),
+            self._master_weights[param.name] if find_master else None,
+            factor if getattr(param, "need_clip", True) else None,  # nvgpu's, in place of a flag that skips the update
+            self._beta1,
+            self._beta2,
+            self._epsilon,
+            1.0 if self._lr_ratio is None else self._lr_ratio(param),
+            self._weight_decay,
+            decays,
+            self._lazy_mode,
+            1000,  # rows from which Paddle's CPU kernel uses threads
+            find_master,
+            False,  # powers of beta for all parameters together
+            self._amsgrad,
+        )
