@@ -44,6 +44,12 @@ def strided(pointer, shape, token_stride, dtype):
     return np.lib.stride_tricks.as_strided(bits, shape, (token_stride * size, d * size, size)).view(dtype)
 
 
+def moved(address, bases):
+    """Where slot << 48 | offset is now; other numbers stay."""
+    slot = max(address, 0) >> 48
+    return bases[slot] + (address & (1 << 48) - 1) if slot else address
+
+
 class Tensor:
     def __init__(self, data, shape, dtype, columnwise=0, scale=0, amax=0, scale_inv=0):
         assert all(type(n) is int for n in shape)
@@ -55,7 +61,7 @@ class Tensor:
 
     def move(self, bases):
         given = self.given
-        data, *others = [a and bases[a >> 48] + (a & (1 << 48) - 1) for a in given]
+        data, *others = [moved(address, bases) for address in given]
         self.__init__(data, self.shape, self.dtype, *others)
         self.given = given
 
@@ -106,7 +112,7 @@ class Sequence:
         for tensor in self.tensors:
             tensor.move(bases)
         for name, arguments in self.calls:
-            getattr(module, name)(*arguments)
+            getattr(module, name)(*[moved(a, bases) if type(a) is int else a for a in arguments])
 
 
 class Stream:

@@ -134,6 +134,8 @@ class MultiHeadAttention(nn.Layer):
         with_cache = past_key_value is not None or use_cache
         sequence, masked = self.max_sequence_length if x.ndim == 2 else x.shape[1], attention_mask is not None
         quantizers = layers["core_attention"].begin_forward(sequence, masked, with_cache, is_first_microbatch)
+        if not (with_cache or masked or recompute_core_attention) and self._is_whole(layers):
+            return self._forward_at_once(layers, x, rotary_pos_emb, quantizers, is_first_microbatch)
         qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
         flat = qkv.ndim == 2
         if flat:
@@ -149,8 +151,37 @@ class MultiHeadAttention(nn.Layer):
         out = layers["proj"](context, residual, is_first_microbatch)
         return (out, key_value) if use_cache else out
 
+    @staticmethod
+    def _is_whole(layers):
+        """Whether nothing stands between the layers: LoRA, or a hook such as those of sharding stage 3."""
+        qkv, proj = layers["layernorm_qkv"], layers["proj"]
+        hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks
+        return type(qkv) is LayerNormLinear and type(proj) is Linear and not hooks
+
+    def _forward_at_once(self, layers, x, rotary_pos_emb, attention_quantizers, is_first_microbatch):
+        """Training's case, for which backends have one operation."""
+        qkv, proj = layers["layernorm_qkv"], layers["proj"]
+        (of_qkv,) = qkv.fp8.begin_forward(qkv.training, is_first_microbatch) or (None,)
+        (of_proj,) = proj.fp8.begin_forward(proj.training, is_first_microbatch) or (None,)
+        return self.ops.self_attention(
+            x,
+            qkv._parameters["ln_weight"],
+            qkv._parameters["weight"],
+            rotary_pos_emb,
+            proj._parameters["weight"],
+            qkv.eps,
+            self.num_heads,
+            self.num_kv_heads,
+            scale=self.scale,
+            max_sequence_length=self.max_sequence_length,
+            tp=qkv.tp,
+            quantizers=(of_qkv, of_proj),
+            attention_quantizers=attention_quantizers,
+            fuse_wgrad_accumulation=qkv.fuse_wgrad_accumulation,
+        )
+
     def _attend(self, qkv, rotary_pos_emb, attention_mask, quantizers):
-        """Training's case, for which backends have one operation where there is no mask."""
+        """Rotation and attention, for which backends have one operation where there is no mask."""
         if attention_mask is not None:
             return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
         heads = self.num_heads, self.num_kv_heads

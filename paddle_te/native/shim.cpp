@@ -265,39 +265,55 @@ struct Tensor {
   }
 };
 
-// Calls that are made again and again, on other memory each time.
+// Calls that are made again and again, on other memory each time. Addresses are slot << 48 | offset: of tensors, in what
+// their constructors were given; of `launch`, among its integers.
 class Sequence {
+  struct Call {
+    py::object name;
+    py::tuple arguments;
+    std::vector<size_t> addresses;  // places among the arguments
+  };
+
  public:
-  Sequence(const py::tuple& tensors, const py::tuple& calls) : tensors_(tensors), calls_(calls) {
+  Sequence(const py::tuple& tensors, const py::tuple& calls) : tensors_(tensors) {
     for (py::handle tensor : tensors) moved_.push_back(&tensor.cast<Tensor&>());
-    for (py::handle call : calls) {
-      auto pair = call.cast<py::tuple>();
-      if (pair.size() != 2 || !py::isinstance<py::tuple>(pair[1])) throw py::type_error("a call is (name, arguments)");
+    for (py::handle object : calls) {
+      auto call = object.cast<std::pair<py::str, py::tuple>>();
+      calls_.push_back({call.first, call.second, {}});
+      for (size_t i = 0; i < call.second.size(); i++)
+        if (PyLong_Check(PyTuple_GET_ITEM(call.second.ptr(), i)) && slot(to_integer(PyTuple_GET_ITEM(call.second.ptr(), i))))
+          calls_.back().addresses.push_back(i);
     }
   }
 
   void run(const py::object& module, const py::list& bases) const {
-    for (Tensor* tensor : moved_) tensor->point(relocated(tensor->given, bases));
-    for (py::handle call : calls_) {
-      auto function = module.attr(py::handle(PyTuple_GET_ITEM(call.ptr(), 0)));
-      py::reinterpret_steal<py::object>(PyObject_CallObject(function.ptr(), PyTuple_GET_ITEM(call.ptr(), 1)));
-      if (PyErr_Occurred()) throw py::error_already_set();
+    auto moved = [&](uintptr_t address) -> uintptr_t {
+      if (!slot(address)) return 0;
+      if (slot(address) >= bases.size()) throw py::index_error("no base for slot " + std::to_string(slot(address)));
+      return to_integer(PyList_GET_ITEM(bases.ptr(), slot(address))) + (address & ((uintptr_t{1} << 48) - 1));
+    };
+    for (Tensor* tensor : moved_) {
+      const auto& from = tensor->given;
+      tensor->point({moved(from.data), moved(from.columnwise), moved(from.scale), moved(from.amax),
+                     moved(from.scale_inv)});
+    }
+    for (const Call& call : calls_) {
+      py::tuple arguments = call.arguments;
+      if (!call.addresses.empty()) {
+        arguments = py::tuple(call.arguments.size());
+        for (size_t i = 0; i < arguments.size(); i++) arguments[i] = call.arguments[i];
+        for (size_t i : call.addresses) arguments[i] = moved(to_integer(PyTuple_GET_ITEM(call.arguments.ptr(), i)));
+      }
+      module.attr(call.name)(*arguments);
     }
   }
 
  private:
-  static Tensor::Addresses relocated(const Tensor::Addresses& from, const py::list& bases) {
-    auto moved = [&](uintptr_t address) -> uintptr_t {
-      const size_t slot = address >> 48;
-      if (!slot) return 0;
-      if (slot >= bases.size()) throw py::index_error("no base for slot " + std::to_string(slot));
-      return to_integer(PyList_GET_ITEM(bases.ptr(), slot)) + (address & ((uintptr_t{1} << 48) - 1));
-    };
-    return {moved(from.data), moved(from.columnwise), moved(from.scale), moved(from.amax), moved(from.scale_inv)};
-  }
+  static size_t slot(int64_t address) { return address < 0 ? 0 : address >> 48; }
 
-  py::tuple tensors_, calls_;  // keep alive what moved_ points to
+  py::tuple tensors_;  // keeps alive what moved_ points to
   std::vector<Tensor*> moved_;
+  std::vector<Call> calls_;
 };
 
 static const Tensor& empty_tensor() {
@@ -812,8 +828,8 @@ calls: a tuple of (name, arguments). tensors: a tuple of those among the argumen
       .def(py::init<const py::tuple&, const py::tuple&>(), "tensors"_a, "calls"_a)
       .def("run", &Sequence::run, "module"_a, "bases"_a, R"(Moves the tensors, and makes the calls, of functions of `module`.
 
-An address given to a Tensor's constructor as slot << 48 | offset becomes bases[slot] + offset; bases: a list, whose
-first element counts for nothing. Where a tensor was given no address it gets none.)");
+An address slot << 48 | offset, given to a Tensor's constructor or an argument of its own, becomes bases[slot] + offset;
+bases: a list, whose first element counts for nothing. Where a tensor was given no address it gets none.)");
 
   py::class_<Stream>(m, "Stream", py::module_local(), R"(A CUDA stream of the current device, and its scratch memory.
 

@@ -19,12 +19,17 @@ Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one ra
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
 | dot_product_attention(q, k, v, scale, attention_mask, quantizers) | [b, s, heads·d] |
 | rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, quantizers) | the same of the two, in one operation |
+| self_attention(x, ln_weight, qkv_weight, freqs, proj_weight, eps, num_heads, num_kv_heads, …) | x's shape; see below |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
 
 cross_entropy: logits [n, vocab / tp.size], which are lost, and labels [n, 1]; the loss is float32, 0 for ignore_index;
 dlogits, None without `train`, is the gradient of the sum of the losses above 0. No gradients flow.
 
 Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, as many keys as queries.
+
+self_attention is layernorm_linear, rotary_attention and linear with the residual, in one. It also takes scale,
+max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two GEMMs), attention_quantizers and
+fuse_wgrad_accumulation.
 
 freqs are angles [s, d], or [b, s, d] for sequences with positions of their own; there may be more keys than queries (a
 key-value cache).

@@ -10,6 +10,7 @@ from paddle_te import fp8
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import get_ops
 from paddle_te.ops.te import attention
+from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.gpu.test_layers import (
     ATTENTION,
@@ -142,3 +143,35 @@ def test_what_is_frozen_gets_no_gradient_and_changes_no_other(seed, frozen, reci
         assert (tensor.grad is None) == tensor.stop_gradient, name
         if tensor.grad is not None:
             assert (tensor.grad.astype("float32").numpy() == want[name]).all(), name
+
+
+@pytest.mark.parametrize("recipe", [None, "delayed", "current", "dpa", "dpa_forward"])
+def test_self_attention_at_once_is_what_its_layers_compute(seed, recipe):
+    """A hook, as sharding stage 3 has them, makes MultiHeadAttention call its layers one by one."""
+    recipes, head_dim = (ATTENTION, 128) if recipe in ATTENTION else (RECIPES, 64)
+    values, inputs, grads, _ = case("transformer", 4, 2, 2, 32, seed, head_dim)
+    results, calls = [], []
+    for hooked in False, True:
+        layer = te("transformer", 4, 2, head_dim)
+        if hooked:
+            layer.layer.self_attention.proj.register_forward_pre_hook(lambda *_: calls.append(1))
+        results.append(run(layer, values, inputs, grads, "bfloat16", recipes.get(recipe), steps=3))
+    assert len(calls) == 3
+    at_once, one_by_one = results
+    for name, value in one_by_one.items():
+        assert (at_once[name] == value).all(), name
+
+
+def test_nothing_before_a_trained_projection_runs_backward(seed):
+    values, inputs, grads, _ = case("transformer", 4, 2, 2, 32, seed)
+    want = run(te("transformer", 4, 2), values, inputs, grads, "bfloat16")
+    layer = te("transformer", 4, 2)
+    for name, parameter in layer.named_parameters():
+        parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+        parameter.stop_gradient = not name.endswith("proj.weight")
+    x = paddle.to_tensor(inputs[0]).astype("bfloat16")
+    with count_entry_points() as counts:
+        layer(x).backward(paddle.to_tensor(grads[0]).astype("bfloat16"))
+    proj = layer.layer.self_attention.proj.weight
+    assert (proj.grad.astype("float32").numpy() == want["dlayer.self_attention.proj.weight"]).all()
+    assert not any(name == "attention_bwd" for name, _ in counts)

@@ -393,6 +393,12 @@ def test_sequence_makes_its_calls_on_other_memory(fake):
             ["nvte_transpose", x_shown, x_shown, STREAM],
         ]
     assert (y.data_ptr, y.columnwise) == (0x2000, 0x2020)
+    launch = fake.te.Sequence((), (("launch", (0x700 + 3, 5, 256, 64, fake.stream, slot(2, 8), -2, True)),))
+    for target in 0x10000000000, 0x20000000000:
+        launch.run(fake.te, [0, 0, target])
+        fake.te.launch(0x700 + 3, 5, 256, 64, fake.stream, target + 8, -2, True)
+        got, want = fake.calls()
+        assert got == want
     fake.fail("nvte_quantize", "no")
     with pytest.raises(TransformerEngineError, match=r"(?s)nvte_quantize failed: no\n  input: bfloat16 \[6, 4\]"):
         sequence.run(fake.te, bases)

@@ -9,6 +9,7 @@ from paddle_te.ops.te.attention import check_fp8_attention, dot_product_attentio
 from paddle_te.ops.te.cross_entropy import cross_entropy
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
 from paddle_te.ops.te.quantized import amax_and_scale_update
+from paddle_te.ops.te.self_attention import self_attention
 
 __all__ = [
     "accumulate_wgrad",
@@ -22,6 +23,7 @@ __all__ = [
     "rms_norm",
     "rotary_attention",
     "rotary_qkv",
+    "self_attention",
 ]
 
 _fp8.register_backend("transformer_engine", amax_and_scale_update)

@@ -1,4 +1,4 @@
-"""Rotary embedding and fused attention as PyLayers."""
+"""Rotary embedding and fused attention: together as an Op (see paddle_te.ops.te.program), one by one as PyLayers."""
 
 import os
 from functools import lru_cache
@@ -8,7 +8,8 @@ from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope, scaling
 from paddle_te.native.library import cudnn_version
-from paddle_te.ops.te import runtime
+from paddle_te.ops.te import program, runtime
+from paddle_te.ops.te.program import Op
 from paddle_te.ops.te.quantized import FP8
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, dense, dtype_code, needs_grad
 
@@ -161,7 +162,6 @@ class _Float8Attention:
         _raise_amaxes(rt, amaxes, of_softmax, of_qkv)
         for source, target in dqkv.pairs(rt, heads, views):
             te.dequantize(source, target, rt.stream)
-        _backward_done(self.quantizers)
 
 
 def _raise_amaxes(rt, amaxes, first, second):
@@ -314,61 +314,43 @@ def _rotate_back(rt, heads, views, dqkv, freqs):
         rope.rope_merge(rt.te, rt.stream, *(grad.data_ptr for grad in views), target, angles, *heads.rope)
 
 
-class _RotaryAttention(PyLayer):
-    """Both in one: q, k and v stay in one buffer. With quantizers: forward in fp8, backward not."""
-
-    @staticmethod
-    def forward(ctx, qkv, freqs, scale, heads, train, quantizers):
-        rt = runtime.current()
-        memory, stats = heads.new_buffer_and_stats(rt)
-        views = heads.views(rt, memory.data_ptr())
-        _rotate(rt, heads, qkv, freqs, views)
-        if quantizers is None:
-            out = _attend(rt, heads, views, stats, scale, heads.layout, train)
-        else:
-            whole = (heads.whole_view(rt, memory.data_ptr()),)
-            out = _Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, whole, train)
-        if train:
-            ctx.saved = memory, views, freqs, out.detach(), stats, scale, heads, qkv.shape, quantizers
-        return out
-
-    @staticmethod
-    def backward(ctx, dout):
-        rt = runtime.current()
-        (_memory, views, freqs, out, stats, scale, heads, shape, quantizers), ctx.saved = ctx.saved, None
-        dqkv = rt.empty(shape, heads.dtype)
-        buffer = dqkv if heads.packed else heads.new_buffer(rt)
-        grads = heads.views(rt, buffer.data_ptr())
-        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, heads.layout)
-        _rotate_back(rt, heads, grads, dqkv, freqs)
-        _backward_done(quantizers)
-        return dqkv, None
-
-
-class _Float8RotaryAttention(PyLayer):
-    """_RotaryAttention in fp8, backward too. q, k and v in one buffer take one cast."""
-
-    @staticmethod
-    def forward(ctx, qkv, freqs, scale, heads, train, quantizers):
-        rt = runtime.current()
+def rotary_attention_forward(rt, qkv, freqs, *arguments):
+    """q, k and v stay in one buffer; in fp8 they take one cast."""
+    *quantizers, _tp, train, num_heads, num_kv_heads, scale, backward_in_fp8, _deterministic = arguments
+    heads = _heads_of(qkv, freqs, num_heads, num_kv_heads)
+    if backward_in_fp8:
         memory = heads.new_buffer(rt)
-        _rotate(rt, heads, qkv, freqs, heads.views(rt, memory.data_ptr()))
+    else:
+        memory, stats = heads.new_buffer_and_stats(rt)
+    views = heads.views(rt, memory.data_ptr())
+    _rotate(rt, heads, qkv, freqs, views)
+    whole = heads.whole_view(rt, memory.data_ptr())
+    if backward_in_fp8:
         attention = _Float8Attention(rt, heads, heads.layout, scale, quantizers)
-        out = attention.forward(rt, (heads.whole_view(rt, memory.data_ptr()),), train)
-        if train:
-            ctx.saved = attention, freqs, qkv.shape
-        return out
+        return attention.forward(rt, (whole,), train), (attention, qkv, freqs, None)
+    if quantizers:
+        out = _Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, (whole,), train)
+    else:
+        out = _attend(rt, heads, views, stats, scale, heads.layout, train)
+    return out, (None, qkv, freqs, (heads, views, out, stats, scale))
 
-    @staticmethod
-    def backward(ctx, dout):
-        rt = runtime.current()
-        (attention, freqs, shape), ctx.saved = ctx.saved, None
-        heads = attention.heads
-        dqkv = rt.empty(shape, heads.dtype)
-        buffer = dqkv if heads.packed else heads.new_buffer(rt)
-        attention.backward(rt, dense(dout), (heads.whole_view(rt, buffer.data_ptr()),))
-        _rotate_back(rt, heads, heads.views(rt, buffer.data_ptr()), dqkv, freqs)
-        return dqkv, None
+
+def rotary_attention_backward(rt, saved, dout):
+    attention, qkv, freqs, in_16_bits = saved
+    heads = attention.heads if attention else in_16_bits[0]
+    dqkv = rt.empty(qkv.shape, heads.dtype)
+    buffer = dqkv if heads.packed else heads.new_buffer(rt)
+    grads = heads.views(rt, buffer.data_ptr())
+    if attention:
+        attention.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
+    else:
+        _, views, out, stats, scale = in_16_bits
+        _attend_backward(rt, heads, views, out, stats, dout, grads, scale, heads.layout)
+    _rotate_back(rt, heads, grads, dqkv, freqs)
+    return dqkv, None
+
+
+_ROTARY_ATTENTION = Op(rotary_attention_forward, rotary_attention_backward)
 
 
 class _Float8DotProductAttention(PyLayer):
@@ -392,6 +374,7 @@ class _Float8DotProductAttention(PyLayer):
         dq, dk, dv = (rt.empty(list(shape), heads.dtype) for shape in (heads.q, heads.kv, heads.kv))
         views = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
         attention.backward(rt, dense(dout), views)
+        _backward_done(attention.quantizers)
         return tuple(grad if needed else None for grad, needed in zip((dq, dk, dv), needs, strict=True))
 
 
@@ -418,11 +401,13 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
 
 def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=None):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
-    heads, freqs = _heads_of(qkv, freqs, num_heads, num_kv_heads), dense(freqs)
-    layer = _Float8RotaryAttention if _backward_in_fp8(quantizers) else _RotaryAttention
-    if qkv.stop_gradient:
-        return layer.apply(dense(qkv.detach()), freqs, scale, heads, False, quantizers)
-    return layer.apply(dense(qkv), freqs, scale, heads, needs_grad(qkv), quantizers)
+    settings = num_heads, num_kv_heads, *attention_settings(scale, quantizers)
+    return program.apply(_ROTARY_ATTENTION, (qkv, freqs), quantizers or (), settings=settings)
+
+
+def attention_settings(scale, quantizers):
+    """The last of rotary_attention_forward's arguments. The environment decides on the calls too."""
+    return scale, _backward_in_fp8(quantizers), _deterministic()
 
 
 def check_fp8_attention(head_dim, sequence=16, backward=True):

@@ -195,7 +195,7 @@ def _rms_norm_backward(rt, normed, dy):
     return normed.backward(rt, rt.view(dy, normed.x.shape, normed.code))
 
 
-def _linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode):
+def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode):
     code = dtype_code("x", x)
     if quantizers is not None:
         _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
@@ -214,7 +214,7 @@ def _linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mod
     )  # fmt: skip
 
 
-def _linear_backward(rt, saved, dy):
+def linear_backward(rt, saved, dy):
     x, operand, weight, residual, code, row = (
         saved.x, saved.operand, saved.weight, saved.residual, saved.code, saved.row
     )  # fmt: skip
@@ -231,7 +231,7 @@ def _linear_backward(rt, saved, dy):
     return (dx, dw) if residual is None else (dx, dw, None if residual.stop_gradient else dy)
 
 
-def _layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, eps):
+def layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, eps):
     code = dtype_code("x", x)
     if quantizers is not None:
         _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
@@ -245,7 +245,7 @@ def _layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, e
     return (out, x), (normed, kept, w, weight, quantizers, tp)
 
 
-def _layernorm_linear_backward(rt, saved, dy, dresidual):
+def layernorm_linear_backward(rt, saved, dy, dresidual):
     x, operand, w, weight, quantizers, tp = saved
     fp8 = quantizers is not None
     grad = _grad_output(rt, dy, x.code, quantizers, None)
@@ -323,8 +323,8 @@ def _check_fp8(**sizes):
 
 
 _RMS_NORM = Op(_rms_norm_forward, _rms_norm_backward)
-_LINEAR = Op(_linear_forward, _linear_backward, weights=(1,))
-_LAYERNORM_LINEAR = Op(_layernorm_linear_forward, _layernorm_linear_backward, weights=(2,))
+_LINEAR = Op(linear_forward, linear_backward, weights=(1,))
+_LAYERNORM_LINEAR = Op(layernorm_linear_forward, layernorm_linear_backward, weights=(2,))
 _LAYERNORM_MLP = Op(_layernorm_mlp_forward, _layernorm_mlp_backward, weights=(2, 3))
 
 

@@ -20,10 +20,11 @@ from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import dense, view
 
 OFFSET_BITS = 48  # an address is recorded as slot << OFFSET_BITS | offset: see Sequence in native/shim.cpp
+DTYPES = {id(dtype): dtype for dtype in vars(paddle).values() if isinstance(dtype, paddle.dtype)}  # hash takes 1 µs
 SIZES = {paddle.uint8: 1, paddle.bfloat16: 2, paddle.float16: 2, paddle.float32: 4}
-# Temporary memory of at most so many bytes is one allocation, which takes as long as ten kernels' worth of Python. More
-# is allocated and let go piece by piece: there the GPU is busy longer than Python, and memory is what counts.
-JOINED = 2**20
+# Memory of at most so many bytes in all is one allocation, which takes as long as ten kernels' worth of Python. More is
+# allocated and let go piece by piece: there the GPU is busy longer than Python, and memory is what counts.
+JOINED = 2**22
 KEPT_PROGRAMS = 128  # of all streams together, each with at most 50 of TE's handles: see runtime.KEPT_TENSORS
 
 
@@ -52,6 +53,10 @@ class Place:
 
     def data_ptr(self):
         return self.slot << OFFSET_BITS
+
+    def reshaped(self, shape):
+        """The same memory."""
+        return Place(self.slot, shape, self.dtype, self.stop_gradient)
 
 
 class _Call(NamedTuple):
@@ -102,7 +107,8 @@ class Recorder(runtime.Runtime):
 
     def _record(self, name, *arguments):
         tensors = tuple([argument for argument in arguments if argument in self._slots_of])
-        slots = set().union(*[self._slots_of[tensor] for tensor in tensors])
+        slots = {argument >> OFFSET_BITS for argument in arguments if type(argument) is int and argument > 0} - {0}
+        slots = slots.union(*[self._slots_of[tensor] for tensor in tensors])
         self._calls.append(_Call(name, arguments, tensors, slots))
 
     def on_memory(self, function, *places, out=None):
@@ -174,39 +180,36 @@ class _Quantizers:
 class Program:
     """An op for certain sizes.
 
-    specs: of each tensor (shape, dtype, stop_gradient) or None. quantizers: of each GEMM _Quantizers.spec or None.
-    train: whether a backward may follow. fuse: whether weights' gradients go to their main_grad.
+    specs: of each tensor (shape, id of dtype, stop_gradient) or None. quantizers: of each GEMM _Quantizers.spec or
+    None. train: whether a backward may follow. fuse: whether weights' gradients go to their main_grad.
     """
 
     def __init__(self, rt, op, specs, quantizers, tp, train, fuse, settings):
         self.train, self._op, self._recorder = train, op, Recorder(rt.te)
         recorder = self._recorder
-        self._inputs = [spec and recorder.place(*spec) for spec in specs]
+        self._inputs = inputs = [spec and recorder.place(spec[0], DTYPES[spec[1]], spec[2]) for spec in specs]
         self._quantizers = [spec and _Quantizers(recorder, *spec) for spec in quantizers]
-        arguments = *self._inputs, *self._quantizers, tp and _Ranks(recorder, tp), train, *settings
+        arguments = *inputs, *self._quantizers, tp and _Ranks(recorder, tp), train, *settings
         (outputs, self._saved), calls, allocated = recorder.record(rt, op.forward, *arguments)
         self._outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        self._first_of_backward = recorder.slots
-        self._kept, self._fused, self._backwards = [], [], {}
+        self._kept, self._fused, self._backwards, used, shown = [], [], {}, set(), set()
         if train:
-            self._prepare_backward(rt, [self._inputs[i] for i in op.weights] if fuse else [])
-        stay = {*self._kept, *[place.slot for place in self._outputs]}
-        stay.update([q.cached_weight.slot for q in self._quantizers if q and q.keeps_weight])
-        self._steps = _Steps(rt.te, calls, allocated, stay)
-
-    def _prepare_backward(self, rt, weights):
-        recorder = self._recorder
-        self._grads = [recorder.place(place.shape, place.dtype) for place in self._outputs]
-        self._fused = [weight for weight in weights if not weight.stop_gradient]
-        for weight in self._fused:
-            weight.main_grad = recorder.place(weight.shape, paddle.float32)
-        *_, used = self._backward(rt, (True,) * len(self._fused))
+            self._grads = [recorder.place(place.shape, place.dtype) for place in self._outputs]
+            self._fused = [inputs[i] for i in op.weights if fuse and not inputs[i].stop_gradient]
+            for weight in self._fused:
+                weight.main_grad = recorder.place(weight.shape, paddle.float32)
+            first_of_backward = self._grads[0].slot
+            *_, used, shown = self._backward(rt, (True,) * len(self._fused))
+            used = {slot for slot in used.union([weight.slot for weight in self._fused]) if slot < first_of_backward}
+        seen = {place.slot for place in self._outputs}
+        seen.update([q.cached_weight.slot for q in self._quantizers if q and q.cached_weight])
+        self._steps = _Steps(rt.te, calls, allocated, seen | (used & shown), used - seen - shown)
         factors = {slot for q in self._quantizers if q for slot in q.factors}
-        used = used.union([weight.slot for weight in self._fused]) - factors
-        self._kept = [slot for slot in used if slot < self._first_of_backward]
+        self._kept = sorted(used - factors - self._steps.joined) + [0] * bool(self._steps.joined)
 
     def _backward(self, rt, accumulate):
-        """(steps, gradients, slots used) on a stream; accumulate: whether to add to each of the main gradients."""
+        """(steps, gradients, slots used, those shown to `on_memory`) on a stream; accumulate: whether to add to each of
+        the main gradients."""
         found = self._backwards.get((rt, accumulate))
         if found is None:
             for weight, add in zip(self._fused, accumulate, strict=True):
@@ -214,7 +217,8 @@ class Program:
             grads, calls, allocated = self._recorder.record(rt, self._op.backward, self._saved, *self._grads)
             results = {grad.slot for grad in grads if grad is not None}
             used = results.union(*[call.slots for call in calls])
-            found = self._backwards[rt, accumulate] = _Steps(rt.te, calls, allocated, results), grads, used
+            steps = _Steps(rt.te, calls, allocated, results)
+            found = self._backwards[rt, accumulate] = steps, grads, used, steps.shown
         return found
 
     def forward(self, rt, quantizers, tensors):
@@ -226,11 +230,14 @@ class Program:
         self._steps.run(rt, memories, bases)
         for place, q in pairs:
             if place.update_weight:
-                q.cache_weight(memories[place.cached_weight.slot] if place.keeps_weight else None)
+                q.cache_weight(place.cached_weight and memories[place.cached_weight.slot])
         outputs = [memories[place.slot] for place in self._outputs]
         for i, place in enumerate(self._outputs):
             if place in self._inputs:
                 outputs[i] = view(outputs[i], place.shape)  # itself would be taken for an in-place result
+            elif place.slot in self._kept:
+                # with its graph the output would keep ctx, and itself, alive
+                memories[place.slot] = outputs[i].detach()
         return outputs, [memories[slot] for slot in self._kept]
 
     def backward(self, rt, quantizers, kept, grads):
@@ -245,8 +252,9 @@ class Program:
                 weight.main_grad = rt.empty(weight.shape, paddle.float32)
             given.append((place.main_grad.slot, weight.main_grad))
         given += [(place.slot, grad) for place, grad in zip(self._grads, grads, strict=True)]
-        steps, results, _ = self._backward(rt, tuple(accumulate))
+        steps, results, *_ = self._backward(rt, tuple(accumulate))
         memories, bases = self._start(quantizers, given)
+        self._steps.locate_joined(bases)
         for holder in (weights, given, kept, grads):
             holder.clear()
         steps.run(rt, memories, bases)
@@ -266,27 +274,33 @@ class Program:
 class _Steps:
     """Calls and what they allocate, in few steps: one Sequence.run serves all between two allocations.
 
-    allocated: {slot: (shape, dtype)}. stay: slots whose memory is wanted after the last call. What is neither that nor
-    shown to `on_memory` is temporary: if small, one allocation, in which what is used one after the other overlaps.
+    allocated: {slot: (shape, dtype)}. stay, keep: slots whose memory is wanted after the last call, as tensors of their
+    own, or for another's calls. What is neither that nor shown to `on_memory` is temporary. If small, all that is
+    temporary is one allocation, in which what is used one after the other overlaps, and all to keep is another.
+    shown: the slots shown to `on_memory`. joined: those kept in one allocation, whose slot is 0.
     """
 
-    def __init__(self, native, calls, allocated, stay):
-        first, last, shown = {}, {}, set()
+    def __init__(self, native, calls, allocated, stay, keep=frozenset()):
+        first, last = {}, {}
         for i, call in enumerate(calls):
             for slot in call.slots:
                 first.setdefault(slot, i)
                 last[slot] = i
-            if call.arguments is None:
-                shown |= call.slots
-        temporary = [slot for slot in allocated if slot in first and slot not in shown and slot not in stay]
-        blocks = [(_bytes(*allocated[slot]), slot, first[slot], last[slot]) for slot in temporary]
-        self._size, self._offsets = _packed(blocks)
-        if self._size > JOINED:
-            self._size, self._offsets, temporary = 0, [], []
+        self.shown = set().union(*[call.slots for call in calls if call.arguments is None])
+        joinable = {slot: _bytes(*allocated[slot]) for slot in first.keys() & allocated.keys() - self.shown - stay}
+        temporary = [(size, slot, first[slot], last[slot]) for slot, size in joinable.items() if slot not in keep]
+        kept = [(size, slot, 0, 0) for slot, size in joinable.items() if slot in keep]
+        self._temporary, self._joined = _packed(temporary), _packed(kept)
+        self.joined = {slot for slot, _ in self._joined[1]}
+        elsewhere = self.joined.union([slot for slot, _ in self._temporary[1]])
+        own = sorted(first.keys() & allocated.keys() - elsewhere)
+        if sum([_bytes(*allocated[slot]) for slot in own]) <= JOINED:
+            first = dict.fromkeys(first, 0)  # one step for all calls
+        stay = stay | keep
         steps = []
         for i, call in enumerate(calls):
-            mine, on_memory = sorted(call.slots.difference(temporary)), call.arguments is None
-            new = [(slot, *allocated[slot]) for slot in mine if slot in allocated and first[slot] == i]
+            mine, on_memory = sorted(call.slots - elsewhere), call.arguments is None
+            new = [(slot, *allocated[slot]) for slot in own if first[slot] == i]
             if not steps or new or on_memory or steps[-1].on_memory:
                 steps.append(SimpleNamespace(new=new, on_memory=on_memory, calls=[], ends=[]))
             steps[-1].calls.append(call)
@@ -294,12 +308,21 @@ class _Steps:
         moved = set()
         self._steps = [(step.new, step.on_memory, _function(native, step, moved), step.ends) for step in steps]
 
+    def locate_joined(self, bases):
+        """Puts in where the joined slots are, for those of the whole in bases[0]."""
+        for slot, offset in self._joined[1]:
+            bases[slot] = bases[0] + offset
+
     def run(self, rt, memories, bases):
         te = rt.te
-        if self._size:
-            temporary = rt.empty([self._size], paddle.uint8)
+        if self._joined[0]:
+            memories[0] = rt.empty([self._joined[0]], paddle.uint8)
+            bases[0] = memories[0].data_ptr()
+            self.locate_joined(bases)
+        if self._temporary[0]:
+            temporary = rt.empty([self._temporary[0]], paddle.uint8)
             base = temporary.data_ptr()
-            for slot, offset in self._offsets:
+            for slot, offset in self._temporary[1]:
                 bases[slot] = base + offset
         for new, on_memory, function, ends in self._steps:
             for slot, shape, dtype in new:
@@ -324,8 +347,8 @@ def _bytes(shape, dtype):
 
 
 def _packed(blocks):
-    """(size, [(slot, offset)]) of memory that holds blocks (bytes, slot, first call, last call), the largest placed
-    first, each as low as what is in use at the same time lets it."""
+    """(size, [(slot, offset)]) of one allocation for blocks (bytes, slot, first call, last call), the largest placed
+    first, each as low as what is in use at the same time lets it. (0, []) where that is more than JOINED."""
     placed = []
     for size, slot, first, last in sorted(blocks, reverse=True):
         size, offset = -(-size // 256) * 256, 0
@@ -333,7 +356,8 @@ def _packed(blocks):
             if first <= other_last and other_first <= last and begin < offset + size and offset < end:
                 offset = end
         placed.append((offset, offset + size, slot, first, last))
-    return max([end for _, end, *_ in placed], default=0), [(slot, offset) for offset, _, slot, *_ in placed]
+    size = max([end for _, end, *_ in placed], default=0)
+    return (size, [(slot, offset) for offset, _, slot, *_ in placed]) if size <= JOINED else (0, [])
 
 
 _program = lru_cache(KEPT_PROGRAMS)(Program)
@@ -352,8 +376,9 @@ class _Apply(PyLayer):
     def backward(ctx, *grads):
         (program, quantizers, kept), ctx.saved = ctx.saved, None
         results = program.backward(runtime.current(), quantizers, kept, [dense(grad) for grad in grads])
-        if quantizers and quantizers[0] is not None:
-            quantizers[0].module.backward_done()  # one module's, all of them
+        for of_gemm in quantizers:
+            if of_gemm is not None:
+                of_gemm.module.backward_done()
         return tuple(results)
 
 
@@ -362,7 +387,7 @@ def apply(op, tensors, quantizers=(), tp=None, fuse_wgrad_accumulation=False, se
     GemmQuantizers, or None."""
     rt = runtime.current()
     tensors = [None if tensor is None else dense(tensor) for tensor in tensors]
-    specs = tuple([t if t is None else (tuple(t.shape), t.dtype, t.stop_gradient) for t in tensors])
+    specs = tuple([t if t is None else (tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
     train = paddle.is_grad_enabled() and not all([spec is None or spec[2] for spec in specs])
     of_gemms = tuple([q if q is None else _Quantizers.spec(q) for q in quantizers])
     program = _program(rt, op, specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings)

@@ -1,0 +1,35 @@
+"""The attention half of a layer."""
+
+from paddle_te.ops.pd.attention import rotary_attention
+from paddle_te.ops.pd.linear import layernorm_linear, linear
+
+
+def self_attention(
+    x,
+    ln_weight,
+    qkv_weight,
+    freqs,
+    proj_weight,
+    eps,
+    num_heads,
+    num_kv_heads,
+    *,
+    scale,
+    max_sequence_length=None,
+    tp=None,
+    quantizers=(None, None),
+    attention_quantizers=None,
+    fuse_wgrad_accumulation=False,
+):
+    """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
+    of_qkv, of_proj = quantizers
+    shared = dict(tp=tp, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
+    qkv, residual = layernorm_linear(x, ln_weight, qkv_weight, eps, quantizers=of_qkv, **shared)
+    flat = qkv.ndim == 2
+    if flat:
+        qkv = qkv.reshape([-1, max_sequence_length, qkv.shape[-1]])
+    context = rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale=scale, quantizers=attention_quantizers)
+    if flat:
+        context = context.reshape([-1, context.shape[-1]])
+    row = None if tp is None else "row"
+    return linear(context, proj_weight, residual=residual, parallel_mode=row, quantizers=of_proj, **shared)
