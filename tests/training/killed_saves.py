@@ -3,7 +3,8 @@
     killed_saves.py JOB.json
 
 The job: {"flags": words of run_pretrain, "kills": N, "ranks": N, "seed": N, "save_seconds": how long a save takes,
-"report": file}. Paddle is imported once; every run is forked from here, one process a rank, resumes with `auto`, and is
+"sync_seconds": how much longer flushing a file in the background takes, "report": file}.
+Paddle is imported once; every run is forked from here, one process a rank, resumes with `auto`, and is
 killed at a random moment of its first or second save: all ranks at once, or one of them first. The report, one line of
 JSON a run: {"resumed": what each rank's `auto` took, "complete", "incomplete": steps of the folders after the kill}.
 """
@@ -25,7 +26,7 @@ import paddlenlp.trainer  # noqa: F401
 import paddlenlp.transformers  # noqa: F401
 
 import paddle_te.training.trainer  # noqa: F401
-from paddle_te.training import checkpoints
+from paddle_te.training import background, checkpoints
 
 SCRIPT = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
 
@@ -67,7 +68,17 @@ def environments(ranks):
     return [{key: str(value) for key, value in (common | own).items()} for own in each]
 
 
-def train(flags, environment, log, resumed):
+def flush_slowly(seconds):
+    sync = background.sync
+
+    def slowly(path):
+        time.sleep(seconds)
+        sync(path)
+
+    background.sync = slowly
+
+
+def train(job, environment, log, resumed):
     """One rank, in a process of its own; never returns."""
     status = 1
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphans
@@ -85,7 +96,8 @@ def train(flags, environment, log, resumed):
             return found
 
         checkpoints.find_checkpoint = noted
-        sys.argv = [str(SCRIPT), *flags]
+        flush_slowly(job["sync_seconds"])
+        sys.argv = [str(SCRIPT), *job["flags"]]
         runpy.run_path(str(SCRIPT), run_name="__main__")
         status = 0
     except BaseException:
@@ -101,7 +113,7 @@ def start(job, folder):
     for rank, environment in enumerate(environments(job["ranks"])):
         pid = os.fork()
         if not pid:
-            train(job["flags"], environment, folder / f"rank{rank}.log", folder / f"resumed{rank}.json")
+            train(job, environment, folder / f"rank{rank}.log", folder / f"resumed{rank}.json")
         pids.append(pid)
     return pids
 
