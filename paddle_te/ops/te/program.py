@@ -25,7 +25,7 @@ SIZES = {paddle.uint8: 1, paddle.bfloat16: 2, paddle.float16: 2, paddle.float32:
 # Memory of at most so many bytes in all is one allocation, which takes as long as ten kernels' worth of Python. More is
 # allocated and let go piece by piece: there the GPU is busy longer than Python, and memory is what counts.
 JOINED = 2**22
-KEPT_PROGRAMS = 128  # of all streams together, each with at most 50 of TE's handles: see runtime.KEPT_TENSORS
+KEPT_PROGRAMS = 128  # of all streams together, each with 20 to 60 of TE's handles: see runtime.KEPT_TENSORS
 
 
 class Op(NamedTuple):
