@@ -241,7 +241,7 @@ void ForEachRow(Stream stream, int64_t rows, Function function) {
 // What sums of float32 are kept in.
 template <typename T>
 using Sum = Compute<T>;
-constexpr int64_t kParallel = 132 * 32;  // teams that fill a large GPU, several times so that none waits for the last
+constexpr int64_t kParallel = 132 * 4;  // teams that fill a large GPU's memory channels, and run all at once
 
 #else
 
@@ -301,7 +301,7 @@ void ForEachRow(Stream stream, int64_t rows, Function function) {
 // One loop adds thousands of numbers in a row, which float32 would round too often.
 template <typename T>
 using Sum = std::conditional_t<std::is_same_v<Compute<T>, float>, double, Compute<T>>;
-constexpr int64_t kParallel = 8;  // so that the combining of teams' results is tested here too
+constexpr int64_t kParallel = 4;  // so that the combining of teams' results is tested here too
 
 #endif
 

@@ -28,8 +28,8 @@ struct Plan {
     kept = Indexer<1>(of_kept[0], {of_kept[1]});
     taken = Indexer<1>(of_taken[0], {of_taken[1]});
     const int64_t teams = inner_taken ? kept.count : (kept.count + 255) / 256;
-    const int64_t shortest = inner_taken ? 8192 : 16;
-    if (teams > 0) parts = std::min(kParallel / teams, taken.count / shortest);
+    const int64_t shortest = inner_taken ? 8192 : 16, most = inner_taken ? kParallel : 16 * kParallel;
+    if (teams > 0) parts = std::min(most / teams, taken.count / shortest);
     parts = std::max<int64_t>(parts, 1);
   }
   // Of a part, the last but shorter: full packs, so that each part is as Aligned as the first.
