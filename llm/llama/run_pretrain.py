@@ -153,7 +153,7 @@ def main():
     with causal_mask_only():  # every sequence is whole: no backend needs a mask of [b, 1, s, s]
         if training_args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
-        if training_args.do_predict and not exit_signal.received:
+        if training_args.do_predict and not exit_signal.stopping:
             metrics = trainer.predict(test_dataset).metrics
             trainer.log_metrics("test", metrics)
 

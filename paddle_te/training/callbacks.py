@@ -234,30 +234,33 @@ class ExitSignalCallback(TrainerCallback):
     """
 
     def __init__(self, signum=signal.SIGUSR1):
-        self.received = False
+        self.received = False  # by this rank
+        self.stopping = False  # all ranks
         signal.signal(signum, self._receive)  # stays: the sender may repeat itself while the last files are written
 
     def _receive(self, signum, frame):
         self.received = True
 
     def _agreed(self, world_size):
+        received = self.received  # a signal that comes during the all-reduce is for the next step
         if world_size > 1:
-            flag = paddle.to_tensor([float(self.received)])
+            flag = paddle.to_tensor([float(received)])
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-            self.received = bool(flag.item())
-        return self.received
+            received = bool(flag.item())
+        return received
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
             (Path(args.output_dir) / STOPPED_MARK).unlink(missing_ok=True)
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self._agreed(args.world_size):
+        self.stopping = self._agreed(args.world_size)
+        if self.stopping:
             logger.info(f"asked to stop by a signal: saving a checkpoint of step {state.global_step}")
             control.should_log = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):
-        if self.received and state.global_step < state.max_steps and state.is_world_process_zero:
+        if self.stopping and state.global_step < state.max_steps and state.is_world_process_zero:
             (Path(args.output_dir) / STOPPED_MARK).write_text(f"{state.global_step}\n")
 
 

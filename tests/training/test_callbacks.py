@@ -357,4 +357,17 @@ def test_a_signal_in_the_last_step_leaves_nothing_to_resume(tiny_config, tmp_pat
     trainer = make_trainer(tiny_config, tmp_path, seed, max_steps=2, exit_signal=exit_signal)
     trainer.add_callback(SignalAt(2))
     trainer.train()
-    assert exit_signal.received and not (tmp_path / STOPPED_MARK).exists()
+    assert exit_signal.stopping and not (tmp_path / STOPPED_MARK).exists()
+
+
+def test_a_signal_while_the_ranks_agree_is_for_the_next_step(monkeypatch, exit_signal):
+    """The other rank has said no before it came: this one must not stop alone, nor forget it."""
+    said = []
+
+    def all_reduce(flag, op):
+        said.append(flag.item())
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr("paddle.distributed.all_reduce", all_reduce)
+    assert not exit_signal._agreed(2)
+    assert exit_signal._agreed(2) and said == [0, 1]
