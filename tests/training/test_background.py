@@ -17,6 +17,7 @@ import pytest
 from paddle_te.training import background, checkpoints, launch
 from paddle_te.training.background import PREFIX, BackgroundSaver, check_room, free_bytes, remove_leftovers
 from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint, is_complete, mark_complete
+from paddle_te.training.trainer import PretrainingTrainer
 from tests.llm.test_run_pretrain import run
 
 ROOT = Path(__file__).parents[2]
@@ -260,6 +261,31 @@ def test_training_goes_on_meanwhile_and_waits_at_the_end(monkeypatch, tmp_path, 
     thread.join()
     assert seen[-1] is False
     assert is_complete(output / "checkpoint-2") and is_complete(output / "checkpoint-4")
+
+
+def test_training_that_fails_loses_no_checkpoint_on_its_way(monkeypatch, tmp_path, staging, capfd):
+    gate, step = Gate(monkeypatch), PretrainingTrainer.training_step
+
+    def fail_in_step_2(self, *args, **kwargs):
+        if self.state.global_step == 1:
+            assert gate.waiting.wait(60) and not is_complete(tmp_path / "out/checkpoint-1")
+            threading.Timer(0.3, gate.open.set).start()
+            raise RuntimeError("the loss is NaN")
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(PretrainingTrainer, "training_step", fail_in_step_2)
+    with pytest.raises(RuntimeError, match="NaN"):
+        run(monkeypatch, tmp_path / "out", **FLAGS, staging_dir=staging)
+    assert "RuntimeError: the loss is NaN" in capfd.readouterr().err, "it is not said before the wait"
+    assert is_complete(tmp_path / "out/checkpoint-1") and not any(staging.iterdir())
+
+
+def test_an_output_folder_of_each_nodes_own_is_refused(monkeypatch, tmp_path, staging, caplog):
+    monkeypatch.setattr("paddle_te.training.trainer.os.path.exists", lambda path: ".shared." not in path)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path / "out", **FLAGS, staging_dir=staging)
+    assert "must be a folder that all nodes share; rank 0 does not see" in last_error(caplog)
+    assert not any((tmp_path / "out").glob(".shared.*")) and not any(staging.iterdir())
 
 
 def test_no_room_is_said_before_the_first_step(monkeypatch, tmp_path, caplog):
