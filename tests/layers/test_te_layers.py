@@ -9,7 +9,7 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import get_ops
-from paddle_te.ops.te import attention
+from paddle_te.ops.te import float8_attention
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.gpu.test_layers import (
@@ -95,12 +95,12 @@ def test_what_fp8_attention_cannot_is_refused_before_anything_runs(monkeypatch, 
 def test_deterministic_fp8_attention_needs_a_cudnn_that_has_it(monkeypatch):
     check = get_ops("transformer_engine").check_fp8_attention
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
-    monkeypatch.setattr(attention, "cudnn_version", lambda: (9, 18))
+    monkeypatch.setattr(float8_attention, "cudnn_version", lambda: (9, 18))
     with pytest.raises(ValueError, match="cuDNN 9.18 has no deterministic backward.*fp8_dpa_bwd"):
         check(128)
     check(128, backward=False)
     check(64, 37, backward=False)
-    monkeypatch.setattr(attention, "cudnn_version", lambda: (9, 19))
+    monkeypatch.setattr(float8_attention, "cudnn_version", lambda: (9, 19))
     check(128)
 
 

@@ -5,8 +5,9 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 
 from paddle_te import fp8 as _fp8
 from paddle_te import native
-from paddle_te.ops.te.attention import check_fp8_attention, dot_product_attention, rotary_attention, rotary_qkv
+from paddle_te.ops.te.attention import dot_product_attention, rotary_attention, rotary_qkv
 from paddle_te.ops.te.cross_entropy import cross_entropy
+from paddle_te.ops.te.float8_attention import check_fp8_attention
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
 from paddle_te.ops.te.quantized import amax_and_scale_update
 from paddle_te.ops.te.self_attention import self_attention

@@ -1,16 +1,14 @@
 """Rotary embedding and fused attention: together as an Op (see paddle_te.ops.te.program), one by one as PyLayers."""
 
-import os
 from functools import lru_cache
 
 import paddle
 from paddle.autograd import PyLayer
 
-from paddle_te.native import Mask, QKVLayout, rope, scaling
-from paddle_te.native.library import cudnn_version
+from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.ops.te import program, runtime
+from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
 from paddle_te.ops.te.program import Op
-from paddle_te.ops.te.quantized import FP8
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, dense, dtype_code, needs_grad
 
 ANGLES = {paddle.float32: FLOAT32}
@@ -20,11 +18,6 @@ HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in
 # Keys are rounded up to this where there is a mask: cuDNN plans anew for each number of them, which takes longer than
 # computing behind a growing cache, and rows of the mask are aligned.
 KEY_MULTIPLE = 64
-
-
-def _deterministic():
-    """TE's own switch: NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 asks cuDNN for a backward without atomics."""
-    return os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
 
 
 class _Heads:
@@ -79,94 +72,6 @@ class _Heads:
         """(memory, native statistics behind a buffer): backward reads both, and frees them together."""
         memory = rt.empty([self._bytes], paddle.uint8)
         return memory, rt.tensor(memory.data_ptr() + self._stats_at, self.stats, FLOAT32)
-
-
-AMAXES = 256  # bytes for two of them, with which memory for something else ends
-
-
-def _float8(rt, address, shape, quantizer, amax=None):
-    """A native tensor in fp8 under the quantizer's factors, or another amax; address 0: the factors alone."""
-    factors = quantizer.scale_ptr, amax or quantizer.amax_ptr, quantizer.scale_inv_ptr
-    return rt.tensor(address, shape, FP8[quantizer.dtype], 0, *factors)
-
-
-class _Float8QKV:
-    """q, k and v, or their gradients, in fp8 under one scale, at an address: native, and `whole`, all three."""
-
-    __slots__ = ("q", "k", "v", "whole")
-
-    def __init__(self, rt, heads, layout, address, quantizer, amax=None):
-        to_k, to_v = heads.starts[layout]
-        self.q = _float8(rt, address, heads.q, quantizer, amax)
-        self.k = _float8(rt, address + to_k, heads.kv, quantizer, amax)
-        self.v = _float8(rt, address + to_v, heads.kv, quantizer, amax)
-        self.whole = _float8(rt, address, (heads.tokens, heads.width), quantizer)
-
-    def pairs(self, rt, heads, views):
-        """[(fp8, 16-bit)] to be cast: views are of q, k and v, each in memory of its own, or the whole's alone."""
-        return zip((self.q, self.k, self.v) if len(views) == 3 else (self.whole,), views, strict=True)
-
-
-class _Float8Attention:
-    """Causal attention in fp8, as TE's DotProductAttention computes it with fp8_dpa and delayed scaling.
-
-    Inside cuDNN's kernels the softmax is rounded to fp8 before it meets v, and its gradient before it meets q and k.
-    quantizers: of (q, k, v together; the softmax; the output), with those of their gradients. The kernels write no
-    scale_inv: those of the softmax, the output and their gradients come from the update of the scales. And they
-    overwrite amax (dq, dk and dv together with their greatest), which must be the greatest of all micro-batches'.
-    """
-
-    def __init__(self, rt, heads, layout, scale, quantizers, stats=None):
-        """stats: native, for the softmax's statistics; None: among its own, for its backward."""
-        self.heads, self.layout, self.scale, self.quantizers = heads, layout, scale, quantizers
-        qkv, softmax, out = quantizers
-        numel, width = heads.tokens * heads.q[2] * heads.q[3], heads.tokens * heads.width
-        self.memory = rt.empty([width + numel + AMAXES + (heads.stats_bytes if stats is None else 0)], paddle.uint8)
-        address = self.memory.data_ptr()
-        self.amaxes = address + width + numel
-        self.qkv = _Float8QKV(rt, heads, layout, address, qkv.input)
-        self.softmax = _float8(rt, 0, (0,), softmax.input, self.amaxes)
-        self.out = _float8(rt, address + width, heads.q, out.input, self.amaxes + 4)
-        self.stats = stats or rt.tensor(self.amaxes + AMAXES, heads.stats, FLOAT32)
-
-    def forward(self, rt, views, train):
-        """out [b, s, h·d]; views: `_Float8QKV.pairs`'."""
-        te, heads, qkv = rt.te, self.heads, self.qkv
-        for target, source in qkv.pairs(rt, heads, views):
-            te.quantize(source, target, rt.stream)
-        tensors = qkv.q, qkv.k, qkv.v, self.out, self.stats
-        options = self.scale, self.layout, CAUSAL.mask, train, rt.stream, 0.0, None, None, None
-        te.attention_fwd(*tensors, *options, self.softmax)
-        _, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
-        _raise_amaxes(rt, self.amaxes, softmax, of_out)
-        b, s, h, d = heads.q
-        out = rt.empty([b, s, h * d], heads.dtype)
-        te.dequantize(self.out, heads.q_view(rt, out), rt.stream)
-        return out
-
-    def backward(self, rt, dout, views):
-        """Fills the gradients' views, which are as forward's."""
-        te, heads, qkv = rt.te, self.heads, self.qkv
-        of_qkv, of_softmax, of_out = (quantizers.grad_output for quantizers in self.quantizers)
-        numel = heads.tokens * heads.q[2] * heads.q[3]
-        width = heads.tokens * heads.width
-        memory = rt.empty([numel + width + AMAXES], paddle.uint8)
-        address = memory.data_ptr()
-        amaxes = address + numel + width
-        dout8 = _float8(rt, address, heads.q, of_out)
-        te.quantize(heads.q_view(rt, dout), dout8, rt.stream)
-        dqkv = _Float8QKV(rt, heads, self.layout, address + numel, of_qkv, amaxes + 4)
-        tensors = qkv.q, qkv.k, qkv.v, self.out, dout8, self.stats, dqkv.q, dqkv.k, dqkv.v
-        options = self.scale, self.layout, CAUSAL.mask, rt.stream, 0.0, _deterministic(), None, None, None, None
-        te.attention_bwd(*tensors, *options, self.softmax, _float8(rt, 0, (0,), of_softmax, amaxes))
-        _raise_amaxes(rt, amaxes, of_softmax, of_qkv)
-        for source, target in dqkv.pairs(rt, heads, views):
-            te.dequantize(source, target, rt.stream)
-
-
-def _raise_amaxes(rt, amaxes, first, second):
-    """Adds the two amaxes at that address to those of two quantizers."""
-    scaling.raise_amaxes(rt.te, rt.stream, amaxes, first.amax_ptr, amaxes + 4, second.amax_ptr)
 
 
 def _backward_done(quantizers):
@@ -236,7 +141,7 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen
         seen.mask,
         rt.stream,
         0.0,
-        _deterministic(),
+        deterministic(),
         None,
         None,
         *seen.bias_and_gradient(rt),
@@ -278,7 +183,7 @@ class _DotProductAttention(PyLayer):
         if quantizers is None:
             out = _attend(rt, heads, views, stats, scale, SEPARATE, train, seen)
         else:
-            out = _Float8Attention(rt, heads, SEPARATE, scale, quantizers, stats).forward(rt, views, train)
+            out = Float8Attention(rt, heads, SEPARATE, scale, quantizers, stats).forward(rt, views, train)
         if train:
             # detached: with its graph the output would keep this ctx, and itself, alive
             ctx.saved = q, k, v, memory, views, out.detach(), stats, scale, heads, seen, quantizers
@@ -326,10 +231,10 @@ def rotary_attention_forward(rt, qkv, freqs, *arguments):
     _rotate(rt, heads, qkv, freqs, views)
     whole = heads.whole_view(rt, memory.data_ptr())
     if backward_in_fp8:
-        attention = _Float8Attention(rt, heads, heads.layout, scale, quantizers)
+        attention = Float8Attention(rt, heads, heads.layout, scale, quantizers)
         return attention.forward(rt, (whole,), train), (attention, qkv, freqs, None)
     if quantizers:
-        out = _Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, (whole,), train)
+        out = Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, (whole,), train)
     else:
         out = _attend(rt, heads, views, stats, scale, heads.layout, train)
     return out, (None, qkv, freqs, (heads, views, out, stats, scale))
@@ -360,7 +265,7 @@ class _Float8DotProductAttention(PyLayer):
     def forward(ctx, q, k, v, scale, heads, seen, train, quantizers):
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
-        attention = _Float8Attention(rt, heads, SEPARATE, scale, quantizers)
+        attention = Float8Attention(rt, heads, SEPARATE, scale, quantizers)
         out = attention.forward(rt, views, train)
         if train:
             ctx.saved = attention, [not tensor.stop_gradient for tensor in (q, k, v)]
@@ -407,40 +312,7 @@ def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=N
 
 def attention_settings(scale, quantizers):
     """The last of rotary_attention_forward's arguments. The environment decides on the calls too."""
-    return scale, _backward_in_fp8(quantizers), _deterministic()
-
-
-def check_fp8_attention(head_dim, sequence=16, backward=True):
-    """Raises ValueError where cuDNN has no fp8 attention for this GPU, head size and length; backward: in fp8 as well.
-
-    As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, dot_product_attention/utils.py and
-    cudnn-frontend's node/sdpa_fp8_bwd.h.
-    """
-    capability = runtime.current().stream.capability
-    if not (9, 0) <= capability < (12, 0):
-        where = "{}.{}".format(*capability)
-        raise ValueError(f"fp8_dpa needs a GPU of compute capability 9.0 to 11, not {where}; leave fp8_dpa out")
-    hopper = capability < (10, 0)
-    greatest = 256 if hopper and not backward else 128
-    if head_dim % 16 or head_dim > greatest or hopper and backward and head_dim != 128:
-        sizes = f"multiples of 16 up to {greatest}"
-        if hopper and backward:
-            sizes = "128, and with fp8_dpa_bwd=False multiples of 16 up to 256"
-        raise ValueError(f"fp8_dpa: heads have {head_dim} numbers; cuDNN's fp8 attention takes {sizes}")
-    if backward and sequence % 16:  # seen with cuDNN 9.19: twice the error in dq, and no message
-        raise ValueError(
-            f"fp8_dpa: sequences of {sequence} tokens; cuDNN's fp8 backward is right for multiples of 16 only: pad "
-            "them, or set fp8_dpa_bwd to False"
-        )
-    if backward and _deterministic() and cudnn_version() < (9, 19):
-        raise ValueError(
-            "fp8_dpa with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0: cuDNN {}.{} has no deterministic backward in fp8, 9.19 "
-            "has; update it, or set fp8_dpa_bwd to false".format(*cudnn_version())
-        )
-
-
-def _backward_in_fp8(quantizers):
-    return quantizers is not None and quantizers[0].module.recipe.fp8_dpa_bwd
+    return scale, has_fp8_backward(quantizers), deterministic()
 
 
 def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=None):
@@ -460,7 +332,7 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=Non
         seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, k.shape[2], d, code, k.shape[1], s)
-    layer = _Float8DotProductAttention if _backward_in_fp8(quantizers) else _DotProductAttention
+    layer = _Float8DotProductAttention if has_fp8_backward(quantizers) else _DotProductAttention
     return layer.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v), quantizers)
 
 
