@@ -306,6 +306,15 @@ def test_a_killed_launcher_leaves_no_ranks(tmp_path):
         assert job.left() == []
 
 
+@pytest.fixture
+def hangup():
+    """SIGHUP's default for what is started here; the launcher keeps to nohup's wish, pytest's own included."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
 def test_one_process_is_stopped_with_its_children(tmp_path, signum):
     with Job(tmp_path, "child(); ready(); time.sleep(600)", devices="0") as job:
