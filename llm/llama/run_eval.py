@@ -26,6 +26,7 @@ from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.llama.generation import generate_text
 from paddle_te.llama.loading import load_model, load_tokenizer
 from paddle_te.llama.lora import load_lora
+from paddle_te.training.arguments import check_fp8_dpa
 from paddle_te.training.evaluate import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 
 
@@ -71,8 +72,7 @@ class EvalArguments:
         for name in ("batch_size", "limit", "max_seq_length", "max_new_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: it must be at least 1")
-        if self.fp8_dpa and not (self.use_fp8 and self.fp8_recipe == "delayed"):
-            raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
+        check_fp8_dpa(self)
         if self.prompts and self.use_fp8 and self.transformer_engine_backend == "transformer_engine":
             raise ValueError("--prompts: fp8 GEMMs take 16 tokens at a time, decoding has one; leave out --use_fp8")
 

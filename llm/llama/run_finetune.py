@@ -33,11 +33,6 @@ from paddle_te.training.finetune import (
 from paddle_te.training.finetune_datasets import Collator, FinetuneDataArguments, create_datasets, tokens_per_sample
 from paddle_te.training.trainer import check_resumable
 
-SWITCH = (
-    "use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo fp8_dpa fp8_dpa_bwd "
-    "fuse_wgrad_accumulation"
-).split()
-
 
 def parse_arguments():
     parser = PdArgumentParser((FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments))
@@ -53,8 +48,7 @@ def make_model(model_args, data_args, training_args):
     check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
     config = load_config(model_args.model_name_or_path, backend)
     LlmMetaConfig.set_llm_config(config, training_args)
-    for name in SWITCH:
-        setattr(config, name, getattr(training_args, name))
+    training_args.configure_layers(config)
     config.use_cache = False
     config.seq_length = data_args.max_length
     model = from_pretrained(model_class(backend), model_args.model_name_or_path, config, dtype)

@@ -31,11 +31,6 @@ from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
 from paddle_te.training.trainer import PretrainingTrainer, check_resumable
 
-SWITCH = (
-    "transformer_engine_backend use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo "
-    "fp8_dpa fp8_dpa_bwd fuse_wgrad_accumulation"
-).split()
-
 
 def parse_arguments():
     parser = ArgumentParser((ModelArguments, DataArguments, PreTrainingArguments))
@@ -66,8 +61,7 @@ def check_fp8_state(checkpoint, training_args):
 def make_config(model_args, data_args, training_args, tokenizer):
     config = read_config(resolve(model_args.model_name_or_path))
     LlmMetaConfig.set_llm_config(config, training_args)
-    for name in SWITCH:
-        setattr(config, name, getattr(training_args, name))
+    training_args.configure_layers(config)
     config.fuse_attention_qkv = model_args.fuse_attention_qkv
     config.fuse_attention_ffn = model_args.fuse_attention_ffn
     config.use_cache = False

@@ -17,6 +17,13 @@ def _option(default, help, **kwargs):
     return field(default=default, metadata={"help": help, **kwargs})
 
 
+# those of PreTrainingArguments that decide on the decoder layers
+LAYER_FLAGS = (
+    "transformer_engine_backend use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo "
+    "fp8_dpa fp8_dpa_bwd fuse_wgrad_accumulation"
+).split()
+
+
 @dataclass
 @llmmetaclass  # PaddleNLP's flags for fused kernels, parallelism and recompute
 class PreTrainingArguments(TrainingArguments):
@@ -48,6 +55,11 @@ class PreTrainingArguments(TrainingArguments):
     )
     staging_dir: str = _option(STAGING_DIR, "With save_in_background: where each node keeps its part meanwhile.")
 
+    def configure_layers(self, config):
+        """Puts what decides on the decoder layers into a model's configuration."""
+        for name in LAYER_FLAGS:
+            setattr(config, name, getattr(self, name))
+
     def __post_init__(self):
         _one_of(self, "transformer_engine_backend", ("none", "paddle", "transformer_engine"))
         _one_of(self, "recompute_granularity", ("full", "core_attn", "full_attn"))
@@ -58,8 +70,7 @@ class PreTrainingArguments(TrainingArguments):
         _one_of(self, "fp8_amax_compute_algo", ("max", "most_recent"))
         if self.use_fp8 and self.transformer_engine_backend == "none":
             raise ValueError("--use_fp8 needs --transformer_engine_backend transformer_engine (or paddle, emulated)")
-        if self.fp8_dpa and not (self.use_fp8 and self.fp8_recipe == "delayed"):
-            raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
+        check_fp8_dpa(self)
         if not self.fp8_dpa_bwd and not self.fp8_dpa:
             raise ValueError("--fp8_dpa_bwd false says how --fp8_dpa true goes backward; alone it means nothing")
         if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
@@ -101,6 +112,12 @@ class PreTrainingArguments(TrainingArguments):
         custom = self.device.partition(":")[0] not in ("cpu", "gpu", "xpu")
         bf16 = self.bf16 and self.fp16_opt_level == "O2" and not self.amp_master_grad
         return custom and bf16 and self.max_grad_norm > 0 and self.use_hybrid_parallel and self.world_size > 1
+
+
+def check_fp8_dpa(arguments):
+    """Raises ValueError for attention in fp8 where the rest is not, or has another recipe."""
+    if arguments.fp8_dpa and not (arguments.use_fp8 and arguments.fp8_recipe == "delayed"):
+        raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
 
 
 def _one_of(arguments, name, choices):

@@ -49,6 +49,7 @@ PARTS = {
     "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
     "full": dict(recompute=True, recompute_granularity="full"),
     "fused": dict(use_fused_linear_cross_entropy=True),
+    "wgrad": dict(fuse_wgrad_accumulation=True),
 }
 STEPS, SAVED_STEP = 6, 3
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.distributed import jobs
 
-jobs.PARTS |= dict(wgrad=dict(fuse_wgrad_accumulation=True))
 VARIANTS = ["pd_bf16", "te_bf16_wgrad", "te_fp8_wgrad"]
 # logging_steps 2: Paddle refuses what lasts into the next step where each step's loss is read
 COMMON = jobs.BF16 | {jobs.SHARDING: 2, "logging_steps": 2}

@@ -1,5 +1,6 @@
 """Causal attention in fp8, as TE's DotProductAttention computes it with fp8_dpa and delayed scaling."""
 
+import math
 import os
 
 import paddle
@@ -50,14 +51,20 @@ class Float8Attention:
         """heads: `attention._Heads`. stats: native, for the softmax's statistics; None: its own, for its backward."""
         self.heads, self.layout, self.scale, self.quantizers = heads, layout, scale, quantizers
         qkv, softmax, out = quantizers
-        numel, width = heads.tokens * heads.q[2] * heads.q[3], heads.tokens * heads.width
-        self.memory = rt.empty([width + numel + AMAXES + (heads.stats_bytes if stats is None else 0)], paddle.uint8)
-        address = self.memory.data_ptr()
-        self.amaxes = address + width + numel
-        self.qkv = _QKV(rt, heads, layout, address, qkv.input)
+        of_stats = heads.stats_bytes if stats is None else 0
+        self.memory, qkv_at, out_at, self.amaxes = self._allocate(rt, of_stats)
+        self.qkv = _QKV(rt, heads, layout, qkv_at, qkv.input)
         self.softmax = _float8(rt, 0, (0,), softmax.input, self.amaxes)
-        self.out = _float8(rt, address + width, heads.q, out.input, self.amaxes + 4)
+        self.out = _float8(rt, out_at, heads.q, out.input, self.amaxes + 4)
         self.stats = stats or rt.tensor(self.amaxes + AMAXES, heads.stats, FLOAT32)
+
+    def _allocate(self, rt, more=0):
+        """(memory, addresses in it of q, k and v in fp8, of the output, and of two amaxes with `more` bytes behind)."""
+        heads = self.heads
+        qkv, out = heads.tokens * heads.width, math.prod(heads.q)
+        memory = rt.empty([qkv + out + AMAXES + more], paddle.uint8)
+        address = memory.data_ptr()
+        return memory, address, address + qkv, address + qkv + out
 
     def forward(self, rt, views, train):
         """out [b, s, h·d]; views: `_QKV.pairs`'."""
@@ -78,14 +85,10 @@ class Float8Attention:
         """Fills the gradients' views, which are as forward's."""
         te, heads, qkv = rt.te, self.heads, self.qkv
         of_qkv, of_softmax, of_out = (quantizers.grad_output for quantizers in self.quantizers)
-        numel = heads.tokens * heads.q[2] * heads.q[3]
-        width = heads.tokens * heads.width
-        memory = rt.empty([numel + width + AMAXES], paddle.uint8)
-        address = memory.data_ptr()
-        amaxes = address + numel + width
-        dout8 = _float8(rt, address, heads.q, of_out)
+        _memory, dqkv_at, dout_at, amaxes = self._allocate(rt)
+        dout8 = _float8(rt, dout_at, heads.q, of_out)
         te.quantize(heads.q_view(rt, dout), dout8, rt.stream)
-        dqkv = _QKV(rt, heads, self.layout, address + numel, of_qkv, amaxes + 4)
+        dqkv = _QKV(rt, heads, self.layout, dqkv_at, of_qkv, amaxes + 4)
         tensors = qkv.q, qkv.k, qkv.v, self.out, dout8, self.stats, dqkv.q, dqkv.k, dqkv.v
         options = self.scale, self.layout, CAUSAL, rt.stream, 0.0, deterministic(), None, None, None, None
         te.attention_bwd(*tensors, *options, self.softmax, _float8(rt, 0, (0,), of_softmax, amaxes))
