@@ -278,8 +278,14 @@ class PretrainingTrainer(Trainer):
 
 
 def _whole_name(name, weights):
-    """What the whole model calls a layer, from {its weight's name: the whole model's}; its parents' weights do too."""
+    """What the whole model calls a layer, from {its weight's name: the whole model's}; its parents' weights do too.
+
+    Raises KeyError for a layer that has no weight, and no parent with one.
+    """
     parent = name
-    while not (mine := next((weight for weight in weights if weight.startswith(f"{parent}.")), None)):
+    while parent:
+        for weight, whole in weights.items():
+            if weight.startswith(f"{parent}."):
+                return whole.removesuffix(weight.removeprefix(parent)) + name.removeprefix(parent)
         parent = parent.rpartition(".")[0]
-    return weights[mine].removesuffix(mine.removeprefix(parent)) + name.removeprefix(parent)
+    raise KeyError(f"{name}: no weight of this pipeline stage lies in it or in a layer around it")

@@ -19,3 +19,8 @@ WEIGHTS = {
 ])  # fmt: skip
 def test_a_layers_name_in_the_whole_model(name, whole):
     assert _whole_name(name, WEIGHTS) == whole
+
+
+def test_a_layer_without_any_weight_around_it_is_named():
+    with pytest.raises(KeyError, match="elsewhere.attention: no weight"):
+        _whole_name("elsewhere.attention", WEIGHTS)
