@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tests.tools.nvgpu_processes import finish, start_ranks
+from tests.tools.nvgpu_processes import run_ranks
 
 
 def test_vocabulary_over_two_ranks(seed, nvgpu_host):
     script = Path(__file__).with_name("cross_entropy.py")
-    codes, outputs = finish(start_ranks(nvgpu_host["CUSTOM_DEVICE_ROOT"], 2, script, seed))
+    codes, outputs = run_ranks(nvgpu_host["CUSTOM_DEVICE_ROOT"], 2, script, seed)
     assert codes == [0, 0] and all("OK" in output for output in outputs), outputs

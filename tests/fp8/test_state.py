@@ -1,11 +1,7 @@
 """Delayed scaling against a direct simulation of Transformer Engine's rule, in NumPy, number by number."""
 
 import ctypes
-import os
 import pickle
-import socket
-import subprocess
-import sys
 import warnings
 from copy import deepcopy
 from pathlib import Path
@@ -437,85 +433,6 @@ def test_reductions_per_step(recipe, nranks, reductions, monkeypatch, seed):
     assert all(g is group for _, _, g in calls)
     with fp8_autocast(fp8_recipe=recipe, fp8_group=group):
         assert layers[0].fp8.begin_forward()[0].amax_group is (group if reductions else None)
-
-
-WORKER = """
-import sys
-import numpy as np
-import paddle
-import paddle.distributed as dist
-from paddle_te import fp8
-from paddle_te.distributed import use_threaded_store
-from paddle_te.fp8.emulation import emulated_fp8_linear
-
-paddle.set_device("cpu")
-use_threaded_store()
-dist.init_parallel_env()
-rank, recipe = dist.get_rank(), fp8.DelayedScaling(amax_history_len=4)
-group = dist.new_group([0, 1], backend="gloo")
-layer = paddle.nn.Layer()
-layer.fp8 = fp8.ModuleScaling(1, "paddle")
-weight = paddle.ones([16, 16])
-weight.stop_gradient = False
-for step in range(4):
-    x = paddle.full([2, 16], float(10 * step + 1 + rank))
-    with fp8.fp8_autocast(fp8_recipe=recipe, fp8_group=group):
-        y = emulated_fp8_linear(x, weight, layer.fp8.begin_forward()[0])
-    y.backward(paddle.full_like(y, float(step + 1) / (rank + 1)))
-state = fp8.state_dict(layer, recipe)["modules"][""]
-np.savez(sys.argv[1] + str(rank), **{f"{d}_{k}": v for d in ("forward", "backward") for k, v in state[d].items()})
-fp8.reduce_amax(layer, recipe)
-reduced = fp8.state_dict(layer, recipe)["modules"][""]
-for direction, amax in (("forward", [32, 1]), ("backward", [4])):
-    np.testing.assert_array_equal(reduced[direction]["amax_history"][0], amax)
-    np.testing.assert_array_equal(reduced[direction]["amax_history"][1:], state[direction]["amax_history"][1:])
-fp8.new_step()
-rolled = fp8.state_dict(layer, recipe)["modules"][""]["forward"]["amax_history"]
-np.testing.assert_array_equal(rolled[:, 0], [0, 12, 22, 32])
-"""
-
-
-def test_two_processes_share_scales(tmp_path):
-    sockets = [socket.socket() for _ in range(2)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    endpoints = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for s in sockets:
-        s.close()
-    workers = []
-    for rank in range(2):
-        environment = dict(
-            PADDLE_TRAINER_ID=str(rank),
-            PADDLE_TRAINERS_NUM="2",
-            PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
-            PADDLE_CURRENT_ENDPOINT=endpoints[rank],
-            PADDLE_DISTRI_BACKEND="gloo",
-            PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        )
-        workers.append(
-            subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(tmp_path / "rank")],
-                env={**os.environ, **environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(outputs)
-    first, second = (np.load(tmp_path / f"rank{rank}.npz") for rank in range(2))
-    for key in ("forward_scale", "backward_scale"):
-        np.testing.assert_array_equal(first[key], second[key])
-    # rows: the running step (each rank's own), then steps 0, 1, 2: the greater of the ranks' amaxes
-    np.testing.assert_array_equal(first["forward_amax_history"][:, 0], [31, 2, 12, 22])
-    np.testing.assert_array_equal(second["forward_amax_history"][:, 0], [32, 2, 12, 22])
-    np.testing.assert_array_equal(second["backward_amax_history"][:, 0], [2, 1, 2, 3])
-    assert first["forward_scale"][0] == np.float32(448) / np.float32(22)
-    assert first["backward_scale"][0] == np.float32(57344) / np.float32(3)
 
 
 # --- a backend that works through addresses, as te does ---

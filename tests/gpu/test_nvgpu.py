@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 import pytest
 
 from tests.tools.nvgpu_cases import CASES, FLOATS, check
-from tests.tools.nvgpu_processes import HERE, check_on_device, finish, llama, run, start_ranks
+from tests.tools.nvgpu_processes import HERE, check_on_device, llama, run, run_ranks
 
 PLUGIN = os.environ.get("CUSTOM_DEVICE_ROOT", "")
 
@@ -196,5 +196,5 @@ def test_a_llama_step_stays_on_the_device(llama_runs):
 def test_nccl(mode, size):
     if paddle.base.core.get_custom_device_count("nvgpu") < size:
         pytest.skip(f"needs {size} GPUs")
-    codes, outputs = finish(start_ranks(PLUGIN, size, HERE / "nvgpu_ranks.py", mode), timeout=90)
+    codes, outputs = run_ranks(PLUGIN, size, HERE / "nvgpu_ranks.py", mode, timeout=90)
     assert codes == [0] * size, "\n".join(output[-2000:] for output in outputs)

@@ -5,6 +5,8 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -42,10 +44,14 @@ def free_ports(count):
     return ports
 
 
-def start_ranks(plugin, size, *arguments):
-    """One process a rank, as paddle.distributed.launch starts them but watched by nobody."""
+def run_ranks(plugin, size, *arguments, timeout=240):
+    """Exit codes and outputs of one process a rank, started as paddle.distributed.launch does but watched by nobody.
+
+    Those that still run after `timeout` seconds are killed: exit code -9 and the output so far.
+    """
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(size)]
-    processes = []
+    command = [sys.executable, *map(str, arguments)]
+    ranks = []
     for rank in range(size):
         variables = environment(
             plugin,
@@ -57,21 +63,20 @@ def start_ranks(plugin, size, *arguments):
             PADDLE_XCCL_BACKEND="nvgpu",
             FLAGS_selected_nvgpus=rank,
         )
-        command = [sys.executable, *map(str, arguments)]
-        processes.append(
-            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    return processes
+        output = tempfile.TemporaryFile("w+")  # a pipe would hold up a rank until somebody reads it
+        ranks.append((subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT), output))
+    deadline = time.monotonic() + timeout
+    while any(process.poll() is None for process, _ in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process, _ in ranks:
+        process.kill()
+    return [process.wait() for process, _ in ranks], [written(output) for _, output in ranks]
 
 
-def finish(processes, timeout=240):
-    """Exit codes and outputs. Raises subprocess.TimeoutExpired; none of the processes is left in any case."""
-    try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [process.returncode for process in processes], outputs
+def written(file):
+    with file:
+        file.seek(0)
+        return file.read()
 
 
 def llama(plugin, device, dtype, seed, **more):

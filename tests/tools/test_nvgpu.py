@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tools.nvgpu_processes import HERE, ROOT, check_on_device, finish, llama, run, start_ranks
+from tests.tools.nvgpu_processes import HERE, ROOT, check_on_device, llama, run, run_ranks
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +127,7 @@ def test_tensor_parallel_bfloat16_and_sharding3(plugin, tmp_path):
     script = HERE / "nvgpu_train.py"
     outputs = {}
     for mode in ("one", "tp", "sharding3"):
-        codes, texts = finish(start_ranks(plugin, 1 if mode == "one" else 2, script, mode))
+        codes, texts = run_ranks(plugin, 1 if mode == "one" else 2, script, mode)
         assert not any(codes), texts[0][-3000:]
         outputs[mode] = [float(x) for x in re.findall(r"^LOSS (\S+)$", texts[0], re.M)]
         if mode == "sharding3":
@@ -146,24 +146,24 @@ def shared_memory():
 
 def test_collectives_of_three_processes(plugin):
     before = shared_memory()
-    codes, outputs = finish(start_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "collectives"))
+    codes, outputs = run_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "collectives")
     assert codes == [0, 0, 0], "\n".join(output[-2000:] for output in outputs)
     assert not {name for name in shared_memory() - before if "nvgpu" in name}
 
 
 def test_a_ring_of_grouped_transfers(plugin):
-    codes, outputs = finish(start_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "ring"))
+    codes, outputs = run_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "ring")
     assert codes == [0, 0, 0], "\n".join(output[-2000:] for output in outputs)
 
 
 def test_receives_are_waited_for_whoever_else_synchronizes(plugin):
-    codes, outputs = finish(start_ranks(plugin, 2, HERE / "nvgpu_ranks.py", "race"))
+    codes, outputs = run_ranks(plugin, 2, HERE / "nvgpu_ranks.py", "race")
     assert codes == [0, 0], outputs[0][-2000:]
 
 
 def test_a_dead_rank_ends_the_others(plugin):
     start = time.time()
-    codes, outputs = finish(start_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "die"))
+    codes, outputs = run_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "die")
     assert codes == [3, -9, 3], "\n".join(output[-2000:] for output in outputs)
     assert "rank 1 of 3 ended during all-reduce" in outputs[0]
     assert float(re.search(r"FAILED after (\S+) s", outputs[0]).group(1)) < 10
@@ -171,7 +171,7 @@ def test_a_dead_rank_ends_the_others(plugin):
 
 
 def test_waiting_does_not_burn_a_core(plugin):
-    codes, outputs = finish(start_ranks(plugin, 2, HERE / "nvgpu_ranks.py", "wait"))
+    codes, outputs = run_ranks(plugin, 2, HERE / "nvgpu_ranks.py", "wait")
     assert codes == [0, 0], outputs[0][-2000:]
     assert float(re.search(r"CPU (\S+)", outputs[0]).group(1)) < 0.5
 

@@ -1,0 +1,10 @@
+"""Delayed scaling over two ranks: both have the scales of the greater amax. On nvgpu's host runtime."""
+
+from pathlib import Path
+
+from tests.tools.nvgpu_processes import run_ranks
+
+
+def test_two_ranks_share_scales(nvgpu_host):
+    codes, outputs = run_ranks(nvgpu_host["CUSTOM_DEVICE_ROOT"], 2, Path(__file__).with_name("amax.py"))
+    assert codes == [0, 0] and all("OK" in output for output in outputs), "\n".join(outputs)
