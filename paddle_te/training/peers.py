@@ -86,7 +86,7 @@ class Peers:
     def _listen(self, connection):
         """Reads one connection to its end."""
         connection.settimeout(SILENCE_SECONDS)
-        rank, name, why = 0, self._head[0], "its connection broke"
+        rank, name, why = None if self.rank == 0 else 0, self._head[0], "its connection broke"
         try:
             with connection, connection.makefile("r", encoding="utf-8", errors="replace") as lines:
                 if self.rank == 0:
@@ -111,7 +111,7 @@ class Peers:
             why = f"nothing was heard from it for {SILENCE_SECONDS} s"
         except OSError as error:
             why = f"its connection broke: {error.strerror}"
-        if not self._closing.is_set():
+        if rank is not None and not self._closing.is_set():  # None: it never joined, so it is no node
             self._over.add(rank)
             self._fail(f"node {rank} ({name}) died: {why}", died=True)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -130,9 +131,14 @@ def test_strangers_do_no_harm(master):
     for text in (b"", b"GET / HTTP/1.1\r\n", b"join 7 x\n", b"\xff\xfe\n"):
         with socket.create_connection(head._head) as stranger:
             stranger.sendall(text)
-    time.sleep(0.3)
+    reset, silent = (socket.create_connection(head._head) for _ in range(2))
+    reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what a port scanner sends
+    time.sleep(0.2)
+    reset.close()
+    time.sleep(peers.SILENCE_SECONDS + 0.3)
     assert head.failure is None and not head._connections
     head.close()
+    silent.close()
 
 
 def test_a_taken_port_is_said_before_the_start(master):
