@@ -1,8 +1,8 @@
 """Converts a checkpoint folder to another layout, format or degree of parallelism, tensor by tensor."""
 
 import math
-import os
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -204,7 +204,7 @@ def _check_degrees(checkpoint, layout, tp, pp, vp):
 
 
 def _check_space(output_path, total):
-    parent = Path(os.path.abspath(output_path)).parent
+    parent = output_path.resolve().parent
     while not parent.exists():
         parent = parent.parent
     free = shutil.disk_usage(parent).free
@@ -215,21 +215,28 @@ def _check_space(output_path, total):
 
 
 def _write_all(sources, target, folder, groups, workers, bar):
+    stop = threading.Event()
     with ThreadPoolExecutor(workers) as pool:  # threads: numpy copies and file reads run without the interpreter's lock
-        futures = [pool.submit(_write_files, sources, target, folder, files, bar) for files in groups]
+        futures = [pool.submit(_write_files, sources, target, folder, files, bar, stop) for files in groups]
         try:
             for future in futures:
                 future.result()
         except BaseException:
+            stop.set()  # a file may take minutes
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _write_files(sources, target, folder, files, bar):
-    """Writes files that hold different ranks' shares of the same tensors, or one file; sources: {kind: Checkpoint}."""
+def _write_files(sources, target, folder, files, bar, stop):
+    """Writes files that hold different ranks' shares of the same tensors, or one file; sources: {kind: Checkpoint}.
+
+    stop: an Event; once it is set, nothing more is written.
+    """
     readers = {kind: Reader(checkpoint, target.tp) for kind, checkpoint in sources.items()}
     writers = [_writer(target, folder / file.name, [entry.spec for entry in file.entries]) for file in files]
     for shares in zip(*(file.entries for file in files), strict=True):
+        if stop.is_set():
+            return
         for file, writer, entry in zip(files, writers, shares, strict=True):
             read = readers[entry.kind].number if entry.kind in optimizer.POWERS else readers[entry.kind].blocks
             writer.add(read(file.tp, entry.layer, entry.slot))

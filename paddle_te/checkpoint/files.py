@@ -18,11 +18,11 @@ CHECKSUMS = "checksums.json"  # {file name: SHA-256}
 def new_folder(path):
     """A folder that appears under `path`, complete, when the block ends without an error; otherwise nothing does.
 
-    Yields the folder to write into, `path`.incomplete beside it. What a killed run left there is removed first.
-    Raises CheckpointError when `path` exists and is not empty or another process is writing it.
+    Yields the folder to write into, `path`.incomplete beside it; what a killed run left there is removed first. A
+    `path` that is a link is followed. Raises as `check_new`, and CheckpointError when another process is writing it.
     """
-    path = Path(os.path.abspath(path))
     check_new(path)
+    path = Path(path).resolve()  # a link cannot be replaced by a folder
     work = path.with_name(path.name + ".incomplete")
     work.mkdir(parents=True, exist_ok=True)
     with _locked_folder(work):
@@ -54,12 +54,14 @@ def _locked_folder(path):
 
 
 def check_new(path):
-    """Raises CheckpointError unless `path` is free to become a new folder."""
+    """Raises CheckpointError unless `path` is free to become a new folder: not there, or empty and replaceable."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path}: is a file; the output must be a new folder")
     if path.exists() and any(path.iterdir()):
         raise CheckpointError(f"{path}: not empty; the output must be a new or an empty folder")
+    if os.path.ismount(path):
+        raise CheckpointError(f"{path}: a mount point cannot be replaced by a complete folder; give a folder in it")
 
 
 def _sync_folder(path):
@@ -111,6 +113,8 @@ def verify_checksums(folder, workers=1):
     if not path.is_file():
         raise CheckpointError(f"{path}: missing; --verify needs the checksums that --checksums writes")
     checksums = read_json(path)
+    if not isinstance(checksums, dict):
+        raise CheckpointError(f"{path}: not a list of checksums by file name")
 
     def verify(name):
         if not (folder / name).is_file():

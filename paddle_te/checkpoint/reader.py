@@ -42,7 +42,7 @@ class Reader:
         for tp in range(checkpoint.tp):
             ranks = [rank for rank in checkpoint.ranks.values() if (rank.tp or 0) == tp]
             self._pieces.append(pieces(checkpoint, {name: ref for rank in ranks for name, ref in rank.tensors.items()}))
-        self._kept = {}
+        self._kept = {}  # (layer, TensorRef): its parts
 
     def has(self, layer, slot):
         """Whether the checkpoint has the slot's parts: one with tied embeddings may have no lm_head."""
@@ -50,6 +50,9 @@ class Reader:
 
     def blocks(self, rank, layer, slot):
         """The target rank's stored tensor of a slot, as arrays whose bytes follow one another."""
+        self._kept = {  # what other ranks, or the slot of another part of it, will ask for again
+            key: parts for key, parts in self._kept.items() if key[0] == layer and parts.keys() & {*slot.parts}
+        }
         parts = {part: self._part(rank, layer, part) for part in slot.parts}
         if slot.transposed:
             return [layout.put_together(slot, parts, self._dims.num_attention_heads)]
@@ -84,9 +87,7 @@ class Reader:
 
     def _read(self, tp, layer, part):
         ref, slot = self._pieces[tp][layer, part]
-        if ref not in self._kept:
-            # a stored tensor stays as long as parts of the same one are asked for, be it on several ranks
-            self._kept = {key: value for key, value in self._kept.items() if value[0] == (layer, slot)}
+        if (layer, ref) not in self._kept:
             heads = self._dims.num_attention_heads, self._dims.num_key_value_heads
-            self._kept[ref] = (layer, slot), layout.take_apart(slot, ref.read(), *heads)
-        return self._kept[ref][1][part]
+            self._kept[layer, ref] = layout.take_apart(slot, ref.read(), *heads)
+        return self._kept[layer, ref][part]

@@ -360,6 +360,41 @@ def test_output_must_be_new_or_empty(tmp_path, native):
         convert(source, link / "out", "pd2te", progress=False)
 
 
+def test_an_output_that_is_a_link_or_a_mount_point(tmp_path, native, monkeypatch):
+    source, _ = native
+    (tmp_path / "elsewhere" / "new").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "new")
+    convert(source, tmp_path / "link", "pd2te", progress=False)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "elsewhere" / "new" / "config.json").exists()
+    (tmp_path / "volume").mkdir()  # as a container's is: it cannot be renamed over
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "volume")
+    with pytest.raises(CheckpointError, match="volume: a mount point .* give a folder in it"):
+        convert(source, tmp_path / "volume", "pd2te", progress=False)
+    convert(source, tmp_path / "volume" / "new", "pd2te", progress=False)
+
+
+def test_an_interruption_does_not_wait_for_the_file(tmp_path, native, monkeypatch):
+    source, _ = native
+
+    class Slow(converter.pdparams.Writer):
+        def add(self, arrays):
+            super().add(arrays)
+            time.sleep(1)
+
+    monkeypatch.setattr(converter.pdparams, "Writer", Slow)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)  # Ctrl-C
+    signal.setitimer(signal.ITIMER_REAL, 1.5)
+    start = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, tmp_path / "out", "pd2te", progress=False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert time.monotonic() - start < 5, "the file's tensors take longer"
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete").exists()
+
+
 def test_an_error_while_writing_leaves_nothing(tmp_path, native, monkeypatch):
     source, _ = native
     before = sorted(tmp_path.rglob("*"))
@@ -534,6 +569,10 @@ def test_checksums(tmp_path, native):
     convert(tmp_path / "te", tmp_path / "unnoticed", "te2pd", progress=False)
     with pytest.raises(CheckpointError, match=f"{FIRST}: differs from its checksum"):
         convert(tmp_path / "te", tmp_path / "out", "te2pd", verify=True, progress=False)
+    (tmp_path / "te" / "checksums.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="checksums.json: not a list of checksums"):
+        convert(tmp_path / "te", tmp_path / "out", "te2pd", verify=True, progress=False)
+    (tmp_path / "te" / "checksums.json").write_text(json.dumps({FIRST: ""}))
     damaged.unlink()
     with pytest.raises(CheckpointError, match=f"{FIRST}: missing; checksums.json names it"):
         convert(tmp_path / "te", tmp_path / "out", "te2pd", verify=True, progress=False)

@@ -6,6 +6,7 @@ import pytest
 
 from paddle_te.checkpoint import CheckpointError, convert
 from paddle_te.checkpoint.plan import pipeline_stages
+from paddle_te.checkpoint.tensors import TensorRef
 from tests.checkpoint.models import Model, assert_same, load_folder, save_config, save_shards, save_single
 
 
@@ -47,6 +48,24 @@ def test_any_to_any(tmp_path, rng, source, target, kv_heads, vocab):
     for t, p in product(range(target[0]), range(target[1])):
         expected = {k: v for k, v in model.rank(t, target[0]).items() if even_stage(k, 4, target[1]) == p}
         assert_same(files[name(t, p, target)], expected)
+
+
+@pytest.mark.parametrize("layout", ["native", "fused", "te"])
+@pytest.mark.parametrize("fuse", [None, False, True])
+def test_each_tensor_is_read_once_for_all_ranks(tmp_path, rng, monkeypatch, layout, fuse):
+    model = Model(rng, heads=8, kv_heads=4)
+    state = {"native": model.native, "fused": model.fused(), "te": model.te()}[layout]
+    save_single(tmp_path / "in", state, model.dtype)
+    save_config(tmp_path / "in", model)
+    offsets, read = [], TensorRef.read
+    monkeypatch.setattr(TensorRef, "read", lambda self: (offsets.append(self.offset), read(self))[1])
+    if fuse is None:
+        mode, flags = ("reshard" if layout == "te" else "pd2te"), {}
+    else:
+        mode = "te2pd" if layout == "te" else "reshard"
+        flags = dict(fuse_attention_qkv=fuse, fuse_attention_ffn=fuse)
+    reshard(tmp_path / "in", tmp_path / "out", 4, 1, mode, **flags)
+    assert len(offsets) == len(set(offsets)) == len(state)
 
 
 @pytest.mark.parametrize("degrees", [(2, 3), (3, 2)])
