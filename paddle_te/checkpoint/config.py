@@ -84,10 +84,22 @@ def _shared(config):
     return _MODEL | shared | {"num_key_value_heads": shared["num_key_value_heads"] or config["num_attention_heads"]}
 
 
+# What makes a model Hugging Face's Llama with what PaddleNLP's has. Weights do not tell: Granite's, and a Mistral's with
+# a sliding window, have Llama's names and shapes.
+_HF_ONLY = {
+    "model_type": ("llama", "mistral"),
+    "sliding_window": (None,),
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+}
+
+
 def _from_hf(config, dtype):
-    for key, wanted in {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}.items():
-        if config.get(key, wanted) != wanted:
-            raise CheckpointError(f"config.json: {key}={config[key]!r}: PaddleNLP's Llama has only {wanted!r}")
+    for key, possible in _HF_ONLY.items():
+        if config.get(key, possible[0]) not in possible:
+            only = " or ".join(map(repr, possible))
+            raise CheckpointError(f"config.json: {key}={config[key]!r}: PaddleNLP's Llama has only {only}")
     # transformers 5 keeps theta and scaling together in rope_parameters
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))

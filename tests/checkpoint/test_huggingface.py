@@ -168,6 +168,8 @@ def test_rope_in_config(rng, old, new, native):
     [
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
+        ({"model_type": "granite"}, "model_type='granite': PaddleNLP's Llama has only 'llama' or 'mistral'"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
     ],
 )
