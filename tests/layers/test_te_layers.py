@@ -175,3 +175,45 @@ def test_nothing_before_a_trained_projection_runs_backward(seed):
     proj = layer.layer.self_attention.proj.weight
     assert (proj.grad.astype("float32").numpy() == want["dlayer.self_attention.proj.weight"]).all()
     assert not any(name == "attention_bwd" for name, _ in counts)
+
+
+def tensors(dtype, *shapes):
+    return [paddle.ones(shape).astype(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("function, shapes, names", [
+    ("rms_norm", [[4, 16], [16]], {1: "the norm's weight"}),
+    ("linear", [[4, 16], [32, 16]], {1: "weight"}),
+    ("layernorm_linear", [[4, 16], [16], [32, 16]], {1: "the norm's weight", 2: "weight"}),
+    ("layernorm_mlp", [[4, 16], [16], [64, 16], [16, 32]], {1: "the norm's weight", 2: "fc1_weight", 3: "fc2_weight"}),
+    ("self_attention", [[1, 4, 64], [64], [192, 64], [4, 16], [64, 64]],
+     {1: "the norm's weight", 2: "weight", 3: "rotary_pos_emb", 4: "weight"}),
+])  # fmt: skip
+def test_operands_that_do_not_fit_are_refused_before_anything_runs(function, shapes, names):
+    """The kernels would read their memory all the same, in x's dtype and shape."""
+    options = {} if function == "linear" else {"eps": 1e-5}
+    if function == "self_attention":
+        options |= {"num_heads": 4, "num_kv_heads": 4, "scale": 0.25}
+    op, dtypes = getattr(get_ops("transformer_engine"), function), {3: "float32"} if len(shapes) == 5 else {}
+    arguments = [tensors(dtypes.get(i, "bfloat16"), shape)[0] for i, shape in enumerate(shapes)]
+    with count_entry_points() as counts:
+        for i, name in names.items():
+            wrong = list(arguments)
+            wrong[i] = arguments[i].astype("bfloat16" if name == "rotary_pos_emb" else "float32")
+            with pytest.raises(TypeError, match=f"{name} is"):
+                op(*wrong, **options)
+            wrong[i] = paddle.ones([*shapes[i][:-1], shapes[i][-1] // 2]).astype(arguments[i].dtype)
+            with pytest.raises(ValueError, match="head sizes differ|weight is"):
+                op(*wrong, **options)
+        with pytest.raises(ValueError, match="no elements"):
+            op(arguments[0][:0], *arguments[1:], **options)
+    assert not counts
+    op(*arguments, **options)
+
+
+@pytest.mark.parametrize("wrong", [{"dtype": "float16"}, {"shape": [2, 32]}, {"shape": [4, 16]}])
+def test_a_residual_that_does_not_fit_is_refused(wrong):
+    x, weight = tensors("bfloat16", [4, 16], [32, 16])
+    residual = paddle.ones(wrong.get("shape", [4, 32])).astype(wrong.get("dtype", "bfloat16"))
+    with pytest.raises((TypeError, ValueError), match="residual is"):
+        get_ops("transformer_engine").linear(x, weight, residual=residual)

@@ -74,10 +74,51 @@ def test_one_bias_serves_all_layers(te):
     tensors = [draw(1, 16, 2, 16) for _ in range(3)]
     for _ in range(2):
         attention.dot_product_attention(*tensors, scale=0.25, attention_mask=mask)
-    first = mask._paddle_te_scores
+    _, first = mask._paddle_te_scores
     assert first.dtype == paddle.float16 and np.isfinite(first.numpy()).all()
     attention.dot_product_attention(*tensors, scale=0.25, attention_mask=mask)
-    assert mask._paddle_te_scores is first
+    assert mask._paddle_te_scores[1] is first
+
+
+@pytest.mark.parametrize("how", ["in place", "dtype"])
+def test_a_bias_is_made_again_where_its_mask_has_changed(seed, te, how):
+    mask, dtype = documents(5, 11), "float16"
+    for changed in False, True:
+        if changed and how == "in place":
+            mask[..., :3] = float(np.finfo("float32").min)
+        if changed and how == "dtype":
+            dtype = "bfloat16"
+        tensors = [draw(1, 16, 2, 16, dtype=dtype) for _ in range(3)]
+        got, want = (
+            attention.dot_product_attention(*tensors, scale=0.25, attention_mask=m) for m in (mask, mask.clone())
+        )
+        assert got.dtype == want.dtype and (got.astype("float32").numpy() == want.astype("float32").numpy()).all()
+
+
+def test_a_mask_gets_no_gradient_in_silence(te):
+    mask = documents(5, 11)
+    mask.stop_gradient = False
+    tensors = [draw(1, 16, 2, 16) for _ in range(3)]
+    with pytest.raises(ValueError, match="attention_mask wants a gradient"):
+        attention.dot_product_attention(*tensors, scale=0.25, attention_mask=mask)
+    with paddle.no_grad():
+        attention.dot_product_attention(*tensors, scale=0.25, attention_mask=mask)
+
+
+@pytest.mark.parametrize("k, v, dtype, error, message", [
+    ((2, 16, 2, 16), (2, 16, 2, 16), "bfloat16", TypeError, "key_layer is paddle.bfloat16; it must be float16"),
+    ((1, 16, 2, 16), (2, 16, 2, 16), "float16", ValueError, r"key_layer is \[1, 16, 2, 16\]; .* \[2, 16, 2, 16\]"),
+    ((2, 16, 2, 16), (2, 16, 2, 8), "float16", ValueError, "value_layer is"),
+    ((2, 16, 2, 16), (2, 12, 2, 16), "float16", ValueError, "value_layer is"),
+    ((2, 16, 3, 16), (2, 16, 3, 16), "float16", ValueError, "4 heads and 3 key-value heads"),
+    ((2, 0, 2, 16), (2, 0, 2, 16), "float16", ValueError, "16 tokens and 0 keys"),
+])  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused(te, k, v, dtype, error, message):
+    """cuDNN would read their memory all the same."""
+    tensors = draw(2, 16, 4, 16), draw(*k, dtype=dtype), draw(*v)
+    with pytest.raises(error, match=message):
+        attention.dot_product_attention(*tensors, scale=0.25)
+    assert te.keys == []
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -106,7 +147,7 @@ def test_positions_of_their_own(seed, te, own):
 
 
 def test_angles_of_another_shape_are_refused(te):
-    for shape in ([2, 5, 16], [5, 16], [6]):
+    for shape in ([2, 5, 16], [5, 16], [6], [6, 8]):
         with pytest.raises(ValueError, match="angles"):
             attention.rotary_qkv(draw(2, 6, 8 * 16), paddle.zeros(shape), 4, 2)
 

@@ -9,7 +9,7 @@ from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.ops.te import program, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
 from paddle_te.ops.te.program import Op
-from paddle_te.ops.te.runtime import DTYPES, FLOAT32, dense, dtype_code, needs_grad
+from paddle_te.ops.te.runtime import DTYPES, FLOAT32, check_tensor, dense, dtype_code, needs_grad
 
 ANGLES = {paddle.float32: FLOAT32}
 PADDLE_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
@@ -35,6 +35,9 @@ class _Heads:
     )  # fmt: skip
 
     def __init__(self, b, s, h, h_kv, d, code, keys, positions):
+        if not b * s * keys or h % h_kv:
+            sizes = f"{b} sequences of {s} tokens and {keys} keys, {h} heads and {h_kv} key-value heads"
+            raise ValueError(f"attention of {sizes}: there must be tokens, and the latter must divide the former")
         self.q, self.kv, self.stats, self.tokens = (b, s, h, d), (b, keys, h_kv, d), (b, h, s, 1), b * s
         self.rope = self.tokens, positions, h, h_kv, d, code
         self.dtype, self.code, self.width = PADDLE_DTYPES[code], code, (h + 2 * h_kv) * d
@@ -290,7 +293,10 @@ def _heads_of(qkv, freqs, num_heads, num_kv_heads):
     own = len(angles) == 3  # positions of each sequence
     if angles[:2] != [b, s] if own else len(angles) != 2 or angles[0] < s:
         raise ValueError(f"angles {list(angles)} for {b} sequences of {s} tokens: they must be [≥ s, d] or [b, s, d]")
-    d = width // (num_heads + 2 * num_kv_heads)
+    d, rest = divmod(width, num_heads + 2 * num_kv_heads)
+    if rest or angles[-1] != d:
+        heads = f"{num_heads} heads and {num_kv_heads} key-value heads"
+        raise ValueError(f"angles {list(angles)} for {heads}, {width} numbers wide in all: head sizes differ")
     return _sizes(b, s, num_heads, num_kv_heads, d, code, s, b * s if own else s)
 
 
@@ -320,18 +326,23 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=Non
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
     None is causal, the last query seeing all keys. Returns [b, s, h·d].
+    What a mask becomes is kept on it for the next layers: one that changes in place must do so by an operation that
+    Paddle counts (`inplace_version`; set_value and copy_ are none). It gets no gradient: ValueError if it wants one.
+    Raises TypeError and ValueError for tensors that do not fit each other.
     A mask, or s_kv ≠ s, costs memory of b·s·s_kv numbers (twice that in backward), which plain causal attention spares.
     In fp8 (quantizers) there is neither.
     """
-    b, s, h, d = q.shape
-    keys, code = k.shape[1], dtype_code("query_layer", q)
+    (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
+    code = dtype_code("query_layer", q)
+    for name, tensor in ("key_layer", k), ("value_layer", v):
+        check_tensor(name, tensor, [b, keys, h_kv, d], q.dtype)
     if quantizers is not None or attention_mask is None and keys == s:
         seen = CAUSAL
     else:
         padding = -keys % KEY_MULTIPLE
         seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
-    heads = _sizes(b, s, h, k.shape[2], d, code, k.shape[1], s)
+    heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s)
     layer = _Float8DotProductAttention if has_fp8_backward(quantizers) else _DotProductAttention
     return layer.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v), quantizers)
 
@@ -345,16 +356,20 @@ def _longer(tensor, n):
 
 
 def _scores(mask, s, keys, padding, dtype):
-    """[b or 1, 1, s, keys + padding]: 0 for what is seen, HIDDEN for the rest. Kept for the next layers."""
+    """[b or 1, 1, s, keys + padding]: 0 for what is seen, HIDDEN for the rest. Kept on the mask for the next layers."""
     if mask is None:
         mask = paddle.triu(paddle.full([1, 1, s, keys], HIDDEN, "float32"), diagonal=1 + keys - s)
     elif mask.ndim != 4 or mask.shape[1:] != [1, s, keys]:
         raise ValueError(f"attention_mask {mask.shape}: it must be [b or 1, 1, {s}, {keys}]")
-    scores = getattr(mask, "_paddle_te_scores", None)
-    if scores is None:
+    elif needs_grad(mask):
+        raise ValueError("backend transformer_engine: attention_mask wants a gradient, which cuDNN has none for")
+    made_of = mask.inplace_version, dtype  # a mask may be written anew in place
+    kept, scores = getattr(mask, "_paddle_te_scores", (None, None))
+    if kept != made_of:
         scores = paddle.clip(mask.detach().astype("float32"), min=HIDDEN).astype(dtype)
         if padding:
             hidden = paddle.full([*scores.shape[:3], padding], HIDDEN, dtype)
             scores = paddle.concat([scores, hidden], -1)
-        mask._paddle_te_scores = scores = dense(scores)
+        scores = dense(scores)
+        mask._paddle_te_scores = made_of, scores
     return scores

@@ -21,7 +21,7 @@ from paddle_te.ops.te.quantized import (
     quantize,
     quantized_weight,
 )
-from paddle_te.ops.te.runtime import FLOAT32, dense, dtype_code
+from paddle_te.ops.te.runtime import FLOAT32, check_tensor, dense, dtype_code
 
 
 def _rows(tensor):
@@ -120,6 +120,7 @@ class _Normed:
     __slots__ = ("tensor", "x", "dtype", "code", "ln_weight", "rsigma_bytes", "_gamma", "_rsigma")
 
     def __init__(self, rt, tensor, ln_weight, code):
+        check_tensor("the norm's weight", ln_weight, tensor.shape[-1:], tensor.dtype)
         self.tensor, self.ln_weight, self.code, self.dtype = tensor, ln_weight, code, tensor.dtype
         self.x = rt.matrix(tensor, code)
         self._gamma = rt.view(ln_weight, self.x.shape[1:], code)
@@ -197,15 +198,16 @@ def _rms_norm_backward(rt, normed, dy):
 
 def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode):
     code = dtype_code("x", x)
+    check_tensor("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype)
     if quantizers is not None:
         _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
-    if residual is not None:
-        dtype_code("residual", residual, {x.dtype: code})
     column, row = (tp if parallel_mode == mode else None for mode in ("column", "row"))
     whole = column.all_gather(x) if column is not None and column.sequence_parallel else x
+    shape = [*whole.shape[:-1], weight.shape[0]]
+    if residual is not None:
+        check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
     operand, w = _operands(rt, rt.matrix(whole, code), weight, code, quantizers, train)
-    out = rt.empty([*whole.shape[:-1], w.shape[0]], x.dtype)
-    out = _row_output(rt, operand, w, out, code, residual, row)
+    out = _row_output(rt, operand, w, rt.empty(shape, x.dtype), code, residual, row)
     if train:
         _drop_data(rt, operand, w)
     return out, SimpleNamespace(
@@ -233,6 +235,7 @@ def linear_backward(rt, saved, dy):
 
 def layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, eps):
     code = dtype_code("x", x)
+    check_tensor("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype)
     if quantizers is not None:
         _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
     normed = _Normed(rt, x, ln_weight, code)
@@ -258,8 +261,10 @@ def layernorm_linear_backward(rt, saved, dy, dresidual):
 
 def _layernorm_mlp_forward(rt, x, ln_weight, fc1_weight, fc2_weight, first, second, tp, train, eps):
     code = dtype_code("x", x)
+    hidden, ffn = x.shape[-1], fc2_weight.shape[1]
+    check_tensor("fc1_weight", fc1_weight, [2 * ffn, hidden], x.dtype)
+    check_tensor("fc2_weight", fc2_weight, [hidden, ffn], x.dtype)
     if first is not None:
-        hidden, ffn = fc2_weight.shape
         _check_fp8(tokens=_rows(x), hidden_size=hidden, ffn_hidden_size=ffn)
     normed = _Normed(rt, x, ln_weight, code)
     operand, w1, kept = _normed_operands(rt, normed, eps, fc1_weight, first, tp, train)

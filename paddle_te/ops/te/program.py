@@ -135,11 +135,15 @@ class _Ranks:
         out = self._recorder.place([x.shape[0] * self._tp.size, *x.shape[1:]], x.dtype)
         return self._recorder.on_memory(self._tp.all_gather, x, out=out)
 
+    def output_shape(self, shape):
+        """What `reduce_output` makes of a shape."""
+        return [shape[0] // self._tp.size, *shape[1:]] if self.sequence_parallel else shape
+
     def reduce_output(self, y):
         if not self.sequence_parallel:
             self._recorder.on_memory(self._tp.reduce_output, y)  # in place
             return y
-        out = self._recorder.place([y.shape[0] // self._tp.size, *y.shape[1:]], y.dtype)
+        out = self._recorder.place(self.output_shape(y.shape), y.dtype)
         return self._recorder.on_memory(self._tp.reduce_output, y, out=out)
 
 
@@ -185,6 +189,8 @@ class Program:
     """
 
     def __init__(self, rt, op, specs, quantizers, tp, train, fuse, settings):
+        if any(spec is not None and 0 in spec[0] for spec in specs):
+            raise ValueError("backend transformer_engine: a tensor has no elements; each rank needs tokens to compute")
         self.train, self._op, self._recorder = train, op, Recorder(rt.te)
         recorder = self._recorder
         self._inputs = inputs = [spec and recorder.place(spec[0], DTYPES[spec[1]], spec[2]) for spec in specs]

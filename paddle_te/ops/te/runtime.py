@@ -101,6 +101,14 @@ def dtype_code(what, tensor, allowed=HALF):
     return code
 
 
+def check_tensor(what, tensor, shape, dtype):
+    """Raises TypeError or ValueError, naming the tensor, where it is not of that dtype and shape: TE's kernels read
+    memory as they are told, and would read another's."""
+    dtype_code(what, tensor, {dtype: DTYPES[dtype]})
+    if list(tensor.shape) != list(shape):
+        raise ValueError(f"backend transformer_engine: {what} is {list(tensor.shape)}; it must be {list(shape)}")
+
+
 def needs_grad(*tensors):
     """Whether a backward may follow this forward."""
     return paddle.is_grad_enabled() and not all([tensor.stop_gradient for tensor in tensors])
