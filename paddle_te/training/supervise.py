@@ -269,7 +269,7 @@ class Supervisor:
     def _explain(self, status):
         if self.failed:
             log = self.logs / f"workerlog.{self.failed.local}"
-            say(f"rank {self.failed.number} {ending(status)}; the end of its log, {log}:")
+            say(f"rank {self.failed.number} {ending(self.failed.status)}; the end of its log, {log}:")
             for line in self._new_lines(log)[-TAIL_LINES:]:
                 print(f"[rank {self.failed.number}] {line}", file=sys.stderr)
         if self.peers and self.peers.failure and not self.first_to_fail:
