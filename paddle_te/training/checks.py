@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -213,6 +214,15 @@ def check_tokenizer(args: argparse.Namespace) -> str | None:
     if full not in TOKENIZERS:
         raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(TOKENIZERS)}")
     return full
+
+
+def check_output(args: argparse.Namespace, folder: Path) -> None:
+    """The experiment's folder is there and can be written, or can be made."""
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    if not args.DRY_RUN and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise LaunchError(f"OUTPUT_BASE: {folder} cannot be made or written, for {there} is no folder that can be")
 
 
 def check_start(args: argparse.Namespace, output: Path) -> None:

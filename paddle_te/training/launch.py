@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -30,6 +31,7 @@ from paddle_te.training.checks import (
     check_data,
     check_layout,
     check_model,
+    check_output,
     check_precision,
     check_start,
     check_tokenizer,
@@ -133,7 +135,7 @@ KNOBS = [
     ("LOGGING_STEPS", "1", positive_int, "steps between log lines"),
     ("LEARNING_RATE", "3e-05", positive_float, "greatest learning rate; the least is a tenth of it"),
     ("EXTRA_ARGS", "", str, "appended to run_pretrain's arguments, quoted as in a shell"),
-    ("OVERWRITE", "0", switch, "1: start anew in a folder that holds checkpoints"),
+    ("OVERWRITE", "0", switch, "1: start anew in a folder that holds checkpoints, which move to output/earlier-N"),
     ("DRY_RUN", "0", switch, "1: print the command and stop"),
     ("NNODES", "1", positive_int, "nodes (default SLURM_JOB_NUM_NODES, else 1)"),
     ("NODE_RANK", None, index, "this node's rank, from 0 (default SLURM_NODEID)"),
@@ -192,6 +194,7 @@ class Plan:
     script: str
     processes: int  # of the training script, on this node
     logs: Path
+    output: Path  # of checkpoints
     nodes: Nodes
     folders: list[Path] = field(default_factory=list)  # to make before the start
 
@@ -270,10 +273,14 @@ def training_flags(args: argparse.Namespace, device: str, world: int, output: Pa
     }
 
 
+def _one_process(devices: Devices, nodes: Nodes) -> bool:
+    return len(devices.ids) == 1 and nodes.count == 1
+
+
 def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
     """Python for one process, paddle.distributed.launch for several."""
     command = [sys.executable, "-u"]
-    if len(devices.ids) == 1 and nodes.count == 1:
+    if _one_process(devices, nodes):
         return command
     command += ["-m", "paddle.distributed.launch"]
     # On a plain CPU Paddle's launcher knows no device numbers, only how many processes.
@@ -300,6 +307,49 @@ def _rendezvous(nodes: Nodes, environ: Mapping[str, str]) -> tuple[dict[str, str
     return {"no_proxy": direct, "NO_PROXY": direct}, certificates
 
 
+def _environment(devices: Devices, nodes: Nodes, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What to add to the environment and what to take from it."""
+    paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+    meeting, unset = _rendezvous(nodes, environ)
+    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))), **meeting}
+    if _one_process(devices, nodes):
+        env |= devices.selected()
+    if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
+        unset += ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
+        env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
+    return env, unset
+
+
+def _profiling(args: argparse.Namespace, nodes: Nodes) -> dict[str, str]:
+    """The environment of `profiling.ProfilerCallback`."""
+    if args.nsys_profile and args.PROFILER == "paddle":
+        raise LaunchError("PROFILER=paddle and nsys_profile=true exclude each other")
+    if not (args.nsys_profile or args.PROFILER == "paddle") or nodes.rank > 0:  # one node tells enough
+        return {"ENABLE_PROFILE": "0"}
+    first, last = args.PROFILE_START_STEP, args.PROFILE_STOP_STEP
+    if not first <= last or first >= args.MAX_STEPS:
+        raise LaunchError(
+            f"PROFILE_START_STEP, PROFILE_STOP_STEP: {first} to {last} must be a range of steps, from below "
+            f"MAX_STEPS={args.MAX_STEPS} (steps count from 0), or nothing is recorded"
+        )
+    settings = {name: str(int(getattr(args, name))) for name, *_ in KNOBS if name.startswith("PROFILE_")}
+    return {"ENABLE_PROFILE": "1", "PROFILER": "nsys" if args.nsys_profile else "paddle", **settings}
+
+
+def _extra_arguments(args: argparse.Namespace) -> list[str]:
+    try:
+        return shlex.split(args.EXTRA_ARGS)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
+
+
+def _training_script(args: argparse.Namespace) -> str:
+    script = Path(args.training_script).absolute()
+    if not script.is_file():
+        raise LaunchError(f"training_script: there is no file {script}")
+    return str(script)
+
+
 def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan, argparse.Namespace]:
     """Arguments to a checked plan. Starts nothing and writes nothing.
 
@@ -320,56 +370,28 @@ def make_plan(argv: list[str] | None, environ: Mapping[str, str]) -> tuple[Plan,
     dp = world // (args.TP * args.PP * args.FSDP)
     experiment = args.EXP_NAME or experiment_name(args, nodes.count, dp)
     folder = Path(args.OUTPUT_BASE).expanduser().absolute() / experiment
+    output, profile = folder / "output", folder / "profile"
     logs = folder / "logs" / (f"node{nodes.rank}" if nodes.count > 1 else "")  # nodes share the folder
-    check_start(args, folder / "output")
-    flags = training_flags(args, devices.kind, world, folder / "output")
-    try:
-        extra = shlex.split(args.EXTRA_ARGS)
-    except ValueError as error:
-        raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
-    if args.nsys_profile and args.PROFILER == "paddle":
-        raise LaunchError("PROFILER=paddle and nsys_profile=true exclude each other")
-    script = str(Path(args.training_script).absolute())
-    if not Path(script).is_file():
-        raise LaunchError(f"training_script: there is no file {script}")
+    check_output(args, folder)
+    check_start(args, output)
 
-    paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
-    meeting, unset = _rendezvous(nodes, environ)
-    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))), **meeting}
-    command = launch_command(devices, nodes, logs)
-    if "--log_dir" not in command:
-        env |= devices.selected()
-    profile = (args.nsys_profile or args.PROFILER == "paddle") and nodes.rank == 0  # one node tells enough
-    env["ENABLE_PROFILE"] = str(int(profile))
-    folders = [logs, folder / "output"]
-    if profile:
-        first, last = args.PROFILE_START_STEP, args.PROFILE_STOP_STEP
-        if not first <= last or first >= args.MAX_STEPS:
-            raise LaunchError(
-                f"PROFILE_START_STEP, PROFILE_STOP_STEP: {first} to {last} must be a range of steps, from below "
-                f"MAX_STEPS={args.MAX_STEPS} (steps count from 0), or nothing is recorded"
-            )
-        env |= {name: str(int(getattr(args, name))) for name, *_ in KNOBS if name.startswith("PROFILE_")}
-        env["PROFILER"] = "nsys" if args.nsys_profile else "paddle"
-    if profile and args.nsys_profile:
-        command = [*_nsys(folder / "profile" / Path(experiment).name), *command]
-        folders.append(folder / "profile")
-    command += [
-        script,
-        *(word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))),
-    ]
-    if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
-        unset += ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
-        env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
+    flags = training_flags(args, devices.kind, world, output)
+    words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
+    script = _training_script(args)
+    command = [*launch_command(devices, nodes, logs), script, *words, *_extra_arguments(args)]
+    env, unset = _environment(devices, nodes, environ)
+    env |= _profiling(args, nodes)
+    nsys = env["ENABLE_PROFILE"] == "1" and args.nsys_profile
     plan = Plan(
-        command=command + extra,
+        command=[*_nsys(profile / Path(experiment).name), *command] if nsys else command,
         env=env,
         unset=unset,
         script=script,
         processes=len(devices.ids),
         logs=logs,
+        output=output,
         nodes=nodes,
-        folders=folders,
+        folders=[logs, output, *([profile] if nsys else [])],
     )
     return plan, args
 
@@ -383,6 +405,30 @@ def _nsys(report: Path) -> list[str]:
         *("nsys", "profile", "-s", "none", "-c", "cudaProfilerApi", "-t", "cuda,nvtx"),
         *("--force-overwrite", "true", "--capture-range-end=stop", "-o", str(report)),
     ]
+
+
+def set_aside(output: Path, resume_step: str | int) -> Path | None:
+    """Moves checkpoints of later steps than this run starts from into a folder of their own, output/earlier-N.
+
+    They are another run's, or of a course that is given up. Among this one's, `auto` would resume from them, and
+    save_total_limit, which keeps the latest steps, remove this run's instead.
+
+    Returns:
+        Path | None: that folder, if there were any.
+    """
+    if resume_step == "auto":
+        return None
+    start = -1 if resume_step == "none" else resume_step
+    numbered = [(re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in output.iterdir()]
+    later = [path for match, path in numbered if match and int(match[1]) > start]
+    if not later:
+        return None
+    number = next(n for n in itertools.count(1) if not (output / f"earlier-{n}").exists())
+    kept = output / f"earlier-{number}"
+    kept.mkdir()
+    for path in later:
+        path.rename(kept / path.name)
+    return kept
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -410,6 +456,8 @@ def main(argv: list[str] | None = None) -> int:
     print(f"+ {plan.shell()}", file=sys.stderr, flush=True)
     for folder in plan.folders:
         folder.mkdir(parents=True, exist_ok=True)
+    if plan.nodes.rank == 0 and (kept := set_aside(plan.output, args.resume_step)):
+        print(f"launch: checkpoints of an earlier run, later than this one's start, are now in {kept}", file=sys.stderr)
     env = {key: value for key, value in os.environ.items() if key not in plan.unset} | plan.env
     try:
         return supervise(plan.command, env, script=plan.script, processes=plan.processes, logs=plan.logs, peers=peers)

@@ -56,16 +56,23 @@ HOST_RUNTIME_DEVICES = 8  # how many the nvgpu plug-in's host runtime shows, unl
 
 
 def visible_devices(kind: str, environ: Mapping[str, str]) -> list[str]:
-    """The devices a process can see, by the numbers paddle.distributed.launch knows them by; [] if there are none."""
+    """The devices a process can see, by the numbers paddle.distributed.launch knows them by; [] if there are none.
+
+    Raises:
+        LaunchError: NVGPU_HOST_DEVICES is no number.
+    """
     if kind == "cpu":
         return ["0"]
     chosen = environ.get("CUDA_VISIBLE_DEVICES" if kind == "gpu" else "NVGPU_VISIBLE_DEVICES", "all")
     if chosen != "all":
         return [] if chosen == "-1" else _split(chosen)
-    if kind == "nvgpu" and (environ.get("NVGPU_HOST_DEVICES") or not count_gpus()):
-        return [str(i) for i in range(int(environ.get("NVGPU_HOST_DEVICES") or HOST_RUNTIME_DEVICES))]
-    hidden = environ.get("CUDA_VISIBLE_DEVICES")  # which leaves nvgpu, on CUDA, the numbers 0 to n - 1
-    count = count_gpus() if hidden is None else len(_split(hidden))
+    host_devices = environ.get("NVGPU_HOST_DEVICES")
+    if kind == "nvgpu" and (host_devices or not count_gpus()):
+        if host_devices and not host_devices.isdigit():
+            raise LaunchError(f"NVGPU_HOST_DEVICES: {host_devices!r} must be a whole number")
+        return [str(i) for i in range(int(host_devices or HOST_RUNTIME_DEVICES))]
+    shown = environ.get("CUDA_VISIBLE_DEVICES")  # which leaves nvgpu, on CUDA, the numbers 0 to n - 1
+    count = count_gpus() if shown is None else 0 if shown == "-1" else len(_split(shown))
     return [str(i) for i in range(count)]
 
 
@@ -131,6 +138,7 @@ def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
         return Nodes(host=addresses[0] if addresses else "127.0.0.1")
     if rank is None or rank >= count:
         raise LaunchError(f"NODE_RANK: with {count} nodes it must be 0 to {count - 1} (one a node), not {rank}")
+    _check_one_task_a_node(environ)
     if addresses and len(addresses) != count:
         raise LaunchError(f"IP_STR: it must hold {count} addresses, one a node, not {len(addresses)}")
     master = args.MASTER or (addresses[0] if addresses else None)
@@ -139,11 +147,26 @@ def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
     address, _, port = master.partition(":")
     job = environ.get("SLURM_JOB_ID", "")  # two jobs may share a node's network, so each has its own two ports
     port = port or str(args.MASTER_PORT or (20000 + 2 * (int(job) % 5000) if job.isdigit() else 6070))
-    if not port.isdigit():
-        raise LaunchError(f"MASTER: {master!r} must be address:port")
+    if not port.isdigit() or not 0 < int(port) < 65535:  # the launchers take the next one, too
+        raise LaunchError(f"MASTER: {address}:{port} must be address:port, the port from 1 to 65534")
     if not args.DRY_RUN:
-        address = _numeric(address)
+        name, address = address, _numeric(address)
+        if rank == 0 and address.startswith("127.") and name not in (address, "localhost"):
+            raise LaunchError(
+                f"MASTER: {name!r} is {address} on this node, where no other node reaches it (/etc/hosts says so on "
+                "Debian and Ubuntu); give the address that the other nodes know"
+            )
     return Nodes(count, rank, f"{address}:{port}", _own_address(rank, address, addresses))
+
+
+def _check_one_task_a_node(environ: Mapping[str, str]) -> None:
+    """srun --ntasks-per-node=8, usual where tasks are ranks, would start eight launchers on each node."""
+    tasks, nodes = (environ.get(f"SLURM_STEP_NUM_{name}") for name in ("TASKS", "NODES"))
+    if "NODE_RANK" not in environ and tasks != nodes:
+        raise LaunchError(
+            f"SLURM_STEP_NUM_TASKS: srun starts this {tasks} times on {nodes} nodes; start it once a node "
+            "(--ntasks-per-node=1): it starts a process for each device itself"
+        )
 
 
 def _numeric(name: str) -> str:

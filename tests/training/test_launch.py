@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from paddle_te.llama import configs
-from paddle_te.training.launch import ARGUMENTS, KNOBS, LaunchError, make_plan
+from paddle_te.training import machines
+from paddle_te.training.launch import ARGUMENTS, KNOBS, LaunchError, make_plan, parse, set_aside
 
 GPUS = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3,4,5,6,7"}
 CPU = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "cpu"}
@@ -224,6 +225,25 @@ def test_checkpoints_and_initial_weights(tmp_path):
     assert given({**environ, "EXP_NAME": "2"}, resume_step="auto", init_weight=weights) == ("auto", str(weights))
 
 
+def test_later_checkpoints_are_set_aside(tmp_path):
+    """As of a run that is overwritten, or goes on from an earlier step: neither `auto` nor a limit must see them."""
+    for step in (10, 20, 30):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-notes").mkdir()
+    assert set_aside(tmp_path, "auto") is set_aside(tmp_path, 30) is None
+    assert set_aside(tmp_path, 10) == tmp_path / "earlier-1"
+    assert {path.name for path in (tmp_path / "earlier-1").iterdir()} == {"checkpoint-20", "checkpoint-30"}
+    assert set_aside(tmp_path, "none") == tmp_path / "earlier-2"
+    assert {path.name for path in tmp_path.iterdir()} == {"earlier-1", "earlier-2", "checkpoint-notes"}
+
+
+def test_an_output_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    environ = {**CPU, "DRY_RUN": "0", "OUTPUT_BASE": str(tmp_path / "file/out"), "EXP_NAME": "e"}
+    message = refusal(environ, model_name="llama-125m", tokenizer_name="none", TP=1, precision="fp32")
+    assert message.startswith(f"OUTPUT_BASE: {tmp_path}/file/out/e cannot be made or written, for {tmp_path}/file is")
+
+
 # ---------------------------------------------------------------------------------------------------- devices, nodes
 
 
@@ -235,7 +255,7 @@ def fake_smi(folder, gpus, monkeypatch):
 
 
 def test_devices_are_found(tmp_path, monkeypatch):
-    from paddle_te.training import launch, machines
+    from paddle_te.training import launch
 
     mock = {"MOCK_DATA": "1"}
     cpu = dict(model_name="llama-125m", TP=1, precision="fp32")
@@ -281,7 +301,12 @@ def test_devices_are_found(tmp_path, monkeypatch):
     assert devices(plugin) == ("gpu", "0,1,2,3")
     assert devices({}, DEVICES="1,3") == ("gpu", "1,3")
     assert devices({"CUDA_VISIBLE_DEVICES": "2,3"}) == ("gpu", "2,3")
-    assert devices({"CUDA_VISIBLE_DEVICES": ""}) == ("cpu", "0")
+    for nothing in ("", "-1"):
+        assert devices({"CUDA_VISIBLE_DEVICES": nothing}) == ("cpu", "0")
+    with pytest.raises(LaunchError, match="DEVICE: no device of kind nvgpu"):
+        devices({"CUDA_VISIBLE_DEVICES": "-1"}, DEVICE="nvgpu")
+    with pytest.raises(LaunchError, match="NVGPU_HOST_DEVICES: 'two' must be a whole number"):
+        devices({"NVGPU_HOST_DEVICES": "two"}, DEVICE="nvgpu")
     with pytest.raises(LaunchError, match="DEVICES: no gpu 0 here; there are 2, 3"):
         devices({"CUDA_VISIBLE_DEVICES": "2,3"}, DEVICES="0,2")
 
@@ -333,8 +358,27 @@ def test_several_nodes():
     assert refusal(slurm).startswith("MASTER: with 4 nodes")
     assert refusal({**plain, "NODE_RANK": "2"}).startswith("NODE_RANK: with 2 nodes it must be 0 to 1")
     assert refusal({**plain, "NODE_RANK": ""}).startswith("NODE_RANK: ")
-    assert refusal({**plain, "MASTER": "127.0.0.1:port"}).startswith("MASTER: ")
+    for port in ("port", "0", "65535", "70000"):
+        assert refusal({**plain, "MASTER": f"127.0.0.1:{port}"}).startswith(f"MASTER: 127.0.0.1:{port} must be")
+    tasks = {"SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_NUM_NODES": "4"}
+    assert "starts this 32 times on 4 nodes" in refusal({**slurm, **tasks, "IP_STR": addresses})
+    assert plan({**slurm, **tasks, "SLURM_STEP_NUM_TASKS": "4", "IP_STR": addresses})
     assert "number of devices, 16" in refusal(plain, TP=8, FSDP=4)
+
+
+def test_a_head_node_whose_name_is_a_loopback_address(monkeypatch):
+    """Debian's /etc/hosts has the machine's own name at 127.0.1.1: the others would wait a quarter of an hour."""
+    found = {"node0": "127.0.1.1", "localhost": "127.0.0.1", "127.0.0.3": "127.0.0.3"}
+    monkeypatch.setattr(machines.socket, "gethostbyname", found.__getitem__)
+
+    def nodes(master, rank="0"):
+        args = parse([], {"MOCK_DATA": "1", "NNODES": "2", "NODE_RANK": rank, "MASTER": master})
+        return machines.find_nodes(args, {"NODE_RANK": rank}).master
+
+    with pytest.raises(LaunchError, match="MASTER: 'node0' is 127.0.1.1 on this node"):
+        nodes("node0:6070")
+    assert nodes("localhost:6070") == "127.0.0.1:6070" and nodes("127.0.0.3:6070") == "127.0.0.3:6070"
+    assert nodes("node0:6070", rank="1") == "127.0.1.1:6070", "only the head knows that it is itself"
 
 
 # ---------------------------------------------------------------------------------------------------- command
