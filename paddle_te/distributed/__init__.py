@@ -1,9 +1,16 @@
 """Tensor and sequence parallelism, recompute, and how ranks meet."""
 
-from paddle_te.distributed.pipeline import group_pipeline_transfers
+from paddle_te.distributed.pipeline import count_shared_weights_once, group_pipeline_transfers
 from paddle_te.distributed.recompute import recompute
 from paddle_te.distributed.sharding import prepare_sharding
 from paddle_te.distributed.store import use_threaded_store
 from paddle_te.distributed.tensor_parallel import TensorParallel
 
-__all__ = ["TensorParallel", "group_pipeline_transfers", "prepare_sharding", "recompute", "use_threaded_store"]
+__all__ = [
+    "TensorParallel",
+    "count_shared_weights_once",
+    "group_pipeline_transfers",
+    "prepare_sharding",
+    "recompute",
+    "use_threaded_store",
+]

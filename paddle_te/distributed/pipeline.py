@@ -1,11 +1,24 @@
-"""Transfers between pipeline stages on nvgpu."""
+"""Pipeline stages: weights that two of them share, and transfers between them on nvgpu."""
 
 import ctypes
 from contextlib import contextmanager
 
+import paddle.distributed as dist
 from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication
 
 from paddle_te import device
+
+
+def count_shared_weights_once(model):
+    """Lets clipping count a weight that pipeline stages share (tied embeddings) once in the global norm.
+
+    Paddle's clipping skips weights whose `is_firstly_shared` is False, but its PipelineLayer marks none (3.3.1): it
+    looks for the name of the attribute ("embedding_weight") among the names of parameters. Does nothing to a model that
+    is no PipelineLayer.
+    """
+    for shared in getattr(model, "shared_comm", {}).values():
+        for name in shared["weight_attr"]:
+            getattr(shared["layer"], name).is_firstly_shared = dist.get_rank() == min(shared["ranks"])
 
 
 def group_pipeline_transfers():

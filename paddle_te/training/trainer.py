@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from paddle_te import fp8
 from paddle_te.checkpoint.folder import file_name, variant
+from paddle_te.distributed import count_shared_weights_once
 from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.training.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.training.checkpoints import (
@@ -70,6 +71,7 @@ class PretrainingTrainer(Trainer):
 
     def create_optimizer(self, lr_scheduler=None):
         """PaddleNLP's, with AdamW and clipping in one pass where that can be."""
+        count_shared_weights_once(self.model)
         optimizer = super().create_optimizer(lr_scheduler)
         fuse_clipping(optimizer)
         return optimizer
