@@ -59,6 +59,7 @@ def from_pretrained(model_class, folder, config, dtype):
 def _from_hugging_face(model_class, folder, config, dtype):
     """The weights are translated on their way, tensor by tensor; each rank reads its own share only."""
     tied = config.tie_word_embeddings
+    copies = {"llama.embed_tokens.weight": "lm_head.weight"} if tied else {}  # the last pipeline stage has its own
     if config.transformer_engine_backend != "none":
         layout = te_layout(tied)
     else:
@@ -66,11 +67,12 @@ def _from_hugging_face(model_class, folder, config, dtype):
     degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
     model = model_class.from_config(config, dtype=dtype)
     weights = model.state_dict()  # this pipeline stage's; the parameters themselves
-    missing = set(weights) - ({"lm_head.weight"} if tied else set())
-    for name, array in read_weights(folder, layout, set(weights), degree, rank):
+    missing = set(weights)
+    for name, array in read_weights(folder, layout, missing | set(copies), degree, rank):
         tensor = paddle.to_tensor(np.ascontiguousarray(array), place=paddle.CPUPlace())  # uint16: bfloat16's bits
-        weights[name].set_value(tensor.astype(weights[name].dtype))
-        missing.discard(name)
+        for here in {name, copies.get(name)} & weights.keys():
+            weights[here].set_value(tensor.astype(weights[here].dtype))
+            missing.discard(here)
     if missing:
         raise CheckpointError(f"{folder}: has no weights for {', '.join(sorted(missing))} of this model")
     return model
