@@ -93,6 +93,14 @@ def exact_loss(loss, steps):
     return float(np.float32(loss)) if steps == 1 else loss
 
 
+def _step_of(line):
+    """The step of a log's line; None for one that a crash or a full disk has cut short."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 class ThroughputCallback(TrainerCallback):
     """Measures speed and memory, adds them to the Trainer's logs and writes `output_dir`/train_log.jsonl.
 
@@ -131,7 +139,8 @@ class ThroughputCallback(TrainerCallback):
     def _start_log(self, path):
         kept = []
         if self.last_step and path.exists():
-            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= self.last_step]
+            lines = path.read_text(errors="replace").splitlines()
+            kept = [line for line in lines if (step := _step_of(line)) and step <= self.last_step]
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".tmp")
         partial.write_text("".join(line + "\n" for line in kept))

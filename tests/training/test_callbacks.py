@@ -162,6 +162,8 @@ def test_resume_keeps_the_lines_before_it_and_replaces_the_rest(tiny_config, tmp
     with unique_name.guard():  # optimizer states are saved under names that Paddle counts per process
         make_trainer(tiny_config, tmp_path, seed, save_steps=2).train()
     before = read_log(tmp_path)
+    with open(tmp_path / "train_log.jsonl", "a") as log:
+        log.write('{"step": 5, "lo')  # a crash, or a full disk, in the middle of a line
     with unique_name.guard():
         resumed = make_trainer(tiny_config, tmp_path, seed, save_steps=2)
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
