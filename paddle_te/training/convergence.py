@@ -49,21 +49,24 @@ def read_run(folder):
     return Run(name, losses, statistics.harmonic_mean(speeds[1:] or speeds))
 
 
+def relative_difference(loss, reference):
+    """|loss − reference| / |reference|; infinite where one of them is not finite, or only the reference is 0."""
+    if loss == reference and math.isfinite(loss):
+        return 0.0
+    if not (math.isfinite(loss) and math.isfinite(reference)) or reference == 0:
+        return math.inf
+    return abs(loss - reference) / abs(reference)
+
+
 def max_relative_difference(losses, reference):
-    """Greatest |loss − reference| / |reference| over the steps; infinite where a loss is not finite.
+    """The greatest `relative_difference` of the steps.
 
     Raises ValueError unless both have the same steps: a run that stopped early is no agreement.
     """
     if losses.keys() != reference.keys():
         odd = sorted(losses.keys() ^ reference.keys())
         raise ValueError(f"the runs logged different steps; first step that only one has: {odd[0]}")
-
-    def difference(value, expected):
-        if not (math.isfinite(value) and math.isfinite(expected)):
-            return math.inf
-        return abs(value - expected) / abs(expected) if value != expected else 0.0
-
-    return max(difference(losses[step], reference[step]) for step in reference)
+    return max(relative_difference(losses[step], reference[step]) for step in reference)
 
 
 def smoothed(losses, window):
@@ -142,8 +145,8 @@ def plot(summary, path):
     top.set_ylabel("training loss")
     top.legend(title="backend")
     for index, name in enumerate(others, 1):
-        pairs = zip(summary["losses"][name], summary["losses"][reference], strict=True)
-        bottom.plot(steps, [abs(value - expected) / abs(expected) for value, expected in pairs], color=f"C{index}")
+        differences = map(relative_difference, summary["losses"][name], summary["losses"][reference])
+        bottom.plot(steps, list(differences), color=f"C{index}")
     bottom.axhline(summary["tolerance"], color="grey", linestyle="--", linewidth=1, label="tolerance")
     bottom.set_yscale("symlog", linthresh=(summary["tolerance"] or 1e-5) / 1000)
     bottom.set_ylabel(f"rel. diff. from {reference}")

@@ -81,6 +81,13 @@ def test_two_diverged_runs_do_not_agree():
     assert max_relative_difference({1: float("nan")}, {1: float("nan")}) == float("inf")
 
 
+def test_losses_of_zero(tmp_path, losses):
+    assert max_relative_difference({1: 0.0}, {1: 0.0}) == 0 == max_relative_difference({1: 0.0, 2: 1.0}, {1: 0, 2: 1})
+    assert max_relative_difference({1: 1e-9}, {1: 0.0}) == float("inf")
+    runs = [write_run(tmp_path / name, [*losses, 0.0]) for name in "ab"]
+    assert main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
+
+
 def test_runs_of_different_length_cannot_be_compared(tmp_path, losses, capsys):
     runs = [write_run(tmp_path / "none", losses), write_run(tmp_path / "pd", losses[:15])]
     assert main(list(map(str, runs))) == 2
