@@ -212,7 +212,8 @@ def test_attention(recipe, seed):
     distance = lambda a, b: np.linalg.norm(a - b) / np.linalg.norm(b)  # noqa: E731
     for mine, rounded, exact in zip(got, want, plain, strict=True):
         own = distance(rounded, exact)
-        assert 0.02 < own < 0.15 and distance(mine, rounded) < 0.1 * own, (own, distance(mine, rounded))
+        # 150 seeds: 0.019 (dv of what is not in fp8 backward) to 0.126; mine at most 0.026 of it away
+        assert 0.005 < own < 0.25 and distance(mine, rounded) < 0.1 * own, (own, distance(mine, rounded))
     assert scale_of["s"] == 448 and scale_of["qkv"] == np.float32(448) / np.float32(np.abs(values[:3]).max())
 
 
