@@ -46,6 +46,10 @@ class TensorParallel:
         group = hcg.get_model_parallel_group()
         return cls(group, hcg.get_model_parallel_rank(), group.nranks, sequence_parallel)
 
+    def __deepcopy__(self, memo):
+        """Itself: a copied layer is of the same ranks."""
+        return self
+
     # Collectives without gradients
 
     def all_reduce(self, x):
@@ -66,10 +70,6 @@ class TensorParallel:
         out = paddle.empty([x.shape[0] // self.size, *x.shape[1:]], x.dtype)
         dist.stream.reduce_scatter(out, x.contiguous(), group=self.group, use_calc_stream=True)
         return out
-
-    def gather_input(self, x):
-        """What a column-parallel GEMM reads: x, or under sequence parallelism every rank's x."""
-        return self.all_gather(x) if self.sequence_parallel else x
 
     def reduce_output(self, y):
         """What a row-parallel GEMM's partial sums become. y is overwritten without sequence parallelism."""

@@ -1,20 +1,17 @@
 """DotProductAttention and MultiHeadAttention."""
 
 import paddle
-from paddle import nn
 
 from paddle_te.distributed import recompute
 from paddle_te.fp8 import ModuleScaling
-from paddle_te.layers.linear import LayerNormLinear, Linear, local_size
-from paddle_te.ops import get_ops
+from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, local_size
 
 
-class DotProductAttention(nn.Layer):
+class DotProductAttention(BackendLayer):
     """softmax(q·kᵀ / √d)·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa."""
 
     def __init__(self, kv_channels, backend="transformer_engine"):
-        super().__init__()
-        self.ops = get_ops(backend)
+        super().__init__(backend)
         self.kv_channels = kv_channels
         self.scale = kv_channels**-0.5
         self.fp8 = ModuleScaling.of_attention(backend)
@@ -31,7 +28,8 @@ class DotProductAttention(nn.Layer):
         if masked or cached:
             what = "attention mask (packed documents, padding)" if masked else "key-value cache (generation)"
             raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
-        backward = self.training and quantizers[0].module.recipe.fp8_dpa_bwd
+        # in training also without gradients: recompute's first forward
+        backward = (self.training or paddle.is_grad_enabled()) and quantizers[0].module.recipe.fp8_dpa_bwd
         self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
         return quantizers
 
@@ -52,7 +50,7 @@ class DotProductAttention(nn.Layer):
         )
 
 
-class MultiHeadAttention(nn.Layer):
+class MultiHeadAttention(BackendLayer):
     """x + proj(attention(rope(layernorm_qkv(x)))): the attention half of a layer, the residual included.
 
     Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight. The fused weight is q, k, v stacked on out:
@@ -74,7 +72,7 @@ class MultiHeadAttention(nn.Layer):
         fuse_wgrad_accumulation=False,
         backend="transformer_engine",
     ):
-        super().__init__()
+        super().__init__(backend)
         num_gqa_groups = num_gqa_groups or num_attention_heads
         if hidden_size % num_attention_heads or num_attention_heads % num_gqa_groups:
             raise ValueError(
@@ -90,7 +88,6 @@ class MultiHeadAttention(nn.Layer):
             fuse_wgrad_accumulation=fuse_wgrad_accumulation,
             backend=backend,
         )
-        self.ops = get_ops(backend)
         self.max_sequence_length = max_sequence_length
         self.layernorm_qkv = LayerNormLinear(
             hidden_size,
@@ -110,6 +107,7 @@ class MultiHeadAttention(nn.Layer):
         self.core_attention = DotProductAttention(head_dim, backend)
         self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp
+        self._token_shards = tp.size if sequence_parallel else 1
         self.num_heads = local_size(num_attention_heads, tp, "num_attention_heads")
         self.num_kv_heads = local_size(num_gqa_groups, tp, "num_gqa_groups")
 
@@ -129,10 +127,11 @@ class MultiHeadAttention(nn.Layer):
         recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
         past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
         use_cache: return (output, (k, v)) with x's keys and values appended.
+        Raises ValueError for flat x that is no whole number of sequences.
         """
         layers = self._sub_layers  # see layers.linear._Layer
         with_cache = past_key_value is not None or use_cache
-        sequence, masked = self.max_sequence_length if x.ndim == 2 else x.shape[1], attention_mask is not None
+        sequence, masked = self._sequence_length(x), attention_mask is not None
         quantizers = layers["core_attention"].begin_forward(sequence, masked, with_cache, is_first_microbatch)
         if not (with_cache or masked or recompute_core_attention) and self._is_whole(layers):
             return self._forward_at_once(layers, x, rotary_pos_emb, quantizers, is_first_microbatch)
@@ -150,6 +149,14 @@ class MultiHeadAttention(nn.Layer):
             context = context.reshape([-1, context.shape[-1]])
         out = layers["proj"](context, residual, is_first_microbatch)
         return (out, key_value) if use_cache else out
+
+    def _sequence_length(self, x):
+        if x.ndim != 2:
+            return x.shape[1]
+        s, tokens = self.max_sequence_length, x.shape[0] * self._token_shards
+        if not s or tokens % s:
+            raise ValueError(f"{tokens} tokens, flat, are no whole number of sequences of max_sequence_length={s}")
+        return s
 
     @staticmethod
     def _is_whole(layers):

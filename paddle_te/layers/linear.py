@@ -20,17 +20,29 @@ def local_size(size, tp, what):
     return size // ranks
 
 
-class _Layer(nn.Layer):
-    """What the layers share: the backend's ops, the ranks, the fp8 state and the creation of parameters.
+class BackendLayer(nn.Layer):
+    """A layer whose math is `self.ops`, the backend's."""
+
+    def __init__(self, backend):
+        super().__init__()
+        get_ops(backend)  # refuses what it does not know
+        self.backend = backend
+
+    @property
+    def ops(self):
+        """A module, hence no attribute: those are copied with the layer, which modules cannot be."""
+        return get_ops(self.backend)
+
+
+class _Layer(BackendLayer):
+    """What the layers share: the ranks, the fp8 state and the creation of parameters.
 
     Every forward takes parameters from `_parameters` and layers from `_sub_layers`: as attributes nn.Layer finds them
     after a lookup that failed, which takes several times as long.
     """
 
     def __init__(self, backend, params_dtype, num_gemms=0, set_parallel_mode=False, sequence_parallel=False):
-        super().__init__()
-        self.backend = backend
-        self.ops = get_ops(backend)
+        super().__init__(backend)
         self.params_dtype = params_dtype or paddle.get_default_dtype()
         self.tp = TensorParallel.from_fleet(sequence_parallel) if set_parallel_mode or sequence_parallel else None
         self.fp8 = ModuleScaling(num_gemms, backend) if num_gemms else None

@@ -25,22 +25,24 @@ class RotaryPositionEmbedding(nn.Layer):
     def __init__(self, dim, rotary_base=10000.0, seq_len_interpolation_factor=None, rope_scaling=None):
         super().__init__()
         inv_freq = 1.0 / rotary_base ** (paddle.arange(0, dim, 2).astype("float32") / dim)
-        self.inv_freq = _llama3_scaling(inv_freq, rope_scaling) if rope_scaling else inv_freq
+        if rope_scaling:
+            inv_freq = _llama3_scaling(inv_freq, rope_scaling)
         self.seq_len_interpolation_factor = seq_len_interpolation_factor
-        self._freqs = None
+        # In tuples: a tensor that is an attribute is a buffer, which Layer.to(dtype) rounds. At position 4096 an angle
+        # from bfloat16 would be off by up to 8.
+        self._inv_freq, self._freqs = (inv_freq,), ()
 
     def forward(self, max_seq_len):
         """Float32 [max_seq_len, dim]: position · frequency, both halves alike."""
-        if self._freqs is None or self._freqs.shape[0] < max_seq_len:
-            self._freqs = self.at(paddle.arange(max_seq_len))
-        if self._freqs.shape[0] == max_seq_len:
-            return self._freqs
-        return self._freqs[:max_seq_len]
+        if not self._freqs or self._freqs[0].shape[0] < max_seq_len:
+            self._freqs = (self.at(paddle.arange(max_seq_len)),)
+        (freqs,) = self._freqs
+        return freqs if freqs.shape[0] == max_seq_len else freqs[:max_seq_len]
 
     def at(self, position_ids):
         """The same for any positions: integers [...] -> float32 [..., dim]."""
         position = position_ids.astype("float32").unsqueeze(-1)
         if self.seq_len_interpolation_factor:
             position = position / self.seq_len_interpolation_factor
-        freqs = position * self.inv_freq
+        freqs = position * self._inv_freq[0]
         return paddle.concat([freqs, freqs], -1)

@@ -36,10 +36,12 @@ key-value cache).
 """
 
 import importlib
+from functools import cache
 
 BACKENDS = {"paddle": "paddle_te.ops.pd", "transformer_engine": "paddle_te.ops.te"}
 
 
+@cache
 def get_ops(backend):
     """The module that implements `backend`, "paddle" or "transformer_engine".
 

@@ -1,5 +1,7 @@
 """Layers of backend paddle against float64 NumPy and Paddle's own functions."""
 
+from copy import deepcopy
+
 import numpy as np
 import paddle
 import pytest
@@ -77,6 +79,37 @@ def test_rotary_angles():
     angles = RotaryPositionEmbedding(8, rotary_base=100.0)(5)
     want = np.outer(np.arange(5), 100.0 ** (-np.arange(0, 8, 2) / 8))
     np.testing.assert_allclose(angles, np.concatenate([want, want], -1), rtol=1e-6)
+
+
+def test_rotary_angles_stay_float32_when_a_model_is_cast():
+    rope = RotaryPositionEmbedding(64)
+    want = rope(512).numpy()
+    model = paddle.nn.Sequential(rope)
+    model.to(dtype="bfloat16")
+    for length in 512, 600:  # known, and computed anew
+        assert rope(length).dtype == paddle.float32
+        np.testing.assert_array_equal(rope(length)[:512], want)
+
+
+@pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
+def test_a_copied_layer_has_weights_of_its_own(backend):
+    layer = TransformerLayer(32, 48, 4, backend=backend)
+    copy = deepcopy(layer)
+    names = dict(copy.named_parameters())
+    for name, weight in layer.named_parameters():
+        assert names[name] is not weight and (names[name].numpy() == weight.numpy()).all()
+    assert copy.self_attention.ops is layer.self_attention.ops
+    assert copy.layernorm_mlp.fp8 is not layer.layernorm_mlp.fp8
+
+
+def test_flat_tokens_must_be_whole_sequences():
+    layer = MultiHeadAttention(32, 4, max_sequence_length=16, backend="paddle")
+    freqs = RotaryPositionEmbedding(8)(16)
+    assert layer(paddle.randn([48, 32]), freqs).shape == [48, 32]
+    with pytest.raises(ValueError, match="24 tokens, flat, are no whole number of .* max_sequence_length=16"):
+        layer(paddle.randn([24, 32]), freqs)
+    with pytest.raises(ValueError, match="max_sequence_length=None"):
+        MultiHeadAttention(32, 4, backend="paddle")(paddle.randn([16, 32]), freqs)
 
 
 def test_parameters_have_the_integrations_names_and_shapes():
