@@ -7,12 +7,13 @@ from .recipe import RECIPES, DelayedScaling
 
 
 class AutocastState(NamedTuple):
-    """All that forward passes read from their surroundings."""
+    """All that forward passes read from their surroundings. in_recompute: this one is a recomputed forward."""
 
     enabled: bool = False
     recipe: Any = DelayedScaling()
     group: Any = None
     is_first_microbatch: bool | None = None
+    in_recompute: bool = False
 
 
 _state = AutocastState()

@@ -168,8 +168,8 @@ class ModuleScaling:
         scales of its model are updated, if this module has completed a backward since the last update and no forward
         still waits for its backward. So neither recompute (its second forward comes before the backward) nor evaluation
         (training False: records no amax) updates scales, nor a pipeline's forward while others are in flight.
-        A pipeline schedule with recompute must say is_first_microbatch: by itself no module can tell a recomputed
-        forward from the next step's.
+        A pipeline schedule with recompute, or a module that runs twice a step, must say is_first_microbatch, or use
+        `distributed.recompute`: by itself no module can tell a recomputed forward from the next step's.
         """
         context = autocast.get_autocast_state()
         if not context.enabled or not self.serves(context.recipe):
@@ -184,7 +184,8 @@ class ModuleScaling:
             return tuple([GemmQuantizers(slot, _Untracked, is_first_microbatch) for slot in slots])
         if training:
             state.group = context.group
-            if is_first_microbatch is not False and binding.done == binding.pair.generation:
+            may_begin_step = is_first_microbatch is not False and not context.in_recompute
+            if may_begin_step and binding.done == binding.pair.generation:
                 state.begin_step(binding, certain=is_first_microbatch is True)
             binding.pair.active = True
         forward_pass = ForwardPass(self, binding, training)

@@ -11,7 +11,7 @@ import paddle
 import pytest
 from paddle.distributed.fleet.utils import recompute
 
-from paddle_te import fp8
+from paddle_te import distributed, fp8
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, ModuleScaling, fp8_autocast, microbatch
 from paddle_te.fp8 import state as fp8_state
 from paddle_te.fp8.emulation import emulated_fp8_linear
@@ -255,6 +255,30 @@ def test_layers_recomputed_one_by_one(is_first, seed):
         state = fp8.state_dict(layers, recipe)["modules"]
         outcome += [v for module in state.values() for d in ("forward", "backward") for v in module[d].values()]
         outcomes.append(outcome)
+    for a, b in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_layer_recomputed_twice_a_step(seed):
+    """Its first use is computed again when its second has had its backward: no step begins in there."""
+    recipe = DelayedScaling(amax_history_len=3)
+    outcomes = []
+    for with_recompute in (False, True):
+        paddle.seed(seed)
+        layer, up = Toy(1), paddle.randn([8, 16])
+        run = lambda x, layer=layer, up=up: paddle.matmul(layer([x])[0], up)  # noqa: E731
+        outcome = []
+        for step in range(4):
+            with fp8_autocast(fp8_recipe=recipe):
+                x = paddle.randn([4, 16]) * (step + 1.0)
+                x.stop_gradient = False
+                y = distributed.recompute(run, x) if with_recompute else run(x)
+                y = distributed.recompute(run, y) if with_recompute else run(y)
+                y.square().mean().backward()
+            outcome += [y.numpy(), x.grad.numpy()] + [p.grad.numpy() for p in layer.parameters()]
+            layer.clear_gradients()
+        module = fp8.state_dict(layer, recipe)["modules"][""]
+        outcomes.append(outcome + [v for d in ("forward", "backward") for v in module[d].values()])
     for a, b in zip(*outcomes, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -3,11 +3,13 @@
 tests/gpu/test_layers.py, whose cases these are, asks the same of the real library on a GPU.
 """
 
+from types import SimpleNamespace
+
 import paddle
 import pytest
 
 from paddle_te import fp8
-from paddle_te.layers import RotaryPositionEmbedding
+from paddle_te.layers import LayerNormLinear, RotaryPositionEmbedding
 from paddle_te.ops import get_ops
 from paddle_te.ops.te import float8_attention
 from paddle_te.ops.te.counting import count_entry_points
@@ -85,8 +87,11 @@ def test_what_fp8_attention_cannot_is_refused_before_anything_runs(monkeypatch, 
         with pytest.raises(ValueError, match="fp8_dpa: .* no key-value cache"):
             layer(x, freqs, use_cache=True)
         if backend == "transformer_engine":
-            with pytest.raises(ValueError, match="sequences of 12 tokens; .* multiples of 16"):
-                layer(x[:, :12], freqs)
+            for training in True, False:
+                layer.train() if training else layer.eval()
+                with pytest.raises(ValueError, match="sequences of 12 tokens; .* multiples of 16"):
+                    layer(x[:, :12], freqs)  # in evaluation too: a backward may follow
+            layer.train()
         with pytest.raises(ValueError, match="fp8_dpa: .* no key-value cache"):
             q = paddle.ones([1, 1, 2, 128]).astype(dtype)
             layer.core_attention(q, *[paddle.ones([1, 16, 2, 128]).astype(dtype)] * 2)
@@ -217,3 +222,20 @@ def test_a_residual_that_does_not_fit_is_refused(wrong):
     residual = paddle.ones(wrong.get("shape", [4, 32])).astype(wrong.get("dtype", "bfloat16"))
     with pytest.raises((TypeError, ValueError), match="residual is"):
         get_ops("transformer_engine").linear(x, weight, residual=residual)
+
+
+@pytest.mark.parametrize("amax_ranks, gathered", [([0, 1, 2, 3], paddle.uint8), ([0, 2], paddle.bfloat16)])
+def test_fp8_bytes_travel_only_among_ranks_that_share_amaxes(amax_ranks, gathered):
+    """Rank 1 of ranks 0 and 1, sequence parallel; a group across data parallel ranks leaves the two other scales."""
+    dtypes = []
+    tp = SimpleNamespace(rank=1, size=2, sequence_parallel=True, group=SimpleNamespace(ranks=[0, 1]))
+    tp.all_gather = lambda x: dtypes.append(x.dtype) or paddle.concat([x, x])
+    tp.reduce_output = lambda y: y[: y.shape[0] // 2]
+    layer = LayerNormLinear(32, 48, params_dtype="bfloat16")
+    layer.tp = type("Ranks", (), vars(tp))  # hashable
+    x = paddle.ones([16, 32], "bfloat16")
+    group = type("Group", (), dict(nranks=len(amax_ranks), ranks=amax_ranks))
+    with fp8.fp8_autocast(fp8_recipe=RECIPES["delayed"], fp8_group=group):
+        y, _ = layer(x)
+    y.sum().backward()
+    assert y.shape == [32, 48] and dtypes == [gathered] * 2

@@ -7,6 +7,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.ops import get_ops
 from paddle_te.ops.te import program, runtime
 from paddle_te.ops.te.program import Op
 from tests import emulated_te
@@ -148,3 +149,29 @@ def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):
         assert size <= sum(bytes_ + 255 for bytes_, *_ in blocks)
     assert program._packed([]) == (0, [])
     assert program._packed([(300, 1, 0, 1), (200, 2, 2, 3)]) == (512, [(1, 0), (2, 0)])
+
+
+def fused_linear(x, weight):
+    return get_ops("transformer_engine").linear(x, weight, fuse_wgrad_accumulation=True)
+
+
+def test_a_backward_that_fails_leaves_no_main_gradient(seed, monkeypatch):
+    """What catches it and goes on would add to numbers that nobody has written."""
+    x, weight = bf16(seed, 4, 16), bf16(seed, 32, 16)
+    y = fused_linear(x, weight)
+    with monkeypatch.context() as patch:
+        patch.setattr(program._Steps, "run", lambda *_: paddle.zeros([1]).reshape([2]))
+        with pytest.raises(Exception, match="(?i)reshape"):
+            y.sum().backward()
+    assert getattr(weight, "main_grad", None) is None
+    fused_linear(x, weight).sum().backward()
+    fused_linear(x, weight).sum().backward()
+    want = 2 * x.astype("float32").numpy().sum(0)
+    np.testing.assert_allclose(weight.main_grad.numpy(), np.tile(want, (32, 1)), rtol=1e-5, atol=1e-5)
+
+
+def test_a_main_gradient_of_another_dtype_is_refused(seed):
+    weight = bf16(seed, 32, 16)
+    weight.main_grad = paddle.zeros([32, 16], "bfloat16")
+    with pytest.raises(Exception, match="main_grad of .* must be float32"):
+        fused_linear(bf16(seed, 4, 16), weight).sum().backward()

@@ -44,14 +44,9 @@ def _drop_data(rt, *operands):
             operand.drop_data(rt)
 
 
-def _same_scales(quantizers):
-    """Whether all tensor parallel ranks quantize alike, so that fp8 bytes may be gathered (the group holds them)."""
-    return quantizers.input.kind == "delayed" and quantizers.amax_group
-
-
 def _grad_output(rt, dy, code, quantizers, tp):
     """dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks."""
-    if tp is not None and (quantizers is None or not _same_scales(quantizers)):
+    if tp is not None and (quantizers is None or not quantizers.same_scales):
         dy, tp = tp.all_gather(dy), None
     matrix = rt.matrix(dy, code)
     if quantizers is None:
@@ -160,7 +155,7 @@ def _normed_operands(rt, x, eps, weight, quantizers, tp, columnwise):
     """
     gather = tp is not None and tp.sequence_parallel
     shape = x.x.shape
-    if quantizers is None or quantizers.input.kind == "current" or gather and not _same_scales(quantizers):
+    if quantizers is None or quantizers.input.kind == "current" or gather and not quantizers.same_scales:
         local = rt.new_matrix(shape, x.dtype, x.code)
         x.forward(rt, eps, local.native)
         whole = rt.matrix(tp.all_gather(local.memory), x.code) if gather else local

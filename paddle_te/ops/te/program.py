@@ -157,11 +157,21 @@ def _factors(quantizers):
     )  # fmt: skip
 
 
-class _Quantizers:
-    """In place of a GemmQuantizers. cached_weight: the Place of the tensor that the kept fp8 weight lies in."""
+@lru_cache
+def _share_amaxes(tp, amax_group):
+    """Whether all tensor parallel ranks are in the group. tp: None for one rank."""
+    return amax_group is not None and (tp is None or {*tp.group.ranks} <= {*amax_group.ranks})
 
-    def __init__(self, recorder, kind, forward, backward, update_weight, keeps_weight, amax_group):
-        self.update_weight, self.keeps_weight, self.amax_group = update_weight, keeps_weight, amax_group
+
+class _Quantizers:
+    """In place of a GemmQuantizers.
+
+    same_scales: whether all tensor parallel ranks quantize alike, so that their fp8 bytes fit together.
+    cached_weight: the Place of the tensor that the kept fp8 weight lies in.
+    """
+
+    def __init__(self, recorder, kind, forward, backward, update_weight, keeps_weight, same_scales):
+        self.update_weight, self.keeps_weight, self.same_scales = update_weight, keeps_weight, same_scales
         first = recorder.slots
         self.input, self.weight, self.grad_output = quantizers = [
             SimpleNamespace(kind=kind, dtype=dtype, scale_ptr=0, amax_ptr=0, scale_inv_ptr=0)
@@ -174,11 +184,11 @@ class _Quantizers:
         self.cached_weight = None if update_weight else recorder.place()
 
     @staticmethod
-    def spec(quantizers):
+    def spec(quantizers, tp):
         """This class's arguments from a GemmQuantizers."""
-        input_, grad_output = quantizers.input, quantizers.grad_output
-        shared = quantizers.amax_group is not None
-        return input_.kind, input_.dtype, grad_output.dtype, quantizers.update_weight, quantizers.keeps_weight, shared
+        kind, forward, backward = quantizers.input.kind, quantizers.input.dtype, quantizers.grad_output.dtype
+        same_scales = kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
+        return kind, forward, backward, quantizers.update_weight, quantizers.keeps_weight, same_scales
 
 
 class Program:
@@ -250,13 +260,17 @@ class Program:
         """The gradients of the tensors. Takes what it needs off the lists `kept` and `grads`, to let it go early."""
         weights = dict(zip(self._kept, kept, strict=True)) if self._fused else {}
         given = [*zip(self._kept, kept, strict=True)]
-        accumulate = []
+        accumulate, new = [], []
         for place in self._fused:
             weight = weights[place.slot]
-            accumulate.append(getattr(weight, "main_grad", None) is not None)
-            if not accumulate[-1]:
-                weight.main_grad = rt.empty(weight.shape, paddle.float32)
-            given.append((place.main_grad.slot, weight.main_grad))
+            main_grad = getattr(weight, "main_grad", None)
+            accumulate.append(main_grad is not None)
+            if main_grad is None:
+                main_grad = rt.empty(weight.shape, paddle.float32)
+                new.append((weight, main_grad))
+            elif main_grad.dtype is not paddle.float32:
+                raise TypeError(f"main_grad of {weight.name} is {main_grad.dtype}; it must be float32")
+            given.append((place.main_grad.slot, main_grad))
         given += [(place.slot, grad) for place, grad in zip(self._grads, grads, strict=True)]
         steps, results, *_ = self._backward(rt, tuple(accumulate))
         memories, bases = self._start(quantizers, given)
@@ -264,6 +278,8 @@ class Program:
         for holder in (weights, given, kept, grads):
             holder.clear()
         steps.run(rt, memories, bases)
+        for weight, main_grad in new:  # only now: what fails before leaves no numbers that nobody has written
+            weight.main_grad = main_grad
         return [None if place is None else memories[place.slot] for place in results]
 
     def _start(self, quantizers, given):
@@ -395,6 +411,6 @@ def apply(op, tensors, quantizers=(), tp=None, fuse_wgrad_accumulation=False, se
     tensors = [None if tensor is None else dense(tensor) for tensor in tensors]
     specs = tuple([t if t is None else (tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
     train = paddle.is_grad_enabled() and not all([spec is None or spec[2] for spec in specs])
-    of_gemms = tuple([q if q is None else _Quantizers.spec(q) for q in quantizers])
+    of_gemms = tuple([q if q is None else _Quantizers.spec(q, tp) for q in quantizers])
     program = _program(rt, op, specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings)
     return _Apply.apply(program, rt, quantizers, *tensors)
