@@ -20,6 +20,7 @@ POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
 MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
+_TIED = {"llama.embed_tokens.weight": "lm_head.weight", "lm_head.weight": "llama.embed_tokens.weight"}
 _SLICE = "slice@"  # sharding stage 3: each rank has a slice of the flat tensor (group_sharded_stage3.py)
 # Files of the state itself, in both forms, and of signals that it has been saved
 STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*|saved_signal_\d+")
@@ -92,11 +93,14 @@ def safetensors_index(stem):
 
 def _fill(checkpoint, rank, found, kind):
     """The rank with its weights replaced by their state of one kind."""
+    tied = bool((checkpoint.config or {}).get("tie_word_embeddings"))
     tensors = {}
     for name, weight in rank.tensors.items():
         ref = found.get(kind, {}).get(name)
         if ref is None and kind == MASTER and weight.dtype == "float32":
             ref = weight  # a float32 weight needs no master; PaddleNLP writes it as its own
+        if ref is None and tied:  # one parameter with one state, under one of its two names; readers want either
+            ref = found.get(kind, {}).get(_TIED.get(name))
         if ref is None:
             raise CheckpointError(f"{checkpoint.folder}: the optimizer's state has no {kind} of {name!r}")
         if ref.shape != ((1,) if kind in POWERS else weight.shape):
