@@ -23,7 +23,7 @@ from paddlenlp.utils.log import logger
 from paddle_te import device
 from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.configs import resolve
-from paddle_te.llama.loading import from_pretrained, load_tokenizer, read_config
+from paddle_te.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
@@ -85,6 +85,7 @@ def make_model(config, model_args, training_args):
         model = make.from_config(config, dtype=dtype)
     else:
         logger.info(f"initial weights: {weights}")
+        check_same_model(config, weights)
         model = from_pretrained(make, weights, config, dtype)
     if training_args.recompute:
         model.recompute_enable()

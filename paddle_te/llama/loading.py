@@ -88,9 +88,49 @@ def read_config(folder):
         translated = native_config(content)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    _check_attention(path, translated)
     if translated is content:
         return LlamaConfig.from_pretrained(str(folder))
     return LlamaConfig.from_dict(translated)
+
+
+def _check_attention(path, config):
+    """Refuses what PaddleNLP's Llama would leave out without a word. Raises CheckpointError."""
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "llama3":
+        wanted = {"rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+        if missing := wanted - scaling.keys():
+            raise CheckpointError(f"{path}: rope_scaling of type llama3 lacks {', '.join(sorted(missing))}")
+    elif kind not in (None, "default") or scaling and kind is None:
+        raise CheckpointError(
+            f"{path}: rope_scaling {scaling}: only rope_type llama3 is read there; linear and ntk scaling PaddleNLP "
+            "has as rope_scaling_type and rope_scaling_factor"
+        )
+    heads, size = config.get("num_attention_heads"), config.get("hidden_size")
+    if heads and size and config.get("head_dim") not in (None, size // heads):
+        raise CheckpointError(
+            f"{path}: head_dim={config['head_dim']}: PaddleNLP's Llama has hidden_size / num_attention_heads = "
+            f"{size // heads} only"
+        )
+
+
+def check_same_model(config, folder):
+    """Refuses weights of the same shapes but another model, such as Llama 3.1's for Llama 3, whose angles are others.
+
+    Raises CheckpointError. A folder without config.json tells nothing.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        return
+    theirs = read_config(folder)
+    names = "rope_theta rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings"
+    for name in names.split():
+        wanted, found = getattr(config, name, None), getattr(theirs, name, None)
+        if found != wanted:
+            raise CheckpointError(
+                f"{folder}: its weights belong to a model with {name}={found}, this run's has {wanted}: give the "
+                "folder as model_name_or_path too, or change its config.json to go on with other values"
+            )
 
 
 def load_tokenizer(name_or_path):

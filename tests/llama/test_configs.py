@@ -1,20 +1,23 @@
 """Built-in configurations: names, dimensions, errors."""
 
 import json
+import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from paddle_te.llama import configs
 
 
 def parameters(config):
-    """Weights of a Llama model with untied embeddings, from its dimensions alone."""
+    """Weights of a Llama model, from its dimensions alone."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv = hidden // heads * config["num_key_value_heads"]
     layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * config["intermediate_size"] + 2 * hidden
-    return config["num_hidden_layers"] * layer + 2 * config["vocab_size"] * hidden + hidden
+    embeddings = 1 if config["tie_word_embeddings"] else 2
+    return config["num_hidden_layers"] * layer + embeddings * config["vocab_size"] * hidden + hidden
 
 
 # The parameter counts that Meta states for its models (Hugging Face's model pages show these to the last digit).
@@ -26,6 +29,10 @@ def parameters(config):
         ("meta-llama/Llama-2-70b", 68_976_648_192),
         ("meta-llama/Meta-Llama-3-8B", 8_030_261_248),
         ("meta-llama/Meta-Llama-3-70B", 70_553_706_496),
+        ("meta-llama/Meta-Llama-3.1-8B", 8_030_261_248),
+        ("meta-llama/Meta-Llama-3.1-70B", 70_553_706_496),
+        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
+        ("meta-llama/Llama-3.2-3B", 3_212_749_824),
     ],
 )
 def test_dimensions_give_the_published_parameter_count(name, count):
@@ -33,7 +40,8 @@ def test_dimensions_give_the_published_parameter_count(name, count):
     assert parameters(config) == count
     llama3 = "Llama-3" in name
     assert config["rope_theta"] == (500000 if llama3 else 10000)
-    assert config["max_position_embeddings"] == (8192 if llama3 else 4096)
+    longest = 131072 if "Llama-3." in name else 8192
+    assert config["max_position_embeddings"] == (longest if llama3 else 4096)
     assert config["vocab_size"] == (128256 if llama3 else 32000)
     assert config["rms_norm_eps"] == 1e-5
 
@@ -66,12 +74,58 @@ def test_paddlenlp_reads_every_configuration(name):
         ("Llama-2-70b", "meta-llama/Llama-2-70b"),
         ("llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
         ("Meta-Llama-3-70B", "meta-llama/Meta-Llama-3-70B"),
+        ("meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-8B"),  # Hugging Face's name; the other is PaddleNLP's
+        ("llama-3.2-1b", "meta-llama/Llama-3.2-1B"),
         ("META-LLAMA/llama-2-13B", "meta-llama/Llama-2-13b"),
     ],
 )
 def test_short_names(alias, name):
     assert configs.canonical(alias) == name
     assert configs.resolve(alias) == configs.resolve(name)
+
+
+def scaled(frequency, factor, low=1.0, high=4.0, length=8192):
+    """One frequency as Meta's llama-models scale it (`apply_scaling`)."""
+    wavelength = 2 * math.pi / frequency
+    if wavelength < length / high:
+        return frequency
+    if wavelength > length / low:
+        return frequency / factor
+    smooth = (length / wavelength - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
+
+
+@pytest.mark.parametrize("name, factor", [("3-8B", 1), ("3.1-8B", 8), ("3.1-70B", 8), ("3.2-1B", 32), ("3.2-3B", 32)])
+def test_angles(name, factor):
+    import paddle
+
+    from paddle_te.llama.decoder import rotary_embedding
+    from paddle_te.llama.loading import read_config
+
+    config = read_config(configs.resolve(f"llama-{name}"))
+    dim = config.hidden_size // config.num_attention_heads
+    assert dim == (64 if name == "3.2-1B" else 128)
+    positions = [0, 1, 77, 8191, 131071]
+    frequencies = np.array([scaled(500000.0 ** (-i / dim), factor) for i in range(0, dim, 2)])
+    want = np.outer(positions, np.tile(frequencies, 2))
+    np.testing.assert_allclose(rotary_embedding(config).at(paddle.to_tensor(positions)).numpy(), want, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "only rope_type llama3"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling_type"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks high_freq_factor, low_freq_factor"),
+        ({"head_dim": 128}, "head_dim=128.* = 64 only"),
+    ],
+)
+def test_what_paddlenlp_would_leave_out_is_refused(tmp_path, change, message):
+    from paddle_te.llama.loading import read_config
+
+    (tmp_path / "config.json").write_text(json.dumps(configs.read("llama-3.2-1b") | change))
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path)
 
 
 def test_a_folder_comes_before_a_name(tmp_path, monkeypatch):

@@ -1,8 +1,8 @@
 """Model configurations that come with the package, so that pretraining from scratch downloads nothing.
 
-Each is a folder with PaddleNLP's config.json. The hyper-parameters of Llama 2 and Llama 3 are those that Meta publishes
-with the weights (https://huggingface.co/meta-llama); `llama-125m` (grouped kv heads, 125 million parameters) is for
-convergence runs, `tiny-llama-demo` for tests and the quickstart.
+Each is a folder with PaddleNLP's config.json. The hyper-parameters of Llama 2, 3, 3.1 and 3.2 are those that Meta
+publishes with the weights (https://huggingface.co/meta-llama), the names those of PaddleNLP's tokenizers; `llama-125m`
+(grouped kv heads, 125 million parameters) is for convergence runs, `tiny-llama-demo` for tests and the quickstart.
 
 Imports neither paddle nor paddlenlp: the launcher checks its arguments with this in well under a second.
 """
@@ -45,7 +45,7 @@ def resolve(name_or_path: str) -> Path:
         return CONFIGS / name
     problem = "a folder without config.json" if folder.is_dir() else "neither a folder nor a known model"
     raise ValueError(
-        f"{name_or_path!r} is {problem}; give a folder that holds a PaddleNLP config.json, or one of: "
+        f"{name_or_path!r} is {problem}; give a folder with config.json, PaddleNLP's or Hugging Face's, or one of: "
         + ", ".join(known_names())
     )
 
