@@ -6,6 +6,7 @@ Sequences are padded on the right and need no mask, so every backend runs them.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,10 +94,15 @@ def _likelihood(logits, tokens):
 
 
 def windows(tokens, max_seq_length):
-    """Requests that ask for each token but the first once, in windows of at most max_seq_length predictions."""
+    """Requests that ask for each token but the first once, in windows of at most max_seq_length predictions.
+
+    Each has one token of context; the last one, if it is shorter, as much as fits (the harness's rolling windows).
+    """
     for start in range(0, len(tokens) - 1, max_seq_length):
-        window = [int(token) for token in tokens[start : start + max_seq_length + 1]]
-        yield Request(window[:1], window[1:])
+        end = min(start + max_seq_length, len(tokens) - 1)
+        window = [int(token) for token in tokens[max(end - max_seq_length, 0) : end + 1]]
+        count = end - start
+        yield Request(window[:-count], window[-count:])
 
 
 def perplexity_of_documents(scorer, tokenizer, path, limit=None):
@@ -113,7 +119,7 @@ def perplexity_of_documents(scorer, tokenizer, path, limit=None):
         requests += windows(tokens, scorer.max_seq_length)
     result = _perplexity(scorer, requests)
     nats = result["loss"] * result["tokens"]
-    words = sum(len(text.split()) for text in documents)
+    words = sum(len(re.split(r"\s+", text)) for text in documents)  # the harness's count
     size = sum(len(text.encode()) for text in documents)
     extra = {"word_perplexity": _exp(nats / words), "bits_per_byte": nats / size / math.log(2)}
     return result | extra | {"documents": len(documents)}

@@ -79,25 +79,44 @@ def test_windows_ask_for_every_token_once(count):
     requests = list(evaluate.windows(list(range(count)), 8))
     assert [token for request in requests for token in request.continuation] == list(range(1, count))
     for request in requests:
-        assert request.context == [request.continuation[0] - 1] and len(request.continuation) <= 8
+        whole = request.context + request.continuation
+        assert whole == list(range(whole[0], whole[-1] + 1)) and len(request.continuation) <= 8
+        assert len(whole) == min(9, count), "all windows of a long text are of one length, the last one by its context"
+
+
+def harness_windows(tokens, begin, length):
+    """What lm-evaluation-harness asks of a document: [(context, continuation)], in its terms (lm_eval/utils.py)."""
+    asked = [([begin], tokens[:length])]
+    for first in range(length, len(tokens), length):
+        last = min(first + length, len(tokens))
+        asked.append((tokens[last - length - 1 : first], tokens[first:last]))
+    return asked
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 9, 16, 21])
+def test_windows_are_the_harnesss(count, seed):
+    tokens = np.random.default_rng(seed).integers(0, 1000, count).tolist()
+    requests = evaluate.windows([7, *tokens], 8)
+    assert [(request.context, request.continuation) for request in requests] == harness_windows(tokens, 7, 8)
 
 
 def test_perplexity_of_documents(model, tokenizer, tmp_path, seed):
     generator = np.random.default_rng(seed)
     texts = [random_words(generator, n) for n in (3, 40, 11)]
+    texts[0] = f" {texts[0]}\n"  # what stands before and behind the spaces counts as a word in the harness
     path = write_lines(tmp_path / "docs.jsonl", [{"text": text} for text in texts])
     got = evaluate.perplexity_of_documents(scorer(model), tokenizer, path)
     nats = tokens = 0
     for text in texts:
         ids = tokenizer(text)["input_ids"]
         assert ids[0] == tokenizer.bos_token_id
-        for start in range(0, len(ids) - 1, 32):
-            each, _ = logprobs(model, ids[start : start + 33])
-            nats, tokens = nats - each.sum(), tokens + len(each)
+        for context, continuation in harness_windows(ids[1:], ids[0], 32):
+            each, _ = logprobs(model, context + continuation)
+            nats, tokens = nats - each[-len(continuation) :].sum(), tokens + len(continuation)
     assert got["tokens"] == tokens and got["documents"] == 3
     assert got["loss"] == pytest.approx(nats / tokens, rel=1e-5)
     assert got["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
-    assert got["word_perplexity"] == pytest.approx(math.exp(min(nats / 54, 700)), rel=1e-3)
+    assert got["word_perplexity"] == pytest.approx(math.exp(min(nats / 56, 700)), rel=1e-3)
     assert got["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(map(len, texts)), rel=1e-5)
 
 
@@ -110,12 +129,18 @@ def test_perplexity_of_a_corpus(model, tmp_path, seed):
         builder.end_document()
     builder.finalize(str(tmp_path / "c.idx"))
     tokens = np.concatenate(documents).tolist()
-    each = np.concatenate([logprobs(model, tokens[start : start + 33])[0] for start in range(0, 82, 32)])
+    asked = harness_windows(tokens[1:], tokens[0], 32)
+    each = np.concatenate([logprobs(model, before + after)[0][-len(after) :] for before, after in asked])
     for name in ("c", "c.bin"):
         got = evaluate.perplexity_of_corpus(scorer(model), tmp_path / name)
         assert got["tokens"] == 82 and got["loss"] == pytest.approx(-each.mean(), rel=1e-5)
     first = evaluate.perplexity_of_corpus(scorer(model), tmp_path / "c", limit=1)
     assert first["tokens"] == 32 and first["loss"] == pytest.approx(-each[:32].mean(), rel=1e-5)
+
+
+def test_documents_without_words(model, tokenizer, tmp_path):
+    blank = write_lines(tmp_path / "docs.jsonl", [{"text": " \n"}])
+    assert evaluate.perplexity_of_documents(scorer(model), tokenizer, blank)["word_perplexity"] > 0
 
 
 class Bigrams:
