@@ -138,11 +138,6 @@ def test_perplexity_of_a_corpus(model, tmp_path, seed):
     assert first["tokens"] == 32 and first["loss"] == pytest.approx(-each[:32].mean(), rel=1e-5)
 
 
-def test_documents_without_words(model, tokenizer, tmp_path):
-    blank = write_lines(tmp_path / "docs.jsonl", [{"text": " \n"}])
-    assert evaluate.perplexity_of_documents(scorer(model), tokenizer, blank)["word_perplexity"] > 0
-
-
 class Bigrams:
     """A model whose logits depend on the last token only."""
 
