@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import processes
+
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 
@@ -27,6 +29,7 @@ def missing_gpu():
 
 def pytest_configure(config):
     config.terminal_stderr = os.dup(2)  # nothing is captured yet
+    processes.environment_of_children(os.environ)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,10 +1,48 @@
-"""Processes that a test started, wherever they are in the process tree."""
+"""Processes that tests start: ports for their servers, their ends, and what they were doing where they hang."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
 
 import psutil
 
+STACKS = Path(__file__).parent / "hangs"
+# Below those that Linux takes connections' own ends from (32768 and up), and Slurm jobs' (training/machines.py).
+PORTS, LAUNCHER_PORTS = range(10_000, 15_000), "15000:19999"
+_given = set()
+
+
+def free_ports(count):
+    """Ports in a row for servers to come.
+
+    Not the kernel's choice (bind to 0), which any connection may take as its own end before the server is there; and
+    who connects to such a port too early may even reach himself, about once in 28,000 times.
+    """
+    chance = random.SystemRandom()  # not the tests' seed
+    while True:
+        first = chance.randrange(PORTS.start, PORTS.stop - count)
+        ports = range(first, first + count)
+        if _given.isdisjoint(ports) and all(map(_is_free, ports)):
+            _given.update(ports)
+            return list(ports)
+
+
+def _is_free(port):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
 
 def with_in_environment(name, value):
-    """Every live process with name=value in its environment."""
+    """Every live process with name=value in its environment, wherever it is in the process tree."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -13,3 +51,72 @@ def with_in_environment(name, value):
         except psutil.Error:  # gone, or another user's
             pass
     return found
+
+
+def environment_of_children(environ):
+    """Changes `environ`: the Python processes that get it write their stacks on SIGUSR2 (see `write_stacks`)."""
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STACKS), environ.get("PYTHONPATH")]))
+    environ.setdefault("PORT_RANGE", LAUNCHER_PORTS)  # paddle.distributed.launch: 35100:64000
+
+
+def _catches(process, signum):
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.split("SigCgt:")[1].split()[0], 16) >> (signum - 1) & 1
+
+
+def write_stacks(*pids):
+    """Has these processes and all below them write where their threads are to their stderr; returns them."""
+    tree = []
+    for pid in pids:
+        try:
+            tree += [top := psutil.Process(pid), *top.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            pass
+    for process in tree:
+        try:
+            if _catches(process, signal.SIGUSR2):
+                process.send_signal(signal.SIGUSR2)
+        except (OSError, psutil.Error):
+            pass
+    if tree:
+        time.sleep(1)
+    return tree
+
+
+def end(process, timeout):
+    """Exit status of a Popen; None if it had to be killed, with all below it, their stacks in their output."""
+    try:
+        return process.wait(timeout)
+    except BaseException as error:  # also pytest's own limit
+        for each in write_stacks(process.pid):
+            try:
+                each.kill()
+            except psutil.NoSuchProcess:
+                pass
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return None
+
+
+def run(command, timeout=500, check=False, **options):
+    """subprocess.run with the output as text, for what might hang: it is shown then, and leaves no process.
+
+    Raises AssertionError after `timeout` seconds, or with `check` at an exit status other than 0.
+    """
+    command = [str(word) for word in command]
+    # files, since what it has started may keep a pipe open
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        status = end(subprocess.Popen(command, stdout=output, stderr=errors, **options), timeout)
+        texts = [written(file) for file in (output, errors)]
+    failure = f"no end after {timeout} s" if status is None else f"exit status {status}"
+    assert status is not None and not (check and status), (
+        f"{' '.join(command)}: {failure}\n{texts[0][-6000:]}\n{texts[1][-12000:]}"
+    )
+    return subprocess.CompletedProcess(command, status, *texts)
+
+
+def written(file):
+    """The text of an open binary file."""
+    file.seek(0)
+    return file.read().decode(errors="replace")

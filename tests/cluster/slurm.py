@@ -8,12 +8,12 @@ import getpass
 import os
 import random
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 from tests.cluster.machines import download, unshare
+from tests.processes import free_ports
 
 PACKAGES = "munge libmunge2 slurmctld slurmd slurm-client slurm-wlm-basic-plugins libhwloc15 liblua5.1-0".split()
 NODES = {"node1": "127.0.0.2", "node2": "127.0.0.3"}
@@ -60,14 +60,6 @@ hostname "$0" && mount --bind "$1/hosts" /etc/hosts && "$2" -D -N "$0" -d "$3" &
 """
 
 
-def _free_ports(count):
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 class Cluster:
     """start() it, stop() it; `environ` is what Slurm's commands need."""
 
@@ -90,7 +82,7 @@ class Cluster:
         for name in ("state", *NODES):
             (run / name).mkdir(parents=True)
         run.chmod(0o755)
-        settings = dict(run=run, plugins=plugins, user=getpass.getuser(), ports=_free_ports(3))
+        settings = dict(run=run, plugins=plugins, user=getpass.getuser(), ports=free_ports(3))
         (run / "slurm.conf").write_text(CONF.format(first_job=random.randrange(1, 50_000), **settings))
         (run / "key").write_bytes(os.urandom(128))
         (run / "key").chmod(0o600)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.processes import end
 from tests.tools.nvgpu_processes import python_path
 
 HERE = Path(__file__).parent
@@ -86,7 +87,8 @@ def variants(names, init, folder, resumed=()):
 def launch(folder, processes, flags, variants, device, environment, timeout=500):
     """Trains all variants in `processes` processes on the devices that `environment` shows, and returns `read`'s.
 
-    Raises RuntimeError, with the ranks' last lines, if the job fails or runs longer than `timeout` seconds.
+    Raises RuntimeError, with the ranks' last lines, if the job fails or runs longer than `timeout` seconds; then with
+    their stacks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     data_ranks = processes // (flags.get(TP, 1) * flags.get(PP, 1))
@@ -99,16 +101,11 @@ def launch(folder, processes, flags, variants, device, environment, timeout=500)
     command += [HERE / "train.py", folder / "job.json"]
     environment = os.environ | environment | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
     with open(folder / "output.log", "w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        try:
-            status = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # Paddle's launcher ends its ranks
-            process.wait(60)
-            status = f"none after {timeout} s"
-    if status:
+        status = end(subprocess.Popen(command, env=environment, stdout=output, stderr=output), timeout)
+    if status != 0:
+        status = f"none after {timeout} s" if status is None else status
         logs = [folder / "output.log", *sorted((folder / "logs").glob("workerlog.*"))]
-        tails = "".join(f"\n{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
+        tails = "".join(f"\n{log.name}:\n{log.read_text(errors='replace')[-6000:]}" for log in logs)
         raise RuntimeError(f"exit status {status}{tails}")
     return read(folder, [flags["name"] for flags in variants], processes)
 

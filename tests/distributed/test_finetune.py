@@ -5,7 +5,6 @@ pd in float32; te in bf16 and fp8, with TE's kernels emulated in NumPy.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import paddle
 import pytest
 
 from tests.llama.native import relative
+from tests.processes import run as run_process
 from tests.tools.nvgpu_processes import python_path
 from tests.training.small import random_words, save_models, save_tokenizer, write_lines
 
@@ -83,10 +83,11 @@ def run(place, output, processes=1, environment=(), script=SCRIPT, **flags):
     command.append(script)
     command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
     environment = os.environ | dict(environment) | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    if result.returncode:
+    try:
+        run_process(command, check=True, env=environment)
+    except AssertionError as error:
         logs = "".join(log.read_text()[-3000:] for log in sorted((output / "logs").glob("workerlog.*")))
-        pytest.fail(f"exit status {result.returncode}\n{result.stdout[-2000:]}{result.stderr[-2000:]}\n{logs}")
+        pytest.fail(f"{error}\n{logs}")
     losses = [json.loads(line)["loss"] for line in (output / "train_log.jsonl").read_text().splitlines()]
     adapter = paddle.load(str(output / "lora_model_state.pdparams"))
     return losses, {name: value.astype("float32").numpy() for name, value in adapter.items()}

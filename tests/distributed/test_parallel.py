@@ -4,13 +4,13 @@ te's kernels are emulated (tests/emulated_te.py); tests/gpu/test_parallel.py has
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.distributed import jobs
+from tests.processes import run
 from tests.tools.nvgpu_processes import python_path
 
 SCRIPT = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
@@ -85,7 +85,7 @@ def test_impossible_layout_by_hand(tmp_path, nvgpu_host):
     flags = "--model_name_or_path tiny-llama-demo --tokenizer_name_or_path none --mock_data true --max_seq_length 32"
     command += [*flags.split(), "--output_dir", tmp_path / "out", "--pipeline_parallel_degree", "2"]
     environment = os.environ | nvgpu_host | dict(PYTHONPATH=python_path(), NVGPU_HOST_DEVICES="2")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = run(command, env=environment)
     assert done.returncode
     for rank in range(2):
         log = (tmp_path / f"logs/workerlog.{rank}").read_text()

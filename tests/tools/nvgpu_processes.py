@@ -1,13 +1,15 @@
 """Processes with the nvgpu plug-in, for the tests here and in tests/gpu: it is loaded when Paddle is imported."""
 
+import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from tests import processes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -25,31 +27,15 @@ def environment(plugin, **more):
 
 
 def run(plugin, *arguments, **more):
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=environment(plugin, **more),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    return processes.run([sys.executable, *arguments], timeout=300, env=environment(plugin, **more))
 
 
 def run_ranks(plugin, size, *arguments, timeout=240):
     """Exit codes and outputs of one process a rank, started as paddle.distributed.launch does but watched by nobody.
 
-    Those that still run after `timeout` seconds are killed: exit code -9 and the output so far.
+    Those that still run after `timeout` seconds are killed: exit code -9, the output so far and their stacks.
     """
-    endpoints = [f"127.0.0.1:{port}" for port in free_ports(size)]
+    endpoints = [f"127.0.0.1:{port}" for port in processes.free_ports(size)]
     command = [sys.executable, *map(str, arguments)]
     ranks = []
     for rank in range(size):
@@ -63,20 +49,17 @@ def run_ranks(plugin, size, *arguments, timeout=240):
             PADDLE_XCCL_BACKEND="nvgpu",
             FLAGS_selected_nvgpus=rank,
         )
-        output = tempfile.TemporaryFile("w+")  # a pipe would hold up a rank until somebody reads it
+        output = tempfile.TemporaryFile()  # a pipe would hold up a rank until somebody reads it
         ranks.append((subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT), output))
     deadline = time.monotonic() + timeout
     while any(process.poll() is None for process, _ in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
+    processes.write_stacks(*(process.pid for process, _ in ranks if process.poll() is None))
     for process, _ in ranks:
         process.kill()
-    return [process.wait() for process, _ in ranks], [written(output) for _, output in ranks]
-
-
-def written(file):
-    with file:
-        file.seek(0)
-        return file.read()
+    codes = [process.wait() for process, _ in ranks]
+    with contextlib.ExitStack() as files:
+        return codes, [processes.written(files.enter_context(output)) for _, output in ranks]
 
 
 def llama(plugin, device, dtype, seed, **more):

@@ -16,7 +16,6 @@ import os
 import random
 import runpy
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -27,16 +26,9 @@ import paddlenlp.transformers  # noqa: F401
 
 import paddle_te.training.trainer  # noqa: F401
 from paddle_te.training import background, checkpoints
+from tests.processes import free_ports
 
 SCRIPT = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def environments(ranks):

@@ -6,7 +6,6 @@ PADDLE_TE_KILLS=50 kills each job 50 times instead of a few.
 import json
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,8 @@ from paddle_te.training import trainer
 from paddle_te.training.checkpoints import complete_checkpoints
 from tests.distributed.conftest import nvgpu_host  # noqa: F401  (a fixture)
 from tests.llm.test_run_pretrain import command, losses, run
+from tests.processes import run as run_process
+from tests.tools.nvgpu_processes import python_path
 
 HERE = Path(__file__).parent
 KILLS = int(os.environ.get("PADDLE_TE_KILLS", 3))
@@ -46,9 +47,9 @@ def train(folder, environment, ranks, kills, **flags):
         sync_seconds=0.03,
     )
     (folder / "job.json").write_text(json.dumps(job))
-    environment = os.environ | environment | dict(PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1")
+    environment = os.environ | environment | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
     arguments = [sys.executable, HERE / "killed_saves.py", folder / "job.json"]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300 + 60 * KILLS)
+    done = run_process(arguments, env=environment, timeout=300 + 60 * KILLS)
     logs = "".join(log.read_text()[-3000:] for log in folder.glob("rank*.log"))
     assert not done.returncode, f"{done.stderr[-2000:]}\n{logs}"
     report = folder / "report.jsonl"

@@ -13,6 +13,7 @@ import pytest
 from paddle_te.training import peers
 from paddle_te.training.machines import LaunchError, Nodes
 from paddle_te.training.peers import Peers
+from tests.processes import free_ports
 
 OTHER = """
 import sys, time
@@ -35,9 +36,7 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def master():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(2)[0]}"
 
 
 @pytest.fixture
