@@ -1,0 +1,166 @@
+"""te's tensor and sequence parallel ops, two ranks in one process, on the emulated library: against one rank.
+
+Each rank is a thread, of which one runs at a time, until it comes to a collective.
+"""
+
+import contextlib
+import threading
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te import fp8
+from paddle_te.distributed import TensorParallel
+from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
+from paddle_te.llama.tensor_parallel import split_columns, split_rows
+from paddle_te.ops.te.counting import count_entry_points
+from tests import emulated_te
+from tests.poison import poison_allocations
+
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 128, 256, 8, 2, 16
+BATCH, TOKENS, RANKS = 2, 32, 2
+STACKED = {
+    "self_attention.layernorm_qkv.weight": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
+    "layernorm_mlp.fc1_weight": [FFN, FFN],
+}
+ROW_PARALLEL = ("self_attention.proj.weight", "layernorm_mlp.fc2_weight")
+
+
+def total(tensors):
+    """The sum in float32, rounded once: Paddle adds no bfloat16 on the CPU."""
+    return sum(tensor.astype("float32") for tensor in tensors).astype(tensors[0].dtype)
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    emulated_te.install(monkeypatch.setattr)
+    poison_allocations(monkeypatch)
+    monkeypatch.setattr(paddle.Tensor, "add_", lambda self, other: paddle.assign(total([self, other]), self))
+
+
+class Group:
+    """What a paddle.distributed group is to TensorParallel and to fp8."""
+
+    def __init__(self, nranks):
+        self.nranks, self.ranks = nranks, list(range(nranks))
+        self._turn, self._barrier, self._values = threading.Lock(), threading.Barrier(nranks, timeout=60), {}
+        self.gathered = []
+
+    def exchange(self, rank, x):
+        """Every rank's x."""
+        self._values[rank] = x
+        self._turn.release()
+        self._barrier.wait()
+        values = [self._values[other] for other in self.ranks]
+        self._barrier.wait()
+        self._turn.acquire()
+        return values
+
+    def run(self, function):
+        """[function(rank)] of all ranks."""
+        results = {}
+
+        def main(rank):
+            try:
+                with self._turn:
+                    results[rank] = function(rank)
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in self.ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [results[rank] for rank in self.ranks]
+
+
+class Rank(TensorParallel):
+    def all_reduce(self, x):
+        return paddle.assign(total(self.group.exchange(self.rank, x.clone())), x)
+
+    def all_gather(self, x):
+        self.group.gathered.append(x.dtype)
+        return paddle.concat(self.group.exchange(self.rank, x))
+
+    def reduce_scatter(self, x):
+        return total(self.group.exchange(self.rank, x)).split(self.size)[self.rank].clone()
+
+
+def make(monkeypatch, tp=None, **options):
+    monkeypatch.setattr(TensorParallel, "from_fleet", lambda sequence_parallel=False: tp)
+    monkeypatch.setattr(linear, "get_rng_state_tracker", lambda: paddle.nn.Layer)
+    monkeypatch.setattr(paddle.nn.Layer, "rng_state", contextlib.nullcontext, raising=False)
+    options |= dict(set_parallel_mode=tp is not None, sequence_parallel=tp is not None and tp.sequence_parallel)
+    return TransformerLayer(
+        HIDDEN, FFN, HEADS, KV_HEADS, max_sequence_length=TOKENS, params_dtype="bfloat16", **options
+    )
+
+
+def share(name, value, rank):
+    if name in STACKED:
+        return split_rows(value, STACKED[name], RANKS, rank)
+    return split_columns(value, RANKS, rank) if name in ROW_PARALLEL else value
+
+
+def train(layer, values, x, dy, recipe, group):
+    """{name: float32 array} of the output and all gradients of one step."""
+    for name, parameter in layer.named_parameters():
+        parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+    x, dy = (paddle.to_tensor(array).astype("bfloat16").detach() for array in (x, dy))
+    x.stop_gradient = False
+    with fp8.fp8_autocast(recipe is not None, recipe, group):
+        y = layer(x, None, RotaryPositionEmbedding(HEAD_DIM)(TOKENS))
+    y.backward(dy)
+    gradients = {
+        n: p.grad if getattr(p, "main_grad", None) is None else p.main_grad for n, p in layer.named_parameters()
+    }
+    return {name: value.astype("float32").numpy() for name, value in {"y": y, "x": x.grad, **gradients}.items()}
+
+
+def relative(got, want):
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
+@pytest.mark.parametrize("recipe, bound", [
+    (None, 1e-2),
+    # numbers that differ in bfloat16's last bit may round to fp8's neighbours
+    (fp8.DelayedScaling(amax_history_len=2), 0.1),
+    (fp8.Float8CurrentScaling(), 0.2),
+], ids=["bf16", "delayed", "current"])  # fmt: skip
+def test_two_ranks_compute_what_one_does(seed, monkeypatch, sequence_parallel, recipe, bound):
+    draw = np.random.default_rng(seed).standard_normal
+    one = make(monkeypatch)
+    values = {name: draw(p.shape, "float32") * (0.1 if p.ndim == 2 else 1) for name, p in one.named_parameters()}
+    x, dy = draw([BATCH, TOKENS, HIDDEN], "float32"), draw([BATCH, TOKENS, HIDDEN], "float32")
+    want = train(one, values, x, dy, recipe, None)
+
+    group = Group(RANKS)
+    layers = [
+        make(monkeypatch, Rank(group, r, RANKS, sequence_parallel), fuse_wgrad_accumulation=True) for r in group.ranks
+    ]
+
+    def run(rank):
+        mine = {name: share(name, value, rank) for name, value in values.items()}
+        part = lambda array: np.split(array.reshape(-1, HIDDEN), RANKS)[rank] if sequence_parallel else array  # noqa: E731
+        return train(layers[rank], mine, part(x), part(dy), recipe, group)
+
+    with count_entry_points() as counts:
+        ranks = group.run(run)
+    assert (counts["gemm", "fp8"] > 0) == (recipe is not None)
+    assert (paddle.uint8 in group.gathered) == (sequence_parallel and recipe is not None and recipe.kind == "delayed")
+    for name in want:
+        got = [rank[name] for rank in ranks]
+        if name in STACKED or name in ROW_PARALLEL:
+            expected = [share(name, want[name], rank) for rank in group.ranks]
+        elif not sequence_parallel:
+            expected = [want[name]] * RANKS
+        elif name in ("x", "y"):
+            expected = np.split(want[name].reshape(-1, HIDDEN), RANKS)
+        else:
+            got, expected = [sum(got)], [want[name]]  # the trainer sums the norms' gradients
+        for mine, other in zip(got, expected, strict=True):
+            assert relative(mine, other) < bound, name
