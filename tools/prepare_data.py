@@ -16,6 +16,7 @@ standard library, and trains a small sentencepiece tokenizer on it.
 
 import argparse
 import ast
+import ctypes
 import gzip
 import inspect
 import io
@@ -47,6 +48,7 @@ from tqdm import tqdm
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # taken from a folder; a file given by name may have any
 READ_BYTES = 1 << 18
 CHUNK_BYTES = 1 << 18  # of text for one task of a worker: large against its cost, small against the corpus
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DEMO_FORMAT = 1  # raise when --demo's output changes, so that older folders are not taken for complete
 # Standard library folders that distributions strip, or that hold no library documentation.
 DEMO_SKIP = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "tkinter", "ensurepip", "site-packages"}
@@ -212,9 +214,13 @@ def plain_text_options(tokenizer):
 _encoder = None
 
 
-def _start_worker(encoder):
+def _start_worker(encoder, parent):
     global _encoder
     _encoder = encoder
+    if sys.platform == "linux":  # a killed parent leaves its workers waiting: each has the others' pipes open
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -229,7 +235,7 @@ def encode_all(encoder, chunks, workers):
     At most four chunks a worker are under way: the corpus need not fit in memory. Workers are forked: they have the
     tokenizer and PaddleNLP's imports at once.
     """
-    with ProcessPoolExecutor(workers, get_context("fork"), _start_worker, (encoder,)) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork"), _start_worker, (encoder, os.getpid())) as pool:
         under_way = deque()
         try:
             for chunk in chunks:

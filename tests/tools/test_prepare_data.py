@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.processes import with_in_environment
+
 TOOL = Path(__file__).parents[2] / "tools" / "prepare_data.py"
 
 
@@ -401,21 +403,29 @@ def test_wrong_arguments(arguments, message, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_termination_leaves_nothing(tmp_path, tokenizer):
-    """SIGTERM in the middle of a run: the scratch folder goes, the workers end, no output appears."""
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_termination_in_the_middle_of_a_run(tmp_path, tokenizer, signum):
+    """The workers end and no output appears; SIGTERM leaves time to remove the scratch folder, too."""
     tokenizer.save_pretrained(str(tmp_path / "tokenizer"))
     (tmp_path / "in.jsonl").write_bytes(json_lines(["the quick brown fox " * 200]) * 4000)
-    out = tmp_path / "out"
+    out, tag = tmp_path / "out", str(tmp_path)
     process = subprocess.Popen(
         [sys.executable, str(TOOL), "--input_path", str(tmp_path / "in.jsonl"), "--output_prefix", str(out / "corpus")]
         + ["--tokenizer_name", str(tmp_path / "tokenizer"), "--workers", "2"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env=os.environ | {"TEST_TAG": tag},
     )
     deadline = time.monotonic() + 120
     while not any(path.stat().st_size for path in out.glob(".*/bin")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
-    process.terminate()
-    assert process.wait(timeout=60) == 143
-    assert list(out.iterdir()) == []
+    assert len(with_in_environment("TEST_TAG", tag)) == 3
+    process.send_signal(signum)
+    assert process.wait(timeout=60) == (143 if signum == signal.SIGTERM else -signum)
+    if signum == signal.SIGTERM:
+        assert list(out.iterdir()) == []
+    assert not list(out.glob("corpus*"))
+    while left := with_in_environment("TEST_TAG", tag):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
