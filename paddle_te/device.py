@@ -1,4 +1,4 @@
-"""The device that Paddle computes on, for what needs more of it than Paddle's API: addresses, streams, capability.
+"""The device that Paddle computes on, for what needs more of it than Paddle's API: stream, capability, memory.
 
 Knows three kinds: "cpu"; "gpu", paddlepaddle-gpu's; "nvgpu", the plug-in of tools/nvgpu. Nothing else in the package
 tests for a place. `place` is a Paddle place, such as `tensor.place`; None: where Paddle computes now.
@@ -39,11 +39,6 @@ def kind(place=None):
     return _resolve(place)[0]
 
 
-def data_ptr(tensor):
-    """Address of the tensor's first element as an int; on its device, for a tensor on a device."""
-    return tensor.data_ptr()
-
-
 def raw_stream(place=None):
     """The cudaStream_t, as an int, that Paddle gives work to now (`paddle.device.stream_guard` changes it).
 
@@ -70,24 +65,12 @@ def _on_nvgpu_host_runtime():
     return (nvgpu_library() or "").endswith("/libnvgpu_host.so")
 
 
-def _gpu(place):
-    """What the driver says of the place's GPU, a `library.Gpu`; None for what is not an NVIDIA GPU."""
+def compute_capability(place=None):
+    """(major, minor) of an NVIDIA GPU; None for what is not one (the CPU, nvgpu's host runtime)."""
     name, number = _resolve(place)
     if name == "gpu" or (name == "nvgpu" and not _on_nvgpu_host_runtime()):
         return library.gpus()[number]
     return None
-
-
-def compute_capability(place=None):
-    """(major, minor) of an NVIDIA GPU; None for what is not one (the CPU, nvgpu's host runtime)."""
-    gpu = _gpu(place)
-    return gpu.capability if gpu else None
-
-
-def sm_count(place=None):
-    """Number of streaming multiprocessors of an NVIDIA GPU; None for what is not one."""
-    gpu = _gpu(place)
-    return gpu.sm_count if gpu else None
 
 
 def bf16_supported(place=None):
@@ -95,12 +78,6 @@ def bf16_supported(place=None):
     in float32 without saying so. On NVIDIA GPUs from Ampere on; on nvgpu's host runtime always."""
     name, capability = kind(place), compute_capability(place)
     return name == "nvgpu" if capability is None else capability >= library.MIN_CAPABILITY
-
-
-def fp8_supported(place=None):
-    """Whether the GPU computes in fp8 (Ada, Hopper and newer)."""
-    capability = compute_capability(place)
-    return capability is not None and capability >= library.MIN_CAPABILITY_FP8
 
 
 def peak_memory(place=None):

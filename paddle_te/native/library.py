@@ -13,7 +13,6 @@ import mmap
 import os
 import re
 import threading
-from typing import NamedTuple
 
 from paddle_te.native.errors import BackendUnavailable, Problem
 
@@ -236,15 +235,8 @@ def driver():
     return cuda
 
 
-class Gpu(NamedTuple):
-    """An NVIDIA GPU as the driver describes it."""
-
-    capability: tuple[int, int]
-    sm_count: int
-
-
 def gpus():
-    """[Gpu] that are visible. Raises OSError as `driver` does."""
+    """[(major, minor)]: compute capabilities of the visible GPUs. Raises OSError as `driver` does."""
     cuda, value = driver(), ctypes.c_int()
 
     def attribute(number, device):
@@ -252,14 +244,14 @@ def gpus():
         return value.value
 
     cuda.cuDeviceGetCount(ctypes.byref(value))
-    major, minor, sms = 75, 76, 16  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*, _MULTIPROCESSOR_COUNT
-    return [Gpu((attribute(major, i), attribute(minor, i)), attribute(sms, i)) for i in range(value.value)]
+    major, minor = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+    return [(attribute(major, i), attribute(minor, i)) for i in range(value.value)]
 
 
 def gpu_problems(fp8=False):
     """Problems of the driver and of the visible GPUs."""
     try:
-        capabilities = [gpu.capability for gpu in gpus()]
+        capabilities = gpus()
     except OSError as e:
         remedy = "run on a machine with an NVIDIA GPU, its driver installed and visible to this process"
         return [Problem(f"no usable NVIDIA driver ({e})", remedy)]

@@ -20,7 +20,6 @@ class QKVLayout(IntEnum):
     """`NVTE_QKV_Layout` (fused_attn.h). b batch, s sequence, h heads, d head size."""
 
     BS3HD = 5  # one buffer [b, s, 3, h, d]
-    BSHD_BS2HD = 7  # q [b, s, h, d]; k and v in one buffer [b, s, 2, h, d]
     BSHD_BSHD_BSHD = 9  # three buffers [b, s, h, d]
 
 
