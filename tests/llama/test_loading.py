@@ -24,7 +24,7 @@ def test_both_layouts_give_the_same_logits(folder, tmp_path):
     ids = paddle.randint(0, 96, [2, 9])
     assert relative(ours(ids), native(ids)) < 1e-5
     fp8 = load_model(folder, "paddle", use_fp8=True, fp8_recipe="current")
-    assert 1e-3 < relative(fp8(ids), ours(ids)) < 0.3
+    assert 1e-3 < relative(fp8(ids), ours(ids)) < 0.5  # 60 seeds: at most 0.23; unrelated logits: 1.4
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -181,9 +180,11 @@ def throughput_callback():
 
 
 class Run:
-    """Drives a callback as the Trainer does, without one."""
+    """Drives a callback as the Trainer does, without one, by a clock of its own."""
 
-    def __init__(self, callback, output_dir):
+    def __init__(self, callback, output_dir, monkeypatch):
+        self.clock = SimpleNamespace(now=0.0)
+        monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: self.clock.now))
         self.callback, self.control = callback, SimpleNamespace()
         self.state = SimpleNamespace(global_step=0, is_world_process_zero=True)
         self.args = SimpleNamespace(
@@ -200,26 +201,26 @@ class Run:
 
     def step(self, seconds, save_seconds=0.0):
         self.send("on_step_begin")
-        time.sleep(seconds)
+        self.clock.now += seconds
         self.state.global_step += 1
         self.send("on_step_end")
         logs = {"loss": 1.0, "learning_rate": 0.1}
         self.send("on_log", logs=logs)
         if save_seconds:
-            time.sleep(save_seconds)
+            self.clock.now += save_seconds
             self.send("on_save")
         return logs
 
 
-def test_step_time_counts_training_and_not_saving(tmp_path):
-    run = Run(throughput_callback(), tmp_path)
+def test_step_time_counts_training_and_not_saving(tmp_path, monkeypatch):
+    run = Run(throughput_callback(), tmp_path, monkeypatch)
     run.step(0.02, save_seconds=1.0)
     logs = run.step(0.02)
-    assert 0.02 <= logs["step_time"] < 0.5
+    assert logs["step_time"] == pytest.approx(0.02)
 
 
-def test_speed_is_the_jobs_and_the_devices(tmp_path):
-    run = Run(throughput_callback(), tmp_path)
+def test_speed_is_the_jobs_and_the_devices(tmp_path, monkeypatch):
+    run = Run(throughput_callback(), tmp_path, monkeypatch)
     run.step(0.01)
     logs = run.step(0.05)
     exact = read_log(tmp_path)[-1]
@@ -230,8 +231,8 @@ def test_speed_is_the_jobs_and_the_devices(tmp_path):
     assert logs["model_tflops_per_device"] == pytest.approx(tflops, abs=1e-4)
 
 
-def test_other_logs_are_left_alone(tmp_path):
-    run = Run(throughput_callback(), tmp_path)
+def test_other_logs_are_left_alone(tmp_path, monkeypatch):
+    run = Run(throughput_callback(), tmp_path, monkeypatch)
     run.step(0.01)
     for logs in ({"eval_loss": 1.0}, {"train_loss": 1.0, "train_runtime": 2.0}):
         run.send("on_log", logs=(seen := dict(logs)))
@@ -239,8 +240,8 @@ def test_other_logs_are_left_alone(tmp_path):
     assert len(read_log(tmp_path)) == 1
 
 
-def test_only_the_first_process_writes(tmp_path):
-    run = Run(throughput_callback(), tmp_path / "run")
+def test_only_the_first_process_writes(tmp_path, monkeypatch):
+    run = Run(throughput_callback(), tmp_path / "run", monkeypatch)
     (tmp_path / "run" / TRAIN_LOG).unlink()
     run.state.is_world_process_zero = False
     run.step(0.01)
@@ -309,7 +310,7 @@ def test_the_gpus_name_is_the_drivers():
 
 def test_the_share_of_the_peak_is_logged_where_the_peak_is_known(tmp_path, monkeypatch):
     monkeypatch.setattr(callbacks, "device_name", lambda: "NVIDIA A100-SXM4-80GB")
-    run = Run(throughput_callback(), tmp_path)
+    run = Run(throughput_callback(), tmp_path, monkeypatch)
     run.step(0.01)
     logs = run.step(0.01)
     assert logs["mfu"] == pytest.approx(logs["model_tflops_per_device"] / 312, abs=1e-4)

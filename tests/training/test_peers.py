@@ -19,7 +19,7 @@ OTHER = """
 import sys, time
 from paddle_te.training import peers
 from paddle_te.training.machines import Nodes
-peers.BEAT_SECONDS, peers.SILENCE_SECONDS = 0.1, 1.0
+peers.BEAT_SECONDS, peers.SILENCE_SECONDS = 0.1, 2.0
 node = peers.Peers(Nodes(count=3, rank=int(sys.argv[1]), master=sys.argv[2]))
 while not node.failure:
     time.sleep(0.05)
@@ -31,7 +31,7 @@ node.close()
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(peers, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(peers, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(peers, "SILENCE_SECONDS", 2.0)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_heads_death_is_seen_by_the_others(start, master):
     head, others = start(0), [Peers(Nodes(3, rank, master)) for rank in (1, 2)]
     for other in others:
         joined(other, 1)
-    time.sleep(0.3)  # its name follows
+    time.sleep(1)  # its name follows
     head.kill()
     for other in others:
         wait_for(lambda other=other: other.failure)
@@ -109,7 +109,7 @@ def test_a_good_end_is_no_failure(master):
     for node in nodes:  # the head first
         node.close()
         time.sleep(0.3)
-    time.sleep(1.2)
+    time.sleep(peers.SILENCE_SECONDS + 0.3)
     assert [node.failure for node in nodes] == [None] * 3
 
 
