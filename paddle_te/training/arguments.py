@@ -1,5 +1,6 @@
 """Command-line arguments of pretraining: PaddleNLP's, and those that choose and tune the decoder layers."""
 
+import difflib
 import importlib.util
 import os
 from dataclasses import dataclass, field
@@ -75,6 +76,11 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError("--fp8_dpa_bwd false says how --fp8_dpa true goes backward; alone it means nothing")
         if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
             raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
+        if self.fuse_wgrad_accumulation and not self.amp_master_grad:
+            raise ValueError(
+                "--fuse_wgrad_accumulation needs --amp_master_grad true: another optimizer does not look at the main "
+                "gradients, and the layers would stay as they are"
+            )
         if self.use_fused_linear_cross_entropy and self.transformer_engine_backend == "none":
             self._check_paddlenlps_fused_loss()
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
@@ -138,7 +144,7 @@ class ModelArguments:
     )
     continue_training: bool = _option(False, "Start from the weights in model_name_or_path instead of from scratch.")
     te_init_weight_path: Optional[str] = _option(
-        None, "Folder with initial weights in this backend's layout (te_llama_ckpt_converter.py makes one)."
+        None, "Folder with initial weights, in this backend's layout (te_llama_ckpt_converter.py) or Hugging Face's."
     )
     fuse_attention_qkv: bool = _option(False, "Native layers: one weight for q, k and v.")
     fuse_attention_ffn: bool = _option(False, "Native layers: one weight for gate and up.")
@@ -149,8 +155,23 @@ class ModelArguments:
         self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
 
 
-class ArgumentParser(PdArgumentParser):
-    """PaddleNLP's, for the dataclasses of pretraining. Refuses an impossible layout, which the launcher refuses too,
+class ScriptParser(PdArgumentParser):
+    """PaddleNLP's, with one line for what is missing, malformed or no flag. Raises ValueError."""
+
+    def error(self, message):
+        raise ValueError(f"{message} (--help lists the flags)")
+
+    def parse_known_args(self, args=None, namespace=None):
+        flags, rest = super().parse_known_args(args, namespace)
+        if rest:
+            word = next((word for word in rest if word.startswith("--")), rest[0])
+            near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
+            self.error(f"{word}: there is no such flag" + (f"; did you mean {near[0]}?" if near else ""))
+        return flags, rest
+
+
+class ArgumentParser(ScriptParser):
+    """For the dataclasses of pretraining. Refuses an impossible layout, which the launcher refuses too,
     before TrainingArguments initialises fleet. Raises LaunchError, a ValueError.
     """
 

@@ -9,6 +9,7 @@ from paddlenlp.trainer import PdArgumentParser
 
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 
+TE = ["--transformer_engine_backend", "transformer_engine"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
 
 
@@ -34,7 +35,8 @@ def test_defaults_are_native_layers(tmp_path):
         (["--fp8_dpa"], "--fp8_dpa needs --use_fp8"),
         ([*PD_FP8, "--fp8_dpa", "--fp8_recipe", "current"], "--fp8_dpa needs .*--fp8_recipe delayed"),
         ([*PD_FP8, "--fp8_dpa_bwd", "false"], "--fp8_dpa_bwd false .*alone"),
-        (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs"),
+        (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs --transformer_engine_backend"),
+        (["--fuse_wgrad_accumulation", *TE], "--fuse_wgrad_accumulation needs --amp_master_grad true"),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),
