@@ -39,6 +39,18 @@ def kind(place=None):
     return _resolve(place)[0]
 
 
+def check_name(name):
+    """Raises ValueError for a device, such as "gpu" or "nvgpu:1", that Paddle does not have in this process."""
+    device = name.partition(":")[0]
+    remedies = {
+        "gpu": "needs paddlepaddle-gpu, and the installed Paddle is not; or nvgpu, with the plug-in of tools/nvgpu",
+        "nvgpu": "needs its plug-in: python tools/nvgpu/build.py --runtime cuda --install, or CUSTOM_DEVICE_ROOT",
+    }
+    there = device in paddle.device.get_all_custom_device_type() or device == "gpu" and paddle.is_compiled_with_cuda()
+    if device in remedies and not there:
+        raise ValueError(f"--device {name} {remedies[device]}; cpu is always there")
+
+
 def raw_stream(place=None):
     """The cudaStream_t, as an int, that Paddle gives work to now (`paddle.device.stream_guard` changes it).
 

@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import List, Optional
 
 import paddle
-from paddlenlp.trainer import PdArgumentParser
 from paddlenlp.utils.log import logger
 
-from paddle_te import fp8
+from paddle_te import device, fp8
 from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.llama.generation import generate_text
 from paddle_te.llama.loading import load_model, load_tokenizer
 from paddle_te.llama.lora import load_lora
-from paddle_te.training.arguments import check_fp8_dpa
+from paddle_te.training.arguments import ScriptParser, check_fp8_dpa
 from paddle_te.training.evaluate import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 
 
@@ -38,7 +37,9 @@ def option(default, help, **kwargs):
 class EvalArguments:
     """What to evaluate, how, and on what."""
 
-    model_name_or_path: str = field(metadata={"help": "Checkpoint folder, in the layout of the backend."})
+    model_name_or_path: str = field(
+        metadata={"help": "Checkpoint folder, in the layout of the backend or Hugging Face's."}
+    )
     tokenizer_name_or_path: Optional[str] = option(None, "Tokenizer folder or name. Default: model_name_or_path.")
     lora_path: Optional[str] = option(None, "Folder of a LoRA adapter, which is added to the weights.")
     transformer_engine_backend: str = option("none", "none, paddle or transformer_engine.")
@@ -132,11 +133,12 @@ def show(results):
 
 def main():
     try:
-        parser = PdArgumentParser((EvalArguments,))
+        parser = ScriptParser((EvalArguments,))
         if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
             (args,) = parser.parse_json_file_and_cmd_lines()
         else:
             (args,) = parser.parse_args_into_dataclasses()
+        device.check_name(args.device)
         paddle.set_device(args.device)
         tokenizer = load_tokenizer(args.tokenizer_name_or_path)
         results = evaluate(args, make_model(args), tokenizer)

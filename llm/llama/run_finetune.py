@@ -14,13 +14,15 @@ import sys
 from pathlib import Path
 
 import paddle
-from paddlenlp.trainer import PdArgumentParser, set_seed
+from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
 
+from paddle_te import device
 from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.loading import check_backend, from_pretrained, load_config, load_tokenizer
 from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
+from paddle_te.training.arguments import ScriptParser
 from paddle_te.training.callbacks import install_callbacks
 from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint
 from paddle_te.training.finetune import (
@@ -35,7 +37,7 @@ from paddle_te.training.trainer import check_resumable
 
 
 def parse_arguments():
-    parser = PdArgumentParser((FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments))
+    parser = ScriptParser((FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments))
     if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
         return parser.parse_json_file_and_cmd_lines()
     return parser.parse_args_into_dataclasses()
@@ -77,6 +79,7 @@ def main():
     try:
         model_args, data_args, training_args = parse_arguments()
         check_together(model_args, data_args, training_args)
+        device.check_name(training_args.device)
         paddle.set_device(training_args.device)
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
         if checkpoint:

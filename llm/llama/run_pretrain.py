@@ -110,12 +110,16 @@ def main():
     exit_signal = ExitSignalCallback()
     try:
         model_args, data_args, training_args = parse_arguments()
+        device.check_name(training_args.device)
         paddle.set_device(training_args.device)
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
         if checkpoint:
             check_resumable(checkpoint, training_args)
         if checkpoint and model_args.te_init_weight_path:
             raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
+        weights = model_args.te_init_weight_path
+        if weights and not Path(weights).is_dir():
+            raise ValueError(f"--te_init_weight_path {weights}: there is no such folder (weights are not downloaded)")
         check_device(training_args)
         if checkpoint and training_args.use_fp8:
             check_fp8_state(checkpoint, training_args)

@@ -140,6 +140,8 @@ def load_tokenizer(name_or_path):
     class that reads a tokenizer.json alone (Llama 3).
     """
     folder = Path(name_or_path)
+    if not folder.is_dir() and (len(folder.parts) != 2 or folder.is_absolute()):  # names are organisation/model
+        raise ValueError(f"tokenizer {str(name_or_path)!r}: there is no such folder")
     config = folder / "tokenizer_config.json"
     kind = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
     if kind in ("LlamaTokenizer", "LlamaTokenizerFast"):
@@ -148,7 +150,13 @@ def load_tokenizer(name_or_path):
                 return LlamaTokenizer.from_pretrained(str(folder), vocab_file=str(folder / name))
     if kind in ("PreTrainedTokenizerFast", "PretrainedTokenizerFast") and (folder / "tokenizer.json").is_file():
         return PretrainedTokenizerFast.from_pretrained(str(folder))
-    return AutoTokenizer.from_pretrained(str(name_or_path))
+    try:
+        return AutoTokenizer.from_pretrained(str(name_or_path))
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"tokenizer {str(name_or_path)!r}: neither a folder with a tokenizer that PaddleNLP reads nor a name that "
+            f"it can download ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def load_config(folder, backend="none", **settings):

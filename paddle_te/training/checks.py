@@ -78,7 +78,13 @@ def check_flags(flags: argparse.Namespace, world: int) -> None:
         model_name=flags.model_name_or_path,
     )
     check_layout(args, world, FLAGS)
-    check_model(args, configs.read(args.model_name), FLAGS)
+    config = configs.read(args.model_name)
+    check_model(args, config, FLAGS)
+    if pp > 1 and config.get("tie_word_embeddings") and "split_param" in (flags.sharding_parallel_config or ""):
+        raise LaunchError(
+            f"--sharding_parallel_config split_param with --pipeline_parallel_degree={pp}: Paddle would count the tied "
+            f"embeddings of {args.model_name} twice when it clips; leave split_param out"
+        )
 
 
 def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] = LAUNCHER) -> None:
@@ -89,9 +95,12 @@ def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] 
 
     degrees = args.TP * args.PP * args.FSDP
     if world % degrees:
+        remedy = "; one process a device: python -m paddle.distributed.launch, or the launch script"
+        if names is LAUNCHER:
+            remedy = " (DEVICES=0,1,... chooses the devices)"
         raise LaunchError(
             f"{say('TP')} x {say('PP')} x {say('FSDP')} = {degrees} must divide the number of devices, {world}; "
-            f"DP is what remains{' (DEVICES=0,1,... chooses the devices)' if names is LAUNCHER else ''}"
+            f"DP is what remains{remedy}"
         )
     if args.VP > 1 and args.PP < 3:
         raise LaunchError(
@@ -154,7 +163,8 @@ def check_precision(args: argparse.Namespace, config: dict, device: str) -> None
     if device == "nvgpu" and args.backend == "te" and not args.DRY_RUN and not count_gpus():
         raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")
     if args.precision == "fp8" and args.backend != "te":
-        raise LaunchError(f"precision=fp8 needs backend=te, not {args.backend}")
+        pd = "; pd emulates it: precision=fp32, EXTRA_ARGS='--use_fp8 true'" if args.backend == "pd" else ""
+        raise LaunchError(f"precision=fp8 needs backend=te, not {args.backend}{pd}")
     if args.precision == "fp32" and args.backend == "te":
         raise LaunchError(
             "precision=fp32 does not go with backend=te, whose attention kernels take bf16; use bf16 or fp8"

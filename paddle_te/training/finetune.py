@@ -24,7 +24,9 @@ def _option(default, help):
 class FinetuneModelArguments:
     """Which model, and what of it is trained."""
 
-    model_name_or_path: str = field(metadata={"help": "Checkpoint folder, in the layout of the backend."})
+    model_name_or_path: str = field(
+        metadata={"help": "Checkpoint folder, in the layout of the backend or Hugging Face's."}
+    )
     tokenizer_name_or_path: Optional[str] = _option(None, "Tokenizer folder or name. Default: model_name_or_path.")
     lora: bool = _option(False, "Train a LoRA adapter and leave the model as it is.")
     lora_rank: int = _option(32, "Rank of the adapter.")

@@ -103,8 +103,11 @@ def test_none_and_pd_train_alike_from_the_same_weights(monkeypatch, tmp_path):
         (dict(transformer_engine_backend="other"), "it may be none, paddle, transformer_engine"),
         (dict(resume_from_checkpoint="5"), "complete checkpoints"),
         (dict(model_name_or_path="llama-9000b"), "llama-9000b"),
+        (dict(tokenizer_name_or_path="/no/folder"), "tokenizer '/no/folder': there is no such folder"),
         (dict(mock_data="false"), "input_dir"),
         (dict(lr_scheduler_type="constant"), "linear"),
+        (dict(learn_rate=1), "--learn_rate: there is no such flag; did you mean --learning_rate?"),
+        (dict(max_steps="many"), "--max_steps: invalid int value: 'many'"),
     ],
 )
 def test_errors_come_before_work(monkeypatch, tmp_path, caplog, flags, message):

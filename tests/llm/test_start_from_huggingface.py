@@ -97,6 +97,16 @@ def test_tokenizer_json_alone(monkeypatch, place, tmp_path):  # noqa: F811
         assert tokenizer.eos_token_id == 1
 
 
+def test_weights_of_another_model_with_the_same_shapes_are_refused(monkeypatch, tmp_path, folders, caplog):
+    """Llama 3.1's weights would train with Llama 3's angles, and nothing but the loss would tell."""
+    hf, native = folders
+    config = json.loads((native / "config.json").read_text())
+    (native / "config.json").write_text(json.dumps(config | dict(rope_theta=10000.0)))
+    with pytest.raises(SystemExit) as stop:
+        pretrain(monkeypatch, tmp_path / "out", model_name_or_path=native, te_init_weight_path=hf, max_steps=1)
+    assert stop.value.code == 2 and "rope_theta=500.0, this run's has 10000.0" in caplog.text
+
+
 def test_what_does_not_fit_is_refused_before_work(monkeypatch, tmp_path, folders, caplog):
     hf, _ = folders
     config = json.loads((hf / "config.json").read_text())

@@ -22,11 +22,16 @@ GA, SHARDING = "gradient_accumulation_steps", "sharding_parallel_degree"
         (4, {PP: 4, GA: 2}, "--gradient_accumulation_steps=2 must be at least --pipeline_parallel_degree=4"),
         (2, {"sequence_parallel": "true"}, "--sequence_parallel=true needs --tensor_parallel_degree of at least 2"),
         (2, {TP: 2, "sequence_parallel": "1", "max_seq_length": 63}, "--max_seq_length=63 must be a multiple of"),
-        (2, {TP: 2, PP: 2, GA: 2}, "= 4 must divide the number of devices, 2; DP is what remains$"),
+        (2, {TP: 2, PP: 2, GA: 2}, "= 4 must divide the number of devices, 2; DP is what remains; one process"),
         (1, {TP: 2}, "= 2 must divide the number of devices, 1"),
         (4, {PP: 2, GA: 2, SHARDING: 2, "sharding": "stage2"}, "--sharding=stage2 does not go with --pipeline"),
         (4, {TP: 2, "sharding": "stage3"}, "--sharding=stage3 does not go with --tensor_parallel_degree=2"),
         (2, {"model_name_or_path": "llama-9000b"}, "llama-9000b"),
+        (
+            2,
+            {PP: 2, GA: 2, "model_name_or_path": "llama-3.2-1b", "sharding_parallel_config": "split_param"},
+            "--sharding_parallel_config split_param with --pipeline_parallel_degree=2: .* tied embeddings",
+        ),
     ],
 )
 def test_impossible_layouts_are_refused(monkeypatch, world, flags, message):

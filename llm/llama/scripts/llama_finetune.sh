@@ -4,7 +4,8 @@
 #   bash llama_finetune.sh <model> <tokenizer> <dataset> <output> <method> <batch_size_per_device> <FSDP> <TP> <GA> \
 #     <SP> <max_seqlen> <sharding_stage> <backend> <precision> <recompute>
 #
-#   model, tokenizer  folders; the checkpoint is in the backend's layout (te_llama_ckpt_converter.py makes one)
+#   model, tokenizer  folders; the checkpoint is in the backend's layout (te_llama_ckpt_converter.py makes one) or
+#                     Hugging Face's
 #   dataset           folder of train.json and, if there is one, dev.json: JSON lines {"src": …, "tgt": …}
 #   output            folder for the fine-tuned model or adapter, and for checkpoints
 #   method            full, lora, lora-attention or lora-mlp (lora)
@@ -34,13 +35,18 @@ if [ "${1-}" = -h ] || [ "${1-}" = --help ]; then
   sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
   exit
 fi
+for word; do
+  if [[ $word == --* ]]; then
+    fail "'$word': arguments go by position, without names (--help); EXTRA_ARGS takes run_finetune.py's flags"
+  fi
+done
 if [ $# -gt 15 ]; then fail "too many arguments: $# given, at most 15 (the last is recompute)"; fi
 
 model=${1-} tokenizer=${2:-${1-}} dataset=${3-} output=${4-}
 method=${5:-lora} batch=${6:-4} fsdp=${7:-1} tp=${8:-1} ga=${9:-1}
 sp=${10:-false} max_seqlen=${11:-2048} stage=${12:-stage2} backend=${13:-te} precision=${14:-bf16} recompute=${15:-none}
 
-if [ ! -f "$model/config.json" ]; then fail "model: '$model' is no folder with config.json"; fi
+if [ ! -f "$model/config.json" ]; then fail "model: '$model' is no folder with config.json (--help lists the arguments)"; fi
 if [ ! -d "$tokenizer" ]; then fail "tokenizer: '$tokenizer' is no folder"; fi
 if [ ! -f "$dataset/train.json" ]; then fail "dataset: '$dataset' is no folder with train.json"; fi
 if [ -z "$output" ]; then fail "output: give a folder for the result"; fi

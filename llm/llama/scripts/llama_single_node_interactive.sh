@@ -21,6 +21,10 @@ elif [ $# -gt ${#names[@]} ]; then
 else
   args=()
   for name in "${names[@]}"; do
+    if [[ ${1-} == --* ]]; then
+      echo "error: $name: '$1': arguments go by position, without names (--help); EXTRA_ARGS takes run_pretrain.py's flags" >&2
+      exit 2
+    fi
     if [ -n "${1-}" ]; then args+=("--$name=$1"); fi
     shift || true
   done
