@@ -186,7 +186,7 @@ class ModuleScaling:
             state.group = context.group
             may_begin_step = is_first_microbatch is not False and not context.in_recompute
             if may_begin_step and binding.done == binding.pair.generation:
-                state.begin_step(binding, certain=is_first_microbatch is True)
+                state.begin_step(binding)
             binding.pair.active = True
         forward_pass = ForwardPass(self, binding, training)
         generation, group = binding.pair.generation, state.reduction_group()

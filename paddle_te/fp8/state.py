@@ -268,11 +268,9 @@ class ScalingState:
         if len(bindings) > 1:
             self._place(bindings, BlockPair.joined([binding.pair for binding in bindings]))
 
-    def begin_step(self, binding, certain):
-        """Update the scales of the Binding's model, unless forward passes that used them still wait for their backward.
-
-        certain: the caller said that a step begins (is_first_microbatch=True), so waiting passes are a surprise.
-        """
+    def begin_step(self, binding):
+        """Update the scales of the Binding's model, unless forward passes that used them still wait for their backward:
+        a pipeline's micro-batches, or a graph that somebody keeps."""
         model = self._new_model_of(binding)
         pairs = [binding.pair] if model is None else [other.pair for other in _alive(model)]
         in_flight = sum(pair.in_flight for pair in pairs)
@@ -280,11 +278,12 @@ class ScalingState:
             if model is not None:
                 self._join(model)
             self._roll(binding.pair)
-        elif certain and not self._warned:
+        elif not self._warned:
             self._warned = True
             warnings.warn(
                 f"fp8 scales stay as they are: {in_flight} forward passes of the step before have had no "
-                "backward. Drop the tensors that keep their graphs alive, or run their backward first.",
+                "backward. Drop the tensors that keep their graphs alive, or run their backward first. Where these are "
+                "micro-batches of one step, say so with is_first_microbatch.",
                 stacklevel=4,
             )
 

@@ -295,20 +295,27 @@ def test_forward_that_is_dropped_does_not_hold_up_the_next_step(seed):
     run.simulation.check()
 
 
-def test_a_pass_kept_in_flight_defers_the_update_and_says_so(seed):
-    run = Run(DelayedScaling(amax_history_len=4))
-    kept = run.forward(True)
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("evaluation", [True, False])
+def test_a_pass_kept_in_flight_defers_the_update_and_says_so(evaluation, told, seed):
+    run, first = Run(DelayedScaling(amax_history_len=4)), True if told else None
+    run.layer.training = not evaluation  # in evaluation as well: its graph may still have a backward
+    kept = run.forward(first, record=not evaluation)
+    run.layer.train()
     run.backward(run.forward(False))
     with pytest.warns(UserWarning, match="1 forward passes .* no backward"):
-        ys = run.forward(True)
+        ys = run.forward(first)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
-        run.forward(True)
+        run.forward(first)
     run.backward(ys)
     run.simulation.check()
-    run.backward(kept)
+    if evaluation:
+        del kept
+    else:
+        run.backward(kept)
     run.new_step()
-    run.backward(run.forward(True))
+    run.backward(run.forward(first))
     run.simulation.check()
 
 
