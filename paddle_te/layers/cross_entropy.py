@@ -33,9 +33,9 @@ def linear_cross_entropy(
     chunk_tokens: the most tokens whose logits exist at a time; CHUNK_TOKENS by default.
     backend: whose cross-entropy and whose sum of the weight's gradient; te's take the 16-bit logits as they are.
 
-    Raises ValueError where there is not one label for each row of hidden.
+    Raises ValueError where there is not one label for each row of hidden, or no row.
     """
-    if hidden.shape[:-1] != labels.shape:
+    if hidden.shape[:-1] != labels.shape or not labels.size:
         raise ValueError(f"labels are {labels.shape} and hidden states {hidden.shape}: each token needs one label")
     head = _Head(get_ops(backend), transpose_y, ignore_index, tp, chunk_tokens or CHUNK_TOKENS)
     hidden, labels = hidden.reshape([-1, hidden.shape[-1]]), labels.reshape([-1, 1])

@@ -188,9 +188,15 @@ class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
         return first
 
     def forward(self, args):
-        hidden_states, attention_mask, rows, position_ids, alibi = modeling_pp.parse_args(args)
-        if rows is not None or position_ids is not None or alibi is not None:
-            raise NotImplementedError("position_ids and alibi are not supported by the layers of backends pd and te")
+        hidden_states, attention_mask, *others = modeling_pp.parse_args(args)
+        # PaddleNLP leaves out what is None, so that rows and positions, integers, may stand in a mask's place
+        if any(other is not None for other in others) or not (
+            attention_mask is None or attention_mask.is_floating_point()
+        ):
+            raise NotImplementedError(
+                "attn_mask_startend_row_indices, position_ids and alibi are not supported by pipelines of backends pd "
+                "and te, only an additive attention_mask"
+            )
         first = self._is_first_microbatch()
         run = super().forward
         full = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"

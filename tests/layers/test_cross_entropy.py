@@ -117,6 +117,8 @@ def test_labels_that_do_not_fit(seed):
     hidden, weight, labels = tensors(*draw(seed))
     with pytest.raises(ValueError, match="each token needs one label"):
         linear_cross_entropy(hidden, weight, labels[:, 1:])
+    with pytest.raises(ValueError, match="each token needs one label"):
+        linear_cross_entropy(hidden[:, :0], weight, labels[:, :0])
 
 
 def allocated(train, loss):

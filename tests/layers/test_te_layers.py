@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
-from paddle_te import fp8
+from paddle_te import fp8, native
 from paddle_te.layers import LayerNormLinear, RotaryPositionEmbedding
 from paddle_te.ops import get_ops
 from paddle_te.ops.te import float8_attention
@@ -239,3 +239,19 @@ def test_fp8_bytes_travel_only_among_ranks_that_share_amaxes(amax_ranks, gathere
         y, _ = layer(x)
     y.sum().backward()
     assert y.shape == [32, 48] and dtypes == [gathered] * 2
+
+
+def test_fp8_is_refused_before_its_first_kernel_where_the_gpu_has_none(monkeypatch):
+    te, problem = native.load(), native.Problem("a visible GPU has compute capability 8.0", "train in bf16")
+
+    def load(fp8=False):
+        if fp8:
+            raise native.BackendUnavailable([problem])
+        return te
+
+    monkeypatch.setattr(native, "load", load)
+    layer, x = LayerNormLinear(32, 48, params_dtype="bfloat16"), paddle.ones([16, 32], "bfloat16")
+    layer(x)
+    with count_entry_points() as counts, fp8.fp8_autocast(), pytest.raises(native.BackendUnavailable, match="8.0"):
+        layer(x)
+    assert not counts

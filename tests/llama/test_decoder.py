@@ -1,11 +1,14 @@
 """The decoder layer of backend pd against PaddleNLP's own."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
+from paddle.distributed import fleet
 from paddlenlp.transformers.llama import modeling
 
-from paddle_te.llama.decoder import TELlamaDecoderLayer, fp8_recipe, rotary_embedding
+from paddle_te.llama.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe, fp8_recipe, rotary_embedding
 from tests.llama.native import copy_layer, randomise, relative, te_gradients, tiny_config
 
 
@@ -90,6 +93,18 @@ def test_what_the_layer_does_not_have_is_refused(argument):
     layer = TELlamaDecoderLayer(tiny_config())
     with pytest.raises(NotImplementedError, match=argument):
         layer(paddle.zeros([1, 4, 64]), **{argument: True})
+
+
+def test_a_pipeline_takes_integers_for_no_mask(monkeypatch):
+    """PaddleNLP's tuples leave None out: position ids came as a mask, and attention was no longer causal."""
+    strategy = SimpleNamespace(pipeline_configs={"accumulate_steps": 1})
+    monkeypatch.setattr(fleet.fleet, "_user_defined_strategy", strategy, raising=False)
+    layer, x = TELlamaDecoderLayerPipe(tiny_config()), paddle.randn([1, 8, 64])
+    want = layer(x)
+    np.testing.assert_array_equal(layer((x, paddle.triu(paddle.full([1, 1, 8, 8], -1e30), 1)))[0], want)
+    for others in (paddle.arange(8).unsqueeze(0),), (None, None, paddle.arange(8).unsqueeze(0)):
+        with pytest.raises(NotImplementedError, match="position_ids"):
+            layer((x, *others))
 
 
 def test_fp8_recipe_follows_the_flags():

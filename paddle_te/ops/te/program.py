@@ -16,6 +16,7 @@ from typing import NamedTuple
 import paddle
 from paddle.autograd import PyLayer
 
+from paddle_te import native
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import dense, view
 
@@ -201,6 +202,8 @@ class Program:
     def __init__(self, rt, op, specs, quantizers, tp, train, fuse, settings):
         if any(spec is not None and 0 in spec[0] for spec in specs):
             raise ValueError("backend transformer_engine: a tensor has no elements; each rank needs tokens to compute")
+        if any(quantizers):
+            native.load(fp8=True)  # or BackendUnavailable, before the first kernel
         self.train, self._op, self._recorder = train, op, Recorder(rt.te)
         recorder = self._recorder
         self._inputs = inputs = [spec and recorder.place(spec[0], DTYPES[spec[1]], spec[2]) for spec in specs]
