@@ -83,7 +83,10 @@ def plan_new_ranks(checkpoint, target, max_shard_size, always_index=False):
     }
     stage_of = pipeline_stages(dims.num_hidden_layers, target.pp, target.vp)
     if target.pp > 1 and (checkpoint.config or {}).get("tie_word_embeddings"):
-        raise CheckpointError(f"{checkpoint.folder}: tied embeddings cannot be spread over pipeline stages here")
+        raise CheckpointError(
+            f"{checkpoint.folder}: tied embeddings are not divided into pipeline stages; give "
+            "--pipeline_parallel_degree 1: a run with pipeline stages splits a whole checkpoint itself"
+        )
     slots = [
         (layer, slot)
         for layer, slot in target.layout.tensors(dims.num_hidden_layers)

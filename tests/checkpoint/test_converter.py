@@ -147,6 +147,8 @@ def test_tied_embeddings(tmp_path, rng):
     (tmp_path / "pd" / "config.json").write_text(json.dumps(model.config | {"tie_word_embeddings": True}))
     convert(tmp_path / "pd", tmp_path / "te", "pd2te", progress=False)
     assert_same(merged(tmp_path / "te"), model.te())
+    with pytest.raises(CheckpointError, match="tied embeddings .* give --pipeline_parallel_degree 1"):
+        convert(tmp_path / "te", tmp_path / "stages", "reshard", pipeline_parallel_degree=2, progress=False)
 
 
 def test_without_config(tmp_path, rng):
