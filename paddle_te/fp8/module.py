@@ -152,6 +152,7 @@ class ModuleScaling:
 
     @classmethod
     def of_attention(cls, backend):
+        """That of an attention."""
         return cls(3, backend, attention=True)
 
     def serves(self, recipe):

@@ -176,6 +176,7 @@ class Block:
             self.set(paddle.concat([row.unsqueeze(0), self.history[1:]]), self.scale)
 
     def roll(self, recipe, update, group):
+        """End a step: the next scales, from the greatest amaxes over the group's ranks (None: this rank's)."""
         self.flush()
         if group is not None:
             self.reduce(group)

@@ -8,7 +8,10 @@ from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, local
 
 
 class DotProductAttention(BackendLayer):
-    """softmax(q·kᵀ / √d)·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa."""
+    """softmax(q·kᵀ / √d)·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa.
+
+    kv_channels: d, the size of one head. backend: as TransformerLayer's.
+    """
 
     def __init__(self, kv_channels, backend="transformer_engine"):
         super().__init__(backend)
@@ -55,6 +58,7 @@ class MultiHeadAttention(BackendLayer):
 
     Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight. The fused weight is q, k, v stacked on out:
     [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the ranks by heads.
+    Arguments: as TransformerLayer's.
     """
 
     def __init__(
@@ -127,8 +131,10 @@ class MultiHeadAttention(BackendLayer):
         recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
         past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
         use_cache: return (output, (k, v)) with x's keys and values appended.
-        Raises ValueError for flat x that is no whole number of sequences.
+        Raises ValueError without angles, and for flat x that is no whole number of sequences.
         """
+        if rotary_pos_emb is None:
+            raise ValueError("rotary_pos_emb is missing: the angles that RotaryPositionEmbedding returns")
         layers = self._sub_layers  # see layers.linear._Layer
         with_cache = past_key_value is not None or use_cache
         sequence, masked = self._sequence_length(x), attention_mask is not None

@@ -71,9 +71,10 @@ class _Layer(BackendLayer):
 
 
 class RMSNorm(_Layer):
-    """y = x / sqrt(mean(x²) + eps) · weight.
+    """y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, 2019).
 
-    Parameters: weight [hidden_size]. Input and output [..., hidden_size].
+    Parameters: weight [hidden_size]. sequence_parallel: each rank has other tokens, so that the weight's gradient is to
+    be summed over them. Other arguments: as TransformerLayer's.
     """
 
     def __init__(self, hidden_size, eps=1e-5, params_dtype=None, sequence_parallel=False, backend="transformer_engine"):
@@ -82,6 +83,7 @@ class RMSNorm(_Layer):
         self.weight = self.create_norm_weight(hidden_size)
 
     def forward(self, x):
+        """[..., hidden_size] -> the same shape and dtype."""
         return self.ops.rms_norm(x, self.weight, self.eps)
 
 
@@ -89,8 +91,10 @@ class Linear(_Layer):
     """y = x · weightᵀ (+ residual), without bias.
 
     Parameters: weight [out_features, in_features], split over the tensor parallel ranks on axis 0 (`parallel_mode`
-    "column") or 1 ("row"). Input [..., in_features of this rank].
-    fuse_wgrad_accumulation: add the weight's gradient to `weight.main_grad` (float32) inside the GEMM.
+    "column") or 1 ("row").
+    sequence_parallel: a column-parallel one's input, and a row-parallel one's output, are this rank's tokens.
+    init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's.
+    Raises ValueError for another parallel_mode, and for sizes that the ranks do not divide.
     """
 
     def __init__(
@@ -116,7 +120,8 @@ class Linear(_Layer):
         self.weight = self.create_weight(shape, init_method, split_axis)
 
     def forward(self, x, residual=None, is_first_microbatch=None):
-        """[..., in] -> [..., out]; residual, if any, has the output's shape and is added."""
+        """[..., in_features of this rank] -> [..., out_features of this rank]; residual, if any, is of that shape and
+        added. is_first_microbatch: as TransformerLayer's."""
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         return self.ops.linear(
             x,
@@ -133,6 +138,7 @@ class LayerNormLinear(_Layer):
     """y = RMSNorm(x) · weightᵀ, column parallel.
 
     Parameters: ln_weight [in_features], weight [out_features / tp, in_features].
+    init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's.
     """
 
     def __init__(
@@ -177,6 +183,7 @@ class LayerNormMLP(_Layer):
 
     Parameters: ln_weight [hidden_size], fc1_weight [2 · ffn_hidden_size / tp, hidden_size] (this rank's gate rows,
     then its up rows), fc2_weight [hidden_size, ffn_hidden_size / tp]. SwiGLU: Shazeer, 2020.
+    Arguments: as TransformerLayer's.
     """
 
     def __init__(
@@ -201,7 +208,7 @@ class LayerNormMLP(_Layer):
         self.fc2_weight = self.create_weight([hidden_size, ffn], output_layer_init_method or init_method, 1)
 
     def forward(self, x, is_first_microbatch=None):
-        """[..., hidden_size] -> the same shape."""
+        """[..., hidden_size] -> the same shape and dtype. is_first_microbatch: as TransformerLayer's."""
         parameters = self._parameters
         return self.ops.layernorm_mlp(
             x,

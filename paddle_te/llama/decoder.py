@@ -188,6 +188,10 @@ class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
         return first
 
     def forward(self, args):
+        """args: hidden_states, or (hidden_states, additive attention_mask [b, 1, s, s]) -> the same of the output.
+
+        Raises NotImplementedError for what else PaddleNLP's tuple may hold.
+        """
         hidden_states, attention_mask, *others = modeling_pp.parse_args(args)
         # PaddleNLP leaves out what is None, so that rows and positions, integers, may stand in a mask's place
         if any(other is not None for other in others) or not (

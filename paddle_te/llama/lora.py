@@ -68,6 +68,7 @@ class LowRank(nn.Layer):
             mark_as_sequence_parallel_parameter(whole)
 
     def forward(self, x):
+        """[..., in_features of this rank] -> [..., out_features of this rank], as the GEMM beside it."""
         z = paddle.matmul(x if self.dropout is None else self.dropout(x), self.lora_A)
         if self.tp is not None:
             z = self.tp.enter(z) if self.parallel_mode == "column" else self.tp.leave(z)
@@ -219,6 +220,7 @@ class TELoRAModel(LoRAModel):
     """
 
     def get_lora_model(self, model, lora_config):
+        """The model, with LoRA in those of its layers whose parts match."""
         _check(lora_config)
         targets = lora_config.target_modules
         targets = [targets] if isinstance(targets, str) else targets
@@ -239,6 +241,7 @@ class TELoRAModel(LoRAModel):
         return model
 
     def mark_only_lora_as_trainable(self):
+        """Freezes all but LoRA and what matches lora_config.trainable_modules."""
         extra = self.lora_config.trainable_modules or []
         for name, weight in self.model.state_dict().items():
             weight.stop_gradient = "lora_" not in name and not any(re.fullmatch(e, name) for e in extra)
@@ -250,21 +253,26 @@ class TELoRAModel(LoRAModel):
         super().set_state_dict({name: cast(name, value) for name, value in state_dict.items()})
 
     def lora_layers(self):
+        """The layers with LoRA."""
         return [layer for layer in self.model.sublayers() if isinstance(layer, _WithLoRA)]
 
     def merge(self):
+        """Adds LoRA to the weights it stands beside, in all layers; they compute as without it from then on."""
         for layer in self.lora_layers():
             layer.merge()
 
     def unmerge(self):
+        """Takes it out again, but for the weights' rounding."""
         for layer in self.lora_layers():
             layer.unmerge()
 
     def disable_lora(self):
+        """Computes without LoRA until `enable_lora`."""
         for layer in self.lora_layers():
             layer.disable_lora = True
 
     def enable_lora(self):
+        """Undoes `disable_lora`."""
         for layer in self.lora_layers():
             layer.disable_lora = False
 

@@ -112,6 +112,11 @@ def test_flat_tokens_must_be_whole_sequences():
         MultiHeadAttention(32, 4, backend="paddle")(paddle.randn([16, 32]), freqs)
 
 
+def test_angles_are_needed():
+    with pytest.raises(ValueError, match="rotary_pos_emb is missing"):
+        TransformerLayer(32, 48, 4, backend="paddle")(paddle.zeros([1, 8, 32]))
+
+
 def test_parameters_have_the_integrations_names_and_shapes():
     layer = TransformerLayer(32, 48, 4, 2, backend="paddle")
     assert {name: parameter.shape for name, parameter in layer.named_parameters()} == {

@@ -214,7 +214,7 @@ def _rotate(rt, heads, qkv, freqs, views):
 
 
 def _rotate_back(rt, heads, views, dqkv, freqs):
-    """dqkv from its gradients in `_gradients`' views."""
+    """dqkv from the gradients of rotated q, k and v; where they are packed they lie in dqkv."""
     target, angles = dqkv.data_ptr(), freqs.data_ptr()
     if heads.packed:
         rope.rope_packed(rt.te, rt.stream, target, target, angles, *heads.rope, backward=True)
@@ -244,6 +244,7 @@ def rotary_attention_forward(rt, qkv, freqs, *arguments):
 
 
 def rotary_attention_backward(rt, saved, dout):
+    """(dqkv, None for the angles)."""
     attention, qkv, freqs, in_16_bits = saved
     heads = attention.heads if attention else in_16_bits[0]
     dqkv = rt.empty(qkv.shape, heads.dtype)

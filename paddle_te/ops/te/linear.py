@@ -192,6 +192,7 @@ def _rms_norm_backward(rt, normed, dy):
 
 
 def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode):
+    """`linear`, and what its backward reads."""
     code = dtype_code("x", x)
     check_tensor("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype)
     if quantizers is not None:
@@ -212,6 +213,7 @@ def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode
 
 
 def linear_backward(rt, saved, dy):
+    """(dx, dW), with a residual its gradient as well."""
     x, operand, weight, residual, code, row = (
         saved.x, saved.operand, saved.weight, saved.residual, saved.code, saved.row
     )  # fmt: skip
@@ -229,6 +231,7 @@ def linear_backward(rt, saved, dy):
 
 
 def layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, eps):
+    """`layernorm_linear`, and what its backward reads."""
     code = dtype_code("x", x)
     check_tensor("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype)
     if quantizers is not None:
@@ -244,6 +247,7 @@ def layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, ep
 
 
 def layernorm_linear_backward(rt, saved, dy, dresidual):
+    """(dx, d ln_weight, dW)."""
     x, operand, w, weight, quantizers, tp = saved
     fp8 = quantizers is not None
     grad = _grad_output(rt, dy, x.code, quantizers, None)

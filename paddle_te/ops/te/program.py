@@ -53,6 +53,7 @@ class Place:
         self.main_grad = self.accumulate = None
 
     def data_ptr(self):
+        """What stands for the address until a run knows it."""
         return self.slot << OFFSET_BITS
 
     def reshaped(self, shape):
@@ -93,15 +94,18 @@ class Recorder(runtime.Runtime):
         return function(self, *arguments), self._calls, self._allocated
 
     def place(self, *arguments):
+        """A new Place(*arguments after the slot), of memory that comes from elsewhere."""
         self.slots += 1
         return Place(self.slots - 1, *arguments)
 
     def empty(self, shape, dtype):
+        """A new Place of memory that each run allocates."""
         place = self.place(shape, dtype)
         self._allocated[place.slot] = list(shape), dtype
         return place
 
     def tensor(self, data, shape, code, *addresses):
+        """A native tensor that each run moves. Not one that is kept: another's would move with it."""
         tensor = self._native.Tensor(data, shape, code, *addresses)
         self._slots_of[tensor] = {address >> OFFSET_BITS for address in (data, *addresses)} - {0}
         return tensor
