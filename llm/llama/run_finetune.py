@@ -22,7 +22,7 @@ from paddle_te import device
 from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.loading import check_backend, from_pretrained, load_config, load_tokenizer
 from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
-from paddle_te.training.arguments import ScriptParser
+from paddle_te.training.arguments import ArgumentParser
 from paddle_te.training.callbacks import install_callbacks
 from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint
 from paddle_te.training.finetune import (
@@ -37,7 +37,7 @@ from paddle_te.training.trainer import check_resumable
 
 
 def parse_arguments():
-    parser = ScriptParser((FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments))
+    parser = ArgumentParser((FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments))
     if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
         return parser.parse_json_file_and_cmd_lines()
     return parser.parse_args_into_dataclasses()

@@ -1,7 +1,7 @@
 """Checks of a run's arguments against each other, the model and the device, before anything starts.
 
 `args` has the launcher's names as attributes (`launch.ARGUMENTS`, `launch.KNOBS`); `check_flags` does the same for
-run_pretrain's own flags. What does not fit raises LaunchError: one line that names the argument and what it may be.
+the scripts' own flags. What does not fit raises LaunchError: one line that names the argument and what it may be.
 
 Imports neither paddle nor paddlenlp, which take seconds.
 """
@@ -43,7 +43,7 @@ class Names(dict):
 
 
 LAUNCHER = Names()
-# run_pretrain's names of the launcher's arguments
+# the scripts' names of the launcher's arguments
 FLAGS = Names(
     TP="--tensor_parallel_degree",
     PP="--pipeline_parallel_degree",
@@ -57,15 +57,20 @@ FLAGS = Names(
 
 
 def check_flags(flags: argparse.Namespace, world: int) -> None:
-    """`check_layout` and `check_model` for run_pretrain's parsed flags; PaddleNLP's degrees below 1 are its defaults.
+    """`check_layout` and `check_model` for the scripts' parsed flags; PaddleNLP's degrees below 1 are its defaults.
 
     Raises:
         LaunchError: a layout that cannot run, or an unknown model.
     """
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        if getattr(flags, name) < 1:
+            raise LaunchError(f"--{name}={getattr(flags, name)} must be at least 1")
     tp, pp = max(flags.tensor_parallel_degree, 1), max(flags.pipeline_parallel_degree, 1)
     fsdp = flags.sharding_parallel_degree
     if fsdp < 1:  # all ranks that are left
         fsdp = max(world // (tp * pp), 1) if flags.sharding else 1
+    length = "max_seq_length" if hasattr(flags, "max_seq_length") else "max_length"  # fine-tuning's
+    names = Names(FLAGS, max_seqlen=f"--{length}")
     args = argparse.Namespace(
         TP=tp,
         PP=pp,
@@ -73,13 +78,13 @@ def check_flags(flags: argparse.Namespace, world: int) -> None:
         FSDP=fsdp,
         GA=flags.gradient_accumulation_steps,
         SP=flags.sequence_parallel,
-        max_seqlen=flags.max_seq_length,
+        max_seqlen=getattr(flags, length),
         sharding_stage=(flags.sharding or "stage1").split()[0],
         model_name=flags.model_name_or_path,
     )
-    check_layout(args, world, FLAGS)
+    check_layout(args, world, names)
     config = configs.read(args.model_name)
-    check_model(args, config, FLAGS)
+    check_model(args, config, names)
     if pp > 1 and config.get("tie_word_embeddings") and "split_param" in (flags.sharding_parallel_config or ""):
         raise LaunchError(
             f"--sharding_parallel_config split_param with --pipeline_parallel_degree={pp}: Paddle would count the tied "
