@@ -4,6 +4,7 @@ import difflib
 import importlib.util
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Optional
 
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
@@ -124,6 +125,14 @@ def check_fp8_dpa(arguments):
     """Raises ValueError for attention in fp8 where the rest is not, or has another recipe."""
     if arguments.fp8_dpa and not (arguments.use_fp8 and arguments.fp8_recipe == "delayed"):
         raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
+
+
+def check_model_folder(arguments):
+    """Raises FileNotFoundError where model_name_or_path is no folder; before the tokenizer, which may be downloaded."""
+    if not Path(arguments.model_name_or_path).is_dir():
+        raise FileNotFoundError(
+            f"--model_name_or_path {arguments.model_name_or_path}: there is no such folder; weights are not downloaded"
+        )
 
 
 def _one_of(arguments, name, choices):
