@@ -8,6 +8,7 @@ through /proc, and ends all of them.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import select
@@ -290,3 +291,18 @@ class Supervisor:
 def supervise(command: list[str], env: Mapping[str, str], **arguments) -> int:
     """Runs a command under a `Supervisor`; see there for the arguments. Returns the exit status."""
     return Supervisor(command, env, **arguments).run()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """For shell scripts: python -m paddle_te.training.supervise --script S --processes N --logs DIR -- COMMAND…"""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--script", required=True, help="what each training process runs")
+    parser.add_argument("--processes", type=int, required=True, help="how many of them there are")
+    parser.add_argument("--logs", type=Path, required=True, help="paddle.distributed.launch's --log_dir")
+    parser.add_argument("command", nargs="+")
+    args = parser.parse_args(argv)
+    return supervise(args.command, os.environ, script=args.script, processes=args.processes, logs=args.logs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

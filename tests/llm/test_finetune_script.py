@@ -143,3 +143,21 @@ def test_it_trains(place):
     losses = [json.loads(line)["loss"] for line in (place / "out/train_log.jsonl").read_text().splitlines()]
     assert len(losses) == 3 and losses[2] < losses[0]
     assert (place / "out/lora_model_state.pdparams").is_file()
+
+
+def test_one_of_the_visible_devices(place):
+    """Paddle counts among the visible ones."""
+    environ = dict(DEVICE="gpu", DEVICES="3", CUDA_VISIBLE_DEVICES="2,3")
+    _, command = flags(place, environ, backend="none", precision="bf16")
+    assert command[:2] == ["env", "FLAGS_selected_gpus=1"]
+
+
+def test_a_job_that_fails_says_why_on_the_screen(place):
+    """Of several processes, whose output goes to files; what ends them all is test_launcher.py's."""
+    empty = place / "empty"
+    empty.mkdir()
+    (empty / "train.json").touch()
+    process = script(place, dict(DEVICES="0,1"), dataset=empty, output=place / "failed")
+    assert process.returncode == 2
+    assert "has no records" in process.stderr and "[rank " in process.stderr
+    assert "no process is left; logs: " in process.stderr

@@ -68,7 +68,7 @@ if [ -z "${PYTHON:-}" ]; then
 fi
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-# the launcher of pretraining knows how to find devices; its Devices is: kind, numbers
+# the launcher of pretraining finds the devices: kind, numbers, and the first one's place among the visible ones
 found=$("$PYTHON" - "$precision" <<'EOF'
 import os, sys
 from argparse import Namespace
@@ -81,23 +81,28 @@ try:
     devices = find_devices(args, os.environ)
 except LaunchError as error:
     sys.exit(f"error: {error}")
-print(devices.kind, ",".join(devices.ids))
+print(devices.kind, ",".join(devices.ids), *devices.selected().values())
 EOF
 ) || exit 2
-read -r kind ids <<<"$found"
+read -r kind ids place <<<"$found"
 count=$(tr ',' '\n' <<<"$ids" | wc -l)
 if [ $((count % (tp * fsdp))) -ne 0 ]; then fail "TP, FSDP: $tp·$fsdp must divide the number of devices, $count ($ids)"; fi
 if [ "$kind" = cpu ] && [ "$precision" = bf16 ]; then fail "precision: a CPU has fp32 (or, emulated by pd, fp8) only"; fi
 
+script=$root/llm/llama/run_finetune.py
 command=("$PYTHON" -u)
 if [ "$count" -gt 1 ]; then
   command+=(-m paddle.distributed.launch --log_dir "$output/logs")
   if [ "$kind" = cpu ]; then command+=(--nproc_per_node "$count"); else command+=(--devices "$ids"); fi
 elif [ "$kind" != cpu ]; then
-  export "FLAGS_selected_${kind}s=$ids"
+  command=(env "FLAGS_selected_${kind}s=$place" "${command[@]}")
+fi
+if [ "$kind" = cpu ]; then # Paddle's launcher would go by what it sees
+  unset CUDA_VISIBLE_DEVICES
+  export CUSTOM_DEVICE_ROOT=
 fi
 declare -A flags=([none]=none [te]=transformer_engine [pd]=paddle)
-command+=("$root/llm/llama/run_finetune.py"
+command+=("$script"
   --model_name_or_path "$model" --tokenizer_name_or_path "$tokenizer" --dataset_name_or_path "$dataset"
   --output_dir "$output" --do_train true --device "$kind" --transformer_engine_backend "${flags[$backend]}"
   --per_device_train_batch_size "$batch" --per_device_eval_batch_size "$batch" --gradient_accumulation_steps "$ga"
@@ -122,4 +127,5 @@ if [ "${DRY_RUN:-0}" = 1 ]; then
   echo
   exit
 fi
-exec "${command[@]}"
+exec "$PYTHON" -m paddle_te.training.supervise --script "$script" --processes "$count" --logs "$output/logs" -- \
+  "${command[@]}"
