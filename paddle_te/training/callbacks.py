@@ -1,5 +1,6 @@
 """Callbacks for PaddleNLP's Trainer: throughput and its log, the progress bar, the stop on a signal."""
 
+import atexit
 import ctypes
 import json
 import signal
@@ -246,6 +247,8 @@ class ExitSignalCallback(TrainerCallback):
         self.received = False  # by this rank
         self.stopping = False  # all ranks
         signal.signal(signum, self._receive)  # stays: the sender may repeat itself while the last files are written
+        # Python ends before its libraries do, and leaves them the signal's default, which kills
+        atexit.register(signal.signal, signum, signal.SIG_IGN)
 
     def _receive(self, signum, frame):
         self.received = True

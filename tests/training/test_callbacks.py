@@ -1,6 +1,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -361,6 +363,21 @@ def test_a_signal_in_the_last_step_leaves_nothing_to_resume(tiny_config, tmp_pat
     trainer.add_callback(SignalAt(2))
     trainer.train()
     assert exit_signal.stopping and not (tmp_path / STOPPED_MARK).exists()
+
+
+LATE = """
+import ctypes, signal, sys
+from paddle_te.training.callbacks import ExitSignalCallback
+ExitSignalCallback()
+libc = ctypes.CDLL(None)
+libc.on_exit(getattr(libc, "raise"), None)  # called with the exit status: the signal comes when Python has ended
+sys.exit(int(signal.SIGUSR1))
+"""
+
+
+def test_a_signal_while_the_process_ends_does_not_kill_it():
+    """Slurm's is repeated every ten seconds; libraries take a while to end."""
+    assert subprocess.run([sys.executable, "-c", LATE]).returncode == signal.SIGUSR1
 
 
 def test_a_signal_while_the_ranks_agree_is_for_the_next_step(monkeypatch, exit_signal):
