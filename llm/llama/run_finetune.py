@@ -24,7 +24,7 @@ from paddle_te.llama.loading import check_backend, from_pretrained, load_config,
 from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.training.arguments import ArgumentParser
 from paddle_te.training.callbacks import install_callbacks
-from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint
+from paddle_te.training.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
 from paddle_te.training.finetune import (
     FinetuneModelArguments,
     FinetuningArguments,
@@ -84,6 +84,8 @@ def main():
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
         if checkpoint:
             check_resumable(checkpoint, training_args)
+        else:
+            check_new_run(training_args)
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)

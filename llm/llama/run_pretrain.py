@@ -27,7 +27,7 @@ from paddle_te.llama.loading import check_same_model, from_pretrained, load_toke
 from paddle_te.ops import get_ops
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
-from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint
+from paddle_te.training.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
 from paddle_te.training.trainer import PretrainingTrainer, check_resumable
 
@@ -115,6 +115,8 @@ def main():
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
         if checkpoint:
             check_resumable(checkpoint, training_args)
+        else:
+            check_new_run(training_args)
         if checkpoint and model_args.te_init_weight_path:
             raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
         weights = model_args.te_init_weight_path

@@ -47,6 +47,16 @@ def complete_checkpoints(output_dir):
     return [(step, folder) for step, folder in _checkpoints(output_dir) if is_complete(folder)]
 
 
+def check_new_run(args):
+    """Raises ValueError where training would start anew in an output_dir with checkpoints, which it would overwrite."""
+    there = ", ".join(str(step) for step, _ in complete_checkpoints(args.output_dir))
+    if there and args.do_train and not args.overwrite_output_dir:
+        raise ValueError(
+            f"--output_dir {args.output_dir} holds checkpoints (steps {there}): go on with --resume_from_checkpoint "
+            "auto or a step, give another folder, or --overwrite_output_dir true"
+        )
+
+
 def sync(path):
     """Writes a file, or a folder's list of names, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
