@@ -14,7 +14,7 @@ def read_json_lines(path, limit=None):
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     records = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:  # json.loads decodes, so that a line in another encoding is named, too
         for number, line in enumerate(lines, 1):
             if limit is not None and len(records) == limit:
                 break
