@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from tests.cluster.machines import Unavailable, download, unshare
+from tests.processes import environment_of_children, write_stacks
 
 PACKAGES = """openssh-server openssh-client libwrap0 openmpi-bin openmpi-common libopenmpi3 libpmix2 libhwloc15
     libevent-2.1-7 libevent-core-2.1-7 libevent-pthreads-2.1-7 libmunge2 libucx0 libfabric1 libibverbs1 librdmacm1
@@ -70,6 +71,7 @@ class Pair:
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             **environ,
         }
+        environment_of_children(self.environ)
         self._configure(root)
 
     def _configure(self, root):
@@ -123,6 +125,16 @@ class Pair:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+    def end(self, process, seconds):
+        """Exit status of a script that `run` started; None if it was killed then, all stacks written."""
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            write_stacks(process.pid, *(node.pid for node in self.nodes.values()))
+            self.signal(process, signal.SIGKILL)
+            process.wait()
+            return None
 
     @staticmethod
     def signal(process, signum):

@@ -145,11 +145,9 @@ class Cluster:
         fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
         return fields["JobState"], int(fields["ExitCode"].split(":")[0])
 
-    def wait_for_end(self, job, seconds):
-        """Waits until the job has ended and none of it is left; returns (state, exit status)."""
-        over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
-        self.wait_for(lambda: self.state(job)[0] in over, f"end of job {job}", seconds)
-        return self.state(job)
+    def has_ended(self, job):
+        """Whether the job has ended and none of it is left."""
+        return self.state(job)[0] in {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
     def wait_for(self, condition, what, seconds):
         deadline = time.monotonic() + seconds

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import run
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "llm/llama/scripts/llama_single_node_interactive.sh"
 NSYS = """#!/bin/bash
@@ -65,7 +67,7 @@ def stand_ins(tmp_path):
     return {
         "NOTES": str(tmp_path / "notes"),
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}",
         "LD_LIBRARY_PATH": str(folder),
         "PYTHON": sys.executable,
     }
@@ -76,7 +78,7 @@ def test_the_window_is_around_the_chosen_steps(stand_ins, tmp_path):
     settings |= dict(PROFILE_START_STEP="1", PROFILE_STOP_STEP="2", OMP_NUM_THREADS="1")
     arguments = "tiny-llama-demo none 1 1 1 1 1 2 false 32 stage1 pd fp32 none none none true".split()
     command = ["bash", LAUNCHER, *arguments]
-    done = subprocess.run(command, env=os.environ | stand_ins | settings, capture_output=True, text=True)
+    done = run(command, env=os.environ | stand_ins | settings)
     assert done.returncode == 0, done.stderr[-3000:]
     given = (tmp_path / "notes.nsys").read_text().split("\n")
     assert given[:7] == ["profile", "-s", "none", "-c", "cudaProfilerApi", "-t", "cuda,nvtx"]
@@ -97,8 +99,6 @@ def test_steps_outside_the_run_are_refused(stand_ins, tmp_path, first, last):
     settings = dict(DEVICE="cpu", MOCK_DATA="1", MAX_STEPS="4", OUTPUT_BASE=str(tmp_path / "out"))
     settings |= dict(PROFILE_START_STEP=first, PROFILE_STOP_STEP=last)
     arguments = "tiny-llama-demo none 1 1 1 1 1 2 false 32 stage1 pd fp32 none none none true".split()
-    done = subprocess.run(
-        ["bash", LAUNCHER, *arguments], env=os.environ | stand_ins | settings, capture_output=True, text=True
-    )
+    done = run(["bash", LAUNCHER, *arguments], env=os.environ | stand_ins | settings)
     assert done.returncode == 2 and not (tmp_path / "out").exists()
     assert done.stderr.startswith(f"error: PROFILE_START_STEP, PROFILE_STOP_STEP: {first} to {last} must be")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.machines import Unavailable
 from tests.cluster.slurm import Cluster
-from tests.processes import with_in_environment
+from tests.processes import with_in_environment, write_stacks
 
 ROOT = Path(__file__).resolve().parents[2]
 SUB = ROOT / "llm/llama/scripts/llama_multi_node.sub"
@@ -63,9 +63,16 @@ class Job:
 
     def end(self, seconds=120):
         """(state, exit status) once the job has ended, none of its processes left."""
-        ended = self.cluster.wait_for_end(self.id, seconds)
-        self.cluster.wait_for(lambda: self.processes() == [], "end of the job's processes", 30)
-        return ended
+        self.wait_for(lambda: self.cluster.has_ended(self.id), "end of the job", seconds)
+        self.wait_for(lambda: self.processes() == [], "end of the job's processes", 30)
+        return self.cluster.state(self.id)
+
+    def wait_for(self, condition, what, seconds):
+        try:
+            self.cluster.wait_for(condition, what, seconds)
+        except AssertionError as error:
+            write_stacks(*(process.pid for process in self.processes()))
+            raise AssertionError(f"{error}\n{self.text()}") from None
 
     def processes(self):
         return with_in_environment("SLURM_JOB_ID", self.id)
@@ -76,10 +83,10 @@ class Job:
         return {record["step"]: record["loss"] for record in map(json.loads, lines)}
 
     def wait_for_step(self, step):
-        self.cluster.wait_for(lambda: max(self.losses(), default=0) >= step, f"step {step}:\n{self.text()}", 120)
+        self.wait_for(lambda: max(self.losses(), default=0) >= step, f"step {step}", 120)
 
     def wait_for_requeue(self):
-        self.cluster.wait_for(lambda: self.cluster.state(self.id)[0] == "PENDING", "requeue", 60)
+        self.wait_for(lambda: self.cluster.state(self.id)[0] == "PENDING", "requeue", 60)
 
     def start_requeued(self):
         """Now: by itself it would wait for two minutes."""
@@ -144,7 +151,7 @@ def test_the_signal_before_the_limit_saves_and_the_requeued_job_resumes(cluster,
 def test_a_real_time_limit(cluster, tmp_path):
     """Slurm itself sends the signal: its shortest limit is a minute, and it may be early by as much."""
     job = Job(cluster, tmp_path, "--time=1", "--signal=B:USR1@15", nodes=1, MAX_STEPS="100000", SAVE_STEPS="100000")
-    job.cluster.wait_for(lambda: job.cluster.state(job.id)[0] == "PENDING" and job.losses(), "requeue", 100)
+    job.wait_for(lambda: job.cluster.state(job.id)[0] == "PENDING" and job.losses(), "requeue", 100)
     (checkpoint,) = (job.experiment / "output").glob("checkpoint-*")
     assert (checkpoint / ".checkpoint_done").exists() and f"step {max(job.losses())}; requeued" in job.text()
     assert "SIGUSR1: the ranks are asked to save" in job.text() and "TIMEOUT" not in job.text()
@@ -157,7 +164,7 @@ def test_a_node_that_dies_is_named_and_the_job_goes_on_without_loss(cluster, tmp
     job.wait_for_step(5)
     cluster.node_down("node2")
     try:
-        cluster.wait_for(lambda: job.processes() == [], "end of the other node", 60)
+        job.wait_for(lambda: job.processes() == [], "end of the other node", 60)
     finally:
         cluster.node_up("node2")
     assert "launch: node 1 (node2) died" in job.text(), job.text()
