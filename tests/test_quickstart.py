@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import run
+
 ROOT = Path(__file__).parents[1]
 STEPS = 10
 
@@ -18,16 +20,8 @@ def quickstart(tmp_path_factory):
     if not (ROOT / ".venv").exists():
         pytest.skip("run through scripts/test.sh: without .venv the quickstart would first install everything")
     out = tmp_path_factory.mktemp("quickstart")
-    result = subprocess.run(
-        ["bash", "scripts/quickstart.sh", str(out)],
-        cwd=ROOT,
-        env={**os.environ, "STEPS": str(STEPS)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return out, result
+    command = ["bash", "scripts/quickstart.sh", out]
+    return out, run(command, cwd=ROOT, env={**os.environ, "STEPS": str(STEPS)}, check=True)
 
 
 def test_summary(quickstart):

@@ -3,11 +3,12 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
@@ -30,8 +31,7 @@ def out(tmp_path_factory):
     # DEVICE, BACKEND, TRAIN, EVALUATE and TOLERANCE as the page says run it on a GPU
     environment = dict(DEVICE="cpu") | os.environ | dict(OUT=str(out), STEPS=str(STEPS), PATH=path)
     script = "set -euo pipefail\n" + "\n".join(blocks()[0])
-    process = subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-6000:]
+    run(["bash", "-c", script], cwd=ROOT, env=environment, check=True)
     return out
 
 
