@@ -287,6 +287,45 @@ def remove_index_cache(prefix):
                 file.unlink()
 
 
+def write_corpus(folder, encoder, files, workers, title):
+    """Encodes `files` into FOLDER/bin and FOLDER/idx, PaddleNLP's indexed dataset.
+
+    Returns:
+        dict: documents, tokens, skipped_malformed, skipped_empty, max_token_id (-1 where there is no token).
+    Raises:
+        PrepareError: a malformed line, or no document at all.
+    """
+    from paddlenlp.data.indexed_dataset import make_builder
+
+    counts = dict(documents=0, tokens=0, skipped_malformed=0, skipped_empty=0, max_token_id=-1)
+    # Not merge_file_: it turns sizes into int32, whose sum, the pointers, overflows beyond 2 GiB with NumPy 2.
+    builder = make_builder(str(folder / "bin"), "mmap", encoder.dtype)
+    chunks = (chunk for file in files for chunk in read_chunks(file))
+    with tqdm(total=_bytes_of(files), unit="B", unit_scale=True, desc=title) as bar:
+        for (documents, malformed, empty), bytes_read in encode_all(encoder, chunks, workers):
+            for ids in documents:
+                builder.add_item(ids)
+                builder.end_document()
+                counts["tokens"] += ids.size
+                counts["max_token_id"] = max(counts["max_token_id"], int(ids.max()))
+            counts["documents"] += len(documents)
+            counts["skipped_malformed"] += malformed
+            counts["skipped_empty"] += empty
+            bar.update(bytes_read)
+            bar.set_postfix(tokens=counts["tokens"], refresh=False)
+    if counts["documents"] == 0:
+        raise PrepareError(
+            f"no document in the input ({counts['skipped_malformed']} malformed lines, "
+            f"{counts['skipped_empty']} empty texts): is --json_key {encoder.json_key} right?"
+        )
+    builder.finalize(str(folder / "idx"))
+    return counts
+
+
+def _bytes_of(files):
+    return sum(file.stat().st_size for file in files)
+
+
 def prepare(
     inputs,
     output_prefix,
@@ -304,6 +343,11 @@ def prepare(
         inputs: files and folders of JSON lines.
         output_prefix: path without extension; its folder is made. Nothing appears under it before all is complete.
         tokenizer: a PaddleNLP tokenizer, or the name or folder of one.
+        json_key: where a line's text is.
+        append_eos: whether the tokenizer's end-of-text token follows each document.
+        workers: processes that tokenize.
+        skip_malformed: whether lines that are none are counted and left out.
+        overwrite: whether output that exists is replaced.
     Returns:
         dict: what PREFIX.json holds: documents, tokens, skipped lines, dtype, vocab_size, max_token_id, eos_token_id.
     Raises:
@@ -318,11 +362,8 @@ def prepare(
     if workers < 1:
         raise PrepareError(f"--workers {workers}: at least 1 is needed")
     files = find_inputs(inputs)
-    total_bytes = sum(file.stat().st_size for file in files)
-    if total_bytes == 0:
+    if _bytes_of(files) == 0:
         raise PrepareError(f"the input is empty: {', '.join(map(str, files))}")
-
-    from paddlenlp.data.indexed_dataset import make_builder
 
     if isinstance(tokenizer, (str, Path)):
         tokenizer = load_tokenizer(tokenizer)
@@ -333,36 +374,11 @@ def prepare(
         )
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.int32
     encoder = Encoder(tokenizer, dtype, json_key, eos if append_eos else None, skip_malformed)
-    counts = dict(documents=0, tokens=0, skipped_malformed=0, skipped_empty=0)
-    max_token_id = -1
-
     with scratch_folder(prefix) as folder:
-        # Not merge_file_: it turns sizes into int32, whose sum, the pointers, overflows beyond 2 GiB with NumPy 2.
-        builder = make_builder(str(folder / "bin"), "mmap", dtype)
-        chunks = (chunk for file in files for chunk in read_chunks(file))
-        with tqdm(total=total_bytes, unit="B", unit_scale=True, desc=prefix.name) as bar:
-            for (documents, malformed, empty), bytes_read in encode_all(encoder, chunks, workers):
-                for ids in documents:
-                    builder.add_item(ids)
-                    builder.end_document()
-                    counts["tokens"] += ids.size
-                    max_token_id = max(max_token_id, int(ids.max()))
-                counts["documents"] += len(documents)
-                counts["skipped_malformed"] += malformed
-                counts["skipped_empty"] += empty
-                bar.update(bytes_read)
-                bar.set_postfix(tokens=counts["tokens"], refresh=False)
-        if counts["documents"] == 0:
-            raise PrepareError(
-                f"no document in the input ({counts['skipped_malformed']} malformed lines, "
-                f"{counts['skipped_empty']} empty texts): is --json_key {json_key} right?"
-            )
-        builder.finalize(str(folder / "idx"))
-        summary = counts | dict(
+        summary = write_corpus(folder, encoder, files, workers, prefix.name) | dict(
             dtype=np.dtype(dtype).name,
             tokenizer_class=type(tokenizer).__name__,
             vocab_size=len(tokenizer),
-            max_token_id=max_token_id,
             eos_token_id=encoder.eos,
         )
         (folder / "json").write_text(json.dumps(summary, indent=1) + "\n")
