@@ -1,6 +1,7 @@
 """Where fp8 is on, with which recipe and group, and which micro-batch of a step is running."""
 
 from contextlib import ContextDecorator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from .recipe import RECIPES, DelayedScaling
@@ -16,7 +17,7 @@ class AutocastState(NamedTuple):
     in_recompute: bool = False
 
 
-_state = AutocastState()
+_states = ContextVar("_states", default=(AutocastState(),))  # of this thread, the innermost last
 
 
 class _Scope(ContextDecorator):
@@ -24,16 +25,13 @@ class _Scope(ContextDecorator):
 
     def __init__(self, **changes):
         self._changes = changes
-        self._previous = []
 
     def __enter__(self):
-        global _state
-        self._previous.append(_state)
-        _state = _state._replace(**self._changes)
+        states = _states.get()
+        _states.set((*states, states[-1]._replace(**self._changes)))
 
     def __exit__(self, *_):
-        global _state
-        _state = self._previous.pop()
+        _states.set(_states.get()[:-1])
 
 
 class fp8_autocast(_Scope):  # noqa: N801, TE's name
@@ -79,20 +77,20 @@ class autocast_state(_Scope):  # noqa: N801
 
 
 def get_autocast_state():
-    """The present AutocastState."""
-    return _state
+    """The present AutocastState of this thread."""
+    return _states.get()[-1]
 
 
 def is_fp8_enabled():
     """Whether GEMMs run in fp8 here."""
-    return _state.enabled
+    return get_autocast_state().enabled
 
 
 def get_fp8_recipe():
     """The recipe of the innermost fp8_autocast; outside of any, the default DelayedScaling()."""
-    return _state.recipe
+    return get_autocast_state().recipe
 
 
 def get_fp8_group():
     """The amax group of the innermost fp8_autocast, None without."""
-    return _state.group
+    return get_autocast_state().group

@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 
 from paddle_te import fp8
@@ -84,3 +86,27 @@ def test_wrong_arguments_are_named(arguments):
 def test_wrong_microbatch():
     with pytest.raises(ValueError, match="is_first="):
         microbatch("first")
+
+
+def test_threads_have_states_of_their_own():
+    """Which enter and leave in any order."""
+    barrier, seen = threading.Barrier(2, timeout=30), {}
+
+    def run(name, recipe):
+        with fp8_autocast(fp8_recipe=recipe):
+            barrier.wait()
+            if name == "last":
+                barrier.wait()
+            seen[name] = fp8.get_fp8_recipe()
+        if name == "first":
+            barrier.wait()
+        seen[name, "left"] = fp8.is_fp8_enabled()
+
+    recipes = {"first": Float8CurrentScaling(), "last": DelayedScaling(margin=1)}
+    threads = [threading.Thread(target=run, args=item) for item in recipes.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == recipes | {("first", "left"): False, ("last", "left"): False}
+    assert not fp8.is_fp8_enabled()
