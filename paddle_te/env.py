@@ -75,8 +75,9 @@ def nvidia_gpus():
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if result.returncode:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):  # a driver that hangs, too
         return []
     names = ["name", "driver_version", "memory", "compute_capability"]
     return [dict(zip(names, line.split(", "), strict=True)) for line in result.stdout.strip().splitlines()]

@@ -51,6 +51,16 @@ def test_every_backend_is_either_usable_or_explained(report):
         assert all(unusable.values())
 
 
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("nvidia-smi", 60), PermissionError("nvidia-smi")])
+def test_an_nvidia_smi_that_hangs_is_no_gpu(monkeypatch, error):
+    def run(*_, **__):
+        raise error
+
+    monkeypatch.setattr(env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(env.subprocess, "run", run)
+    assert env.nvidia_gpus() == []
+
+
 def test_text_says_each_reason_once_with_its_remedy(report):
     text = env.format_report(report)
     for of in report["unusable"].values():

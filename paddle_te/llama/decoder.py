@@ -102,7 +102,8 @@ class TELlamaDecoderLayer(nn.Layer):
         self.skip_recompute_ops = {}
         self.rope = rotary_embedding(config)
         self.fp8_recipe = fp8_recipe(config)
-        self.fp8_group = fp8_group() if self.fp8_recipe else None
+        if self.fp8_recipe:
+            fp8_group()  # collective: here, where all ranks are
         if self.fp8_recipe and self.fp8_recipe.fp8_dpa:
             head_dim = config.hidden_size // config.num_attention_heads
             ops = get_ops(config.transformer_engine_backend)
@@ -149,8 +150,9 @@ class TELlamaDecoderLayer(nn.Layer):
         )
         freqs = self._angles(hidden_states, position_ids, past_key_value)
         core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
+        group = fp8_group() if self.fp8_recipe else None
         # entered here, not around the model: a recomputed forward passes through here again
-        with fp8_autocast(self.fp8_recipe is not None, self.fp8_recipe, self.fp8_group):
+        with fp8_autocast(self.fp8_recipe is not None, self.fp8_recipe, group):
             return self.transformer(
                 hidden_states, attention_mask, freqs, core_attn, is_first_microbatch, past_key_value, use_cache
             )

@@ -37,6 +37,11 @@ def _operands(rt, x, weight, code, quantizers, columnwise):
     return quantize(rt, x, quantizers.input, pieces), quantized_weight(rt, weight, quantizers, pieces)
 
 
+def _cast_in_kernels(quantizers):
+    """Whether norms and activations write fp8 themselves, which takes scales that are known before."""
+    return quantizers is not None and quantizers.input.kind == "delayed"
+
+
 def _drop_data(rt, *operands):
     """Backward reads no rowwise fp8 data."""
     for operand in operands:
@@ -155,7 +160,7 @@ def _normed_operands(rt, x, eps, weight, quantizers, tp, columnwise):
     """
     gather = tp is not None and tp.sequence_parallel
     shape = x.x.shape
-    if quantizers is None or quantizers.input.kind == "current" or gather and not quantizers.same_scales:
+    if not _cast_in_kernels(quantizers) or gather and not quantizers.same_scales:
         local = rt.new_matrix(shape, x.dtype, x.code)
         x.forward(rt, eps, local.native)
         whole = rt.matrix(tp.all_gather(local.memory), x.code) if gather else local
@@ -296,7 +301,7 @@ def _layernorm_mlp_backward(rt, saved, dy):
 def _swiglu(rt, hidden, weight, dtype, code, quantizers, train):
     """silu(gate)·up and a weight as the forward GEMM reads them; delayed scaling writes fp8 in the same kernel."""
     shape = hidden.shape[0], hidden.shape[1] // 2
-    if quantizers is None or quantizers.input.kind == "current":
+    if not _cast_in_kernels(quantizers):
         act = rt.new_matrix(shape, dtype, code)
         rt.te.swiglu(hidden.native, act.native, rt.stream)
         return _operands(rt, act, weight, code, quantizers, train)
@@ -309,7 +314,7 @@ def _swiglu(rt, hidden, weight, dtype, code, quantizers, train):
 
 def _dswiglu(rt, dact, hidden, dtype, code, quantizers):
     """The gradient of fc1's output as the operand of its backward GEMMs."""
-    if quantizers is None or quantizers.grad_output.kind == "current":
+    if not _cast_in_kernels(quantizers):
         grad = rt.new_matrix(hidden.shape, dtype, code)
         rt.te.dswiglu(dact.native, hidden.native, grad.native, rt.stream)
         return grad if quantizers is None else quantize(rt, grad, quantizers.grad_output)
