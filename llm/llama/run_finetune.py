@@ -20,7 +20,7 @@ from paddlenlp.utils.log import logger
 
 from paddle_te import device
 from paddle_te.llama import causal_mask_only, model_class
-from paddle_te.llama.loading import check_backend, from_pretrained, load_config, load_tokenizer
+from paddle_te.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.training.arguments import ArgumentParser
 from paddle_te.training.callbacks import install_callbacks
@@ -43,12 +43,14 @@ def parse_arguments():
     return parser.parse_args_into_dataclasses()
 
 
-def make_model(model_args, data_args, training_args):
+def make_model(model_args, data_args, training_args, datasets):
     backend = training_args.transformer_engine_backend
     half = training_args.fp16_opt_level == "O2"
     dtype = "bfloat16" if half and training_args.bf16 else "float16" if half and training_args.fp16 else "float32"
     check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
     config = load_config(model_args.model_name_or_path, backend)
+    for dataset in filter(None, datasets):
+        check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
     LlmMetaConfig.set_llm_config(config, training_args)
     training_args.configure_layers(config)
     config.use_cache = False
@@ -89,7 +91,7 @@ def main():
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
-        model = make_model(model_args, data_args, training_args)
+        model = make_model(model_args, data_args, training_args, (train, dev))
     except (ValueError, OSError, RuntimeError) as error:
         logger.error(str(error))
         sys.exit(2)

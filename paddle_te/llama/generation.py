@@ -5,6 +5,8 @@ In fp8 backend transformer_engine cannot: GEMMs take multiples of 16 tokens, and
 
 import paddle
 
+from paddle_te.llama.loading import check_token_ids
+
 
 def left_padded(prompts, pad_token_id=0):
     """A batch of prompts (lists of token ids) that end together, as `generate` needs them.
@@ -36,6 +38,7 @@ def generate_text(model, tokenizer, prompts, batch_size=8, **settings):
     texts = []
     for start in range(0, len(prompts), batch_size):
         batch = [tokenizer(prompt)["input_ids"] for prompt in prompts[start : start + batch_size]]
+        check_token_ids(batch, model.config)
         tokens, _ = model.generate(**left_padded(batch, pad), eos_token_id=eos, pad_token_id=pad, **settings)
         texts += [tokenizer.decode(row, skip_special_tokens=True) for row in tokens.tolist()]
     return texts

@@ -159,6 +159,16 @@ def load_tokenizer(name_or_path):
         ) from error
 
 
+def check_token_ids(rows, config):
+    """Raises ValueError where a row of token ids has one that the model's embedding has not."""
+    largest = max((max(row) for row in rows if len(row)), default=0)
+    if largest >= config.vocab_size:
+        raise ValueError(
+            f"the text has token id {largest}, but the model's vocab_size is {config.vocab_size}: the tokenizer is "
+            "another model's (--tokenizer_name_or_path)"
+        )
+
+
 def load_config(folder, backend="none", **settings):
     """The LlamaConfig of the checkpoint in `folder` for a run with `backend`; settings override it.
 

@@ -16,6 +16,7 @@ import paddle.nn.functional as F
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from tqdm import tqdm
 
+from paddle_te.llama.loading import check_token_ids
 from paddle_te.training.jsonl import field, read_json_lines
 
 # --------------------------------------------------------------------------------------------- likelihood of tokens
@@ -52,6 +53,8 @@ class Scorer:
 
     def __call__(self, requests, title=None):
         """[Likelihood] of the requests, in their order. Raises ValueError for one without context or continuation."""
+        for request in requests:
+            check_token_ids([request.context, request.continuation], self.model.config)
         # the longest first: little padding, and too little memory shows at once
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].context) - len(requests[i].continuation))
         results = [None] * len(requests)

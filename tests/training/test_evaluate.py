@@ -1,12 +1,14 @@
 """Evaluation against a computation of its own: one sequence at a time, unpadded, in numpy float64."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from paddlenlp.data import indexed_dataset
 
+from paddle_te.llama.generation import generate_text
 from paddle_te.llama.loading import load_model
 from paddle_te.training import evaluate
 from paddle_te.training.evaluate import Request, Scorer
@@ -141,6 +143,8 @@ def test_perplexity_of_a_corpus(model, tmp_path, seed):
 class Bigrams:
     """A model whose logits depend on the last token only."""
 
+    config = SimpleNamespace(vocab_size=VOCABULARY)
+
     def __init__(self, seed):
         self.table = np.random.default_rng(seed).standard_normal([VOCABULARY, VOCABULARY]) * 3
 
@@ -240,3 +244,11 @@ def test_an_unfit_file_is_named(tokenizer, tmp_path, text, message):
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
         evaluate.evaluate_task(None, tokenizer, "lambada", tmp_path / "x.jsonl")
+
+
+def test_a_tokenizer_of_another_model_is_refused(model, tokenizer):
+    with pytest.raises(ValueError, match=f"token id {VOCABULARY}, but the model's vocab_size is {VOCABULARY}"):
+        Scorer(model, 32, progress=False)([Request([1], [2]), Request([1], [VOCABULARY])])
+    model.config.vocab_size = 8
+    with pytest.raises(ValueError, match="the tokenizer is another model's"):
+        generate_text(model, tokenizer, ["a longer text of several words"])
