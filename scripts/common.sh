@@ -69,10 +69,11 @@ CUDA 13 (580 or newer) here, or paddlepaddle-gpu (docs/faq.md). Everything runs 
   fi
 }
 
-# Everything that decides what is in .venv.
+# Everything that decides what is in .venv, and where its editable installation points.
 venv_stamp() {
   {
     echo "$1"
+    pwd -P
     .venv/bin/python -VV
     cat setup.py pyproject.toml constraints.txt
     find paddle_te -path '*/native/*.cpp' -exec cat {} +
