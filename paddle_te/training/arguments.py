@@ -63,6 +63,22 @@ class PreTrainingArguments(TrainingArguments):
             setattr(config, name, getattr(self, name))
 
     def __post_init__(self):
+        """Raises ValueError for flags that contradict each other, before PaddleNLP's initialise fleet."""
+        self._check_layers()
+        self._check_saving()
+        use_threaded_store()
+        prepare_sharding()
+        if self.virtual_pp_degree > 1:
+            group_pipeline_transfers()
+        super().__post_init__()
+        self.test_iters = 10 * self.eval_iters
+        if self._clips_bf16_where_paddle_cannot():
+            raise ValueError(
+                f"--bf16 on {self.device} over several processes needs --amp_master_grad true (or --max_grad_norm 0): "
+                "Paddle clips no bf16 gradients of parallel models on custom devices"
+            )
+
+    def _check_layers(self):
         _one_of(self, "transformer_engine_backend", ("none", "paddle", "transformer_engine"))
         _one_of(self, "recompute_granularity", ("full", "core_attn", "full_attn"))
         if self.recompute_granularity == "full_attn" and self.transformer_engine_backend != "none":
@@ -84,6 +100,8 @@ class PreTrainingArguments(TrainingArguments):
             )
         if self.use_fused_linear_cross_entropy and self.transformer_engine_backend == "none":
             self._check_paddlenlps_fused_loss()
+
+    def _check_saving(self):
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
             raise ValueError(
                 "PaddleNLP's asynchronous saving: a checkpoint could not be told from an incomplete one; use "
@@ -93,17 +111,6 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError("--staging_dir says where --save_in_background true writes first; alone it means nothing")
         if self.save_in_background and not os.access(self.staging_dir, os.W_OK | os.X_OK):
             raise ValueError(f"--staging_dir {self.staging_dir}: it must be a folder that can be written, on each node")
-        use_threaded_store()  # before PaddleNLP's arguments initialise fleet
-        prepare_sharding()
-        if self.virtual_pp_degree > 1:
-            group_pipeline_transfers()
-        super().__post_init__()
-        self.test_iters = 10 * self.eval_iters
-        if self._clips_bf16_where_paddle_cannot():
-            raise ValueError(
-                f"--bf16 on {self.device} over several processes needs --amp_master_grad true (or --max_grad_norm 0): "
-                "Paddle clips no bf16 gradients of parallel models on custom devices"
-            )
 
     def _check_paddlenlps_fused_loss(self):
         """PaddleNLP finds out in the first step, or, in a pipeline, forgets the flag."""
