@@ -1,6 +1,7 @@
 """Ops that are recorded once and run on other memory, on the emulated library."""
 
 import itertools
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -175,3 +176,41 @@ def test_a_main_gradient_of_another_dtype_is_refused(seed):
     weight.main_grad = paddle.zeros([32, 16], "bfloat16")
     with pytest.raises(Exception, match="main_grad of .* must be float32"):
         fused_linear(bf16(seed, 4, 16), weight).sum().backward()
+
+
+def test_threads_do_not_move_each_others_tensors(seed, monkeypatch):
+    """A second thread comes in the middle of the first one's run, between two of its allocations."""
+    monkeypatch.setattr(program, "JOINED", 0)
+
+    def twice_copied(rt, x, tp, train):
+        shape = tuple(x.shape)
+        source = rt.view(x, shape, BF16)  # for both copies
+        for _ in range(2):
+            out = rt.empty(x.shape, x.dtype)
+            rt.te.memcpy_async(rt.view(out, shape, BF16), source, rt.stream)
+        return out, None
+
+    op = Op(twice_copied, lambda rt, saved, dy: (None,))
+    inputs = [bf16(seed + i, 4, 8).detach() for i in range(2)]
+    want, results, allocations = [x.astype("float32").numpy() for x in inputs], {}, []
+    empty = runtime.Runtime.empty
+
+    def run(i):
+        results[i] = program.apply(op, (inputs[i],)).astype("float32").numpy()
+
+    second = threading.Thread(target=run, args=(1,))
+
+    def interrupted(self, shape, dtype):
+        allocations.append(threading.current_thread())
+        if len(allocations) == 2:
+            second.start()
+            second.join(timeout=0.5)
+        return empty(self, shape, dtype)
+
+    run(0)
+    monkeypatch.setattr(runtime.Runtime, "empty", interrupted)
+    run(0)
+    second.join()
+    assert len(set(allocations)) == 2
+    for i in range(2):
+        np.testing.assert_array_equal(results[i], want[i])

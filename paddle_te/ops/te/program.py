@@ -8,6 +8,7 @@ go after the last one, whatever the functions hold.
 """
 
 import math
+import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -197,7 +198,7 @@ class _Quantizers:
 
 
 class Program:
-    """An op for certain sizes.
+    """An op for certain sizes. Its runs share native tensors: one thread at a time.
 
     specs: of each tensor (shape, id of dtype, stop_gradient) or None. quantizers: of each GEMM _Quantizers.spec or
     None. train: whether a backward may follow. fuse: whether weights' gradients go to their main_grad.
@@ -208,7 +209,7 @@ class Program:
             raise ValueError("backend transformer_engine: a tensor has no elements; each rank needs tokens to compute")
         if any(quantizers):
             native.load(fp8=True)  # or BackendUnavailable, before the first kernel
-        self.train, self._op, self._recorder = train, op, Recorder(rt.te)
+        self.train, self._op, self._recorder, self._lock = train, op, Recorder(rt.te), threading.Lock()
         recorder = self._recorder
         self._inputs = inputs = [spec and recorder.place(spec[0], DTYPES[spec[1]], spec[2]) for spec in specs]
         self._quantizers = [spec and _Quantizers(recorder, *spec) for spec in quantizers]
@@ -250,7 +251,8 @@ class Program:
         pairs = [pair for pair in zip(self._quantizers, quantizers, strict=True) if pair[0] is not None]
         inputs += [(place.cached_weight.slot, q.cached_weight) for place, q in pairs if not place.update_weight]
         memories, bases = self._start(quantizers, inputs)
-        self._steps.run(rt, memories, bases)
+        with self._lock:
+            self._steps.run(rt, memories, bases)
         for place, q in pairs:
             if place.update_weight:
                 q.cache_weight(place.cached_weight and memories[place.cached_weight.slot])
@@ -279,12 +281,14 @@ class Program:
                 raise TypeError(f"main_grad of {weight.name} is {main_grad.dtype}; it must be float32")
             given.append((place.main_grad.slot, main_grad))
         given += [(place.slot, grad) for place, grad in zip(self._grads, grads, strict=True)]
-        steps, results, *_ = self._backward(rt, tuple(accumulate))
+        with self._lock:
+            steps, results, *_ = self._backward(rt, tuple(accumulate))
         memories, bases = self._start(quantizers, given)
         self._steps.locate_joined(bases)
         for holder in (weights, given, kept, grads):
             holder.clear()
-        steps.run(rt, memories, bases)
+        with self._lock:
+            steps.run(rt, memories, bases)
         for weight, main_grad in new:  # only now: what fails before leaves no numbers that nobody has written
             weight.main_grad = main_grad
         return [None if place is None else memories[place.slot] for place in results]
