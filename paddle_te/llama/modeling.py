@@ -101,7 +101,14 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
         self.lm_head.__class__ = LlamaLMHead
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
-        """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on."""
+        """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on.
+
+        Raises ValueError under sequence parallelism for another length than config.seq_length: there layers see tokens
+        in a row, and would take parts of two sequences for one.
+        """
+        length = self.config.seq_length
+        if self.config.sequence_parallel and input_ids is not None and input_ids.shape[1] != length:
+            raise ValueError(f"sequences of {input_ids.shape[1]} tokens: with sequence_parallel all have {length}")
         position_ids = FROM_ZERO if position_ids is None else position_ids
         fused = self.config.use_fused_linear_cross_entropy and kwargs.get("labels") is not None
         forward = self._forward_to_loss if fused else super().forward

@@ -55,6 +55,13 @@ def test_same_loss_and_gradients_as_paddlenlp(seed):
         assert relative(dict(ours.named_parameters())[name].grad, theirs[name].grad) < 1e-5
 
 
+def test_sequence_parallelism_takes_one_length():
+    model = LlamaForCausalLM(tiny_config(transformer_engine_backend="paddle", seq_length=8))
+    model.config.sequence_parallel = True
+    with pytest.raises(ValueError, match="sequences of 4 tokens: with sequence_parallel all have 8"):
+        model(paddle.zeros([2, 4], "int64"))
+
+
 def test_initialised_as_paddlenlps_layer(seed):
     """Mean and standard deviation of each weight, from samples large enough to tell 2 % apart."""
     paddle.seed(seed)
