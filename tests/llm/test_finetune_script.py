@@ -104,6 +104,7 @@ def test_every_argument(place):
     "arguments, environ, message",
     [
         (dict(model="nowhere"), {}, "model: 'nowhere'"),
+        (dict(model="--model"), {}, "'--model': arguments go by position"),
         (dict(tokenizer="nowhere"), {}, "tokenizer: 'nowhere'"),
         (dict(dataset="nowhere"), {}, "dataset: 'nowhere'"),
         (dict(output=""), {}, "output"),

@@ -136,6 +136,11 @@ def test_too_many_arguments():
     assert done.stderr == "error: too many arguments: 18 given, at most 17 (the last is nsys_profile)\n"
 
 
+def test_arguments_with_names():
+    done = shell(DRY, "tiny-llama-demo", "--tokenizer_name", "none")
+    assert done.returncode == 2 and done.stderr.startswith("error: tokenizer_name: '--tokenizer_name': arguments go by")
+
+
 def test_missing_data_says_what_to_set():
     if Path("/dataset").is_dir():
         pytest.skip("this machine has the default data set")
