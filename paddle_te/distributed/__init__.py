@@ -1,5 +1,6 @@
 """Tensor and sequence parallelism, recompute, and how ranks meet."""
 
+from paddle_te.distributed.fp8_group import fp8_group
 from paddle_te.distributed.pipeline import count_shared_weights_once, group_pipeline_transfers
 from paddle_te.distributed.recompute import recompute
 from paddle_te.distributed.sharding import prepare_sharding
@@ -9,6 +10,7 @@ from paddle_te.distributed.tensor_parallel import TensorParallel
 __all__ = [
     "TensorParallel",
     "count_shared_weights_once",
+    "fp8_group",
     "group_pipeline_transfers",
     "prepare_sharding",
     "recompute",

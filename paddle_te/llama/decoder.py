@@ -3,12 +3,11 @@
 from functools import lru_cache
 
 import paddle
-import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed import fleet
 from paddlenlp.transformers.llama import modeling_pp
 
-from paddle_te.distributed import recompute
+from paddle_te.distributed import fp8_group, recompute
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.ops import get_ops
@@ -65,22 +64,6 @@ def fp8_recipe(config):
         fp8_dpa=fp8_dpa,
         fp8_dpa_bwd=getattr(config, "fp8_dpa_bwd", True),
     )
-
-
-@lru_cache
-def fp8_group():
-    """The ranks that share amax: all of one pipeline stage, so that their scales are the same.
-
-    None in one process. Collective: every rank must call it the first time.
-    """
-    if dist.get_world_size() == 1:
-        return None
-    hcg = getattr(fleet.fleet, "_hcg", None)
-    if hcg is None:  # plain data parallelism, for which PaddleNLP does not initialise fleet
-        return dist.new_group(list(range(dist.get_world_size())))
-    stages = hcg.topology().get_dim("pipe")
-    groups = [dist.new_group(hcg.topology().get_axis_list("pipe", stage)) for stage in range(stages)]
-    return groups[hcg.get_stage_id()]
 
 
 class TELlamaDecoderLayer(nn.Layer):
