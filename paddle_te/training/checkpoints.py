@@ -48,12 +48,15 @@ def complete_checkpoints(output_dir):
 
 
 def check_new_run(args):
-    """Raises ValueError where training would start anew in an output_dir with checkpoints, which it would overwrite."""
+    """Raises ValueError where training would start anew in an output_dir with checkpoints.
+
+    It would overwrite some, and the next resume would take the others for its own.
+    """
     there = ", ".join(str(step) for step, _ in complete_checkpoints(args.output_dir))
-    if there and args.do_train and not args.overwrite_output_dir:
+    if there and args.do_train:
         raise ValueError(
             f"--output_dir {args.output_dir} holds checkpoints (steps {there}): go on with --resume_from_checkpoint "
-            "auto or a step, give another folder, or --overwrite_output_dir true"
+            "auto or a step, or give another folder"
         )
 
 
