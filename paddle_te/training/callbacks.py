@@ -4,7 +4,6 @@ import atexit
 import ctypes
 import json
 import signal
-import statistics
 import time
 from pathlib import Path
 
@@ -198,11 +197,19 @@ class ThroughputCallback(TrainerCallback):
         """{"mfu": share of the device's peak in the GEMMs' precision}; {} for a device whose peak is unknown."""
         return {"mfu": self._tflops(tokens_per_second, args) / self.peak_tflops} if self.peak_tflops else {}
 
+    def _steady_step_time(self):
+        """Mean seconds of the steps after the first interval (the last may have fewer), or of that one alone."""
+        if len(self.records) == 1:
+            return self.records[0]["step_time"]
+        ends = [record["step"] for record in self.records]
+        counts = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+        seconds = [count * record["step_time"] for count, record in zip(counts, self.records[1:], strict=True)]
+        return sum(seconds) / sum(counts)
+
     def on_train_end(self, args, state, control, **kwargs):
         if not self.records or not state.is_world_process_zero:
             return
-        steady = self.records[1:] or self.records
-        step_time = statistics.fmean(record["step_time"] for record in steady)
+        step_time = self._steady_step_time()
         samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.dataset_world_size
         tokens_per_second = samples * self.seq_length / step_time
         summary = {

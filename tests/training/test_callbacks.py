@@ -201,11 +201,13 @@ class Run:
     def send(self, event, **kwargs):
         getattr(self.callback, event)(self.args, self.state, self.control, **kwargs)
 
-    def step(self, seconds, save_seconds=0.0):
+    def step(self, seconds, save_seconds=0.0, log=True):
         self.send("on_step_begin")
         self.clock.now += seconds
         self.state.global_step += 1
         self.send("on_step_end")
+        if not log:
+            return None
         logs = {"loss": 1.0, "learning_rate": 0.1}
         self.send("on_log", logs=logs)
         if save_seconds:
@@ -219,6 +221,15 @@ def test_step_time_counts_training_and_not_saving(tmp_path, monkeypatch):
     run.step(0.02, save_seconds=1.0)
     logs = run.step(0.02)
     assert logs["step_time"] == pytest.approx(0.02)
+
+
+def test_the_summary_counts_each_step_once(tmp_path, monkeypatch):
+    """Also where the last interval has fewer steps than the others; the first is warm-up."""
+    run = Run(throughput_callback(), tmp_path, monkeypatch)
+    for seconds, log in [(9.0, False), (9.0, True), (0.1, False), (0.1, True), (0.4, True)]:
+        run.step(seconds, log=log)
+    run.send("on_train_end")
+    assert json.loads((tmp_path / TRAIN_SUMMARY).read_text())["step_time"] == pytest.approx(0.6 / 3)
 
 
 def test_speed_is_the_jobs_and_the_devices(tmp_path, monkeypatch):
