@@ -84,8 +84,8 @@ def _shared(config):
     return _MODEL | shared | {"num_key_value_heads": shared["num_key_value_heads"] or config["num_attention_heads"]}
 
 
-# What makes a model Hugging Face's Llama with what PaddleNLP's has. Weights do not tell: Granite's, and a Mistral's with
-# a sliding window, have Llama's names and shapes.
+# What makes a model Hugging Face's Llama with what PaddleNLP's has. Weights do not tell: Granite's, and those of a
+# Mistral with a sliding window, have Llama's names and shapes.
 _HF_ONLY = {
     "model_type": ("llama", "mistral"),
     "sliding_window": (None,),
