@@ -56,15 +56,16 @@ def test_same_loss_and_gradients_as_paddlenlps(seed, targets, kv_heads):
     for loss in losses:
         loss.backward()
     assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-5)
+    adapted = ours(ids)[0]
     ours.disable_lora()
-    assert abs(loss_of(ours, ids).item() - losses[0].item()) > 1e-3, "LoRA makes no difference"
+    assert relative(ours(ids)[0], adapted) > 0.1, "LoRA makes no difference"  # 1.26 and more in 210 seeds
     mine = dict(ours.model.named_parameters())
     trained = {ours_name(name) for name, p in native.model.named_parameters() if not p.stop_gradient}
     assert {name for name, p in mine.items() if not p.stop_gradient} == trained
     assert len(trained) == 2 * 2 * len(TARGETS[targets])
     for name, parameter in native.model.named_parameters():
         if "lora_" in name:
-            assert relative(mine[ours_name(name)].grad, parameter.grad) < 1e-5, name
+            assert relative(mine[ours_name(name)].grad, parameter.grad) < 3e-5, name  # 8e-6 in 300 seeds
     assert all(p.grad is None for name, p in mine.items() if "lora_" not in name)
 
 
@@ -192,7 +193,7 @@ def test_an_adapter_of_another_dtype(seed, tmp_path):
     path = str(tmp_path / "lora_model_state.pdparams")
     paddle.save({name: value.astype("bfloat16") for name, value in paddle.load(path).items()}, path)
     lora.restore_original_model()
-    assert relative(load_lora(lora.model, tmp_path, "paddle")(ids)[0], want) < 1e-5
+    assert relative(load_lora(lora.model, tmp_path, "paddle")(ids)[0], want) < 3e-5
 
 
 def test_no_adapter_is_an_error(tmp_path):
