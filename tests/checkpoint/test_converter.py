@@ -393,7 +393,7 @@ def test_an_interruption_does_not_wait_for_the_file(tmp_path, native, monkeypatc
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert time.monotonic() - start < 5, "the file's tensors take longer"
+    assert time.monotonic() - start < 8, "the file's tensors take longer"
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete").exists()
 
 
