@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 STACKS = Path(__file__).parent / "hangs"
-# Below those that Linux takes connections' own ends from (32768 and up), and Slurm jobs' (training/machines.py).
+# Below those that Linux takes connections' own ends from (32768 and up), and Slurm jobs' (launch/machines.py).
 PORTS, LAUNCHER_PORTS = range(10_000, 15_000), "15000:19999"
 _given = set()
 

@@ -17,7 +17,9 @@ MAY_IMPORT = {
     "layers": LAYERS,
     "checkpoint": set(),
     "llama": LAYERS | {"layers", "checkpoint", "device"},
-    "training": LAYERS | {"llama", "checkpoint", "device", "native"},
+    "configs": set(),
+    "training": LAYERS | {"llama", "checkpoint", "device", "native", "configs"},
+    "launch": {"training", "configs"},
     "env": {"native", "device"},
 }
 

@@ -23,7 +23,7 @@ from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.training.arguments import ArgumentParser
-from paddle_te.training.callbacks import install_callbacks
+from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
 from paddle_te.training.finetune import (
     FinetuneModelArguments,
@@ -78,6 +78,7 @@ def add_lora(model, model_args, training_args, dtype):
 
 
 def main():
+    exit_signal = ExitSignalCallback()
     try:
         model_args, data_args, training_args = parse_arguments()
         check_together(model_args, data_args, training_args)
@@ -105,12 +106,14 @@ def main():
         eval_dataset=dev,
         tokenizer=tokenizer,
     )
-    install_callbacks(trainer)
+    install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring theirs
     with contextlib.nullcontext() if data_args.zero_padding else causal_mask_only():
         if train is not None:
             count_real_tokens(trainer, model.config, tokens_per_sample(train), model_args.lora)
             trainer.train(resume_from_checkpoint=checkpoint)
+            if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:
+                return  # to be resumed: what follows is of the finished model
             trainer.save_model(merge_tensor_parallel=training_args.tensor_parallel_degree > 1)
         if dev is not None:
             trainer.log_metrics("eval", trainer.evaluate())

@@ -21,8 +21,8 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
 
 from paddle_te import device
+from paddle_te.configs import resolve
 from paddle_te.llama import causal_mask_only, model_class
-from paddle_te.llama.configs import resolve
 from paddle_te.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments

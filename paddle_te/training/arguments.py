@@ -12,7 +12,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.distributed import group_pipeline_transfers, prepare_sharding, use_threaded_store
 from paddle_te.training.background import STAGING_DIR
-from paddle_te.training.checks import check_flags
+from paddle_te.training.layout import check_flags
 
 
 def _option(default, help, **kwargs):
@@ -188,7 +188,7 @@ class ScriptParser(PdArgumentParser):
 
 class ArgumentParser(ScriptParser):
     """For the dataclasses of pretraining. Refuses an impossible layout, which the launcher refuses too,
-    before TrainingArguments initialises fleet. Raises LaunchError, a ValueError.
+    before TrainingArguments initialises fleet. Raises LayoutError, a ValueError.
     """
 
     def parse_known_args(self, args=None, namespace=None):

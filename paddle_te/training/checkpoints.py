@@ -8,6 +8,7 @@ complete and is not. Knows neither Paddle nor PaddleNLP.
 import os
 import re
 import shutil
+from itertools import count
 from pathlib import Path
 
 # PaddleNLP's name for it; written last, when every file of every rank is there
@@ -112,6 +113,27 @@ def rotate_checkpoints(output_dir, limit, best=None):
     for step, folder in _checkpoints(output_dir):
         if step < there[-1][0] and folder not in kept:
             remove_checkpoint(folder)
+
+
+def set_aside(output_dir, resume_step):
+    """Moves checkpoints of later steps than a run starts from into a folder of their own, output_dir/earlier-N.
+
+    They are another run's, or of a course that is given up. Among this one's, "auto" would resume from them, and
+    save_total_limit, which keeps the latest steps, remove this run's instead. resume_step: "auto", "none" or a number.
+    Returns that folder, or None if there were none.
+    """
+    if resume_step == "auto":
+        return None
+    start = -1 if resume_step == "none" else resume_step
+    later = [folder for step, folder in _checkpoints(output_dir) if step > start]
+    if not later:
+        return None
+    output_dir = Path(output_dir)
+    kept = next(folder for n in count(1) if not (folder := output_dir / f"earlier-{n}").exists())
+    kept.mkdir()
+    for folder in later:
+        folder.rename(kept / folder.name)
+    return kept
 
 
 def find_checkpoint(resume, output_dir):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
-from paddle_te.training import launch
+from paddle_te.launch import arguments, finetune, pretrain
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.datasets import DataArguments
 from paddle_te.training.finetune import FinetuneModelArguments, FinetuningArguments
@@ -65,7 +65,7 @@ def test_every_flag_is_there(scripts, readme):
 @pytest.mark.parametrize("readme", READMES)
 def test_every_argument_of_the_launcher_is_there(readme):
     text = (ROOT / readme).read_text()
-    for name, *_ in [*launch.ARGUMENTS, *launch.KNOBS]:
+    for name, *_ in [*arguments.KNOBS, *(row for job in (pretrain, finetune) for row in job.ARGUMENTS + job.KNOBS)]:
         assert re.search(rf"\b{name}\b", text), name
 
 

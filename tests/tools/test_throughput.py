@@ -87,12 +87,13 @@ def test_tokens_are_those_of_the_data_ranks():
 
 def test_all_runs_are_possible(tmp_path):
     """The launcher takes each one's arguments, and run_pretrain's flags come through."""
-    from paddle_te.training import launch
+    from paddle_te.launch import pretrain
+    from paddle_te.launch.plan import make_plan
 
     for name, run in throughput.RUNS.items():
         devices = [str(number) for number in range(run.gpus)]
         arguments = throughput.launch_arguments(run, tmp_path / name, devices, 12) + ["--DRY_RUN=1"]
-        plan, _ = launch.make_plan(arguments, {"CUSTOM_DEVICE_ROOT": ""})
+        plan, _ = make_plan(pretrain, arguments, {"CUSTOM_DEVICE_ROOT": ""})
         flags = plan.command[plan.command.index("--model_name_or_path") :]
         assert flags[-len(shlex.split(run.flags)) :] == shlex.split(run.flags) or not run.flags
         assert run.base is None or run.base in throughput.RUNS

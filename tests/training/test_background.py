@@ -14,7 +14,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.training import background, checkpoints, launch
+from paddle_te.launch.__main__ import main as launch
+from paddle_te.training import background, checkpoints
 from paddle_te.training.background import PREFIX, BackgroundSaver, check_room, free_bytes, remove_leftovers
 from paddle_te.training.checkpoints import CheckpointNotSaved, find_checkpoint, is_complete, mark_complete
 from paddle_te.training.trainer import PretrainingTrainer
@@ -181,11 +182,11 @@ def test_the_launcher_removes_what_killed_ranks_left(staging, tmp_path, monkeypa
         (staging / f"{PREFIX}killed" / "checkpoint-1").mkdir(parents=True)
         return 137
 
-    monkeypatch.setattr("paddle_te.training.supervise.supervise", killed)
+    monkeypatch.setattr("paddle_te.launch.supervise.supervise", killed)
     knobs = dict(DEVICE="cpu", DEVICES="0", MOCK_DATA=1, OUTPUT_BASE=tmp_path, EXTRA_ARGS=f"--staging_dir {staging}")
     arguments = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, precision="fp32")
     words = [f"--{key}={value}" for key, value in (arguments | knobs).items()]
-    assert launch.main(words) == 137
+    assert launch(["pretrain", *words]) == 137
     assert not any(staging.iterdir())
 
 

@@ -99,3 +99,15 @@ def test_everything_is_flushed_before_the_mark(output_dir, monkeypatch):
     assert {folder, folder / "a", folder / "inner", folder / "inner/b", output_dir} == set(synced)
     mark_complete(folder)
     assert synced[-2:] == [folder / COMPLETE_MARK, folder]
+
+
+def test_later_checkpoints_are_set_aside(tmp_path):
+    """As of a run that is overwritten, or goes on from an earlier step: neither `auto` nor a limit must see them."""
+    for step in (10, 20, 30):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-notes").mkdir()
+    assert checkpoints.set_aside(tmp_path, "auto") is checkpoints.set_aside(tmp_path, 30) is None
+    assert checkpoints.set_aside(tmp_path, 10) == tmp_path / "earlier-1"
+    assert {path.name for path in (tmp_path / "earlier-1").iterdir()} == {"checkpoint-20", "checkpoint-30"}
+    assert checkpoints.set_aside(tmp_path, "none") == tmp_path / "earlier-2"
+    assert {path.name for path in tmp_path.iterdir()} == {"earlier-1", "earlier-2", "checkpoint-notes"}

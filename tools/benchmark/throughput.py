@@ -27,7 +27,7 @@ from threading import Condition, Lock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
-from paddle_te.training.machines import visible_devices  # noqa: E402
+from paddle_te.launch.machines import visible_devices  # noqa: E402
 from tools.benchmark import report, step  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
 from tools.benchmark.problem import Dims  # noqa: E402
@@ -170,7 +170,7 @@ def parse_arguments(argv=None):
 
 
 def launch_arguments(run, folder, devices, steps):
-    """Of paddle_te.training.launch. Writes the model's config.json into the folder."""
+    """Of `paddle_te.launch pretrain`. Writes the model's config.json into the folder."""
     (folder / "model").mkdir(parents=True, exist_ok=True)
     (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **run.size.config}))
     wanted = {
@@ -224,7 +224,7 @@ def last_error(text):
 
 def execute(run, folder, devices, steps, warmup, timeout):
     """Trains, and returns the run's row: {"status": "ok", …} or {"status": "failed", "reason"}."""
-    command = [sys.executable, "-m", "paddle_te.training.launch"]
+    command = [sys.executable, "-m", "paddle_te.launch", "pretrain"]
     command += launch_arguments(run, folder, devices, steps)
     log, began = folder / "output.log", time.monotonic()
     status = start(command, log, timeout)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from paddle_te.training.launch import ARGUMENTS
+from paddle_te.launch.pretrain import ARGUMENTS
 from tests import processes
 from tests.processes import with_in_environment
 
@@ -47,7 +47,7 @@ def test_dry_run_by_default_is_the_originals_example(tmp_path):
     assert "paddle.distributed.launch" in words and done.stdout.count("\n") == 1
     for flag, value in {
         "--devices": "0,1,2,3,4,5,6,7",
-        "--model_name_or_path": str(ROOT / "paddle_te/llama/configs/meta-llama/Llama-2-7b"),
+        "--model_name_or_path": str(ROOT / "paddle_te/configs/meta-llama/Llama-2-7b"),
         "--tensor_parallel_degree": "2",
         "--gradient_accumulation_steps": "8",
         "--max_seq_length": "4096",
@@ -77,7 +77,7 @@ def test_every_position_reaches_its_argument(tmp_path):
     words = shlex.split(done.stdout)
     experiment = "N1_DP1_TP2_PP3_VP2_GA12_SPtrue_FSDP1_MBS4_te_fp8_core_attn_llama-125m"
     for flag, value in {
-        "--model_name_or_path": str(ROOT / "paddle_te/llama/configs/llama-125m"),
+        "--model_name_or_path": str(ROOT / "paddle_te/configs/llama-125m"),
         "--tokenizer_name_or_path": "meta-llama/Llama-2-13b",
         "--per_device_train_batch_size": "4",
         "--sharding_parallel_degree": "1",
@@ -138,7 +138,11 @@ def test_too_many_arguments():
 
 def test_arguments_with_names():
     done = shell(DRY, "tiny-llama-demo", "--tokenizer_name", "none")
-    assert done.returncode == 2 and done.stderr.startswith("error: tokenizer_name: '--tokenizer_name': arguments go by")
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown argument --tokenizer_name: write it as")
+    done = shell(DRY, "tiny-llama-demo", "none", "--max_steps=3")
+    assert done.returncode == 2 and "EXTRA_ARGS takes run_pretrain.py's flags" in done.stderr
+    done = shell(DRY, "tiny-llama-demo", "--tokenizer_name=none", "--TP=1", "--DEVICES=0")
+    assert done.returncode == 0, done.stderr
 
 
 def test_missing_data_says_what_to_set():

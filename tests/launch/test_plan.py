@@ -6,16 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from paddle_te.llama import configs
-from paddle_te.training import machines
-from paddle_te.training.launch import ARGUMENTS, KNOBS, LaunchError, make_plan, parse, set_aside
+from paddle_te import configs
+from paddle_te.launch import machines, pretrain
+from paddle_te.launch.arguments import KNOBS as COMMON_KNOBS
+from paddle_te.launch.arguments import parse
+from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.plan import make_plan
 
+KNOBS = COMMON_KNOBS + pretrain.KNOBS
 GPUS = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3,4,5,6,7"}
 CPU = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "cpu"}
 
 
 def plan(environ=GPUS, **arguments):
-    return make_plan([f"--{name}={value}" for name, value in arguments.items()], environ)[0]
+    return make_plan(pretrain, [f"--{name}={value}" for name, value in arguments.items()], environ)[0]
 
 
 def refusal(environ=GPUS, **arguments):
@@ -111,7 +115,6 @@ def test_unknown_arguments():
         (dict(TP=1, PP=2, FSDP=2), ["sharding_stage=stage2", "PP=2", "stage1"]),
         (dict(TP=1, PP=2, FSDP=2, sharding_stage="stage3"), ["sharding_stage=stage3", "PP=2", "stage1"]),
         (dict(TP=2, FSDP=2, sharding_stage="stage3"), ["sharding_stage=stage3", "TP=2", "stage1 or stage2"]),
-        (dict(precision="fp8", backend="pd"), ["precision=fp8", "backend=te", "pd"]),
         (dict(precision="fp8", backend="none"), ["precision=fp8", "backend=te", "none"]),
         (dict(precision="fp32", backend="te"), ["precision=fp32", "backend=te"]),
         (dict(precision="fp8", backend="te", max_seqlen=4097, batch_size_per_device=1), ["precision=fp8", "4097"]),
@@ -169,7 +172,7 @@ def test_fp8_sizes(tmp_path):
     [
         ("0", dict(TP=1), ["precision=bf16", "fp32"]),
         ("0", dict(TP=1, backend="te"), ["backend=te", "NVIDIA GPU", "pd"]),
-        ("0", dict(TP=1, precision="fp8"), ["precision=fp8", "backend=te"]),
+        ("0", dict(TP=1, precision="fp8", backend="te"), ["backend=te", "NVIDIA GPU", "pd"]),
         ("0,1", dict(TP=2, precision="fp32"), ["TP=2", "DEVICE=nvgpu"]),
         ("0,1", dict(TP=1, PP=2, precision="fp32"), ["PP=2", "DEVICE=nvgpu"]),
         ("0,1", dict(TP=1, FSDP=2, precision="fp32"), ["sharding_stage=stage2", "DEVICE=nvgpu"]),
@@ -225,23 +228,13 @@ def test_checkpoints_and_initial_weights(tmp_path):
     assert given({**environ, "EXP_NAME": "2"}, resume_step="auto", init_weight=weights) == ("auto", str(weights))
 
 
-def test_later_checkpoints_are_set_aside(tmp_path):
-    """As of a run that is overwritten, or goes on from an earlier step: neither `auto` nor a limit must see them."""
-    for step in (10, 20, 30):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    (tmp_path / "checkpoint-notes").mkdir()
-    assert set_aside(tmp_path, "auto") is set_aside(tmp_path, 30) is None
-    assert set_aside(tmp_path, 10) == tmp_path / "earlier-1"
-    assert {path.name for path in (tmp_path / "earlier-1").iterdir()} == {"checkpoint-20", "checkpoint-30"}
-    assert set_aside(tmp_path, "none") == tmp_path / "earlier-2"
-    assert {path.name for path in tmp_path.iterdir()} == {"earlier-1", "earlier-2", "checkpoint-notes"}
-
-
 def test_an_output_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     environ = {**CPU, "DRY_RUN": "0", "OUTPUT_BASE": str(tmp_path / "file/out"), "EXP_NAME": "e"}
     message = refusal(environ, model_name="llama-125m", tokenizer_name="none", TP=1, precision="fp32")
-    assert message.startswith(f"OUTPUT_BASE: {tmp_path}/file/out/e cannot be made or written, for {tmp_path}/file is")
+    assert message.startswith(
+        f"OUTPUT_BASE or EXP_NAME: {tmp_path}/file/out/e cannot be made or written, for {tmp_path}/file is"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- devices, nodes
@@ -255,13 +248,11 @@ def fake_smi(folder, gpus, monkeypatch):
 
 
 def test_devices_are_found(tmp_path, monkeypatch):
-    from paddle_te.training import launch
-
     mock = {"MOCK_DATA": "1"}
     cpu = dict(model_name="llama-125m", TP=1, precision="fp32")
 
     def devices(environ, **arguments):
-        args = launch.parse([f"--{name}={value}" for name, value in arguments.items()], {**mock, **environ})
+        args = parse(pretrain, [f"--{name}={value}" for name, value in arguments.items()], {**mock, **environ})
         found = machines.find_devices(args, environ)
         return found.kind, ",".join(found.ids)
 
@@ -372,7 +363,7 @@ def test_a_head_node_whose_name_is_a_loopback_address(monkeypatch):
     monkeypatch.setattr(machines.socket, "gethostbyname", found.__getitem__)
 
     def nodes(master, rank="0"):
-        args = parse([], {"MOCK_DATA": "1", "NNODES": "2", "NODE_RANK": rank, "MASTER": master})
+        args = parse(pretrain, [], {"MOCK_DATA": "1", "NNODES": "2", "NODE_RANK": rank, "MASTER": master})
         return machines.find_nodes(args, {"NODE_RANK": rank}).master
 
     with pytest.raises(LaunchError, match="MASTER: 'node0' is 127.0.1.1 on this node"):
@@ -517,7 +508,7 @@ def test_paddles_profiler():
 
 
 def test_seventeen_arguments_in_the_originals_order():
-    assert " ".join(name for name, *_ in ARGUMENTS) == (
+    assert " ".join(name for name, *_ in pretrain.ARGUMENTS) == (
         "model_name tokenizer_name batch_size_per_device FSDP TP PP VP GA SP max_seqlen sharding_stage backend "
         "precision recompute resume_step init_weight nsys_profile"
     )

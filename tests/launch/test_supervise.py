@@ -1,8 +1,8 @@
-"""What the supervisor says; that it ends all processes is tests/llm/test_launcher.py."""
+"""What the supervisor says; that it ends all processes is test_launcher.py."""
 
 import signal
 
-from paddle_te.training.supervise import Rank, Supervisor
+from paddle_te.launch.supervise import Rank, Supervisor
 
 
 def test_a_failed_rank_keeps_its_own_status(tmp_path, capsys):

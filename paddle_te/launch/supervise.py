@@ -8,7 +8,6 @@ through /proc, and ends all of them.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import select
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from paddle_te.training.peers import Peers
+from paddle_te.launch.peers import Peers
 
 POLL_SECONDS = 0.1
 END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
@@ -291,18 +290,3 @@ class Supervisor:
 def supervise(command: list[str], env: Mapping[str, str], **arguments) -> int:
     """Runs a command under a `Supervisor`; see there for the arguments. Returns the exit status."""
     return Supervisor(command, env, **arguments).run()
-
-
-def main(argv: list[str] | None = None) -> int:
-    """For shell scripts: python -m paddle_te.training.supervise --script S --processes N --logs DIR -- COMMAND…"""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--script", required=True, help="what each training process runs")
-    parser.add_argument("--processes", type=int, required=True, help="how many of them there are")
-    parser.add_argument("--logs", type=Path, required=True, help="paddle.distributed.launch's --log_dir")
-    parser.add_argument("command", nargs="+")
-    args = parser.parse_args(argv)
-    return supervise(args.command, os.environ, script=args.script, processes=args.processes, logs=args.logs)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

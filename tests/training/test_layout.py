@@ -1,4 +1,4 @@
-"""run_pretrain's flags against each other: the same refusals as the launcher's (test_launch.py), in its own names."""
+"""The scripts' flags against each other: the refusals of the launcher (launch/test_plan.py), in their own names."""
 
 import pytest
 
@@ -41,7 +41,7 @@ GA, SHARDING = "gradient_accumulation_steps", "sharding_parallel_degree"
 def test_impossible_layouts_are_refused(monkeypatch, world, flags, message):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(world))
     words = [str(word) for key, value in (COMMON | flags).items() for word in (f"--{key}", value)]
-    with pytest.raises(ValueError, match=message) as error:  # LaunchError is one
+    with pytest.raises(ValueError, match=message) as error:  # LayoutError is one
         ArgumentParser((ModelArguments, DataArguments, PreTrainingArguments)).parse_args_into_dataclasses(words)
     assert "\n" not in str(error.value)
 

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 
-from paddle_te.training.machines import LaunchError, Nodes
+from paddle_te.launch.machines import LaunchError, Nodes
 
 BEAT_SECONDS = 3
 SILENCE_SECONDS = 30  # of a node without power or network, whose connection does not break

@@ -1,0 +1,154 @@
+"""Checks of a job's arguments against the device and against what lies in the folders they name.
+
+What does not fit raises LaunchError: one line that names the argument and what it may be. Layouts are checked by
+`paddle_te.training.layout`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from paddle_te import configs
+from paddle_te.launch.machines import LaunchError, count_gpus
+from paddle_te.training.checkpoints import complete_checkpoints, find_checkpoint
+
+# Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
+TOKENIZERS = [name for name in configs.known_names() if name.startswith("meta-llama/")]
+TOKENIZERS += [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
+
+
+def read_config(args: argparse.Namespace) -> dict:
+    """The model's config.json."""
+    try:
+        return configs.read(args.model_name)
+    except ValueError as error:
+        raise LaunchError(f"model_name: {error}") from error
+
+
+def check_precision(args: argparse.Namespace, config: dict, device: str) -> None:
+    """Backend and precision against the device, fp8 against the shapes of its matrix products."""
+    if device == "cpu":
+        if args.backend == "te":
+            raise LaunchError(
+                "backend=te needs an NVIDIA GPU (DEVICE=gpu with paddlepaddle-gpu, or DEVICE=nvgpu with tools/nvgpu); "
+                "on a CPU use pd, the same layers in plain Paddle"
+            )
+        if args.precision == "bf16":
+            raise LaunchError(
+                "precision=bf16 does not train on a plain CPU in Paddle; use fp32, or DEVICE=gpu or nvgpu"
+            )
+        for name, used in (("TP", args.TP > 1), ("PP", args.PP > 1), ("sharding_stage", args.FSDP > 1)):
+            if used and (name, args.sharding_stage) != ("sharding_stage", "stage1"):
+                raise LaunchError(
+                    f"{name}={getattr(args, name)} does not work on DEVICE=cpu (Paddle's gloo has DP and stage1 only); "
+                    "use DEVICE=nvgpu, whose host runtime needs no GPU (tools/nvgpu)"
+                )
+    if device == "nvgpu" and args.backend == "te" and not args.DRY_RUN and not count_gpus():
+        raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")
+    if args.precision == "fp8" and args.backend == "none":
+        raise LaunchError("precision=fp8 needs backend=te (or pd, which emulates its rounding), not none")
+    if args.precision == "fp32" and args.backend == "te":
+        raise LaunchError(
+            "precision=fp32 does not go with backend=te, whose attention kernels take bf16; use bf16 or fp8"
+        )
+    if args.precision == "fp8":
+        _check_fp8(args, config)
+
+
+def _check_fp8(args: argparse.Namespace, config: dict) -> None:
+    # cuBLASLt's fp8 GEMM wants leading dimensions in multiples of 16; each dimension leads in fprop, dgrad or wgrad.
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    tokens = args.batch_size_per_device * args.max_seqlen
+    sizes = {
+        f"hidden_size of {args.model_name}": config["hidden_size"],
+        f"query size over TP={args.TP}": config["num_attention_heads"] * head_dim // args.TP,
+        f"key size over TP={args.TP}": config["num_key_value_heads"] * head_dim // args.TP,
+        f"intermediate_size over TP={args.TP}": config["intermediate_size"] // args.TP,
+        "batch_size_per_device x max_seqlen": tokens,
+    }
+    if args.SP:
+        sizes[f"batch_size_per_device x max_seqlen over TP={args.TP}"] = tokens // args.TP
+    for name, size in sizes.items():
+        if size % 16:
+            raise LaunchError(f"precision=fp8 needs multiples of 16; {name} is {size}")
+
+
+def check_data(args: argparse.Namespace) -> str | None:
+    """The folder of the data set, or None for mock data."""
+    if args.MOCK_DATA:
+        return None
+    path = Path(args.DATA_PATH or "/dataset").expanduser().absolute()
+    if not args.DATA_PATH and not path.is_dir():
+        if args.DRY_RUN:  # the machine it is meant for may have it
+            print(f"note: there is no {path} here; a run needs DATA_PATH or MOCK_DATA=1", file=sys.stderr)
+            return str(path)
+        raise LaunchError("DATA_PATH is not set and there is no /dataset; set DATA_PATH=folder, or MOCK_DATA=1")
+    if not path.is_dir():
+        raise LaunchError(f"DATA_PATH: there is no folder {path}")
+    if not any(path.glob("*.idx")) and not any(path.glob("*_idx.npz")):
+        raise LaunchError(f"DATA_PATH: {path} holds no .idx file; prepare it with tools/prepare_data.py")
+    return str(path)
+
+
+def check_tokenizer(args: argparse.Namespace) -> str | None:
+    """The tokenizer's folder, full name, or none."""
+    name = args.tokenizer_name
+    if name == "none":
+        if not args.MOCK_DATA:
+            raise LaunchError("tokenizer_name=none goes with MOCK_DATA=1 only")
+        return name
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not any(any(folder.glob(pattern)) for pattern in ("tokenizer_config.json", "tokenizer.json", "*.model")):
+            raise LaunchError(f"tokenizer_name: {name!r} holds no tokenizer_config.json, tokenizer.json or *.model")
+        return str(folder.absolute())
+    full = configs.canonical(name) or name
+    if full not in TOKENIZERS:
+        raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(TOKENIZERS)}")
+    return full
+
+
+def check_output(args: argparse.Namespace, folder: Path, output_name: str) -> None:
+    """The run's folder is there and can be written, or can be made. output_name: as for `check_start`."""
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    if not args.DRY_RUN and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise LaunchError(f"{output_name}: {folder} cannot be made or written, for {there} is no folder that can be")
+
+
+def check_start(args: argparse.Namespace, output: Path, output_name: str) -> None:
+    """Where the weights come from: a checkpoint, a converted checkpoint, or neither; never both, and nothing lost.
+
+    output_name: what the user calls the arguments that choose the folder `output`.
+    """
+    there = ", ".join(str(number) for number, _ in complete_checkpoints(output))
+    try:
+        find_checkpoint(str(args.resume_step), output)
+    except FileNotFoundError as error:
+        raise LaunchError(f"resume_step={args.resume_step}: {error}") from error
+    if args.resume_step == "none" and there and not args.OVERWRITE:
+        raise LaunchError(
+            f"resume_step=none starts anew, but {output} holds checkpoints (steps {there}); "
+            f"resume with auto or a step, set another {output_name}, or OVERWRITE=1"
+        )
+    if args.init_weight == "none":
+        return
+    if args.resume_step != "none" and there:
+        raise LaunchError(
+            f"init_weight and resume_step={args.resume_step} exclude each other: {output} holds steps {there}; "
+            "set one of them to none"
+        )
+    check_weights("init_weight", args.init_weight)
+
+
+def check_weights(name: str, value: str) -> None:
+    """That the argument `name` is a folder with weights."""
+    folder = Path(value).expanduser()
+    if not value or not folder.is_dir():
+        raise LaunchError(f"{name}: there is no folder {value!r}")
+    if not any(folder.glob("model_state*")) and not any(folder.glob("*.safetensors")):
+        raise LaunchError(f"{name}: {value!r} holds neither model_state* nor *.safetensors")

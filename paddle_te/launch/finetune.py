@@ -1,0 +1,64 @@
+"""Fine-tune Llama on questions and answers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from paddle_te.launch.arguments import one_of, positive_int, shared
+from paddle_te.launch.checks import check_weights, read_config
+from paddle_te.launch.flags import common
+from paddle_te.launch.machines import LaunchError
+
+TARGETS = {"lora": "all", "lora-attention": "attention", "lora-mlp": "mlp"}  # methods; and full
+ARGUMENTS = [
+    ("model_name", "", str, "folder of a checkpoint in the backend's layout (te_llama_ckpt_converter.py makes one)"),
+    ("tokenizer_name", "", str, "folder with the tokenizer (default: model_name)"),
+    ("dataset", "", str, "folder of train.json and, if there is one, dev.json: lines of {src, tgt}"),
+    ("output", "", str, "folder for the fine-tuned model or adapter, and for checkpoints"),
+    ("method", "lora", one_of("full", *TARGETS), "full, lora, lora-attention, lora-mlp"),
+    *shared(batch_size_per_device=4, FSDP=1, TP=1, GA=1, SP="false", max_seqlen=2048, sharding_stage="stage2"),
+    *shared(backend="te", precision="bf16", recompute="none", resume_step="none", nsys_profile="false"),
+]
+KNOBS = [
+    ("MAX_STEPS", None, positive_int, "optimizer steps (default: the epochs of run_finetune.py)"),
+]
+FIXED = dict(PP=1, VP=1, init_weight="none")
+OUTPUT_NAME = "output"
+
+
+def model_config(args: argparse.Namespace) -> dict:
+    check_weights("model_name", args.model_name)
+    return read_config(args)
+
+
+def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
+    if not args.output:
+        raise LaunchError("output: give a folder for the result")
+    folder = Path(args.output).expanduser().absolute()
+    return folder, folder
+
+
+def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
+    if args.max_seqlen % 16:
+        raise LaunchError(f"max_seqlen: '{args.max_seqlen}' must be a multiple of 16, to which batches are padded")
+    model, dataset = Path(args.model_name).expanduser(), Path(args.dataset).expanduser()
+    tokenizer = Path(args.tokenizer_name or args.model_name).expanduser()
+    if not tokenizer.is_dir():
+        raise LaunchError(f"tokenizer_name: {args.tokenizer_name!r} is no folder")
+    if not (dataset / "train.json").is_file():
+        raise LaunchError(f"dataset: {args.dataset!r} is no folder with train.json")
+    lora = args.method != "full"
+    return {
+        "model_name_or_path": model.absolute(),
+        "tokenizer_name_or_path": tokenizer.absolute(),
+        "dataset_name_or_path": dataset.absolute(),
+        **common(args, device, world, output),
+        "do_eval": 1 if (dataset / "dev.json").is_file() else None,
+        "lora": 1 if lora else None,
+        "lora_targets": TARGETS[args.method] if lora else None,
+        "max_length": args.max_seqlen,
+        "src_length": args.max_seqlen // 2,
+        "pad_to_max_length": int(args.SP),  # sequence parallelism wants all batches equally long
+        "logging_steps": 1,
+    }

@@ -1,0 +1,36 @@
+"""What the training scripts of all jobs are told alike."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+BACKENDS = {"none": "none", "te": "transformer_engine", "pd": "paddle"}
+
+
+def common(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
+    """Flags for layout, layers, precision and resume, in PaddleNLP's names; None leaves one out."""
+    half = args.precision != "fp32" and device != "cpu"  # on a CPU pd emulates fp8 in float32
+    resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
+    return {
+        "output_dir": output,
+        "device": device,
+        "do_train": 1,
+        "per_device_train_batch_size": args.batch_size_per_device,
+        "per_device_eval_batch_size": args.batch_size_per_device,
+        "gradient_accumulation_steps": args.GA,
+        "tensor_parallel_degree": args.TP,
+        "sharding_parallel_degree": args.FSDP,
+        "sharding": args.sharding_stage if args.FSDP > 1 else None,
+        "sequence_parallel": int(args.SP),
+        "transformer_engine_backend": BACKENDS[args.backend],
+        "use_fp8": 1 if args.precision == "fp8" else None,
+        "bf16": int(half),
+        "fp16_opt_level": "O2" if half else None,
+        "amp_master_grad": 1 if half and world > 1 and device == "nvgpu" else None,  # PreTrainingArguments says why
+        "recompute": int(args.recompute != "none"),
+        "recompute_granularity": None if args.recompute == "none" else args.recompute,
+        "resume_from_checkpoint": None if resume == "none" else resume,
+        "max_steps": args.MAX_STEPS,
+        "disable_tqdm": int(world > 1),  # a progress bar is for a screen; several processes write to log files
+    }

@@ -1,0 +1,174 @@
+"""A job's arguments to the one command that trains, checked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paddle_te.launch.arguments import KNOBS, ROOT, parse
+from paddle_te.launch.checks import check_output, check_precision, check_start
+from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
+from paddle_te.training.layout import LayoutError, check_layout, check_model
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One node's part of the job."""
+
+    command: list[str]
+    env: dict[str, str]  # added to the environment
+    unset: list[str]  # taken from it
+    script: str
+    processes: int  # of the training script, on this node
+    logs: Path
+    output: Path  # of checkpoints
+    nodes: Nodes
+    folders: list[Path] = field(default_factory=list)  # to make before the start
+
+    def shell(self) -> str:
+        """The command as a line for a shell."""
+        unset = [word for name in self.unset for word in ("-u", name)]
+        return shlex.join(["env", *unset, *(f"{key}={value}" for key, value in self.env.items()), *self.command])
+
+
+def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
+    """Python for one process, paddle.distributed.launch for several."""
+    command = [sys.executable, "-u"]
+    if _one_process(devices, nodes):
+        return command
+    command += ["-m", "paddle.distributed.launch"]
+    # On a plain CPU Paddle's launcher knows no device numbers, only how many processes.
+    on_cpu = devices.kind == "cpu"
+    command += ["--nproc_per_node", str(len(devices.ids))] if on_cpu else ["--devices", ",".join(devices.ids)]
+    if nodes.count > 1:
+        command += ["--master", nodes.master, "--nnodes", str(nodes.count), "--rank", str(nodes.rank)]
+    if nodes.host:
+        command += ["--host", nodes.host]
+    return [*command, "--log_dir", str(logs)]
+
+
+def _one_process(devices: Devices, nodes: Nodes) -> bool:
+    return len(devices.ids) == 1 and nodes.count == 1
+
+
+def _rendezvous(nodes: Nodes, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What to add to the environment and to take from it so that Paddle's launchers find each other.
+
+    They do over HTTP, with a client (httpx) that obeys these variables, and try again for ever, without a word, when it
+    fails: for a proxy that does not know the nodes, or for certificates that a container has elsewhere than its host.
+    """
+    if nodes.count == 1:
+        return {}, []
+    address = nodes.master.split(":")[0]
+    direct = ",".join(filter(None, [environ.get("no_proxy") or environ.get("NO_PROXY"), address]))
+    certificates = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if not os.path.exists(environ.get(name) or "/")]
+    return {"no_proxy": direct, "NO_PROXY": direct}, certificates
+
+
+def make_plan(job, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, argparse.Namespace]:
+    """Arguments to a checked plan. Starts nothing and writes nothing.
+
+    job: a module as `paddle_te.launch` describes it. words: as for `parse`.
+
+    Raises:
+        LaunchError: a wrong argument, or a combination that cannot run.
+    """
+    args = parse(job, words, environ)
+    devices, nodes = find_devices(args, environ), find_nodes(args, environ)
+    world = len(devices.ids) * nodes.count
+    _check_together(args, job.model_config(args), devices, world)
+    folder, output = job.folders(args, nodes.count, world // (args.TP * args.PP * args.FSDP))
+    profile, logs = folder / "profile", folder / "logs"
+    if nodes.count > 1:  # which share the folder
+        logs /= f"node{nodes.rank}"
+    check_output(args, folder, job.OUTPUT_NAME)
+    check_start(args, output, job.OUTPUT_NAME)
+
+    flags = job.flags(args, devices.kind, world, output)
+    words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
+    script = _training_script(args)
+    command = [*launch_command(devices, nodes, logs), script, *words, *_extra_arguments(args)]
+    env, unset = _environment(devices, nodes, environ)
+    env |= _profiling(args, nodes)
+    nsys = env["ENABLE_PROFILE"] == "1" and args.nsys_profile
+    plan = Plan(
+        command=[*_nsys(profile / folder.name), *command] if nsys else command,
+        env=env,
+        unset=unset,
+        script=script,
+        processes=len(devices.ids),
+        logs=logs,
+        output=output,
+        nodes=nodes,
+        folders=[logs, output, *([profile] if nsys else [])],
+    )
+    return plan, args
+
+
+def _check_together(args: argparse.Namespace, config: dict, devices: Devices, world: int) -> None:
+    check_precision(args, config, devices.kind)
+    try:
+        check_layout(args, world)
+        check_model(args, config)
+    except LayoutError as error:
+        raise LaunchError(str(error)) from error
+
+
+def _training_script(args: argparse.Namespace) -> str:
+    script = Path(args.training_script).absolute()
+    if not script.is_file():
+        raise LaunchError(f"training_script: there is no file {script}")
+    return str(script)
+
+
+def _extra_arguments(args: argparse.Namespace) -> list[str]:
+    try:
+        return shlex.split(args.EXTRA_ARGS)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
+
+
+def _environment(devices: Devices, nodes: Nodes, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What to add to the environment, and what to take from it."""
+    paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+    meeting, unset = _rendezvous(nodes, environ)
+    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))), **meeting}
+    if _one_process(devices, nodes):
+        env |= devices.selected()
+    if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
+        unset += ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
+        env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
+    return env, unset
+
+
+def _profiling(args: argparse.Namespace, nodes: Nodes) -> dict[str, str]:
+    """The environment of `profiling.ProfilerCallback`."""
+    if args.nsys_profile and args.PROFILER == "paddle":
+        raise LaunchError("PROFILER=paddle and nsys_profile=true exclude each other")
+    if not (args.nsys_profile or args.PROFILER == "paddle") or nodes.rank > 0:  # one node tells enough
+        return {"ENABLE_PROFILE": "0"}
+    first, last, steps = args.PROFILE_START_STEP, args.PROFILE_STOP_STEP, args.MAX_STEPS
+    if first > last or steps is not None and first >= steps:
+        raise LaunchError(
+            f"PROFILE_START_STEP, PROFILE_STOP_STEP: {first} to {last} must be a range of steps, from below "
+            f"MAX_STEPS={steps} (steps count from 0), or nothing is recorded"
+        )
+    settings = {name: str(int(getattr(args, name))) for name, *_ in KNOBS if name.startswith("PROFILE_")}
+    return {"ENABLE_PROFILE": "1", "PROFILER": "nsys" if args.nsys_profile else "paddle", **settings}
+
+
+def _nsys(report: Path) -> list[str]:
+    if not shutil.which("nsys"):
+        raise LaunchError(
+            "nsys_profile=true needs nsys (NVIDIA Nsight Systems) on PATH; install it, or use PROFILER=paddle"
+        )
+    return [
+        *("nsys", "profile", "-s", "none", "-c", "cudaProfilerApi", "-t", "cuda,nvtx"),
+        *("--force-overwrite", "true", "--capture-range-end=stop", "-o", str(report)),
+    ]

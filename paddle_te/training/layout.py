@@ -1,0 +1,129 @@
+"""The degrees of parallelism against each other, the number of devices and the model, before anything starts.
+
+The launcher checks its arguments with this, the training scripts their flags. Imports neither paddle nor paddlenlp,
+which take seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping
+
+from paddle_te import configs
+
+
+class LayoutError(ValueError):
+    """What does not fit, by the argument's name, and what it may be: one line."""
+
+
+class Names(dict):
+    """What the user calls an argument; the launcher's name where nothing else is said."""
+
+    def __missing__(self, name):
+        return name
+
+
+LAUNCHER = Names()
+# the scripts' names of the launcher's arguments
+FLAGS = Names(
+    TP="--tensor_parallel_degree",
+    PP="--pipeline_parallel_degree",
+    VP="--virtual_pp_degree",
+    FSDP="--sharding_parallel_degree",
+    GA="--gradient_accumulation_steps",
+    SP="--sequence_parallel",
+    max_seqlen="--max_seq_length",
+    sharding_stage="--sharding",
+)
+
+
+def check_flags(flags: argparse.Namespace, world: int) -> None:
+    """`check_layout` and `check_model` for the scripts' parsed flags; PaddleNLP's degrees below 1 are its defaults.
+
+    Raises:
+        LayoutError: a layout that cannot run, or an unknown model.
+    """
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+        if getattr(flags, name) < 1:
+            raise LayoutError(f"--{name}={getattr(flags, name)} must be at least 1")
+    tp, pp = max(flags.tensor_parallel_degree, 1), max(flags.pipeline_parallel_degree, 1)
+    fsdp = flags.sharding_parallel_degree
+    if fsdp < 1:  # all ranks that are left
+        fsdp = max(world // (tp * pp), 1) if flags.sharding else 1
+    length = "max_seq_length" if hasattr(flags, "max_seq_length") else "max_length"  # fine-tuning's
+    names = Names(FLAGS, max_seqlen=f"--{length}")
+    args = argparse.Namespace(
+        TP=tp,
+        PP=pp,
+        VP=max(flags.virtual_pp_degree, 1),
+        FSDP=fsdp,
+        GA=flags.gradient_accumulation_steps,
+        SP=flags.sequence_parallel,
+        max_seqlen=getattr(flags, length),
+        sharding_stage=(flags.sharding or "stage1").split()[0],
+        model_name=flags.model_name_or_path,
+    )
+    check_layout(args, world, names)
+    config = configs.read(args.model_name)
+    check_model(args, config, names)
+    if pp > 1 and config.get("tie_word_embeddings") and "split_param" in (flags.sharding_parallel_config or ""):
+        raise LayoutError(
+            f"--sharding_parallel_config split_param with --pipeline_parallel_degree={pp}: Paddle would count the tied "
+            f"embeddings of {args.model_name} twice when it clips; leave split_param out"
+        )
+
+
+def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] = LAUNCHER) -> None:
+    """Degrees against each other and against the number of devices."""
+
+    def say(name):
+        return f"{names[name]}={str(getattr(args, name)).lower()}"
+
+    degrees = args.TP * args.PP * args.FSDP
+    if world % degrees:
+        remedy = "; one process a device: python -m paddle.distributed.launch, or the launch script"
+        if names is LAUNCHER:
+            remedy = " (DEVICES=0,1,... chooses the devices)"
+        raise LayoutError(
+            f"{say('TP')} x {say('PP')} x {say('FSDP')} = {degrees} must divide the number of devices, {world}; "
+            f"DP is what remains{remedy}"
+        )
+    if args.VP > 1 and args.PP < 3:
+        raise LayoutError(
+            f"{say('VP')} needs {names['PP']} of at least 3, not {args.PP} (Paddle asserts more than 2 stages)"
+        )
+    if args.SP and args.TP == 1:
+        raise LayoutError(
+            f"{say('SP')} needs {names['TP']} of at least 2: it splits the sequence over the tensor-parallel devices"
+        )
+    if args.SP and args.max_seqlen % args.TP:
+        raise LayoutError(f"{say('max_seqlen')} must be a multiple of {say('TP')} with {say('SP')}")
+    if args.PP > 1 and args.GA < args.PP:
+        raise LayoutError(f"{say('GA')} must be at least {say('PP')}, to fill the pipeline")
+    if args.VP > 1 and (args.GA < 2 * args.PP or args.GA % args.PP):
+        raise LayoutError(
+            f"{say('GA')} must be a multiple of {say('PP')} of at least {2 * args.PP} with {names['VP']} above 1"
+        )
+    if args.FSDP > 1 and args.PP > 1 and args.sharding_stage != "stage1":
+        raise LayoutError(f"{say('sharding_stage')} does not go with {say('PP')} in PaddleNLP; use stage1")
+    if args.FSDP > 1 and args.TP > 1 and args.sharding_stage == "stage3":
+        raise LayoutError(f"{say('sharding_stage')} does not go with {say('TP')} in PaddleNLP; use stage1 or stage2")
+
+
+def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str] = LAUNCHER) -> None:
+    """The layout against the model's dimensions."""
+    split = {key: config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")}
+    for key, size in split.items():
+        if size % args.TP:
+            common = math.gcd(*split.values())
+            possible = ", ".join(str(n) for n in range(1, 65) if common % n == 0)
+            raise LayoutError(
+                f"{names['TP']}={args.TP} must divide {key}={size} of {args.model_name}; it may be {possible}"
+            )
+    layers = config["num_hidden_layers"]
+    if layers % (args.PP * args.VP):
+        raise LayoutError(
+            f"{names['PP']}={args.PP} x {names['VP']}={args.VP} = {args.PP * args.VP} must divide the {layers} layers "
+            f"of {args.model_name}"
+        )
