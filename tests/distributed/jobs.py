@@ -52,7 +52,7 @@ PARTS = {
     "fused": dict(use_fused_linear_cross_entropy=True),
     "wgrad": dict(fuse_wgrad_accumulation=True),
 }
-STEPS, SAVED_STEP = 4, 2
+STEPS, SAVED_STEP = 6, 3
 
 
 class Run(NamedTuple):
