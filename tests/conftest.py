@@ -4,6 +4,7 @@ import ctypes
 import faulthandler
 import os
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,15 @@ def _cpu(pytestconfig):
     faulthandler.disable()
     paddle.disable_signal_handler()
     faulthandler.enable(pytestconfig.terminal_stderr)
+
+
+@pytest.fixture(scope="session")
+def demo_data(tmp_path_factory):
+    """What tools/prepare_data.py --demo makes; where a copy lies, it finds nothing to do."""
+    folder = tmp_path_factory.mktemp("demo") / "data"
+    tool = Path(__file__).parents[1] / "tools/prepare_data.py"
+    processes.run([sys.executable, tool, "--demo", folder], check=True)
+    return folder
 
 
 @pytest.fixture

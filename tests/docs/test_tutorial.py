@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -25,8 +26,9 @@ def blocks():
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
+def out(tmp_path_factory, demo_data):
     out = tmp_path_factory.mktemp("tutorial") / "out"
+    shutil.copytree(demo_data, out / "data")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # DEVICE, BACKEND, TRAIN, EVALUATE and TOLERANCE as the page says run it on a GPU
     environment = dict(DEVICE="cpu") | os.environ | dict(OUT=str(out), STEPS=str(STEPS), PATH=path)
