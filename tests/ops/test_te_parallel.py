@@ -126,10 +126,11 @@ def relative(got, want):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
 @pytest.mark.parametrize("recipe, bound", [
-    (None, 1e-2),
-    # numbers that differ in bfloat16's last bit may round to fp8's neighbours
-    (fp8.DelayedScaling(amax_history_len=2), 0.1),
-    (fp8.Float8CurrentScaling(), 0.2),
+    # twice what 165 seeds show at most (0.009, 0.105, 0.18); numbers that differ in bfloat16's last bit may round to
+    # fp8's neighbours
+    (None, 2e-2),
+    (fp8.DelayedScaling(amax_history_len=2), 0.2),
+    (fp8.Float8CurrentScaling(), 0.35),
 ], ids=["bf16", "delayed", "current"])  # fmt: skip
 def test_two_ranks_compute_what_one_does(seed, monkeypatch, sequence_parallel, recipe, bound):
     draw = np.random.default_rng(seed).standard_normal
