@@ -25,7 +25,7 @@ from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.llama.generation import generate_text
 from paddle_te.llama.loading import load_model, load_tokenizer
 from paddle_te.llama.lora import load_lora
-from paddle_te.training.arguments import ScriptParser, check_fp8_dpa, check_model_folder
+from paddle_te.training.arguments import ScriptParser, check_fp8_dpa, check_weights_folder
 from paddle_te.training.evaluate import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 
 
@@ -65,7 +65,7 @@ class EvalArguments:
     output_file: Optional[str] = option(None, "JSON file for the results.")
 
     def __post_init__(self):
-        check_model_folder(self)
+        check_weights_folder(self)
         self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
         if not any([self.perplexity, self.prompts, *(getattr(self, task) for task in TASKS)]):
             raise ValueError(f"nothing to do: give --perplexity, --{', --'.join(TASKS)} or --prompts")
@@ -134,11 +134,7 @@ def show(results):
 
 def main():
     try:
-        parser = ScriptParser((EvalArguments,))
-        if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
-            (args,) = parser.parse_json_file_and_cmd_lines()
-        else:
-            (args,) = parser.parse_args_into_dataclasses()
+        (args,) = ScriptParser((EvalArguments,)).parse()
         device.check_name(args.device)
         paddle.set_device(args.device)
         tokenizer = load_tokenizer(args.tokenizer_name_or_path)

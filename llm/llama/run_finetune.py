@@ -36,13 +36,6 @@ from paddle_te.training.finetune_datasets import Collator, FinetuneDataArguments
 from paddle_te.training.trainer import check_resumable
 
 
-def parse_arguments():
-    parser = ArgumentParser((FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments))
-    if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
-        return parser.parse_json_file_and_cmd_lines()
-    return parser.parse_args_into_dataclasses()
-
-
 def make_model(model_args, data_args, training_args, datasets):
     backend = training_args.transformer_engine_backend
     half = training_args.fp16_opt_level == "O2"
@@ -80,7 +73,9 @@ def add_lora(model, model_args, training_args, dtype):
 def main():
     exit_signal = ExitSignalCallback()
     try:
-        model_args, data_args, training_args = parse_arguments()
+        model_args, data_args, training_args = ArgumentParser(
+            (FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments)
+        ).parse()
         check_together(model_args, data_args, training_args)
         device.check_name(training_args.device)
         paddle.set_device(training_args.device)

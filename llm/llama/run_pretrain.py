@@ -25,18 +25,11 @@ from paddle_te.configs import resolve
 from paddle_te.llama import causal_mask_only, model_class
 from paddle_te.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
-from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments
+from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
 from paddle_te.training.trainer import PretrainingTrainer, check_resumable
-
-
-def parse_arguments():
-    parser = ArgumentParser((ModelArguments, DataArguments, PreTrainingArguments))
-    if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
-        return parser.parse_json_file_and_cmd_lines()
-    return parser.parse_args_into_dataclasses()
 
 
 def check_device(training_args):
@@ -109,7 +102,9 @@ def make_scheduler(training_args):
 def main():
     exit_signal = ExitSignalCallback()
     try:
-        model_args, data_args, training_args = parse_arguments()
+        model_args, data_args, training_args = ArgumentParser(
+            (ModelArguments, DataArguments, PreTrainingArguments)
+        ).parse()
         device.check_name(training_args.device)
         paddle.set_device(training_args.device)
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
@@ -119,9 +114,8 @@ def main():
             check_new_run(training_args)
         if checkpoint and model_args.te_init_weight_path:
             raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
-        weights = model_args.te_init_weight_path
-        if weights and not Path(weights).is_dir():
-            raise ValueError(f"--te_init_weight_path {weights}: there is no such folder (weights are not downloaded)")
+        if model_args.te_init_weight_path:
+            check_weights_folder(model_args, "te_init_weight_path")
         check_device(training_args)
         if checkpoint and training_args.use_fp8:
             check_fp8_state(checkpoint, training_args)

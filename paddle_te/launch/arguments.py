@@ -137,8 +137,12 @@ def by_name(job, words: list[str]) -> list[str]:
     return options + [f"--{name}={value}" for name, value in zip(names, positional, strict=False) if value]
 
 
+def _name(job) -> str:
+    return job.__name__.rpartition(".")[2]
+
+
 def _script(job) -> str:
-    return f"run_{job.__name__.rpartition('.')[2]}.py"
+    return f"run_{_name(job)}.py"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -153,7 +157,7 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
         LaunchError: one of them is not what it may be.
     """
     parser = _Parser(
-        prog=f"python -m paddle_te.launch {job.__name__.rpartition('.')[2]}",
+        prog=f"python -m paddle_te.launch {_name(job)}",
         description=f"{job.__doc__.splitlines()[0]} Arguments in capitals from DEVICE on may also stand in the "
         "environment.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

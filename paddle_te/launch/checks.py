@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paddle_te import configs
 from paddle_te.launch.machines import LaunchError, count_gpus
-from paddle_te.training.checkpoints import complete_checkpoints, find_checkpoint
+from paddle_te.training.checkpoints import find_checkpoint, saved_steps
 
 # Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
 TOKENIZERS = [name for name in configs.known_names() if name.startswith("meta-llama/")]
@@ -125,7 +125,7 @@ def check_start(args: argparse.Namespace, output: Path, output_name: str) -> Non
 
     output_name: what the user calls the arguments that choose the folder `output`.
     """
-    there = ", ".join(str(number) for number, _ in complete_checkpoints(output))
+    there = saved_steps(output)
     try:
         find_checkpoint(str(args.resume_step), output)
     except FileNotFoundError as error:

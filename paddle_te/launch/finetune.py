@@ -12,7 +12,7 @@ from paddle_te.launch.machines import LaunchError
 
 TARGETS = {"lora": "all", "lora-attention": "attention", "lora-mlp": "mlp"}  # methods; and full
 ARGUMENTS = [
-    ("model_name", "", str, "folder of a checkpoint in the backend's layout (te_llama_ckpt_converter.py makes one)"),
+    ("model_name", "", str, "checkpoint folder, in the backend's layout or Hugging Face's"),
     ("tokenizer_name", "", str, "folder with the tokenizer (default: model_name)"),
     ("dataset", "", str, "folder of train.json and, if there is one, dev.json: lines of {src, tgt}"),
     ("output", "", str, "folder for the fine-tuned model or adapter, and for checkpoints"),

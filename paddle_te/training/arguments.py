@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
@@ -134,12 +135,11 @@ def check_fp8_dpa(arguments):
         raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
 
 
-def check_model_folder(arguments):
-    """Raises FileNotFoundError where model_name_or_path is no folder; before the tokenizer, which may be downloaded."""
-    if not Path(arguments.model_name_or_path).is_dir():
-        raise FileNotFoundError(
-            f"--model_name_or_path {arguments.model_name_or_path}: there is no such folder; weights are not downloaded"
-        )
+def check_weights_folder(arguments, flag="model_name_or_path"):
+    """Raises FileNotFoundError where the flag names no folder; before the tokenizer, which may be downloaded."""
+    folder = getattr(arguments, flag)
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"--{flag} {folder}: there is no such folder; weights are not downloaded")
 
 
 def _one_of(arguments, name, choices):
@@ -173,6 +173,12 @@ class ModelArguments:
 
 class ScriptParser(PdArgumentParser):
     """PaddleNLP's, with one line for what is missing, malformed or no flag. Raises ValueError."""
+
+    def parse(self):
+        """The dataclasses, from the command line, of which the first word may be a JSON file."""
+        if len(sys.argv) >= 2 and sys.argv[1].endswith(".json"):
+            return self.parse_json_file_and_cmd_lines()
+        return self.parse_args_into_dataclasses()
 
     def error(self, message):
         raise ValueError(f"{message} (--help lists the flags)")

@@ -24,7 +24,7 @@ class CheckpointNotSaved(OSError):
 def not_saved(folder, error):
     """The CheckpointNotSaved that says why, which checkpoints there are, and what to do."""
     output_dir = Path(folder).parent
-    steps = ", ".join(str(step) for step, _ in complete_checkpoints(output_dir)) or "none"
+    steps = saved_steps(output_dir) or "none"
     return CheckpointNotSaved(
         f"{folder} could not be saved: {error}. Complete checkpoints in {output_dir}, untouched: {steps}. "
         "Make room and go on with --resume_from_checkpoint auto"
@@ -48,12 +48,17 @@ def complete_checkpoints(output_dir):
     return [(step, folder) for step, folder in _checkpoints(output_dir) if is_complete(folder)]
 
 
+def saved_steps(output_dir):
+    """The steps of the complete checkpoints, for messages: "10, 20"; "" without any."""
+    return ", ".join(str(step) for step, _ in complete_checkpoints(output_dir))
+
+
 def check_new_run(args):
     """Raises ValueError where training would start anew in an output_dir with checkpoints.
 
     It would overwrite some, and the next resume would take the others for its own.
     """
-    there = ", ".join(str(step) for step, _ in complete_checkpoints(args.output_dir))
+    there = saved_steps(args.output_dir)
     if there and args.do_train:
         raise ValueError(
             f"--output_dir {args.output_dir} holds checkpoints (steps {there}): go on with --resume_from_checkpoint "
@@ -144,12 +149,13 @@ def find_checkpoint(resume, output_dir):
     """
     if resume in (None, "none", False):
         return None
-    there = complete_checkpoints(output_dir)
     if resume == "auto":
+        there = complete_checkpoints(output_dir)
         return str(there[-1][1]) if there else None
     folder = Path(output_dir) / f"checkpoint-{resume}" if str(resume).isdigit() else Path(resume)
     if is_complete(folder):
         return str(folder)
     state = "not complete: training stopped while it was written" if folder.is_dir() else "not there"
-    steps = ", ".join(str(step) for step, _ in there) or "none"
-    raise FileNotFoundError(f"checkpoint {folder} is {state}; complete checkpoints in {output_dir}: {steps}")
+    raise FileNotFoundError(
+        f"checkpoint {folder} is {state}; complete checkpoints in {output_dir}: {saved_steps(output_dir) or 'none'}"
+    )

@@ -11,7 +11,7 @@ from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.llama.lora import TARGETS
-from paddle_te.training.arguments import PreTrainingArguments, check_model_folder
+from paddle_te.training.arguments import PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ThroughputCallback, model_flops_per_token
 from paddle_te.training.trainer import PretrainingTrainer
 
@@ -37,7 +37,7 @@ class FinetuneModelArguments:
     merge_lora: bool = _option(False, "Save the model with the adapter added as well, in merged/.")
 
     def __post_init__(self):
-        check_model_folder(self)
+        check_weights_folder(self)
         self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
         if self.lora_targets not in TARGETS:
             raise ValueError(f"--lora_targets {self.lora_targets}: it may be {', '.join(TARGETS)}")

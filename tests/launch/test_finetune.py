@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paddle_te.launch.finetune import ARGUMENTS
+from tests import processes
 from tests.training.small import save_models, save_tokenizer, write_lines
 
 ROOT = Path(__file__).parents[2]
@@ -32,24 +33,21 @@ def place(tmp_path_factory):
     return folder
 
 
-def start(place, environ=(), **arguments):
-    """The script's process."""
+def command(place, environ=(), **arguments):
+    """The script's words, and its environment."""
     unknown = set(arguments) - set(NAMES)
     assert not unknown, unknown
     defaults = {name: place / folder for name, folder in FOLDERS.items()}
     defaults |= dict(backend="pd", precision="fp32", max_seqlen=64)
     words = [str((defaults | arguments).get(name, "")) for name in NAMES]
     keep = {name: value for name, value in os.environ.items() if name not in ("DEVICE", "DEVICES", "DRY_RUN")}
-    environ = keep | dict(PYTHON=sys.executable, DEVICE="cpu") | dict(environ)
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(["bash", SCRIPT, *words], env=environ, **pipes)
+    return ["bash", SCRIPT, *words], keep | dict(PYTHON=sys.executable, DEVICE="cpu") | dict(environ)
 
 
 def script(place, environ=(), **arguments):
-    """The same, finished."""
-    process = start(place, environ, **arguments)
-    stdout, stderr = process.communicate()
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    """The script's finished process."""
+    words, environ = command(place, environ, **arguments)
+    return processes.run(words, env=environ)
 
 
 def flags(place, environ=(), **arguments):
@@ -165,12 +163,12 @@ def test_a_second_run_goes_on_or_is_refused(place, tmp_path):
 def test_a_signal_saves_and_stops_and_auto_goes_on(place, tmp_path):
     """A model is there only at the end."""
     log, more = tmp_path / "train_log.jsonl", dict(EXTRA_ARGS="--save_steps 300 --report_to none --disable_tqdm true")
-    job = start(place, dict(MAX_STEPS="300", **more), output=tmp_path)
+    words, environ = command(place, dict(MAX_STEPS="300", **more), output=tmp_path)
+    job = subprocess.Popen(words, env=environ)
     while job.poll() is None and not (log.exists() and log.read_text()):
         time.sleep(0.1)
     job.send_signal(signal.SIGUSR1)
-    screen = job.communicate()
-    assert job.returncode == 0, screen
+    assert processes.end(job, timeout=500) == 0
     step = int((tmp_path / "stopped").read_text())
     assert 0 < step < 300 and (tmp_path / f"checkpoint-{step}/.checkpoint_done").is_file()
     assert not (tmp_path / "lora_model_state.pdparams").exists()
