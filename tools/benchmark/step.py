@@ -65,6 +65,7 @@ SIZES = {
     "7b-s4096": Size(LAYER_SIZES["7b-b1"], 32000),
 }
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-4, 0.1, 1.0
+BATCHES = 64  # micro-batches until the first one comes again
 # In the order in which a step comes through them.
 PARTS = (
     "embedding forward",
@@ -77,33 +78,36 @@ PARTS = (
     "optimizer",
 )
 DEFINITIONS = [
-    "Step: forward and backward of each micro-batch, clipping to a global norm, AdamW, on the same batch again and "
-    "again, by events on the peer's own stream; median of a round's steps, then the median and range of the rounds' "
-    "medians. Trainer, data loading and logging are not in it. Gradients are bf16; te keeps its fp8 weights from one "
-    "micro-batch to the next. Paddle: bf16 weights, float32 master weights and moments, as PaddleNLP's "
-    "Trainer has them under O2; on nvgpu AdamW clips as it reads the gradients, so clipping is their norm. Hugging "
-    "Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, so that its optimizer moves less than "
-    "half the bytes.",
+    "Step: forward and backward of each micro-batch, clipping to a global norm, AdamW, by events on the peer's own "
+    "stream; median of a round's steps, then the median and range of the rounds' medians. Each micro-batch has random "
+    "tokens of its own: a model that knows its batch by heart has gradients of zeros, for which a GPU at its power "
+    "limit clocks higher. Trainer, data loading and logging are not in it. Gradients are bf16; te keeps its fp8 "
+    "weights from one micro-batch to the next. Paddle: bf16 weights, float32 master weights and moments, as "
+    "PaddleNLP's Trainer has them under O2; on nvgpu AdamW clips as it reads the gradients, so clipping is their norm. "
+    "Hugging Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, so that its optimizer moves "
+    "less than half the bytes.",
     "Parts: by events between them on that stream, in steps of their own, so the GPU's waiting for the host counts "
     "for the part in which it waits. Head: final norm, lm_head, loss. TFLOP/s: 6 per token and weight multiplied, and "
     "attention's products, halved by the causal mask. Host: until the call of a step returns, the device idle before.",
     "Peak GB: greatest count of the framework's own allocator in a step, above its count before the model was built.",
-    "Loss: of the first step and the last one; it must begin near the logarithm of the vocabulary and fall.",
+    "Loss: of the first step and the last one; on random tokens both are near the logarithm of the vocabulary.",
 ]
 
 
 class TrainingStep:
-    """A model with its optimizer, and one batch. Subclasses set what follows, and give the methods that raise.
+    """A model with its optimizer and batches. Subclasses set what follows, and give the methods that raise.
 
     stream: a cudaStream_t as an int, None on a CPU. memory: the allocator's count before the model was built.
+    tokens: BATCHES × batch × (sequence + 1), int64, for subclasses to move to their device.
     """
 
     precision, stream, memory = "bf16", None, None
 
     def __init__(self, size):
         self.size, self.mark = size, lambda part: None
-        tokens = np.random.default_rng(0).integers(0, size.vocabulary, [size.dims.batch, size.dims.sequence + 1])
-        self.inputs, self.labels = tokens[:, :-1], tokens[:, 1:]
+        shape = [BATCHES, size.dims.batch, size.dims.sequence + 1]
+        self.tokens = np.random.default_rng(0).integers(0, size.vocabulary, shape)
+        self.micro_batch = 0
 
     def watch(self, after_forward, embedding, last_layer):
         """Marks where the two modules' outputs are there, and later their gradients.
@@ -133,8 +137,13 @@ class TrainingStep:
         self.mark(PARTS[7])
         self.last_loss = loss.detach()  # its graph holds the hooks, they this object: no collector sees that circle
 
+    def next_tokens(self):
+        """Of a micro-batch: batch × (sequence + 1)."""
+        self.micro_batch += 1
+        return self.tokens[self.micro_batch % BATCHES]
+
     def loss(self, is_first_microbatch):
-        """Of a micro-batch."""
+        """Of the next micro-batch."""
         raise NotImplementedError
 
     def update(self):
@@ -169,10 +178,11 @@ class HuggingFaceStep(TrainingStep):
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
         )
-        self.inputs = torch.tensor(self.inputs, device=device)
+        self.tokens = torch.tensor(self.tokens, device=device)
 
     def loss(self, is_first_microbatch):
-        return self.model(self.inputs, labels=self.inputs).loss  # shifts them itself
+        tokens = self.next_tokens()[:, :-1]
+        return self.model(tokens, labels=tokens).loss  # shifts them itself
 
     def update(self):
         self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM, foreach=True)
@@ -231,7 +241,7 @@ class PaddleStep(TrainingStep):
         )
         fuse_clipping(self.optimizer)
         self._mark_clipping()
-        self.inputs, self.labels = paddle.to_tensor(self.inputs), paddle.to_tensor(self.labels)
+        self.tokens = paddle.to_tensor(self.tokens)
 
     def _mark_clipping(self):
         step, clip = self, self.optimizer._grad_clip
@@ -245,8 +255,9 @@ class PaddleStep(TrainingStep):
         clip.__class__ = Marking
 
     def loss(self, is_first_microbatch):
+        tokens = self.next_tokens()
         with self.fp8.microbatch(is_first_microbatch if self.size.micro_batches > 1 else None):
-            return self.model(self.inputs, labels=self.labels)[0]
+            return self.model(tokens[:, :-1], labels=tokens[:, 1:])[0]
 
     def update(self):
         self.optimizer.step()
