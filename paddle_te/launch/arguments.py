@@ -62,6 +62,13 @@ def _step_number(text):
     return int(text)
 
 
+def port_range(text):
+    first, last = map(int, text.split(":")) if re.fullmatch(r"\d{1,5}:\d{1,5}", text) else (0, 0)
+    if not 0 < first < last < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} must be the first and last port of a range, as 10000:19999")
+    return text
+
+
 def device_list(text):
     ids = text.split(",")
     if not all(re.fullmatch(r"\d+", i) for i in ids) or len(set(ids)) != len(ids):
@@ -104,6 +111,9 @@ KNOBS = [
     ("NODE_RANK", None, index, "this node's rank, from 0 (default SLURM_NODEID)"),
     ("MASTER", None, str, "address:port of the node of rank 0 (default: the first of IP_STR)"),
     ("MASTER_PORT", None, positive_int, "where MASTER has no port (default 6070; under Slurm by the job's number)"),
+    # Paddle's own, 35100:64000, overlaps those that Linux takes connections' ends from (32768 to 60999): one of these
+    # may get the port before rank 0 listens on it, or a rank that asks too early may reach itself.
+    ("PORT_RANGE", "10000:19999", port_range, "ports, first:last, in which rank 0 of several processes listens"),
     ("IP_STR", None, str, "the nodes' addresses in the order of their ranks, with commas between"),
     ("PROFILER", "none", one_of("none", "paddle"), "paddle: Paddle's profiler, where there is no nsys"),
     ("PROFILE_START_STEP", "3", positive_int, "first step a profiler records"),

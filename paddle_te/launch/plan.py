@@ -94,7 +94,7 @@ def make_plan(job, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, 
     words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
     script = _training_script(args)
     command = [*launch_command(devices, nodes, logs), script, *words, *_extra_arguments(args)]
-    env, unset = _environment(devices, nodes, environ)
+    env, unset = _environment(args, devices, nodes, environ)
     env |= _profiling(args, nodes)
     nsys = env["ENABLE_PROFILE"] == "1" and args.nsys_profile
     plan = Plan(
@@ -134,17 +134,29 @@ def _extra_arguments(args: argparse.Namespace) -> list[str]:
         raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
 
 
-def _environment(devices: Devices, nodes: Nodes, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _environment(
+    args: argparse.Namespace, devices: Devices, nodes: Nodes, environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
     """What to add to the environment, and what to take from it."""
     paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
     meeting, unset = _rendezvous(nodes, environ)
     env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))), **meeting}
     if _one_process(devices, nodes):
         env |= devices.selected()
+    else:
+        env["PORT_RANGE"] = _port_range(args.PORT_RANGE, len(devices.ids))
     if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
         unset += ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
         env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
     return env, unset
+
+
+def _port_range(text: str, processes: int) -> str:
+    """What paddle.distributed.launch draws from: one port for rank 0 to listen on, and one to name each process by."""
+    first, last = map(int, text.split(":"))
+    if last - first < processes:
+        raise LaunchError(f"PORT_RANGE: {text} must hold {processes + 1} ports, for {processes} processes of a node")
+    return text
 
 
 def _profiling(args: argparse.Namespace, nodes: Nodes) -> dict[str, str]:

@@ -362,10 +362,13 @@ def test_a_signal_without_handler_is_not_sent(tmp_path):
 
 
 def test_a_job_that_succeeds(tmp_path):
-    with Job(tmp_path, "ready(); everyone(); print('all', 'there')") as job:
+    code = "ready(); everyone(); print('all there', os.environ['PADDLE_MASTER'])"
+    with Job(tmp_path, code, PORT_RANGE="") as job:
         assert job.end() == 0
         assert job.left() == []
-        assert (tmp_path / "out/e/logs/workerlog.1").read_text() == "rank 1 starts\nall there\n"
+        log = (tmp_path / "out/e/logs/workerlog.1").read_text()
+        assert log.startswith("rank 1 starts\nall there 127.0.0.1:"), log
+        assert 10_000 <= int(log.rpartition(":")[2]) < 20_000, "an ephemeral port may be taken before rank 0 listens"
         assert "[rank" not in job.screen() and "failed" not in job.screen()
 
 
@@ -375,21 +378,25 @@ def two_nodes():
 
 
 def test_two_nodes_without_slurm(tmp_path):
-    """The same script by hand on each node, with the head's address and the node's rank."""
+    """The same script by hand on each node, with the head's address and the node's rank; the head's port counts."""
     nodes = two_nodes()
     code = "ready(); everyone(); print(os.environ['PADDLE_TRAINERS_NUM'], os.environ['PADDLE_NNODES']);"
-    code += "print(os.environ['PADDLE_CURRENT_ENDPOINT'].split(':')[0])"
+    code += "print(os.environ['PADDLE_CURRENT_ENDPOINT'].split(':')[0]); print(os.environ['PADDLE_MASTER'])"
+    port = processes.free_ports(3)[0]
     with (
         Job(tmp_path, code, devices="0", name="1", NODE_RANK="1", **nodes) as second,
-        Job(tmp_path, code, devices="0,1", name="0", NODE_RANK="0", **nodes) as first,
+        Job(tmp_path, code, devices="0,1", name="0", NODE_RANK="0", PORT_RANGE=f"{port}:{port + 2}", **nodes) as first,
     ):
         assert first.end() == second.end() == 0, first.screen() + second.screen()
         assert first.left() == second.left() == []
         logs = [
             tmp_path / "out/e/logs" / name for name in ("node0/workerlog.0", "node0/workerlog.1", "node1/workerlog.0")
         ]
+        masters = [f"127.0.0.1:{port + i}" for i in range(3)]
         for rank, log in enumerate(logs):
-            assert log.read_text() == f"rank {rank} starts\n3 2\n127.0.0.{1 + rank // 2}\n"
+            *lines, master = log.read_text().splitlines()
+            assert lines == [f"rank {rank} starts", "3 2", f"127.0.0.{1 + rank // 2}"] and master in masters
+            masters = [master]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

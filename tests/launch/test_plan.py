@@ -65,6 +65,7 @@ WRONG_VALUES = {
     "NNODES": ["0", "two"],
     "NODE_RANK": ["-1"],
     "MASTER_PORT": ["0"],
+    "PORT_RANGE": ["10000", "10000-19999", "0:9", "19999:10000", "60000:70000"],
     "PROFILE_START_STEP": ["0"],
     "PROFILE_EMIT_NVTX": ["on"],
 }
@@ -305,6 +306,7 @@ def test_devices_are_found(tmp_path, monkeypatch):
 def test_one_device_needs_no_launcher():
     made = plan({**GPUS, "DEVICES": "3"}, TP=1)
     assert made.command[1:3] == ["-u", made.script] and made.env["FLAGS_selected_gpus"] == "3"
+    assert "PORT_RANGE" not in made.env
     visible = plan({**GPUS, "DEVICES": "3", "CUDA_VISIBLE_DEVICES": "2,3"}, TP=1)
     assert visible.env["FLAGS_selected_gpus"] == "1", "Paddle counts among the visible ones"
     assert plan({**GPUS, "DEVICE": "nvgpu", "DEVICES": "1"}, TP=1).env["FLAGS_selected_nvgpus"] == "1"
@@ -325,6 +327,9 @@ def test_several_devices():
         *("--host", "127.0.0.1", "--log_dir", str(made.logs)),
     ]
     assert made.processes == 8
+    assert made.env["PORT_RANGE"] == "10000:19999", "below the ephemeral ports"
+    assert plan({**GPUS, "PORT_RANGE": "9000:9008"}).env["PORT_RANGE"] == "9000:9008"
+    assert refusal({**GPUS, "PORT_RANGE": "9000:9007"}).startswith("PORT_RANGE: 9000:9007 must hold 9 ports")
     on_cpu = plan({**CPU, "DEVICES": "0,1"}, TP=1, precision="fp32")
     assert words_before_script(on_cpu)[3:5] == ["--nproc_per_node", "2"]
 
