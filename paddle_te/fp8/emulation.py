@@ -68,15 +68,15 @@ def quantize_dequantize(x, quantizer):
 
 class _EmulatedFP8Linear(PyLayer):
     @staticmethod
-    def forward(ctx, x, weight, quantizers):
-        ctx.quantizers = quantizers
+    def forward(ctx, x, weight, quantizers, transpose_y):
+        ctx.quantizers, ctx.transpose_y = quantizers, transpose_y
         ctx.dtypes = x.dtype, weight.dtype
         ctx.needs_grad = not x.stop_gradient, not weight.stop_gradient
         x8 = quantize_dequantize(x, quantizers.input)
         # the same scale gives the same values in every micro-batch: nothing to gain from quantizers.cache_weight
         weight8 = quantize_dequantize(weight, quantizers.weight)
         ctx.save_for_backward(x8, weight8)
-        return paddle.matmul(x8, weight8, transpose_y=True).astype(x.dtype)
+        return paddle.matmul(x8, weight8, transpose_y=transpose_y).astype(x.dtype)
 
     @staticmethod
     def backward(ctx, dy):
@@ -84,22 +84,24 @@ class _EmulatedFP8Linear(PyLayer):
         dy8 = quantize_dequantize(dy, ctx.quantizers.grad_output)
         dx = dweight = None  # Paddle wants None for what needs no gradient
         if ctx.needs_grad[0]:
-            dx = paddle.matmul(dy8, weight8).astype(ctx.dtypes[0])
+            dx = paddle.matmul(dy8, weight8, transpose_y=not ctx.transpose_y).astype(ctx.dtypes[0])
         if ctx.needs_grad[1]:
             tokens = x8.size // x8.shape[-1]
-            dweight = paddle.matmul(dy8.reshape([tokens, -1]), x8.reshape([tokens, -1]), transpose_x=True)
+            rows, columns = (dy8, x8) if ctx.transpose_y else (x8, dy8)
+            dweight = paddle.matmul(rows.reshape([tokens, -1]), columns.reshape([tokens, -1]), transpose_x=True)
             dweight = dweight.astype(ctx.dtypes[1])
         ctx.quantizers.module.backward_done()
         return dx, dweight
 
 
-def emulated_fp8_linear(x, weight, quantizers):
+def emulated_fp8_linear(x, weight, quantizers, transpose_y=True):
     """x · weightᵀ with all operands rounded to fp8, forward and backward, products summed in float32.
 
-    x: [..., in], weight: [out, in], result [..., out] in x's dtype. quantizers: GemmQuantizers.
-    y = q(x) · q(weight)ᵀ, dx = q(dy) · q(weight), dweight = q(dy)ᵀ · q(x), where q is `quantize_dequantize`.
+    x: [..., in], weight: [out, in], or [in, out] without transpose_y, result [..., out] in x's dtype. quantizers:
+    GemmQuantizers. y = q(x) · q(weight)ᵀ, dx = q(dy) · q(weight), dweight = q(dy)ᵀ · q(x), where q is
+    `quantize_dequantize`; a weight [in, out] and its gradient are the transposes of those.
     """
-    return _EmulatedFP8Linear.apply(x, weight, quantizers)
+    return _EmulatedFP8Linear.apply(x, weight, quantizers, transpose_y)
 
 
 class _EmulatedFP8Attention(PyLayer):

@@ -4,15 +4,16 @@
 is TE's kernels (`ops.te`). Layers hold parameters and parallelism and call nothing but this interface.
 
 Common to all: activations are [b, s, h], or [tokens, h] with tokens = b·s (under sequence parallelism b·s/tp).
-Weights are [out, in]. `tp` is a `distributed.TensorParallel` or None for one rank. `quantizers` is what
-`fp8.ModuleScaling.begin_forward` returned for that GEMM: None for a GEMM in the activations' own precision.
+Weights are [out, in]; `linear`'s is [in, out] with transpose_y=False. `tp` is a `distributed.TensorParallel` or None
+for one rank. `quantizers` is what `fp8.ModuleScaling.begin_forward` returned for that GEMM: None for a GEMM in the
+activations' own precision.
 
 | function | returns |
 |---|---|
 | check(fp8) | None; raises where the backend cannot run here, saying what is missing |
 | rms_norm(x, weight, eps) | x's shape |
 | accumulate_wgrad(x, dy, out) | xᵀ·dy in float32, + out in place; of matrices [n, in], [n, out], no gradients |
-| linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation) | [..., out], + residual |
+| linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation, transpose_y) | [..., out] |
 | layernorm_linear(x, ln_weight, weight, eps, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x as residual) |
 | layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation) | x's shape |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss [n, 1], dlogits; see below |

@@ -110,12 +110,13 @@ def test_zeros_empty_tensors_and_nan():
 
 @pytest.mark.parametrize("recipe", [Float8CurrentScaling(), Float8CurrentScaling(Format.E4M3), DelayedScaling()])
 @pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])
-def test_linear(recipe, x_dtype, seed):
+@pytest.mark.parametrize("transpose_y", [True, False])
+def test_linear(recipe, x_dtype, transpose_y, seed):
     x = paddle.randn([2, 5, 48]).astype(x_dtype)
-    weight = paddle.randn([32, 48]).astype(x_dtype)
+    weight = paddle.randn([32, 48] if transpose_y else [48, 32]).astype(x_dtype)
     dy = paddle.randn([2, 5, 32]).astype(x_dtype)
     x.stop_gradient = weight.stop_gradient = False
-    y = emulated_fp8_linear(x, weight, quantizers(recipe))
+    y = emulated_fp8_linear(x, weight, quantizers(recipe), transpose_y)
     y.backward(dy)
     assert [t.dtype for t in (y, x.grad, weight.grad)] == [x.dtype] * 3
 
@@ -126,11 +127,9 @@ def test_linear(recipe, x_dtype, seed):
         reference(v, d, scale).astype(np.float64) for v, d in zip(values, ["e4m3", "e4m3", backward], strict=True)
     )
     tolerance = dict(rtol=1e-5, atol=1e-4) if x_dtype == "float32" else dict(rtol=2**-8, atol=1e-3)
-    for got, expected in (
-        (y, x8 @ w8.T),
-        (x.grad, dy8 @ w8),
-        (weight.grad, dy8.reshape(-1, 32).T @ x8.reshape(-1, 48)),
-    ):
+    w8 = w8 if transpose_y else w8.T
+    dw = dy8.reshape(-1, 32).T @ x8.reshape(-1, 48)
+    for got, expected in ((y, x8 @ w8.T), (x.grad, dy8 @ w8), (weight.grad, dw if transpose_y else dw.T)):
         np.testing.assert_allclose(got.astype("float32").numpy(), expected, **tolerance)
 
 

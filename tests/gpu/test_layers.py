@@ -34,6 +34,19 @@ class Rotary(paddle.nn.Layer):
         return self.ops.rotary_qkv(qkv, freqs, self.heads, self.kv_heads)
 
 
+class LinearInOut(paddle.nn.Layer):
+    """The op behind a language model's head, whose weight is [in, out], as a layer of its own."""
+
+    def __init__(self, in_features, out_features, params_dtype=None, backend="transformer_engine"):
+        super().__init__()
+        self.ops, self.fp8 = get_ops(backend), fp8.ModuleScaling(1, backend)
+        self.weight = self.create_parameter([in_features, out_features], dtype=params_dtype)
+
+    def forward(self, x, is_first_microbatch=None):
+        (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
+        return self.ops.linear(x, self.weight, quantizers=quantizers, transpose_y=False)
+
+
 class WithRope(paddle.nn.Layer):
     """MultiHeadAttention or TransformerLayer, with the angles inside."""
 
@@ -53,6 +66,8 @@ def make(kind, heads, kv_heads, head_dim=64, **shared):
         return RMSNorm(HIDDEN, **shared), [(HIDDEN,)]
     if kind == "linear":
         return Linear(HIDDEN, FFN, **shared), [(HIDDEN,), (FFN,)]
+    if kind == "linear_in_out":
+        return LinearInOut(HIDDEN, FFN, **shared), [(HIDDEN,)]
     if kind == "layernorm_linear":
         return LayerNormLinear(HIDDEN, FFN, **shared), [(HIDDEN,)]
     if kind == "layernorm_mlp":
@@ -71,6 +86,7 @@ PARAMETERLESS = ("rotary", "dot_product_attention")
 KINDS = [
     "rms_norm",
     "linear",
+    "linear_in_out",
     "layernorm_linear",
     "layernorm_mlp",
     "rotary",
@@ -130,7 +146,7 @@ def te(kind, heads, kv_heads, head_dim=64):
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence):
-    if kind in KINDS[:4] and kv_heads != heads:
+    if kind in KINDS[:5] and kv_heads != heads:
         pytest.skip("this layer has no heads")
     values, inputs, grads, truth = case(kind, heads, kv_heads, batch, sequence, seed)
     # the yardstick: the same operations, plainly in bf16
@@ -155,6 +171,7 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind, heads, kv_heads, batch, sequence", [
     ("linear", 4, 4, 2, 64),
+    ("linear_in_out", 4, 4, 2, 64),
     ("layernorm_linear", 4, 4, 3, 48),
     ("layernorm_mlp", 4, 4, 1, 80),
     ("multi_head_attention", 4, 2, 2, 64),
@@ -318,10 +335,11 @@ def test_main_gradients_accumulate_inside_the_gemms(gpu, seed, recipe):
     check_main_gradients(gpu, case("transformer", 4, 2, 2, 64, seed), RECIPES.get(recipe))
 
 
-def test_cached_weights_serve_later_micro_batches(gpu, seed):
-    values, inputs, grads, _ = case("linear", 4, 4, 2, 64, seed)
+@pytest.mark.parametrize("kind", ["linear", "linear_in_out"])
+def test_cached_weights_serve_later_micro_batches(gpu, seed, kind):
+    values, inputs, grads, _ = case(kind, 4, 4, 2, 64, seed)
     paddle.set_device(gpu)
-    layer = te("linear", 4, 4)
+    layer = te(kind, 4, 4)
     layer.weight.set_value(paddle.to_tensor(values["weight"]).astype("bfloat16"))
     x = paddle.to_tensor(inputs[0]).astype("bfloat16")
 

@@ -47,7 +47,9 @@ def test_bf16(seed, kind, kv_heads):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("kind, kv_heads", [("linear", 4), ("transformer", 4), ("transformer", 2)])
+@pytest.mark.parametrize(
+    "kind, kv_heads", [("linear", 4), ("linear_in_out", 4), ("transformer", 4), ("transformer", 2)]
+)
 def test_fp8(seed, kind, kv_heads, recipe):
     check_fp8("cpu", kind, 4, kv_heads, 2, 32, seed, RECIPES[recipe])
 

@@ -20,6 +20,8 @@ CASES = {
     "rms_norm": ("rms_norm", [X, (32,)], EPS, [0]),
     "linear": ("linear", [X, (48, 32)], {}, [0]),
     "linear_with_residual": ("linear", [X, (48, 32), (2, 8, 48)], {}, [0]),
+    "linear_in_out": ("linear", [X, (32, 48)], dict(transpose_y=False), [0]),
+    "linear_in_out_with_residual": ("linear", [X, (32, 48), (2, 8, 48)], dict(transpose_y=False), [0]),
     "layernorm_linear": ("layernorm_linear", [X, (32,), (48, 32)], EPS, [0, 1]),
     "layernorm_linear_without_residual": ("layernorm_linear", [X, (32,), (48, 32)], EPS, [0]),
     "layernorm_mlp": ("layernorm_mlp", [X, (32,), (96, 32), (32, 48)], EPS, [0]),
@@ -68,7 +70,7 @@ def run(backend, case, arrays, frozen, dense, generator):
     if name.startswith("rotary") or name == "self_attention":
         given.insert(3 if name == "self_attention" else 1, RotaryPositionEmbedding(16)(8))
     if name == "linear" and len(given) == 3:
-        arguments = dict(residual=given.pop())
+        arguments = arguments | dict(residual=given.pop())
     outputs = getattr(get_ops(backend), name)(*given, **arguments)
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     flowing = [outputs[i] for i in used if not outputs[i].stop_gradient]

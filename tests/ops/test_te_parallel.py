@@ -14,6 +14,7 @@ from paddle_te import fp8
 from paddle_te.distributed import TensorParallel
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
 from paddle_te.llama.tensor_parallel import split_columns, split_rows
+from paddle_te.ops import get_ops
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.poison import poison_allocations
@@ -165,3 +166,44 @@ def test_two_ranks_compute_what_one_does(seed, monkeypatch, sequence_parallel, r
             got, expected = [sum(got)], [want[name]]  # the trainer sums the norms' gradients
         for mine, other in zip(got, expected, strict=True):
             assert relative(mine, other) < bound, name
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
+@pytest.mark.parametrize("transpose_y", [True, False], ids=["out_in", "in_out"])
+@pytest.mark.parametrize("mode", ["column", "row"])
+@pytest.mark.parametrize("recipe, bound", [
+    (None, 1e-2), (fp8.DelayedScaling(amax_history_len=2), 1e-2), (fp8.Float8CurrentScaling(), 0.15)
+], ids=["bf16", "delayed", "current"])  # fmt: skip
+def test_a_gemm_of_two_ranks(seed, recipe, bound, mode, transpose_y, sequence_parallel):
+    """y, dx and dW of weights [out, in] and [in, out], split over the ranks, are those of one rank.
+
+    Delayed scaling: all scales are 1 in the first step, and roundings the same.
+    """
+    draw = np.random.default_rng(seed).standard_normal
+    shape = [FFN, HIDDEN] if transpose_y else [HIDDEN, FFN]
+    x, weight, dy = (draw(s, "float32") for s in ([BATCH * TOKENS, HIDDEN], shape, [BATCH * TOKENS, FFN]))
+    weight_axis = 0 if transpose_y == (mode == "column") else 1
+
+    def step(x, weight, dy, **ranks):
+        x, weight, dy = (paddle.to_tensor(values).astype("bfloat16").detach() for values in (x, weight, dy))
+        x.stop_gradient = weight.stop_gradient = False
+        with fp8.fp8_autocast(recipe is not None, recipe):
+            (quantizers,) = fp8.ModuleScaling(1, "transformer_engine").begin_forward() or (None,)
+        linear = get_ops("transformer_engine").linear
+        y = linear(x, weight, quantizers=quantizers, transpose_y=transpose_y, **ranks)
+        y.backward(dy)
+        return [tensor.astype("float32").numpy() for tensor in (y, x.grad, weight.grad)]
+
+    # each of x, dy (as y): the axis that the ranks share
+    inner, outer = (-1, 0 if sequence_parallel else None) if mode == "row" else (0 if sequence_parallel else None, -1)
+    part = lambda values, axis, rank: values if axis is None else np.split(values, RANKS, axis)[rank]  # noqa: E731
+    group = Group(RANKS)
+
+    def run(rank):
+        tp = Rank(group, rank, RANKS, sequence_parallel)
+        mine = part(x, inner, rank), part(weight, weight_axis, rank), part(dy, outer, rank)
+        return step(*mine, parallel_mode=mode, tp=tp)
+
+    for rank, got in enumerate(group.run(run)):
+        for mine, whole, axis in zip(got, step(x, weight, dy), (outer, inner, weight_axis), strict=True):
+            assert relative(mine, part(whole, axis, rank)) < bound

@@ -13,10 +13,10 @@ def rms_norm(x, weight, eps):
     return z.astype(weight.dtype) * weight
 
 
-def _gemm(x, weight, quantizers):
+def _gemm(x, weight, quantizers, transpose_y=True):
     if quantizers is None:
-        return paddle.matmul(x, weight, transpose_y=True)
-    return emulated_fp8_linear(x, weight, quantizers)
+        return paddle.matmul(x, weight, transpose_y=transpose_y)
+    return emulated_fp8_linear(x, weight, quantizers, transpose_y)
 
 
 def _check_fusion(fuse_wgrad_accumulation):
@@ -24,24 +24,31 @@ def _check_fusion(fuse_wgrad_accumulation):
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
 
 
-def _column(x, weight, tp, quantizers):
-    return _gemm(x if tp is None else tp.enter(x), weight, quantizers)
+def _column(x, weight, tp, quantizers, transpose_y=True):
+    return _gemm(x if tp is None else tp.enter(x), weight, quantizers, transpose_y)
 
 
-def _row(x, weight, tp, quantizers):
-    y = _gemm(x, weight, quantizers)
+def _row(x, weight, tp, quantizers, transpose_y=True):
+    y = _gemm(x, weight, quantizers, transpose_y)
     return y if tp is None else tp.leave(y)
 
 
-def linear(x, weight, *, residual=None, parallel_mode=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
-    """x · weightᵀ (+ residual), weight split by `parallel_mode` ("column", "row" or None) over `tp`."""
+def linear(
+    x,
+    weight,
+    *,
+    residual=None,
+    parallel_mode=None,
+    tp=None,
+    quantizers=None,
+    fuse_wgrad_accumulation=False,
+    transpose_y=True,
+):
+    """x · weightᵀ (+ residual), or x · weight without transpose_y; the weight is split by `parallel_mode` ("column",
+    "row" or None) over `tp`."""
     _check_fusion(fuse_wgrad_accumulation)
-    if parallel_mode == "column":
-        y = _column(x, weight, tp, quantizers)
-    elif parallel_mode == "row":
-        y = _row(x, weight, tp, quantizers)
-    else:
-        y = _gemm(x, weight, quantizers)
+    gemm = {"column": _column, "row": _row}.get(parallel_mode)
+    y = gemm(x, weight, tp, quantizers, transpose_y) if gemm else _gemm(x, weight, quantizers, transpose_y)
     return y if residual is None else y + residual
 
 

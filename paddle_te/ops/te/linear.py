@@ -1,7 +1,9 @@
 """Norms and GEMMs of a decoder layer, as Ops: see paddle_te.ops.te.program.
 
 With W [out, in]: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x. Under fp8 the three read e4m3 copies of x and W and a copy of dy in
-the recipe's backward format; forward makes the transposed copies that backward reads and frees the others.
+the recipe's backward format; forward makes the transposed copies that backward reads and frees the others. With
+transpose_y=False W is [in, out]: y = x·W, dx = dy·Wᵀ, dW = xᵀ·dy. TE picks of each fp8 operand the copy that Hopper's
+GEMM reads, so that only flags differ, and which copy of W backward reads: the one that is not transposed.
 """
 
 import functools
@@ -16,6 +18,7 @@ from paddle_te.ops.te.program import Op
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
     both_pieces,
+    exchanged,
     new_pieces,
     operand_pieces,
     quantize,
@@ -28,13 +31,14 @@ def _rows(tensor):
     return math.prod(tensor.shape[:-1])
 
 
-def _operands(rt, x, weight, code, quantizers, columnwise):
+def _operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True):
     """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized."""
     weight = rt.matrix(weight, code)
     if quantizers is None:
         return x, weight
-    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise)
-    return quantize(rt, x, quantizers.input, pieces), quantized_weight(rt, weight, quantizers, pieces)
+    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise, transpose_y=transpose_y)
+    x = quantize(rt, x, quantizers.input, pieces)
+    return x, quantized_weight(rt, weight, quantizers, pieces if transpose_y else exchanged(pieces))
 
 
 def _cast_in_kernels(quantizers):
@@ -47,6 +51,12 @@ def _drop_data(rt, *operands):
     for operand in operands:
         if isinstance(operand, Float8Matrix):
             operand.drop_data(rt)
+
+
+def _drop_transpose(rt, weight):
+    """Of a weight [in, out] backward reads no columnwise fp8 data."""
+    if isinstance(weight, Float8Matrix):
+        weight.drop_transpose(rt)
 
 
 def _grad_output(rt, dy, code, quantizers, tp):
@@ -62,18 +72,19 @@ def _grad_output(rt, dy, code, quantizers, tp):
     return local.fill(rt, matrix.native).gathered(rt, tp)
 
 
-def _fprop(rt, x, weight, out, accumulate=False):
+def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True):
     """Into the native `out`."""
-    rt.te.gemm(weight.native, x.native, out, True, False, rt.stream, accumulate)
+    rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, accumulate)
 
 
-def _dgrad(rt, dy, weight, dx, fp8):
+def _dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
     """Into the native dx."""
-    rt.te.gemm(weight.native, dy.native, dx, False, False, rt.stream, False, fp8)
+    rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8)
 
 
 def _wgrad(rt, x, dy, weight, code, fp8):
-    """dW; or None, with dW put into weight.main_grad (float32) or added to it, where there is that."""
+    """dW; or None, with dW put into weight.main_grad (float32) or added to it, where there is that. Of a weight
+    [in, out] it is that with x and dy exchanged."""
     if weight.stop_gradient:
         return None
     if weight.main_grad is None:
@@ -94,16 +105,16 @@ def _column_dgrad(rt, dy, weight, shape, x, tp, fp8):
     return rt.matrix(tp.reduce_output(dx.memory), x.code)
 
 
-def _row_output(rt, x, weight, out, code, residual, tp):
+def _row_output(rt, x, weight, out, code, residual, tp, transpose_y=True):
     """out = x·Wᵀ (+ residual), summed over tp where the GEMM is row parallel. Returns the tensor."""
     scatter = tp is not None and tp.sequence_parallel
     # one rank's GEMM adds the residual, for free, before the sum over ranks
     accumulate = residual is not None and not scatter and (tp is None or tp.rank == 0)
-    shape = x.shape[0], weight.shape[0]
+    shape = x.shape[0], out.shape[-1]
     result = rt.view(out, shape, code)
     if accumulate:
         rt.te.memcpy_async(result, rt.view(residual, shape, code), rt.stream)
-    _fprop(rt, x, weight, result, accumulate)
+    _fprop(rt, x, weight, result, accumulate, transpose_y)
     if tp is not None:
         out = tp.reduce_output(out)
     if scatter and residual is not None:
@@ -196,24 +207,27 @@ def _rms_norm_backward(rt, normed, dy):
     return normed.backward(rt, rt.view(dy, normed.x.shape, normed.code))
 
 
-def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode):
+def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode, transpose_y=True):
     """`linear`, and what its backward reads."""
     code = dtype_code("x", x)
-    check_tensor("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype)
+    out_features, in_features = weight.shape[0 if transpose_y else 1], x.shape[-1]
+    expected = [out_features, in_features] if transpose_y else [in_features, out_features]
+    check_tensor("weight", weight, expected, x.dtype)
     if quantizers is not None:
-        _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
+        _check_fp8(tokens=_rows(x), in_features=in_features, out_features=out_features)
     column, row = (tp if parallel_mode == mode else None for mode in ("column", "row"))
     whole = column.all_gather(x) if column is not None and column.sequence_parallel else x
-    shape = [*whole.shape[:-1], weight.shape[0]]
+    shape = [*whole.shape[:-1], out_features]
     if residual is not None:
         check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
-    operand, w = _operands(rt, rt.matrix(whole, code), weight, code, quantizers, train)
-    out = _row_output(rt, operand, w, rt.empty(shape, x.dtype), code, residual, row)
+    operand, w = _operands(rt, rt.matrix(whole, code), weight, code, quantizers, train, transpose_y)
+    out = _row_output(rt, operand, w, rt.empty(shape, x.dtype), code, residual, row, transpose_y)
     if train:
-        _drop_data(rt, operand, w)
+        _drop_data(rt, operand)
+        (_drop_data if transpose_y else _drop_transpose)(rt, w)
     return out, SimpleNamespace(
         x=x, whole=whole.shape, operand=operand, w=w, weight=weight, residual=residual,
-        code=code, quantizers=quantizers, column=column, row=row,
+        code=code, quantizers=quantizers, column=column, row=row, transpose_y=transpose_y,
     )  # fmt: skip
 
 
@@ -228,10 +242,11 @@ def linear_backward(rt, saved, dy):
     dx = None
     if not x.stop_gradient:
         dx = rt.empty(saved.whole, x.dtype)
-        _dgrad(rt, grad, saved.w, rt.view(dx, operand.shape, code), fp8)
+        _dgrad(rt, grad, saved.w, rt.view(dx, operand.shape, code), fp8, saved.transpose_y)
         if saved.column is not None:
             dx = saved.column.reduce_output(dx)
-    dw = _wgrad(rt, operand, grad, weight, code, fp8)
+    operands = (operand, grad) if saved.transpose_y else (grad, operand)
+    dw = _wgrad(rt, *operands, weight, code, fp8)
     return (dx, dw) if residual is None else (dx, dw, None if residual.stop_gradient else dy)
 
 
@@ -342,10 +357,21 @@ def rms_norm(x, weight, eps):
     return program.apply(_RMS_NORM, (x, weight), settings=(eps,))
 
 
-def linear(x, weight, *, residual=None, parallel_mode=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
-    """x · weightᵀ (+ residual), weight split by `parallel_mode` ("column", "row" or None) over `tp`."""
+def linear(
+    x,
+    weight,
+    *,
+    residual=None,
+    parallel_mode=None,
+    tp=None,
+    quantizers=None,
+    fuse_wgrad_accumulation=False,
+    transpose_y=True,
+):
+    """x · weightᵀ (+ residual), or x · weight without transpose_y; the weight is split by `parallel_mode` ("column",
+    "row" or None) over `tp`."""
     tensors = x, weight, residual
-    return program.apply(_LINEAR, tensors, (quantizers,), tp, fuse_wgrad_accumulation, (parallel_mode,))
+    return program.apply(_LINEAR, tensors, (quantizers,), tp, fuse_wgrad_accumulation, (parallel_mode, transpose_y))
 
 
 def layernorm_linear(x, ln_weight, weight, eps, *, tp=None, quantizers=None, fuse_wgrad_accumulation=False):

@@ -43,40 +43,50 @@ def both_pieces(rt, shape, quantizer):
     return both, both
 
 
-def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0):
+def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0, transpose_y=True):
     """(rowwise, columnwise) for a forward GEMM's operands, of which backward keeps the transposes only.
 
     shape: of the input, None if that lies elsewhere. A weight that is cached, or will be, lies elsewhere too.
-    more: bytes that backward keeps besides, a multiple of 256.
+    more: bytes that backward keeps besides, a multiple of 256. transpose_y: False for a weight in `exchanged` pieces.
     """
     size = 0 if shape is None else _size(shape, quantizers.input)
-    if quantizers.update_weight and not quantizers.keeps_weight:
-        size += _size(weight_shape, quantizers.weight)
-    return new_pieces(rt, size), new_pieces(rt, size + more) if columnwise else None
+    weight = quantizers.update_weight and not quantizers.keeps_weight and _size(weight_shape, quantizers.weight)
+    # TE makes no transpose alone, so that without backward there is room for both of a weight [in, out]
+    rowwise = new_pieces(rt, size + weight * (1 if transpose_y or columnwise else 2))
+    return rowwise, new_pieces(rt, size + weight + more) if columnwise else None
+
+
+def exchanged(pieces):
+    """operand_pieces' for a weight [in, out], whose transpose forward reads and whose data backward keeps, with its
+    factors: Float8Matrix's pieces."""
+    rowwise, columnwise = pieces
+    kept = columnwise or rowwise
+    return kept, rowwise, kept
 
 
 class Float8Matrix:
     """A matrix (rows, cols) in fp8, uninitialised, in the next pieces of `rowwise` and, if given, `columnwise`.
 
+    factors: the Pieces for current scaling's, by default the transpose's.
     native: what TE's functions take. rowwise, columnwise: the tensors that its data and its transpose lie in, or None.
     """
 
-    __slots__ = ("shape", "quantizer", "native", "rowwise", "columnwise", "_transpose", "_scale_inv")
+    __slots__ = ("shape", "quantizer", "native", "rowwise", "columnwise", "_data", "_transpose", "_scale_inv")
 
-    def __init__(self, rt, shape, quantizer, rowwise, columnwise):
+    def __init__(self, rt, shape, quantizer, rowwise, columnwise, factors=None):
         self.shape, self.quantizer = shape, quantizer
         size = shape[0] * shape[1]
-        data, self.rowwise = rowwise.take(size), rowwise.memory
+        self._data, self.rowwise = rowwise.take(size), rowwise.memory
         self._transpose, self.columnwise = (columnwise.take(size), columnwise.memory) if columnwise else (0, None)
         scale, amax, self._scale_inv = quantizer.scale_ptr, quantizer.amax_ptr, quantizer.scale_inv_ptr
         if quantizer.kind == "current":
-            amax = (columnwise or rowwise).take(FACTORS["current"])
+            amax = (factors or columnwise or rowwise).take(FACTORS["current"])
             scale, self._scale_inv = amax + 4, amax + 16
-        self._bind(rt, data, scale, amax)
+        self._bind(rt, scale, amax)
 
-    def _bind(self, rt, data, scale=0, amax=0):
+    def _bind(self, rt, scale=0, amax=0):
         code = FP8[self.quantizer.dtype]
-        self.native = rt.tensor(data, self.shape, code, self._transpose, scale, amax, self._scale_inv)
+        self.native = rt.tensor(self._data, self.shape, code, self._transpose, scale, amax, self._scale_inv)
 
     def fill(self, rt, source):
         """Quantizes the native tensor `source`."""
@@ -89,8 +99,13 @@ class Float8Matrix:
 
     def drop_data(self, rt):
         """Lets go of the rowwise data: backward reads the transposed copy only."""
-        self.rowwise = None
-        self._bind(rt, 0)
+        self.rowwise, self._data = None, 0
+        self._bind(rt)
+
+    def drop_transpose(self, rt):
+        """Lets go of the transposed copy: of a weight [in, out] backward reads the rowwise data only."""
+        self.columnwise, self._transpose = None, 0
+        self._bind(rt)
 
     @classmethod
     def rows_of_rank(cls, rt, shape, quantizer):
@@ -104,22 +119,25 @@ class Float8Matrix:
         out.rowwise = tp.all_gather(self.rowwise)
         out.shape = rows, cols = tuple(out.rowwise.shape)
         out.columnwise = rt.empty([cols, rows], paddle.uint8)
-        data, out._transpose = out.rowwise.data_ptr(), out.columnwise.data_ptr()
-        rt.te.transpose(rt.tensor(data, out.shape, code), rt.tensor(out._transpose, (cols, rows), code), rt.stream)
+        out._data, out._transpose = out.rowwise.data_ptr(), out.columnwise.data_ptr()
+        rt.te.transpose(rt.tensor(out._data, out.shape, code), rt.tensor(out._transpose, (cols, rows), code), rt.stream)
         if not rowwise:
-            out.rowwise, data = None, 0
-        out._bind(rt, data)
+            out.rowwise, out._data = None, 0
+        out._bind(rt)
         return out
 
 
 def quantize(rt, source, quantizer, pieces=None):
-    """A Float8Matrix of a Matrix, in (rowwise, columnwise) Pieces, or in new ones of its own."""
+    """A Float8Matrix of a Matrix, in the Pieces that it takes, or in new ones of its own."""
     pieces = pieces or both_pieces(rt, source.shape, quantizer)
     return Float8Matrix(rt, source.shape, quantizer, *pieces).fill(rt, source.native)
 
 
 def quantized_weight(rt, weight, quantizers, pieces):
-    """The weight, a Matrix, in fp8: the copy kept by an earlier micro-batch, or a new one. pieces: operand_pieces'."""
+    """The weight, a Matrix, in fp8: the copy kept by an earlier micro-batch, or a new one.
+
+    pieces: operand_pieces', `exchanged` for a weight [in, out].
+    """
     if not quantizers.update_weight:
         kept = Pieces(quantizers.cached_weight)
         return Float8Matrix(rt, weight.shape, quantizers.weight, kept, kept)
