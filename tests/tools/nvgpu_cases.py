@@ -199,8 +199,26 @@ def check(name, dtype, generator):
         np.testing.assert_allclose(a, b, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale, err_msg=str(position))
 
 
+def check_no_class(dtype, generator):
+    """Labels that are neither a class nor ignored: NaN in their rows, and there alone. Paddle on a CPU raises."""
+    paddle.set_device("nvgpu:0")
+    x = paddle.to_tensor(generator.standard_normal((6, 11)).astype("float32")).astype(dtype)
+    x.stop_gradient = False
+    labels, no_class = paddle.to_tensor([3, -1, -100, 11, 2**40, 10]), [False, True, False, True, True, False]
+    loss = F.cross_entropy(x, labels, reduction="none", ignore_index=-100)
+    loss.sum().backward()
+    assert paddle.isnan(loss).tolist() == no_class, loss
+    nans = paddle.isnan(x.grad)
+    assert nans.any(1).tolist() == nans.all(1).tolist() == no_class, x.grad
+
+
 def main():
     seed, results = int(sys.argv[1]), {}
+    for dtype in FLOATS:
+        try:
+            results[f"labels that are no class {dtype}"] = check_no_class(dtype, np.random.default_rng(seed))
+        except AssertionError as error:
+            results[f"labels that are no class {dtype}"] = str(error)
     for name in CASES:
         for dtype in FLOATS:
             try:

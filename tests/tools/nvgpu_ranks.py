@@ -81,7 +81,28 @@ def check_moves(dtype, count):
         expect(y, all_ranks[0], f"send and recv {dtype} {count}")
 
 
+def check_cross_entropy(dtype, tolerance):
+    """Over classes that the ranks share: the last row's label is ignored, the two before are no class: NaN there."""
+    from paddle.distributed.fleet.layers.mpu.mp_ops import _c_softmax_with_cross_entropy
+
+    labels = np.array([0, 2 * SIZE, 5 * SIZE - 1, -1, 5 * SIZE, -100])
+    logits = numbers(tensor(dtype, len(labels) * 5 * SIZE, rank=0)).reshape(len(labels), -1)
+    mine = slice(RANK * 5, (RANK + 1) * 5)
+    x = paddle.to_tensor(logits[:, mine]).astype(dtype)
+    x.stop_gradient = False
+    loss = _c_softmax_with_cross_entropy(x, paddle.to_tensor(labels[:, None]), ignore_index=-100)
+    loss.sum().backward()
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    want = [-np.log(p[row, label]) for row, label in enumerate(labels[:3])] + [np.nan, np.nan, 0]
+    np.testing.assert_allclose(numbers(loss).ravel(), want, rtol=tolerance, atol=tolerance)
+    p[range(3), labels[:3]] -= 1
+    p[3:5], p[5] = np.nan, 0
+    np.testing.assert_allclose(numbers(x.grad), p[:, mine], rtol=tolerance, atol=tolerance)
+
+
 def collectives():
+    check_cross_entropy("float32", 1e-5)
+    check_cross_entropy("bfloat16", 1e-2)
     large = 6 * 450_000  # several pieces of the shared memory
     for dtype in ("float32", "bfloat16", "float16", "int32", "int64", "uint8", "float64"):
         check_reductions(dtype, 12)

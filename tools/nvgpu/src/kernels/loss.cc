@@ -65,12 +65,12 @@ void CrossEntropyGrad(const Context& context, const Tensor& label, const Tensor&
   const Rows rows = RowsOf(softmax, axis, "cross-entropy");
   void* to = context.Alloc(logits_grad, softmax.dtype());
   math::CrossEntropyGrad(StreamOf(context), TypeOf(softmax), to, softmax.data(), label.data(), TypeOf(label),
-                         loss_grad.data(), ignore_index, 0, rows.count, rows.columns);
+                         loss_grad.data(), ignore_index, 0, rows.count, rows.columns, rows.columns);
 }
 
 // Megatron's vocabulary-parallel cross-entropy (arXiv 1909.08053): two numbers a row travel, not the logits.
 void ParallelCrossEntropy(const Context& context, const Tensor& logits, const Tensor& label, int64_t ignore_index,
-                          int rank, int, Tensor* softmax, Tensor* loss) {
+                          int rank, int ranks, Tensor* softmax, Tensor* loss) {
   const auto* group = reinterpret_cast<phi::distributed::XCCLCommContext*>(context.GetCommContext());
   PADDLE_ENFORCE_NOT_NULL(group, common::errors::Unavailable("c_softmax_with_cross_entropy has no communicator"));
   auto* comm = reinterpret_cast<runtime::Communicator*>(group->GetXcclComm());
@@ -84,7 +84,7 @@ void ParallelCrossEntropy(const Context& context, const Tensor& logits, const Te
   math::RowMax(stream, type, largest, logits.data(), rows.count, rows.columns);
   runtime::AllReduce(comm, largest, largest, rows.count, Type::kFloat, runtime::Reduction::kMax, stream);
   math::RowSumExp(stream, type, sum, picked, logits.data(), largest, label.data(), label_type, first, rows.count,
-                  rows.columns);
+                  rows.columns, ranks * rows.columns);
   runtime::AllReduce(comm, sum, sum, 2 * rows.count, Type::kFloat, runtime::Reduction::kSum, stream);
   const Tensor from = logits;
   void* to_softmax = context.Alloc(softmax, from.dtype());
@@ -93,11 +93,13 @@ void ParallelCrossEntropy(const Context& context, const Tensor& logits, const Te
                            label_type, ignore_index, rows.count, rows.columns);
 }
 void ParallelCrossEntropyGrad(const Context& context, const Tensor& softmax, const Tensor& label,
-                              const Tensor& loss_grad, int64_t ignore_index, int rank, int, Tensor* logits_grad) {
+                              const Tensor& loss_grad, int64_t ignore_index, int rank, int ranks,
+                              Tensor* logits_grad) {
   const Rows rows = RowsOf(softmax, -1, "cross-entropy");
   void* to = context.Alloc(logits_grad, softmax.dtype());
   math::CrossEntropyGrad(StreamOf(context), TypeOf(softmax), to, softmax.data(), label.data(), TypeOf(label),
-                         loss_grad.data(), ignore_index, rank * rows.columns, rows.count, rows.columns);
+                         loss_grad.data(), ignore_index, rank * rows.columns, rows.count, rows.columns,
+                         ranks * rows.columns);
 }
 
 }  // namespace

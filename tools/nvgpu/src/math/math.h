@@ -86,18 +86,18 @@ void ArgExtreme(Stream stream, bool largest, Type type, void* out, Type out_type
 void Softmax(Stream stream, Type type, bool log, void* out, const void* in, int64_t rows, int64_t columns);
 void SoftmaxGrad(Stream stream, Type type, bool log, void* in_grad, const void* out, const void* out_grad, int64_t rows,
                  int64_t columns);
-// -log softmax(logits)[label], 0 where the label is `ignored`.
+// -log softmax(logits)[label], 0 where the label is `ignored`; NaN, as the gradient, where it is no class either.
 void CrossEntropy(Stream stream, Type type, void* softmax, void* loss, const void* logits, const void* labels,
                   Type label_type, int64_t ignored, int64_t rows, int64_t columns);
-// (softmax - onehot(label - first)) * loss_grad; for a slice of the classes that begins at `first`.
+// (softmax - onehot(label - first)) * loss_grad; for a slice, of `columns` of the `classes`, that begins at `first`.
 void CrossEntropyGrad(Stream stream, Type type, void* logits_grad, const void* softmax, const void* labels,
                       Type label_type, const void* loss_grad, int64_t ignored, int64_t first, int64_t rows,
-                      int64_t columns);
+                      int64_t columns, int64_t classes);
 // The three steps of the cross-entropy over classes that are spread over ranks, in float32 between them: the largest
 // logit; then the sum of exp(logit - largest) and the label's logit - largest; then softmax and loss.
 void RowMax(Stream stream, Type type, float* largest, const void* logits, int64_t rows, int64_t columns);
 void RowSumExp(Stream stream, Type type, float* sum, float* picked, const void* logits, const float* largest,
-               const void* labels, Type label_type, int64_t first, int64_t rows, int64_t columns);
+               const void* labels, Type label_type, int64_t first, int64_t rows, int64_t columns, int64_t classes);
 void FinishCrossEntropy(Stream stream, Type type, void* softmax, void* loss, const void* logits, const float* largest,
                         const float* sum, const float* picked, const void* labels, Type label_type, int64_t ignored,
                         int64_t rows, int64_t columns);

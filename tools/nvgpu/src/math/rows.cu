@@ -1,4 +1,6 @@
 // Softmax, and cross-entropy built on it: one team of threads a row.
+#include <limits>
+
 #include "launch.h"
 #include "math.h"
 
@@ -95,6 +97,11 @@ struct SoftmaxGradRow {
   }
 };
 
+// Loss and gradient of a row whose label is neither a class nor ignored: 0 would look like a perfect score,
+// and reading what lies there like a number. Paddle's own kernels end the program.
+template <typename T>
+constexpr T kNotAClass = std::numeric_limits<T>::quiet_NaN();
+
 template <typename T, typename Index>
 struct CrossEntropyRow {
   T *softmax, *loss;
@@ -104,11 +111,12 @@ struct CrossEntropyRow {
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
     const T* row = logits + r * columns;
     const int64_t label = labels[r];
-    const bool counts = label != ignored && label >= 0 && label < columns;
-    const C<T> picked = counts ? static_cast<C<T>>(row[label]) : C<T>(0);  // now: softmax may be written over logits
+    const bool is_class = label >= 0 && label < columns;
+    // now: softmax may be written over logits
+    const C<T> picked = is_class ? static_cast<C<T>>(row[label]) : kNotAClass<C<T>>;
     const auto [max, wide_sum] = MaxAndSumOf(team, row, columns);
     const C<T> sum = static_cast<C<T>>(wide_sum);
-    team.Once([&, max = max] { loss[r] = Convert<T>(counts ? std::log(sum) - (picked - max) : C<T>(0)); });
+    team.Once([&, max = max] { loss[r] = Convert<T>(label == ignored ? C<T>(0) : std::log(sum) - (picked - max)); });
     team.Map(columns, softmax + r * columns, Inputs<T, 1>{row}, [sum, max = max](int64_t, T value) {
       return Convert<T>(std::exp(static_cast<C<T>>(value) - max) / sum);
     });
@@ -120,10 +128,12 @@ struct CrossEntropyGradRow {
   T* logits_grad;
   const T *softmax, *loss_grad;
   const Index* labels;
-  int64_t ignored, first, columns;
+  int64_t ignored, first, columns, classes;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
     const int64_t label = labels[r], at = label - first;
-    const C<T> scale = label == ignored ? C<T>(0) : static_cast<C<T>>(loss_grad[r]);
+    const bool is_class = label >= 0 && label < classes;
+    const C<T> weight = is_class ? static_cast<C<T>>(loss_grad[r]) : kNotAClass<C<T>>;
+    const C<T> scale = label == ignored ? C<T>(0) : weight;
     team.Map(columns, logits_grad + r * columns, Inputs<T, 1>{softmax + r * columns}, [=](int64_t i, T value) {
       return Convert<T>((static_cast<C<T>>(value) - (i == at ? C<T>(1) : C<T>(0))) * scale);
     });
@@ -147,14 +157,15 @@ struct RowSumExpRow {
   const T* logits;
   const float* largest;
   const Index* labels;
-  int64_t first, columns;
+  int64_t first, columns, classes;
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
     const T* row = logits + r * columns;
     const float max = largest[r], total = static_cast<float>(SumExp<T>(team, row, columns, max));
-    const int64_t at = labels[r] - first;
+    const int64_t label = labels[r], at = label - first;
     team.Once([&] {
       sum[r] = total;
-      picked[r] = at >= 0 && at < columns ? static_cast<float>(row[at]) - max : 0.0f;
+      const float elsewhere = label >= 0 && label < classes ? 0.0f : kNotAClass<float>;
+      picked[r] = at >= 0 && at < columns ? static_cast<float>(row[at]) - max : elsewhere;
     });
   }
 };
@@ -227,13 +238,13 @@ void CrossEntropy(Stream stream, Type type, void* softmax, void* loss, const voi
 
 void CrossEntropyGrad(Stream stream, Type type, void* logits_grad, const void* softmax, const void* labels,
                       Type label_type, const void* loss_grad, int64_t ignored, int64_t first, int64_t rows,
-                      int64_t columns) {
+                      int64_t columns, int64_t classes) {
   For(type, label_type, [&](auto t, auto index) {
     using T = decltype(t);
     using Index = decltype(index);
     ForEachRow(stream, rows,
                CrossEntropyGradRow<T, Index>{To<T>(logits_grad), From<T>(softmax), From<T>(loss_grad),
-                                             From<Index>(labels), ignored, first, columns});
+                                             From<Index>(labels), ignored, first, columns, classes});
   });
 }
 
@@ -245,12 +256,13 @@ void RowMax(Stream stream, Type type, float* largest, const void* logits, int64_
 }
 
 void RowSumExp(Stream stream, Type type, float* sum, float* picked, const void* logits, const float* largest,
-               const void* labels, Type label_type, int64_t first, int64_t rows, int64_t columns) {
+               const void* labels, Type label_type, int64_t first, int64_t rows, int64_t columns, int64_t classes) {
   For(type, label_type, [&](auto t, auto index) {
     using T = decltype(t);
     using Index = decltype(index);
     ForEachRow(stream, rows,
-               RowSumExpRow<T, Index>{sum, picked, From<T>(logits), largest, From<Index>(labels), first, columns});
+               RowSumExpRow<T, Index>{sum, picked, From<T>(logits), largest, From<Index>(labels), first, columns,
+                                      classes});
   });
 }
 
