@@ -21,8 +21,8 @@ def cross_entropy_stats(te, stream, logits, labels, stats, rows, columns, first,
 def cross_entropy_loss(
     te, stream, logits, labels, stats, loss, rows, columns, first, vocabulary, ignore_index, train, dtype
 ):
-    """The losses from the stats of the whole vocabulary, 0 for ignore_index and for labels that are no words; `train`:
-    logits become the gradient of the sum of the losses above 0."""
+    """The losses from the stats of the whole vocabulary, 0 for ignore_index, NaN for labels that are no words; `train`:
+    logits become the gradient of the sum of the losses above 0, NaN where the loss is."""
     arguments = logits, labels, stats, loss, rows, columns, first, vocabulary, ignore_index, train
     _launch(te, stream, "loss", dtype, 0, rows, *arguments)
 

@@ -24,12 +24,13 @@ def reference(logits, labels, ignored):
     x = logits.astype("float64")
     x -= x.max(1, keepdims=True)
     log_softmax = x - np.log(np.exp(x).sum(1, keepdims=True))
-    counts = (labels != ignored) & (labels >= 0) & (labels < logits.shape[1])
-    rows, words = np.arange(len(labels)), np.where(counts, labels, 0)
+    counts, no_word = labels != ignored, (labels != ignored) & ((labels < 0) | (labels >= logits.shape[1]))
+    rows, words = np.arange(len(labels)), np.where(counts & ~no_word, labels, 0)
     gradient = np.exp(log_softmax)
     gradient[rows, words] -= 1
     loss = np.where(counts, -log_softmax[rows, words], 0)
-    return loss, gradient * (loss > 0)[:, None]
+    loss[no_word] = np.nan
+    return loss, gradient * np.where(no_word, np.nan, loss > 0)[:, None]
 
 
 def aligned(array):
@@ -73,7 +74,7 @@ def test_loss_and_gradient(te, seed, columns, ranks):
     want, want_gradient = reference(logits, labels, -100)
     np.testing.assert_allclose(loss, want, rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(gradient, want_gradient, rtol=2e-5, atol=1e-6)
-    assert (loss[3:6] == 0).all() and not gradient[3:6].any()
+    assert loss[3] == 0 and not gradient[3].any() and np.isnan(gradient[4:6]).all()
 
 
 def test_certain_and_broken_rows(te):

@@ -75,8 +75,8 @@ __device__ void cross_entropy_stats(const T* logits, const long long* labels, fl
   }
 }
 
-// loss [rows], 0 for labels that are ignored or outside of the vocabulary; and, for `train`, over the logits the
-// gradient of the sum of the losses above 0.
+// loss [rows], 0 for labels that are ignored, NaN for those outside of the vocabulary, which 0 would hide; and, for
+// `train`, over the logits the gradient of the sum of the losses above 0, NaN in rows whose loss is.
 template <class T>
 __device__ void cross_entropy_loss(T* logits, const long long* labels, const float* stats, float* loss, long long rows,
                                    long long columns, long long first, long long vocabulary, long long ignored,
@@ -84,8 +84,8 @@ __device__ void cross_entropy_loss(T* logits, const long long* labels, const flo
   constexpr int size = Vector<T>::size;
   const long long row = blockIdx.x, label = labels[row], at = label - first;
   const float max = stats[row], sum = stats[rows + row], picked = stats[2 * rows + row];
-  const bool counts = label != ignored && label >= 0 && label < vocabulary;
-  const float value = counts ? logf(sum) - (picked - max) : 0.f;
+  const bool word = label >= 0 && label < vocabulary;
+  const float value = label == ignored ? 0.f : word ? logf(sum) - (picked - max) : nanf("");
   if (threadIdx.x == 0) loss[row] = value;
   if (!train) return;
   const float scale = value > 0 ? 1.f : value != value ? value : 0.f;  // NaN stays
