@@ -38,8 +38,7 @@ from paddle_te.training.trainer import check_resumable
 
 def make_model(model_args, data_args, training_args, datasets):
     backend = training_args.transformer_engine_backend
-    half = training_args.fp16_opt_level == "O2"
-    dtype = "bfloat16" if half and training_args.bf16 else "float16" if half and training_args.fp16 else "float32"
+    dtype = training_args.model_dtype
     check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
     config = load_config(model_args.model_name_or_path, backend)
     for dataset in filter(None, datasets):
@@ -51,10 +50,10 @@ def make_model(model_args, data_args, training_args, datasets):
     model = from_pretrained(model_class(backend), model_args.model_name_or_path, config, dtype)
     if training_args.recompute:
         model.recompute_enable()
-    return add_lora(model, model_args, training_args, dtype) if model_args.lora else model
+    return add_lora(model, model_args, training_args) if model_args.lora else model
 
 
-def add_lora(model, model_args, training_args, dtype):
+def add_lora(model, model_args, training_args):
     backend = training_args.transformer_engine_backend
     if model_args.lora_path:
         return load_lora(model, model_args.lora_path, backend, merge=False)
@@ -63,7 +62,7 @@ def add_lora(model, model_args, training_args, dtype):
         model_args.lora_rank,
         model_args.lora_alpha,
         model_args.lora_dropout,
-        dtype,
+        training_args.model_dtype,
         training_args.tensor_parallel_degree,
     )
     config.base_model_name_or_path = model_args.model_name_or_path

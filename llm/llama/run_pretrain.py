@@ -69,17 +69,15 @@ def make_config(model_args, data_args, training_args, tokenizer):
 
 def make_model(config, model_args, training_args):
     make = model_class(config.transformer_engine_backend, training_args.pipeline_parallel_degree > 1)
-    half = training_args.fp16_opt_level == "O2"
-    dtype = "bfloat16" if half and training_args.bf16 else "float16" if half and training_args.fp16 else "float32"
     weights = model_args.te_init_weight_path
     if model_args.continue_training:
         weights = weights or model_args.model_name_or_path
     if weights is None:
-        model = make.from_config(config, dtype=dtype)
+        model = make.from_config(config, dtype=training_args.model_dtype)
     else:
         logger.info(f"initial weights: {weights}")
         check_same_model(config, weights)
-        model = from_pretrained(make, weights, config, dtype)
+        model = from_pretrained(make, weights, config, training_args.model_dtype)
     if training_args.recompute:
         model.recompute_enable()
     return model

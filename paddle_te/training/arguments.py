@@ -58,6 +58,12 @@ class PreTrainingArguments(TrainingArguments):
     )
     staging_dir: str = _option(STAGING_DIR, "With save_in_background: where each node keeps its part meanwhile.")
 
+    @property
+    def model_dtype(self):
+        """The weights' dtype: 16 bits with fp16_opt_level O2 alone, since O1 casts what an operation takes."""
+        half = "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
+        return half if self.fp16_opt_level == "O2" else "float32"
+
     def configure_layers(self, config):
         """Puts what decides on the decoder layers into a model's configuration."""
         for name in LAYER_FLAGS:

@@ -93,3 +93,12 @@ def test_gradients_that_paddle_cannot_clip(settings, refused):
     base = dict(device="nvgpu:1", bf16=True, fp16_opt_level="O2", amp_master_grad=False, max_grad_norm=1.0)
     arguments = SimpleNamespace(**(base | dict(use_hybrid_parallel=True, world_size=2) | settings))
     assert PreTrainingArguments._clips_bf16_where_paddle_cannot(arguments) == refused
+
+
+@pytest.mark.parametrize(
+    "level, half, dtype",
+    [("O2", "bf16", "bfloat16"), ("O2", "fp16", "float16"), ("O1", "bf16", "float32"), ("O2", "", "float32")],
+)
+def test_the_models_dtype(level, half, dtype):
+    arguments = SimpleNamespace(fp16_opt_level=level, bf16=half == "bf16", fp16=half == "fp16")
+    assert PreTrainingArguments.model_dtype.fget(arguments) == dtype
