@@ -113,6 +113,11 @@ RUNS = {
     ALONE: replace(EIGHT_B_16, flags=""),
     "8b-l16-x4-dp": replace(EIGHT_B_16, gpus=4, flags=DATA_PARALLEL, base=ALONE),
     "8b-l16-x2-dp": replace(EIGHT_B_16, gpus=2, flags=DATA_PARALLEL, base=ALONE),
+    # All of Llama-3-8B over two GPUs: with stage 1 each would hold 32 GB of float32 main gradients, which is too much.
+    "8b-x2-stage2": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
+    "8b-x2-bf16-grads": sharded(EIGHT_B, 2, flags=f"--amp_master_grad false {FUSED_LOSS}"),
+    "8b-x2-tp2": replace(EIGHT_B, gpus=2, tp=2, sequence_parallel=True, batch=2, flags=MAIN_GRADS_ALONE),
+    "7b-x2": sharded(SEVEN_B, 2),
     "8b-x4-bf16": sharded(EIGHT_B, 4, precision="bf16"),
     "8b-x4-accumulated": sharded(Run(replace(LLAMA_3_8B, micro_batches=4)), 4),
     "8b-x4-tp4": replace(EIGHT_B, gpus=4, tp=4, sequence_parallel=True, batch=4, flags=MAIN_GRADS_ALONE),
