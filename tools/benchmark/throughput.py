@@ -115,7 +115,7 @@ RUNS = {
     "8b-l16-x2-dp": replace(EIGHT_B_16, gpus=2, flags=DATA_PARALLEL, base=ALONE),
     # All of Llama-3-8B over two GPUs: with stage 1 each would hold 32 GB of float32 main gradients, which is too much.
     "8b-x2-stage2": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
-    "8b-x2-bf16-grads": sharded(EIGHT_B, 2, flags=f"--amp_master_grad false {FUSED_LOSS}"),
+    "8b-x2-stage3": sharded(EIGHT_B, 2, stage="stage3", flags=f"--amp_master_grad true {FUSED_LOSS}"),
     "8b-x2-tp2": replace(EIGHT_B, gpus=2, tp=2, sequence_parallel=True, batch=2, flags=MAIN_GRADS_ALONE),
     "7b-x2": sharded(SEVEN_B, 2),
     "8b-x4-bf16": sharded(EIGHT_B, 4, precision="bf16"),
