@@ -25,7 +25,7 @@ from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.llama.generation import generate_text
 from paddle_te.llama.loading import load_model, load_tokenizer
 from paddle_te.llama.lora import load_lora
-from paddle_te.training.arguments import ScriptParser, check_fp8_dpa, check_weights_folder
+from paddle_te.training.arguments import ScriptParser, check_fp8_dpa, check_fp8_lm_head, check_weights_folder
 from paddle_te.training.evaluate import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 
 
@@ -48,6 +48,7 @@ class EvalArguments:
     use_fp8: bool = option(False, "Run the decoder layers' GEMMs in fp8 (backend paddle emulates its rounding).")
     fp8_recipe: str = option("current", "current, or delayed: with the scales that the checkpoint's training left.")
     fp8_dpa: bool = option(False, "Attention in fp8 as well, as the checkpoint was trained (delayed scaling).")
+    fp8_lm_head: bool = option(False, "The language model's head in fp8 as well, as the checkpoint was trained.")
     perplexity: Optional[str] = option(None, 'JSON lines {"text": …}, or the prefix of a .bin/.idx pair.')
     boolq: Optional[str] = option(None, 'JSON lines {"passage", "question", "answer"}.')
     lambada: Optional[str] = option(None, 'JSON lines {"text": …}: the last word is asked for.')
@@ -75,6 +76,7 @@ class EvalArguments:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: it must be at least 1")
         check_fp8_dpa(self)
+        check_fp8_lm_head(self)
         if self.prompts and self.use_fp8 and self.transformer_engine_backend == "transformer_engine":
             raise ValueError("--prompts: fp8 GEMMs take 16 tokens at a time, decoding has one; leave out --use_fp8")
 
@@ -87,6 +89,7 @@ def make_model(args):
         use_fp8=args.use_fp8,
         fp8_recipe=args.fp8_recipe,
         fp8_dpa=args.fp8_dpa,
+        fp8_lm_head=args.fp8_lm_head,
     )
     if args.use_fp8 and args.fp8_recipe == "delayed":
         state = Path(args.model_name_or_path) / "fp8_state.pp00.pdparams"

@@ -111,9 +111,11 @@ def _check(state, modules, recipe):
         )
     expected = set(modules) if recipe.kind == "delayed" else set()
     if missing := expected - set(state["modules"]):
-        raise ValueError(f"the fp8 state lacks modules of this model: {_some(missing)}")
+        raise ValueError(f"the fp8 state lacks modules of this model: {_some(missing)}; resume with the same flags")
     if unknown := set(state["modules"]) - expected:
-        raise ValueError(f"the fp8 state has modules that this model lacks: {_some(unknown)}")
+        raise ValueError(
+            f"the fp8 state has modules that this model lacks: {_some(unknown)}; resume with the same flags"
+        )
 
 
 def set_state_dict(root, state, recipe):

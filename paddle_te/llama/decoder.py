@@ -66,6 +66,28 @@ def fp8_recipe(config):
     )
 
 
+def fp8_scope(recipe):
+    """The fp8_autocast in which a model computes; recipe: fp8_recipe's. For a layer's forward, not for the model's: a
+    recomputed forward passes through the layer's again."""
+    return fp8_autocast(recipe is not None, recipe, fp8_group() if recipe else None)
+
+
+class MicroBatches:
+    """Counts the micro-batches of a pipeline's layer, which a schedule takes in an order of its own."""
+
+    def __init__(self):
+        self._of_a_step = fleet.fleet._user_defined_strategy.pipeline_configs["accumulate_steps"]
+        self._seen = 0
+
+    def is_first(self, training):
+        """True for the first one of a step: its fp8 weights serve the others. None outside training. Counts."""
+        if not training:
+            return None
+        first = self._seen % self._of_a_step == 0
+        self._seen += 1
+        return first
+
+
 class TELlamaDecoderLayer(nn.Layer):
     """In place of PaddleNLP's LlamaDecoderLayer; config.transformer_engine_backend says which backend.
 
@@ -133,9 +155,7 @@ class TELlamaDecoderLayer(nn.Layer):
         )
         freqs = self._angles(hidden_states, position_ids, past_key_value)
         core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
-        group = fp8_group() if self.fp8_recipe else None
-        # entered here, not around the model: a recomputed forward passes through here again
-        with fp8_autocast(self.fp8_recipe is not None, self.fp8_recipe, group):
+        with fp8_scope(self.fp8_recipe):
             return self.transformer(
                 hidden_states, attention_mask, freqs, core_attn, is_first_microbatch, past_key_value, use_cache
             )
@@ -161,16 +181,7 @@ class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
 
     def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
         super().__init__(config, layerwise_recompute, skip_recompute_ops)
-        self._micro_batches = fleet.fleet._user_defined_strategy.pipeline_configs["accumulate_steps"]
-        self._micro_batch = 0
-
-    def _is_first_microbatch(self):
-        """True for the first micro-batch of a step: its fp8 weights serve the others. None outside training."""
-        if not self.training:
-            return None
-        first = self._micro_batch % self._micro_batches == 0
-        self._micro_batch += 1
-        return first
+        self._micro_batches = MicroBatches()
 
     def forward(self, args):
         """args: hidden_states, or (hidden_states, additive attention_mask [b, 1, s, s]) -> the same of the output.
@@ -186,7 +197,7 @@ class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
                 "attn_mask_startend_row_indices, position_ids and alibi are not supported by pipelines of backends pd "
                 "and te, only an additive attention_mask"
             )
-        first = self._is_first_microbatch()
+        first = self._micro_batches.is_first(self.training)
         run = super().forward
         full = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"
         if full and not hidden_states.stop_gradient:

@@ -181,7 +181,8 @@ def load_config(folder, backend="none", **settings):
     config = read_config(folder)
     check_layout(folder, "native" if backend == "none" else "te", hf=True)
     # a checkpoint of another run brings that run's flags along
-    own = dict(transformer_engine_backend=backend, use_fp8=False, sequence_parallel=False, tensor_parallel_degree=1)
+    own = dict(transformer_engine_backend=backend, use_fp8=False, fp8_lm_head=False, sequence_parallel=False)
+    own |= dict(tensor_parallel_degree=1, use_fused_linear_cross_entropy=False)
     for name, value in {**own, **settings}.items():
         setattr(config, name, value)
     return config

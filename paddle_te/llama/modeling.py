@@ -4,34 +4,113 @@ import os
 from contextlib import contextmanager
 
 import paddle
+from paddle.distributed.collective import _c_concat
 from paddle.distributed.fleet.utils.sequence_parallel_utils import GatherOp
 from paddlenlp.transformers.llama import modeling, modeling_pp
 from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentions
 
 from paddle_te.distributed import TensorParallel
+from paddle_te.fp8 import ModuleScaling
 from paddle_te.layers import linear_cross_entropy
-from paddle_te.llama.decoder import FROM_ZERO, TELlamaDecoderLayer, TELlamaDecoderLayerPipe
+from paddle_te.llama.decoder import (
+    FROM_ZERO,
+    MicroBatches,
+    TELlamaDecoderLayer,
+    TELlamaDecoderLayerPipe,
+    fp8_recipe,
+    fp8_scope,
+)
 from paddle_te.llama.tensor_parallel import layer_mappings
+from paddle_te.ops import get_ops
 
 # --transformer_engine_backend, and what the launch script calls it
 BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
 
 
+def check_fp8_lm_head(config):
+    """Raises ValueError for a config.fp8_lm_head that cannot be."""
+    if not getattr(config, "fp8_lm_head", False):
+        return
+    if not getattr(config, "use_fp8", False):
+        raise ValueError("fp8_lm_head needs use_fp8: the head is in fp8 where the decoder layers are")
+    if config.use_fused_linear_cross_entropy:
+        raise ValueError(
+            "fp8_lm_head with use_fused_linear_cross_entropy: its chunks are in the activations' precision; leave "
+            "one of them out"
+        )
+    ranks = max(config.tensor_parallel_degree, 1)
+    tokens = config.vocab_size if config.vocab_size % ranks else config.vocab_size // ranks
+    if tokens % 16:
+        raise ValueError(
+            f"fp8_lm_head: fp8 GEMMs need dimensions divisible by 16, each rank has {tokens} of "
+            f"vocab_size={config.vocab_size}; pad the vocabulary, or leave fp8_lm_head out"
+        )
+
+
 class LlamaLMHead(modeling.LlamaLMHead):
-    """PaddleNLP's head, and its criterion in one (config.use_fused_linear_cross_entropy)."""
+    """PaddleNLP's head; in fp8 (config.fp8_lm_head), or with its criterion in one
+    (config.use_fused_linear_cross_entropy).
+
+    Not built in PaddleNLP's place, as decoder layers are: its constructor calls its base through its own name, then
+    ours. `take_over` makes one out of its.
+    """
+
+    fp8 = None  # a ModuleScaling for a head in fp8
+
+    @classmethod
+    def take_over(cls, head):
+        """Lets PaddleNLP's head compute as this class."""
+        head.__class__ = cls
+        if getattr(head.config, "fp8_lm_head", False):
+            head.fp8 = ModuleScaling(1, head.config.transformer_engine_backend)
+            head.fp8_recipe = fp8_recipe(head.config)
 
     def forward(self, hidden_states, tensor_parallel_output=None, labels=None):
         """PaddleNLP's logits, or with labels [b, s] the loss, with the logits of a chunk of tokens at a time.
 
         The loss is computed in here because sharding stage 3 has the weight only while its layer is called.
         """
-        if labels is None:
+        if labels is not None:
+            return self._loss(hidden_states, labels)
+        if self.fp8 is None:
             return super().forward(hidden_states, tensor_parallel_output)
-        config, tp = self.config, TensorParallel.from_fleet(self.config.sequence_parallel)
-        if not self.weight.is_distributed:  # each rank has the whole vocabulary
-            hidden_states = GatherOp.apply(hidden_states) if config.sequence_parallel else hidden_states
-            tp = None
-        elif tp is not None:
+        return self._fp8_logits(hidden_states, tensor_parallel_output)
+
+    def _with_ranks(self, hidden_states):
+        """(hidden_states, the TensorParallel ranks that share the vocabulary); where each has all of it: (those of all
+        tokens, None)."""
+        tp = TensorParallel.from_fleet(self.config.sequence_parallel)
+        if self.weight.is_distributed:
+            return hidden_states, tp
+        return GatherOp.apply(hidden_states) if self.config.sequence_parallel else hidden_states, None
+
+    def _is_first_microbatch(self):
+        return None  # the trainer's fp8.microbatch says it
+
+    def _fp8_logits(self, hidden_states, tensor_parallel_output):
+        config = self.config
+        hidden_states, tp = self._with_ranks(hidden_states)
+        with fp8_scope(self.fp8_recipe):
+            (quantizers,) = self.fp8.begin_forward(self.training, self._is_first_microbatch())
+        logits = get_ops(config.transformer_engine_backend).linear(
+            hidden_states,
+            self.weight,
+            parallel_mode=None if tp is None else "column",
+            tp=tp,
+            quantizers=quantizers,
+            fuse_wgrad_accumulation=getattr(config, "fuse_wgrad_accumulation", False),
+            transpose_y=self.transpose_y,
+        )
+        if config.sequence_parallel:
+            logits = logits.reshape([-1, config.seq_length, logits.shape[-1]])
+        if tensor_parallel_output is None:
+            tensor_parallel_output = config.tensor_parallel_output
+        return logits if tp is None or tensor_parallel_output else _c_concat(logits, group=tp.group)
+
+    def _loss(self, hidden_states, labels):
+        config = self.config
+        hidden_states, tp = self._with_ranks(hidden_states)
+        if tp is not None:
             hidden_states = tp.enter(hidden_states)
         return linear_cross_entropy(
             hidden_states.reshape([*labels.shape, config.hidden_size]),
@@ -47,8 +126,16 @@ class LlamaLMHead(modeling.LlamaLMHead):
 class LlamaLMHeadPipe(LlamaLMHead, modeling_pp.LlamaLMHeadPipe):
     """A pipeline calls its loss function after its last layer: where that is the head's own, the head waits for it."""
 
+    @classmethod
+    def take_over(cls, head):
+        super().take_over(head)
+        head._micro_batches = MicroBatches()
+
+    def _is_first_microbatch(self):
+        return self._micro_batches.is_first(self.training)
+
     def forward(self, hidden_states, tensor_parallel_output=None, labels=None):
-        if labels is None:
+        if labels is None and self.config.use_fused_linear_cross_entropy:
             return hidden_states
         return super().forward(hidden_states, tensor_parallel_output, labels)
 
@@ -95,10 +182,10 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
     """PaddleNLP's LlamaForCausalLM with TE's decoder layers, chosen by config.transformer_engine_backend."""
 
     def __init__(self, config):
+        check_fp8_lm_head(config)
         with replace_decoder_layers():
             super().__init__(config)
-        # Not replaced as the layers are: PaddleNLP's constructor calls its base through its own name, then ours.
-        self.lm_head.__class__ = LlamaLMHead
+        LlamaLMHead.take_over(self.lm_head)
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
         """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on.
@@ -159,12 +246,14 @@ class LlamaForCausalLMPipe(_TELlama, modeling_pp.LlamaForCausalLMPipe):
     """PaddleNLP's LlamaForCausalLMPipe with TE's decoder layers."""
 
     def __init__(self, config):
+        check_fp8_lm_head(config)
         with replace_decoder_layers():
             super().__init__(config)
-        heads = [layer for layer in self.sublayers() if isinstance(layer, modeling_pp.LlamaLMHeadPipe)]
-        if config.use_fused_linear_cross_entropy and heads:  # of the last stage
-            heads[0].__class__ = LlamaLMHeadPipe  # see LlamaForCausalLM
-            self._loss_fn[0].head = heads[0]
+        for head in self.sublayers():
+            if isinstance(head, modeling_pp.LlamaLMHeadPipe):  # the last stage's
+                LlamaLMHeadPipe.take_over(head)
+                if config.use_fused_linear_cross_entropy:
+                    self._loss_fn[0].head = head
 
     def get_loss_fn(self, config):
         return _HeadsLoss() if config.use_fused_linear_cross_entropy else super().get_loss_fn(config)

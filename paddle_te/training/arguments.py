@@ -23,7 +23,7 @@ def _option(default, help, **kwargs):
 # those of PreTrainingArguments that decide on the decoder layers
 LAYER_FLAGS = (
     "transformer_engine_backend use_fp8 fp8_recipe fp8_format fp8_amax_history_len fp8_amax_compute_algo "
-    "fp8_dpa fp8_dpa_bwd fuse_wgrad_accumulation"
+    "fp8_dpa fp8_dpa_bwd fp8_lm_head fuse_wgrad_accumulation"
 ).split()
 
 
@@ -46,6 +46,7 @@ class PreTrainingArguments(TrainingArguments):
     fp8_amax_compute_algo: str = _option("max", "max of the history, or most_recent (delayed scaling).")
     fp8_dpa: bool = _option(False, "Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).")
     fp8_dpa_bwd: bool = _option(True, "With fp8_dpa: attention's backward too; false: in the activations' precision.")
+    fp8_lm_head: bool = _option(False, "The language model's head in fp8 as well (16 divides each rank's vocabulary).")
     fuse_wgrad_accumulation: bool = _option(
         False, "Add weight gradients to float32 main gradients inside the GEMMs (needs --amp_master_grad)."
     )
@@ -98,6 +99,12 @@ class PreTrainingArguments(TrainingArguments):
         check_fp8_dpa(self)
         if not self.fp8_dpa_bwd and not self.fp8_dpa:
             raise ValueError("--fp8_dpa_bwd false says how --fp8_dpa true goes backward; alone it means nothing")
+        check_fp8_lm_head(self)
+        if self.fp8_lm_head and self.use_fused_linear_cross_entropy:
+            raise ValueError(
+                "--fp8_lm_head with --use_fused_linear_cross_entropy: its chunks are in the activations' precision; "
+                "the one is for speed, the other for memory"
+            )
         if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
             raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
         if self.fuse_wgrad_accumulation and not self.amp_master_grad:
@@ -139,6 +146,12 @@ def check_fp8_dpa(arguments):
     """Raises ValueError for attention in fp8 where the rest is not, or has another recipe."""
     if arguments.fp8_dpa and not (arguments.use_fp8 and arguments.fp8_recipe == "delayed"):
         raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
+
+
+def check_fp8_lm_head(arguments):
+    """Raises ValueError for a head in fp8 where the decoder layers are not."""
+    if arguments.fp8_lm_head and not arguments.use_fp8:
+        raise ValueError("--fp8_lm_head needs --use_fp8: the head is in fp8 where the decoder layers are")
 
 
 def check_weights_folder(arguments, flag="model_name_or_path"):

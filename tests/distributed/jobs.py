@@ -47,6 +47,7 @@ PARTS = {
     "bf16": BF16,
     "fp8": BF16 | dict(use_fp8=True),
     "dpa": dict(fp8_dpa=True),
+    "head": dict(fp8_lm_head=True),
     "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
     "full": dict(recompute=True, recompute_granularity="full"),
     "fused": dict(use_fused_linear_cross_entropy=True),

@@ -20,9 +20,11 @@ BF16 = ["none_bf16", "pd_bf16", "te_bf16"]
 FP8, FP8_RECOMPUTED = "te_fp8", ["te_fp8_core_attn", "te_fp8_full"]
 # attention in fp8, whose layers have no weights: in places of its own where ranks share scales, named in a pipeline
 ATTENTION, ATTENTION_IN = ["te_fp8_dpa", "te_fp8_dpa_core_attn"], ("tp2", "pp2")
+# the head in fp8: of gathered tokens and a part of the vocabulary, on a stage of its own
+HEAD, HEAD_IN = "te_fp8_head", ("sp_tp2", "pp2")
 # the head's and the loss's places: after a gather, in a pipeline's loss function, without weights between calls
 FUSED, FUSED_IN = {"pd_fused": "pd", "te_bf16_fused": "te_bf16"}, ("sp_tp2", "pp3_vp2", "sharding3")
-RESUMED = ["none", "pd", FP8, ATTENTION[0]]
+RESUMED = ["none", "pd", FP8, ATTENTION[0], HEAD]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,8 @@ def reference(tmp_path_factory, initial_weights, nvgpu_host):
     folder = tmp_path_factory.mktemp("reference")
     runs = {}
     emulated = nvgpu_host | dict(EMULATED_TE="1")
-    for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", [*BF16, FP8, ATTENTION[0]], emulated)):
+    on_nvgpu = [*BF16, FP8, ATTENTION[0], HEAD]
+    for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", on_nvgpu, emulated)):
         variants = jobs.variants(names, initial_weights, folder / device)
         runs |= jobs.launch(folder / device, 1, {}, variants, device, environment)
     return runs
@@ -55,7 +58,8 @@ def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
     recomputed = FP8_RECOMPUTED if {jobs.TP, jobs.PP} & flags.keys() or layout == "sharding3" else []
     fused = FUSED if layout in FUSED_IN else {}
     attention = ATTENTION if layout in ATTENTION_IN else []
-    names = [*FLOAT32, *BF16, FP8, *recomputed, *fused, *attention]
+    head = [HEAD] if layout in HEAD_IN else []
+    names = [*FLOAT32, *BF16, FP8, *recomputed, *fused, *attention, *head]
     variants = jobs.variants(names, initial_weights, tmp_path, RESUMED)
     environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
@@ -74,6 +78,9 @@ def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
     for name in attention:
         jobs.check_same(runs[name], reference[ATTENTION[0]], 4e-3, 1e-1)
         assert runs[name].losses == runs[ATTENTION[0]].losses != runs[FP8].losses
+    for name in head:
+        jobs.check_same(runs[name], reference[HEAD], 4e-3, 1e-1)
+        assert runs[name].losses != runs[FP8].losses
     for name in set(RESUMED) & set(names):
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])

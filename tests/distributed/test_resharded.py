@@ -12,7 +12,7 @@ from tests.distributed import jobs
 NAMES = ["none", "pd", "none_bf16", "pd_fp8"]
 # bf16 and fp8: a rounding may fall the other way
 TOLERANCE = {"none": 1e-5, "pd": 1e-5, "none_bf16": 1e-3, "pd_fp8": 1e-3}
-FP8 = dict(use_fp8=True, fp8_amax_history_len=4)  # emulated, in float32
+FP8 = dict(use_fp8=True, fp8_lm_head=True, fp8_amax_history_len=4)  # emulated, in float32
 STEPS = range(jobs.SAVED_STEP + 1, jobs.STEPS + 1)
 
 

@@ -78,6 +78,10 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
     fp8 = run(monkeypatch, place, "paddle", tmp_path / "b", perplexity=place / "docs.jsonl", use_fp8="true")
     assert plain != fp8
     assert fp8["perplexity"]["loss"] == pytest.approx(plain["perplexity"]["loss"], rel=0.1)
+    flags = dict(use_fp8="true", fp8_lm_head="true")
+    head = run(monkeypatch, place, "paddle", tmp_path / "c", perplexity=place / "docs.jsonl", prompts="for", **flags)
+    assert head["perplexity"] != fp8["perplexity"] and head["generation"]
+    assert head["perplexity"]["loss"] == pytest.approx(plain["perplexity"]["loss"], rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,7 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
         (dict(prompts="a", dtype="bfloat16"), "use float32"),
         (dict(prompts="a", use_fp8="true", fp8_recipe="delayed"), "--fp8_recipe current"),
         (dict(prompts="a", use_fp8="true", fp8_dpa="true"), "--fp8_dpa needs"),
+        (dict(prompts="a", fp8_lm_head="true"), "--fp8_lm_head needs --use_fp8"),
         (dict(prompts="a", model_name_or_path="nowhere"), "nowhere"),
     ],
 )

@@ -88,7 +88,7 @@ VARIANTS = {
     "full": {},
     "lora": dict(lora="true"),
     "lora-dropout-recompute": dict(lora="true", lora_dropout=0.1, recompute="true"),
-    "lora-fp8": dict(lora="true", lora_targets="mlp", use_fp8="true", fp8_amax_history_len=4),
+    "lora-fp8": dict(lora="true", lora_targets="mlp", use_fp8="true", fp8_amax_history_len=4, fp8_lm_head="true"),
     "packed": dict(zero_padding="true", per_device_train_batch_size=1),
 }
 

@@ -57,6 +57,7 @@ VARIANTS = {
     "pd-recompute": dict(transformer_engine_backend="paddle", recompute="true"),
     "pd-fp8": dict(transformer_engine_backend="paddle", use_fp8="true", fp8_amax_history_len=4, recompute="true"),
     "pd-fp8-current": dict(transformer_engine_backend="paddle", use_fp8="true", fp8_recipe="current"),
+    "pd-fp8-head": dict(transformer_engine_backend="paddle", use_fp8="true", fp8_lm_head="true"),
 }
 
 

@@ -70,14 +70,14 @@ def rounded(values, fp8_dtype, kind):
 
 
 def reference(arrays, recipe, transpose_y):
-    """y, dx, dW in float64 of rounded operands."""
+    """y, dx, dW in float64 of rounded operands, the first step's; recipe None: of the operands as they are."""
     x, weight, dy = arrays
     if recipe is not None:
         dtypes = recipe.fp8_format.value
         x, weight = (rounded(values, dtypes.forward, recipe.kind) for values in (x, weight))
         dy = rounded(dy, dtypes.backward, recipe.kind)
     weight = weight.T if transpose_y else weight
-    dw = x.reshape(-1, IN).T.astype("float64") @ dy.reshape(-1, OUT)
+    dw = x.reshape(-1, x.shape[-1]).T.astype("float64") @ dy.reshape(-1, dy.shape[-1])
     return x.astype("float64") @ weight, dy.astype("float64") @ weight.T, dw.T if transpose_y else dw
 
 

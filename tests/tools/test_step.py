@@ -14,6 +14,7 @@ from tools.benchmark.problem import Dims
 
 SMALL = step.Size(Dims(2, 24, 64, 112, 4, 2), 96, 2)
 CPU = dict(device="cpu", dtype="float32")
+FP8_HEAD = dict(use_fp8=True, fp8_lm_head=True)
 
 
 def keep_first_batch(peer):
@@ -82,7 +83,7 @@ def test_its_memory_is_free_for_the_next_peer():
     assert [reference() for reference in gone] == [None, None]
 
 
-@pytest.mark.parametrize("flags", [{}, dict(backend="none"), dict(use_fused_linear_cross_entropy=True)])
+@pytest.mark.parametrize("flags", [{}, dict(backend="none"), dict(use_fused_linear_cross_entropy=True), FP8_HEAD])
 def test_every_part_is_marked_once_and_in_order(flags):
     peer = step.PaddleStep(SMALL, **{"backend": "paddle", **CPU, **flags})
     for _ in range(2):

@@ -35,6 +35,9 @@ def test_defaults_are_native_layers(tmp_path):
         (["--fp8_dpa"], "--fp8_dpa needs --use_fp8"),
         ([*PD_FP8, "--fp8_dpa", "--fp8_recipe", "current"], "--fp8_dpa needs .*--fp8_recipe delayed"),
         ([*PD_FP8, "--fp8_dpa_bwd", "false"], "--fp8_dpa_bwd false .*alone"),
+        (["--fp8_lm_head"], "--fp8_lm_head needs --use_fp8"),
+        (["--transformer_engine_backend", "paddle", "--fp8_lm_head"], "--fp8_lm_head needs --use_fp8"),
+        ([*PD_FP8, "--fp8_lm_head", "--use_fused_linear_cross_entropy"], "--fp8_lm_head with --use_fused"),
         (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs --transformer_engine_backend"),
         (["--fuse_wgrad_accumulation", *TE], "--fuse_wgrad_accumulation needs --amp_master_grad true"),
         (["--use_async_save"], "use --save_in_background"),
@@ -61,8 +64,9 @@ def test_paddlenlps_fused_loss_where_it_can_run(tmp_path, monkeypatch):
 
 
 def test_pd_emulates_fp8(tmp_path):
-    _, training_args = parse(tmp_path, *PD_FP8, "--fp8_dpa", "true", "--fp8_dpa_bwd", "false")
+    _, training_args = parse(tmp_path, *PD_FP8, "--fp8_dpa", "true", "--fp8_dpa_bwd", "false", "--fp8_lm_head", "true")
     assert training_args.use_fp8 and training_args.fp8_dpa and not training_args.fp8_dpa_bwd
+    assert training_args.fp8_lm_head
 
 
 @pytest.mark.parametrize("chosen", [None, "1"])

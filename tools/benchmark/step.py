@@ -281,6 +281,11 @@ PEERS = {
         "te, fp8, head and loss in chunks of tokens",
     ),
     "paddle_te_fp8_dpa": (partial(PaddleStep, use_fp8=True, fp8_dpa=True), "te, fp8, attention in fp8 as well"),
+    "paddle_te_fp8_head": (partial(PaddleStep, use_fp8=True, fp8_lm_head=True), "te, fp8, the head in fp8 as well"),
+    "paddle_te_fp8_dpa_head": (
+        partial(PaddleStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
+        "te, fp8, attention and the head in fp8 as well",
+    ),
     "paddle_pd_bf16": (partial(PaddleStep, backend="paddle"), "pd, bf16"),
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
 }
