@@ -85,7 +85,7 @@ DEFINITIONS = [
     "weights from one micro-batch to the next. Paddle: bf16 weights, float32 master weights and moments, as "
     "PaddleNLP's Trainer has them under O2; on nvgpu AdamW clips as it reads the gradients, so clipping is their norm. "
     "Hugging Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, so that its optimizer moves "
-    "less than half the bytes.",
+    "less than half the bytes; float32_weights: weights, gradients and moments in float32, bf16 by autocast.",
     "Parts: by events between them on that stream, in steps of their own, so the GPU's waiting for the host counts "
     "for the part in which it waits. Head: final norm, lm_head, loss. TFLOP/s: 6 per token and weight multiplied, and "
     "attention's products, halved by the causal mask. Host: until the call of a step returns, the device idle before.",
@@ -156,9 +156,12 @@ class TrainingStep:
 
 
 class HuggingFaceStep(TrainingStep):
-    """transformers' LlamaForCausalLM with SDPA, PyTorch's fused AdamW."""
+    """transformers' LlamaForCausalLM with SDPA, PyTorch's fused AdamW.
 
-    def __init__(self, size, device="cuda"):
+    float32_weights: weights, gradients and moments in float32, computing in bf16 by autocast; False: all of it in bf16.
+    """
+
+    def __init__(self, size, device="cuda", float32_weights=False):
         super().__init__(size)
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -168,7 +171,8 @@ class HuggingFaceStep(TrainingStep):
             self.stream, self.memory = torch.cuda.current_stream().cuda_stream, torch.cuda.memory_allocated()
         config = LlamaConfig(**size.config, attn_implementation="sdpa")
         kept = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_dtype(torch.float32 if float32_weights else torch.bfloat16)
+        self.autocast = partial(torch.autocast, torch.device(device).type, torch.bfloat16, enabled=float32_weights)
         try:
             with torch.device(device):
                 self.model = LlamaForCausalLM(config).train()
@@ -182,7 +186,8 @@ class HuggingFaceStep(TrainingStep):
 
     def loss(self, is_first_microbatch):
         tokens = self.next_tokens()[:, :-1]
-        return self.model(tokens, labels=tokens).loss  # shifts them itself
+        with self.autocast():
+            return self.model(tokens, labels=tokens).loss  # shifts them itself
 
     def update(self):
         self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM, foreach=True)
@@ -285,6 +290,10 @@ PEERS = {
     "paddle_te_fp8_dpa_head": (
         partial(PaddleStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
         "te, fp8, attention and the head in fp8 as well",
+    ),
+    "hf_bf16_float32_weights": (
+        partial(HuggingFaceStep, float32_weights=True),
+        "the same with float32 weights under autocast, so with as exact an update as Paddle's master weights give",
     ),
     "paddle_pd_bf16": (partial(PaddleStep, backend="paddle"), "pd, bf16"),
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
