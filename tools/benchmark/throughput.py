@@ -41,6 +41,7 @@ MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true"
 # One process frees them after a step, so that the next one writes them instead of clearing and adding.
 MAIN_GRADS_ALONE = f"{MAIN_GRADS} --release_grads true"
 FUSED_LOSS = "--use_fused_linear_cross_entropy true"
+FP8_HEAD = "--fp8_lm_head true"
 # Gradients are reduced and scattered during backward, weights gathered during the next forward, for which Paddle wants
 # the loss to be read not in each step. Stage 2 likewise: reduced during backward, broadcast during forward.
 OVERLAP_1 = (
@@ -115,6 +116,7 @@ RUNS = {
     "8b-l16-x2-dp": replace(EIGHT_B_16, gpus=2, flags=DATA_PARALLEL, base=ALONE),
     # All of Llama-3-8B over two GPUs: with stage 1 each would hold 32 GB of float32 main gradients, which is too much.
     "8b-x2-stage2": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
+    "8b-x2-stage2-fp8-head": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FP8_HEAD}"),
     "8b-x2-stage3": sharded(EIGHT_B, 2, stage="stage3", flags=f"--amp_master_grad true {FUSED_LOSS}"),
     "8b-x2-tp2": replace(EIGHT_B, gpus=2, tp=2, sequence_parallel=True, batch=2, flags=MAIN_GRADS_ALONE),
     "7b-x2": sharded(SEVEN_B, 2),
@@ -127,6 +129,8 @@ RUNS = {
     "8b-x4-stage2-overlap": sharded(EIGHT_B, 4, stage="stage2", flags=OVERLAP_2),
     "8b-x4-stage3": sharded(EIGHT_B, 4, stage="stage3", flags="--amp_master_grad true"),
     "8b-l16-x1-fused-loss": replace(EIGHT_B_16, flags=FUSED_LOSS),
+    "8b-l16-x1-fp8-head": replace(EIGHT_B_16, flags=FP8_HEAD),
+    "8b-l16-x1-fp8-head-dpa": replace(EIGHT_B_16, flags=f"{FP8_HEAD} --fp8_dpa true"),
     "8b-l16-x1-bf16": replace(EIGHT_B_16, precision="bf16", flags=""),
     "7b-x4": sharded(SEVEN_B, 4),
     "7b-l16-x1": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), flags=""),
