@@ -65,7 +65,7 @@ class Run(NamedTuple):
 
 
 def variant(name, init):
-    """train.py's flags of a variant, such as te_fp8_full; init: {value of the switch: folder of weights}."""
+    """train.py's flags of a variant, such as te_fp8_full; init: `make_initial_weights`'."""
     backend, *parts = name.split("_", 1)
     flags = dict(name=name, init=init, transformer_engine_backend=BACKENDS[backend])
     for part, more in PARTS.items():
@@ -123,8 +123,8 @@ def read(folder, names, processes):
     return runs
 
 
-def make_initial_weights(folder):
-    """The same random weights in both layouts: {value of the switch: folder}."""
+def make_initial_weights(folder, layers=6):
+    """The same random weights in both layouts: {value of the switch: folder, "model": folder of the configuration}."""
     import paddle
     from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
 
@@ -133,10 +133,13 @@ def make_initial_weights(folder):
     seed = int.from_bytes(os.urandom(3), "little")
     print(f"initial weights: paddle.seed({seed})")
     paddle.seed(seed)
-    LlamaForCausalLM(LlamaConfig.from_pretrained(str(HERE / "model"))).save_pretrained(str(folder / "native"))
+    (folder / "model").mkdir(parents=True)
+    config = json.loads((HERE / "model/config.json").read_text()) | dict(num_hidden_layers=layers)
+    (folder / "model/config.json").write_text(json.dumps(config))
+    LlamaForCausalLM(LlamaConfig.from_pretrained(str(folder / "model"))).save_pretrained(str(folder / "native"))
     convert(folder / "native", folder / "te", "pd2te")
     te = str(folder / "te")
-    return {"none": str(folder / "native"), "paddle": te, "transformer_engine": te}
+    return {"none": str(folder / "native"), "paddle": te, "transformer_engine": te, "model": str(folder / "model")}
 
 
 def loss_difference(got, want):

@@ -29,38 +29,52 @@ RESUMED = ["none", "pd", FP8, ATTENTION[0], HEAD]
 
 @pytest.fixture(scope="module")
 def initial_weights(tmp_path_factory):
-    return jobs.make_initial_weights(tmp_path_factory.mktemp("weights"))
+    """{layers: those of a model}: of two layers, and of six where a pipeline takes it apart."""
+    return {layers: jobs.make_initial_weights(tmp_path_factory.mktemp("weights"), layers) for layers in (2, 6)}
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory, initial_weights, nvgpu_host):
-    """One process: float32 on the plain CPU, bf16 (which that cannot) on nvgpu."""
+def references(tmp_path_factory, initial_weights, nvgpu_host):
+    """{layers: {variant: Run}} of one process: float32 on the plain CPU, bf16 (which that cannot) on nvgpu."""
     folder = tmp_path_factory.mktemp("reference")
-    runs = {}
+    runs = {layers: {} for layers in initial_weights}
     emulated = nvgpu_host | dict(EMULATED_TE="1")
     on_nvgpu = [*BF16, FP8, ATTENTION[0], HEAD]
     for device, names, environment in (("cpu", ["none", "pd"], {}), ("nvgpu", on_nvgpu, emulated)):
-        variants = jobs.variants(names, initial_weights, folder / device)
-        runs |= jobs.launch(folder / device, 1, {}, variants, device, environment)
+        variants = []
+        for layers, init in initial_weights.items():
+            made = jobs.variants(names, init, folder)
+            variants += [flags | dict(name=f"{flags['name']} of {layers}") for flags in made]
+        found = jobs.launch(folder / device, 1, {}, variants, device, environment)
+        for layers in runs:
+            runs[layers] |= {name: found[f"{name} of {layers}"] for name in names}
     return runs
 
 
-def test_one_process_none_and_pd_agree(reference):
-    losses = reference["none"].losses
-    assert losses[6] < losses[1] - 1e-2
-    assert jobs.loss_difference(reference["pd"], reference["none"]) < 1e-5
+def layers_of(flags):
+    """A pipeline's stages have several layers each; elsewhere the second says what further ones would."""
+    return 6 if jobs.PP in flags else 2
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_one_process_none_and_pd_agree(references, layers):
+    none, pd = (references[layers][name] for name in ("none", "pd"))
+    assert none.losses[6] < none.losses[1] - 1e-2
+    assert jobs.loss_difference(pd, none) < 1e-5
 
 
 @pytest.mark.parametrize("layout", [name for name in jobs.LAYOUTS if name != "sharding4"])
-def test_layout(layout, tmp_path, reference, initial_weights, nvgpu_host):
+def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
     processes, flags = jobs.LAYOUTS[layout]
+    layers = layers_of(flags)
+    reference = references[layers]
     # where ranks share scales, hold several micro-batches, or gather weights for each forward
     recomputed = FP8_RECOMPUTED if {jobs.TP, jobs.PP} & flags.keys() or layout == "sharding3" else []
     fused = FUSED if layout in FUSED_IN else {}
     attention = ATTENTION if layout in ATTENTION_IN else []
     head = [HEAD] if layout in HEAD_IN else []
     names = [*FLOAT32, *BF16, FP8, *recomputed, *fused, *attention, *head]
-    variants = jobs.variants(names, initial_weights, tmp_path, RESUMED)
+    variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
     environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
 

@@ -2,10 +2,11 @@
 
     train.py JOB.json
 
-The job: {"layout": flags of run_pretrain, "variants": [{"name", "init": {backend: weights folder}, **flags}],
-"output": folder}. All variants run one after another in these processes, to start Python and Paddle once. For each,
-rank 0 writes OUTPUT/NAME.json (losses by step) and NAME.npz (final weights, merged over all ranks), and every rank
-NAME.rankN.json (sizes of what it holds). With EMULATED_TE=1 te computes with tests/emulated_te.py.
+The job: {"layout": flags of run_pretrain, "variants": [{"name", "init": {backend: weights folder, "model": folder with
+their configuration, if it is not the layout's}, **flags}], "output": folder}. All variants run one after another in
+these processes, to start Python and Paddle once. For each, rank 0 writes OUTPUT/NAME.json (losses by step) and NAME.npz
+(final weights, merged over all ranks), and every rank NAME.rankN.json (sizes of what it holds). With EMULATED_TE=1 te
+computes with tests/emulated_te.py.
 """
 
 import copy
@@ -123,6 +124,7 @@ def run(module, base, variant, output):
         setattr(training_args, key, IntervalStrategy(value) if key == "save_strategy" else value)
     training_args.output_dir = str(output / variant["name"])
     model_args.te_init_weight_path = variant["init"][training_args.transformer_engine_backend]
+    model_args.model_name_or_path = variant["init"].get("model", model_args.model_name_or_path)
     paddle.set_default_dtype("float32")
     set_seed(training_args.seed)
     with paddle.utils.unique_name.guard():
