@@ -23,13 +23,13 @@ LOSS_TOLERANCE, WEIGHT_TOLERANCE = 1e-4, 5e-3
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory, nvgpu_host):
-    """train(flags, resumed): {variant: Run} of two processes."""
+    """train(flags, names, resumed): {variant: Run} of two processes."""
     weights = jobs.make_initial_weights(tmp_path_factory.mktemp("weights"))
 
-    def launch(flags, resumed=()):
+    def launch(flags, names=VARIANTS, resumed=()):
         folder = tmp_path_factory.mktemp("job")
         environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2", EMULATED_TE="1")
-        variants = jobs.variants(VARIANTS, weights, folder, resumed)
+        variants = jobs.variants(names, weights, folder, resumed)
         return jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", environment)
 
     return launch
@@ -52,4 +52,5 @@ def test_losses_are_those_without_overlap(overlap, train, without):
 def test_resume(train):
     """What of the optimizer's state lies in slices is saved and loaded as it was."""
     flags = dict(sharding="stage1", sharding_parallel_config=SCATTERED, logging_steps=1)
-    jobs.check_resumed(train(flags, ["te_fp8_wgrad"]), "te_fp8_wgrad")
+    name = "te_fp8_wgrad"
+    jobs.check_resumed(train(flags, [name], [name]), name)

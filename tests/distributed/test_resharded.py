@@ -39,9 +39,9 @@ def resumed(run, name, mode, folder, init):
 def runs(tmp_path_factory, nvgpu_host):
     """{layout: {variant: Run}} of all that these tests look at, one launch a layout."""
     folder = tmp_path_factory.mktemp("resharded")
-    init = jobs.make_initial_weights(folder)
+    init = jobs.make_initial_weights(folder, layers=4)
     convert(init["none"], folder / "hf", "pd2hf")
-    hf = dict.fromkeys(init, str(folder / "hf"))
+    hf = dict.fromkeys(init, str(folder / "hf")) | dict(model=init["model"])
     from_hf = [variant(name, hf) | dict(name=f"{name}_hf") for name in ("none", "pd")]
     made = {}
 
