@@ -82,6 +82,32 @@ def test_in_place_streams_and_random_states(plugin):
     assert "DONE" in result.stdout, result.stderr[-3000:]
 
 
+FULL = """
+import resource
+
+import paddle
+
+paddle.set_device("nvgpu:0")
+megabytes = lambda count: paddle.empty([count * 2**20], "uint8")
+megabytes(1)
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, resource.RLIM_INFINITY))
+megabytes(600)  # is let go at once, and stays in Paddle's cache
+megabytes(700)
+try:
+    megabytes(2048)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_a_full_device(plugin):
+    """Paddle's cache is given back first; what does not fit then is said in Paddle's usual words."""
+    result = run(plugin, "-c", FULL)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "Out of memory error on nvgpu:0. Cannot allocate 2.0" in result.stdout
+
+
 def test_benchmark_of_kernels(plugin, tmp_path):
     script = ROOT / "tools/benchmark/nvgpu_kernels.py"
     result = run(plugin, script, "--quick", "--device", "cpu", "--output", tmp_path / "kernels.json")

@@ -142,8 +142,8 @@ C_Status StreamWaitEvent(const C_Device device, C_Stream stream, C_Event event) 
 
 C_Status Allocate(const C_Device device, void** pointer, size_t size) {
   TraceAllocation(size);
-  const C_Status status = On(device, [&] { *pointer = runtime::Allocate(size); });
-  return status == C_SUCCESS && *pointer == nullptr ? C_FAILED : status;  // Paddle frees its cache and tries again
+  // A nullptr that is no error has Paddle free its cache and try again, then say how much is missing.
+  return On(device, [&] { *pointer = runtime::Allocate(size); });
 }
 C_Status Free(const C_Device device, void* pointer, size_t) {
   return On(device, [&] { runtime::Free(pointer); });
