@@ -291,12 +291,11 @@ def attention_bwd(
 
 def launch(kernel, grid, block, shared, stream, *arguments):
     """The kernels of native/kernels, by name."""
-    if kernel in ("reciprocals", "raise_amaxes"):
+    if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
     name, _, dtype = kernel.rpartition("_")
-    {"rope": rope, "cross_entropy_stats": cross_entropy_stats, "cross_entropy_loss": cross_entropy_loss}[name](
-        ELEMENTS[dtype], grid, *arguments
-    )
+    typed = {"rope": rope, "cross_entropy_stats": cross_entropy_stats, "cross_entropy_gradient": cross_entropy_gradient}
+    typed[name](ELEMENTS[dtype], grid, *arguments)
 
 
 def rope(dtype, tokens, *arguments):
@@ -323,17 +322,26 @@ def cross_entropy_stats(dtype, grid, logits, labels, stats, rows, columns, first
     out[2] = np.where(here, x[np.arange(rows), np.where(here, place, 0)], 0)
 
 
-def cross_entropy_loss(dtype, grid, logits, labels, stats, loss, rows, columns, first, vocabulary, ignore_index, train):
+def cross_entropy_loss(labels, stats, loss, rows, vocabulary, ignore_index):
     """kernels/cross_entropy.cu, afterwards."""
+    labels, (greatest, total, picked) = at(labels, (rows,), np.int64), at(stats, (3, rows), np.float32)
+    losses = np.log(total) - (picked - greatest)
+    losses[(labels < 0) | (labels >= vocabulary)] = np.nan
+    losses[labels == ignore_index] = 0
+    at(loss, (rows,), np.float32)[:] = losses
+
+
+def cross_entropy_gradient(
+    dtype, grid, logits, gradient, labels, stats, dloss, rows, columns, first, vocabulary, ignore_index
+):
+    """kernels/cross_entropy.cu, backward."""
     assert grid == rows
-    x, labels = at(logits, (rows, columns), dtype), at(labels, (rows,), np.int64)
-    greatest, total, picked = at(stats, (3, rows), np.float32)
-    losses, counts = at(loss, (rows,), np.float32), (labels != ignore_index) & (labels >= 0) & (labels < vocabulary)
-    losses[:] = np.where(counts, np.log(total) - (picked - greatest), 0)
-    if train:
-        gradient = np.exp(x.astype(np.float32) - greatest[:, None]) / total[:, None]
-        gradient -= np.arange(columns) == (labels - first)[:, None]
-        x[...] = (gradient * (losses > 0)[:, None]).astype(dtype)
+    x, labels = at(logits, (rows, columns), dtype).astype(np.float32), at(labels, (rows,), np.int64)
+    greatest, total, _ = at(stats, (3, rows), np.float32)
+    dx = np.exp(x - greatest[:, None]) / total[:, None] - (np.arange(columns) == (labels - first)[:, None])
+    dx *= np.where((labels < 0) | (labels >= vocabulary), np.nan, at(dloss, (rows,), np.float32))[:, None]
+    dx[labels == ignore_index] = 0
+    at(gradient, (rows, columns), dtype)[...] = dx.astype(dtype)
 
 
 def reciprocals(scale, scale_inv, n):

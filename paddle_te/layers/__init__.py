@@ -5,7 +5,7 @@ Parameters and parallelism live here, the math in `paddle_te.ops`. Every layer t
 """
 
 from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
-from paddle_te.layers.cross_entropy import linear_cross_entropy
+from paddle_te.layers.cross_entropy import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from paddle_te.layers.rotary import RotaryPositionEmbedding
 from paddle_te.layers.transformer import TransformerLayer
@@ -20,4 +20,5 @@ __all__ = [
     "RotaryPositionEmbedding",
     "TransformerLayer",
     "linear_cross_entropy",
+    "parallel_cross_entropy",
 ]

@@ -1,8 +1,8 @@
-"""A language model's head and its loss in one, without the logits of all tokens.
+"""A language model's loss, of its logits, or of its head's input and weight without the logits of all tokens.
 
-Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, arXiv 2410.10989): tokens go in chunks, and each chunk's
-gradients are computed at once, in forward, so that no more than one chunk's logits ever exist. That costs nothing: the
-loss is the end of the graph, its gradients are known but for one factor.
+The latter is Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, arXiv 2410.10989): tokens go in chunks, and each
+chunk's gradients are computed at once, in forward, so that no more than one chunk's logits ever exist. That costs
+nothing: the loss is the end of the graph, its gradients are known but for one factor.
 
 PaddleNLP 3.0.0b4's FusedHeadAndCrossEntropy cannot serve: its test for hidden's gradient is inverted
 (`if hidden_states.stop_gradient`), and a dozen float32 passes over each chunk make up one cross-entropy.
@@ -19,11 +19,22 @@ from paddle_te.ops import get_ops
 CHUNK_TOKENS = 2048
 
 
+def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, backend="paddle"):
+    """PaddleNLP's LlamaPretrainingCriterion: the mean cross-entropy, in float32, of all tokens whose loss is above 0
+    (those with ignore_index have none); 0 where there is no such token.
+
+    logits: [..., vocab / tp.size], with all ranks' columns in the `distributed.TensorParallel` tp, None: on one rank.
+    labels: integers of logits' leading shape. backend: te reads the 16-bit logits as they are, pd a float32 copy.
+    """
+    logits, labels = logits.reshape([-1, logits.shape[-1]]), labels.reshape([-1, 1])
+    with paddle.amp.auto_cast(False):
+        return _mean([get_ops(backend).parallel_cross_entropy(logits, labels, ignore_index, tp=tp)])[0]
+
+
 def linear_cross_entropy(
     hidden, weight, labels, *, transpose_y=False, ignore_index=-100, tp=None, chunk_tokens=None, backend="paddle"
 ):
-    """PaddleNLP's LlamaPretrainingCriterion of hidden · weight: the mean cross-entropy, in float32, of all tokens whose
-    loss is above 0 (those with ignore_index have none); 0 where there is no such token.
+    """`parallel_cross_entropy` of the logits hidden · weight.
 
     hidden: [..., h]. weight: [h, vocab], or with `transpose_y` [vocab, h] (tied embeddings). labels: integers of
     hidden's leading shape. Gradients have their tensor's dtype, but float32 for a weight with `main_grad`; the weight's

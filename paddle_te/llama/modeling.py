@@ -11,7 +11,7 @@ from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentio
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling
-from paddle_te.layers import linear_cross_entropy
+from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.llama.decoder import (
     FROM_ZERO,
     MicroBatches,
@@ -140,6 +140,21 @@ class LlamaLMHeadPipe(LlamaLMHead, modeling_pp.LlamaLMHeadPipe):
         return super().forward(hidden_states, tensor_parallel_output, labels)
 
 
+class LlamaPretrainingCriterion(modeling.LlamaPretrainingCriterion):
+    """PaddleNLP's criterion, without its wait for the number of tokens that count, and in te on 16-bit logits."""
+
+    def forward(self, prediction_scores, masked_lm_labels):
+        """The mean loss of logits [b, s, vocab], or [b, s, vocab / tensor_parallel_degree], and labels [b, s]."""
+        whole = prediction_scores.shape[-1] == self.config.vocab_size
+        return parallel_cross_entropy(
+            prediction_scores,
+            masked_lm_labels,
+            ignore_index=self.ignore_index,
+            tp=None if whole else TensorParallel.from_fleet(self.config.sequence_parallel),
+            backend=self.config.transformer_engine_backend,
+        )
+
+
 @contextmanager
 def replace_decoder_layers():
     """While it lasts, PaddleNLP's Llama constructors build our decoder layers; afterwards nothing has changed."""
@@ -186,6 +201,7 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
         with replace_decoder_layers():
             super().__init__(config)
         LlamaLMHead.take_over(self.lm_head)
+        self.criterion = LlamaPretrainingCriterion(config)
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
         """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on.
@@ -256,7 +272,10 @@ class LlamaForCausalLMPipe(_TELlama, modeling_pp.LlamaForCausalLMPipe):
                     self._loss_fn[0].head = head
 
     def get_loss_fn(self, config):
-        return _HeadsLoss() if config.use_fused_linear_cross_entropy else super().get_loss_fn(config)
+        if config.use_fused_linear_cross_entropy:
+            return _HeadsLoss()
+        loss_fn = super().get_loss_fn(config)
+        return LlamaPretrainingCriterion(config) if type(loss_fn) is modeling.LlamaPretrainingCriterion else loss_fn
 
 
 def model_class(backend, pipeline=False):

@@ -18,13 +18,19 @@ def cross_entropy_stats(te, stream, logits, labels, stats, rows, columns, first,
     _launch(te, stream, "stats", dtype, 8 * _BLOCK, rows, logits, labels, stats, rows, columns, first)
 
 
-def cross_entropy_loss(
-    te, stream, logits, labels, stats, loss, rows, columns, first, vocabulary, ignore_index, train, dtype
+def cross_entropy_loss(te, stream, labels, stats, loss, rows, vocabulary, ignore_index):
+    """The losses from the stats of the whole vocabulary: 0 for ignore_index, NaN for labels that are no words."""
+    function = kernel("cross_entropy_loss", "cross_entropy.cu", stream.capability)
+    te.launch(function, -(-rows // _BLOCK), _BLOCK, 0, stream, labels, stats, loss, rows, vocabulary, ignore_index)
+
+
+def cross_entropy_gradient(
+    te, stream, logits, gradient, labels, stats, dloss, rows, columns, first, vocabulary, ignore_index, dtype
 ):
-    """The losses from the stats of the whole vocabulary, 0 for ignore_index, NaN for labels that are no words; `train`:
-    logits become the gradient of the sum of the losses above 0, NaN where the loss is."""
-    arguments = logits, labels, stats, loss, rows, columns, first, vocabulary, ignore_index, train
-    _launch(te, stream, "loss", dtype, 0, rows, *arguments)
+    """gradient = that of the sum of dloss (float32 [rows]) times the losses: [rows, columns], which may be the logits'
+    memory. 0 in rows of ignore_index, NaN where the loss is."""
+    arguments = logits, gradient, labels, stats, dloss, rows, columns, first, vocabulary, ignore_index
+    _launch(te, stream, "gradient", dtype, 0, rows, *arguments)
 
 
 def _launch(te, stream, what, dtype, shared, rows, *arguments):

@@ -16,15 +16,17 @@ activations' own precision.
 | linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation, transpose_y) | [..., out] |
 | layernorm_linear(x, ln_weight, weight, eps, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x as residual) |
 | layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation) | x's shape |
-| cross_entropy(logits, labels, ignore_index, tp, train) | loss [n, 1], dlogits; see below |
+| parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
+| cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
 | dot_product_attention(q, k, v, scale, attention_mask, quantizers) | [b, s, heads·d] |
 | rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, quantizers) | the same of the two, in one operation |
 | self_attention(x, ln_weight, qkv_weight, freqs, proj_weight, eps, num_heads, num_kv_heads, …) | x's shape; see below |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
 
-cross_entropy: logits [n, vocab / tp.size], which are lost, and labels [n, 1]; the loss is float32, 0 for ignore_index;
-dlogits, None without `train`, is the gradient of the sum of the losses above 0. No gradients flow.
+parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss is float32, 0 for ignore_index.
+cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without
+`train`, is the gradient of the sum of the losses above 0.
 
 Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, as many keys as queries.
 

@@ -1,7 +1,7 @@
-"""One rank of two that share the vocabulary of linear_cross_entropy; started by test_cross_entropy.py.
+"""One rank of two that share the vocabulary of the losses; started by test_cross_entropy.py.
 
-Each draws the same numbers, keeps its half of the weight, and compares with float64 NumPy; te's kernels are emulated.
-"OK" at the end.
+Each draws the same numbers, keeps its half of the weight or logits, and compares with float64 NumPy; te's kernels
+are emulated. "OK" at the end.
 """
 
 import sys
@@ -11,7 +11,7 @@ import paddle
 from paddle.distributed import fleet
 
 from paddle_te.distributed import TensorParallel
-from paddle_te.layers import linear_cross_entropy
+from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from tests import emulated_te
 from tests.layers.test_cross_entropy import draw, reference
 from tests.llama.native import relative
@@ -57,6 +57,20 @@ def check(seed, dtype, tolerance, transpose_y, sequence_parallel, all_ignored=Fa
     assert abs(slope - 1) < tolerance / 5, slope
 
 
+def check_of_logits(seed, dtype, tolerance, backend):
+    tp = TensorParallel.from_fleet()
+    _, logits, labels = draw(seed, 1, TOKENS, TOKENS, VOCAB)
+    logits = paddle.to_tensor(logits).astype(dtype)
+    loss, want, _ = reference(logits.astype("float32").numpy(), np.eye(VOCAB), labels)
+    half = slice(tp.rank * VOCAB // 2, (tp.rank + 1) * VOCAB // 2)
+    mine = logits[:, half].contiguous()
+    mine.stop_gradient = False
+    got = parallel_cross_entropy(mine, paddle.to_tensor(labels[0]), tp=tp, backend=backend)
+    (got / 3).backward()
+    errors = abs(got.item() - loss) / loss, relative(3 * mine.grad.astype("float32").numpy(), want[:, half])
+    assert mine.grad.dtype == mine.dtype and max(errors) < tolerance, (dtype, backend, errors)
+
+
 def main():
     start()
     emulated_te.install()
@@ -66,6 +80,9 @@ def main():
             check(seed, "float32", 4e-6, transpose_y, sequence_parallel)
             for backend in ("paddle", "transformer_engine"):
                 check(seed, "bfloat16", 1e-2, transpose_y, sequence_parallel, backend=backend)
+    for backend in ("paddle", "transformer_engine"):
+        check_of_logits(seed, "float32", 4e-6, backend)
+        check_of_logits(seed, "bfloat16", 1e-2, backend)
     check(seed, "float32", 0, False, False, all_ignored=True)
     check(seed, "bfloat16", 0, False, False, all_ignored=True, backend="transformer_engine")
     print("OK")

@@ -1,4 +1,4 @@
-"""linear_cross_entropy over two ranks that share the vocabulary, in float32 and bf16, on nvgpu's host runtime."""
+"""The losses over two ranks that share the vocabulary, in float32 and bf16, on nvgpu's host runtime."""
 
 from pathlib import Path
 

@@ -1,10 +1,11 @@
-"""linear_cross_entropy in bf16 on the GPU, with pd's operations and with te's kernels."""
+"""The losses in bf16 on the GPU, with pd's operations and with te's kernels."""
 
+import numpy as np
 import paddle
 import pytest
 
 from paddle_te import device
-from paddle_te.layers import linear_cross_entropy
+from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from tests.layers.test_cross_entropy import draw, reference
 from tests.llama.native import relative
 
@@ -47,3 +48,35 @@ def test_memory(seed, gpu, backend, bytes_a_logit):
     peak = device.peak_memory() - before
     chunk, whole = chunk_tokens * vocabulary * bytes_a_logit, tokens * vocabulary * 2
     assert peak < 1.1 * chunk + (4 + 4 + 2) * h * vocabulary + 8 * tokens * h < whole / 2
+
+
+@pytest.mark.parametrize("vocabulary", [1000, 1001])
+@pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
+def test_of_logits(seed, gpu, backend, vocabulary):
+    """The identity as weight makes the reference one of logits."""
+    _, logits, labels = draw(seed, 2, 300, 600, vocabulary)
+    logits = paddle.to_tensor(logits * 3).astype("bfloat16")
+    numbers = logits.astype("float32").numpy()
+    loss, want, _ = reference(numbers, np.eye(vocabulary), labels)
+    logits.stop_gradient = False
+    got = parallel_cross_entropy(logits.reshape([2, 300, -1]), paddle.to_tensor(labels), backend=backend)
+    (got / 3).backward()
+    assert got.dtype == paddle.float32 and abs(got.item() - loss) < 1e-5 * loss
+    gradient = 3 * logits.grad.astype("float32").numpy()
+    assert logits.grad.dtype == paddle.bfloat16 and relative(gradient, want) < 1e-2
+    # rounding is as often up as down: a factor that was rounded would move all gradients alike
+    assert abs((gradient * want).sum() / (want**2).sum() - 1) < 2e-4
+    assert (logits.astype("float32").numpy() == numbers).all()
+
+
+@pytest.mark.parametrize("backend, bytes_a_logit", [("paddle", 8), ("transformer_engine", 2)])
+def test_memory_of_logits(seed, gpu, backend, bytes_a_logit):
+    """te: the gradient, in 16 bits, and nothing else of that size."""
+    paddle.seed(seed)
+    logits, labels = paddle.randn([512, 4096]).astype("bfloat16"), paddle.randint(0, 4096, [512])
+    logits.stop_gradient = False
+    device.reset_peak_memory()
+    before = device.peak_memory()
+    parallel_cross_entropy(logits, labels, backend=backend).backward()
+    peak = device.peak_memory() - before
+    assert bytes_a_logit * logits.size <= peak < (1.02 if bytes_a_logit == 2 else 2) * bytes_a_logit * logits.size

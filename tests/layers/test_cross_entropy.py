@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.layers import linear_cross_entropy
+from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.ops import get_ops
 from tests import emulated_te
 
@@ -40,6 +40,39 @@ def tensors(hidden, weight, labels, transpose_y=False):
 
 def close(got, want):
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 4e-6), ("bfloat16", 1e-2)])
+def test_of_logits(seed, backend, dtype, tolerance, monkeypatch):
+    """The identity as weight makes the reference one of logits, which stay as they are."""
+    emulated_te.install(monkeypatch.setattr)
+    _, logits, labels = draw(seed, vocab=48, h=38)
+    labels[1, 2] = 5
+    logits = paddle.to_tensor(logits).astype(dtype)
+    loss, want, _ = reference(logits.astype("float32").numpy(), np.eye(48), labels)
+    logits.stop_gradient = False
+    twice = logits * 2  # a gradient that no leaf takes
+    before = twice.astype("float32").numpy()
+    got = parallel_cross_entropy((twice / 2).reshape([2, 19, 48]), paddle.to_tensor(labels), backend=backend)
+    (got * 3).backward()
+    assert got.dtype == paddle.float32 and got.shape == [] and abs(got.item() - loss) < 1e-6 * loss
+    assert logits.grad.dtype == logits.dtype and (twice.astype("float32").numpy() == before).all()
+    gradient = logits.grad.astype("float32").numpy() / 3
+    assert np.linalg.norm(gradient - want) < tolerance * np.linalg.norm(want)
+    with paddle.no_grad():
+        again = parallel_cross_entropy(logits.reshape([2, 19, 48]), paddle.to_tensor(labels), backend=backend)
+    assert again.item() == got.item() and again.stop_gradient
+
+
+@pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
+def test_of_logits_none_of_which_counts(seed, backend, monkeypatch):
+    emulated_te.install(monkeypatch.setattr)
+    logits = paddle.to_tensor(draw(seed)[1])
+    logits.stop_gradient = False
+    loss = parallel_cross_entropy(logits, paddle.full([16], 7, "int64"), ignore_index=7, backend=backend)
+    loss.backward()
+    assert loss.item() == 0 and not logits.grad.any()
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 8, 19, 37, 38, None])  # of 38 tokens

@@ -58,11 +58,12 @@ class OnCPU:
         source, shared = re.subn(r"extern __shared__ float (\w+)\[\];", r"extern float \1[];", source)
         assert shared == 1
         name = re.search(r"extern float (\w+)\[\];", source)[1]
-        names = re.findall(r'extern "C" __global__ .*? (\w+)##T\(', source, re.S)
+        plain = re.sub(r"__launch_bounds__\([^)]*\)|\\\n", "", source)
+        names = re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain)
         code = HARNESS.replace("@KERNEL@", f"float {name}[1024];\n{source}") + "".join(
-            f'extern "C" void launch_{kernel}float(unsigned grid, unsigned block, const long long* a) '
-            f"{{ run({kernel}float, grid, block, a); }}\n"
-            for kernel in names
+            f'extern "C" void launch_{kernel}(unsigned grid, unsigned block, const long long* a) '
+            f"{{ run({kernel}, grid, block, a); }}\n"
+            for kernel in (name + ("float" if typed else "") for name, typed in names)
         )
         (folder / "kernel.cpp").write_text(code)
         command = [gxx, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{FOLDER}"]

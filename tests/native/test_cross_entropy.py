@@ -40,8 +40,8 @@ def aligned(array):
     return memory[start : start + array.size].reshape(array.shape)
 
 
-def run(te, logits, labels, ranks=1, ignored=-100, train=True):
-    """(loss, what the logits have become), with the vocabulary over `ranks`."""
+def run(te, logits, labels, ranks=1, ignored=-100, dloss=None, in_place=True):
+    """(loss, gradient), with the vocabulary over `ranks`; dloss [rows]: 1 for losses above 0 where it is None."""
     rows, columns = len(labels), logits.shape[1] // ranks
     parts = [aligned(part) for part in np.split(logits, ranks, 1)]
     stats = np.full((ranks, 3, rows), np.nan, "float32")
@@ -50,15 +50,17 @@ def run(te, logits, labels, ranks=1, ignored=-100, train=True):
         cross_entropy.cross_entropy_stats(te, te, *at, rows, columns, rank * columns, DType.FLOAT32)
     greatest = stats[:, 0].max(0)
     total, picked = (stats[:, 1] * np.exp(stats[:, 0] - greatest)).sum(0), stats[:, 2].sum(0)
-    whole, losses = np.stack([greatest, total, picked]).astype("float32"), []
-    for rank, part in enumerate(parts):
-        loss = np.full(rows, np.nan, "float32")
-        at = part.ctypes.data, labels.ctypes.data, whole.ctypes.data, loss.ctypes.data
+    whole, loss = np.stack([greatest, total, picked]).astype("float32"), np.full(rows, np.nan, "float32")
+    at = labels.ctypes.data, whole.ctypes.data, loss.ctypes.data
+    cross_entropy.cross_entropy_loss(te, te, *at, rows, logits.shape[1], ignored)
+    dloss = (loss > 0).astype("float32") if dloss is None else dloss
+    gradients = parts if in_place else [aligned(np.full_like(part, np.nan)) for part in parts]
+    for rank, (part, gradient) in enumerate(zip(parts, gradients, strict=True)):
+        at = (array.ctypes.data for array in (part, gradient, labels, whole, dloss))
         sizes = rows, columns, rank * columns, logits.shape[1]
-        cross_entropy.cross_entropy_loss(te, te, *at, *sizes, ignored, train, DType.FLOAT32)
-        losses.append(loss)
-    np.testing.assert_array_equal(losses, [losses[0]] * ranks)
-    return losses[0], np.concatenate(parts, 1)
+        cross_entropy.cross_entropy_gradient(te, te, *at, *sizes, ignored, DType.FLOAT32)
+    assert in_place or (np.concatenate(parts, 1) == logits).all() or np.isnan(logits).any()
+    return loss, np.concatenate(gradients, 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -86,27 +88,40 @@ def test_certain_and_broken_rows(te):
     assert np.isnan(loss[1]) and np.isnan(gradient[1]).all()
 
 
-def test_without_gradients_the_logits_stay(te, seed):
-    logits = np.random.default_rng(seed).normal(size=(3, 20)).astype("float32")
-    labels = np.array([0, 19, 7])
-    loss, after = run(te, logits, labels, train=False)
-    assert (after == logits).all()
-    np.testing.assert_allclose(loss, reference(logits, labels, -100)[0], rtol=2e-6)
+@pytest.mark.parametrize("columns", [20, 21])
+def test_gradients_of_weighted_losses(te, seed, columns):
+    """Beside the logits, which stay."""
+    random = np.random.default_rng(seed)
+    logits, dloss = random.normal(size=(3, columns)).astype("float32"), random.normal(size=3).astype("float32")
+    labels = np.array([0, 19, -100])
+    loss, gradient = run(te, logits, labels, dloss=dloss, in_place=False)
+    want, of_sum = reference(logits, labels, -100)
+    np.testing.assert_allclose(loss, want, rtol=2e-6)
+    np.testing.assert_allclose(gradient, dloss[:, None] * of_sum, rtol=2e-5, atol=1e-6)
+
+
+def test_many_rows(te, seed):
+    """More than a block of the losses' kernel."""
+    logits = np.random.default_rng(seed).normal(size=(40, 4)).astype("float32")
+    labels = np.arange(40) % 4
+    np.testing.assert_allclose(run(te, logits, labels)[0], reference(logits, labels, -100)[0], rtol=2e-6)
 
 
 def test_launch(fake, monkeypatch):
-    asked, count = [], iter([6, 10])  # of arguments, in the fake's handle
+    asked, count = [], iter([6, 6, 10])  # of arguments, in the fake's handle
     monkeypatch.setattr(cross_entropy, "kernel", lambda *key: asked.append(key) or 0x700 + next(count))
-    at, sizes = (0x10000, 0x20000, 0x30000), (10, 64, 128)
+    at, sizes = (0x10000, 0x20000, 0x30000), (1000, 64, 128)
     cross_entropy.cross_entropy_stats(fake.te, fake.stream, *at, *sizes, DType.BFLOAT16)
-    more = 256, -100, True
-    cross_entropy.cross_entropy_loss(fake.te, fake.stream, *at, 0x40000, *sizes, *more, DType.FLOAT16)
-    launch = ["cuLaunchKernel", 10, 1, 1, 512, 1, 1]
+    cross_entropy.cross_entropy_loss(fake.te, fake.stream, *at, 1000, 256, -100)
+    more = 0x40000, 0x50000, *sizes, 256, -100
+    cross_entropy.cross_entropy_gradient(fake.te, fake.stream, *at, *more, DType.FLOAT16)
     assert fake.calls() == [
-        [*launch, 4096, 0x5000, [*at, *sizes], False],
-        [*launch, 0, 0x5000, [*at, 0x40000, *sizes, 256, -100, 1], False],
+        ["cuLaunchKernel", 1000, 1, 1, 512, 1, 1, 4096, 0x5000, [*at, *sizes], False],
+        ["cuLaunchKernel", 2, 1, 1, 512, 1, 1, 0, 0x5000, [*at, 1000, 256, -100], False],
+        ["cuLaunchKernel", 1000, 1, 1, 512, 1, 1, 0, 0x5000, [*at, *more], False],
     ]
     assert asked == [
         ("cross_entropy_stats_bfloat16", "cross_entropy.cu", (9, 0)),
-        ("cross_entropy_loss_float16", "cross_entropy.cu", (9, 0)),
+        ("cross_entropy_loss", "cross_entropy.cu", (9, 0)),
+        ("cross_entropy_gradient_float16", "cross_entropy.cu", (9, 0)),
     ]

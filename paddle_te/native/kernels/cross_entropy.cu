@@ -1,8 +1,8 @@
 // Cross-entropy of logits that lie in 16 bits, in float32 arithmetic, without a float32 copy of them.
 //
-// One block a row, two kernels, so that ranks that share the vocabulary can meet in between (Megatron-LM, Shoeybi et
-// al., 2019). The first reads the logits once: the running maximum and sum of Milakov and Gimelshein (2018,
-// arXiv:1805.02867). The second reads them again and writes their gradient over them: 6 bytes a logit in all.
+// The first kernel reads the logits once, a block a row: the running maximum and sum of Milakov and Gimelshein (2018,
+// arXiv:1805.02867). From what it leaves the second one has the losses; ranks that share the vocabulary meet in between
+// (Megatron-LM, Shoeybi et al., 2019). The third reads the logits again for their gradient: 6 bytes a logit in all.
 //
 // Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
 #include "types.cuh"
@@ -75,33 +75,39 @@ __device__ void cross_entropy_stats(const T* logits, const long long* labels, fl
   }
 }
 
-// loss [rows], 0 for labels that are ignored, NaN for those outside of the vocabulary, which 0 would hide; and, for
-// `train`, over the logits the gradient of the sum of the losses above 0, NaN in rows whose loss is.
+// loss [rows]: 0 for labels that are ignored, NaN for those outside of the vocabulary, which 0 would hide.
+extern "C" __global__ void cross_entropy_loss(const long long* labels, const float* stats, float* loss, long long rows,
+                                              long long vocabulary, long long ignored) {
+  const long long row = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  const long long label = labels[row];
+  const float max = stats[row], sum = stats[rows + row], picked = stats[2 * rows + row];
+  loss[row] = label == ignored ? 0.f : label >= 0 && label < vocabulary ? logf(sum) - (picked - max) : nanf("");
+}
+
+// gradient, which may be the logits: of the sum of dloss [rows] times the losses. 0 in rows that are ignored, NaN in
+// those whose loss is.
 template <class T>
-__device__ void cross_entropy_loss(T* logits, const long long* labels, const float* stats, float* loss, long long rows,
-                                   long long columns, long long first, long long vocabulary, long long ignored,
-                                   long long train) {
+__device__ void cross_entropy_gradient(const T* logits, T* gradient, const long long* labels, const float* stats,
+                                       const float* dloss, long long rows, long long columns, long long first,
+                                       long long vocabulary, long long ignored) {
   constexpr int size = Vector<T>::size;
   const long long row = blockIdx.x, label = labels[row], at = label - first;
-  const float max = stats[row], sum = stats[rows + row], picked = stats[2 * rows + row];
-  const bool word = label >= 0 && label < vocabulary;
-  const float value = label == ignored ? 0.f : word ? logf(sum) - (picked - max) : nanf("");
-  if (threadIdx.x == 0) loss[row] = value;
-  if (!train) return;
-  const float scale = value > 0 ? 1.f : value != value ? value : 0.f;  // NaN stays
-  const float factor = scale / sum;
-  T* x = logits + row * columns;
-  auto gradient = [&](float logit, long long i) {
-    return scale == 0 ? 0.f : Softmax::exponential(logit - max) * factor - (i == at ? scale : 0.f);
+  const bool word = label >= 0 && label < vocabulary, none = label == ignored;
+  const float max = stats[row], scale = word ? dloss[row] : nanf(""), factor = scale / stats[rows + row];
+  const T* x = logits + row * columns;
+  T* dx = gradient + row * columns;
+  auto of = [&](float logit, long long i) {
+    return none ? 0.f : Softmax::exponential(logit - max) * factor - (i == at ? scale : 0.f);
   };
   if (columns % size == 0) {
     for (long long i = threadIdx.x * size; i < columns; i += blockDim.x * size) {
       Vector<T> vector = *reinterpret_cast<const Vector<T>*>(x + i);
-      for (int j = 0; j < size; j++) from_float(gradient(to_float(vector.x[j]), i + j), vector.x[j]);
-      *reinterpret_cast<Vector<T>*>(x + i) = vector;
+      for (int j = 0; j < size; j++) from_float(of(to_float(vector.x[j]), i + j), vector.x[j]);
+      *reinterpret_cast<Vector<T>*>(dx + i) = vector;
     }
   } else {
-    for (long long i = threadIdx.x; i < columns; i += blockDim.x) from_float(gradient(to_float(x[i]), i), x[i]);
+    for (long long i = threadIdx.x; i < columns; i += blockDim.x) from_float(of(to_float(x[i]), i), dx[i]);
   }
 }
 
@@ -110,10 +116,10 @@ __device__ void cross_entropy_loss(T* logits, const long long* labels, const flo
       const T* logits, const long long* labels, float* stats, long long rows, long long columns, long long first) {   \
     cross_entropy_stats(logits, labels, stats, rows, columns, first);                                                 \
   }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(512) cross_entropy_loss_##T(                                           \
-      T* logits, const long long* labels, const float* stats, float* loss, long long rows, long long columns,         \
-      long long first, long long vocabulary, long long ignored, long long train) {                                    \
-    cross_entropy_loss(logits, labels, stats, loss, rows, columns, first, vocabulary, ignored, train);                \
+  extern "C" __global__ void __launch_bounds__(512) cross_entropy_gradient_##T(                                       \
+      const T* logits, T* gradient, const long long* labels, const float* stats, const float* dloss, long long rows,  \
+      long long columns, long long first, long long vocabulary, long long ignored) {                                  \
+    cross_entropy_gradient(logits, gradient, labels, stats, dloss, rows, columns, first, vocabulary, ignored);        \
   }
 CROSS_ENTROPY(bfloat16)
 CROSS_ENTROPY(float16)

@@ -1,6 +1,8 @@
-"""Cross-entropy with its gradient."""
+"""Cross-entropy and its gradient."""
 
+import paddle.nn.functional as F
 from paddle import _C_ops
+from paddle.distributed.fleet.meta_parallel import ParallelCrossEntropy
 
 
 def cross_entropy(logits, labels, ignore_index, *, tp=None, train=True):
@@ -20,3 +22,11 @@ def cross_entropy(logits, labels, ignore_index, *, tp=None, train=True):
     else:
         dlogits = _C_ops.c_softmax_with_cross_entropy_grad_(softmax, labels, dloss, *options)
     return loss, dlogits.astype(dtype)
+
+
+def parallel_cross_entropy(logits, labels, ignore_index, *, tp=None):
+    """The loss [n, 1] of logits [n, vocab / tp.size], in float32 inside: see `paddle_te.ops`."""
+    logits = logits.astype("float32")
+    if tp is None:
+        return F.cross_entropy(logits, labels, reduction="none", ignore_index=ignore_index)
+    return ParallelCrossEntropy(tp.group, ignore_index=ignore_index)(logits, labels)

@@ -6,7 +6,7 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 from paddle_te import fp8 as _fp8
 from paddle_te import native
 from paddle_te.ops.te.attention import dot_product_attention, rotary_attention, rotary_qkv
-from paddle_te.ops.te.cross_entropy import cross_entropy
+from paddle_te.ops.te.cross_entropy import cross_entropy, parallel_cross_entropy
 from paddle_te.ops.te.float8_attention import check_fp8_attention
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
 from paddle_te.ops.te.quantized import amax_and_scale_update
@@ -21,6 +21,7 @@ __all__ = [
     "layernorm_linear",
     "layernorm_mlp",
     "linear",
+    "parallel_cross_entropy",
     "rms_norm",
     "rotary_attention",
     "rotary_qkv",

@@ -1,26 +1,64 @@
-"""Cross-entropy with its gradient, by a kernel of our own."""
+"""Cross-entropy and its gradient, by kernels of our own."""
 
 import paddle
 import paddle.distributed as dist
+from paddle.autograd import PyLayer
 
-from paddle_te.native.cross_entropy import cross_entropy_loss, cross_entropy_stats
+from paddle_te.native.cross_entropy import cross_entropy_gradient, cross_entropy_loss, cross_entropy_stats
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import dense, dtype_code
 
 
 def cross_entropy(logits, labels, ignore_index, *, tp=None, train=True):
     """(loss, dlogits) of logits [n, vocab / tp.size], which dlogits overwrites: see `paddle_te.ops`."""
-    rt, code = runtime.current(), dtype_code("logits", logits)
-    (rows, columns), rank, size = logits.shape, *((0, 1) if tp is None else (tp.rank, tp.size))
-    labels = dense(labels.astype("int64"))
-    stats, loss = rt.empty([3, rows], paddle.float32), rt.empty([rows, 1], paddle.float32)
-    at, where = (logits.data_ptr(), labels.data_ptr(), stats.data_ptr()), (rows, columns, rank * columns)
-    cross_entropy_stats(rt.te, rt.stream, *at, *where, code)
-    if tp is not None:
-        stats = _of_all_ranks(stats, tp)
-        at = *at[:2], stats.data_ptr()
-    cross_entropy_loss(rt.te, rt.stream, *at, loss.data_ptr(), *where, size * columns, ignore_index, train, code)
-    return loss, logits if train else None
+    losses = _Losses(logits, labels, ignore_index, tp)
+    if not train:
+        return losses.loss, None
+    return losses.loss, losses.gradient(logits, (losses.loss > 0).astype("float32"), out=logits)
+
+
+def parallel_cross_entropy(logits, labels, ignore_index, *, tp=None):
+    """The loss [n, 1] of logits [n, vocab / tp.size], with gradients: see `paddle_te.ops`."""
+    return _CrossEntropy.apply(dense(logits), labels, ignore_index, tp)
+
+
+class _CrossEntropy(PyLayer):
+    @staticmethod
+    def forward(ctx, logits, labels, ignore_index, tp):
+        losses = _Losses(logits, labels, ignore_index, tp)
+        ctx.save_for_backward(logits)
+        ctx.losses = losses
+        return losses.loss.detach()  # itself would keep ctx alive
+
+    @staticmethod
+    def backward(ctx, dloss):
+        (logits,), losses, ctx.losses = ctx.saved_tensor(), ctx.losses, None
+        return losses.gradient(logits, dense(dloss)), None
+
+
+class _Losses:
+    """Of rows of logits: loss, float32 [n, 1]."""
+
+    def __init__(self, logits, labels, ignore_index, tp):
+        rt, self._code = runtime.current(), dtype_code("logits", logits, runtime.DTYPES)
+        (rows, columns), rank, size = logits.shape, *((0, 1) if tp is None else (tp.rank, tp.size))
+        self._labels, stats = dense(labels.astype("int64")), rt.empty([3, rows], paddle.float32)
+        self._sizes = rows, columns, rank * columns
+        at = logits.data_ptr(), self._labels.data_ptr(), stats.data_ptr()
+        cross_entropy_stats(rt.te, rt.stream, *at, *self._sizes, self._code)
+        self._stats = stats if tp is None else _of_all_ranks(stats, tp)
+        self._words = size * columns, ignore_index
+        self.loss = rt.empty([rows, 1], paddle.float32)
+        at = self._labels.data_ptr(), self._stats.data_ptr(), self.loss.data_ptr()
+        cross_entropy_loss(rt.te, rt.stream, *at, rows, *self._words)
+
+    def gradient(self, logits, dloss, out=None):
+        """That of the logits from dloss, float32 [n, 1]; in `out`, which may be the logits, or in memory of its own."""
+        rt = runtime.current()
+        out = rt.empty(logits.shape, logits.dtype) if out is None else out
+        at = (tensor.data_ptr() for tensor in (logits, out, self._labels, self._stats, dloss))
+        cross_entropy_gradient(rt.te, rt.stream, *at, *self._sizes, *self._words, self._code)
+        return out
 
 
 def _of_all_ranks(stats, tp):
