@@ -64,8 +64,6 @@ def test_of_logits(seed, gpu, backend, vocabulary):
     assert got.dtype == paddle.float32 and abs(got.item() - loss) < 1e-5 * loss
     gradient = 3 * logits.grad.astype("float32").numpy()
     assert logits.grad.dtype == paddle.bfloat16 and relative(gradient, want) < 1e-2
-    # rounding is as often up as down: a factor that was rounded would move all gradients alike
-    assert abs((gradient * want).sum() / (want**2).sum() - 1) < 2e-4
     assert (logits.astype("float32").numpy() == numbers).all()
 
 
