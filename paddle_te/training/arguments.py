@@ -91,6 +91,9 @@ class PreTrainingArguments(TrainingArguments):
         _one_of(self, "recompute_granularity", ("full", "core_attn", "full_attn"))
         if self.recompute_granularity == "full_attn" and self.transformer_engine_backend != "none":
             raise ValueError("--recompute_granularity full_attn: backends pd and te have full and core_attn")
+        for name in ("sep_parallel_degree", "context_parallel_degree"):
+            if self.transformer_engine_backend != "none" and (degree := getattr(self, name)) > 1:
+                raise ValueError(f"--{name} {degree}: attention of backends pd and te sees whole sequences only")
         _one_of(self, "fp8_recipe", ("delayed", "current"))
         _one_of(self, "fp8_format", ("HYBRID", "E4M3"))
         _one_of(self, "fp8_amax_compute_algo", ("max", "most_recent"))

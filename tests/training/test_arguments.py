@@ -38,6 +38,8 @@ def test_defaults_are_native_layers(tmp_path):
         (["--fp8_lm_head"], "--fp8_lm_head needs --use_fp8"),
         (["--transformer_engine_backend", "paddle", "--fp8_lm_head"], "--fp8_lm_head needs --use_fp8"),
         ([*PD_FP8, "--fp8_lm_head", "--use_fused_linear_cross_entropy"], "--fp8_lm_head with --use_fused"),
+        (["--sep_parallel_degree", "2", *TE], "--sep_parallel_degree 2: attention .* sees whole sequences"),
+        (["--context_parallel_degree", "2", *TE], "--context_parallel_degree 2: attention .* sees whole sequences"),
         (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs --transformer_engine_backend"),
         (["--fuse_wgrad_accumulation", *TE], "--fuse_wgrad_accumulation needs --amp_master_grad true"),
         (["--use_async_save"], "use --save_in_background"),
