@@ -246,5 +246,5 @@ class KernelsCallback(TrainerCallback):
         if not summary["kernels"]:
             return f"kernels of step {summary['step']}: none of Transformer Engine's (backend {self.backend})"
         ran = ", ".join(f"{name} {count}" for name, count in summary["kernels"].items())
-        fp8 = f"{summary['fp8_gemms']} of {summary['gemms']} GEMMs of the decoder layers in fp8"
+        fp8 = f"{summary['fp8_gemms']} of its {summary['gemms']} GEMMs in fp8"
         return f"kernels of step {summary['step']}: Transformer Engine's; {fp8}; calls: {ran}"
