@@ -243,8 +243,7 @@ def test_the_kernels_of_the_first_step_are_summed_up(library, tmp_path):
     }
     line = run.callback.line(run.callback.summary(1))
     assert line == (
-        "kernels of step 1: Transformer Engine's; 2 of its 3 GEMMs in fp8; "
-        "calls: gemm bfloat16 1, gemm fp8 2, launch 1"
+        "kernels of step 1: Transformer Engine's; 2 of its 3 GEMMs in fp8; calls: gemm bfloat16 1, gemm fp8 2, launch 1"
     )
 
 
