@@ -87,10 +87,18 @@ def test_tensor_parallel():
     assert parts["sharding"] == 0
 
 
-def test_optimizer_and_clearing():
-    inputs, weights = replace(INPUTS, optimizer_ms=1e-6), scaling_model.parameters(SMALL)
-    parts = scaling_model.predict(SMALL, Layout(4), inputs, ROUND)
-    assert parts["optimizer"] == pytest.approx(weights / 4 * 1e-6 + 4 * weights / 1000 / 1e6)
+@pytest.mark.parametrize(
+    "layout, shards, bytes_each",
+    [
+        (Layout(4), 4, 4 + 4 + 8 / 4),  # main gradients are cleared, read as wgrad adds to them, and a quarter divided
+        (Layout(4, stage=0), 1, 4 + 4 + 4),  # into a buffer, out of it, divided
+        (Layout(4, tp=4), 1, 0),
+    ],
+)
+def test_optimizer_and_gradients(layout, shards, bytes_each):
+    inputs, weights = replace(INPUTS, optimizer_ms=1e-6), scaling_model.parameters(SMALL) / layout.tp
+    parts = scaling_model.predict(SMALL, layout, inputs, ROUND)
+    assert parts["optimizer"] == pytest.approx(weights / shards * 1e-6 + bytes_each * weights / 1000 / 1e6)
 
 
 def test_full_recompute_adds_a_forward():

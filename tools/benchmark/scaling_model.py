@@ -133,7 +133,6 @@ def predict(size, layout, inputs, assume):
     forward = layers_here * layer / 3
     communication = exposed_ms(scatter, 2 * forward, layout, assume) + exposed_ms(gather, forward, layout, assume)
     shards = layout.data if layout.stage else 1
-    clearing = 4 * local / assume.hbm / 1e6 if layout.stage else 0  # float32 main gradients
     return {
         "layers": m * layers_here * layer,
         "tensor parallel": m * layers_here * tp,
@@ -141,8 +140,21 @@ def predict(size, layout, inputs, assume):
         "head": m * head,
         "bubble": (layout.pp - 1) / layout.vp * (stage + head),
         "sharding": communication,
-        "optimizer": local / shards * inputs.optimizer_ms + clearing,
+        "optimizer": local / shards * inputs.optimizer_ms + gradients_ms(local, layout, assume),
     }
+
+
+def gradients_ms(local, layout, assume):
+    """Of what several ranks do with a rank's `local` gradients besides sending them, which one rank does not.
+
+    Sharding: float32 main gradients outlive a step in a common buffer, so that they are cleared, read as wgrad adds to
+    them, and a rank's own part is divided by the ranks. Data parallel (Paddle's EagerReducer): bf16 gradients are copied
+    into a buffer and back, and divided.
+    """
+    if layout.data == 1:
+        return 0.0
+    bytes_each = 4 + 4 + 8 / layout.data if layout.stage else 4 + 4 + 4
+    return bytes_each * local / assume.hbm / 1e6
 
 
 def tensor_parallel_ms(elements, layout, assume):
