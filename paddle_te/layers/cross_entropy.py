@@ -25,8 +25,10 @@ def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, backen
 
     logits: [..., vocab / tp.size], with all ranks' columns in the `distributed.TensorParallel` tp, None: on one rank.
     labels: integers of logits' leading shape. backend: te reads the 16-bit logits as they are, pd a float32 copy.
+
+    Raises ValueError where there is not one label for each row of logits, or no row.
     """
-    logits, labels = logits.reshape([-1, logits.shape[-1]]), labels.reshape([-1, 1])
+    logits, labels = _rows(logits, labels, "logits")
     with paddle.amp.auto_cast(False):
         return _mean([get_ops(backend).parallel_cross_entropy(logits, labels, ignore_index, tp=tp)])[0]
 
@@ -46,16 +48,21 @@ def linear_cross_entropy(
 
     Raises ValueError where there is not one label for each row of hidden, or no row.
     """
-    if hidden.shape[:-1] != labels.shape or not labels.size:
-        raise ValueError(f"labels are {labels.shape} and hidden states {hidden.shape}: each token needs one label")
+    hidden, labels = _rows(hidden, labels, "hidden states")
     head = _Head(get_ops(backend), transpose_y, ignore_index, tp, chunk_tokens or CHUNK_TOKENS)
-    hidden, labels = hidden.reshape([-1, hidden.shape[-1]]), labels.reshape([-1, 1])
     if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
         hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
     with paddle.amp.auto_cast(False):
         if paddle.is_grad_enabled() and not (hidden.stop_gradient and weight.stop_gradient):
             return _LinearCrossEntropy.apply(hidden, weight, labels, head)
         return _mean([head.loss(x, weight, y, train=False)[0] for x, y in head.chunks(hidden, labels)])[0]
+
+
+def _rows(tensor, labels, what):
+    """[n, columns] and [n, 1] of [..., columns] and labels [...]."""
+    if tensor.shape[:-1] != labels.shape or not labels.size:
+        raise ValueError(f"labels are {labels.shape} and {what} {tensor.shape}: each token needs one label")
+    return tensor.reshape([-1, tensor.shape[-1]]), labels.reshape([-1, 1])
 
 
 def _mean(token_losses):

@@ -152,6 +152,10 @@ def test_labels_that_do_not_fit(seed):
         linear_cross_entropy(hidden, weight, labels[:, 1:])
     with pytest.raises(ValueError, match="each token needs one label"):
         linear_cross_entropy(hidden[:, :0], weight, labels[:, :0])
+    with pytest.raises(ValueError, match=r"logits .*each token needs one label"):
+        parallel_cross_entropy(hidden, labels[:, 1:])
+    with pytest.raises(ValueError, match=r"logits .*each token needs one label"):
+        parallel_cross_entropy(hidden[:, :0], labels[:, :0])
 
 
 def allocated(train, loss):
