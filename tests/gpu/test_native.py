@@ -516,12 +516,12 @@ def test_nothing_leaks(te):
 
     def grown():
         before = used()
-        for _ in range(1000):
+        for _ in range(3000):
             step()
         return used() - before
 
     # Of the whole GPU, on which others may start now and then; what leaks grows each time.
-    assert any(grown() <= 4 << 20 for _ in range(3))
+    assert any(grown() <= 8 << 20 for _ in range(3))
     runtime.kept_tensors(te.Tensor).cache_clear()  # what te's layers of other tests made, and keep
     program.clear()
     gc.collect()
