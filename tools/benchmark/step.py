@@ -14,6 +14,7 @@ import traceback
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
@@ -107,7 +108,7 @@ class TrainingStep:
         self.size, self.mark = size, lambda part: None
         shape = [BATCHES, size.dims.batch, size.dims.sequence + 1]
         self.tokens = np.random.default_rng(0).integers(0, size.vocabulary, shape)
-        self.micro_batch = 0
+        self.order = cycle(range(BATCHES))
 
     def watch(self, after_forward, embedding, last_layer):
         """Marks where the two modules' outputs are there, and later their gradients.
@@ -139,8 +140,7 @@ class TrainingStep:
 
     def next_tokens(self):
         """Of a micro-batch: batch × (sequence + 1)."""
-        self.micro_batch += 1
-        return self.tokens[self.micro_batch % BATCHES]
+        return self.tokens[next(self.order)]
 
     def loss(self, is_first_microbatch):
         """Of the next micro-batch."""
@@ -293,7 +293,7 @@ PEERS = {
     ),
     "hf_bf16_float32_weights": (
         partial(HuggingFaceStep, float32_weights=True),
-        "the same with float32 weights under autocast, so with as exact an update as Paddle's master weights give",
+        "transformers with float32 weights under autocast: as exact an update as Paddle's master weights give",
     ),
     "paddle_pd_bf16": (partial(PaddleStep, backend="paddle"), "pd, bf16"),
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
