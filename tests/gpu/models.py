@@ -5,6 +5,7 @@ import paddle
 from paddlenlp.transformers import LlamaConfig
 
 from paddle_te.llama import model_class
+from tests.bfloat16 import truncated
 
 TE, PD = "transformer_engine", "paddle"
 VOCABULARY = 128
@@ -48,8 +49,7 @@ def load(model, weights):
 
 def weights_of(model):
     """{name: float32 array that bfloat16 can hold} of the parameters."""
-    values = {name: parameter.numpy() for name, parameter in model.named_parameters()}
-    return {name: (value.view("uint32") & 0xFFFF0000).view("float32") for name, value in values.items()}
+    return {name: truncated(parameter.numpy()) for name, parameter in model.named_parameters()}
 
 
 def truth(**settings):

@@ -17,6 +17,7 @@ from paddle_te.layers import (
 )
 from paddle_te.ops import get_ops
 from paddle_te.ops.te.counting import count_entry_points
+from tests.bfloat16 import truncated
 from tests.gpu.models import relative
 
 HIDDEN, FFN = 256, 448
@@ -128,10 +129,9 @@ def case(kind, heads, kv_heads, batch, sequence, seed, head_dim=64):
     generator = np.random.default_rng(seed)
     paddle.set_device("cpu")
     layer, shapes = make(kind, heads, kv_heads, head_dim, backend="paddle", params_dtype="float32")
-    half = lambda x: (x.view("uint32") & 0xFFFF0000).view("float32")  # noqa: E731
-    draw = lambda shape: half(generator.standard_normal([batch, sequence, *shape]).astype("float32"))  # noqa: E731
+    draw = lambda shape: truncated(generator.standard_normal([batch, sequence, *shape]).astype("float32"))  # noqa: E731
     inputs = [draw(shape) for shape in shapes]
-    values = {name: half(value) for name, value in weights(layer, generator).items()}
+    values = {name: truncated(value) for name, value in weights(layer, generator).items()}
     ys = layer(*map(paddle.to_tensor, inputs))
     grads = [draw(y.shape[2:]) for y in (ys if isinstance(ys, (tuple, list)) else [ys])]
     truth = run(layer, values, inputs, grads, "float32")

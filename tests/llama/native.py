@@ -23,6 +23,13 @@ def tiny_config(**kwargs):
     return LlamaConfig(**(base | kwargs))
 
 
+def draw_adapters(model):
+    """Random numbers for A and B of a LoRA model, of which PaddleNLP makes B zeros."""
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.set_value(0.1 * paddle.randn(parameter.shape))
+
+
 def te_weights(native):
     """{te parameter name below `transformer`: array} of a PaddleNLP decoder layer's weights."""
     get = {name: value.numpy() for name, value in native.state_dict().items()}

@@ -11,7 +11,8 @@ from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.llama.lora import TELoRAModel, lora_config
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
-from tests.llama.native import relative, tiny_config
+from tests.bfloat16 import truncated
+from tests.llama.native import draw_adapters, relative, tiny_config
 from tests.ops.test_te_linear import array, close, reference, tensors
 
 FP8 = dict(use_fp8=True, fp8_amax_history_len=4)
@@ -46,7 +47,7 @@ def head_alone(seed, backend, tied, **config):
     head, generator = model.lm_head, np.random.default_rng(seed)
     dtype = {"paddle": "float32", "transformer_engine": "bfloat16"}[backend]
     numbers = [generator.standard_normal(s).astype("float32") for s in ([2, 24, 64], head.weight.shape, [2, 24, 96])]
-    arrays = [(n.view("uint32") & 0xFFFF0000).view("float32") for n in numbers]
+    arrays = [truncated(n) for n in numbers]
     x, weight, dy = tensors(arrays, dtype)
     head.to(dtype=dtype)
     head.weight.set_value(weight)
@@ -164,9 +165,7 @@ def test_lora_leaves_the_head_as_it_is(seed):
     for on in (False, True):
         model = TELoRAModel(make(seed, on), lora_config(r=4))
         paddle.seed(seed)
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.set_value(0.1 * paddle.randn(parameter.shape))
+        draw_adapters(model)
         for _ in range(2):
             runs.append(step(model, inputs))
     (loss, grads), (fp8_loss, fp8_grads) = runs[1::2]

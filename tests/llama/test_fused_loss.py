@@ -7,7 +7,7 @@ import pytest
 from paddle_te.layers import cross_entropy
 from paddle_te.llama import LlamaForCausalLM
 from paddle_te.llama.lora import TELoRAModel, lora_config
-from tests.llama.native import relative, tiny_config
+from tests.llama.native import draw_adapters, relative, tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +75,7 @@ def test_lora(seed):
     for fused in (False, True):
         model = TELoRAModel(make(seed, fused), lora_config(r=4))
         paddle.seed(seed)
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.set_value(0.1 * paddle.randn(parameter.shape))
+        draw_adapters(model)
         loss = model(**batch)[0]
         loss.backward()
         runs.append((loss.item(), {name: p.grad for name, p in model.named_parameters()}))

@@ -9,6 +9,7 @@ import pytest
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import get_ops
 from tests import emulated_te
+from tests.bfloat16 import truncated
 from tests.poison import poison_allocations
 
 HEADS = dict(num_heads=4, num_kv_heads=2)
@@ -46,7 +47,7 @@ def emulated(monkeypatch):
 def half(generator, shape):
     """float32 numbers that bfloat16 holds."""
     values = generator.standard_normal(shape, "float32") / (len(shape) == 2 and shape[-1] ** 0.5 or 1)
-    return (values.view("uint32") & 0xFFFF0000).view("float32")
+    return truncated(values)
 
 
 def tensor(array, dtype, dense):

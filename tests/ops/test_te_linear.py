@@ -2,7 +2,6 @@
 
 import itertools
 
-import ml_dtypes
 import numpy as np
 import paddle
 import pytest
@@ -11,6 +10,8 @@ from paddle_te import fp8
 from paddle_te.ops import get_ops
 from paddle_te.ops.te import program
 from tests import emulated_te
+from tests.bfloat16 import truncated
+from tests.fp8.test_emulation import reference as quantized
 from tests.poison import poison_allocations
 
 TOKENS, IN, OUT = (2, 24), 32, 80
@@ -19,7 +20,6 @@ RECIPES = {
     "current": fp8.Float8CurrentScaling(),
     "current_e4m3": fp8.Float8CurrentScaling(fp8_format=fp8.Format.E4M3),
 }
-FP8 = {"e4m3": (ml_dtypes.float8_e4m3fn, 448), "e5m2": (ml_dtypes.float8_e5m2, 57344)}
 both_layouts = pytest.mark.parametrize("transpose_y", [True, False], ids=["out_in", "in_out"])
 
 
@@ -48,7 +48,7 @@ def draw(seed, transpose_y):
     generator, shape = np.random.default_rng(seed), (OUT, IN) if transpose_y else (IN, OUT)
     shapes = [(*TOKENS, IN), shape, (*TOKENS, OUT)]
     numbers = [generator.standard_normal(s).astype("float32") for s in shapes]
-    return [(n.view("uint32") & 0xFFFF0000).view("float32") for n in numbers]
+    return [truncated(n) for n in numbers]
 
 
 def tensors(arrays, dtype="bfloat16", frozen=(False, False, True)):
@@ -62,20 +62,13 @@ def array(tensor):
     return None if tensor is None else tensor.astype("float32").numpy()
 
 
-def rounded(values, fp8_dtype, kind):
-    """The first step's: under delayed scaling all scales are 1."""
-    dtype, greatest = FP8[fp8_dtype]
-    scale = np.float32(1) if kind == "delayed" else np.float32(greatest) / np.abs(values).max()
-    return np.clip(values * scale, -greatest, greatest).astype(dtype).astype("float64") / scale
-
-
 def reference(arrays, recipe, transpose_y):
     """y, dx, dW in float64 of rounded operands, the first step's; recipe None: of the operands as they are."""
     x, weight, dy = arrays
     if recipe is not None:
-        dtypes = recipe.fp8_format.value
-        x, weight = (rounded(values, dtypes.forward, recipe.kind) for values in (x, weight))
-        dy = rounded(dy, dtypes.backward, recipe.kind)
+        dtypes, scale = recipe.fp8_format.value, np.float32(1) if recipe.kind == "delayed" else None
+        x, weight = (quantized(values, dtypes.forward, scale) for values in (x, weight))
+        dy = quantized(dy, dtypes.backward, scale)
     weight = weight.T if transpose_y else weight
     dw = x.reshape(-1, x.shape[-1]).T.astype("float64") @ dy.reshape(-1, dy.shape[-1])
     return x.astype("float64") @ weight, dy.astype("float64") @ weight.T, dw.T if transpose_y else dw
