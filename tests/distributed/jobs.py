@@ -52,6 +52,7 @@ PARTS = {
     "full": dict(recompute=True, recompute_granularity="full"),
     "fused": dict(use_fused_linear_cross_entropy=True),
     "wgrad": dict(fuse_wgrad_accumulation=True),
+    "unclipped": dict(max_grad_norm=0),
 }
 STEPS, SAVED_STEP = 6, 3
 

@@ -9,7 +9,9 @@ import pytest
 
 from tests.distributed import jobs
 
-VARIANTS = ["pd_bf16", "te_bf16_wgrad", "te_fp8_wgrad"]
+# Clipping reads the norm of all gradients, whose squares sharding adds up in another order: from its last bit fp8 goes
+# other ways within a few steps. te is trained without, where stage 1's sums are the same, and compared to the last bit.
+VARIANTS = ["pd_bf16", "te_bf16_wgrad_unclipped", "te_fp8_wgrad_unclipped"]
 # logging_steps 2: Paddle refuses what lasts into the next step where each step's loss is read
 COMMON = jobs.BF16 | {jobs.SHARDING: 2, "logging_steps": 2}
 SCATTERED = "split_param enable_stage1_overlap"
@@ -17,8 +19,9 @@ OVERLAPS = {
     "stage 1, split": dict(sharding="stage1", sharding_parallel_config=f"{SCATTERED} enable_stage1_allgather_overlap"),
     "stage 2": dict(sharding="stage2", sharding_parallel_config="enable_stage2_overlap"),
 }
-# Only the order of sums differs: of the squares in the gradients' norm, in stage 2 of the micro-batches' gradients.
-LOSS_TOLERANCE, WEIGHT_TOLERANCE = 1e-4, 5e-3
+# Stage 2 adds up the micro-batches' gradients in another order.
+LOSS_TOLERANCE = {"bf16": 1e-4, "fp8": 1e-3}
+WEIGHT_TOLERANCE = {"bf16": 5e-3, "fp8": 2e-2}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,11 @@ def test_losses_are_those_without_overlap(overlap, train, without):
     flags = OVERLAPS[overlap]
     runs = train(flags)
     for name, run in without.items():
-        jobs.check_same(runs[name], run, LOSS_TOLERANCE, WEIGHT_TOLERANCE)
+        if overlap == "stage 1, split" and "unclipped" in name:
+            jobs.check_same(runs[name], run, 0, 0)
+        else:
+            precision = name.split("_")[1]
+            jobs.check_same(runs[name], run, LOSS_TOLERANCE[precision], WEIGHT_TOLERANCE[precision])
     jobs.check_sizes(flags, runs["pd_bf16"].sizes, without["pd_bf16"].sizes[0])
 
 
