@@ -5,9 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+from paddle.base.framework import EagerParamBase
+from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimizer_stage2 as stage2
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
 from paddle.distributed.fleet.utils.tensor_fusion_helper import HOOK_ACTION, FusedCommBuffer
 
 from paddle_te.distributed import prepare_sharding
+from paddle_te.distributed.sharding import _DeviceParamStorage
 
 
 @pytest.mark.parametrize(
@@ -28,3 +32,28 @@ def test_a_rank_scales_its_own_gradients(action, expected):
     buffer.scale_grads()
     assert buffer.grad_storage is storage and waited
     np.testing.assert_allclose(storage.numpy(), expected, rtol=1e-6)
+
+
+def test_weights_of_stage_2_are_laid_out_where_they_are():
+    """As Paddle's storage lays them out, which takes its way through the host: padding, values, views of one buffer."""
+    values = [paddle.randn(shape).astype("bfloat16") for shape in ([3, 5], [7], [2, 4])]
+    padding = [1, 1, 0]
+    size = sum(value.size for value in values) + sum(padding)
+    buffers = []
+    for storage in (_DeviceParamStorage(size, "bfloat16", "cpu"), ParamStorage(size, paddle.bfloat16, "cpu")):
+        weights = [EagerParamBase.from_tensor(value.clone()) for value in values]
+        align = dict(zip([weight.name for weight in weights], padding, strict=True))
+        storage.add_rank_params(weights, align, convert_gpu=isinstance(storage, _DeviceParamStorage))
+        for weight, value in zip(weights, values, strict=True):
+            assert weight.shape == value.shape and weight.dtype == paddle.bfloat16 and not weight.stop_gradient
+            assert (weight == value).all()
+        buffers.append(storage.buffer.astype("float32").numpy())
+        storage.buffer.fill_(2.0)
+        assert all((weight == 2).all() for weight in weights)
+    np.testing.assert_array_equal(*buffers)
+
+
+def test_storage_by_device():
+    prepare_sharding()
+    assert isinstance(stage2.ParamStorage(size=4, dtype="float32", device="nvgpu"), _DeviceParamStorage)
+    assert not isinstance(stage2.ParamStorage(size=4, dtype="float32", device="cpu"), _DeviceParamStorage)
