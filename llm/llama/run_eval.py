@@ -25,7 +25,8 @@ from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.llama.generation import generate_text
 from paddle_te.llama.loading import load_model, load_tokenizer
 from paddle_te.llama.lora import load_lora
-from paddle_te.training.arguments import ScriptParser, check_fp8_dpa, check_fp8_lm_head, check_weights_folder
+from paddle_te.llama.modeling import check_fp8_lm_head
+from paddle_te.training.arguments import ScriptParser, check_fp8_dpa, check_weights_folder
 from paddle_te.training.evaluate import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 
 

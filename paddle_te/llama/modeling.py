@@ -27,23 +27,25 @@ from paddle_te.ops import get_ops
 BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
 
 
-def check_fp8_lm_head(config):
-    """Raises ValueError for a config.fp8_lm_head that cannot be."""
-    if not getattr(config, "fp8_lm_head", False):
+def check_fp8_lm_head(options):
+    """Raises ValueError for options.fp8_lm_head that cannot be. options: a model's configuration, or a script's
+    arguments, which know no vocabulary and may have no use_fused_linear_cross_entropy."""
+    if not getattr(options, "fp8_lm_head", False):
         return
-    if not getattr(config, "use_fp8", False):
+    if not getattr(options, "use_fp8", False):
         raise ValueError("fp8_lm_head needs use_fp8: the head is in fp8 where the decoder layers are")
-    if config.use_fused_linear_cross_entropy:
+    if getattr(options, "use_fused_linear_cross_entropy", False):
         raise ValueError(
-            "fp8_lm_head with use_fused_linear_cross_entropy: its chunks are in the activations' precision; leave "
-            "one of them out"
+            "fp8_lm_head with use_fused_linear_cross_entropy: its chunks are in the activations' precision; the one is "
+            "for speed, the other for memory"
         )
-    ranks = max(config.tensor_parallel_degree, 1)
-    tokens = config.vocab_size if config.vocab_size % ranks else config.vocab_size // ranks
+    vocabulary = getattr(options, "vocab_size", 0)
+    ranks = max(options.tensor_parallel_degree, 1) if vocabulary else 1
+    tokens = vocabulary if vocabulary % ranks else vocabulary // ranks
     if tokens % 16:
         raise ValueError(
             f"fp8_lm_head: fp8 GEMMs need dimensions divisible by 16, each rank has {tokens} of "
-            f"vocab_size={config.vocab_size}; pad the vocabulary, or leave fp8_lm_head out"
+            f"vocab_size={vocabulary}; pad the vocabulary, or leave fp8_lm_head out"
         )
 
 

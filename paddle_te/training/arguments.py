@@ -12,6 +12,7 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.distributed import group_pipeline_transfers, prepare_sharding, use_threaded_store
+from paddle_te.llama.modeling import check_fp8_lm_head
 from paddle_te.training.background import STAGING_DIR
 from paddle_te.training.layout import check_flags
 
@@ -103,11 +104,6 @@ class PreTrainingArguments(TrainingArguments):
         if not self.fp8_dpa_bwd and not self.fp8_dpa:
             raise ValueError("--fp8_dpa_bwd false says how --fp8_dpa true goes backward; alone it means nothing")
         check_fp8_lm_head(self)
-        if self.fp8_lm_head and self.use_fused_linear_cross_entropy:
-            raise ValueError(
-                "--fp8_lm_head with --use_fused_linear_cross_entropy: its chunks are in the activations' precision; "
-                "the one is for speed, the other for memory"
-            )
         if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
             raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
         if self.fuse_wgrad_accumulation and not self.amp_master_grad:
@@ -149,12 +145,6 @@ def check_fp8_dpa(arguments):
     """Raises ValueError for attention in fp8 where the rest is not, or has another recipe."""
     if arguments.fp8_dpa and not (arguments.use_fp8 and arguments.fp8_recipe == "delayed"):
         raise ValueError("--fp8_dpa needs --use_fp8 and --fp8_recipe delayed: Hopper has it with no other recipe")
-
-
-def check_fp8_lm_head(arguments):
-    """Raises ValueError for a head in fp8 where the decoder layers are not."""
-    if arguments.fp8_lm_head and not arguments.use_fp8:
-        raise ValueError("--fp8_lm_head needs --use_fp8: the head is in fp8 where the decoder layers are")
 
 
 def check_weights_folder(arguments, flag="model_name_or_path"):

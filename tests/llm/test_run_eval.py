@@ -96,7 +96,7 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
         (dict(prompts="a", dtype="bfloat16"), "use float32"),
         (dict(prompts="a", use_fp8="true", fp8_recipe="delayed"), "--fp8_recipe current"),
         (dict(prompts="a", use_fp8="true", fp8_dpa="true"), "--fp8_dpa needs"),
-        (dict(prompts="a", fp8_lm_head="true"), "--fp8_lm_head needs --use_fp8"),
+        (dict(prompts="a", fp8_lm_head="true"), "fp8_lm_head needs use_fp8"),
         (dict(prompts="a", model_name_or_path="nowhere"), "nowhere"),
     ],
 )
