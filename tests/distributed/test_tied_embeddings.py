@@ -18,7 +18,7 @@ LLAMA32 = dict(
     tie_word_embeddings=True, rope_theta=500000.0, rope_scaling=ROPE | dict(original_max_position_embeddings=16)
 )
 FLOAT32 = ["none", "pd", "pd_fused"]
-FP8_HEAD = "te_fp8_head_wgrad"
+FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def runs(tmp_path_factory, nvgpu_host):
     init = dict.fromkeys(("none", "paddle", "transformer_engine"), str(folder / "hf"))
     environment, made, before = nvgpu_host | dict(EMULATED_TE="1"), {}, None
     for layout, processes, flags in (("tp2", 2, {jobs.TP: 2}), ("pp2", 2, {jobs.PP: 2}), ("one", 1, {})):
-        names = [*FLOAT32, "te_bf16", FP8_HEAD] if layout == "pp2" else FLOAT32[:2]
+        names = FLOAT32[: 3 if layout == "pp2" else 2] + (["te_bf16", FP8_HEAD] if layout in TE_IN else [])
         wanted = [jobs.variant(name, init) | dict(save_strategy="steps", save_steps=jobs.SAVED_STEP) for name in names]
         for name in FLOAT32[:2] if before else []:
             convert(
@@ -61,14 +61,17 @@ def test_as_in_one_process(runs, layout, name):
     jobs.check_same(runs[layout][name], runs["one"][name.partition("_")[0]], 1e-5, 1e-5)
 
 
-def test_te_in_bf16(runs):
-    assert jobs.loss_difference(runs["pp2"]["te_bf16"], runs["one"]["pd"]) < 5e-3
+@pytest.mark.parametrize("layout", TE_IN)
+def test_te_in_bf16(runs, layout):
+    assert jobs.loss_difference(runs[layout]["te_bf16"], runs["one"]["pd"]) < 5e-3
 
 
-def test_te_with_its_head_in_fp8(runs):
-    """Its scales are the last stage's; its gradient and the embedding's are added inside the GEMM, in float32."""
-    assert jobs.loss_difference(runs["pp2"][FP8_HEAD], runs["one"]["pd"]) < 1e-2
-    assert runs["pp2"][FP8_HEAD].losses != runs["pp2"]["te_bf16"].losses
+@pytest.mark.parametrize("layout", TE_IN)
+def test_te_with_its_head_in_fp8(runs, layout):
+    """Scales are shared by the ranks of tp2, those of the last stage in pp2; its gradient and the embedding's are added
+    inside the GEMM, in float32."""
+    assert jobs.loss_difference(runs[layout][FP8_HEAD], runs["one"]["pd"]) < 1e-2
+    assert runs[layout][FP8_HEAD].losses != runs[layout]["te_bf16"].losses
 
 
 def test_none_and_pd_agree(runs):
