@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <initializer_list>
 #include <map>
@@ -45,7 +46,7 @@ static_assert(sizeof(NVTEShape) == 128 && sizeof(NVTEBasicTensor) == 144 && size
 enum DType { kByte = 0, kInt32 = 2, kInt64 = 3, kFloat32 = 4, kFloat16 = 5, kBFloat16 = 6, kE4M3 = 7, kE5M2 = 8 };
 enum TensorParam { kRowwiseData, kColumnwiseData, kScale, kAmax, kRowwiseScaleInv, kColumnwiseScaleInv };
 constexpr int kPerTensorScaling = 0;  // NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors
-constexpr int kUseSplitAccumulator = 5;
+constexpr int kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
 enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
 constexpr int kFormatBSHD = 1, kFormatNotSet = 8;
 constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
@@ -347,6 +348,18 @@ static void call(const char* name, Named tensors, F&& f) {
 
 // ---- stream and workspace ------------------------------------------------------------------------------------
 
+// The SMs that kernels use when TE's variable `margin` leaves some of them to other streams' kernels, such as NCCL's.
+static int sms_without(const char* margin, int sm_count) {
+  const char* text = std::getenv(margin);
+  if (!text || !*text) return sm_count;
+  char* end = nullptr;
+  const long sms = std::strtol(text, &end, 10);
+  if (*end || sms < 0 || sms >= sm_count)
+    throw py::value_error(std::string(margin) + "=" + text + ": it must be an integer from 0 to " +
+                          std::to_string(sm_count - 1) + ", the SMs that are left to other kernels");
+  return sm_count - static_cast<int>(sms);
+}
+
 // A CUDA stream of the current device with the scratch memory its kernels share (they run one after another).
 class Stream {
  public:
@@ -362,6 +375,9 @@ class Stream {
     get(&sm_count, kMultiProcessorCount);
     get(&major, kComputeCapabilityMajor);
     get(&minor, kComputeCapabilityMinor);
+    gemm_sms = sms_without("NVTE_EXT_MARGIN_SM", sm_count);
+    norm_fwd_sms = sms_without("NVTE_FWD_LAYERNORM_SM_MARGIN", sm_count);
+    norm_bwd_sms = sms_without("NVTE_BWD_LAYERNORM_SM_MARGIN", sm_count);
   }
 
   void* workspace(size_t bytes) {
@@ -383,6 +399,7 @@ class Stream {
 
   const cudaStream_t handle;
   int sm_count = 0, major = 0, minor = 0;
+  int gemm_sms = 0, norm_fwd_sms = 0, norm_bwd_sms = 0;  // of sm_count, those that these kernels use
 
  private:
   py::function allocate_;
@@ -437,17 +454,17 @@ static bool aligned(std::initializer_list<const Tensor*> tensors) {
 enum EntryPoint { kRmsnormFwd, kRmsnormBwd, kRmsnormBwdAdd, kAttentionFwd, kAttentionBwd };
 
 static Key norm_key(EntryPoint entry, const Tensor& x, const Tensor& gamma, const Tensor& z, bool is_aligned,
-                    const Stream& stream) {
+                    int sms) {
   return {entry, static_cast<int64_t>(x.rows()), static_cast<int64_t>(x.cols()), x.data.dtype, gamma.data.dtype,
-          z.data.dtype, is_aligned, stream.sm_count};
+          z.data.dtype, is_aligned, sms};
 }
 
 static void rmsnorm_fwd(const Tensor& x, const Tensor& gamma, float epsilon, const Tensor& z, const Tensor& rsigma,
                         Stream& stream) {
   call("nvte_rmsnorm_fwd", {{"x", &x}, {"gamma", &gamma}, {"z", &z}, {"rsigma", &rsigma}}, [&] {
-    Key key = norm_key(kRmsnormFwd, x, gamma, z, aligned({&z, &x, &gamma, &rsigma}), stream);
+    Key key = norm_key(kRmsnormFwd, x, gamma, z, aligned({&z, &x, &gamma, &rsigma}), stream.norm_fwd_sms);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
-      nvte_rmsnorm_fwd(x.handle, gamma.handle, epsilon, z.handle, rsigma.handle, workspace, stream.sm_count, false,
+      nvte_rmsnorm_fwd(x.handle, gamma.handle, epsilon, z.handle, rsigma.handle, workspace, stream.norm_fwd_sms, false,
                        stream.handle);
     });
   });
@@ -460,14 +477,14 @@ static void rmsnorm_bwd(const Tensor& dz, const Tensor& x, const Tensor& rsigma,
                  {"dgamma", &dgamma}};
   call(name, named, [&] {
     bool is_aligned = aligned({&x, &gamma, &rsigma, &dx, &dz, &dgamma, add ? add : &x});
-    Key key = norm_key(add ? kRmsnormBwdAdd : kRmsnormBwd, x, gamma, dz, is_aligned, stream);
+    Key key = norm_key(add ? kRmsnormBwdAdd : kRmsnormBwd, x, gamma, dz, is_aligned, stream.norm_bwd_sms);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       if (add)
         nvte_rmsnorm_bwd_add(dz.handle, x.handle, add->handle, rsigma.handle, gamma.handle, dx.handle, dgamma.handle,
-                             workspace, stream.sm_count, false, stream.handle);
+                             workspace, stream.norm_bwd_sms, false, stream.handle);
       else
         nvte_rmsnorm_bwd(dz.handle, x.handle, rsigma.handle, gamma.handle, dx.handle, dgamma.handle, workspace,
-                         stream.sm_count, false, stream.handle);
+                         stream.norm_bwd_sms, false, stream.handle);
     });
   });
 }
@@ -515,12 +532,14 @@ static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa,
     raise(describe(std::string(name) + ": shapes do not fit (transa=" + (transa ? "1" : "0") +
                        ", transb=" + (transb ? "1" : "0") + ")", named));
   call(name, named, [&] {
-    static NVTEConfig configs[2] = {nullptr, nullptr};  // two for the process's life: split accumulator off and on
-    NVTEConfig& config = configs[split_accumulator];
+    static std::map<std::pair<bool, int>, NVTEConfig> configs;  // for the process's life
+    NVTEConfig& config = configs[{split_accumulator, stream.gemm_sms}];
     if (!config) {
       config = nvte_create_matmul_config();
-      const uint8_t value = split_accumulator;
-      nvte_set_matmul_config_attribute(config, kUseSplitAccumulator, &value, sizeof value);
+      const uint8_t split = split_accumulator;
+      nvte_set_matmul_config_attribute(config, kUseSplitAccumulator, &split, sizeof split);
+      const int32_t sms = stream.gemm_sms;
+      if (sms < stream.sm_count) nvte_set_matmul_config_attribute(config, kSMCount, &sms, sizeof sms);
     }
     Handle workspace;
     workspace.set(kRowwiseData, {stream.workspace(kGemmWorkspace), kByte, {{kGemmWorkspace}, 1}});

@@ -77,6 +77,7 @@ LONG = {
 CONSTANTS = [
     ("kPerTensorScaling", "NVTE_DELAYED_TENSOR_SCALING"),
     ("kUseSplitAccumulator", "kNVTEMatmulConfigUseSplitAccumulator"),
+    ("kSMCount", "kNVTEMatmulConfigSMCount"),
     ("kFormatBSHD", "NVTE_BSHD"),
     ("kFormatNotSet", "NVTE_QKV_Format_NOT_SET"),
     ("kPaddingMask", "NVTE_PADDING_MASK"),

@@ -504,6 +504,31 @@ def test_stream(fake):
     assert (stream.handle, stream.sm_count, stream.capability, stream.workspace_size) == (0x77, 132, (9, 0), 0)
 
 
+def test_sms_left_to_other_kernels(fake, make, monkeypatch):
+    """TE's variables, which a stream reads when it is made."""
+    (x, _), (w, _), (y, _) = make(8, 32), make(32, 32), make(8, 32)
+    (g, _), (rs, _), (dg, _) = make(32), make(8, dtype=F32), make(32)
+
+    def sms(stream):
+        fake.te.gemm(w, x, y, True, False, stream)
+        fake.te.rmsnorm_fwd(x, g, 0.125, y, rs, stream)
+        fake.te.rmsnorm_bwd(y, x, rs, g, x, dg, stream)
+        fake.te.rmsnorm_bwd(y, x, rs, g, x, dg, stream, y)
+        gemm, *norms = [call for call in fake.calls() if len(call) > 1]
+        return [gemm[-2].get("6"), *(call[-3] for call in norms)]
+
+    variables = dict(NVTE_EXT_MARGIN_SM="16", NVTE_FWD_LAYERNORM_SM_MARGIN="8", NVTE_BWD_LAYERNORM_SM_MARGIN="4")
+    before = fake.te.Stream(0x78, fake.allocate)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert sms(fake.te.Stream(0x78, fake.allocate)) == [116, 124, 128, 128]
+    assert sms(before) == [None, 132, 132, 132]
+    for value in ("132", "-1", "8 SMs"):
+        monkeypatch.setenv("NVTE_EXT_MARGIN_SM", value)
+        with pytest.raises(ValueError, match=f"NVTE_EXT_MARGIN_SM={value}: it must be an integer from 0 to 131"):
+            fake.te.Stream(0x78, fake.allocate)
+
+
 def test_nothing_leaks(fake, make):
     """Handles and configurations after many calls, also failing ones, are those of before."""
 
