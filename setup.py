@@ -46,7 +46,8 @@ EXTRAS = {
     ],
     # What tools/nvgpu/build.py --runtime cuda compiles with, where no CUDA 13 toolkit is installed.
     "nvgpu": ["nvidia-cuda-nvcc>=13,<14", "nvidia-cuda-cccl>=13,<14"],
-    "profile": ["nvtx"],
+    # nvtx: named ranges for nsys. CUPTI: kernels on nvgpu for Paddle's own profiler.
+    "profile": ["nvtx", "nvidia-cuda-cupti>=13,<14"],
 }
 EXTRAS["test"] = [
     "pytest>=8",

@@ -3,9 +3,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
 
 #include "kernels/common.h"
+#include "libraries.h"
+#include "paddle/phi/api/profiler/trace_event.h"
 #include "paddle/phi/backends/device_ext.h"
+#include "profiler.h"
 #include "runtime.h"
 #include "trace.h"
 
@@ -298,9 +304,72 @@ C_Status AllToAll(const void** in, const size_t* in_count, const C_DataType* in_
 
 // ---- profiler: Paddle calls these without a check for null when its profiler runs
 
+std::vector<profiler::Activity> traced;
+
+// Paddle's, in a library that Python has loaded for itself alone.
+using AddEvent = void (*)(C_Profiler, void*);
+AddEvent PaddlesFunction(const char* name) {
+  void* library = dlopen((PaddleLibs() + "../base/libpaddle.so").c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) throw std::runtime_error("nvgpu: libpaddle.so is not where Paddle's other libraries are");
+  AddEvent function = nullptr;
+  Find(library, name, &function);
+  return function;
+}
+
+phi::DeviceTraceEvent DeviceEvent(const profiler::Activity& activity) {
+  using Kind = profiler::Activity::Kind;
+  auto event = [&](phi::TracerEventType type, const auto& info) {
+    return phi::DeviceTraceEvent(activity.name, type, activity.start, activity.end, activity.device, activity.context,
+                                 activity.stream, activity.correlation, info);
+  };
+  if (activity.kind == Kind::kCopy) {
+    phi::MemcpyEventInfo info{};
+    info.num_bytes = activity.bytes;
+    std::snprintf(info.copy_kind, sizeof info.copy_kind, "%s", activity.name.c_str());
+    return event(phi::TracerEventType::Memcpy, info);
+  }
+  if (activity.kind == Kind::kFill) {
+    phi::MemsetEventInfo info{};
+    info.num_bytes = activity.bytes;
+    return event(phi::TracerEventType::Memset, info);
+  }
+  phi::KernelEventInfo info{};
+  std::tie(info.grid_x, info.grid_y, info.grid_z) = std::tuple_cat(activity.grid);
+  std::tie(info.block_x, info.block_y, info.block_z) = std::tuple_cat(activity.block);
+  info.registers_per_thread = activity.registers_per_thread;
+  info.static_shared_memory = activity.static_shared_memory;
+  info.dynamic_shared_memory = activity.dynamic_shared_memory;
+  info.local_memory_per_thread = activity.local_memory_per_thread;
+  return event(phi::TracerEventType::Kernel, info);
+}
+
 C_Status ProfilerInitialize(C_Profiler, void**) { return C_SUCCESS; }
 C_Status ProfilerNothing(C_Profiler, void*) { return C_SUCCESS; }
-C_Status ProfilerCollect(C_Profiler, uint64_t, void*) { return C_SUCCESS; }
+C_Status ProfilerStart(C_Profiler, void*) {
+  return Guard([] { profiler::Start(); });
+}
+C_Status ProfilerStop(C_Profiler, void*) {
+  return Guard([] { traced = profiler::Stop(); });
+}
+// Paddle wants what began after its own start only.
+C_Status ProfilerCollect(C_Profiler paddles, uint64_t start, void*) {
+  return Guard([&] {
+    const AddEvent add_call = PaddlesFunction("profiler_add_runtime_trace_event");
+    const AddEvent add = PaddlesFunction("profiler_add_device_trace_event");
+    for (const profiler::Activity& activity : traced) {
+      if (activity.start < start) continue;
+      if (activity.kind == profiler::Activity::Kind::kCall) {
+        phi::RuntimeTraceEvent event(activity.name, activity.start, activity.end, activity.process, activity.thread,
+                                     activity.correlation, 0);
+        add_call(paddles, &event);
+      } else {
+        phi::DeviceTraceEvent event = DeviceEvent(activity);
+        add(paddles, &event);
+      }
+    }
+    traced.clear();
+  });
+}
 
 void FillTable(C_DeviceInterface* table) {
   using runtime::CopyKind;
@@ -375,8 +444,8 @@ void FillTable(C_DeviceInterface* table) {
   table->profiler_initialize = ProfilerInitialize;
   table->profiler_finalize = ProfilerNothing;
   table->profiler_prepare_tracing = ProfilerNothing;
-  table->profiler_start_tracing = ProfilerNothing;
-  table->profiler_stop_tracing = ProfilerNothing;
+  table->profiler_start_tracing = ProfilerStart;
+  table->profiler_stop_tracing = ProfilerStop;
   table->profiler_collect_trace_data = ProfilerCollect;
 }
 
