@@ -1,7 +1,8 @@
-"""What a step runs: Nsight Systems' window with named ranges, Paddle's profiler, and the summary of TE's kernels."""
+"""What a step runs: Nsight Systems' window, Paddle's profiler, named ranges for both, the summary of TE's kernels."""
 
 import json
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,8 +21,8 @@ class ProfilerCallback(TrainerCallback):
     Inert unless ENABLE_PROFILE=1. PROFILE_START_STEP and PROFILE_STOP_STEP are the first and the last profiled step,
     counted from 0, both included (default 0). PROFILER=nsys (default): the window of
     `nsys profile --capture-range=cudaProfilerApi`, with PROFILE_EMIT_NVTX=1 the steps and their parts named (see
-    `NvtxRanges`). PROFILER=paddle: Paddle's own profiler, whose trace is in `output_dir`/profile. Among several
-    machines only PROFILE_NODEID (default 0) of SLURM_NODEID profiles.
+    `Ranges`). PROFILER=paddle: Paddle's own profiler, whose trace of each process, with the same names, is in
+    `output_dir`/profile. Among several machines only PROFILE_NODEID (default 0) of SLURM_NODEID profiles.
 
     Args:
         environ: where the settings come from; None: os.environ.
@@ -49,7 +50,8 @@ class ProfilerCallback(TrainerCallback):
         kind = environ.get("PROFILER") or "nsys"
         if kind not in ("nsys", "paddle"):
             raise ValueError(f"PROFILER={kind!r}: it may be nsys, paddle")
-        self.nvtx = _nvtx() if kind == "nsys" and setting("PROFILE_EMIT_NVTX") else None
+        nvtx = kind == "nsys" and setting("PROFILE_EMIT_NVTX")
+        self.markers = _nvtx() if nvtx else RecordEvents() if kind == "paddle" else None
         self.profiler = profiler or (CudaProfiler() if kind == "nsys" else PaddleProfiler())
         self.running, self.ranges = False, None
 
@@ -60,7 +62,7 @@ class ProfilerCallback(TrainerCallback):
             self.profiler.output_dir = args.output_dir
             self.profiler.start()
             self.running = True
-            self.ranges = NvtxRanges(self.nvtx, model) if self.nvtx else None
+            self.ranges = Ranges(self.markers, model) if self.markers else None
         if self.running and self.ranges:
             self.ranges.push(f"step {state.global_step}")
 
@@ -121,18 +123,21 @@ class CudaProfiler:
 
 
 class PaddleProfiler:
-    """Paddle's profiler: a trace for chrome://tracing in `output_dir`/profile and a table in the log."""
+    """Paddle's profiler: a trace of each rank for chrome://tracing in `output_dir`/profile and a table in the log."""
 
     output_dir = "."  # the callback sets it
 
     def start(self):
         folder = str(Path(self.output_dir) / "profile")
-        self.profiler = paddle.profiler.Profiler(on_trace_ready=paddle.profiler.export_chrome_tracing(folder))
+        rank = paddle.distributed.get_rank()
+        ready = paddle.profiler.export_chrome_tracing(folder, f"rank{rank}")
+        self.profiler = paddle.profiler.Profiler(on_trace_ready=ready)
         self.profiler.start()
 
     def stop(self):
         self.profiler.stop()
         self.profiler.summary()
+        self.profiler = None  # a process may have one at a time
 
 
 def _nvtx():
@@ -145,36 +150,67 @@ def _nvtx():
     return nvtx
 
 
-class NvtxRanges:
-    """Names forward, backward, optimizer and each decoder layer in the timeline, through hooks on the model.
+class RecordEvents:
+    """push_range and pop_range, nvtx's, for Paddle's profiler.
 
-    nvtx: the package nvtx. model: the Trainer's; its decoder layers are recognised by their class's name. Under
-    pipeline parallelism, which calls the layers one by one, there are the layers' ranges and the optimizer's.
+    Backward begins inside the event of a layer's forward that wraps the model, a part's backward inside that of one
+    gradient, and they end outside. Paddle refuses events that cross: of these the beginning alone is recorded, an event
+    without length.
     """
 
-    def __init__(self, nvtx, model):
-        self.nvtx, self.open, self.backward_layer, self.hooks = nvtx, [], None, []
+    def __init__(self):
+        self.open = []
+
+    def push_range(self, name):
+        event = paddle.profiler.RecordEvent(name)
+        event.begin()
+        if name.endswith("backward"):
+            event.end()
+            event = None
+        self.open.append(event)
+
+    def pop_range(self):
+        if event := self.open.pop():
+            event.end()
+
+
+# classes of a model's parts that have ranges of their own, but not inside one another
+PARTS = re.compile("DecoderLayer|Embedding|LMHead|Criterion")
+
+
+class Ranges:
+    """Names forward, backward, optimizer, each decoder layer, embedding, head and criterion in a timeline.
+
+    Through hooks on the model, until `remove`. markers: has push_range(name) and pop_range(), such as the package nvtx.
+    model: the Trainer's; its parts are recognised by their classes' names. Under pipeline parallelism, which calls the
+    layers one by one, there are the parts' ranges and the optimizer's.
+    """
+
+    def __init__(self, markers, model):
+        self.markers, self.open, self.backward_part, self.hooks = markers, [], None, []
         self._hook(model, lambda: self.push("forward"), self._forward_ends)
-        for name, layer in model.named_sublayers():
-            if "DecoderLayer" in type(layer).__name__:
-                self._hook_layer(layer, ".".join(name.split(".")[-2:]))
+        parts = []
+        for name, part in model.named_sublayers():
+            if PARTS.search(type(part).__name__) and not any(name.startswith(f"{outer}.") for outer in parts):
+                parts.append(name)
+                self._hook_part(part, ".".join(name.split(".")[-2 if name[-1].isdigit() else -1 :]))
 
     def _hook(self, layer, before, after):
         self.hooks.append(layer.register_forward_pre_hook(lambda *_: before()))
         self.hooks.append(layer.register_forward_post_hook(lambda layer, inputs, output: after(output)))
 
-    def _hook_layer(self, layer, name):
+    def _hook_part(self, part, name):
         def after(output):
             self.pop(f"{name} forward")
             output = output[0] if isinstance(output, (tuple, list)) else output
-            if not output.stop_gradient:  # in backward the layer begins where its output's gradient is there
+            if not output.stop_gradient:  # in backward the part begins where its output's gradient is there
                 output.register_hook(lambda _: self._backward_begins(f"{name} backward"))
 
-        self._hook(layer, lambda: self.push(f"{name} forward"), after)
+        self._hook(part, lambda: self.push(f"{name} forward"), after)
 
     def _backward_begins(self, name):
-        self.pop(self.backward_layer)
-        self.backward_layer = name
+        self.pop(self.backward_part)
+        self.backward_part = name
         self.push(name)
 
     def _forward_ends(self, output):
@@ -182,19 +218,19 @@ class NvtxRanges:
         self.push("backward")
 
     def push(self, name):
-        self.nvtx.push_range(name)
+        self.markers.push_range(name)
         self.open.append(name)
 
     def pop(self, name):
         """Closes a range and those inside it; nothing if it is not open."""
         while name in self.open:
-            self.nvtx.pop_range()
+            self.markers.pop_range()
             self.open.pop()
 
     def backward_ends(self):
-        self.pop(self.backward_layer)
+        self.pop(self.backward_part)
         self.pop("backward")
-        self.backward_layer = None
+        self.backward_part = None
 
     def remove(self):
         for hook in self.hooks:

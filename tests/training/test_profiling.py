@@ -130,18 +130,24 @@ def test_nvtx_names_the_parts_of_a_step(train, monkeypatch, recompute):
     train(ProfilerCallback(environ, SimpleNamespace(start=lambda: None, stop=lambda: None)), recompute=recompute)
     again = [[f"      layers.{i} forward"] if recompute else [] for i in range(2)]
     micro_batch = [
-        *("  forward", "    layers.0 forward", "    layers.1 forward"),
-        *("  backward", "    layers.1 backward", *again[1], "    layers.0 backward", *again[0]),
+        *("  forward", "    embed_tokens forward", "    layers.0 forward", "    layers.1 forward"),
+        *("    lm_head forward", "    criterion forward"),
+        *("  backward", "    criterion backward", "    lm_head backward"),
+        *("    layers.1 backward", *again[1], "    layers.0 backward", *again[0], "    embed_tokens backward"),
     ]
     assert nvtx.lines == ["step 1", *micro_batch, *micro_batch, "  optimizer"]
     assert nvtx.depth == 0
 
 
-def test_paddles_profiler_writes_a_trace(train, tmp_path, capsys):
+@pytest.mark.parametrize("recompute", [False, True])
+def test_paddles_profiler_writes_a_trace(train, tmp_path, capsys, recompute):
     environ = {"ENABLE_PROFILE": "1", "PROFILE_START_STEP": "1", "PROFILE_STOP_STEP": "1", "PROFILER": "paddle"}
-    train(ProfilerCallback(environ))
-    (trace,) = (tmp_path / "profile").glob("*.json")
-    assert "matmul" in trace.read_text()
+    train(ProfilerCallback(environ), recompute=recompute)
+    (trace,) = (tmp_path / "profile").glob("rank0*.json")
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event.get("name", "").partition("[")[0] for event in events}
+    assert "matmul dygraph" in names
+    assert {"step 1", "forward", "layers.0 forward", "backward", "lm_head backward", "optimizer"} <= names
     assert "matmul" in capsys.readouterr().out
 
 
