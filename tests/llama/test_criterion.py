@@ -26,9 +26,10 @@ def loss_and_gradient(criterion, logits, labels):
     return loss.item(), logits.grad.astype("float32")
 
 
+# the last bit of a 16-bit gradient may fall either way
 @pytest.mark.parametrize(
     "backend, dtype, tolerance",
-    [("paddle", "float32", 1e-6), ("paddle", "bfloat16", 1e-6), ("transformer_engine", "bfloat16", 5e-3)],
+    [("paddle", "float32", 1e-6), ("paddle", "bfloat16", 5e-4), ("transformer_engine", "bfloat16", 5e-3)],
 )
 def test_as_paddlenlps(seed, backend, dtype, tolerance, monkeypatch):
     emulated_te.install(monkeypatch.setattr)
