@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import paddle
 import pytest
 
 from tests.distributed.conftest import nvgpu_host  # noqa: F401 (a fixture)
-from tests.tools.nvgpu_processes import HERE, run
+from tests.tools.nvgpu_processes import run
 
 PROFILED = """
 import ctypes, sys
@@ -28,23 +27,13 @@ for window in range(2):
 """
 
 
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory):
-    if not shutil.which("g++"):
-        pytest.skip("needs g++")
-    library = tmp_path_factory.mktemp("fake") / "libcupti.so.13"
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcupti.so.13"]
-    subprocess.run([*command, HERE / "fake_cupti.cpp", "-o", library], check=True)
-    return library
-
-
 def traces(folder):
     """The events of each window that was profiled."""
     return [json.loads(file.read_text())["traceEvents"] for file in sorted(Path(folder).glob("*.json"))]
 
 
-def test_what_cupti_records_is_in_paddles_trace(fake, tmp_path, nvgpu_host):  # noqa: F811
-    done = run(nvgpu_host["CUSTOM_DEVICE_ROOT"], "-c", PROFILED, tmp_path, fake)
+def test_what_cupti_records_is_in_paddles_trace(fake_cupti, tmp_path, nvgpu_host):  # noqa: F811
+    done = run(nvgpu_host["CUSTOM_DEVICE_ROOT"], "-c", PROFILED, tmp_path, fake_cupti)
     assert done.returncode == 0, done.stderr[-3000:]
     windows = traces(tmp_path)
     assert len(windows) == 2

@@ -33,13 +33,15 @@ def test_runs_wait_for_their_gpus():
     assert gpus.free == ["0", "1"]
 
 
-def test_runs_for_real(tmp_path, monkeypatch, nvgpu_host):  # noqa: F811
-    """Two processes with overlapping communication; a run that cannot be; a mode's largest batch."""
+def test_runs_for_real(tmp_path, monkeypatch, nvgpu_host, fake_cupti):  # noqa: F811
+    """Two processes with overlapping communication, and their profile; a run that cannot be."""
+    monkeypatch.setenv("LD_PRELOAD", str(fake_cupti))
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", nvgpu_host["CUSTOM_DEVICE_ROOT"])
     monkeypatch.setenv("NVGPU_HOST_DEVICES", "2")
     monkeypatch.setitem(throughput.RUNS, "odd", throughput.replace(throughput.RUNS["8b-l16-x2"], tp=3))
     path = tmp_path / "throughput.json"
-    arguments = ["--tiny", "--runs", "odd", "8b-l16-x2", "--steps", "6", "--warmup", "2", "--output", str(path)]
+    arguments = ["--tiny", "--runs", "odd", "8b-l16-x2", "--steps", "6", "--warmup", "2", "--profile", "2"]
+    arguments += ["--output", str(path)]
     assert throughput.main(arguments) == 0
     result = json.loads(path.read_text())
     row, odd = result["runs"]["8b-l16-x2"], result["runs"]["odd"]
@@ -49,9 +51,15 @@ def test_runs_for_real(tmp_path, monkeypatch, nvgpu_host):  # noqa: F811
     assert row["tokens_per_second_per_gpu"] == row["tokens_per_second"] / 2
     assert row["peak_bytes"] > 0 and 0 < row["start_seconds"] < row["seconds"]
     assert all(4 < loss < 6 for loss in row["loss"])  # log 128 = 4.85
+    account = row["timeline"]
+    assert account["status"] == "ok" and account["steps"] == 2
+    # of the stand-in one kernel of 7 µs in two steps, and 21.5 µs from its start to the last memset's end
+    assert ["scale(float*, int)", pytest.approx(0.0035, abs=1e-5), 0.5] in account["kernels"]
+    assert account["total_ms"] == pytest.approx(0.01075, abs=1e-5) == pytest.approx(sum(account["ms"].values()))
     assert odd["status"] == "failed" and "TP=3" in odd["reason"] and "exit status 2" in odd["reason"]
     table = path.with_suffix(".md").read_text()
     assert "stage1 over 2" in table and "**failed**: error:" in table
+    assert "| gaps | 0.01 (" in table and "Longest kernels of 8b-l16-x2:" in table
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path):
@@ -144,7 +152,7 @@ def test_reason_of_a_failure(text, reason):
 def test_modes_largest_batches_are_kept(tmp_path, monkeypatch):
     """Of each mode, on GPUs of their own; each try is in the file, the table has the best."""
 
-    def execute(run, folder, devices, steps, warmup, timeout):
+    def execute(run, folder, devices, steps, warmup, timeout, profiled):
         assert (steps, warmup, len(devices)) == (3, 1, 1)
         row = dict(run=throughput.asdict(run) | {"layout": run.layout}, seconds=1.0)
         most = {"none": 2, "core_attn": 3, "full": 0}[run.recompute]

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te.launch.machines import visible_devices  # noqa: E402
-from tools.benchmark import report, step  # noqa: E402
+from tools.benchmark import report, step, timeline  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
 from tools.benchmark.problem import Dims  # noqa: E402
 
@@ -162,6 +162,13 @@ def parse_arguments(argv=None):
         help="also find this run's largest batch for each recompute mode",
     )
     parser.add_argument("--at_once", action="store_true", help="as many runs at the same time as there are GPUs for")
+    parser.add_argument(
+        "--profile",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="further steps, whose time is accounted for by parts of the model, communication and gaps (timeline.py)",
+    )
     parser.add_argument("--timeout", type=float, default=180, help="seconds for a run; default %(default)s")
     parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/throughput_<gpu>x<n>_<date>.json")
     parser.add_argument("--logs", type=Path, help="folder to keep the runs' outputs and logs in (default: not kept)")
@@ -178,8 +185,9 @@ def parse_arguments(argv=None):
     return arguments
 
 
-def launch_arguments(run, folder, devices, steps):
-    """Of `paddle_te.launch pretrain`. Writes the model's config.json into the folder."""
+def launch_arguments(run, folder, devices, steps, profiled=0):
+    """Of `paddle_te.launch pretrain`; `profiled` steps come after the others. Writes the model's config.json into the
+    folder."""
     (folder / "model").mkdir(parents=True, exist_ok=True)
     (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **run.size.config}))
     wanted = {
@@ -197,11 +205,13 @@ def launch_arguments(run, folder, devices, steps):
         "recompute": run.recompute,
         "DEVICES": ",".join(devices),
         "MOCK_DATA": 1,
-        "MAX_STEPS": steps,
+        "MAX_STEPS": steps + profiled,
         "OUTPUT_BASE": folder,
         "EXP_NAME": "run",
         "EXTRA_ARGS": f"--save_strategy no --report_to none --warmup_steps 2 {run.flags}",
     }
+    if profiled:
+        wanted |= dict(PROFILER="paddle", PROFILE_START_STEP=steps, PROFILE_STOP_STEP=steps + profiled - 1)
     return [f"--{name}={value}" for name, value in wanted.items()]
 
 
@@ -231,10 +241,10 @@ def last_error(text):
     return lines[-1][:300] if lines else "no output"
 
 
-def execute(run, folder, devices, steps, warmup, timeout):
+def execute(run, folder, devices, steps, warmup, timeout, profiled=0):
     """Trains, and returns the run's row: {"status": "ok", …} or {"status": "failed", "reason"}."""
     command = [sys.executable, "-m", "paddle_te.launch", "pretrain"]
-    command += launch_arguments(run, folder, devices, steps)
+    command += launch_arguments(run, folder, devices, steps, profiled)
     log, began = folder / "output.log", time.monotonic()
     status = start(command, log, timeout)
     seconds = time.monotonic() - began
@@ -247,7 +257,17 @@ def execute(run, folder, devices, steps, warmup, timeout):
         ending = f"exit status {status}" if status else f"not done after {timeout:g} s"
         return row | {"status": "failed", "reason": f"{last_error(log.read_text(errors='replace'))} ({ending})"}
     records = [json.loads(line) for line in (folder / "run/output/train_log.jsonl").read_text().splitlines()]
-    return row | {"status": "ok"} | measured(run, records, warmup, seconds)
+    row |= {"status": "ok"} | measured(run, [record for record in records if record["step"] <= steps], warmup, seconds)
+    return row | ({"timeline": accounted(folder / "run/output/profile")} if profiled else {})
+
+
+def accounted(folder):
+    """timeline.account of the first rank's trace; {"status": "failed", "reason"} of one without a device's side."""
+    (trace,) = folder.glob("rank0_*.json")
+    try:
+        return {"status": "ok"} | timeline.account(trace)
+    except ValueError as error:
+        return {"status": "failed", "reason": str(error)}
 
 
 def measured(run, records, warmup, seconds):
@@ -333,7 +353,7 @@ def markdown(result):
     """The readable tables of a result."""
     lines = report.heading("Pretraining", result)
     if result["runs"]:
-        lines += _runs_table(result["runs"])
+        lines += _runs_table(result["runs"]) + _timelines(result["runs"])
     for name, modes in result["largest_batch"].items():
         lines += [f"## Largest batch: {name}", "", *_batches_table(modes)]
     return "\n".join(lines)
@@ -366,6 +386,17 @@ def _runs_table(runs):
     return report.rows(header, runs, row) + ["Flags besides the launcher's:", "", *flags, ""] * bool(flags)
 
 
+def _timelines(runs):
+    found = {name: row["timeline"] for name, row in runs.items() if "timeline" in row}
+    lines = [f"{name}: no timeline, {row['reason']}\n" for name, row in found.items() if row["status"] != "ok"]
+    if accounts := {name: row for name, row in found.items() if row["status"] == "ok"}:
+        lines += ["## Where the first GPU's time goes, in further steps under the profiler", ""]
+        lines += timeline.markdown(accounts)
+        for name, row in accounts.items():
+            lines += [f"Longest kernels of {name}:", "", *timeline.kernels_table(row)]
+    return lines
+
+
 def _batches_table(modes):
     def row(_, found):
         best, tried = found["best"], ", ".join(map(str, found["tried"]))
@@ -394,16 +425,17 @@ def main(argv=None):
     kept = nullcontext(arguments.logs) if arguments.logs else tempfile.TemporaryDirectory()
     with kept as folder, ThreadPoolExecutor(len(arguments.devices) if arguments.at_once else 1) as pool:
 
-        def train(name, run, devices, steps, warmup):
+        def train(name, run, devices, steps, warmup, profiled=0):
             run = run.tiny if arguments.tiny else run
-            row = execute(run, Path(folder, name), devices, steps, warmup, arguments.timeout)
+            row = execute(run, Path(folder, name), devices, steps, warmup, arguments.timeout, profiled)
             found = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]
             print(f"{name:32} {row['seconds']:6.1f} s  {found}", flush=True)
             return row
 
         def measure(name):
             with gpus.lend(RUNS[name].gpus) as devices:
-                keep(result["runs"], name, train(name, RUNS[name], devices, arguments.steps, arguments.warmup))
+                row = train(name, RUNS[name], devices, arguments.steps, arguments.warmup, arguments.profile)
+                keep(result["runs"], name, row)
 
         def search(mode):
             def fits(batch):
