@@ -2,6 +2,7 @@
 that stays on the device, and NCCL."""
 
 import ctypes
+import json
 import os
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from tests.tools.nvgpu_cases import CASES, FLOATS, check
 from tests.tools.nvgpu_processes import HERE, check_on_device, llama, run, run_ranks
+from tools.benchmark import timeline
 
 PLUGIN = os.environ.get("CUSTOM_DEVICE_ROOT", "")
 
@@ -186,6 +188,41 @@ def test_llama_bfloat16_follows_float32(llama_runs):
 
 def test_a_llama_step_stays_on_the_device(llama_runs):
     check_on_device(llama_runs[3])
+
+
+# ---- Paddle's profiler
+
+PROFILED = """
+import sys, paddle
+paddle.set_device("nvgpu:0")
+x = paddle.randn([4096, 4096]).astype("bfloat16")
+(x @ x).numpy()
+profiler = paddle.profiler.Profiler(on_trace_ready=paddle.profiler.export_chrome_tracing(sys.argv[1]))
+profiler.start()
+with paddle.profiler.RecordEvent("three products"):
+    for _ in range(3):
+        y = x @ x
+y.numpy()
+profiler.stop()
+"""
+
+
+def test_paddles_profiler_shows_the_gpus_kernels(tmp_path):
+    """Three products of 137 GFLOP each, launched within the range, and the copy that reads the last."""
+    done = run(PLUGIN, "-c", PROFILED, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "dropped" not in done.stderr
+    (trace,) = tmp_path.glob("*.json")
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("ph") == "X"]
+    (outer,) = [timeline.times_of(event) for event in events if timeline.name_of(event) == "three products"]
+    launches = {e["args"]["correlation id"]: timeline.times_of(e)[0] for e in events if e["cat"] == "CudaRuntime"}
+    kernels = [event for event in events if event["cat"] == "Kernel"]
+    long = [event for event in kernels if event["dur"] > 50]  # µs; at 1 PFLOP/s it would be 137
+    assert len(long) == 3 and all(event["dur"] < 5000 for event in long)
+    assert all(outer[0] < launches[event["args"]["correlation id"]] < outer[1] for event in long)
+    starts = [timeline.times_of(event) for event in long]
+    assert all(after[0] >= before[1] for before, after in zip(starts, starts[1:], strict=False))  # one stream
+    assert any(event["args"]["bytes"] == 2 * 4096**2 for event in events if event["cat"] == "Memcpy")
 
 
 # ---- NCCL
