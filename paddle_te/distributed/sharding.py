@@ -1,6 +1,9 @@
 """Sharding on nvgpu: communication that overlaps with the backward pass, and stage 2 that begins at once."""
 
 import paddle
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+    DygraphShardingOptimizerV2,
+)
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimizer_stage2 as stage2
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import InternalStorage, ParamStorage
 from paddle.distributed.fleet.utils import tensor_fusion_helper
@@ -8,8 +11,8 @@ from paddle.distributed.fleet.utils.tensor_fusion_helper import HOOK_ACTION, Fus
 
 
 def prepare_sharding():
-    """Lets Paddle lay gradients that it reduces together into one buffer on nvgpu, scale no more than a rank's own, and
-    lay stage 2's weights together on the device.
+    """Lets Paddle lay gradients that it reduces together into one buffer on nvgpu, scale no more than a rank's own and
+    clear none that te's GEMMs write anew, and lay stage 2's weights together on the device.
 
     Paddle 3.3 refuses devices that are not in its table of alignments in bytes; 256 is cudaMalloc's on every GPU. Where
     the collective cannot average, it divides each rank's whole buffer, of which after a reduce-scatter the others'
@@ -17,6 +20,8 @@ def prepare_sharding():
     """
     tensor_fusion_helper.alignment.setdefault("nvgpu", 256)
     FusedCommBuffer.scale_grads = _scale_own_grads
+    DygraphShardingOptimizerV2.clear_grad = _clear_grad
+    DygraphShardingOptimizerV2.reduce_gradients = _reduce_gradients
     stage2.ParamStorage = _param_storage
 
 
@@ -30,6 +35,33 @@ def _scale_own_grads(self, scale_grads=FusedCommBuffer.scale_grads):
         scale_grads(self)
     finally:
         self.grad_storage = whole
+
+
+def _clear_grad(self, set_to_zero=True, clear_grad=DygraphShardingOptimizerV2.clear_grad):
+    """Stage 1's clear_grad with split_param, whose main gradients lie in buffers that stay: those of te's GEMMs, which
+    the next step's first micro-batch overwrites, are not cleared only to be added to (8 bytes of memory traffic each).
+    """
+    kept = []
+    for param in self._parameter_list:
+        # False: written in this step, so te writes it
+        if set_to_zero and getattr(param, "overwrite_main_grad", None) is False and param.main_grad is not None:
+            kept.append((param, param.main_grad))
+            param.main_grad = None  # which leaves it out
+    try:
+        clear_grad(self, set_to_zero)
+    finally:
+        for param, main_grad in kept:
+            param.main_grad = main_grad
+            param.overwrite_main_grad = True
+
+
+def _reduce_gradients(self, parameter_list, hcg, reduce_gradients=DygraphShardingOptimizerV2.reduce_gradients):
+    """Its reduce_gradients, before which a gradient that nothing has overwritten, the last step's, becomes zero."""
+    for param in self._parameter_list:
+        if getattr(param, "overwrite_main_grad", False):
+            param.main_grad.zero_()
+            param.overwrite_main_grad = False
+    reduce_gradients(self, parameter_list, hcg)
 
 
 def _param_storage(size, dtype, device):

@@ -16,7 +16,8 @@ class TransformerLayer(nn.Layer):
     set_parallel_mode: split weights over fleet's model-parallel group. sequence_parallel: split tokens as well.
     init_method, output_layer_init_method: initializers of (qkv, fc1) and (proj, fc2); None is Normal(0, 0.02).
     params_dtype: of the parameters; None is Paddle's default dtype.
-    fuse_wgrad_accumulation: add weight gradients to `parameter.main_grad` (float32) inside the GEMMs.
+    fuse_wgrad_accumulation: add weight gradients to `parameter.main_grad` (float32) inside the GEMMs, or put them there
+        where `parameter.overwrite_main_grad` is set; they set it back.
     backend: "transformer_engine" or "paddle".
     Raises ValueError for sizes that do not divide, and what the backend raises where it cannot run.
     """

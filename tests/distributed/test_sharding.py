@@ -6,6 +6,9 @@ import numpy as np
 import paddle
 import pytest
 from paddle.base.framework import EagerParamBase
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+    DygraphShardingOptimizerV2,
+)
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimizer_stage2 as stage2
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
 from paddle.distributed.fleet.utils.tensor_fusion_helper import HOOK_ACTION, FusedCommBuffer
@@ -57,3 +60,32 @@ def test_storage_by_device():
     prepare_sharding()
     assert isinstance(stage2.ParamStorage(size=4, dtype="float32", device="nvgpu"), _DeviceParamStorage)
     assert not isinstance(stage2.ParamStorage(size=4, dtype="float32", device="cpu"), _DeviceParamStorage)
+
+
+def test_te_overwrites_what_is_not_cleared(monkeypatch):
+    """Stage 1 with split_param: of three weights te has written two in this step, and the second not in the next."""
+    for name in ("clear_grad", "reduce_gradients"):
+        monkeypatch.setattr(DygraphShardingOptimizerV2, name, getattr(DygraphShardingOptimizerV2, name))
+    prepare_sharding()
+    weights = [EagerParamBase.from_tensor(paddle.zeros([2])) for _ in range(3)]
+    for weight in weights:
+        weight.main_grad = paddle.ones([2])
+    for weight in weights[:2]:
+        weight.overwrite_main_grad = False
+    reduced = []
+    buffer = SimpleNamespace(scale_grads=lambda: reduced.append([weight.main_grad.tolist() for weight in weights]))
+    self = SimpleNamespace(
+        _parameter_list=weights,
+        sd_release_grads=False,
+        comm_overlap=True,
+        _enable_timer=False,
+        _comm_buffer_list=[buffer],
+    )
+    DygraphShardingOptimizerV2.clear_grad(self)
+    assert [weight.main_grad.tolist() for weight in weights] == [[1, 1], [1, 1], [0, 0]]
+    assert [getattr(weight, "overwrite_main_grad", None) for weight in weights] == [True, True, None]
+    weights[0].main_grad.fill_(5.0)  # as te's GEMM does
+    weights[0].overwrite_main_grad = False
+    DygraphShardingOptimizerV2.reduce_gradients(self, weights, None)
+    assert reduced == [[[5, 5], [0, 0], [0, 0]]]
+    assert not any(getattr(weight, "overwrite_main_grad", False) for weight in weights)

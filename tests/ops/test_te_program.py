@@ -171,6 +171,21 @@ def test_a_backward_that_fails_leaves_no_main_gradient(seed, monkeypatch):
     np.testing.assert_allclose(weight.main_grad.numpy(), np.tile(want, (32, 1)), rtol=1e-5, atol=1e-5)
 
 
+def test_what_a_main_gradient_held_is_overwritten_once(seed):
+    x, weight = bf16(seed, 4, 16), bf16(seed, 32, 16)
+    weight.main_grad = held = paddle.ones([32, 16])
+    want = np.tile(x.astype("float32").numpy().sum(0), (32, 1))
+    fused_linear(x, weight).sum().backward()
+    np.testing.assert_allclose(held.numpy(), 1 + want, rtol=1e-5, atol=1e-5)
+    assert weight.overwrite_main_grad is False
+    held.set_value(np.full([32, 16], np.nan, "float32"))
+    weight.overwrite_main_grad = True
+    for times in (1, 2):
+        fused_linear(x, weight).sum().backward()
+        np.testing.assert_allclose(held.numpy(), times * want, rtol=1e-5, atol=1e-5)
+    assert weight.main_grad is held and weight.overwrite_main_grad is False
+
+
 def test_a_main_gradient_of_another_dtype_is_refused(seed):
     weight = bf16(seed, 32, 16)
     weight.main_grad = paddle.zeros([32, 16], "bfloat16")

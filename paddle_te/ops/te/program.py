@@ -266,14 +266,19 @@ class Program:
         return outputs, [memories[slot] for slot in self._kept]
 
     def backward(self, rt, quantizers, kept, grads):
-        """The gradients of the tensors. Takes what it needs off the lists `kept` and `grads`, to let it go early."""
+        """The gradients of the tensors. Takes what it needs off the lists `kept` and `grads`, to let it go early.
+
+        A weight whose main gradient this has written has overwrite_main_grad, False; who sets it gets the next gradient
+        in place of what the main gradient holds (TE's PyTorch modules know the same name).
+        """
         weights = dict(zip(self._kept, kept, strict=True)) if self._fused else {}
         given = [*zip(self._kept, kept, strict=True)]
-        accumulate, new = [], []
+        accumulate, new, fused = [], [], []
         for place in self._fused:
             weight = weights[place.slot]
+            fused.append(weight)
             main_grad = getattr(weight, "main_grad", None)
-            accumulate.append(main_grad is not None)
+            accumulate.append(main_grad is not None and not getattr(weight, "overwrite_main_grad", False))
             if main_grad is None:
                 main_grad = rt.empty(weight.shape, paddle.float32)
                 new.append((weight, main_grad))
@@ -291,6 +296,8 @@ class Program:
             steps.run(rt, memories, bases)
         for weight, main_grad in new:  # only now: what fails before leaves no numbers that nobody has written
             weight.main_grad = main_grad
+        for weight in fused:
+            weight.overwrite_main_grad = False
         return [None if place is None else memories[place.slot] for place in results]
 
     def _start(self, quantizers, given):
