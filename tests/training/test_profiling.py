@@ -151,6 +151,20 @@ def test_paddles_profiler_writes_a_trace(train, tmp_path, capsys, recompute):
     assert "matmul" in capsys.readouterr().out
 
 
+def test_a_profile_that_fails_does_not_end_the_training(tmp_path, monkeypatch):
+    def stop(self):
+        raise SystemError("events cross")
+
+    errors = []
+    monkeypatch.setattr(paddle.profiler.Profiler, "stop", stop)
+    monkeypatch.setattr(profiling.logger, "error", errors.append)
+    profiler = profiling.PaddleProfiler()
+    profiler.output_dir = str(tmp_path)
+    profiler.start()
+    profiler.stop()
+    assert errors == ["PROFILER=paddle: Paddle's profiler made no trace: events cross"]
+
+
 def test_nvtx_missing_is_said_before_training(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
     with pytest.raises(ModuleNotFoundError, match="pip install nvtx"):

@@ -148,7 +148,8 @@ def gradients_ms(local, layout, assume):
     """Of what several ranks do with a rank's `local` gradients besides sending them, which one rank does not.
 
     Sharding: float32 main gradients outlive a step in a common buffer, so that they are cleared, read as wgrad adds to
-    them, and a rank's own part is divided by the ranks. Data parallel (Paddle's EagerReducer): bf16 gradients are
+    them, and a rank's own part is divided by the ranks. (As measured; since then te overwrites its own instead, see
+    paddle_te.distributed.sharding.) Data parallel (Paddle's EagerReducer): bf16 gradients are
     copied into a buffer and back, and divided.
     """
     if layout.data == 1:

@@ -197,8 +197,11 @@ std::string Demangled(const std::string& name) {
 void Start() {
   const Cupti* cupti = Load();
   if (cupti == nullptr) return;
-  activities.clear();
-  dropped = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    activities.clear();
+    dropped = 0;
+  }
   CHECK(cupti, SetThreadIdType, kSystemThreadIds);  // Paddle's events have the system's as well
   CHECK(cupti, ActivityRegisterCallbacks, Request, Complete);
   uint64_t now = 0;
