@@ -54,8 +54,9 @@ def test_runs_for_real(tmp_path, monkeypatch, nvgpu_host, fake_cupti):  # noqa: 
     account = row["timeline"]
     assert account["status"] == "ok" and account["steps"] == 2
     # of the stand-in one kernel of 7 µs in two steps, and 21.5 µs from its start to the last memset's end
-    assert ["scale(float*, int)", pytest.approx(0.0035, abs=1e-5), 0.5] in account["kernels"]
-    assert account["total_ms"] == pytest.approx(0.01075, abs=1e-5) == pytest.approx(sum(account["ms"].values()))
+    assert ["scale(float*, int)", pytest.approx(0.0035, abs=1e-4), 0.5] in account["kernels"]
+    assert account["total_ms"] == pytest.approx(0.01075, abs=1e-4)
+    assert sum(account["ms"].values()) == pytest.approx(account["total_ms"])
     assert odd["status"] == "failed" and "TP=3" in odd["reason"] and "exit status 2" in odd["reason"]
     table = path.with_suffix(".md").read_text()
     assert "stage1 over 2" in table and "**failed**: error:" in table

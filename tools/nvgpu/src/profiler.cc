@@ -184,6 +184,20 @@ int64_t SystemNs() {
       .count();
 }
 
+// From CUPTI's clock to the system's, by the quickest of some readings: Paddle drops a call that
+// begins in an operator's event and ends outside.
+int64_t ClockOffset(const Cupti* cupti) {
+  int64_t offset = 0, quickest = INT64_MAX;
+  for (int i = 0; i < 10; ++i) {
+    uint64_t now = 0;
+    const int64_t before = SystemNs();
+    CHECK(cupti, GetTimestamp, &now);
+    const int64_t took = SystemNs() - before;
+    if (took < quickest) quickest = took, offset = before + took / 2 - static_cast<int64_t>(now);
+  }
+  return offset;
+}
+
 std::string Demangled(const std::string& name) {
   int status = 0;
   char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
@@ -204,9 +218,7 @@ void Start() {
   }
   CHECK(cupti, SetThreadIdType, kSystemThreadIds);  // Paddle's events have the system's as well
   CHECK(cupti, ActivityRegisterCallbacks, Request, Complete);
-  uint64_t now = 0;
-  CHECK(cupti, GetTimestamp, &now);
-  clock_offset = SystemNs() - static_cast<int64_t>(now);
+  clock_offset = ClockOffset(cupti);
   for (Kind kind : kKinds) CHECK(cupti, ActivityEnable, kind);
 }
 
