@@ -4,6 +4,7 @@ import ctypes
 import faulthandler
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -29,6 +30,9 @@ def missing_gpu():
 
 
 def pytest_configure(config):
+    # a shell's background job ignores it, and so would the children that tests interrupt
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.terminal_stderr = os.dup(2)  # nothing is captured yet
     processes.environment_of_children(os.environ)
 
