@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from paddle_te.checkpoint import CheckpointError, check_layout, convert, converter
 from tests.checkpoint.models import (
@@ -456,6 +458,7 @@ def in_a_child(work):
     pid = os.fork()
     if pid:
         return pid
+    tqdm.set_lock(threading.RLock())  # its own is shared with forks: one that is killed with it would leave it taken
     try:
         work()
         os._exit(0)
