@@ -50,8 +50,8 @@ def check_fp8_lm_head(options):
 
 
 class LlamaLMHead(modeling.LlamaLMHead):
-    """PaddleNLP's head; in fp8 (config.fp8_lm_head), or with its criterion in one
-    (config.use_fused_linear_cross_entropy).
+    """PaddleNLP's head; in fp8 (config.fp8_lm_head), with its weight's gradient added to the main gradient in the GEMM
+    (config.fuse_wgrad_accumulation), or with its criterion in one (config.use_fused_linear_cross_entropy).
 
     Not built in PaddleNLP's place, as decoder layers are: its constructor calls its base through its own name, then
     ours. `take_over` makes one out of its.
@@ -74,9 +74,9 @@ class LlamaLMHead(modeling.LlamaLMHead):
         """
         if labels is not None:
             return self._loss(hidden_states, labels)
-        if self.fp8 is None:
+        if self.fp8 is None and not self._fuses_wgrad():
             return super().forward(hidden_states, tensor_parallel_output)
-        return self._fp8_logits(hidden_states, tensor_parallel_output)
+        return self._logits(hidden_states, tensor_parallel_output)
 
     def _with_ranks(self, hidden_states):
         """(hidden_states, the TensorParallel ranks that share the vocabulary); where each has all of it: (those of all
@@ -89,18 +89,26 @@ class LlamaLMHead(modeling.LlamaLMHead):
     def _is_first_microbatch(self):
         return None  # the trainer's fp8.microbatch says it
 
-    def _fp8_logits(self, hidden_states, tensor_parallel_output):
-        config = self.config
-        hidden_states, tp = self._with_ranks(hidden_states)
+    def _fuses_wgrad(self):
+        return getattr(self.config, "fuse_wgrad_accumulation", False)
+
+    def _quantizers(self):
+        if self.fp8 is None:
+            return None
         with fp8_scope(self.fp8_recipe):
             (quantizers,) = self.fp8.begin_forward(self.training, self._is_first_microbatch())
+        return quantizers
+
+    def _logits(self, hidden_states, tensor_parallel_output):
+        config = self.config
+        hidden_states, tp = self._with_ranks(hidden_states)
         logits = get_ops(config.transformer_engine_backend).linear(
             hidden_states,
             self.weight,
             parallel_mode=None if tp is None else "column",
             tp=tp,
-            quantizers=quantizers,
-            fuse_wgrad_accumulation=getattr(config, "fuse_wgrad_accumulation", False),
+            quantizers=self._quantizers(),
+            fuse_wgrad_accumulation=self._fuses_wgrad(),
             transpose_y=self.transpose_y,
         )
         if config.sequence_parallel:

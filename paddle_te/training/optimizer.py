@@ -9,6 +9,7 @@ from itertools import groupby
 
 import paddle
 from paddle import _C_ops
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import HybridParallelClipGrad
 from paddle.nn.clip import _squared_l2_norm
 
 from paddle_te import device
@@ -17,10 +18,9 @@ from paddle_te import device
 def fuse_clipping(optimizer):
     """Lets Paddle's AdamW with its ClipGradByGlobalNorm clip as it updates, where that is possible: on nvgpu.
 
-    Both remain what they are but for their class: states, their names and checkpoints are the same. The parameters'
-    `grad` stay unclipped. Other optimizers, groups of parameters and other kinds of clipping are left alone; so are, in
-    effect, layouts in which Paddle puts a clipping of its own, which multiplies in place, in the place of the
-    optimizer's (tensor and pipeline parallelism, sharding).
+    Both remain what they are but for their class: states, their names and checkpoints are the same; so does the
+    HybridParallelClipGrad that Paddle puts around the clipping under tensor and pipeline parallelism and sharding. The
+    parameters' `grad` stay unclipped. Other optimizers, groups of parameters and kinds of clipping are left alone.
     """
     clip = optimizer._grad_clip
     groups = isinstance(optimizer._parameter_list[0], dict)  # each may have its own clipping
@@ -34,9 +34,8 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
     factor = None  # float32 [1] of the last call; None: the gradients that it returned are clipped
 
     def _dygraph_clip(self, params_grads):
-        clipped = [(p, g) for p, g in params_grads if g is not None and getattr(p, "need_clip", True)]
-        grads = [grad for _, grad in clipped]
-        if not grads or self.auto_skip_clip or not all(_takes_factor(*pair) for pair in clipped):
+        grads = [grad for _, grad in _clipped(params_grads)]
+        if not grads or self.auto_skip_clip or not _take_factor(params_grads):
             self.factor = None
             return super()._dygraph_clip(params_grads)
         self.factor = self._clip_factor(grads)
@@ -52,6 +51,32 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
         return largest / paddle.maximum(norm, largest)
 
 
+class _HybridParallelClipGrad(HybridParallelClipGrad):
+    """Paddle's clipping over several ranks, or likewise only the `factor`."""
+
+    factor = None
+
+    def _comm_and_clip(self, params_grads, squares_of_distributed, squares_of_others):
+        """As Paddle's: the sums of squares [1] of this rank's weights that differ between tensor parallel ranks, and of
+        its others, become those of all ranks."""
+        if not _take_factor(params_grads):
+            self.factor = None
+            return super()._comm_and_clip(params_grads, squares_of_distributed, squares_of_others)
+        self._global_norm(squares_of_distributed, squares_of_others)
+        norm = paddle.sqrt(squares_of_distributed + squares_of_others)
+        largest = paddle.full([], self.clip_norm, norm.dtype)
+        self.factor = largest / (paddle.maximum(norm, largest) + paddle.full([], 1e-6, norm.dtype))
+        return params_grads
+
+
+def _clipped(params_grads):
+    return [(p, grad) for p, grad in params_grads if grad is not None and getattr(p, "need_clip", True)]
+
+
+def _take_factor(params_grads):
+    return all(_takes_factor(*pair) for pair in _clipped(params_grads))
+
+
 def _takes_factor(param, grad):
     dense = grad.is_dense() and not grad.is_dist() and grad.dtype != paddle.float64
     regularized = getattr(param, "regularizer", None) is not None  # between clipping and AdamW
@@ -59,7 +84,12 @@ def _takes_factor(param, grad):
 
 
 class _AdamW(paddle.optimizer.AdamW):
-    """Paddle's, with the factor of its _ClipGradByGlobalNorm."""
+    """Paddle's, with the factor of its clipping."""
+
+    def _apply_optimize(self, *args, **kwargs):
+        if type(self._grad_clip) is HybridParallelClipGrad:  # put there after this optimizer was made
+            self._grad_clip.__class__ = _HybridParallelClipGrad
+        return super()._apply_optimize(*args, **kwargs)
 
     def _append_optimize_op(self, block, param_and_grad):
         factor = getattr(self._grad_clip, "factor", None)

@@ -41,7 +41,6 @@ LAYOUTS = {
     ),
 }
 BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
-# float32 main gradients: Paddle's hybrid clipping has no bf16 factor on custom devices
 BF16 = dict(bf16=True, fp16_opt_level="O2", amp_master_grad=True)
 PARTS = {
     "bf16": BF16,
@@ -53,6 +52,8 @@ PARTS = {
     "fused": dict(use_fused_linear_cross_entropy=True),
     "wgrad": dict(fuse_wgrad_accumulation=True),
     "unclipped": dict(max_grad_norm=0),
+    "half": BF16 | dict(amp_master_grad=False),
+    "tight": dict(max_grad_norm=0.05),  # which all gradients exceed
 }
 STEPS, SAVED_STEP = 6, 3
 

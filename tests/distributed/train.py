@@ -104,8 +104,14 @@ def merged_weights(trainer, args):
     return whole
 
 
+def clips_in_adamw(optimizer):
+    while (inner := getattr(optimizer, "_inner_opt", None) or getattr(optimizer, "_optim", None)) is not None:
+        optimizer = inner
+    return getattr(optimizer._grad_clip, "factor", None) is not None
+
+
 def sizes(trainer):
-    """Elements of parameters and of Adam's first moments on this rank."""
+    """Elements of parameters and of Adam's first moments on this rank, and whether AdamW has clipped."""
     parameters = sum(int(np.prod(p.shape)) for p in trainer.model.parameters())
     sliced = [p for p in trainer.model.parameters() if getattr(p, "fw_storage", None) is not None]
     moments = [v for k, v in trainer.optimizer.state_dict().items() if "moment1" in k and hasattr(v, "shape")]
@@ -114,6 +120,7 @@ def sizes(trainer):
         sliced_parameters=len(sliced),
         slices=sum(int(np.prod(p.fw_storage.shape)) for p in sliced),
         moments=sum(int(np.prod(v.shape)) for v in moments),
+        clips_in_adamw=clips_in_adamw(trainer.optimizer),
     )
 
 

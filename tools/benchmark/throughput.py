@@ -108,6 +108,7 @@ def sharded(run, gpus, **more):
 RUNS = {
     "8b-x4": sharded(EIGHT_B, 4),
     "8b-x4-fused-loss": sharded(EIGHT_B, 4, flags=f"{OVERLAP_1} {FUSED_LOSS}"),
+    "8b-x4-fp8-head-dpa": sharded(EIGHT_B, 4, flags=f"{OVERLAP_1} {FP8_HEAD} --fp8_dpa true"),
     ALONE_MAIN: replace(EIGHT_B_16, flags=MAIN_GRADS_ALONE),
     "8b-l16-x4": sharded(EIGHT_B_16, 4, base=ALONE_MAIN),
     "8b-l16-x2": sharded(EIGHT_B_16, 2, base=ALONE_MAIN),
