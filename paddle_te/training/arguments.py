@@ -84,9 +84,9 @@ class PreTrainingArguments(TrainingArguments):
         self.test_iters = 10 * self.eval_iters
         if self._clips_bf16_where_paddle_cannot():
             raise ValueError(
-                f"--bf16 on {self.device} over several processes, in sharding stage3 or with another --optim than "
-                "adamw, needs --amp_master_grad true (or --max_grad_norm 0): Paddle clips no bf16 gradients of "
-                "parallel models on custom devices"
+                f"--bf16 on {self.device} over several processes with --optim {self.optim.value} needs "
+                "--amp_master_grad true (or --max_grad_norm 0): Paddle clips no bf16 gradients of parallel models on "
+                "custom devices; with --optim adamw paddle_te does"
             )
 
     def _check_layers(self):
@@ -137,13 +137,13 @@ class PreTrainingArguments(TrainingArguments):
             )
 
     def _clips_bf16_where_paddle_cannot(self):
-        """Paddle 3.3.1's HybridParallelClipGrad has bf16 for its own GPU device and three others; `fuse_clipping` does
-        without it, but in stage 3."""
+        """Paddle 3.3.1's HybridParallelClipGrad has bf16 for its own GPU device and three others. `fuse_clipping` does
+        without it, sharding stage 3 has a clipping of its own."""
         custom = self.device.partition(":")[0] not in ("cpu", "gpu", "xpu")
         bf16 = self.bf16 and self.fp16_opt_level == "O2" and not self.amp_master_grad
         parallel = self.use_hybrid_parallel and self.world_size > 1
-        fused = self.optim == OptimizerNames.ADAMW and ShardingOption.FULL_SHARD not in self.sharding
-        return custom and bf16 and self.max_grad_norm > 0 and parallel and not fused
+        others = self.optim == OptimizerNames.ADAMW or ShardingOption.FULL_SHARD in self.sharding
+        return custom and bf16 and self.max_grad_norm > 0 and parallel and not others
 
 
 def check_fp8_dpa(arguments):

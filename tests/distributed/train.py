@@ -105,8 +105,8 @@ def merged_weights(trainer, args):
 
 
 def clips_in_adamw(optimizer):
-    while (inner := getattr(optimizer, "_inner_opt", None) or getattr(optimizer, "_optim", None)) is not None:
-        optimizer = inner
+    while not isinstance(optimizer, paddle.optimizer.AdamW):  # but what Paddle has put around it
+        optimizer = vars(optimizer).get("_inner_opt") or vars(optimizer)["_optim"]
     return getattr(optimizer._grad_clip, "factor", None) is not None
 
 
