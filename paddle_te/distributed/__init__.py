@@ -5,9 +5,10 @@ from paddle_te.distributed.pipeline import count_shared_weights_once, group_pipe
 from paddle_te.distributed.recompute import recompute
 from paddle_te.distributed.sharding import prepare_sharding
 from paddle_te.distributed.store import use_threaded_store
-from paddle_te.distributed.tensor_parallel import TensorParallel
+from paddle_te.distributed.tensor_parallel import Pending, TensorParallel
 
 __all__ = [
+    "Pending",
     "TensorParallel",
     "count_shared_weights_once",
     "fp8_group",

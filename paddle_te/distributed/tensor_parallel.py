@@ -11,11 +11,34 @@ A column-parallel GEMM is entered through `TensorParallel.enter`, a row-parallel
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 from paddle.distributed import fleet
+
+
+@dataclass
+class Pending:
+    """A collective that runs on a stream of its own, beside what is computed before `wait`.
+
+    result, source: the tensors that it writes and reads; task: Paddle's, None for one that is done.
+    """
+
+    result: paddle.Tensor
+    source: paddle.Tensor | None = None  # as long as it may be read
+    task: Any = None
+
+    def wait(self):
+        """The result, for what is launched from now on."""
+        if self.task is not None:
+            self.task.wait()
+        return self.result
+
+    def data_ptr(self):
+        """The result's, also before it is there."""
+        return self.result.data_ptr()
 
 
 @dataclass(frozen=True)
@@ -59,21 +82,39 @@ class TensorParallel:
 
     def all_gather(self, x):
         """[n, ...] on each rank -> [n·size, ...] on all."""
-        out = paddle.empty([x.shape[0] * self.size, *x.shape[1:]], x.dtype)
+        out = self._room_for_all(x)
         dist.stream.all_gather(out, x.contiguous(), group=self.group, use_calc_stream=True)
         return out
 
+    def start_all_gather(self, x):
+        """`all_gather` as a Pending."""
+        x, out = x.contiguous(), self._room_for_all(x)
+        return Pending(out, x, dist.stream.all_gather(out, x, group=self.group, sync_op=False))
+
+    def _room_for_all(self, x):
+        return paddle.empty([x.shape[0] * self.size, *x.shape[1:]], x.dtype)
+
     def reduce_scatter(self, x):
         """[n, ...] on each rank -> this rank's [n/size, ...] of the sum."""
-        if x.shape[0] % self.size:
-            raise ValueError(f"{x.shape[0]} tokens cannot be scattered over {self.size} sequence-parallel ranks")
-        out = paddle.empty([x.shape[0] // self.size, *x.shape[1:]], x.dtype)
+        out = self._room_for_own(x)
         dist.stream.reduce_scatter(out, x.contiguous(), group=self.group, use_calc_stream=True)
         return out
+
+    def _room_for_own(self, x):
+        if x.shape[0] % self.size:
+            raise ValueError(f"{x.shape[0]} tokens cannot be scattered over {self.size} sequence-parallel ranks")
+        return paddle.empty([x.shape[0] // self.size, *x.shape[1:]], x.dtype)
 
     def reduce_output(self, y):
         """What a row-parallel GEMM's partial sums become. y is overwritten without sequence parallelism."""
         return self.reduce_scatter(y) if self.sequence_parallel else self.all_reduce(y)
+
+    def start_reduce_output(self, y):
+        """`reduce_output` as a Pending."""
+        if not self.sequence_parallel:
+            return Pending(y, y, dist.stream.all_reduce(y, group=self.group, sync_op=False))
+        y, out = y.contiguous(), self._room_for_own(y)
+        return Pending(out, y, dist.stream.reduce_scatter(out, y, group=self.group, sync_op=False))
 
     # The same with gradients
 

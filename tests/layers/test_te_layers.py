@@ -9,6 +9,7 @@ import paddle
 import pytest
 
 from paddle_te import fp8, native
+from paddle_te.distributed import Pending
 from paddle_te.layers import LayerNormLinear, RotaryPositionEmbedding
 from paddle_te.ops import get_ops
 from paddle_te.ops.te import float8_attention
@@ -232,7 +233,8 @@ def test_fp8_bytes_travel_only_among_ranks_that_share_amaxes(amax_ranks, gathere
     dtypes = []
     tp = SimpleNamespace(rank=1, size=2, sequence_parallel=True, group=SimpleNamespace(ranks=[0, 1]))
     tp.all_gather = lambda x: dtypes.append(x.dtype) or paddle.concat([x, x])
-    tp.reduce_output = lambda y: y[: y.shape[0] // 2]
+    tp.start_all_gather = lambda x: Pending(tp.all_gather(x))
+    tp.start_reduce_output = lambda y: Pending(y[: y.shape[0] // 2])
     layer = LayerNormLinear(32, 48, params_dtype="bfloat16")
     layer.tp = type("Ranks", (), vars(tp))  # hashable
     x = paddle.ones([16, 32], "bfloat16")

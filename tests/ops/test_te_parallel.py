@@ -11,7 +11,7 @@ import paddle
 import pytest
 
 from paddle_te import fp8
-from paddle_te.distributed import TensorParallel
+from paddle_te.distributed import Pending, TensorParallel
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
 from paddle_te.llama.tensor_parallel import split_columns, split_rows
 from paddle_te.ops import get_ops
@@ -88,6 +88,12 @@ class Rank(TensorParallel):
 
     def reduce_scatter(self, x):
         return total(self.group.exchange(self.rank, x)).split(self.size)[self.rank].clone()
+
+    def start_all_gather(self, x):
+        return Pending(self.all_gather(x))
+
+    def start_reduce_output(self, y):
+        return Pending(self.reduce_output(y))
 
 
 def make(monkeypatch, tp=None, **options):

@@ -9,6 +9,7 @@ GEMM reads, so that only flags differ, and which copy of W backward reads: the o
 import functools
 import math
 import operator
+import os
 from types import SimpleNamespace
 
 import paddle
@@ -25,6 +26,10 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
 )
 from paddle_te.ops.te.runtime import FLOAT32, check_tensor, dense, dtype_code
+
+# The SMs that a GEMM leaves to a collective beside it, which would otherwise wait for the GEMM's last tile: TE's user
+# buffers give theirs 16.
+COLLECTIVES_SMS = int(os.environ.get("TP_MARGIN", 16))
 
 
 def _rows(tensor):
@@ -69,7 +74,7 @@ def _grad_output(rt, dy, code, quantizers, tp):
     if tp is None:
         return quantize(rt, matrix, quantizers.grad_output)
     local = Float8Matrix.rows_of_rank(rt, matrix.shape, quantizers.grad_output)
-    return local.fill(rt, matrix.native).gathered(rt, tp)
+    return local.fill(rt, matrix.native).gathered(rt, tp.all_gather(local.rowwise))
 
 
 def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True):
@@ -77,32 +82,41 @@ def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True):
     rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, accumulate)
 
 
-def _dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
+def _dgrad(rt, dy, weight, dx, fp8, transpose_y=True, margin_sm=0):
     """Into the native dx."""
-    rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8)
+    rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8, margin_sm)
 
 
-def _wgrad(rt, x, dy, weight, code, fp8):
+def _wgrad(rt, x, dy, weight, code, fp8, margin_sm=0):
     """dW; or None, with dW put into weight.main_grad (float32) or added to it, where there is that. Of a weight
     [in, out] it is that with x and dy exchanged."""
     if weight.stop_gradient:
         return None
     if weight.main_grad is None:
         dw = rt.new_matrix(tuple(weight.shape), weight.dtype, code)
-        rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8)
+        rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8, margin_sm)
         return dw.memory
     main_grad = rt.matrix(weight.main_grad, FLOAT32)
-    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8)
+    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8, margin_sm)
     return None
 
 
-def _column_dgrad(rt, dy, weight, shape, x, tp, fp8):
-    """The gradient (rows, cols) = shape of a column-parallel GEMM's input, summed over tp; the rank's rows of it."""
-    dx = rt.new_matrix(shape, x.dtype, x.code)
-    _dgrad(rt, dy, weight, dx.native, fp8)
-    if tp is None:
-        return dx
-    return rt.matrix(tp.reduce_output(dx.memory), x.code)
+def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp):
+    """(dz, dW) of a column-parallel GEMM of `_normed_operands`: dz summed over tp, the rank's rows of it.
+
+    Collectives run beside GEMMs, as in Megatron and TE ("bulk overlap"): the input is gathered again during dgrad, and
+    its gradient summed during wgrad.
+    """
+    fp8, margin_sm = quantizers is not None, 0 if tp is None else COLLECTIVES_SMS
+    gather = tp is not None and tp.sequence_parallel
+    pending = tp.start_all_gather(_rows_of_rank(operand)) if gather else None
+    dz = rt.new_matrix((dy.shape[0], x.x.shape[1]), x.dtype, x.code)
+    _dgrad(rt, dy, w, dz.native, fp8, margin_sm=margin_sm if gather else 0)
+    if gather:
+        operand = _gathered_again(rt, operand, tp.finish(pending), x.code, quantizers)
+    pending = None if tp is None else tp.start_reduce_output(dz.memory)
+    dw = _wgrad(rt, operand, dy, weight, x.code, fp8, margin_sm)
+    return dz if tp is None else rt.matrix(tp.finish(pending), x.code), dw
 
 
 def _row_output(rt, x, weight, out, code, residual, tp, transpose_y=True):
@@ -184,15 +198,20 @@ def _normed_operands(rt, x, eps, weight, quantizers, tp, columnwise):
     else:
         local = Float8Matrix(rt, shape, quantizers.input, *pieces)
     x.forward(rt, eps, local.native, pieces[1])
-    operand = local.gathered(rt, tp) if gather else local
+    operand = local.gathered(rt, tp.all_gather(local.rowwise)) if gather else local
     return operand, quantized_weight(rt, weight, quantizers, pieces), local
 
 
-def _gathered_again(rt, local, code, quantizers, tp):
-    """In backward under sequence parallelism: the operand of `_normed_operands` from the rank's own part."""
+def _rows_of_rank(local):
+    """What `_gathered_again` wants from all ranks."""
+    return local.rowwise if isinstance(local, Float8Matrix) else local.memory
+
+
+def _gathered_again(rt, local, rows, code, quantizers):
+    """In backward under sequence parallelism: the operand of `_normed_operands` from the ranks' own parts."""
     if isinstance(local, Float8Matrix):
-        return local.gathered(rt, tp, rowwise=False)
-    whole = rt.matrix(tp.all_gather(local.memory), code)
+        return local.gathered(rt, rows, rowwise=False)
+    whole = rt.matrix(rows, code)
     return whole if quantizers is None else quantize(rt, whole, quantizers.input)
 
 
@@ -269,12 +288,8 @@ def layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, ep
 def layernorm_linear_backward(rt, saved, dy, dresidual):
     """(dx, d ln_weight, dW)."""
     x, operand, w, weight, quantizers, tp = saved
-    fp8 = quantizers is not None
     grad = _grad_output(rt, dy, x.code, quantizers, None)
-    dz = _column_dgrad(rt, grad, w, (grad.shape[0], x.x.shape[1]), x, tp, fp8)
-    if tp is not None and tp.sequence_parallel:
-        operand = _gathered_again(rt, operand, x.code, quantizers, tp)
-    dw = _wgrad(rt, operand, grad, weight, x.code, fp8)
+    dz, dw = _column_backward(rt, grad, operand, w, weight, x, quantizers, tp)
     return *x.backward(rt, dz.native, dresidual), dw
 
 
@@ -306,10 +321,7 @@ def _layernorm_mlp_backward(rt, saved, dy):
     _dgrad(rt, grad, w2, dact.native, fp8)
     dw2 = _wgrad(rt, act, grad, fc2_weight, x.code, fp8)
     grad = _dswiglu(rt, dact, hidden, x.dtype, x.code, first)
-    dz = _column_dgrad(rt, grad, w1, (grad.shape[0], x.x.shape[1]), x, tp, fp8)
-    if gather:
-        operand = _gathered_again(rt, operand, x.code, first, tp)
-    dw1 = _wgrad(rt, operand, grad, fc1_weight, x.code, fp8)
+    dz, dw1 = _column_backward(rt, grad, operand, w1, fc1_weight, x, first, tp)
     return *x.backward(rt, dz.native, dy), dw1, dw2
 
 

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
+from operator import methodcaller
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -138,8 +139,20 @@ class _Ranks:
         self.rank, self.sequence_parallel = tp.rank, tp.sequence_parallel
 
     def all_gather(self, x):
-        out = self._recorder.place([x.shape[0] * self._tp.size, *x.shape[1:]], x.dtype)
-        return self._recorder.on_memory(self._tp.all_gather, x, out=out)
+        return self._call(self._tp.all_gather, x, self._gathered_shape(x))
+
+    def start_all_gather(self, x):
+        """What `finish` makes `all_gather`'s result of."""
+        return self._call(self._tp.start_all_gather, x, self._gathered_shape(x))
+
+    def _gathered_shape(self, x):
+        return [x.shape[0] * self._tp.size, *x.shape[1:]]
+
+    def _call(self, function, x, shape):
+        return self._recorder.on_memory(function, x, out=self._recorder.place(shape, x.dtype))
+
+    def finish(self, pending):
+        return self._call(methodcaller("wait"), pending, pending.shape)
 
     def output_shape(self, shape):
         """What `reduce_output` makes of a shape."""
@@ -149,8 +162,11 @@ class _Ranks:
         if not self.sequence_parallel:
             self._recorder.on_memory(self._tp.reduce_output, y)  # in place
             return y
-        out = self._recorder.place(self.output_shape(y.shape), y.dtype)
-        return self._recorder.on_memory(self._tp.reduce_output, y, out=out)
+        return self._call(self._tp.reduce_output, y, self.output_shape(y.shape))
+
+    def start_reduce_output(self, y):
+        """What `finish` makes `reduce_output`'s result of."""
+        return self._call(self._tp.start_reduce_output, y, self.output_shape(y.shape))
 
 
 def _factors(quantizers):
