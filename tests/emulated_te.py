@@ -172,7 +172,7 @@ def dswiglu_cast_transpose(grad, input, output, stream):
     dswiglu(grad, input, output, stream)
 
 
-def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, margin_sm=0):
+def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False):
     result = B.operand(transb) @ A.operand(not transa).T
     D.write(result + D.read() if accumulate else result)
 

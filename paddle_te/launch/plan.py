@@ -145,6 +145,8 @@ def _environment(
         env |= devices.selected()
     else:
         env["PORT_RANGE"] = _port_range(args.PORT_RANGE, len(devices.ids))
+    if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM that it runs beside
+        env["CUDA_DEVICE_MAX_CONNECTIONS"] = environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
         unset += ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
         env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}

@@ -522,7 +522,7 @@ static void dswiglu_cast_transpose(const Tensor& grad, const Tensor& input, cons
 // ---- GEMM ----------------------------------------------------------------------------------------------------
 
 static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, Stream& stream,
-                 bool accumulate, bool split_accumulator, int margin_sm) {
+                 bool accumulate, bool split_accumulator) {
   const char* name = "nvte_cublas_gemm_v2";
   Named named = {{"A", &a}, {"B", &b}, {"D", &d}};
   // cuBLAS is column-major: in rows and columns this is D[n, m] = op(B)[n, k] · op(A)[k, m]. TE trusts D's shape.
@@ -533,12 +533,12 @@ static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa,
                        ", transb=" + (transb ? "1" : "0") + ")", named));
   call(name, named, [&] {
     static std::map<std::pair<bool, int>, NVTEConfig> configs;  // for the process's life
-    const int32_t sms = std::min(stream.gemm_sms, stream.sm_count - margin_sm);
-    NVTEConfig& config = configs[{split_accumulator, sms}];
+    NVTEConfig& config = configs[{split_accumulator, stream.gemm_sms}];
     if (!config) {
       config = nvte_create_matmul_config();
       const uint8_t split = split_accumulator;
       nvte_set_matmul_config_attribute(config, kUseSplitAccumulator, &split, sizeof split);
+      const int32_t sms = stream.gemm_sms;
       if (sms < stream.sm_count) nvte_set_matmul_config_attribute(config, kSMCount, &sms, sizeof sms);
     }
     Handle workspace;
@@ -875,11 +875,10 @@ more scratch memory is needed than there is (after the stream has been synchroni
   m.def("dswiglu_cast_transpose", &dswiglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a,
         "dswiglu to fp8 with its transposed copy, in one kernel.");
   m.def("gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
-        "split_accumulator"_a = false, "margin_sm"_a = 0, R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
+        "split_accumulator"_a = false, R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
 A is [m, k] if transa else [k, m]; B is [k, n] if transb else [n, k]. With weight W [out, in], tokens x [t, in]:
 y = gemm(W, x, y, True, False); dx = gemm(W, dy, dx, False, False); dW = gemm(x, dy, dW, False, True).
-accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.
-margin_sm: SMs that it leaves to another stream's kernels; NVTE_EXT_MARGIN_SM if that is more.)");
+accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.)");
   m.def("amax_and_scale_update", &amax_and_scale_update, "amax_history"_a, "scale"_a, "algo"_a, "fp8_dtype"_a,
         "margin"_a, "stream"_a,
         "Delayed scaling, in place: scale [n] from float32 amax_history [len, n], which is then rolled by one.");

@@ -334,6 +334,12 @@ def test_several_devices():
     assert words_before_script(on_cpu)[3:5] == ["--nproc_per_node", "2"]
 
 
+def test_tensor_parallel_ranks_start_collectives_first():
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    assert plan(GPUS, TP=2).env[name] == "1" and plan({**GPUS, name: "8"}, TP=2).env[name] == "8"
+    assert name not in plan(GPUS, TP=1).env and name not in plan(CPU, TP=1, precision="fp32").env
+
+
 def test_several_nodes():
     slurm = {**GPUS, "SLURM_JOB_NUM_NODES": "4", "SLURM_NODEID": "2", "SLURM_JOB_ID": "1234567"}
     addresses = "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"

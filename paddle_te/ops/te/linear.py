@@ -9,7 +9,6 @@ GEMM reads, so that only flags differ, and which copy of W backward reads: the o
 import functools
 import math
 import operator
-import os
 from types import SimpleNamespace
 
 import paddle
@@ -26,10 +25,6 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
 )
 from paddle_te.ops.te.runtime import FLOAT32, check_tensor, dense, dtype_code
-
-# The SMs that a GEMM leaves to a collective beside it, which would otherwise wait for the GEMM's last tile: TE's user
-# buffers give theirs 16.
-COLLECTIVES_SMS = int(os.environ.get("TP_MARGIN", 16))
 
 
 def _rows(tensor):
@@ -82,40 +77,41 @@ def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True):
     rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, accumulate)
 
 
-def _dgrad(rt, dy, weight, dx, fp8, transpose_y=True, margin_sm=0):
+def _dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
     """Into the native dx."""
-    rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8, margin_sm)
+    rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8)
 
 
-def _wgrad(rt, x, dy, weight, code, fp8, margin_sm=0):
+def _wgrad(rt, x, dy, weight, code, fp8):
     """dW; or None, with dW put into weight.main_grad (float32) or added to it, where there is that. Of a weight
     [in, out] it is that with x and dy exchanged."""
     if weight.stop_gradient:
         return None
     if weight.main_grad is None:
         dw = rt.new_matrix(tuple(weight.shape), weight.dtype, code)
-        rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8, margin_sm)
+        rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8)
         return dw.memory
     main_grad = rt.matrix(weight.main_grad, FLOAT32)
-    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8, margin_sm)
+    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8)
     return None
 
 
 def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp):
     """(dz, dW) of a column-parallel GEMM of `_normed_operands`: dz summed over tp, the rank's rows of it.
 
-    Collectives run beside GEMMs, as in Megatron and TE ("bulk overlap"): the input is gathered again during dgrad, and
-    its gradient summed during wgrad.
+    Collectives run beside GEMMs ("bulk overlap" in Megatron and TE): the input is gathered again during dgrad, and its
+    gradient summed during wgrad. With CUDA_DEVICE_MAX_CONNECTIONS=1 the GPU starts them in this order; else the GEMM
+    comes first, and where it takes all SMs the collective waits for it.
     """
-    fp8, margin_sm = quantizers is not None, 0 if tp is None else COLLECTIVES_SMS
+    fp8 = quantizers is not None
     gather = tp is not None and tp.sequence_parallel
     pending = tp.start_all_gather(_rows_of_rank(operand)) if gather else None
     dz = rt.new_matrix((dy.shape[0], x.x.shape[1]), x.dtype, x.code)
-    _dgrad(rt, dy, w, dz.native, fp8, margin_sm=margin_sm if gather else 0)
+    _dgrad(rt, dy, w, dz.native, fp8)
     if gather:
         operand = _gathered_again(rt, operand, tp.finish(pending), x.code, quantizers)
     pending = None if tp is None else tp.start_reduce_output(dz.memory)
-    dw = _wgrad(rt, operand, dy, weight, x.code, fp8, margin_sm)
+    dw = _wgrad(rt, operand, dy, weight, x.code, fp8)
     return dz if tp is None else rt.matrix(tp.finish(pending), x.code), dw
 
 
