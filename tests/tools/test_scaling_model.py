@@ -80,17 +80,21 @@ def test_bubble():
 
 
 def test_tensor_parallel():
-    """Half the layer; five times an all-gather and a reduce-scatter of 2 MB over 2 ranks: 10 · 1 MB / 100 GB/s."""
+    """Half the layer; 6 all-gathers and 4 reduce-scatters of 2 MB over 2 ranks, 1 MB / 100 GB/s each, of which 4 are
+    half hidden; in fp8 half as much is gathered."""
     parts = predict(gpus=2, tp=2)
     assert parts["layers"] == pytest.approx(5) and parts["head"] == pytest.approx(1)
-    assert parts["tensor parallel"] == pytest.approx(10 * 10 * 0.01)
+    assert parts["tensor parallel"] == pytest.approx(10 * 8 * 0.01)
     assert parts["sharding"] == 0
+    in_fp8 = scaling_model.predict(SMALL, Layout(2, tp=2), replace(INPUTS, gathered_bytes=1), ROUND)
+    assert in_fp8["tensor parallel"] == pytest.approx(10 * (5 / 2 + 3) * 0.01)
 
 
 @pytest.mark.parametrize(
     "layout, shards, bytes_each",
     [
-        (Layout(4), 4, 4 + 4 + 8 / 4),  # main gradients are cleared, read as wgrad adds to them, and a quarter divided
+        (Layout(4), 4, 8 / 4),  # a quarter of the main gradients is divided
+        (Layout(4, stage=2), 4, 4 + 4 + 8 / 4),  # they are cleared, and read as wgrad adds to them
         (Layout(4, stage=0), 1, 4 + 4 + 4),  # into a buffer, out of it, divided
         (Layout(4, tp=4), 1, 0),
     ],
@@ -155,7 +159,8 @@ def test_relative_error(tmp_path):
     """Of a point as throughput.py writes it: 10 layers of 1 ms, the head's 4."""
     run = {"size": {"dims": vars(SMALL.dims), "vocabulary": 10_000, "layers": 10}, "gpus": 1, "tp": 1, "sharding": 1}
     run |= {"stage": "stage1", "batch": 1, "precision": "bf16", "recompute": "none", "flags": ""}
-    rows = {"one": {"status": "ok", "run": run, "step_ms": {"median": 20.0}}, "other": {"status": "failed"}}
+    rows = {"one": {"status": "ok", "run": run, "step_ms": {"median": 20.0}}, "other": {"status": "failed", "run": run}}
+    rows["head"] = rows["one"] | {"run": run | {"flags": "--fp8_lm_head true"}}
     points = scaling_model.measured_points([{"runs": rows}])
     [*_, line] = scaling_model.check_table(points, LAYER, STEP, ROUND)
     assert line == "| one | 1 | one GPU | 16.0 | 20.0 | -20.0% |"

@@ -30,6 +30,7 @@ from tools.benchmark.problem import Dims  # noqa: E402
 LLAMA_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_70B = step.Size(replace(LAYER_SIZES["70b-b1"], sequence=8192), LLAMA_8B.vocabulary, 80)
 GPUS = (8, 16, 32, 64, 128, 256, 512)
+OTHERS = ("fp8_lm_head", "fp8_dpa", "use_fused_linear_cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class Assumptions:
     """What is not measured here. Units: GB/s in one direction, µs, TFLOP/s, bytes."""
 
     gpus_per_node: int = 8  # joined by NVLink; nodes by InfiniBand
-    nvlink: float = 360  # reached in collectives, of 450
+    nvlink: float = 300  # reached in collectives, of 450 (measured between four GPUs: 290 to 300)
     network: float = 45  # InfiniBand, per GPU, reached of 50 (400 Gbit/s, a card for each GPU)
     nvlink_hop: float = 1  # latency of a step of a ring within a node
     network_hop: float = 5  # and between nodes
     overlap: float = 0.9  # share of sharding's communication that can run beside computing
-    slowdown: float = 0.05  # of what it runs beside: it takes SMs and memory bandwidth
+    slowdown: float = 0.25  # of what it runs beside: it takes SMs and memory bandwidth (measured: 0.2 to 0.35)
+    tp_overlap: float = 0.5  # of the collectives beside backward's GEMMs: gained, these being slower (measured at tp4)
     bucket: float = 256e6  # bytes of bf16 weights that are gathered, or whose gradients are reduced, at once
     hbm: float = 3400  # reached by element-wise kernels, of 4800
     head_tflops: float = 600  # lm_head's GEMMs, bf16; where no step_*.json has measured the head
@@ -79,11 +81,12 @@ class Layout:
 @dataclass(frozen=True)
 class Inputs:
     """Measured on one GPU. flops_per_ms of a layer, forward and backward; ms a token of head, loss and embedding; ms a
-    parameter of clipping and optimizer."""
+    parameter of clipping and optimizer. gathered_bytes: of an activation that GEMMs read, 1 in fp8."""
 
     flops_per_ms: float
     head_ms: float
     optimizer_ms: float
+    gathered_bytes: int = 2
 
 
 def parameters(size):
@@ -123,7 +126,7 @@ def predict(size, layout, inputs, assume):
     tokens, m = layout.batch * dims.sequence, layout.microbatches
     again = {"none": 0, "core_attn": 0, "full": 1 / 3}[layout.recompute]  # attention's own part is small
     layer = dims.flops / inputs.flops_per_ms / layout.tp * (1 + again)
-    tp = tensor_parallel_ms(tokens * dims.hidden, layout, assume)
+    tp = tensor_parallel_ms(tokens * dims.hidden, inputs.gathered_bytes, layout, assume)
     layers_here = size.layers / layout.pp
     stage = layers_here * (layer + tp) + stage_transfer_ms(tokens * dims.hidden, layout, assume)
     head = tokens * inputs.head_ms / layout.tp  # on the last stage, for which the others wait
@@ -147,21 +150,22 @@ def predict(size, layout, inputs, assume):
 def gradients_ms(local, layout, assume):
     """Of what several ranks do with a rank's `local` gradients besides sending them, which one rank does not.
 
-    Sharding: float32 main gradients outlive a step in a common buffer, so that they are cleared, read as wgrad adds to
-    them, and a rank's own part is divided by the ranks. (As measured; since then te overwrites its own instead, see
-    paddle_te.distributed.sharding.) Data parallel (Paddle's EagerReducer): bf16 gradients are
-    copied into a buffer and back, and divided.
+    Sharding: of float32 main gradients a rank's own part is divided by the ranks; but in stage 1, where te writes them
+    anew, they are cleared as well, and read as wgrad adds to them. Data parallel (Paddle's EagerReducer): bf16
+    gradients are copied into a buffer and back, and divided.
     """
     if layout.data == 1:
         return 0.0
-    bytes_each = 4 + 4 + 8 / layout.data if layout.stage else 4 + 4 + 4
-    return bytes_each * local / assume.hbm / 1e6
+    kept = {0: 4 + 4 + 4, 1: 0}.get(layout.stage, 4 + 4)
+    return (kept + (8 / layout.data if layout.stage else 0)) * local / assume.hbm / 1e6
 
 
-def tensor_parallel_ms(elements, layout, assume):
+def tensor_parallel_ms(elements, gathered_bytes, layout, assume):
     """Of a layer, forward and backward, with sequence parallelism: 4 all-gathers and 4 reduce-scatters of a
-    [tokens, hidden] bf16 tensor (4.2.2), and 2 all-gathers again of what backward needs whole; nothing hidden."""
-    return 10 * ring_ms(2 * elements, layout.tp, 1, 1, assume)
+    [tokens, hidden] tensor (4.2.2), and 2 all-gathers again of what backward needs whole. These two and 2 of the
+    reduce-scatters (bf16) run beside GEMMs."""
+    gather, scatter = (ring_ms(size * elements, layout.tp, 1, 1, assume) for size in (gathered_bytes, 2))
+    return 4 * gather + 2 * scatter + (1 - assume.tp_overlap) * (2 * gather + 2 * scatter)
 
 
 def stage_transfer_ms(elements, layout, assume):
@@ -251,19 +255,19 @@ def head_and_optimizer(steps, size, precision, assume):
 
 
 def inputs_for(size, precision, cached, layers, steps, assume):
-    return Inputs(
-        flops_per_ms(layers, size.dims, precision, cached), *head_and_optimizer(steps, size, precision, assume)
-    )
+    of_layers, rest = flops_per_ms(layers, size.dims, precision, cached), (steps, size, precision, assume)
+    return Inputs(of_layers, *head_and_optimizer(*rest), gathered_bytes=1 if precision == "fp8" else 2)
 
 
 def measured_points(results):
-    """[(name, size, Layout, precision, ms)] of the runs that are ok in throughput_*.json's contents."""
+    """[(name, size, Layout, precision, ms)] of the runs that are ok in throughput_*.json's contents, without those that
+    do what the model's inputs do not."""
     points = []
     for result in results:
         for name, row in result["runs"].items():
-            if row["status"] != "ok":
-                continue
             run = row["run"]
+            if row["status"] != "ok" or any(other in run["flags"] for other in OTHERS):
+                continue
             size = step.Size(**run["size"] | {"dims": Dims(**run["size"]["dims"])})
             stage = int(run["stage"][-1]) if run["sharding"] > 1 else 0
             overlap = "overlap" in run["flags"] or stage == 0
