@@ -40,7 +40,7 @@ def test_runs_for_real(tmp_path, monkeypatch, nvgpu_host, fake_cupti):  # noqa: 
     monkeypatch.setenv("NVGPU_HOST_DEVICES", "2")
     monkeypatch.setitem(throughput.RUNS, "odd", throughput.replace(throughput.RUNS["8b-l16-x2"], tp=3))
     path = tmp_path / "throughput.json"
-    arguments = ["--tiny", "--runs", "odd", "8b-l16-x2", "--steps", "6", "--warmup", "2", "--profile", "2"]
+    arguments = ["--tiny", "--runs", "odd", "8b-l16-x2", "--steps", "6", "--warmup", "2", "--profile", "1"]
     arguments += ["--output", str(path)]
     assert throughput.main(arguments) == 0
     result = json.loads(path.read_text())
@@ -52,10 +52,10 @@ def test_runs_for_real(tmp_path, monkeypatch, nvgpu_host, fake_cupti):  # noqa: 
     assert row["peak_bytes"] > 0 and 0 < row["start_seconds"] < row["seconds"]
     assert all(4 < loss < 6 for loss in row["loss"])  # log 128 = 4.85
     account = row["timeline"]
-    assert account["status"] == "ok" and account["steps"] == 2
-    # of the stand-in one kernel of 7 µs in two steps, and 21.5 µs from its start to the last memset's end
-    assert ["scale(float*, int)", pytest.approx(0.0035, abs=1e-4), 0.5] in account["kernels"]
-    assert account["total_ms"] == pytest.approx(0.01075, abs=1e-4)
+    assert account["status"] == "ok" and account["steps"] == 1
+    # of the stand-in one kernel of 7 µs, and 21.5 µs from its start to the last memset's end
+    assert ["scale(float*, int)", pytest.approx(0.007, abs=1e-4), 1] in account["kernels"]
+    assert account["total_ms"] == pytest.approx(0.0215, abs=1e-4)
     assert sum(account["ms"].values()) == pytest.approx(account["total_ms"])
     assert odd["status"] == "failed" and "TP=3" in odd["reason"] and "exit status 2" in odd["reason"]
     table = path.with_suffix(".md").read_text()

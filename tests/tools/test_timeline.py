@@ -36,9 +36,10 @@ class Trace:
 
 @pytest.fixture
 def trace():
-    """Two steps of 5 ms: the host launches during the first 2 ms of each."""
+    """Three steps of 5 ms, of which two count: the host launches during the first 2 ms of each."""
     made = Trace()
-    for step, t in enumerate((0, 5000)):
+    made.launch(1650, "start of the profiler", 4100, 4300)
+    for step, t in enumerate((0, 5000, 10000)):
         made.host(f"step {step + 7}", t, t + 2000)
         made.host("forward", t + 10, t + 800)
         made.host("layers.0 forward", t + 100, t + 300)
@@ -83,6 +84,9 @@ def test_every_moment_counts_once(trace, tmp_path):
     assert sum(found["ms"].values()) == pytest.approx(found["total_ms"])
     assert found["communication_ms"] == pytest.approx(1.0)
     assert found["kernels"][0] == ("gemm", pytest.approx(3.3), 5)
+    assert "start of the profiler" not in [name for name, *_ in found["kernels"]]
+    trace.events = [event for event in trace.events if not event.get("name", "").startswith(("step 8", "step 9"))]
+    assert timeline.account(trace.write(tmp_path / "one.json"))["steps"] == 1
 
 
 def test_tables(trace, tmp_path):

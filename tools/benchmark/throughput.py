@@ -168,7 +168,8 @@ def parse_arguments(argv=None):
         type=int,
         default=0,
         metavar="STEPS",
-        help="further steps, whose time is accounted for by parts of the model, communication and gaps (timeline.py)",
+        help="further steps, whose time (but the first's) is accounted for by parts of the model, communication and "
+        "gaps (timeline.py)",
     )
     parser.add_argument("--timeout", type=float, default=180, help="seconds for a run; default %(default)s")
     parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/throughput_<gpu>x<n>_<date>.json")
