@@ -25,6 +25,33 @@ def prepare_sharding():
     stage2.ParamStorage = _param_storage
 
 
+def gather_weights(optimizer):
+    """Ends what overlapping sharding leaves for the next forward. To be called by all ranks before weights are read in
+    another way, as when they are saved; `optimizer`: the outermost one.
+
+    Stage 1 with split_param gathers a bucket of weights when the first of its layers is called; until then the other
+    ranks' parts of it are those of the step before (with Paddle 3.3 and PaddleNLP alone such weights are saved). Other
+    stages' broadcasts may be under way.
+    """
+    while optimizer is not None:
+        if vars(optimizer).get("_broadcast_overlap"):
+            paddle.device.synchronize()
+        if isinstance(optimizer, DygraphShardingOptimizerV2) and optimizer._all_gather_overlap_forward:
+            for bucket in optimizer._comm_buffer_list:
+                _gather_bucket(optimizer, bucket)
+        optimizer = vars(optimizer).get("_inner_opt")
+
+
+def _gather_bucket(optimizer, bucket):
+    """What Paddle's hook before a layer's forward does."""
+    if bucket.status == FusedCommBuffer.Status.SHARDED:
+        optimizer._try_start_bucket_param_sync([bucket])
+    if bucket.status == FusedCommBuffer.Status.SYNCING:
+        if bucket.sync_param_task is not None:  # None: it is frozen
+            bucket.sync_param_task.wait()
+        bucket.status = FusedCommBuffer.Status.READY
+
+
 def _scale_own_grads(self, scale_grads=FusedCommBuffer.scale_grads):
     """FusedCommBuffer.scale_grads, which is shown this rank's part of the buffer alone."""
     whole, group = self.grad_storage, self._comm_group

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from paddle_te import fp8
 from paddle_te.checkpoint.folder import file_name, variant
-from paddle_te.distributed import count_shared_weights_once
+from paddle_te.distributed import count_shared_weights_once, gather_weights
 from paddle_te.llama.decoder import fp8_recipe
 from paddle_te.training.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.training.checkpoints import (
@@ -78,10 +78,15 @@ class PretrainingTrainer(Trainer):
 
     def train(self, *args, **kwargs):
         """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage."""
-        if not self.args.save_in_background:
-            return super().train(*args, **kwargs)
-        with self._saving_in_background():
-            return super().train(*args, **kwargs)
+        with self._saving_in_background() if self.args.save_in_background else contextlib.nullcontext():
+            result = super().train(*args, **kwargs)
+        gather_weights(self.optimizer)
+        return result
+
+    def save_model(self, *args, **kwargs):
+        """PaddleNLP's, of whole weights."""
+        gather_weights(self.optimizer)
+        super().save_model(*args, **kwargs)
 
     @contextlib.contextmanager
     def _saving_in_background(self):

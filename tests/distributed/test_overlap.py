@@ -5,6 +5,7 @@ complete when it is reduced and each weight gathered before its layer, also wher
 its GEMMs. te's kernels are emulated.
 """
 
+import paddle
 import pytest
 
 from tests.distributed import jobs
@@ -54,6 +55,20 @@ def test_losses_are_those_without_overlap(overlap, train, without):
             precision = name.split("_")[1]
             jobs.check_same(runs[name], run, LOSS_TOLERANCE[precision], WEIGHT_TOLERANCE[precision])
     jobs.check_sizes(flags, runs["pd_bf16"].sizes, without["pd_bf16"].sizes[0])
+
+
+def test_saved_weights(tmp_path, nvgpu_host):
+    """A checkpoint holds all ranks' weights of its step, also those that the next forward would have gathered."""
+    name, weights = "pd_bf16_unclipped", jobs.make_initial_weights(tmp_path / "weights")
+    saved = []
+    for place, flags in {"plain": dict(sharding="stage1"), "overlapping": OVERLAPS["stage 1, split"]}.items():
+        folder = tmp_path / place
+        variants = jobs.variants([name], weights, folder, [name])[:1]
+        jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", nvgpu_host | dict(NVGPU_HOST_DEVICES="2"))
+        saved.append(paddle.load(str(folder / name / f"checkpoint-{jobs.SAVED_STEP}/model_state.pdparams")))
+    plain, overlapping = saved
+    assert plain.keys() == overlapping.keys()
+    assert [key for key in plain if not (plain[key] == overlapping[key]).all()] == []
 
 
 def test_resume(train):

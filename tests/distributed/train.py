@@ -19,6 +19,9 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+    DygraphShardingOptimizerV2,
+)
 from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
 
 from paddle_te.layers import cross_entropy
@@ -54,6 +57,15 @@ def slice_small_parameters():
 
     original = sharding.group_sharded_parallel
     sharding.group_sharded_parallel = lambda *args, **kwargs: original(*args, **kwargs, segment_size=256)
+
+
+def several_buckets():
+    """Stage 1 lays weights together in buckets of 256 MB, of which these models fill one: nothing would be gathered
+    while another one's layers compute."""
+    original = DygraphShardingOptimizerV2._build_comm_buffers
+    DygraphShardingOptimizerV2._build_comm_buffers = lambda self, steps, size, free=False: original(
+        self, steps, 2**14, free
+    )
 
 
 def load_run_pretrain():
@@ -165,6 +177,7 @@ def main():
         emulated_te.install()
         emulated_te.Stream.capability = 10, 0  # where attention in fp8 takes heads of 16
     slice_small_parameters()
+    several_buckets()
     cross_entropy.CHUNK_TOKENS = 24  # of a micro-batch's 64
     for variant in job["variants"]:
         print(f"variant {variant['name']}", flush=True)
