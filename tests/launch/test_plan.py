@@ -61,6 +61,7 @@ WRONG_VALUES = {
     "LEARNING_RATE": ["0", "nan", "inf", "-1e-3", "fast"],
     "MOCK_DATA": ["yes"],
     "DRY_RUN": ["2"],
+    "OVERLAP": ["yes"],
     "OVERWRITE": ["y"],
     "NNODES": ["0", "two"],
     "NODE_RANK": ["-1"],
@@ -90,6 +91,20 @@ def test_slurms_variables_are_checked_too():
 def test_empty_variables_count_as_not_set():
     empty = {name: "" for name, *_ in KNOBS}
     assert plan({**empty, **GPUS}).command == plan().command
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(FSDP=1), "sharding in stage1 or stage2, not for FSDP=1 in stage2"),
+        (dict(sharding_stage="stage3", TP=1, FSDP=8), "not for FSDP=8 in stage3"),
+        (dict(sharding_stage="stage1", PP=2), "does not go with PP=2"),
+        (dict(precision="fp32"), "not gpu and fp32"),
+        (dict(LOGGING_STEPS=1), "needs LOGGING_STEPS of 2 or more"),
+    ],
+)
+def test_overlap_is_refused(arguments, words):
+    assert words in refusal(**(dict(FSDP=2, OVERLAP=1, LOGGING_STEPS=2, precision="bf16") | arguments))
 
 
 def test_unknown_arguments():
@@ -438,6 +453,17 @@ def test_the_original_flags_by_default(tmp_path):
         (dict(recompute="core_attn"), dict(recompute="1", recompute_granularity="core_attn")),
         (dict(recompute="full"), dict(recompute="1", recompute_granularity="full")),
         (dict(FSDP=4, sharding_stage="stage1"), dict(sharding="stage1", sharding_parallel_degree="4")),
+        (
+            dict(FSDP=4, OVERLAP=1, LOGGING_STEPS=2),
+            dict(sharding_parallel_config="enable_stage2_overlap", amp_master_grad="1", logging_steps="2"),
+        ),
+        (
+            dict(FSDP=4, sharding_stage="stage1", OVERLAP=1, LOGGING_STEPS=10, backend="te"),
+            dict(
+                sharding_parallel_config="split_param enable_stage1_overlap enable_stage1_allgather_overlap",
+                fuse_wgrad_accumulation="1",
+            ),
+        ),
         (dict(SP="true"), dict(sequence_parallel="1", pipeline_parallel_config="disable_partial_send_recv")),
         (
             dict(DEVICE="nvgpu"),
