@@ -6,6 +6,12 @@ import argparse
 from pathlib import Path
 
 BACKENDS = {"none": "none", "te": "transformer_engine", "pd": "paddle"}
+# Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
+# (stage1) or waits for their broadcasts.
+OVERLAPS = {
+    "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
+    "stage2": "enable_stage2_overlap",
+}
 
 
 def common(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:

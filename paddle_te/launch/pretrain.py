@@ -8,9 +8,8 @@ from pathlib import Path
 
 from paddle_te import configs
 from paddle_te.launch.arguments import positive_float, positive_int, shared, switch
-from paddle_te.launch.checks import check_data, check_tokenizer, read_config
-from paddle_te.launch.flags import common
-from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.checks import check_data, check_overlap, check_tokenizer, read_config
+from paddle_te.launch.flags import OVERLAPS, common
 
 ARGUMENTS = [
     ("model_name", "meta-llama/Llama-2-7b", str, "known name, or folder with config.json"),
@@ -31,11 +30,6 @@ KNOBS = [
     ("LEARNING_RATE", "3e-05", positive_float, "greatest learning rate; the least is a tenth of it"),
     ("OVERLAP", "0", switch, "1: sharding's communication beside computing, in stage1 and stage2"),
 ]
-# Gradients are reduced during backward; the next forward gathers weights (stage1) or waits for their broadcasts.
-OVERLAPS = {
-    "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
-    "stage2": "enable_stage2_overlap",
-}
 FIXED = {}
 OUTPUT_NAME = "OUTPUT_BASE or EXP_NAME"
 model_config = read_config
@@ -95,26 +89,8 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
 
 
 def _overlap(args: argparse.Namespace, device: str) -> dict[str, object]:
-    """Flags for OVERLAP=1, with which te adds gradients to the main gradients inside its GEMMs.
-
-    Raises:
-        LaunchError: it is not for this layout, device, precision or logging.
-    """
-    if args.FSDP == 1 or args.sharding_stage not in OVERLAPS:
-        raise LaunchError(
-            f"OVERLAP=1 is for sharding in {' or '.join(OVERLAPS)}, not for FSDP={args.FSDP} in {args.sharding_stage}"
-        )
-    if args.PP > 1:
-        raise LaunchError(f"OVERLAP=1 does not go with PP={args.PP}")
-    if device == "cpu" or args.precision == "fp32":
-        raise LaunchError(
-            f"OVERLAP=1 needs a GPU (or nvgpu) and precision bf16 or fp8, not {device} and {args.precision}: Paddle "
-            "overlaps with float32 main gradients of 16-bit weights only"
-        )
-    if args.LOGGING_STEPS == 1:
-        raise LaunchError(
-            "OVERLAP=1 needs LOGGING_STEPS of 2 or more: reading each step's loss would wait for its communication"
-        )
+    """Flags for OVERLAP=1, with which te adds gradients to the main gradients inside its GEMMs."""
+    check_overlap(args, device)
     return {
         "sharding_parallel_config": OVERLAPS[args.sharding_stage],
         "amp_master_grad": 1,

@@ -142,8 +142,8 @@ class PreTrainingArguments(TrainingArguments):
         custom = self.device.partition(":")[0] not in ("cpu", "gpu", "xpu")
         bf16 = self.bf16 and self.fp16_opt_level == "O2" and not self.amp_master_grad
         parallel = self.use_hybrid_parallel and self.world_size > 1
-        others = self.optim == OptimizerNames.ADAMW or ShardingOption.FULL_SHARD in self.sharding
-        return custom and bf16 and self.max_grad_norm > 0 and parallel and not others
+        clipped_otherwise = self.optim == OptimizerNames.ADAMW or ShardingOption.FULL_SHARD in self.sharding
+        return custom and bf16 and self.max_grad_norm > 0 and parallel and not clipped_otherwise
 
 
 def check_fp8_dpa(arguments):

@@ -34,11 +34,11 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
     factor = None  # float32 [1] of the last call; None: the gradients that it returned are clipped
 
     def _dygraph_clip(self, params_grads):
-        grads = [grad for _, grad in _clipped(params_grads)]
-        if not grads or self.auto_skip_clip or not _take_factor(params_grads):
+        clipped = _clipped(params_grads)
+        if not clipped or self.auto_skip_clip or not _take_factor(clipped):
             self.factor = None
             return super()._dygraph_clip(params_grads)
-        self.factor = self._clip_factor(grads)
+        self.factor = self._clip_factor([grad for _, grad in clipped])
         return params_grads
 
     @paddle.no_grad()
@@ -59,7 +59,7 @@ class _HybridParallelClipGrad(HybridParallelClipGrad):
     def _comm_and_clip(self, params_grads, squares_of_distributed, squares_of_others):
         """As Paddle's: the sums of squares [1] of this rank's weights that differ between tensor parallel ranks, and of
         its others, become those of all ranks."""
-        if not _take_factor(params_grads):
+        if not _take_factor(_clipped(params_grads)):
             self.factor = None
             return super()._comm_and_clip(params_grads, squares_of_distributed, squares_of_others)
         self._global_norm(squares_of_distributed, squares_of_others)
@@ -73,8 +73,9 @@ def _clipped(params_grads):
     return [(p, grad) for p, grad in params_grads if grad is not None and getattr(p, "need_clip", True)]
 
 
-def _take_factor(params_grads):
-    return all(_takes_factor(*pair) for pair in _clipped(params_grads))
+def _take_factor(clipped):
+    """Whether _AdamW can multiply all these gradients."""
+    return all(_takes_factor(param, grad) for param, grad in clipped)
 
 
 def _takes_factor(param, grad):

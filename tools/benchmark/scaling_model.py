@@ -30,7 +30,8 @@ from tools.benchmark.problem import Dims  # noqa: E402
 LLAMA_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_70B = step.Size(replace(LAYER_SIZES["70b-b1"], sequence=8192), LLAMA_8B.vocabulary, 80)
 GPUS = (8, 16, 32, 64, 128, 256, 512)
-OTHERS = ("fp8_lm_head", "fp8_dpa", "use_fused_linear_cross_entropy")
+# Flags of runs that do what no input was measured for
+NOT_MODELLED = ("fp8_lm_head", "fp8_dpa", "use_fused_linear_cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -150,14 +151,15 @@ def predict(size, layout, inputs, assume):
 def gradients_ms(local, layout, assume):
     """Of what several ranks do with a rank's `local` gradients besides sending them, which one rank does not.
 
-    Sharding: of float32 main gradients a rank's own part is divided by the ranks; but in stage 1, where te writes them
-    anew, they are cleared as well, and read as wgrad adds to them. Data parallel (Paddle's EagerReducer): bf16
+    Sharding: of float32 main gradients a rank's own part is divided by the ranks; except in stage 1, where te writes
+    them anew, they are cleared as well, and read as wgrad adds to them. Data parallel (Paddle's EagerReducer): bf16
     gradients are copied into a buffer and back, and divided.
     """
     if layout.data == 1:
         return 0.0
-    kept = {0: 4 + 4 + 4, 1: 0}.get(layout.stage, 4 + 4)
-    return (kept + (8 / layout.data if layout.stage else 0)) * local / assume.hbm / 1e6
+    divided = 8 / layout.data
+    bytes_each = {0: 4 + 4 + 4, 1: divided}.get(layout.stage, 4 + 4 + divided)
+    return bytes_each * local / assume.hbm / 1e6
 
 
 def tensor_parallel_ms(elements, gathered_bytes, layout, assume):
@@ -255,18 +257,21 @@ def head_and_optimizer(steps, size, precision, assume):
 
 
 def inputs_for(size, precision, cached, layers, steps, assume):
-    of_layers, rest = flops_per_ms(layers, size.dims, precision, cached), (steps, size, precision, assume)
-    return Inputs(of_layers, *head_and_optimizer(*rest), gathered_bytes=1 if precision == "fp8" else 2)
+    return Inputs(
+        flops_per_ms(layers, size.dims, precision, cached),
+        *head_and_optimizer(steps, size, precision, assume),
+        gathered_bytes=1 if precision == "fp8" else 2,
+    )
 
 
 def measured_points(results):
-    """[(name, size, Layout, precision, ms)] of the runs that are ok in throughput_*.json's contents, without those that
-    do what the model's inputs do not."""
+    """[(name, size, Layout, precision, ms)] of the runs that are ok in throughput_*.json's contents, without those with
+    flags that are NOT_MODELLED."""
     points = []
     for result in results:
         for name, row in result["runs"].items():
             run = row["run"]
-            if row["status"] != "ok" or any(other in run["flags"] for other in OTHERS):
+            if row["status"] != "ok" or any(flag in run["flags"] for flag in NOT_MODELLED):
                 continue
             size = step.Size(**run["size"] | {"dims": Dims(**run["size"]["dims"])})
             stage = int(run["stage"][-1]) if run["sharding"] > 1 else 0

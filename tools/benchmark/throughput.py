@@ -27,6 +27,7 @@ from threading import Condition, Lock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
+from paddle_te.launch.flags import OVERLAPS  # noqa: E402
 from paddle_te.launch.machines import visible_devices  # noqa: E402
 from tools.benchmark import report, step, timeline  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
@@ -44,11 +45,10 @@ FUSED_LOSS = "--use_fused_linear_cross_entropy true"
 FP8_HEAD = "--fp8_lm_head true"
 # Gradients are reduced and scattered during backward, weights gathered during the next forward, for which Paddle wants
 # the loss to be read not in each step. Stage 2 likewise: reduced during backward, broadcast during forward.
-OVERLAP_1 = (
-    f"{MAIN_GRADS} --logging_steps 2 "
-    "--sharding_parallel_config 'split_param enable_stage1_overlap enable_stage1_allgather_overlap'"
+OVERLAP_1, OVERLAP_2 = (
+    f"{MAIN_GRADS} --logging_steps 2 --sharding_parallel_config {shlex.quote(OVERLAPS[stage])}"
+    for stage in ("stage1", "stage2")
 )
-OVERLAP_2 = f"{MAIN_GRADS} --logging_steps 2 --sharding_parallel_config enable_stage2_overlap"
 # paddle.DataParallel reduces bf16 gradients during backward.
 DATA_PARALLEL = "--amp_master_grad false"
 

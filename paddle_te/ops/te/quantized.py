@@ -112,12 +112,12 @@ class Float8Matrix:
         """For `gathered`: without a transpose, in a tensor of its own. Delayed scaling only."""
         return cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None)
 
-    def gathered(self, rt, rows, rowwise=True):
-        """The matrix of all ranks' `rowwise`, gathered as `rows`, with its transpose. Their scales must be the same."""
+    def gathered(self, rt, whole, rowwise=True):
+        """The matrix of all ranks' `rowwise`, gathered as `whole`, with its transpose. Their scales must be alike."""
         out, code = Float8Matrix.__new__(Float8Matrix), FP8[self.quantizer.dtype]
         out.quantizer, out._scale_inv = self.quantizer, self._scale_inv
-        out.rowwise = rows
-        out.shape = rows, cols = tuple(rows.shape)
+        out.rowwise = whole
+        out.shape = rows, cols = tuple(whole.shape)
         out.columnwise = rt.empty([cols, rows], paddle.uint8)
         out._data, out._transpose = out.rowwise.data_ptr(), out.columnwise.data_ptr()
         rt.te.transpose(rt.tensor(out._data, out.shape, code), rt.tensor(out._transpose, (cols, rows), code), rt.stream)
