@@ -1,6 +1,6 @@
 """The device that Paddle computes on, for what needs more of it than Paddle's API: stream, capability, memory.
 
-Knows three kinds: "cpu"; "gpu", paddlepaddle-gpu's; "nvgpu", the plug-in of tools/nvgpu. Nothing else in the package
+Knows three kinds: "cpu"; "gpu", paddlepaddle-gpu's; "nvgpu", the plug-in of nvgpu. Nothing else in the package
 tests for a place. `place` is a Paddle place, such as `tensor.place`; None: where Paddle computes now.
 """
 
@@ -43,8 +43,8 @@ def check_name(name):
     """Raises ValueError for a device, such as "gpu" or "nvgpu:1", that Paddle does not have in this process."""
     device = name.partition(":")[0]
     remedies = {
-        "gpu": "needs paddlepaddle-gpu, and the installed Paddle is not; or nvgpu, with the plug-in of tools/nvgpu",
-        "nvgpu": "needs its plug-in: python tools/nvgpu/build.py --runtime cuda --install, or CUSTOM_DEVICE_ROOT",
+        "gpu": "needs paddlepaddle-gpu, and the installed Paddle is not; or nvgpu, with the plug-in of nvgpu",
+        "nvgpu": "needs its plug-in: python nvgpu/build.py --runtime cuda --install, or CUSTOM_DEVICE_ROOT",
     }
     there = device in paddle.device.get_all_custom_device_type() or device == "gpu" and paddle.is_compiled_with_cuda()
     if device in remedies and not there:

@@ -77,7 +77,7 @@ venv_stamp() {
     .venv/bin/python -VV
     cat setup.py pyproject.toml constraints.txt
     find paddle_te -path '*/native/*.cpp' -exec cat {} +
-    [[ $1 != *nvgpu* ]] || find tools/nvgpu -type f -exec cat {} +
+    [[ $1 != *nvgpu* ]] || find nvgpu -type f -exec cat {} +
   } | sha256sum | cut -d' ' -f1
 }
 
@@ -102,7 +102,7 @@ make_venv() {
     .venv/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[$extras]"
     if [[ $extras == *nvgpu* ]]; then
       say "building the nvgpu plug-in (first time: a few minutes)"
-      .venv/bin/python tools/nvgpu/build.py --runtime cuda --install
+      .venv/bin/python nvgpu/build.py --runtime cuda --install
     fi
     venv_stamp "$extras" >.venv/stamp
   fi

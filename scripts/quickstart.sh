@@ -59,4 +59,4 @@ for backend in $backends; do
 done
 
 say "comparing the loss curves"
-python -m paddle_te.training.convergence "${runs[@]}" --tolerance "$tolerance" --output "$out"
+python -m paddle_te.runs.convergence "${runs[@]}" --tolerance "$tolerance" --output "$out"

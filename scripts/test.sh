@@ -13,8 +13,8 @@ say "ruff"
 ruff check .
 ruff format --check .
 
-say "building the host runtime of tools/nvgpu"
-python tools/nvgpu/build.py --runtime host
+say "building the host runtime of nvgpu"
+python nvgpu/build.py --runtime host
 
 say "pytest"
 python -m pytest "$@"

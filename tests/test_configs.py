@@ -99,8 +99,8 @@ def scaled(frequency, factor, low=1.0, high=4.0, length=8192):
 def test_angles(name, factor):
     import paddle
 
-    from paddle_te.llama.decoder import rotary_embedding
-    from paddle_te.llama.loading import read_config
+    from paddle_te.models.llama.decoder import rotary_embedding
+    from paddle_te.models.llama.loading import read_config
 
     config = read_config(configs.resolve(f"llama-{name}"))
     dim = config.hidden_size // config.num_attention_heads
@@ -121,7 +121,7 @@ def test_angles(name, factor):
     ],
 )
 def test_what_paddlenlp_would_leave_out_is_refused(tmp_path, change, message):
-    from paddle_te.llama.loading import read_config
+    from paddle_te.models.llama.loading import read_config
 
     (tmp_path / "config.json").write_text(json.dumps(configs.read("llama-3.2-1b") | change))
     with pytest.raises(ValueError, match=message):

@@ -15,11 +15,13 @@ MAY_IMPORT = {
     "distributed": {"fp8", "device"},
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS,
-    "checkpoint": set(),
-    "llama": LAYERS | {"layers", "checkpoint", "device"},
+    "weights": set(),
+    "models": LAYERS | {"layers", "weights", "device"},
     "configs": set(),
-    "training": LAYERS | {"llama", "checkpoint", "device", "native", "configs"},
-    "launch": {"training", "configs"},
+    "runs": {"configs"},
+    "training": LAYERS | {"models", "weights", "device", "native", "configs", "runs"},
+    "evaluation": {"training", "models", "device", "fp8"},
+    "launch": {"runs", "configs"},
     "env": {"native", "device"},
 }
 

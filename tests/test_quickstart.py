@@ -137,7 +137,7 @@ def fake_checkout(folder, version):
     for name in ("setup.py", "pyproject.toml", "constraints.txt"):
         (folder / name).write_text("")
     (folder / "paddle_te" / "native").mkdir(parents=True)
-    (folder / "tools" / "nvgpu").mkdir(parents=True)
+    (folder / "nvgpu").mkdir(parents=True)
     executable(
         folder / ".venv/bin/python",
         f'#!/bin/sh\ncase "$*" in *pip*) echo "$@" >>calls ;; *build.py*) echo "$@" >>builds ;; '
@@ -189,9 +189,9 @@ def test_a_gpu_brings_transformer_engine_and_the_plugin(tmp_path):
     assert make_venv_with_driver(13000, tmp_path)[0] == ".[cpu,test,te-cu13,nvgpu]"
     make_venv_with_driver(13000, tmp_path)
     assert installs(tmp_path) == 1
-    (tmp_path / "tools/nvgpu/plugin.cc").write_text("int x;\n")
+    (tmp_path / "nvgpu/plugin.cc").write_text("int x;\n")
     make_venv_with_driver(13000, tmp_path)
-    assert (tmp_path / "builds").read_text() == "tools/nvgpu/build.py --runtime cuda --install\n" * 2
+    assert (tmp_path / "builds").read_text() == "nvgpu/build.py --runtime cuda --install\n" * 2
     assert make_venv_with_driver(13000, tmp_path, GPU="0")[0] == ".[cpu,test]"
     assert installs(tmp_path) == 3 and (tmp_path / "builds").read_text().count("\n") == 2
 

@@ -34,7 +34,7 @@ def group_pipeline_transfers():
         return
     library = ctypes.CDLL(path)
     if not hasattr(library, "nvgpu_group_start"):
-        raise ValueError(f"{path} cannot run virtual pipeline stages: build it again with tools/nvgpu/build.py")
+        raise ValueError(f"{path} cannot run virtual pipeline stages: build it again with nvgpu/build.py")
 
     @contextmanager
     def grouped(group, tasks=None):

@@ -1,7 +1,7 @@
 """Checks of a job's arguments against the device and against what lies in the folders they name.
 
 What does not fit raises LaunchError: one line that names the argument and what it may be. Layouts are checked by
-`paddle_te.training.layout`.
+`paddle_te.runs.layout`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from paddle_te import configs
 from paddle_te.launch.flags import OVERLAPS
 from paddle_te.launch.machines import LaunchError, count_gpus
-from paddle_te.training.checkpoints import find_checkpoint, saved_steps
+from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
 
 # Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
 TOKENIZERS = [name for name in configs.known_names() if name.startswith("meta-llama/")]
@@ -34,7 +34,7 @@ def check_precision(args: argparse.Namespace, config: dict, device: str) -> None
     if device == "cpu":
         if args.backend == "te":
             raise LaunchError(
-                "backend=te needs an NVIDIA GPU (DEVICE=gpu with paddlepaddle-gpu, or DEVICE=nvgpu with tools/nvgpu); "
+                "backend=te needs an NVIDIA GPU (DEVICE=gpu with paddlepaddle-gpu, or DEVICE=nvgpu with nvgpu); "
                 "on a CPU use pd, the same layers in plain Paddle"
             )
         if args.precision == "bf16":
@@ -45,7 +45,7 @@ def check_precision(args: argparse.Namespace, config: dict, device: str) -> None
             if used and (name, args.sharding_stage) != ("sharding_stage", "stage1"):
                 raise LaunchError(
                     f"{name}={getattr(args, name)} does not work on DEVICE=cpu (Paddle's gloo has DP and stage1 only); "
-                    "use DEVICE=nvgpu, whose host runtime needs no GPU (tools/nvgpu)"
+                    "use DEVICE=nvgpu, whose host runtime needs no GPU (nvgpu)"
                 )
     if device == "nvgpu" and args.backend == "te" and not args.DRY_RUN and not count_gpus():
         raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")

@@ -14,7 +14,7 @@ from pathlib import Path
 from paddle_te.launch.arguments import KNOBS, ROOT, parse
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
-from paddle_te.training.layout import LayoutError, check_layout, check_model
+from paddle_te.runs.layout import LayoutError, check_layout, check_model
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from paddlenlp.trainer.trainer_utils import OptimizerNames, ShardingOption
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.distributed import group_pipeline_transfers, prepare_sharding, use_threaded_store
-from paddle_te.llama.modeling import check_fp8_lm_head
-from paddle_te.training.background import STAGING_DIR
-from paddle_te.training.layout import check_flags
+from paddle_te.models.llama.modeling import check_fp8_lm_head
+from paddle_te.runs.background import STAGING_DIR
+from paddle_te.runs.layout import check_flags
 
 
 def _option(default, help, **kwargs):

@@ -16,8 +16,8 @@ from paddlenlp.utils.log import logger
 
 from paddle_te import device
 from paddle_te.native.library import driver
-from paddle_te.training.checkpoints import STOPPED_MARK
-from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
+from paddle_te.runs.checkpoints import STOPPED_MARK
+from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.training.profiling import KernelsCallback, ProfilerCallback
 
 

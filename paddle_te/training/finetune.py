@@ -1,109 +1,127 @@
-"""Supervised fine-tuning, of all weights or of a LoRA adapter: arguments and trainer."""
+"""Fine-tune Llama on questions and answers, with decoder layers of backend none, paddle or transformer_engine.
 
-# ruff: noqa: UP045 (PaddleNLP's argument parser reads typing.Optional only)
+    python run_finetune.py --model_name_or_path CKPT --dataset_name_or_path DIR --output_dir OUT --do_train true \
+        [--lora true --lora_targets attention] [--transformer_engine_backend paddle] [--zero_padding true] …
+    python run_finetune.py arguments.json [--flag value …]
 
-import copy
-from dataclasses import dataclass, field
-from typing import Optional
+DIR holds train.json and dev.json (`paddle_te.training.finetune_datasets`). The fine-tuned model, or the adapter, is
+saved in OUT, beside the checkpoints to resume from. Errors in the arguments or the data end the run with status 2.
+"""
 
-from paddle.io import DistributedBatchSampler
-from paddlenlp.trainer import Trainer
-from paddlenlp.transformers.configuration_utils import llmmetaclass
+import contextlib
+import os
+import sys
+from pathlib import Path
 
-from paddle_te.llama.lora import TARGETS
-from paddle_te.training.arguments import PreTrainingArguments, check_weights_folder
-from paddle_te.training.callbacks import ThroughputCallback, model_flops_per_token
-from paddle_te.training.trainer import PretrainingTrainer
+import paddle
+from paddlenlp.trainer import set_seed
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig
+from paddlenlp.utils.log import logger
+
+from paddle_te import device
+from paddle_te.models.llama import causal_mask_only, model_class
+from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
+from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
+from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
+from paddle_te.training.arguments import ArgumentParser
+from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
+from paddle_te.training.finetune_datasets import Collator, FinetuneDataArguments, create_datasets, tokens_per_sample
+from paddle_te.training.finetune_trainer import (
+    FinetuneModelArguments,
+    FinetuningArguments,
+    FinetuningTrainer,
+    check_together,
+    count_real_tokens,
+)
+from paddle_te.training.trainer import check_resumable
 
 
-def _option(default, help):
-    return field(default=default, metadata={"help": help})
+def make_model(model_args, data_args, training_args, datasets):
+    backend = training_args.transformer_engine_backend
+    dtype = training_args.model_dtype
+    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
+    config = load_config(model_args.model_name_or_path, backend)
+    for dataset in filter(None, datasets):
+        check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
+    LlmMetaConfig.set_llm_config(config, training_args)
+    training_args.configure_layers(config)
+    config.use_cache = False
+    config.seq_length = data_args.max_length
+    model = from_pretrained(model_class(backend), model_args.model_name_or_path, config, dtype)
+    if training_args.recompute:
+        model.recompute_enable()
+    return add_lora(model, model_args, training_args) if model_args.lora else model
 
 
-@dataclass
-class FinetuneModelArguments:
-    """Which model, and what of it is trained."""
-
-    model_name_or_path: str = field(
-        metadata={"help": "Checkpoint folder, in the layout of the backend or Hugging Face's."}
+def add_lora(model, model_args, training_args):
+    backend = training_args.transformer_engine_backend
+    if model_args.lora_path:
+        return load_lora(model, model_args.lora_path, backend, merge=False)
+    config = lora_config(
+        model_args.lora_targets,
+        model_args.lora_rank,
+        model_args.lora_alpha,
+        model_args.lora_dropout,
+        training_args.model_dtype,
+        training_args.tensor_parallel_degree,
     )
-    tokenizer_name_or_path: Optional[str] = _option(None, "Tokenizer folder or name. Default: model_name_or_path.")
-    lora: bool = _option(False, "Train a LoRA adapter and leave the model as it is.")
-    lora_rank: int = _option(32, "Rank of the adapter.")
-    lora_alpha: int = _option(64, "The adapter's outputs are scaled by lora_alpha / lora_rank.")
-    lora_dropout: float = _option(0.0, "Dropout on the adapter's inputs.")
-    lora_targets: str = _option("all", "Projections with an adapter: all, attention or mlp.")
-    lora_path: Optional[str] = _option(None, "Folder of an adapter to start from; its rank and targets hold.")
-    merge_lora: bool = _option(False, "Save the model with the adapter added as well, in merged/.")
-
-    def __post_init__(self):
-        check_weights_folder(self)
-        self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
-        if self.lora_targets not in TARGETS:
-            raise ValueError(f"--lora_targets {self.lora_targets}: it may be {', '.join(TARGETS)}")
-        if self.lora_rank < 1:
-            raise ValueError(f"--lora_rank {self.lora_rank}: it must be at least 1")
-        for name in ("lora_path", "merge_lora"):
-            if getattr(self, name) and not self.lora:
-                raise ValueError(f"--{name} needs --lora true")
+    config.base_model_name_or_path = model_args.model_name_or_path
+    return lora_model_class(backend)(model, config)
 
 
-@dataclass
-@llmmetaclass
-class FinetuningArguments(PreTrainingArguments):
-    """PreTrainingArguments without what belongs to pretraining only."""
+def finetune():
+    exit_signal = ExitSignalCallback()
+    try:
+        model_args, data_args, training_args = ArgumentParser(
+            (FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments)
+        ).parse()
+        check_together(model_args, data_args, training_args)
+        device.check_name(training_args.device)
+        paddle.set_device(training_args.device)
+        checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+        if checkpoint:
+            check_resumable(checkpoint, training_args)
+        else:
+            check_new_run(training_args)
+        set_seed(training_args.seed)
+        tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
+        train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
+        model = make_model(model_args, data_args, training_args, (train, dev))
+    except (ValueError, OSError, RuntimeError) as error:
+        logger.error(str(error))
+        sys.exit(2)
 
-    def __post_init__(self):
-        pretraining = dict(min_learning_rate=1e-5, decay_steps=None, eval_iters=10)
-        for name, default in pretraining.items():
-            if getattr(self, name) != default:
-                raise ValueError(f"--{name} is for pretraining: here PaddleNLP's Trainer makes the schedule")
-        if self.do_eval and self.evaluation_strategy == "no":
-            self.evaluation_strategy = "epoch"  # the Trainer's own choice is each logging step
-        super().__post_init__()
-        if self.pipeline_parallel_degree > 1:
-            raise ValueError("--pipeline_parallel_degree: fine-tuning has tensor, sharding and data parallelism only")
+    training_args.resume_from_checkpoint = checkpoint
+    trainer = FinetuningTrainer(
+        model=model,
+        args=training_args,
+        data_collator=Collator(data_args),
+        train_dataset=train,
+        eval_dataset=dev,
+        tokenizer=tokenizer,
+    )
+    install_callbacks(trainer, exit_signal)
+    # right padding needs no mask where attention is causal; packed samples bring theirs
+    with contextlib.nullcontext() if data_args.zero_padding else causal_mask_only():
+        if train is not None:
+            count_real_tokens(trainer, model.config, tokens_per_sample(train), model_args.lora)
+            trainer.train(resume_from_checkpoint=checkpoint)
+            if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:
+                return  # to be resumed: what follows is of the finished model
+            trainer.save_model(merge_tensor_parallel=training_args.tensor_parallel_degree > 1)
+        if dev is not None:
+            trainer.log_metrics("eval", trainer.evaluate())
+    if model_args.merge_lora:
+        folder = str(Path(training_args.output_dir) / "merged")
+        save_merged(model, folder)
+        tokenizer.save_pretrained(folder)
 
 
-def check_together(model_args, data_args, training_args):
-    """Raises ValueError for arguments that do not fit each other."""
-    if not (training_args.do_train or training_args.do_eval or model_args.merge_lora):
-        raise ValueError("nothing to do: give --do_train, --do_eval or --merge_lora")
-    if training_args.fp8_dpa and data_args.zero_padding:
-        raise ValueError("--fp8_dpa: cuDNN's fp8 attention cannot keep packed samples apart; leave out --zero_padding")
-    if training_args.use_fp8 and data_args.pad_to_multiple_of % 16:
-        raise ValueError(f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: fp8 GEMMs need a multiple of 16")
-    if training_args.sequence_parallel and not data_args.pad_to_max_length:
-        raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
-    if model_args.merge_lora and training_args.world_size > 1:
-        raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
-
-
-class FinetuningTrainer(PretrainingTrainer):
-    """Shuffles, and evaluates on the whole of dev.json."""
-
-    evaluate = Trainer.evaluate
-
-    def _get_train_sampler(self):
-        """An order that depends on the epoch only: the same in every layout of ranks, and after a resume."""
-        return DistributedBatchSampler(
-            self.train_dataset,
-            batch_size=self.args.per_device_train_batch_size,
-            shuffle=True,
-            num_replicas=self.args.dataset_world_size,
-            rank=self.args.dataset_rank,
-            drop_last=self.args.dataloader_drop_last,
-        )
-
-
-def count_real_tokens(trainer, config, tokens, lora):
-    """Lets ThroughputCallback count the tokens of a mean sample instead of max_length, and LoRA's smaller backward."""
-    config = copy.deepcopy(config)
-    config.seq_length = tokens
-    flops = model_flops_per_token(config)
-    if lora:
-        config.seq_length = 0
-        flops -= model_flops_per_token(config) / 3  # a frozen weight has no gradient: 4 instead of 6 a weight
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, ThroughputCallback):
-            callback.seq_length, callback.flops_per_token = tokens, flops
+def main():
+    """The command. Ends the process: with 2 for wrong arguments, with 1 where a checkpoint could not be saved."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        finetune()
+    except CheckpointNotSaved as error:
+        logger.error(str(error))
+        sys.exit(1)

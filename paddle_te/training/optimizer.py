@@ -1,7 +1,7 @@
 """Clipping to a global norm without a pass of its own: AdamW multiplies each gradient as it reads it.
 
 Paddle's ClipGradByGlobalNorm reads and writes all gradients between their norm and AdamW, which reads them again. Here
-it computes the factor only, and tools/nvgpu's AdamW takes it. Same numbers: the kernel rounds factor and product to the
+it computes the factor only, and nvgpu's AdamW takes it. Same numbers: the kernel rounds factor and product to the
 gradient's type, as Paddle's multiplication does.
 """
 

@@ -19,11 +19,10 @@ from paddlenlp.utils.log import logger
 from safetensors import SafetensorError
 
 from paddle_te import fp8
-from paddle_te.checkpoint.folder import file_name, variant
 from paddle_te.distributed import count_shared_weights_once, gather_weights
-from paddle_te.llama.decoder import fp8_recipe
-from paddle_te.training.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
-from paddle_te.training.checkpoints import (
+from paddle_te.models.llama.decoder import fp8_recipe
+from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
+from paddle_te.runs.checkpoints import (
     CheckpointNotSaved,
     flush,
     mark_complete,
@@ -32,6 +31,7 @@ from paddle_te.training.checkpoints import (
     rotate_checkpoints,
 )
 from paddle_te.training.optimizer import fuse_clipping
+from paddle_te.weights.folder import file_name, variant
 
 
 def check_resumable(checkpoint, args):

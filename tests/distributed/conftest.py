@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-BUILD = Path(__file__).parents[2] / "tools/nvgpu/build.py"
+BUILD = Path(__file__).parents[2] / "nvgpu/build.py"
 
 
 @pytest.fixture(scope="session")

@@ -130,7 +130,7 @@ def make_initial_weights(folder, layers=6):
     import paddle
     from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
 
-    from paddle_te.checkpoint import convert
+    from paddle_te.weights import convert
 
     seed = int.from_bytes(os.urandom(3), "little")
     print(f"initial weights: paddle.seed({seed})")

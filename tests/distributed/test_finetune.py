@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 import pytest
 
-from tests.llama.native import relative
+from tests.models.llama.native import relative
 from tests.processes import run as run_process
 from tests.tools.nvgpu_processes import python_path
 from tests.training.small import random_words, save_models, save_tokenizer, write_lines

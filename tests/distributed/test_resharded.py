@@ -6,7 +6,7 @@ and every layout starts directly from a Hugging Face folder.
 
 import pytest
 
-from paddle_te.checkpoint import convert
+from paddle_te.weights import convert
 from tests.distributed import jobs
 
 NAMES = ["none", "pd", "none_bf16", "pd_fp8"]

@@ -10,7 +10,7 @@ import paddle
 import pytest
 from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
 
-from paddle_te.checkpoint import convert
+from paddle_te.weights import convert
 from tests.distributed import jobs
 
 ROPE = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)

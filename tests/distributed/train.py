@@ -10,7 +10,6 @@ computes with tests/emulated_te.py.
 """
 
 import copy
-import importlib.util
 import json
 import os
 import sys
@@ -25,7 +24,8 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
 
 from paddle_te.layers import cross_entropy
-from paddle_te.llama import causal_mask_only
+from paddle_te.models.llama import causal_mask_only
+from paddle_te.training import pretrain
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.datasets import DataArguments, MockDataset, collate_fn
 from paddle_te.training.trainer import PretrainingTrainer
@@ -66,13 +66,6 @@ def several_buckets():
     DygraphShardingOptimizerV2._build_comm_buffers = lambda self, steps, size, free=False: original(
         self, steps, 2**14, free
     )
-
-
-def load_run_pretrain():
-    spec = importlib.util.spec_from_file_location("run_pretrain", REPOSITORY / "llm/llama/run_pretrain.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def parse(flags):
@@ -136,7 +129,7 @@ def sizes(trainer):
     )
 
 
-def run(module, base, variant, output):
+def run(base, variant, output):
     flags = {key: value for key, value in variant.items() if key not in ("name", "init", "resume")}
     model_args, data_args, training_args = copy.deepcopy(base[0]), base[1], copy.copy(base[2])
     for key, value in flags.items():
@@ -147,15 +140,15 @@ def run(module, base, variant, output):
     paddle.set_default_dtype("float32")
     set_seed(training_args.seed)
     with paddle.utils.unique_name.guard():
-        config = module.make_config(model_args, data_args, training_args, None)
-        model = module.make_model(config, model_args, training_args)
+        config = pretrain.make_config(model_args, data_args, training_args, None)
+        model = pretrain.make_model(config, model_args, training_args)
         losses = Losses()
         trainer = PretrainingTrainer(
             model=model,
             args=training_args,
             data_collator=collate_fn,
             train_dataset=SameBatch(12 * training_args.max_steps, data_args.max_seq_length, config.vocab_size, 3),
-            optimizers=(None, module.make_scheduler(training_args)),
+            optimizers=(None, pretrain.make_scheduler(training_args)),
             callbacks=[losses],
         )
         with causal_mask_only():
@@ -170,7 +163,6 @@ def run(module, base, variant, output):
 def main():
     job = json.loads(Path(sys.argv[1]).read_text())
     output = Path(job["output"])
-    module = load_run_pretrain()
     base = parse(job["layout"] | dict(output_dir=output))
     paddle.set_device(base[2].device)
     if os.environ.get("EMULATED_TE"):
@@ -181,7 +173,7 @@ def main():
     cross_entropy.CHUNK_TOKENS = 24  # of a micro-batch's 64
     for variant in job["variants"]:
         print(f"variant {variant['name']}", flush=True)
-        run(module, base, variant, output)
+        run(base, variant, output)
 
 
 main()

@@ -1,7 +1,6 @@
 """README_TE.md and README_TE_zh.md name every argument of every script, and none that is not there."""
 
 import dataclasses
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,24 +9,17 @@ from pathlib import Path
 import pytest
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
+from paddle_te.evaluation.evaluate import EvalArguments
 from paddle_te.launch import arguments, finetune, pretrain
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.datasets import DataArguments
-from paddle_te.training.finetune import FinetuneModelArguments, FinetuningArguments
 from paddle_te.training.finetune_datasets import FinetuneDataArguments
+from paddle_te.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
 
 ROOT = Path(__file__).parents[2]
 READMES = ["llm/llama/README_TE.md", "llm/llama/README_TE_zh.md"]
 BASES = {field.name for base in PreTrainingArguments.__mro__[1:] if dataclasses.is_dataclass(base)
          for field in dataclasses.fields(base)}  # fmt: skip
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"llm/llama/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def names(*classes):
@@ -47,7 +39,7 @@ def scripts():
     return {
         "run_pretrain.py": own | names(ModelArguments, DataArguments),
         "run_finetune.py": names(FinetuneModelArguments, FinetuneDataArguments),
-        "run_eval.py": names(script("run_eval").EvalArguments),
+        "run_eval.py": names(EvalArguments),
         "te_llama_ckpt_converter.py": options("llm/llama/te_llama_ckpt_converter.py"),
         "prepare_data.py": options("tools/prepare_data.py"),
     }
@@ -73,9 +65,14 @@ def test_every_argument_of_the_launcher_is_there(readme):
 def test_no_flag_is_invented(scripts, readme):
     text = re.sub(r"--\[no-\]", "--", (ROOT / readme).read_text())
     known = set().union(*scripts.values()) | BASES | names(FinetuningArguments) | {"help", "flag", "logdir"}
-    for program in ("benchmark/compare", "benchmark/throughput", "benchmark/scaling_model", "nvgpu/build"):
-        known |= options(f"tools/{program}.py")
-    known |= options("-m", "paddle_te.training.convergence")
+    for program in (
+        "tools/benchmark/compare",
+        "tools/benchmark/throughput",
+        "tools/benchmark/scaling_model",
+        "nvgpu/build",
+    ):
+        known |= options(f"{program}.py")
+    known |= options("-m", "paddle_te.runs.convergence")
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]*\w)", text)) - known == set()
 
 

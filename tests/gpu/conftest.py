@@ -1,4 +1,4 @@
-"""GPU tests run on Paddle's GPU device: paddlepaddle-gpu's `gpu`, or tools/nvgpu's `nvgpu` (CUSTOM_DEVICE_ROOT)."""
+"""GPU tests run on Paddle's GPU device: paddlepaddle-gpu's `gpu`, or nvgpu's `nvgpu` (CUSTOM_DEVICE_ROOT)."""
 
 import os
 

@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 from paddlenlp.transformers import LlamaConfig
 
-from paddle_te.llama import model_class
+from paddle_te.models.llama import model_class
 from tests.bfloat16 import truncated
 
 TE, PD = "transformer_engine", "paddle"

@@ -13,7 +13,7 @@ import pytest
 from paddle_te import fp8
 from paddle_te.distributed import Pending, TensorParallel
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
-from paddle_te.llama.tensor_parallel import split_columns, split_rows
+from paddle_te.models.llama.tensor_parallel import split_columns, split_rows
 from paddle_te.ops import get_ops
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te

@@ -21,7 +21,7 @@ from tests.tools.nvgpu_processes import HERE, ROOT, check_on_device, llama, run,
 @pytest.fixture(scope="session")
 def plugin():
     """The folder for CUSTOM_DEVICE_ROOT; built if it is not there or not up to date."""
-    command = [sys.executable, str(ROOT / "tools/nvgpu/build.py"), "--runtime", "host"]
+    command = [sys.executable, str(ROOT / "nvgpu/build.py"), "--runtime", "host"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[-1]
@@ -209,7 +209,7 @@ def test_another_paddle_is_refused(plugin, tmp_path):
     shutil.copytree(plugin, tmp_path / "old", ignore=shutil.ignore_patterns("objects", "lock"))
     definitions = ['-DNVGPU_PADDLE_VERSION="2.6.2 (abc)"', '-DNVGPU_RUNTIME="host"']
     subprocess.run(
-        ["g++", "-std=c++17", "-shared", "-fPIC", *definitions, ROOT / "tools/nvgpu/src/loader.cc"]
+        ["g++", "-std=c++17", "-shared", "-fPIC", *definitions, ROOT / "nvgpu/src/loader.cc"]
         + ["-o", tmp_path / "old/libnvgpu.so", "-ldl"],
         check=True,
     )
@@ -228,7 +228,7 @@ def test_training_device_finds_it(plugin, devices):
 
 def test_build_is_not_repeated(plugin):
     def build():
-        command = [sys.executable, ROOT / "tools/nvgpu/build.py", "--runtime", "host"]
+        command = [sys.executable, ROOT / "nvgpu/build.py", "--runtime", "host"]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         assert result.stdout.splitlines()[-1] == plugin
         return (Path(plugin) / "plugin" / "libnvgpu_host.so").stat().st_mtime_ns

@@ -7,9 +7,9 @@ import numpy as np
 import sentencepiece
 from paddlenlp.transformers import LlamaTokenizer
 
-from paddle_te.checkpoint import convert
-from paddle_te.llama import LlamaForCausalLM
-from tests.llama.native import randomise, tiny_config
+from paddle_te.models.llama import LlamaForCausalLM
+from paddle_te.weights import convert
+from tests.models.llama.native import randomise, tiny_config
 
 VOCABULARY = 400
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

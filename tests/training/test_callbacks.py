@@ -13,6 +13,8 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 from paddlenlp.transformers import LlamaForCausalLM
 
+from paddle_te.runs.checkpoints import STOPPED_MARK
+from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.training import callbacks
 from paddle_te.training.callbacks import (
     ExitSignalCallback,
@@ -23,8 +25,6 @@ from paddle_te.training.callbacks import (
     model_flops_per_token,
     peak_tflops,
 )
-from paddle_te.training.checkpoints import STOPPED_MARK
-from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY
 
 SEQ_LENGTH = 32
 CONFIG = dict(

@@ -5,10 +5,10 @@ import paddle
 import pytest
 from paddlenlp.transformers.llama import modeling
 
-from paddle_te.llama import LlamaForCausalLM
+from paddle_te.models.llama import LlamaForCausalLM
 from paddle_te.training import finetune_datasets as data
 from paddle_te.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
-from tests.llama.native import relative, tiny_config
+from tests.models.llama.native import relative, tiny_config
 from tests.training.small import random_words, save_tokenizer, write_lines
 
 

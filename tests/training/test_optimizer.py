@@ -15,7 +15,7 @@ STEPS = Path(__file__).parent / "optimizer_steps.py"
 
 @pytest.mark.parametrize("device, cases", [("cpu", 2), ("nvgpu:0", 5)])
 def test_six_steps_are_bitwise_paddles(device, cases, seed):
-    build = [sys.executable, str(ROOT / "tools/nvgpu/build.py"), "--runtime", "host"]
+    build = [sys.executable, str(ROOT / "nvgpu/build.py"), "--runtime", "host"]
     plugin = subprocess.run(build, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
     result = run(plugin, STEPS, device, seed)
     assert result.returncode == 0 and result.stdout.count("EQUAL") == cases, result.stderr[-3000:]

@@ -9,7 +9,7 @@ import paddle
 import pytest
 from paddlenlp.trainer import Trainer, TrainingArguments
 
-from paddle_te.llama import model_class
+from paddle_te.models.llama import model_class
 from paddle_te.ops.te import counting, runtime
 from paddle_te.training import profiling
 from paddle_te.training.profiling import KernelsCallback, ProfilerCallback

@@ -5,7 +5,7 @@
 EXPERIMENT: the folder that the launcher made (or its `output`), with the train_log.jsonl and train_summary.json of a
 run that ended. The first is the reference of `speedup` and of the losses, which are compared at the steps that both
 logged. Speeds leave out the first logging interval (warm-up). Exit status: 0, or 2 where a run cannot be read.
-`python -m paddle_te.training.convergence` judges whether loss curves agree.
+`python -m paddle_te.runs.convergence` judges whether loss curves agree.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a checkout that is not installed
 
-from paddle_te.training.convergence import TRAIN_LOG, TRAIN_SUMMARY, max_relative_difference, read_run  # noqa: E402
+from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY, max_relative_difference, read_run  # noqa: E402
 
 
 @dataclass

@@ -25,15 +25,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
-from paddle_te.checkpoint.layout import Dims, native_layout  # noqa: E402
-from paddle_te.checkpoint.pdparams import Writer  # noqa: E402
-from paddle_te.checkpoint.tensors import TensorSpec  # noqa: E402
+from paddle_te.weights.layout import Dims, native_layout  # noqa: E402
+from paddle_te.weights.pdparams import Writer  # noqa: E402
+from paddle_te.weights.tensors import TensorSpec  # noqa: E402
 
 SHARD = 4 * 10**9  # bytes of the input's files
 
 CONVERT = """
 import json, resource, sys, time
-from paddle_te.checkpoint import convert
+from paddle_te.weights import convert
 start = time.perf_counter()
 convert(sys.argv[1], sys.argv[2], progress=False, **json.loads(sys.argv[3]))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

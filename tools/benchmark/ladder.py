@@ -31,7 +31,7 @@ DEFINITIONS = [
     "Peak GB: greatest count of the framework's own allocator in a step, above its count before the stack was built.",
     "Error: relative L2 distance of output and input gradient from the same stack in float32 PyTorch.",
     "× native: against the first rung of the same framework. PaddleNLP's layer has its default options, so plain "
-    "attention, norm and rope; on a device of tools/nvgpu its kernels are the plug-in's, not paddlepaddle-gpu's.",
+    "attention, norm and rope; on a device of nvgpu its kernels are the plug-in's, not paddlepaddle-gpu's.",
 ]
 
 

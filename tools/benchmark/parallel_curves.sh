@@ -49,5 +49,5 @@ wait $one
 
 for name in one tp2 sharding2; do cp "$work/$name/train_log.jsonl" "$output/$name.jsonl"; done
 cd "$work"
-python3 -m paddle_te.training.convergence one tp2 sharding2 --smoothing 20 --tolerance "${TOLERANCE:-0.01}" \
+python3 -m paddle_te.runs.convergence one tp2 sharding2 --smoothing 20 --tolerance "${TOLERANCE:-0.01}" \
   --output "$output"

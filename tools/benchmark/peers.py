@@ -326,7 +326,7 @@ def start_on_paddles(device):
     if kind == "cpu":
         if device != "cpu":
             raise RuntimeError(
-                "Paddle sees no GPU: build tools/nvgpu and set CUSTOM_DEVICE_ROOT to the folder of its library"
+                "Paddle sees no GPU: build nvgpu and set CUSTOM_DEVICE_ROOT to the folder of its library"
             )
         paddle.set_device("cpu")
         return "cpu", None, None

@@ -216,7 +216,7 @@ class PaddleStep(TrainingStep):
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
-        from paddle_te.llama import model_class
+        from paddle_te.models.llama import model_class
         from paddle_te.training.optimizer import fuse_clipping
 
         self.paddle, self.paddle_device, self.fp8 = paddle, paddle_device, fp8

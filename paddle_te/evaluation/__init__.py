@@ -1,0 +1,1 @@
+"""Evaluation of a checkpoint by the likelihood of texts."""

@@ -1,0 +1,1 @@
+"""Model families; each is a folder with its decoder layer, the switch and the names of its weights."""

@@ -1,0 +1,19 @@
+"""PaddleNLP's Llama with Transformer Engine's decoder layers."""
+
+from paddle_te.models.llama.modeling import (
+    BACKENDS,
+    LlamaForCausalLM,
+    LlamaForCausalLMPipe,
+    causal_mask_only,
+    model_class,
+    replace_decoder_layers,
+)
+
+__all__ = [
+    "BACKENDS",
+    "LlamaForCausalLM",
+    "LlamaForCausalLMPipe",
+    "causal_mask_only",
+    "model_class",
+    "replace_decoder_layers",
+]

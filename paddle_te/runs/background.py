@@ -1,0 +1,175 @@
+"""Checkpoints that are saved in the background: written to memory, then copied to the disk while training goes on.
+
+Each rank writes its files as ever, but into a staging folder of its own (in /dev/shm), which takes as long as a copy
+from the device. A thread then copies them into the checkpoint's folder, writes them through to the disk, and leaves a
+mark of the rank there. When all ranks' marks are there, rank 0's thread removes them and marks the checkpoint complete:
+`checkpoints` says what that promises. The ranks meet in the folder alone, since collectives belong to the main thread;
+so all must see the same folder. At most one checkpoint is on its way.
+
+A staging folder is locked while its process lives (flock on the folder), so that any later process can tell, and
+remove, what a killed one has left. Knows neither Paddle nor PaddleNLP.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from paddle_te.runs.checkpoints import flush_names, mark_complete, not_saved, sync
+
+STAGING_DIR = "/dev/shm"
+PREFIX = "paddle_te-staging-"
+RANK_MARK = ".saved."  # and the rank: its files are on the disk
+POLL_SECONDS = 0.2
+NICENESS = 10  # of the thread: training comes first
+
+
+def _lock(folder, wait):
+    """A descriptor that holds the folder's lock; None where another process holds it, or it is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # gone, or another user's
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        os.stat(folder)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_leftovers(staging_dir=STAGING_DIR):
+    """Removes the staging folders of processes that have ended."""
+    for folder in Path(staging_dir).glob(f"{PREFIX}*"):
+        if (descriptor := _lock(folder, wait=False)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _in_memory(folder):
+    """Whether the folder's file system is a tmpfs (man 5 proc: mountinfo)."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return any(mount[2] == number and mount[mount.index("-") + 1] == "tmpfs" for mount in mounts)
+
+
+def free_bytes(staging_dir):
+    """What can still be written there; in a tmpfs no more than the memory that is available."""
+    free = shutil.disk_usage(staging_dir).free
+    if not _in_memory(staging_dir):
+        return free
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return min(free, next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024)
+
+
+def file_system(folder):
+    """Names a folder's file system among those of all machines that are up."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat(folder).st_dev
+
+
+def check_room(shares, staging_dir):
+    """Raises OSError where the staging folders of the ranks of one node would not fit.
+
+    shares: for each rank (`file_system`, the bytes that it will write, `free_bytes`).
+    """
+    for system in {system for system, _, _ in shares}:
+        needed = sum(share for where, share, _ in shares if where == system)
+        free = min(free for where, _, free in shares if where == system)
+        if needed > free:
+            raise OSError(
+                f"a node's part of a checkpoint takes about {needed / 1e9:.2f} GB in "
+                f"{staging_dir}, where {free / 1e9:.2f} GB are free. Make it larger (of a container: --shm-size), name "
+                "a folder on a local disk with --staging_dir, or leave out --save_in_background"
+            )
+
+
+class BackgroundSaver:
+    """One rank's staging folder, and the thread that copies what is in it.
+
+    Args:
+        staging_dir: where the folder is made, on a file system of this node.
+        rank, ranks: this process, and the number of all that save the same checkpoints.
+    """
+
+    def __init__(self, staging_dir=STAGING_DIR, rank=0, ranks=1):
+        self.rank, self.ranks = rank, ranks
+        self._error = self._thread = self._descriptor = None
+        while self._descriptor is None:  # until it is locked before another process takes it for a leftover
+            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=staging_dir))
+            self._descriptor = _lock(self.folder, wait=True)
+
+    def start(self, staged, folder, finish=lambda: None):
+        """Copies `staged`, in this rank's staging folder, into the checkpoint's folder, and frees it.
+
+        finish: called by rank 0's thread when the checkpoint is complete.
+        """
+        self.wait()
+        arguments = Path(staged), Path(folder), finish
+        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self, staged, folder, finish):
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # Linux: of this thread alone
+            _move(staged, folder)
+            (folder / f"{RANK_MARK}{self.rank}").touch()
+            if self.rank == 0:
+                self._wait_for_ranks(folder)
+                mark_complete(folder)
+                finish()
+        except Exception as error:  # told by `check`, in the main thread
+            self._error = not_saved(folder, error)
+            self._error.__cause__ = error
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def _wait_for_ranks(self, folder):
+        marks = {f"{RANK_MARK}{rank}" for rank in range(self.ranks)}
+        while not marks <= set(os.listdir(folder)):  # NFS asks the server for a listing, not always for one file
+            time.sleep(POLL_SECONDS)
+        for mark in marks:
+            (folder / mark).unlink()
+
+    def check(self):
+        """Raises CheckpointNotSaved, once, if the latest checkpoint could not be saved."""
+        error, self._error = self._error, None
+        if error:
+            raise error
+
+    def in_flight(self):
+        return self._thread is not None and self._thread.is_alive()
+
+    def join(self):
+        """Until this rank's files of the latest checkpoint, on rank 0 the whole of it, are on the disk, or failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def wait(self):
+        """`join` and `check`."""
+        self.join()
+        self.check()
+
+    def close(self):
+        """Removes the staging folder; a checkpoint that is still on its way is lost."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._descriptor)
+
+
+def _move(staged, folder):
+    """Copies a folder's files and writes them through to the disk; frees each as soon as it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(staged.rglob("*")):  # a folder comes before what is in it
+        copy = folder / path.relative_to(staged)
+        if path.is_dir():
+            copy.mkdir(exist_ok=True)
+            continue
+        shutil.copyfile(path, copy)
+        sync(copy)
+        path.unlink()
+    flush_names(folder)

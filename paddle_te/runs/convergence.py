@@ -1,0 +1,202 @@
+"""Compares the loss curves of several runs: a table, a picture, summary.json, and an exit status.
+
+python -m paddle_te.runs.convergence RUN_DIR… [--tolerance 1e-5] [--output DIR]
+
+Each RUN_DIR holds a train_log.jsonl (and a train_summary.json with the run's name) as `training.callbacks` writes
+them. The first run is the reference. Exit status: 0 all curves agree, 1 some curve parts, 2 nothing to compare.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+# What a run leaves in its output_dir (`training.callbacks` writes them).
+TRAIN_LOG = "train_log.jsonl"
+TRAIN_SUMMARY = "train_summary.json"
+
+
+@dataclass
+class Run:
+    """One run: its name, the loss at each logged step, and its speed without the first interval (warm-up)."""
+
+    name: str
+    losses: dict  # step -> loss
+    tokens_per_second: float
+
+
+def read_run(folder):
+    """Reads `folder`; raises FileNotFoundError or ValueError with the file's name when there is no usable log."""
+    folder = Path(folder)
+    log = folder / TRAIN_LOG
+    if not log.is_file():
+        raise FileNotFoundError(f"{log} not found: is {folder} the --output_dir of a run of run_pretrain.py?")
+    losses, speeds = {}, []
+    for number, line in enumerate(log.read_text().splitlines(), 1):
+        try:
+            record = json.loads(line)
+            losses[int(record["step"])] = float(record["loss"])
+            speeds.append(float(record["tokens_per_second"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{log}, line {number}: not a record of a training log ({error!r})") from error
+    if not losses:
+        raise ValueError(f"{log} is empty: the run stopped before its first log")
+    summary = folder / TRAIN_SUMMARY
+    name = json.loads(summary.read_text())["backend"] if summary.is_file() else folder.name
+    return Run(name, losses, statistics.harmonic_mean(speeds[1:] or speeds))
+
+
+def relative_difference(loss, reference):
+    """|loss − reference| / |reference|; infinite where one of them is not finite, or only the reference is 0."""
+    if loss == reference and math.isfinite(loss):
+        return 0.0
+    if not (math.isfinite(loss) and math.isfinite(reference)) or reference == 0:
+        return math.inf
+    return abs(loss - reference) / abs(reference)
+
+
+def max_relative_difference(losses, reference):
+    """The greatest `relative_difference` of the steps.
+
+    Raises ValueError unless both have the same steps: a run that stopped early is no agreement.
+    """
+    if losses.keys() != reference.keys():
+        odd = sorted(losses.keys() ^ reference.keys())
+        raise ValueError(f"the runs logged different steps; first step that only one has: {odd[0]}")
+    return max(relative_difference(losses[step], reference[step]) for step in reference)
+
+
+def smoothed(losses, window):
+    """Each loss replaced by the mean of the `window` steps that end with it (fewer at the start)."""
+    steps = sorted(losses)
+    values = [losses[step] for step in steps]
+    return {step: statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i, step in enumerate(steps)}
+
+
+def compare(folders, tolerance, smoothing=1):
+    """Compares the runs in `folders` with the first one; smoothing: see `smoothed` (1 leaves the losses as they are).
+
+    Returns what summary.json holds: `backends` (names, in order), `max_relative_difference` (the greatest of all),
+    `relative_difference` (per backend), `tolerance`, `agree`, `tokens_per_second` (per backend), `steps`,
+    `losses` (per backend, one per step).
+    """
+    runs = [read_run(folder) for folder in folders]
+    runs = [replace(run, losses=smoothed(run.losses, smoothing)) for run in runs]
+    if len({run.name for run in runs}) < len(runs):
+        runs = [
+            Run(Path(folder).name, run.losses, run.tokens_per_second) for folder, run in zip(folders, runs, strict=True)
+        ]
+    if len({run.name for run in runs}) < len(runs):
+        raise ValueError(f"two runs have the same name and folder name: {[run.name for run in runs]}; rename a folder")
+    reference = runs[0]
+    differences = {run.name: max_relative_difference(run.losses, reference.losses) for run in runs}
+    worst = max(differences.values())
+    return {
+        "backends": [run.name for run in runs],
+        "max_relative_difference": worst,
+        "relative_difference": differences,
+        "tolerance": tolerance,
+        "smoothing": smoothing,
+        "agree": worst <= tolerance,
+        "tokens_per_second": {run.name: run.tokens_per_second for run in runs},
+        "steps": sorted(reference.losses),
+        "losses": {run.name: [run.losses[step] for step in sorted(run.losses)] for run in runs},
+    }
+
+
+def format_table(summary):
+    """The comparison as text: backend, loss at the steps 1, 10 and last, difference, tokens/s."""
+    steps = summary["steps"]
+    shown = [step for step in dict.fromkeys([1, 10, steps[-1]]) if step in steps]
+    header = ["backend", *(f"loss@{step}" for step in shown), "max rel. diff.", "tokens/s"]
+    rows = [
+        [
+            name,
+            *(f"{summary['losses'][name][steps.index(step)]:.6f}" for step in shown),
+            f"{summary['relative_difference'][name]:.1e}" if name != summary["backends"][0] else "reference",
+            f"{summary['tokens_per_second'][name]:.0f}",
+        ]
+        for name in summary["backends"]
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [header, *rows]
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def plot(summary, path):
+    """Draws the loss curves and, below, each one's relative difference from the first into the PNG `path`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    steps, (reference, *others) = summary["steps"], summary["backends"]
+    figure, (top, bottom) = plt.subplots(2, 1, sharex=True, figsize=(8, 6), height_ratios=[3, 1], layout="constrained")
+    for index, name in enumerate(summary["backends"]):
+        # Later curves are narrower: where they coincide each one is still seen.
+        width = 1 + 1.5 * (len(summary["backends"]) - 1 - index)
+        top.plot(steps, summary["losses"][name], label=name, linewidth=width, marker="." if len(steps) < 2 else None)
+    top.set_ylabel("training loss")
+    top.legend(title="backend")
+    for index, name in enumerate(others, 1):
+        differences = map(relative_difference, summary["losses"][name], summary["losses"][reference])
+        bottom.plot(steps, list(differences), color=f"C{index}")
+    bottom.axhline(summary["tolerance"], color="grey", linestyle="--", linewidth=1, label="tolerance")
+    bottom.set_yscale("symlog", linthresh=(summary["tolerance"] or 1e-5) / 1000)
+    bottom.set_ylabel(f"rel. diff. from {reference}")
+    bottom.set_xlabel("step")
+    bottom.legend()
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(argv=None):
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paddle_te.runs.convergence",
+        description="Compare the loss curves of several runs with the first one's.",
+        epilog="Exit status: 0 all agree, 1 some curve parts by more than the tolerance, 2 nothing to compare.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help=f"--output_dir of a run, holds {TRAIN_LOG}")
+    parser.add_argument("--tolerance", type=float, default=1e-5, help="greatest relative difference (default: 1e-5)")
+    parser.add_argument(
+        "--smoothing", type=int, default=1, help="compare moving averages over so many steps (default: 1, none)"
+    )
+    parser.add_argument("--output", type=Path, help="folder for loss.png and summary.json (default: only the table)")
+    args = parser.parse_args(argv)
+    if len(args.runs) < 2:
+        parser.error("two or more runs are needed")
+    if not args.tolerance >= 0:
+        parser.error("--tolerance must be 0 or more")
+    try:
+        summary = compare(args.runs, args.tolerance, args.smoothing)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(format_table(summary))
+    if args.output:
+        args.output.mkdir(parents=True, exist_ok=True)
+        plot(summary, args.output / "loss.png")
+        (args.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        print(f"wrote {args.output / 'loss.png'} and {args.output / 'summary.json'}")
+    if summary["agree"]:
+        print(f"the curves agree: {summary['max_relative_difference']:.1e} <= {args.tolerance:g}")
+        return 0
+    print(
+        f"error: the curves part: greatest relative difference {summary['max_relative_difference']:.1e}, "
+        f"tolerance {args.tolerance:g}",
+        file=sys.stderr,
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Supervised fine-tuning, of all weights or of a LoRA adapter: arguments and trainer."""
+
+# ruff: noqa: UP045 (PaddleNLP's argument parser reads typing.Optional only)
+
+import copy
+from dataclasses import dataclass, field
+from typing import Optional
+
+from paddle.io import DistributedBatchSampler
+from paddlenlp.trainer import Trainer
+from paddlenlp.transformers.configuration_utils import llmmetaclass
+
+from paddle_te.models.llama.lora import TARGETS
+from paddle_te.training.arguments import PreTrainingArguments, check_weights_folder
+from paddle_te.training.callbacks import ThroughputCallback, model_flops_per_token
+from paddle_te.training.trainer import PretrainingTrainer
+
+
+def _option(default, help):
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class FinetuneModelArguments:
+    """Which model, and what of it is trained."""
+
+    model_name_or_path: str = field(
+        metadata={"help": "Checkpoint folder, in the layout of the backend or Hugging Face's."}
+    )
+    tokenizer_name_or_path: Optional[str] = _option(None, "Tokenizer folder or name. Default: model_name_or_path.")
+    lora: bool = _option(False, "Train a LoRA adapter and leave the model as it is.")
+    lora_rank: int = _option(32, "Rank of the adapter.")
+    lora_alpha: int = _option(64, "The adapter's outputs are scaled by lora_alpha / lora_rank.")
+    lora_dropout: float = _option(0.0, "Dropout on the adapter's inputs.")
+    lora_targets: str = _option("all", "Projections with an adapter: all, attention or mlp.")
+    lora_path: Optional[str] = _option(None, "Folder of an adapter to start from; its rank and targets hold.")
+    merge_lora: bool = _option(False, "Save the model with the adapter added as well, in merged/.")
+
+    def __post_init__(self):
+        check_weights_folder(self)
+        self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
+        if self.lora_targets not in TARGETS:
+            raise ValueError(f"--lora_targets {self.lora_targets}: it may be {', '.join(TARGETS)}")
+        if self.lora_rank < 1:
+            raise ValueError(f"--lora_rank {self.lora_rank}: it must be at least 1")
+        for name in ("lora_path", "merge_lora"):
+            if getattr(self, name) and not self.lora:
+                raise ValueError(f"--{name} needs --lora true")
+
+
+@dataclass
+@llmmetaclass
+class FinetuningArguments(PreTrainingArguments):
+    """PreTrainingArguments without what belongs to pretraining only."""
+
+    def __post_init__(self):
+        pretraining = dict(min_learning_rate=1e-5, decay_steps=None, eval_iters=10)
+        for name, default in pretraining.items():
+            if getattr(self, name) != default:
+                raise ValueError(f"--{name} is for pretraining: here PaddleNLP's Trainer makes the schedule")
+        if self.do_eval and self.evaluation_strategy == "no":
+            self.evaluation_strategy = "epoch"  # the Trainer's own choice is each logging step
+        super().__post_init__()
+        if self.pipeline_parallel_degree > 1:
+            raise ValueError("--pipeline_parallel_degree: fine-tuning has tensor, sharding and data parallelism only")
+
+
+def check_together(model_args, data_args, training_args):
+    """Raises ValueError for arguments that do not fit each other."""
+    if not (training_args.do_train or training_args.do_eval or model_args.merge_lora):
+        raise ValueError("nothing to do: give --do_train, --do_eval or --merge_lora")
+    if training_args.fp8_dpa and data_args.zero_padding:
+        raise ValueError("--fp8_dpa: cuDNN's fp8 attention cannot keep packed samples apart; leave out --zero_padding")
+    if training_args.use_fp8 and data_args.pad_to_multiple_of % 16:
+        raise ValueError(f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: fp8 GEMMs need a multiple of 16")
+    if training_args.sequence_parallel and not data_args.pad_to_max_length:
+        raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
+    if model_args.merge_lora and training_args.world_size > 1:
+        raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
+
+
+class FinetuningTrainer(PretrainingTrainer):
+    """Shuffles, and evaluates on the whole of dev.json."""
+
+    evaluate = Trainer.evaluate
+
+    def _get_train_sampler(self):
+        """An order that depends on the epoch only: the same in every layout of ranks, and after a resume."""
+        return DistributedBatchSampler(
+            self.train_dataset,
+            batch_size=self.args.per_device_train_batch_size,
+            shuffle=True,
+            num_replicas=self.args.dataset_world_size,
+            rank=self.args.dataset_rank,
+            drop_last=self.args.dataloader_drop_last,
+        )
+
+
+def count_real_tokens(trainer, config, tokens, lora):
+    """Lets ThroughputCallback count the tokens of a mean sample instead of max_length, and LoRA's smaller backward."""
+    config = copy.deepcopy(config)
+    config.seq_length = tokens
+    flops = model_flops_per_token(config)
+    if lora:
+        config.seq_length = 0
+        flops -= model_flops_per_token(config) / 3  # a frozen weight has no gradient: 4 instead of 6 a weight
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ThroughputCallback):
+            callback.seq_length, callback.flops_per_token = tokens, flops

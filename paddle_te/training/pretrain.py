@@ -1,0 +1,161 @@
+"""Pretrain Llama with decoder layers of backend none, paddle or transformer_engine.
+
+    python run_pretrain.py --model_name_or_path … --input_dir … --output_dir … [--transformer_engine_backend …]
+    python run_pretrain.py arguments.json [--flag value …]
+
+Flags: PaddleNLP's TrainingArguments, and `python run_pretrain.py --help`. Errors in the arguments end the run with
+status 2 before any weight is made.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import paddle
+from paddlenlp.trainer import set_seed
+from paddlenlp.transformers import (
+    CosineAnnealingWithWarmupDecay,
+    LinearAnnealingWithWarmupDecay,
+)
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig
+from paddlenlp.utils.log import logger
+
+from paddle_te import device
+from paddle_te.configs import resolve
+from paddle_te.models.llama import causal_mask_only, model_class
+from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
+from paddle_te.ops import get_ops
+from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
+from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments, check_weights_folder
+from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
+from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
+from paddle_te.training.trainer import PretrainingTrainer, check_resumable
+
+
+def check_device(training_args):
+    """Refuses what this device cannot do. Raises ValueError or native.BackendUnavailable."""
+    if (training_args.bf16 or training_args.fp16) and not device.bf16_supported():
+        raise ValueError(
+            f"--bf16 on {training_args.device}: Paddle has no bf16 kernels to train with there; leave --bf16 out"
+        )
+    if training_args.transformer_engine_backend != "none":
+        get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
+
+
+def check_fp8_state(checkpoint, training_args):
+    """Refuses to go on in fp8 without the scales: resume would not be exact. Raises ValueError."""
+    if training_args.fp8_recipe == "delayed" and not any(Path(checkpoint).glob("fp8_state.*.pdparams")):
+        raise ValueError(
+            f"{checkpoint} has no fp8 scaling state (it was saved in another precision, or converted): start from its "
+            "weights with --te_init_weight_path instead of resuming"
+        )
+
+
+def make_config(model_args, data_args, training_args, tokenizer):
+    config = read_config(resolve(model_args.model_name_or_path))
+    LlmMetaConfig.set_llm_config(config, training_args)
+    training_args.configure_layers(config)
+    config.fuse_attention_qkv = model_args.fuse_attention_qkv
+    config.fuse_attention_ffn = model_args.fuse_attention_ffn
+    config.use_cache = False
+    config.seq_length = data_args.max_seq_length
+    if not model_args.continue_training:
+        config.max_position_embeddings = max(config.max_position_embeddings, data_args.max_seq_length)
+        if tokenizer is not None:
+            # GEMMs want multiples of 128
+            config.vocab_size = max(config.vocab_size, -(-tokenizer.vocab_size // 128) * 128)
+    return config
+
+
+def make_model(config, model_args, training_args):
+    make = model_class(config.transformer_engine_backend, training_args.pipeline_parallel_degree > 1)
+    weights = model_args.te_init_weight_path
+    if model_args.continue_training:
+        weights = weights or model_args.model_name_or_path
+    if weights is None:
+        model = make.from_config(config, dtype=training_args.model_dtype)
+    else:
+        logger.info(f"initial weights: {weights}")
+        check_same_model(config, weights)
+        model = from_pretrained(make, weights, config, training_args.model_dtype)
+    if training_args.recompute:
+        model.recompute_enable()
+    return model
+
+
+def make_scheduler(training_args):
+    kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
+    name = training_args.lr_scheduler_type.value
+    if name not in kinds:
+        raise ValueError(f"--lr_scheduler_type {name}: it may be {', '.join(kinds)}")
+    return kinds[name](
+        max_lr=training_args.learning_rate,
+        min_lr=training_args.min_learning_rate,
+        warmup_step=training_args.warmup_steps or training_args.warmup_ratio * training_args.max_steps,
+        decay_step=training_args.decay_steps or training_args.max_steps,
+        last_epoch=0,
+    )
+
+
+def pretrain():
+    exit_signal = ExitSignalCallback()
+    try:
+        model_args, data_args, training_args = ArgumentParser(
+            (ModelArguments, DataArguments, PreTrainingArguments)
+        ).parse()
+        device.check_name(training_args.device)
+        paddle.set_device(training_args.device)
+        checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+        if checkpoint:
+            check_resumable(checkpoint, training_args)
+        else:
+            check_new_run(training_args)
+        if checkpoint and model_args.te_init_weight_path:
+            raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
+        if model_args.te_init_weight_path:
+            check_weights_folder(model_args, "te_init_weight_path")
+        check_device(training_args)
+        if checkpoint and training_args.use_fp8:
+            check_fp8_state(checkpoint, training_args)
+        tokenizer = None
+        if model_args.tokenizer_name_or_path != "none":
+            tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
+        config = make_config(model_args, data_args, training_args, tokenizer)
+        set_seed(training_args.seed)
+        train_dataset, eval_dataset, test_dataset, collate = create_pretrained_dataset(
+            data_args, training_args, tokenizer, config.vocab_size
+        )
+        scheduler = make_scheduler(training_args)
+        model = make_model(config, model_args, training_args)
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        # one line for the user; the launcher prints the failing rank's last lines
+        logger.error(str(error))
+        sys.exit(2)
+
+    training_args.resume_from_checkpoint = checkpoint
+    trainer = PretrainingTrainer(
+        model=model,
+        args=training_args,
+        data_collator=collate,
+        train_dataset=train_dataset if training_args.do_train else None,
+        eval_dataset=eval_dataset if training_args.do_eval else None,
+        optimizers=(None, scheduler),
+        tokenizer=tokenizer,
+    )
+    install_callbacks(trainer, exit_signal)
+    with causal_mask_only():  # every sequence is whole: no backend needs a mask of [b, 1, s, s]
+        if training_args.do_train:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        if training_args.do_predict and not exit_signal.stopping:
+            metrics = trainer.predict(test_dataset).metrics
+            trainer.log_metrics("test", metrics)
+
+
+def main():
+    """The command. Ends the process: with 2 for wrong arguments, with 1 where a checkpoint could not be saved."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        pretrain()
+    except CheckpointNotSaved as error:
+        logger.error(str(error))
+        sys.exit(1)

@@ -1,0 +1,23 @@
+"""Checkpoints: conversion between layouts, and the table of weight names behind it.
+
+Knows neither Paddle nor a model's code; only `layout` touches Paddle tensors, when it is given some.
+"""
+
+from paddle_te.weights.config import native_config
+from paddle_te.weights.converter import convert
+from paddle_te.weights.folder import check_layout
+from paddle_te.weights.layout import native_layout, native_to_te, te_layout, te_to_native
+from paddle_te.weights.reader import read_weights
+from paddle_te.weights.tensors import CheckpointError
+
+__all__ = [
+    "CheckpointError",
+    "check_layout",
+    "convert",
+    "native_config",
+    "native_layout",
+    "native_to_te",
+    "read_weights",
+    "te_layout",
+    "te_to_native",
+]

@@ -1,0 +1,72 @@
+"""Converts Llama checkpoints: between layouts, file formats and degrees of parallelism.
+
+    python te_llama_ckpt_converter.py --mode pd2te --input_ckpt_path DIR --output_ckpt_path NEW_DIR
+
+Layouts: pd, PaddleNLP's native one; te, Transformer Engine's; hf, Hugging Face's. `--mode reshard` keeps the layout.
+Files: single, sharded with an index, or one to each tensor and pipeline parallel rank (model_state.tp00_pp01.pdparams);
+other degrees and another format may be asked for in every mode.
+
+The output folder must be new or empty and appears only when it is complete; the input is only read. The heads come
+from config.json; without one they must be given. Conversions to pd give unfused weights, or weights fused as they were
+before pd2te (noted in config.json); --[no-]fuse_attention_qkv and --[no-]fuse_attention_ffn decide otherwise.
+"""
+
+import argparse
+import re
+import sys
+
+from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights.converter import FORMATS, MODES
+
+
+def size(text):
+    """Bytes of "5GB", "500MB" or a plain number."""
+    match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if not match or not int(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: a size such as 5GB or 500MB")
+    return int(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ")
+
+
+def positive(text):
+    """A whole number from 1."""
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1")
+    return int(text)
+
+
+def parse_arguments(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input_ckpt_path", required=True, help="folder of the checkpoint to convert")
+    parser.add_argument("--output_ckpt_path", required=True, help="new or empty folder for the result")
+    parser.add_argument("--mode", required=True, choices=MODES, help="from which layout to which")
+    parser.add_argument("--num_attention_heads", type=positive, help="only where there is no config.json")
+    parser.add_argument("--num_key_value_heads", type=positive, help="likewise; as many as heads if left out")
+    for flag in ("--fuse_attention_qkv", "--fuse_attention_ffn"):
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help="fuse the native weights so (to pd)")
+    parser.add_argument("--format", choices=FORMATS, help="of the output; if left out, as the input")
+    for flag in ("--tensor_parallel_degree", "--pipeline_parallel_degree"):
+        parser.add_argument(flag, type=positive, help="of the output; if left out, as the input; 1 merges")
+    parser.add_argument("--virtual_pp_degree", type=positive, help="of the output; if left out, 1")
+    parser.add_argument("--max_shard_size", type=size, default="10GB", help="of a file where degrees change (10GB)")
+    parser.add_argument("--workers", type=positive, default=1, help="files written side by side (1)")
+    parser.add_argument(
+        "--with_optimizer",
+        action="store_true",
+        help="carry optimizer and Trainer state along (fp8 scales from te to te), as a unified checkpoint that "
+        "training resumes in any degrees with --unified_checkpoint 1",
+    )
+    parser.add_argument("--verify", action="store_true", help="first compare the input with its checksums.json")
+    parser.add_argument("--checksums", action="store_true", help="write checksums.json (SHA-256) for the output")
+    return parser.parse_args(arguments)
+
+
+def main():
+    arguments = vars(parse_arguments())
+    input_path, output_path = arguments.pop("input_ckpt_path"), arguments.pop("output_ckpt_path")
+    try:
+        left_out = convert(input_path, output_path, **arguments)
+    except (CheckpointError, OSError) as error:
+        sys.exit(f"error: {error}")
+    print(f"{output_path}: complete")
+    if left_out:
+        print(f"not carried over: {', '.join(left_out)}")

@@ -1,0 +1,132 @@
+"""config.json of a converted checkpoint: the same model said in PaddleNLP's or in Hugging Face's words."""
+
+from paddle_te.weights.tensors import CheckpointError
+
+FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
+
+# In a te checkpoint's config.json: how the native checkpoint it was made from was fused, so that te2pd gives it back.
+# (PaddleNLP takes its own fuse flags from arguments, not from config.json, so they would say nothing there.)
+RECORD = "paddle_te_native_layout"
+
+# What both call the same. Hugging Face's defaults differ from PaddleNLP's, so each is written.
+_SHARED = {
+    "vocab_size": None,
+    "hidden_size": None,
+    "intermediate_size": None,
+    "num_hidden_layers": None,
+    "num_attention_heads": None,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+def fused_before(config):
+    """{flag: bool}: how a te checkpoint's native one was fused."""
+    return {flag: bool((config or {}).get(RECORD, {}).get(flag)) for flag in FUSE_FLAGS}
+
+
+def native_config(config):
+    """A config.json's content in PaddleNLP's words: as it is, or translated where transformers wrote it.
+
+    Raises CheckpointError for a model that PaddleNLP cannot express.
+    """
+    # each writes its own version into it
+    theirs = "paddlenlp_version" not in config and ("transformers_version" in config or "torch_dtype" in config)
+    return _from_hf(config, config.get("dtype") or config.get("torch_dtype") or "float32") if theirs else config
+
+
+def convert_config(config, source, target, dtype):
+    """The output's config.json.
+
+    Args:
+        config: the input's, a dict.
+        source, target: Layouts.
+        dtype: of the weights, "bfloat16", "float16" or "float32".
+
+    Raises CheckpointError for a model that the target's software cannot express.
+    """
+    if source.family != "hf" and target.family != "hf":
+        converted = dict(config)
+    elif target.family == "hf":
+        converted = _to_hf(config, dtype)
+    else:
+        converted = _from_hf(config, dtype)
+    converted.pop(RECORD, None)
+    if target.family == "te":
+        fused = {flag: getattr(source, flag) for flag in FUSE_FLAGS} if source.family == "pd" else fused_before(config)
+        if any(fused.values()):
+            converted[RECORD] = fused
+    return converted
+
+
+# The same sentencepiece model goes by two names.
+_SENTENCEPIECE = {"hf": "tokenizer.model", "pd": "sentencepiece.bpe.model"}
+
+
+def companion_name(name, names, source, target):
+    """What a companion file of the weights, one of `names`, is called beside the target Layout's weights."""
+    if (source.family == "hf") == (target.family == "hf"):
+        return name
+    theirs, ours = _SENTENCEPIECE["hf"], _SENTENCEPIECE["pd"]
+    old, new = (theirs, ours) if source.family == "hf" else (ours, theirs)
+    return new if name == old and new not in names else name
+
+
+def _shared(config):
+    shared = {key: config.get(key, default) for key, default in _SHARED.items()}
+    return _MODEL | shared | {"num_key_value_heads": shared["num_key_value_heads"] or config["num_attention_heads"]}
+
+
+# What makes a model Hugging Face's Llama with what PaddleNLP's has. Weights do not tell: Granite's, and those of a
+# Mistral with a sliding window, have Llama's names and shapes.
+_HF_ONLY = {
+    "model_type": ("llama", "mistral"),
+    "sliding_window": (None,),
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+}
+
+
+def _from_hf(config, dtype):
+    for key, possible in _HF_ONLY.items():
+        if config.get(key, possible[0]) not in possible:
+            only = " or ".join(map(repr, possible))
+            raise CheckpointError(f"config.json: {key}={config[key]!r}: PaddleNLP's Llama has only {only}")
+    # transformers 5 keeps theta and scaling together in rope_parameters
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    converted = _shared(config) | {"rope_theta": theta, "dtype": dtype}
+    if kind == "linear":
+        return converted | {"rope_scaling_type": "linear", "rope_scaling_factor": rope["factor"]}
+    if kind == "llama3":
+        return converted | {"rope_scaling": rope | {"rope_type": "llama3"}}
+    if kind != "default":
+        raise CheckpointError(f"config.json: rope type {kind!r}: only default, linear and llama3 can be converted")
+    return converted
+
+
+def _to_hf(config, dtype):
+    scaling, kind = config.get("rope_scaling"), config.get("rope_scaling_type")
+    if config.get("alibi"):
+        raise CheckpointError("config.json: alibi: Hugging Face's Llama has only rotary positions")
+    if kind == "linear":
+        scaling = {"rope_type": "linear", "factor": config.get("rope_scaling_factor", 1.0)}
+    elif kind is not None or (scaling or {}).get("rope_type", "llama3") != "llama3":
+        raise CheckpointError(f"config.json: rope scaling {kind or scaling}: only linear and llama3 can be converted")
+    return _shared(config) | {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": config.get("rope_theta", 10000.0),
+        "rope_scaling": scaling,
+        "torch_dtype": dtype,
+    }

@@ -1,0 +1,251 @@
+"""Converts a checkpoint folder to another layout, format or degree of parallelism, tensor by tensor."""
+
+import math
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tqdm import tqdm
+
+from paddle_te.weights import layout as layouts
+from paddle_te.weights import optimizer, pdparams, safetensors
+from paddle_te.weights.config import FUSE_FLAGS, companion_name, convert_config, fused_before
+from paddle_te.weights.files import (
+    check_new,
+    copy_file,
+    new_folder,
+    verify_checksums,
+    write_checksums,
+    write_json,
+)
+from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.plan import Target, pipeline_stages, plan_new_ranks, plan_same_ranks
+from paddle_te.weights.reader import Reader
+from paddle_te.weights.tensors import CheckpointError
+
+# mode: (from, to); None: whatever the input's layout is, and the same again
+MODES = {
+    "pd2te": ("pd", "te"),
+    "te2pd": ("te", "pd"),
+    "hf2te": ("hf", "te"),
+    "hf2pd": ("hf", "pd"),
+    "te2hf": ("te", "hf"),
+    "pd2hf": ("pd", "hf"),
+    "reshard": (None, None),
+}
+FORMATS = ("pdparams", "safetensors")
+
+
+def convert(
+    input_path,
+    output_path,
+    mode,
+    num_attention_heads=None,
+    num_key_value_heads=None,
+    fuse_attention_qkv=None,
+    fuse_attention_ffn=None,
+    format=None,
+    tensor_parallel_degree=None,
+    pipeline_parallel_degree=None,
+    virtual_pp_degree=None,
+    max_shard_size=10 * 10**9,
+    workers=1,
+    with_optimizer=False,
+    verify=False,
+    checksums=False,
+    progress=True,
+):
+    """Converts a checkpoint folder into a new one; the input is only read.
+
+    Args:
+        input_path, output_path: folders; the output must be new or empty. It appears only when it is complete.
+        mode: from and to which layout: "pd2te", "te2pd", "hf2te", "hf2pd", "te2hf", "pd2hf", where pd is PaddleNLP's
+            native layout, te Transformer Engine's and hf Hugging Face's; or "reshard": the layout stays.
+        num_attention_heads, num_key_value_heads: needed only when the folder has no config.json.
+        fuse_attention_qkv, fuse_attention_ffn: to pd: fuse the native weights so; None: as they were before pd2te
+            (noted in config.json), else not fused.
+        format: "pdparams" or "safetensors"; None: the input's (hf: always safetensors).
+        tensor_parallel_degree, pipeline_parallel_degree: the output's; None: the input's (hf: 1).
+        virtual_pp_degree: the output's; None: 1, or the input's where no degree is given.
+        max_shard_size: bytes; where degrees change, larger files are written in shards.
+        workers: files written side by side; each holds a few copies of the tensor it is working on.
+        with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
+            checkpoint (whole tensors in safetensors), from which the Trainer resumes in any degrees with
+            --unified_checkpoint 1; degrees that are asked for are only checked. fp8 scales go along from te to te.
+        verify: first compare the input's files with its checksums.json.
+        checksums: write a checksums.json (SHA-256 of each file) for the output.
+        progress: show a progress bar.
+
+    Returns: the names of files in the input folder that were not carried over (a Trainer's own state).
+    Raises CheckpointError, before anything is written, for an input or arguments that do not fit, and OSError.
+    """
+    if mode not in MODES:
+        raise CheckpointError(f"mode {mode!r}: it may be one of {', '.join(MODES)}")
+    input_path, output_path = Path(input_path), Path(output_path)
+    _check_apart(input_path, output_path)
+    check_new(output_path)
+    if verify and input_path.is_dir():
+        verify_checksums(input_path, workers)
+    checkpoint = open_checkpoint(input_path, num_attention_heads, num_key_value_heads)
+    _check_mode(checkpoint, mode)
+    layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
+    degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
+    sources, carried = {"": checkpoint}, list(checkpoint.companions)
+    if with_optimizer:
+        target = _unified_target(layout, mode, format)
+        _check_degrees(checkpoint, layout, *degrees)
+        sources |= optimizer.open_optimizer(checkpoint)
+        groups, indexes = _plan_with_optimizer(sources, target)
+        carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
+    else:
+        target = _target(checkpoint, layout, mode, format, *degrees)
+        groups, indexes = _plan(checkpoint, target, virtual_pp_degree, max_shard_size)
+    dtype = groups[0][0].entries[0].spec.dtype
+    config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, dtype)
+    total = sum(file.nbytes for files in groups for file in files)
+    _check_space(output_path, total)
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
+    with bar, new_folder(output_path) as folder:
+        _write_all(sources, target, folder, groups, workers, bar)
+        for name in carried:
+            copy_file(checkpoint.folder / name, folder / companion_name(name, carried, checkpoint.layout, layout))
+        for name, content in (indexes | ({"config.json": config} if config else {})).items():
+            write_json(folder / name, content)
+        if checksums:
+            write_checksums(folder, workers)
+    state = [name for name in checkpoint.left_out if with_optimizer and optimizer.STATE_FILES.fullmatch(name)]
+    return [name for name in checkpoint.left_out if name not in carried + state]
+
+
+def _plan(checkpoint, target, virtual_pp_degree, max_shard_size):
+    same_ranks = (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp)
+    if same_ranks and virtual_pp_degree is None:
+        return plan_same_ranks(checkpoint, target)
+    return plan_new_ranks(checkpoint, target, max_shard_size)
+
+
+def _plan_with_optimizer(sources, target):
+    groups, indexes = plan_new_ranks(sources[""], target, math.inf, always_index=True)
+    more_groups, more_indexes = optimizer.plan_optimizer(sources, target)
+    return groups + more_groups, indexes | more_indexes
+
+
+def _check_apart(input_path, output_path):
+    source, target = input_path.resolve(), output_path.resolve()
+    if source == target or source in target.parents:
+        raise CheckpointError(f"{output_path}: the output lies inside the input {input_path}; choose another place")
+    if target in source.parents:
+        raise CheckpointError(f"{output_path}: the input {input_path} lies inside the output; choose another place")
+
+
+def _check_mode(checkpoint, mode):
+    family = MODES[mode][0]
+    if family is None and checkpoint.layout.family == "hf":
+        raise CheckpointError(f"{checkpoint.folder}: Hugging Face's layout has no parallel files; use hf2te or hf2pd")
+    if family and checkpoint.layout.family != family:
+        fitting = [m for m, (source, _) in MODES.items() if source == checkpoint.layout.family]
+        hint = f"--mode may be {' or '.join(fitting)}"
+        raise CheckpointError(
+            f"{checkpoint.folder}: is in {checkpoint.layout.title} layout, not one for {mode}; {hint}"
+        )
+
+
+def _target_layout(checkpoint, mode, *fuse):
+    given = {flag: value for flag, value in zip(FUSE_FLAGS, fuse, strict=True) if value is not None}
+    tied = bool((checkpoint.config or {}).get("tie_word_embeddings"))
+    family = MODES[mode][1] or checkpoint.layout.family
+    if family == "pd":
+        same = checkpoint.layout.family == "pd"
+        before = (
+            {flag: getattr(checkpoint.layout, flag) for flag in FUSE_FLAGS} if same else fused_before(checkpoint.config)
+        )
+        return layouts.native_layout(**(before | given), tied=tied)
+    for flag in given:
+        raise CheckpointError(f"--{flag}: only for a conversion to PaddleNLP's native layout, not for {mode}")
+    return layouts.te_layout(tied) if family == "te" else layouts.hf_layout(tied)
+
+
+def _target(checkpoint, layout, mode, format, tp, pp, vp):
+    for name, degree in dict(tensor_parallel_degree=tp, pipeline_parallel_degree=pp, virtual_pp_degree=vp).items():
+        if degree is not None and degree < 1:
+            raise CheckpointError(f"--{name} {degree}: it must be at least 1")
+    if mode == "reshard" and tp is pp is vp is format is None:
+        raise CheckpointError("--mode reshard: give --tensor_parallel_degree, --pipeline_parallel_degree or --format")
+    if format not in (None, *FORMATS):
+        raise CheckpointError(f"--format {format}: it may be {' or '.join(FORMATS)}")
+    if layout.family == "hf":
+        if (tp or 1, pp or 1, vp or 1) != (1, 1, 1) or format == "pdparams":
+            raise CheckpointError(f"--mode {mode}: Hugging Face's layout is whole and in safetensors, nothing else")
+        return Target(layout, safetensors.SUFFIX, 1, 1)
+    return Target(
+        layout, f".{format}" if format else checkpoint.suffix, tp or checkpoint.tp, pp or checkpoint.pp, vp or 1
+    )
+
+
+def _unified_target(layout, mode, format):
+    if layout.family == "hf":
+        raise CheckpointError(
+            f"--with_optimizer: Hugging Face's layout has no optimizer state, leave it out with {mode}"
+        )
+    if format == "pdparams":
+        raise CheckpointError(
+            "--with_optimizer writes a unified checkpoint in safetensors, from which training resumes in any degrees "
+            "with --unified_checkpoint 1: leave --format out"
+        )
+    return Target(layout, safetensors.SUFFIX, 1, 1)
+
+
+def _check_degrees(checkpoint, layout, tp, pp, vp):
+    """Raises CheckpointError for degrees that the model cannot be split into, though whole tensors are written."""
+    for _, slot in layout.tensors(1):
+        checkpoint.dims.slot_shape(slot, tp or 1)
+    pipeline_stages(checkpoint.dims.num_hidden_layers, pp or 1, vp or 1)
+
+
+def _check_space(output_path, total):
+    parent = output_path.resolve().parent
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    if total > free:
+        raise CheckpointError(
+            f"{output_path}: needs {total / 1e9:.1f} GB, but {parent} has only {free / 1e9:.1f} GB free"
+        )
+
+
+def _write_all(sources, target, folder, groups, workers, bar):
+    stop = threading.Event()
+    with ThreadPoolExecutor(workers) as pool:  # threads: numpy copies and file reads run without the interpreter's lock
+        futures = [pool.submit(_write_files, sources, target, folder, files, bar, stop) for files in groups]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            stop.set()  # a file may take minutes
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _write_files(sources, target, folder, files, bar, stop):
+    """Writes files that hold different ranks' shares of the same tensors, or one file; sources: {kind: Checkpoint}.
+
+    stop: an Event; once it is set, nothing more is written.
+    """
+    readers = {kind: Reader(checkpoint, target.tp) for kind, checkpoint in sources.items()}
+    writers = [_writer(target, folder / file.name, [entry.spec for entry in file.entries]) for file in files]
+    for shares in zip(*(file.entries for file in files), strict=True):
+        if stop.is_set():
+            return
+        for file, writer, entry in zip(files, writers, shares, strict=True):
+            read = readers[entry.kind].number if entry.kind in optimizer.POWERS else readers[entry.kind].blocks
+            writer.add(read(file.tp, entry.layer, entry.slot))
+            bar.update(entry.spec.nbytes)
+    for writer in writers:
+        writer.close()
+
+
+def _writer(target, path, specs):
+    if target.suffix == pdparams.SUFFIX:
+        return pdparams.Writer(path, specs)
+    return safetensors.Writer(path, specs, "pt" if target.layout.family == "hf" else "np")

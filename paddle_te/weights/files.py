@@ -1,0 +1,134 @@
+"""Files and folders: a new folder comes into being whole or not at all; what is written goes through to the disk."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from paddle_te.weights.tensors import CheckpointError, sync_file
+
+CHECKSUMS = "checksums.json"  # {file name: SHA-256}
+
+
+@contextmanager
+def new_folder(path):
+    """A folder that appears under `path`, complete, when the block ends without an error; otherwise nothing does.
+
+    Yields the folder to write into, `path`.incomplete beside it; what a killed run left there is removed first. A
+    `path` that is a link is followed. Raises as `check_new`, and CheckpointError when another process is writing it.
+    """
+    check_new(path)
+    path = Path(path).resolve()  # a link cannot be replaced by a folder
+    work = path.with_name(path.name + ".incomplete")
+    work.mkdir(parents=True, exist_ok=True)
+    with _locked_folder(work):
+        try:
+            for left in work.iterdir():
+                left.unlink()
+            yield work
+            _sync_folder(work)
+            os.rename(work, path)  # replaces an empty folder, refuses one that was filled meanwhile
+            _sync_folder(path.parent)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _locked_folder(path):
+    """Holds a folder's lock, which ends with the process however it dies."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
+            raise BlockingIOError  # the other process has just finished
+        yield
+    except BlockingIOError:
+        raise CheckpointError(f"{path}: another process is writing it") from None
+    finally:
+        os.close(descriptor)
+
+
+def check_new(path):
+    """Raises CheckpointError unless `path` is free to become a new folder: not there, or empty and replaceable."""
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path}: is a file; the output must be a new folder")
+    if path.exists() and any(path.iterdir()):
+        raise CheckpointError(f"{path}: not empty; the output must be a new or an empty folder")
+    if os.path.ismount(path):
+        raise CheckpointError(f"{path}: a mount point cannot be replaced by a complete folder; give a folder in it")
+
+
+def _sync_folder(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path):
+    """The content of a JSON file. Raises CheckpointError for one that is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+
+
+def write_json(path, value):
+    """Writes a JSON file through to the disk."""
+    with open(path, "x", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        sync_file(file)
+
+
+def copy_file(source, target):
+    """Copies a file through to the disk."""
+    with open(source, "rb") as read, open(target, "xb") as written:
+        shutil.copyfileobj(read, written)
+        sync_file(written)
+
+
+def write_checksums(folder, workers=1):
+    """Writes checksums.json for all files of a folder."""
+    names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
+    with ThreadPoolExecutor(workers) as pool:
+        write_json(
+            folder / CHECKSUMS, dict(zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True))
+        )
+
+
+def verify_checksums(folder, workers=1):
+    """Compares a folder's files with its checksums.json.
+
+    Raises CheckpointError where there is none, or for a file that is missing or different.
+    """
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing; --verify needs the checksums that --checksums writes")
+    checksums = read_json(path)
+    if not isinstance(checksums, dict):
+        raise CheckpointError(f"{path}: not a list of checksums by file name")
+
+    def verify(name):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: missing; {CHECKSUMS} names it")
+        if _sha256(folder / name) != checksums[name]:
+            raise CheckpointError(f"{folder / name}: differs from its checksum in {CHECKSUMS}: damaged or changed")
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(verify, checksums))
+
+
+def _sha256(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()

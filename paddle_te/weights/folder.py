@@ -1,0 +1,333 @@
+"""Checkpoint folders: what is in one, and whether it is a whole Llama model.
+
+PaddleNLP's file names: model_state.pdparams or model.safetensors; in several shards model_state-00001-of-00003.pdparams
+with model_state.pdparams.index.json; one rank's share model_state.tp00_pp01.pdparams (its shards and index likewise).
+"""
+
+import re
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+
+from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.files import CHECKSUMS, read_json
+from paddle_te.weights.layout import LAYER_PARTS, MODEL_PARTS, SPLIT_AXIS, Dims, Layout, detect
+from paddle_te.weights.tensors import CheckpointError
+
+_WEIGHTS = re.compile(
+    r"(?P<stem>model_state|model)"
+    r"(?:\.(?P<variant>(?:tp(?P<tp>\d{2,}))?_?(?:pp(?P<pp>\d{2,}))?))?"
+    r"(?:-(?P<shard>\d{5})-of-(?P<shards>\d{5}))?"
+    r"(?P<suffix>\.pdparams|\.safetensors)"
+)
+_STEMS = {".pdparams": "model_state", ".safetensors": "model"}
+_FORMATS = {".pdparams": pdparams, ".safetensors": safetensors}
+
+# What makes a folder of weights loadable; a Trainer's own state (optimizer, scheduler, random state) is not carried.
+_COMPANIONS = re.compile(
+    r"generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|spiece\.model|"
+    r"sentencepiece.*\.model|chat_template.*|LICENSE.*|README.*|USE_POLICY.*",
+    re.IGNORECASE,
+)
+
+# Buffers that older checkpoints hold and that are computed from config.json
+_COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
+
+
+def variant(tp, pp):
+    """PaddleNLP's file name part of a rank: "tp00_pp01", "tp00", "pp01" or ""."""
+    return "_".join(f"{axis}{rank:02d}" for axis, rank in (("tp", tp), ("pp", pp)) if rank is not None)
+
+
+def file_name(suffix, rank_variant="", shard=None, shards=None):
+    """Name of a weights file, e.g. model_state.tp00-00001-of-00002.pdparams."""
+    part = f".{rank_variant}" if rank_variant else ""
+    number = f"-{shard:05d}-of-{shards:05d}" if shards else ""
+    return f"{_STEMS[suffix]}{part}{number}{suffix}"
+
+
+def index_name(suffix, rank_variant=""):
+    """Name of the index of several shards, e.g. model_state.pdparams.index.json."""
+    part = f".{rank_variant}" if rank_variant else ""
+    return f"{_STEMS[suffix]}{suffix}.index{part}.json"
+
+
+@dataclass
+class Rank:
+    """One rank's files: all tensors by name; `index` is the index file's content, None for a single file."""
+
+    tp: int | None
+    pp: int | None
+    files: list
+    tensors: dict = field(default_factory=dict)
+    index: dict | None = None
+
+    @property
+    def variant(self):
+        """The rank's part of the file name."""
+        return variant(self.tp, self.pp)
+
+
+@dataclass
+class Checkpoint:
+    """An opened checkpoint folder; see `open_checkpoint`."""
+
+    folder: Path
+    suffix: str
+    config: dict | None
+    ranks: dict
+    layout: Layout
+    dims: Dims
+    tp: int
+    pp: int
+    companions: list
+    left_out: list
+
+
+def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
+    """Reads names, shapes and places of all tensors in a folder and checks that they make a whole Llama model.
+
+    Args:
+        folder: the checkpoint.
+        num_attention_heads, num_key_value_heads: needed where there is no config.json; otherwise they must agree.
+
+    Returns: Checkpoint. Raises CheckpointError, naming the file, for anything missing, truncated, foreign, mixed or of
+    another shape than config.json says.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: not a folder")
+    suffix, ranks = _find_ranks(folder)
+    for rank in ranks.values():
+        _read_rank(folder, suffix, rank)
+    config = _read_config(folder)
+    layout = _detect(ranks, bool(config and config.get("tie_word_embeddings")))
+    tp, pp = _degrees(folder, suffix, ranks)
+    heads = _heads(folder, config, num_attention_heads, num_key_value_heads)
+    dims = _dims(folder, config, heads, ranks, layout, tp)
+    _check_shapes(ranks, layout, dims, tp)
+    _check_complete(folder, ranks, layout, dims, tied=bool(config and config.get("tie_word_embeddings")))
+    _check_dtypes(ranks, layout)
+    weights = {file.name for rank in ranks.values() for file in rank.files}
+    weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS}
+    others = sorted(path.name for path in folder.iterdir() if path.name not in weights)
+    companions = [name for name in others if _COMPANIONS.fullmatch(name) and (folder / name).is_file()]
+    left_out = [name for name in others if name not in companions]
+    return Checkpoint(folder, suffix, config, ranks, layout, dims, tp, pp, companions, left_out)
+
+
+def check_layout(folder, layout, hf=False):
+    """Raises CheckpointError unless `folder` holds a whole Llama checkpoint in the layout "native" or "te".
+
+    PaddleNLP's from_pretrained would only warn and leave the layers at random weights. hf: Hugging Face's will do, too.
+    Returns the layout's family: "pd", "te" or "hf".
+    """
+    found, wanted = open_checkpoint(folder).layout, {"native": "pd", "te": "te"}[layout]
+    if found.family != wanted and not (hf and found.family == "hf"):
+        mode = f"{found.family}2{wanted}"
+        raise CheckpointError(
+            f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; convert it: "
+            f"te_llama_ckpt_converter.py --mode {mode} --input_ckpt_path {folder} --output_ckpt_path NEW_FOLDER"
+        )
+    return found.family
+
+
+def _find_ranks(folder):
+    """(suffix, {(tp, pp): Rank}) of the weight files in a folder."""
+    matches = [(path, match) for path in sorted(folder.iterdir()) if (match := _WEIGHTS.fullmatch(path.name))]
+    matches = [(path, m) for path, m in matches if m["stem"] == _STEMS[m["suffix"]]]
+    for path in folder.glob("model_state*.pdparams"):
+        if not _WEIGHTS.fullmatch(path.name):
+            raise CheckpointError(
+                f"{path}: not one of the file names that are understood (tensor and pipeline parallel)"
+            )
+    if not matches:
+        torch = " (pytorch_model*.bin is not read: save the model as safetensors)" * any(folder.glob("pytorch_model*"))
+        raise CheckpointError(f"{folder}: no model_state*.pdparams and no model*.safetensors in it{torch}")
+    suffixes = {match["suffix"] for _, match in matches}
+    if len(suffixes) > 1:
+        raise CheckpointError(f"{folder}: holds both .pdparams and .safetensors weights: move one of them away")
+    ranks, shard_counts = {}, {}
+    for path, match in matches:
+        key = tuple(int(match[axis]) if match[axis] else None for axis in ("tp", "pp"))
+        rank = ranks.setdefault(key, Rank(*key, files=[]))
+        rank.files.append(path)
+        if shard_counts.setdefault(key, match["shards"]) != match["shards"]:
+            raise CheckpointError(f"{path}: stands beside {rank.files[0].name}: two checkpoints in one folder")
+    return suffixes.pop(), ranks
+
+
+def _read_rank(folder, suffix, rank):
+    """Fills in the tensors of a rank and checks them against its index."""
+    index_path = folder / index_name(suffix, rank.variant)
+    if index_path.exists():
+        tensors, rank.index = read_index(index_path, _FORMATS[suffix])
+        named = sorted({ref.path for ref in tensors.values()})
+        for file in rank.files:
+            if file not in named:
+                raise CheckpointError(f"{file}: not in {index_path.name}: left over from another checkpoint?")
+        rank.files = named
+    elif len(rank.files) > 1 or "-of-" in rank.files[0].name:
+        raise CheckpointError(f"{index_path}: missing; it says which tensor is in which of the shards")
+    else:
+        tensors = _FORMATS[suffix].read(rank.files[0])
+    rank.tensors = {name: ref for name, ref in tensors.items() if not _COMPUTED.fullmatch(name)}
+
+
+def read_index(path, file_format):
+    """({name: TensorRef}, content) of an index file and the shards it names, which must hold just what it says.
+
+    file_format: the module pdparams or safetensors.
+    """
+    index = read_json(path)
+    if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
+        raise CheckpointError(f"{path}: has no weight_map")
+    weight_map, tensors = index["weight_map"], {}
+    for name in sorted(set(weight_map.values())):
+        file = path.parent / name
+        if not file.is_file():
+            raise CheckpointError(f"{file}: missing; {path.name} names it")
+        for key, ref in file_format.read(file).items():
+            if key in tensors:
+                raise CheckpointError(f"{file}: tensor {key!r} is in {tensors[key].path.name} too")
+            tensors[key] = ref
+    for key, name in weight_map.items():
+        if key not in tensors or tensors[key].path.name != name:
+            raise CheckpointError(f"{path.parent / name}: has no tensor {key!r}, which {path.name} names")
+    for key in tensors.keys() - weight_map.keys():
+        raise CheckpointError(f"{path}: does not name {key!r}, which is in {tensors[key].path.name}")
+    return tensors, index
+
+
+def _read_config(folder):
+    path = folder / "config.json"
+    if not path.exists():
+        return None
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: not a model's configuration")
+    return config
+
+
+def _detect(ranks, tied):
+    tensors = {name: ref for rank in ranks.values() for name, ref in rank.tensors.items()}
+    return detect(tensors, tied, lambda name: f"{tensors[name].path}: tensor {name!r}")
+
+
+def _degrees(folder, suffix, ranks):
+    """(tp, pp) degrees; every combination of ranks must be there."""
+    axes = []
+    for axis in (0, 1):
+        values = {key[axis] for key in ranks}
+        if None in values and len(values) > 1:
+            names = ", ".join(sorted(rank.files[0].name for rank in ranks.values()))
+            raise CheckpointError(f"{folder}: files of different checkpoints: {names}")
+        axes.append([None] if None in values else range(max(values) + 1))
+    for key in product(*axes):
+        if key not in ranks:
+            raise CheckpointError(
+                f"{folder / file_name(suffix, variant(*key))}: missing, though other ranks' files are there"
+            )
+    return tuple(len(axis) for axis in axes)
+
+
+def _heads(folder, config, num_attention_heads, num_key_value_heads):
+    """(num_attention_heads, num_key_value_heads) from config.json, else the arguments."""
+    path = folder / "config.json"
+    given = {"num_attention_heads": num_attention_heads, "num_key_value_heads": num_key_value_heads}
+    if config is None:
+        if num_attention_heads is None:
+            raise CheckpointError(
+                f"{path}: missing; then --num_attention_heads (and --num_key_value_heads) must be given"
+            )
+        heads, kv_heads = num_attention_heads, num_key_value_heads or num_attention_heads
+    else:
+        heads = config.get("num_attention_heads")
+        kv_heads = config.get("num_key_value_heads") or heads
+        if not isinstance(heads, int) or not isinstance(kv_heads, int):
+            raise CheckpointError(f"{path}: has no num_attention_heads: not a Llama model's configuration")
+        for (key, value), stated in zip(given.items(), (heads, kv_heads), strict=True):
+            if value is not None and value != stated:
+                raise CheckpointError(f"{path}: {key} is {stated}, but --{key} {value} was given")
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise CheckpointError(f"{path}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
+    return heads, kv_heads
+
+
+def _dims(folder, config, heads, ranks, layout, tp):
+    """Dims from config.json, else from the tensors themselves."""
+    path = folder / "config.json"
+    if config is not None:
+        keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+        missing = [key for key in keys if not isinstance(config.get(key), int)]
+        if missing:
+            raise CheckpointError(f"{path}: has no {', '.join(missing)}: not a Llama model's configuration")
+        hidden, intermediate, layers, vocab = (config[key] for key in keys)
+        if config.get("head_dim") not in (None, hidden // heads[0]):
+            raise CheckpointError(f"{path}: head_dim={config['head_dim']} is not hidden_size / num_attention_heads")
+    else:
+        shapes, layers = {}, 0
+        for rank in ranks.values():
+            for name, ref in rank.tensors.items():
+                layer, slot = layout.find(name)
+                shapes[slot.parts[-1]] = ref.shape[::-1] if slot.transposed else ref.shape
+                layers = max(layers, 0 if layer is None else layer + 1)
+        for part in ("norm", "embed", "down"):
+            if part not in shapes:
+                raise CheckpointError(f"{folder}: incomplete: no {part} weight in any file")
+        hidden, vocab, intermediate = shapes["norm"][0], shapes["embed"][0] * tp, shapes["down"][-1] * tp
+    if hidden % heads[0]:
+        raise CheckpointError(f"{path}: hidden_size={hidden} is no multiple of num_attention_heads={heads[0]}")
+    return Dims(hidden, intermediate, layers, *heads, vocab)
+
+
+def _check_shapes(ranks, layout, dims, tp):
+    for rank in ranks.values():
+        for name, ref in rank.tensors.items():
+            expected = dims.slot_shape(layout.find(name)[1], tp)
+            if tuple(ref.shape) != expected:
+                raise CheckpointError(
+                    f"{ref.path}: {name!r} has shape {list(ref.shape)}, but {list(expected)} follows from config.json "
+                    f"(or the arguments) with {dims.num_attention_heads} heads, {dims.num_key_value_heads} key/value "
+                    f"heads and {tp} tensor parallel rank(s)"
+                )
+
+
+def _check_complete(folder, ranks, layout, dims, tied):
+    """Each tensor parallel rank must have every part of the model, spread over its pipeline stages."""
+    wanted = {(n, part) for n in range(dims.num_hidden_layers) for part in LAYER_PARTS}
+    wanted |= {(None, part) for part in MODEL_PARTS if not (tied and part == "lm_head")}
+    for tp in sorted({key[0] for key in ranks}, key=lambda r: r or 0):
+        found = {}
+        for rank in (rank for rank in ranks.values() if rank.tp == tp):
+            for name, ref in rank.tensors.items():
+                layer, slot = layout.find(name)
+                for part in slot.parts:
+                    twice = found.get((layer, part))
+                    if twice and layer is not None:  # several stages may have a tied embedding
+                        raise CheckpointError(
+                            f"{ref.path}: {name!r} holds {part} of layer {layer}, and so does {twice!r}"
+                        )
+                    found[layer, part] = name
+        surplus = sorted({layer for layer, _ in found.keys() - wanted if layer is not None})
+        if surplus:
+            name = next(name for (layer, _), name in found.items() if layer == surplus[0])
+            raise CheckpointError(f"{folder}: {name!r}: config.json has only {dims.num_hidden_layers} layers")
+        for layer, part in sorted(wanted - found.keys(), key=str):
+            slot = next(slot for slot in layout.layer + layout.model if part in slot.parts)
+            where = f" (rank tp{tp:02d})" if tp is not None else ""
+            raise CheckpointError(f"{folder}: incomplete: no file{where} has {layout.full_name(layer, slot)!r}")
+
+
+def _check_dtypes(ranks, layout):
+    """Matrices must share one dtype, norms another or the same."""
+    seen = {}
+    for rank in ranks.values():
+        for name, ref in rank.tensors.items():
+            kind = "norms" if SPLIT_AXIS[layout.find(name)[1].parts[0]] is None else "matrices"
+            first = seen.setdefault(kind, (name, ref))
+            if ref.dtype != first[1].dtype:
+                raise CheckpointError(
+                    f"{ref.path}: mixed dtypes: {name!r} is {ref.dtype}, "
+                    f"{first[0]!r} in {first[1].path.name} is {first[1].dtype}"
+                )

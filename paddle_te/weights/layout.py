@@ -1,0 +1,342 @@
+"""Where each weight of a Llama model stands in a checkpoint: the one table that all conversions read.
+
+A model has *parts* (q, k, v, o, gate, ...), each a matrix [out, in] or a norm's vector. A layout says which tensors
+a checkpoint has and which parts each of them holds, how. To convert is to take the tensors of one layout apart and
+to put those of the other together; a new layout is a new table. Three families:
+
+- "te": Transformer Engine's decoder layers, weights [out, in], q, k, v stacked on out, gate and up likewise.
+- "pd": PaddleNLP's native layers, weights [in, out]; fuse_attention_qkv and fuse_attention_ffn each fuse or not.
+  A fused qkv keeps each kv head together with its queries: [q1, q2, k1, v1, q3, q4, k2, v2] (see fuse_param_func in
+  paddlenlp/transformers/conversion_utils.py). Its rope turns the same halves of a head as Hugging Face's and ours.
+- "hf": Hugging Face transformers, weights [out, in], nothing fused.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from paddle_te.weights.tensors import CheckpointError
+
+# The parts and the axis, of [out, in], that tensor parallelism splits; None: every rank has the whole.
+LAYER_PARTS = {
+    "attention_norm": None,
+    "q": 0,
+    "k": 0,
+    "v": 0,
+    "o": 1,
+    "mlp_norm": None,
+    "gate": 0,
+    "up": 0,
+    "down": 1,
+}
+MODEL_PARTS = {"embed": 0, "norm": None, "lm_head": 0}
+SPLIT_AXIS = LAYER_PARTS | MODEL_PARTS
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One stored tensor: its name (after the layer's prefix, if it is a layer's) and the parts it holds.
+
+    transposed: it is stored [in, out]. grouped: its rows go by kv head (queries, key, value) instead of part by part.
+    """
+
+    name: str
+    parts: tuple
+    transposed: bool = False
+    grouped: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors of a checkpoint. `family` is te, pd or hf; `title` is for messages."""
+
+    family: str
+    title: str
+    prefix: str
+    layer: tuple
+    model: tuple
+    fuse_attention_qkv: bool = False
+    fuse_attention_ffn: bool = False
+
+    @cached_property
+    def _slots(self):
+        return {slot.name: slot for slot in self.layer}, {slot.name: slot for slot in self.model}
+
+    def find(self, name):
+        """(layer number or None, Slot) of a tensor's name; None for a name that the layout does not have."""
+        layer, model = self._slots
+        if name in model:
+            return None, model[name]
+        match = re.fullmatch(re.escape(self.prefix) + r"(0|[1-9]\d*)\.(.+)", name)
+        if match and match[2] in layer:
+            return int(match[1]), layer[match[2]]
+        return None
+
+    def full_name(self, layer, slot):
+        """The name under which a slot is stored."""
+        return slot.name if layer is None else f"{self.prefix}{layer}.{slot.name}"
+
+    def tensors(self, num_layers):
+        """All (layer number or None, Slot) of a model, in the order in which they are written."""
+        embed, *last = [(None, slot) for slot in self.model]
+        return [embed, *((layer, slot) for layer in range(num_layers) for slot in self.layer), *last]
+
+
+def _model(prefix, head_transposed):
+    return (
+        Slot(f"{prefix}embed_tokens.weight", ("embed",)),
+        Slot(f"{prefix}norm.weight", ("norm",)),
+        Slot("lm_head.weight", ("lm_head",), transposed=head_transposed),
+    )
+
+
+_QKV, _GATE_UP = ("q", "k", "v"), ("gate", "up")
+
+
+def te_layout(tied=False):
+    """Transformer Engine's layout. tied: lm_head shares the embedding's shape [vocab, hidden]."""
+    layer = (
+        Slot("transformer.self_attention.layernorm_qkv.ln_weight", ("attention_norm",)),
+        Slot("transformer.self_attention.layernorm_qkv.weight", _QKV),
+        Slot("transformer.self_attention.proj.weight", ("o",)),
+        Slot("transformer.layernorm_mlp.ln_weight", ("mlp_norm",)),
+        Slot("transformer.layernorm_mlp.fc1_weight", _GATE_UP),
+        Slot("transformer.layernorm_mlp.fc2_weight", ("down",)),
+    )
+    return Layout("te", "Transformer Engine's", "llama.layers.", layer, _model("llama.", not tied))
+
+
+def _split_layer(transposed, fuse_qkv=False, fuse_ffn=False):
+    """Native and Hugging Face's names of a decoder layer: they differ in transposition and fusing only."""
+    qkv = [Slot(f"self_attn.{part}_proj.weight", (part,), transposed) for part in _QKV]
+    gate_up = [Slot(f"mlp.{part}_proj.weight", (part,), transposed) for part in _GATE_UP]
+    if fuse_qkv:
+        qkv = [Slot("self_attn.qkv_proj.weight", _QKV, transposed, grouped=True)]
+    if fuse_ffn:
+        gate_up = [Slot("mlp.gate_up_fused_proj.weight", _GATE_UP, transposed)]
+    return (
+        Slot("input_layernorm.weight", ("attention_norm",)),
+        *qkv,
+        Slot("self_attn.o_proj.weight", ("o",), transposed),
+        Slot("post_attention_layernorm.weight", ("mlp_norm",)),
+        *gate_up,
+        Slot("mlp.down_proj.weight", ("down",), transposed),
+    )
+
+
+def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False):
+    """PaddleNLP's own layout, fused as its config's flags of the same names say."""
+    fused = [text for text, on in [("fused qkv", fuse_attention_qkv), ("fused gate_up", fuse_attention_ffn)] if on]
+    return Layout(
+        "pd",
+        "PaddleNLP's native" + (f" ({', '.join(fused)})" if fused else ""),
+        "llama.layers.",
+        _split_layer(True, fuse_attention_qkv, fuse_attention_ffn),
+        _model("llama.", not tied),
+        fuse_attention_qkv,
+        fuse_attention_ffn,
+    )
+
+
+def hf_layout(tied=False):
+    """Hugging Face's layout. tied: without lm_head, which is the embedding."""
+    model = [slot for slot in _model("model.", False) if not (tied and slot.parts == ("lm_head",))]
+    return Layout("hf", "Hugging Face's", "model.layers.", _split_layer(False), tuple(model))
+
+
+def detect(names, tied=False, describe=lambda name: f"tensor {name!r}"):
+    """The Layout that has all of `names`; `describe` makes a name's text in an error message.
+
+    Raises CheckpointError when a name is in none (not a Llama checkpoint) or names of different layouts are mixed.
+    """
+    native = [native_layout(fuse_qkv, fuse_ffn, tied) for fuse_qkv in (False, True) for fuse_ffn in (False, True)]
+    everything = [te_layout(tied), *native, hf_layout()]
+    candidates, telling = everything, None
+    for name in names:
+        kept = [layout for layout in candidates if layout.find(name)]
+        if not kept and not any(layout.find(name) for layout in everything):
+            raise CheckpointError(f"{describe(name)} is in none of the known layouts: not a Llama checkpoint")
+        if not kept:
+            raise CheckpointError(f"{describe(name)}: mixed layouts: it does not belong together with {telling!r}")
+        if len(kept) < len(candidates):
+            telling = name
+        candidates = kept
+    return candidates[0]
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The sizes of a Llama model."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+
+    @property
+    def head_dim(self):
+        """Width of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def part_shape(self, part, degree=1):
+        """Shape of one rank's share of a part, [out, in] (a norm: [hidden]).
+
+        As in PaddleNLP, what `degree` does not divide is not split: key and value when there are fewer kv heads,
+        embedding and lm_head when the vocabulary is odd. Raises CheckpointError when q, o or the MLP cannot be split.
+        """
+        h, f, v = self.hidden_size, self.intermediate_size, self.vocab_size
+        kv = self.num_key_value_heads * self.head_dim
+        shape = {
+            "q": [h, h],
+            "k": [kv, h],
+            "v": [kv, h],
+            "o": [h, h],
+            "gate": [f, h],
+            "up": [f, h],
+            "down": [h, f],
+            "embed": [v, h],
+            "lm_head": [v, h],
+        }.get(part, [h])
+        if self.splits(part, degree):
+            shape[SPLIT_AXIS[part]] //= degree
+        return tuple(shape)
+
+    def splits(self, part, degree):
+        """Whether tensor parallelism of that degree splits the part."""
+        if SPLIT_AXIS[part] is None or degree == 1:
+            return False
+        what, size, must = {
+            "q": ("num_attention_heads", self.num_attention_heads, True),
+            "o": ("num_attention_heads", self.num_attention_heads, True),
+            "k": ("num_key_value_heads", self.num_key_value_heads, False),
+            "v": ("num_key_value_heads", self.num_key_value_heads, False),
+            "embed": ("vocab_size", self.vocab_size, False),
+            "lm_head": ("vocab_size", self.vocab_size, False),
+        }.get(part, ("intermediate_size", self.intermediate_size, True))
+        if must and size % degree:
+            raise CheckpointError(f"{what}={size} cannot be divided by tensor_parallel_degree={degree}")
+        return size % degree == 0
+
+    def slot_shape(self, slot, degree=1):
+        """Shape of one rank's stored tensor."""
+        first, *others = [self.part_shape(part, degree) for part in slot.parts]
+        if not others:
+            return first[::-1] if slot.transposed else first
+        if slot.parts == _QKV and degree > 1 and not self.splits("k", degree):
+            raise CheckpointError(
+                f"num_key_value_heads={self.num_key_value_heads} cannot be divided by tensor_parallel_degree={degree}, "
+                f"which {slot.name} with q, k and v in one tensor needs"
+            )
+        shape = (first[0] + sum(other[0] for other in others), first[1])
+        return shape[::-1] if slot.transposed else shape
+
+
+def take_apart(slot, tensor, num_attention_heads, num_key_value_heads):
+    """{part: [out, in]} of a stored tensor, whole or one tensor parallel rank's; views where possible.
+
+    tensor: numpy array or Paddle tensor. The heads are the whole model's: a rank's share has the same ratio.
+    """
+    if slot.transposed:
+        tensor = tensor.T
+    if len(slot.parts) == 1:
+        return {slot.parts[0]: tensor}
+    rows, width = tensor.shape
+    queries = num_attention_heads // num_key_value_heads
+    if slot.grouped:
+        head_dim = width // num_attention_heads
+        step, stops = (queries + 2) * head_dim, [n * head_dim for n in (0, queries, queries + 1, queries + 2)]
+        groups = range(0, rows, step)
+        return {
+            part: _concat([tensor[group + start : group + stop] for group in groups], 0)
+            for part, start, stop in zip(slot.parts, stops[:-1], stops[1:], strict=True)
+        }
+    shares = (queries, 1, 1) if slot.parts == _QKV else (1, 1)
+    unit = rows // sum(shares)
+    stops = [unit * sum(shares[: i + 1]) for i in range(len(shares))]
+    return {p: tensor[stop - unit * n : stop] for p, stop, n in zip(slot.parts, stops, shares, strict=True)}
+
+
+def put_together(slot, parts, num_attention_heads):
+    """The stored tensor of a slot from {part: [out, in]}; the inverse of `take_apart`."""
+    tensor = _concat(stack(slot, parts, num_attention_heads), 0)
+    return tensor.T if slot.transposed else tensor
+
+
+def stack(slot, parts, num_attention_heads):
+    """The tensors [out, in] whose rows, one tensor's after the other's, are a slot's before its transposition."""
+    tensors = [parts[part] for part in slot.parts]
+    if not slot.grouped:
+        return tensors
+    head_dim = tensors[0].shape[1] // num_attention_heads
+    groups = tensors[1].shape[0] // head_dim
+    rows = [tensor.shape[0] // groups for tensor in tensors]
+    return [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
+
+
+def _concat(tensors, axis):
+    if len(tensors) == 1:
+        return tensors[0]
+    if isinstance(tensors[0], np.ndarray):
+        return np.concatenate(tensors, axis)
+    import paddle
+
+    return paddle.concat(tensors, axis)
+
+
+def native_to_te(state_dict, config):
+    """PaddleNLP's native weights, fused or not -> Transformer Engine's.
+
+    Args:
+        state_dict: {name: numpy array or Paddle tensor}, whole weights or one tensor parallel rank's.
+        config: has num_attention_heads, num_key_value_heads and tie_word_embeddings (a LlamaConfig or a dict).
+
+    Returns: a new dict; tensors may be views of the old ones. Raises CheckpointError for a dict of another layout,
+    an incomplete layer, or q and k whose sizes contradict the heads.
+    """
+    return _convert(state_dict, config, "pd", te_layout(_get(config, "tie_word_embeddings", False)))
+
+
+def te_to_native(state_dict, config, fuse_attention_qkv=False, fuse_attention_ffn=False):
+    """Transformer Engine's weights -> PaddleNLP's native ones, fused as asked for; else like `native_to_te`."""
+    tied = _get(config, "tie_word_embeddings", False)
+    return _convert(state_dict, config, "te", native_layout(fuse_attention_qkv, fuse_attention_ffn, tied))
+
+
+def _get(config, key, default=None):
+    return config.get(key, default) if isinstance(config, dict) else getattr(config, key, default)
+
+
+def _convert(state_dict, config, family, target):
+    source = detect(state_dict, _get(config, "tie_word_embeddings", False))
+    if source.family != family:
+        raise CheckpointError(f"expected another layout: the weights are in {source.title} layout")
+    heads = _get(config, "num_attention_heads")
+    kv_heads = _get(config, "num_key_value_heads") or heads
+    parts = {}
+    for name, tensor in state_dict.items():
+        layer, slot = source.find(name)
+        parts.setdefault(layer, {}).update(take_apart(slot, tensor, heads, kv_heads))
+    for layer, found in parts.items():
+        if layer is not None:
+            _check_layer(layer, found, heads // kv_heads)
+    converted = {}
+    for layer, found in parts.items():
+        for slot in target.model if layer is None else target.layer:
+            if all(part in found for part in slot.parts):
+                converted[target.full_name(layer, slot)] = put_together(slot, found, heads)
+    return converted
+
+
+def _check_layer(layer, parts, queries):
+    missing = [part for part in LAYER_PARTS if part not in parts]
+    if missing:
+        raise CheckpointError(f"layer {layer} has no {', '.join(missing)}")
+    q, k = parts["q"].shape[0], parts["k"].shape[0]
+    if q != queries * k:
+        raise CheckpointError(
+            f"layer {layer}: q has {q} rows and k {k}, which contradicts {queries} query heads to each kv head"
+        )

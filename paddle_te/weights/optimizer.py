@@ -1,0 +1,171 @@
+"""Optimizer state: Adam's moments and the master weights, which move as the weights they belong to.
+
+Read from PaddleNLP's two forms: optimizer.pdopt (and one for each rank, optimizer.tp00_pp01_shard02.pdopt), where a
+parameter goes by the name it had in the program, and unified checkpoints (optimizer.safetensors.index.json), where it
+goes by its name in the model. Written as a unified checkpoint of whole tensors, which the Trainer resumes from in any
+degrees with --unified_checkpoint 1 (paddlenlp/trainer/unified_checkpoint/load_save_single_card.py).
+"""
+
+import re
+from dataclasses import replace
+from math import prod
+
+from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.folder import Rank, read_index
+from paddle_te.weights.plan import OutputFile, plan_new_ranks
+from paddle_te.weights.tensors import CheckpointError, SlicedRef
+
+MOMENTS = ("moment1_0", "moment2_0")
+POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
+MASTER = "master_weights"
+_KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
+
+_TIED = {"llama.embed_tokens.weight": "lm_head.weight", "lm_head.weight": "llama.embed_tokens.weight"}
+_SLICE = "slice@"  # sharding stage 3: each rank has a slice of the flat tensor (group_sharded_stage3.py)
+# Files of the state itself, in both forms, and of signals that it has been saved
+STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*|saved_signal_\d+")
+# What a Trainer needs besides to go on, and its mark that the checkpoint is complete
+_TRAINER_FILES = re.compile(
+    r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|training_args\.bin|rng_state.*\.pth|\.checkpoint_done"
+)
+# te's layers only: PaddleNLP's have no fp8. Goes by the whole model's names, whatever the degrees.
+_FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
+
+
+def trainer_files(names, source, target):
+    """Those of a folder's files that go along with the optimizer from one Layout to another."""
+    fp8 = source.family == target.family == "te"
+    return [name for name in names if _TRAINER_FILES.fullmatch(name) or fp8 and _FP8_STATE.fullmatch(name)]
+
+
+def open_optimizer(checkpoint):
+    """{kind: Checkpoint whose tensors are not the weights but their state of that kind}; kinds as MOMENTS and so on.
+
+    Raises CheckpointError where something is missing, or split as sharding's split_param does.
+    """
+    if (checkpoint.folder / safetensors_index("optimizer")).exists():
+        found = {key: _unified(checkpoint) for key in checkpoint.ranks}
+    else:
+        found = {key: _pdopt(checkpoint, rank) for key, rank in checkpoint.ranks.items()}
+    kinds = MOMENTS + POWERS
+    if any(MASTER in state for state in found.values()):
+        kinds += (MASTER,)
+    return {
+        kind: replace(
+            checkpoint, ranks={key: _fill(checkpoint, rank, found[key], kind) for key, rank in checkpoint.ranks.items()}
+        )
+        for kind in kinds
+    }
+
+
+def plan_optimizer(state, target):
+    """([[OutputFile]], {index file: content}) of an opened optimizer as a unified checkpoint."""
+    groups, indexes = [], {}
+    stems = {"optimizer": MOMENTS + POWERS, MASTER: (MASTER,)}
+    for stem, kinds in stems.items():
+        kinds = [kind for kind in kinds if kind in state]
+        entries = []
+        for kind in kinds:
+            (((file,),), _) = plan_new_ranks(state[kind], target, float("inf"))
+            entries += [_of_kind(entry, kind) for entry in file.entries]
+        if entries:
+            name = f"{stem}-00001-of-00001{safetensors.SUFFIX}"
+            file = OutputFile(name, 0, entries)
+            groups.append([file])
+            index = {"metadata": {"total_size": file.nbytes}, "weight_map": {e.spec.name: name for e in entries}}
+            if stem == "optimizer":
+                index["master_weights"] = MASTER in state
+            indexes[safetensors_index(stem)] = index
+    return groups, indexes
+
+
+def _of_kind(entry, kind):
+    spec = entry.spec
+    if kind != MASTER:
+        spec = replace(spec, name=f"{spec.name}/{kind}", shape=(1,) if kind in POWERS else spec.shape)
+    return replace(entry, spec=spec, kind=kind)
+
+
+def safetensors_index(stem):
+    """Name of a unified checkpoint's index."""
+    return f"{stem}.safetensors.index.json"
+
+
+def _fill(checkpoint, rank, found, kind):
+    """The rank with its weights replaced by their state of one kind."""
+    tied = bool((checkpoint.config or {}).get("tie_word_embeddings"))
+    tensors = {}
+    for name, weight in rank.tensors.items():
+        ref = found.get(kind, {}).get(name)
+        if ref is None and kind == MASTER and weight.dtype == "float32":
+            ref = weight  # a float32 weight needs no master; PaddleNLP writes it as its own
+        if ref is None and tied:  # one parameter with one state, under one of its two names; readers want either
+            ref = found.get(kind, {}).get(_TIED.get(name))
+        if ref is None:
+            raise CheckpointError(f"{checkpoint.folder}: the optimizer's state has no {kind} of {name!r}")
+        if ref.shape != ((1,) if kind in POWERS else weight.shape):
+            raise CheckpointError(
+                f"{ref.path}: {kind} of {name!r} has shape {list(ref.shape)}, the weight {list(weight.shape)}: state "
+                "that sharding has split (split_param) is not read; save with --unified_checkpoint 1"
+            )
+        tensors[name] = ref
+    return Rank(rank.tp, rank.pp, rank.files, tensors, rank.index)
+
+
+def _unified(checkpoint):
+    """{kind: {weight: TensorRef}} of a unified checkpoint."""
+    if (checkpoint.tp, checkpoint.pp) != (1, 1):
+        raise CheckpointError(f"{checkpoint.folder}: a unified optimizer beside weights of single ranks")
+    found = {}
+    for stem in ("optimizer", MASTER):
+        index = checkpoint.folder / safetensors_index(stem)
+        if not index.exists():
+            continue
+        for key, ref in read_index(index, safetensors)[0].items():
+            name, _, kind = key.partition("/")
+            found.setdefault(kind or stem, {})[name] = ref
+    return found
+
+
+def _pdopt(checkpoint, rank):
+    """{kind: {weight: TensorRef}} of one rank's .pdopt files: one, or one for each sharding rank."""
+    pattern = ".".join(["optimizer", *([rank.variant] if rank.variant else [])])
+    exact = checkpoint.folder / f"{pattern}.pdopt"
+    joint = "_" if rank.variant else "."
+    shards = checkpoint.folder.glob(f"{pattern}{joint}shard*.pdopt")
+    files = [exact] if exact.exists() else sorted(shards, key=lambda file: int(re.search(r"shard(\d+)", file.name)[1]))
+    if not files:
+        raise CheckpointError(f"{exact}: missing; --with_optimizer needs it")
+    if checkpoint.suffix != pdparams.SUFFIX:
+        raise CheckpointError(f"{exact}: goes by names that only .pdparams weights tell; these are safetensors")
+    names = {}
+    for file in rank.files:
+        names |= {parameter: name for name, parameter in pdparams.read_name_table(file).items()}
+    found, slices = {}, {}
+    for file in files:
+        state, master = pdparams.read_optimizer(file)
+        matches = {key: match for key in state if (match := _KEY.fullmatch(key))}
+        entries = [(match["kind"], match["name"], state[key]) for key, match in matches.items()]
+        entries += [(MASTER, parameter, ref) for parameter, ref in master.items()]
+        for kind, parameter, ref in entries:
+            name = names.get(parameter.removeprefix(_SLICE))
+            if name is None:
+                raise CheckpointError(f"{file}: has state of {parameter!r}, which no weight is called")
+            if parameter.startswith(_SLICE) and kind not in POWERS:
+                slices.setdefault((kind, name), []).append(ref)
+            else:
+                found.setdefault(kind, {})[name] = ref
+    for (kind, name), refs in slices.items():
+        _check_slices(refs, name, rank.tensors[name].shape, len(files))
+        found.setdefault(kind, {})[name] = SlicedRef(tuple(refs), rank.tensors[name].shape)
+    return found
+
+
+def _check_slices(refs, name, shape, ranks):
+    """Equal slices, one of each sharding rank, which together hold the tensor; the last may end in padding."""
+    sizes = {prod(ref.shape) for ref in refs}
+    if len(refs) != ranks or len(sizes) > 1 or not prod(shape) <= ranks * max(sizes):
+        raise CheckpointError(
+            f"{refs[0].path}: {len(refs)} slices of {name!r}, of {sorted(sizes)} elements, in {ranks} sharding ranks' "
+            f"files, do not make a tensor of shape {list(shape)}"
+        )

@@ -1,0 +1,178 @@
+"""Which tensors a converted checkpoint has and in which file each of them stands; nothing is read or written here."""
+
+from dataclasses import dataclass
+
+from paddle_te.weights.folder import file_name, index_name, variant
+from paddle_te.weights.layout import Layout, Slot
+from paddle_te.weights.tensors import CheckpointError, TensorSpec
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor to write: what it is called, and the layer and slot that say how it is made.
+
+    kind: "" for a weight, else the kind of optimizer state.
+    """
+
+    spec: TensorSpec
+    layer: int | None
+    slot: Slot
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """One file to write: the tensor parallel rank it belongs to (0 if there is one), and its entries."""
+
+    name: str
+    tp: int
+    entries: list
+
+    @property
+    def nbytes(self):
+        """Bytes of tensor data."""
+        return sum(entry.spec.nbytes for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to convert to: the layout, ".pdparams" or ".safetensors", and the degrees of parallelism."""
+
+    layout: Layout
+    suffix: str
+    tp: int
+    pp: int
+    vp: int = 1
+
+
+def plan_same_ranks(checkpoint, target):
+    """([[OutputFile]], {index file: content}) with the input's ranks and shards, each file by itself.
+
+    A tensor goes to the file in which its first part was; shards that are left empty are dropped.
+    """
+    files, indexes = [], {}
+    for rank in checkpoint.ranks.values():
+        source = pieces(checkpoint, rank.tensors)
+        groups = {path: [] for path in rank.files}
+        for layer, slot in target.layout.tensors(checkpoint.dims.num_hidden_layers):
+            found = [source[layer, part][0] for part in slot.parts if (layer, part) in source]
+            if not found:
+                continue  # another pipeline stage's
+            if len(found) < len(slot.parts):
+                name = target.layout.full_name(layer, slot)
+                raise CheckpointError(f"{found[0].path}: not all parts of {name!r} are on this pipeline stage")
+            groups[found[0].path].append(_entry(checkpoint, target, layer, slot, found[0].dtype))
+        groups = [entries for entries in groups.values() if entries]
+        made, index = _rank_files(target.suffix, rank.tp or 0, rank.variant, groups, rank.index)
+        files += [[file] for file in made]
+        indexes |= index
+    return files, indexes
+
+
+def plan_new_ranks(checkpoint, target, max_shard_size, always_index=False):
+    """([[OutputFile]], {index file: content}) for other degrees; above max_shard_size bytes, a rank's file is sharded.
+
+    Files that hold the shares of the same tensors stand together, so that each of these is read once for all of them.
+    """
+    files, indexes = [], {}
+    dims = checkpoint.dims
+    dtypes = {
+        key: ref.dtype
+        for rank in checkpoint.ranks.values()
+        for key, (ref, _) in pieces(checkpoint, rank.tensors).items()
+    }
+    stage_of = pipeline_stages(dims.num_hidden_layers, target.pp, target.vp)
+    if target.pp > 1 and (checkpoint.config or {}).get("tie_word_embeddings"):
+        raise CheckpointError(
+            f"{checkpoint.folder}: tied embeddings are not divided into pipeline stages; give "
+            "--pipeline_parallel_degree 1: a run with pipeline stages splits a whole checkpoint itself"
+        )
+    slots = [
+        (layer, slot)
+        for layer, slot in target.layout.tensors(dims.num_hidden_layers)
+        if (layer, slot.parts[0]) in dtypes
+    ]
+    for pp in range(target.pp):
+        entries = [
+            _entry(checkpoint, target, layer, slot, dtypes[layer, slot.parts[0]])
+            for layer, slot in slots
+            if stage_of(layer, slot.parts[0]) == pp
+        ]
+        groups, ranks = _shards(entries, max_shard_size), []
+        for tp in range(target.tp):
+            rank_variant = variant(tp if target.tp > 1 else None, pp if target.pp > 1 else None)
+            old_index = {} if always_index or len(groups) > 1 else None
+            made, index = _rank_files(target.suffix, tp, rank_variant, groups, old_index)
+            ranks.append(made)
+            indexes |= index
+        files += [list(shares) for shares in zip(*ranks, strict=True)]
+    return files, indexes
+
+
+def pieces(checkpoint, tensors):
+    """{(layer or None, part): (TensorRef, Slot)} of stored tensors {name: TensorRef}."""
+    found = {}
+    for name, ref in tensors.items():
+        layer, slot = checkpoint.layout.find(name)
+        found |= {(layer, part): (ref, slot) for part in slot.parts}
+    return found
+
+
+def _entry(checkpoint, target, layer, slot, dtype):
+    shape = checkpoint.dims.slot_shape(slot, target.tp)
+    return Entry(TensorSpec(target.layout.full_name(layer, slot), dtype, shape), layer, slot)
+
+
+def _shards(entries, max_shard_size):
+    """Entries in order, in groups of at most max_shard_size bytes, as PaddleNLP's shard_checkpoint makes them."""
+    groups, size = [[]], 0
+    for entry in entries:
+        if groups[-1] and size + entry.spec.nbytes > max_shard_size:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += entry.spec.nbytes
+    return groups
+
+
+def _rank_files(suffix, tp, rank_variant, groups, index):
+    """([OutputFile], {index file: content}) of one rank; `index` is what its new index keeps of the old, or None."""
+    shards = len(groups) if index is not None else None
+    files = [
+        OutputFile(file_name(suffix, rank_variant, shards and number, shards), tp, entries)
+        for number, entries in enumerate(groups, 1)
+    ]
+    if index is None:
+        return files, {}
+    metadata = (index.get("metadata") or {}) | {"total_size": sum(file.nbytes for file in files)}
+    weight_map = {entry.spec.name: file.name for file in files for entry in file.entries}
+    return files, {index_name(suffix, rank_variant): index | {"metadata": metadata, "weight_map": weight_map}}
+
+
+def pipeline_stages(num_layers, degree, virtual_degree=1):
+    """A function (layer or None, part) -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's Llama.
+
+    The items are embedding, layers, norm and lm_head. Layers that `degree` divides are dealt evenly, chunk by chunk
+    with virtual stages; otherwise the items are (paddle/distributed/fleet/meta_parallel/parallel_layers/pp_layers.py).
+    Raises CheckpointError for degrees that PaddleNLP cannot run.
+    """
+    items, chunks = num_layers + 3, degree * virtual_degree
+    if degree > items:
+        raise CheckpointError(f"pipeline_parallel_degree={degree}: the model has only {items} parts to spread")
+    if virtual_degree > 1 and num_layers % chunks:
+        raise CheckpointError(
+            f"virtual_pp_degree={virtual_degree} with pipeline_parallel_degree={degree}: {num_layers} layers cannot be "
+            f"divided into {chunks} equal chunks"
+        )
+    if num_layers % degree == 0:
+        size = num_layers // chunks
+        starts = [0, *(1 + size * chunk for chunk in range(1, chunks))]
+    else:
+        size, longer = divmod(items, degree)
+        starts = [stage * size + max(0, stage - (degree - longer)) for stage in range(degree)]
+
+    def stage_of(layer, part):
+        item = {"embed": 0, "norm": num_layers + 1, "lm_head": num_layers + 2}[part] if layer is None else layer + 1
+        return max(chunk for chunk, start in enumerate(starts) if start <= item) % degree
+
+    return stage_of

@@ -1,0 +1,93 @@
+"""Reads a checkpoint in another layout and another degree of tensor parallelism than it is stored in."""
+
+import math
+
+import numpy as np
+
+from paddle_te.weights import layout
+from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.layout import SPLIT_AXIS
+from paddle_te.weights.plan import pieces
+from paddle_te.weights.tensors import CheckpointError
+
+
+def read_weights(folder, target, names, tensor_parallel_degree=1, tensor_parallel_rank=0):
+    """Streams a checkpoint's weights in another layout, tensor by tensor: nothing is written.
+
+    Args:
+        folder: a checkpoint in any layout, degrees and format.
+        target: the Layout to give them in.
+        names: the wanted tensors' names in it; of others nothing is read.
+        tensor_parallel_degree, tensor_parallel_rank: whose share to give.
+
+    Yields (name, numpy array): bfloat16 as its bits, uint16. Raises CheckpointError as `open_checkpoint`, and for
+    degrees that the model cannot be split into.
+    """
+    checkpoint = open_checkpoint(folder)
+    reader = Reader(checkpoint, tensor_parallel_degree)
+    for number, slot in target.tensors(checkpoint.dims.num_hidden_layers):
+        name = target.full_name(number, slot)
+        if name in names and reader.has(number, slot):
+            shape = checkpoint.dims.slot_shape(slot, tensor_parallel_degree)
+            blocks = reader.blocks(tensor_parallel_rank, number, slot)
+            yield name, np.concatenate(blocks).reshape(shape)
+
+
+class Reader:
+    """Gathers a target rank's share of each part of the model, from whichever source ranks hold it."""
+
+    def __init__(self, checkpoint, degree):
+        self._dims, self._source_degree, self._degree = checkpoint.dims, checkpoint.tp, degree
+        self._pieces = []  # of each source rank, all its pipeline stages together
+        for tp in range(checkpoint.tp):
+            ranks = [rank for rank in checkpoint.ranks.values() if (rank.tp or 0) == tp]
+            self._pieces.append(pieces(checkpoint, {name: ref for rank in ranks for name, ref in rank.tensors.items()}))
+        self._kept = {}  # (layer, TensorRef): its parts
+
+    def has(self, layer, slot):
+        """Whether the checkpoint has the slot's parts: one with tied embeddings may have no lm_head."""
+        return all((layer, part) in self._pieces[0] for part in slot.parts)
+
+    def blocks(self, rank, layer, slot):
+        """The target rank's stored tensor of a slot, as arrays whose bytes follow one another."""
+        self._kept = {  # what other ranks, or the slot of another part of it, will ask for again
+            key: parts for key, parts in self._kept.items() if key[0] == layer and parts.keys() & {*slot.parts}
+        }
+        parts = {part: self._part(rank, layer, part) for part in slot.parts}
+        if slot.transposed:
+            return [layout.put_together(slot, parts, self._dims.num_attention_heads)]
+        return layout.stack(slot, parts, self._dims.num_attention_heads)
+
+    def number(self, rank, layer, slot):
+        """The number [1] that belongs to a slot's tensors, a power of beta: the same for all its parts."""
+        numbers = {part: self._pieces[0][layer, part][0].read() for part in slot.parts}
+        first = numbers[slot.parts[0]]
+        if any(number.tobytes() != first.tobytes() for number in numbers.values()):
+            raise CheckpointError(
+                f"{self._pieces[0][layer, slot.parts[0]][0].path}: {slot.name}: parts of different age"
+            )
+        return [first]
+
+    def _part(self, rank, layer, part):
+        """[out, in] of a part, or the vector of a norm."""
+        if self._degree == self._source_degree:
+            return self._read(rank, layer, part)
+        axis = SPLIT_AXIS[part] or 0
+        source = self._source_degree if self._dims.splits(part, self._source_degree) else 1
+        target = self._degree if self._dims.splits(part, self._degree) else 1
+        # counted in units, of which a source rank holds and the target rank wants a whole number
+        units = math.lcm(source, target)
+        held, wanted = units // source, units // target
+        start = rank % target * wanted
+        found = []
+        for tp in range(start // held, -(-(start + wanted) // held)):
+            share = np.split(self._read(tp, layer, part), held, axis)
+            found += share[max(start - tp * held, 0) : start + wanted - tp * held]
+        return found[0] if len(found) == 1 else np.concatenate(found, axis)
+
+    def _read(self, tp, layer, part):
+        ref, slot = self._pieces[tp][layer, part]
+        if (layer, ref) not in self._kept:
+            heads = self._dims.num_attention_heads, self._dims.num_key_value_heads
+            self._kept[layer, ref] = layout.take_apart(slot, ref.read(), *heads)
+        return self._kept[layer, ref][part]
