@@ -12,7 +12,6 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.trainer.trainer_utils import OptimizerNames, ShardingOption
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
-from paddle_te.distributed import group_pipeline_transfers, prepare_sharding, use_threaded_store
 from paddle_te.models.llama.modeling import check_fp8_lm_head
 from paddle_te.runs.background import STAGING_DIR
 from paddle_te.runs.layout import check_flags
@@ -76,10 +75,6 @@ class PreTrainingArguments(TrainingArguments):
         """Raises ValueError for flags that contradict each other, before PaddleNLP's initialise fleet."""
         self._check_layers()
         self._check_saving()
-        use_threaded_store()
-        prepare_sharding()
-        if self.virtual_pp_degree > 1:
-            group_pipeline_transfers()
         super().__post_init__()
         self.test_iters = 10 * self.eval_iters
         if self._clips_bf16_where_paddle_cannot():

@@ -18,7 +18,7 @@ from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
 
-from paddle_te import device
+from paddle_te import device, upstream
 from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
@@ -72,10 +72,12 @@ def add_lora(model, model_args, training_args):
 def finetune():
     exit_signal = ExitSignalCallback()
     try:
+        repairs = upstream.apply()
         model_args, data_args, training_args = ArgumentParser(
             (FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments)
         ).parse()
         check_together(model_args, data_args, training_args)
+        logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
         device.check_name(training_args.device)
         paddle.set_device(training_args.device)
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)

@@ -20,7 +20,7 @@ from paddlenlp.transformers import (
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
 
-from paddle_te import device
+from paddle_te import device, upstream
 from paddle_te.configs import resolve
 from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
@@ -100,9 +100,11 @@ def make_scheduler(training_args):
 def pretrain():
     exit_signal = ExitSignalCallback()
     try:
+        repairs = upstream.apply()
         model_args, data_args, training_args = ArgumentParser(
             (ModelArguments, DataArguments, PreTrainingArguments)
         ).parse()
+        logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
         device.check_name(training_args.device)
         paddle.set_device(training_args.device)
         checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)

@@ -19,7 +19,7 @@ from paddlenlp.utils.log import logger
 from safetensors import SafetensorError
 
 from paddle_te import fp8
-from paddle_te.distributed import count_shared_weights_once, gather_weights
+from paddle_te.distributed import gather_weights
 from paddle_te.models.llama.decoder import fp8_recipe
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
@@ -71,7 +71,6 @@ class PretrainingTrainer(Trainer):
 
     def create_optimizer(self, lr_scheduler=None):
         """PaddleNLP's, with AdamW and clipping in one pass where that can be."""
-        count_shared_weights_once(self.model)
         optimizer = super().create_optimizer(lr_scheduler)
         fuse_clipping(optimizer)
         return optimizer

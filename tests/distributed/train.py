@@ -23,6 +23,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
 
+from paddle_te import upstream
 from paddle_te.layers import cross_entropy
 from paddle_te.models.llama import causal_mask_only
 from paddle_te.training import pretrain
@@ -163,6 +164,7 @@ def run(base, variant, output):
 def main():
     job = json.loads(Path(sys.argv[1]).read_text())
     output = Path(job["output"])
+    upstream.apply()
     base = parse(job["layout"] | dict(output_dir=output))
     paddle.set_device(base[2].device)
     if os.environ.get("EMULATED_TE"):

@@ -12,6 +12,14 @@ def paddle_device():
     return None if kind == "cpu" else f"{kind}:0"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _repairs():
+    """As the commands do: many tests train on the CPU and on the GPU in this one process."""
+    from paddle_te import upstream
+
+    upstream.apply()
+
+
 @pytest.fixture
 def gpu():
     """Paddle on the GPU for one test; its name."""

@@ -129,9 +129,9 @@ def ring():
     from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication as p2p
 
     from paddle_te import device
-    from paddle_te.distributed import group_pipeline_transfers
+    from paddle_te.upstream import pipeline_transfers
 
-    group_pipeline_transfers()
+    pipeline_transfers.apply()
     count = (1 << 18) if device.nvgpu_library().endswith("libnvgpu_host.so") else (1 << 28)
     group, after, before = dist.collective._get_default_group(), (RANK + 1) % SIZE, (RANK - 1) % SIZE
     dist.all_reduce(paddle.ones([1]))  # makes the communicator, which cannot be done within a group

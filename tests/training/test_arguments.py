@@ -3,7 +3,6 @@
 import importlib.util
 from types import SimpleNamespace
 
-import paddle
 import pytest
 from paddlenlp.trainer import PdArgumentParser
 from paddlenlp.trainer.trainer_utils import OptimizerNames, ShardingOption
@@ -70,18 +69,6 @@ def test_pd_emulates_fp8(tmp_path):
     _, training_args = parse(tmp_path, *PD_FP8, "--fp8_dpa", "true", "--fp8_dpa_bwd", "false", "--fp8_lm_head", "true")
     assert training_args.use_fp8 and training_args.fp8_dpa and not training_args.fp8_dpa_bwd
     assert training_args.fp8_lm_head
-
-
-@pytest.mark.parametrize("chosen", [None, "1"])
-def test_ranks_meet_through_the_threaded_store(tmp_path, monkeypatch, chosen):
-    """Unless the user chose otherwise: see paddle_te.distributed.use_threaded_store."""
-    flag = "FLAGS_tcp_store_using_libuv"
-    monkeypatch.delenv(flag, raising=False)
-    if chosen:
-        monkeypatch.setenv(flag, chosen)
-    paddle.set_flags({flag: True})
-    parse(tmp_path)
-    assert paddle.get_flags(flag)[flag] is bool(chosen)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What paddle_te.distributed changes in Paddle's sharding."""
+"""Repairs of Paddle's sharding."""
 
 from types import SimpleNamespace
 
@@ -13,16 +13,16 @@ from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimi
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
 from paddle.distributed.fleet.utils.tensor_fusion_helper import HOOK_ACTION, FusedCommBuffer
 
-from paddle_te.distributed import prepare_sharding
-from paddle_te.distributed.sharding import _DeviceParamStorage
+from paddle_te.upstream import overwritten_main_grads, own_gradients, stage2_storage
+from paddle_te.upstream.stage2_storage import DeviceParamStorage
 
 
 @pytest.mark.parametrize(
     "action, expected", [("REDUCE_SCATTER", [0, 1, 2 / 3, 1, 4, 5]), ("REDUCE", [0, 1 / 2, 1, 3 / 2, 2, 5 / 2])]
 )
-def test_a_rank_scales_its_own_gradients(action, expected):
+def test_a_rank_scales_its_own_gradients(repair, action, expected):
     """Of six over three ranks the second has those in the middle; what is reduced to one rank is all its own."""
-    prepare_sharding()
+    repair(own_gradients)
     ranks = 3 if action == "REDUCE_SCATTER" else 2
     waited = []
     buffer = FusedCommBuffer.__new__(FusedCommBuffer)
@@ -43,10 +43,10 @@ def test_weights_of_stage_2_are_laid_out_where_they_are():
     padding = [1, 1, 0]
     size = sum(value.size for value in values) + sum(padding)
     buffers = []
-    for storage in (_DeviceParamStorage(size, "bfloat16", "cpu"), ParamStorage(size, paddle.bfloat16, "cpu")):
+    for storage in (DeviceParamStorage(size, "bfloat16", "cpu"), ParamStorage(size, paddle.bfloat16, "cpu")):
         weights = [EagerParamBase.from_tensor(value.clone()) for value in values]
         align = dict(zip([weight.name for weight in weights], padding, strict=True))
-        storage.add_rank_params(weights, align, convert_gpu=isinstance(storage, _DeviceParamStorage))
+        storage.add_rank_params(weights, align, convert_gpu=isinstance(storage, DeviceParamStorage))
         for weight, value in zip(weights, values, strict=True):
             assert weight.shape == value.shape and weight.dtype == paddle.bfloat16 and not weight.stop_gradient
             assert (weight == value).all()
@@ -56,17 +56,15 @@ def test_weights_of_stage_2_are_laid_out_where_they_are():
     np.testing.assert_array_equal(*buffers)
 
 
-def test_storage_by_device():
-    prepare_sharding()
-    assert isinstance(stage2.ParamStorage(size=4, dtype="float32", device="nvgpu"), _DeviceParamStorage)
-    assert not isinstance(stage2.ParamStorage(size=4, dtype="float32", device="cpu"), _DeviceParamStorage)
+def test_storage_by_device(repair):
+    repair(stage2_storage)
+    assert isinstance(stage2.ParamStorage(size=4, dtype="float32", device="nvgpu"), DeviceParamStorage)
+    assert not isinstance(stage2.ParamStorage(size=4, dtype="float32", device="cpu"), DeviceParamStorage)
 
 
-def test_te_overwrites_what_is_not_cleared(monkeypatch):
+def test_te_overwrites_what_is_not_cleared(repair):
     """Stage 1 with split_param: of three weights te has written two in this step, and the second not in the next."""
-    for name in ("clear_grad", "reduce_gradients"):
-        monkeypatch.setattr(DygraphShardingOptimizerV2, name, getattr(DygraphShardingOptimizerV2, name))
-    prepare_sharding()
+    repair(overwritten_main_grads)
     weights = [EagerParamBase.from_tensor(paddle.zeros([2])) for _ in range(3)]
     for weight in weights:
         weight.main_grad = paddle.ones([2])

@@ -1,0 +1,80 @@
+"""Repairs of Paddle's and PaddleNLP's code, and the only place that changes it.
+
+Each repair is a module here with
+
+- PACKAGE and VERSION: what it repairs, and the beginning of the version numbers that it was made for;
+- SYMPTOM: what a user sees without it, in one sentence;
+- apply() and undo(): each may be called twice.
+
+Nothing happens when the modules are imported. The commands call `apply` once, before fleet is initialised, and log what
+it returns; programs of their own, which train with these layers without our commands, do the same.
+"""
+
+from types import ModuleType
+
+import paddle
+import paddlenlp
+
+from paddle_te.upstream import (
+    overwritten_main_grads,
+    own_gradients,
+    pipeline_transfers,
+    rng_tracker,
+    sharding_alignment,
+    shared_weights,
+    stage2_storage,
+    threaded_store,
+)
+
+REPAIRS: dict[str, ModuleType] = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (
+        threaded_store,
+        rng_tracker,
+        shared_weights,
+        pipeline_transfers,
+        sharding_alignment,
+        own_gradients,
+        overwritten_main_grads,
+        stage2_storage,
+    )
+}
+# What to install instead of a version that the repairs were not made for.
+REMEDY = "install paddlepaddle 3.3.1 and paddlenlp 3.0.0b4, with which they were tested (constraints.txt)"
+
+
+def apply(*names: str) -> list[str]:
+    """Applies the repairs of these names, or all of them.
+
+    Returns: the names of those that were applied.
+    Raises:
+        ValueError: an unknown name, or a version of Paddle or PaddleNLP that a repair was not made for.
+    """
+    chosen = [_repair(name) for name in names or REPAIRS]
+    for module in chosen:
+        check_version(module)
+    for module in chosen:
+        module.apply()
+    return list(names or REPAIRS)
+
+
+def undo(*names: str) -> None:
+    """Takes back the repairs of these names, or all of them."""
+    for name in reversed(names or tuple(REPAIRS)):
+        _repair(name).undo()
+
+
+def check_version(module: ModuleType) -> None:
+    """Raises ValueError where the installed version is not one that the repair was made for."""
+    installed = {"paddle": paddle.__version__, "paddlenlp": paddlenlp.__version__}[module.PACKAGE]
+    if not installed.startswith(module.VERSION):
+        name = module.__name__.rpartition(".")[2]
+        raise ValueError(
+            f"{module.PACKAGE} {installed} is installed, but the repair {name} was made for {module.VERSION}: {REMEDY}"
+        )
+
+
+def _repair(name: str) -> ModuleType:
+    if name not in REPAIRS:
+        raise ValueError(f"{name}: there is no such repair; there are {', '.join(REPAIRS)}")
+    return REPAIRS[name]
