@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,8 +210,24 @@ def test_report_shows_every_peer_and_what_is_wrong(result, tmp_path):
     assert len({line.replace("\\|", "").count("|") for line in lines if line.startswith("|")}) == 1  # a whole table
 
 
-def test_default_path(result):
-    assert str(report.default_path(result)) == "benchmarks/layer_h200_2026-01-02.json"
+def test_a_results_name_says_what_it_is_and_replaces_none(result, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    arguments = SimpleNamespace(output=None, what=None)
+
+    def written():
+        path = report.destination(result, arguments, "8B, all sizes")
+        report.write(result, path)
+        return str(path.relative_to(tmp_path))
+
+    wanted = "benchmarks/layer/2026-01-02_h200x1_8b-all-sizes"
+    assert [written() for _ in range(3)] == [f"{wanted}.json", f"{wanted}-2.json", f"{wanted}-3.json"]
+    result["hardware"]["gpus"], arguments.what = 4, "head in fp8"
+    assert written() == "benchmarks/layer/2026-01-02_h200x4_head-in-fp8.json"
+    assert report.destination(result, arguments, "", "launch").parent == tmp_path / "benchmarks/launch"
+    result["hardware"] = {"name": "CPU x86_64"}
+    assert written() == "benchmarks/layer/2026-01-02_cpu-x86-64_head-in-fp8.json"
+    arguments.output = tmp_path / "elsewhere.json"
+    assert report.destination(result, arguments, "") == tmp_path / "elsewhere.json"
 
 
 def test_loaded_libraries_counts_files_of_one_library(tmp_path):

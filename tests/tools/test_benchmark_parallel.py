@@ -18,9 +18,9 @@ def two_gpus(monkeypatch):
 @pytest.mark.parametrize("status", [0, 1])
 def test_result_file(monkeypatch, tmp_path, two_gpus, status):
     monkeypatch.setattr(parallel, "measure", lambda selected: (status, LAYOUTS if selected == "tp2" else None))
-    monkeypatch.setattr(parallel, "ROOT", tmp_path)
+    monkeypatch.setattr(parallel.report, "ROOT", tmp_path)
     assert parallel.main(["-k", "tp2"]) == status
-    [path] = (tmp_path / "benchmarks").glob("parallel_h200x2_20??-??-??.json")
+    [path] = (tmp_path / "benchmarks/parallel").glob("20??-??-??_h200x2_some-layouts.json")
     result = json.loads(path.read_text())
     assert result["layouts"] == LAYOUTS and result["passed"] == (status == 0)
     assert result["hardware"] == {"name": "NVIDIA H200", "driver_version": "580", "gpus": 2}

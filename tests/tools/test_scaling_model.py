@@ -166,6 +166,12 @@ def test_relative_error(tmp_path):
     assert line == "| one | 1 | one GPU | 16.0 | 20.0 | -20.0% |"
 
 
+def test_a_missing_input_is_named(capsys, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        scaling_model.main(["--layer", str(tmp_path / "layer.json")])
+    assert stopped.value.code == 2 and f"there is no file {tmp_path / 'layer.json'}" in capsys.readouterr().err
+
+
 def test_main_prints_all_tables(capsys, tmp_path):
     path = tmp_path / "model.md"
     assert scaling_model.main(["--output", str(path), "--throughput"]) == 0

@@ -3,8 +3,8 @@
     python tools/benchmark/ladder.py [--rungs hf_bf16 paddle_te_fp8 ...] [--sizes b8-s256 ...] [--layers 4] [--quick]
 
 Times a stack of Llama-2-7B decoder layers at the tutorial's batch 8, sequence 256, and at sequence 4096; all rungs in
-one process, taking turns. Writes benchmarks/ladder_<gpu>_<date>.json and the table beside it. A rung that is not there
-or fails keeps its row, with the reason.
+one process, taking turns. Writes benchmarks/ladder/<date>_<gpu>x<n>_<what>.json and a table of the same name. A rung
+that is not there or fails keeps its row, with the reason.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
 from tools.benchmark import report, timing  # noqa: E402
-from tools.benchmark.layer import Contest, free_memory, run_sizes  # noqa: E402
+from tools.benchmark.layer import Contest, free_memory, run_sizes, sizes_in_words  # noqa: E402
 from tools.benchmark.peers import HuggingFace, PaddleTE, Peer, PlainTorch, TETorch  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
 from tools.benchmark.problem import Problem  # noqa: E402
@@ -240,7 +240,8 @@ def main(argv=None):
     result = report.header("ladder", argv, DEFINITIONS) | {
         "settings": {name: getattr(arguments, name) for name in ("layers", "rounds", "iterations", "warmup", "seed")},
     }
-    return run_sizes(result, arguments, lambda name: run_size(arguments, clock, SIZES[name]), markdown)
+    path = report.destination(result, arguments, sizes_in_words(arguments.sizes, SIZES))
+    return run_sizes(result, arguments, lambda name: run_size(arguments, clock, SIZES[name]), path, markdown)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Times one Llama decoder layer, forward + backward, beside its peers, all in one process.
+"""Times one Llama decoder layer, forward + backward, and its peers, all in one process.
 
     python tools/benchmark/layer.py [--peers hf_bf16 paddle_te_fp8_delayed ...] [--sizes 7b-b1 ...] [--quick]
 
-Writes benchmarks/layer_<gpu>_<date>.json and the table beside it. A peer that is not installed or fails keeps its
-row, with the reason.
+Writes benchmarks/layer/<date>_<gpu>x<n>_<what>.json and a table of the same name. A peer that is not installed or fails
+keeps its row, with the reason.
 """
 
 import argparse
@@ -142,12 +142,16 @@ def run_size(arguments, clock, dims):
     return {"dims": asdict(dims), "flops": dims.flops, "peers": contest.rows}
 
 
-def run_sizes(result, arguments, run, table=report.markdown):
-    """Adds run(name) of each size to the result and leaves its files, after each: a broken run leaves its part.
+def sizes_in_words(chosen, all_sizes):
+    """Of a result's name: which sizes were measured."""
+    return "all-sizes" if set(chosen) == set(all_sizes) else "-".join(chosen)
+
+
+def run_sizes(result, arguments, run, path, table=report.markdown):
+    """Adds run(name) of each size to the result and writes it to `path` after each, so a broken run leaves its part.
 
     Returns the exit status: 0 if any peer ran.
     """
-    path = arguments.output or report.default_path(result)
 
     def save():
         result["libraries"] = report.loaded_libraries()
@@ -174,7 +178,11 @@ def main(argv=None):
         "settings": {name: getattr(arguments, name) for name in ("rounds", "iterations", "warmup", "seed")},
         "enqueue": run_tiny(arguments, clock),
     }
-    return run_sizes(result, arguments, lambda name: run_size(arguments, clock, SIZES[name]))
+    if arguments.sizes:
+        path = report.destination(result, arguments, sizes_in_words(arguments.sizes, SIZES))
+    else:
+        path = report.destination(result, arguments, "tiny-layer", "launch")
+    return run_sizes(result, arguments, lambda name: run_size(arguments, clock, SIZES[name]), path)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python tools/benchmark/nvgpu_kernels.py [--quick]    # CUSTOM_DEVICE_ROOT: with --device cpu the host runtime's
 
-At Llama-3-8B's largest weight and its logits of 8192 tokens. Writes benchmarks/nvgpu_kernels_<gpu>_<date>.json and the
-table beside it.
+At Llama-3-8B's largest weight and its logits of 8192 tokens. Writes
+benchmarks/nvgpu_kernels/<date>_<gpu>x<n>_<what>.json and a table of the same name.
 """
 
 import argparse
@@ -131,7 +131,7 @@ def main(argv=None):
     result = report.header("nvgpu_kernels", argv, DEFINITIONS)
     result["operations"] = measure(arguments, timing.make_clock(arguments))
     result["libraries"] = report.loaded_libraries()
-    path = arguments.output or report.default_path(result)
+    path = report.destination(result, arguments, "8b")
     report.write(result, path, markdown(result))
     print(markdown(result))
     print(f"{path} and {path.with_suffix('.md')}")

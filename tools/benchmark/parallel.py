@@ -52,8 +52,8 @@ def measure(selected):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Losses over several GPUs beside one process's.")
-    parser.add_argument("--output", type=Path, help="result file (benchmarks/parallel_<gpu>x<n>_<date>.json)")
+    parser = argparse.ArgumentParser(description="Losses over several GPUs, compared with one process's.")
+    report.add_destination(parser, "parallel")
     parser.add_argument("-k", dest="selected", metavar="EXPRESSION", help="layouts, as in pytest -k (default: all)")
     args = parser.parse_args(argv)
     try:
@@ -70,7 +70,7 @@ def main(argv=None):
     result = report.header("parallel", argv, DEFINITIONS)
     result |= dict(versions=packages(), passed=status == 0, layouts=layouts)
     result["hardware"]["gpus"] = count
-    path = args.output or ROOT / report.default_path(result)
+    path = report.destination(result, args, "some-layouts" if args.selected else "all-layouts")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"wrote {path}")

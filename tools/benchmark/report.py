@@ -1,5 +1,6 @@
-"""The result file (JSON, every time in it) and the table beside it (Markdown)."""
+"""The result file (JSON, with every time that was measured), its name, and a readable table of it (Markdown)."""
 
+import itertools
 import json
 import platform
 import re
@@ -18,6 +19,7 @@ CUDA_LIBRARIES = r"lib(cudart|cublas|cublasLt|cudnn|nvrtc|nccl|transformer_engin
 # Above these relative L2 errors a layer computes something else, and its time means nothing.
 ERROR_LIMITS = {"bf16": 0.03, "fp8_delayed": 0.3, "fp8_current": 0.3}
 SPEEDUP_OVER = "hf_bf16"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def versions():
@@ -75,16 +77,40 @@ def header(benchmark, arguments, definitions):
     }
 
 
-def default_path(result):
-    """benchmarks/layer_<gpu>_<date>.json, <gpu>x<n> where n GPUs were used."""
+def add_destination(parser, benchmark):
+    """The options that say where a benchmark's result goes; `destination` reads them."""
+    name = f"benchmarks/{benchmark}/<date>_<gpu>x<n>_WHAT.json"
+    parser.add_argument("--what", help=f"a word or two on what is measured, for the name {name}")
+    parser.add_argument("--output", type=Path, help="JSON file to write instead; an earlier one is replaced")
+
+
+def destination(result, arguments, what, benchmark=None):
+    """The path that --output or --what asks for.
+
+    Without --output it is a new one, benchmarks/<benchmark>/<date>_<gpu>x<n>_<what>.json, and -2, -3, … are added to
+    the name where that day has such a result already.
+
+    result: begins with `header`'s entries. what: used where --what was not given. benchmark: the folder, by default
+    the result's own benchmark.
+    """
+    if arguments.output:
+        return arguments.output
     hardware = result["hardware"]
-    gpu = re.sub(r"[^a-z0-9]+", "-", hardware["name"].lower().removeprefix("nvidia ")).strip("-")
-    count = f"x{hardware['gpus']}" if "gpus" in hardware else ""
-    return Path("benchmarks") / f"{result['benchmark']}_{gpu}{count}_{result['date'][:10]}.json"
+    device = _slug(hardware["name"].lower().removeprefix("nvidia "))
+    if not device.startswith("cpu"):
+        device += f"x{hardware.get('gpus', 1)}"
+    folder = ROOT / "benchmarks" / (benchmark or result["benchmark"])
+    name = f"{result['date'][:10]}_{device}_{_slug(arguments.what or what)}"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in (folder / f"{name}.json" for name in names) if not path.exists())
+
+
+def _slug(text):
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def write(result, path, text=None):
-    """Writes `path` and, beside it, the text (None: `markdown`'s) as .md."""
+    """Writes `path` and, under the same name, the text (None: `markdown`'s) as .md."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     path.with_suffix(".md").write_text(text or markdown(result))

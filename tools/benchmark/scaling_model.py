@@ -2,10 +2,10 @@
 
     python tools/benchmark/scaling_model.py [--layer FILE] [--step FILE] [--throughput FILE ...] [--output FILE.md]
 
-A step is summed from first principles and few measured inputs: a layer's speed (layer_*.json), the time of head,
-embedding and optimizer (step_*.json; without it the assumptions'), and links of assumed bandwidth. Files not given: the
-newest of that name in benchmarks/ that was measured on an H200. Prints Markdown: assumptions, predicted beside measured
-(throughput_*.json), predictions.
+A step is summed from first principles and few measured inputs: a layer's speed (a result of layer.py), the time of
+head, embedding and optimizer (of step.py; where that has not measured a size, the assumptions'), and links of assumed
+bandwidth. The files that are taken where none is given are named below: LAYER, STEP, THROUGHPUT. Prints Markdown: the
+assumptions, predictions compared with what throughput.py measured, and predictions for more GPUs.
 
 Sources. Pipeline: Narayanan et al. 2021 (arXiv:2104.04473), 2.2: a bubble of (p-1)/(v·m). Tensor and sequence
 parallelism, memory of activations: Korthikanti et al. 2022 (arXiv:2205.05198), 4. Sharding: Rajbhandari et al. 2020
@@ -17,7 +17,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,30 +29,48 @@ from tools.benchmark.problem import Dims  # noqa: E402
 
 LLAMA_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_70B = step.Size(replace(LAYER_SIZES["70b-b1"], sequence=8192), LLAMA_8B.vocabulary, 80)
+BENCHMARKS = ROOT / "benchmarks"
+LAYER = BENCHMARKS / "layer/2026-11-22_h200x1_all-sizes.json"
+STEP = BENCHMARKS / "step/2026-11-22_h200x1_8b-float32-weights.json"
+THROUGHPUT = [
+    BENCHMARKS / "throughput/2026-11-22_h200x4_layouts.json",
+    BENCHMARKS / "throughput/2026-11-22_h200x1_timeline.json",
+]
 GPUS = (8, 16, 32, 64, 128, 256, 512)
 # Flags of runs that do what no input was measured for
 NOT_MODELLED = ("fp8_lm_head", "fp8_dpa", "use_fused_linear_cross_entropy")
+
+
+def assumed(value, what):
+    """A field of Assumptions, with the words that the printed table says about it."""
+    return field(default=value, metadata={"what": what})
 
 
 @dataclass(frozen=True)
 class Assumptions:
     """What is not measured here. Units: GB/s in one direction, µs, TFLOP/s, bytes."""
 
-    gpus_per_node: int = 8  # joined by NVLink; nodes by InfiniBand
-    nvlink: float = 300  # reached in collectives, of 450 (measured between four GPUs: 290 to 300)
-    network: float = 45  # InfiniBand, per GPU, reached of 50 (400 Gbit/s, a card for each GPU)
-    nvlink_hop: float = 1  # latency of a step of a ring within a node
-    network_hop: float = 5  # and between nodes
-    overlap: float = 0.9  # share of sharding's communication that can run beside computing
-    slowdown: float = 0.25  # of what it runs beside: it takes SMs and memory bandwidth (measured: 0.2 to 0.35)
-    tp_overlap: float = 0.5  # of the collectives beside backward's GEMMs: gained, these being slower (measured at tp4)
-    bucket: float = 256e6  # bytes of bf16 weights that are gathered, or whose gradients are reduced, at once
-    hbm: float = 3400  # reached by element-wise kernels, of 4800
-    head_tflops: float = 600  # lm_head's GEMMs, bf16; where no step_*.json has measured the head
-    head_bytes: float = 24  # moved a token and entry of the vocabulary by the loss; likewise
-    optimizer_bytes: float = 34  # moved a parameter by clipping and AdamW with float32 master weights; likewise
-    memory: float = 130  # GB of 141 that tensors may take
-    activations: float = 34  # bytes kept a token, layer and hidden unit (Korthikanti: 34, without attention's s² terms)
+    gpus_per_node: int = assumed(8, "joined by NVLink; nodes by InfiniBand")
+    nvlink: float = assumed(300, "reached in collectives, of 450 (measured between four GPUs: 290 to 300)")
+    network: float = assumed(45, "InfiniBand, per GPU, reached of 50 (400 Gbit/s, a card for each GPU)")
+    nvlink_hop: float = assumed(1, "latency of a step of a ring within a node")
+    network_hop: float = assumed(5, "and between nodes")
+    overlap: float = assumed(0.9, "share of sharding's communication that can run beside computing")
+    slowdown: float = assumed(0.25, "of what it runs beside: it takes SMs and memory bandwidth (measured: 0.2 to 0.35)")
+    tp_overlap: float = assumed(
+        0.5, "of the collectives beside backward's GEMMs: gained, these being slower (measured at tp4)"
+    )
+    bucket: float = assumed(256e6, "bytes of bf16 weights that are gathered, or whose gradients are reduced, at once")
+    hbm: float = assumed(3400, "reached by element-wise kernels, of 4800")
+    head_tflops: float = assumed(600, "lm_head's GEMMs, bf16; where step.py has not measured the head")
+    head_bytes: float = assumed(24, "moved a token and entry of the vocabulary by the loss; likewise")
+    optimizer_bytes: float = assumed(
+        34, "moved a parameter by clipping and AdamW with float32 master weights; likewise"
+    )
+    memory: float = assumed(130, "GB of 141 that tensors may take")
+    activations: float = assumed(
+        34, "bytes kept a token, layer and hidden unit (Korthikanti: 34, without attention's s² terms)"
+    )
 
 
 @dataclass(frozen=True)
@@ -224,7 +242,7 @@ def tokens_per_second_per_gpu(size, layout, parts):
 
 
 def flops_per_ms(layers, dims, precision, cached):
-    """Of te's layer with this hidden and ffn size in a layer_*.json's content; more tokens: the same speed.
+    """Of te's layer with this hidden and ffn size in a result of layer.py; more tokens: the same speed.
 
     Raises ValueError where it was not measured.
     """
@@ -239,7 +257,7 @@ def flops_per_ms(layers, dims, precision, cached):
 
 
 def head_and_optimizer(steps, size, precision, assume):
-    """(ms a token, ms a parameter) of a step_*.json's content;
+    """(ms a token, ms a parameter) of a result of step.py;
     of the assumptions where `steps` is None or has not measured this hidden size and vocabulary.
     """
     peer = f"paddle_te_{precision}"
@@ -265,8 +283,8 @@ def inputs_for(size, precision, cached, layers, steps, assume):
 
 
 def measured_points(results):
-    """[(name, size, Layout, precision, ms)] of the runs that are ok in throughput_*.json's contents, without those with
-    flags that are NOT_MODELLED."""
+    """[(name, size, Layout, precision, ms)] of the runs that are ok in results of throughput.py, without those whose
+    flags are NOT_MODELLED."""
     points = []
     for result in results:
         for name, row in result["runs"].items():
@@ -287,20 +305,14 @@ def measured_points(results):
 
 
 def assumptions_table(assume):
-    text = Path(__file__).read_text()
-    lines = ["| assumption | value | |", "|---|---|---|"]
-    for field in fields(assume):
-        comment = next(line for line in text.splitlines() if line.startswith(f"    {field.name}: ")).partition("# ")[2]
-        lines.append(f"| {field.name} | {getattr(assume, field.name):g} | {comment} |")
-    return lines
+    rows = [f"| {each.name} | {getattr(assume, each.name):g} | {each.metadata['what']} |" for each in fields(assume)]
+    return ["| assumption | value | |", "|---|---|---|", *rows]
 
 
 def check_table(points, layers, steps, assume):
-    """Predicted beside measured."""
+    """Predicted and measured times, and the relative error."""
     if not points:
-        return [
-            "No measured points: there is no throughput_*.json with a run of an H200 yet. Nothing below is checked."
-        ]
+        return ["No measured points: no result of throughput.py was given (--throughput). Nothing below is checked."]
     lines = ["| run | GPUs | layout | predicted ms | measured ms | relative error |", "|---|---|---|---|---|---|"]
     for name, size, layout, precision, ms in points:
         try:
@@ -337,9 +349,7 @@ def prediction_table(size, precision, layers, steps, assume):
 
 def markdown(layers, steps, results, sources, assume):
     lines = ["# Llama-3 on 8 to 512 H200s: predicted", "", f"Measured inputs: {sources}.", ""]
-    if steps is None:
-        lines += ["No step_*.json was measured yet: head and optimizer by the assumptions.", ""]
-    lines += [*assumptions_table(assume), "", "## Predicted beside measured", ""]
+    lines += [*assumptions_table(assume), "", "## Predicted and measured", ""]
     lines += [*check_table(measured_points(results), layers, steps, assume), ""]
     for title, size in {"8B": LLAMA_8B, "70B": LLAMA_70B}.items():
         for precision in ("fp8", "bf16"):
@@ -349,29 +359,25 @@ def markdown(layers, steps, results, sources, assume):
     return "\n".join(lines)
 
 
-def in_benchmarks(pattern):
-    """The results in benchmarks/ whose names fit, by their dates."""
-    return sorted((ROOT / "benchmarks").glob(pattern))
-
-
 def load(path):
     return json.loads(path.read_text())
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layer", type=Path, help="of tools/benchmark/layer.py")
-    parser.add_argument("--step", type=Path, help="of tools/benchmark/step.py")
-    parser.add_argument("--throughput", type=Path, nargs="*", help="of tools/benchmark/throughput.py")
+    parser.add_argument("--layer", type=Path, default=LAYER, help="of layer.py; default %(default)s")
+    parser.add_argument("--step", type=Path, default=STEP, help="of step.py; default %(default)s")
+    parser.add_argument(
+        "--throughput", type=Path, nargs="*", default=THROUGHPUT, help="of throughput.py; default %(default)s"
+    )
     parser.add_argument("--output", type=Path, help="Markdown file (default: print alone)")
     arguments = parser.parse_args(argv)
-    layer = arguments.layer or next(iter(in_benchmarks("layer_h200_*.json")[-1:]), None)
-    if layer is None:
-        parser.error("--layer: a layer_*.json is needed, and benchmarks/ has none of an H200")
-    steps = arguments.step or next(iter(in_benchmarks("step_h200_*.json")[-1:]), None)
-    throughput = in_benchmarks("throughput_h200*.json") if arguments.throughput is None else arguments.throughput
-    sources = ", ".join(path.name for path in [layer, steps, *throughput] if path)
-    text = markdown(load(layer), steps and load(steps), [load(path) for path in throughput], sources, Assumptions())
+    paths = [arguments.layer, arguments.step, *arguments.throughput]
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        parser.error(f"there is no file {', '.join(missing)}; --layer, --step and --throughput name others")
+    layer, steps, *throughput = map(load, paths)
+    sources = ", ".join(f"{path.parent.name}/{path.name}" for path in paths)
+    text = markdown(layer, steps, throughput, sources, Assumptions())
     print(text)
     if arguments.output:
         arguments.output.write_text(text + "\n")

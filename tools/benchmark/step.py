@@ -3,8 +3,8 @@
     python tools/benchmark/step.py [--peers hf_bf16 paddle_te_fp8 ...] [--sizes 8b-s8192 ...] [--layers 16] [--quick]
 
 Peers follow each other in one process, each alone on the GPU, whose memory two would not share. Writes
-benchmarks/step_<gpu>_<date>.json and the table beside it. A peer that is not there or fails keeps its row, with the
-reason.
+benchmarks/step/<date>_<gpu>x<n>_<what>.json and a table of the same name. A peer that is not there or fails keeps its
+row, with the reason.
 """
 
 import argparse
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 import numpy as np  # noqa: E402
 
 from tools.benchmark import report, timing  # noqa: E402
-from tools.benchmark.layer import free_memory, run_sizes  # noqa: E402
+from tools.benchmark.layer import free_memory, run_sizes, sizes_in_words  # noqa: E402
 from tools.benchmark.peers import start_on_paddles  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
 from tools.benchmark.problem import Dims  # noqa: E402
@@ -450,7 +450,10 @@ def main(argv=None):
         size = replace(SIZES[name], layers=arguments.layers, micro_batches=arguments.micro_batches)
         return run_size(arguments, clock, size)
 
-    return run_sizes(result, arguments, run, markdown)
+    what = sizes_in_words(arguments.sizes, SIZES)
+    if arguments.micro_batches > 1:
+        what += f"-{arguments.micro_batches}-micro-batches"
+    return run_sizes(result, arguments, run, report.destination(result, arguments, what), markdown)
 
 
 if __name__ == "__main__":

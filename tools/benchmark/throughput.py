@@ -3,8 +3,8 @@
     python tools/benchmark/throughput.py [--runs 8b-x4 ...] [--largest_batch 8b-l16-x1] [--output FILE]
 
 Each run trains a Llama from random weights on random tokens for a few steps, without saving or evaluating. Those that
-need more GPUs than there are stay out unless they are named. Writes benchmarks/throughput_<gpu>x<n>_<date>.json and the
-table beside it, anew after each run. A run that fails keeps its row, with the last error of its log.
+need more GPUs than there are stay out unless they are named. Writes
+benchmarks/throughput/<date>_<gpu>x<n>_<what>.json and a table of the same name, anew after each run. A run that fails keeps its row, with the last error of its log.
 """
 
 import argparse
@@ -172,7 +172,7 @@ def parse_arguments(argv=None):
         "gaps (timeline.py)",
     )
     parser.add_argument("--timeout", type=float, default=180, help="seconds for a run; default %(default)s")
-    parser.add_argument("--output", type=Path, help="JSON file; default benchmarks/throughput_<gpu>x<n>_<date>.json")
+    report.add_destination(parser, "throughput")
     parser.add_argument("--logs", type=Path, help="folder to keep the runs' outputs and logs in (default: not kept)")
     parser.add_argument("--tiny", action="store_true", help="all runs with two small layers of pd in bf16")
     arguments = parser.parse_args(argv)
@@ -421,7 +421,7 @@ def main(argv=None):
         "largest_batch": {},
     }
     result["hardware"]["gpus"] = max([RUNS[name].gpus for name in arguments.runs], default=1)
-    path = arguments.output or ROOT / report.default_path(result)
+    path = report.destination(result, arguments, "runs" if arguments.runs else "largest-batch")
 
     gpus, writing = Gpus(arguments.devices), Lock()
     kept = nullcontext(arguments.logs) if arguments.logs else tempfile.TemporaryDirectory()

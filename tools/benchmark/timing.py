@@ -5,7 +5,8 @@ import gc
 import statistics
 import time
 from contextlib import contextmanager
-from pathlib import Path
+
+from tools.benchmark import report
 
 
 class _Event(ctypes.c_void_p):
@@ -75,7 +76,7 @@ class HostClock:
 
 def add_options(parser, benchmark, rounds, iterations, warmup, quick):
     """The options that all timed benchmarks have, with their defaults; quick: (rounds, iterations, warmup)."""
-    parser.add_argument("--output", type=Path, help=f"JSON file; default benchmarks/{benchmark}_<gpu>_<date>.json")
+    report.add_destination(parser, benchmark)
     parser.add_argument("--rounds", type=int, default=rounds, help="of peers in turn; default %(default)s")
     parser.add_argument("--iterations", type=int, default=iterations, help="timed steps in each; default %(default)s")
     parser.add_argument("--warmup", type=int, default=warmup, help="untimed steps before them; default %(default)s")
