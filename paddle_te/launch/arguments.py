@@ -106,6 +106,7 @@ KNOBS = [
     ("DEVICES", None, device_list, "devices to use, as 0,1,2,3; found if not given"),
     ("EXTRA_ARGS", "", str, "appended to the training script's arguments, quoted as in a shell"),
     ("OVERWRITE", "0", switch, "1: start anew in a folder that holds checkpoints, which move to its earlier-N"),
+    ("DETERMINISTIC", "0", switch, "1: equal runs give equal bits on GPUs, for more memory and a little time"),
     ("DRY_RUN", "0", switch, "1: print the command and stop"),
     ("NNODES", "1", positive_int, "nodes (default SLURM_JOB_NUM_NODES, else 1)"),
     ("NODE_RANK", None, index, "this node's rank, from 0 (default SLURM_NODEID)"),

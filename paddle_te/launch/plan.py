@@ -147,10 +147,37 @@ def _environment(
         env["PORT_RANGE"] = _port_range(args.PORT_RANGE, len(devices.ids))
     if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM that it runs beside
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if args.DETERMINISTIC:
+        env |= _deterministic(devices.kind, environ)
     if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
         unset += ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
         env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
     return env, unset
+
+
+# What makes equal runs equal to the bit, by kind of device. Transformer Engine's variable has cuDNN compute attention's
+# backward without atomics, which add in an order that changes from run to run. Nothing else on nvgpu adds so; in
+# paddlepaddle-gpu cuDNN's other operations do, the embedding's gradient, and cuBLAS where streams share its workspace.
+DETERMINISTIC = {
+    "cpu": {},
+    "nvgpu": {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"},
+    "gpu": {
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "FLAGS_cudnn_deterministic": "1",
+        "FLAGS_embedding_deterministic": "1",
+    },
+}
+
+
+def _deterministic(kind: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for DETERMINISTIC=1."""
+    for name, value in DETERMINISTIC[kind].items():
+        if environ.get(name, value) != value:
+            raise LaunchError(
+                f"DETERMINISTIC=1 sets {name}={value}, but the environment has {environ[name]!r}: unset it"
+            )
+    return DETERMINISTIC[kind]
 
 
 def _port_range(text: str, processes: int) -> str:

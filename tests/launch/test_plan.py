@@ -60,6 +60,7 @@ WRONG_VALUES = {
     "LOGGING_STEPS": ["-1"],
     "LEARNING_RATE": ["0", "nan", "inf", "-1e-3", "fast"],
     "MOCK_DATA": ["yes"],
+    "DETERMINISTIC": ["yes"],
     "DRY_RUN": ["2"],
     "OVERLAP": ["yes"],
     "OVERWRITE": ["y"],
@@ -536,6 +537,21 @@ def test_nsys(tmp_path, monkeypatch):
     second = {**GPUS, "NNODES": "2", "NODE_RANK": "1", "MASTER": "127.0.0.1:6070"}
     other = plan(second, nsys_profile="true")
     assert "nsys" not in other.command and other.env["ENABLE_PROFILE"] == "0", "one node is recorded"
+
+
+@pytest.mark.parametrize("kind", ["gpu", "nvgpu", "cpu"])
+def test_deterministic(kind):
+    machine = {**(CPU if kind == "cpu" else GPUS), "DEVICE": kind}
+    arguments = dict(backend="pd", precision="fp32", TP=1) if kind == "cpu" else {}
+    name, without = "NVTE_ALLOW_NONDETERMINISTIC_ALGO", plan(machine, **arguments).env
+    added = plan({**machine, "DETERMINISTIC": "1"}, **arguments).env.items() - without.items()
+    assert name not in without
+    if kind == "cpu":
+        assert not added, "a CPU's runs are equal anyway"
+        return
+    assert (name, "0") in added and (kind == "gpu") == ("FLAGS_embedding_deterministic" in dict(added))
+    contrary = {**machine, "DETERMINISTIC": "1", name: "1"}
+    assert refusal(contrary) == f"DETERMINISTIC=1 sets {name}=0, but the environment has '1': unset it"
 
 
 def test_paddles_profiler():

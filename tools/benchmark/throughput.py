@@ -4,7 +4,8 @@
 
 Each run trains a Llama from random weights on random tokens for a few steps, without saving or evaluating. Those that
 need more GPUs than there are stay out unless they are named. Writes
-benchmarks/throughput/<date>_<gpu>x<n>_<what>.json and a table of the same name, anew after each run. A run that fails keeps its row, with the last error of its log.
+benchmarks/throughput/<date>_<gpu>x<n>_<what>.json and a table of the same name, anew after each run. A run
+that fails keeps its row, with the last error of its log.
 """
 
 import argparse
