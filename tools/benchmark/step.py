@@ -1,4 +1,5 @@
-"""Times a whole training step of a Llama and accounts for it part by part, beside the same model in Hugging Face's.
+"""Times a whole training step of a Llama and accounts for it part by part. Its peers are the same model of Hugging
+Face's layers and of Transformer Engine's PyTorch layers, and te without recorded programs.
 
     python tools/benchmark/step.py [--peers hf_bf16 paddle_te_fp8 ...] [--sizes 8b-s8192 ...] [--layers 16] [--quick]
 
@@ -24,8 +25,8 @@ import numpy as np  # noqa: E402
 from tools.benchmark import report, timing  # noqa: E402
 from tools.benchmark.layer import free_memory, run_sizes, sizes_in_words  # noqa: E402
 from tools.benchmark.peers import start_on_paddles  # noqa: E402
+from tools.benchmark.problem import EPSILON, Dims  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
-from tools.benchmark.problem import Dims  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Size:
 
 
 LLAMA_8B = LAYER_SIZES["8b-s8192"]
+LLAMA_1B = Dims(1, 1024, 2048, 8192, 32, 8, 500000.0)  # Llama-3.2-1B, micro-batches so short that Python's time counts
 SIZES = {
+    "1b-s1024": Size(LLAMA_1B, 128256),
     "8b-s8192": Size(LLAMA_8B, 128256),
     "8b-s4096": Size(replace(LLAMA_8B, sequence=4096), 128256),
     "7b-s4096": Size(LAYER_SIZES["7b-b1"], 32000),
@@ -203,13 +206,94 @@ class HuggingFaceStep(TrainingStep):
         return self.torch.cuda.max_memory_allocated() - self.memory
 
 
+class TransformerEngineStep(TrainingStep):
+    """A Llama of TE's own PyTorch layers, with TE's FusedAdam: bf16 weights, float32 master weights and moments.
+
+    use_fp8: delayed scaling. fp8_lm_head, fp8_dpa: the head, attention in fp8 as well.
+    """
+
+    def __init__(self, size, device="cuda", use_fp8=False, fp8_lm_head=False, fp8_dpa=False):
+        super().__init__(size)
+        import torch
+        import transformer_engine.pytorch as te
+        from transformer_engine.common.recipe import DelayedScaling
+        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+        from transformer_engine.pytorch.optimizers import FusedAdam
+
+        self.torch, self.cross_entropy, self.head_in_fp8 = torch, parallel_cross_entropy, fp8_lm_head
+        self.precision = "fp8_delayed" if use_fp8 else "bf16"
+        self.stream, self.memory = torch.cuda.current_stream().cuda_stream, torch.cuda.memory_allocated()
+        self.autocast = partial(te.autocast, enabled=use_fp8, recipe=DelayedScaling(fp8_dpa=fp8_dpa))
+        dims, where = size.dims, dict(dtype=torch.bfloat16, device=device)
+        self.embedding = torch.nn.Embedding(size.vocabulary, dims.hidden, **where)
+        layers = [self._layer(te, dims, number, torch.bfloat16, device) for number in range(1, size.layers + 1)]
+        self.layers = torch.nn.ModuleList(layers)
+        self.norm = te.RMSNorm(dims.hidden, eps=EPSILON, **where)
+        if fp8_lm_head:
+            self.head = te.Linear(dims.hidden, size.vocabulary, bias=False, params_dtype=torch.bfloat16, device=device)
+        else:
+            self.head = torch.nn.Linear(dims.hidden, size.vocabulary, bias=False, **where)
+        for module in (self.embedding, self.head):
+            torch.nn.init.normal_(module.weight, std=size.config["initializer_range"])
+        self.model = torch.nn.ModuleList([self.embedding, self.layers, self.norm, self.head])
+        self.angles = te.RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence).to(device)
+        self.watch("register_forward_hook", self.embedding, self.layers[-1])
+        self.optimizer = FusedAdam(
+            self.model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, adam_w_mode=True, master_weights=True
+        )
+        self.tokens = torch.tensor(self.tokens, device=device)
+
+    @staticmethod
+    def _layer(te, dims, number, dtype, device):
+        return te.TransformerLayer(
+            dims.hidden,
+            dims.ffn,
+            dims.heads,
+            num_gqa_groups=dims.kv_heads,
+            layernorm_epsilon=EPSILON,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            fuse_qkv_params=True,
+            bias=False,
+            normalization="RMSNorm",
+            activation="swiglu",
+            attn_input_format="bshd",
+            layer_number=number,
+            params_dtype=dtype,
+            device=device,
+        )
+
+    def loss(self, is_first_microbatch):
+        tokens = self.next_tokens()
+        first = is_first_microbatch if self.size.micro_batches > 1 else None
+        with self.autocast():
+            x = self.embedding(tokens[:, :-1])
+            for layer in self.layers:
+                x = layer(x, rotary_pos_emb=self.angles, is_first_microbatch=first)
+            x = self.norm(x)
+            logits = self.head(x, is_first_microbatch=first) if self.head_in_fp8 else self.head(x)
+        return self.cross_entropy(logits, tokens[:, 1:].contiguous()).mean()
+
+    update, peak_memory, device = HuggingFaceStep.update, HuggingFaceStep.peak_memory, "cuda"
+
+
 class PaddleStep(TrainingStep):
     """PaddleNLP's LlamaForCausalLM with this project's decoder layers, Paddle's AdamW with master weights.
 
     backend: the switch's value; "none" is PaddleNLP's own model. use_fp8: delayed scaling. flags: more of the config's.
+    recorded: False runs te's ops without recorded programs.
     """
 
-    def __init__(self, size, backend="transformer_engine", use_fp8=False, device="cuda", dtype="bfloat16", **flags):
+    def __init__(
+        self,
+        size,
+        backend="transformer_engine",
+        use_fp8=False,
+        device="cuda",
+        dtype="bfloat16",
+        recorded=True,
+        **flags,
+    ):
         super().__init__(size)
         import paddle
         from paddlenlp.transformers import LlamaConfig
@@ -219,7 +303,7 @@ class PaddleStep(TrainingStep):
         from paddle_te.models.llama import model_class
         from paddle_te.training.optimizer import fuse_clipping
 
-        self.paddle, self.paddle_device, self.fp8 = paddle, paddle_device, fp8
+        self.paddle, self.paddle_device, self.fp8, self.recorded = paddle, paddle_device, fp8, recorded
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
         _, self.stream, self.memory = start_on_paddles(device)
         config = LlamaConfig(
@@ -264,6 +348,14 @@ class PaddleStep(TrainingStep):
         with self.fp8.microbatch(is_first_microbatch if self.size.micro_batches > 1 else None):
             return self.model(tokens[:, :-1], labels=tokens[:, 1:])[0]
 
+    def step(self):
+        if self.recorded:
+            return super().step()
+        from tools.benchmark.unrecorded import unrecorded
+
+        with unrecorded():
+            super().step()
+
     def update(self):
         self.optimizer.step()
         self.optimizer.clear_grad(set_to_zero=False)
@@ -294,6 +386,21 @@ PEERS = {
     "hf_bf16_float32_weights": (
         partial(HuggingFaceStep, float32_weights=True),
         "transformers with float32 weights under autocast: as exact an update as Paddle's master weights give",
+    ),
+    "te_torch_bf16": (TransformerEngineStep, "TE's PyTorch layers, FusedAdam with master weights, bf16"),
+    "te_torch_fp8": (partial(TransformerEngineStep, use_fp8=True), "TE's PyTorch layers, fp8"),
+    "te_torch_fp8_head": (
+        partial(TransformerEngineStep, use_fp8=True, fp8_lm_head=True),
+        "TE's PyTorch layers, fp8, the head in fp8 as well",
+    ),
+    "te_torch_fp8_dpa_head": (
+        partial(TransformerEngineStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
+        "TE's PyTorch layers, fp8, attention and the head in fp8 as well",
+    ),
+    "paddle_te_bf16_unrecorded": (partial(PaddleStep, recorded=False), "te without recorded programs, bf16"),
+    "paddle_te_fp8_unrecorded": (
+        partial(PaddleStep, use_fp8=True, recorded=False),
+        "te without recorded programs, fp8",
     ),
     "paddle_pd_bf16": (partial(PaddleStep, backend="paddle"), "pd, bf16"),
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
