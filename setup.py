@@ -49,6 +49,8 @@ EXTRAS = {
     # nvtx: named ranges for nsys. CUPTI: kernels on nvgpu for Paddle's own profiler.
     "profile": ["nvtx", "nvidia-cuda-cupti>=13,<14"],
 }
+# `mkdocs serve` and `mkdocs build --strict` with mkdocs.yml.
+EXTRAS["docs"] = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.30,<2"]
 EXTRAS["test"] = [
     "pytest>=8",
     "pytest-timeout",
@@ -57,6 +59,7 @@ EXTRAS["test"] = [
     "setuptools",
     *EXTRAS["data"],
     *EXTRAS["plots"],
+    *EXTRAS["docs"],
 ]
 
 setup(
