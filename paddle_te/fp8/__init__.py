@@ -15,10 +15,10 @@ from .autocast import (
     is_fp8_enabled,
     microbatch,
 )
-from .checkpoint import load, name_modules, reduce_amax, save, set_state_dict, state_dict
+from .checkpoint import load, name_modules, named_tensors, reduce_amax, save, set_state_dict, state_dict
 from .module import GemmQuantizers, ModuleScaling
 from .recipe import DelayedScaling, Float8CurrentScaling, Format
-from .state import Quantizer, amax_and_scale_update, new_step, register_backend
+from .state import Quantizer, amax_and_scale_update, drop_step, new_step, register_backend
 
 __all__ = [
     "AutocastState",
@@ -30,6 +30,7 @@ __all__ = [
     "Quantizer",
     "amax_and_scale_update",
     "autocast_state",
+    "drop_step",
     "fp8_autocast",
     "get_autocast_state",
     "get_fp8_group",
@@ -38,6 +39,7 @@ __all__ = [
     "load",
     "microbatch",
     "name_modules",
+    "named_tensors",
     "new_step",
     "reduce_amax",
     "register_backend",

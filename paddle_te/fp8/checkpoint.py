@@ -62,6 +62,22 @@ def _copies(bindings):
 
 
 @paddle.no_grad()
+def named_tensors(root, recipe):
+    """[(name, tensor)] of all that `state_dict` saves, as it lies on the device: a history and the scales of many
+    modules in one tensor each."""
+    blocks = {}
+    for name, direction, block, _ in _places(_bindings(_serving(root, recipe), recipe)):
+        blocks.setdefault(block, f"fp8 {direction} {{}} (of {name} and others)")
+    for block in blocks:
+        block.flush()
+    return [
+        (name.format(kind), tensor)
+        for block, name in blocks.items()
+        for kind, tensor in (("amax history", block.history), ("scales", block.scale))
+    ]
+
+
+@paddle.no_grad()
 def reduce_amax(root, recipe):
     """Collective over the fp8 group: give its ranks the same amaxes of the running step, now and not at its end.
 

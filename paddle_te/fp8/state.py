@@ -161,6 +161,11 @@ class Block:
             for quantizer in self.quantizers:
                 quantizer.bind()
 
+    def drop(self):
+        """Forget the amaxes of the step."""
+        self.amaxes, self.recorded = [None] * len(self.amaxes), False
+        self.set(paddle.concat([paddle.zeros_like(self.history[:1]), self.history[1:]]), self.scale)
+
     def restore(self, history, scale):
         """As `set`, of arrays; brings scale_inv along, which the next update's kernel would."""
         inverse = paddle.to_tensor((1 / scale).repeat(4).reshape([-1, 4]))
@@ -212,6 +217,13 @@ class BlockPair:
             self.backward.roll(recipe, update, group)
             self.active = False
             self.generation += 1
+
+    def drop(self):
+        """Forget the step that ends, of which nothing shall be kept: the next one uses the same scales as it."""
+        if self.active:
+            for block in (self.forward, self.backward):
+                block.drop()
+            self.active = False
 
 
 class ScalingState:
@@ -305,6 +317,11 @@ class ScalingState:
         for pair in _alive(self._pairs):
             self._roll(pair)
 
+    def drop_step(self):
+        """Forget the amaxes of all modules' running step."""
+        for pair in _alive(self._pairs):
+            pair.drop()
+
 
 def _alive(references):
     return [thing for ref in references if (thing := ref()) is not None]
@@ -329,3 +346,12 @@ def new_step():
     """
     for state in list(_states.values()):
         state.roll()
+
+
+@paddle.no_grad()
+def drop_step():
+    """Leave the running step out of all states: scales and amax histories are as if it had not been. For a training
+    loop that does not use a step's gradients. To be called after its last backward and before the next forward.
+    """
+    for state in list(_states.values()):
+        state.drop_step()

@@ -59,6 +59,15 @@ class PreTrainingArguments(TrainingArguments):
         False, "Write checkpoints to memory and copy them to output_dir while training goes on."
     )
     staging_dir: str = _option(STAGING_DIR, "With save_in_background: where each node keeps its part meanwhile.")
+    on_nan: str = _option(
+        "stop",
+        "When loss, gradients or a tensor to be saved are not finite: stop, skip (leave the step out) or rollback "
+        "(to the last good checkpoint, and past the batches since).",
+    )
+    on_nan_limit: int = _option(10, "Skip: so many steps in a row; rollback: so many times to one checkpoint.")
+    spike_factor: Optional[float] = _option(
+        None, "Treat a loss above so many times the median of the last 100 as on_nan says. Default: no loss."
+    )
 
     @property
     def model_dtype(self):
@@ -75,8 +84,10 @@ class PreTrainingArguments(TrainingArguments):
         """Raises ValueError for flags that contradict each other, before PaddleNLP's initialise fleet."""
         self._check_layers()
         self._check_saving()
+        self._check_health()
         super().__post_init__()
         self.test_iters = 10 * self.eval_iters
+        self.rollbacks = []  # runs.rollback.leave_out_broken_batches knows them
         if self._clips_bf16_where_paddle_cannot():
             raise ValueError(
                 f"--bf16 on {self.device} over several processes with --optim {self.optim.value} needs "
@@ -121,6 +132,13 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError("--staging_dir says where --save_in_background true writes first; alone it means nothing")
         if self.save_in_background and not os.access(self.staging_dir, os.W_OK | os.X_OK):
             raise ValueError(f"--staging_dir {self.staging_dir}: it must be a folder that can be written, on each node")
+
+    def _check_health(self):
+        _one_of(self, "on_nan", ("stop", "skip", "rollback"))
+        if self.on_nan_limit < 1:
+            raise ValueError(f"--on_nan_limit {self.on_nan_limit}: it must be at least 1")
+        if self.spike_factor is not None and not 1 < self.spike_factor < float("inf"):
+            raise ValueError(f"--spike_factor {self.spike_factor}: it must be a number above 1, such as 1.5")
 
     def _check_paddlenlps_fused_loss(self):
         """PaddleNLP finds out in the first step, or, in a pipeline, forgets the flag."""

@@ -5,6 +5,7 @@ import ctypes
 import json
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from paddle_te import device
 from paddle_te.native.library import driver
 from paddle_te.runs.checkpoints import STOPPED_MARK
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
+from paddle_te.training.health import HealthCallback
 from paddle_te.training.profiling import KernelsCallback, ProfilerCallback
 
 
@@ -107,8 +109,9 @@ class ThroughputCallback(TrainerCallback):
     A line per logging interval, from the first process of the job:
     `{"step", "loss", "lr", "tokens_per_second", "step_time", "peak_memory_bytes"}`, the loss with all its digits,
     `step_time` in seconds (mean of the interval; saving and evaluating not counted, loading data counted),
-    `tokens_per_second` of the whole job, memory of the first process's device. A resumed run keeps the lines up to
-    the step it resumes from. At the end train_summary.json, whose speeds leave out the first interval (warm-up).
+    `tokens_per_second` of the whole job, memory of the first process's device; "skipped_steps" where some were left
+    out since the line before (`health`), and no line where all were. A resumed run keeps the lines up to the step it
+    resumes from. At the end train_summary.json, whose speeds leave out the first interval (warm-up).
 
     It must come before VisualDL's callback, which passes on what it finds in the logs: see `install_callbacks`.
 
@@ -122,6 +125,9 @@ class ThroughputCallback(TrainerCallback):
         self.flops_per_token = model_flops_per_token(config)
         self.peak_tflops = peak_tflops(device_name(), getattr(config, "use_fp8", False))
         self.last_step = 0
+        self.steps = 0  # computed since the last log
+        self.skipped = 0  # steps that were left out, of a resumed run those before too
+        self.unlogged = 0  # of them, since the last line of the log
         self.busy = 0.0  # seconds of training since the last log
         self.mark = None  # perf_counter up to which `busy` has counted
         self.records = []
@@ -132,7 +138,7 @@ class ThroughputCallback(TrainerCallback):
         self.mark = now
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.last_step, self.busy, self.mark, self.records = state.global_step, 0.0, None, []
+        self.last_step, self.steps, self.busy, self.mark, self.records = state.global_step, 0, 0.0, None, []
         if state.is_world_process_zero:
             self._start_log(Path(args.output_dir) / TRAIN_LOG)
 
@@ -141,6 +147,7 @@ class ThroughputCallback(TrainerCallback):
         if self.last_step and path.exists():
             lines = path.read_text(errors="replace").splitlines()
             kept = [line for line in lines if (step := _step_of(line)) and step <= self.last_step]
+        self.skipped = sum(json.loads(line).get("skipped_steps", 0) for line in kept)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".tmp")
         partial.write_text("".join(line + "\n" for line in kept))
@@ -152,6 +159,7 @@ class ThroughputCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self._count_time()
+        self.steps += 1
 
     def _skip_time(self, args, state, control, **kwargs):
         self.mark = time.perf_counter()
@@ -159,23 +167,27 @@ class ThroughputCallback(TrainerCallback):
     on_save = on_evaluate = _skip_time
 
     def on_log(self, args, state, control, logs=None, optimizer=None, **kwargs):
-        steps = state.global_step - self.last_step
+        steps, left_out = self.steps, logs.get("skipped_steps", 0)
+        self.skipped, self.unlogged = self.skipped + left_out, self.unlogged + left_out
         if "loss" not in logs or not steps:  # an evaluation's log, or the run's closing one
             return
         self._count_time()  # the Trainer has just read the loss: the device has finished these steps
         step_time = self.busy / steps
-        self.last_step, self.busy = state.global_step, 0.0
+        losses = state.global_step - self.last_step - self.unlogged
+        self.last_step, self.steps, self.busy = state.global_step, 0, 0.0
 
         samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.dataset_world_size
         tokens_per_second = samples * self.seq_length / step_time
         record = {
             "step": state.global_step,
-            "loss": exact_loss(logs["loss"], steps),
+            "loss": exact_loss(logs["loss"], losses),
             "lr": optimizer.get_lr() if optimizer is not None else logs.get("learning_rate"),
             "tokens_per_second": tokens_per_second,
             "step_time": step_time,
             "peak_memory_bytes": device.peak_memory(),
+            **({"skipped_steps": self.unlogged} if self.unlogged else {}),
         }
+        self.unlogged = 0
         self.records.append(record)
         logs.update(
             tokens_per_second=round(tokens_per_second, 1),
@@ -214,7 +226,7 @@ class ThroughputCallback(TrainerCallback):
         tokens_per_second = samples * self.seq_length / step_time
         summary = {
             "backend": self.backend,
-            "steps": self.last_step,
+            "steps": state.global_step,
             "final_loss": self.records[-1]["loss"],
             "tokens_per_second": tokens_per_second,
             "tokens_per_second_per_device": tokens_per_second / args.world_size,
@@ -225,6 +237,8 @@ class ThroughputCallback(TrainerCallback):
             "global_batch_size": samples,
             "seq_length": self.seq_length,
             "device": device_name(),
+            "skipped_steps": self.skipped,
+            "rollbacks": [asdict(rollback) for rollback in getattr(args, "rollbacks", ())],
             **self._utilization(tokens_per_second, args),
         }
         (Path(args.output_dir) / TRAIN_SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
@@ -294,5 +308,6 @@ def install_callbacks(trainer, exit_signal=None):
     callbacks[:] = [ProgressBarCallback() if type(callback) is ProgressCallback else callback for callback in callbacks]
     config = trainer.model.config
     callbacks[:0] = [ThroughputCallback(config), ProfilerCallback(), KernelsCallback(config)]
+    callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
     if exit_signal is not None:
         callbacks.append(exit_signal)  # behind the Trainer's own, which decides by the step's number alone

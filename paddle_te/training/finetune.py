@@ -23,6 +23,7 @@ from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
+from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
 from paddle_te.training.arguments import ArgumentParser
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.finetune_datasets import Collator, FinetuneDataArguments, create_datasets, tokens_per_sample
@@ -85,6 +86,7 @@ def finetune():
             check_resumable(checkpoint, training_args)
         else:
             check_new_run(training_args)
+        leave_out_broken_batches(training_args)
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
@@ -120,10 +122,14 @@ def finetune():
 
 
 def main():
-    """The command. Ends the process: with 2 for wrong arguments, with 1 where a checkpoint could not be saved."""
+    """The command. Ends the process: with 2 for wrong arguments, with 1 where a checkpoint could not be saved
+    or numbers are not finite, with runs.rollback.ROLLED_BACK where it is to be started again."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         finetune()
     except CheckpointNotSaved as error:
         logger.error(str(error))
         sys.exit(1)
+    except RunEnded as error:
+        logger.error(str(error))
+        sys.exit(error.status)

@@ -32,6 +32,7 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
     """Paddle's, or, where _AdamW can multiply all the gradients, only the `factor` that clips them."""
 
     factor = None  # float32 [1] of the last call; None: the gradients that it returned are clipped
+    norm = None  # float32 [] of the last call's gradients, where there is a factor
 
     def _dygraph_clip(self, params_grads):
         clipped = _clipped(params_grads)
@@ -46,15 +47,15 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
         """clip_norm / max(norm, clip_norm), by Paddle's operations in Paddle's order."""
         squares = sorted((_squared_l2_norm(grad) for grad in grads), key=lambda square: str(square.dtype))
         sums = [paddle.stack(list(same)).sum() for _, same in groupby(squares, key=lambda square: square.dtype)]
-        norm = paddle.sqrt(paddle.stack([total.astype("float32") for total in sums]).sum())
+        self.norm = paddle.sqrt(paddle.stack([total.astype("float32") for total in sums]).sum())
         largest = paddle.full([1], self.clip_norm, "float32")
-        return largest / paddle.maximum(norm, largest)
+        return largest / paddle.maximum(self.norm, largest)
 
 
 class _HybridParallelClipGrad(HybridParallelClipGrad):
     """Paddle's clipping over several ranks, or likewise only the `factor`."""
 
-    factor = None
+    factor = norm = None
 
     def _comm_and_clip(self, params_grads, squares_of_distributed, squares_of_others):
         """As Paddle's: the sums of squares [1] of this rank's weights that differ between tensor parallel ranks, and of
@@ -63,10 +64,22 @@ class _HybridParallelClipGrad(HybridParallelClipGrad):
             self.factor = None
             return super()._comm_and_clip(params_grads, squares_of_distributed, squares_of_others)
         self._global_norm(squares_of_distributed, squares_of_others)
-        norm = paddle.sqrt(squares_of_distributed + squares_of_others)
+        self.norm = norm = paddle.sqrt(squares_of_distributed + squares_of_others)
         largest = paddle.full([], self.clip_norm, norm.dtype)
         self.factor = largest / (paddle.maximum(norm, largest) + paddle.full([], 1e-6, norm.dtype))
         return params_grads
+
+
+def gradient_norm(clip, params_grads):
+    """A float32 tensor [] that is finite where all gradients are: the norm that `clip` (the optimizer's, or None) has
+    just computed, of all ranks' gradients, else that of `params_grads`, what clipping has left of this rank's alone.
+
+    Clipping to a global norm keeps what is not finite: a factor of NaN spreads, and one of 0 times infinity is NaN.
+    """
+    if getattr(clip, "factor", None) is not None:
+        return clip.norm.reshape([])
+    squares = [_squared_l2_norm(grad).astype("float32").reshape([]) for _, grad in params_grads if grad is not None]
+    return paddle.sqrt(paddle.stack(squares).sum()) if squares else paddle.zeros([], "float32")
 
 
 def _clipped(params_grads):

@@ -26,6 +26,7 @@ from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
+from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
@@ -112,6 +113,7 @@ def pretrain():
             check_resumable(checkpoint, training_args)
         else:
             check_new_run(training_args)
+        leave_out_broken_batches(training_args)
         if checkpoint and model_args.te_init_weight_path:
             raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
         if model_args.te_init_weight_path:
@@ -154,10 +156,14 @@ def pretrain():
 
 
 def main():
-    """The command. Ends the process: with 2 for wrong arguments, with 1 where a checkpoint could not be saved."""
+    """The command. Ends the process: with 2 for wrong arguments, with 1 where a checkpoint could not be saved
+    or numbers are not finite, with runs.rollback.ROLLED_BACK where it is to be started again."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         pretrain()
     except CheckpointNotSaved as error:
         logger.error(str(error))
         sys.exit(1)
+    except RunEnded as error:
+        logger.error(str(error))
+        sys.exit(error.status)

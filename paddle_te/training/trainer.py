@@ -30,6 +30,7 @@ from paddle_te.runs.checkpoints import (
     remove_checkpoint,
     rotate_checkpoints,
 )
+from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.weights.folder import file_name, variant
 
@@ -63,21 +64,34 @@ class PretrainingTrainer(Trainer):
 
     _background = None  # BackgroundSaver, while training with --save_in_background
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.watch = Watch(self.args)
+        self.callback_handler.callbacks.insert(0, HealthCallback(self.watch))
+
     def training_step(self, model, inputs, step_control=0):
         """One micro-batch; step_control counts them within a step."""
         several = self.args.gradient_accumulation_steps > 1
         with fp8.microbatch(is_first=step_control == 0 if several else None):
-            return super().training_step(model, inputs, step_control)
+            loss = super().training_step(model, inputs, step_control)
+        self.watch.add_loss(loss, first=step_control == 0)
+        return loss
+
+    def _check_loss_valid(self, loss):
+        """PaddleNLP would wait for the loss here; the watch does a moment later, for the gradients' norm as well."""
 
     def create_optimizer(self, lr_scheduler=None):
         """PaddleNLP's, with AdamW and clipping in one pass where that can be."""
         optimizer = super().create_optimizer(lr_scheduler)
         fuse_clipping(optimizer)
+        self.watch.guard(optimizer, self.model)
         return optimizer
 
     def train(self, *args, **kwargs):
-        """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage."""
-        with self._saving_in_background() if self.args.save_in_background else contextlib.nullcontext():
+        """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage, and
+        RunEnded where numbers are not finite (`health`)."""
+        background = self._saving_in_background() if self.args.save_in_background else contextlib.nullcontext()
+        with self.watch.concluding(), background:
             result = super().train(*args, **kwargs)
         gather_weights(self.optimizer)
         return result
@@ -139,10 +153,12 @@ class PretrainingTrainer(Trainer):
 
     def _save_checkpoint(self, model, metrics=None):
         """Raises CheckpointNotSaved where there is no room, or no right, to write: this checkpoint, or the one before,
-        which was written in the background.
+        which was written in the background. Raises UnsoundStep for tensors that are not finite.
         """
         args = self.args
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        gather_weights(self.optimizer)
+        self.watch.check_before_saving(self.model, self.optimizer, self._scaled_recipe())
         if self._background:
             self._background.wait()
         try:
@@ -192,11 +208,13 @@ class PretrainingTrainer(Trainer):
 
         self._background.start(staged, folder, finish)
 
-    def _maybe_log_save_evaluate(self, *args, **kwargs):
-        """After each step. When training ends, what is on its way is awaited: the best checkpoint may be loaded next,
-        and callbacks say that all is done.
+    def _maybe_log_save_evaluate(self, losses, *args, **kwargs):
+        """After each step; losses: their sum since the last log. When training ends, what is on its way is awaited: the
+        best checkpoint may be loaded next, and callbacks say that all is done.
         """
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self.watch.mend(self, losses)
+        super()._maybe_log_save_evaluate(losses, *args, **kwargs)
+        self.watch.note(losses)
         if not self._background:
             return
         if self.control.should_training_stop:

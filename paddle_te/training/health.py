@@ -1,0 +1,267 @@
+"""No NaN or infinity passes: every step is judged before its update, and all tensors before they are saved.
+
+The loss and the norm of the gradients are known when clipping is done and before AdamW begins. There `Watch` waits for
+them, once a step, in place of PaddleNLP's Trainer, which waits for the loss alone a moment earlier. All ranks judge the
+same two numbers. A step that is judged bad is answered as --on_nan says:
+
+stop      training ends before the update.
+skip      the update is left out. The step's number, its batch and the random numbers it has drawn are used up; weights,
+          moments, master weights, fp8 scales with their amax histories, and the learning rate's schedule stay as they
+          were before it.
+rollback  the process ends with runs.rollback.ROLLED_BACK and a record, for the next start to go on from the last good
+          checkpoint without the batches in between.
+"""
+
+import contextlib
+import math
+from collections import deque
+from statistics import median
+
+import paddle
+import paddle.distributed as dist
+from paddle.nn.clip import _squared_l2_norm
+from paddlenlp.trainer import TrainerCallback
+from paddlenlp.utils.log import logger
+
+from paddle_te import device, fp8
+from paddle_te.runs import rollback
+from paddle_te.runs.rollback import UnsoundStep
+from paddle_te.training.optimizer import gradient_norm
+
+RECENT_LOSSES = 100  # whose median a loss is compared with
+FEWEST_LOSSES = 10  # before which no loss is a spike
+SLICES = "fw_storage"  # sharding stage 3's attribute for a rank's part of a parameter
+
+
+class Spikes:
+    """Knows a loss that is more than `factor` times the median of the recent good ones. factor None: none is."""
+
+    def __init__(self, factor):
+        self.factor = factor
+        self.recent = deque(maxlen=RECENT_LOSSES)
+
+    def fault(self, loss):
+        """What is wrong with a step's loss, or None; then it is a recent one."""
+        if self.factor and len(self.recent) >= FEWEST_LOSSES and loss > self.factor * (usual := median(self.recent)):
+            return f"the loss of {loss:.6g} is over {self.factor:g} times {usual:.6g}, the median of those before"
+        self.recent.append(loss)
+        return None
+
+
+class Watch:
+    """Judges the steps of one training run, and what is saved.
+
+    args: the run's TrainingArguments, of which it reads on_nan, on_nan_limit, spike_factor, output_dir and the layout.
+    skipped: steps left out so far. fault: what was wrong with the running step, whose update is left out; or None.
+    """
+
+    def __init__(self, args):
+        self.args = args
+        self.spikes = Spikes(args.spike_factor)
+        self.step = self.skipped = self.in_a_row = 0
+        self.fault = None
+        self._loss = None  # of the running step on this rank
+        self._good_losses = None  # the Trainer's sum of losses after the last good step
+
+    def add_loss(self, loss, first):
+        """A micro-batch's share of the step's loss, a float32 tensor []; first: of a step."""
+        self._loss = loss if first or self._loss is None else self._loss + loss
+
+    def guard(self, optimizer, model):
+        """Lets a Paddle optimizer update only where the step is judged good. Its clipping comes before."""
+        update = optimizer._create_optimization_pass
+
+        def update_if_good(params_grads, param_group_idx=0):
+            grads = params_grads["params"] if isinstance(params_grads, dict) else params_grads
+            if self._is_good(gradient_norm(optimizer._grad_clip, grads), model, optimizer):
+                return update(params_grads, param_group_idx=param_group_idx)
+            return []
+
+        optimizer._create_optimization_pass = update_if_good
+
+    @paddle.no_grad()
+    def _is_good(self, norm, model, optimizer):
+        """Whether the update may be made. Collective; raises UnsoundStep, on all ranks, where training cannot go on."""
+        loss, norm = self._everyones(self._loss, norm)
+        named = (("loss", loss), ("gradient norm", norm))
+        faults = [f"the {name} is {value}" for name, value in named if not math.isfinite(value)]
+        fault = " and ".join(faults) or self.spikes.fault(loss)
+        if fault is None:
+            self.in_a_row = 0
+            return True
+        broken = self._broken(trained(model, optimizer)) if faults else None
+        if broken:
+            fault = f"{fault}, and before its update {broken}"
+        elif self.args.on_nan == "skip":
+            self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+            if self.in_a_row <= self.args.on_nan_limit:
+                self.fault = fault
+                logger.warning(f"step {self.step}: {fault}: left out (--on_nan skip), {self.skipped} so far")
+                fp8.drop_step()
+                return False
+            fault = f"{fault}; {self.args.on_nan_limit} steps before it are left out already (--on_nan_limit)"
+        raise UnsoundStep(self.step, fault)
+
+    def _everyones(self, *numbers):
+        """The means over all ranks of float32 tensors []: not finite where one is not. The step's one wait."""
+        numbers = paddle.stack([number.astype("float32").reshape([]) for number in numbers])
+        if self.args.world_size > 1:
+            numbers = numbers / self.args.world_size
+            dist.all_reduce(numbers)
+        return numbers.tolist()
+
+    def _broken(self, tensors):
+        """Which of all ranks' [(name, tensor)] are not finite, in words; None where all are. Collective."""
+        mine = not_finite(tensors)
+        everyone = [mine]
+        if self.args.world_size > 1:
+            (total,) = self._everyones(paddle.to_tensor(float(len(mine))))
+            if not total:
+                return None
+            everyone = []
+            dist.all_gather_object(everyone, mine)
+        return in_words(everyone)
+
+    def mend(self, trainer, losses):
+        """Takes a step that was left out from the Trainer's sum of losses since its last log, a tensor []."""
+        if self.fault is not None:
+            good = self._good_losses
+            paddle.assign(paddle.zeros_like(losses) if good is None else good, losses)
+            trainer._skip_global_steps += 1
+            trainer._skip_steps_since_last_logged += 1
+            self.fault = None
+
+    def note(self, losses):
+        """The same sum, when a step is done and logged."""
+        self._good_losses = losses.clone()
+
+    @paddle.no_grad()
+    def check_before_saving(self, model, optimizer, recipe):
+        """Raises UnsoundStep, on all ranks, where a tensor that would be saved is not finite on one of them.
+
+        recipe: of delayed scaling, or None.
+        """
+        scales = fp8.named_tensors(model, recipe) if recipe else []
+        broken = self._broken([*trained(model, optimizer), *scales])
+        if broken:
+            raise UnsoundStep(self.step, f"{broken}, just before saving")
+
+    @contextlib.contextmanager
+    def concluding(self):
+        """Around training: turns an UnsoundStep into the RunEnded that on_nan means, and leaves the record for it."""
+        try:
+            yield
+        except UnsoundStep as error:
+            args = self.args
+            if args.on_nan == "rollback":
+                ended, back = rollback.rolled_back(error, args.output_dir, args.rollbacks, args.on_nan_limit)
+                if back and args.process_index == 0:
+                    rollback.write_rollbacks(args.output_dir, [*args.rollbacks, back])
+            else:
+                ended = rollback.stopped(error, args.output_dir)
+            if args.world_size > 1:
+                dist.barrier()  # the first rank that ends may take the others with it
+            raise ended from error
+
+
+class HealthCallback(TrainerCallback):
+    """Tells a Watch the step, undoes the schedule's step with an update's, and the logs what was left out.
+
+    It comes before all callbacks that read the logs.
+    """
+
+    def __init__(self, watch):
+        self.watch = watch
+        self.schedule = None  # before the step
+        self.done = self.logged = 0  # number of the last step that was not skipped as data; of the last one logged
+        self.good = 0  # steps since then that were updates
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.done = self.logged = self.watch.step = state.global_step
+        for back in args.rollbacks:
+            first, last = back.left_out
+            logger.info(f"after a rollback at step {back.bad} ({back.reason}): steps {first} to {last} are left out")
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.watch.step = state.global_step + 1
+
+    def on_optimizer_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        self.schedule = lr_scheduler.state_dict()
+
+    def on_optimizer_end(self, args, state, control, lr_scheduler=None, **kwargs):
+        if self.watch.fault is None:
+            self.good += 1
+        else:
+            lr_scheduler.set_state_dict(self.schedule)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.done = state.global_step
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """PaddleNLP neither saves nor ends where the last step's data is skipped."""
+        if self.done < state.global_step >= state.max_steps:
+            control.should_save = args.save_strategy != "no"
+            control.should_training_stop = True
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        steps = state.global_step - self.logged
+        if "loss" not in logs or not steps:
+            return
+        if left_out := steps - self.good:
+            logs["skipped_steps"] = left_out
+        if not self.good:
+            del logs["loss"]  # it is 0: of no step
+        self.logged, self.good = state.global_step, 0
+
+
+def trained(model, optimizer):
+    """[(name, tensor)] of the weights, the moments and the master weights on this rank.
+
+    optimizer: Paddle's, with or without what its parallelism puts around it.
+    """
+    while inner := vars(optimizer).get("_inner_opt") or vars(optimizer).get("_optim"):
+        optimizer = inner
+    weights = [*model.named_parameters(), *model.named_buffers()]
+    names = {tensor.name: name for name, tensor in weights}
+    kinds = {**optimizer._accumulators, "master weight": optimizer._master_weights}
+    states = [
+        (f"{kind} of {names.get(weight, weight)}", tensor)
+        for kind, of_each in kinds.items()
+        for weight, tensor in of_each.items()
+    ]
+    here = [(name, tensor if tensor._is_initialized() else getattr(tensor, SLICES, None)) for name, tensor in weights]
+    return here + states
+
+
+def not_finite(named):
+    """The names of those floating-point tensors that hold a NaN or an infinity. Waits for the device once.
+
+    Reads each tensor once, as the norm of gradients is computed; where a sum of squares is no number or more than its
+    type holds, the elements are looked at.
+    """
+    squares, places = {}, {}
+    for name, tensor in named:
+        if tensor is not None and tensor._is_initialized() and tensor.is_floating_point() and tensor.size:
+            squares[name] = tensor, _squared_l2_norm(_wide(tensor)).astype("float32").reshape([])
+            places.setdefault(str(tensor.place), []).append(name)  # an offloaded state lies in the host's memory
+    suspects = []
+    for names in places.values():
+        finite = paddle.isfinite(paddle.stack([squares[name][1] for name in names])).tolist()
+        suspects += [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+    return [name for name in suspects if not paddle.isfinite(squares[name][0]).all()]
+
+
+def _wide(tensor):
+    """As float32, where a sum of squares needs it: float16 holds little, and Paddle's CPU has no kernel for bf16."""
+    narrow = tensor.dtype == paddle.float16 or (tensor.dtype == paddle.bfloat16 and device.kind(tensor.place) == "cpu")
+    return tensor.astype("float32") if narrow else tensor
+
+
+def in_words(everyone):
+    """["a", "b"] of rank 0, [] of rank 1 …: "a is not finite, nor is another tensor (rank 0)"; None without any."""
+    count = sum(map(len, everyone))
+    rank = next((rank for rank, names in enumerate(everyone) if names), None)
+    if rank is None:
+        return None
+    others = f", nor are {count - 1} other tensors" if count > 1 else ""
+    return f"{everyone[rank][0]} is not finite{others}" + (f" (seen by rank {rank})" if len(everyone) > 1 else "")
