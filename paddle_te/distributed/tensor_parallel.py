@@ -21,7 +21,7 @@ from paddle.distributed import fleet
 
 @dataclass
 class Pending:
-    """A collective that runs on a stream of its own, beside what is computed before `wait`.
+    """A collective on a stream of its own, which runs at the same time as what is computed before `wait`.
 
     result, source: the tensors that it writes and reads; task: Paddle's, None for one that is done.
     """

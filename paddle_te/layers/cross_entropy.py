@@ -13,9 +13,9 @@ from paddle.autograd import PyLayer
 
 from paddle_te.ops import get_ops
 
-# Each chunk reads and writes the float32 gradient of the whole weight once: too small ones cost time, not memory,
-# which that gradient dominates. Liger's rule (a chunk's logits as large as the hidden states) would be 256 tokens of
-# Llama-3-8B; with 2048 its logits take 0.5 GB (pd: and their float32 copy 1.1), the weight's gradient 2.1 GB.
+# Each chunk reads and writes the float32 gradient of the whole weight once. Smaller chunks are slower and save little
+# memory, because that gradient dominates: with 2048 tokens of Llama-3-8B the logits take 0.5 GB (in pd their float32
+# copy another 1.1), the weight's gradient 2.1 GB. Liger's rule, logits as large as the hidden states, would give 256.
 CHUNK_TOKENS = 2048
 
 

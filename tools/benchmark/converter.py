@@ -1,6 +1,8 @@
-"""Time and peak memory of the checkpoint converter beside a plain copy of the same files, in one run on one disk.
+"""Time and peak memory of the checkpoint converter and of a plain copy of the same files, in one run on one disk.
 
-    python tools/benchmark/converter.py FOLDER [--layers 32] [--workers 2] [--modes pd2te te2pd ...] [--output JSON]
+    python tools/benchmark/converter.py FOLDER [--layers 32] [--workers 2] [--modes pd2te te2pd ...] [--what NAME]
+
+Writes benchmarks/converter/<date>_cpu-<machine>_<what>.json.
 
 The checkpoint is synthetic, in bf16, of Llama-2 7B's sizes (13.5 GB with 32 layers). FOLDER needs room for twice as
 much (three times with more than one mode) and is left empty. Copy and conversion both read from the disk, not from the
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 from paddle_te.weights.layout import Dims, native_layout  # noqa: E402
 from paddle_te.weights.pdparams import Writer  # noqa: E402
 from paddle_te.weights.tensors import TensorSpec  # noqa: E402
+from tools.benchmark import report as results  # noqa: E402
 
 SHARD = 4 * 10**9  # bytes of the input's files
 
@@ -146,9 +149,12 @@ def main():
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--modes", nargs="+", default=["pd2te"], choices=["pd2te", "te2pd", "pd2hf", *OPTIONS])
-    parser.add_argument("--output", type=Path, help="where to write the report; printed anyway")
+    results.add_destination(parser, "converter")
     arguments = parser.parse_args()
     head = {
+        "benchmark": "converter",
+        "hardware": {"name": f"CPU {platform.machine()}"},
+        "commit": results.git_commit(),
         "command": shlex.join(["python", "tools/benchmark/converter.py", *sys.argv[1:]]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpus": os.cpu_count(),
@@ -165,8 +171,10 @@ def main():
         for name in ("source", "target", "te"):
             shutil.rmtree(arguments.folder / name, ignore_errors=True)
     print(text := json.dumps(report, indent=2))
-    if arguments.output:
-        arguments.output.write_text(text + "\n")
+    path = results.destination(report, arguments, f"{arguments.layers}-layers")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    print(path)
 
 
 if __name__ == "__main__":

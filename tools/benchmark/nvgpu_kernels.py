@@ -1,4 +1,4 @@
-"""Times the kernels of a training step that only move memory, through Paddle's operations, beside a plain copy.
+"""Times the kernels of a training step that only move memory, through Paddle's operations, and a plain copy.
 
     python tools/benchmark/nvgpu_kernels.py [--quick]    # CUSTOM_DEVICE_ROOT: with --device cpu the host runtime's
 

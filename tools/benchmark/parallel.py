@@ -29,7 +29,7 @@ DEFINITIONS = {
     "_full": "full recompute",
     "_resumed": "from the checkpoint after step 3",
     "one": "one process, the reference",
-    "seconds": "of all variants one after another, start included, beside other jobs on the same GPUs",
+    "seconds": "of all variants one after another, start included, with other jobs on the same GPUs at the same time",
 }
 
 

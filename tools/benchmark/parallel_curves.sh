@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Loss curves of te in fp8 under TP2 and sharding 2 beside one GPU's, on two GPUs, from the same weights:
+# Loss curves of te in fp8 under TP2, under sharding 2 and on one GPU, from the same weights, on two GPUs:
 #   bash tools/benchmark/parallel_curves.sh DATA OUTPUT
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets one.jsonl, tp2.jsonl, sharding2.jsonl
 # (train_log.jsonl of each run), loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within

@@ -55,10 +55,12 @@ class Assumptions:
     network: float = assumed(45, "InfiniBand, per GPU, reached of 50 (400 Gbit/s, a card for each GPU)")
     nvlink_hop: float = assumed(1, "latency of a step of a ring within a node")
     network_hop: float = assumed(5, "and between nodes")
-    overlap: float = assumed(0.9, "share of sharding's communication that can run beside computing")
-    slowdown: float = assumed(0.25, "of what it runs beside: it takes SMs and memory bandwidth (measured: 0.2 to 0.35)")
+    overlap: float = assumed(0.9, "share of sharding's communication that can run at the same time as computation")
+    slowdown: float = assumed(
+        0.25, "of what runs at the same time: it takes SMs and memory bandwidth (measured: 0.2 to 0.35)"
+    )
     tp_overlap: float = assumed(
-        0.5, "of the collectives beside backward's GEMMs: gained, these being slower (measured at tp4)"
+        0.5, "of the collectives that run during backward's GEMMs: gained, as these get slower (measured at tp4)"
     )
     bucket: float = assumed(256e6, "bytes of bf16 weights that are gathered, or whose gradients are reduced, at once")
     hbm: float = assumed(3400, "reached by element-wise kernels, of 4800")
@@ -129,7 +131,7 @@ def ring_ms(size_bytes, ranks, stride, messages, assume):
 
 
 def exposed_ms(communication, window, layout, assume):
-    """What of a communication is not hidden in the `window` of computing beside it, with that computing's slowdown."""
+    """What of a communication the computation of the `window` does not hide, and by how much it slows that down."""
     if not layout.overlap:
         return communication
     hidden = min(assume.overlap * communication, window)
@@ -183,7 +185,7 @@ def gradients_ms(local, layout, assume):
 def tensor_parallel_ms(elements, gathered_bytes, layout, assume):
     """Of a layer, forward and backward, with sequence parallelism: 4 all-gathers and 4 reduce-scatters of a
     [tokens, hidden] tensor (4.2.2), and 2 all-gathers again of what backward needs whole. These two and 2 of the
-    reduce-scatters (bf16) run beside GEMMs."""
+    reduce-scatters (bf16) run during GEMMs."""
     gather, scatter = (ring_ms(size * elements, layout.tp, 1, 1, assume) for size in (gathered_bytes, 2))
     return 4 * gather + 2 * scatter + (1 - assume.tp_overlap) * (2 * gather + 2 * scatter)
 
@@ -196,7 +198,7 @@ def stage_transfer_ms(elements, layout, assume):
 
 
 def sharding_ms(local, layout, assume):
-    """(ms of the collectives beside backward, and of those beside forward) for a rank's `local` parameters."""
+    """(ms of the collectives during backward, and of those during forward) for a rank's `local` parameters."""
     messages = math.ceil(2 * local / assume.bucket)
 
     def ring(bytes_each):

@@ -144,7 +144,7 @@ TRY_STEPS = 3  # of each try for the largest batch: the second step has all opti
 DEFINITIONS = [
     "Each run is llm/llama/run_pretrain.py with all that belongs to it: Trainer, data loading, clipping, AdamW with "
     "float32 master weights, logging. Random tokens and weights; per-GPU batches of `batch` sequences.",
-    "ms: median of the steady steps' wall time as the run logs it (with overlap: mean of two steps), beside it the "
+    "ms: median of the steady steps' wall time as the run logs it (with overlap: mean of two steps); range: the "
     "least and the greatest. TFLOP/s: 6 per token and weight multiplied, and attention's products, halved by the "
     "causal mask; recomputation not counted. Scaling: tokens/s per GPU over those of the run it names.",
     "Peak GB: of the first rank, by Paddle's allocator. Loss: first and last that was logged. Start: seconds of the "
