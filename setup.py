@@ -19,6 +19,7 @@ REQUIRES = [
     "safetensors",
     "sentencepiece",
     "tqdm",
+    "xxhash>=3",
 ]
 
 # Paddle itself is an extra: paddlepaddle and paddlepaddle-gpu install the same files, so requiring one would break

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "weights": set(),
     "models": LAYERS | {"layers", "weights", "device"},
     "configs": set(),
-    "runs": {"configs"},
+    "runs": {"configs", "weights"},
     "training": LAYERS | {"models", "weights", "device", "native", "configs", "runs", "upstream"},
     "evaluation": {"training", "models", "device", "fp8"},
     "launch": {"runs", "configs"},

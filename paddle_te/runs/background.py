@@ -2,8 +2,9 @@
 
 Each rank writes its files as ever, but into a staging folder of its own (in /dev/shm), which takes as long as a copy
 from the device. A thread then copies them into the checkpoint's folder, writes them through to the disk, and leaves a
-mark of the rank there. When all ranks' marks are there, rank 0's thread removes them and marks the checkpoint complete:
-`checkpoints` says what that promises. The ranks meet in the folder alone, since collectives belong to the main thread;
+mark of the rank there, which says what it has copied; the checksums are computed on the way. When all ranks' marks are
+there, rank 0's thread removes them, writes the manifest and marks the checkpoint complete: `checkpoints` says what that
+promises. The ranks meet in the folder alone, since collectives belong to the main thread;
 so all must see the same folder. At most one checkpoint is on its way.
 
 A staging folder is locked while its process lives (flock on the folder), so that any later process can tell, and
@@ -11,14 +12,17 @@ remove, what a killed one has left. Knows neither Paddle nor PaddleNLP.
 """
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from paddle_te.runs.checkpoints import flush_names, mark_complete, not_saved, sync
+from paddle_te.runs.manifest import FileRecord, Manifest, record
 
 STAGING_DIR = "/dev/shm"
 PREFIX = "paddle_te-staging-"
@@ -103,24 +107,22 @@ class BackgroundSaver:
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=staging_dir))
             self._descriptor = _lock(self.folder, wait=True)
 
-    def start(self, staged, folder, finish=lambda: None):
+    def start(self, staged, folder, finish=lambda: None, run=None):
         """Copies `staged`, in this rank's staging folder, into the checkpoint's folder, and frees it.
 
-        finish: called by rank 0's thread when the checkpoint is complete.
+        finish: called by rank 0's thread when the checkpoint is complete. run: what its manifest says of the run.
         """
         self.wait()
-        arguments = Path(staged), Path(folder), finish
+        arguments = Path(staged), Path(folder), finish, run or {}
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _run(self, staged, folder, finish):
+    def _run(self, staged, folder, finish, run):
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # Linux: of this thread alone
-            _move(staged, folder)
-            (folder / f"{RANK_MARK}{self.rank}").touch()
+            self._mark(folder, _move(staged, folder))
             if self.rank == 0:
-                self._wait_for_ranks(folder)
-                mark_complete(folder)
+                mark_complete(folder, Manifest(self._collect(folder), run))
                 finish()
         except Exception as error:  # told by `check`, in the main thread
             self._error = not_saved(folder, error)
@@ -128,12 +130,25 @@ class BackgroundSaver:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
-    def _wait_for_ranks(self, folder):
+    def _mark(self, folder, files):
+        mark = folder / f"{RANK_MARK}{self.rank}"
+        partial = mark.with_name(f"{mark.name}.partial")
+        partial.write_text(json.dumps({name: asdict(entry) for name, entry in files.items()}))
+        partial.replace(mark)
+
+    def _collect(self, folder):
+        """{name: FileRecord} of all ranks' files, when all ranks' marks are there; the marks go."""
         marks = {f"{RANK_MARK}{rank}" for rank in range(self.ranks)}
         while not marks <= set(os.listdir(folder)):  # NFS asks the server for a listing, not always for one file
             time.sleep(POLL_SECONDS)
-        for mark in marks:
+        files = {}
+        for mark in sorted(marks):
+            for name, entry in json.loads((folder / mark).read_text()).items():
+                mine = FileRecord(**entry)
+                several = files.setdefault(name, mine) != mine  # ranks wrote different files of one name: which is it?
+                files[name] = record(folder / name) if several else mine
             (folder / mark).unlink()
+        return files
 
     def check(self):
         """Raises CheckpointNotSaved, once, if the latest checkpoint could not be saved."""
@@ -162,14 +177,24 @@ class BackgroundSaver:
 
 
 def _move(staged, folder):
-    """Copies a folder's files and writes them through to the disk; frees each as soon as it is there."""
+    """Copies a folder's files and writes them through to the disk; frees each as soon as it is there.
+
+    Returns {name: FileRecord} of what was copied, computed on the way.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    files = {}
     for path in sorted(staged.rglob("*")):  # a folder comes before what is in it
-        copy = folder / path.relative_to(staged)
+        name = path.relative_to(staged)
         if path.is_dir():
-            copy.mkdir(exist_ok=True)
+            (folder / name).mkdir(exist_ok=True)
             continue
-        shutil.copyfile(path, copy)
-        sync(copy)
+        files[name.as_posix()] = _copy(path, folder / name)
+        sync(folder / name)
         path.unlink()
     flush_names(folder)
+    return files
+
+
+def _copy(path, copy):
+    with open(copy, "wb") as file:
+        return record(path, file)

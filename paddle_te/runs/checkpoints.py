@@ -1,8 +1,9 @@
 """The Trainer's checkpoint folders: which of them are complete, and which one to resume from.
 
-A checkpoint is complete when its mark is there. The mark comes last, when every file of every rank is on the disk, and
-goes first, before a file is overwritten or removed: a run that is killed at any moment leaves no folder that looks
-complete and is not. Knows neither Paddle nor PaddleNLP.
+A checkpoint is complete when its mark is there. The mark comes last, when every file of every rank and the manifest are
+on the disk, and goes first, before a file is overwritten or removed: a run that is killed at any moment leaves none
+that looks complete and is not. A complete one is good when it agrees with its manifest, too: a disk, a copy or a hand
+may have damaged it since. Knows neither Paddle nor PaddleNLP.
 """
 
 import os
@@ -11,8 +12,8 @@ import shutil
 from itertools import count
 from pathlib import Path
 
-# PaddleNLP's name for it; written last, when every file of every rank is there
-COMPLETE_MARK = ".checkpoint_done"
+from paddle_te.runs.manifest import COMPLETE_MARK, MANIFEST, CheckpointDamaged, damage, seal
+
 # in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
 STOPPED_MARK = "stopped"
 
@@ -35,7 +36,8 @@ def is_complete(folder):
     return (Path(folder) / COMPLETE_MARK).is_file()
 
 
-def _checkpoints(output_dir):
+def checkpoints_in(output_dir):
+    """[(step, folder)] of the checkpoints below output_dir, complete or not, oldest first."""
     found = []
     for folder in Path(output_dir).glob("checkpoint-*"):
         if match := re.fullmatch(r"checkpoint-(\d+)", folder.name):
@@ -45,7 +47,7 @@ def _checkpoints(output_dir):
 
 def complete_checkpoints(output_dir):
     """[(step, folder)] of the complete checkpoints below output_dir, oldest first."""
-    return [(step, folder) for step, folder in _checkpoints(output_dir) if is_complete(folder)]
+    return [(step, folder) for step, folder in checkpoints_in(output_dir) if is_complete(folder)]
 
 
 def saved_steps(output_dir):
@@ -89,12 +91,20 @@ def flush_names(folder):
         sync(path)
 
 
-def mark_complete(folder):
-    """Marks a checkpoint whose files are all on the disk (`flush`)."""
-    mark = Path(folder) / COMPLETE_MARK
-    mark.touch()
-    sync(mark)
-    sync(folder)
+def mark_complete(folder, manifest):
+    """Writes the Manifest of a checkpoint whose files are all on the disk (`flush`), and then its mark."""
+    folder, text = Path(folder), manifest.text()
+    _write_through(folder / MANIFEST, text)
+    _write_through(folder / COMPLETE_MARK, seal(text).encode())
+
+
+def _write_through(path, content):
+    """A small file that is there whole or not at all."""
+    partial = path.with_name(f".{path.name.lstrip('.')}.partial")
+    partial.write_bytes(content)
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
 
 
 def remove_checkpoint(folder):
@@ -106,16 +116,19 @@ def remove_checkpoint(folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def rotate_checkpoints(output_dir, limit, best=None):
-    """Keeps the newest `limit` complete checkpoints and the folder `best`; removes older ones, complete or not.
+def rotate_checkpoints(output_dir, limit, saved, best=None):
+    """Removes older checkpoints, complete or not, but for the newest `limit` complete ones.
 
-    limit: None or 0 keeps all.
+    Kept besides are `saved`, which this run has just completed, the folder `best` (both may be among the newest), and,
+    if files of all these are missing or cut short, the newest one that is whole. limit: None or 0 keeps all.
     """
     there = complete_checkpoints(output_dir)
     if not limit or not there:
         return
-    kept = {folder for _, folder in there[-limit:]} | ({Path(best)} if best else set())
-    for step, folder in _checkpoints(output_dir):
+    kept = {folder for _, folder in there[-limit:]} | {Path(folder) for folder in (saved, best) if folder}
+    if not any(is_complete(folder) and not damage(folder, "size") for folder in kept):
+        kept.update([folder for _, folder in there if not damage(folder, "size")][-1:])
+    for step, folder in checkpoints_in(output_dir):
         if step < there[-1][0] and folder not in kept:
             remove_checkpoint(folder)
 
@@ -130,7 +143,7 @@ def set_aside(output_dir, resume_step):
     if resume_step == "auto":
         return None
     start = -1 if resume_step == "none" else resume_step
-    later = [folder for step, folder in _checkpoints(output_dir) if step > start]
+    later = [folder for step, folder in checkpoints_in(output_dir) if step > start]
     if not later:
         return None
     output_dir = Path(output_dir)
@@ -141,21 +154,50 @@ def set_aside(output_dir, resume_step):
     return kept
 
 
-def find_checkpoint(resume, output_dir):
+def find_checkpoint(resume, output_dir, check=lambda folder: [], warn=print):
     """The folder that `resume` means, as str, or None for a start from scratch.
 
-    resume: None or "none"; "auto", the latest complete checkpoint below output_dir, if any; a step number; a folder.
-    Raises FileNotFoundError for a step or folder that is not there or not complete, with the steps there are.
+    Args:
+        resume: None or "none"; "auto", the newest good checkpoint below output_dir, if there is any; a step; a folder.
+        check: takes the folder of a complete checkpoint and says what is wrong with it, a list of lines; without it
+            every complete one counts as good.
+        warn: takes a line about each newer checkpoint that `auto` passes over.
+
+    Raises FileNotFoundError for a step or folder that is not there or not complete, with the steps there are, and
+    CheckpointDamaged for one that is bad; for "auto" only where there are checkpoints and all of them are bad.
     """
     if resume in (None, "none", False):
         return None
     if resume == "auto":
-        there = complete_checkpoints(output_dir)
-        return str(there[-1][1]) if there else None
+        return _newest_good(output_dir, check, warn)
     folder = Path(output_dir) / f"checkpoint-{resume}" if str(resume).isdigit() else Path(resume)
-    if is_complete(folder):
-        return str(folder)
-    state = "not complete: training stopped while it was written" if folder.is_dir() else "not there"
-    raise FileNotFoundError(
-        f"checkpoint {folder} is {state}; complete checkpoints in {output_dir}: {saved_steps(output_dir) or 'none'}"
-    )
+    if not is_complete(folder):
+        state = "not complete: training stopped while it was written" if folder.is_dir() else "not there"
+        raise FileNotFoundError(
+            f"checkpoint {folder} is {state}; complete checkpoints in {output_dir}: {saved_steps(output_dir) or 'none'}"
+        )
+    if wrong := check(folder):
+        raise CheckpointDamaged(
+            f"checkpoint {folder} is damaged and is not used: {_in_short(wrong)}; complete checkpoints in "
+            f"{output_dir}: {saved_steps(output_dir) or 'none'}; auto takes the newest good one"
+        )
+    return str(folder)
+
+
+def _newest_good(output_dir, check, warn):
+    there = complete_checkpoints(output_dir)
+    for _, folder in reversed(there):
+        wrong = check(folder)
+        if not wrong:
+            return str(folder)
+        warn(f"checkpoint {folder} is damaged and is passed over: {_in_short(wrong)}")
+    if there:
+        raise CheckpointDamaged(
+            f"all complete checkpoints in {output_dir} (steps {saved_steps(output_dir)}) are damaged, the oldest: "
+            f"{_in_short(wrong)}; to start anew give another --output_dir"
+        )
+    return None
+
+
+def _in_short(lines):
+    return "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")

@@ -15,6 +15,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 from paddle_te.models.llama.modeling import check_fp8_lm_head
 from paddle_te.runs.background import STAGING_DIR
 from paddle_te.runs.layout import check_flags
+from paddle_te.runs.manifest import LEVELS
 
 
 def _option(default, help, **kwargs):
@@ -67,6 +68,11 @@ class PreTrainingArguments(TrainingArguments):
     on_nan_limit: int = _option(10, "Skip: so many steps in a row; rollback: so many times to one checkpoint.")
     spike_factor: Optional[float] = _option(
         None, "Treat a loss above so many times the median of the last 100 as on_nan says. Default: no loss."
+    )
+    verify_checkpoint: str = _option(
+        "full",
+        "What a checkpoint must agree with its manifest in before it is resumed: full (sizes and checksums of all "
+        "files), size, or none.",
     )
 
     @property
@@ -123,6 +129,7 @@ class PreTrainingArguments(TrainingArguments):
             self._check_paddlenlps_fused_loss()
 
     def _check_saving(self):
+        _one_of(self, "verify_checkpoint", LEVELS)
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
             raise ValueError(
                 "PaddleNLP's asynchronous saving: a checkpoint could not be told from an incomplete one; use "

@@ -17,6 +17,8 @@ from paddlenlp.data.causal_dataset import build_train_valid_test_datasets, get_t
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from paddlenlp.utils.log import logger
 
+from paddle_te.runs.manifest import fingerprint
+
 SPLITS = ("train", "valid", "test")
 DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
 SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
@@ -139,6 +141,20 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
         need_data=need_data,
     )
     return *datasets, collate_fn
+
+
+def data_identity(data_args, seed):
+    """{name: value}: two runs where these are equal read the same samples in the same order.
+
+    Raises ValueError where there is no such data.
+    """
+    identity = {"max_seq_length": data_args.max_seq_length, "seed": seed}
+    if data_args.mock_data:
+        return {"source": "random tokens"} | identity
+    data = find_data(data_args)
+    weights = data[::2] if data[1::2] else [1.0]
+    paths = [prefix + suffix for prefix in data[1::2] or data for suffix in (".idx", ".bin")]
+    return {"source": fingerprint(paths, weights), "split": data_args.split} | identity
 
 
 def count_samples(training_args):

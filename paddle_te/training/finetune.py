@@ -22,11 +22,18 @@ from paddle_te import device, upstream
 from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
-from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
+from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run
+from paddle_te.runs.manifest import model_values
 from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
 from paddle_te.training.arguments import ArgumentParser
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
-from paddle_te.training.finetune_datasets import Collator, FinetuneDataArguments, create_datasets, tokens_per_sample
+from paddle_te.training.finetune_datasets import (
+    Collator,
+    FinetuneDataArguments,
+    create_datasets,
+    data_identity,
+    tokens_per_sample,
+)
 from paddle_te.training.finetune_trainer import (
     FinetuneModelArguments,
     FinetuningArguments,
@@ -34,10 +41,11 @@ from paddle_te.training.finetune_trainer import (
     check_together,
     count_real_tokens,
 )
+from paddle_te.training.resuming import check_fits, find_to_resume, is_finished
 from paddle_te.training.trainer import check_resumable
 
 
-def make_model(model_args, data_args, training_args, datasets):
+def make_config(model_args, data_args, training_args, datasets):
     backend = training_args.transformer_engine_backend
     dtype = training_args.model_dtype
     check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
@@ -48,7 +56,12 @@ def make_model(model_args, data_args, training_args, datasets):
     training_args.configure_layers(config)
     config.use_cache = False
     config.seq_length = data_args.max_length
-    model = from_pretrained(model_class(backend), model_args.model_name_or_path, config, dtype)
+    return config
+
+
+def make_model(config, model_args, training_args):
+    make = model_class(training_args.transformer_engine_backend)
+    model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype)
     if training_args.recompute:
         model.recompute_enable()
     return add_lora(model, model_args, training_args) if model_args.lora else model
@@ -58,7 +71,16 @@ def add_lora(model, model_args, training_args):
     backend = training_args.transformer_engine_backend
     if model_args.lora_path:
         return load_lora(model, model_args.lora_path, backend, merge=False)
-    config = lora_config(
+    config = new_adapter(model_args, training_args)
+    config.base_model_name_or_path = model_args.model_name_or_path
+    return lora_model_class(backend)(model, config)
+
+
+def new_adapter(model_args, training_args):
+    """The LoRAConfig that the flags ask for; None where they ask for none, or for one that is there."""
+    if not model_args.lora or model_args.lora_path:
+        return None
+    return lora_config(
         model_args.lora_targets,
         model_args.lora_rank,
         model_args.lora_alpha,
@@ -66,8 +88,6 @@ def add_lora(model, model_args, training_args):
         training_args.model_dtype,
         training_args.tensor_parallel_degree,
     )
-    config.base_model_name_or_path = model_args.model_name_or_path
-    return lora_model_class(backend)(model, config)
 
 
 def finetune():
@@ -81,7 +101,7 @@ def finetune():
         logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
         device.check_name(training_args.device)
         paddle.set_device(training_args.device)
-        checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+        checkpoint = find_to_resume(training_args)
         if checkpoint:
             check_resumable(checkpoint, training_args)
         else:
@@ -90,7 +110,13 @@ def finetune():
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
-        model = make_model(model_args, data_args, training_args, (train, dev))
+        config = make_config(model_args, data_args, training_args, (train, dev))
+        identity = data_identity(data_args) if training_args.do_train else None
+        if checkpoint:
+            values = model_values(config, new_adapter(model_args, training_args))
+            check_fits(checkpoint, values, identity, training_args)
+        finished = is_finished(checkpoint, training_args)
+        model = make_model(config, model_args, training_args)
     except (ValueError, OSError, RuntimeError) as error:
         logger.error(str(error))
         sys.exit(2)
@@ -104,12 +130,16 @@ def finetune():
         eval_dataset=dev,
         tokenizer=tokenizer,
     )
+    trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring theirs
     with contextlib.nullcontext() if data_args.zero_padding else causal_mask_only():
         if train is not None:
             count_real_tokens(trainer, model.config, tokens_per_sample(train), model_args.lora)
-            trainer.train(resume_from_checkpoint=checkpoint)
+            if finished:
+                trainer.load_weights(checkpoint)
+            else:
+                trainer.train(resume_from_checkpoint=checkpoint)
             if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:
                 return  # to be resumed: what follows is of the finished model
             trainer.save_model(merge_tensor_parallel=training_args.tensor_parallel_degree > 1)

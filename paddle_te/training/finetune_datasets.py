@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 
+from paddle_te.runs.manifest import fingerprint
 from paddle_te.training import jsonl
 
 IGNORED = -100  # the label of a token that is not trained on
@@ -110,6 +111,13 @@ def create_datasets(data_args, tokenizer, do_train, do_eval):
     folder = Path(data_args.dataset_name_or_path)
     make = lambda name: create_dataset(folder / name, tokenizer, data_args)  # noqa: E731
     return make("train.json") if do_train else None, make("dev.json") if do_eval else None
+
+
+def data_identity(data_args):
+    """{name: value}: two runs where these are equal train on the same samples."""
+    names = ("src_length", "max_length", "zero_padding", "greedy_zero_padding")
+    settings = {name: getattr(data_args, name) for name in names}
+    return {"source": fingerprint([Path(data_args.dataset_name_or_path) / "train.json"])} | settings
 
 
 def tokens_per_sample(dataset):

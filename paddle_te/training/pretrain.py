@@ -25,11 +25,13 @@ from paddle_te.configs import resolve
 from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
-from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run, find_checkpoint
+from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run
+from paddle_te.runs.manifest import model_values
 from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
-from paddle_te.training.datasets import DataArguments, create_pretrained_dataset
+from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
+from paddle_te.training.resuming import check_fits, find_to_resume, is_finished
 from paddle_te.training.trainer import PretrainingTrainer, check_resumable
 
 
@@ -108,7 +110,7 @@ def pretrain():
         logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
         device.check_name(training_args.device)
         paddle.set_device(training_args.device)
-        checkpoint = find_checkpoint(training_args.resume_from_checkpoint, training_args.output_dir)
+        checkpoint = find_to_resume(training_args)
         if checkpoint:
             check_resumable(checkpoint, training_args)
         else:
@@ -125,6 +127,12 @@ def pretrain():
         if model_args.tokenizer_name_or_path != "none":
             tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         config = make_config(model_args, data_args, training_args, tokenizer)
+        identity = data_identity(data_args, training_args.seed)
+        if checkpoint:
+            check_fits(checkpoint, model_values(config), identity, training_args)
+        finished = is_finished(checkpoint, training_args)
+        if finished and not training_args.do_predict:
+            return
         set_seed(training_args.seed)
         train_dataset, eval_dataset, test_dataset, collate = create_pretrained_dataset(
             data_args, training_args, tokenizer, config.vocab_size
@@ -146,9 +154,12 @@ def pretrain():
         optimizers=(None, scheduler),
         tokenizer=tokenizer,
     )
+    trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
     with causal_mask_only():  # every sequence is whole: no backend needs a mask of [b, 1, s, s]
-        if training_args.do_train:
+        if finished:
+            trainer.load_weights(checkpoint)
+        elif training_args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
         if training_args.do_predict and not exit_signal.stopping:
             metrics = trainer.predict(test_dataset).metrics

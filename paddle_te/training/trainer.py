@@ -14,6 +14,7 @@ import paddle.distributed as dist
 from paddlenlp.trainer import Trainer, speed_metrics
 from paddlenlp.trainer.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
+from paddlenlp.trainer.utils.helper import broadcast_dataset_rank0_model
 from paddlenlp.utils.batch_sampler import DistributedBatchSampler
 from paddlenlp.utils.log import logger
 from safetensors import SafetensorError
@@ -30,6 +31,7 @@ from paddle_te.runs.checkpoints import (
     remove_checkpoint,
     rotate_checkpoints,
 )
+from paddle_te.runs.manifest import Manifest, file_names, layout_values, model_values, records, share
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.weights.folder import file_name, variant
@@ -62,6 +64,7 @@ def check_resumable(checkpoint, args):
 class PretrainingTrainer(Trainer):
     """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights."""
 
+    data_identity = None  # what says in the manifest which data the run reads, a dict
     _background = None  # BackgroundSaver, while training with --save_in_background
 
     def __init__(self, *args, **kwargs):
@@ -172,17 +175,31 @@ class PretrainingTrainer(Trainer):
         except (OSError, SafetensorError) as error:
             raise not_saved(folder, error) from error
         if not self._background and args.process_index == 0:
-            rotate_checkpoints(args.output_dir, args.save_total_limit, self.state.best_model_checkpoint)
+            rotate_checkpoints(args.output_dir, args.save_total_limit, folder, self.state.best_model_checkpoint)
 
     def _write(self, folder, model, metrics):
         super()._save_checkpoint(model, metrics)
         self._save_fp8_state(folder)
         self._wait_for_all()
+        files = self._record(folder)
         if self.args.local_process_index == 0:
             flush(folder)
         self._wait_for_all()
         if self.args.process_index == 0:
-            mark_complete(folder)
+            mark_complete(folder, Manifest(files, self._run_values()))
+
+    def _record(self, folder):
+        """{name: FileRecord} of a checkpoint's files, of which each rank reads its share: they are still in memory."""
+        names = self._gather(file_names(folder))[0]
+        sizes = {name: (folder / name).stat().st_size for name in names}
+        mine = records(folder, share(sizes, self.args.process_index, self.args.world_size), threads=1)
+        return {name: entry for part in self._gather(mine) for name, entry in part.items()}
+
+    def _run_values(self):
+        """What the manifest says of this run."""
+        model = model_values(self.model.config, getattr(self.model, "lora_config", None))
+        values = {"model": model, "layout": layout_values(self.args)}
+        return values | {"step": self.state.global_step, "data": self.data_identity}
 
     def _stage(self, folder, model, metrics):
         """Writes the same files into the staging folder, from where a thread takes them to `folder`."""
@@ -203,10 +220,10 @@ class PretrainingTrainer(Trainer):
         best, start = state.best_model_checkpoint, time.time()
 
         def finish():
-            rotate_checkpoints(output_dir, args.save_total_limit, best)
+            rotate_checkpoints(output_dir, args.save_total_limit, folder, best)
             logger.info(f"{folder} is complete, {time.time() - start:.1f} s in the background")
 
-        self._background.start(staged, folder, finish)
+        self._background.start(staged, folder, finish, self._run_values())
 
     def _maybe_log_save_evaluate(self, losses, *args, **kwargs):
         """After each step; losses: their sum since the last log. When training ends, what is on its way is awaited: the
@@ -252,6 +269,12 @@ class PretrainingTrainer(Trainer):
         if recipe and resume_from_checkpoint:
             files = sorted(Path(resume_from_checkpoint).glob("fp8_state.pp*.pdparams"))
             fp8.load(files, self.model, recipe, self._layer_names())
+
+    def load_weights(self, checkpoint):
+        """The weights of a checkpoint from which nothing is trained any more, on all ranks."""
+        self._load_from_checkpoint(checkpoint)
+        if self.args.dataset_world_size > 1:
+            broadcast_dataset_rank0_model(self.model)
 
     def _layer_names(self):
         """{a layer's name on this pipeline stage: its name in the whole model}, so that other stages can be resumed."""

@@ -48,6 +48,13 @@ class _Scalar:
         pass
 
 
+class _GeneratorState(_Scalar):
+    """Stands in for the state of one of Paddle's random number generators."""
+
+    def __setstate__(self, state):
+        pass
+
+
 class _Array:
     """Stands in for the numpy.ndarray that is being described."""
 
@@ -74,6 +81,7 @@ _GLOBALS = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
     ("collections", "OrderedDict"): OrderedDict,
+    ("paddle.base.libpaddle", "GeneratorState"): _GeneratorState,  # in rng_state.pth
     ("builtins", "tuple"): tuple,  # paddle.save writes a Tensor in a nested container as tuple((name, array))
 }
 
@@ -129,9 +137,14 @@ class _TensorUnpickler(pickle._Unpickler):
         args = self.stack.pop()
         self.stack[-1] = self.stack[-1](*args)  # only _GLOBALS can be called: there is no other way to get a callable
 
+    def _newobj(self):
+        self._reduce()
+        if not isinstance(self.stack[-1], _GeneratorState):
+            raise CheckpointError(f"it makes a {type(self.stack[-1]).__name__} anew")
+
     def _build(self):
         state = self.stack.pop()
-        if not isinstance(self.stack[-1], (_Array, _Dtype)):
+        if not isinstance(self.stack[-1], (_Array, _Dtype, _GeneratorState)):
             raise CheckpointError(f"it sets the state of a {type(self.stack[-1]).__name__}")
         self.stack[-1].__setstate__(state)
 
@@ -141,6 +154,7 @@ class _TensorUnpickler(pickle._Unpickler):
         pickle.BINBYTES[0]: _binbytes,
         pickle.BINBYTES8[0]: _binbytes8,
         pickle.REDUCE[0]: _reduce,
+        pickle.NEWOBJ[0]: _newobj,
         pickle.BUILD[0]: _build,
     }
 
@@ -170,10 +184,22 @@ def read_optimizer(path):
 
 def read_state(path):
     """The dict in a file saved by paddle.save; arrays are only described. Errors as `read`'s."""
+    state = check(path)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}, not a dict of tensors")
+    return state
+
+
+def check(path):
+    """What a file saved by paddle.save holds: tensors, which are only described, numbers and names in plain containers.
+
+    Call it before Paddle loads a file, which runs whatever code is in it. Raises CheckpointError for a truncated
+    file, and for one that holds anything else, of which nothing has been run.
+    """
     path = Path(path)
     with path.open("rb") as file:
         try:
-            state = _TensorUnpickler(file).load()
+            return _TensorUnpickler(file).load()
         except CheckpointError as error:
             raise CheckpointError(f"{path}: refused: {error}") from None
         except EOFError:
@@ -185,9 +211,6 @@ def read_state(path):
             ) from None
         except (pickle.UnpicklingError, ValueError, TypeError, IndexError, AttributeError, UnicodeError) as error:
             raise CheckpointError(f"{path}: not a file of tensors ({error})") from None
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: holds a {type(state).__name__}, not a dict of tensors")
-    return state
 
 
 def _tensor_ref(path, name, value):

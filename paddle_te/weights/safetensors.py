@@ -23,11 +23,7 @@ _CODES = {
 def read(path):
     """{name: TensorRef} of a file. Raises CheckpointError for a truncated or damaged one, or one of other dtypes."""
     path = Path(path)
-    try:
-        with safe_open(path, framework="np"):
-            pass  # the library checks the header and the file's length
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: truncated, or not a safetensors file ({error})") from None
+    check(path)
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(start - 8))
@@ -39,6 +35,15 @@ def read(path):
         begin = start + entry["data_offsets"][0]
         tensors[name] = TensorRef(path, begin, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
     return tensors
+
+
+def check(path):
+    """Raises CheckpointError for a truncated or damaged file."""
+    try:
+        with safe_open(path, framework="np"):
+            pass  # the library checks the header and the file's length
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: truncated, or not a safetensors file ({error})") from None
 
 
 class Writer:

@@ -24,7 +24,7 @@ import paddlenlp.trainer  # noqa: F401
 import paddlenlp.transformers  # noqa: F401
 
 from paddle_te.runs import background, checkpoints
-from paddle_te.training import pretrain
+from paddle_te.training import pretrain, resuming
 from tests.processes import free_ports
 
 
@@ -84,7 +84,7 @@ def train(job, environment, log, resumed):
             resumed.write_text(json.dumps(found))
             return found
 
-        pretrain.find_checkpoint = noted
+        resuming.find_checkpoint = noted
         flush_slowly(job["sync_seconds"])
         sys.argv = ["run_pretrain.py", *job["flags"]]
         pretrain.main()

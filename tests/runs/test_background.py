@@ -18,6 +18,7 @@ from paddle_te.launch.__main__ import main as launch
 from paddle_te.runs import background, checkpoints
 from paddle_te.runs.background import PREFIX, BackgroundSaver, check_room, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import CheckpointNotSaved, find_checkpoint, is_complete, mark_complete
+from paddle_te.runs.manifest import MANIFEST, Manifest, damage, read
 from paddle_te.training.trainer import PretrainingTrainer
 from tests.training.test_pretrain import run
 
@@ -60,17 +61,25 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def without_manifest(folder):
+    """The files of a checkpoint but for its mark and its manifest, with which it must agree."""
+    assert damage(folder) == []
+    got = files(folder)
+    assert set(read(folder).files) == got.keys() - {checkpoints.COMPLETE_MARK, MANIFEST}
+    return {name: content for name, content in got.items() if name in read(folder).files}
+
+
 class Gate:
     """A copier that stops before each file until it is let on."""
 
     def __init__(self, monkeypatch):
-        self.open, self.waiting, self.copy = threading.Event(), threading.Event(), shutil.copyfile
-        monkeypatch.setattr(background.shutil, "copyfile", self)
+        self.open, self.waiting, self.copy = threading.Event(), threading.Event(), background._copy
+        monkeypatch.setattr(background, "_copy", self)
 
     def __call__(self, *paths):
         self.waiting.set()
         assert self.open.wait(60)
-        self.copy(*paths)
+        return self.copy(*paths)
 
 
 def test_all_is_on_the_disk_before_a_mark(saver, tmp_path, monkeypatch):
@@ -81,12 +90,12 @@ def test_all_is_on_the_disk_before_a_mark(saver, tmp_path, monkeypatch):
     saver.start(staged, folder, lambda: events.append(("finish", is_complete(folder))))
     saver.wait()
     paths = [path for path, _ in events]
-    data, mark = paths[:-3], paths[-3:]
+    data, mark = paths[:-5], paths[-5:]
     assert {folder / name for name in contents} | {folder, folder / "inner", folder.parent} == set(data)
-    assert not any(name.startswith(".") for _, names in events[:-3] for name in names), "a mark came before the data"
-    assert mark == [folder / checkpoints.COMPLETE_MARK, folder, "finish"] and events[-1][1]
-    got = files(folder)
-    assert got.pop(checkpoints.COMPLETE_MARK) == b"" and got == contents
+    assert not any(name.startswith(".") for _, names in events[:-5] for name in names), "a mark came before the data"
+    partials = [folder / ".manifest.json.partial", folder / ".checkpoint_done.partial"]
+    assert mark == [partials[0], folder, partials[1], folder, "finish"] and events[-1][1]
+    assert without_manifest(folder) == contents
     assert not any(saver.folder.iterdir()), "the staging is not free again"
 
 
@@ -103,10 +112,22 @@ def test_complete_when_all_ranks_are(staging, tmp_path, monkeypatch):
     for saver in savers:
         saver.wait()
         saver.close()
-    got = files(folder)
-    assert got.pop(checkpoints.COMPLETE_MARK) == b""
-    assert got == {name: content for contents, _ in staged for name, content in contents.items()}
+    expected = {name: content for contents, _ in staged for name, content in contents.items()}
+    assert without_manifest(folder) == expected
     assert not any(staging.iterdir())
+
+
+def test_files_of_one_name_from_several_ranks(staging, tmp_path):
+    """The manifest holds what has become of them, whichever rank was the last."""
+    folder, savers = tmp_path / "checkpoint-7", [BackgroundSaver(staging, rank, 2) for rank in range(2)]
+    for saver in reversed(savers):
+        contents, staged = stage(saver)
+        (staged / "config.json").write_text(f"rank {saver.rank}")
+        saver.start(staged, folder, run={"step": 7})
+    for saver in savers:
+        saver.wait()
+        saver.close()
+    assert without_manifest(folder)["config.json"] in (b"rank 0", b"rank 1") and read(folder).run == {"step": 7}
 
 
 def test_one_at_a_time(saver, tmp_path, monkeypatch):
@@ -124,7 +145,7 @@ def test_one_at_a_time(saver, tmp_path, monkeypatch):
 
 def test_a_failure_is_told_once(saver, tmp_path):
     (tmp_path / "checkpoint-5").mkdir()
-    mark_complete(tmp_path / "checkpoint-5")
+    mark_complete(tmp_path / "checkpoint-5", Manifest({}, {}))
     folder = tmp_path / "checkpoint-7"
     folder.mkdir()
     (folder / "weights.0").symlink_to("/dev/full")
@@ -144,13 +165,15 @@ KILLED = """
 import shutil, sys, time
 from pathlib import Path
 from paddle_te.runs import background
-copy, names = shutil.copyfile, []
+copy, names = background._copy, []
 def slowly(*paths):
-    names.append(paths) or copy(*paths)
+    names.append(paths)
+    record = copy(*paths)
     if len(names) == 2:
         print("copying", flush=True)
         time.sleep(600)
-background.shutil.copyfile = slowly
+    return record
+background._copy = slowly
 saver = background.BackgroundSaver(sys.argv[1])
 (saver.folder / "checkpoint-9").mkdir()
 for name in "abc":
@@ -162,7 +185,7 @@ saver.wait()
 
 def test_killed_while_it_copies(staging, saver, tmp_path):
     (tmp_path / "checkpoint-5").mkdir()
-    mark_complete(tmp_path / "checkpoint-5")
+    mark_complete(tmp_path / "checkpoint-5", Manifest({}, {}))
     child = subprocess.Popen([sys.executable, "-c", KILLED, staging, tmp_path], stdout=subprocess.PIPE, cwd=ROOT)
     assert child.stdout.readline() == b"copying\n"
     remove_leftovers(staging)
@@ -232,7 +255,9 @@ def test_the_same_checkpoints_and_an_exact_resume(monkeypatch, tmp_path, staging
         states = [json.loads(each.pop("trainer_state.json")) for each in (plain, mine)]
         assert states[1]["best_model_checkpoint"] == states[0]["best_model_checkpoint"].replace("without", "with")
         assert states[1]["best_metric"] == states[0]["best_metric"]
-        assert plain.pop("training_args.bin") and mine.pop("training_args.bin")
+        for each in (plain, mine):
+            assert each.pop("training_args.bin") and each.pop(MANIFEST) and each.pop(checkpoints.COMPLETE_MARK)
+        assert damage(output["with"] / checkpoint) == []
         assert mine == plain
         arguments = paddle.load(str(output["with"] / checkpoint / "training_args.bin"))
         assert arguments.output_dir == str(output["with"])

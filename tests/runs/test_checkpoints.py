@@ -12,6 +12,12 @@ from paddle_te.runs.checkpoints import (
     remove_checkpoint,
     rotate_checkpoints,
 )
+from paddle_te.runs.manifest import CheckpointDamaged, Manifest, file_names, records
+
+
+def complete(folder, run=None):
+    """Completes a checkpoint as a run does that saves it."""
+    mark_complete(folder, Manifest(records(folder, file_names(folder)), run or {}))
 
 
 @pytest.fixture
@@ -60,14 +66,15 @@ def folders(output_dir):
 def test_rotation_keeps_the_newest_and_the_best(output_dir):
     for step in (150, 160):
         (output_dir / f"checkpoint-{step}").mkdir()
-    mark_complete(output_dir / "checkpoint-160")
-    rotate_checkpoints(output_dir, None)
-    rotate_checkpoints(output_dir, 0)
+    saved = output_dir / "checkpoint-160"
+    complete(saved)
+    rotate_checkpoints(output_dir, None, saved)
+    rotate_checkpoints(output_dir, 0, saved)
     assert len(folders(output_dir)) == 7
-    rotate_checkpoints(output_dir, 2, best=str(output_dir / "checkpoint-9"))
+    rotate_checkpoints(output_dir, 2, saved, best=str(output_dir / "checkpoint-9"))
     # 150 was left by a killed run; 200 may still be written
     assert folders(output_dir) == {f"checkpoint-{name}" for name in (9, 100, 160, 200, "best")}
-    rotate_checkpoints(output_dir, 1)
+    rotate_checkpoints(output_dir, 1, saved)
     assert folders(output_dir) == {f"checkpoint-{name}" for name in (160, 200, "best")}
 
 
@@ -97,8 +104,42 @@ def test_everything_is_flushed_before_the_mark(output_dir, monkeypatch):
     monkeypatch.setattr(checkpoints, "sync", synced.append)
     flush(folder)
     assert {folder, folder / "a", folder / "inner", folder / "inner/b", output_dir} == set(synced)
-    mark_complete(folder)
-    assert synced[-2:] == [folder / COMPLETE_MARK, folder]
+    complete(folder)
+    partials = [folder / ".manifest.json.partial", folder / ".checkpoint_done.partial"]
+    assert synced[-4:] == [partials[0], folder, partials[1], folder] and not any(path.exists() for path in partials)
+
+
+def test_the_last_good_one_is_never_removed(tmp_path):
+    """Also where the newest ones have lost files since, or have a later number than the one just saved."""
+    for step in (10, 20, 30, 40):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}/weights").write_text("numbers")
+        complete(tmp_path / f"checkpoint-{step}")
+    rotate_checkpoints(tmp_path, 1, tmp_path / "checkpoint-20")
+    assert folders(tmp_path) == {"checkpoint-20", "checkpoint-40"}
+    for damaged in (20, 40):
+        (tmp_path / f"checkpoint-{damaged}/weights").write_text("")
+    (tmp_path / "checkpoint-10").mkdir()
+    complete(tmp_path / "checkpoint-10")
+    rotate_checkpoints(tmp_path, 1, tmp_path / "checkpoint-20")
+    assert folders(tmp_path) == {"checkpoint-10", "checkpoint-20", "checkpoint-40"}
+
+
+def test_auto_passes_over_bad_ones_and_says_why(output_dir):
+    told, wrong = [], {"checkpoint-100": ["weights is missing"], "checkpoint-10": list("abcde")}
+    found = find_checkpoint("auto", output_dir, lambda folder: wrong.get(folder.name, []), told.append)
+    assert found == str(output_dir / "checkpoint-9")
+    assert "checkpoint-100 is damaged and is passed over: weights is missing" in told[0]
+    assert told[1].endswith("a; b; c; and 2 more")
+
+
+def test_bad_ones_are_refused_where_no_other_will_do(output_dir):
+    told = []
+    with pytest.raises(CheckpointDamaged, match="checkpoint-10 is damaged and is not used: no good; .*9, 10, 100"):
+        find_checkpoint("10", output_dir, lambda folder: ["no good"])
+    with pytest.raises(CheckpointDamaged, match="all complete checkpoints in .*steps 9, 10, 100.* are damaged"):
+        find_checkpoint("auto", output_dir, lambda folder: ["no good"], told.append)
+    assert len(told) == 3
 
 
 def test_later_checkpoints_are_set_aside(tmp_path):

@@ -122,6 +122,7 @@ def test_initial_weights_and_resume_exclude_each_other(monkeypatch, tmp_path, ca
     checkpoint = tmp_path / "out" / "checkpoint-3"
     checkpoint.mkdir(parents=True)
     (checkpoint / COMPLETE_MARK).touch()
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 3}')
     with pytest.raises(SystemExit):
         run(monkeypatch, tmp_path / "out", resume_from_checkpoint="auto", te_init_weight_path=checkpoint)
     assert "give one of them" in caplog.text

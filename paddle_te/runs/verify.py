@@ -1,0 +1,166 @@
+"""Says which checkpoints are good: whether they are complete, agree with their manifests and hold nothing but numbers.
+
+python -m paddle_te.runs.verify FOLDER… [--level full|size]
+
+Each FOLDER is a checkpoint, or the output folder of a run, whose checkpoints are all looked at. A table goes to the
+standard output. Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddle_te.runs import manifest
+from paddle_te.runs.checkpoints import checkpoints_in, is_complete
+from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.tensors import CheckpointError
+
+TRAINER_STATE = "trainer_state.json"
+# What a run reads with paddle.load, which runs any code in it; training_args.bin is written and never read.
+PICKLES = (".pdparams", ".pdopt", ".pth")
+
+
+def damage(folder, level="full", rank=0, ranks=1):
+    """What is wrong with a complete checkpoint, a line each; [] for a good one. Loading it then runs no code.
+
+    Of a checkpoint without a manifest, only what cannot be read at all is found. Arguments as `manifest.damage`'s.
+    """
+    folder = Path(folder)
+    wrong = manifest.damage(folder, level, rank, ranks)
+    if wrong:
+        return wrong
+    names = manifest.file_names(folder)
+    if TRAINER_STATE not in names:
+        return [f"{TRAINER_STATE} is missing"]
+    mine = manifest.share({name: (folder / name).stat().st_size for name in names}, rank, ranks)
+    return [line for name in sorted(mine) if (line := _unreadable(folder / name))]
+
+
+def _unreadable(path):
+    """Why a file of a checkpoint cannot be loaded; "" where it can."""
+    try:
+        if path.suffix in PICKLES:
+            pdparams.check(path)
+        elif path.suffix == safetensors.SUFFIX:
+            safetensors.check(path)
+        elif path.suffix == ".json":
+            _check_json(path)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _check_json(path):
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    if path.name == TRAINER_STATE and not isinstance(content.get("global_step"), int):
+        raise CheckpointError(f"{path}: has no global_step, a whole number")
+    if path.name.endswith(".safetensors.index.json"):
+        _check_index(path, content)
+
+
+def _check_index(path, content):
+    """A unified checkpoint's index may name safetensors in its own folder only: Paddle would load anything else."""
+    names = content.get("weight_map")
+    if not isinstance(names, dict):
+        raise CheckpointError(f"{path}: has no weight_map")
+    for name in set(map(str, names.values())):
+        if Path(name).name != name or not name.endswith(safetensors.SUFFIX):
+            raise CheckpointError(f"{path}: names {name!r}, which is no safetensors file of this folder")
+        if not (path.parent / name).is_file():
+            raise CheckpointError(f"{path.parent / name}: missing; {path.name} names it")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found out about one checkpoint: the lines that say what is wrong, its files, bytes and the seconds."""
+
+    folder: Path
+    wrong: list
+    note: str
+    files: int
+    size: int
+    seconds: float
+
+    def row(self):
+        """The table's cells."""
+        state = "damaged" if self.wrong else "good"
+        return [
+            str(self.folder),
+            state,
+            str(self.files),
+            f"{self.size / 1e6:,.1f} MB",
+            f"{self.seconds:.1f} s",
+            "; ".join(self.wrong) or self.note,
+        ]
+
+
+def verify(folder, level="full"):
+    """The Verdict on one checkpoint's folder."""
+    start = time.perf_counter()
+    names = manifest.file_names(folder)
+    size = sum((folder / name).stat().st_size for name in names)
+    note = ""
+    if not is_complete(folder):
+        wrong = ["not complete: training stopped while it was written"]
+    else:
+        wrong = damage(folder, level)
+        if not wrong and manifest.read(folder) is None:
+            note = "no manifest: saved by an older version; it can be read, and no more is known"
+    return Verdict(folder, wrong, note, len(names), size, time.perf_counter() - start)
+
+
+def _checkpoints(folder):
+    """The checkpoints that an argument means. Raises FileNotFoundError where there is none."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder")
+    if is_complete(folder) or re.fullmatch(r"checkpoint-\d+", folder.name):
+        return [folder]
+    there = [checkpoint for _, checkpoint in checkpoints_in(folder)]
+    if not there:
+        raise FileNotFoundError(f"{folder}: neither a checkpoint nor a run's output folder with checkpoint-N in it")
+    return there
+
+
+def format_table(verdicts):
+    """The verdicts as text, a line each."""
+    rows = [["checkpoint", "state", "files", "size", "time", "remarks"], *(verdict.row() for verdict in verdicts)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def main(argv=None):
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m paddle_te.runs.verify",
+        description="Say which checkpoints are complete, agree with their manifests and hold nothing but numbers.",
+        epilog="Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.",
+    )
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="a checkpoint, or a run's output folder"
+    )
+    parser.add_argument(
+        "--level", choices=("full", "size"), default="full", help="sizes and checksums, or sizes only (default: full)"
+    )
+    args = parser.parse_args(argv)
+    try:
+        verdicts = [verify(checkpoint, args.level) for folder in args.folders for checkpoint in _checkpoints(folder)]
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(format_table(verdicts))
+    return 1 if any(verdict.wrong for verdict in verdicts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What a run resumes from: the newest checkpoint that is good, and whether it is this run's.
+
+All ranks look at a checkpoint together, each reads its share of the files, and all come to the same answer, before any
+weight is made.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import paddle.distributed as dist
+from paddlenlp.utils.log import logger
+
+from paddle_te.models.llama.loading import read_config
+from paddle_te.runs import manifest, verify
+from paddle_te.runs.checkpoints import find_checkpoint, set_aside
+from paddle_te.weights import CheckpointError
+
+
+def find_to_resume(args):
+    """The folder that --resume_from_checkpoint means, as str, or None for a start from scratch.
+
+    With "auto", newer checkpoints that are damaged are told in the log and moved out of the way (`set_aside`).
+    args: PaddleNLP's TrainingArguments with verify_checkpoint. Raises as `find_checkpoint`.
+    """
+
+    def check(folder):
+        found = _everyones(args, verify.damage(folder, args.verify_checkpoint, args.process_index, args.world_size))
+        return list(dict.fromkeys(line for lines in found for line in lines))
+
+    passed_over = []
+    checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir, check, passed_over.append)
+    for line in passed_over:
+        logger.warning(line)
+    if passed_over and args.process_index == 0:
+        kept = set_aside(args.output_dir, int(Path(checkpoint).name.removeprefix("checkpoint-")))
+        logger.warning(f"this run resumes from {checkpoint}; the checkpoints of later steps were moved to {kept}")
+    if checkpoint and manifest.read(checkpoint) is None:
+        logger.warning(
+            f"{checkpoint} has no {manifest.MANIFEST} (an older version or the converter wrote it): that nothing in it "
+            "has changed cannot be checked"
+        )
+    return checkpoint
+
+
+def _everyones(args, mine):
+    """What each rank says, in their order."""
+    if args.world_size == 1:
+        return [mine]
+    everyone = []
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def check_fits(checkpoint, model, data, args):
+    """Refuses a checkpoint of another model, or of a run with other data.
+
+    Args:
+        checkpoint: its folder.
+        model: what says which model this run trains, `manifest.model_values` of its LlamaConfig as it will be built.
+        data: what says which data this run reads, a dict; `data_identity` of the datasets.
+        args: PaddleNLP's TrainingArguments.
+
+    Raises CheckpointError that names the values which differ, and for a checkpoint without the state to go on from.
+    """
+    saved = manifest.read(checkpoint)
+    run = saved.run if saved else _run_without_manifest(checkpoint)
+    if differ := manifest.differences(run.get("model") or {}, model):
+        raise CheckpointError(
+            f"{checkpoint} is of another model: {', '.join(differ)}; resume with the same model, or start another run "
+            "in another --output_dir"
+        )
+    differ = manifest.differences(run.get("data") or {}, data or {})
+    if differ and not args.ignore_data_skip:
+        raise CheckpointError(
+            f"{checkpoint} is of a run with other data: {', '.join(differ)}; resume with the same data, or say with "
+            "--ignore_data_skip true that this run reads its own from the beginning"
+        )
+    if not args.ignore_load_lr_and_optim:
+        _check_state(Path(checkpoint))
+
+
+def _run_without_manifest(checkpoint):
+    """Of an older checkpoint config.json tells the model; an adapter's has none."""
+    if not (Path(checkpoint) / "config.json").is_file():
+        return {}
+    return {"model": manifest.model_values(read_config(checkpoint))}
+
+
+def _check_state(checkpoint):
+    for pattern in ("optimizer*", "scheduler.pdparams"):
+        if not any(checkpoint.glob(pattern)):
+            raise CheckpointError(
+                f"{checkpoint} has no {pattern.rstrip('*')}: --ignore_load_lr_and_optim true takes its weights only"
+            )
+
+
+def is_finished(checkpoint, args):
+    """Whether the run that saved the checkpoint has no step left to train; says so in the log."""
+    if not checkpoint or not args.do_train or args.ignore_load_lr_and_optim:
+        return False
+    state = json.loads((Path(checkpoint) / verify.TRAINER_STATE).read_text())
+    step = state["global_step"]
+    left = args.max_steps - step if args.max_steps > 0 else math.ceil(args.num_train_epochs - (state["epoch"] or 0))
+    if left > 0:
+        return False
+    asked = f"--max_steps {args.max_steps}" if args.max_steps > 0 else f"--num_train_epochs {args.num_train_epochs:g}"
+    logger.info(f"{checkpoint} is of step {step}: the run is finished with {asked}; nothing is trained or saved")
+    return True
