@@ -2,7 +2,7 @@
 
 A layer holds `self.fp8 = ModuleScaling(num_gemms, backend)` and starts each forward with
 `quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)`; a backend's op reads the quantizers and
-calls `quantizers.module.backward_done()` at the end of its backward.
+calls `quantizers.forward_pass.backward_done()` at the end of its backward.
 """
 
 from .autocast import (

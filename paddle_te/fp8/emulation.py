@@ -90,7 +90,7 @@ class _EmulatedFP8Linear(PyLayer):
             rows, columns = (dy8, x8) if ctx.transpose_y else (x8, dy8)
             dweight = paddle.matmul(rows.reshape([tokens, -1]), columns.reshape([tokens, -1]), transpose_x=True)
             dweight = dweight.astype(ctx.dtypes[1])
-        ctx.quantizers.module.backward_done()
+        ctx.quantizers.forward_pass.backward_done()
         return dx, dweight
 
 
@@ -122,7 +122,7 @@ class _EmulatedFP8Attention(PyLayer):
         statistics = greatest + (scores - greatest).exp().sum(-1, keepdim=True).log()
         softmax8 = quantize_dequantize((scores - statistics).exp(), of_softmax)
         out8 = quantize_dequantize(paddle.matmul(softmax8, v8), of_out)
-        in_fp8 = quantizers[0].module.recipe.fp8_dpa_bwd
+        in_fp8 = quantizers[0].forward_pass.recipe.fp8_dpa_bwd
         kept = (q8, k8, v8) if in_fp8 else [heads(x.astype("float32")) for x in (q, k, v)]
         ctx.save_for_backward(*kept, statistics, out8)
         ctx.options = scale, quantizers, in_fp8, heads, q.dtype, [not x.stop_gradient for x in (q, k, v)]
@@ -142,7 +142,7 @@ class _EmulatedFP8Attention(PyLayer):
         dq, dk = paddle.matmul(dscores, k), paddle.matmul(dscores, q, transpose_x=True)
         gradients = [dq, *(x.sum(2, keepdim=True) for x in (dk, dv))]
         gradients = [_tokens(cast(x, of_qkv)).astype(dtype) for x in gradients]
-        quantizers[0].module.backward_done()
+        quantizers[0].forward_pass.backward_done()
         return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
 
 

@@ -7,8 +7,8 @@ from .state import Quantizer, scaling_state
 class GemmQuantizers:
     """One forward pass of one GEMM y = x · weightᵀ: `input`, `weight` and `grad_output` are its Quantizers.
 
-    module: the ForwardPass; backward calls module.backward_done() when it has finished, in a module with several
-    GEMMs as often as it likes.
+    forward_pass: the ForwardPass; backward calls forward_pass.backward_done() when it has finished, in a module with
+    several GEMMs as often as it likes.
     amax_group: the group whose ranks have the same scales; None: each rank its own.
     update_weight: True: quantize the weight now, then hand the result to `cache_weight`. False: `cached_weight` serves.
     keeps_weight: whether `cache_weight` keeps it for the micro-batches to come: is_first_microbatch was not None.
@@ -18,7 +18,7 @@ class GemmQuantizers:
         "input",
         "weight",
         "grad_output",
-        "module",
+        "forward_pass",
         "amax_group",
         "update_weight",
         "keeps_weight",
@@ -26,9 +26,9 @@ class GemmQuantizers:
         "_cache",
     )
 
-    def __init__(self, slots, module, is_first_microbatch, generation=0, amax_group=None):
+    def __init__(self, slots, forward_pass, is_first_microbatch, generation=0, amax_group=None):
         self.input, self.weight, self.grad_output, self._cache = slots
-        self.module, self.amax_group = module, amax_group
+        self.forward_pass, self.amax_group = forward_pass, amax_group
         self.keeps_weight = is_first_microbatch is not None
         self._generation = generation
         cache = self._cache

@@ -32,7 +32,7 @@ class DotProductAttention(BackendLayer):
             what = "attention mask (packed documents, padding)" if masked else "key-value cache (generation)"
             raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
         # in training also without gradients: recompute's first forward
-        backward = (self.training or paddle.is_grad_enabled()) and quantizers[0].module.recipe.fp8_dpa_bwd
+        backward = (self.training or paddle.is_grad_enabled()) and quantizers[0].forward_pass.recipe.fp8_dpa_bwd
         self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
         return quantizers
 

@@ -378,7 +378,7 @@ def test_models_do_not_disturb_each_other(seed):
 def test_states_die_with_their_modules(pointer_backend):
     scaling = ModuleScaling(1, pointer_backend)
     with fp8_autocast():
-        scaling.begin_forward()[0].module.backward_done()
+        scaling.begin_forward()[0].forward_pass.backward_done()
         scaling.begin_forward()
     alive = lambda: [key for key in fp8_state._states if key[0] == pointer_backend]  # noqa: E731
     assert alive()
@@ -418,8 +418,8 @@ def test_quantizers(recipe):
         assert [x.dtype for x in (q.input, q.weight, q.grad_output)] == ["e4m3", "e4m3", backward]
         assert q.grad_output.fp8_max == {"e4m3": 448, "e5m2": 57344}[backward]
         assert q.input.kind == recipe.kind
-        q.module.backward_done()
-        q.module.backward_done()  # as often as it likes
+        q.forward_pass.backward_done()
+        q.forward_pass.backward_done()  # as often as it likes
 
 
 class Group:
@@ -513,7 +513,7 @@ def test_addresses(pointer_backend, seed):
         assert evaluation.input.scale_inv_ptr == all_quantizers[0].scale_inv_ptr
         number(evaluation.input.amax_ptr).value = 1e9  # lost
         del evaluation
-        quantizers[0].module.backward_done()
+        quantizers[0].forward_pass.backward_done()
 
 
 @pytest.mark.parametrize("fp8_dpa", [False, True])
@@ -545,7 +545,7 @@ def test_scale_inv_of_what_nobody_quantizes(monkeypatch, fp8_dpa, seed):
             number(x.amax_ptr).value = np.float32(np.random.rand())
         for p in passes:
             if p:
-                p[0].module.backward_done()
+                p[0].forward_pass.backward_done()
         return scales, inverses, passes
 
     for i in range(3):
@@ -573,7 +573,7 @@ def test_weight_cache():
             q = scaling.begin_forward(training, is_first)[0]
         if q.update_weight:
             q.cache_weight(object())
-        q.module.backward_done()
+        q.forward_pass.backward_done()
         return q.cached_weight
 
     assert forward(None) is None  # keeps nothing

@@ -8,7 +8,7 @@ import pytest
 
 from paddle_te import fp8
 from paddle_te.ops import get_ops
-from paddle_te.ops.te import program
+from paddle_te.ops.te import packing, program
 from tests import emulated_te
 from tests.bfloat16 import truncated
 from tests.fp8.test_emulation import reference as quantized
@@ -168,7 +168,7 @@ def test_the_kept_weight_serves_later_micro_batches(seed, recipe, transpose_y):
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("recipe", ["delayed", "current"])
 def test_forward_keeps_one_copy_of_each_operand(seed, monkeypatch, recipe, frozen, transpose_y):
-    monkeypatch.setattr(program, "JOINED", 0)  # memory as it is for large sizes
+    monkeypatch.setattr(packing, "JOINED", 0)  # memory as it is for large sizes
     program.clear()
     kept, forward = [], program.Program.forward
 

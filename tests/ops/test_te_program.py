@@ -9,8 +9,10 @@ import paddle
 import pytest
 
 from paddle_te.ops import get_ops
-from paddle_te.ops.te import program, runtime
-from paddle_te.ops.te.program import Op
+from paddle_te.ops.te import autograd, packing, program, runtime
+from paddle_te.ops.te.packing import Block, pack
+from paddle_te.ops.te.recording import Call, Op
+from paddle_te.ops.te.steps import Steps
 from tests import emulated_te
 from tests.poison import poison_allocations
 
@@ -53,8 +55,9 @@ def doubling(recorded):
         rt.te.gemm(eye, rt.view(x, shape, BF16), native, True, False, rt.stream, True)
         return out
 
-    def forward(rt, x, tp, train):
-        recorded.append(("forward", train))
+    def forward(rt, inputs, settings):
+        (x,) = inputs.tensors
+        recorded.append(("forward", inputs.train))
         return twice(rt, x), None
 
     def backward(rt, saved, dy):
@@ -69,12 +72,12 @@ def test_functions_run_once_for_given_sizes(seed):
     op = doubling(recorded)
     for i, rows in enumerate([4, 4, 6, 4]):
         x, dy = bf16(seed + i, rows, 8), bf16(seed - i, rows, 8)
-        y = program.apply(op, (x,))
+        y = autograd.apply(op, (x,))
         y.backward(dy)
         assert is_doubled(y, x) and is_doubled(x.grad, dy)
     assert recorded == [("forward", True), ("backward",)] * 2
     with paddle.no_grad():
-        program.apply(op, (x,))
+        autograd.apply(op, (x,))
     assert recorded[4:] == [("forward", False)]
 
 
@@ -91,7 +94,7 @@ def test_backward_runs_on_the_stream_of_its_time(seed, monkeypatch):
     for forward, backward in (1, 2), (2, 2), (1, 1):
         monkeypatch.setattr(runtime.device, "raw_stream", lambda raw=forward: raw)
         x = bf16(seed, 4, 8)
-        y = program.apply(op, (x,))
+        y = autograd.apply(op, (x,))
         monkeypatch.setattr(runtime.device, "raw_stream", lambda raw=backward: raw)
         y.backward(x.detach())
         assert is_doubled(x.grad, x)
@@ -100,13 +103,13 @@ def test_backward_runs_on_the_stream_of_its_time(seed, monkeypatch):
 
 def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
     """What is too large to be joined; an input is the caller's, an output stays."""
-    monkeypatch.setattr(program, "JOINED", 0)
+    monkeypatch.setattr(packing, "JOINED", 0)
     log = []
     native = SimpleNamespace(Sequence=lambda tensors, calls: SimpleNamespace(run=lambda te, bases: log.append(calls)))
-    call = lambda name, *slots: program._Call(name, (), (), {*slots})  # noqa: E731
+    call = lambda name, *slots: Call(name, (), (), {*slots})  # noqa: E731
     calls = [call("a", 1, 2), call("b", 2, 3), call("c", 3), call("d", 3, 4), call("e", 4, 5)]
     allocated = {slot: ([slot], paddle.uint8) for slot in (2, 3, 4, 5)}
-    steps = program._Steps(native, calls, allocated, {5})
+    steps = Steps(native, calls, allocated, {5})
 
     class Memory:
         def __init__(self, slot):
@@ -136,8 +139,8 @@ def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):
         blocks = []
         for slot in range(12):
             first, length = generator.integers(0, 8), generator.integers(0, 4)
-            blocks.append((int(generator.integers(1, 2000)), slot, int(first), int(first + length)))
-        size, offsets = program._packed(blocks)
+            blocks.append(Block(int(generator.integers(1, 2000)), slot, int(first), int(first + length)))
+        size, offsets = pack(blocks)
         offsets = dict(offsets)
         assert offsets.keys() == set(range(12)) and all(offset % 256 == 0 for offset in offsets.values())
         for (bytes_, slot, first, last), (other_bytes, other, other_first, other_last) in itertools.combinations(
@@ -148,8 +151,8 @@ def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):
             assert apart or not together
         assert size >= max(offsets[slot] + bytes_ for bytes_, slot, *_ in blocks)
         assert size <= sum(bytes_ + 255 for bytes_, *_ in blocks)
-    assert program._packed([]) == (0, [])
-    assert program._packed([(300, 1, 0, 1), (200, 2, 2, 3)]) == (512, [(1, 0), (2, 0)])
+    assert pack([]) == (0, ())
+    assert pack([Block(300, 1, 0, 1), Block(200, 2, 2, 3)]) == (512, ((1, 0), (2, 0)))
 
 
 def fused_linear(x, weight):
@@ -161,7 +164,7 @@ def test_a_backward_that_fails_leaves_no_main_gradient(seed, monkeypatch):
     x, weight = bf16(seed, 4, 16), bf16(seed, 32, 16)
     y = fused_linear(x, weight)
     with monkeypatch.context() as patch:
-        patch.setattr(program._Steps, "run", lambda *_: paddle.zeros([1]).reshape([2]))
+        patch.setattr(Steps, "run", lambda *_: paddle.zeros([1]).reshape([2]))
         with pytest.raises(Exception, match="(?i)reshape"):
             y.sum().backward()
     assert getattr(weight, "main_grad", None) is None
@@ -195,9 +198,10 @@ def test_a_main_gradient_of_another_dtype_is_refused(seed):
 
 def test_threads_do_not_move_each_others_tensors(seed, monkeypatch):
     """A second thread comes in the middle of the first one's run, between two of its allocations."""
-    monkeypatch.setattr(program, "JOINED", 0)
+    monkeypatch.setattr(packing, "JOINED", 0)
 
-    def twice_copied(rt, x, tp, train):
+    def twice_copied(rt, inputs, settings):
+        (x,) = inputs.tensors
         shape = tuple(x.shape)
         source = rt.view(x, shape, BF16)  # for both copies
         for _ in range(2):
@@ -211,7 +215,7 @@ def test_threads_do_not_move_each_others_tensors(seed, monkeypatch):
     empty = runtime.Runtime.empty
 
     def run(i):
-        results[i] = program.apply(op, (inputs[i],)).astype("float32").numpy()
+        results[i] = autograd.apply(op, (inputs[i],)).astype("float32").numpy()
 
     second = threading.Thread(target=run, args=(1,))
 

@@ -7,7 +7,7 @@ import pytest
 from paddle_te import fp8
 from paddle_te.layers import TransformerLayer
 from paddle_te.layers.rotary import RotaryPositionEmbedding
-from paddle_te.ops.te import program
+from paddle_te.ops.te import autograd
 from tests import emulated_te
 from tests.poison import poison_allocations
 from tools.benchmark.unrecorded import unrecorded
@@ -48,10 +48,10 @@ def train(recipe, seed, fuse):
 @pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_same_bits(seed, recipe, fuse):
-    recorded, op_apply = train(RECIPES[recipe], seed, fuse), program.apply
+    recorded, op_apply = train(RECIPES[recipe], seed, fuse), autograd.apply
     with unrecorded():
-        assert program.apply is not op_apply
+        assert autograd.apply is not op_apply
         again = train(RECIPES[recipe], seed, fuse)
-    assert program.apply is op_apply
+    assert autograd.apply is op_apply
     for one, other in zip(recorded, again, strict=True):
         assert np.isfinite(one).all() and (one == other).all()

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import paddle
 from paddle.autograd import PyLayer
 
-from paddle_te.ops.te import program, runtime
+from paddle_te.ops.te import autograd, runtime
+from paddle_te.ops.te.recording import OpInputs, QuantizerSpec
 from paddle_te.ops.te.runtime import dense
 
 
 class _Memory:
-    """A tensor as an op's functions take it: what `program.Place` is while they are recorded."""
+    """A tensor as an op's functions take it: what a Placeholder is while they are recorded."""
 
     __slots__ = ("tensor", "shape", "dtype", "stop_gradient", "main_grad", "accumulate")
 
@@ -75,7 +76,6 @@ class _Ranks:
 
 def _quantizers(of_gemm, tp):
     """A GemmQuantizers as an op's functions take it."""
-    *_, same_scales = program._Quantizers.spec(of_gemm, tp)
     cached = None if of_gemm.update_weight else of_gemm.cached_weight
     return SimpleNamespace(
         input=of_gemm.input,
@@ -83,7 +83,7 @@ def _quantizers(of_gemm, tp):
         grad_output=of_gemm.grad_output,
         update_weight=of_gemm.update_weight,
         keeps_weight=of_gemm.keeps_weight,
-        same_scales=same_scales,
+        same_scales=QuantizerSpec.of(of_gemm, tp).same_scales,
         cached_weight=None if cached is None else _Memory(cached),
     )
 
@@ -94,7 +94,7 @@ class _Apply(PyLayer):
         rt = _Runtime(runtime.current())
         memories = [tensor if tensor is None else _Memory(tensor, tensor.stop_gradient) for tensor in tensors]
         taken = [of_gemm and _quantizers(of_gemm, tp) for of_gemm in quantizers]
-        outputs, saved = op.forward(rt, *memories, *taken, tp and _Ranks(tp), train, *settings)
+        outputs, saved = op.forward(rt, OpInputs(tuple(memories), tuple(taken), tp and _Ranks(tp), train), settings)
         for of_gemm, of_op in zip(quantizers, taken, strict=True):
             if of_gemm is not None and of_gemm.update_weight:
                 of_gemm.cache_weight(None if of_op.cached_weight is None else of_op.cached_weight.tensor)
@@ -119,12 +119,12 @@ class _Apply(PyLayer):
         results = op.backward(rt, saved, *[_Memory(dense(grad)) for grad in grads])
         for of_gemm in quantizers:
             if of_gemm is not None:
-                of_gemm.module.backward_done()
+                of_gemm.forward_pass.backward_done()
         return tuple([None if grad is None else grad.tensor for grad in results])
 
 
-def apply(op, tensors, quantizers=(), tp=None, fuse_wgrad_accumulation=False, settings=()):
-    """What `program.apply` returns."""
+def apply(op, tensors, settings=None, *, quantizers=(), tp=None, fuse_wgrad_accumulation=False):
+    """What `autograd.apply` returns."""
     tensors = [None if tensor is None else dense(tensor) for tensor in tensors]
     train = paddle.is_grad_enabled() and not all([tensor is None or tensor.stop_gradient for tensor in tensors])
     return _Apply.apply(op, quantizers, tp, train, fuse_wgrad_accumulation, settings, *tensors)
@@ -133,8 +133,8 @@ def apply(op, tensors, quantizers=(), tp=None, fuse_wgrad_accumulation=False, se
 @contextmanager
 def unrecorded():
     """Every op of te runs like this while the context is open."""
-    recorded, program.apply = program.apply, apply
+    recorded, autograd.apply = autograd.apply, apply
     try:
         yield
     finally:
-        program.apply = recorded
+        autograd.apply = recorded

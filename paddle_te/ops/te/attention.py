@@ -1,14 +1,21 @@
-"""Rotary embedding and fused attention: together as an Op (see paddle_te.ops.te.program), one by one as PyLayers."""
+"""Rotary embedding and fused attention.
 
+Together they are an Op, as training runs them (see paddle_te.ops.te.recording). One by one they are PyLayers that call
+the library directly: they serve masks, caches and generation, whose sizes change from call to call, so that a recorded
+program would hardly ever be used again.
+"""
+
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import paddle
 from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
-from paddle_te.ops.te import program, runtime
+from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
-from paddle_te.ops.te.program import Op
+from paddle_te.ops.te.recording import Op, Placeholder
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, check_tensor, dense, dtype_code, needs_grad
 
 ANGLES = {paddle.float32: FLOAT32}
@@ -79,7 +86,7 @@ class _Heads:
 
 def _backward_done(quantizers):
     if quantizers is not None:
-        quantizers[0].module.backward_done()
+        quantizers[0].forward_pass.backward_done()
 
 
 class _Causal:
@@ -222,44 +229,88 @@ def _rotate_back(rt, heads, views, dqkv, freqs):
         rope.rope_merge(rt.te, rt.stream, *(grad.data_ptr for grad in views), target, angles, *heads.rope)
 
 
-def rotary_attention_forward(rt, qkv, freqs, *arguments):
-    """q, k and v stay in one buffer; in fp8 they take one cast."""
-    *quantizers, _tp, train, num_heads, num_kv_heads, scale, backward_in_fp8, _deterministic = arguments
-    heads = _heads_of(qkv, freqs, num_heads, num_kv_heads)
-    if backward_in_fp8:
+class AttentionSettings(NamedTuple):
+    """num_heads, num_kv_heads: of this rank. scale: of the scores. backward_in_fp8: attention's backward too.
+    deterministic: as the environment asked for when the call was made; it decides on the calls too."""
+
+    num_heads: int
+    num_kv_heads: int
+    scale: float
+    backward_in_fp8: bool
+    deterministic: bool
+
+    @classmethod
+    def of(cls, num_heads, num_kv_heads, scale, quantizers):
+        """quantizers: attention's three GemmQuantizers, or None."""
+        return cls(num_heads, num_kv_heads, scale, has_fp8_backward(quantizers), deterministic())
+
+
+@dataclass(slots=True)
+class _In16Bits:
+    """What a backward in 16 bits reads. qkv: native q, k and v, rotated. out: attention's output."""
+
+    qkv: tuple
+    out: Placeholder
+    stats: Any
+
+
+@dataclass(slots=True)
+class _SavedAttention:
+    """What the backward reads. in_fp8: the Float8Attention, where its backward is in fp8; else in_16_bits."""
+
+    heads: _Heads
+    qkv: Placeholder
+    freqs: Placeholder
+    scale: float
+    in_fp8: Float8Attention | None = None
+    in_16_bits: _In16Bits | None = None
+
+
+def _rotary_attention_forward(rt, inputs, settings):
+    return rotary_attention_forward(rt, *inputs.tensors, inputs.quantizers, inputs.train, settings)
+
+
+def rotary_attention_forward(rt, qkv, freqs, quantizers, train, settings):
+    """(out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
+
+    quantizers: attention's three, or none. settings: AttentionSettings.
+    """
+    heads, scale = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads), settings.scale
+    saved = _SavedAttention(heads, qkv, freqs, scale)
+    if settings.backward_in_fp8:
         memory = heads.new_buffer(rt)
     else:
         memory, stats = heads.new_buffer_and_stats(rt)
     views = heads.views(rt, memory.data_ptr())
     _rotate(rt, heads, qkv, freqs, views)
     whole = heads.whole_view(rt, memory.data_ptr())
-    if backward_in_fp8:
-        attention = Float8Attention(rt, heads, heads.layout, scale, quantizers)
-        return attention.forward(rt, (whole,), train), (attention, qkv, freqs, None)
+    if settings.backward_in_fp8:
+        saved.in_fp8 = Float8Attention(rt, heads, heads.layout, scale, quantizers)
+        return saved.in_fp8.forward(rt, (whole,), train), saved
     if quantizers:
         out = Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, (whole,), train)
     else:
         out = _attend(rt, heads, views, stats, scale, heads.layout, train)
-    return out, (None, qkv, freqs, (heads, views, out, stats, scale))
+    saved.in_16_bits = _In16Bits(views, out, stats)
+    return out, saved
 
 
 def rotary_attention_backward(rt, saved, dout):
     """(dqkv, None for the angles)."""
-    attention, qkv, freqs, in_16_bits = saved
-    heads = attention.heads if attention else in_16_bits[0]
-    dqkv = rt.empty(qkv.shape, heads.dtype)
+    heads, attention = saved.heads, saved.in_16_bits
+    dqkv = rt.empty(saved.qkv.shape, heads.dtype)
     buffer = dqkv if heads.packed else heads.new_buffer(rt)
     grads = heads.views(rt, buffer.data_ptr())
-    if attention:
-        attention.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
+    if saved.in_fp8:
+        saved.in_fp8.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
     else:
-        _, views, out, stats, scale = in_16_bits
-        _attend_backward(rt, heads, views, out, stats, dout, grads, scale, heads.layout)
-    _rotate_back(rt, heads, grads, dqkv, freqs)
+        of_forward = attention.qkv, attention.out, attention.stats
+        _attend_backward(rt, heads, *of_forward, dout, grads, saved.scale, heads.layout)
+    _rotate_back(rt, heads, grads, dqkv, saved.freqs)
     return dqkv, None
 
 
-_ROTARY_ATTENTION = Op(rotary_attention_forward, rotary_attention_backward)
+_ROTARY_ATTENTION = Op(_rotary_attention_forward, rotary_attention_backward)
 
 
 class _Float8DotProductAttention(PyLayer):
@@ -313,13 +364,8 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
 
 def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=None):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
-    settings = num_heads, num_kv_heads, *attention_settings(scale, quantizers)
-    return program.apply(_ROTARY_ATTENTION, (qkv, freqs), quantizers or (), settings=settings)
-
-
-def attention_settings(scale, quantizers):
-    """The last of rotary_attention_forward's arguments. The environment decides on the calls too."""
-    return scale, has_fp8_backward(quantizers), deterministic()
+    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, quantizers)
+    return autograd.apply(_ROTARY_ATTENTION, (qkv, freqs), settings, quantizers=quantizers or ())
 
 
 def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=None):

@@ -138,4 +138,4 @@ def check_fp8_attention(head_dim, sequence=16, backward=True):
 
 def has_fp8_backward(quantizers):
     """Whether attention with these quantizers, None for 16 bits, is in fp8 in backward too."""
-    return quantizers is not None and quantizers[0].module.recipe.fp8_dpa_bwd
+    return quantizers is not None and quantizers[0].forward_pass.recipe.fp8_dpa_bwd

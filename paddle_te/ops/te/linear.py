@@ -1,4 +1,4 @@
-"""Norms and GEMMs of a decoder layer, as Ops: see paddle_te.ops.te.program.
+"""Norms and GEMMs of a decoder layer, as Ops: see paddle_te.ops.te.recording.
 
 With W [out, in]: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x. Under fp8 the three read e4m3 copies of x and W and a copy of dy in
 the recipe's backward format; forward makes the transposed copies that backward reads and frees the others. With
@@ -9,12 +9,12 @@ GEMM reads, so that only flags differ, and which copy of W backward reads: the o
 import functools
 import math
 import operator
-from types import SimpleNamespace
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import paddle
 
-from paddle_te.ops.te import program, runtime
-from paddle_te.ops.te.program import Op
+from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
     both_pieces,
@@ -24,7 +24,8 @@ from paddle_te.ops.te.quantized import (
     quantize,
     quantized_weight,
 )
-from paddle_te.ops.te.runtime import FLOAT32, check_tensor, dense, dtype_code
+from paddle_te.ops.te.recording import Op, Placeholder
+from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dense, dtype_code
 
 
 def _rows(tensor):
@@ -211,10 +212,17 @@ def _gathered_again(rt, local, rows, code, quantizers):
     return whole if quantizers is None else quantize(rt, whole, quantizers.input)
 
 
-def _rms_norm_forward(rt, x, weight, tp, train, eps):
+class NormSettings(NamedTuple):
+    """eps: added to the mean square."""
+
+    eps: float
+
+
+def _rms_norm_forward(rt, inputs, settings):
+    x, weight = inputs.tensors
     code = dtype_code("x", x)
     normed, out = _Normed(rt, x, weight, code), rt.empty(x.shape, x.dtype)
-    normed.forward(rt, eps, rt.matrix(out, code).native)
+    normed.forward(rt, settings.eps, rt.matrix(out, code).native)
     return out, normed
 
 
@@ -222,8 +230,41 @@ def _rms_norm_backward(rt, normed, dy):
     return normed.backward(rt, rt.view(dy, normed.x.shape, normed.code))
 
 
+class LinearSettings(NamedTuple):
+    """parallel_mode: "column", "row" or None. transpose_y: the weight is [out, in]."""
+
+    parallel_mode: str | None
+    transpose_y: bool
+
+
+@dataclass(slots=True)
+class _SavedLinear:
+    """What the backward of `linear_forward` reads.
+
+    x, weight, residual: as forward was given them. whole: the shape of x with the rows of all ranks. operand, w: x and
+    the weight as the GEMM read them. code: x's dtype for TE. column, row: the ranks, if the GEMM is parallel that way.
+    """
+
+    x: Placeholder
+    whole: list
+    operand: Matrix | Float8Matrix
+    w: Matrix | Float8Matrix
+    weight: Placeholder
+    residual: Placeholder | None
+    code: int
+    quantizers: Any
+    column: Any
+    row: Any
+    transpose_y: bool
+
+
+def _linear_forward(rt, inputs, settings):
+    (quantizers,) = inputs.quantizers
+    return linear_forward(rt, *inputs.tensors, quantizers, inputs.tp, inputs.train, *settings)
+
+
 def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode, transpose_y=True):
-    """`linear`, and what its backward reads."""
+    """(the output of `linear`, _SavedLinear)."""
     code = dtype_code("x", x)
     out_features, in_features = weight.shape[0 if transpose_y else 1], x.shape[-1]
     expected = [out_features, in_features] if transpose_y else [in_features, out_features]
@@ -240,19 +281,27 @@ def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode
     if train:
         _drop_data(rt, operand)
         (_drop_data if transpose_y else _drop_transpose)(rt, w)
-    return out, SimpleNamespace(
-        x=x, whole=whole.shape, operand=operand, w=w, weight=weight, residual=residual,
-        code=code, quantizers=quantizers, column=column, row=row, transpose_y=transpose_y,
-    )  # fmt: skip
+    saved = _SavedLinear(
+        x=x,
+        whole=whole.shape,
+        operand=operand,
+        w=w,
+        weight=weight,
+        residual=residual,
+        code=code,
+        quantizers=quantizers,
+        column=column,
+        row=row,
+        transpose_y=transpose_y,
+    )
+    return out, saved
 
 
 def linear_backward(rt, saved, dy):
     """(dx, dW), with a residual its gradient as well."""
-    x, operand, weight, residual, code, row = (
-        saved.x, saved.operand, saved.weight, saved.residual, saved.code, saved.row
-    )  # fmt: skip
+    x, operand, code, residual = saved.x, saved.operand, saved.code, saved.residual
     fp8 = saved.quantizers is not None
-    gather = row if row is not None and row.sequence_parallel else None
+    gather = saved.row if saved.row is not None and saved.row.sequence_parallel else None
     grad = _grad_output(rt, dy, code, saved.quantizers, gather)
     dx = None
     if not x.stop_gradient:
@@ -261,12 +310,37 @@ def linear_backward(rt, saved, dy):
         if saved.column is not None:
             dx = saved.column.reduce_output(dx)
     operands = (operand, grad) if saved.transpose_y else (grad, operand)
-    dw = _wgrad(rt, *operands, weight, code, fp8)
+    dw = _wgrad(rt, *operands, saved.weight, code, fp8)
     return (dx, dw) if residual is None else (dx, dw, None if residual.stop_gradient else dy)
 
 
+@dataclass(slots=True)
+class _SavedColumn:
+    """What the backward of a norm with a column-parallel GEMM reads.
+
+    norm: the norm. operand: of its output what `_normed_operands` keeps. w, weight: as the GEMM read it, as it is.
+    """
+
+    norm: _Normed
+    operand: Matrix | Float8Matrix
+    w: Matrix | Float8Matrix
+    weight: Placeholder
+    quantizers: Any
+    tp: Any
+
+    def backward(self, rt, dy):
+        """(native dz, dW) from dy as the backward GEMMs read it; dz is the gradient of the norm's output."""
+        dz, dw = _column_backward(rt, dy, self.operand, self.w, self.weight, self.norm, self.quantizers, self.tp)
+        return dz.native, dw
+
+
+def _layernorm_linear_forward(rt, inputs, settings):
+    (quantizers,) = inputs.quantizers
+    return layernorm_linear_forward(rt, *inputs.tensors, quantizers, inputs.tp, inputs.train, settings.eps)
+
+
 def layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, eps):
-    """`layernorm_linear`, and what its backward reads."""
+    """(the outputs of `layernorm_linear`, _SavedColumn)."""
     code = dtype_code("x", x)
     check_tensor("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype)
     if quantizers is not None:
@@ -278,18 +352,32 @@ def layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, ep
     _fprop(rt, operand, w, rt.view(out, (operand.shape[0], w.shape[0]), code))
     if train:
         _drop_data(rt, *((operand, w) if kept is operand else (w,)))
-    return (out, x), (normed, kept, w, weight, quantizers, tp)
+    return (out, x), _SavedColumn(normed, kept, w, weight, quantizers, tp)
 
 
 def layernorm_linear_backward(rt, saved, dy, dresidual):
     """(dx, d ln_weight, dW)."""
-    x, operand, w, weight, quantizers, tp = saved
-    grad = _grad_output(rt, dy, x.code, quantizers, None)
-    dz, dw = _column_backward(rt, grad, operand, w, weight, x, quantizers, tp)
-    return *x.backward(rt, dz.native, dresidual), dw
+    grad = _grad_output(rt, dy, saved.norm.code, saved.quantizers, None)
+    dz, dw = saved.backward(rt, grad)
+    return *saved.norm.backward(rt, dz, dresidual), dw
 
 
-def _layernorm_mlp_forward(rt, x, ln_weight, fc1_weight, fc2_weight, first, second, tp, train, eps):
+@dataclass(slots=True)
+class _SavedMLP:
+    """What the MLP's backward reads. hidden: fc1's output. act, w2: SwiGLU's output and fc2's weight as its GEMM read
+    them. quantizers: fc2's."""
+
+    fc1: _SavedColumn
+    hidden: Matrix
+    act: Matrix | Float8Matrix
+    w2: Matrix | Float8Matrix
+    fc2_weight: Placeholder
+    quantizers: Any
+
+
+def _layernorm_mlp_forward(rt, inputs, settings):
+    x, ln_weight, fc1_weight, fc2_weight = inputs.tensors
+    (first, second), tp, train = inputs.quantizers, inputs.tp, inputs.train
     code = dtype_code("x", x)
     hidden, ffn = x.shape[-1], fc2_weight.shape[1]
     check_tensor("fc1_weight", fc1_weight, [2 * ffn, hidden], x.dtype)
@@ -297,7 +385,7 @@ def _layernorm_mlp_forward(rt, x, ln_weight, fc1_weight, fc2_weight, first, seco
     if first is not None:
         _check_fp8(tokens=_rows(x), hidden_size=hidden, ffn_hidden_size=ffn)
     normed = _Normed(rt, x, ln_weight, code)
-    operand, w1, kept = _normed_operands(rt, normed, eps, fc1_weight, first, tp, train)
+    operand, w1, kept = _normed_operands(rt, normed, settings.eps, fc1_weight, first, tp, train)
     hidden = rt.new_matrix((operand.shape[0], w1.shape[0]), x.dtype, code)
     _fprop(rt, operand, w1, hidden.native)
     act, w2 = _swiglu(rt, hidden, fc2_weight, x.dtype, code, second, train)
@@ -305,20 +393,21 @@ def _layernorm_mlp_forward(rt, x, ln_weight, fc1_weight, fc2_weight, first, seco
     out = _row_output(rt, act, w2, out, code, x, tp)
     if train:
         _drop_data(rt, *((operand, w1) if kept is operand else (w1,)), act, w2)
-    return out, (normed, kept, hidden, act, w1, w2, fc1_weight, fc2_weight, first, second, tp)
+    fc1 = _SavedColumn(normed, kept, w1, fc1_weight, first, tp)
+    return out, _SavedMLP(fc1, hidden, act, w2, fc2_weight, second)
 
 
 def _layernorm_mlp_backward(rt, saved, dy):
-    x, operand, hidden, act, w1, w2, fc1_weight, fc2_weight, first, second, tp = saved
-    fp8 = first is not None
+    norm, tp = saved.fc1.norm, saved.fc1.tp
+    dtype, code, fp8 = norm.dtype, norm.code, saved.quantizers is not None
     gather = tp is not None and tp.sequence_parallel
-    grad = _grad_output(rt, dy, x.code, second, tp if gather else None)
-    dact = rt.new_matrix(act.shape, x.dtype, x.code)
-    _dgrad(rt, grad, w2, dact.native, fp8)
-    dw2 = _wgrad(rt, act, grad, fc2_weight, x.code, fp8)
-    grad = _dswiglu(rt, dact, hidden, x.dtype, x.code, first)
-    dz, dw1 = _column_backward(rt, grad, operand, w1, fc1_weight, x, first, tp)
-    return *x.backward(rt, dz.native, dy), dw1, dw2
+    grad = _grad_output(rt, dy, code, saved.quantizers, tp if gather else None)
+    dact = rt.new_matrix(saved.act.shape, dtype, code)
+    _dgrad(rt, grad, saved.w2, dact.native, fp8)
+    dw2 = _wgrad(rt, saved.act, grad, saved.fc2_weight, code, fp8)
+    grad = _dswiglu(rt, dact, saved.hidden, dtype, code, saved.fc1.quantizers)
+    dz, dw1 = saved.fc1.backward(rt, grad)
+    return *norm.backward(rt, dz, dy), dw1, dw2
 
 
 def _swiglu(rt, hidden, weight, dtype, code, quantizers, train):
@@ -355,14 +444,14 @@ def _check_fp8(**sizes):
 
 
 _RMS_NORM = Op(_rms_norm_forward, _rms_norm_backward)
-_LINEAR = Op(linear_forward, linear_backward, weights=(1,))
-_LAYERNORM_LINEAR = Op(layernorm_linear_forward, layernorm_linear_backward, weights=(2,))
+LINEAR = Op(_linear_forward, linear_backward, weights=(1,))
+_LAYERNORM_LINEAR = Op(_layernorm_linear_forward, layernorm_linear_backward, weights=(2,))
 _LAYERNORM_MLP = Op(_layernorm_mlp_forward, _layernorm_mlp_backward, weights=(2, 3))
 
 
 def rms_norm(x, weight, eps):
     """x / sqrt(mean(x²) + eps) · weight over the last axis, in float32 inside."""
-    return program.apply(_RMS_NORM, (x, weight), settings=(eps,))
+    return autograd.apply(_RMS_NORM, (x, weight), NormSettings(eps))
 
 
 def linear(
@@ -378,23 +467,41 @@ def linear(
 ):
     """x · weightᵀ (+ residual), or x · weight without transpose_y; the weight is split by `parallel_mode` ("column",
     "row" or None) over `tp`."""
-    tensors = x, weight, residual
-    return program.apply(_LINEAR, tensors, (quantizers,), tp, fuse_wgrad_accumulation, (parallel_mode, transpose_y))
+    return autograd.apply(
+        LINEAR,
+        (x, weight, residual),
+        LinearSettings(parallel_mode, transpose_y),
+        quantizers=(quantizers,),
+        tp=tp,
+        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+    )
 
 
 def layernorm_linear(x, ln_weight, weight, eps, *, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
     """(rms_norm(x) · weightᵀ, x): column parallel; x comes back as the residual branch, whose gradient the norm's
     backward kernel adds."""
-    tensors = x, ln_weight, weight
-    return program.apply(_LAYERNORM_LINEAR, tensors, (quantizers,), tp, fuse_wgrad_accumulation, (eps,))
+    return autograd.apply(
+        _LAYERNORM_LINEAR,
+        (x, ln_weight, weight),
+        NormSettings(eps),
+        quantizers=(quantizers,),
+        tp=tp,
+        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+    )
 
 
 def layernorm_mlp(
     x, ln_weight, fc1_weight, fc2_weight, eps, *, tp=None, quantizers=(None, None), fuse_wgrad_accumulation=False
 ):
     """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel."""
-    tensors = x, ln_weight, fc1_weight, fc2_weight
-    return program.apply(_LAYERNORM_MLP, tensors, quantizers, tp, fuse_wgrad_accumulation, (eps,))
+    return autograd.apply(
+        _LAYERNORM_MLP,
+        (x, ln_weight, fc1_weight, fc2_weight),
+        NormSettings(eps),
+        quantizers=quantizers,
+        tp=tp,
+        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+    )
 
 
 def accumulate_wgrad(x, dy, out=None):

@@ -1,40 +1,62 @@
 """The attention half of a layer as one Op, of the functions of its three: fewer PyLayers, fewer allocations."""
 
-from paddle_te.ops.te import program
-from paddle_te.ops.te.attention import attention_settings, rotary_attention_backward, rotary_attention_forward
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from paddle_te.ops.te import autograd
+from paddle_te.ops.te.attention import AttentionSettings, rotary_attention_backward, rotary_attention_forward
 from paddle_te.ops.te.linear import (
     layernorm_linear_backward,
     layernorm_linear_forward,
     linear_backward,
     linear_forward,
 )
-from paddle_te.ops.te.program import Op
+from paddle_te.ops.te.recording import Op
 
 
-def _forward(rt, x, ln_weight, qkv_weight, freqs, proj_weight, of_qkv, of_proj, *arguments):
-    *of_attention, tp, train, eps, s, num_heads, num_kv_heads, scale, backward_in_fp8, deterministic = arguments
-    (qkv, residual), first = layernorm_linear_forward(rt, x, ln_weight, qkv_weight, of_qkv, tp, train, eps)
+class SelfAttentionSettings(NamedTuple):
+    """eps: of the norm. sequence: tokens of a sequence where x is [tokens, hidden], else None."""
+
+    eps: float
+    sequence: int | None
+    attention: AttentionSettings
+
+
+@dataclass(slots=True)
+class _Saved:
+    """What the three parts' backwards read. frozen: nothing before the projection wants a gradient."""
+
+    qkv: Any
+    attention: Any
+    proj: Any
+    frozen: bool
+
+
+def _forward(rt, inputs, settings):
+    x, ln_weight, qkv_weight, freqs, proj_weight = inputs.tensors
+    of_qkv, of_proj, *of_attention = inputs.quantizers
+    tp, train, s = inputs.tp, inputs.train, settings.sequence
+    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, x, ln_weight, qkv_weight, of_qkv, tp, train, settings.eps)
     frozen = x.stop_gradient and ln_weight.stop_gradient and qkv_weight.stop_gradient
-    attends = train and not frozen
     *_, width = qkv.shape
-    heads = num_heads, num_kv_heads, scale, backward_in_fp8, deterministic
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
-    context, attention = rotary_attention_forward(rt, whole, freqs, *of_attention, None, attends, *heads)
+    context, saved_attention = rotary_attention_forward(
+        rt, whole, freqs, of_attention, train and not frozen, settings.attention
+    )
     if s is not None:
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
     context.stop_gradient = frozen
     row = None if tp is None else "row"
-    out, last = linear_forward(rt, context, proj_weight, residual, of_proj, tp, train, row)
-    return out, (first, attention, last, frozen)
+    out, saved_proj = linear_forward(rt, context, proj_weight, residual, of_proj, tp, train, row)
+    return out, _Saved(saved_qkv, saved_attention, saved_proj, frozen)
 
 
 def _backward(rt, saved, dy):
-    first, attention, last, frozen = saved
-    dcontext, dproj_weight, _ = linear_backward(rt, last, dy)
-    if frozen:
+    dcontext, dproj_weight, _ = linear_backward(rt, saved.proj, dy)
+    if saved.frozen:
         return None, None, None, None, dproj_weight
-    dqkv, _ = rotary_attention_backward(rt, attention, dcontext)
-    dx, dln_weight, dqkv_weight = layernorm_linear_backward(rt, first, dqkv, dy)
+    dqkv, _ = rotary_attention_backward(rt, saved.attention, dcontext)
+    dx, dln_weight, dqkv_weight = layernorm_linear_backward(rt, saved.qkv, dqkv, dy)
     return dx, dln_weight, dqkv_weight, None, dproj_weight
 
 
@@ -59,8 +81,13 @@ def self_attention(
     fuse_wgrad_accumulation=False,
 ):
     """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
-    s = max_sequence_length if x.ndim == 2 else None
-    settings = eps, s, num_heads, num_kv_heads, *attention_settings(scale, attention_quantizers)
-    tensors = x, ln_weight, qkv_weight, freqs, proj_weight
-    quantizers = *quantizers, *(attention_quantizers or ())
-    return program.apply(_SELF_ATTENTION, tensors, quantizers, tp, fuse_wgrad_accumulation, settings)
+    sequence = max_sequence_length if x.ndim == 2 else None
+    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, attention_quantizers)
+    return autograd.apply(
+        _SELF_ATTENTION,
+        (x, ln_weight, qkv_weight, freqs, proj_weight),
+        SelfAttentionSettings(eps, sequence, attention),
+        quantizers=(*quantizers, *(attention_quantizers or ())),
+        tp=tp,
+        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+    )

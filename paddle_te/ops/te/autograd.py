@@ -1,0 +1,47 @@
+"""How ops run: as a Program between Paddle's tensors and its autograd."""
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddle_te.ops.te import runtime
+from paddle_te.ops.te.program import Signature, TensorSpec, program_of
+from paddle_te.ops.te.recording import QuantizerSpec
+from paddle_te.ops.te.runtime import dense
+
+
+class _Apply(PyLayer):
+    @staticmethod
+    def forward(ctx, program, rt, quantizers, *tensors):
+        outputs, kept = program.forward(rt, quantizers, tensors)
+        if program.train:
+            ctx.saved = program, quantizers, kept
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        (program, quantizers, kept), ctx.saved = ctx.saved, None
+        results = program.backward(runtime.current(), quantizers, kept, [dense(grad) for grad in grads])
+        for of_gemm in quantizers:
+            if of_gemm is not None:
+                of_gemm.forward_pass.backward_done()
+        return tuple(results)
+
+
+def apply(op, tensors, settings=None, *, quantizers=(), tp=None, fuse_wgrad_accumulation=False):
+    """The op's outputs; the arguments are those of `prepare`."""
+    rt = runtime.current()
+    tensors = [None if tensor is None else dense(tensor) for tensor in tensors]
+    program = prepare(rt, op, tensors, settings, quantizers, tp, fuse_wgrad_accumulation)
+    return _Apply.apply(program, rt, quantizers, *tensors)
+
+
+def prepare(rt, op, tensors, settings=None, quantizers=(), tp=None, fuse_wgrad_accumulation=False):
+    """The Program of an op for such arguments on a Runtime, recorded if there is none yet.
+
+    op: an Op. tensors: contiguous, as its forward takes them, None where it takes that. settings: the op's own record, hashable.
+    quantizers: of each GEMM a GemmQuantizers, or None. tp: a TensorParallel, or None for one rank.
+    """
+    specs = tuple([t if t is None else TensorSpec(tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
+    train = paddle.is_grad_enabled() and not all([spec is None or spec.stop_gradient for spec in specs])
+    of_gemms = tuple([q if q is None else QuantizerSpec.of(q, tp) for q in quantizers])
+    return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings))

@@ -1,0 +1,248 @@
+"""What an op of te calls, taken down once for given sizes.
+
+An Op is two functions that allocate memory, make native tensors and call TE's functions. Nothing in them depends on
+numbers in memory: for the same sizes, dtypes and settings they make the same calls. So they run once with a Recorder in
+the place of the Runtime and with Placeholders in the place of tensors. `steps` runs what was recorded on real memory.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from operator import methodcaller
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from paddle_te.ops.te import runtime
+
+OFFSET_BITS = 48  # an address is recorded as index << OFFSET_BITS | offset: see Sequence in native/shim.cpp
+
+
+class Op(NamedTuple):
+    """An operation with its gradient.
+
+    forward(rt, inputs, settings): (output or outputs, saved); inputs: an OpInputs, settings: the op's own record.
+    backward(rt, saved, *grads): the gradients of the tensors, None where there is none.
+    weights: which tensors are GEMMs' weights.
+    """
+
+    forward: Callable
+    backward: Callable
+    weights: tuple = ()
+
+
+class OpInputs(NamedTuple):
+    """What an op's forward works on.
+
+    tensors: Placeholders, None where the caller gave None. quantizers: RecordedQuantizers of each GEMM, None where it
+    is not in fp8. tp: RecordedRanks, None for one rank. train: whether a backward may follow.
+    """
+
+    tensors: tuple
+    quantizers: tuple
+    tp: Any
+    train: bool
+
+
+class Placeholder:
+    """Memory that is another in each run. An op's functions take it for a contiguous Paddle tensor.
+
+    index: its number among the memories of a run.
+    main_grad: the Placeholder to put a weight's gradient in, or to add it to (accumulate); None: memory of its own.
+    """
+
+    __slots__ = ("index", "shape", "dtype", "stop_gradient", "main_grad", "accumulate")
+
+    def __init__(self, index, shape=(), dtype=None, stop_gradient=True):
+        self.index, self.shape, self.dtype, self.stop_gradient = index, list(shape), dtype, stop_gradient
+        self.main_grad = self.accumulate = None
+
+    def data_ptr(self):
+        """What stands for the address until a run knows it."""
+        return self.index << OFFSET_BITS
+
+    def reshaped(self, shape):
+        """The same memory."""
+        return Placeholder(self.index, shape, self.dtype, self.stop_gradient)
+
+
+class Call(NamedTuple):
+    """A recorded call.
+
+    function: the name of one of TE's functions, with its arguments; or what takes (memories, bases) by index, without.
+    tensors: the native tensors among the arguments. indices: of all memory that the call reads or writes.
+    """
+
+    function: str | Callable
+    arguments: tuple | None
+    tensors: tuple
+    indices: set
+
+    @property
+    def on_memory(self):
+        """Whether it is a Python function on Paddle tensors."""
+        return self.arguments is None
+
+
+class Recording(NamedTuple):
+    """result: what the function returned. calls: [Call]. allocated: {index: (shape, dtype)} of what it allocated."""
+
+    result: Any
+    calls: list
+    allocated: dict
+
+
+class _Calls:
+    """In the place of the native module: takes down what is called."""
+
+    def __init__(self, record):
+        self._record = record
+
+    def __getattr__(self, name):
+        return partial(self._record, name)
+
+
+class Recorder(runtime.Runtime):
+    """In the place of a Runtime, while an op's functions run on Placeholders. count: of their indices, from 0."""
+
+    def __init__(self, native):
+        self.te, self._native = _Calls(self._take_down), native
+        self.count = 1
+        self._indices_of = {}  # native tensor -> the indices of the memory it lies in
+
+    def record(self, rt, function, *arguments):
+        """The Recording of function(self, *arguments) on the stream of a Runtime."""
+        self.stream, self._taken, self._allocated = rt.stream, [], {}
+        return Recording(function(self, *arguments), self._taken, self._allocated)
+
+    def placeholder(self, *arguments):
+        """A new Placeholder(*arguments after the index), of memory that comes from elsewhere."""
+        self.count += 1
+        return Placeholder(self.count - 1, *arguments)
+
+    def empty(self, shape, dtype):
+        """A new Placeholder of memory that each run allocates."""
+        placeholder = self.placeholder(shape, dtype)
+        self._allocated[placeholder.index] = list(shape), dtype
+        return placeholder
+
+    def tensor(self, data, shape, code, *addresses):
+        """A native tensor that each run moves. Not one that is kept: another's would move with it."""
+        tensor = self._native.Tensor(data, shape, code, *addresses)
+        self._indices_of[tensor] = {address >> OFFSET_BITS for address in (data, *addresses)} - {0}
+        return tensor
+
+    def _take_down(self, name, *arguments):
+        tensors = tuple([argument for argument in arguments if argument in self._indices_of])
+        indices = {argument >> OFFSET_BITS for argument in arguments if type(argument) is int and argument > 0} - {0}
+        indices = indices.union(*[self._indices_of[tensor] for tensor in tensors])
+        self._taken.append(Call(name, arguments, tensors, indices))
+
+    def on_memory(self, function, *placeholders, out=None):
+        """Calls function(*tensors) in each run; what it returns is the memory of the new Placeholder `out`, if any."""
+        indices = [placeholder.index for placeholder in placeholders]
+
+        def run(memories, bases):
+            result = function(*[memories[index] for index in indices])
+            if out is not None:
+                memories[out.index], bases[out.index] = result, result.data_ptr()
+
+        self._taken.append(Call(run, None, (), {*indices}))
+        return out
+
+
+class RecordedRanks:
+    """In the place of a TensorParallel: its collectives are calls on memory."""
+
+    def __init__(self, recorder, tp):
+        self._recorder, self._tp = recorder, tp
+        self.rank, self.sequence_parallel = tp.rank, tp.sequence_parallel
+
+    def all_gather(self, x):
+        return self._call(self._tp.all_gather, x, self._gathered_shape(x))
+
+    def start_all_gather(self, x):
+        """What `finish` makes `all_gather`'s result of."""
+        return self._call(self._tp.start_all_gather, x, self._gathered_shape(x))
+
+    def _gathered_shape(self, x):
+        return [x.shape[0] * self._tp.size, *x.shape[1:]]
+
+    def _call(self, function, x, shape):
+        return self._recorder.on_memory(function, x, out=self._recorder.placeholder(shape, x.dtype))
+
+    def finish(self, pending):
+        return self._call(methodcaller("wait"), pending, pending.shape)
+
+    def output_shape(self, shape):
+        """What `reduce_output` makes of a shape."""
+        return [shape[0] // self._tp.size, *shape[1:]] if self.sequence_parallel else shape
+
+    def reduce_output(self, y):
+        if not self.sequence_parallel:
+            self._recorder.on_memory(self._tp.reduce_output, y)  # in place
+            return y
+        return self._call(self._tp.reduce_output, y, self.output_shape(y.shape))
+
+    def start_reduce_output(self, y):
+        """What `finish` makes `reduce_output`'s result of."""
+        return self._call(self._tp.start_reduce_output, y, self.output_shape(y.shape))
+
+
+class QuantizerSpec(NamedTuple):
+    """All of a GemmQuantizers that decides on an op's calls.
+
+    kind: "delayed" or "current". forward, backward: fp8 formats. same_scales: whether all tensor parallel ranks
+    quantize alike, so that their fp8 bytes fit together. update_weight, keeps_weight: as GemmQuantizers has them.
+    """
+
+    kind: str
+    forward: str
+    backward: str
+    update_weight: bool
+    keeps_weight: bool
+    same_scales: bool
+
+    @classmethod
+    def of(cls, quantizers, tp):
+        """Of a GemmQuantizers, for the ranks of a TensorParallel or None."""
+        kind, forward, backward = quantizers.input.kind, quantizers.input.dtype, quantizers.grad_output.dtype
+        same_scales = kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
+        return cls(kind, forward, backward, quantizers.update_weight, quantizers.keeps_weight, same_scales)
+
+
+@lru_cache
+def _share_amaxes(tp, amax_group):
+    """Whether all tensor parallel ranks are in the group. tp: None for one rank."""
+    return amax_group is not None and (tp is None or {*tp.group.ranks} <= {*amax_group.ranks})
+
+
+class RecordedQuantizers:
+    """In the place of a GemmQuantizers.
+
+    factors: the indices that stand for delayed scaling's numbers, which are others in each step (`factor_pointers`).
+    cached_weight: the Placeholder of the tensor that the kept fp8 weight lies in.
+    """
+
+    def __init__(self, recorder, spec):
+        self.update_weight, self.keeps_weight, self.same_scales = (
+            spec.update_weight, spec.keeps_weight, spec.same_scales
+        )  # fmt: skip
+        first = recorder.count
+        self.input, self.weight, self.grad_output = quantizers = [
+            SimpleNamespace(kind=spec.kind, dtype=dtype, scale_ptr=0, amax_ptr=0, scale_inv_ptr=0)
+            for dtype in (spec.forward, spec.forward, spec.backward)
+        ]
+        for quantizer in quantizers if spec.kind == "delayed" else ():
+            for name in ("scale_ptr", "amax_ptr", "scale_inv_ptr"):
+                setattr(quantizer, name, recorder.placeholder().data_ptr())
+        self.factors = range(first, recorder.count)
+        self.cached_weight = None if spec.update_weight else recorder.placeholder()
+
+
+def factor_pointers(quantizers):
+    """The addresses of delayed scaling's numbers in a GemmQuantizers, in the order of `RecordedQuantizers.factors`."""
+    i, w, g = quantizers.input, quantizers.weight, quantizers.grad_output
+    return (
+        i.scale_ptr, i.amax_ptr, i.scale_inv_ptr,
+        w.scale_ptr, w.amax_ptr, w.scale_inv_ptr,
+        g.scale_ptr, g.amax_ptr, g.scale_inv_ptr,
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Recorded calls and the memory they need, in as few steps as possible.
+
+Memory is allocated before the first call that uses it and let go after the last one, whatever the op's functions hold.
+One native Sequence runs all calls between two allocations.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import paddle
+
+from paddle_te.ops.te import packing
+from paddle_te.ops.te.packing import Block, byte_count, pack
+
+WHOLE = 0  # the index of the one allocation that joined memory lies in; Placeholders count from 1
+
+
+class _Group(NamedTuple):
+    """Calls without an allocation between them.
+
+    new: [(index, shape, dtype)] to allocate before. ends: indices of memory that nobody uses afterwards.
+    """
+
+    new: list
+    calls: list
+    ends: list
+
+
+class _Step(NamedTuple):
+    """What runs a _Group: `run` takes (memories, bases) if on_memory, (native module, bases) otherwise."""
+
+    new: list
+    on_memory: bool
+    run: Callable
+    ends: list
+
+    @classmethod
+    def of(cls, native, group, moved):
+        """moved: the native tensors that earlier steps have moved; this one's join them."""
+        calls = group.calls
+        if calls[0].on_memory:
+            return cls(group.new, True, calls[0].function, group.ends)
+        tensors = dict.fromkeys(tensor for call in calls for tensor in call.tensors if tensor not in moved)
+        moved.update(tensors)
+        sequence = native.Sequence(tuple(tensors), tuple([(call.function, call.arguments) for call in calls]))
+        return cls(group.new, False, sequence.run, group.ends)
+
+
+class Steps:
+    """What runs a list of calls.
+
+    Args:
+        native: the native module.
+        calls: [Call] in their order.
+        allocated: {index: (shape, dtype)} of the memory that a run allocates.
+        stay: indices of memory that is wanted after the last call as tensors of their own.
+        keep: indices of memory that another list's calls want.
+
+    What is neither in stay or keep nor shown to Python is temporary. If it is small, all that is temporary is one
+    allocation, and all to keep is another.
+
+    shown: the indices that are shown to calls on memory. joined: those kept in the one allocation WHOLE.
+    groups, temporary, kept: what `listing` prints: the calls between allocations, and the two Packings.
+    """
+
+    def __init__(self, native, calls, allocated, stay, keep=frozenset()):
+        first, last = _uses(calls)
+        self.shown = set().union(*[call.indices for call in calls if call.on_memory])
+        joinable = first.keys() & allocated.keys() - self.shown - stay
+        sizes = {index: byte_count(*allocated[index]) for index in joinable}
+        self.temporary = pack([Block(sizes[i], i, first[i], last[i]) for i in joinable - keep])
+        self.kept = pack([Block(sizes[i], i, 0, 0) for i in joinable & keep])
+        self.joined = {index for index, _ in self.kept.offsets}
+        elsewhere = self.joined.union([index for index, _ in self.temporary.offsets])
+        own = sorted(first.keys() & allocated.keys() - elsewhere)
+        if sum([byte_count(*allocated[index]) for index in own]) <= packing.JOINED:
+            first = dict.fromkeys(first, 0)  # one step for all calls
+        self.groups = groups = []
+        for i, call in enumerate(calls):
+            new = [(index, *allocated[index]) for index in own if first[index] == i]
+            if not groups or new or call.on_memory or groups[-1].calls[-1].on_memory:
+                groups.append(_Group(new, [], []))
+            groups[-1].calls.append(call)
+            used = sorted(call.indices - elsewhere - stay - keep)
+            groups[-1].ends.extend([index for index in used if last[index] == i])
+        moved = set()
+        self._steps = [_Step.of(native, group, moved) for group in groups]
+
+    def locate_joined(self, bases):
+        """Puts in where the joined memory is, for that of the whole in bases[WHOLE]."""
+        for index, offset in self.kept.offsets:
+            bases[index] = bases[WHOLE] + offset
+
+    def run(self, rt, memories, bases):
+        """Runs the calls on a Runtime. memories, bases: tensors and addresses by index, completed here."""
+        te = rt.te
+        if self.kept.size:
+            memories[WHOLE] = rt.empty([self.kept.size], paddle.uint8)
+            bases[WHOLE] = memories[WHOLE].data_ptr()
+            self.locate_joined(bases)
+        if self.temporary.size:
+            temporary = rt.empty([self.temporary.size], paddle.uint8)
+            base = temporary.data_ptr()
+            for index, offset in self.temporary.offsets:
+                bases[index] = base + offset
+        for new, on_memory, run, ends in self._steps:
+            for index, shape, dtype in new:
+                memory = memories[index] = rt.empty(shape, dtype)
+                bases[index] = memory.data_ptr()
+            run(memories if on_memory else te, bases)
+            for index in ends:
+                memories[index] = None
+
+
+def _uses(calls):
+    """({index: number of the first call that uses the memory}, {index: that of the last one})."""
+    first, last = {}, {}
+    for i, call in enumerate(calls):
+        for index in call.indices:
+            first.setdefault(index, i)
+            last[index] = i
+    return first, last
