@@ -38,8 +38,8 @@ def apply(op, tensors, settings=None, *, quantizers=(), tp=None, fuse_wgrad_accu
 def prepare(rt, op, tensors, settings=None, quantizers=(), tp=None, fuse_wgrad_accumulation=False):
     """The Program of an op for such arguments on a Runtime, recorded if there is none yet.
 
-    op: an Op. tensors: contiguous, as its forward takes them, None where it takes that. settings: the op's own record, hashable.
-    quantizers: of each GEMM a GemmQuantizers, or None. tp: a TensorParallel, or None for one rank.
+    op: an Op. tensors: contiguous, as its forward takes them, None where it takes that. settings: the op's own record,
+    hashable. quantizers: of each GEMM a GemmQuantizers, or None. tp: a TensorParallel, or None for one rank.
     """
     specs = tuple([t if t is None else TensorSpec(tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
     train = paddle.is_grad_enabled() and not all([spec is None or spec.stop_gradient for spec in specs])

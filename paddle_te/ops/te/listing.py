@@ -1,4 +1,4 @@
-"""A recorded program as text, for people: docs/explanation/recorded-programs.md reads one line by line."""
+"""A recorded program as text, for people: docs/recorded-programs.md reads one line by line."""
 
 from paddle_te.native import DType
 from paddle_te.ops.te.recording import OFFSET_BITS
@@ -40,7 +40,7 @@ def _steps(steps):
             else:
                 yield f"  {call.function}({', '.join(_argument(argument) for argument in call.arguments)})"
         if group.ends:
-            yield f"  let go of {', '.join(f'm{index}' for index in group.ends)}"
+            yield f"  let go of {', '.join(f'm{index}' for index in sorted(group.ends))}"
 
 
 def _argument(value):
