@@ -1,6 +1,6 @@
-"""Draws the README's picture of speed from the results in benchmarks/.
+"""Draws the pictures of the README and of benchmarks/README.md from the results in benchmarks/.
 
-    python tools/benchmark/pictures.py [--output docs/images/speed.svg]
+    python tools/benchmark/pictures.py [--folder docs/images]
 
 The results are named below, so that a new one is drawn when it takes an old one's place there, and not by chance.
 """
@@ -12,95 +12,231 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STEP = "step/2026-11-22_h200x1_te-pytorch-prototype.json"
-ONE_GPU = "throughput/2026-11-22_h200x1_torchtitan-prototype.json"
-TWO_GPUS = "throughput/2026-11-22_h200x2_torchtitan-prototype.json"
-NAMES = {"paddle_te": "paddle_te (this project)", "te_torch": "TE's PyTorch layers", "torchtitan": "torchtitan"}
-COLORS = {"paddle_te": "#3b6fd4", "te_torch": "#9aa5b1", "torchtitan": "#9aa5b1"}
+sys.path.insert(0, str(ROOT))  # a checkout, installed or not
+
+from tools.benchmark import scaling_model  # noqa: E402
+
+STEP_PEERS = "step/2026-11-22_h200x1_te-pytorch-prototype.json"
+TITAN_ONE = "throughput/2026-11-22_h200x1_torchtitan-prototype.json"
+TITAN_TWO = "throughput/2026-11-22_h200x2_torchtitan-prototype.json"
+LAYER = "layer/2026-11-22_h200x1_all-sizes.json"
+STEP = "step/2026-11-22_h200x1_8b.json"
+FOUR_GPUS = "throughput/2026-11-22_h200x4_layouts.json"
+LARGEST_BATCH = "throughput/2026-11-22_h200x1_largest-batch.json"
+
+OURS, THEIRS = "#3b6fd4", "#9aa5b1"
+NAMES = {
+    "paddle_te": "paddle_te (this project)",
+    "te_torch": "TE's PyTorch layers",
+    "torchtitan": "torchtitan",
+    "hf_bf16": "Hugging Face, bf16",
+    "torch_compile_bf16": "torch.compile, bf16",
+    "te_torch_bf16": "TE's PyTorch, bf16",
+    "te_torch_fp8_delayed": "TE's PyTorch, fp8",
+    "paddle_te_bf16": "paddle_te, bf16",
+    "paddle_te_fp8": "paddle_te, fp8",
+    "paddle_te_fp8_delayed": "paddle_te, fp8",
+    "paddle_te_fp8_head": "paddle_te, fp8 with head",
+    "paddle_te_fp8_dpa_head": "paddle_te, fp8 with head, attention",
+}
+PARTS = {
+    "decoder layers": (("layers forward", "layers backward"), OURS),
+    "head, loss, embedding": (
+        ("head and loss forward", "head and loss backward", "embedding forward", "embedding backward"),
+        "#e0913c",
+    ),
+    "clipping, optimizer": (("clipping", "optimizer"), "#5aa469"),
+}
+
+
+def load(result):
+    return json.loads((ROOT / "benchmarks" / result).read_text())
+
+
+# ------------------------------------------------------------------------------------------------ bars of contestants
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A contestant's tokens per second and GPU."""
-
-    peer: str
-    precision: str
-    speed: float
-
-    @property
-    def label(self):
-        return f"{NAMES[self.peer]}, {self.precision}"
+    label: str
+    value: float
+    ours: bool
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Contestants that ran in turn on the same GPUs, the fastest last."""
+    """Contestants that ran in turn on the same GPUs, the best last, so on top."""
 
     title: str
     bars: list
 
 
-def read_panel(title, result, **wanted):
-    """The rows of a result in benchmarks/ that have the wanted values.
+def speed_panel(title, result, **wanted):
+    """tokens/s per GPU of the rows of a prototype's result that have the wanted values.
 
-    Raises ValueError where no row of paddle_te, or none of a peer, has them.
+    Raises ValueError where not both paddle_te and a peer have such a row.
     """
-    rows = json.loads((ROOT / "benchmarks" / result).read_text())["rows"]
-    chosen = [row for row in rows if row["peer"] in NAMES and all(row[key] == value for key, value in wanted.items())]
-    bars = [Bar(row["peer"], row["precision"], _speed(row)) for row in chosen]
-    if len({bar.peer for bar in bars}) < 2:
+    rows = [row for row in load(result)["rows"] if row["peer"] in NAMES]
+    chosen = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    if len({row["peer"] for row in chosen}) < 2:
         raise ValueError(f"benchmarks/{result} has no two contestants with {wanted}")
-    return Panel(title, sorted(bars, key=lambda bar: bar.speed))
+    speed = "tokens_per_second" if "tokens_per_second" in chosen[0] else "tokens_per_second_per_gpu"
+    bars = [Bar(f"{NAMES[r['peer']]}, {r['precision']}", r[speed], r["peer"] == "paddle_te") for r in chosen]
+    return Panel(title, sorted(bars, key=lambda bar: bar.value))
 
 
-def _speed(row):
-    return row["tokens_per_second" if "tokens_per_second" in row else "tokens_per_second_per_gpu"]
+def layer_panel(title, size):
+    """ms of one layer's forward and backward."""
+    peers = load(LAYER)["sizes"][size]["peers"]
+    times = {name: peers[name]["step_ms"]["median"] for name in NAMES if name in peers}
+    bars = [Bar(NAMES[name], ms, name.startswith("paddle_te")) for name, ms in times.items()]
+    return Panel(title, sorted(bars, key=lambda bar: -bar.value))
 
 
-def panels():
-    return [
-        read_panel("Pretraining, 16 layers, one H200", ONE_GPU, layers=16),
-        read_panel("Pretraining, all 32 layers, two H200s", TWO_GPUS, layers=32),
-        read_panel("A training step alone, 16 layers, one H200", STEP, micro_batches=4, what=""),
-    ]
-
-
-def draw(panels, path):
-    """One row of bars for each contestant, all panels on the same scale from 0."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    # the same file from the same numbers: no date, and names that do not change
-    matplotlib.rcParams["svg.hashsalt"] = "paddle_te"
-    from matplotlib import pyplot
-
+def draw_panels(pyplot, panels, number, unit):
+    """A figure with a row of bars for each contestant, all panels on the same scale from 0."""
     heights = [len(panel.bars) for panel in panels]
     figure, axes = pyplot.subplots(
         len(panels), 1, sharex=True, figsize=(9, 0.42 * sum(heights) + 1.6), height_ratios=heights, layout="constrained"
     )
     for panel, axis in zip(panels, axes, strict=True):
-        bars = axis.barh(
-            [bar.label for bar in panel.bars],
-            [bar.speed for bar in panel.bars],
-            color=[COLORS[bar.peer] for bar in panel.bars],
-        )
-        axis.bar_label(bars, [f"{bar.speed:,.0f}" for bar in panel.bars], padding=4)
+        colors = [OURS if bar.ours else THEIRS for bar in panel.bars]
+        bars = axis.barh([bar.label for bar in panel.bars], [bar.value for bar in panel.bars], color=colors)
+        axis.bar_label(bars, [format(bar.value, number) for bar in panel.bars], padding=4)
         axis.set_title(panel.title, loc="left", fontsize=11)
-        axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.12)
-    axes[-1].set_xlabel("tokens per second and GPU; Llama-3-8B's dimensions, sequences of 8192 tokens")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    axes[-1].set_xlabel(unit)
+    return figure
+
+
+def draw_speed(pyplot):
+    panels = [
+        speed_panel("Pretraining, 16 layers, one H200", TITAN_ONE, layers=16),
+        speed_panel("Pretraining, all 32 layers, two H200s", TITAN_TWO, layers=32),
+        speed_panel("A training step alone, 16 layers, one H200", STEP_PEERS, micro_batches=4, what=""),
+    ]
+    unit = "tokens per second and GPU; Llama-3-8B's dimensions, sequences of 8192 tokens"
+    return draw_panels(pyplot, panels, ",.0f", unit)
+
+
+def draw_layer(pyplot):
+    panels = [
+        layer_panel("Llama-2-7B, 4096 tokens", "7b-b1"),
+        layer_panel("Llama-3-8B, 8192 tokens", "8b-s8192"),
+        layer_panel("Llama-3-70B, 4096 tokens", "70b-b1"),
+    ]
+    return draw_panels(pyplot, panels, ".2f", "ms for forward and backward of one decoder layer on an H200")
+
+
+# ------------------------------------------------------------------------------------------------ step, scaling, memory
+
+
+def step_parts():
+    """{contestant: {part: ms}} of a training step."""
+    [size] = load(STEP)["sizes"].values()
+    found = {}
+    for name in NAMES:
+        if name in size["peers"]:
+            times = size["peers"][name]["parts_ms"]
+            found[NAMES[name]] = {part: sum(times[key]["median"] for key in keys) for part, (keys, _) in PARTS.items()}
+    return found
+
+
+def draw_step(pyplot):
+    found = step_parts()
+    figure, axis = pyplot.subplots(figsize=(9, 0.42 * len(found) + 1.9), layout="constrained")
+    labels, left = list(found)[::-1], [0.0] * len(found)
+    for part, (_, color) in PARTS.items():
+        values = [found[label][part] for label in labels]
+        bars = axis.barh(labels, values, left=left, color=color, label=part)
+        axis.bar_label(bars, [f"{value:.0f}" for value in values], label_type="center", color="white")
+        left = [start + value for start, value in zip(left, values, strict=True)]
+    axis.set_xlabel("ms of a training step on an H200; Llama-3-8B's dimensions, 16 layers, 8192 tokens")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=len(PARTS), frameon=False)
+    return figure
+
+
+def scaling_points(precision, gpus):
+    """(predicted tokens/s per GPU on each number of GPUs, (GPUs, measured tokens/s per GPU)) of Llama-3-8B."""
+    assume = scaling_model.Assumptions()
+    layer, step = scaling_model.load(scaling_model.LAYER), scaling_model.load(scaling_model.STEP)
+    inputs = scaling_model.inputs_for(scaling_model.LLAMA_8B, precision, False, layer, step, assume)
+    predicted = []
+    for count in gpus:
+        layout = scaling_model.Layout(count)
+        parts = scaling_model.predict(scaling_model.LLAMA_8B, layout, inputs, assume)
+        predicted.append(scaling_model.tokens_per_second_per_gpu(scaling_model.LLAMA_8B, layout, parts))
+    row = load(FOUR_GPUS)["runs"]["8b-x4" if precision == "fp8" else "8b-x4-bf16"]
+    return predicted, (row["run"]["gpus"], row["tokens_per_second_per_gpu"])
+
+
+def draw_scaling(pyplot):
+    figure, axis = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    gpus = (4, *scaling_model.GPUS)
+    for precision, color in (("fp8", OURS), ("bf16", THEIRS)):
+        predicted, measured = scaling_points(precision, gpus)
+        axis.plot(gpus, predicted, "--", color=color, label=f"{precision}, predicted")
+        axis.plot(*measured, "o", color=color, label=f"{precision}, measured")
+        axis.annotate(f"{measured[1]:,.0f}", measured, xytext=(8, -14), textcoords="offset points")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(gpus, [str(count) for count in gpus])
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("H200s; Llama-3-8B, sharding stage 1 with overlap, a sequence of 8192 tokens for each GPU")
+    axis.set_ylabel("tokens per second and GPU")
+    axis.legend(frameon=False)
+    return figure
+
+
+def memory_points():
+    """{recompute: [(sequences, peak GB)]} of all batches that fitted."""
+    points = {}
+    for row in load(LARGEST_BATCH)["tries"].values():
+        if row["status"] == "ok":
+            run = row["run"]
+            points.setdefault(run["recompute"], []).append((run["batch"], row["peak_bytes"] / 1e9))
+    return {mode: sorted(found) for mode, found in points.items()}
+
+
+def draw_memory(pyplot):
+    figure, axis = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    points = memory_points()
+    for mode, color, height in (("none", THEIRS, 2), ("core_attn", "#e0913c", -10), ("full", OURS, -4)):
+        axis.plot(*zip(*points[mode], strict=True), "o-", color=color, label=f"recompute {mode}")
+        last = points[mode][-1]
+        axis.annotate(f"{last[1]:.0f} GB", last, xytext=(8, height), textcoords="offset points")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("sequences of 8192 tokens on an H200; Llama-3-8B's dimensions, 16 layers, fp8")
+    axis.set_ylabel("peak GB")
+    axis.legend(frameon=False)
+    return figure
+
+
+PICTURES = {
+    "speed": draw_speed,
+    "layer": draw_layer,
+    "step": draw_step,
+    "scaling": draw_scaling,
+    "memory": draw_memory,
+}
 
 
 def main(argv=None):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    # the same file from the same numbers: no date, and names that do not change
+    matplotlib.rcParams |= {"svg.hashsalt": "paddle_te", "axes.spines.top": False, "axes.spines.right": False}
+    from matplotlib import pyplot
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = ROOT / "docs/images/speed.svg"
-    parser.add_argument("--output", type=Path, default=default, help="SVG or PNG file; default %(default)s")
-    path = parser.parse_args(argv).output
-    draw(panels(), path)
-    print(path)
+    parser.add_argument("--folder", type=Path, default=ROOT / "docs/images", help="default %(default)s")
+    folder = parser.parse_args(argv).folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in PICTURES.items():
+        figure = draw(pyplot)
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        pyplot.close(figure)
+        print(folder / f"{name}.svg")
     return 0
 
 
