@@ -55,6 +55,7 @@ EXTRAS["docs"] = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[py
 EXTRAS["test"] = [
     "pytest>=8",
     "pytest-timeout",
+    "codespell>=2.3,<3",
     "ruff",
     "pybind11>=2.12",
     "setuptools",
