@@ -16,8 +16,8 @@ from pathlib import Path
 
 from paddle_te import native
 from paddle_te.native import Problem
+from paddle_te.options import BACKENDS
 
-BACKENDS = ("none", "pd", "te")
 PRECISIONS = ("fp32", "bf16", "fp8")
 PACKAGES = (
     "paddle_te",

@@ -11,19 +11,20 @@ LAYERS = {"ops", "fp8", "distributed"}
 MAY_IMPORT = {
     "native": set(),
     "device": {"native"},
-    "fp8": set(),
+    "options": set(),
+    "fp8": {"options"},
     "distributed": {"fp8", "device"},
     "upstream": {"device"},
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS,
     "weights": set(),
-    "models": LAYERS | {"layers", "weights", "device"},
+    "models": LAYERS | {"layers", "weights", "device", "options"},
     "configs": set(),
-    "runs": {"configs", "weights"},
-    "training": LAYERS | {"models", "weights", "device", "native", "configs", "runs", "upstream"},
-    "evaluation": {"training", "models", "device", "fp8"},
-    "launch": {"runs", "configs"},
-    "env": {"native", "device"},
+    "runs": {"configs", "weights", "options"},
+    "training": LAYERS | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream"},
+    "evaluation": {"training", "models", "device", "fp8", "options"},
+    "launch": {"runs", "configs", "options"},
+    "env": {"native", "device", "options"},
 }
 
 

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from paddle_te.options import LAYER_OPTIONS
+from paddle_te.options.option import whole
+
 # Largest finite values (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
-AMAX_COMPUTE_ALGOS = ("max", "most_recent")
 
 
 class _Format(NamedTuple):
@@ -44,8 +46,8 @@ class DelayedScaling:
 
     margin: int = 0
     fp8_format: Format = Format.HYBRID
-    amax_history_len: int = 1024
-    amax_compute_algo: str = "max"
+    amax_history_len: int = LAYER_OPTIONS["fp8_amax_history_len"].default
+    amax_compute_algo: str = LAYER_OPTIONS["fp8_amax_compute_algo"].default
     reduce_amax: bool = True
     fp8_dpa: bool = False
     fp8_dpa_bwd: bool = True
@@ -54,13 +56,10 @@ class DelayedScaling:
 
     def __post_init__(self):
         _check_format(self.fp8_format)
-        for name, least in (("margin", 0), ("amax_history_len", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name}={value!r}; it must be a whole number, {least} or more")
-        if self.amax_compute_algo not in AMAX_COMPUTE_ALGOS:
-            allowed = " or ".join(map(repr, AMAX_COMPUTE_ALGOS))
-            raise ValueError(f"amax_compute_algo={self.amax_compute_algo!r}; it may be {allowed}")
+        kinds = {name: LAYER_OPTIONS[f"fp8_{name}"].kind for name in ("amax_history_len", "amax_compute_algo")}
+        for name, kind in {"margin": whole(0), **kinds}.items():
+            if not kind.accepts(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)!r}; it must be {kind.words}")
         for name in ("reduce_amax", "fp8_dpa", "fp8_dpa_bwd"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r}; it must be True or False")

@@ -2,8 +2,8 @@
 
 A job is a module here: `pretrain` or `finetune`. Each has
 
-- ARGUMENTS: [(name, default, type, help)], in the order of its script's positional arguments;
-- KNOBS: likewise, those of its own that are read from the environment (beside `arguments.KNOBS`);
+- ARGUMENTS: its options (`paddle_te.options.launcher`), in the order of its script's positional arguments;
+- VARIABLES: those of its own that are read from the environment, beside those of all jobs;
 - FIXED: {name: value} of what other jobs choose and this one does not;
 - OUTPUT_NAME: what chooses its output folder, for messages;
 - model_config(args): the model's config.json;

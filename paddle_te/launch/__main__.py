@@ -10,7 +10,8 @@ import sys
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
-from paddle_te.runs.background import STAGING_DIR, remove_leftovers
+from paddle_te.options import STAGING_DIR
+from paddle_te.runs.background import remove_leftovers
 from paddle_te.runs.checkpoints import set_aside
 
 JOBS = {"pretrain": pretrain, "finetune": finetune}

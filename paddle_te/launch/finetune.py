@@ -5,24 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paddle_te.launch.arguments import one_of, positive_int, shared
 from paddle_te.launch.checks import check_weights, read_config
 from paddle_te.launch.flags import common
 from paddle_te.launch.machines import LaunchError
+from paddle_te.options import launcher as options
 
-TARGETS = {"lora": "all", "lora-attention": "attention", "lora-mlp": "mlp"}  # methods; and full
-ARGUMENTS = [
-    ("model_name", "", str, "checkpoint folder, in the backend's layout or Hugging Face's"),
-    ("tokenizer_name", "", str, "folder with the tokenizer (default: model_name)"),
-    ("dataset", "", str, "folder of train.json and, if there is one, dev.json: lines of {src, tgt}"),
-    ("output", "", str, "folder for the fine-tuned model or adapter, and for checkpoints"),
-    ("method", "lora", one_of("full", *TARGETS), "full, lora, lora-attention, lora-mlp"),
-    *shared(batch_size_per_device=4, FSDP=1, TP=1, GA=1, SP="false", max_seqlen=2048, sharding_stage="stage2"),
-    *shared(backend="te", precision="bf16", recompute="none", resume_step="none", nsys_profile="false"),
-]
-KNOBS = [
-    ("MAX_STEPS", None, positive_int, "optimizer steps (default: the epochs of run_finetune.py)"),
-]
+ARGUMENTS = options.FINETUNE
+VARIABLES = options.FINETUNE_VARIABLES
 FIXED = dict(PP=1, VP=1, init_weight="none")
 OUTPUT_NAME = "output"
 
@@ -53,11 +42,10 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "model_name_or_path": model.absolute(),
         "tokenizer_name_or_path": tokenizer.absolute(),
         "dataset_name_or_path": dataset.absolute(),
-        **common(args, device, world, output),
+        **common((*ARGUMENTS, *VARIABLES), args, device, world, output),
         "do_eval": 1 if (dataset / "dev.json").is_file() else None,
         "lora": 1 if lora else None,
-        "lora_targets": TARGETS[args.method] if lora else None,
-        "max_length": args.max_seqlen,
+        "lora_targets": options.METHODS[args.method] if lora else None,
         "src_length": args.max_seqlen // 2,
         "pad_to_max_length": int(args.SP),  # sequence parallelism wants all batches equally long
         "logging_steps": 1,

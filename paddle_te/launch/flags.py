@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
-BACKENDS = {"none": "none", "te": "transformer_engine", "pd": "paddle"}
+from paddle_te.options import BACKENDS, Option
+
 # Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
 # (stage1) or waits for their broadcasts.
 OVERLAPS = {
@@ -14,21 +16,22 @@ OVERLAPS = {
 }
 
 
-def common(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
-    """Flags for layout, layers, precision and resume, in PaddleNLP's names; None leaves one out."""
+def common(
+    options: Iterable[Option], args: argparse.Namespace, device: str, world: int, output: Path
+) -> dict[str, object]:
+    """Flags for layout, layers, precision and resume, in PaddleNLP's names; None leaves one out.
+
+    options: the job's, of which those with a `flag` are passed on as they are.
+    """
     half = args.precision != "fp32" and device != "cpu"  # on a CPU pd emulates fp8 in float32
     resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
     return {
         "output_dir": output,
         "device": device,
         "do_train": 1,
-        "per_device_train_batch_size": args.batch_size_per_device,
+        **{option.flag: _number(getattr(args, option.name)) for option in options if option.flag},
         "per_device_eval_batch_size": args.batch_size_per_device,
-        "gradient_accumulation_steps": args.GA,
-        "tensor_parallel_degree": args.TP,
-        "sharding_parallel_degree": args.FSDP,
         "sharding": args.sharding_stage if args.FSDP > 1 else None,
-        "sequence_parallel": int(args.SP),
         "transformer_engine_backend": BACKENDS[args.backend],
         "use_fp8": 1 if args.precision == "fp8" else None,
         "bf16": int(half),
@@ -37,6 +40,10 @@ def common(args: argparse.Namespace, device: str, world: int, output: Path) -> d
         "recompute": int(args.recompute != "none"),
         "recompute_granularity": None if args.recompute == "none" else args.recompute,
         "resume_from_checkpoint": None if resume == "none" else resume,
-        "max_steps": args.MAX_STEPS,
         "disable_tqdm": int(world > 1),  # a progress bar is for a screen; several processes write to log files
     }
+
+
+def _number(value: object) -> object:
+    """1 and 0 for true and false, as the scripts read them."""
+    return int(value) if isinstance(value, bool) else value

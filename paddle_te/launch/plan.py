@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paddle_te.launch.arguments import KNOBS, ROOT, parse
+from paddle_te.launch.arguments import ROOT, parse
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
+from paddle_te.options.launcher import VARIABLES
 from paddle_te.runs.layout import LayoutError, check_layout, check_model
 
 
@@ -200,7 +201,8 @@ def _profiling(args: argparse.Namespace, nodes: Nodes) -> dict[str, str]:
             f"PROFILE_START_STEP, PROFILE_STOP_STEP: {first} to {last} must be a range of steps, from below "
             f"MAX_STEPS={steps} (steps count from 0), or nothing is recorded"
         )
-    settings = {name: str(int(getattr(args, name))) for name, *_ in KNOBS if name.startswith("PROFILE_")}
+    names = [option.name for option in VARIABLES if option.name.startswith("PROFILE_")]
+    settings = {name: str(int(getattr(args, name))) for name in names}
     return {"ENABLE_PROFILE": "1", "PROFILER": "nsys" if args.nsys_profile else "paddle", **settings}
 
 

@@ -7,29 +7,12 @@ import re
 from pathlib import Path
 
 from paddle_te import configs
-from paddle_te.launch.arguments import positive_float, positive_int, shared, switch
 from paddle_te.launch.checks import check_data, check_overlap, check_tokenizer, read_config
 from paddle_te.launch.flags import OVERLAPS, common
+from paddle_te.options import launcher as options
 
-ARGUMENTS = [
-    ("model_name", "meta-llama/Llama-2-7b", str, "known name, or folder with config.json"),
-    ("tokenizer_name", "meta-llama/Llama-2-7b", str, "known name, folder, or none with MOCK_DATA=1"),
-    *shared(batch_size_per_device=2, FSDP=1, TP=2, PP=1, VP=1, GA=8, SP="false", max_seqlen=4096),
-    *shared(sharding_stage="stage2", backend="none", precision="bf16", recompute="none", resume_step="none"),
-    ("init_weight", "none", str, "folder with the weights to start from, or none"),
-    *shared(nsys_profile="false"),
-]
-KNOBS = [
-    ("OUTPUT_BASE", "./outputs", str, "where the experiment's folder is made"),
-    ("EXP_NAME", None, str, "name of the experiment's folder; made from the arguments if not given"),
-    ("DATA_PATH", None, str, "folder with .bin and .idx files (default /dataset)"),
-    ("MOCK_DATA", "0", switch, "1: synthetic tokens instead of DATA_PATH"),
-    ("MAX_STEPS", "20000", positive_int, "optimizer steps"),
-    ("SAVE_STEPS", "10000", positive_int, "steps between checkpoints"),
-    ("LOGGING_STEPS", "1", positive_int, "steps between log lines"),
-    ("LEARNING_RATE", "3e-05", positive_float, "greatest learning rate; the least is a tenth of it"),
-    ("OVERLAP", "0", switch, "1: sharding's communication beside computing, in stage1 and stage2"),
-]
+ARGUMENTS = options.PRETRAIN
+VARIABLES = options.PRETRAIN_VARIABLES
 FIXED = {}
 OUTPUT_NAME = "OUTPUT_BASE or EXP_NAME"
 model_config = read_config
@@ -62,12 +45,9 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "input_dir": check_data(args),
         "mock_data": 1 if args.MOCK_DATA else None,
         "te_init_weight_path": None if args.init_weight == "none" else Path(args.init_weight).expanduser().absolute(),
-        **common(args, device, world, output),
-        "pipeline_parallel_degree": args.PP,
-        "virtual_pp_degree": args.VP,
+        **common((*ARGUMENTS, *VARIABLES), args, device, world, output),
         "pipeline_parallel_config": "disable_partial_send_recv" if args.SP else None,
         "split": "949,50,1",
-        "max_seq_length": args.max_seqlen,
         "use_flash_attention": cuda,
         "use_fused_rope": cuda,
         "use_fused_rms_norm": 0,
@@ -78,8 +58,6 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "warmup_steps": 30,
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
-        "save_steps": args.SAVE_STEPS,
-        "logging_steps": args.LOGGING_STEPS,
         "eval_steps": 1000,
         "dataloader_num_workers": 1,
         "report_to": "visualdl",

@@ -21,10 +21,10 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from paddle_te.options import STAGING_DIR
 from paddle_te.runs.checkpoints import flush_names, mark_complete, not_saved, sync
 from paddle_te.runs.manifest import FileRecord, Manifest, record
 
-STAGING_DIR = "/dev/shm"
 PREFIX = "paddle_te-staging-"
 RANK_MARK = ".saved."  # and the rank: its files are on the disk
 POLL_SECONDS = 0.2

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 from paddle_te import configs
+from paddle_te.options import launcher
 
 
 class LayoutError(ValueError):
@@ -25,17 +26,7 @@ class Names(dict):
 
 
 LAUNCHER = Names()
-# the scripts' names of the launcher's arguments
-FLAGS = Names(
-    TP="--tensor_parallel_degree",
-    PP="--pipeline_parallel_degree",
-    VP="--virtual_pp_degree",
-    FSDP="--sharding_parallel_degree",
-    GA="--gradient_accumulation_steps",
-    SP="--sequence_parallel",
-    max_seqlen="--max_seq_length",
-    sharding_stage="--sharding",
-)
+FLAGS = Names({name: f"--{flag}" for name, flag in launcher.FLAGS.items()})
 
 
 def check_flags(flags: argparse.Namespace, world: int) -> None:

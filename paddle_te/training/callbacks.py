@@ -17,6 +17,7 @@ from paddlenlp.utils.log import logger
 
 from paddle_te import device
 from paddle_te.native.library import driver
+from paddle_te.options import BACKENDS, LayerOptions
 from paddle_te.runs.checkpoints import STOPPED_MARK
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.training.health import HealthCallback
@@ -81,9 +82,9 @@ def device_name():
 
 def run_name(config):
     """The backend's short name, none, pd or te, with -fp8 where it runs in fp8."""
-    short = {"none": "none", "paddle": "pd", "transformer_engine": "te"}
-    name = short[getattr(config, "transformer_engine_backend", "none")]
-    return f"{name}-fp8" if getattr(config, "use_fp8", False) else name
+    layers = LayerOptions.of(config)
+    name = next(short for short, backend in BACKENDS.items() if backend == layers.transformer_engine_backend)
+    return f"{name}-fp8" if layers.use_fp8 else name
 
 
 def exact_loss(loss, steps):
@@ -123,7 +124,7 @@ class ThroughputCallback(TrainerCallback):
         self.backend = run_name(config)
         self.seq_length = config.seq_length
         self.flops_per_token = model_flops_per_token(config)
-        self.peak_tflops = peak_tflops(device_name(), getattr(config, "use_fp8", False))
+        self.peak_tflops = peak_tflops(device_name(), LayerOptions.of(config).use_fp8)
         self.last_step = 0
         self.steps = 0  # computed since the last log
         self.skipped = 0  # steps that were left out, of a resumed run those before too

@@ -7,7 +7,7 @@ both see the same batches in the same order. What is wrong with the data is told
 import json
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,8 @@ from paddlenlp.data.causal_dataset import build_train_valid_test_datasets, get_t
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from paddlenlp.utils.log import logger
 
+from paddle_te.options import check_values, with_options
+from paddle_te.options.scripts import PRETRAIN_DATA
 from paddle_te.runs.manifest import fingerprint
 
 SPLITS = ("train", "valid", "test")
@@ -25,34 +27,12 @@ SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
 
 
 @dataclass
+@with_options(*PRETRAIN_DATA)
 class DataArguments:
     """What to train on. Names and defaults are those of PaddleNLP's run_pretrain; mock_data is ours."""
 
-    input_dir: str = field(
-        default=None,
-        metadata={
-            "help": "Folder of .bin/.idx pairs made by tools/prepare_data.py; several are blended with equal weights. "
-            "Or weights and prefixes in turn: '0.3 data/a 0.7 data/b'."
-        },
-    )
-    split: str = field(default="949,50,1", metadata={"help": "Train/valid/test proportions of the documents."})
-    max_seq_length: int = field(default=1024, metadata={"help": "Tokens in a sequence."})
-    share_folder: bool = field(
-        default=False,
-        metadata={"help": "The data folder is shared by all machines: only the first one builds indices."},
-    )
-    data_impl: str = field(default="mmap", metadata={"help": "The format of the data; mmap is the only one."})
-    skip_warmup: bool = field(default=True, metadata={"help": "Do not read the files once before they are used."})
-    data_cache: str = field(
-        default=None,
-        metadata={
-            "help": "Folder for the indices of samples; default: index-cache beside the data or, where that cannot be "
-            "written, in the output folder."
-        },
-    )
-    mock_data: bool = field(
-        default=False, metadata={"help": "Train on random tokens instead of data, for benchmarks; no input_dir."}
-    )
+    def __post_init__(self):
+        check_values(self)
 
 
 class MockDataset(paddle.io.Dataset):

@@ -22,6 +22,7 @@ from paddle_te import device, upstream
 from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
+from paddle_te.options import configure
 from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run
 from paddle_te.runs.manifest import model_values
 from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
@@ -53,7 +54,7 @@ def make_config(model_args, data_args, training_args, datasets):
     for dataset in filter(None, datasets):
         check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
     LlmMetaConfig.set_llm_config(config, training_args)
-    training_args.configure_layers(config)
+    configure(config, training_args)
     config.use_cache = False
     config.seq_length = data_args.max_length
     return config

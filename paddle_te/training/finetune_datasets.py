@@ -5,47 +5,34 @@ answer has labels. Batches are padded on the right, where causal attention needs
 carry a mask and positions that keep the samples of a sequence apart.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 import paddle
 from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 
+from paddle_te.options import check_values, with_options
+from paddle_te.options.scripts import FINETUNE_DATA
 from paddle_te.runs.manifest import fingerprint
 from paddle_te.training import jsonl
 
 IGNORED = -100  # the label of a token that is not trained on
 
 
-def _option(default, help):
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
+@with_options(*FINETUNE_DATA)
 class FinetuneDataArguments:
     """What to fine-tune on. Names are those of PaddleNLP's run_finetune."""
 
-    dataset_name_or_path: Optional[str] = _option(  # noqa: UP045 (PaddleNLP's parser reads no "| None")
-        None, 'Folder of train.json and dev.json, JSON lines {"src", "tgt"}.'
-    )
-    src_length: int = _option(1024, "Tokens of src at most; of a longer one the end is kept.")
-    max_length: int = _option(2048, "Tokens of a sequence at most; a longer answer is cut off.")
-    pad_to_multiple_of: int = _option(16, "Batches are as long as their longest sample, rounded up to this.")
-    pad_to_max_length: bool = _option(False, "Pad every batch to max_length instead.")
-    zero_padding: bool = _option(False, "Pack several samples into one sequence of max_length.")
-    greedy_zero_padding: bool = _option(False, "Pack tighter, in another order; needs --zero_padding.")
-
     def __post_init__(self):
+        check_values(self)
         if not 0 < self.src_length < self.max_length:
             raise ValueError(f"--src_length {self.src_length}: it must be between 0 and --max_length {self.max_length}")
-        if self.pad_to_multiple_of < 1 or self.max_length % self.pad_to_multiple_of:
+        if self.max_length % self.pad_to_multiple_of:
             raise ValueError(
                 f"--pad_to_multiple_of {self.pad_to_multiple_of}: it must divide --max_length {self.max_length}"
             )
-        if self.greedy_zero_padding and not self.zero_padding:
-            raise ValueError("--greedy_zero_padding needs --zero_padding")
 
 
 def tokenize(tokenizer, where, record, src_length, max_length):

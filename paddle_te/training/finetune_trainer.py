@@ -1,51 +1,28 @@
 """Supervised fine-tuning, of all weights or of a LoRA adapter: arguments and trainer."""
 
-# ruff: noqa: UP045 (PaddleNLP's argument parser reads typing.Optional only)
-
 import copy
-from dataclasses import dataclass, field
-from typing import Optional
+from dataclasses import dataclass
 
 from paddle.io import DistributedBatchSampler
 from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
-from paddle_te.models.llama.lora import TARGETS
+from paddle_te.options import check_values, with_options
+from paddle_te.options.scripts import FINETUNE_MODEL, PRETRAINING
 from paddle_te.training.arguments import PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ThroughputCallback, model_flops_per_token
 from paddle_te.training.trainer import PretrainingTrainer
 
 
-def _option(default, help):
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
+@with_options(*FINETUNE_MODEL)
 class FinetuneModelArguments:
     """Which model, and what of it is trained."""
 
-    model_name_or_path: str = field(
-        metadata={"help": "Checkpoint folder, in the layout of the backend or Hugging Face's."}
-    )
-    tokenizer_name_or_path: Optional[str] = _option(None, "Tokenizer folder or name. Default: model_name_or_path.")
-    lora: bool = _option(False, "Train a LoRA adapter and leave the model as it is.")
-    lora_rank: int = _option(32, "Rank of the adapter.")
-    lora_alpha: int = _option(64, "The adapter's outputs are scaled by lora_alpha / lora_rank.")
-    lora_dropout: float = _option(0.0, "Dropout on the adapter's inputs.")
-    lora_targets: str = _option("all", "Projections with an adapter: all, attention or mlp.")
-    lora_path: Optional[str] = _option(None, "Folder of an adapter to start from; its rank and targets hold.")
-    merge_lora: bool = _option(False, "Save the model with the adapter added as well, in merged/.")
-
     def __post_init__(self):
+        check_values(self)
         check_weights_folder(self)
         self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
-        if self.lora_targets not in TARGETS:
-            raise ValueError(f"--lora_targets {self.lora_targets}: it may be {', '.join(TARGETS)}")
-        if self.lora_rank < 1:
-            raise ValueError(f"--lora_rank {self.lora_rank}: it must be at least 1")
-        for name in ("lora_path", "merge_lora"):
-            if getattr(self, name) and not self.lora:
-                raise ValueError(f"--{name} needs --lora true")
 
 
 @dataclass
@@ -54,10 +31,9 @@ class FinetuningArguments(PreTrainingArguments):
     """PreTrainingArguments without what belongs to pretraining only."""
 
     def __post_init__(self):
-        pretraining = dict(min_learning_rate=1e-5, decay_steps=None, eval_iters=10)
-        for name, default in pretraining.items():
-            if getattr(self, name) != default:
-                raise ValueError(f"--{name} is for pretraining: here PaddleNLP's Trainer makes the schedule")
+        for option in PRETRAINING:
+            if getattr(self, option.name) != option.default:
+                raise ValueError(f"--{option.name} is for pretraining: here PaddleNLP's Trainer makes the schedule")
         if self.do_eval and self.evaluation_strategy == "no":
             self.evaluation_strategy = "epoch"  # the Trainer's own choice is each logging step
         super().__post_init__()

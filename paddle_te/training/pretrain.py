@@ -25,6 +25,7 @@ from paddle_te.configs import resolve
 from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
+from paddle_te.options import configure
 from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run
 from paddle_te.runs.manifest import model_values
 from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
@@ -57,9 +58,7 @@ def check_fp8_state(checkpoint, training_args):
 def make_config(model_args, data_args, training_args, tokenizer):
     config = read_config(resolve(model_args.model_name_or_path))
     LlmMetaConfig.set_llm_config(config, training_args)
-    training_args.configure_layers(config)
-    config.fuse_attention_qkv = model_args.fuse_attention_qkv
-    config.fuse_attention_ffn = model_args.fuse_attention_ffn
+    configure(config, training_args, model_args)
     config.use_cache = False
     config.seq_length = data_args.max_seq_length
     if not model_args.continue_training:

@@ -11,6 +11,7 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.utils.log import logger
 
 from paddle_te.native.library import driver
+from paddle_te.options import LayerOptions
 
 KERNELS = "kernels.json"
 
@@ -249,8 +250,8 @@ class KernelsCallback(TrainerCallback):
     """
 
     def __init__(self, config):
-        self.backend = getattr(config, "transformer_engine_backend", "none")
-        self.use_fp8 = getattr(config, "use_fp8", False)
+        layers = LayerOptions.of(config)
+        self.backend, self.use_fp8 = layers.transformer_engine_backend, layers.use_fp8
         self.counts, self.stack, self.done = {}, ExitStack(), False
 
     def on_step_begin(self, args, state, control, **kwargs):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paddle_te.options import BACKENDS
 from tests.processes import end
 from tests.tools.nvgpu_processes import python_path
 
@@ -40,7 +41,6 @@ LAYOUTS = {
         },
     ),
 }
-BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
 BF16 = dict(bf16=True, fp16_opt_level="O2", amp_master_grad=True)
 PARTS = {
     "bf16": BF16,

@@ -1,4 +1,5 @@
-"""README_TE.md and README_TE_zh.md name every argument of every script, and none that is not there."""
+"""README_TE.md and README_TE_zh.md name every argument of every script, and none that is not there; their tables and
+docs/reference/options.md are what paddle_te.options makes."""
 
 import dataclasses
 import re
@@ -10,7 +11,7 @@ import pytest
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te.evaluation.evaluate import EvalArguments
-from paddle_te.launch import arguments, finetune, pretrain
+from paddle_te.options.pages import TABLES, pages
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.datasets import DataArguments
 from paddle_te.training.finetune_datasets import FinetuneDataArguments
@@ -54,11 +55,12 @@ def test_every_flag_is_there(scripts, readme):
         assert not missing, f"{readme} lacks flags of {program}"
 
 
-@pytest.mark.parametrize("readme", READMES)
-def test_every_argument_of_the_launcher_is_there(readme):
-    text = (ROOT / readme).read_text()
-    for name, *_ in [*arguments.KNOBS, *(row for job in (pretrain, finetune) for row in job.ARGUMENTS + job.KNOBS)]:
-        assert re.search(rf"\b{name}\b", text), name
+def test_tables_are_made_from_the_options():
+    for path, text in pages().items():
+        assert path.is_file() and path.read_text() == text, f"{path}: write it anew with python -m paddle_te.options"
+    made = [name for path in READMES for name in re.findall("<!-- options: (.+) -->", (ROOT / path).read_text())]
+    assert {*made} == TABLES.keys() - {"llama_finetune.sh, variables"}, "which are pretraining's"
+    assert len(made) == 2 * len(set(made)), "in both languages"
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -18,7 +18,7 @@ from tests.training.small import save_models, save_tokenizer, write_lines
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "llm/llama/scripts/llama_finetune.sh"
 FOLDERS = dict(model_name="paddle", tokenizer_name="tokenizer", dataset="data", output="out")
-NAMES = [name for name, *_ in ARGUMENTS]
+NAMES = [option.name for option in ARGUMENTS]
 
 
 @pytest.fixture(scope="module")

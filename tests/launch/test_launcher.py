@@ -20,7 +20,7 @@ from tests.processes import with_in_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "llm/llama/scripts/llama_single_node_interactive.sh"
-NAMES = [name for name, *_ in ARGUMENTS]
+NAMES = [option.name for option in ARGUMENTS]
 DRY = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICES": "0,1,2,3,4,5,6,7"}
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from paddle_te import configs
 from paddle_te.launch import machines, pretrain
-from paddle_te.launch.arguments import KNOBS as COMMON_KNOBS
 from paddle_te.launch.arguments import parse
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
+from paddle_te.options import launcher
 
-KNOBS = COMMON_KNOBS + pretrain.KNOBS
+VARIABLES = [option.name for option in (*launcher.VARIABLES, *launcher.PRETRAIN_VARIABLES)]
 GPUS = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3,4,5,6,7"}
 CPU = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "cpu"}
 
@@ -79,7 +79,7 @@ def test_wrong_values_name_the_argument(name, value):
     assert message.startswith(f"{name}: ") and repr(value) in message and "must be" in message
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in KNOBS if name in WRONG_VALUES])
+@pytest.mark.parametrize("name", [name for name in VARIABLES if name in WRONG_VALUES])
 def test_the_environment_is_checked_like_arguments(name):
     value = WRONG_VALUES[name][0]
     assert refusal({**GPUS, name: value}).startswith(f"{name}: {value!r}")
@@ -90,7 +90,7 @@ def test_slurms_variables_are_checked_too():
 
 
 def test_empty_variables_count_as_not_set():
-    empty = {name: "" for name, *_ in KNOBS}
+    empty = dict.fromkeys(VARIABLES, "")
     assert plan({**empty, **GPUS}).command == plan().command
 
 
@@ -561,7 +561,7 @@ def test_paddles_profiler():
 
 
 def test_seventeen_arguments_in_the_originals_order():
-    assert " ".join(name for name, *_ in pretrain.ARGUMENTS) == (
+    assert " ".join(option.name for option in pretrain.ARGUMENTS) == (
         "model_name tokenizer_name batch_size_per_device FSDP TP PP VP GA SP max_seqlen sharding_stage backend "
         "precision recompute resume_step init_weight nsys_profile"
     )

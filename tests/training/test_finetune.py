@@ -174,7 +174,7 @@ def test_tokens_are_counted_without_padding(monkeypatch, place, tmp_path):
     [
         (dict(do_train="false"), "nothing to do"),
         (dict(lora_targets="query"), "all, attention, mlp"),
-        (dict(merge_lora="true"), "--merge_lora needs --lora"),
+        (dict(merge_lora="true"), "--merge_lora true needs --lora true"),
         (dict(lora="true", lora_path="nowhere"), "holds no LoRA adapter"),
         (dict(min_learning_rate=1e-6), "--min_learning_rate is for pretraining"),
         (dict(use_fp8="true", pad_to_multiple_of=8), "multiple of 16"),

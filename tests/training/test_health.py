@@ -295,8 +295,8 @@ def test_every_element_of_every_tensor_counts(dtype, seed):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (dict(on_nan="ignore"), "it may be stop, skip, rollback"),
-    (dict(on_nan_limit=0), "--on_nan_limit 0: it must be at least 1"),
+    (dict(on_nan="ignore"), "it must be one of stop, skip, rollback"),
+    (dict(on_nan_limit=0), "--on_nan_limit 0: it must be a whole number of at least 1"),
     (dict(spike_factor="nan"), "--spike_factor nan: it must be a number above 1"),
     (dict(spike_factor=1), "--spike_factor 1.0: it must be a number above 1"),
 ])  # fmt: skip

@@ -101,7 +101,7 @@ def test_none_and_pd_train_alike_from_the_same_weights(monkeypatch, tmp_path):
     [
         (dict(bf16="true", fp16_opt_level="O2"), "bf16 on cpu"),
         (dict(transformer_engine_backend="transformer_engine"), "transformer_engine"),
-        (dict(transformer_engine_backend="other"), "it may be none, paddle, transformer_engine"),
+        (dict(transformer_engine_backend="other"), "it must be one of none, paddle, transformer_engine"),
         (dict(resume_from_checkpoint="5"), "complete checkpoints"),
         (dict(model_name_or_path="llama-9000b"), "llama-9000b"),
         (dict(tokenizer_name_or_path="/no/folder"), "tokenizer '/no/folder': there is no such folder"),

@@ -1,7 +1,6 @@
 """PaddleNLP's Llama with Transformer Engine's decoder layers."""
 
 from paddle_te.models.llama.modeling import (
-    BACKENDS,
     LlamaForCausalLM,
     LlamaForCausalLMPipe,
     causal_mask_only,
@@ -10,7 +9,6 @@ from paddle_te.models.llama.modeling import (
 )
 
 __all__ = [
-    "BACKENDS",
     "LlamaForCausalLM",
     "LlamaForCausalLMPipe",
     "causal_mask_only",

@@ -11,6 +11,7 @@ from paddle_te.distributed import fp8_group, recompute
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.ops import get_ops
+from paddle_te.options import LayerOptions
 
 # In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
 # numbers for each sequence, and those into angles for each sequence.
@@ -48,21 +49,20 @@ def fp8_recipe(config):
 
     Raises ValueError for values that no recipe has.
     """
-    if not getattr(config, "use_fp8", False):
+    layers = LayerOptions.of(config)
+    if not layers.use_fp8:
         return None
-    fp8_format = Format[getattr(config, "fp8_format", "HYBRID")]
-    name = getattr(config, "fp8_recipe", "delayed")
-    fp8_dpa = getattr(config, "fp8_dpa", False)
-    if name == "current":
-        return Float8CurrentScaling(fp8_format=fp8_format, fp8_dpa=fp8_dpa)
-    if name != "delayed":
-        raise ValueError(f"fp8_recipe={name!r}; it may be 'delayed' or 'current'")
+    fp8_format = Format[layers.fp8_format]
+    if layers.fp8_recipe == "current":
+        return Float8CurrentScaling(fp8_format=fp8_format, fp8_dpa=layers.fp8_dpa)
+    if layers.fp8_recipe != "delayed":
+        raise ValueError(f"fp8_recipe={layers.fp8_recipe!r}; it may be 'delayed' or 'current'")
     return DelayedScaling(
         fp8_format=fp8_format,
-        amax_history_len=getattr(config, "fp8_amax_history_len", 1024),
-        amax_compute_algo=getattr(config, "fp8_amax_compute_algo", "max"),
-        fp8_dpa=fp8_dpa,
-        fp8_dpa_bwd=getattr(config, "fp8_dpa_bwd", True),
+        amax_history_len=layers.fp8_amax_history_len,
+        amax_compute_algo=layers.fp8_amax_compute_algo,
+        fp8_dpa=layers.fp8_dpa,
+        fp8_dpa_bwd=layers.fp8_dpa_bwd,
     )
 
 
@@ -125,7 +125,7 @@ class TELlamaDecoderLayer(nn.Layer):
             sequence_parallel=config.sequence_parallel,
             init_method=nn.initializer.Normal(0.0, std),
             output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
-            fuse_wgrad_accumulation=getattr(config, "fuse_wgrad_accumulation", False),
+            fuse_wgrad_accumulation=LayerOptions.of(config).fuse_wgrad_accumulation,
             backend=config.transformer_engine_backend,
         )
 

@@ -12,9 +12,8 @@ from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 from paddle_te import device
 from paddle_te.models.llama.modeling import model_class
 from paddle_te.ops import get_ops
+from paddle_te.options import DTYPES
 from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_weights, te_layout
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def check_backend(backend, dtype, fp8=False):

@@ -22,17 +22,16 @@ from paddle_te.models.llama.decoder import (
 )
 from paddle_te.models.llama.tensor_parallel import layer_mappings
 from paddle_te.ops import get_ops
-
-# --transformer_engine_backend, and what the launch script calls it
-BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
+from paddle_te.options import BACKENDS, LayerOptions
 
 
 def check_fp8_lm_head(options):
     """Raises ValueError for options.fp8_lm_head that cannot be. options: a model's configuration, or a script's
     arguments, which know no vocabulary and may have no use_fused_linear_cross_entropy."""
-    if not getattr(options, "fp8_lm_head", False):
+    layers = LayerOptions.of(options)
+    if not layers.fp8_lm_head:
         return
-    if not getattr(options, "use_fp8", False):
+    if not layers.use_fp8:
         raise ValueError("fp8_lm_head needs use_fp8: the head is in fp8 where the decoder layers are")
     if getattr(options, "use_fused_linear_cross_entropy", False):
         raise ValueError(
@@ -63,7 +62,7 @@ class LlamaLMHead(modeling.LlamaLMHead):
     def take_over(cls, head):
         """Lets PaddleNLP's head compute as this class."""
         head.__class__ = cls
-        if getattr(head.config, "fp8_lm_head", False):
+        if LayerOptions.of(head.config).fp8_lm_head:
             head.fp8 = ModuleScaling(1, head.config.transformer_engine_backend)
             head.fp8_recipe = fp8_recipe(head.config)
 
@@ -90,7 +89,7 @@ class LlamaLMHead(modeling.LlamaLMHead):
         return None  # the trainer's fp8.microbatch says it
 
     def _fuses_wgrad(self):
-        return getattr(self.config, "fuse_wgrad_accumulation", False)
+        return LayerOptions.of(self.config).fuse_wgrad_accumulation
 
     def _quantizers(self):
         if self.fp8 is None:

@@ -1,0 +1,30 @@
+"""Each option once: name, values, default, help, and what the documentation says. Imports neither Paddle nor PaddleNLP.
+
+`scripts` has the flags of run_pretrain.py, run_finetune.py and run_eval.py, `launcher` the launcher's arguments and
+variables, `paddlenlp` what PaddleNLP's own flags may be. From them are made
+
+- the launcher's parser (`launch.arguments`) and the scripts' flags that it passes on (`launch.flags`),
+- the fields of the scripts' dataclasses (`with_options`), which PaddleNLP's parser reads, and their checks,
+- what goes into a model's configuration, and how it is read from there (`LayerOptions`),
+- the tables of llm/llama/README_TE.md and README_TE_zh.md and docs/reference/options.md
+  (`python -m paddle_te.options` writes them).
+"""
+
+from paddle_te.options.option import REQUIRED, Kind, Option, check_values, configure, with_options
+from paddle_te.options.paddlenlp import BOUNDS
+from paddle_te.options.scripts import BACKENDS, DTYPES, LAYER_OPTIONS, STAGING_DIR, LayerOptions
+
+__all__ = [
+    "BACKENDS",
+    "BOUNDS",
+    "DTYPES",
+    "LAYER_OPTIONS",
+    "REQUIRED",
+    "STAGING_DIR",
+    "Kind",
+    "LayerOptions",
+    "Option",
+    "check_values",
+    "configure",
+    "with_options",
+]

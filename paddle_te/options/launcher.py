@@ -1,0 +1,462 @@
+"""The launcher's arguments, in the order of its scripts' positions, and its variables.
+
+Defaults are as the user would write them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from paddle_te.options.option import POSITIVE, TEXT, Kind, Option, choice, whole
+from paddle_te.options.scripts import BACKENDS, LORA_TARGETS
+
+
+def _yes_or_no(*words):
+    """Words for yes and no in turn."""
+    return Kind(bool, f"one of {', '.join(words)}", read=lambda text: words.index(text) % 2 == 0)
+
+
+BOOLEAN = _yes_or_no("true", "false")
+SWITCH = _yes_or_no("1", "0", "true", "false")
+
+
+def _read_step(text):
+    return text if text in ("none", "auto") else whole(0).parse(text)
+
+
+STEP = Kind(str, "none, auto or the number of a saved step", read=_read_step)
+
+
+def _read_port_range(text):
+    first, last = map(int, text.split(":")) if re.fullmatch(r"\d{1,5}:\d{1,5}", text) else (0, 0)
+    if not 0 < first < last < 65536:
+        raise ValueError(text)
+    return text
+
+
+PORT_RANGE = Kind(str, "the first and last port of a range, as 10000:19999", read=_read_port_range)
+
+
+def _read_devices(text):
+    ids = text.split(",")
+    if not all(re.fullmatch(r"\d+", i) for i in ids) or len(set(ids)) != len(ids):
+        raise ValueError(text)
+    return ids
+
+
+DEVICE_LIST = Kind(list, "different device numbers with commas between, as 0,1,2,3", read=_read_devices)
+
+# Of a fine-tuning run: the LoRA targets of each method
+METHODS = {"full": None, **{"lora" if targets == "all" else f"lora-{targets}": targets for targets in LORA_TARGETS}}
+
+# What several jobs have. `_shared` gives each its own defaults.
+_SHARED = (
+    Option(
+        "batch_size_per_device",
+        whole(1),
+        help="sequences a device takes at a time (micro-batch)",
+        doc="sequences of a micro-batch",
+        zh="一个 micro-batch 的序列数",
+        flag="per_device_train_batch_size",
+    ),
+    Option(
+        "FSDP",
+        whole(1),
+        help="devices that share optimizer state, gradients, weights (see sharding_stage)",
+        doc="`--sharding_parallel_degree`",
+        zh="即 `--sharding_parallel_degree`",
+        flag="sharding_parallel_degree",
+    ),
+    Option(
+        "TP",
+        whole(1),
+        help="tensor parallel degree",
+        doc="tensor parallel degree; 1 on a single device",
+        zh="张量并行度；单卡时填 1",
+        flag="tensor_parallel_degree",
+    ),
+    Option("PP", whole(1), help="pipeline parallel degree", zh="流水线并行度", flag="pipeline_parallel_degree"),
+    Option(
+        "VP",
+        whole(1),
+        help="virtual pipeline stages of a device",
+        doc="virtual pipeline stages of a device (Megatron's interleaved schedule)",
+        zh="每个设备的虚拟流水线段数（Megatron 的交错调度）",
+        flag="virtual_pp_degree",
+    ),
+    Option(
+        "GA",
+        whole(1),
+        help="gradient accumulation: micro-batches of a step",
+        doc="micro-batches of a step",
+        zh="每步的 micro-batch 数（梯度累积）",
+        flag="gradient_accumulation_steps",
+    ),
+    Option(
+        "SP",
+        BOOLEAN,
+        help="sequence parallel: true, false",
+        doc="`true`: sequence parallel",
+        zh="`true`：序列并行",
+        flag="sequence_parallel",
+    ),
+    Option("max_seqlen", whole(1), help="tokens of a sequence", zh="序列的 token 数", flag="max_seq_length"),
+    Option(
+        "sharding_stage",
+        choice("stage1", "stage2", "stage3"),
+        help="what FSDP shards; ignored with FSDP 1",
+        doc="`stage1`, `stage2`, `stage3`; without effect when FSDP is 1",
+        zh="`stage1`、`stage2`、`stage3`；FSDP 为 1 时不起作用",
+        flag="sharding",
+    ),
+    Option(
+        "backend",
+        choice(*BACKENDS),
+        help="layers: PaddleNLP's, Transformer Engine's, te's in plain Paddle",
+        doc="`none`, `te`, `pd`",
+        zh="`none`、`te`、`pd`",
+        flag="transformer_engine_backend",
+    ),
+    Option(
+        "precision",
+        choice("bf16", "fp8", "fp32"),
+        help="bf16, fp8 (te; pd emulates it), fp32",
+        doc="`bf16`, `fp8` (te; pd emulates it), `fp32` (none, pd)",
+        zh="`bf16`、`fp8`（te；pd 为模拟）、`fp32`（none、pd）",
+    ),
+    Option(
+        "recompute",
+        choice("none", "core_attn", "full"),
+        help="what backward computes again",
+        doc="what backward computes again: `none`, `core_attn`, `full`",
+        zh="反向时重新计算的部分：`none`、`core_attn`、`full`",
+    ),
+    Option(
+        "resume_step",
+        STEP,
+        help="none, auto (latest checkpoint) or the number of a saved step",
+        doc="`none`, `auto` (latest complete checkpoint) or the number of a saved step",
+        zh="`none`、`auto`（最近的完整 checkpoint）或已保存的步数",
+    ),
+    Option(
+        "nsys_profile",
+        BOOLEAN,
+        help="wrap the run in nsys: true, false",
+        doc="`true`: in Nsight Systems",
+        zh="`true`：在 Nsight Systems 中运行",
+    ),
+)
+# The scripts' names of the launcher's arguments that they take as they are.
+FLAGS = {option.name: option.flag for option in _SHARED if option.flag}
+
+
+def _shared(**defaults):
+    options = {option.name: option for option in _SHARED}
+    return [options[name].but(default=default) for name, default in defaults.items()]
+
+
+PRETRAIN = (
+    Option(
+        "model_name",
+        TEXT,
+        "meta-llama/Llama-2-7b",
+        "known name, or folder with config.json",
+        doc="`meta-llama/Llama-2-7b`, `-13b`, `-70b`, `meta-llama/Meta-Llama-3-8B`, `-70B`, "
+        "`meta-llama/Meta-Llama-3.1-8B`, `-70B`, `meta-llama/Llama-3.2-1B`, `-3B` "
+        "([3.1, 3.2](../../docs/faq.md#llama-31-and-32)), `llama-125m`, `tiny-llama-demo`, built in (nothing is "
+        "downloaded; `llama-2-7b` does as well); or a folder with `config.json`, PaddleNLP's or Hugging Face's. Only "
+        "the configuration is read: weights come from `init_weight`",
+        zh="内置（不下载）：`meta-llama/Llama-2-7b`、`-13b`、`-70b`，`meta-llama/Meta-Llama-3-8B`、`-70B`，"
+        "`meta-llama/Meta-Llama-3.1-8B`、`-70B`，`meta-llama/Llama-3.2-1B`、`-3B`"
+        "（[3.1、3.2](../../docs/faq.md#llama-31-and-32)），`llama-125m`，`tiny-llama-demo`（也可写 `llama-2-7b`）；"
+        "或含 `config.json`（PaddleNLP 或 Hugging Face 的）的文件夹。只读取配置，权重由 `init_weight` 给出",
+    ),
+    Option(
+        "tokenizer_name",
+        TEXT,
+        "meta-llama/Llama-2-7b",
+        "known name, folder, or none with MOCK_DATA=1",
+        doc="a folder, or a name that PaddleNLP downloads; `none` with `MOCK_DATA=1`",
+        zh="文件夹，或由 PaddleNLP 下载的名称；`MOCK_DATA=1` 时可为 `none`",
+    ),
+    *_shared(batch_size_per_device=2, FSDP=1, TP=2, PP=1, VP=1, GA=8, SP="false", max_seqlen=4096),
+    *_shared(sharding_stage="stage2", backend="none", precision="bf16", recompute="none", resume_step="none"),
+    Option(
+        "init_weight",
+        TEXT,
+        "none",
+        "folder with the weights to start from, or none",
+        doc="folder with weights in the backend's layout ([converted](#checkpoint-converter)) or Hugging Face's",
+        zh="权重文件夹：该后端的布局（由[转换工具](#checkpoint-转换)得到），或 Hugging Face 的文件夹",
+    ),
+    *_shared(nsys_profile="false"),
+)
+
+FINETUNE = (
+    Option(
+        "model_name",
+        TEXT,
+        "",
+        "checkpoint folder, in the backend's layout or Hugging Face's",
+        doc="folder; the weights in the backend's layout or Hugging Face's",
+        zh="文件夹；权重须为该后端或 Hugging Face 的布局",
+        shown="–",
+    ),
+    Option(
+        "tokenizer_name",
+        TEXT,
+        "",
+        "folder with the tokenizer (default: model_name)",
+        doc="folder with the tokenizer",
+        zh="tokenizer 所在文件夹",
+        shown="the model",
+        shown_zh="同 model_name",
+    ),
+    Option(
+        "dataset",
+        TEXT,
+        "",
+        "folder of train.json and, if there is one, dev.json: lines of {src, tgt}",
+        doc='folder of `train.json` and, if there is one, `dev.json`: lines `{"src": …, "tgt": …}`',
+        zh='含 `train.json`（可另有 `dev.json`）的文件夹：每行 `{"src": …, "tgt": …}`',
+        shown="–",
+    ),
+    Option(
+        "output",
+        TEXT,
+        "",
+        "folder for the fine-tuned model or adapter, and for checkpoints",
+        doc="the fine-tuned model or adapter, and checkpoints",
+        zh="微调后的模型或 adapter，以及 checkpoint",
+        shown="–",
+    ),
+    Option(
+        "method",
+        choice(*METHODS),
+        "lora",
+        "full, lora, lora-attention, lora-mlp",
+        doc="`full`, `lora`, `lora-attention`, `lora-mlp`",
+        zh="`full`、`lora`、`lora-attention`、`lora-mlp`",
+    ),
+    *_shared(batch_size_per_device=4, FSDP=1, TP=1, GA=1, SP="false"),
+    *(
+        option.but(
+            doc="a multiple of 16; half of it at most for `src`", zh="16 的倍数；`src` 至多占一半", flag="max_length"
+        )
+        for option in _shared(max_seqlen=2048)
+    ),
+    *_shared(sharding_stage="stage2", backend="te", precision="bf16", recompute="none", resume_step="none"),
+    *_shared(nsys_profile="false"),
+)
+
+# Variables that all jobs have. One that is empty counts as not set.
+VARIABLES = (
+    Option(
+        "DEVICE",
+        choice("gpu", "nvgpu", "cpu"),
+        None,
+        "kind of device; found if not given",
+        doc="`gpu`, `nvgpu` or `cpu`",
+        zh="`gpu`、`nvgpu` 或 `cpu`",
+        shown="found",
+        shown_zh="自动检测",
+    ),
+    Option(
+        "DEVICES",
+        DEVICE_LIST,
+        None,
+        "devices to use, as 0,1,2,3; found if not given",
+        doc="`0,1,2,3`",
+        shown="all (nvgpu's host runtime: one)",
+        shown_zh="全部（nvgpu 的 host runtime：一个）",
+    ),
+    Option(
+        "EXTRA_ARGS",
+        TEXT,
+        "",
+        "appended to the training script's arguments, quoted as in a shell",
+        doc="appended to the training script's arguments, quoted as in a shell; the last of two counts",
+        zh="追加给训练脚本的参数，引号规则同 shell；重复时以后者为准",
+    ),
+    Option(
+        "OVERWRITE",
+        SWITCH,
+        "0",
+        "1: start anew in a folder that holds checkpoints, which move to its earlier-N",
+        doc="1: start anew in a folder that holds checkpoints, which move to `output/earlier-N`",
+        zh="1：在已有 checkpoint 的文件夹中重新开始，原有 checkpoint 移至 `output/earlier-N`",
+    ),
+    Option(
+        "DETERMINISTIC",
+        SWITCH,
+        "0",
+        "1: equal runs give equal bits on GPUs, for more memory and a little time",
+        doc="1: [two equal runs give equal bits](#equal-bits) on GPUs, which costs memory",
+        zh="1：在 GPU 上，两次相同的运行[逐位一致](#逐位一致)，代价是显存",
+    ),
+    Option("DRY_RUN", SWITCH, "0", "1: print the command and stop", zh="1：打印命令后停止"),
+    Option(
+        "NNODES",
+        whole(1),
+        1,
+        "nodes (default SLURM_JOB_NUM_NODES, else 1)",
+        doc="[nodes](../../docs/cluster.md)",
+        zh="[节点](../../docs/cluster.md)数",
+        shown="Slurm's, else 1",
+        shown_zh="取自 Slurm，否则 1",
+    ),
+    Option(
+        "NODE_RANK",
+        whole(0),
+        None,
+        "this node's rank, from 0 (default SLURM_NODEID)",
+        doc="this node's rank, from 0",
+        zh="本节点的编号，从 0 开始",
+        shown="Slurm's",
+        shown_zh="取自 Slurm",
+    ),
+    Option(
+        "MASTER",
+        TEXT,
+        None,
+        "address:port of the node of rank 0 (default: the first of IP_STR)",
+        doc="address:port of the node of rank 0",
+        zh="rank 0 所在节点的地址:端口",
+        shown="the first of IP_STR",
+        shown_zh="IP_STR 的第一个",
+    ),
+    Option(
+        "MASTER_PORT",
+        whole(1),
+        None,
+        "where MASTER has no port (default 6070; under Slurm by the job's number)",
+        doc="where MASTER has no port",
+        zh="MASTER 未给端口时使用",
+        shown="6070; under Slurm by the job's number",
+        shown_zh="6070；Slurm 下由作业号决定",
+    ),
+    # Paddle's own, 35100:64000, overlaps those that Linux takes connections' ends from (32768 to 60999): one of these
+    # may get the port before rank 0 listens on it, or a rank that asks too early may reach itself.
+    Option(
+        "PORT_RANGE",
+        PORT_RANGE,
+        "10000:19999",
+        "ports, first:last, in which rank 0 of several processes listens",
+        doc="where rank 0 of several processes [listens](../../docs/cluster.md#without-slurm)",
+        zh="多进程时 rank 0 [监听](../../docs/cluster.md#without-slurm)的端口范围",
+    ),
+    Option(
+        "IP_STR",
+        TEXT,
+        None,
+        "the nodes' addresses in the order of their ranks, with commas between",
+        zh="各节点的地址，按编号排列，用逗号分隔",
+    ),
+    Option(
+        "PROFILER",
+        choice("none", "paddle"),
+        "none",
+        "paddle: Paddle's profiler, where there is no nsys",
+        doc="`paddle`: Paddle's profiler, where there is no nsys",
+        zh="`paddle`：没有 nsys 时用 Paddle 的 profiler",
+    ),
+    Option(
+        "PROFILE_START_STEP",
+        whole(1),
+        3,
+        "first step a profiler records",
+        doc="first profiled step; steps count from 0",
+        zh="采集的第一步，步数从 0 计数",
+    ),
+    Option(
+        "PROFILE_STOP_STEP",
+        whole(1),
+        3,
+        "last step a profiler records",
+        doc="last profiled step",
+        zh="采集的最后一步",
+    ),
+    Option(
+        "PROFILE_EMIT_NVTX",
+        SWITCH,
+        "1",
+        "0: without NVTX ranges",
+        doc="0: without named ranges (else `pip install nvtx`)",
+        zh="0：不加 NVTX 标记（否则需 `pip install nvtx`）",
+    ),
+)
+# Slurm's variables, where ours are not set.
+FALLBACKS = {"NNODES": "SLURM_JOB_NUM_NODES", "NODE_RANK": "SLURM_NODEID"}
+
+PRETRAIN_VARIABLES = (
+    Option(
+        "OUTPUT_BASE",
+        TEXT,
+        "./outputs",
+        "where the experiment's folder is made",
+        doc="where the experiment's folder, `OUTPUT_BASE/EXP_NAME`, is made",
+        zh="实验文件夹 `OUTPUT_BASE/EXP_NAME` 所在位置",
+    ),
+    Option(
+        "EXP_NAME",
+        TEXT,
+        None,
+        "name of the experiment's folder; made from the arguments if not given",
+        doc="name of the experiment's folder",
+        zh="实验文件夹的名称",
+        shown="from the arguments",
+        shown_zh="由参数生成",
+    ),
+    Option(
+        "DATA_PATH",
+        TEXT,
+        None,
+        "folder with .bin and .idx files (default /dataset)",
+        doc="folder of `.bin`/`.idx` pairs",
+        zh="`.bin`/`.idx` 所在文件夹",
+        shown="`/dataset`",
+    ),
+    Option(
+        "MOCK_DATA",
+        SWITCH,
+        "0",
+        "1: synthetic tokens instead of DATA_PATH",
+        doc="1: random tokens instead",
+        zh="1：改用随机 token",
+    ),
+    Option("MAX_STEPS", whole(1), 20000, "optimizer steps", zh="训练步数", flag="max_steps"),
+    Option(
+        "SAVE_STEPS", whole(1), 10000, "steps between checkpoints", zh="保存 checkpoint 的间隔步数", flag="save_steps"
+    ),
+    Option("LOGGING_STEPS", whole(1), 1, "steps between log lines", zh="写日志的间隔步数", flag="logging_steps"),
+    Option(
+        "LEARNING_RATE",
+        POSITIVE,
+        3e-05,
+        "greatest learning rate; the least is a tenth of it",
+        doc="the greatest; the least is a tenth of it",
+        zh="最大学习率；最小为其十分之一",
+    ),
+    Option(
+        "OVERLAP",
+        SWITCH,
+        "0",
+        "1: sharding's communication beside computing, in stage1 and stage2",
+        doc="1: sharding's communication [beside computing](#overlap), in stage1 and stage2, with LOGGING_STEPS of 2 "
+        "or more",
+        zh="1：sharding 的通信[与计算重叠](#通信重叠)，用于 stage1 和 stage2，LOGGING_STEPS 须为 2 或更大",
+    ),
+)
+FINETUNE_VARIABLES = (
+    Option(
+        "MAX_STEPS",
+        whole(1),
+        None,
+        "optimizer steps (default: the epochs of run_finetune.py)",
+        doc="optimizer steps",
+        zh="训练步数",
+        shown="the epochs of `run_finetune.py`",
+        shown_zh="`run_finetune.py` 的 epoch 数",
+        flag="max_steps",
+    ),
+)

@@ -1,0 +1,78 @@
+"""What PaddleNLP's flags may be, which its Trainer takes without looking, and what we say about some of them.
+
+A flag that is not here is passed on as it is. PaddleNLP's -1 for "not given" stays allowed where it means that.
+"""
+
+from paddle_te.options.option import (
+    BELOW_ONE,
+    FLAG,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    TEXT,
+    Kind,
+    Option,
+    choice,
+    whole,
+)
+
+_DEGREE = Kind(int, "-1 (not given) or a whole number of at least 1", lambda n: n == -1 or n >= 1)
+_STAGES = choice("", "stage1", "stage2", "stage3")
+_SHARDING = Kind(
+    str,
+    "stage1, stage2 or stage3, where wanted with offload after it",
+    lambda text: _STAGES.accepts(text) or text in ("stage2 offload", "stage3 offload"),
+)
+
+
+def _bounds(kind, *names):
+    return [Option(name, kind) for name in names]
+
+
+PADDLENLP = (
+    Option(
+        "sharding_parallel_config",
+        TEXT,
+        "",
+        doc="PaddleNLP's; what `OVERLAP=1` gives is [above](#overlap). TE's variables `NVTE_EXT_MARGIN_SM` (GEMMs), "
+        "`NVTE_FWD_LAYERNORM_SM_MARGIN` and `NVTE_BWD_LAYERNORM_SM_MARGIN` say how many SMs te leaves to NCCL's "
+        "kernels (by default none; on two H200s 16 made a step of 326 ms one of 337, and `NCCL_MAX_CTAS=8` one of 333)",
+        zh="PaddleNLP 的选项；`OVERLAP=1` 给出的值见[上文](#通信重叠)。TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、"
+        "`NVTE_FWD_LAYERNORM_SM_MARGIN` 和 `NVTE_BWD_LAYERNORM_SM_MARGIN` 指定 te 留给 NCCL kernel 的 SM 数"
+        "（默认不留；在两块 H200 上，留 16 个使一步从 326 ms 变为 337 ms，`NCCL_MAX_CTAS=8` 则为 333 ms）",
+    ),
+    Option(
+        "use_fused_linear_cross_entropy",
+        FLAG,
+        False,
+        doc="te and pd: lm_head and loss together, [2048 tokens at a time](../../docs/faq.md#out-of-memory); `none`: "
+        "PaddleNLP's own, with its `paddlenlp_kernel`, without TP and PP",
+        zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../../docs/faq.md#out-of-memory)；`none`：PaddleNLP "
+        "自带的实现，需 `paddlenlp_kernel`，不支持 TP 和 PP",
+    ),
+    Option(
+        "recompute_granularity",
+        choice("full", "core_attn", "full_attn"),
+        "full",
+        doc="`full`, `core_attn`; `full_attn` for `none` only",
+        zh="`full`、`core_attn`；`full_attn` 仅限 `none`",
+    ),
+    *_bounds(POSITIVE, "learning_rate", "num_train_epochs", "scale_loss", "adam_epsilon"),
+    *_bounds(NOT_NEGATIVE, "weight_decay", "max_grad_norm", "lr_end", "num_cycles", "power"),
+    *_bounds(BELOW_ONE, "adam_beta1", "adam_beta2"),
+    *_bounds(FRACTION, "warmup_ratio"),
+    *_bounds(whole(1), "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *_bounds(whole(1), "save_steps", "logging_steps", "eval_accumulation_steps", "virtual_pp_degree"),
+    *_bounds(whole(0), "warmup_steps", "save_total_limit", "dataloader_num_workers", "pp_recompute_interval"),
+    *_bounds(whole(0), "minimum_eval_times", "eval_steps", "ordered_save_group_size"),
+    *_bounds(whole(0, 2**32 - 1), "seed"),  # NumPy takes no other
+    *_bounds(_DEGREE, "max_steps", "max_evaluate_steps", "sharding_degree", "sharding_parallel_degree"),
+    *_bounds(_DEGREE, "tensor_parallel_degree", "pipeline_parallel_degree", "sep_parallel_degree"),
+    *_bounds(_DEGREE, "context_parallel_degree", "expert_parallel_degree", "expert_tensor_parallel_degree"),
+    *_bounds(_DEGREE, "sharding_comm_buffer_size_MB"),
+    *_bounds(choice("O0", "O1", "O2"), "fp16_opt_level"),
+    *_bounds(choice("linear", "cosine", "constant", "constant_with_warmup", "polynomial"), "lr_scheduler_type"),
+    *_bounds(choice("adamw", "adafactor", "adamw_mini", "adamw_custom", "adamw_16bit_moment"), "optim"),
+    *_bounds(_SHARDING, "sharding"),
+)
+BOUNDS = {option.name: option.kind for option in PADDLENLP}

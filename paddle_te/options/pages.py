@@ -1,0 +1,113 @@
+"""The documentation's tables of options: between markers in llm/llama/README_TE.md and README_TE_zh.md, and all of
+docs/reference/options.md.
+
+A marker is a line `<!-- options: NAME -->`, with NAME of TABLES; what follows, up to `<!-- end -->`, is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from paddle_te.options import launcher, scripts
+from paddle_te.options.option import REQUIRED, Option
+from paddle_te.options.paddlenlp import PADDLENLP
+
+ROOT = Path(__file__).resolve().parents[2]
+READMES = {"en": "llm/llama/README_TE.md", "zh": "llm/llama/README_TE_zh.md"}
+REFERENCE = "docs/reference/options.md"
+SAID = [option for option in PADDLENLP if option.doc]  # PaddleNLP's own that need a word
+_TRAINING = (*scripts.LAYERS, *SAID, *scripts.TRAINING)
+TABLES = {
+    "llama_single_node_interactive.sh": launcher.PRETRAIN,
+    "llama_single_node_interactive.sh, variables": (*launcher.PRETRAIN_VARIABLES, *launcher.VARIABLES),
+    "llama_finetune.sh": launcher.FINETUNE,
+    "llama_finetune.sh, variables": (*launcher.FINETUNE_VARIABLES, *launcher.VARIABLES),
+    "run_pretrain.py": (*_TRAINING, *scripts.PRETRAIN_MODEL, *scripts.PRETRAIN_DATA, *scripts.PRETRAINING),
+    "run_finetune.py": (*scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA),
+    "run_eval.py": scripts.EVALUATION,
+}
+_HEADS = {
+    "en": {
+        "argument": "| | argument | default | |",
+        "variable": "| variable | default | |",
+        "flag": "| flag | default | |",
+    },
+    "zh": {"argument": "| | 参数 | 默认值 | |", "variable": "| 变量 | 默认值 | |", "flag": "| 参数 | 默认值 | |"},
+}
+
+
+def _what(name: str) -> str:
+    """What the options of a table are: argument, variable or flag."""
+    return "variable" if name.endswith("variables") else "argument" if name.endswith(".sh") else "flag"
+
+
+def _default(option: Option, language: str) -> str:
+    shown = language == "zh" and option.shown_zh or option.shown
+    if shown or option.default in (None, "", REQUIRED):
+        return shown
+    text = str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
+    is_word = isinstance(option.default, str) and not text.isdigit()
+    return f"`{text}`" if is_word else text
+
+
+def _row(option: Option, what: str, position: int, language: str) -> str:
+    text = option.doc or option.help
+    if language == "zh":
+        text = option.zh or text
+    name = f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
+    cells = [*([str(position)] if what == "argument" else []), name, _default(option, language), text]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |".replace("|  |", "| |")
+
+
+def table(name: str, language: str) -> str:
+    """A table of TABLES in Markdown; language: "en" or "zh"."""
+    what = _what(name)
+    head = _HEADS[language][what]
+    rows = [_row(option, what, position, language) for position, option in enumerate(TABLES[name], 1)]
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *rows])
+
+
+def filled(text: str, language: str) -> str:
+    """A page with its tables as they should be."""
+
+    def fill(match):
+        return f"{match[1]}\n{table(match[2], language)}\n<!-- end -->"
+
+    return re.sub(r"(<!-- options: ([^>]+) -->)\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def reference() -> str:
+    """docs/reference/options.md: every option, its values, its default and the text of --help."""
+    parts = [
+        "# Options",
+        "Made by `python -m paddle_te.options` from `paddle_te/options`; edit that instead. What the options are for, "
+        "with examples: [llm/llama/README_TE.md](../../llm/llama/README_TE.md). A value that an option may not have is "
+        "refused in one line, with exit status 2, before work starts.",
+    ]
+    for name, options in TABLES.items():
+        what = _what(name)
+        rows = [_reference_row(option, what) for option in options if option not in SAID]
+        parts += [f"## {name}", "\n".join([f"| {what} | values | default | |", "|---|---|---|---|", *rows])]
+    kinds = {}
+    for option in PADDLENLP:
+        kinds.setdefault(option.kind.words, []).append(f"`--{option.name}`")
+    rows = [f"| {words} | {', '.join(names)} |" for words, names in kinds.items()]
+    parts += [
+        "## PaddleNLP's flags",
+        "run_pretrain.py and run_finetune.py take all flags of PaddleNLP's TrainingArguments. These are checked:",
+        "\n".join(["| values | flags |", "|---|---|", *rows]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _reference_row(option, what):
+    name = f"`--{option.name}`" if what == "flag" else f"`{option.name}`"
+    cells = [name, option.kind.words, _default(option, "en"), option.help]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |".replace("|  |", "| |")
+
+
+def pages() -> dict[Path, str]:
+    """{path: what the file should hold}."""
+    readmes = {ROOT / path: filled((ROOT / path).read_text(), language) for language, path in READMES.items()}
+    return readmes | {ROOT / REFERENCE: reference()}

@@ -1,0 +1,660 @@
+"""The flags of run_pretrain.py, run_finetune.py and run_eval.py that are ours."""
+
+from paddle_te.options.option import (
+    BELOW_ONE,
+    FLAG,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    REQUIRED,
+    TEXT,
+    TEXTS,
+    Option,
+    choice,
+    config_options,
+    number,
+    whole,
+)
+
+# --transformer_engine_backend by the short names that the launcher, reports and tests have
+BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
+DTYPES = ("float32", "bfloat16", "float16")
+LEVELS = ("full", "size", "none")  # how thoroughly a checkpoint is compared with its manifest
+STAGING_DIR = "/dev/shm"  # memory, as a file system
+DELAYED = {"fp8_recipe": "delayed"}
+
+_BACKEND = Option(
+    "transformer_engine_backend",
+    choice(*BACKENDS.values()),
+    "none",
+    "What a decoder layer is made of: none (PaddleNLP's own), paddle (Paddle operations) or transformer_engine.",
+    doc="`none`, `paddle`, `transformer_engine`",
+    zh="`none`、`paddle`、`transformer_engine`",
+    config=True,
+)
+_USE_FP8 = Option(
+    "use_fp8",
+    FLAG,
+    False,
+    "Run the decoder layers' GEMMs in fp8 (backend paddle emulates its rounding).",
+    doc="GEMMs of the decoder layers in fp8; with `paddle` emulated",
+    zh="decoder 层的 GEMM 使用 fp8；后端为 `paddle` 时是模拟",
+    config=True,
+)
+_RECIPE = Option(
+    "fp8_recipe",
+    choice("delayed", "current"),
+    "delayed",
+    "delayed or current scaling.",
+    doc="`delayed` or `current` scaling",
+    zh="`delayed` 或 `current` scaling",
+    config=True,
+)
+_FP8_DPA = Option(
+    "fp8_dpa",
+    FLAG,
+    False,
+    "Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).",
+    doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; "
+    "[when it pays](../../docs/faq.md#attention-in-fp8-as-well). Delayed scaling, te: Hopper and newer, heads of 128, "
+    "sequences of a multiple of 16; no packed documents, no key-value cache",
+    zh="配合 `--use_fp8`：attention 也用 fp8（TE 的 recipe 选项），"
+    "[何时划算](../../docs/faq.md#attention-in-fp8-as-well)。仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
+    "head 大小 128，序列长度为 16 的倍数；不支持打包的文档和 key-value cache",
+    config=True,
+    needs={"use_fp8": True, **DELAYED},  # Hopper has it with no other recipe
+)
+_FP8_LM_HEAD = Option(
+    "fp8_lm_head",
+    FLAG,
+    False,
+    "The language model's head in fp8 as well (16 divides each rank's vocabulary).",
+    doc="with `--use_fp8`: lm_head's GEMMs in fp8 as well; [when it pays](../../docs/faq.md#the-head-in-fp8-as-well). "
+    "Each rank's vocabulary a multiple of 16; not with `--use_fused_linear_cross_entropy`",
+    zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/faq.md#the-head-in-fp8-as-well)。"
+    "每个 rank 的词表大小须为 16 的倍数；不能与 `--use_fused_linear_cross_entropy` 同用",
+    config=True,
+)
+
+# What decides on the decoder layers, of all training.
+LAYERS = (
+    _BACKEND,
+    _USE_FP8,
+    _RECIPE,
+    Option(
+        "fp8_format",
+        choice("HYBRID", "E4M3"),
+        "HYBRID",
+        "HYBRID (e4m3 forward, e5m2 gradients) or E4M3.",
+        doc="e4m3 forward, e5m2 gradients; or `E4M3`",
+        zh="前向 e4m3、梯度 e5m2；或 `E4M3`",
+        config=True,
+    ),
+    Option(
+        "fp8_amax_history_len",
+        whole(1),
+        1024,
+        "Steps of amax history (delayed scaling).",
+        doc="steps, delayed scaling",
+        zh="步数，delayed scaling",
+        config=True,
+        needs=DELAYED,
+    ),
+    Option(
+        "fp8_amax_compute_algo",
+        choice("max", "most_recent"),
+        "max",
+        "max of the history, or most_recent (delayed scaling).",
+        doc="of the history, or `most_recent`",
+        zh="取 history 的最大值，或 `most_recent`",
+        config=True,
+        needs=DELAYED,
+    ),
+    _FP8_DPA,
+    Option(
+        "fp8_dpa_bwd",
+        FLAG,
+        True,
+        "With fp8_dpa: attention's backward too; false: in the activations' precision.",
+        doc="false: attention's backward in the activations' precision (TE's `NVTE_FP8_DPA_BWD=0`)",
+        zh="false：attention 的反向用激活的精度（TE 的 `NVTE_FP8_DPA_BWD=0`）",
+        config=True,
+        needs={"fp8_dpa": True},
+    ),
+    _FP8_LM_HEAD,
+    Option(
+        "fuse_wgrad_accumulation",
+        FLAG,
+        False,
+        "Add weight gradients to float32 main gradients inside the GEMMs (needs --amp_master_grad).",
+        doc="te: weight gradients added to float32 main gradients inside the GEMMs; with `--amp_master_grad`. Without "
+        "sharding `--release_grads true` lets a step's first micro-batch write them, so that nothing is cleared; stage "
+        "1 with `split_param` does so by itself",
+        zh="te：在 GEMM 内把权重梯度累加到 float32 主梯度；配合 `--amp_master_grad`。不用 sharding 时，"
+        "加 `--release_grads true` 可让每步第一个 micro-batch 直接写入主梯度，无需清零；"
+        "带 `split_param` 的 stage 1 自动如此",
+        config=True,
+    ),
+)
+LAYER_OPTIONS = {option.name: option for option in LAYERS}
+# What a model's configuration says about them: LayerOptions.of(config).fp8_recipe
+LayerOptions = config_options("LayerOptions", LAYERS)
+
+# How a run goes on and saves, of all training.
+TRAINING = (
+    Option(
+        "recompute_use_reentrant",
+        FLAG,
+        True,
+        "Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks.",
+        doc="recompute as a PyLayer; false: saved-tensor hooks",
+        zh="以 PyLayer 方式重计算；false：saved-tensor hooks",
+    ),
+    Option(
+        "save_in_background",
+        FLAG,
+        False,
+        "Write checkpoints to memory and copy them to output_dir while training goes on.",
+        doc="checkpoints are written to memory, and from there to the disk while training goes on; "
+        "[what to know](../../docs/cluster.md#checkpoints-in-the-background)",
+        zh="checkpoint 先写入内存，训练继续的同时再写到磁盘；"
+        "[说明](../../docs/cluster.md#checkpoints-in-the-background)",
+    ),
+    Option(
+        "staging_dir",
+        TEXT,
+        STAGING_DIR,
+        "With save_in_background: where each node keeps its part meanwhile.",
+        doc="where each node keeps its part of a checkpoint meanwhile, such as a local NVMe",
+        zh="各节点在此期间存放其部分 checkpoint 的位置，例如本地 NVMe",
+        needs={"save_in_background": True},
+    ),
+    Option(
+        "on_nan",
+        choice("stop", "skip", "rollback"),
+        "stop",
+        "When loss, gradients or a tensor to be saved are not finite: stop, skip (leave the step out) or rollback (to "
+        "the last good checkpoint, and past the batches since).",
+        doc="where the loss, the gradients or a tensor to be saved are not finite: `stop` with status 1, `skip` (leave "
+        "the step out) or `rollback` (status 75: the next start goes on from the last good checkpoint, without the "
+        "batches since)",
+        zh="loss、梯度或待保存的张量出现 NaN 或无穷大时：`stop` 以状态 1 结束，`skip` 跳过该步，"
+        "`rollback` 以状态 75 结束，下次启动从最近的完好 checkpoint 继续，并跳过其后的数据",
+    ),
+    Option(
+        "on_nan_limit",
+        whole(1),
+        10,
+        "Skip: so many steps in a row; rollback: so many times to one checkpoint.",
+        doc="`skip`: so many steps in a row; `rollback`: so many times to one checkpoint; then training stops",
+        zh="`skip`：最多连续跳过的步数；`rollback`：最多回到同一 checkpoint 的次数；超过则停止训练",
+    ),
+    Option(
+        "spike_factor",
+        number("a number above 1, such as 1.5", lambda x: x > 1),
+        None,
+        "Treat a loss above so many times the median of the last 100 as on_nan says. Default: no loss.",
+        doc="treats a loss above so many times the median of the last 100 losses as `--on_nan` says",
+        zh="loss 超过最近 100 步中位数的这一倍数时，按 `--on_nan` 处理",
+        shown="off",
+        shown_zh="关闭",
+    ),
+    Option(
+        "verify_checkpoint",
+        choice(*LEVELS),
+        "full",
+        "What a checkpoint must agree with its manifest in before it is resumed: full (sizes and checksums of all "
+        "files), size, or none.",
+        doc="what a checkpoint must agree with its manifest in before it is resumed: `full` (sizes and checksums of all "
+        "files), `size`, `none`",
+        zh="恢复训练前 checkpoint 与其 manifest 须一致的内容：`full`（所有文件的大小与校验和）、`size`（大小）、`none`",
+    ),
+)
+
+# Of pretraining alone.
+PRETRAINING = (
+    Option(
+        "min_learning_rate",
+        NOT_NEGATIVE,
+        1e-5,
+        "Learning rate at the end of the decay.",
+        doc="learning rate at the end of the decay",
+        zh="学习率衰减的终点",
+    ),
+    Option(
+        "decay_steps",
+        whole(1),
+        None,
+        "Steps of the decay; afterwards min_learning_rate. Default: max_steps.",
+        doc="steps of the decay; afterwards `--min_learning_rate`",
+        zh="学习率衰减的步数，之后为 `--min_learning_rate`",
+        shown="max_steps",
+    ),
+    Option(
+        "eval_iters",
+        whole(1),
+        10,
+        "Batches of one evaluation.",
+        doc="batches of an evaluation",
+        zh="一次评估的 batch 数",
+    ),
+)
+
+PRETRAIN_MODEL = (
+    Option(
+        "model_name_or_path",
+        TEXT,
+        "tiny-llama-demo",
+        "A built-in configuration's name or a folder with config.json.",
+        doc="built-in name or folder",
+        zh="内置名称或文件夹",
+    ),
+    Option(
+        "tokenizer_name_or_path",
+        TEXT,
+        None,
+        "Tokenizer folder or name; none with --mock_data. Default: model_name_or_path.",
+        doc="folder, name, or `none` with `--mock_data`",
+        zh="文件夹、名称，`--mock_data` 时可为 `none`",
+        shown="the model",
+        shown_zh="同模型",
+    ),
+    Option(
+        "te_init_weight_path",
+        TEXT,
+        None,
+        "Folder with initial weights, in this backend's layout (te_llama_ckpt_converter.py) or Hugging Face's.",
+        doc="folder of initial weights, in this backend's layout or Hugging Face's",
+        zh="初始权重所在文件夹，须为该后端或 Hugging Face 的布局",
+    ),
+    Option(
+        "continue_training",
+        FLAG,
+        False,
+        "Start from the weights in model_name_or_path instead of from scratch.",
+        doc="start from the weights in `model_name_or_path`",
+        zh="从 `model_name_or_path` 中的权重开始",
+    ),
+    Option(
+        "fuse_attention_qkv",
+        FLAG,
+        False,
+        "Native layers: one weight for q, k and v.",
+        doc="`none`: one weight for q, k and v",
+        zh="`none`：q、k、v 合为一个权重",
+        config=True,
+    ),
+    Option(
+        "fuse_attention_ffn",
+        FLAG,
+        False,
+        "Native layers: one weight for gate and up.",
+        doc="`none`: one weight for gate and up",
+        zh="`none`：gate、up 合为一个权重",
+        config=True,
+    ),
+    *(
+        Option(
+            name,
+            BELOW_ONE,
+            0.0,
+            "Llama has no dropout: accepted for old scripts, ignored.",
+            doc="of old scripts; Llama has no dropout",
+            zh="仅为兼容旧脚本；Llama 没有 dropout",
+        )
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    ),
+)
+
+PRETRAIN_DATA = (
+    Option(
+        "input_dir",
+        TEXT,
+        None,
+        "Folder of .bin/.idx pairs made by tools/prepare_data.py; several are blended with equal weights. Or weights "
+        "and prefixes in turn: '0.3 data/a 0.7 data/b'.",
+        doc='folder of `.bin`/`.idx` pairs; or weights and prefixes: `"0.3 data/a 0.7 data/b"`',
+        zh='`.bin`/`.idx` 所在文件夹；或权重与前缀：`"0.3 data/a 0.7 data/b"`',
+    ),
+    Option(
+        "split",
+        TEXT,
+        "949,50,1",
+        "Train/valid/test proportions of the documents.",
+        doc="train, validation, test: proportions of the documents",
+        zh="训练、验证、测试集的文档比例",
+    ),
+    Option("max_seq_length", whole(1), 1024, "Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"),
+    Option(
+        "share_folder",
+        FLAG,
+        False,
+        "The data folder is shared by all machines: only the first one builds indices.",
+        doc="the data folder is shared by all machines: the first one builds the indices",
+        zh="所有机器共享数据文件夹：由第一台建立索引",
+    ),
+    Option(
+        "data_impl",
+        choice("mmap"),
+        "mmap",
+        "The format of the data; mmap is the only one.",
+        doc="PaddleNLP's; nothing to choose",
+        zh="同 PaddleNLP，无需选择",
+    ),
+    Option(
+        "skip_warmup",
+        FLAG,
+        True,
+        "Do not read the files once before they are used.",
+        doc="PaddleNLP's; nothing to choose",
+        zh="同 PaddleNLP，无需选择",
+    ),
+    Option(
+        "data_cache",
+        TEXT,
+        None,
+        "Folder for the indices of samples; default: index-cache beside the data or, where that cannot be written, in "
+        "the output folder.",
+        doc="folder for the indices of samples",
+        zh="样本索引的文件夹",
+        shown="beside the data",
+        shown_zh="数据旁边",
+    ),
+    Option(
+        "mock_data",
+        FLAG,
+        False,
+        "Train on random tokens instead of data, for benchmarks; no input_dir.",
+        doc="random tokens",
+        zh="随机 token",
+    ),
+)
+
+_CHECKPOINT = Option(
+    "model_name_or_path",
+    TEXT,
+    REQUIRED,
+    "Checkpoint folder, in the layout of the backend or Hugging Face's.",
+    doc="folder; weights in the backend's layout or Hugging Face's",
+    zh="文件夹；权重须为该后端或 Hugging Face 的布局",
+    shown="–",
+)
+_TOKENIZER = Option(
+    "tokenizer_name_or_path",
+    TEXT,
+    None,
+    "Tokenizer folder or name. Default: model_name_or_path.",
+    doc="folder or name",
+    zh="文件夹或名称",
+    shown="the model",
+    shown_zh="同模型",
+)
+_WITH_LORA = {"lora": True}
+LORA_TARGETS = ("all", "attention", "mlp")
+
+FINETUNE_MODEL = (
+    _CHECKPOINT,
+    _TOKENIZER,
+    Option(
+        "lora",
+        FLAG,
+        False,
+        "Train a LoRA adapter and leave the model as it is.",
+        doc="train an adapter only",
+        zh="只训练 adapter",
+    ),
+    Option("lora_rank", whole(1), 32, "Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"),
+    Option(
+        "lora_alpha",
+        whole(1),
+        64,
+        "The adapter's outputs are scaled by lora_alpha / lora_rank.",
+        doc="its outputs are scaled by alpha / rank",
+        zh="adapter 的输出乘以 alpha / rank",
+    ),
+    Option(
+        "lora_dropout",
+        BELOW_ONE,
+        0.0,
+        "Dropout on the adapter's inputs.",
+        doc="on the adapter's inputs",
+        zh="作用于 adapter 的输入",
+    ),
+    Option(
+        "lora_targets",
+        choice(*LORA_TARGETS),
+        "all",
+        "Projections with an adapter: all, attention or mlp.",
+        doc="`all`, `attention` (q, k, v, o) or `mlp` (gate, up, down)",
+        zh="`all`、`attention`（q、k、v、o）或 `mlp`（gate、up、down）",
+    ),
+    Option(
+        "lora_path",
+        TEXT,
+        None,
+        "Folder of an adapter to start from; its rank and targets hold.",
+        doc="adapter to start from",
+        zh="从已有的 adapter 开始",
+        needs=_WITH_LORA,
+    ),
+    Option(
+        "merge_lora",
+        FLAG,
+        False,
+        "Save the model with the adapter added as well, in merged/.",
+        doc="also save the model with the adapter added, in `merged/`; one process",
+        zh="另存合并 adapter 后的模型到 `merged/`；须在单进程中运行",
+        needs=_WITH_LORA,
+    ),
+)
+
+FINETUNE_DATA = (
+    Option(
+        "dataset_name_or_path",
+        TEXT,
+        None,
+        'Folder of train.json and dev.json, JSON lines {"src", "tgt"}.',
+        doc="folder of `train.json` and `dev.json`",
+        zh="含 `train.json` 和 `dev.json` 的文件夹",
+        shown="–",
+    ),
+    Option(
+        "src_length",
+        whole(1),
+        1024,
+        "Tokens of src at most; of a longer one the end is kept.",
+        doc="tokens of `src` at most; of a longer one the end is kept",
+        zh="`src` 的最大 token 数；更长时保留末尾",
+    ),
+    Option(
+        "max_length",
+        whole(1),
+        2048,
+        "Tokens of a sequence at most; a longer answer is cut off.",
+        doc="tokens of a sample at most; a longer answer is cut off",
+        zh="样本的最大 token 数；更长的回答被截断",
+    ),
+    Option(
+        "pad_to_multiple_of",
+        whole(1),
+        16,
+        "Batches are as long as their longest sample, rounded up to this.",
+        doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16",
+        zh="batch 长度取最长样本并向上取整；fp8 须为 16 的倍数",
+    ),
+    Option(
+        "pad_to_max_length",
+        FLAG,
+        False,
+        "Pad every batch to max_length instead.",
+        doc="all batches as long as `--max_length`; sequence parallelism needs it",
+        zh="所有 batch 填充到 `--max_length`；序列并行时必需",
+    ),
+    Option(
+        "zero_padding",
+        FLAG,
+        False,
+        "Pack several samples into one sequence of max_length.",
+        doc="pack samples into sequences of `--max_length`, kept apart by masks and positions of their own",
+        zh="把多个样本打包成 `--max_length` 的序列，用 mask 和各自的位置编号隔开",
+    ),
+    Option(
+        "greedy_zero_padding",
+        FLAG,
+        False,
+        "Pack tighter, in another order; needs --zero_padding.",
+        doc="pack tighter, in another order",
+        zh="打包得更紧，顺序会改变",
+        needs={"zero_padding": True},
+    ),
+)
+
+EVALUATION = (
+    _CHECKPOINT,
+    _TOKENIZER,
+    Option(
+        "lora_path",
+        TEXT,
+        None,
+        "Folder of a LoRA adapter, which is added to the weights.",
+        doc="adapter, added to the weights",
+        zh="adapter，合并到权重中",
+    ),
+    _BACKEND.but(help="none, paddle or transformer_engine."),
+    Option(
+        "dtype",
+        choice(*DTYPES),
+        "float32",
+        "Of the weights: float32, bfloat16 or float16.",
+        doc="of the weights: `float32`, `bfloat16`, `float16` (te: not `float32`)",
+        zh="权重的类型：`float32`、`bfloat16`、`float16`（te 不支持 `float32`）",
+    ),
+    Option("device", TEXT, "cpu", "cpu, gpu or nvgpu.", doc="`cpu`, `gpu`, `nvgpu`", zh="`cpu`、`gpu`、`nvgpu`"),
+    _USE_FP8,
+    _RECIPE.but(
+        default="current",
+        help="current, or delayed: with the scales that the checkpoint's training left.",
+        doc="`current`; `delayed` needs the `fp8_state` that training left beside the weights",
+        zh="`current`；`delayed` 需要训练时保存在权重旁边的 `fp8_state` 文件",
+    ),
+    _FP8_DPA.but(
+        help="Attention in fp8 as well, as the checkpoint was trained (delayed scaling).",
+        doc="attention in fp8 as well, as the checkpoint was trained (delayed scaling)",
+        zh="attention 也用 fp8，与训练时相同（delayed scaling）",
+    ),
+    _FP8_LM_HEAD.but(
+        help="The language model's head in fp8 as well, as the checkpoint was trained.",
+        doc="lm_head in fp8 as well, as the checkpoint was trained",
+        zh="lm_head 也用 fp8，与训练时相同",
+    ),
+    Option(
+        "perplexity",
+        TEXT,
+        None,
+        'JSON lines {"text": …}, or the prefix of a .bin/.idx pair.',
+        doc='JSON lines `{"text"}`, or the prefix of a `.bin`/`.idx` pair',
+        zh='JSON lines `{"text"}`，或 `.bin`/`.idx` 的前缀',
+    ),
+    Option(
+        "boolq",
+        TEXT,
+        None,
+        'JSON lines {"passage", "question", "answer"}.',
+        doc='JSON lines `{"passage", "question", "answer"}`, SuperGLUE\'s',
+        zh='JSON lines `{"passage", "question", "answer"}`，同 SuperGLUE',
+    ),
+    Option(
+        "lambada",
+        TEXT,
+        None,
+        'JSON lines {"text": …}: the last word is asked for.',
+        doc='JSON lines `{"text"}`; the last word is asked for',
+        zh='JSON lines `{"text"}`，预测最后一个词',
+    ),
+    Option(
+        "multiple_choice",
+        TEXT,
+        None,
+        'JSON lines {"query", "choices", "gold"}.',
+        doc='JSON lines `{"query", "choices", "gold"}`',
+        zh='JSON lines `{"query", "choices", "gold"}`',
+    ),
+    Option(
+        "limit",
+        whole(1),
+        None,
+        "Read no more than so many examples (windows of a .bin/.idx pair).",
+        doc="examples, or windows of a `.bin`/`.idx` pair",
+        zh="样本数，或 `.bin`/`.idx` 的窗口数",
+        shown="all",
+        shown_zh="全部",
+    ),
+    Option(
+        "max_seq_length",
+        whole(1),
+        None,
+        "Tokens that the model sees. Default: its seq_length.",
+        doc="tokens that the model sees",
+        zh="模型能看到的 token 数",
+        shown="what it was trained with; 2048 for Hugging Face's",
+        shown_zh="训练时的长度；Hugging Face 的模型为 2048",
+    ),
+    Option(
+        "batch_size",
+        whole(1),
+        8,
+        "Sequences computed together.",
+        doc="sequences computed together",
+        zh="一起计算的序列数",
+    ),
+    Option(
+        "prompts",
+        TEXTS,
+        None,
+        "Texts to continue.",
+        doc="texts to continue, with a key-value cache; te in bfloat16",
+        zh="要续写的文本，使用 KV cache；te 用 bfloat16",
+    ),
+    Option("max_new_tokens", whole(1), 32, "Length of a continuation.", doc="length of a continuation", zh="续写长度"),
+    Option(
+        "decode_strategy",
+        choice("greedy_search", "sampling"),
+        "greedy_search",
+        "greedy_search or sampling.",
+        doc="`greedy_search` or `sampling`",
+        zh="`greedy_search` 或 `sampling`",
+    ),
+    Option(
+        "top_k",
+        whole(0),
+        0,
+        "Sampling: from so many likeliest tokens; 0: all.",
+        doc="sampling: from so many likeliest tokens; 0: all",
+        zh="sampling：从概率最高的若干 token 中抽取；0：全部",
+    ),
+    Option(
+        "top_p",
+        FRACTION,
+        1.0,
+        "Sampling: from the likeliest tokens that have this probability together.",
+        doc="sampling: from the likeliest tokens that have this probability together",
+        zh="sampling：从累计概率达到该值的 token 中抽取",
+    ),
+    Option(
+        "temperature",
+        POSITIVE,
+        1.0,
+        "Sampling: logits are divided by it.",
+        doc="sampling: logits are divided by it",
+        zh="sampling：logits 除以该值",
+    ),
+    Option("seed", whole(0), 42, "Of sampling.", doc="of sampling", zh="sampling 的随机种子"),
+    Option(
+        "output_file",
+        TEXT,
+        None,
+        "JSON file for the results.",
+        doc="JSON file for the results",
+        zh="存放结果的 JSON 文件",
+    ),
+)
