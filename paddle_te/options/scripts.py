@@ -19,7 +19,8 @@ from paddle_te.options.option import (
 # --transformer_engine_backend by the short names that the launcher, reports and tests have
 BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
 DTYPES = ("float32", "bfloat16", "float16")
-LEVELS = ("full", "size", "none")  # how thoroughly a checkpoint is compared with its manifest
+# How much of a manifest is compared before a checkpoint is loaded; `runs.manifest.damage` says what each means
+LEVELS = ("full", "size", "none")
 STAGING_DIR = "/dev/shm"  # memory, as a file system
 DELAYED = {"fp8_recipe": "delayed"}
 
@@ -205,8 +206,8 @@ TRAINING = (
         "full",
         "What a checkpoint must agree with its manifest in before it is resumed: full (sizes and checksums of all "
         "files), size, or none.",
-        doc="what a checkpoint must agree with its manifest in before it is resumed: `full` (sizes and checksums of all "
-        "files), `size`, `none`",
+        doc="what a checkpoint must agree with its manifest in before it is resumed: `full` (sizes and checksums of "
+        "all files), `size`, `none`",
         zh="恢复训练前 checkpoint 与其 manifest 须一致的内容：`full`（所有文件的大小与校验和）、`size`（大小）、`none`",
     ),
 )

@@ -22,7 +22,6 @@ MANIFEST = "manifest.json"
 VERSION = 1
 # PaddleNLP's name for the mark of a complete checkpoint
 COMPLETE_MARK = ".checkpoint_done"
-# How much of a manifest is compared before a checkpoint is loaded; `damage` says what each means
 # A run may load any file with such an ending, so one that the manifest does not name makes a checkpoint a bad one.
 STATE_SUFFIXES = (".pdparams", ".pdopt", ".safetensors", ".pth")
 BLOCK = 2**20  # bytes that are read at a time; they stay in the processor's cache

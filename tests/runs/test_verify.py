@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paddle_te.options.scripts import LEVELS
 from paddle_te.runs import manifest, verify
 from paddle_te.runs.checkpoints import COMPLETE_MARK, is_complete
 from paddle_te.runs.manifest import MANIFEST, Manifest, file_names, records
@@ -160,7 +161,7 @@ def test_hostile_pickles_are_refused_and_not_run(copy, tmp_path, kind, with_mani
     (folder / COMPLETE_MARK).write_bytes(b"")
     if with_manifest:
         complete(folder)
-    for level in manifest.LEVELS:
+    for level in LEVELS:
         (wrong,) = verify.damage(folder, level)
         assert f"{kind}: refused: it holds posix.system" in wrong and "it was not run" in wrong
     assert not (tmp_path / "ran").exists()
