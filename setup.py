@@ -72,7 +72,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.11,<3.13",
     packages=find_packages(include=["paddle_te", "paddle_te.*"]),
     package_data={"paddle_te": ["configs/**/*", "native/*.cpp", "native/kernels/*.cu", "native/kernels/*.cuh"]},
     # Plain C++: the shim finds Transformer Engine at run time, so neither CUDA nor TE nor Paddle is needed to build it.

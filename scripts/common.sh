@@ -6,19 +6,19 @@ say() { printf '\n== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 python_version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
-supported() { case "$(python_version "$1")" in 3.10 | 3.11 | 3.12) return 0 ;; esac; return 1; }
+supported() { case "$(python_version "$1")" in 3.11 | 3.12) return 0 ;; esac; return 1; }
 
 find_python() {
   if [ -n "${PYTHON:-}" ]; then
-    supported "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.10, 3.11 or 3.12 (found: $(python_version "$PYTHON" || echo none))"
+    supported "$PYTHON" || die "PYTHON=$PYTHON is not a Python 3.11 or 3.12 (found: $(python_version "$PYTHON" || echo none))"
     echo "$PYTHON"
     return
   fi
   local candidate
-  for candidate in python3 python3.12 python3.11 python3.10; do
+  for candidate in python3 python3.12 python3.11; do
     if supported "$candidate"; then echo "$candidate"; return; fi
   done
-  die "no Python 3.10, 3.11 or 3.12 found (python3 is $(python_version python3 || echo missing)); set PYTHON=/path/to/python3.12"
+  die "no Python 3.11 or 3.12 found (python3 is $(python_version python3 || echo missing)); set PYTHON=/path/to/python3.12"
 }
 
 # What building needs beyond Python itself: venv with pip, Python's headers, a C++ compiler.

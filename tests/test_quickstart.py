@@ -99,7 +99,7 @@ def python_that_is(version, path):
     return executable(path, f"#!/bin/sh\necho {version}\n")
 
 
-@pytest.mark.parametrize("version, accepted", [("3.9", False), ("3.10", True), ("3.12", True), ("3.13", False)])
+@pytest.mark.parametrize("version, accepted", [("3.10", False), ("3.11", True), ("3.12", True), ("3.13", False)])
 def test_which_pythons_are_taken(tmp_path, version, accepted):
     python = python_that_is(version, tmp_path / "python")
     result = shell("find_python", tmp_path, PYTHON=str(python))
@@ -107,7 +107,7 @@ def test_which_pythons_are_taken(tmp_path, version, accepted):
         assert (result.returncode, result.stdout.strip()) == (0, str(python))
     else:
         assert result.returncode == 1 and not (tmp_path / ".venv").exists()
-        assert f"PYTHON={python} is not a Python 3.10, 3.11 or 3.12 (found: {version})" in result.stderr
+        assert f"PYTHON={python} is not a Python 3.11 or 3.12 (found: {version})" in result.stderr
 
 
 def test_a_newer_python3_is_passed_over(tmp_path):
@@ -119,7 +119,7 @@ def test_a_newer_python3_is_passed_over(tmp_path):
 def test_no_python_at_all(tmp_path):
     result = shell("make_venv", tmp_path, path=str(tmp_path))
     assert result.returncode == 1
-    assert "no Python 3.10, 3.11 or 3.12 found (python3 is missing); set PYTHON=" in result.stderr
+    assert "no Python 3.11 or 3.12 found (python3 is missing); set PYTHON=" in result.stderr
 
 
 def test_missing_compiler_is_named_with_its_remedy(tmp_path):
