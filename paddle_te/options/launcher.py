@@ -441,8 +441,8 @@ PRETRAIN_VARIABLES = (
         "OVERLAP",
         SWITCH,
         "0",
-        "1: sharding's communication beside computing, in stage1 and stage2",
-        doc="1: sharding's communication [beside computing](#overlap), in stage1 and stage2, with LOGGING_STEPS of 2 "
+        "1: sharding's communication at the same time as computation, in stage1 and stage2",
+        doc="1: sharding's communication [during computation](#overlap), in stage1 and stage2, with LOGGING_STEPS of 2 "
         "or more",
         zh="1：sharding 的通信[与计算重叠](#通信重叠)，用于 stage1 和 stage2，LOGGING_STEPS 须为 2 或更大",
     ),
