@@ -15,7 +15,7 @@ from .autocast import (
     is_fp8_enabled,
     microbatch,
 )
-from .checkpoint import load, name_modules, named_tensors, reduce_amax, save, set_state_dict, state_dict
+from .checkpoint import check_file, load, name_modules, named_tensors, reduce_amax, save, set_state_dict, state_dict
 from .module import GemmQuantizers, ModuleScaling
 from .recipe import DelayedScaling, Float8CurrentScaling, Format
 from .state import Quantizer, amax_and_scale_update, drop_step, new_step, register_backend
@@ -30,6 +30,7 @@ __all__ = [
     "Quantizer",
     "amax_and_scale_update",
     "autocast_state",
+    "check_file",
     "drop_step",
     "fp8_autocast",
     "get_autocast_state",

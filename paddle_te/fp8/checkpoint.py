@@ -6,6 +6,8 @@ from dataclasses import asdict
 import numpy as np
 import paddle
 
+from paddle_te.options import LAYER_OPTIONS
+
 from .module import ModuleScaling, bind_together
 
 VERSION = 1
@@ -112,12 +114,18 @@ def _some(names):
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _check(state, modules, recipe):
+def _flag(field):
+    """What the scripts call a recipe's field."""
+    flag = field if field in LAYER_OPTIONS else f"fp8_{field}"
+    return f"--{flag}" if flag in LAYER_OPTIONS else field
+
+
+def _check_recipe(state, recipe):
     if not isinstance(state, dict) or state.get("version") != VERSION:
         raise ValueError(f"this is no fp8 scaling state of version {VERSION}")
     saved, present = state["recipe"], _describe(recipe)
     differences = [
-        f"{key}: {saved.get(key)!r} there, {present.get(key)!r} here"
+        f"{_flag(key)}: {saved.get(key)!r} there, {present.get(key)!r} here"
         for key in {**present, **saved}
         if saved.get(key) != present.get(key)
     ]
@@ -125,6 +133,10 @@ def _check(state, modules, recipe):
         raise ValueError(
             f"the fp8 state was saved under another recipe ({'; '.join(differences)}); resume with the same"
         )
+
+
+def _check(state, modules, recipe):
+    _check_recipe(state, recipe)
     expected = set(modules) if recipe.kind == "delayed" else set()
     if missing := expected - set(state["modules"]):
         raise ValueError(f"the fp8 state lacks modules of this model: {_some(missing)}; resume with the same flags")
@@ -173,6 +185,14 @@ def save(path, root, recipe, names=None):
     state["modules"] = {(names or {}).get(name, name): module for name, module in state["modules"].items()}
     paddle.save(state, partial)
     os.replace(partial, path)
+
+
+def check_file(path, recipe):
+    """Raises ValueError, with the path, where `load` would for the recipe's sake: before there is a model."""
+    try:
+        _check_recipe(paddle.load(str(path), return_numpy=True), recipe)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def load(path, root, recipe, names=None):

@@ -5,7 +5,6 @@ from enum import Enum
 from typing import NamedTuple
 
 from paddle_te.options import LAYER_OPTIONS
-from paddle_te.options.option import whole
 
 # Largest finite values (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -32,7 +31,7 @@ def _check_format(fp8_format):
 class DelayedScaling:
     """Scales come from the amax (the greatest absolute value) of earlier steps.
 
-    margin: scale = fp8_max / amax / 2**margin, 0 or more.
+    margin: scale = fp8_max / amax / 2**margin, 0 to 18.
     fp8_format: Format.HYBRID or Format.E4M3.
     amax_history_len: steps that the history remembers, 1 or more.
     amax_compute_algo: "max" takes the greatest amax of the history, "most_recent" the last step's.
@@ -44,7 +43,7 @@ class DelayedScaling:
     Raises ValueError for anything else.
     """
 
-    margin: int = 0
+    margin: int = LAYER_OPTIONS["fp8_margin"].default
     fp8_format: Format = Format.HYBRID
     amax_history_len: int = LAYER_OPTIONS["fp8_amax_history_len"].default
     amax_compute_algo: str = LAYER_OPTIONS["fp8_amax_compute_algo"].default
@@ -56,8 +55,8 @@ class DelayedScaling:
 
     def __post_init__(self):
         _check_format(self.fp8_format)
-        kinds = {name: LAYER_OPTIONS[f"fp8_{name}"].kind for name in ("amax_history_len", "amax_compute_algo")}
-        for name, kind in {"margin": whole(0), **kinds}.items():
+        for name in ("margin", "amax_history_len", "amax_compute_algo"):
+            kind = LAYER_OPTIONS[f"fp8_{name}"].kind
             if not kind.accepts(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)!r}; it must be {kind.words}")
         for name in ("reduce_amax", "fp8_dpa", "fp8_dpa_bwd"):

@@ -111,6 +111,16 @@ LAYERS = (
         config=True,
         needs=DELAYED,
     ),
+    Option(
+        "fp8_margin",
+        whole(0, 18),
+        0,
+        "Scales are fp8's maximum / amax / 2**margin, which leaves room for growing values (delayed scaling).",
+        doc="0 to 18, delayed scaling: scales are fp8's maximum / amax / 2^margin, which leaves room for growing values",
+        zh="scale 为 fp8 的最大值 / amax / 2^margin，为增大的数值留出余量，0 到 18；delayed scaling",
+        config=True,
+        needs=DELAYED,
+    ),
     _FP8_DPA,
     Option(
         "fp8_dpa_bwd",

@@ -42,7 +42,7 @@ from paddle_te.training.finetune_trainer import (
     check_together,
     count_real_tokens,
 )
-from paddle_te.training.resuming import check_fits, find_to_resume, is_finished
+from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
 from paddle_te.training.trainer import check_resumable
 
 
@@ -105,6 +105,7 @@ def finetune():
         checkpoint = find_to_resume(training_args)
         if checkpoint:
             check_resumable(checkpoint, training_args)
+            check_fp8_state(checkpoint, training_args)
         else:
             check_new_run(training_args)
         leave_out_broken_batches(training_args)

@@ -9,7 +9,6 @@ status 2 before any weight is made.
 
 import os
 import sys
-from pathlib import Path
 
 import paddle
 from paddlenlp.trainer import set_seed
@@ -32,7 +31,7 @@ from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
-from paddle_te.training.resuming import check_fits, find_to_resume, is_finished
+from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
 from paddle_te.training.trainer import PretrainingTrainer, check_resumable
 
 
@@ -44,15 +43,6 @@ def check_device(training_args):
         )
     if training_args.transformer_engine_backend != "none":
         get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
-
-
-def check_fp8_state(checkpoint, training_args):
-    """Refuses to go on in fp8 without the scales: resume would not be exact. Raises ValueError."""
-    if training_args.fp8_recipe == "delayed" and not any(Path(checkpoint).glob("fp8_state.*.pdparams")):
-        raise ValueError(
-            f"{checkpoint} has no fp8 scaling state (it was saved in another precision, or converted): start from its "
-            "weights with --te_init_weight_path instead of resuming"
-        )
 
 
 def make_config(model_args, data_args, training_args, tokenizer):
@@ -120,7 +110,7 @@ def pretrain():
         if model_args.te_init_weight_path:
             check_weights_folder(model_args, "te_init_weight_path")
         check_device(training_args)
-        if checkpoint and training_args.use_fp8:
+        if checkpoint:
             check_fp8_state(checkpoint, training_args)
         tokenizer = None
         if model_args.tokenizer_name_or_path != "none":

@@ -11,6 +11,8 @@ from pathlib import Path
 import paddle.distributed as dist
 from paddlenlp.utils.log import logger
 
+from paddle_te import fp8
+from paddle_te.models.llama.decoder import fp8_recipe
 from paddle_te.models.llama.loading import read_config
 from paddle_te.runs import manifest, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
@@ -93,6 +95,23 @@ def _check_state(checkpoint):
             raise CheckpointError(
                 f"{checkpoint} has no {pattern.rstrip('*')}: --ignore_load_lr_and_optim true takes its weights only"
             )
+
+
+def check_fp8_state(checkpoint, args):
+    """Refuses to go on under delayed scaling without the scales, or under another recipe: resume would not be exact.
+
+    args: the run's TrainingArguments. Raises ValueError, naming the flags that differ.
+    """
+    recipe = fp8_recipe(args)
+    if recipe is None or recipe.kind != "delayed":
+        return
+    files = sorted(Path(checkpoint).glob("fp8_state.*.pdparams"))
+    if not files:
+        raise ValueError(
+            f"{checkpoint} has no fp8 scaling state (it was saved in another precision, or converted): start from its "
+            "weights instead of resuming (--te_init_weight_path, in fine-tuning --model_name_or_path)"
+        )
+    fp8.check_file(files[0], recipe)
 
 
 def is_finished(checkpoint, args):

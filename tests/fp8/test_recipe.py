@@ -42,6 +42,7 @@ def test_equal_recipes_are_equal_and_frozen():
     [
         dict(margin=-1),
         dict(margin=0.5),
+        dict(margin=19),
         dict(amax_history_len=0),
         dict(amax_history_len=True),
         dict(amax_history_len="16"),

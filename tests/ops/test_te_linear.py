@@ -78,6 +78,19 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=2**-8, atol=1e-4 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("margin", [0, 14, 18])
+def test_a_margin_lowers_the_next_steps_scales(seed, margin):
+    arrays = x, weight, dy = draw(seed, True)
+    recipe = fp8.DelayedScaling(amax_history_len=2, margin=margin)
+    scales = [np.float32(448 / 2**margin / np.abs(values).max()) for values in (x, weight)]
+    x8, weight8 = (quantized(values, "e4m3", scale) for values, scale in zip((x, weight), scales, strict=True))
+    for backend, dtype in (("transformer_engine", "bfloat16"), ("paddle", "float32")):
+        x, weight, dy = tensors(arrays, dtype, (False, False, True))
+        head = Head(backend, recipe, True)
+        head(x, weight).backward(dy)
+        close(array(head(x, weight)), x8.astype("float64") @ weight8.T)
+
+
 @both_layouts
 @pytest.mark.parametrize("recipe", [None, *RECIPES])
 def test_whatever_is_frozen(seed, recipe, transpose_y):

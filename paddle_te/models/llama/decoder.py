@@ -58,6 +58,7 @@ def fp8_recipe(config):
     if layers.fp8_recipe != "delayed":
         raise ValueError(f"fp8_recipe={layers.fp8_recipe!r}; it may be 'delayed' or 'current'")
     return DelayedScaling(
+        margin=layers.fp8_margin,
         fp8_format=fp8_format,
         amax_history_len=layers.fp8_amax_history_len,
         amax_compute_algo=layers.fp8_amax_compute_algo,

@@ -109,8 +109,9 @@ def test_a_pipeline_takes_integers_for_no_mask(monkeypatch):
 
 def test_fp8_recipe_follows_the_flags():
     assert fp8_recipe(tiny_config()) is None
-    recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_amax_history_len=16, fp8_amax_compute_algo="most_recent"))
-    assert (recipe.amax_history_len, recipe.amax_compute_algo) == (16, "most_recent")
+    flags = dict(fp8_amax_history_len=16, fp8_amax_compute_algo="most_recent", fp8_margin=3)
+    recipe = fp8_recipe(tiny_config(use_fp8=True, **flags))
+    assert (recipe.amax_history_len, recipe.amax_compute_algo, recipe.margin) == (16, "most_recent", 3)
     assert not recipe.fp8_dpa and recipe.fp8_dpa_bwd
     recipe = fp8_recipe(tiny_config(use_fp8=True, fp8_dpa=True, fp8_dpa_bwd=False))
     assert recipe.fp8_dpa and not recipe.fp8_dpa_bwd
