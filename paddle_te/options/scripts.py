@@ -116,7 +116,7 @@ LAYERS = (
         whole(0, 18),
         0,
         "Scales are fp8's maximum / amax / 2**margin, which leaves room for growing values (delayed scaling).",
-        doc="0 to 18; scales are fp8's maximum / amax / 2^margin, which leaves room for growing values; delayed scaling",
+        doc="0 to 18; scales are fp8's maximum / amax / 2^margin, with room for growing values; delayed scaling",
         zh="scale 为 fp8 的最大值 / amax / 2^margin，为增大的数值留出余量，0 到 18；delayed scaling",
         config=True,
         needs=DELAYED,
