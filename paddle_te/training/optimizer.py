@@ -1,14 +1,16 @@
 """Clipping to a global norm without a pass of its own: AdamW multiplies each gradient as it reads it.
 
 Paddle's ClipGradByGlobalNorm reads and writes all gradients between their norm and AdamW, which reads them again. Here
-it computes the factor only, and nvgpu's AdamW takes it. Same numbers: the kernel rounds factor and product to the
-gradient's type, as Paddle's multiplication does.
+it computes the factor only, and nvgpu has an AdamW that takes it. Same numbers: the kernel rounds factor and product to
+the gradient's type, as Paddle's multiplication does.
 """
 
+from functools import cache
 from itertools import groupby
 
 import paddle
 from paddle import _C_ops
+from paddle.base import core
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import HybridParallelClipGrad
 from paddle.nn.clip import _squared_l2_norm
 
@@ -97,6 +99,15 @@ def _takes_factor(param, grad):
     return dense and not regularized and device.kind(grad.place) == "nvgpu"
 
 
+@cache
+def _operator():
+    """The name of nvgpu's AdamW with a factor (its kernels/training.cc), which Paddle knows afterwards."""
+    name, path = "nvgpu_clipped_adamw", device.nvgpu_library()
+    if name not in core.load_op_meta_info_and_register_op(path):
+        raise RuntimeError(f"{path} is of another version and lacks the operator {name}: pip install ./nvgpu")
+    return name
+
+
 class _AdamW(paddle.optimizer.AdamW):
     """Paddle's, with the factor of its clipping."""
 
@@ -106,36 +117,31 @@ class _AdamW(paddle.optimizer.AdamW):
         return super()._apply_optimize(*args, **kwargs)
 
     def _append_optimize_op(self, block, param_and_grad):
-        factor = getattr(self._grad_clip, "factor", None)
-        if factor is None:
-            return super()._append_optimize_op(block, param_and_grad)
         param, grad = param_and_grad
+        factor = getattr(self._grad_clip, "factor", None)
+        if factor is None or not getattr(param, "need_clip", True):
+            return super()._append_optimize_op(block, param_and_grad)
 
         def state(name):
             return self._get_accumulator_master(name, param)
 
-        find_master = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
+        has_master = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
         decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(param.name)
-        _C_ops.adamw_(
+        _C_ops._run_custom_op(
+            _operator(),
             param,
             grad,
+            factor,
             self._create_param_lr(param_and_grad),
             state(self._moment1_acc_str),
             state(self._moment2_acc_str),
             state(self._moment2_acc_max_str) if self._amsgrad else None,
             state(self._beta1_pow_acc_str),
             state(self._beta2_pow_acc_str),
-            self._master_weights[param.name] if find_master else None,
-            factor if getattr(param, "need_clip", True) else None,  # nvgpu's, in place of a flag that skips the update
-            self._beta1,
-            self._beta2,
-            self._epsilon,
+            self._master_weights[param.name] if has_master else None,
+            float(self._beta1),
+            float(self._beta2),
+            float(self._epsilon),
             1.0 if self._lr_ratio is None else self._lr_ratio(param),
-            self._weight_decay,
-            decays,
-            self._lazy_mode,
-            1000,  # rows from which Paddle's CPU kernel uses threads
-            find_master,
-            False,  # powers of beta for all parameters together
-            self._amsgrad,
+            self._weight_decay if decays else 0.0,
         )

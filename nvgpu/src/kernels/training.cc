@@ -1,5 +1,7 @@
 // Embeddings and the optimizer.
 #include "common.h"
+#include "paddle/phi/api/ext/op_meta_info.h"
+#include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/kernels/adamw_kernel.h"
 #include "paddle/phi/kernels/c_embedding_grad_kernel.h"
 #include "paddle/phi/kernels/c_embedding_kernel.h"
@@ -65,6 +67,51 @@ bool IsTrue(const Context& context, const Tensor& flag) {
   return value;
 }
 
+// A weight with its state, updated in place; nullptr where there is none.
+struct Weight {
+  Tensor *param, *moment1, *moment2, *moment2_max, *master;
+};
+struct AdamWSettings {
+  double beta1, beta2, epsilon;
+  float rate_ratio, decay;
+};
+
+// grad_factor: float32 [1], what the gradient is multiplied by as it is read; nullptr for 1. Powers of beta are read only.
+void Update(const Context& context, const Weight& weight, const Tensor& grad, const Tensor* grad_factor,
+            const Tensor& learning_rate, const Tensor& beta1_power, const Tensor& beta2_power,
+            const AdamWSettings& settings) {
+  const DataType moments = weight.moment1->dtype();
+  PADDLE_ENFORCE_EQ(moments == (weight.param->dtype() == DataType::FLOAT64 ? DataType::FLOAT64 : DataType::FLOAT32) &&
+                        learning_rate.dtype() == DataType::FLOAT32,
+                    true,
+                    common::errors::Unimplemented("adamw on nvgpu keeps float32 moments and learning rates, got %s "
+                                                  "moments and a %s learning rate",
+                                                  moments, learning_rate.dtype()));
+  math::AdamW step;
+  step.param = weight.param->data();
+  step.grad = grad.data();
+  step.type = TypeOf(*weight.param);
+  step.grad_type = TypeOf(grad);
+  step.moment1 = weight.moment1->data();
+  step.moment2 = weight.moment2->data();
+  step.moment2_max = weight.moment2_max == nullptr ? nullptr : weight.moment2_max->data();
+  step.master = weight.master == nullptr ? nullptr : weight.master->data();
+  step.grad_factor = grad_factor == nullptr ? nullptr : grad_factor->data<float>();
+  step.learning_rate = learning_rate.data();
+  step.beta1_power = OnHost(beta1_power) ? nullptr : beta1_power.data<float>();
+  step.beta2_power = OnHost(beta2_power) ? nullptr : beta2_power.data<float>();
+  step.beta1_power_value = OnHost(beta1_power) ? *beta1_power.data<float>() : 0;
+  step.beta2_power_value = OnHost(beta2_power) ? *beta2_power.data<float>() : 0;
+  step.beta1 = settings.beta1;
+  step.beta2 = settings.beta2;
+  step.epsilon = settings.epsilon;
+  step.decay = settings.decay;
+  step.rate_ratio = settings.rate_ratio;
+  step.count = weight.param->numel();
+  math::RunAdamW(StreamOf(context), step);
+}
+
+// Paddle's own operation.
 void AdamW(const Context& context, const Tensor& param, const Tensor& grad, const Tensor& learning_rate,
            const Tensor& moment1, const Tensor& moment2, const paddle::optional<Tensor>& moment2_max,
            const Tensor& beta1_power, const Tensor& beta2_power, const paddle::optional<Tensor>& master_param,
@@ -74,52 +121,42 @@ void AdamW(const Context& context, const Tensor& param, const Tensor& grad, cons
            Tensor* moment2_out, Tensor* moment2_max_out, Tensor* beta1_power_out, Tensor* beta2_power_out,
            Tensor* master_param_out) {
   const bool with_master = multi_precision && master_param;
-  // A float32 in place of the flag is what the gradient is to be multiplied by, so that clipping needs no pass of its
-  // own: paddle_te.training.optimizer passes it. Paddle's own operation has no input for it.
-  const bool grad_factor = skip_update && skip_update->dtype() == DataType::FLOAT32;
   Copy(context, param, param_out);  // no copies where Paddle updates in place, as it does
   Copy(context, moment1, moment1_out);
   Copy(context, moment2, moment2_out);
   if (amsgrad) Copy(context, *moment2_max, moment2_max_out);
   if (with_master) Copy(context, *master_param, master_param_out);
-  if (skip_update && !grad_factor && IsTrue(context, *skip_update)) {
-    if (use_global_beta_power) return;
-    Advance(context, beta1_power, 1, beta1_power_out);
-    Advance(context, beta2_power, 1, beta2_power_out);
-    return;
+  const bool skip = skip_update && IsTrue(context, *skip_update);
+  const AdamWSettings settings = {beta1.to<double>(), beta2.to<double>(), epsilon.to<double>(), rate_ratio,
+                                  with_decay ? decay : 0};
+  if (!skip) {
+    const Weight weight = {param_out, moment1_out, moment2_out, amsgrad ? moment2_max_out : nullptr,
+                           with_master ? master_param_out : nullptr};
+    Update(context, weight, grad, nullptr, learning_rate, beta1_power, beta2_power, settings);
   }
-  const DataType moments = moment1.dtype();
-  PADDLE_ENFORCE_EQ(moments == (param.dtype() == DataType::FLOAT64 ? DataType::FLOAT64 : DataType::FLOAT32) &&
-                        learning_rate.dtype() == DataType::FLOAT32,
-                    true,
-                    common::errors::Unimplemented("adamw on nvgpu keeps float32 moments and learning rates, got %s "
-                                                  "moments and a %s learning rate",
-                                                  moments, learning_rate.dtype()));
-  math::AdamW step;
-  step.param = param_out->data();
-  step.grad = grad.data();
-  step.type = TypeOf(param);
-  step.grad_type = TypeOf(grad);
-  step.moment1 = moment1_out->data();
-  step.moment2 = moment2_out->data();
-  step.moment2_max = amsgrad ? moment2_max_out->data() : nullptr;
-  step.master = with_master ? master_param_out->data() : nullptr;
-  step.grad_factor = grad_factor ? skip_update->data<float>() : nullptr;
-  step.learning_rate = learning_rate.data();
-  step.beta1_power = OnHost(beta1_power) ? nullptr : beta1_power.data<float>();
-  step.beta2_power = OnHost(beta2_power) ? nullptr : beta2_power.data<float>();
-  step.beta1_power_value = OnHost(beta1_power) ? *beta1_power.data<float>() : 0;
-  step.beta2_power_value = OnHost(beta2_power) ? *beta2_power.data<float>() : 0;
-  step.beta1 = beta1.to<double>();
-  step.beta2 = beta2.to<double>();
-  step.epsilon = epsilon.to<double>();
-  step.decay = with_decay ? decay : 0;
-  step.rate_ratio = rate_ratio;
-  step.count = param.numel();
-  math::RunAdamW(StreamOf(context), step);
   if (use_global_beta_power) return;
-  Advance(context, beta1_power, step.beta1, beta1_power_out);
-  Advance(context, beta2_power, step.beta2, beta2_power_out);
+  Advance(context, beta1_power, skip ? 1 : settings.beta1, beta1_power_out);
+  Advance(context, beta2_power, skip ? 1 : settings.beta2, beta2_power_out);
+}
+
+// ---- nvgpu_clipped_adamw: AdamW that multiplies the gradient by a factor, so that clipping needs no pass of its own
+
+Tensor* DenseOf(const paddle::Tensor& tensor) { return static_cast<Tensor*>(tensor.impl().get()); }
+Tensor* DenseOf(const paddle::optional<paddle::Tensor>& tensor) { return tensor ? DenseOf(*tensor) : nullptr; }
+
+void ClippedAdamW(const paddle::Tensor& param, const paddle::Tensor& grad, const paddle::Tensor& factor,
+                  const paddle::Tensor& learning_rate, const paddle::Tensor& moment1, const paddle::Tensor& moment2,
+                  const paddle::optional<paddle::Tensor>& moment2_max, const paddle::Tensor& beta1_power,
+                  const paddle::Tensor& beta2_power, const paddle::optional<paddle::Tensor>& master_param,
+                  double beta1, double beta2, double epsilon, float rate_ratio, float decay) {
+  const auto& context = *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(param.place()));
+  const Weight weight = {DenseOf(param), DenseOf(moment1), DenseOf(moment2), DenseOf(moment2_max),
+                         DenseOf(master_param)};
+  Tensor *power1 = DenseOf(beta1_power), *power2 = DenseOf(beta2_power);
+  Update(context, weight, *DenseOf(grad), DenseOf(factor), *DenseOf(learning_rate), *power1, *power2,
+         {beta1, beta2, epsilon, rate_ratio, decay});
+  Advance(context, *power1, beta1, power1);
+  Advance(context, *power2, beta2, power2);
 }
 
 // Not moved to the device: the powers of beta and the flag to skip.
@@ -142,3 +179,13 @@ void RegisterTraining() {
 }
 
 }  // namespace nvgpu
+
+// An operator of Paddle's for paddle_te.training.optimizer, which calls it by its name. Paddle's own has no input for the
+// factor, a float32 [1] on the device. decay: 0 for a weight that does not decay. It changes its inputs, which is not
+// declared: Paddle refuses operators of plug-ins that change a weight in place, even where no gradient is asked for.
+PD_BUILD_OP(nvgpu_clipped_adamw)
+    .Inputs({"Param", "Grad", "Factor", "LearningRate", "Moment1", "Moment2", paddle::Optional("Moment2Max"),
+             "Beta1Pow", "Beta2Pow", paddle::Optional("MasterParam")})
+    .Outputs({})
+    .Attrs({"beta1: double", "beta2: double", "epsilon: double", "rate_ratio: float", "decay: float"})
+    .SetKernelFn(PD_KERNEL(nvgpu::ClippedAdamW));
