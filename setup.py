@@ -57,6 +57,7 @@ EXTRAS["test"] = [
     "pytest-timeout",
     "codespell>=2.3,<3",
     "ruff",
+    "clang-format",
     "pybind11>=2.12",
     "setuptools",
     *EXTRAS["data"],

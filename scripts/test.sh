@@ -13,6 +13,10 @@ say "ruff"
 ruff check .
 ruff format --check .
 
+say "clang-format"
+find paddle_te nvgpu tests -regextype posix-extended -regex '.*\.(cc|cpp|h|cu|cuh)' -not -path '*/build/*' -print0 |
+  xargs -0 clang-format --dry-run --Werror
+
 say "building the host runtime of nvgpu"
 python nvgpu/build.py --runtime host
 

@@ -1,8 +1,9 @@
 // Collectives of the host runtime: processes of one machine that share one anonymous file (memfd).
 //
-// The file has no name, so that nothing is left behind however a process ends: the first rank creates it and hands it to
-// the others over an abstract Unix socket whose name is the communicator's id. Every rank holds a record lock on one byte
-// of it; the kernel drops the lock when the process dies, and that is how the others notice. Waiting sleeps in a futex.
+// The file has no name, so that nothing is left behind however a process ends: the first rank creates it and hands it
+// to the others over an abstract Unix socket whose name is the communicator's id. Every rank holds a record lock on one
+// byte of it; the kernel drops the lock when the process dies, and that is how the others notice. Waiting sleeps in a
+// futex.
 //
 // Each communicator runs its operations in the order of the calls, on a thread of its own; sends have a second one, and
 // sends and receives do not wait for each other: as if each pair of ranks had a communicator, which is how Paddle uses
@@ -41,9 +42,9 @@ using host::Kind;
 using host::Token;
 using host::Tokens;
 
-constexpr size_t kSlotBytes = 1 << 20;     // one rank's share of one step of a collective
-constexpr size_t kMailBytes = 256 << 10;   // one piece of a send
-constexpr int kMailSlots = 2;              // pieces under way between two ranks
+constexpr size_t kSlotBytes = 1 << 20;    // one rank's share of one step of a collective
+constexpr size_t kMailBytes = 256 << 10;  // one piece of a send
+constexpr int kMailSlots = 2;             // pieces under way between two ranks
 constexpr auto kCheckEvery = std::chrono::milliseconds(500);
 
 [[noreturn]] void Fail(const std::string& what) { throw std::runtime_error("nvgpu (host): " + what); }
@@ -279,11 +280,10 @@ void FoldAs(char* out, char* const* parts, int ranks, size_t count, Reduction re
       return Fold<T, Sum>(out, parts, ranks, count, [](Sum a, Sum b) { return a > b ? a : b; }, false);
     case Reduction::kMin:
       return Fold<T, Sum>(out, parts, ranks, count, [](Sum a, Sum b) { return a < b ? a : b; }, false);
-    case Reduction::kProduct:
-      return Fold<T, Sum>(out, parts, ranks, count, [](Sum a, Sum b) { return a * b; }, false);
+    case Reduction::kProduct: return Fold<T, Sum>(out, parts, ranks, count, [](Sum a, Sum b) { return a * b; }, false);
     default:
-      return Fold<T, Sum>(out, parts, ranks, count, [](Sum a, Sum b) { return a + b; },
-                          reduction == Reduction::kAverage);
+      return Fold<T, Sum>(
+          out, parts, ranks, count, [](Sum a, Sum b) { return a + b; }, reduction == Reduction::kAverage);
   }
 }
 
@@ -291,26 +291,16 @@ void FoldAs(char* out, char* const* parts, int ranks, size_t count, Reduction re
 void FoldRanks(char* out, char* const* parts, int ranks, size_t count, Type type, Reduction reduction) {
   switch (type) {
     case Type::kBool:
-    case Type::kUint8:
-      return FoldAs<uint8_t, uint8_t>(out, parts, ranks, count, reduction);
-    case Type::kInt8:
-      return FoldAs<int8_t, int8_t>(out, parts, ranks, count, reduction);
-    case Type::kInt16:
-      return FoldAs<int16_t, int16_t>(out, parts, ranks, count, reduction);
-    case Type::kInt32:
-      return FoldAs<int32_t, int32_t>(out, parts, ranks, count, reduction);
-    case Type::kInt64:
-      return FoldAs<int64_t, int64_t>(out, parts, ranks, count, reduction);
-    case Type::kHalf:
-      return FoldAs<math::half, float>(out, parts, ranks, count, reduction);
-    case Type::kBfloat16:
-      return FoldAs<math::bfloat16, float>(out, parts, ranks, count, reduction);
-    case Type::kFloat:
-      return FoldAs<float, float>(out, parts, ranks, count, reduction);
-    case Type::kDouble:
-      return FoldAs<double, double>(out, parts, ranks, count, reduction);
-    case Type::kNone:
-      Fail("this element type cannot be reduced");
+    case Type::kUint8: return FoldAs<uint8_t, uint8_t>(out, parts, ranks, count, reduction);
+    case Type::kInt8: return FoldAs<int8_t, int8_t>(out, parts, ranks, count, reduction);
+    case Type::kInt16: return FoldAs<int16_t, int16_t>(out, parts, ranks, count, reduction);
+    case Type::kInt32: return FoldAs<int32_t, int32_t>(out, parts, ranks, count, reduction);
+    case Type::kInt64: return FoldAs<int64_t, int64_t>(out, parts, ranks, count, reduction);
+    case Type::kHalf: return FoldAs<math::half, float>(out, parts, ranks, count, reduction);
+    case Type::kBfloat16: return FoldAs<math::bfloat16, float>(out, parts, ranks, count, reduction);
+    case Type::kFloat: return FoldAs<float, float>(out, parts, ranks, count, reduction);
+    case Type::kDouble: return FoldAs<double, double>(out, parts, ranks, count, reduction);
+    case Type::kNone: Fail("this element type cannot be reduced");
   }
 }
 
@@ -333,11 +323,12 @@ void RunReduce(Segment& segment, const char* in, char* out, size_t count, Type t
   const size_t piece = kSlotBytes / SizeOf(type), width = SizeOf(type);
   for (size_t at = 0; at < count; at += piece) {
     const size_t n = std::min(piece, count - at);
-    Step(segment, "all-reduce", [&](char* mine) { std::memcpy(mine, in + at * width, n * width); },
-         [&](char** slots) {
-           if (root >= 0 && root != segment.rank) return;
-           FoldRanks(out + at * width, slots, segment.size, n, type, reduction);
-         });
+    Step(
+        segment, "all-reduce", [&](char* mine) { std::memcpy(mine, in + at * width, n * width); },
+        [&](char** slots) {
+          if (root >= 0 && root != segment.rank) return;
+          FoldRanks(out + at * width, slots, segment.size, n, type, reduction);
+        });
   }
 }
 
@@ -345,39 +336,42 @@ void RunReduceScatter(Segment& segment, const char* in, char* out, size_t count,
   const size_t width = SizeOf(type), piece = kSlotBytes / width / segment.size;
   for (size_t at = 0; at < count; at += piece) {
     const size_t n = std::min(piece, count - at);
-    Step(segment, "reduce-scatter",
-         [&](char* mine) {
-           for (int r = 0; r < segment.size; ++r) {
-             std::memcpy(mine + r * n * width, in + (r * count + at) * width, n * width);
-           }
-         },
-         [&](char** slots) {
-           for (int r = 0; r < segment.size; ++r) slots[r] += segment.rank * n * width;
-           FoldRanks(out + at * width, slots, segment.size, n, type, reduction);
-         });
+    Step(
+        segment, "reduce-scatter",
+        [&](char* mine) {
+          for (int r = 0; r < segment.size; ++r) {
+            std::memcpy(mine + r * n * width, in + (r * count + at) * width, n * width);
+          }
+        },
+        [&](char** slots) {
+          for (int r = 0; r < segment.size; ++r) slots[r] += segment.rank * n * width;
+          FoldRanks(out + at * width, slots, segment.size, n, type, reduction);
+        });
   }
 }
 
 void RunBroadcast(Segment& segment, char* data, size_t bytes, int root) {
   for (size_t at = 0; at < bytes; at += kSlotBytes) {
     const size_t n = std::min(kSlotBytes, bytes - at);
-    Step(segment, "broadcast",
-         [&](char* mine) {
-           if (segment.rank == root) std::memcpy(mine, data + at, n);
-         },
-         [&](char** slots) {
-           if (segment.rank != root) std::memcpy(data + at, slots[root], n);
-         });
+    Step(
+        segment, "broadcast",
+        [&](char* mine) {
+          if (segment.rank == root) std::memcpy(mine, data + at, n);
+        },
+        [&](char** slots) {
+          if (segment.rank != root) std::memcpy(data + at, slots[root], n);
+        });
   }
 }
 
 void RunAllGather(Segment& segment, const char* in, char* out, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kSlotBytes) {
     const size_t n = std::min(kSlotBytes, bytes - at);
-    Step(segment, "all-gather", [&](char* mine) { std::memcpy(mine, in + at, n); },
-         [&](char** slots) {
-           for (int r = 0; r < segment.size; ++r) std::memcpy(out + r * bytes + at, slots[r], n);
-         });
+    Step(
+        segment, "all-gather", [&](char* mine) { std::memcpy(mine, in + at, n); },
+        [&](char** slots) {
+          for (int r = 0; r < segment.size; ++r) std::memcpy(out + r * bytes + at, slots[r], n);
+        });
   }
 }
 
@@ -390,7 +384,8 @@ struct Transfer {
 
 // Moves one piece if the mailbox allows it.
 bool Advance(Segment& segment, Transfer& transfer) {
-  Mailbox& box = transfer.is_send ? segment.mail(segment.rank, transfer.peer) : segment.mail(transfer.peer, segment.rank);
+  Mailbox& box =
+      transfer.is_send ? segment.mail(segment.rank, transfer.peer) : segment.mail(transfer.peer, segment.rank);
   const size_t n = std::min(kMailBytes, transfer.bytes - transfer.done);
   const uint32_t written = box.written.load(), read = box.read.load();
   char* data = transfer.data + transfer.done;

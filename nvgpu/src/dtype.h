@@ -24,16 +24,12 @@ constexpr size_t SizeOf(Type type) {
   switch (type) {
     case Type::kInt16:
     case Type::kHalf:
-    case Type::kBfloat16:
-      return 2;
+    case Type::kBfloat16: return 2;
     case Type::kInt32:
-    case Type::kFloat:
-      return 4;
+    case Type::kFloat: return 4;
     case Type::kInt64:
-    case Type::kDouble:
-      return 8;
-    default:
-      return 1;
+    case Type::kDouble: return 8;
+    default: return 1;
   }
 }
 

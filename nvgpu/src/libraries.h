@@ -1,5 +1,5 @@
-// CUDA's libraries, found when they are needed. Two copies of one in a process fail in silence (kernels that do not run),
-// so: what the process already has; else NVIDIA's pip packages beside Paddle; else where the system looks.
+// CUDA's libraries, found when they are needed. Two copies of one in a process fail in silence (kernels that do not
+// run), so: what the process already has; else NVIDIA's pip packages beside Paddle; else where the system looks.
 #pragma once
 
 #include <dlfcn.h>

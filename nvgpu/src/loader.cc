@@ -1,5 +1,6 @@
 // libnvgpu.so: what Paddle finds in CUSTOM_DEVICE_ROOT. It refuses every Paddle but the one that the plug-in was built
-// for, and only then loads the plug-in itself, which is full of that Paddle's symbols and structures. This file uses none.
+// for, and only then loads the plug-in itself, which is full of that Paddle's symbols and structures. This file uses
+// none.
 #include <dlfcn.h>
 
 #include <cstring>

@@ -44,8 +44,8 @@ void FreeHost(void* pointer);
 void MemoryStats(size_t* total, size_t* free);
 
 enum class CopyKind { kHostToDevice, kDeviceToHost, kDeviceToDevice };
-// In order with the stream. A copy from or to the host has left, or reached, the host's buffer when this returns: Paddle
-// frees and reads such buffers at once.
+// In order with the stream. A copy from or to the host has left, or reached, the host's buffer when this returns:
+// Paddle frees and reads such buffers at once.
 void Copy(void* to, const void* from, size_t bytes, CopyKind kind, Stream stream);
 void CopyPeer(void* to, int to_device, const void* from, int from_device, size_t bytes, Stream stream);
 void Fill(void* pointer, unsigned char value, size_t bytes, Stream stream);

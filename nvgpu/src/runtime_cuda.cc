@@ -1,5 +1,5 @@
-// The CUDA runtime: streams are cudaStream_t, events cudaEvent_t, device addresses plain CUDA pointers. See comm_cuda.cc
-// for the collectives.
+// The CUDA runtime: streams are cudaStream_t, events cudaEvent_t, device addresses plain CUDA pointers. See
+// comm_cuda.cc for the collectives.
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>
@@ -54,8 +54,8 @@ void SynchronizeDevice(int) { CHECK(cudaDeviceSynchronize()); }
 
 Properties GetProperties(int device) {
   Properties properties;
-  properties.compute_capability = 10 * Attribute(cudaDevAttrComputeCapabilityMajor, device) +
-                                  Attribute(cudaDevAttrComputeCapabilityMinor, device);
+  properties.compute_capability =
+      10 * Attribute(cudaDevAttrComputeCapabilityMajor, device) + Attribute(cudaDevAttrComputeCapabilityMinor, device);
   properties.multiprocessors = Attribute(cudaDevAttrMultiProcessorCount, device);
   properties.threads_per_multiprocessor = Attribute(cudaDevAttrMaxThreadsPerMultiProcessor, device);
   properties.threads_per_block = Attribute(cudaDevAttrMaxThreadsPerBlock, device);

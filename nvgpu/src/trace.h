@@ -19,8 +19,8 @@ inline size_t TraceFrom() {  // in bytes, 0: not at all
 
 inline void TraceCopy(runtime::CopyKind kind, size_t bytes) {
   if (TraceFrom() == 0 || bytes < TraceFrom() || kind == runtime::CopyKind::kDeviceToDevice) return;
-  std::fprintf(stderr, "[nvgpu] copy %s host: %zu bytes\n",
-               kind == runtime::CopyKind::kHostToDevice ? "from" : "to", bytes);
+  std::fprintf(stderr, "[nvgpu] copy %s host: %zu bytes\n", kind == runtime::CopyKind::kHostToDevice ? "from" : "to",
+               bytes);
 }
 
 inline void TraceAllocation(size_t bytes) {

@@ -52,6 +52,7 @@ constexpr int kFormatBSHD = 1, kFormatNotSet = 8;
 constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
 constexpr int kNoBias = 0, kPostScaleBias = 2;
 
+// clang-format off: one a line they would fill a page
 enum FwdParam {
   kFwdQ, kFwdK, kFwdV, kFwdBias, kFwdSoftmaxOffset, kFwdS, kFwdO, kFwdAux, kFwdCuSeqlensQ, kFwdCuSeqlensKV,
   kFwdCuSeqlensQPadded, kFwdCuSeqlensKVPadded, kFwdPageTableK, kFwdPageTableV, kFwdRngState, kFwdIsTraining,
@@ -66,62 +67,69 @@ enum BwdParam {
   kBwdQKVLayout, kBwdOFormat, kBwdDOFormat, kBwdDQKVLayout, kBwdScaleInvFormat, kBwdDOScaleInvFormat, kBwdMaxSeqlenQ,
   kBwdMaxSeqlenKV, kBwdWorkspace, kBwdStream
 };
+// clang-format on
 
 // X(result, name, arguments): every foreign function used here.
-#define TE_FUNCTIONS(X)                                                                                               \
-  X(NVTETensor, nvte_create_tensor, (int))                                                                            \
-  X(void, nvte_destroy_tensor, (NVTETensor))                                                                          \
-  X(void, nvte_set_tensor_param_v2, (NVTETensor, int, const void*, size_t))                                           \
-  X(void, nvte_get_tensor_param_v2, (NVTETensor, int, void*, size_t, size_t*))                                        \
-  X(NVTEConfig, nvte_create_matmul_config, ())                                                                        \
-  X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                   \
-  X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                   \
-  X(NVTEConfig, nvte_create_quantization_config, ())                                                                  \
-  X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                             \
-  X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                                \
-  X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
-  X(void, nvte_destroy_fused_attn_fwd_params, (NVTEConfig))                                                           \
-  X(NVTEConfig, nvte_create_fused_attn_bwd_params, ())                                                                \
-  X(void, nvte_set_fused_attn_bwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
-  X(void, nvte_destroy_fused_attn_bwd_params, (NVTEConfig))                                                           \
-  X(void, nvte_rmsnorm_fwd, (NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, int, bool,            \
-                             cudaStream_t))                                                                           \
-  X(void, nvte_rmsnorm_bwd, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, \
-                             bool, cudaStream_t))                                                                     \
-  X(void, nvte_rmsnorm_bwd_add, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor,  \
-                                 NVTETensor, int, bool, cudaStream_t))                                                \
-  X(void, nvte_cublas_gemm_v2, (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, \
-                                NVTETensor, NVTEConfig, cudaStream_t))                                                \
-  X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
-  X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                    \
-  X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                     \
-  X(void, nvte_swiglu, (NVTETensor, NVTETensor, cudaStream_t))                                                        \
-  X(void, nvte_dswiglu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                           \
-  X(void, nvte_dswiglu_cast_transpose, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                            \
-  X(void, nvte_fused_rope_forward, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int,  \
-                                    int, int, int, int, int, int, int, int, int, cudaStream_t))                       \
-  X(void, nvte_fused_rope_backward, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, \
-                                     int, int, int, int, int, int, int, int, int, cudaStream_t))                      \
-  X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                                                                       \
-  X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                       \
-  X(void, nvte_delayed_scaling_recipe_amax_and_scale_update, (NVTETensor, NVTETensor, NVTETensor, NVTETensor,         \
-                                                              const char*, int, float, cudaStream_t))                 \
-  X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
+#define TE_FUNCTIONS(X)                                                                                             \
+  X(NVTETensor, nvte_create_tensor, (int))                                                                          \
+  X(void, nvte_destroy_tensor, (NVTETensor))                                                                        \
+  X(void, nvte_set_tensor_param_v2, (NVTETensor, int, const void*, size_t))                                         \
+  X(void, nvte_get_tensor_param_v2, (NVTETensor, int, void*, size_t, size_t*))                                      \
+  X(NVTEConfig, nvte_create_matmul_config, ())                                                                      \
+  X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                 \
+  X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                 \
+  X(NVTEConfig, nvte_create_quantization_config, ())                                                                \
+  X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                           \
+  X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                              \
+  X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                         \
+  X(void, nvte_destroy_fused_attn_fwd_params, (NVTEConfig))                                                         \
+  X(NVTEConfig, nvte_create_fused_attn_bwd_params, ())                                                              \
+  X(void, nvte_set_fused_attn_bwd_params_attribute, (NVTEConfig, int, const void*, size_t))                         \
+  X(void, nvte_destroy_fused_attn_bwd_params, (NVTEConfig))                                                         \
+  X(void, nvte_rmsnorm_fwd,                                                                                         \
+    (NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))                   \
+  X(void, nvte_rmsnorm_bwd,                                                                                         \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))  \
+  X(void, nvte_rmsnorm_bwd_add,                                                                                     \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,     \
+     cudaStream_t))                                                                                                 \
+  X(void, nvte_cublas_gemm_v2,                                                                                      \
+    (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, NVTETensor, NVTEConfig,  \
+     cudaStream_t))                                                                                                 \
+  X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                    \
+  X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
+  X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                   \
+  X(void, nvte_swiglu, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
+  X(void, nvte_dswiglu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                         \
+  X(void, nvte_dswiglu_cast_transpose, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                          \
+  X(void, nvte_fused_rope_forward,                                                                                  \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int, \
+     int, int, int, cudaStream_t))                                                                                  \
+  X(void, nvte_fused_rope_backward,                                                                                 \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int, \
+     int, int, int, cudaStream_t))                                                                                  \
+  X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                                                                     \
+  X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                     \
+  X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                                        \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                        \
+  X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                \
   X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
-#define CUDART_FUNCTIONS(X)                                                                                           \
-  X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t))                                            \
-  X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))                                                         \
-  X(int, cudaStreamSynchronize, (cudaStream_t))                                                                       \
-  X(int, cudaGetDevice, (int*))                                                                                       \
-  X(int, cudaDeviceGetAttribute, (int*, int, int))                                                                    \
+#define CUDART_FUNCTIONS(X)                                                \
+  X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t)) \
+  X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))              \
+  X(int, cudaStreamSynchronize, (cudaStream_t))                            \
+  X(int, cudaGetDevice, (int*))                                            \
+  X(int, cudaDeviceGetAttribute, (int*, int, int))                         \
   X(const char*, cudaGetErrorString, (int))
-#define DRIVER_FUNCTIONS(X)                                                                                           \
-  X(int, cuLaunchKernel, (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cudaStream_t,  \
-                          void**, void**))                                                                            \
+#define DRIVER_FUNCTIONS(X)                                                                                      \
+  X(int, cuLaunchKernel,                                                                                         \
+    (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cudaStream_t, void**, void**)) \
   X(int, cuGetErrorString, (int, const char**))
 
 #define DECLARE(result, name, arguments) static result(*name) arguments = nullptr;
-TE_FUNCTIONS(DECLARE) CUDART_FUNCTIONS(DECLARE) DRIVER_FUNCTIONS(DECLARE)
+TE_FUNCTIONS(DECLARE)
+CUDART_FUNCTIONS(DECLARE)
+DRIVER_FUNCTIONS(DECLARE)
 #undef DECLARE
 
 // ---- end of declarations ----------------------------------------------------------------------------------------
@@ -141,7 +149,9 @@ static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver) {
 #define RESOLVE_TE(result, name, arguments) RESOLVE_IN(te, name)
 #define RESOLVE_CUDART(result, name, arguments) RESOLVE_IN(cudart, name)
 #define RESOLVE_DRIVER(result, name, arguments) RESOLVE_IN(driver, name)
-  TE_FUNCTIONS(RESOLVE_TE) CUDART_FUNCTIONS(RESOLVE_CUDART) DRIVER_FUNCTIONS(RESOLVE_DRIVER)
+  TE_FUNCTIONS(RESOLVE_TE)
+  CUDART_FUNCTIONS(RESOLVE_CUDART)
+  DRIVER_FUNCTIONS(RESOLVE_DRIVER)
   g_bound = missing.empty();
   if (!g_bound) throw py::import_error("entry points missing from the libraries: " + missing);
 }
@@ -170,7 +180,7 @@ static void check_cuda(const char* name, int code) {
 }
 
 static std::string dtype_name(int dtype) {
-  static const char* names[] = {"byte",    "int16",    "int32",    "int64", "float32",
+  static const char* names[] = {"byte",    "int16",    "int32",    "int64",   "float32",
                                 "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"};
   return 0 <= dtype && dtype < 9 ? names[dtype] : "dtype " + std::to_string(dtype);
 }
@@ -189,9 +199,7 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
   operator NVTETensor() const { return handle_; }
   void set(int param, const NVTEBasicTensor& value) { nvte_set_tensor_param_v2(handle_, param, &value, sizeof value); }
-  void set_scalar(int param, uintptr_t pointer) {
-    set(param, {reinterpret_cast<void*>(pointer), kFloat32, {{1}, 1}});
-  }
+  void set_scalar(int param, uintptr_t pointer) { set(param, {reinterpret_cast<void*>(pointer), kFloat32, {{1}, 1}}); }
 
  private:
   NVTETensor handle_;
@@ -266,8 +274,8 @@ struct Tensor {
   }
 };
 
-// Calls that are made again and again, on other memory each time. Addresses are slot << 48 | offset: of tensors, in what
-// their constructors were given; of `launch`, among its integers.
+// Calls that are made again and again, on other memory each time. Addresses are slot << 48 | offset: of tensors, in
+// what their constructors were given; of `launch`, among its integers.
 class Sequence {
   struct Call {
     py::object name;
@@ -282,7 +290,8 @@ class Sequence {
       auto call = object.cast<std::pair<py::str, py::tuple>>();
       calls_.push_back({call.first, call.second, {}});
       for (size_t i = 0; i < call.second.size(); i++)
-        if (PyLong_Check(PyTuple_GET_ITEM(call.second.ptr(), i)) && slot(to_integer(PyTuple_GET_ITEM(call.second.ptr(), i))))
+        if (PyLong_Check(PyTuple_GET_ITEM(call.second.ptr(), i)) &&
+            slot(to_integer(PyTuple_GET_ITEM(call.second.ptr(), i))))
           calls_.back().addresses.push_back(i);
     }
   }
@@ -295,8 +304,8 @@ class Sequence {
     };
     for (Tensor* tensor : moved_) {
       const auto& from = tensor->given;
-      tensor->point({moved(from.data), moved(from.columnwise), moved(from.scale), moved(from.amax),
-                     moved(from.scale_inv)});
+      tensor->point(
+          {moved(from.data), moved(from.columnwise), moved(from.scale), moved(from.amax), moved(from.scale_inv)});
     }
     for (const Call& call : calls_) {
       py::tuple arguments = call.arguments;
@@ -453,10 +462,15 @@ static bool aligned(std::initializer_list<const Tensor*> tensors) {
 
 enum EntryPoint { kRmsnormFwd, kRmsnormBwd, kRmsnormBwdAdd, kAttentionFwd, kAttentionBwd };
 
-static Key norm_key(EntryPoint entry, const Tensor& x, const Tensor& gamma, const Tensor& z, bool is_aligned,
-                    int sms) {
-  return {entry, static_cast<int64_t>(x.rows()), static_cast<int64_t>(x.cols()), x.data.dtype, gamma.data.dtype,
-          z.data.dtype, is_aligned, sms};
+static Key norm_key(EntryPoint entry, const Tensor& x, const Tensor& gamma, const Tensor& z, bool is_aligned, int sms) {
+  return {entry,
+          static_cast<int64_t>(x.rows()),
+          static_cast<int64_t>(x.cols()),
+          x.data.dtype,
+          gamma.data.dtype,
+          z.data.dtype,
+          is_aligned,
+          sms};
 }
 
 static void rmsnorm_fwd(const Tensor& x, const Tensor& gamma, float epsilon, const Tensor& z, const Tensor& rsigma,
@@ -473,8 +487,8 @@ static void rmsnorm_fwd(const Tensor& x, const Tensor& gamma, float epsilon, con
 static void rmsnorm_bwd(const Tensor& dz, const Tensor& x, const Tensor& rsigma, const Tensor& gamma, const Tensor& dx,
                         const Tensor& dgamma, Stream& stream, const Tensor* add) {
   const char* name = add ? "nvte_rmsnorm_bwd_add" : "nvte_rmsnorm_bwd";
-  Named named = {{"dz", &dz}, {"x", &x}, {"add", add}, {"rsigma", &rsigma}, {"gamma", &gamma}, {"dx", &dx},
-                 {"dgamma", &dgamma}};
+  Named named = {{"dz", &dz},       {"x", &x},   {"add", add},       {"rsigma", &rsigma},
+                 {"gamma", &gamma}, {"dx", &dx}, {"dgamma", &dgamma}};
   call(name, named, [&] {
     bool is_aligned = aligned({&x, &gamma, &rsigma, &dx, &dz, &dgamma, add ? add : &x});
     Key key = norm_key(add ? kRmsnormBwdAdd : kRmsnormBwd, x, gamma, dz, is_aligned, stream.norm_bwd_sms);
@@ -530,7 +544,8 @@ static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa,
   const size_t n = transb ? b.cols() : b.rows(), kb = transb ? b.rows() : b.cols();
   if (k != kb || d.rows() != n || d.cols() != m)
     raise(describe(std::string(name) + ": shapes do not fit (transa=" + (transa ? "1" : "0") +
-                       ", transb=" + (transb ? "1" : "0") + ")", named));
+                       ", transb=" + (transb ? "1" : "0") + ")",
+                   named));
   call(name, named, [&] {
     static std::map<std::pair<bool, int>, NVTEConfig> configs;  // for the process's life
     NVTEConfig& config = configs[{split_accumulator, stream.gemm_sms}];
@@ -583,8 +598,8 @@ static void rope(const Tensor& input, const Tensor& freqs, const Tensor& output,
     const int b = shape[0], s = shape[1], h = shape[2], d = shape[3], d2 = freqs.cols();
     auto f = backward ? nvte_fused_rope_backward : nvte_fused_rope_forward;
     const NVTETensor none = empty_tensor().handle;
-    f(input.handle, none, freqs.handle, none, output.handle, kFormatBSHD, false, 1, 0, s, b, h, d, d2, h * d,
-      s * h * d, d, 1, stream.handle);
+    f(input.handle, none, freqs.handle, none, output.handle, kFormatBSHD, false, 1, 0, s, b, h, d, d2, h * d, s * h * d,
+      d, 1, stream.handle);
   });
 }
 
@@ -600,7 +615,9 @@ class AttentionParams {
   AttentionParams& operator=(const AttentionParams&) = delete;
   operator NVTEConfig() const { return params_; }
   template <class T>
-  void set(int attribute, T value) { set_(params_, attribute, &value, sizeof value); }
+  void set(int attribute, T value) {
+    set_(params_, attribute, &value, sizeof value);
+  }
   void tensor(int attribute, const Tensor& value) { set<NVTETensor>(attribute, value.handle); }
   void no_tensors(std::initializer_list<int> attributes) {
     for (int attribute : attributes) tensor(attribute, empty_tensor());
@@ -672,32 +689,32 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
 }
 
 // Only what cannot be derived is a parameter: plain softmax, causal masks aligned to the top left.
-#define SET_ATTENTION(kind)                                                                                          \
-  params.tensor(k##kind##CuSeqlensQ, or_empty(cu_seqlens));                                                          \
-  params.tensor(k##kind##CuSeqlensKV, or_empty(cu_seqlens));                                                         \
-  params.no_tensors({k##kind##CuSeqlensQPadded, k##kind##CuSeqlensKVPadded});                                        \
-  params.tensor(k##kind##S, or_empty(s));                                                                            \
-  params.set<uint8_t>(k##kind##CudaGraph, 0);                                                                        \
-  params.set<int32_t>(k##kind##Mask, mask);                                                                          \
-  params.set<int32_t>(k##kind##BiasType, bias ? kPostScaleBias : kNoBias);                                           \
-  params.set<int64_t>(k##kind##WindowLeft, -1);                                                                      \
-  params.set<int64_t>(k##kind##WindowRight, mask == kCausalMask || mask == kPaddingCausalMask ? 0 : -1);             \
-  params.set<uint8_t>(k##kind##BottomRight, 0);                                                                      \
-  params.set<int32_t>(k##kind##SoftmaxType, 0);                                                                      \
-  params.set<float>(k##kind##Dropout, dropout);                                                                      \
-  params.set<float>(k##kind##Scale, scale);                                                                          \
-  params.set<int32_t>(k##kind##QKVLayout, layout);                                                                   \
-  params.set<int32_t>(k##kind##OFormat, kFormatBSHD);                                                                \
-  params.set<int32_t>(k##kind##ScaleInvFormat, kFormatNotSet);                                                       \
-  params.set<size_t>(k##kind##MaxSeqlenQ, q.data.shape.data[1]);                                                     \
-  params.set<size_t>(k##kind##MaxSeqlenKV, k.data.shape.data[1]);                                                    \
+#define SET_ATTENTION(kind)                                                                              \
+  params.tensor(k##kind##CuSeqlensQ, or_empty(cu_seqlens));                                              \
+  params.tensor(k##kind##CuSeqlensKV, or_empty(cu_seqlens));                                             \
+  params.no_tensors({k##kind##CuSeqlensQPadded, k##kind##CuSeqlensKVPadded});                            \
+  params.tensor(k##kind##S, or_empty(s));                                                                \
+  params.set<uint8_t>(k##kind##CudaGraph, 0);                                                            \
+  params.set<int32_t>(k##kind##Mask, mask);                                                              \
+  params.set<int32_t>(k##kind##BiasType, bias ? kPostScaleBias : kNoBias);                               \
+  params.set<int64_t>(k##kind##WindowLeft, -1);                                                          \
+  params.set<int64_t>(k##kind##WindowRight, mask == kCausalMask || mask == kPaddingCausalMask ? 0 : -1); \
+  params.set<uint8_t>(k##kind##BottomRight, 0);                                                          \
+  params.set<int32_t>(k##kind##SoftmaxType, 0);                                                          \
+  params.set<float>(k##kind##Dropout, dropout);                                                          \
+  params.set<float>(k##kind##Scale, scale);                                                              \
+  params.set<int32_t>(k##kind##QKVLayout, layout);                                                       \
+  params.set<int32_t>(k##kind##OFormat, kFormatBSHD);                                                    \
+  params.set<int32_t>(k##kind##ScaleInvFormat, kFormatNotSet);                                           \
+  params.set<size_t>(k##kind##MaxSeqlenQ, q.data.shape.data[1]);                                         \
+  params.set<size_t>(k##kind##MaxSeqlenKV, k.data.shape.data[1]);                                        \
   params.set<cudaStream_t>(k##kind##Stream, stream.handle)
 
 static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& stats,
                           float scale, int layout, int mask, bool is_training, Stream& stream, float dropout,
                           const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* s) {
   const char* name = "nvte_fused_attn_fwd_v2";
-  Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens},
+  Named named = {{"q", &q},      {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens},
                  {"bias", bias}, {"s", s}};
   check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, mask, dropout, rng_state, cu_seqlens, bias);
   check_fp8_attention(name, named, {&q, &k, &v}, {&out}, {s});
@@ -730,9 +747,9 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
                           const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* dbias,
                           const Tensor* s, const Tensor* dp) {
   const char* name = "nvte_fused_attn_bwd_v2";
-  Named named = {{"q", &q}, {"k", &k}, {"v", &v}, {"out", &out}, {"dout", &dout}, {"stats", &stats}, {"dq", &dq},
-                 {"dk", &dk}, {"dv", &dv}, {"cu_seqlens", cu_seqlens}, {"bias", bias}, {"dbias", dbias}, {"s", s},
-                 {"dp", dp}};
+  Named named = {{"q", &q},         {"k", &k},        {"v", &v},   {"out", &out}, {"dout", &dout},
+                 {"stats", &stats}, {"dq", &dq},      {"dk", &dk}, {"dv", &dv},   {"cu_seqlens", cu_seqlens},
+                 {"bias", bias},    {"dbias", dbias}, {"s", s},    {"dp", dp}};
   check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats,
                   mask, dropout, rng_state, cu_seqlens, bias);
   if (bias && (!dbias || dbias->numel() != bias->numel()))
@@ -774,9 +791,8 @@ static void memcpy_async(const Tensor& destination, const Tensor& source, Stream
   constexpr int kDefaultKind = 4;  // cudaMemcpyDefault: the direction follows from the addresses
   if (source.bytes() != destination.bytes())
     raise(describe("cudaMemcpyAsync: sizes differ", {{"destination", &destination}, {"source", &source}}));
-  check_cuda("cudaMemcpyAsync",
-             cudaMemcpyAsync(destination.data.data_ptr, source.data.data_ptr, source.bytes(), kDefaultKind,
-                             stream.handle));
+  check_cuda("cudaMemcpyAsync", cudaMemcpyAsync(destination.data.data_ptr, source.data.data_ptr, source.bytes(),
+                                                kDefaultKind, stream.handle));
 }
 
 static void memset_async(uintptr_t destination, int value, size_t bytes, Stream& stream) {
@@ -841,11 +857,13 @@ with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
       .def_property_readonly("dtype", [](const Tensor& t) { return t.data.dtype; })
       .def("__repr__", [](const Tensor& t) { return "Tensor(" + t.describe() + ")"; });
 
-  py::class_<Sequence>(m, "Sequence", py::module_local(), R"(Calls that are made again and again, on other memory each time.
+  py::class_<Sequence>(m, "Sequence", py::module_local(),
+                       R"(Calls that are made again and again, on other memory each time.
 
 calls: a tuple of (name, arguments). tensors: a tuple of those among the arguments that move.)")
       .def(py::init<const py::tuple&, const py::tuple&>(), "tensors"_a, "calls"_a)
-      .def("run", &Sequence::run, "module"_a, "bases"_a, R"(Moves the tensors, and makes the calls, of functions of `module`.
+      .def("run", &Sequence::run, "module"_a, "bases"_a,
+           R"(Moves the tensors, and makes the calls, of functions of `module`.
 
 An address slot << 48 | offset, given to a Tensor's constructor or an argument of its own, becomes bases[slot] + offset;
 bases: a list, whose first element counts for nothing. Where a tensor was given no address it gets none.)");

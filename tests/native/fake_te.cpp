@@ -9,9 +9,19 @@
 #include <string>
 #include <vector>
 
-struct Shape { size_t data[15]; size_t ndim; };
-struct Basic { void* data_ptr; int dtype; Shape shape; };
-struct Pack { void* tensors[10]; size_t size; };
+struct Shape {
+  size_t data[15];
+  size_t ndim;
+};
+struct Basic {
+  void* data_ptr;
+  int dtype;
+  Shape shape;
+};
+struct Pack {
+  void* tensors[10];
+  size_t size;
+};
 using T = void*;
 
 static std::map<uintptr_t, std::map<int, Basic>> g_tensors;
@@ -39,7 +49,11 @@ static std::string show(int v) { return std::to_string(v); }
 static std::string show(long long v) { return std::to_string(v); }
 static std::string show(size_t v) { return std::to_string(v); }
 static std::string show(bool v) { return v ? "true" : "false"; }
-static std::string show(float v) { std::ostringstream out; out << v; return out.str(); }
+static std::string show(float v) {
+  std::ostringstream out;
+  out << v;
+  return out.str();
+}
 static std::string show(const char* v) { return std::string("\"") + v + "\""; }
 static std::string number(const void* v) { return std::to_string(reinterpret_cast<uintptr_t>(v)); }
 
@@ -52,7 +66,13 @@ static void record(const char* name, const A&... args) {
   }
   g_log += std::string("[\"") + name + "\"";
   auto raw = [](const std::string& s) { return s; };
-  ((g_log += ", " + [&] { if constexpr (std::is_same_v<A, std::string>) return raw(args); else return show(args); }()),
+  ((g_log += ", " +
+             [&] {
+               if constexpr (std::is_same_v<A, std::string>)
+                 return raw(args);
+               else
+                 return show(args);
+             }()),
    ...);
   g_log += "]\n";
 }
@@ -72,7 +92,10 @@ static std::string attributes(void* config) {
     if (key.first == config) text += (text.size() > 1 ? ", \"" : "\"") + std::to_string(key.second) + "\": " + value;
   return text + "}";
 }
-static void* create_config() { g_configs++; return new int; }
+static void* create_config() {
+  g_configs++;
+  return new int;
+}
 static void destroy_config(void* config) {
   g_configs--;
   for (auto it = g_attributes.begin(); it != g_attributes.end();)
@@ -83,11 +106,26 @@ static void destroy_config(void* config) {
 static void set_attribute(void* config, int attribute, const void* buf, size_t size, const char* kinds) {
   std::string text;
   switch (kinds[attribute]) {
-    case 't': text = show(*static_cast<const T*>(buf)); if (size != 8) throw std::runtime_error("size"); break;
-    case 'b': text = show(int(*static_cast<const uint8_t*>(buf))); if (size != 1) throw std::runtime_error("size"); break;
-    case 'i': text = show(*static_cast<const int32_t*>(buf)); if (size != 4) throw std::runtime_error("size"); break;
-    case 'f': text = show(*static_cast<const float*>(buf)); if (size != 4) throw std::runtime_error("size"); break;
-    case 'l': text = std::to_string(*static_cast<const int64_t*>(buf)); if (size != 8) throw std::runtime_error("size"); break;
+    case 't':
+      text = show(*static_cast<const T*>(buf));
+      if (size != 8) throw std::runtime_error("size");
+      break;
+    case 'b':
+      text = show(int(*static_cast<const uint8_t*>(buf)));
+      if (size != 1) throw std::runtime_error("size");
+      break;
+    case 'i':
+      text = show(*static_cast<const int32_t*>(buf));
+      if (size != 4) throw std::runtime_error("size");
+      break;
+    case 'f':
+      text = show(*static_cast<const float*>(buf));
+      if (size != 4) throw std::runtime_error("size");
+      break;
+    case 'l':
+      text = std::to_string(*static_cast<const int64_t*>(buf));
+      if (size != 8) throw std::runtime_error("size");
+      break;
     case 'p': {
       auto pack = *static_cast<Pack* const*>(buf);
       text = "[";
@@ -99,11 +137,20 @@ static void set_attribute(void* config, int attribute, const void* buf, size_t s
   }
   g_attributes[{config, attribute}] = text;
 }
-static const char* kFwd = "tttttttpttttttt" "bbbiillbiffiiill" "tl";
-static const char* kBwd = "tttttttptttttttttbbiillbiffiiiiiill" "tl";
+static const char* kFwd =
+    "tttttttpttttttt"
+    "bbbiillbiffiiill"
+    "tl";
+static const char* kBwd =
+    "tttttttptttttttttbbiillbiffiiiiiill"
+    "tl";
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
-EXPORT const char* fake_take_log() { g_taken.swap(g_log); g_log.clear(); return g_taken.c_str(); }
+EXPORT const char* fake_take_log() {
+  g_taken.swap(g_log);
+  g_log.clear();
+  return g_taken.c_str();
+}
 EXPORT size_t fake_live_tensors() { return g_tensors.size(); }
 EXPORT int fake_live_configs() { return g_configs; }
 EXPORT void fake_fail(const char* name, const char* message, int as_int) {
@@ -169,7 +216,8 @@ EXPORT void nvte_rmsnorm_bwd(T dz, T x, T rsigma, T gamma, T dx, T dgamma, T ws,
   if (query(ws)) return record("nvte_rmsnorm_bwd query");
   record("nvte_rmsnorm_bwd", dz, x, rsigma, gamma, dx, dgamma, ws, sms, zc, number(stream));
 }
-EXPORT void nvte_rmsnorm_bwd_add(T dz, T x, T add, T rsigma, T gamma, T dx, T dgamma, T ws, int sms, bool zc, T stream) {
+EXPORT void nvte_rmsnorm_bwd_add(T dz, T x, T add, T rsigma, T gamma, T dx, T dgamma, T ws, int sms, bool zc,
+                                 T stream) {
   if (query(ws)) return record("nvte_rmsnorm_bwd_add query");
   record("nvte_rmsnorm_bwd_add", dz, x, add, rsigma, gamma, dx, dgamma, ws, sms, zc, number(stream));
 }
@@ -177,10 +225,17 @@ EXPORT void nvte_cublas_gemm_v2(int ta, int tb, const float* alpha, T a, T b, co
                                 void* config, T stream) {
   record("nvte_cublas_gemm_v2", ta, tb, *alpha, a, b, *beta, c, d, ws, attributes(config), number(stream));
 }
-#define TWO(name) EXPORT void name(T a, T b, T stream) { record(#name, a, b, number(stream)); }
-TWO(nvte_quantize) TWO(nvte_dequantize) TWO(nvte_transpose) TWO(nvte_swiglu) TWO(nvte_compute_amax)
-#define THREE(name) EXPORT void name(T a, T b, T c, T stream) { record(#name, a, b, c, number(stream)); }
-THREE(nvte_dswiglu) THREE(nvte_dswiglu_cast_transpose)
+#define TWO(name) \
+  EXPORT void name(T a, T b, T stream) { record(#name, a, b, number(stream)); }
+TWO(nvte_quantize)
+TWO(nvte_dequantize)
+TWO(nvte_transpose)
+TWO(nvte_swiglu)
+TWO(nvte_compute_amax)
+#define THREE(name) \
+  EXPORT void name(T a, T b, T c, T stream) { record(#name, a, b, c, number(stream)); }
+THREE(nvte_dswiglu)
+THREE(nvte_dswiglu_cast_transpose)
 EXPORT void nvte_compute_scale_from_amax(T output, void* config, T stream) {
   record("nvte_compute_scale_from_amax", output, config != nullptr, number(stream));
 }
@@ -189,17 +244,22 @@ EXPORT void nvte_delayed_scaling_recipe_amax_and_scale_update(T history, T scale
   record("nvte_delayed_scaling_recipe_amax_and_scale_update", history, scale, new_history, new_scale, algo, dtype,
          margin, number(stream));
 }
-#define ROPE(name)                                                                                                    \
-  EXPORT void name(T x, T cu, T freqs, T start, T y, int format, bool interleaved, int cp, int rank, int s, int b,    \
-                   int h, int d, int d2, int ss, int sb, int sh, int sd, T stream) {                                  \
-    record(#name, x, cu, freqs, start, y, format, interleaved, cp, rank, s, b, h, d, d2, ss, sb, sh, sd,              \
-           number(stream));                                                                                           \
+#define ROPE(name)                                                                                                 \
+  EXPORT void name(T x, T cu, T freqs, T start, T y, int format, bool interleaved, int cp, int rank, int s, int b, \
+                   int h, int d, int d2, int ss, int sb, int sh, int sd, T stream) {                               \
+    record(#name, x, cu, freqs, start, y, format, interleaved, cp, rank, s, b, h, d, d2, ss, sb, sh, sd,           \
+           number(stream));                                                                                        \
   }
-ROPE(nvte_fused_rope_forward) ROPE(nvte_fused_rope_backward)
+ROPE(nvte_fused_rope_forward)
+ROPE(nvte_fused_rope_backward)
 
 static int g_cuda_error = 0;
 EXPORT void fake_cuda_error(int code) { g_cuda_error = code; }
-static int cuda(int ok = 0) { int code = g_cuda_error ? g_cuda_error : ok; g_cuda_error = 0; return code; }
+static int cuda(int ok = 0) {
+  int code = g_cuda_error ? g_cuda_error : ok;
+  g_cuda_error = 0;
+  return code;
+}
 EXPORT int cudaMemcpyAsync(void* to, const void* from, size_t n, int kind, T stream) {
   record("cudaMemcpyAsync", number(to), number(from), n, kind, number(stream));
   return cuda();
@@ -208,8 +268,14 @@ EXPORT int cudaMemsetAsync(void* to, int value, size_t n, T stream) {
   record("cudaMemsetAsync", number(to), value, n, number(stream));
   return cuda();
 }
-EXPORT int cudaStreamSynchronize(T stream) { record("cudaStreamSynchronize", number(stream)); return cuda(); }
-EXPORT int cudaGetDevice(int* device) { *device = 3; return cuda(); }
+EXPORT int cudaStreamSynchronize(T stream) {
+  record("cudaStreamSynchronize", number(stream));
+  return cuda();
+}
+EXPORT int cudaGetDevice(int* device) {
+  *device = 3;
+  return cuda();
+}
 EXPORT int cudaDeviceGetAttribute(int* value, int attribute, int device) {
   *value = attribute == 16 && device == 3 ? 132 : attribute == 75 ? 9 : attribute == 76 ? 0 : -1;
   return 0;
@@ -224,4 +290,7 @@ EXPORT int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsign
          "[" + values + "]", extra != nullptr);
   return cuda();
 }
-EXPORT int cuGetErrorString(int, const char** text) { *text = "launch failed"; return 0; }
+EXPORT int cuGetErrorString(int, const char** text) {
+  *text = "launch failed";
+  return 0;
+}

@@ -1,7 +1,8 @@
-// CUPTI as far as the nvgpu plug-in uses it, with records of its own: a kernel, a copy and a memset, started by calls of
-// the thread that ends the recording, a call that started nothing, and a kernel that has not ended. They lie in a pause
-// when the recording ends, for Paddle drops calls that begin in one of its own events and end outside. Fields are written
-// at the offsets that CUDA 13's headers give (tests/tools/test_nvgpu_profiler.py compares them where the headers are).
+// CUPTI as far as the nvgpu plug-in uses it, with records of its own: a kernel, a copy and a memset, started by calls
+// of the thread that ends the recording, a call that started nothing, and a kernel that has not ended. They lie in a
+// pause when the recording ends, for Paddle drops calls that begin in one of its own events and end outside. Fields are
+// written at the offsets that CUDA 13's headers give (tests/tools/test_nvgpu_profiler.py compares them where the
+// headers are).
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -80,7 +81,8 @@ static void kernel(Buffer& b, uint64_t start, uint64_t end, uint32_t correlation
   b.put(52, 5), b.put(56, 6), b.put(60, 7), b.put(64, 128), b.put(68, 2), b.put(72, 1);
   b.put(76, 1024), b.put(80, 2048), b.put(84, 16u), b.put(92, correlation), b.put(104, name);
 }
-static void memory(Buffer& b, int kind, uint8_t detail, uint64_t bytes, uint64_t start, uint32_t correlation, size_t size) {
+static void memory(Buffer& b, int kind, uint8_t detail, uint64_t bytes, uint64_t start, uint32_t correlation,
+                   size_t size) {
   b.begin(kind, size);
   b.put(4, detail), b.put(8, bytes), b.put(16, start), b.put(24, start + 500), b.put(40, 13u), b.put(44, correlation);
 }

@@ -37,9 +37,9 @@ math::Input Broadcast(const Tensor& tensor, const Dims& dims) {
   const int64_t skipped = static_cast<int64_t>(dims.size()) - static_cast<int64_t>(own.size());
   for (int64_t axis = 0; axis < static_cast<int64_t>(own.size()); ++axis) {
     if (own[axis] == 1) continue;
-    PADDLE_ENFORCE_EQ(axis + skipped >= 0 && own[axis] == dims[axis + skipped], true,
-                      common::errors::InvalidArgument("[%s] does not broadcast to [%s]", tensor.dims(),
-                                                      common::make_ddim(dims)));
+    PADDLE_ENFORCE_EQ(
+        axis + skipped >= 0 && own[axis] == dims[axis + skipped], true,
+        common::errors::InvalidArgument("[%s] does not broadcast to [%s]", tensor.dims(), common::make_ddim(dims)));
     strides[axis + skipped] = dense[axis];
   }
   return {tensor.data(), strides};

@@ -25,14 +25,14 @@ using phi::DataType;
 using Types = std::vector<DataType>;
 
 inline const Types kFloats = {DataType::FLOAT32, DataType::FLOAT64, DataType::FLOAT16, DataType::BFLOAT16};
-inline const Types kNumbers = {DataType::FLOAT32, DataType::FLOAT64, DataType::FLOAT16,
-                               DataType::BFLOAT16, DataType::INT64,  DataType::INT32};
+inline const Types kNumbers = {DataType::FLOAT32,  DataType::FLOAT64, DataType::FLOAT16,
+                               DataType::BFLOAT16, DataType::INT64,   DataType::INT32};
 inline const Types kComputable = {DataType::FLOAT32, DataType::FLOAT64, DataType::FLOAT16, DataType::BFLOAT16,
                                   DataType::INT64,   DataType::INT32,   DataType::BOOL,    DataType::UINT8,
                                   DataType::INT8,    DataType::INT16};
-inline const Types kMovable = {DataType::FLOAT32,       DataType::FLOAT64,     DataType::FLOAT16,   DataType::BFLOAT16,
-                               DataType::INT64,         DataType::INT32,       DataType::BOOL,      DataType::UINT8,
-                               DataType::INT8,          DataType::INT16,       DataType::COMPLEX64, DataType::COMPLEX128,
+inline const Types kMovable = {DataType::FLOAT32,       DataType::FLOAT64,    DataType::FLOAT16,   DataType::BFLOAT16,
+                               DataType::INT64,         DataType::INT32,      DataType::BOOL,      DataType::UINT8,
+                               DataType::INT8,          DataType::INT16,      DataType::COMPLEX64, DataType::COMPLEX128,
                                DataType::FLOAT8_E4M3FN, DataType::FLOAT8_E5M2};
 inline const Types kIntegers = {DataType::INT64, DataType::INT32, DataType::BOOL,
                                 DataType::UINT8, DataType::INT8,  DataType::INT16};
@@ -118,9 +118,9 @@ void Register(const char* name, const Types& types, ArgsDef args_def = NoArgsDef
   }
 }
 
-#define NVGPU_KERNEL(name, function, declaration, ...)                                                          \
-  static_assert(std::is_same_v<decltype(&function), decltype(&phi::declaration<float, phi::CustomContext>)>,   \
-                #name " has not the signature that Paddle declares");                                           \
+#define NVGPU_KERNEL(name, function, declaration, ...)                                                       \
+  static_assert(std::is_same_v<decltype(&function), decltype(&phi::declaration<float, phi::CustomContext>)>, \
+                #name " has not the signature that Paddle declares");                                        \
   Register<&function>(#name, __VA_ARGS__)
 
 // One a file; called by InitPlugin.

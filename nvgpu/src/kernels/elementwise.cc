@@ -163,14 +163,14 @@ void AddGrad(const Context& context, const Tensor& x, const Tensor& y, const Ten
   SameGrad(context, grad, y, 1, y_grad);
   SameGrad(context, grad, x, 1, x_grad);
 }
-void SubtractGrad(const Context& context, const Tensor& x, const Tensor& y, const Tensor& out_grad, int,
-                  Tensor* x_grad, Tensor* y_grad) {
+void SubtractGrad(const Context& context, const Tensor& x, const Tensor& y, const Tensor& out_grad, int, Tensor* x_grad,
+                  Tensor* y_grad) {
   const Tensor grad = out_grad;
   SameGrad(context, grad, y, -1, y_grad);
   SameGrad(context, grad, x, 1, x_grad);
 }
-void MultiplyGrad(const Context& context, const Tensor& x, const Tensor& y, const Tensor& out_grad, int,
-                  Tensor* x_grad, Tensor* y_grad) {
+void MultiplyGrad(const Context& context, const Tensor& x, const Tensor& y, const Tensor& out_grad, int, Tensor* x_grad,
+                  Tensor* y_grad) {
   const Dims dims = DimsOf(out_grad);
   OperandGrad(context, Op::kMultiply, {&out_grad, &x}, dims, y, y_grad);
   OperandGrad(context, Op::kMultiply, {&out_grad, &y}, dims, x, x_grad);

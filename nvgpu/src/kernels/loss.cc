@@ -56,8 +56,8 @@ void CrossEntropy(const Context& context, const Tensor& logits, const Tensor& la
   const Rows rows = RowsOf(logits, axis, "cross-entropy");
   void* to_softmax = context.Alloc(softmax, logits.dtype());
   void* to_loss = context.Alloc(loss, logits.dtype());
-  math::CrossEntropy(StreamOf(context), TypeOf(logits), to_softmax, to_loss, logits.data(), label.data(),
-                     TypeOf(label), ignore_index, rows.count, rows.columns);
+  math::CrossEntropy(StreamOf(context), TypeOf(logits), to_softmax, to_loss, logits.data(), label.data(), TypeOf(label),
+                     ignore_index, rows.count, rows.columns);
 }
 void CrossEntropyGrad(const Context& context, const Tensor& label, const Tensor& softmax, const Tensor& loss_grad,
                       bool soft_label, bool use_softmax, bool, int ignore_index, int axis, Tensor* logits_grad) {
@@ -93,8 +93,7 @@ void ParallelCrossEntropy(const Context& context, const Tensor& logits, const Te
                            label_type, ignore_index, rows.count, rows.columns);
 }
 void ParallelCrossEntropyGrad(const Context& context, const Tensor& softmax, const Tensor& label,
-                              const Tensor& loss_grad, int64_t ignore_index, int rank, int ranks,
-                              Tensor* logits_grad) {
+                              const Tensor& loss_grad, int64_t ignore_index, int rank, int ranks, Tensor* logits_grad) {
   const Rows rows = RowsOf(softmax, -1, "cross-entropy");
   void* to = context.Alloc(logits_grad, softmax.dtype());
   math::CrossEntropyGrad(StreamOf(context), TypeOf(softmax), to, softmax.data(), label.data(), TypeOf(label),

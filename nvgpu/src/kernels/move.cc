@@ -381,7 +381,8 @@ void SetTensorValue(const Context& context, const Tensor& x, const Tensor& value
     converted.Resize(common::slice_ddim(converted.dims(), 1, converted.dims().size()));
   }
   Dims strides = Broadcast(converted, seen).strides;
-  for (size_t i = added.size(); i-- > 0;) strides.erase(strides.begin() + std::min<size_t>(added[i], strides.size() - 1));
+  for (size_t i = added.size(); i-- > 0;)
+    strides.erase(strides.begin() + std::min<size_t>(added[i], strides.size() - 1));
   for (size_t axis = 0; axis < dropped.size(); ++axis) {
     if (dropped[axis]) strides.insert(strides.begin() + axis, 0);
   }
@@ -420,7 +421,8 @@ void WhereGrad(const Context& context, const Tensor& condition, const Tensor& x,
   Tensor zero = Temporary(context, out_grad.dtype(), {1});
   runtime::Fill(zero.data(), 0, WidthOf(zero), StreamOf(context));
   const math::Input grad{out_grad.data(), DenseStrides(dims)}, nothing{zero.data(), Dims(dims.size(), 0)};
-  const auto one_side = [&](const Tensor& side, Tensor* side_grad, const math::Input& first, const math::Input& second) {
+  const auto one_side = [&](const Tensor& side, Tensor* side_grad, const math::Input& first,
+                            const math::Input& second) {
     if (side_grad == nullptr) return;
     side_grad->Resize(side.dims());
     context.Alloc(side_grad, out_grad.dtype());

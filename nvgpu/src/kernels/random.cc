@@ -45,9 +45,7 @@ void GaussianInplace(const Context& context, const Tensor& x, float mean, float 
 }
 
 // What the kept elements are multiplied by.
-double ScaleOf(const std::string& mode, double p) {
-  return mode == "upscale_in_train" && p < 1 ? 1 / (1 - p) : 1;
-}
+double ScaleOf(const std::string& mode, double p) { return mode == "upscale_in_train" && p < 1 ? 1 / (1 - p) : 1; }
 void Rescale(const Context& context, const Tensor& x, double factor, Tensor* out) {
   void* to = context.Alloc(out, x.dtype());
   const Dims dims = DimsOf(x);

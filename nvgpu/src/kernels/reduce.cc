@@ -50,8 +50,7 @@ void Run(const Context& context, Reduction reduction, const Tensor& x, const std
   out->Resize(common::make_ddim(DimsAfter(from, reduced, keep_dim)));
   void* to = context.Alloc(out, type);
   if (out->numel() == 0) return;
-  Tensor workspace =
-      Temporary(context, DataType::UINT8, {int64_t(math::ReduceWorkspace(DimsOf(from), reduced))});
+  Tensor workspace = Temporary(context, DataType::UINT8, {int64_t(math::ReduceWorkspace(DimsOf(from), reduced))});
   math::Reduce(StreamOf(context), reduction, TypeOf(from), to, from.data(), DimsOf(from), reduced, workspace.data());
 }
 

@@ -76,7 +76,8 @@ struct AdamWSettings {
   float rate_ratio, decay;
 };
 
-// grad_factor: float32 [1], what the gradient is multiplied by as it is read; nullptr for 1. Powers of beta are read only.
+// grad_factor: float32 [1], what the gradient is multiplied by as it is read; nullptr for 1. Powers of beta are read
+// only.
 void Update(const Context& context, const Weight& weight, const Tensor& grad, const Tensor* grad_factor,
             const Tensor& learning_rate, const Tensor& beta1_power, const Tensor& beta2_power,
             const AdamWSettings& settings) {
@@ -147,8 +148,8 @@ Tensor* DenseOf(const paddle::optional<paddle::Tensor>& tensor) { return tensor 
 void ClippedAdamW(const paddle::Tensor& param, const paddle::Tensor& grad, const paddle::Tensor& factor,
                   const paddle::Tensor& learning_rate, const paddle::Tensor& moment1, const paddle::Tensor& moment2,
                   const paddle::optional<paddle::Tensor>& moment2_max, const paddle::Tensor& beta1_power,
-                  const paddle::Tensor& beta2_power, const paddle::optional<paddle::Tensor>& master_param,
-                  double beta1, double beta2, double epsilon, float rate_ratio, float decay) {
+                  const paddle::Tensor& beta2_power, const paddle::optional<paddle::Tensor>& master_param, double beta1,
+                  double beta2, double epsilon, float rate_ratio, float decay) {
   const auto& context = *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(param.place()));
   const Weight weight = {DenseOf(param), DenseOf(moment1), DenseOf(moment2), DenseOf(moment2_max),
                          DenseOf(master_param)};
@@ -180,9 +181,10 @@ void RegisterTraining() {
 
 }  // namespace nvgpu
 
-// An operator of Paddle's for paddle_te.training.optimizer, which calls it by its name. Paddle's own has no input for the
-// factor, a float32 [1] on the device. decay: 0 for a weight that does not decay. It changes its inputs, which is not
-// declared: Paddle refuses operators of plug-ins that change a weight in place, even where no gradient is asked for.
+// An operator of Paddle's for paddle_te.training.optimizer, which calls it by its name. Paddle's own has no input for
+// the factor, a float32 [1] on the device. decay: 0 for a weight that does not decay. It changes its inputs, which is
+// not declared: Paddle refuses operators of plug-ins that change a weight in place, even where no gradient is asked
+// for.
 PD_BUILD_OP(nvgpu_clipped_adamw)
     .Inputs({"Param", "Grad", "Factor", "LearningRate", "Moment1", "Moment2", paddle::Optional("Moment2Max"),
              "Beta1Pow", "Beta2Pow", paddle::Optional("MasterParam")})

@@ -234,15 +234,16 @@ struct ViaCpu<Name, void (*)(const phi::CPUContext&, Args...)> {
   X(topk, TopkKernel)                               \
   X(topk_grad, TopkGradKernel)
 
-#define NVGPU_NAME(name, function)                 \
-  struct Name_##name {                             \
-    static constexpr const char kName[] = #name;   \
+#define NVGPU_NAME(name, function)               \
+  struct Name_##name {                           \
+    static constexpr const char kName[] = #name; \
   };
 NVGPU_VIA_CPU(NVGPU_NAME)
 #undef NVGPU_NAME
 
 void RegisterViaCpu() {
-#define NVGPU_REGISTER(name, function) ViaCpu<Name_##name, decltype(&phi::function<float, phi::CPUContext>)>::Register();
+#define NVGPU_REGISTER(name, function) \
+  ViaCpu<Name_##name, decltype(&phi::function<float, phi::CPUContext>)>::Register();
   NVGPU_VIA_CPU(NVGPU_REGISTER)
 #undef NVGPU_REGISTER
 }

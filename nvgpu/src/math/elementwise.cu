@@ -68,14 +68,14 @@ struct Bool {
 
 template <Op op>
 struct Formula;
-#define NVGPU_OP(name, inputs, types, result, expression)                                              \
-  template <>                                                                                          \
-  struct Formula<Op::name> {                                                                           \
-    template <typename C>                                                                              \
-    NVGPU_FN static C Value([[maybe_unused]] C a, [[maybe_unused]] C b, [[maybe_unused]] C c,          \
-                            [[maybe_unused]] C p, [[maybe_unused]] C q) {                              \
-      return static_cast<C>(expression);                                                               \
-    }                                                                                                  \
+#define NVGPU_OP(name, inputs, types, result, expression)                                                           \
+  template <>                                                                                                       \
+  struct Formula<Op::name> {                                                                                        \
+    template <typename C>                                                                                           \
+    NVGPU_FN static C Value([[maybe_unused]] C a, [[maybe_unused]] C b, [[maybe_unused]] C c, [[maybe_unused]] C p, \
+                            [[maybe_unused]] C q) {                                                                 \
+      return static_cast<C>(expression);                                                                            \
+    }                                                                                                               \
   };
 #include "ops.def"
 #undef NVGPU_OP
@@ -146,8 +146,8 @@ void Run(Stream stream, void* out, const Dims& dims, const std::vector<Input>& i
     in.in[k] = static_cast<const In*>(inputs[k].data);
     strides[k] = inputs[k].strides;
   }
-  const ElementwiseLoop<op, K, In, Out> loop{
-      in, static_cast<Out*>(out), Indexer<K>(dims, strides), As<Compute<In>>(p), As<Compute<In>>(q)};
+  const ElementwiseLoop<op, K, In, Out> loop{in, static_cast<Out*>(out), Indexer<K>(dims, strides), As<Compute<In>>(p),
+                                             As<Compute<In>>(q)};
   ForEachPack(stream, loop.indexer.count, loop.Dense(), loop);
 }
 
@@ -157,12 +157,12 @@ void Elementwise(Stream stream, Op op, Type type, void* out, const Dims& dims, c
                  Number p, Number q) {
   bool found = false;
   switch (op) {
-#define NVGPU_OP(name, count, types, result, expression)                                            \
-  case Op::name:                                                                                    \
-    found = types(type, [&](auto t) {                                                               \
-      using T = decltype(t);                                                                        \
-      Run<Op::name, count, T, result::Result<T>>(stream, out, dims, inputs, p, q);                  \
-    });                                                                                             \
+#define NVGPU_OP(name, count, types, result, expression)                           \
+  case Op::name:                                                                   \
+    found = types(type, [&](auto t) {                                              \
+      using T = decltype(t);                                                       \
+      Run<Op::name, count, T, result::Result<T>>(stream, out, dims, inputs, p, q); \
+    });                                                                            \
     break;
 #include "ops.def"
 #undef NVGPU_OP
@@ -176,8 +176,7 @@ void ElementwiseWide(Stream stream, Op op, Type type, void* out, const Dims& dim
     using C = Compute<T>;
     switch (op) {
 #define NVGPU_WIDE(name, count) \
-  case Op::name:                \
-    return Run<Op::name, count, T, C>(stream, out, dims, inputs, {}, {});
+  case Op::name: return Run<Op::name, count, T, C>(stream, out, dims, inputs, {}, {});
       NVGPU_WIDE(kMultiply, 2)
       NVGPU_WIDE(kDivide, 2)
       NVGPU_WIDE(kDivideGradY, 3)

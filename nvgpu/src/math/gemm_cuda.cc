@@ -15,9 +15,10 @@ using Handle = void*;
 struct Cublas {
   int (*create)(Handle*);
   int (*set_stream)(Handle, Stream);
-  int (*gemm)(Handle, int transpose_a, int transpose_b, int m, int n, int k, const void* alpha, const void* a, int type_a,
-              int lda, long long stride_a, const void* b, int type_b, int ldb, long long stride_b, const void* beta,
-              void* c, int type_c, int ldc, long long stride_c, int batch, int compute_type, int algorithm);
+  int (*gemm)(Handle, int transpose_a, int transpose_b, int m, int n, int k, const void* alpha, const void* a,
+              int type_a, int lda, long long stride_a, const void* b, int type_b, int ldb, long long stride_b,
+              const void* beta, void* c, int type_c, int ldc, long long stride_c, int batch, int compute_type,
+              int algorithm);
   const char* (*status_string)(int);
 
   Cublas() {
@@ -48,10 +49,10 @@ Handle HandleOf(int device) {
 
 int CudaType(Type type) {
   switch (type) {
-    case Type::kFloat: return 0;       // CUDA_R_32F
-    case Type::kDouble: return 1;      // CUDA_R_64F
-    case Type::kHalf: return 2;        // CUDA_R_16F
-    case Type::kBfloat16: return 14;   // CUDA_R_16BF
+    case Type::kFloat: return 0;      // CUDA_R_32F
+    case Type::kDouble: return 1;     // CUDA_R_64F
+    case Type::kHalf: return 2;       // CUDA_R_16F
+    case Type::kBfloat16: return 14;  // CUDA_R_16BF
     default: throw std::invalid_argument("nvgpu: matmul has no code for this element type");
   }
 }

@@ -15,8 +15,8 @@ namespace nvgpu::math {
 namespace {
 
 template <typename T>
-using BlasGemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha, const T* a, int lda,
-                          const T* b, int ldb, T beta, T* c, int ldc);
+using BlasGemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k, T alpha, const T* a,
+                          int lda, const T* b, int ldb, T beta, T* c, int ldc);
 
 // Paddle opens its BLAS at the first product on the CPU, which may come later than ours.
 void* BlasLibrary() {
@@ -63,7 +63,8 @@ void Multiply(const T* a, const T* b, T* c, const Gemm& g) {
     for (int64_t j = 0; j < g.n; ++j) {
       double sum = 0;
       for (int64_t l = 0; l < g.k; ++l) {
-        sum += double(g.transpose_a ? a[l * lda + i] : a[i * lda + l]) * (g.transpose_b ? b[j * ldb + l] : b[l * ldb + j]);
+        sum +=
+            double(g.transpose_a ? a[l * lda + i] : a[i * lda + l]) * (g.transpose_b ? b[j * ldb + l] : b[l * ldb + j]);
       }
       c[i * g.n + j] = static_cast<T>(sum);
     }

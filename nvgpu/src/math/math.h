@@ -57,8 +57,8 @@ void Triangle(Stream stream, size_t width, void* out, const void* in, int64_t ba
 // equals `padding`. index: int32 or int64.
 void Gather(Stream stream, size_t width, void* out, const void* in, const void* index, Type index_type, int64_t outer,
             int64_t size, int64_t count, int64_t inner, int64_t first = 0, int64_t padding = -1);
-// out[i] = in[where it is over dims, plus each index's value times its stride], as NumPy's advanced indexing; a negative
-// index counts from `size`. Every index has the strides `index_strides` over dims.
+// out[i] = in[where it is over dims, plus each index's value times its stride], as NumPy's advanced indexing; a
+// negative index counts from `size`. Every index has the strides `index_strides` over dims.
 struct AdvancedIndex {
   const void* values;  // int64
   int64_t size, stride;
@@ -141,8 +141,8 @@ void MaskedScale(Stream stream, Type type, void* out, const uint8_t* mask, const
 
 // ---- gemm_cuda.cc, gemm_host.cc
 
-// C = op(A) op(B) of row-major matrices, [m, k] x [k, n], accumulated in float32 (float64); `batch` of them at the given
-// strides. kFloat, kDouble, kHalf, kBfloat16.
+// C = op(A) op(B) of row-major matrices, [m, k] x [k, n], accumulated in float32 (float64); `batch` of them at the
+// given strides. kFloat, kDouble, kHalf, kBfloat16.
 struct Gemm {
   const void *a, *b;
   void* c;

@@ -158,8 +158,7 @@ void Where(Stream stream, size_t width, void* out, const Dims& dims, const Input
   ForWidth(width, [&](auto t) {
     using T = decltype(t);
     WhereLoop<T> loop{static_cast<T*>(out), static_cast<const bool*>(condition.data), static_cast<const T*>(x.data),
-                      static_cast<const T*>(y.data),
-                      Indexer<3>(dims, {condition.strides, x.strides, y.strides})};
+                      static_cast<const T*>(y.data), Indexer<3>(dims, {condition.strides, x.strides, y.strides})};
     ForEach(stream, loop.indexer.count, loop);
   });
 }
@@ -195,8 +194,11 @@ void TakeAdvanced(Stream stream, size_t width, void* out, const Dims& dims, cons
   if (indices.size() > kMaxIndices) throw std::invalid_argument("nvgpu: more than 8 index tensors");
   ForWidth(width, [&](auto t) {
     using T = decltype(t);
-    TakeAdvancedLoop<T> loop{static_cast<T*>(out), static_cast<const T*>(in.data),
-                             Indexer<2>(dims, {in.strides, index_strides}), {}, static_cast<int>(indices.size())};
+    TakeAdvancedLoop<T> loop{static_cast<T*>(out),
+                             static_cast<const T*>(in.data),
+                             Indexer<2>(dims, {in.strides, index_strides}),
+                             {},
+                             static_cast<int>(indices.size())};
     std::copy(indices.begin(), indices.end(), loop.indices);
     ForEach(stream, loop.indexer.count, loop);
   });

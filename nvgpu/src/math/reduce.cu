@@ -1,9 +1,9 @@
 // Reductions over any axes.
 //
-// The reduced elements of one output are split into `parts`, so that few outputs still fill a GPU; a second loop combines
-// the parts, always in the same order, so that the result is the same in every run. Where the innermost axis is reduced,
-// the threads of a team read neighbouring elements of one output; where it is kept, neighbouring threads have
-// neighbouring outputs.
+// The reduced elements of one output are split into `parts`, so that few outputs still fill a GPU; a second loop
+// combines the parts, always in the same order, so that the result is the same in every run. Where the innermost axis
+// is reduced, the threads of a team read neighbouring elements of one output; where it is kept, neighbouring threads
+// have neighbouring outputs.
 #include "indexing.h"
 #include "launch.h"
 #include "math.h"
@@ -210,12 +210,12 @@ void Reduce(Stream stream, Reduction reduction, Type type, void* out, const void
   const Plan plan(dims, reduced);
   bool found = false;
   switch (reduction) {
-#define NVGPU_REDUCTION(kind, types, Out)                                    \
-  case Reduction::kind:                                                      \
-    found = types(type, [&](auto t) {                                        \
-      using T = decltype(t);                                                 \
-      Run<Reduction::kind, T, Out>(stream, out, in, plan, workspace);        \
-    });                                                                      \
+#define NVGPU_REDUCTION(kind, types, Out)                             \
+  case Reduction::kind:                                               \
+    found = types(type, [&](auto t) {                                 \
+      using T = decltype(t);                                          \
+      Run<Reduction::kind, T, Out>(stream, out, in, plan, workspace); \
+    });                                                               \
     break;
     NVGPU_REDUCTION(kSum, ForNumbers, T)
     NVGPU_REDUCTION(kMean, ForFloats, T)

@@ -25,7 +25,8 @@ NVGPU_DEVICE C<T> SumExp(const Team& team, const T* row, int64_t columns, C<T> m
   return static_cast<C<T>>(team.Reduce(columns, Inputs<T, 1>{row}, Sum<T>(0), add, Plus()));
 }
 
-// The largest of some numbers, and the sum of exp(number - largest), in one pass (Milakov & Gimelshein, arXiv 1805.02867).
+// The largest of some numbers, and the sum of exp(number - largest), in one pass (Milakov & Gimelshein, arXiv
+// 1805.02867).
 template <typename T>
 struct MaxAndSum {
   C<T> max = -C<T>(INFINITY);
@@ -53,8 +54,7 @@ struct MaxAndSum {
 template <typename T>
 NVGPU_DEVICE MaxAndSum<T> MaxAndSumOf(const Team& team, const T* row, int64_t columns) {
   return team.Reduce(
-      columns, Inputs<T, 1>{row}, MaxAndSum<T>(),
-      [](MaxAndSum<T>& state, const auto& values) { state.Add(values); },
+      columns, Inputs<T, 1>{row}, MaxAndSum<T>(), [](MaxAndSum<T>& state, const auto& values) { state.Add(values); },
       [](const MaxAndSum<T>& a, const MaxAndSum<T>& b) { return MaxAndSum<T>::Join(a, b); });
 }
 
@@ -117,9 +117,8 @@ struct CrossEntropyRow {
     const auto [max, wide_sum] = MaxAndSumOf(team, row, columns);
     const C<T> sum = static_cast<C<T>>(wide_sum);
     team.Once([&, max = max] { loss[r] = Convert<T>(label == ignored ? C<T>(0) : std::log(sum) - (picked - max)); });
-    team.Map(columns, softmax + r * columns, Inputs<T, 1>{row}, [sum, max = max](int64_t, T value) {
-      return Convert<T>(std::exp(static_cast<C<T>>(value) - max) / sum);
-    });
+    team.Map(columns, softmax + r * columns, Inputs<T, 1>{row},
+             [sum, max = max](int64_t, T value) { return Convert<T>(std::exp(static_cast<C<T>>(value) - max) / sum); });
   }
 };
 
@@ -180,9 +179,8 @@ struct FinishRow {
   NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
     const float max = largest[r], total = sum[r];
     team.Once([&] { loss[r] = Convert<T>(labels[r] == ignored ? 0.0f : std::log(total) - picked[r]); });
-    team.Map(columns, softmax + r * columns, Inputs<T, 1>{logits + r * columns}, [=](int64_t, T value) {
-      return Convert<T>(std::exp(static_cast<float>(value) - max) / total);
-    });
+    team.Map(columns, softmax + r * columns, Inputs<T, 1>{logits + r * columns},
+             [=](int64_t, T value) { return Convert<T>(std::exp(static_cast<float>(value) - max) / total); });
   }
 };
 
@@ -230,9 +228,9 @@ void CrossEntropy(Stream stream, Type type, void* softmax, void* loss, const voi
   For(type, label_type, [&](auto t, auto index) {
     using T = decltype(t);
     using Index = decltype(index);
-    ForEachRow(stream, rows,
-               CrossEntropyRow<T, Index>{To<T>(softmax), To<T>(loss), From<T>(logits), From<Index>(labels), ignored,
-                                         columns});
+    ForEachRow(
+        stream, rows,
+        CrossEntropyRow<T, Index>{To<T>(softmax), To<T>(loss), From<T>(logits), From<Index>(labels), ignored, columns});
   });
 }
 
@@ -260,9 +258,9 @@ void RowSumExp(Stream stream, Type type, float* sum, float* picked, const void* 
   For(type, label_type, [&](auto t, auto index) {
     using T = decltype(t);
     using Index = decltype(index);
-    ForEachRow(stream, rows,
-               RowSumExpRow<T, Index>{sum, picked, From<T>(logits), largest, From<Index>(labels), first, columns,
-                                      classes});
+    ForEachRow(
+        stream, rows,
+        RowSumExpRow<T, Index>{sum, picked, From<T>(logits), largest, From<Index>(labels), first, columns, classes});
   });
 }
 

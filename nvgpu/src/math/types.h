@@ -77,8 +77,8 @@ struct half {
 
 // float32 for the short floats, as Paddle's GPU kernels have it; int64 for every integer and bool.
 template <typename T>
-using Compute = std::conditional_t<std::is_same_v<T, double>, double,
-                                   std::conditional_t<std::is_integral_v<T>, int64_t, float>>;
+using Compute =
+    std::conditional_t<std::is_same_v<T, double>, double, std::conditional_t<std::is_integral_v<T>, int64_t, float>>;
 
 template <typename To, typename From>
 NVGPU_FN inline To Convert(From from) {
@@ -93,9 +93,9 @@ NVGPU_FN inline To Convert(From from) {
 
 template <typename T>
 struct TypeOf;
-#define NVGPU_TYPE_OF(T, type) \
-  template <>                  \
-  struct TypeOf<T> {           \
+#define NVGPU_TYPE_OF(T, type)                \
+  template <>                                 \
+  struct TypeOf<T> {                          \
     static constexpr Type value = Type::type; \
   };
 NVGPU_TYPE_OF(bool, kBool)

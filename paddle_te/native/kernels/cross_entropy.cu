@@ -111,15 +111,15 @@ __device__ void cross_entropy_gradient(const T* logits, T* gradient, const long 
   }
 }
 
-#define CROSS_ENTROPY(T)                                                                                              \
-  extern "C" __global__ void __launch_bounds__(512) cross_entropy_stats_##T(                                          \
-      const T* logits, const long long* labels, float* stats, long long rows, long long columns, long long first) {   \
-    cross_entropy_stats(logits, labels, stats, rows, columns, first);                                                 \
-  }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(512) cross_entropy_gradient_##T(                                       \
-      const T* logits, T* gradient, const long long* labels, const float* stats, const float* dloss, long long rows,  \
-      long long columns, long long first, long long vocabulary, long long ignored) {                                  \
-    cross_entropy_gradient(logits, gradient, labels, stats, dloss, rows, columns, first, vocabulary, ignored);        \
+#define CROSS_ENTROPY(T)                                                                                             \
+  extern "C" __global__ void __launch_bounds__(512) cross_entropy_stats_##T(                                         \
+      const T* logits, const long long* labels, float* stats, long long rows, long long columns, long long first) {  \
+    cross_entropy_stats(logits, labels, stats, rows, columns, first);                                                \
+  }                                                                                                                  \
+  extern "C" __global__ void __launch_bounds__(512) cross_entropy_gradient_##T(                                      \
+      const T* logits, T* gradient, const long long* labels, const float* stats, const float* dloss, long long rows, \
+      long long columns, long long first, long long vocabulary, long long ignored) {                                 \
+    cross_entropy_gradient(logits, gradient, labels, stats, dloss, rows, columns, first, vocabulary, ignored);       \
   }
 CROSS_ENTROPY(bfloat16)
 CROSS_ENTROPY(float16)

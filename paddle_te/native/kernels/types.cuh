@@ -1,8 +1,12 @@
 // Element types of our kernels and their vectors of 16 bytes; NVRTC gets no header of CUDA's.
 #pragma once
 
-struct bfloat16 { unsigned short bits; };
-struct float16 { unsigned short bits; };
+struct bfloat16 {
+  unsigned short bits;
+};
+struct float16 {
+  unsigned short bits;
+};
 
 __device__ float to_float(bfloat16 x) { return __uint_as_float(static_cast<unsigned>(x.bits) << 16); }
 __device__ float to_float(float16 x) {
