@@ -1,5 +1,5 @@
-// What the plug-in asks of a device. runtime_cuda.cc answers with the CUDA runtime and NCCL, runtime_host.cc with plain
-// memory and shared memory between processes; everything above this header is the same for both.
+// What the plug-in asks of a device. cuda/ answers with the CUDA runtime and NCCL, host/ with plain memory and shared
+// memory between processes; everything above this header is the same for both.
 //
 // Failures are std::runtime_error; plugin.cc turns them into the status codes that Paddle expects.
 #pragma once

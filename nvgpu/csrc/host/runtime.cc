@@ -1,12 +1,12 @@
-// The host runtime: device memory is plain memory, and a "device" only a number. See host_stream.h for its streams and
-// comm_host.cc for its collectives.
+// The host runtime: device memory is plain memory, and a "device" only a number. See stream.h for its streams and
+// communicator.cc for its collectives.
 #include <sys/sysinfo.h>
 
 #include <cstdlib>
 #include <cstring>
 #include <set>
 
-#include "host_stream.h"
+#include "host/stream.h"
 #include "runtime.h"
 
 namespace nvgpu {

@@ -4,8 +4,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "../libraries.h"
-#include "math.h"
+#include "libraries.h"
+#include "math/math.h"
 
 namespace nvgpu::math {
 namespace {

@@ -7,9 +7,9 @@
 #include <memory>
 #include <stdexcept>
 
-#include "../libraries.h"
-#include "math.h"
-#include "types.h"
+#include "libraries.h"
+#include "math/math.h"
+#include "math/types.h"
 
 namespace nvgpu::math {
 namespace {

@@ -139,7 +139,7 @@ void Dropout(Stream stream, Type type, void* out, uint8_t* mask, const void* x, 
              RandomState state, int64_t count);
 void MaskedScale(Stream stream, Type type, void* out, const uint8_t* mask, const void* x, double scale, int64_t count);
 
-// ---- gemm_cuda.cc, gemm_host.cc
+// ---- cuda/gemm.cc, host/gemm.cc
 
 // C = op(A) op(B) of row-major matrices, [m, k] x [k, n], accumulated in float32 (float64); `batch` of them at the
 // given strides. kFloat, kDouble, kHalf, kBfloat16.

@@ -1,5 +1,5 @@
 // The CUDA runtime: streams are cudaStream_t, events cudaEvent_t, device addresses plain CUDA pointers. See
-// comm_cuda.cc for the collectives.
+// communicator.cc for the collectives.
 #include <cuda_runtime_api.h>
 
 #include <stdexcept>

@@ -37,7 +37,7 @@ extern "C" __attribute__((visibility("default"))) void InitPlugin(void* params) 
   const std::string version = PaddleVersion();
   if (version != NVGPU_PADDLE_VERSION) {
     Refuse("it was built for Paddle " NVGPU_PADDLE_VERSION ", this is Paddle " + version +
-           ". Build it again with this Python: python nvgpu/build.py --runtime " NVGPU_RUNTIME);
+           ". Build it again with this Python: pip install ./nvgpu, or python nvgpu/build.py --runtime " NVGPU_RUNTIME);
   }
   if (std::strcmp(NVGPU_RUNTIME, "cuda") == 0) nvgpu::OpenLibrary("libcudart.so.13");
   Dl_info self;
