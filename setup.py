@@ -45,7 +45,7 @@ EXTRAS = {
         "nvidia-cudnn-cu13>=9.12,<10",
         "nvidia-nccl-cu13",
     ],
-    # What nvgpu/build.py --runtime cuda compiles with, where no CUDA 13 toolkit is installed.
+    # What pip install ./nvgpu compiles its CUDA runtime with, where no CUDA 13 toolkit is installed.
     "nvgpu": ["nvidia-cuda-nvcc>=13,<14", "nvidia-cuda-cccl>=13,<14"],
     # nvtx: named ranges for nsys. CUPTI: kernels on nvgpu for Paddle's own profiler.
     "profile": ["nvtx", "nvidia-cuda-cupti>=13,<14"],

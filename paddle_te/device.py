@@ -44,7 +44,7 @@ def check_name(name):
     device = name.partition(":")[0]
     remedies = {
         "gpu": "needs paddlepaddle-gpu, and the installed Paddle is not; or nvgpu, with the plug-in of nvgpu",
-        "nvgpu": "needs its plug-in: python nvgpu/build.py --runtime cuda --install, or CUSTOM_DEVICE_ROOT",
+        "nvgpu": "needs its plug-in: pip install ./nvgpu, or CUSTOM_DEVICE_ROOT",
     }
     there = device in paddle.device.get_all_custom_device_type() or device == "gpu" and paddle.is_compiled_with_cuda()
     if device in remedies and not there:

@@ -115,7 +115,7 @@ def _te_problems(precision):
     if precision == "fp32":
         problems.append(Problem("Transformer Engine's layers compute in bf16 and fp8", "train in bf16"))
     if device.compute_capability() is None:
-        remedy = "install paddlepaddle-gpu, or run python nvgpu/build.py --runtime cuda --install (its README)"
+        remedy = "install paddlepaddle-gpu, or the nvgpu plug-in (pip install ./nvgpu; its README)"
         problems.append(Problem(f"Paddle's device here, {device.kind()}, is no NVIDIA GPU", remedy))
     return problems + native.diagnose(fp8=precision == "fp8")
 

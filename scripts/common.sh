@@ -77,7 +77,7 @@ venv_stamp() {
     .venv/bin/python -VV
     cat setup.py pyproject.toml constraints.txt
     find paddle_te -path '*/native/*.cpp' -exec cat {} +
-    [[ $1 != *nvgpu* ]] || find nvgpu -type f -exec cat {} +
+    [[ $1 != *nvgpu* ]] || find nvgpu -type f -not -path '*/build/*' -not -path '*.egg-info/*' -exec cat {} +
   } | sha256sum | cut -d' ' -f1
 }
 
@@ -101,8 +101,8 @@ make_venv() {
     # --no-compile: byte code is made when a module is first imported, for the few that are
     .venv/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[$extras]"
     if [[ $extras == *nvgpu* ]]; then
-      say "building the nvgpu plug-in (first time: a few minutes)"
-      .venv/bin/python nvgpu/build.py --runtime cuda --install
+      say "compiling and installing the nvgpu plug-in (first time: a few minutes)"
+      .venv/bin/python -m pip install --disable-pip-version-check --no-compile ./nvgpu
     fi
     venv_stamp "$extras" >.venv/stamp
   fi

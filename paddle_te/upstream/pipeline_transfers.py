@@ -42,7 +42,7 @@ def apply():
     if path is None:
         return
     if not hasattr(ctypes.CDLL(path), "nvgpu_group_start"):
-        raise ValueError(f"{path} is too old to group a pipeline's transfers: build it again with nvgpu/build.py")
+        raise ValueError(f"{path} is too old to group a pipeline's transfers: pip install ./nvgpu")
     _replacement.apply()
 
 

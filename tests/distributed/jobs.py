@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paddle_te.options import BACKENDS
+from tests.nvgpu_processes import python_path
 from tests.processes import end
-from tests.tools.nvgpu_processes import python_path
 
 HERE = Path(__file__).parent
 TP, PP, SHARDING = "tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"

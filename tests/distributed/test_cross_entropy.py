@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.tools.nvgpu_processes import run_ranks
+from tests.nvgpu_processes import run_ranks
 
 
 def test_vocabulary_over_two_ranks(seed, nvgpu_host):

@@ -13,8 +13,8 @@ import paddle
 import pytest
 
 from tests.models.llama.native import relative
+from tests.nvgpu_processes import python_path
 from tests.processes import run as run_process
-from tests.tools.nvgpu_processes import python_path
 from tests.training.small import random_words, save_models, save_tokenizer, write_lines
 
 REPOSITORY = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import jobs
+from tests.nvgpu_processes import python_path
 from tests.processes import run
-from tests.tools.nvgpu_processes import python_path
 
 SCRIPT = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
 

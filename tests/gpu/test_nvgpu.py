@@ -10,8 +10,8 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from tests.tools.nvgpu_cases import CASES, FLOATS, check
-from tests.tools.nvgpu_processes import HERE, check_on_device, llama, run, run_ranks
+from tests.nvgpu_cases import CASES, FLOATS, check
+from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, llama, run, run_ranks
 from tools.benchmark import timeline
 
 PLUGIN = os.environ.get("CUSTOM_DEVICE_ROOT", "")
@@ -106,7 +106,7 @@ def test_large_embedding_gradient_is_exact_and_repeatable(generator):
 
 
 def test_clipping_in_adamw_has_the_same_bits_as_before_it(seed):
-    result = run(PLUGIN, HERE.parent / "training/optimizer_steps.py", "nvgpu:0", seed)
+    result = run(PLUGIN, ROOT / "tests/training/optimizer_steps.py", "nvgpu:0", seed)
     assert result.returncode == 0 and result.stdout.count("EQUAL") == 5, result.stderr[-3000:]
 
 
@@ -233,5 +233,5 @@ def test_paddles_profiler_shows_the_gpus_kernels(tmp_path):
 def test_nccl(mode, size):
     if paddle.base.core.get_custom_device_count("nvgpu") < size:
         pytest.skip(f"needs {size} GPUs")
-    codes, outputs = run_ranks(PLUGIN, size, HERE / "nvgpu_ranks.py", mode, timeout=90)
+    codes, outputs = run_ranks(PLUGIN, size, PLUGIN_TESTS / "ranks.py", mode, timeout=90)
     assert codes == [0] * size, "\n".join(output[-2000:] for output in outputs)

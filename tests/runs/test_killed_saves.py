@@ -14,8 +14,8 @@ import pytest
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.training import trainer
 from tests.distributed.conftest import nvgpu_host  # noqa: F401  (a fixture)
+from tests.nvgpu_processes import python_path
 from tests.processes import run as run_process
-from tests.tools.nvgpu_processes import python_path
 from tests.training.test_pretrain import command, losses, run
 
 HERE = Path(__file__).parent

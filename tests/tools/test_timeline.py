@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.tools.nvgpu_processes import ROOT
+from tests.nvgpu_processes import ROOT
 from tools.benchmark import timeline
 
 

@@ -1,23 +1,19 @@
 """paddle_te.training.optimizer: the same bits as Paddle's clipping and AdamW, on the CPU and on nvgpu."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import paddle
 import pytest
 
 from paddle_te.training.optimizer import fuse_clipping
-from tests.tools.nvgpu_processes import ROOT, run
+from tests.nvgpu_processes import build_host, run
 
 STEPS = Path(__file__).parent / "optimizer_steps.py"
 
 
 @pytest.mark.parametrize("device, cases", [("cpu", 2), ("nvgpu:0", 5)])
 def test_six_steps_are_bitwise_paddles(device, cases, seed):
-    build = [sys.executable, str(ROOT / "nvgpu/build.py"), "--runtime", "host"]
-    plugin = subprocess.run(build, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-    result = run(plugin, STEPS, device, seed)
+    result = run(build_host(), STEPS, device, seed)
     assert result.returncode == 0 and result.stdout.count("EQUAL") == cases, result.stderr[-3000:]
 
 

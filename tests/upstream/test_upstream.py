@@ -12,7 +12,7 @@ from paddle.distributed.fleet.utils import tensor_fusion_helper
 from paddle_te import upstream
 from paddle_te.upstream import REPAIRS, rng_tracker, sharding_alignment, shared_weights, threaded_store
 from tests.distributed.conftest import nvgpu_host  # noqa: F401 (a fixture)
-from tests.tools.nvgpu_processes import run
+from tests.nvgpu_processes import run
 
 
 @pytest.mark.parametrize("name", REPAIRS)

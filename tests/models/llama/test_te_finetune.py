@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.distributed.conftest import nvgpu_host  # noqa: F401 (a fixture)
+from tests.nvgpu_processes import python_path
 from tests.processes import run
-from tests.tools.nvgpu_processes import python_path
 
 ROOT = Path(__file__).parents[3]
 

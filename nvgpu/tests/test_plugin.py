@@ -8,24 +8,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.tools.nvgpu_processes import HERE, ROOT, check_on_device, llama, run, run_ranks
-
-
-@pytest.fixture(scope="session")
-def plugin():
-    """The folder for CUSTOM_DEVICE_ROOT; built if it is not there or not up to date."""
-    command = [sys.executable, str(ROOT / "nvgpu/build.py"), "--runtime", "host"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()[-1]
-
+from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, llama, run, run_ranks
 
 # ---- kernels
 
@@ -34,7 +22,7 @@ def plugin():
 def cases(plugin):
     seed = int.from_bytes(os.urandom(3), "little")
     print(f"seed {seed}")
-    result = run(plugin, HERE / "nvgpu_cases.py", seed)
+    result = run(plugin, ROOT / "tests/nvgpu_cases.py", seed)
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
 
@@ -150,7 +138,7 @@ def test_no_kernel_of_a_llama_step_runs_on_the_cpu(llama_runs):
 
 def test_tensor_parallel_bfloat16_and_sharding3(plugin, tmp_path):
     """c_identity in bfloat16, and stage 3's slices: two processes against one (all layouts: tests/distributed)."""
-    script = HERE / "nvgpu_train.py"
+    script = PLUGIN_TESTS / "train.py"
     outputs = {}
     for mode in ("one", "tp", "sharding3"):
         codes, texts = run_ranks(plugin, 1 if mode == "one" else 2, script, mode)
@@ -172,24 +160,24 @@ def shared_memory():
 
 def test_collectives_of_three_processes(plugin):
     before = shared_memory()
-    codes, outputs = run_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "collectives")
+    codes, outputs = run_ranks(plugin, 3, PLUGIN_TESTS / "ranks.py", "collectives")
     assert codes == [0, 0, 0], "\n".join(output[-2000:] for output in outputs)
     assert not {name for name in shared_memory() - before if "nvgpu" in name}
 
 
 def test_a_ring_of_grouped_transfers(plugin):
-    codes, outputs = run_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "ring")
+    codes, outputs = run_ranks(plugin, 3, PLUGIN_TESTS / "ranks.py", "ring")
     assert codes == [0, 0, 0], "\n".join(output[-2000:] for output in outputs)
 
 
 def test_receives_are_waited_for_whoever_else_synchronizes(plugin):
-    codes, outputs = run_ranks(plugin, 2, HERE / "nvgpu_ranks.py", "race")
+    codes, outputs = run_ranks(plugin, 2, PLUGIN_TESTS / "ranks.py", "race")
     assert codes == [0, 0], outputs[0][-2000:]
 
 
 def test_a_dead_rank_ends_the_others(plugin):
     start = time.time()
-    codes, outputs = run_ranks(plugin, 3, HERE / "nvgpu_ranks.py", "die")
+    codes, outputs = run_ranks(plugin, 3, PLUGIN_TESTS / "ranks.py", "die")
     assert codes == [3, -9, 3], "\n".join(output[-2000:] for output in outputs)
     assert "rank 1 of 3 ended during all-reduce" in outputs[0]
     assert float(re.search(r"FAILED after (\S+) s", outputs[0]).group(1)) < 10
@@ -197,7 +185,7 @@ def test_a_dead_rank_ends_the_others(plugin):
 
 
 def test_waiting_does_not_burn_a_core(plugin):
-    codes, outputs = run_ranks(plugin, 2, HERE / "nvgpu_ranks.py", "wait")
+    codes, outputs = run_ranks(plugin, 2, PLUGIN_TESTS / "ranks.py", "wait")
     assert codes == [0, 0], outputs[0][-2000:]
     assert float(re.search(r"CPU (\S+)", outputs[0]).group(1)) < 0.5
 
@@ -206,10 +194,10 @@ def test_waiting_does_not_burn_a_core(plugin):
 
 
 def test_another_paddle_is_refused(plugin, tmp_path):
-    shutil.copytree(plugin, tmp_path / "old", ignore=shutil.ignore_patterns("objects", "lock"))
+    shutil.copytree(plugin, tmp_path / "old", ignore=shutil.ignore_patterns("built_from"))
     definitions = ['-DNVGPU_PADDLE_VERSION="2.6.2 (abc)"', '-DNVGPU_RUNTIME="host"']
     subprocess.run(
-        ["g++", "-std=c++17", "-shared", "-fPIC", *definitions, ROOT / "nvgpu/src/loader.cc"]
+        ["g++", "-std=c++17", "-shared", "-fPIC", *definitions, ROOT / "nvgpu/csrc/loader.cc"]
         + ["-o", tmp_path / "old/libnvgpu.so", "-ldl"],
         check=True,
     )
@@ -224,13 +212,3 @@ def test_training_device_finds_it(plugin, devices):
     code = "from paddle_te.env import training_device; print(training_device())"
     result = run(plugin, "-c", code, NVGPU_HOST_DEVICES=devices)
     assert result.stdout.split()[-1:] == ["nvgpu"], result.stderr[-2000:]
-
-
-def test_build_is_not_repeated(plugin):
-    def build():
-        command = [sys.executable, ROOT / "nvgpu/build.py", "--runtime", "host"]
-        result = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert result.stdout.splitlines()[-1] == plugin
-        return (Path(plugin) / "plugin" / "libnvgpu_host.so").stat().st_mtime_ns
-
-    assert build() == build()

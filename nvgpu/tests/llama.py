@@ -1,4 +1,4 @@
-"""Trains PaddleNLP's Llama for four steps on one device: python nvgpu_llama.py DEVICE DTYPE SEED"""
+"""Trains PaddleNLP's Llama for four steps on one device: python llama.py DEVICE DTYPE SEED"""
 
 import sys
 

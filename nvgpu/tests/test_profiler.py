@@ -8,8 +8,7 @@ from pathlib import Path
 import paddle
 import pytest
 
-from tests.distributed.conftest import nvgpu_host  # noqa: F401 (a fixture)
-from tests.tools.nvgpu_processes import run
+from tests.nvgpu_processes import run
 
 PROFILED = """
 import ctypes, sys
@@ -32,8 +31,8 @@ def traces(folder):
     return [json.loads(file.read_text())["traceEvents"] for file in sorted(Path(folder).glob("*.json"))]
 
 
-def test_what_cupti_records_is_in_paddles_trace(fake_cupti, tmp_path, nvgpu_host):  # noqa: F811
-    done = run(nvgpu_host["CUSTOM_DEVICE_ROOT"], "-c", PROFILED, tmp_path, fake_cupti)
+def test_what_cupti_records_is_in_paddles_trace(fake_cupti, tmp_path, plugin):
+    done = run(plugin, "-c", PROFILED, tmp_path, fake_cupti)
     assert done.returncode == 0, done.stderr[-3000:]
     windows = traces(tmp_path)
     assert len(windows) == 2
@@ -51,8 +50,8 @@ def test_what_cupti_records_is_in_paddles_trace(fake_cupti, tmp_path, nvgpu_host
         assert sorted(calls) == ["cuLaunchKernel", "cudaLaunchKernel_v7000"]
 
 
-def test_host_runtime_without_cupti(tmp_path, nvgpu_host):  # noqa: F811
-    done = run(nvgpu_host["CUSTOM_DEVICE_ROOT"], "-c", PROFILED, tmp_path)
+def test_host_runtime_without_cupti(tmp_path, plugin):
+    done = run(plugin, "-c", PROFILED, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert all("ours" in str(events) for events in traces(tmp_path))
 

@@ -1,7 +1,7 @@
 """Runs kernels of the nvgpu plug-in against Paddle's CPU kernels: python nvgpu_cases.py SEED
 
-Prints one line of JSON: {"case dtype": null, or what was wrong}. Started by test_nvgpu.py, here and on a GPU, because
-the plug-in is loaded when Paddle is imported.
+Prints one line of JSON: {"case dtype": null, or what was wrong}. Started by nvgpu/tests/test_plugin.py, because
+the plug-in is loaded when Paddle is imported; tests/gpu/test_nvgpu.py runs the cases on a GPU.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One rank of a test of the nvgpu plug-in: python nvgpu_ranks.py MODE [ARGUMENT]; started by test_nvgpu.py."""
+"""One rank of a test of the nvgpu plug-in: python ranks.py MODE [ARGUMENT]; started by test_plugin.py."""
 
 import os
 import resource

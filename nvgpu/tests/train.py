@@ -1,4 +1,4 @@
-"""Trains PaddleNLP's Llama for four steps: python nvgpu_train.py {one|tp|sharding3}; from test_nvgpu.py."""
+"""Trains PaddleNLP's Llama for four steps: python train.py {one|tp|sharding3}; from test_plugin.py."""
 
 import os
 import sys

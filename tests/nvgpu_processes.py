@@ -1,4 +1,4 @@
-"""Processes with the nvgpu plug-in, for the tests here and in tests/gpu: it is loaded when Paddle is imported."""
+"""Processes with the nvgpu plug-in, which is loaded when Paddle is imported, for nvgpu's tests and paddle_te's."""
 
 import contextlib
 import os
@@ -11,8 +11,24 @@ from pathlib import Path
 
 from tests import processes
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[1]
+PLUGIN_TESTS = ROOT / "nvgpu/tests"
+
+
+def build_host():
+    """The folder of the host runtime for CUSTOM_DEVICE_ROOT, compiled if it is not there or not up to date."""
+    command = [sys.executable, ROOT / "nvgpu/build.py", "--runtime", "host"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[-1]
+
+
+def compile_fake_cupti(folder):
+    """The library that nvgpu takes for NVIDIA's CUPTI where a process has loaded it; see fake_cupti.cpp."""
+    library = folder / "libcupti.so.13"
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcupti.so.13"]
+    subprocess.run([*command, PLUGIN_TESTS / "fake_cupti.cpp", "-o", library], check=True)
+    return library
 
 
 def python_path():
@@ -63,7 +79,7 @@ def run_ranks(plugin, size, *arguments, timeout=240):
 
 
 def llama(plugin, device, dtype, seed, **more):
-    result = run(plugin, HERE / "nvgpu_llama.py", device, dtype, seed, **more)
+    result = run(plugin, PLUGIN_TESTS / "llama.py", device, dtype, seed, **more)
     assert "DONE" in result.stdout, result.stderr[-3000:]
     return [float(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("LOSS")], result.stderr
 
