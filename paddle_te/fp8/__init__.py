@@ -1,6 +1,6 @@
 """fp8: recipes, autocast, the scaling state and its place in checkpoints, and an emulation of its rounding.
 
-A layer holds `self.fp8 = ModuleScaling(num_gemms, backend)` and starts each forward with
+A layer holds `self.fp8 = ModuleScaling(num_gemms, self.ops.amax_and_scale_update)` and starts each forward with
 `quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)`; a backend's op reads the quantizers and
 calls `quantizers.forward_pass.backward_done()` at the end of its backward.
 """
@@ -16,9 +16,9 @@ from .autocast import (
     microbatch,
 )
 from .checkpoint import check_file, load, name_modules, named_tensors, reduce_amax, save, set_state_dict, state_dict
-from .module import GemmQuantizers, ModuleScaling
+from .module import GemmQuantizers, ModuleScaling, bind_model
 from .recipe import DelayedScaling, Float8CurrentScaling, Format
-from .state import Quantizer, amax_and_scale_update, drop_step, new_step, register_backend
+from .state import Quantizer, amax_and_scale_update, drop_step, new_step
 
 __all__ = [
     "AutocastState",
@@ -30,6 +30,7 @@ __all__ = [
     "Quantizer",
     "amax_and_scale_update",
     "autocast_state",
+    "bind_model",
     "check_file",
     "drop_step",
     "fp8_autocast",
@@ -43,7 +44,6 @@ __all__ = [
     "named_tensors",
     "new_step",
     "reduce_amax",
-    "register_backend",
     "save",
     "set_state_dict",
     "state_dict",

@@ -8,18 +8,16 @@ import paddle
 
 from paddle_te.options import LAYER_OPTIONS
 
-from .module import ModuleScaling, bind_together
+from .module import scaling_modules
 
 VERSION = 1
 
 
 def name_modules(root):
     """{structured name: ModuleScaling} of all layers under `root` that have one as `fp8`; sets their `name`s."""
-    modules = {}
-    for name, layer in root.named_sublayers(include_self=True):
-        if isinstance(getattr(layer, "fp8", None), ModuleScaling):
-            layer.fp8.name = name
-            modules[name] = layer.fp8
+    modules = scaling_modules(root)
+    for name, module in modules.items():
+        module.name = name
     return modules
 
 
@@ -39,11 +37,7 @@ def _bindings(modules, recipe):
     """{name: Binding}; modules that have never run get theirs."""
     if recipe.kind != "delayed":
         return {}
-    for backend in {m.backend for m in modules.values()}:
-        missing = [m for m in modules.values() if m.backend == backend and recipe not in m._bindings]
-        if missing:
-            bind_together(missing, recipe)
-    return {name: module._bindings[recipe] for name, module in modules.items()}
+    return {name: module.bind(recipe) for name, module in modules.items()}
 
 
 def _places(bindings):

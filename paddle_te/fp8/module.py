@@ -1,4 +1,6 @@
-"""What a layer holds for its fp8 GEMMs."""
+"""What a layer holds for its fp8 GEMMs, and which layers are one model."""
+
+import weakref
 
 from . import autocast
 from .state import Quantizer, scaling_state
@@ -109,7 +111,6 @@ class ForwardPass:
                 f"fp8 scales were updated between forward and backward of {self._scaling.name or 'a module'}; "
                 "call fp8.new_step() only when every forward has had its backward"
             )
-        binding.state.backward_seen = True
         if self._training:
             binding.done = self._generation
 
@@ -131,29 +132,32 @@ class _Untracked:
 
 
 class ModuleScaling:
-    """The fp8 side of a layer with `num_gemms` GEMMs whose backend is `backend`. Holds no tensors before its first use.
+    """The fp8 side of a layer with `num_gemms` GEMMs. Holds no tensors before its first use.
 
+    update: how its backend updates scales, `ops.amax_and_scale_update`; see ScalingState.
+    model: the Model whose scales are updated together with this module's; None: its scales are updated by themselves,
+    to the same numbers, but with a kernel and a reduction of their own. `bind_model` sets it.
     name: the layer's structured name, its key in checkpoints; `name_modules` sets it.
     attention: it serves attention, and recipes with fp8_dpa only. As in TE attention counts as three GEMMs: inputs and
     output gradients are q, k, v together, the softmax, and the output; their weights' places stay empty.
     """
 
-    def __init__(self, num_gemms, backend, attention=False):
+    def __init__(self, num_gemms, update, attention=False):
         self.num_gemms = num_gemms
-        self.backend = backend
+        self.update = update
         self.attention = attention
-        self.name = None
+        self.name = self.model = None
         self._bindings = {}  # recipe -> Binding
         self._recipe = self._binding = None  # those of the last forward
 
     def __reduce__(self):
         # a copied or unpickled layer has scales of its own
-        return ModuleScaling, (self.num_gemms, self.backend, self.attention)
+        return ModuleScaling, (self.num_gemms, self.update, self.attention)
 
     @classmethod
-    def of_attention(cls, backend):
+    def of_attention(cls, update):
         """That of an attention."""
-        return cls(3, backend, attention=True)
+        return cls(3, update, attention=True)
 
     def serves(self, recipe):
         """Whether the recipe has this module compute in fp8."""
@@ -187,22 +191,53 @@ class ModuleScaling:
             state.group = context.group
             may_begin_step = is_first_microbatch is not False and not context.in_recompute
             if may_begin_step and binding.done == binding.pair.generation:
-                state.begin_step(binding)
+                state.begin_step(binding.pair)
             binding.pair.active = True
         forward_pass = ForwardPass(self, binding, training)
         generation, group = binding.pair.generation, state.reduction_group()
         return tuple([GemmQuantizers(slot, forward_pass, is_first_microbatch, generation, group) for slot in slots])
 
     def bind(self, recipe):
-        """The Binding for a recipe, made where there is none."""
+        """The Binding for a recipe, made where there is none: for the whole model at once."""
         if recipe not in self._bindings:
-            bind_together([self], recipe)
+            modules = [self] if self.model is None else self.model.without_binding(recipe)
+            for update in dict.fromkeys(module.update for module in modules):
+                _bind_together([module for module in modules if module.update is update], recipe)
         return self._bindings[recipe]
 
 
-def bind_together(modules, recipe):
-    """Make the modules' Bindings for a recipe; under delayed scaling all must be of one backend, and share blocks."""
-    state = scaling_state(modules[0].backend, recipe) if recipe.kind == "delayed" else None
+class Model:
+    """Modules whose scales are updated together: with one kernel and one reduction for each fp8 dtype."""
+
+    def __init__(self, modules):
+        self._modules = [weakref.ref(module) for module in modules]
+        for module in modules:
+            module.model = self
+
+    def without_binding(self, recipe):
+        """The modules that are still there, compute in fp8 under the recipe, and have no Binding for it yet."""
+        alive = filter(None, (reference() for reference in self._modules))
+        return [module for module in alive if module.serves(recipe) and recipe not in module._bindings]
+
+
+def scaling_modules(root):
+    """{structured name: ModuleScaling} of all layers under `root`, itself included, that have one as `fp8`."""
+    layers = root.named_sublayers(include_self=True)
+    return {name: layer.fp8 for name, layer in layers if isinstance(getattr(layer, "fp8", None), ModuleScaling)}
+
+
+def bind_model(root):
+    """Declares all layers under `root` to be one model, whose fp8 scales are updated together.
+
+    PaddleNLP's models with these layers and TransformerLayer do so when they are built. Call it for a model of your own
+    once it is built and before its first forward in fp8; what has run in fp8 before stays where it is.
+    """
+    Model(list(scaling_modules(root).values()))
+
+
+def _bind_together(modules, recipe):
+    """Make the modules' Bindings for a recipe; under delayed scaling they share blocks and have one `update`."""
+    state = scaling_state(modules[0].update, recipe) if recipe.kind == "delayed" else None
     bindings = [Binding(recipe, module.num_gemms, state) for module in modules]
     if state is not None:
         state.add(bindings)

@@ -46,18 +46,6 @@ def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, sc
     return paddle.concat([zeros, history[2:], last] if len(history) > 1 else [zeros]), scale
 
 
-_updates = {"paddle": amax_and_scale_update}
-
-
-def register_backend(backend, update):
-    """Say how `backend` updates scales: update(history, scale, fp8_max, margin, amax_compute_algo[, scale_inv]).
-
-    It does what `amax_and_scale_update` does and returns the new tensors, or None when it worked in place. One that
-    works in place is given scale_inv [n, 4] where fp8_dpa is on, and writes 1 / scale into its first column.
-    """
-    _updates[backend] = update
-
-
 class Quantizer:
     """How one tensor of one GEMM becomes fp8: attributes only, for backends to read anew at each call.
 
@@ -121,12 +109,12 @@ class Block:
     addresses): float32 tensors on one device.
     """
 
-    def __init__(self, dtype, history, scale, scale_inv, amaxes):
+    def __init__(self, dtype, history, scale, scale_inv):
         self.dtype = dtype
         self.history, self.scale, self.scale_inv = history, scale, scale_inv
         self.scratch = paddle.zeros([4], dtype="float32")
-        self.amaxes = amaxes  # recorded as tensors, not through pointers; `flush` brings them into row 0
-        self.recorded = any(amax is not None for amax in amaxes)
+        # recorded as tensors, not through pointers; `flush` brings them into row 0
+        self.amaxes, self.recorded = [None] * history.shape[1], False
         self.quantizers = weakref.WeakSet()  # weak: without cycles states die with their modules
         if scale_inv.data_ptr() % 16:
             raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
@@ -135,15 +123,7 @@ class Block:
     def new(cls, dtype, amax_history_len, n):
         """n tensors that nothing is known of, on the present device."""
         zeros, ones = (lambda *shape: paddle.zeros(shape, "float32")), (lambda *shape: paddle.ones(shape, "float32"))
-        return cls(dtype, zeros(amax_history_len, n), ones(n), ones(n, 4), [None] * n)
-
-    @classmethod
-    def joined(cls, blocks):
-        """The tensors of several blocks one after another."""
-        history = paddle.concat([b.history for b in blocks], axis=1)
-        scale = paddle.concat([b.scale for b in blocks])
-        scale_inv = paddle.concat([b.scale_inv for b in blocks])
-        return cls(blocks[0].dtype, history, scale, scale_inv, [amax for b in blocks for amax in b.amaxes])
+        return cls(dtype, zeros(amax_history_len, n), ones(n), ones(n, 4))
 
     def flush(self):
         """Bring recorded amax tensors into row 0."""
@@ -199,16 +179,10 @@ class BlockPair:
     generation: counts the updates. in_flight: forward passes whose backward has not been.
     """
 
-    def __init__(self, forward, backward, active=False, generation=0, in_flight=0):
+    def __init__(self, forward, backward):
         self.forward, self.backward = forward, backward
-        self.active, self.generation, self.in_flight = active, generation, in_flight
-
-    @classmethod
-    def joined(cls, pairs):
-        """All of them in one."""
-        blocks = (Block.joined([getattr(pair, name) for pair in pairs]) for name in ("forward", "backward"))
-        active, generation = any(pair.active for pair in pairs), max(pair.generation for pair in pairs)
-        return cls(*blocks, active, generation, sum(pair.in_flight for pair in pairs))
+        self.active, self.generation, self.in_flight = False, 0, 0
+        self.warned = False  # that the scales stay as they are
 
     def roll(self, recipe, update, group):
         """Update the scales, if they were used since the last update."""
@@ -227,74 +201,47 @@ class BlockPair:
 
 
 class ScalingState:
-    """Delayed scaling of all modules of one backend, device and recipe. It lives as long as one of them does.
+    """Delayed scaling of all modules with one way to update scales, on one device, for one recipe. It lives as long as
+    one of them does.
 
-    The modules of one model share a BlockPair from its second step on, and are updated together. Models are updated
-    each by itself: another one that is no longer used may be gone on one rank and not yet collected on another, and
-    must not take part in this one's reductions.
+    update: update(history, scale, fp8_max, margin, amax_compute_algo[, scale_inv]) does what `amax_and_scale_update`
+    does and returns the new tensors, or None when it worked in place. One that works in place is given scale_inv [n, 4]
+    where fp8_dpa is on, and writes 1 / scale into its first column.
+
+    The modules of one model share a BlockPair and are updated together. Models are updated each by itself: another one
+    that is no longer used may be gone on one rank and not yet collected on another, and must not take part in this
+    one's reductions.
     """
 
-    def __init__(self, backend, recipe):
-        if backend not in _updates:
-            known = " or ".join(map(repr, sorted(_updates)))
-            raise ValueError(f"fp8: no scale update is registered for backend {backend!r}, only for {known}")
-        self.backend = backend
+    def __init__(self, update, recipe):
+        self.update = update
         self.recipe = recipe
         self.group = None
-        # weak references in the order of first use, which is the same on all ranks of a group
-        self._pairs = []
-        self._new_models = []  # lists of Bindings in their first step, each with a pair of its own
-        self.backward_seen = True
-        self._warned = False
+        self._pairs = []  # weak references in the order of first use, which is the same on all ranks of a group
 
     def add(self, bindings):
-        """Give modules' Bindings their place, all in one pair of blocks. One alone moves at its model's next update."""
+        """Give modules' Bindings their place, all in one pair of blocks."""
         num_gemms = sum(binding.num_gemms for binding in bindings)
         dtypes, length = self.recipe.fp8_format.value, self.recipe.amax_history_len
-        forward, backward = (
+        pair = BlockPair(
             Block.new(dtypes.forward, length, 2 * num_gemms),
             Block.new(dtypes.backward, length, num_gemms),
         )
-        self._place(bindings, BlockPair(forward, backward))
-        if len(bindings) == 1:
-            if self.backward_seen:  # all modules of a model have been forward before one has been backward
-                self._new_models = [model for model in self._new_models if any(ref() for ref in model)]
-                self._new_models.append([])
-                self.backward_seen = False
-            self._new_models[-1] += map(weakref.ref, bindings)
-
-    def _place(self, bindings, pair):
         gemm = 0
         for binding in bindings:
             binding.place(pair, gemm)
             gemm += binding.num_gemms
         self._pairs = [ref for ref in self._pairs if ref() is not None] + [weakref.ref(pair)]
 
-    def _new_model_of(self, binding):
-        """The list in `_new_models` that has the Binding, None where its model is no longer in its first step."""
-        return next((model for model in self._new_models if any(ref() is binding for ref in model)), None)
-
-    def _join(self, model):
-        """Bring the modules of a model that ends its first step into one pair of blocks."""
-        self._new_models.remove(model)
-        bindings = _alive(model)
-        if len(bindings) > 1:
-            self._place(bindings, BlockPair.joined([binding.pair for binding in bindings]))
-
-    def begin_step(self, binding):
-        """Update the scales of the Binding's model, unless forward passes that used them still wait for their backward:
-        a pipeline's micro-batches, or a graph that somebody keeps."""
-        model = self._new_model_of(binding)
-        pairs = [binding.pair] if model is None else [other.pair for other in _alive(model)]
-        in_flight = sum(pair.in_flight for pair in pairs)
-        if not in_flight:
-            if model is not None:
-                self._join(model)
-            self._roll(binding.pair)
-        elif not self._warned:
-            self._warned = True
+    def begin_step(self, pair):
+        """Update the scales of a model's pair, unless forward passes that used them still wait for their backward: a
+        pipeline's micro-batches, or a graph that somebody keeps."""
+        if not pair.in_flight:
+            self._roll(pair)
+        elif not pair.warned:
+            pair.warned = True
             warnings.warn(
-                f"fp8 scales stay as they are: {in_flight} forward passes of the step before have had no "
+                f"fp8 scales stay as they are: {pair.in_flight} forward passes of the step before have had no "
                 "backward. Drop the tensors that keep their graphs alive, or run their backward first. Where these are "
                 "micro-batches of one step, say so with is_first_microbatch.",
                 stacklevel=4,
@@ -307,13 +254,10 @@ class ScalingState:
 
     def _roll(self, pair):
         with paddle.no_grad():
-            pair.roll(self.recipe, _updates[self.backend], self.reduction_group())
+            pair.roll(self.recipe, self.update, self.reduction_group())
 
     def roll(self):
         """Update the scales of all modules used since their last update, over the group where there is one."""
-        for model in self._new_models[:]:
-            self._join(model)
-        self.backward_seen = True  # what comes is another model
         for pair in _alive(self._pairs):
             self._roll(pair)
 
@@ -330,12 +274,12 @@ def _alive(references):
 _states = weakref.WeakValueDictionary()
 
 
-def scaling_state(backend, recipe):
-    """The ScalingState of a backend and recipe on the present device, made where there is none."""
-    key = backend, paddle.device.get_device(), recipe
+def scaling_state(update, recipe):
+    """The ScalingState of an update and recipe on the present device, made where there is none."""
+    key = update, paddle.device.get_device(), recipe
     state = _states.get(key)
     if state is None:
-        state = _states[key] = ScalingState(backend, recipe)
+        state = _states[key] = ScalingState(update, recipe)
     return state
 
 

@@ -17,7 +17,7 @@ class DotProductAttention(BackendLayer):
         super().__init__(backend)
         self.kv_channels = kv_channels
         self.scale = kv_channels**-0.5
-        self.fp8 = ModuleScaling.of_attention(backend)
+        self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
 
     def begin_forward(self, sequence, masked, cached, is_first_microbatch=None):
         """What attention takes as quantizers, None where it is not in fp8. Call it before the first kernel.

@@ -45,7 +45,7 @@ class _Layer(BackendLayer):
         super().__init__(backend)
         self.params_dtype = params_dtype or paddle.get_default_dtype()
         self.tp = TensorParallel.from_fleet(sequence_parallel) if set_parallel_mode or sequence_parallel else None
-        self.fp8 = ModuleScaling(num_gemms, backend) if num_gemms else None
+        self.fp8 = ModuleScaling(num_gemms, self.ops.amax_and_scale_update) if num_gemms else None
 
     def create_norm_weight(self, size):
         weight = self.create_parameter(

@@ -2,6 +2,7 @@
 
 from paddle import nn
 
+from paddle_te.fp8 import bind_model
 from paddle_te.layers.attention import MultiHeadAttention
 from paddle_te.layers.linear import LayerNormMLP
 
@@ -52,6 +53,7 @@ class TransformerLayer(nn.Layer):
             hidden_size, num_attention_heads, num_gqa_groups, layernorm_epsilon, max_sequence_length, **shared
         )
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon, **shared)
+        bind_model(self)
 
     def forward(
         self,

@@ -22,6 +22,7 @@ activations' own precision.
 | dot_product_attention(q, k, v, scale, attention_mask, quantizers) | [b, s, heads·d] |
 | rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, quantizers) | the same of the two, in one operation |
 | self_attention(x, ln_weight, qkv_weight, freqs, proj_weight, eps, num_heads, num_kv_heads, …) | x's shape; see below |
+| amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
 
 parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss is float32, 0 for ignore_index.

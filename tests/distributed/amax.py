@@ -24,7 +24,7 @@ def main():
     dist.init_parallel_env()
     rank, recipe = dist.get_rank(), fp8.DelayedScaling(amax_history_len=4)
     layer = paddle.nn.Layer()
-    layer.fp8 = fp8.ModuleScaling(1, "paddle")
+    layer.fp8 = fp8.ModuleScaling(1, fp8.amax_and_scale_update)
     train(layer, recipe, dist.new_group([0, 1]), rank)
 
     def state():

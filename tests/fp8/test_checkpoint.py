@@ -12,7 +12,7 @@ RECIPE = DelayedScaling(amax_history_len=5)
 class Linear(paddle.nn.Layer):
     def __init__(self, gemms=1):
         super().__init__()
-        self.fp8 = ModuleScaling(gemms, "paddle")
+        self.fp8 = ModuleScaling(gemms, fp8.amax_and_scale_update)
         self.weight = self.create_parameter([16, 16])
 
     def forward(self, x):
@@ -197,7 +197,7 @@ class Attention(paddle.nn.Layer):
         super().__init__()
         self.linear = Linear()
         self.core = paddle.nn.Layer()
-        self.core.fp8 = ModuleScaling.of_attention("paddle")
+        self.core.fp8 = ModuleScaling.of_attention(fp8.amax_and_scale_update)
 
     def forward(self, x):
         x = self.linear(x).unsqueeze([0, 2])

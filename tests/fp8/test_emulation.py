@@ -5,6 +5,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te import fp8
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, ModuleScaling, fp8_autocast
 from paddle_te.fp8.emulation import (
     emulated_fp8_attention,
@@ -71,7 +72,7 @@ def test_current_scaling_scale(dtype, seed):
 
 
 def quantizers(recipe, training=True, scaling=None, **kwargs):
-    scaling = scaling or ModuleScaling(1, "paddle")
+    scaling = scaling or ModuleScaling(1, fp8.amax_and_scale_update)
     with fp8_autocast(fp8_recipe=recipe):
         return scaling.begin_forward(training, **kwargs)[0]
 
@@ -187,7 +188,7 @@ def test_attention(recipe, seed):
     """Against float64 with the same roundings: much closer than to float64 without any, whose distance is fp8's own."""
     generator, shape = np.random.default_rng(seed), [2, 24, 3, 16]
     values = [generator.standard_normal(shape).astype("float32") for _ in range(4)]
-    scaling = ModuleScaling.of_attention("paddle")
+    scaling = ModuleScaling.of_attention(fp8.amax_and_scale_update)
     for _ in range(2):  # the second step has scales
         q, k, v = (paddle.to_tensor(value, stop_gradient=False) for value in values[:3])
         with fp8_autocast(fp8_recipe=recipe):
@@ -226,7 +227,7 @@ def test_attention_shares_kv_heads(seed):
         for x in tensors:
             x.stop_gradient = False
         with fp8_autocast(fp8_recipe=recipe):
-            quantizers = ModuleScaling.of_attention("paddle").begin_forward()
+            quantizers = ModuleScaling.of_attention(fp8.amax_and_scale_update).begin_forward()
         y = emulated_fp8_attention(*tensors, 0.25, quantizers)
         y.backward(dout)
         results.append([y.numpy(), *(x.grad.numpy() for x in tensors)])

@@ -15,6 +15,7 @@ from paddle_te import distributed, fp8
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, ModuleScaling, fp8_autocast, microbatch
 from paddle_te.fp8 import state as fp8_state
 from paddle_te.fp8.emulation import emulated_fp8_linear
+from paddle_te.layers import TransformerLayer
 
 ROOT = Path(__file__).parents[2]
 FLOAT32_MAX = np.finfo(np.float32).max
@@ -59,9 +60,9 @@ def test_update_is_transformer_engines(algo, length, margin, seed):
 class Toy(paddle.nn.Layer):
     """Linear layers side by side, so that a test knows every tensor that is quantized."""
 
-    def __init__(self, gemms=2, backend="paddle"):
+    def __init__(self, gemms=2):
         super().__init__()
-        self.fp8 = ModuleScaling(gemms, backend)
+        self.fp8 = ModuleScaling(gemms, fp8.amax_and_scale_update)
         self.weights = paddle.nn.ParameterList([self.create_parameter([8, 16]) for _ in range(gemms)])
 
     def forward(self, xs, is_first_microbatch=None):
@@ -333,10 +334,11 @@ def test_explicit_new_step(seed):
 
 
 def test_one_update_for_all_modules_of_a_model(seed, monkeypatch):
-    layers, other = paddle.nn.LayerList([Toy(1), Toy(2), Toy(1)]), Toy(3)
     calls = []
     update = fp8.amax_and_scale_update
-    monkeypatch.setitem(fp8_state._updates, "paddle", lambda h, *a: calls.append(h.shape) or update(h, *a))
+    monkeypatch.setattr(fp8, "amax_and_scale_update", lambda h, *a: calls.append(h.shape) or update(h, *a))
+    layers, other = paddle.nn.LayerList([Toy(1), Toy(2), Toy(1)]), Toy(3)
+    fp8.bind_model(layers)
     recipe = DelayedScaling(amax_history_len=7, margin=5)
 
     def step(*layers):
@@ -356,9 +358,33 @@ def test_one_update_for_all_modules_of_a_model(seed, monkeypatch):
     assert step(other) == [[7, 6], [7, 3]]
     assert step(other) == [[7, 6], [7, 3]]  # the model that rests keeps its history
     layers.append(Toy(1))
-    layers.append(Toy(1))
+    fp8.bind_model(layers)
     step(*layers)
-    assert step(*layers)[-2:] == [[7, 4], [7, 2]]  # modules added later have blocks of their own
+    assert step(*layers)[-2:] == [[7, 2], [7, 1]]  # a module added later has blocks of its own
+
+
+def test_modules_that_nobody_binds_are_updated_by_themselves(seed):
+    """To the same numbers as those of one model, where the simulation says which."""
+    for bound in (False, True):
+        runs = [Run(DelayedScaling(amax_history_len=3)) for _ in range(2)]
+        if bound:
+            fp8.bind_model(paddle.nn.LayerList([run.layer for run in runs]))
+        for step in range(3):
+            for run in runs if step else ():
+                run.new_step()
+            for outputs in [(run, run.forward()) for run in runs]:
+                outputs[0].backward(outputs[1])
+        for run in runs:
+            run.simulation.check()
+
+
+def test_a_layers_parts_are_one_model():
+    layer = TransformerLayer(32, 48, 2, backend="paddle")
+    modules = fp8.name_modules(layer).values()
+    assert len(modules) > 2 and len({id(module.model) for module in modules}) == 1
+    whole = paddle.nn.LayerList([layer, TransformerLayer(32, 48, 2, backend="paddle")])
+    fp8.bind_model(whole)
+    assert len({id(module.model) for module in fp8.name_modules(whole).values()}) == 1
 
 
 def test_models_do_not_disturb_each_other(seed):
@@ -375,19 +401,19 @@ def test_models_do_not_disturb_each_other(seed):
         run.simulation.check()
 
 
-def test_states_die_with_their_modules(pointer_backend):
-    scaling = ModuleScaling(1, pointer_backend)
+def test_states_die_with_their_modules():
+    scaling = ModuleScaling(1, update_in_place)
     with fp8_autocast():
         scaling.begin_forward()[0].forward_pass.backward_done()
         scaling.begin_forward()
-    alive = lambda: [key for key in fp8_state._states if key[0] == pointer_backend]  # noqa: E731
+    alive = lambda: [key for key in fp8_state._states if key[0] is update_in_place]  # noqa: E731
     assert alive()
     del scaling  # at once, without the garbage collector
     assert not alive()
 
 
 def test_off_means_none_and_no_tensors():
-    scaling = ModuleScaling(2, "paddle")
+    scaling = ModuleScaling(2, fp8.amax_and_scale_update)
     assert scaling.begin_forward(True) is None
     with fp8_autocast(enabled=False):
         assert scaling.begin_forward(True, True) is None
@@ -400,18 +426,13 @@ def test_copies_have_scales_of_their_own():
     with fp8_autocast():
         layer([paddle.randn([4, 16])] * 2)
     for copy in (deepcopy(layer).fp8, pickle.loads(pickle.dumps(layer.fp8))):
-        assert copy is not layer.fp8 and copy.num_gemms == 2 and copy.backend == "paddle" and not copy._bindings
-
-
-def test_an_unknown_backend_is_named():
-    with fp8_autocast(), pytest.raises(ValueError, match="'nobody'.*'paddle'"):
-        ModuleScaling(1, "nobody").begin_forward()
+        assert copy is not layer.fp8 and copy.num_gemms == 2 and copy.update is layer.fp8.update and not copy._bindings
 
 
 @pytest.mark.parametrize("recipe", [DelayedScaling(), DelayedScaling(fp8_format=Format.E4M3), Float8CurrentScaling()])
 def test_quantizers(recipe):
     with fp8_autocast(fp8_recipe=recipe):
-        quantizers = ModuleScaling(2, "paddle").begin_forward()
+        quantizers = ModuleScaling(2, fp8.amax_and_scale_update).begin_forward()
     assert len(quantizers) == 2
     backward = "e4m3" if recipe.fp8_format is Format.E4M3 else "e5m2"
     for q in quantizers:
@@ -446,6 +467,7 @@ def test_reductions_per_step(recipe, nranks, reductions, monkeypatch, seed):
 
     monkeypatch.setattr(paddle.distributed, "all_reduce", all_reduce)
     layers, group = paddle.nn.LayerList([Toy(1), Toy(2)]), Group(nranks)
+    fp8.bind_model(layers)
     amax = None
     for _ in range(3):
         calls.clear()
@@ -479,16 +501,9 @@ def update_in_place(history, scale, *args):
         ctypes.memmove(address, value.data_ptr(), value.size * 4)
 
 
-@pytest.fixture
-def pointer_backend(monkeypatch):
-    monkeypatch.setitem(fp8_state._updates, "pointers", None)  # taken away again afterwards
-    fp8.register_backend("pointers", update_in_place)
-    return "pointers"
-
-
-def test_addresses(pointer_backend, seed):
+def test_addresses(seed):
     recipe = DelayedScaling(amax_history_len=4)
-    scaling = ModuleScaling(2, pointer_backend)
+    scaling = ModuleScaling(2, update_in_place)
     history = {}
     for step in range(6):
         with fp8_autocast(fp8_recipe=recipe):
@@ -517,8 +532,8 @@ def test_addresses(pointer_backend, seed):
 
 
 @pytest.mark.parametrize("fp8_dpa", [False, True])
-def test_scale_inv_of_what_nobody_quantizes(monkeypatch, fp8_dpa, seed):
-    """An update in place writes scale_inv where attention is in fp8; joining models and restoring states keep it."""
+def test_scale_inv_of_what_nobody_quantizes(fp8_dpa, seed):
+    """An update in place writes scale_inv where attention is in fp8; restoring states keeps it."""
     given = []
 
     def update(history, scale, fp8_max, margin, algorithm, scale_inv=None):
@@ -529,11 +544,11 @@ def test_scale_inv_of_what_nobody_quantizes(monkeypatch, fp8_dpa, seed):
             inverse[:, 0] = 1 / scale.numpy()
             ctypes.memmove(scale_inv.data_ptr(), inverse.ctypes.data, inverse.nbytes)
 
-    monkeypatch.setitem(fp8_state._updates, "pointers", update)
     recipe = DelayedScaling(amax_history_len=2, fp8_dpa=fp8_dpa)
     model = paddle.nn.Sequential(*(paddle.nn.Layer() for _ in range(3)))
     for i, layer in enumerate(model):
-        layer.fp8 = ModuleScaling.of_attention("pointers") if i == 1 else ModuleScaling(1, "pointers")
+        layer.fp8 = ModuleScaling.of_attention(update) if i == 1 else ModuleScaling(1, update)
+    fp8.bind_model(model)
 
     def step():
         with fp8_autocast(fp8_recipe=recipe):
@@ -566,7 +581,7 @@ def test_scale_inv_of_what_nobody_quantizes(monkeypatch, fp8_dpa, seed):
 
 
 def test_weight_cache():
-    scaling = ModuleScaling(1, "paddle")
+    scaling = ModuleScaling(1, fp8.amax_and_scale_update)
 
     def forward(is_first, training=True):
         with fp8_autocast(fp8_recipe=DelayedScaling(amax_history_len=2)):

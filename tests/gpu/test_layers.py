@@ -40,7 +40,7 @@ class LinearInOut(paddle.nn.Layer):
 
     def __init__(self, in_features, out_features, params_dtype=None, backend="transformer_engine"):
         super().__init__()
-        self.ops, self.fp8 = get_ops(backend), fp8.ModuleScaling(1, backend)
+        self.ops, self.fp8 = get_ops(backend), fp8.ModuleScaling(1, get_ops(backend).amax_and_scale_update)
         self.weight = self.create_parameter([in_features, out_features], dtype=params_dtype)
 
     def forward(self, x, is_first_microbatch=None):

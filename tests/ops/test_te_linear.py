@@ -34,7 +34,7 @@ class Head:
 
     def __init__(self, backend, recipe, transpose_y, **options):
         self.backend, self.recipe, self.options = backend, recipe, dict(transpose_y=transpose_y, **options)
-        self.scaling = fp8.ModuleScaling(1, backend)
+        self.scaling = fp8.ModuleScaling(1, get_ops(backend).amax_and_scale_update)
 
     def __call__(self, x, weight, training=True, is_first_microbatch=None):
         with fp8.fp8_autocast(self.recipe is not None, self.recipe):

@@ -7,6 +7,7 @@ import paddle
 import pytest
 
 from paddle_te import fp8
+from paddle_te.ops import get_ops
 from paddle_te.ops.te import autograd, program, runtime
 from paddle_te.ops.te.linear import LINEAR, LinearSettings
 from paddle_te.ops.te.listing import listing
@@ -27,7 +28,8 @@ def linear_listing(recipe):
     for tensor in tensors:
         tensor.stop_gradient = False
     with fp8.fp8_autocast(recipe is not None, recipe):
-        quantizers = fp8.ModuleScaling(1, "transformer_engine").begin_forward() or (None,)
+        scaling = fp8.ModuleScaling(1, get_ops("transformer_engine").amax_and_scale_update)
+        quantizers = scaling.begin_forward() or (None,)
     return listing(autograd.prepare(rt, LINEAR, [*tensors, None], LinearSettings(None, True), quantizers), rt)
 
 

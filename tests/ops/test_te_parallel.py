@@ -190,13 +190,14 @@ def test_a_gemm_of_two_ranks(seed, recipe, bound, mode, transpose_y, sequence_pa
     x, weight, dy = (draw(s, "float32") for s in ([BATCH * TOKENS, HIDDEN], shape, [BATCH * TOKENS, FFN]))
     weight_axis = 0 if transpose_y == (mode == "column") else 1
 
+    ops = get_ops("transformer_engine")
+
     def step(x, weight, dy, **ranks):
         x, weight, dy = (paddle.to_tensor(values).astype("bfloat16").detach() for values in (x, weight, dy))
         x.stop_gradient = weight.stop_gradient = False
         with fp8.fp8_autocast(recipe is not None, recipe):
-            (quantizers,) = fp8.ModuleScaling(1, "transformer_engine").begin_forward() or (None,)
-        linear = get_ops("transformer_engine").linear
-        y = linear(x, weight, quantizers=quantizers, transpose_y=transpose_y, **ranks)
+            (quantizers,) = fp8.ModuleScaling(1, ops.amax_and_scale_update).begin_forward() or (None,)
+        y = ops.linear(x, weight, quantizers=quantizers, transpose_y=transpose_y, **ranks)
         y.backward(dy)
         return [tensor.astype("float32").numpy() for tensor in (y, x.grad, weight.grad)]
 

@@ -10,7 +10,7 @@ from paddlenlp.transformers.llama import modeling, modeling_pp
 from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentions
 
 from paddle_te.distributed import TensorParallel
-from paddle_te.fp8 import ModuleScaling
+from paddle_te.fp8 import ModuleScaling, bind_model
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.models.llama.decoder import (
     FROM_ZERO,
@@ -63,7 +63,7 @@ class LlamaLMHead(modeling.LlamaLMHead):
         """Lets PaddleNLP's head compute as this class."""
         head.__class__ = cls
         if LayerOptions.of(head.config).fp8_lm_head:
-            head.fp8 = ModuleScaling(1, head.config.transformer_engine_backend)
+            head.fp8 = ModuleScaling(1, get_ops(head.config.transformer_engine_backend).amax_and_scale_update)
             head.fp8_recipe = fp8_recipe(head.config)
 
     def forward(self, hidden_states, tensor_parallel_output=None, labels=None):
@@ -211,6 +211,7 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
             super().__init__(config)
         LlamaLMHead.take_over(self.lm_head)
         self.criterion = LlamaPretrainingCriterion(config)
+        bind_model(self)
 
     def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
         """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on.
@@ -279,6 +280,7 @@ class LlamaForCausalLMPipe(_TELlama, modeling_pp.LlamaForCausalLMPipe):
                 LlamaLMHeadPipe.take_over(head)
                 if config.use_fused_linear_cross_entropy:
                     self._loss_fn[0].head = head
+        bind_model(self)
 
     def get_loss_fn(self, config):
         if config.use_fused_linear_cross_entropy:

@@ -3,7 +3,6 @@
 Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle's current stream.
 """
 
-from paddle_te import fp8 as _fp8
 from paddle_te import native
 from paddle_te.ops.te.attention import dot_product_attention, rotary_attention, rotary_qkv
 from paddle_te.ops.te.cross_entropy import cross_entropy, parallel_cross_entropy
@@ -13,6 +12,7 @@ from paddle_te.ops.te.quantized import amax_and_scale_update
 from paddle_te.ops.te.self_attention import self_attention
 
 __all__ = [
+    "amax_and_scale_update",
     "accumulate_wgrad",
     "check",
     "check_fp8_attention",
@@ -27,8 +27,6 @@ __all__ = [
     "rotary_qkv",
     "self_attention",
 ]
-
-_fp8.register_backend("transformer_engine", amax_and_scale_update)
 
 
 def check(fp8=False):

@@ -148,7 +148,7 @@ def quantized_weight(rt, weight, quantizers, pieces):
 
 
 def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, scale_inv=None):
-    """Delayed scaling's update of all scales in one kernel, in place; what `fp8.register_backend` asks for."""
+    """Delayed scaling's update of all scales in one kernel, in place: see `paddle_te.fp8.amax_and_scale_update`."""
     rt = runtime.current()
     dtype = FP8["e4m3" if fp8_max == 448 else "e5m2"]
     history, native = rt.matrix(history, FLOAT32).native, rt.view(scale, tuple(scale.shape), FLOAT32)
