@@ -7,7 +7,6 @@ standard output. Exit status: 0 all are good, 1 one is not, 2 there is nothing t
 """
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -16,12 +15,10 @@ from pathlib import Path
 
 from paddle_te.runs import manifest
 from paddle_te.runs.checkpoints import checkpoints_in, is_complete
-from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.contents import check_contents, read_object
 from paddle_te.weights.tensors import CheckpointError
 
 TRAINER_STATE = "trainer_state.json"
-# What a run reads with paddle.load, which runs any code in it; training_args.bin is written and never read.
-PICKLES = (".pdparams", ".pdopt", ".pth")
 
 
 def damage(folder, level="full", rank=0, ranks=1):
@@ -40,43 +37,26 @@ def damage(folder, level="full", rank=0, ranks=1):
     return [line for name in sorted(mine) if (line := _unreadable(folder / name))]
 
 
+def read_state(folder):
+    """The content of a checkpoint's trainer_state.json. Raises CheckpointError for one that is damaged."""
+    path = Path(folder) / TRAINER_STATE
+    state = read_object(path)
+    if not isinstance(state.get("global_step"), int):
+        raise CheckpointError(f"{path}: has no global_step, a whole number")
+    return state
+
+
 def _unreadable(path):
     """Why a file of a checkpoint cannot be loaded; "" where it can."""
     try:
-        if path.suffix in PICKLES:
-            pdparams.check(path)
-        elif path.suffix == safetensors.SUFFIX:
-            safetensors.check(path)
-        elif path.suffix == ".json":
-            _check_json(path)
+        check_contents(path)
+        if path.suffix == ".json":
+            read_object(path)
+        if path.name == TRAINER_STATE:
+            read_state(path.parent)
     except (CheckpointError, OSError) as error:
         return str(error)
     return ""
-
-
-def _check_json(path):
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
-    if path.name == TRAINER_STATE and not isinstance(content.get("global_step"), int):
-        raise CheckpointError(f"{path}: has no global_step, a whole number")
-    if path.name.endswith(".safetensors.index.json"):
-        _check_index(path, content)
-
-
-def _check_index(path, content):
-    """A unified checkpoint's index may name safetensors in its own folder only: Paddle would load anything else."""
-    names = content.get("weight_map")
-    if not isinstance(names, dict):
-        raise CheckpointError(f"{path}: has no weight_map")
-    for name in set(map(str, names.values())):
-        if Path(name).name != name or not name.endswith(safetensors.SUFFIX):
-            raise CheckpointError(f"{path}: names {name!r}, which is no safetensors file of this folder")
-        if not (path.parent / name).is_file():
-            raise CheckpointError(f"{path.parent / name}: missing; {path.name} names it")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+from numpy.lib import format as npy
 from paddlenlp.data import Stack
 from paddlenlp.data.causal_dataset import build_train_valid_test_datasets, get_train_valid_test_split_
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
@@ -108,6 +109,10 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
         _check_index_builder()
         _check_splits(prefixes, data_args, training_args, vocab_size)
         cache = _index_cache(prefixes, data_args, training_args)
+        for folder in (
+            [cache] if cache else {os.path.join(os.path.dirname(prefix), "index-cache") for prefix in prefixes}
+        ):
+            check_arrays(folder)
     datasets = build_train_valid_test_datasets(
         data_prefix=data,
         data_impl=data_args.data_impl,
@@ -195,6 +200,10 @@ def find_data(data_args):
         for suffix in (".bin", ".idx"):
             if not os.path.isfile(prefix + suffix):
                 raise ValueError(f"{prefix}{suffix} is missing: {how}")
+        if os.path.isfile(f"{prefix}_ids.npy"):
+            raise ValueError(
+                f"{prefix}_ids.npy is data of an older form, which PaddleNLP would take instead: remove it"
+            )
     return data
 
 
@@ -259,6 +268,33 @@ def check_data(prefix, data_args, needed, vocab_size=None):
             "with another tokenizer"
         )
     return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+
+
+def check_arrays(folder):
+    """Refuses a folder of PaddleNLP's indices with a .npy file that numpy.load would unpickle: a pickle is a program.
+
+    Raises ValueError. An index that another process is just writing is no reason.
+    """
+    for path in sorted(Path(folder).rglob("*.npy")):
+        with path.open("rb") as file:
+            begin = file.read(len(npy.MAGIC_PREFIX))
+            file.seek(0)
+            plain = npy.MAGIC_PREFIX.startswith(begin) and not _holds_objects(file)
+        if not plain:
+            raise ValueError(
+                f"{path} is no array of numbers, and was not loaded, for loading it could run code: remove the folder "
+                f"{folder}; PaddleNLP makes its indices anew"
+            )
+
+
+def _holds_objects(file):
+    """Whether an .npy file's array is one of objects, which are pickled; False for a header that is not whole."""
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        return read(file, max_header_size=2**31)[2].hasobject  # as numpy.load with allow_pickle
+    except ValueError:
+        return False
 
 
 def _max_token_id(prefix, dtype, tokens):

@@ -4,7 +4,6 @@ All ranks look at a checkpoint together, each reads its share of the files, and 
 weight is made.
 """
 
-import json
 import math
 from pathlib import Path
 
@@ -37,12 +36,21 @@ def find_to_resume(args):
     if passed_over and args.process_index == 0:
         kept = set_aside(args.output_dir, int(Path(checkpoint).name.removeprefix("checkpoint-")))
         logger.warning(f"this run resumes from {checkpoint}; the checkpoints of later steps were moved to {kept}")
+    if checkpoint and args.load_best_model_at_end:
+        _check_best(checkpoint, check)
     if checkpoint and manifest.read(checkpoint) is None:
         logger.warning(
             f"{checkpoint} has no {manifest.MANIFEST} (an older version or the converter wrote it): that nothing in it "
             "has changed cannot be checked"
         )
     return checkpoint
+
+
+def _check_best(checkpoint, check):
+    """The run would end with the weights of another folder, which the Trainer's state names."""
+    best = verify.read_state(checkpoint).get("best_model_checkpoint")
+    if best and Path(best).is_dir() and (wrong := check(Path(best))):
+        raise CheckpointError(f"{checkpoint} names {best} as the best checkpoint, which is damaged: {'; '.join(wrong)}")
 
 
 def _everyones(args, mine):
@@ -118,7 +126,7 @@ def is_finished(checkpoint, args):
     """Whether the run that saved the checkpoint has no step left to train; says so in the log."""
     if not checkpoint or not args.do_train or args.ignore_load_lr_and_optim:
         return False
-    state = json.loads((Path(checkpoint) / verify.TRAINER_STATE).read_text())
+    state = verify.read_state(checkpoint)
     step = state["global_step"]
     left = args.max_steps - step if args.max_steps > 0 else math.ceil(args.num_train_epochs - (state["epoch"] or 0))
     if left > 0:

@@ -4,6 +4,7 @@ Knows neither Paddle nor a model's code; only `layout` touches Paddle tensors, w
 """
 
 from paddle_te.weights.config import native_config
+from paddle_te.weights.contents import check_contents
 from paddle_te.weights.converter import convert
 from paddle_te.weights.folder import check_layout
 from paddle_te.weights.layout import native_layout, native_to_te, te_layout, te_to_native
@@ -12,6 +13,7 @@ from paddle_te.weights.tensors import CheckpointError
 
 __all__ = [
     "CheckpointError",
+    "check_contents",
     "check_layout",
     "convert",
     "native_config",

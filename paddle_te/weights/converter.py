@@ -11,6 +11,7 @@ from tqdm import tqdm
 from paddle_te.weights import layout as layouts
 from paddle_te.weights import optimizer, pdparams, safetensors
 from paddle_te.weights.config import FUSE_FLAGS, companion_name, convert_config, fused_before
+from paddle_te.weights.contents import check_contents, check_own
 from paddle_te.weights.files import (
     check_new,
     copy_file,
@@ -78,7 +79,8 @@ def convert(
         progress: show a progress bar.
 
     Returns: the names of files in the input folder that were not carried over (a Trainer's own state).
-    Raises CheckpointError, before anything is written, for an input or arguments that do not fit, and OSError.
+    Raises CheckpointError, before anything is written, for an input or arguments that do not fit, for a file to be
+    carried over that is a link to elsewhere or would run code when it is loaded, and OSError.
     """
     if mode not in MODES:
         raise CheckpointError(f"mode {mode!r}: it may be one of {', '.join(MODES)}")
@@ -91,16 +93,20 @@ def convert(
     _check_mode(checkpoint, mode)
     layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
     degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
-    sources, carried = {"": checkpoint}, list(checkpoint.companions)
+    sources, carried, marks = {"": checkpoint}, list(checkpoint.companions), []
     if with_optimizer:
         target = _unified_target(layout, mode, format)
         _check_degrees(checkpoint, layout, *degrees)
         sources |= optimizer.open_optimizer(checkpoint)
         groups, indexes = _plan_with_optimizer(sources, target)
         carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
+        marks = [name for name in checkpoint.left_out if name == optimizer.COMPLETE_MARK]
     else:
         target = _target(checkpoint, layout, mode, format, *degrees)
         groups, indexes = _plan(checkpoint, target, virtual_pp_degree, max_shard_size)
+    for name in carried:
+        check_own(checkpoint.folder / name)
+        check_contents(checkpoint.folder / name)
     dtype = groups[0][0].entries[0].spec.dtype
     config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, dtype)
     total = sum(file.nbytes for files in groups for file in files)
@@ -110,12 +116,14 @@ def convert(
         _write_all(sources, target, folder, groups, workers, bar)
         for name in carried:
             copy_file(checkpoint.folder / name, folder / companion_name(name, carried, checkpoint.layout, layout))
+        for name in marks:
+            (folder / name).touch()
         for name, content in (indexes | ({"config.json": config} if config else {})).items():
             write_json(folder / name, content)
         if checksums:
             write_checksums(folder, workers)
     state = [name for name in checkpoint.left_out if with_optimizer and optimizer.STATE_FILES.fullmatch(name)]
-    return [name for name in checkpoint.left_out if name not in carried + state]
+    return [name for name in checkpoint.left_out if name not in carried + marks + state]
 
 
 def _plan(checkpoint, target, virtual_pp_degree, max_shard_size):

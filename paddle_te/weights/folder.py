@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.contents import files_of_index
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.layout import LAYER_PARTS, MODEL_PARTS, SPLIT_AXIS, Dims, Layout, detect
 from paddle_te.weights.tensors import CheckpointError
@@ -180,10 +181,9 @@ def read_index(path, file_format):
     file_format: the module pdparams or safetensors.
     """
     index = read_json(path)
-    if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-        raise CheckpointError(f"{path}: has no weight_map")
+    names = files_of_index(path, index, file_format.SUFFIX)
     weight_map, tensors = index["weight_map"], {}
-    for name in sorted(set(weight_map.values())):
+    for name in names:
         file = path.parent / name
         if not file.is_file():
             raise CheckpointError(f"{file}: missing; {path.name} names it")

@@ -24,10 +24,10 @@ _TIED = {"llama.embed_tokens.weight": "lm_head.weight", "lm_head.weight": "llama
 _SLICE = "slice@"  # sharding stage 3: each rank has a slice of the flat tensor (group_sharded_stage3.py)
 # Files of the state itself, in both forms, and of signals that it has been saved
 STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*|saved_signal_\d+")
-# What a Trainer needs besides to go on, and its mark that the checkpoint is complete
-_TRAINER_FILES = re.compile(
-    r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|training_args\.bin|rng_state.*\.pth|\.checkpoint_done"
-)
+# What a Trainer needs besides to go on; its training_args.bin nobody reads, and it is no file of numbers
+_TRAINER_FILES = re.compile(r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|rng_state.*\.pth")
+# The Trainer's mark that the checkpoint is complete; in a folder without a manifest it is empty
+COMPLETE_MARK = ".checkpoint_done"
 # te's layers only: PaddleNLP's have no fp8. Goes by the whole model's names, whatever the degrees.
 _FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
 

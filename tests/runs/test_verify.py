@@ -176,7 +176,7 @@ def test_an_index_names_safetensors_of_its_folder_only(copy, tmp_path):
         (folder / MANIFEST).unlink(missing_ok=True)
         complete(folder)
         (wrong,) = verify.damage(folder)
-        assert str(name) in wrong and "no safetensors file of this folder" in wrong
+        assert str(name) in wrong and "no .safetensors file of this folder" in wrong
 
 
 def test_the_manifest_says_what_it_is(saved):

@@ -1,5 +1,6 @@
 """paddle_te.training.datasets: PaddleNLP's own samples in the form its criterion takes; the mock; every error."""
 
+import io
 import json
 import os
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from paddlenlp.trainer import PdArgumentParser
 
 from paddle_te.training import datasets
 from paddle_te.training.datasets import DataArguments, MockDataset, collate_fn, create_pretrained_dataset
+from tests.runs.hostile import assert_it_works, hostile_pickle
 
 VOCAB = 1000
 
@@ -64,6 +66,47 @@ def test_samples_are_the_corpus(corpus, documents, tmp_path):
             expected = stream[32 * source : 32 * source + 33] if 32 * source + 33 <= len(stream) else None
             if expected:
                 assert batch["input_ids"][0].tolist() == expected[:-1] and batch["labels"][0].tolist() == expected[1:]
+
+
+def test_hostile_indices_are_refused_and_not_run(corpus, tmp_path):
+    """PaddleNLP loads its indices, which lie beside the data, with allow_pickle."""
+    assert_it_works(tmp_path)
+    make = lambda: create_pretrained_dataset(data_arguments(corpus), run_arguments(tmp_path), vocab_size=VOCAB)  # noqa: E731
+    make()
+    indices = sorted((corpus / "index-cache").glob("*.npy"))
+    kinds = {path.name.rpartition("_")[0].rpartition("_")[2]: path for path in indices}
+    assert {"doc", "sample", "shuffle"} == kinds.keys()
+    objects = io.BytesIO()
+    np.save(objects, np.array([SimpleNamespace()]), allow_pickle=True)
+    payload = hostile_pickle(tmp_path / "ran")
+    hostile = {"sample": payload, "shuffle": objects.getvalue().partition(b"\n")[0] + b"\n" + payload}
+    for kind, content in hostile.items():
+        good = kinds[kind].read_bytes()
+        kinds[kind].write_bytes(content)
+        with pytest.raises(ValueError, match=f"{kinds[kind].name} is no array of numbers, and was not loaded"):
+            make()
+        kinds[kind].write_bytes(good)
+    assert not (tmp_path / "ran").exists()
+    for length in (0, 3, 8, 40):  # another process is writing it
+        kinds["doc"].write_bytes(good[:length])
+        datasets.check_arrays(corpus)
+
+
+def test_an_older_form_of_data_beside_the_corpus_is_not_taken_instead(corpus, tmp_path):
+    (corpus / "corpus_ids.npy").write_bytes(hostile_pickle(tmp_path / "ran"))
+    with pytest.raises(ValueError, match="corpus_ids.npy is data of an older form"):
+        create_pretrained_dataset(data_arguments(corpus), run_arguments(tmp_path), vocab_size=VOCAB)
+
+
+def test_what_tells_data_from_other_data(corpus, tmp_path, documents):
+    arguments = data_arguments(corpus)
+    identity = datasets.data_identity(arguments, 7)
+    assert datasets.data_identity(arguments, 7) == identity
+    others = [datasets.data_identity(arguments, 8), datasets.data_identity(data_arguments(corpus, split="7,2,1"), 7)]
+    documents[5][0] += 1
+    write_corpus(corpus / "corpus", documents)
+    others += [datasets.data_identity(arguments, 7)]
+    assert all(other != identity for other in others)
 
 
 def test_collate(seed):

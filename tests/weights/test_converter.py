@@ -181,6 +181,26 @@ def test_companions_are_carried_and_the_rest_is_named(tmp_path, rng):
     assert all((tmp_path / "te" / name).read_bytes() == name.encode() for name in carried)
 
 
+def test_links_to_elsewhere_are_not_copied(tmp_path, rng):
+    """A folder from others could link to a secret, which a copy would carry into what is published next."""
+    source = tmp_path / "models--a--b" / "snapshots" / "revision"
+    model = Model(rng)
+    save_single(source, model.native, "float32")
+    save_config(source, model)
+    (tmp_path / "secret").write_text("secret")
+    (source / "tokenizer.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match="tokenizer.json: a link to .*secret, outside the checkpoint"):
+        convert(source, tmp_path / "te", "pd2te", progress=False)
+    assert not (tmp_path / "te").exists()
+    (source / "tokenizer.json").unlink()
+    blobs = source.parents[1] / "blobs"  # as in Hugging Face's cache
+    blobs.mkdir()
+    (blobs / "1f2e").write_text("tokens")
+    (source / "tokenizer.json").symlink_to("../../blobs/1f2e")
+    convert(source, tmp_path / "te", "pd2te", progress=False)
+    assert (tmp_path / "te/tokenizer.json").read_text() == "tokens"
+
+
 @pytest.fixture
 def native(tmp_path, rng):
     """A native checkpoint in two shards."""

@@ -1,6 +1,7 @@
 """--with_optimizer: every moment lands where its weight does, from .pdopt files of all ranks and from unified ones."""
 
 import json
+import pickle
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from paddle_te.weights import CheckpointError, convert
+from tests.runs.hostile import assert_it_works, hostile_pickle
 from tests.weights.models import Model, assert_same, save_config, save_single
 
 MOMENTS = ("moment1_0", "moment2_0")
@@ -61,6 +63,19 @@ def state_of(rng):
     return {kind: Model(rng, kv_heads=4) for kind in (*MOMENTS, "master_weights")}
 
 
+TRAINERS = ("trainer_state.json", "scheduler.pdparams", "rng_state.pth")
+
+
+@pytest.mark.parametrize("kind", ["scheduler.pdparams", "scaler.pdparams", "rng_state.pth", "rng_state_2.pth"])
+def test_hostile_trainer_files_are_refused_and_not_run(tmp_path, rng, state_of, kind):
+    assert_it_works(tmp_path)
+    save_trained(tmp_path / "in", Model(rng, kv_heads=4), state_of, 0, 1, None, False)
+    (tmp_path / "in" / kind).write_bytes(hostile_pickle(tmp_path / "ran"))
+    with pytest.raises(CheckpointError, match=f"{kind}: refused: it holds posix.system.*it was not run"):
+        convert(tmp_path / "in", tmp_path / "out", "reshard", with_optimizer=True, progress=False)
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("mode", ["pd2te", "reshard"])
 @pytest.mark.parametrize("degree, shards", [(1, None), (1, 2), (2, None), (2, 3)])
 @pytest.mark.parametrize("master", [False, True])
@@ -68,8 +83,9 @@ def test_from_pdopt_and_on(tmp_path, rng, state_of, mode, degree, shards, master
     model = Model(rng, "bfloat16" if master else "float32", kv_heads=4)
     for tp in range(degree):
         save_trained(tmp_path / "in", model, state_of, tp, degree, shards, master)
-    for name in ("trainer_state.json", "scheduler.pdparams", "rng_state.pth", ".checkpoint_done"):
-        (tmp_path / "in" / name).write_text(name)
+    for name in TRAINERS:
+        (tmp_path / "in" / name).write_bytes(pickle.dumps({"of": name}, protocol=4))
+    (tmp_path / "in/.checkpoint_done").write_text("what the input's manifest is")
     assert convert(tmp_path / "in", tmp_path / "out", mode, with_optimizer=True, progress=False) == []
     layout = "te" if mode == "pd2te" else "pd"
     check_unified(tmp_path / "out", model, state_of, layout, master)
@@ -79,8 +95,9 @@ def test_from_pdopt_and_on(tmp_path, rng, state_of, mode, degree, shards, master
 
 
 def check_unified(folder, model, state_of, layout, master):
-    for name in ("trainer_state.json", "scheduler.pdparams", "rng_state.pth", ".checkpoint_done"):
-        assert (folder / name).read_text() == name
+    for name in TRAINERS:
+        assert pickle.loads((folder / name).read_bytes()) == {"of": name}
+    assert (folder / ".checkpoint_done").read_text() == ""
     wanted = {"model": in_layout(model, layout), "optimizer": expected(state_of, layout)}
     if master:
         wanted["master_weights"] = in_layout(state_of["master_weights"], layout)

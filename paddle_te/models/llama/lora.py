@@ -24,6 +24,7 @@ from paddlenlp.utils.env import LORA_CONFIG_NAME, LORA_WEIGHTS_NAME
 
 from paddle_te.layers import LayerNormLinear, LayerNormMLP, Linear
 from paddle_te.models.llama.decoder import TELlamaDecoderLayer
+from paddle_te.weights import check_contents
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -317,11 +318,15 @@ def load_lora(model, folder, backend, merge=True):
     """`model` with the adapter in `folder` (LoRAModel.save_pretrained); merge adds it to the weights.
 
     Returns the model itself, or the LoRAModel around it where it is not merged. Raises FileNotFoundError where there is
-    no adapter (PaddleNLP's from_pretrained would only log and go on), ValueError for the adapter of another backend.
+    no adapter (PaddleNLP's from_pretrained would only log and go on), ValueError for the adapter of another backend,
+    and CheckpointError, a ValueError, for files that are damaged or would run code when they are loaded.
     """
     for name in (LORA_CONFIG_NAME, LORA_WEIGHTS_NAME):
         if not (Path(folder) / name).is_file():
             raise FileNotFoundError(f"{Path(folder) / name}: no such file; {folder} holds no LoRA adapter")
+    for name in ("lora_model_state*", "peft_model*"):  # which of them PaddleNLP loads depends on what else is there
+        for path in Path(folder).glob(name):
+            check_contents(path)
     lora = lora_model_class(backend).from_pretrained(model, str(folder))
     _check_names(lora, folder)
     if not merge:

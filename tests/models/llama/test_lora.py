@@ -1,5 +1,7 @@
 """LoRA on the fused layers against PaddleNLP's LoRALinear on the native ones."""
 
+import pickle
+
 import numpy as np
 import paddle
 import pytest
@@ -9,8 +11,9 @@ from paddlenlp.transformers.llama import modeling
 from paddle_te.models.llama import LlamaForCausalLM
 from paddle_te.models.llama.loading import load_model
 from paddle_te.models.llama.lora import TARGETS, TELoRAModel, load_lora, lora_config, save_merged, target_modules
-from paddle_te.weights import check_layout
+from paddle_te.weights import CheckpointError, check_layout
 from tests.models.llama.native import copy_model, draw_adapters, relative, tiny_config
+from tests.runs.hostile import assert_it_works, hostile_pickle
 
 PLACES = {
     "self_attn.q_proj": "self_attention.layernorm_qkv.q_proj",
@@ -192,6 +195,24 @@ def test_an_adapter_of_another_dtype(seed, tmp_path):
     paddle.save({name: value.astype("bfloat16") for name, value in paddle.load(path).items()}, path)
     lora.restore_original_model()
     assert relative(load_lora(lora.model, tmp_path, "paddle")(ids)[0], want) < 3e-5
+
+
+@pytest.mark.parametrize("name", ["lora_model_state.pdparams", "lora_model_state.tp01.pdparams", "peft_model.pdparams"])
+def test_a_hostile_adapter_is_refused_and_not_run(tmp_path, name):
+    assert_it_works(tmp_path)
+    lora_config(r=4).save_pretrained(str(tmp_path))
+    paddle.save({}, str(tmp_path / "lora_model_state.pdparams"))
+    (tmp_path / name).write_bytes(hostile_pickle(tmp_path / "ran"))
+    with pytest.raises(CheckpointError, match=f"{name}: refused: it holds posix.system.*it was not run"):
+        load_lora(LlamaForCausalLM(tiny_config()), tmp_path, "paddle")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_adapter_that_is_cut_short_is_refused(tmp_path):
+    lora_config(r=4).save_pretrained(str(tmp_path))
+    (tmp_path / "lora_model_state.pdparams").write_bytes(pickle.dumps({"a": 1.0}, protocol=4)[:-3])
+    with pytest.raises(CheckpointError, match="lora_model_state.pdparams: truncated"):
+        load_lora(LlamaForCausalLM(tiny_config()), tmp_path, "paddle")
 
 
 def test_no_adapter_is_an_error(tmp_path):

@@ -1,0 +1,72 @@
+"""Whether a file of a checkpoint can be read, and holds nothing but numbers, before Paddle or PaddleNLP loads it.
+
+paddle.load unpickles, and a pickle is a program; what PaddleNLP is told by an index it loads, whatever it is.
+"""
+
+import json
+from pathlib import Path
+
+from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.tensors import CheckpointError
+
+# What is read with paddle.load; training_args.bin is written and never read.
+PICKLES = (".pdparams", ".pdopt", ".pth")
+
+
+def check_contents(path):
+    """Raises CheckpointError for a file that cannot be read, or whose loading would run code; runs none itself.
+
+    Of other files than weights, their indices and a Trainer's state nothing is read.
+    """
+    path = Path(path)
+    if path.suffix in PICKLES:
+        pdparams.check(path)
+    elif path.suffix == safetensors.SUFFIX:
+        safetensors.check(path)
+    for file_format in (safetensors, pdparams):
+        if path.name.endswith(f"{file_format.SUFFIX}.index.json"):
+            _check_index(path, file_format.SUFFIX)
+
+
+def read_object(path):
+    """The dict in a JSON file. Raises CheckpointError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return content
+
+
+def _check_index(path, suffix):
+    for name in files_of_index(path, read_object(path), suffix):
+        if not (path.parent / name).is_file():
+            raise CheckpointError(f"{path.parent / name}: missing; {path.name} names it")
+
+
+def files_of_index(path, content, suffix):
+    """The names of the files that an index's weight_map names, in order.
+
+    Raises CheckpointError for a name that is not that of a file with this suffix in the index's own folder.
+    """
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{path}: has no weight_map")
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(suffix):
+            raise CheckpointError(f"{path}: names {name!r}, which is no {suffix} file of this folder")
+    return sorted(set(weight_map.values()))
+
+
+def check_own(path):
+    """Raises CheckpointError for a link to a file elsewhere, whose content a copy would carry away.
+
+    The links of Hugging Face's cache, from snapshots/REVISION to blobs beside it, are a checkpoint's own.
+    """
+    folder, real = path.parent.resolve(), path.resolve()
+    blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else None
+    if folder not in real.parents and real.parent != blobs:
+        raise CheckpointError(
+            f"{path}: a link to {real}, outside the checkpoint: put the file itself there, or remove it"
+        )
