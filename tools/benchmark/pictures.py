@@ -110,10 +110,11 @@ def draw_panels(pyplot, panels, number, unit):
 
 
 def draw_speed(pyplot):
+    step = "A training step alone"
     panels = [
         speed_panel("Pretraining, 16 layers, one H200", TITAN_ONE, layers=16),
         speed_panel("Pretraining, all 32 layers, two H200s", TITAN_TWO, layers=32),
-        speed_panel("A training step alone, 16 layers, four micro-batches, one H200", STEP_PEERS, micro_batches=4, what=""),
+        speed_panel(f"{step}, 16 layers, four micro-batches, one H200", STEP_PEERS, micro_batches=4, what=""),
     ]
     unit = "tokens per second and GPU; Llama-3-8B's dimensions, sequences of 8192 tokens"
     return draw_panels(pyplot, panels, ",.0f", unit)
