@@ -100,6 +100,24 @@ def test_what_fp8_attention_cannot_is_refused_before_anything_runs(monkeypatch, 
             layer.core_attention(q, *[paddle.ones([1, 16, 2, 128]).astype(dtype)] * 2)
 
 
+@pytest.mark.parametrize("value, deterministic", [(None, False), ("1", False), ("0", True)])
+def test_the_switch_for_equal_bits_reaches_cudnn(monkeypatch, seed, value, deterministic):
+    """NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 is what the launcher's DETERMINISTIC=1 sets."""
+    name = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+    monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    library, seen = native.load(), []
+    attention_bwd = library.attention_bwd
+
+    def spy(*arguments):
+        seen.append(arguments[14])
+        return attention_bwd(*arguments)
+
+    monkeypatch.setattr(library, "attention_bwd", spy)
+    values, inputs, grads, _ = case("transformer", 4, 2, 2, 40, seed)  # a length that no other test has recorded
+    run(te("transformer", 4, 2), values, inputs, grads, "bfloat16")
+    assert seen and set(seen) == {deterministic}
+
+
 def test_deterministic_fp8_attention_needs_a_cudnn_that_has_it(monkeypatch):
     check = get_ops("transformer_engine").check_fp8_attention
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
