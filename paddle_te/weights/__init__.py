@@ -7,16 +7,20 @@ from paddle_te.weights.config import native_config
 from paddle_te.weights.contents import check_contents
 from paddle_te.weights.converter import convert
 from paddle_te.weights.folder import check_layout
-from paddle_te.weights.layout import native_layout, native_to_te, te_layout, te_to_native
+from paddle_te.weights.layout import SPLIT_AXIS, Dims, native_layout, native_to_te, te_layout, te_to_native
 from paddle_te.weights.reader import read_weights
+from paddle_te.weights.splits import layer_splits
 from paddle_te.weights.tensors import CheckpointError
 
 __all__ = [
+    "SPLIT_AXIS",
     "CheckpointError",
+    "Dims",
     "check_contents",
     "check_layout",
     "convert",
     "native_config",
+    "layer_splits",
     "native_layout",
     "native_to_te",
     "read_weights",

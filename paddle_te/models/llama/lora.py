@@ -24,10 +24,23 @@ from paddlenlp.utils.env import LORA_CONFIG_NAME, LORA_WEIGHTS_NAME
 
 from paddle_te.layers import LayerNormLinear, LayerNormMLP, Linear
 from paddle_te.models.llama.decoder import TELlamaDecoderLayer
-from paddle_te.weights import check_contents
+from paddle_te.models.llama.tensor_parallel import model_dims
+from paddle_te.weights import SPLIT_AXIS, check_contents, te_layout
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP = ("gate_proj", "up_proj", "down_proj")
+_SLOTS = {slot.name.removeprefix("transformer."): slot for slot in te_layout().layer}
+
+
+def _parts(layer, *weights):
+    """A layer's {name of a weight: (names of its parts as of PaddleNLP's native projections, parallel_mode)}."""
+    found = {}
+    for weight in weights:
+        parts = _SLOTS[f"{layer}.{weight}"].parts
+        found[weight] = tuple(f"{part}_proj" for part in parts), ("column", "row")[SPLIT_AXIS[parts[0]]]
+    return found
+
+
+ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o"))
+MLP = tuple(f"{part}_proj" for part in ("gate", "up", "down"))
 TARGETS = {"all": ATTENTION + MLP, "attention": ATTENTION, "mlp": MLP}
 
 
@@ -157,7 +170,7 @@ class _WithLoRA:
 class LoRALayerNormLinear(_WithLoRA, LayerNormLinear):
     """layernorm_qkv with LoRA on q, k and v."""
 
-    PARTS = {"weight": (("q_proj", "k_proj", "v_proj"), "column")}
+    PARTS = _parts("self_attention.layernorm_qkv", "weight")
 
     def forward(self, x, is_first_microbatch=None):
         if self.plain():
@@ -171,7 +184,7 @@ class LoRALayerNormLinear(_WithLoRA, LayerNormLinear):
 class LoRALinear(_WithLoRA, Linear):
     """proj with LoRA."""
 
-    PARTS = {"weight": (("o_proj",), "row")}
+    PARTS = _parts("self_attention.proj", "weight")
 
     def forward(self, x, residual=None, is_first_microbatch=None):
         y = super().forward(x, residual, is_first_microbatch)
@@ -181,7 +194,7 @@ class LoRALinear(_WithLoRA, Linear):
 class LoRALayerNormMLP(_WithLoRA, LayerNormMLP):
     """layernorm_mlp with LoRA on gate, up and down."""
 
-    PARTS = {"fc1_weight": (("gate_proj", "up_proj"), "column"), "fc2_weight": (("down_proj",), "row")}
+    PARTS = _parts("layernorm_mlp", "fc1_weight", "fc2_weight")
 
     def forward(self, x, is_first_microbatch=None):
         if self.plain():
@@ -199,18 +212,14 @@ class LoRALayerNormMLP(_WithLoRA, LayerNormMLP):
 
 def _layers(decoder_layer):
     """[(layer, its LoRA class, sizes of its parts)] of a decoder layer."""
-    transformer = decoder_layer.transformer
-    attention, mlp = transformer.self_attention, transformer.layernorm_mlp
-    hidden = attention.proj.weight.shape[0]
-    qkv = attention.layernorm_qkv.weight.shape[0]
-    head_dim = qkv // (attention.num_heads + 2 * attention.num_kv_heads)
-    ffn = mlp.fc2_weight.shape[1]
-    kv = attention.num_kv_heads * head_dim
-    return [
-        (attention.layernorm_qkv, LoRALayerNormLinear, {"q_proj": qkv - 2 * kv, "k_proj": kv, "v_proj": kv}),
-        (attention.proj, LoRALinear, {"o_proj": hidden}),
-        (mlp, LoRALayerNormMLP, {"gate_proj": ffn, "up_proj": ffn, "down_proj": hidden}),
-    ]
+    attention, mlp = decoder_layer.transformer.self_attention, decoder_layer.transformer.layernorm_mlp
+    layers = [(attention.layernorm_qkv, LoRALayerNormLinear), (attention.proj, LoRALinear), (mlp, LoRALayerNormMLP)]
+    dims, degree = model_dims(decoder_layer.config), max(decoder_layer.config.tensor_parallel_degree, 1)
+
+    def rows(name):
+        return dims.part_shape(name.removesuffix("_proj"), degree)[0]
+
+    return [(layer, make, {n: rows(n) for names, _ in make.PARTS.values() for n in names}) for layer, make in layers]
 
 
 class TELoRAModel(LoRAModel):

@@ -1,0 +1,65 @@
+"""How tensor parallel ranks share stored tensors: made from the table in `layout`, and used wherever weights are split.
+
+A tensor of several parts, stacked on axis 0 (q, k, v or gate, up), is split part by part: each rank has its rows of
+every part, stacked again.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout
+
+
+@dataclass(frozen=True)
+class Split:
+    """Of a tensor [out, in]. axis: the one that ranks share. sizes: of its parts on that axis, in the whole model."""
+
+    axis: int
+    sizes: tuple
+
+    def share(self, tensor, degree, rank):
+        """One rank's share of a whole tensor: a numpy array, a Paddle tensor, or a slice of a safetensors file.
+
+        Raises ValueError where `degree` does not divide a part.
+        """
+        shares = []
+        for start, stop in pairwise((0, *accumulate(self.sizes))):
+            width, rest = divmod(stop - start, degree)
+            if rest:
+                what = "columns" if self.axis else "rows"
+                raise ValueError(f"{stop - start} {what} cannot be split over {degree} tensor parallel ranks")
+            mine = slice(start + rank * width, start + (rank + 1) * width)
+            shares.append(tensor[:, mine] if self.axis else tensor[mine])
+        return _concat(shares, self.axis)
+
+    def whole(self, shares):
+        """The inverse of `share`, from the shares of all ranks in order."""
+        parts = []
+        for start, stop in pairwise((0, *accumulate(size // len(shares) for size in self.sizes))):
+            parts += [share[:, start:stop] if self.axis else share[start:stop] for share in shares]
+        return _concat(parts, self.axis)
+
+
+def _concat(tensors, axis):
+    if len(tensors) == 1:
+        return tensors[0]
+    if isinstance(tensors[0], np.ndarray):
+        return np.concatenate(tensors, axis)
+    import paddle
+
+    return paddle.concat(tensors, axis)
+
+
+def layer_splits(layout: Layout, dims: Dims) -> dict:
+    """{name after the layer's prefix: Split} of the tensors of a decoder layer that ranks share.
+
+    layout: one whose weights are [out, in], with parts stacked one after the other, such as Transformer Engine's.
+    """
+    found = {}
+    for slot in layout.layer:
+        axis = SPLIT_AXIS[slot.parts[0]]
+        if axis is not None:
+            found[slot.name] = Split(axis, tuple(dims.part_shape(part)[axis] for part in slot.parts))
+    return found
