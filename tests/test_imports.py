@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS,
     "weights": set(),
-    "models": LAYERS | {"layers", "weights", "device", "options"},
+    "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
     "configs": set(),
     "runs": {"configs", "weights", "options"},
     "training": LAYERS | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream"},

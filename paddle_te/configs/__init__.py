@@ -14,6 +14,12 @@ from pathlib import Path
 
 CONFIGS = Path(__file__).parent
 
+# Two models whose values differ in one of these compute other numbers from the same weights, or have other weights.
+MODEL_VALUES = (
+    "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size rope_theta "
+    "rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings"
+).split()
+
 
 def known_names() -> list[str]:
     """The names that `resolve` knows, as on Hugging Face: `meta-llama/Llama-2-7b`, ..."""

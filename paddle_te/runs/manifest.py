@@ -18,6 +18,8 @@ from pathlib import Path
 
 import xxhash
 
+from paddle_te.configs import MODEL_VALUES
+
 MANIFEST = "manifest.json"
 VERSION = 1
 # PaddleNLP's name for the mark of a complete checkpoint
@@ -27,11 +29,6 @@ STATE_SUFFIXES = (".pdparams", ".pdopt", ".safetensors", ".pth")
 BLOCK = 2**20  # bytes that are read at a time; they stay in the processor's cache
 THREADS = min(8, os.cpu_count() or 1)
 
-# Two models whose values differ in one of these compute other numbers from the same weights, or have other weights.
-MODEL_VALUES = (
-    "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size rope_theta "
-    "rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings"
-).split()
 LAYOUT_VALUES = (
     "tensor_parallel_degree pipeline_parallel_degree virtual_pp_degree sharding_parallel_degree data_parallel_degree"
 ).split()
@@ -163,14 +160,17 @@ def model_values(config, lora=None):
     """
     values = {name: getattr(config, name, None) for name in MODEL_VALUES}
     values["num_key_value_heads"] = values["num_key_value_heads"] or values["num_attention_heads"]
-    if getattr(config, "transformer_engine_backend", "none") != "none":
-        values["weights"] = "Transformer Engine's"
-    else:
-        fused = [name for name in ("qkv", "ffn") if getattr(config, f"fuse_attention_{name}", False)]
-        values["weights"] = "PaddleNLP's" + (f" with fused {' and '.join(fused)}" if fused else "")
+    te = getattr(config, "transformer_engine_backend", "none") != "none"
+    values["weights"] = "Transformer Engine's" if te else native_weights(config)
     if lora is not None:
         values["adapter"] = f"rank {lora.r}, alpha {lora.lora_alpha}, on {' '.join(lora.target_modules)}"
     return values
+
+
+def native_weights(flags):
+    """What to call PaddleNLP's own layout of weights; flags: an object that may have fuse_attention_qkv and _ffn."""
+    fused = [name for name in ("qkv", "ffn") if getattr(flags, f"fuse_attention_{name}", False)]
+    return "PaddleNLP's" + (f" with fused {' and '.join(fused)}" if fused else "")
 
 
 def layout_values(arguments):

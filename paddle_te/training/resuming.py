@@ -16,6 +16,7 @@ from paddle_te.models.llama.loading import read_config
 from paddle_te.runs import manifest, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
 from paddle_te.weights import CheckpointError
+from paddle_te.weights.folder import open_checkpoint
 
 
 def find_to_resume(args):
@@ -74,7 +75,7 @@ def check_fits(checkpoint, model, data, args):
     Raises CheckpointError that names the values which differ, and for a checkpoint without the state to go on from.
     """
     saved = manifest.read(checkpoint)
-    run = saved.run if saved else _run_without_manifest(checkpoint)
+    run = saved.run if saved else _run_without_manifest(Path(checkpoint))
     if differ := manifest.differences(run.get("model") or {}, model):
         raise CheckpointError(
             f"{checkpoint} is of another model: {', '.join(differ)}; resume with the same model, or start another run "
@@ -91,10 +92,12 @@ def check_fits(checkpoint, model, data, args):
 
 
 def _run_without_manifest(checkpoint):
-    """Of an older checkpoint config.json tells the model; an adapter's has none."""
-    if not (Path(checkpoint) / "config.json").is_file():
+    """Of an older or converted checkpoint config.json and the weights tell the model; an adapter has none."""
+    if not (checkpoint / "config.json").is_file() or any(checkpoint.glob("lora_*")):
         return {}
-    return {"model": manifest.model_values(read_config(checkpoint))}
+    layout = open_checkpoint(checkpoint).layout
+    weights = "Transformer Engine's" if layout.family == "te" else manifest.native_weights(layout)
+    return {"model": manifest.model_values(read_config(checkpoint)) | {"weights": weights}}
 
 
 def _check_state(checkpoint):

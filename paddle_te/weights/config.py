@@ -1,5 +1,7 @@
 """config.json of a converted checkpoint: the same model said in PaddleNLP's or in Hugging Face's words."""
 
+import math
+
 from paddle_te.weights.tensors import CheckpointError
 
 FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
@@ -35,11 +37,15 @@ def fused_before(config):
 def native_config(config):
     """A config.json's content in PaddleNLP's words: as it is, or translated where transformers wrote it.
 
-    Raises CheckpointError for a model that PaddleNLP cannot express.
+    Raises CheckpointError for a model that PaddleNLP cannot express, and for values that no model has.
     """
+    if not isinstance(config, dict):
+        raise CheckpointError("config.json: not a JSON object")
     # each writes its own version into it
     theirs = "paddlenlp_version" not in config and ("transformers_version" in config or "torch_dtype" in config)
-    return _from_hf(config, config.get("dtype") or config.get("torch_dtype") or "float32") if theirs else config
+    if theirs:
+        return _from_hf(config, config.get("dtype") or config.get("torch_dtype") or "float32")
+    return _checked(config, _NATIVE_ONLY)
 
 
 def convert_config(config, source, target, dtype):
@@ -52,12 +58,11 @@ def convert_config(config, source, target, dtype):
 
     Raises CheckpointError for a model that the target's software cannot express.
     """
-    if source.family != "hf" and target.family != "hf":
-        converted = dict(config)
-    elif target.family == "hf":
-        converted = _to_hf(config, dtype)
-    else:
+    if source.family == "hf":
         converted = _from_hf(config, dtype)
+    else:
+        checked = _checked(config, _NATIVE_ONLY)
+        converted = _to_hf(checked, dtype) if target.family == "hf" else dict(checked)
     converted.pop(RECORD, None)
     if target.family == "te":
         fused = {flag: getattr(source, flag) for flag in FUSE_FLAGS} if source.family == "pd" else fused_before(config)
@@ -93,20 +98,51 @@ _HF_ONLY = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
 }
+# The same for a config.json in PaddleNLP's words, of which PaddleNLP's Llama does not look at the rest.
+_NATIVE_ONLY = _HF_ONLY | {"model_type": ("llama",)}
+
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+_POSITIVE = ("rope_theta", "rms_norm_eps", "rope_scaling_factor")
+
+
+def _checked(config, only):
+    """The config. Raises CheckpointError for values that PaddleNLP's Llama would not look at, or that no model has."""
+    for key, possible in only.items():
+        if config.get(key, possible[0]) not in possible:
+            wanted = " or ".join(map(repr, possible))
+            raise CheckpointError(f"config.json: {key}={config[key]!r}: PaddleNLP's Llama has only {wanted}")
+    for key in _COUNTS:
+        value = config.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise CheckpointError(f"config.json: {key}={value!r}: it must be a whole number from 1")
+    for key in _POSITIVE:
+        value = config.get(key)
+        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+            raise CheckpointError(f"config.json: {key}={value!r}: it must be a positive number")
+    for key, divisor in (("hidden_size", "num_attention_heads"), ("num_attention_heads", "num_key_value_heads")):
+        if config.get(key) and config.get(divisor) and config[key] % config[divisor]:
+            raise CheckpointError(f"config.json: {key}={config[key]} is no multiple of {divisor}={config[divisor]}")
+    return config
 
 
 def _from_hf(config, dtype):
-    for key, possible in _HF_ONLY.items():
-        if config.get(key, possible[0]) not in possible:
-            only = " or ".join(map(repr, possible))
-            raise CheckpointError(f"config.json: {key}={config[key]!r}: PaddleNLP's Llama has only {only}")
+    _checked(config, _HF_ONLY)
     # transformers 5 keeps theta and scaling together in rope_parameters
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
-    converted = _shared(config) | {"rope_theta": theta, "dtype": dtype}
+    converted = _checked(_shared(config) | {"rope_theta": theta, "dtype": dtype}, {})
     if kind == "linear":
-        return converted | {"rope_scaling_type": "linear", "rope_scaling_factor": rope["factor"]}
+        factor = {"rope_scaling_type": "linear", "rope_scaling_factor": rope.get("factor", 0)}
+        return _checked(converted | factor, {})
     if kind == "llama3":
         return converted | {"rope_scaling": rope | {"rope_type": "llama3"}}
     if kind != "default":

@@ -72,6 +72,7 @@ def test_what_cannot_be_resumed_as_it_is_is_refused(monkeypatch, tmp_path, caplo
     convert(checkpoint, tmp_path / "tp2", "reshard", tensor_parallel_degree=2, progress=False)
     for name in ("tp2", "unified"):
         (tmp_path / name / ".checkpoint_done").touch()
+        (tmp_path / name / "trainer_state.json").write_text('{"global_step": 3}')
         with pytest.raises(SystemExit) as stop:
             train(monkeypatch, tmp_path / "other", "none", resume_from_checkpoint=tmp_path / name)
         assert stop.value.code == 2

@@ -10,6 +10,7 @@ from paddlenlp.transformers import AutoTokenizer, LlamaConfig, LlamaTokenizer
 from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 
 from paddle_te import device
+from paddle_te.configs import MODEL_VALUES
 from paddle_te.models.llama.modeling import model_class
 from paddle_te.ops import get_ops
 from paddle_te.options import DTYPES
@@ -45,17 +46,18 @@ def _no_views():
 
 
 def from_pretrained(model_class, folder, config, dtype):
-    """model_class(config) with the weights in `folder`: in the backend's layout, or in Hugging Face's.
+    """model_class(config) with the weights in `folder`: in the backend's layout, of any degrees, or in Hugging Face's.
 
     Raises CheckpointError where PaddleNLP would only warn.
     """
-    if check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True) == "hf":
-        return _from_hugging_face(model_class, folder, config, dtype)
+    family = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
+    if family == "hf" or any(Path(folder).glob("model_state.[tp]p*")):  # the file of one of several ranks
+        return _translated(model_class, folder, config, dtype)
     with _no_views():
         return model_class.from_pretrained(str(folder), config=config, dtype=dtype)
 
 
-def _from_hugging_face(model_class, folder, config, dtype):
+def _translated(model_class, folder, config, dtype):
     """The weights are translated on their way, tensor by tensor; each rank reads its own share only."""
     tied = config.tie_word_embeddings
     copies = {"llama.embed_tokens.weight": "lm_head.weight"} if tied else {}  # the last pipeline stage has its own
@@ -78,7 +80,10 @@ def _from_hugging_face(model_class, folder, config, dtype):
 
 
 def read_config(folder):
-    """The LlamaConfig of a folder's config.json, PaddleNLP's or Hugging Face's. Raises CheckpointError."""
+    """The LlamaConfig of a folder's config.json, PaddleNLP's or Hugging Face's.
+
+    Raises CheckpointError, also for what PaddleNLP's Llama would take in silence and compute otherwise.
+    """
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder}: has no config.json")
@@ -115,21 +120,21 @@ def _check_attention(path, config):
 
 
 def check_same_model(config, folder):
-    """Refuses weights of the same shapes but another model, such as Llama 3.1's for Llama 3, whose angles are others.
+    """Refuses weights of another model, with other shapes or with the same, such as Llama 3.1's for Llama 3, whose
+    angles are others.
 
-    Raises CheckpointError. A folder without config.json tells nothing.
+    Raises CheckpointError that names all values which differ. A folder without config.json tells nothing.
     """
     if not (Path(folder) / "config.json").is_file():
         return
-    theirs = read_config(folder)
-    names = "rope_theta rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings"
-    for name in names.split():
-        wanted, found = getattr(config, name, None), getattr(theirs, name, None)
-        if found != wanted:
-            raise CheckpointError(
-                f"{folder}: its weights belong to a model with {name}={found}, this run's has {wanted}: give the "
-                "folder as model_name_or_path too, or change its config.json to go on with other values"
-            )
+    there, here = ({name: getattr(each, name, None) for name in MODEL_VALUES} for each in (read_config(folder), config))
+    differ = [name for name in MODEL_VALUES if there[name] != here[name]]
+    if differ:
+        found, wanted = (", ".join(f"{name}={values[name]}" for name in differ) for values in (there, here))
+        raise CheckpointError(
+            f"{folder}: its weights belong to a model with {found}, this run's has {wanted}: give the folder as "
+            "model_name_or_path too, or change its config.json to go on with other values"
+        )
 
 
 def load_tokenizer(name_or_path):
