@@ -5,6 +5,7 @@ Hopper demands: an fp8 GEMM reads its operands along k, so a transposed one must
 `install` puts it in the place of the native module.
 """
 
+import collections
 import ctypes
 import functools
 import types
@@ -105,14 +106,14 @@ class Tensor:
 
 
 class Sequence:
-    def __init__(self, tensors, calls):
-        self.tensors, self.calls = tensors, calls
+    def __init__(self, te, tensors, calls):
+        self.te, self.tensors, self.calls = te, tensors, calls
 
-    def run(self, module, bases):
+    def run(self, bases):
         for tensor in self.tensors:
             tensor.move(bases)
         for name, arguments in self.calls:
-            getattr(module, name)(*[moved(a, bases) if type(a) is int else a for a in arguments])
+            getattr(self.te, name)(*[moved(a, bases) if type(a) is int else a for a in arguments])
 
 
 class Stream:
@@ -381,6 +382,20 @@ def _in_order(kernel):
     return run
 
 
+def _precision(arguments):
+    dtypes = [argument.dtype for argument in arguments if isinstance(argument, Tensor)]
+    return "fp8" if any(dtype in GREATEST for dtype in dtypes) else DType(dtypes[0]).name.lower() if dtypes else ""
+
+
+def _counted(kernel, counts):
+    @functools.wraps(kernel)
+    def run(*arguments, **keywords):
+        kernel(*arguments, **keywords)
+        counts[kernel.__name__, _precision(arguments)] += 1
+
+    return run
+
+
 def install(setattr=setattr):
     """te's layers compute with this module, on the CPU or on nvgpu's host runtime.
 
@@ -390,9 +405,12 @@ def install(setattr=setattr):
     from paddle_te.native import cross_entropy, rope, scaling
     from paddle_te.ops.te import runtime
 
-    te = types.SimpleNamespace(Tensor=Tensor, Sequence=Sequence, Stream=Stream)
+    counts = collections.Counter()
+    te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream, counts=lambda: dict(counts))
+    te.Sequence = functools.partial(Sequence, te)
     for kernel in KERNELS:
-        te.__dict__[kernel.__name__] = kernel if paddle.get_device() == "cpu" else _in_order(kernel)
+        in_order = kernel if paddle.get_device() == "cpu" else _in_order(kernel)
+        te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
     for module in (rope, cross_entropy, scaling):

@@ -11,12 +11,16 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <exception>
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -274,58 +278,6 @@ struct Tensor {
   }
 };
 
-// Calls that are made again and again, on other memory each time. Addresses are slot << 48 | offset: of tensors, in
-// what their constructors were given; of `launch`, among its integers.
-class Sequence {
-  struct Call {
-    py::object name;
-    py::tuple arguments;
-    std::vector<size_t> addresses;  // places among the arguments
-  };
-
- public:
-  Sequence(const py::tuple& tensors, const py::tuple& calls) : tensors_(tensors) {
-    for (py::handle tensor : tensors) moved_.push_back(&tensor.cast<Tensor&>());
-    for (py::handle object : calls) {
-      auto call = object.cast<std::pair<py::str, py::tuple>>();
-      calls_.push_back({call.first, call.second, {}});
-      for (size_t i = 0; i < call.second.size(); i++)
-        if (PyLong_Check(PyTuple_GET_ITEM(call.second.ptr(), i)) &&
-            slot(to_integer(PyTuple_GET_ITEM(call.second.ptr(), i))))
-          calls_.back().addresses.push_back(i);
-    }
-  }
-
-  void run(const py::object& module, const py::list& bases) const {
-    auto moved = [&](uintptr_t address) -> uintptr_t {
-      if (!slot(address)) return 0;
-      if (slot(address) >= bases.size()) throw py::index_error("no base for slot " + std::to_string(slot(address)));
-      return to_integer(PyList_GET_ITEM(bases.ptr(), slot(address))) + (address & ((uintptr_t{1} << 48) - 1));
-    };
-    for (Tensor* tensor : moved_) {
-      const auto& from = tensor->given;
-      tensor->point(
-          {moved(from.data), moved(from.columnwise), moved(from.scale), moved(from.amax), moved(from.scale_inv)});
-    }
-    for (const Call& call : calls_) {
-      py::tuple arguments = call.arguments;
-      if (!call.addresses.empty()) {
-        arguments = py::tuple(call.arguments.size());
-        for (size_t i = 0; i < arguments.size(); i++) arguments[i] = call.arguments[i];
-        for (size_t i : call.addresses) arguments[i] = moved(to_integer(PyTuple_GET_ITEM(call.arguments.ptr(), i)));
-      }
-      module.attr(call.name)(*arguments);
-    }
-  }
-
- private:
-  static size_t slot(int64_t address) { return address < 0 ? 0 : address >> 48; }
-
-  py::tuple tensors_;  // keeps alive what moved_ points to
-  std::vector<Tensor*> moved_;
-  std::vector<Call> calls_;
-};
-
 static const Tensor& empty_tensor() {
   static Tensor* tensor = new Tensor;  // never destroyed: TE may be gone when this process's statics are
   return *tensor;
@@ -416,6 +368,181 @@ class Stream {
   uintptr_t pointer_ = 0;
   size_t size_ = 0;
 };
+
+// ---- the module's functions: counted, called at once or recorded ----------------------------------------------------
+
+// Where recorded addresses are in one run. Such an address is index << 48 | offset and becomes bases[index] + offset.
+class Bases {
+ public:
+  explicit Bases(const py::list& bases) : bases_(bases) {}
+  static size_t index(int64_t address) { return address < 0 ? 0 : address >> 48; }
+  uintptr_t at(uintptr_t address) const {
+    const size_t number = index(address);
+    if (number >= static_cast<size_t>(PyList_GET_SIZE(bases_.ptr())))
+      throw py::index_error("no base for index " + std::to_string(number));
+    return to_integer(PyList_GET_ITEM(bases_.ptr(), number)) + (address & ((uintptr_t{1} << 48) - 1));
+  }
+  // What a tensor's constructor was given: 0 where that was no recorded address.
+  uintptr_t of_tensor(uintptr_t address) const { return index(address) ? at(address) : 0; }
+  // An integer among arguments: itself where it is no recorded address.
+  int64_t of_number(int64_t number) const { return index(number) ? at(number) : number; }
+
+ private:
+  const py::list& bases_;
+};
+
+// A kernel's parameters, pointers and long longs.
+struct KernelArguments {
+  static constexpr size_t kMost = 24;
+
+  explicit KernelArguments(const py::args& arguments) : count(arguments.size()) {
+    if (count > kMost) throw py::value_error("too many kernel arguments");
+    for (size_t i = 0; i < count; i++) values[i] = to_integer(PyTuple_GET_ITEM(arguments.ptr(), i));
+  }
+
+  size_t count;
+  int64_t values[kMost];
+};
+
+// How a recorded call keeps an argument, and gets it back in each run: objects by address, numbers by value.
+template <class T>
+struct Kept {
+  using Type = std::decay_t<T>;
+  static const Type& keep(const Type& value) { return value; }
+  static const Type& get(const Type& value, const Bases&) { return value; }
+};
+template <class T>
+struct KeptObject {
+  using Type = T*;
+  static T* keep(T& object) { return &object; }
+  static T& get(T* object, const Bases&) { return *object; }
+};
+template <>
+struct Kept<const Tensor&> : KeptObject<const Tensor> {};
+template <>
+struct Kept<Stream&> : KeptObject<Stream> {};
+template <>
+struct Kept<uintptr_t> {
+  using Type = uintptr_t;
+  static uintptr_t keep(uintptr_t value) { return value; }
+  static uintptr_t get(uintptr_t value, const Bases& bases) { return bases.of_number(value); }
+};
+template <>
+struct Kept<const KernelArguments&> {
+  using Type = KernelArguments;
+  static const KernelArguments& keep(const KernelArguments& values) { return values; }
+  static KernelArguments get(KernelArguments arguments, const Bases& bases) {
+    for (size_t i = 0; i < arguments.count; i++) arguments.values[i] = bases.of_number(arguments.values[i]);
+    return arguments;
+  }
+};
+
+// In which precision a call computes: fp8 if any tensor is, else the first one's dtype; "" for calls without tensors.
+class Precision {
+ public:
+  static constexpr size_t kCount = kE5M2 + 2;
+
+  void see(const Tensor& tensor) {
+    if (tensor.is_fp8() || number_ == 0) number_ = 1 + (tensor.is_fp8() ? int{kE4M3} : tensor.data.dtype);
+  }
+  void see(const Tensor* tensor) {
+    if (tensor) see(*tensor);
+  }
+  template <class T>
+  void see(const T&) {}
+
+  size_t number() const { return number_; }
+  static std::string name(size_t number) {
+    return number == 0 ? "" : number == 1 + kE4M3 ? "fp8" : dtype_name(static_cast<int>(number) - 1);
+  }
+
+ private:
+  size_t number_ = 0;
+};
+
+// A function of this module that starts work, and how often it has, by precision.
+struct Function {
+  const char* name;
+  std::array<int64_t, Precision::kCount> counts{};
+};
+static std::deque<Function> g_functions;
+
+static py::dict counts() {
+  py::dict result;
+  for (const Function& counted : g_functions)
+    for (size_t i = 0; i < counted.counts.size(); i++)
+      if (counted.counts[i]) result[py::make_tuple(counted.name, Precision::name(i))] = counted.counts[i];
+  return result;
+}
+
+static PyObject* g_module = nullptr;
+
+// Calls that are made again and again, on other memory each time. Their arguments are converted once.
+class Sequence {
+ public:
+  Sequence(const py::tuple& tensors, const py::tuple& calls) : tensors_(tensors), arguments_(calls) {
+    for (py::handle tensor : tensors) moved_.push_back(&tensor.cast<Tensor&>());
+    const Scope scope(this);
+    for (py::handle object : calls) {
+      const auto [name, arguments] = object.cast<std::pair<py::str, py::tuple>>();
+      const size_t before = calls_.size();
+      py::handle(g_module).attr(name)(*arguments);  // which comes back here, see record
+      if (calls_.size() != before + 1) throw py::value_error(std::string(name) + " cannot be recorded");
+    }
+  }
+
+  void run(const py::list& list) const {
+    const Bases bases(list);
+    for (Tensor* tensor : moved_) {
+      const auto& from = tensor->given;
+      tensor->point({bases.of_tensor(from.data), bases.of_tensor(from.columnwise), bases.of_tensor(from.scale),
+                     bases.of_tensor(from.amax), bases.of_tensor(from.scale_inv)});
+    }
+    for (const auto& call : calls_) call(bases);
+  }
+
+  // The call for the Sequence that is being made, if one is.
+  template <class... Args>
+  static bool record(Function& counted, void (*function)(Args...), const Precision& precision, Args... args) {
+    if (!recording_) return false;
+    std::tuple<typename Kept<Args>::Type...> kept(Kept<Args>::keep(args)...);
+    recording_->calls_.push_back([&counted, function, number = precision.number(), kept](const Bases& bases) {
+      std::apply([&](const auto&... values) { function(Kept<Args>::get(values, bases)...); }, kept);
+      counted.counts[number]++;
+    });
+    return true;
+  }
+
+ private:
+  struct Scope {
+    explicit Scope(Sequence* sequence) { recording_ = sequence; }
+    ~Scope() { recording_ = nullptr; }
+  };
+  inline static Sequence* recording_ = nullptr;  // the interpreter's lock is held from beginning to end
+
+  py::tuple tensors_, arguments_;  // keep alive what the calls and moved_ point to
+  std::vector<Tensor*> moved_;
+  std::vector<std::function<void(const Bases&)>> calls_;
+};
+
+// Makes the call, unless it is recorded. What raises has not run and is not counted.
+template <class... Args>
+static void enter(Function& counted, void (*function)(Args...), Args... args) {
+  Precision precision;
+  (precision.see(args), ...);
+  if (Sequence::record<Args...>(counted, function, precision, args...)) return;
+  function(args...);
+  counted.counts[precision.number()]++;
+}
+
+static Function& new_function(const char* name) { return g_functions.emplace_back(Function{name}); }
+
+// m.def for what starts work.
+template <class... Args, class... Extra>
+static void define(py::module_& m, const char* name, void (*function)(Args...), const Extra&... extra) {
+  Function& counted = new_function(name);
+  m.def(name, [&counted, function](Args... args) { enter<Args...>(counted, function, args...); }, extra...);
+}
 
 // TE's own sizes (transformer_engine/pytorch/module/base.py): 32 MiB, and 1 KiB for alignment and NVFP4's scalars.
 constexpr size_t kGemmWorkspace = 32 * 1024 * 1024 + 1024;
@@ -799,17 +926,11 @@ static void memset_async(uintptr_t destination, int value, size_t bytes, Stream&
   check_cuda("cudaMemsetAsync", cudaMemsetAsync(reinterpret_cast<void*>(destination), value, bytes, stream.handle));
 }
 
-// Launches a kernel of native/kernels, whose parameters are 8 bytes each: pointers and long longs.
+// Launches a kernel of native/kernels, whose parameters are 8 bytes each.
 static void launch(uintptr_t kernel, unsigned grid, unsigned block, unsigned shared_bytes, Stream& stream,
-                   const py::args& arguments) {
-  constexpr size_t kMaxArguments = 24;
-  int64_t values[kMaxArguments];
-  void* pointers[kMaxArguments];
-  if (arguments.size() > kMaxArguments) throw py::value_error("too many kernel arguments");
-  for (size_t i = 0; i < arguments.size(); i++) {
-    values[i] = to_integer(PyTuple_GET_ITEM(arguments.ptr(), i));
-    pointers[i] = &values[i];
-  }
+                   const KernelArguments& arguments) {
+  void* pointers[KernelArguments::kMost];
+  for (size_t i = 0; i < arguments.count; i++) pointers[i] = const_cast<int64_t*>(&arguments.values[i]);
   int code = cuLaunchKernel(reinterpret_cast<void*>(kernel), grid, 1, 1, block, 1, 1, shared_bytes, stream.handle,
                             pointers, nullptr);
   if (code) {
@@ -824,6 +945,7 @@ static void launch(uintptr_t kernel, unsigned grid, unsigned block, unsigned sha
 PYBIND11_MODULE(_shim, m) {
   using namespace pybind11::literals;
   m.doc() = "Transformer Engine's C library: tensors, one function an entry point. Call paddle_te.native.load() first.";
+  g_module = m.ptr();
   g_error = py::object(py::module_::import("paddle_te.native.errors").attr("TransformerEngineError")).release().ptr();
 
   // What TE throws outside of call(): no handle left in its pool.
@@ -860,13 +982,18 @@ with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
   py::class_<Sequence>(m, "Sequence", py::module_local(),
                        R"(Calls that are made again and again, on other memory each time.
 
-calls: a tuple of (name, arguments). tensors: a tuple of those among the arguments that move.)")
+calls: a tuple of (name, arguments), of functions of this module. tensors: a tuple of those among the arguments that move.
+Raises AttributeError, TypeError or ValueError, as the call would, for what cannot be called or recorded.)")
       .def(py::init<const py::tuple&, const py::tuple&>(), "tensors"_a, "calls"_a)
-      .def("run", &Sequence::run, "module"_a, "bases"_a,
-           R"(Moves the tensors, and makes the calls, of functions of `module`.
+      .def("run", &Sequence::run, "bases"_a, R"(Moves the tensors, and makes the calls.
 
-An address slot << 48 | offset, given to a Tensor's constructor or an argument of its own, becomes bases[slot] + offset;
+An address index << 48 | offset, given to a Tensor's constructor or an argument of its own, becomes bases[index] + offset;
 bases: a list, whose first element counts for nothing. Where a tensor was given no address it gets none.)");
+
+  m.def("counts", &counts,
+        R"(How often each function has started work since the module was loaded, as {(name, precision): number}.
+
+precision: fp8 if any tensor is, else the first one's dtype; "" for calls without tensors.)");
 
   py::class_<Stream>(m, "Stream", py::module_local(), R"(A CUDA stream of the current device, and its scratch memory.
 
@@ -878,49 +1005,59 @@ more scratch memory is needed than there is (after the stream has been synchroni
       .def_property_readonly("capability", [](const Stream& s) { return py::make_tuple(s.major, s.minor); })
       .def_property_readonly("workspace_size", &Stream::workspace_size);
 
-  m.def("rmsnorm_fwd", &rmsnorm_fwd, "x"_a, "gamma"_a, "epsilon"_a, "z"_a, "rsigma"_a, "stream"_a,
-        "z = x / rms(x) * gamma. x, z: [tokens, h]; z may be fp8; rsigma: float32 [tokens], 1 / rms(x).");
-  m.def("rmsnorm_bwd", &rmsnorm_bwd, "dz"_a, "x"_a, "rsigma"_a, "gamma"_a, "dx"_a, "dgamma"_a, "stream"_a,
-        "add"_a = nullptr, "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All in x's dtype.");
-  m.def("quantize", &quantize, "input"_a, "output"_a, "stream"_a,
-        "fp8 output = input * scale, its transposed copy too where it has one; writes scale_inv and amax.");
-  m.def("dequantize", &dequantize, "input"_a, "output"_a, "stream"_a, "output = fp8 input * scale_inv.");
-  m.def("transpose", &transpose, "input"_a, "output"_a, "stream"_a, "output [n, m] = input [m, n] transposed.");
-  m.def("swiglu", &swiglu, "input"_a, "output"_a, "stream"_a,
-        "output [tokens, f] = silu(input[:, :f]) * input[:, f:]; output may be fp8.");
-  m.def("dswiglu", &dswiglu, "grad"_a, "input"_a, "output"_a, "stream"_a,
-        "Gradient [tokens, 2 f] of swiglu's input; output may be fp8.");
-  m.def("dswiglu_cast_transpose", &dswiglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a,
-        "dswiglu to fp8 with its transposed copy, in one kernel.");
-  m.def("gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
-        "split_accumulator"_a = false, R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
+  define(m, "rmsnorm_fwd", &rmsnorm_fwd, "x"_a, "gamma"_a, "epsilon"_a, "z"_a, "rsigma"_a, "stream"_a,
+         "z = x / rms(x) * gamma. x, z: [tokens, h]; z may be fp8; rsigma: float32 [tokens], 1 / rms(x).");
+  define(m, "rmsnorm_bwd", &rmsnorm_bwd, "dz"_a, "x"_a, "rsigma"_a, "gamma"_a, "dx"_a, "dgamma"_a, "stream"_a,
+         "add"_a = nullptr, "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All in x's dtype.");
+  define(m, "quantize", &quantize, "input"_a, "output"_a, "stream"_a,
+         "fp8 output = input * scale, its transposed copy too where it has one; writes scale_inv and amax.");
+  define(m, "dequantize", &dequantize, "input"_a, "output"_a, "stream"_a, "output = fp8 input * scale_inv.");
+  define(m, "transpose", &transpose, "input"_a, "output"_a, "stream"_a, "output [n, m] = input [m, n] transposed.");
+  define(m, "swiglu", &swiglu, "input"_a, "output"_a, "stream"_a,
+         "output [tokens, f] = silu(input[:, :f]) * input[:, f:]; output may be fp8.");
+  define(m, "dswiglu", &dswiglu, "grad"_a, "input"_a, "output"_a, "stream"_a,
+         "Gradient [tokens, 2 f] of swiglu's input; output may be fp8.");
+  define(m, "dswiglu_cast_transpose", &dswiglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a,
+         "dswiglu to fp8 with its transposed copy, in one kernel.");
+  define(m, "gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
+         "split_accumulator"_a = false, R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
 A is [m, k] if transa else [k, m]; B is [k, n] if transb else [n, k]. With weight W [out, in], tokens x [t, in]:
 y = gemm(W, x, y, True, False); dx = gemm(W, dy, dx, False, False); dW = gemm(x, dy, dW, False, True).
 accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.)");
-  m.def("amax_and_scale_update", &amax_and_scale_update, "amax_history"_a, "scale"_a, "algo"_a, "fp8_dtype"_a,
-        "margin"_a, "stream"_a,
-        "Delayed scaling, in place: scale [n] from float32 amax_history [len, n], which is then rolled by one.");
-  m.def("compute_amax", &compute_amax, "input"_a, "output"_a, "stream"_a, "output's amax = max(abs(input)).");
-  m.def("compute_scale_from_amax", &compute_scale_from_amax, "output"_a, "stream"_a,
-        "Current scaling: fp8 output's scale = fp8's greatest value / amax.");
-  m.def("rope", &rope, "input"_a, "freqs"_a, "output"_a, "backward"_a, "stream"_a,
-        "TE's rotary embedding on [b, s, h, d], half-split (NeoX) convention; freqs: angles, float32 [s, 1, 1, d].");
-  m.def("attention_fwd", &attention_fwd, "q"_a, "k"_a, "v"_a, "out"_a, "stats"_a, "scale"_a, "layout"_a, "mask"_a,
-        "is_training"_a, "stream"_a, "dropout"_a = 0.f, "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr,
-        "bias"_a = nullptr, "s"_a = nullptr,
-        R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask + bias)·v. q: [b, s, h, d]; k, v: [b, keys, kv heads, d], at the
+  define(m, "amax_and_scale_update", &amax_and_scale_update, "amax_history"_a, "scale"_a, "algo"_a, "fp8_dtype"_a,
+         "margin"_a, "stream"_a,
+         "Delayed scaling, in place: scale [n] from float32 amax_history [len, n], which is then rolled by one.");
+  define(m, "compute_amax", &compute_amax, "input"_a, "output"_a, "stream"_a, "output's amax = max(abs(input)).");
+  define(m, "compute_scale_from_amax", &compute_scale_from_amax, "output"_a, "stream"_a,
+         "Current scaling: fp8 output's scale = fp8's greatest value / amax.");
+  define(m, "rope", &rope, "input"_a, "freqs"_a, "output"_a, "backward"_a, "stream"_a,
+         "TE's rotary embedding on [b, s, h, d], half-split (NeoX) convention; freqs: angles, float32 [s, 1, 1, d].");
+  define(
+      m, "attention_fwd", &attention_fwd, "q"_a, "k"_a, "v"_a, "out"_a, "stats"_a, "scale"_a, "layout"_a, "mask"_a,
+      "is_training"_a, "stream"_a, "dropout"_a = 0.f, "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr,
+      "bias"_a = nullptr, "s"_a = nullptr,
+      R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask + bias)·v. q: [b, s, h, d]; k, v: [b, keys, kv heads, d], at the
 addresses that `layout` (types.QKVLayout) implies. stats: float32 [b, h, s, 1], kept for backward. mask: types.Mask; the padding
 masks need cu_seqlens, int32 [b + 1]. dropout needs rng_state, int64 [2]: seed, offset. bias: [b or 1, h or 1, s,
 keys], in q's dtype; cuDNN takes none with a padding mask. In fp8 (q, k, v and out): s has scale, amax and scale_inv of
 the softmax, and no data; out's scale_inv is not written.)");
-  m.def("attention_bwd", &attention_bwd, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "stats"_a, "dq"_a, "dk"_a, "dv"_a,
-        "scale"_a, "layout"_a, "mask"_a, "stream"_a, "dropout"_a = 0.f, "deterministic"_a = false,
-        "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "bias"_a = nullptr, "dbias"_a = nullptr, "s"_a = nullptr,
-        "dp"_a = nullptr,
-        "dq, dk, dv, laid out as q, k, v are; dbias, the bias's gradient, which cuDNN always computes. In fp8: s as in "
-        "forward, dp the same for the softmax's gradient; dq's, dk's and dv's scale_inv are not written.");
-  m.def("memcpy_async", &memcpy_async, "destination"_a, "source"_a, "stream"_a, "destination = source, as bytes.");
-  m.def("memset_async", &memset_async, "destination"_a, "value"_a, "bytes"_a, "stream"_a);
-  m.def("launch", &launch, "kernel"_a, "grid"_a, "block"_a, "shared_bytes"_a, "stream"_a,
-        "Launches a kernel of native/kernels; its arguments, ints, follow.");
+  define(
+      m, "attention_bwd", &attention_bwd, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "stats"_a, "dq"_a, "dk"_a, "dv"_a,
+      "scale"_a, "layout"_a, "mask"_a, "stream"_a, "dropout"_a = 0.f, "deterministic"_a = false,
+      "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "bias"_a = nullptr, "dbias"_a = nullptr, "s"_a = nullptr,
+      "dp"_a = nullptr,
+      "dq, dk, dv, laid out as q, k, v are; dbias, the bias's gradient, which cuDNN always computes. In fp8: s as in "
+      "forward, dp the same for the softmax's gradient; dq's, dk's and dv's scale_inv are not written.");
+  define(m, "memcpy_async", &memcpy_async, "destination"_a, "source"_a, "stream"_a, "destination = source, as bytes.");
+  define(m, "memset_async", &memset_async, "destination"_a, "value"_a, "bytes"_a, "stream"_a);
+  Function& launched = new_function("launch");
+  m.def(
+      "launch",
+      [&launched](uintptr_t kernel, unsigned grid, unsigned block, unsigned shared_bytes, Stream& stream,
+                  const py::args& arguments) {
+        enter<uintptr_t, unsigned, unsigned, unsigned, Stream&, const KernelArguments&>(
+            launched, launch, kernel, grid, block, shared_bytes, stream, KernelArguments(arguments));
+      },
+      "kernel"_a, "grid"_a, "block"_a, "shared_bytes"_a, "stream"_a,
+      "Launches a kernel of native/kernels; its arguments, ints, follow.");
 }

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import subprocess
+from collections import Counter
 
 import pytest
 
@@ -381,7 +382,7 @@ def test_sequence_makes_its_calls_on_other_memory(fake):
     y = fake.te.Tensor(slot(2), (6, 4), E4M3, slot(2, 32), slot(3), slot(4), slot(5, 16))
     sequence = fake.te.Sequence((x, y), (("quantize", (x, y, fake.stream)), ("transpose", (x, x, fake.stream))))
     for bases in [0, 0x1000, 0x2000, 0x3004, 0x3008, 0x4000], [0, 0x9000, 0x2000, 0x5004, 0x5008, 0x6000]:
-        sequence.run(fake.te, bases)
+        sequence.run(bases)
         _, source, target, scale, amax, inverse = bases
         shown = {
             "0": [target, 7, [6, 4]], "1": [target + 32, 7, [4, 6]], "2": scalar(scale), "3": scalar(amax),
@@ -395,17 +396,64 @@ def test_sequence_makes_its_calls_on_other_memory(fake):
     assert (y.data_ptr, y.columnwise) == (0x2000, 0x2020)
     launch = fake.te.Sequence((), (("launch", (0x700 + 3, 5, 256, 64, fake.stream, slot(2, 8), -2, True)),))
     for target in 0x10000000000, 0x20000000000:
-        launch.run(fake.te, [0, 0, target])
+        launch.run([0, 0, target])
         fake.te.launch(0x700 + 3, 5, 256, 64, fake.stream, target + 8, -2, True)
         got, want = fake.calls()
         assert got == want
     fake.fail("nvte_quantize", "no")
     with pytest.raises(TransformerEngineError, match=r"(?s)nvte_quantize failed: no\n  input: bfloat16 \[6, 4\]"):
-        sequence.run(fake.te, bases)
-    with pytest.raises(IndexError, match="slot 2"):
-        sequence.run(fake.te, [0, 0x1000])
+        sequence.run(bases)
+    with pytest.raises(IndexError, match="index 2"):
+        sequence.run([0, 0x1000])
+    fake.calls()
+
+
+def test_what_cannot_be_recorded_is_refused_before_it_runs(fake, make):
+    (x, _), (y, _) = make(8, 32), make(8, 32)
     with pytest.raises(AttributeError, match="quantise"):
-        fake.te.Sequence((), (("quantise", ()),)).run(fake.te, [0])
+        fake.te.Sequence((), (("quantise", ()),))
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        fake.te.Sequence((), (("quantize", (x, y)),))
+    with pytest.raises(ValueError, match="counts cannot be recorded"):
+        fake.te.Sequence((), (("counts", ()),))
+    fake.te.Sequence((), (("quantize", (x, y, fake.stream)),))
+    assert fake.calls() == []
+    fake.te.quantize(x, y, fake.stream)  # and the next call is none of a Sequence's
+    assert [call[0] for call in fake.calls()] == ["nvte_quantize"]
+
+
+def test_a_sequence_keeps_what_it_was_made_of(fake, make):
+    (x, _), (y, _) = make(8, 32), make(8, 32)
+    sequence = fake.te.Sequence((), (("quantize", (x, y, fake.stream)),))
+    fake.te.quantize(x, y, fake.stream)
+    want = fake.calls()
+    del x, y
+    gc.collect()
+    sequence.run([0])
+    assert fake.calls() == want
+
+
+def test_calls_are_counted_by_precision(fake, make):
+    """Those of a Sequence as well; what raises has not run."""
+    before = Counter(fake.te.counts())
+    (x, _), (y, _) = make(8, 32), make(8, 32)
+    quantized = fake.te.Tensor(0x1000, (8, 32), E4M3, 0, 0x2000, 0x3000, 0x4000)
+    fake.te.quantize(x, quantized, fake.stream)
+    sequence = fake.te.Sequence((), (("quantize", (x, quantized, fake.stream)), ("transpose", (x, y, fake.stream))))
+    for _ in range(2):
+        sequence.run([0])
+    fake.te.memset_async(0x1000, 0, 16, fake.stream)
+    fake.fail("nvte_quantize", "no")
+    with pytest.raises(TransformerEngineError):
+        fake.te.quantize(x, quantized, fake.stream)
+    fake.fail("nvte_quantize", "no")
+    with pytest.raises(TransformerEngineError):
+        sequence.run([0])
+    assert Counter(fake.te.counts()) - before == {
+        ("quantize", "fp8"): 3,
+        ("transpose", "bfloat16"): 2,
+        ("memset_async", ""): 1,
+    }
     fake.calls()
 
 

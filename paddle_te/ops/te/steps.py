@@ -27,7 +27,7 @@ class _Group(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What runs a _Group: `run` takes (memories, bases) if on_memory, (native module, bases) otherwise."""
+    """What runs a _Group: `run` takes (memories, bases) if on_memory, (bases) otherwise."""
 
     new: list
     on_memory: bool
@@ -93,7 +93,6 @@ class Steps:
 
     def run(self, rt, memories, bases):
         """Runs the calls on a Runtime. memories, bases: tensors and addresses by index, completed here."""
-        te = rt.te
         if self.kept.size:
             memories[WHOLE] = rt.empty([self.kept.size], paddle.uint8)
             bases[WHOLE] = memories[WHOLE].data_ptr()
@@ -107,7 +106,10 @@ class Steps:
             for index, shape, dtype in new:
                 memory = memories[index] = rt.empty(shape, dtype)
                 bases[index] = memory.data_ptr()
-            run(memories if on_memory else te, bases)
+            if on_memory:
+                run(memories, bases)
+            else:
+                run(bases)
             for index in ends:
                 memories[index] = None
 
