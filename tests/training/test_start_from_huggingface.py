@@ -104,7 +104,7 @@ def test_weights_of_another_model_with_the_same_shapes_are_refused(monkeypatch, 
     (native / "config.json").write_text(json.dumps(config | dict(rope_theta=10000.0)))
     with pytest.raises(SystemExit) as stop:
         pretrain(monkeypatch, tmp_path / "out", model_name_or_path=native, te_init_weight_path=hf, max_steps=1)
-    assert stop.value.code == 2 and "rope_theta=500.0, this run's has 10000.0" in caplog.text
+    assert stop.value.code == 2 and "rope_theta=500.0, this run's has rope_theta=10000.0" in caplog.text
 
 
 def test_what_does_not_fit_is_refused_before_work(monkeypatch, tmp_path, folders, caplog):

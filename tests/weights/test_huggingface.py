@@ -7,7 +7,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from paddle_te.weights import CheckpointError, convert, read_weights
-from paddle_te.weights.config import convert_config
+from paddle_te.weights.config import convert_config, native_config
 from paddle_te.weights.layout import hf_layout, native_layout, te_layout
 from tests.weights.models import Model, assert_same, load_folder, save_config, save_single
 
@@ -176,6 +176,50 @@ def test_rope_in_config(rng, old, new, native):
 def test_what_paddlenlp_cannot_express(rng, change, message):
     with pytest.raises(CheckpointError, match=message):
         convert_config(Model(rng).config | change, hf_layout(), te_layout(), "float32")
+
+
+BAD_VALUES = [
+    ("hidden_act", "gelu"),
+    ("attention_bias", True),
+    ("mlp_bias", True),
+    ("model_type", "gpt2"),
+    ("model_type", ["llama"]),
+    ("sliding_window", 4096),
+    ("rope_theta", 0),
+    ("rope_theta", "x"),
+    ("rope_theta", float("nan")),
+    ("rms_norm_eps", -1),
+    ("rms_norm_eps", float("inf")),
+    ("vocab_size", -5),
+    ("vocab_size", 100.5),
+    ("hidden_size", "64"),
+    ("hidden_size", 66),
+    ("intermediate_size", True),
+    ("num_hidden_layers", 0),
+    ("num_attention_heads", 0),
+    ("num_key_value_heads", 3),
+    ("max_position_embeddings", -1),
+    ("rope_scaling_factor", 0),
+]
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("key, value", BAD_VALUES)
+def test_values_that_no_llama_has(rng, key, value, theirs):
+    """In PaddleNLP's words, where it would take them in silence, as in Hugging Face's."""
+    config = Model(rng).config | {key: value} | ({"transformers_version": "4.40.0"} if theirs else {})
+    if theirs and key == "rope_scaling_factor":
+        config |= {"rope_scaling": {"rope_type": "linear", "factor": value}}
+    with pytest.raises(CheckpointError, match=f"config.json: .*{key}="):
+        native_config(config)
+    if not theirs:
+        with pytest.raises(CheckpointError, match=f"config.json: .*{key}="):
+            convert_config(config, te_layout(), hf_layout(), "float32")
+
+
+def test_a_configuration_that_is_no_object():
+    with pytest.raises(CheckpointError, match="not a JSON object"):
+        native_config([1, 2])
 
 
 @pytest.mark.parametrize("change", [{"alibi": True}, {"rope_scaling_type": "ntk", "rope_scaling_factor": 2.0}])
