@@ -104,3 +104,9 @@ def reset_peak_memory(place=None):
     name, number = _resolve(place)
     reset = core.host_memory_stat_reset_peak_value if name == "cpu" else core.device_memory_stat_reset_peak_value
     reset("Allocated", number)
+
+
+def synchronize():
+    """Waits until the device has done all work that this process has given it; nothing on a CPU."""
+    if kind() != "cpu":
+        paddle.device.synchronize()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
@@ -10,9 +9,6 @@ import sys
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
-from paddle_te.options import STAGING_DIR
-from paddle_te.runs.background import remove_leftovers
-from paddle_te.runs.checkpoints import set_aside
 
 JOBS = {"pretrain": pretrain, "finetune": finetune}
 
@@ -34,31 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.DRY_RUN:
         print(plan.shell())
         return 0
-    from paddle_te.launch.peers import Peers
-    from paddle_te.launch.supervise import supervise
+    from paddle_te.launch.job import run
 
-    try:
-        peers = Peers(plan.nodes) if plan.nodes.count > 1 else None
-    except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"+ {plan.shell()}", file=sys.stderr, flush=True)
-    for folder in plan.folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    if plan.nodes.rank == 0 and (kept := set_aside(plan.output, args.resume_step)):
-        print(f"launch: checkpoints of an earlier run, later than this one's start, are now in {kept}", file=sys.stderr)
-    env = {key: value for key, value in os.environ.items() if key not in plan.unset} | plan.env
-    try:
-        return supervise(plan.command, env, script=plan.script, processes=plan.processes, logs=plan.logs, peers=peers)
-    finally:
-        remove_leftovers(_staging_dir(plan.command))  # ranks that were killed could not
-
-
-def _staging_dir(command: list[str]) -> str:
-    """The training script's flag."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--staging_dir", default=STAGING_DIR)
-    return parser.parse_known_args(command)[0].staging_dir
+    return run(JOBS[name], plan, args)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
-"""The nodes of a job watch each other, so that all end, naming the one that died or failed, when one does.
+"""The nodes of a job find each other, watch each other, and start anew together.
 
 A collective waits for a dead peer until its own timeout, half an hour by default. The launchers keep one TCP connection
-each to the head node's launcher, on the port after the job's, and send a line every few seconds: "alive", at the end
-"done" or "failed" and why. A connection that breaks or stays silent without one of these is a node that died; the head
-passes on "died" and "failed".
+each to the head node's launcher, on the port after the job's, and send a line every few seconds. A connection that
+breaks or stays silent is a node that died. The head sends "nonce" and a node answers "join" with a proof that it knows
+the job's token (HMAC-SHA256), its name, address and number of processes; "hosts" tells all that everyone is there. Then
+"alive"; "failed" and "died" with the reason, which the head passes on; "ended", whether a node would start anew, which
+the head answers with "again" or "stop"; "done" as the last word.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import secrets
 import socket
 import threading
 import time
@@ -17,6 +22,42 @@ from paddle_te.launch.machines import LaunchError, Nodes
 BEAT_SECONDS = 3
 SILENCE_SECONDS = 30  # of a node without power or network, whose connection does not break
 JOIN_SECONDS = 900  # nodes of one job may start far apart
+HELLO_SECONDS = 10  # from a connection's start until it has joined
+AGREE_SECONDS = 120  # for the slowest node to end its processes
+LINE_BYTES = 2**16  # a longer line is no node's
+STRANGERS = 64  # connections at a time that have not joined
+
+
+class _Stranger(Exception):
+    """Who connects is no node of this job."""
+
+
+class _Lines:
+    """The lines of a connection, each of at most LINE_BYTES."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection, self._data = connection, b""
+
+    def read(self, seconds: float) -> str | None:
+        """The next line, None at the connection's end.
+
+        Raises:
+            TimeoutError: it has not come within `seconds`. _Stranger: it is too long.
+        """
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._data:
+            if len(self._data) > LINE_BYTES:
+                raise _Stranger
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._connection.settimeout(left)
+            data = self._connection.recv(4096)
+            if not data:
+                return None
+            self._data += data
+        line, _, self._data = self._data.partition(b"\n")
+        return line.decode(errors="replace")
 
 
 class Peers:
@@ -26,19 +67,26 @@ class Peers:
 
     Args:
         nodes: of the job; its master's port + 1 must be free on the head node.
+        processes: that this node starts; all nodes start equally many.
+        token: what all nodes know and nobody else; "" for none.
 
     Raises:
         LaunchError: on the head node, that port is taken.
     """
 
-    def __init__(self, nodes: Nodes):
+    def __init__(self, nodes: Nodes, processes: int = 1, token: str = ""):
         self.failure: str | None = None
         self.died = False
         self.rank = nodes.rank
-        self._nodes, self._name = nodes, socket.gethostname()
+        self.hosts: list[str] | None = None  # of all nodes, once they are there
+        self._nodes, self._name, self._processes, self._key = nodes, socket.gethostname(), processes, token.encode()
         self._connections: dict[int, socket.socket] = {}  # rank -> connection; the head has all, others the head's
+        self._joined = {self.rank: nodes.host}  # rank -> address
         self._over: set[int] = set()  # ranks that have said their last word
+        self._wishes: dict[int, bool] = {}  # rank -> whether it would start anew; on the others: the head's answer
+        self._strangers = threading.Semaphore(STRANGERS)
         self._lock, self._closing = threading.RLock(), threading.Event()
+        self._changed = threading.Condition(self._lock)
         address, port = nodes.master.split(":")
         self._head = address, int(port) + 1
         if self.rank == 0:
@@ -60,70 +108,131 @@ class Peers:
                 connection, _ = self._server.accept()
             except OSError:  # closed
                 return
-            threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    def _serve(self, connection):
+        """The head's side of a connection."""
+        lines = _Lines(connection)
+        try:
+            nonce = secrets.token_hex(16)
+            self._send(connection, f"nonce {nonce}")
+            rank, name = self._welcome((lines.read(HELLO_SECONDS) or "").split(), nonce, connection)
+        except (OSError, _Stranger):
+            return connection.close()
+        finally:
+            self._strangers.release()
+        return self._listen(connection, lines, rank, name)
+
+    def _welcome(self, words, nonce, connection):
+        """The rank and name of a node that joins. Raises _Stranger for whatever else may knock on the port."""
+        if len(words) != 6 or words[0] != "join" or not (words[1] + words[4]).isdigit():
+            raise _Stranger
+        rank, name, host, processes = int(words[1]), words[2], words[3], int(words[4])
+        if not hmac.compare_digest(words[5], self._proof(nonce, rank)):
+            self._send(connection, "failed the head node has another JOB_TOKEN")
+            raise _Stranger
+        with self._lock:
+            if not 0 < rank < self._nodes.count or rank in self._connections:
+                raise _Stranger
+            self._connections[rank], self._joined[rank] = connection, host
+            self._send(connection, f"name {self._name}" if self.failure is None else self._bad_news())
+            if processes != self._processes:
+                self._fail(
+                    f"node {rank} ({name}) has {processes} devices, node 0 has {self._processes}: all nodes must use "
+                    "equally many (DEVICES=0,1,... chooses them)"
+                )
+            elif len(self._joined) == self._nodes.count:
+                hosts = [self._joined[each] for each in range(self._nodes.count)]
+                self._tell(f"hosts {','.join(hosts)}")
+                self._set(hosts=hosts)
+        return rank, name
+
+    def _proof(self, nonce, rank):
+        return hmac.new(self._key, f"{nonce} {rank}".encode(), hashlib.sha256).hexdigest()
 
     def _join(self):
         deadline = time.monotonic() + JOIN_SECONDS
         while not self._closing.is_set():
             try:
                 connection = socket.create_connection(self._head, timeout=BEAT_SECONDS)
-                connection.sendall(f"join {self.rank} {self._name}\n".encode())
-                return self._listen(connection)
-            except OSError:
-                if time.monotonic() > deadline:
-                    return self._fail(f"the head node, {self._head[0]}, has not answered for {JOIN_SECONDS} s")
-                self._closing.wait(0.5)
+                lines = _Lines(connection)
+                word, _, nonce = (lines.read(HELLO_SECONDS) or "").partition(" ")
+                if word == "nonce":
+                    host = self._nodes.host or connection.getsockname()[0]
+                    proof = self._proof(nonce, self.rank)
+                    self._send(connection, f"join {self.rank} {self._name} {host} {self._processes} {proof}")
+                    with self._lock:
+                        self._connections[0] = connection
+                    return self._listen(connection, lines, 0, self._head[0])
+            except (OSError, _Stranger):
+                pass
+            if time.monotonic() > deadline:
+                return self._fail(f"the head node, {self._head[0]}, has not answered for {JOIN_SECONDS} s")
+            self._closing.wait(0.5)
 
-    def _welcome(self, words) -> int | None:
-        """The rank of a node that joins; None for whatever else may knock on the port."""
-        if len(words) != 3 or words[0] != "join" or not words[1].isdigit():
-            return None
-        rank = int(words[1])
-        return rank if 0 < rank < self._nodes.count and rank not in self._connections else None
+    def meet(self) -> list[str] | None:
+        """Waits until all nodes are there. Returns their addresses by rank; None where one failed before."""
+        self._wait(lambda: self.hosts is not None or self.failure is not None)
+        return self.hosts if self.failure is None else None
 
     # ---- talking
 
-    def _listen(self, connection):
-        """Reads one connection to its end."""
-        connection.settimeout(SILENCE_SECONDS)
-        rank, name, why = None if self.rank == 0 else 0, self._head[0], "its connection broke"
+    def _listen(self, connection, lines, rank, name):
+        """Reads one connection, of a node that has joined, to its end."""
+        why = "its connection broke"
         try:
-            with connection, connection.makefile("r", encoding="utf-8", errors="replace") as lines:
-                if self.rank == 0:
-                    words = lines.readline().split()
-                    with self._lock:
-                        rank = self._welcome(words)
-                        if rank is None:
-                            return
-                        name = words[2]
-                        self._connections[rank] = connection
-                else:
-                    self._connections[rank] = connection
-                self._send(connection, f"name {self._name}" if self.failure is None else self._bad_news())
-                for line in lines:
-                    word, _, text = line.rstrip("\n").partition(" ")
+            with connection:
+                while (line := lines.read(SILENCE_SECONDS)) is not None:
+                    word, _, text = line.partition(" ")
                     if word == "name":
                         name = text
-                    elif word in ("done", "failed", "died"):
-                        self._over.add(rank)
-                        return None if word == "done" else self._fail(text, word == "died")
+                    elif word == "hosts":
+                        self._set(hosts=text.split(","))
+                    elif word in ("failed", "died"):
+                        self._fail(text, word == "died")
+                    elif word in ("ended", "again", "stop"):
+                        with self._changed:
+                            self._wishes[rank] = word == "again" or text == "again"
+                            self._changed.notify_all()
+                    elif word == "done":
+                        with self._changed:
+                            self._over.add(rank)
+                            self._changed.notify_all()
+                        return
         except TimeoutError:
             why = f"nothing was heard from it for {SILENCE_SECONDS} s"
         except OSError as error:
             why = f"its connection broke: {error.strerror}"
-        if rank is not None and not self._closing.is_set():  # None: it never joined, so it is no node
-            self._over.add(rank)
+        except _Stranger:
+            why = "it sent a line without an end"
+        if not self._closing.is_set():
+            with self._changed:
+                self._over.add(rank)
+                self._changed.notify_all()
             self._fail(f"node {rank} ({name}) died: {why}", died=True)
 
+    def _set(self, hosts):
+        with self._changed:
+            self.hosts = hosts
+            self._changed.notify_all()
+
+    def _wait(self, condition, seconds=None):
+        with self._changed:
+            return self._changed.wait_for(condition, seconds)
+
     def _fail(self, text, died=False):
-        with self._lock:
+        with self._changed:
             if self.failure is not None or self._closing.is_set():
                 return
             self.failure, self.died = text, died
+            self._changed.notify_all()
         self._tell(self._bad_news())
 
     def _bad_news(self):
-        return f"{'died' if self.died else 'failed'} {self.failure}"
+        return f"{'died' if self.died else 'failed'} {self.failure}".replace("\n", " ")
 
     def _beat(self):
         deadline = time.monotonic() + JOIN_SECONDS
@@ -145,7 +254,7 @@ class Peers:
         except OSError:
             pass  # its reader says so
 
-    # ---- leaving
+    # ---- after a failure
 
     def report(self, failure: str) -> bool:
         """Tells the others that this node failed; False if another one had failed before."""
@@ -153,12 +262,33 @@ class Peers:
         self._fail(text)
         return self.failure == text
 
+    def agree(self, again: bool) -> bool:
+        """Whether all nodes start anew: each has ended its processes and would, `again`, and none has died or left."""
+        if self.rank > 0:
+            self._tell("ended again" if again else "ended")
+            self._wait(lambda: 0 in self._wishes or 0 in self._over, AGREE_SECONDS)
+            return self._anew(self._wishes.get(0, False))
+        everyone = set(range(1, self._nodes.count))
+        self._wait(lambda: self._wishes.keys() | self._over >= everyone, AGREE_SECONDS)
+        with self._lock:
+            again = again and not self._over and all(self._wishes.get(rank) for rank in everyone)
+            self._tell("again" if again else "stop")
+            return self._anew(again)
+
+    def _anew(self, again):
+        with self._lock:
+            self._wishes.clear()
+            if again:
+                self.failure, self.died = None, False
+        return again
+
+    # ---- leaving
+
     def close(self) -> None:
-        """Leaves, in good order unless some node has failed."""
+        """Leaves in good order: what is to be said of a failure has been said."""
         with self._lock:
             self._closing.set()
-        if self.failure is None:
-            self._tell("done")
+        self._tell("done")
         if self.rank == 0:
             self._server.close()
         for connection in list(self._connections.values()):

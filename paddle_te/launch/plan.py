@@ -17,6 +17,8 @@ from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices,
 from paddle_te.options.launcher import VARIABLES
 from paddle_te.runs.layout import LayoutError, check_layout, check_model
 
+HOSTS = "HOSTS"  # in a command: the nodes' addresses, where only the nodes' meeting tells them
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -28,7 +30,9 @@ class Plan:
     script: str
     processes: int  # of the training script, on this node
     logs: Path
+    folder: Path  # of all that it writes
     output: Path  # of checkpoints
+    devices: Devices
     nodes: Nodes
     folders: list[Path] = field(default_factory=list)  # to make before the start
 
@@ -36,6 +40,10 @@ class Plan:
         """The command as a line for a shell."""
         unset = [word for name in self.unset for word in ("-u", name)]
         return shlex.join(["env", *unset, *(f"{key}={value}" for key, value in self.env.items()), *self.command])
+
+    def command_on(self, hosts: list[str] | None) -> list[str]:
+        """The command with the nodes' addresses; None on a single one."""
+        return [",".join(hosts) if hosts and word == HOSTS else word for word in self.command]
 
 
 def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
@@ -47,8 +55,8 @@ def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
     # On a plain CPU Paddle's launcher knows no device numbers, only how many processes.
     on_cpu = devices.kind == "cpu"
     command += ["--nproc_per_node", str(len(devices.ids))] if on_cpu else ["--devices", ",".join(devices.ids)]
-    if nodes.count > 1:
-        command += ["--master", nodes.master, "--nnodes", str(nodes.count), "--rank", str(nodes.rank)]
+    if nodes.count > 1:  # rank 0 listens on MASTER's port; a --master would listen too, to whoever comes
+        command += ["--ips", HOSTS, "--start_port", nodes.master.rpartition(":")[2]]
     if nodes.host:
         command += ["--host", nodes.host]
     return [*command, "--log_dir", str(logs)]
@@ -56,20 +64,6 @@ def launch_command(devices: Devices, nodes: Nodes, logs: Path) -> list[str]:
 
 def _one_process(devices: Devices, nodes: Nodes) -> bool:
     return len(devices.ids) == 1 and nodes.count == 1
-
-
-def _rendezvous(nodes: Nodes, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What to add to the environment and to take from it so that Paddle's launchers find each other.
-
-    They do over HTTP, with a client (httpx) that obeys these variables, and try again for ever, without a word, when it
-    fails: for a proxy that does not know the nodes, or for certificates that a container has elsewhere than its host.
-    """
-    if nodes.count == 1:
-        return {}, []
-    address = nodes.master.split(":")[0]
-    direct = ",".join(filter(None, [environ.get("no_proxy") or environ.get("NO_PROXY"), address]))
-    certificates = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if not os.path.exists(environ.get(name) or "/")]
-    return {"no_proxy": direct, "NO_PROXY": direct}, certificates
 
 
 def make_plan(job, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, argparse.Namespace]:
@@ -81,6 +75,11 @@ def make_plan(job, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, 
         LaunchError: a wrong argument, or a combination that cannot run.
     """
     args = parse(job, words, environ)
+    return plan_for(job, args, environ), args
+
+
+def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
+    """`make_plan` of arguments that are parsed."""
     devices, nodes = find_devices(args, environ), find_nodes(args, environ)
     world = len(devices.ids) * nodes.count
     _check_together(args, job.model_config(args), devices, world)
@@ -95,21 +94,23 @@ def make_plan(job, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, 
     words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
     script = _training_script(args)
     command = [*launch_command(devices, nodes, logs), script, *words, *_extra_arguments(args)]
+    _check_restarts(args, nodes)
     env, unset = _environment(args, devices, nodes, environ)
     env |= _profiling(args, nodes)
     nsys = env["ENABLE_PROFILE"] == "1" and args.nsys_profile
-    plan = Plan(
+    return Plan(
         command=[*_nsys(profile / folder.name), *command] if nsys else command,
         env=env,
         unset=unset,
         script=script,
         processes=len(devices.ids),
         logs=logs,
+        folder=folder,
         output=output,
+        devices=devices,
         nodes=nodes,
         folders=[logs, output, *([profile] if nsys else [])],
     )
-    return plan, args
 
 
 def _check_together(args: argparse.Namespace, config: dict, devices: Devices, world: int) -> None:
@@ -119,6 +120,13 @@ def _check_together(args: argparse.Namespace, config: dict, devices: Devices, wo
         check_model(args, config)
     except LayoutError as error:
         raise LaunchError(str(error)) from error
+
+
+def _check_restarts(args: argparse.Namespace, nodes: Nodes) -> None:
+    if args.MAX_RESTARTS and "--resume_from_checkpoint" in args.EXTRA_ARGS:
+        raise LaunchError("MAX_RESTARTS: give resume_step instead of --resume_from_checkpoint in EXTRA_ARGS")
+    if args.ELASTIC and (nodes.count > 1 or not args.MAX_RESTARTS):
+        raise LaunchError("ELASTIC=1 needs MAX_RESTARTS above 0 and one node")
 
 
 def _training_script(args: argparse.Namespace) -> str:
@@ -140,18 +148,20 @@ def _environment(
 ) -> tuple[dict[str, str], list[str]]:
     """What to add to the environment, and what to take from it."""
     paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
-    meeting, unset = _rendezvous(nodes, environ)
-    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))), **meeting}
+    unset = []
+    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
     if _one_process(devices, nodes):
         env |= devices.selected()
     else:
+        env["STRAGGLER_STEPS"] = str(args.STRAGGLER_STEPS)
+    if not _one_process(devices, nodes) and nodes.count == 1:
         env["PORT_RANGE"] = _port_range(args.PORT_RANGE, len(devices.ids))
     if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM that it runs beside
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if args.DETERMINISTIC:
         env |= _deterministic(devices.kind, environ)
     if devices.kind == "cpu":  # Paddle's launcher would go by what it sees
-        unset += ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
+        unset = ["CUDA_VISIBLE_DEVICES"] if "CUDA_VISIBLE_DEVICES" in environ else []
         env |= {"CUSTOM_DEVICE_ROOT": ""} if has_nvgpu(environ) else {}
     return env, unset
 

@@ -1,9 +1,9 @@
-"""Runs the training command so that nothing of it outlives it, and says which rank failed first and why.
+"""Runs the training command so that nothing of it outlives it, and says which rank failed or hung first and why.
 
 paddle.distributed.launch ends its ranks when one fails, but prints the log of the lowest failed rank (often a victim:
 "connection reset"), kills no process a rank has started (data loaders), and leaves everything behind when it is killed
 itself. So this process stands above it: as Linux's "child subreaper" it inherits every orphan, watches the ranks
-through /proc, and ends all of them.
+through /proc, and ends all of them. One Supervisor is one start of the job; `restart` starts it anew.
 """
 
 from __future__ import annotations
@@ -21,11 +21,21 @@ from pathlib import Path
 
 import psutil
 
+from paddle_te.launch.leavings import Leavings
 from paddle_te.launch.peers import Peers
+from paddle_te.launch.watchdog import STOPPED, Watchdog, process_state
+from paddle_te.runs.heartbeat import LAUNCHER as LAUNCHER_VARIABLE
 
 POLL_SECONDS = 0.1
 END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
 TAIL_LINES = 40
+STACK_LINES = 60  # of a rank
+LOOK_SECONDS = 1  # between two looks at the ranks' signs
+VERDICT_SECONDS = 5  # for the node whose rank all wait for to say so, before the others say that they hang
+STACK_SECONDS = 2  # for the ranks to write their stacks
+STACK_SIGNAL = signal.SIGUSR2  # faulthandler's in the training scripts
+KILL_SECONDS = 3  # of the grace after SIGTERM that are kept for ending what has not ended by itself
+HUNG = 124  # exit status of a job that hung, as timeout(1)'s
 LAUNCHER = "paddle.distributed.launch"
 # Exit status when another node failed, or died: then it is worth another try.
 OTHER_NODE_FAILED, OTHER_NODE_DIED = os.EX_UNAVAILABLE, os.EX_TEMPFAIL
@@ -107,14 +117,34 @@ def ending(status: int) -> str:
     return f"was killed by {signal.Signals(-status).name}{hint}"
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How one start of the job ended.
+
+    status: 0, n, or -n if signal n was the end. step: the furthest step that it had begun. stopped: by a signal to the
+    launcher. node_died: another one.
+    """
+
+    status: int
+    step: int
+    stopped: bool = False
+    node_died: bool = False
+
+    @property
+    def exit_status(self) -> int:
+        return self.status if self.status >= 0 else 128 - self.status
+
+
 class Supervisor:
-    """One command with all it starts.
+    """One start of a command with all that it starts.
 
     Args:
         command: starts `processes` processes that run `python -u script`, or is that process itself.
         env: the whole environment.
         logs: where paddle.distributed.launch writes workerlog.N; used when it is what runs.
         peers: the other nodes, None on a single one.
+        watchdog: None watches for no hangs.
+        grace: seconds from SIGTERM until everything must have ended.
     """
 
     def __init__(
@@ -125,49 +155,83 @@ class Supervisor:
         processes: int,
         logs: Path,
         peers: Peers | None = None,
+        watchdog: Watchdog | None = None,
+        grace: float = 30,
     ):
-        self.peers = peers
+        self.peers, self.watchdog, self.grace = peers, watchdog or Watchdog(), grace
         self.launched = processes > 1 or peers is not None  # by paddle.distributed.launch
         self.node = peers.rank if peers else 0
         self.script, self.processes, self.logs = script, processes, Path(logs)
         self.log_starts = {path.name: path.stat().st_size for path in self.logs.glob("workerlog.*")}
         self.ranks: list[Rank] = []
         self.failed: Rank | None = None
+        self.hung: str | None = None  # why
+        self._hang_since: float | None = None
         self.first_to_fail = False  # among the nodes
         self.stopped_by: int | None = None
         self.deadline: float | None = None
+        self.watchdog.begin()
+        self.leavings = Leavings()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.child = subprocess.Popen(
             command,
-            env=dict(env),
+            env=dict(env) | {LAUNCHER_VARIABLE: self.watchdog.name},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=_prepare_child,
         )
-        handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._stop, signal.SIGUSR1: self._forward}
+        handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._save, signal.SIGUSR1: self._forward}
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
             handlers[signal.SIGHUP] = self._stop
         self.old_handlers = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
 
     def _stop(self, signum, frame):
+        """Ends all of it, with what has not been saved."""
         if self.stopped_by is None:
             self.stopped_by = signum
             self.deadline = time.monotonic() + END_SECONDS
             say(f"{signal.Signals(signum).name}: stopping, at most {END_SECONDS} s")
-            self.child.terminate()
+            self._terminate()
         else:
             self.deadline = 0.0  # told twice: at once
 
-    def _forward(self, signum, frame):
-        """To the ranks alone: it would end paddle.distributed.launch, and any rank that has no handler for it."""
+    def _save(self, signum, frame):
+        """SIGTERM, of Slurm, Kubernetes or a user: the ranks save a checkpoint and end."""
+        if self.stopped_by is not None:
+            self.deadline = 0.0
+            return
+        self.stopped_by = signum
+        seconds = max(self.grace - KILL_SECONDS, 0)
+        self.deadline = time.monotonic() + seconds
+        say(f"SIGTERM: the ranks are asked to save a checkpoint and to end within {seconds:g} s (TERM_GRACE)")
+        if not self._forward(signal.SIGUSR1):  # none of them would save
+            self._terminate()
+
+    def _terminate(self):
+        """SIGTERM to what runs, so that a profiler around it may write its report; SIGKILL to the ranks, whose own
+        handler of SIGTERM would save and train on."""
         self._find_ranks()
-        for rank in self.ranks:
-            if rank.status is not None:
-                continue
+        for rank in self._alive():
+            os.kill(rank.pid, signal.SIGKILL)
+        self.child.terminate()
+
+    def _alive(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.status is None and psutil.pid_exists(rank.pid)]
+
+    def _forward(self, signum, frame=None) -> bool:
+        """To the ranks alone: it would end paddle.distributed.launch, and any rank that has no handler for it.
+
+        Returns whether some rank has one.
+        """
+        self._find_ranks()
+        handled = False
+        for rank in self._alive():
             if _catches(rank.pid, signum):
                 os.kill(rank.pid, signum)
+                handled = True
             else:
                 say(f"rank {rank.number} does not handle {signal.Signals(signum).name}; not sent")
+        return handled
 
     def _started(self) -> list[psutil.Process]:
         """The training processes, in the order of their ranks, also those that have ended and are not waited for.
@@ -198,6 +262,8 @@ class Supervisor:
 
     def _watch_ranks(self):
         self._find_ranks()
+        if not self.launched:
+            return
         for rank in self.ranks:
             if rank.status is not None:
                 continue
@@ -209,38 +275,82 @@ class Supervisor:
                 self.deadline = time.monotonic() + END_SECONDS
                 self._tell_peers(f"rank {rank.number} {ending(rank.status)}")
 
+    def _watch_signs(self):
+        """Whether ranks still go on; ends the job where they do not."""
+        alive = {rank.number for rank in self._alive()}
+        for seen in self.watchdog.newly_stopped(alive):
+            say(f"rank {seen.sign.rank} is stopped by a signal (process {seen.sign.pid}); the others will wait for it")
+        reason = self.watchdog.overdue(alive)
+        if reason is None or self.deadline is not None:
+            self._hang_since = None
+            return
+        awaited = self.watchdog.awaited(alive)
+        self._hang_since = self._hang_since or time.monotonic()
+        if self.peers and not awaited and time.monotonic() < self._hang_since + VERDICT_SECONDS:
+            return  # the rank that all wait for may be another node's, which will say so
+        self._explain_hang(reason, awaited, alive)
+        causes = "; ".join(f"rank {rank}: {why}" for rank, why in awaited.items())
+        self.hung = f"{reason}. {causes or 'All ranks of this node are in the same place'}"
+        self.deadline = time.monotonic()
+        self._tell_peers(self.hung)
+
+    def _explain_hang(self, reason, awaited, alive):
+        """Prints where each rank is, which of them the others wait for, and all stacks."""
+        say(reason)
+        for line in self.watchdog.table(alive):
+            say(line)
+        others = sorted(alive - awaited.keys())
+        for rank, why in awaited.items():
+            say(f"rank {', '.join(map(str, others)) or 'none'} wait for rank {rank}: {why}")
+        if not awaited:
+            say("all ranks of this node are in the same place: a collective that hangs, or another node's rank")
+        ends = {rank.local: self._log_size(rank) for rank in self.ranks}
+        for rank in self._alive():
+            if _catches(rank.pid, STACK_SIGNAL):
+                os.kill(rank.pid, STACK_SIGNAL)
+        time.sleep(STACK_SECONDS)
+        for rank in self._alive() if self.launched else []:  # a single one has written to this screen
+            lines = self._lines_from(self.logs / f"workerlog.{rank.local}", ends[rank.local])
+            why = "it is stopped" if process_state(rank.pid) in STOPPED else "it has written none"
+            say(f"stacks of rank {rank.number}:" if lines else f"no stacks of rank {rank.number}: {why}")
+            for line in lines[:STACK_LINES]:
+                print(f"[rank {rank.number}] {line}", file=sys.stderr)
+
     def _sleep(self):
         """Until a rank ends, since its launcher, which looks each second, takes its status away; or a poll's time."""
         running = [rank.pidfd for rank in self.ranks if rank.status is None and rank.pidfd is not None]
-        select.select(running, [], [], POLL_SECONDS)
+        select.select(running if self.launched else [], [], [], POLL_SECONDS)
 
-    def run(self) -> int:
+    def run(self) -> Outcome:
         """Waits for the end.
 
         Returns:
-            int: the first failed rank's exit status, else the command's; 128 + n where signal n was the end.
+            Outcome: with the first failed rank's exit status, else the command's; -n where signal n was the end.
         """
         try:
+            next_look = 0.0
             while self.child.poll() is None and (self.deadline is None or time.monotonic() < self.deadline):
-                if self.launched:
-                    self._watch_ranks()
+                self._watch_ranks()
+                self.leavings.look()
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + LOOK_SECONDS
+                    self._watch_signs()
                 if self.peers and self.peers.failure and self.deadline is None:
                     say(f"{self.peers.failure}: stopping, at most {END_SECONDS} s")
                     self.deadline = time.monotonic() + END_SECONDS
-                    self.child.terminate()
+                    self._terminate()
                 self._sleep()
         finally:
             self._end_all()
             for signum, handler in self.old_handlers.items():
                 signal.signal(signum, handler)
         status = self._status()
-        if self.peers:
-            if status and not self.peers.failure:
-                self._tell_peers("was stopped" if self.stopped_by else ending(status))
-            self.peers.close()
+        if self.peers and status and not self.peers.failure:
+            self._tell_peers("was stopped" if self.stopped_by else ending(status))
         if status:
             self._explain(status)
-        return status if status >= 0 else 128 - status
+        died = bool(self.peers and self.peers.died)
+        return Outcome(status, self.watchdog.step, stopped=self.stopped_by is not None, node_died=died)
 
     def _status(self) -> int:
         """0, n, or -n if signal n was the end."""
@@ -248,6 +358,8 @@ class Supervisor:
             return -self.stopped_by
         if self.peers and self.peers.failure and not self.first_to_fail:
             return OTHER_NODE_DIED if self.peers.died else OTHER_NODE_FAILED
+        if self.hung:
+            return HUNG
         return self.failed.status if self.failed else self.child.returncode
 
     def _tell_peers(self, failure):
@@ -256,6 +368,7 @@ class Supervisor:
     def _end_all(self):
         """SIGKILLs what is left below this process, again until nothing is: it has had its time to end by itself."""
         deadline = time.monotonic() + END_SECONDS
+        self.leavings.look(now=True)
         while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
             for process in left:
                 try:
@@ -265,28 +378,33 @@ class Supervisor:
             self.child.wait()
             psutil.wait_procs(left, timeout=1)
         self.left = [process.pid for process in left]  # in the kernel, on a dead file system for instance
+        self.leavings.remove()
+        for rank in self.ranks:
+            if rank.pidfd is not None:
+                os.close(rank.pidfd)
 
     def _explain(self, status):
         if self.failed:
             log = self.logs / f"workerlog.{self.failed.local}"
             say(f"rank {self.failed.number} {ending(self.failed.status)}; the end of its log, {log}:")
-            for line in self._new_lines(log)[-TAIL_LINES:]:
+            for line in self._lines_from(log, self.log_starts.get(log.name, 0))[-TAIL_LINES:]:
                 print(f"[rank {self.failed.number}] {line}", file=sys.stderr)
         if self.peers and self.peers.failure and not self.first_to_fail:
             say(self.peers.failure)
         left = f"processes left that cannot be killed: {self.left}" if self.left else "no process is left"
         where = f"; logs: {self.logs}" if self.launched else ""
-        say(f"the job {'was stopped' if self.stopped_by else ending(status)}; {left}{where}")
+        end = "was stopped" if self.stopped_by else "hung" if self.hung else ending(status)
+        say(f"the job {end}; {left}{where}")
 
-    def _new_lines(self, log):
+    def _log_size(self, rank):
+        log = self.logs / f"workerlog.{rank.local}"
+        return log.stat().st_size if log.exists() else 0
+
+    @staticmethod
+    def _lines_from(log, start):
         try:
             with open(log, "rb") as file:
-                file.seek(self.log_starts.get(log.name, 0))
+                file.seek(start)
                 return file.read().decode(errors="replace").splitlines()
         except OSError:
             return []
-
-
-def supervise(command: list[str], env: Mapping[str, str], **arguments) -> int:
-    """Runs a command under a `Supervisor`; see there for the arguments. Returns the exit status."""
-    return Supervisor(command, env, **arguments).run()

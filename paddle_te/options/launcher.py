@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from paddle_te.options.option import POSITIVE, TEXT, Kind, Option, choice, whole
+from paddle_te.options.option import NOT_NEGATIVE, POSITIVE, TEXT, Kind, Option, choice, whole
 from paddle_te.options.scripts import BACKENDS, LORA_TARGETS
 
 
@@ -342,8 +342,8 @@ VARIABLES = (
         PORT_RANGE,
         "10000:19999",
         "ports, first:last, in which rank 0 of several processes listens",
-        doc="where rank 0 of several processes [listens](../../docs/cluster.md#without-slurm)",
-        zh="多进程时 rank 0 [监听](../../docs/cluster.md#without-slurm)的端口范围",
+        doc="where rank 0 of several processes on one node [listens](../../docs/cluster.md#without-slurm)",
+        zh="单机多进程时 rank 0 [监听](../../docs/cluster.md#without-slurm)的端口范围",
     ),
     Option(
         "IP_STR",
@@ -351,6 +351,56 @@ VARIABLES = (
         None,
         "the nodes' addresses in the order of their ranks, with commas between",
         zh="各节点的地址，按编号排列，用逗号分隔",
+    ),
+    Option(
+        "MAX_RESTARTS",
+        whole(0),
+        0,
+        "how often a job that died or hung starts anew, from its newest checkpoint",
+        doc="how often a job that died or hung starts anew by itself, from its newest checkpoint; not after a refusal, "
+        "nor where it fails alike at the same step again",
+        zh="进程退出或卡死后，作业从最新 checkpoint 自动重新开始的次数；参数被拒绝，或在同一步再次同样失败时不再开始",
+    ),
+    Option(
+        "ELASTIC",
+        SWITCH,
+        "0",
+        "1: with fewer data-parallel ranks where devices are gone at a restart (one node)",
+        doc="1: where devices are gone at such a start, it goes on with fewer data-parallel ranks and more "
+        "accumulation, the batch being the same (one node)",
+        zh="1：重新开始时若有设备消失，则减少数据并行的进程数、增加梯度累积步数，批大小不变（仅单机）",
+    ),
+    Option(
+        "STEP_TIMEOUT",
+        NOT_NEGATIVE,
+        300,
+        "seconds without a sign of a rank in a step, at least 10 median steps, after which a job hangs; 0: never",
+        doc="seconds without a sign of a rank in a step, at least 10 median steps, after which the job hangs: all "
+        "stacks are printed, and it ends with status 124 or starts anew; 0: never",
+        zh="训练步内某进程无进展的秒数（至少为步时间中位数的 10 倍），超过即视为卡死：打印各进程的堆栈，作业以状态 124 "
+        "结束或重新开始；0：不限",
+    ),
+    Option(
+        "START_TIMEOUT",
+        NOT_NEGATIVE,
+        1800,
+        "likewise of the start with its first step, of saving and evaluating; 0: never",
+        doc="likewise for the start with its first step, for saving and evaluating",
+        zh="同上，用于启动和第一步、保存、评估",
+    ),
+    Option(
+        "TERM_GRACE",
+        NOT_NEGATIVE,
+        30,
+        "seconds from SIGTERM to the job's end, in which it saves a checkpoint",
+        zh="从 SIGTERM 到作业结束的秒数，其间保存 checkpoint",
+    ),
+    Option(
+        "STRAGGLER_STEPS",
+        whole(0),
+        100,
+        "steps between two log lines on the slowest of several ranks; 0: none",
+        zh="多进程时，每隔多少步在日志中报告最慢的进程；0：不报告",
     ),
     Option(
         "PROFILER",

@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import json
+import os
 import signal
 import time
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from paddle_te.options import BACKENDS, LayerOptions
 from paddle_te.runs.checkpoints import STOPPED_MARK
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.training.health import HealthCallback
+from paddle_te.training.liveness import HeartbeatCallback, StragglerCallback
 from paddle_te.training.profiling import KernelsCallback, ProfilerCallback
 
 
@@ -255,24 +257,41 @@ class ProgressBarCallback(ProgressCallback):
             self.training_bar.set_postfix_str(f"loss {logs['loss']:.4f}, {tokens} tokens/s")
 
 
+SAME_MOMENT = 2  # seconds within which SIGTERMs are one
+
+
 class ExitSignalCallback(TrainerCallback):
-    """On a signal, to any one rank: every rank ends its step, saves a checkpoint and stops training.
+    """On SIGUSR1 or SIGTERM, to any one rank: every rank ends its step, saves a checkpoint and stops training.
 
     The process then ends with status 0, and `output_dir`/stopped holds the step, if steps are left to train: who sent
     the signal (Slurm before a time limit: llama_multi_node.sub) resumes from there. The ranks agree by an all-reduce
     of one flag a step, as Megatron-LM's --exit-signal-handler; the Trainer waits for the device in each step anyway.
+    A second SIGTERM ends the process at once, unless it comes in the moment of the first: Slurm sends one to every
+    process, and paddle.distributed.launch, which gets it too, passes it on.
 
     Make it after Paddle is imported and before what takes long: until then the signal ends the process.
     """
 
-    def __init__(self, signum=signal.SIGUSR1):
+    def __init__(self):
         self.received = False  # by this rank
         self.stopping = False  # all ranks
-        signal.signal(signum, self._receive)  # stays: the sender may repeat itself while the last files are written
-        # Python ends before its libraries do, and leaves them the signal's default, which kills
-        atexit.register(signal.signal, signum, signal.SIG_IGN)
+        self._terminated = None  # time.monotonic of the first SIGTERM
+        self._pid = os.getpid()
+        for signum, handler in ((signal.SIGUSR1, self._receive), (signal.SIGTERM, self._terminate)):
+            signal.signal(signum, handler)  # stays: the sender may repeat itself while the last files are written
+            # Python ends before its libraries do, and leaves them the signal's default, which kills
+            atexit.register(signal.signal, signum, signal.SIG_IGN)
 
     def _receive(self, signum, frame):
+        self.received = True
+
+    def _terminate(self, signum, frame):
+        now = time.monotonic()
+        first = self._terminated is None or now - self._terminated < SAME_MOMENT
+        if os.getpid() != self._pid or not first:  # a process that was forked off, whose end its parent wants
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+        self._terminated = self._terminated or now
         self.received = True
 
     def _agreed(self, world_size):
@@ -312,3 +331,4 @@ def install_callbacks(trainer, exit_signal=None):
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
     if exit_signal is not None:
         callbacks.append(exit_signal)  # behind the Trainer's own, which decides by the step's number alone
+    callbacks += [StragglerCallback(), HeartbeatCallback()]

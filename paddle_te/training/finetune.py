@@ -42,6 +42,7 @@ from paddle_te.training.finetune_trainer import (
     check_together,
     count_real_tokens,
 )
+from paddle_te.training.liveness import keep_folder, show_signs_of_life
 from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
 from paddle_te.training.trainer import check_resumable
 
@@ -93,6 +94,7 @@ def new_adapter(model_args, training_args):
 
 def finetune():
     exit_signal = ExitSignalCallback()
+    show_signs_of_life()
     try:
         repairs = upstream.apply()
         model_args, data_args, training_args = ArgumentParser(
@@ -102,6 +104,7 @@ def finetune():
         logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
         device.check_name(training_args.device)
         paddle.set_device(training_args.device)
+        keep_folder(training_args)
         checkpoint = find_to_resume(training_args)
         if checkpoint:
             check_resumable(checkpoint, training_args)

@@ -31,6 +31,7 @@ from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
+from paddle_te.training.liveness import keep_folder, show_signs_of_life
 from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
 from paddle_te.training.trainer import PretrainingTrainer, check_resumable
 
@@ -91,6 +92,7 @@ def make_scheduler(training_args):
 
 def pretrain():
     exit_signal = ExitSignalCallback()
+    show_signs_of_life()
     try:
         repairs = upstream.apply()
         model_args, data_args, training_args = ArgumentParser(
@@ -99,6 +101,7 @@ def pretrain():
         logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
         device.check_name(training_args.device)
         paddle.set_device(training_args.device)
+        keep_folder(training_args)
         checkpoint = find_to_resume(training_args)
         if checkpoint:
             check_resumable(checkpoint, training_args)

@@ -374,29 +374,36 @@ def test_a_job_that_succeeds(tmp_path):
 
 def two_nodes():
     """What a user sets on both nodes; here both are this machine, under two loopback addresses."""
-    return {"NNODES": "2", "MASTER": f"localhost:{processes.free_ports(2)[0]}", "IP_STR": "127.0.0.1,127.0.0.2"}
+    master = f"127.0.0.2:{processes.free_ports(2)[0]}"
+    return {"NNODES": "2", "MASTER": master, "IP_STR": "127.0.0.2,127.0.0.3", "JOB_TOKEN": str(uuid.uuid4())}
 
 
 def test_two_nodes_without_slurm(tmp_path):
-    """The same script by hand on each node, with the head's address and the node's rank; the head's port counts."""
+    """The same script by hand on each node, with the head's address and the node's rank."""
     nodes = two_nodes()
     code = "ready(); everyone(); print(os.environ['PADDLE_TRAINERS_NUM'], os.environ['PADDLE_NNODES']);"
     code += "print(os.environ['PADDLE_CURRENT_ENDPOINT'].split(':')[0]); print(os.environ['PADDLE_MASTER'])"
-    port = processes.free_ports(3)[0]
     with (
-        Job(tmp_path, code, devices="0", name="1", NODE_RANK="1", **nodes) as second,
-        Job(tmp_path, code, devices="0,1", name="0", NODE_RANK="0", PORT_RANGE=f"{port}:{port + 2}", **nodes) as first,
+        Job(tmp_path, code, devices="0,1", name="1", NODE_RANK="1", **nodes) as second,
+        Job(tmp_path, code, devices="0,1", name="0", NODE_RANK="0", **nodes) as first,
     ):
         assert first.end() == second.end() == 0, first.screen() + second.screen()
         assert first.left() == second.left() == []
-        logs = [
-            tmp_path / "out/e/logs" / name for name in ("node0/workerlog.0", "node0/workerlog.1", "node1/workerlog.0")
-        ]
-        masters = [f"127.0.0.1:{port + i}" for i in range(3)]
-        for rank, log in enumerate(logs):
-            *lines, master = log.read_text().splitlines()
-            assert lines == [f"rank {rank} starts", "3 2", f"127.0.0.{1 + rank // 2}"] and master in masters
-            masters = [master]
+        for rank in range(4):
+            log = tmp_path / f"out/e/logs/node{rank // 2}/workerlog.{rank % 2}"
+            expected = [f"rank {rank} starts", "4 2", f"127.0.0.{2 + rank // 2}", nodes["MASTER"]]
+            assert log.read_text().splitlines() == expected
+
+
+def test_nodes_with_different_devices_are_refused(tmp_path):
+    nodes = two_nodes()
+    with (
+        Job(tmp_path, "pass", devices="0,1", name="1", NODE_RANK="1", **nodes) as second,
+        Job(tmp_path, "pass", devices="0", name="0", NODE_RANK="0", **nodes) as first,
+    ):
+        assert first.end() == second.end() == os.EX_UNAVAILABLE
+        assert "has 2 devices, node 0 has 1: all nodes must use equally many" in first.screen()
+        assert "has 2 devices, node 0 has 1" in second.screen()
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -361,15 +361,15 @@ def test_several_nodes():
     addresses = "10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4"
     made = plan({**slurm, "IP_STR": addresses}, TP=8, FSDP=4)
     assert words_before_script(made)[5:] == [
-        *("--master", "10.0.0.1:29134", "--nnodes", "4", "--rank", "2"),
-        *("--host", "10.0.0.3", "--log_dir", str(made.logs)),
+        *("--ips", "HOSTS", "--start_port", "29134", "--host", "10.0.0.3", "--log_dir", str(made.logs)),
     ]
+    assert "--ips 10.0.0.1,10.0.0.3 --start_port" in " ".join(made.command_on(["10.0.0.1", "10.0.0.3"]))
     assert made.logs.name == "node2" and made.logs.parts[-3].startswith("N4_DP1_TP8_")
     plain = {**GPUS, "NNODES": "2", "NODE_RANK": "0", "MASTER": "127.0.0.1:7070"}
-    assert words_before_script(plan(plain))[5:13] == [
-        *("--master", "127.0.0.1:7070", "--nnodes", "2", "--rank", "0", "--host", "127.0.0.1")
+    assert words_before_script(plan(plain))[5:11] == [
+        *("--ips", "HOSTS", "--start_port", "7070", "--host", "127.0.0.1")
     ]
-    assert words_before_script(plan({**plain, "MASTER": "127.0.0.1", "NODE_RANK": "1"}))[6] == "127.0.0.1:6070"
+    assert plan({**plain, "MASTER": "127.0.0.1", "NODE_RANK": "1"}).nodes.master == "127.0.0.1:6070"
     assert words_before_script(plan({**slurm, "NNODES": "1"}))[5] == "--host", "NNODES comes before Slurm's"
 
     assert refusal({**slurm, "IP_STR": "10.0.0.1,10.0.0.2"}).startswith("IP_STR: it must hold 4 addresses")

@@ -335,9 +335,10 @@ def test_the_share_of_the_peak_is_logged_where_the_peak_is_known(tmp_path, monke
 
 @pytest.fixture
 def exit_signal():
-    before = signal.getsignal(signal.SIGUSR1)
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGTERM)}
     yield ExitSignalCallback()
-    signal.signal(signal.SIGUSR1, before)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 class SignalAt(TrainerCallback):

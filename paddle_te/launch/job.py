@@ -1,0 +1,136 @@
+"""A planned job from its first start to its last end: the folder's lock, the nodes' meeting, all starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from paddle_te.launch.machines import LaunchError, find_devices
+from paddle_te.launch.peers import Peers
+from paddle_te.launch.plan import Plan, plan_for
+from paddle_te.launch.restart import REFUSED, Restarts, fewer, restarted
+from paddle_te.launch.supervise import OTHER_NODE_DIED, OTHER_NODE_FAILED, Outcome, Supervisor, say
+from paddle_te.launch.watchdog import Watchdog
+from paddle_te.options import STAGING_DIR
+from paddle_te.runs.background import remove_leftovers
+from paddle_te.runs.checkpoints import set_aside
+from paddle_te.runs.lock import FolderInUse, FolderLock
+
+
+def run(job, plan: Plan, args: argparse.Namespace) -> int:
+    """Exit status: 0, the failed process's (128 + n if signal n ended it), or 2 where it may not start."""
+    lock = peers = None
+    try:
+        if plan.nodes.rank == 0:
+            lock = FolderLock(plan.output)
+            if not lock.works:
+                say(f"the file system of {plan.output} knows no locks: take care that one run uses it at a time")
+        if plan.nodes.count > 1:
+            peers = Peers(plan.nodes, plan.processes, _token())
+    except (LaunchError, FolderInUse) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    try:
+        for folder in plan.folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        if plan.nodes.rank == 0 and (kept := set_aside(plan.output, args.resume_step)):
+            say(f"checkpoints of an earlier run, later than this one's start, are now in {kept}")
+        if peers and peers.meet() is None:
+            say(peers.failure)
+            return OTHER_NODE_DIED if peers.died else OTHER_NODE_FAILED
+        return _starts(job, plan, args, peers)
+    finally:
+        if peers:
+            peers.close()
+        remove_leftovers(_staging_dir(plan.command))  # ranks that were killed could not
+        if lock:
+            lock.release()
+
+
+def _token() -> str:
+    token = os.environ.get("JOB_TOKEN", "")
+    if not token:
+        say("JOB_TOKEN is not set: whoever reaches MASTER's ports can take a node's place; give all nodes the same")
+    return token
+
+
+def _starts(job, plan: Plan, args: argparse.Namespace, peers: Peers | None) -> int:
+    """All starts of the processes. Returns the last one's exit status."""
+    restarts = Restarts(args.MAX_RESTARTS)
+    watchdog = Watchdog(args.STEP_TIMEOUT, args.START_TIMEOUT)
+    while True:
+        print(f"+ {plan.shell()}", file=sys.stderr, flush=True)
+        outcome = _start(plan, args, peers, watchdog)
+        why_not = restarts.why_not(outcome)
+        if why_not:
+            say(why_not)
+        if outcome.status == 0 or why_not is not None and not peers:
+            return outcome.exit_status
+        if peers and not (args.MAX_RESTARTS and peers.agree(why_not is None)):
+            return outcome.exit_status
+        restarts.count += 1
+        try:
+            plan, args = _anew(job, plan, args)
+        except LaunchError as error:
+            say(f"not started again: {error}")
+            return outcome.exit_status
+        say(f"start {restarts.count + 1} of at most {args.MAX_RESTARTS + 1}, {_origin(args)}")
+
+
+def _start(plan: Plan, args: argparse.Namespace, peers: Peers | None, watchdog: Watchdog) -> Outcome:
+    env = {key: value for key, value in os.environ.items() if key not in plan.unset} | plan.env
+    return Supervisor(
+        plan.command_on(peers.hosts if peers else None),
+        env,
+        script=plan.script,
+        processes=plan.processes,
+        logs=plan.logs,
+        peers=peers,
+        watchdog=watchdog,
+        grace=args.TERM_GRACE,
+    ).run()
+
+
+def _anew(job, plan: Plan, args: argparse.Namespace) -> tuple[Plan, argparse.Namespace]:
+    """The next start's plan and arguments, on the devices that are left with ELASTIC=1.
+
+    Raises:
+        LaunchError: devices are gone, and the job cannot go on without them.
+    """
+    args = restarted(args, plan.folder, plan.output)
+    if args.ELASTIC:
+        args = _on_what_is_left(plan, args)
+    return plan_for(job, args, os.environ), args
+
+
+def _on_what_is_left(plan: Plan, args: argparse.Namespace) -> argparse.Namespace:
+    kind, wanted = plan.devices.kind, plan.devices.ids
+    there = find_devices(argparse.Namespace(**vars(args) | dict(DEVICE=kind, DEVICES=None)), os.environ)
+    visible = [each for each in wanted if each in there.visible]
+    if len(visible) == len(wanted):
+        return args
+    gone = ", ".join(each for each in wanted if each not in visible)
+    made = fewer(args, visible, len(wanted))
+    if made is None:
+        raise LaunchError(f"devices {gone} are gone, and TP x PP = {args.TP * args.PP} devices are not left")
+    say(
+        f"devices {gone} are gone: FSDP from {args.FSDP} to {made.FSDP}, data ranks from "
+        f"{len(wanted) // (args.TP * args.PP)} to {len(made.DEVICES) // (args.TP * args.PP)}, "
+        f"GA from {args.GA} to {made.GA}, on devices {','.join(made.DEVICES)}"
+    )
+    return made
+
+
+def _origin(args: argparse.Namespace) -> str:
+    return (
+        "from the newest checkpoint" if args.resume_step == "auto" else "as the first, for there is no checkpoint yet"
+    )
+
+
+def _staging_dir(command: list[str]) -> Path:
+    """The training script's flag."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--staging_dir", default=STAGING_DIR)
+    return Path(parser.parse_known_args(command)[0].staging_dir)

@@ -1,0 +1,67 @@
+"""A rank's signs of life: one small datagram to its launcher wherever a step, a save or an evaluation begins or ends.
+
+The launcher names a Unix socket in the environment. It is an abstract one (man 7 unix), so that no file is left behind,
+and it hardly waits: a sign that finds the socket full for 5 ms, or gone, is lost, and training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LAUNCHER = "PADDLE_TE_LAUNCHER"  # environment variable: the socket's name; set for every rank that a launcher starts
+
+TRIES = 5
+
+# What a rank may be doing. The order is that within a step, for who is behind whom.
+STARTING, STEPPING, SAVING, EVALUATING, LOADING, ENDING = PHASES = (
+    "starting",
+    "in a step",
+    "saving",
+    "evaluating",
+    "loading data",
+    "ending",
+)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a rank does from now on; step: the one it is in, or has just ended (0 before the first).
+
+    pid: as the kernel tells it, in the launcher's own numbering.
+    """
+
+    rank: int
+    phase: str
+    step: int
+    pid: int
+
+
+def has_launcher(environ: Mapping[str, str] = os.environ) -> bool:
+    return bool(environ.get(LAUNCHER))
+
+
+class Heartbeat:
+    """Sends this rank's signs; does nothing where no launcher listens."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ):
+        self.rank = int(environ.get("PADDLE_TRAINER_ID", "0"))
+        self._address = f"\0{environ[LAUNCHER]}" if has_launcher(environ) else None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def beat(self, phase: str, step: int = 0) -> None:
+        if self._address is None:
+            return
+        sign = json.dumps(dict(rank=self.rank, phase=phase, step=step)).encode()
+        for _ in range(TRIES):
+            try:
+                self._socket.sendto(sign, self._address)
+                return
+            except BlockingIOError:  # the launcher is about to read
+                time.sleep(0.001)
+            except OSError:  # it is gone
+                return

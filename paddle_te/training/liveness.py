@@ -1,0 +1,139 @@
+"""What a rank tells its launcher and the log of how it gets on: signs of life, stacks on demand, stragglers."""
+
+import faulthandler
+import os
+import signal
+import socket
+import statistics
+import time
+
+import paddle
+import paddle.distributed as dist
+from paddlenlp.trainer import TrainerCallback
+from paddlenlp.utils.log import logger
+
+from paddle_te import device
+from paddle_te.runs.heartbeat import ENDING, EVALUATING, LOADING, SAVING, STARTING, STEPPING, Heartbeat, has_launcher
+from paddle_te.runs.lock import FolderLock
+
+STACK_SIGNAL = signal.SIGUSR2  # the launcher's, for ranks of a job that hangs
+STRAGGLER_STEPS = "STRAGGLER_STEPS"  # environment variable: so many steps lie between two lines; 0: none
+_locks = []  # held until the process ends
+
+
+def show_signs_of_life():
+    """Tells the launcher that this rank is there, and writes all threads' stacks to stderr when it asks."""
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    Heartbeat().beat(STARTING)
+
+
+def keep_folder(args):
+    """Keeps other runs from `args.output_dir` until this process ends, where no launcher does.
+
+    Raises FolderInUse, a ValueError, where another run has it.
+    """
+    if args.process_index == 0 and not has_launcher():
+        _locks.append(FolderLock(args.output_dir))
+
+
+class HeartbeatCallback(TrainerCallback):
+    """Tells the launcher where a step, a save or an evaluation begins. Comes last: it reads what the others decide."""
+
+    def __init__(self):
+        self._heartbeat = Heartbeat()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._heartbeat.beat(STEPPING, state.global_step + 1)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        phase = EVALUATING if control.should_evaluate else SAVING if control.should_save else LOADING
+        self._heartbeat.beat(phase, state.global_step)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        self._heartbeat.beat(SAVING if control.should_save else LOADING, state.global_step)
+
+    def on_save(self, args, state, control, **kwargs):
+        self._heartbeat.beat(LOADING, state.global_step)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._heartbeat.beat(ENDING, state.global_step)
+
+
+class StragglerCallback(TrainerCallback):
+    """Every so many steps, the log has the slowest rank beside the median one, where there are several ranks.
+
+    A step takes all ranks equally long, for they wait for the slowest in its collectives. So what is compared is what a
+    rank does by itself: loading its data and, timed in one step of `every`, with the device awaited before and after,
+    the model's forward. Ranks that share layers (tensor parallelism) wait for each other in that, too: they are slow
+    together. It costs the waits of that step and one all-gather.
+
+    Args:
+        every: steps between two lines; None: STRAGGLER_STEPS, 100 if it is not set.
+    """
+
+    def __init__(self, every=None):
+        self.every = int(os.environ.get(STRAGGLER_STEPS) or 100) if every is None else every
+        self._hooks, self._sampling = [], False
+        self._began = self._own = 0.0
+        self._loading_since = None
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self._loading_since = None
+        if args.world_size > 1 and self.every:
+            for layer in _called_layers(model):
+                self._hooks += [
+                    layer.register_forward_pre_hook(self._enter),
+                    layer.register_forward_post_hook(self._leave),
+                ]
+
+    def _samples(self, step):
+        return bool(self._hooks) and step % self.every == 0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._sampling = self._samples(state.global_step + 1)
+        self._own = time.perf_counter() - self._loading_since if self._sampling and self._loading_since else 0.0
+
+    def _enter(self, layer, inputs):
+        if self._sampling:
+            device.synchronize()
+            self._began = time.perf_counter()
+
+    def _leave(self, layer, inputs, outputs):
+        if self._sampling:
+            device.synchronize()
+            self._own += time.perf_counter() - self._began
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self._samples(state.global_step):
+            everyone = []
+            dist.all_gather_object(everyone, (self._own, args.process_index, socket.gethostname()))
+            if state.is_world_process_zero:
+                logger.info(straggler_line(state.global_step, everyone))
+        self._sampling = False
+        self._loading_since = time.perf_counter()
+
+    def _loading_anew(self, args, state, control, **kwargs):
+        self._loading_since = None  # saving and evaluating are not loading
+
+    on_save = on_evaluate = _loading_anew
+
+    def on_train_end(self, args, state, control, **kwargs):
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def straggler_line(step, everyone):
+    """everyone: (seconds, rank, host) of each rank."""
+    seconds, rank, host = max(everyone)
+    median = statistics.median(each for each, _, _ in everyone)
+    return (
+        f"step {step}: the slowest rank, {rank} on {host}, takes {seconds:.4f} s for its data and forward, the median "
+        f"rank {median:.4f} s ({seconds / max(median, 1e-9):.2f} times)"
+    )
+
+
+def _called_layers(model):
+    """The layers that hooks see: a pipeline calls its stage's one by one, and never the model itself."""
+    stage = getattr(model, "run_function", None)
+    return [model] if stage is None else [each for each in stage if isinstance(each, paddle.nn.Layer)]
