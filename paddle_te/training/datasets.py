@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 from numpy.lib import format as npy
 from paddlenlp.data import Stack
 from paddlenlp.data.causal_dataset import build_train_valid_test_datasets, get_train_valid_test_split_
@@ -21,6 +22,7 @@ from paddlenlp.utils.log import logger
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import PRETRAIN_DATA
 from paddle_te.runs.manifest import fingerprint
+from paddle_te.training import index_cache
 
 SPLITS = ("train", "valid", "test")
 DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
@@ -113,6 +115,7 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
             [cache] if cache else {os.path.join(os.path.dirname(prefix), "index-cache") for prefix in prefixes}
         ):
             check_arrays(folder)
+    _refresh_indices(prefixes, cache, data_args)
     datasets = build_train_valid_test_datasets(
         data_prefix=data,
         data_impl=data_args.data_impl,
@@ -318,11 +321,22 @@ def _check_index_builder():
         ) from error
 
 
+def _refresh_indices(prefixes, cache, data_args):
+    """Lets the process that builds indices remove what is stale before any process looks for them. Collective."""
+    local_rank = int(os.environ.get("PADDLE_RANK_IN_NODE", 0))  # as PaddleNLP
+    if (dist.get_rank() if data_args.share_folder else local_rank) == 0:
+        for prefix in prefixes:
+            index_cache.refresh(prefix)
+            index_cache.refresh(prefix, cache) if cache else index_cache.note_corpus(prefix)
+    if dist.get_world_size() > 1:
+        dist.barrier()
+
+
 def _index_cache(prefixes, data_args, training_args):
     """Folder for PaddleNLP's indices of samples, or None for its own choice, index-cache beside the data.
 
     PaddleNLP names an index after the data's path; data that was prepared anew must not find the older index. Beside
-    the data tools/prepare_data.py sees to that, elsewhere a folder of its own for each state of the files does.
+    the data `index_cache.refresh` sees to that, elsewhere a folder of its own for each state of the files does.
     """
     cache = data_args.data_cache
     if cache is None:

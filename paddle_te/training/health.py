@@ -52,13 +52,14 @@ class Watch:
     """Judges the steps of one training run, and what is saved.
 
     args: the run's TrainingArguments, of which it reads on_nan, on_nan_limit, spike_factor, output_dir and the layout.
-    skipped: steps left out so far. fault: what was wrong with the running step, whose update is left out; or None.
+    done: steps of this process, those left out among them; skipped: steps left out. fault: what was wrong with the
+    running step, whose update is left out; or None.
     """
 
     def __init__(self, args):
         self.args = args
         self.spikes = Spikes(args.spike_factor)
-        self.step = self.skipped = self.in_a_row = 0
+        self.step = self.done = self.skipped = self.in_a_row = 0
         self.fault = None
         self._loss = None  # of the running step on this rank
         self._good_losses = None  # the Trainer's sum of losses after the last good step
@@ -173,11 +174,11 @@ class HealthCallback(TrainerCallback):
     def __init__(self, watch):
         self.watch = watch
         self.schedule = None  # before the step
-        self.done = self.logged = 0  # number of the last step that was not skipped as data; of the last one logged
+        self.last = self.logged = 0  # number of the last step that was not skipped as data; of the last one logged
         self.good = 0  # steps since then that were updates
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.done = self.logged = self.watch.step = state.global_step
+        self.last = self.logged = self.watch.step = state.global_step
         for back in args.rollbacks:
             first, last = back.left_out
             logger.info(f"after a rollback at step {back.bad} ({back.reason}): steps {first} to {last} are left out")
@@ -195,11 +196,12 @@ class HealthCallback(TrainerCallback):
             lr_scheduler.set_state_dict(self.schedule)
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.done = state.global_step
+        self.last = state.global_step
+        self.watch.done += 1
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """PaddleNLP neither saves nor ends where the last step's data is skipped."""
-        if self.done < state.global_step >= state.max_steps:
+        if self.last < state.global_step >= state.max_steps:
             control.should_save = args.save_strategy != "no"
             control.should_training_stop = True
 
@@ -222,6 +224,8 @@ def trained(model, optimizer):
     while inner := vars(optimizer).get("_inner_opt") or vars(optimizer).get("_optim"):
         optimizer = inner
     weights = [*model.named_parameters(), *model.named_buffers()]
+    whole = getattr(model, "_pp_to_single_mapping", None) or {}  # a pipeline stage's names to the whole model's
+    weights = [(whole.get(name, name), tensor) for name, tensor in weights]
     names = {tensor.name: name for name, tensor in weights}
     kinds = {**optimizer._accumulators, "master weight": optimizer._master_weights}
     states = [
@@ -263,5 +267,5 @@ def in_words(everyone):
     rank = next((rank for rank, names in enumerate(everyone) if names), None)
     if rank is None:
         return None
-    others = f", nor are {count - 1} other tensors" if count > 1 else ""
+    others = "" if count == 1 else ", nor is another tensor" if count == 2 else f", nor are {count - 1} other tensors"
     return f"{everyone[rank][0]} is not finite{others}" + (f" (seen by rank {rank})" if len(everyone) > 1 else "")

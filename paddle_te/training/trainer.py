@@ -33,6 +33,7 @@ from paddle_te.runs.checkpoints import (
 )
 from paddle_te.runs.manifest import Manifest, file_names, layout_values, model_values, records, share
 from paddle_te.training.health import HealthCallback, Watch
+from paddle_te.training.loading import tell_errors
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.weights.folder import file_name, variant
 
@@ -82,6 +83,12 @@ class PretrainingTrainer(Trainer):
 
     def _check_loss_valid(self, loss):
         """PaddleNLP would wait for the loss here; the watch does a moment later, for the gradients' norm as well."""
+
+    def get_train_dataloader(self):
+        return tell_errors(super().get_train_dataloader(), self, "training")
+
+    def get_eval_dataloader(self, *args, **kwargs):
+        return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
 
     def create_optimizer(self, lr_scheduler=None):
         """PaddleNLP's, with AdamW and clipping in one pass where that can be."""

@@ -16,6 +16,7 @@ import paddle
 import paddlenlp
 
 from paddle_te.upstream import (
+    loader_thread,
     overwritten_main_grads,
     own_gradients,
     pipeline_transfers,
@@ -30,6 +31,7 @@ REPAIRS: dict[str, ModuleType] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         threaded_store,
+        loader_thread,
         rng_tracker,
         shared_weights,
         pipeline_transfers,

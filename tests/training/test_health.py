@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from paddlenlp.trainer import TrainerCallback
 
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.runs.rollback import ROLLED_BACK
 from paddle_te.training import pretrain
 from paddle_te.training.health import FEWEST_LOSSES, Spikes, not_finite
-from paddle_te.training.trainer import PretrainingTrainer
+from tests.training.injection import Injection, replaced
 
 ROOT = Path(__file__).parents[2]
 COMMON = dict(
@@ -41,61 +40,6 @@ BACKENDS = {
 BAD_STEP = 3
 
 
-class Injection(TrainerCallback):
-    """Breaks `what` in step BAD_STEP, or in all of `steps`: one number of it becomes `value`."""
-
-    def __init__(self, what, value=float("nan"), steps=(BAD_STEP,)):
-        self.what, self.value, self.steps = what, value, steps
-        self.rates = {}
-
-    def install(self, patch):
-        install_callbacks, compute_loss = pretrain.install_callbacks, PretrainingTrainer.compute_loss
-
-        def install_with(trainer, exit_signal):
-            install_callbacks(trainer, exit_signal)
-            trainer.add_callback(self)
-
-        def broken_loss(trainer, *args, **kwargs):
-            loss = compute_loss(trainer, *args, **kwargs)
-            return loss + self.value if self.what == "loss" and trainer.state.global_step + 1 in self.steps else loss
-
-        patch.setattr(pretrain, "install_callbacks", install_with)
-        patch.setattr(PretrainingTrainer, "compute_loss", broken_loss)
-
-    def _break(self, tensor):
-        paddle.assign(paddle.to_tensor(_with(tensor.numpy(), self.value)), tensor)
-
-    def on_step_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
-        if state.global_step + 1 not in self.steps:
-            return
-        if self.what == "weight":
-            self._break(_a_weight(model))
-        elif self.what == "weights":
-            for parameter in model.parameters():
-                parameter.set_value(paddle.full_like(parameter, self.value))
-        elif self.what == "optimizer state":
-            self._break(next(iter(optimizer._accumulators["moment2"].values())))
-
-    def on_optimizer_begin(self, args, state, control, model=None, **kwargs):
-        if self.what == "gradient" and state.global_step + 1 in self.steps:
-            self._break(_a_weight(model).grad)
-
-    def on_step_end(self, args, state, control, model=None, lr_scheduler=None, **kwargs):
-        self.rates[state.global_step] = lr_scheduler.get_lr()
-        if self.what == "saved weight" and state.global_step in self.steps:
-            self._break(_a_weight(model))
-
-
-def _with(array, value):
-    array = array.copy()
-    array.flat[array.size // 2] = value
-    return array
-
-
-def _a_weight(model):
-    return next(p for name, p in model.named_parameters() if "layers.1" in name and p.ndim == 2)
-
-
 @pytest.fixture
 def train(monkeypatch, tmp_path, caplog):
     """train(injection, folder below tmp_path, **flags) runs pretraining in this process; returns its exit status."""
@@ -107,7 +51,7 @@ def train(monkeypatch, tmp_path, caplog):
         with monkeypatch.context() as patch, paddle.utils.unique_name.guard():
             patch.setattr(sys, "argv", ["run_pretrain.py", *words])
             if injection:
-                injection.install(patch)
+                injection.install(patch.setattr)
             try:
                 pretrain.main()
             except SystemExit as ended:
@@ -289,7 +233,7 @@ def test_every_element_of_every_tensor_counts(dtype, seed):
     tensors = {name: t.astype(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     assert not_finite(tensors.items()) == []
     for name, value in ("1", np.nan), ("4", -np.inf):
-        broken = _with(tensors[name].astype("float32").numpy(), value)
+        broken = replaced(tensors[name].astype("float32").numpy(), value)
         tensors[name] = paddle.to_tensor(broken).astype(dtype)
     assert not_finite(tensors.items()) == ["1", "4"]
 

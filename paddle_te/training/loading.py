@@ -1,0 +1,45 @@
+"""Data loaders whose errors end the run with one line."""
+
+import traceback
+from pathlib import Path
+
+from paddle.io import DataLoader
+
+from paddle_te.runs.rollback import RunEnded
+
+
+def tell_errors(loader, trainer, what):
+    """Lets a Paddle DataLoader raise RunEnded for what goes wrong in its data set, workers or collation: with status 2
+    before the first step, as for all that is wrong with a run's input, and 1 afterwards. Returns it.
+
+    trainer: knows the step. what: "training" or "evaluation". Other loaders stay as they are.
+    """
+    if type(loader) is DataLoader:
+        loader.__class__ = _TellingLoader
+        loader.trainer, loader.what = trainer, what
+    return loader
+
+
+class _TellingLoader(DataLoader):
+    def __iter__(self):
+        batches = super().__iter__()
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                message = _line(error, self.what, self.trainer.state.global_step)
+                raise RunEnded(message, 1 if self.trainer.watch.done else 2) from error
+            yield batch
+
+
+def _line(error, what, step):
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    # a worker's error brings its traceback in the message; the last line is what it said
+    message = str(error).strip().splitlines()[-1] if "Traceback" in str(error) else " ".join(str(error).split())
+    told = message if message.startswith(type(error).__name__) else f"{type(error).__name__}: {message}"
+    return (
+        f"the {what} data could not be read after step {step}: {told} ({Path(place.filename).name}:{place.lineno}); if "
+        "the files have changed while they were used, start again"
+    )
