@@ -254,7 +254,7 @@ def test_mock_needs_no_data(tmp_path):
         (dict(input_dir="nowhere/a 1 b"), "neither a folder nor positive weights"),
         (dict(input_dir="1 nowhere/a 2"), "neither a folder nor positive weights"),
         (dict(input_dir="1 nowhere/a 2 nowhere/b"), "nowhere/a.bin is missing"),
-        (dict(data_impl="lazy"), "only mmap"),
+        (dict(data_impl="lazy"), "must be one of mmap"),
         (dict(split="9,1"), "'9,1' is not three numbers"),
         (dict(split="9,1,x"), "not three numbers"),
         (dict(split="9,-1,1"), "not three numbers"),
