@@ -40,18 +40,18 @@ def _bindings(modules, recipe):
     return {name: module.bind(recipe) for name, module in modules.items()}
 
 
-def _places(bindings):
-    """For each name and direction: (name, direction, Block, the module's slots in it)."""
+def _columns(bindings):
+    """For each name and direction: (name, direction, Block, the module's columns in it)."""
     for name, binding in bindings.items():
         for direction, per_gemm in (("forward", 2), ("backward", 1)):
             start = binding.gemm * per_gemm
-            slots = slice(start, start + binding.num_gemms * per_gemm)
-            yield name, direction, getattr(binding.pair, direction), slots
+            columns = slice(start, start + binding.num_gemms * per_gemm)
+            yield name, direction, getattr(binding.pair, direction), columns
 
 
 def _copies(bindings):
     """{Block: [history, scale]} as NumPy arrays."""
-    blocks = {block for _, _, block, _ in _places(bindings)}
+    blocks = {block for _, _, block, _ in _columns(bindings)}
     for block in blocks:
         block.flush()
     return {block: [block.history.numpy().copy(), block.scale.numpy().copy()] for block in blocks}
@@ -62,7 +62,7 @@ def named_tensors(root, recipe):
     """[(name, tensor)] of all that `state_dict` saves, as it lies on the device: a history and the scales of many
     modules in one tensor each."""
     blocks = {}
-    for name, direction, block, _ in _places(_bindings(_serving(root, recipe), recipe)):
+    for name, direction, block, _ in _columns(_bindings(_serving(root, recipe), recipe)):
         blocks.setdefault(block, f"fp8 {direction} {{}} (of {name} and others)")
     for block in blocks:
         block.flush()
@@ -81,7 +81,7 @@ def reduce_amax(root, recipe):
     amaxes. Changes no result. Does nothing without a group, with reduce_amax=False and for current scaling.
     """
     bindings = _bindings(_serving(root, recipe), recipe)
-    groups = {block: bindings[name].state.reduction_group() for name, _, block, _ in _places(bindings)}
+    groups = {block: bindings[name].state.reduction_group() for name, _, block, _ in _columns(bindings)}
     for block, group in groups.items():  # in the same order on all ranks
         if group is not None:
             block.reduce(group)
@@ -97,9 +97,9 @@ def state_dict(root, recipe):
     bindings = _bindings(_serving(root, recipe), recipe)
     copies = _copies(bindings)
     saved = {name: {"done": binding.done == binding.pair.generation} for name, binding in bindings.items()}
-    for name, direction, block, slots in _places(bindings):
+    for name, direction, block, columns in _columns(bindings):
         history, scale = copies[block]
-        saved[name][direction] = {"amax_history": history[:, slots].copy(), "scale": scale[slots].copy()}
+        saved[name][direction] = {"amax_history": history[:, columns].copy(), "scale": scale[columns].copy()}
     return {"version": VERSION, "recipe": _describe(recipe), "modules": saved}
 
 
@@ -150,15 +150,15 @@ def set_state_dict(root, state, recipe):
     _check(state, modules, recipe)
     bindings = _bindings(modules, recipe)
     copies = _copies(bindings)
-    for name, direction, block, slots in _places(bindings):
+    for name, direction, block, columns in _columns(bindings):
         for key, target in zip(("amax_history", "scale"), copies[block], strict=True):
             value = np.asarray(state["modules"][name][direction][key])
-            if value.shape != target[..., slots].shape or value.dtype != np.float32:
+            if value.shape != target[..., columns].shape or value.dtype != np.float32:
                 raise ValueError(
                     f"the fp8 state of {name}, {direction} {key}, is {value.dtype} of shape {list(value.shape)}; "
-                    f"this model's is float32 of shape {list(target[..., slots].shape)}"
+                    f"this model's is float32 of shape {list(target[..., columns].shape)}"
                 )
-            target[..., slots] = value
+            target[..., columns] = value
     for block, arrays in copies.items():
         block.restore(*arrays)
     for pair in {binding.pair for binding in bindings.values()}:

@@ -1,6 +1,7 @@
 """What a layer holds for its fp8 GEMMs, and which layers are one model."""
 
 import weakref
+from typing import NamedTuple
 
 from . import autocast
 from .state import Quantizer, scaling_state
@@ -28,8 +29,8 @@ class GemmQuantizers:
         "_cache",
     )
 
-    def __init__(self, slots, forward_pass, is_first_microbatch, generation=0, amax_group=None):
-        self.input, self.weight, self.grad_output, self._cache = slots
+    def __init__(self, gemm, forward_pass, is_first_microbatch, generation=0, amax_group=None):
+        self.input, self.weight, self.grad_output, self._cache = gemm
         self.forward_pass, self.amax_group = forward_pass, amax_group
         self.keeps_weight = is_first_microbatch is not None
         self._generation = generation
@@ -58,10 +59,19 @@ class WeightCache:
         self.generation = -1
 
 
+class Gemm(NamedTuple):
+    """One GEMM's Quantizers and its WeightCache."""
+
+    input: Quantizer
+    weight: Quantizer
+    grad_output: Quantizer
+    cache: WeightCache
+
+
 class Binding:
     """A module's quantizers for one recipe, and under delayed scaling its place among the other modules.
 
-    slots, evaluation_slots: per GEMM (input, weight, grad_output, WeightCache).
+    gemms, evaluation_gemms: a Gemm for each, which share their caches.
     Delayed scaling only: state, the ScalingState; pair, the BlockPair, and gemm, the place of the first GEMM in it;
     done, the generation of scales in which the module last completed a backward.
     """
@@ -72,22 +82,20 @@ class Binding:
         self.state, self.pair, self.gemm, self.done = state, None, 0, None
         caches = [WeightCache() for _ in range(num_gemms)]
 
-        def slots(records):
-            quantizer = lambda dtype: Quantizer(dtype, recipe.kind, records)  # noqa: E731
-            return [
-                (quantizer(dtypes.forward), quantizer(dtypes.forward), quantizer(dtypes.backward), c) for c in caches
-            ]
+        def gemms(records):
+            of = (dtypes.forward, dtypes.forward, dtypes.backward)
+            return [Gemm(*[Quantizer(dtype, recipe.kind, records) for dtype in of], cache) for cache in caches]
 
-        self.slots, self.evaluation_slots = slots(True), slots(False)
+        self.gemms, self.evaluation_gemms = gemms(True), gemms(False)
 
-    def place(self, pair, gemm):
-        """Move to the slots of a BlockPair that begin with that GEMM's."""
+    def move_to(self, pair, gemm):
+        """Take the columns of a BlockPair that begin with those of its GEMM number `gemm`."""
         self.pair, self.gemm = pair, gemm
-        for slots in (self.slots, self.evaluation_slots):
-            for i, (input_, weight, grad_output, _) in enumerate(slots, gemm):
-                input_.place(pair.forward, 2 * i)
-                weight.place(pair.forward, 2 * i + 1)
-                grad_output.place(pair.backward, i)
+        for gemms in (self.gemms, self.evaluation_gemms):
+            for i, quantizers in enumerate(gemms, gemm):
+                quantizers.input.move_to(pair.forward, 2 * i)
+                quantizers.weight.move_to(pair.forward, 2 * i + 1)
+                quantizers.grad_output.move_to(pair.backward, i)
 
 
 class ForwardPass:
@@ -184,9 +192,9 @@ class ModuleScaling:
         if context.recipe is not self._recipe:
             self._recipe, self._binding = context.recipe, self.bind(context.recipe)
         binding = self._binding
-        state, slots = binding.state, binding.slots if training else binding.evaluation_slots
+        state, gemms = binding.state, binding.gemms if training else binding.evaluation_gemms
         if state is None:
-            return tuple([GemmQuantizers(slot, _Untracked, is_first_microbatch) for slot in slots])
+            return tuple([GemmQuantizers(gemm, _Untracked, is_first_microbatch) for gemm in gemms])
         if training:
             state.group = context.group
             may_begin_step = is_first_microbatch is not False and not context.in_recompute
@@ -195,7 +203,7 @@ class ModuleScaling:
             binding.pair.active = True
         forward_pass = ForwardPass(self, binding, training)
         generation, group = binding.pair.generation, state.reduction_group()
-        return tuple([GemmQuantizers(slot, forward_pass, is_first_microbatch, generation, group) for slot in slots])
+        return tuple([GemmQuantizers(gemm, forward_pass, is_first_microbatch, generation, group) for gemm in gemms])
 
     def bind(self, recipe):
         """The Binding for a recipe, made where there is none: for the whole model at once."""

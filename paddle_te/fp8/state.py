@@ -62,7 +62,7 @@ class Quantizer:
         "amax_ptr",
         "scale_inv_ptr",
         "_block",
-        "_slot",
+        "_column",
         "_records",
         "__weakref__",
     )
@@ -73,32 +73,32 @@ class Quantizer:
         self.fp8_max = FP8_MAX[dtype]
         self.kind = kind
         self.scale_ptr = self.amax_ptr = self.scale_inv_ptr = 0
-        self._block = self._slot = None
+        self._block = self._column = None
         self._records = records
 
-    def place(self, block, slot):
-        """Keep the numbers of delayed scaling in that slot of a block."""
-        self._block, self._slot = block, slot
+    def move_to(self, block, column):
+        """Keep the numbers of delayed scaling in that column of a block."""
+        self._block, self._column = block, column
         block.quantizers.add(self)
         self.bind()
 
     def bind(self):
         """Take the addresses of the block's tensors."""
-        block, slot = self._block, self._slot
-        self.scale_ptr = block.scale.data_ptr() + 4 * slot
-        self.scale_inv_ptr = block.scale_inv.data_ptr() + 16 * slot
-        self.amax_ptr = block.history.data_ptr() + 4 * slot if self._records else block.scratch.data_ptr()
+        block, column = self._block, self._column
+        self.scale_ptr = block.scale.data_ptr() + 4 * column
+        self.scale_inv_ptr = block.scale_inv.data_ptr() + 16 * column
+        self.amax_ptr = block.history.data_ptr() + 4 * column if self._records else block.scratch.data_ptr()
 
     @property
     def scale(self):
         """The scale as a float32 tensor of shape []. Delayed scaling only."""
-        return self._block.scale[self._slot]
+        return self._block.scale[self._column]
 
     def record_amax(self, amax):
         """Add a float32 tensor of shape [] to the step's amax. Delayed scaling only."""
         if self._records:
-            seen = self._block.amaxes[self._slot]
-            self._block.amaxes[self._slot] = amax if seen is None else paddle.maximum(seen, amax)
+            seen = self._block.amaxes[self._column]
+            self._block.amaxes[self._column] = amax if seen is None else paddle.maximum(seen, amax)
             self._block.recorded = True
 
 
@@ -173,7 +173,7 @@ class Block:
 
 
 class BlockPair:
-    """The blocks of some modules: per GEMM two slots in `forward` (input, weight) and one in `backward`.
+    """The blocks of some modules: per GEMM two columns in `forward` (input, weight) and one in `backward`.
 
     active: a module of theirs had a training forward since the last update of the scales.
     generation: counts the updates. in_flight: forward passes whose backward has not been.
@@ -220,7 +220,7 @@ class ScalingState:
         self._pairs = []  # weak references in the order of first use, which is the same on all ranks of a group
 
     def add(self, bindings):
-        """Give modules' Bindings their place, all in one pair of blocks."""
+        """Give modules' Bindings columns, all in one pair of blocks."""
         num_gemms = sum(binding.num_gemms for binding in bindings)
         dtypes, length = self.recipe.fp8_format.value, self.recipe.amax_history_len
         pair = BlockPair(
@@ -229,7 +229,7 @@ class ScalingState:
         )
         gemm = 0
         for binding in bindings:
-            binding.place(pair, gemm)
+            binding.move_to(pair, gemm)
             gemm += binding.num_gemms
         self._pairs = [ref for ref in self._pairs if ref() is not None] + [weakref.ref(pair)]
 

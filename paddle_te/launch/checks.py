@@ -1,7 +1,7 @@
 """Checks of a job's arguments against the device and against what lies in the folders they name.
 
 What does not fit raises LaunchError: one line that names the argument and what it may be. Layouts are checked by
-`paddle_te.runs.layout`.
+`paddle_te.runs.parallelism`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from paddle_te.launch.arguments import ROOT, parse
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.options.launcher import VARIABLES
-from paddle_te.runs.layout import LayoutError, check_layout, check_model
+from paddle_te.runs.parallelism import LayoutError, check_layout, check_model
 
 HOSTS = "HOSTS"  # in a command: the nodes' addresses, where only the nodes' meeting tells them
 

@@ -14,7 +14,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 from paddle_te.models.llama.modeling import check_fp8_lm_head
 from paddle_te.options import BOUNDS, check_values, with_options
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, TRAINING
-from paddle_te.runs.layout import check_flags
+from paddle_te.runs.parallelism import check_flags
 
 
 @dataclass

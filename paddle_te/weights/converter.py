@@ -21,7 +21,7 @@ from paddle_te.weights.files import (
     write_json,
 )
 from paddle_te.weights.folder import open_checkpoint
-from paddle_te.weights.plan import Target, pipeline_stages, plan_new_ranks, plan_same_ranks
+from paddle_te.weights.output_files import Target, pipeline_stages, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
 from paddle_te.weights.tensors import CheckpointError
 

@@ -12,7 +12,7 @@ from math import prod
 
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.folder import Rank, read_index
-from paddle_te.weights.plan import OutputFile, plan_new_ranks
+from paddle_te.weights.output_files import OutputFile, plan_new_ranks
 from paddle_te.weights.tensors import CheckpointError, SlicedRef
 
 MOMENTS = ("moment1_0", "moment2_0")

@@ -7,7 +7,7 @@ import numpy as np
 from paddle_te.weights import layout
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.layout import SPLIT_AXIS
-from paddle_te.weights.plan import pieces
+from paddle_te.weights.output_files import pieces
 from paddle_te.weights.tensors import CheckpointError
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from paddle_te.weights import CheckpointError, convert
-from paddle_te.weights.plan import pipeline_stages
+from paddle_te.weights.output_files import pipeline_stages
 from paddle_te.weights.tensors import TensorRef
 from tests.weights.models import Model, assert_same, load_folder, save_config, save_shards, save_single
 
