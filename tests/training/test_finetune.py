@@ -102,6 +102,37 @@ def test_resume_is_exact(monkeypatch, place, tmp_path, variant):
     assert len(whole) == 6 and resumed == {step: whole[step] for step in (4, 5, 6)}
 
 
+@pytest.mark.parametrize("flags", [dict(lora="true"), dict(max_steps=-1, num_train_epochs=1, save_steps=5)])
+def test_a_finished_run_trains_nothing_and_leaves_the_same_model(monkeypatch, place, tmp_path, caplog, flags):
+    """Also one that was stopped between its last checkpoint and its end: what follows training is done."""
+    run(monkeypatch, place, tmp_path, **flags)
+    checkpoints = sorted(path for path in tmp_path.rglob("checkpoint-*/*"))
+    before = {path: path.stat().st_mtime_ns for path in checkpoints}
+    (name,) = (path.name for path in tmp_path.glob("*model_state.pdparams"))
+    weights = paddle.load(str(tmp_path / name), return_numpy=True)
+    (tmp_path / name).unlink()
+    run(monkeypatch, place, tmp_path, resume_from_checkpoint="auto", **flags)
+    assert "the run is finished with --" in caplog.text
+    assert before == {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("checkpoint-*/*"))}
+    again = paddle.load(str(tmp_path / name), return_numpy=True)
+    assert again.keys() == weights.keys()
+    for key, value in weights.items():
+        np.testing.assert_array_equal(again[key], value)
+
+
+def test_another_adapter_or_other_data_is_refused(monkeypatch, place, tmp_path, caplog):
+    run(monkeypatch, place, tmp_path / "out", lora="true", max_steps=1, save_steps=1)
+    (tmp_path / "data").mkdir()
+    write_lines(tmp_path / "data/train.json", [{"src": "a", "tgt": "b"}] * 20)
+    for flags, message in (
+        (dict(lora="true", lora_rank=2), "of another model: adapter is rank"),
+        (dict(lora="true", dataset_name_or_path=tmp_path / "data"), "of a run with other data: source is"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            run(monkeypatch, place, tmp_path / "out", resume_from_checkpoint="auto", **flags)
+        assert stop.value.code == 2 and message in caplog.text
+
+
 def test_recompute_gives_the_same_losses(monkeypatch, place, tmp_path):
     flags = dict(lora="true", max_steps=4)
     plain = run(monkeypatch, place, tmp_path / "plain", **flags)

@@ -131,6 +131,22 @@ def test_another_model_is_refused(refused, out, tmp_path):
     assert other in refused(transformer_engine_backend="none", ignore_load_lr_and_optim="true")
 
 
+def test_initial_weights_of_another_model_are_refused(monkeypatch, out, tmp_path, caplog):
+    """Fewer layers than the run's: the others would stay at random weights."""
+    for layers in (2, 8):
+        flags = FLAGS | STEPS | variant(tmp_path, num_hidden_layers=layers)
+        with pytest.raises(SystemExit) as stop:
+            run(monkeypatch, tmp_path / "new", **flags, te_init_weight_path=out / "checkpoint-3")
+        assert stop.value.code == 2
+        assert f"a model with num_hidden_layers=6, this run's has num_hidden_layers={layers}" in caplog.text
+
+
+def test_a_configuration_that_no_llama_has_is_refused(refused, tmp_path):
+    """One of PaddleNLP's own, through the command; all values: tests/weights/test_huggingface.py."""
+    for values in (dict(hidden_act="gelu"), dict(rope_theta="x"), dict(vocab_size=-5), dict(num_attention_heads=0)):
+        assert f"config.json: {next(iter(values))}=" in refused(**variant(tmp_path, **values))
+
+
 def test_other_data_is_refused(monkeypatch, whole, refused, out, caplog):
     line = refused(seed=8, resume_from_checkpoint=2)
     assert "checkpoint-2 is of a run with other data: seed is 7 there and 8 here" in line
