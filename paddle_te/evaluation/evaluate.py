@@ -27,6 +27,7 @@ from paddle_te.models.llama.modeling import check_fp8_lm_head
 from paddle_te.options import LAYER_OPTIONS, check_values, with_options
 from paddle_te.options.scripts import EVALUATION
 from paddle_te.training.arguments import ScriptParser, check_weights_folder
+from paddle_te.training.health import not_finite
 
 
 @dataclass
@@ -43,6 +44,17 @@ class EvalArguments:
         check_fp8_lm_head(self)
         if self.prompts and self.use_fp8 and self.transformer_engine_backend == "transformer_engine":
             raise ValueError("--prompts: fp8 GEMMs take 16 tokens at a time, decoding has one; leave out --use_fp8")
+
+
+def check_weights(model, folder):
+    """Raises ValueError for weights that are not finite: Paddle's CPU makes a plausible loss of them."""
+    broken = not_finite([*model.named_parameters(), *model.named_buffers()])
+    if broken:
+        others = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise ValueError(
+            f"the weights of {folder} hold NaN or infinity: {broken[0]}{others}; nothing was evaluated: take an "
+            "earlier checkpoint"
+        )
 
 
 def make_model(args):
@@ -104,7 +116,9 @@ def main():
         device.check_name(args.device)
         paddle.set_device(args.device)
         tokenizer = load_tokenizer(args.tokenizer_name_or_path)
-        results = evaluate(args, make_model(args), tokenizer)
+        model = make_model(args)
+        check_weights(model, args.lora_path or args.model_name_or_path)
+        results = evaluate(args, model, tokenizer)
     except (ValueError, OSError, RuntimeError) as error:
         logger.error(str(error))
         sys.exit(2)

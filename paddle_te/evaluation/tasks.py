@@ -87,8 +87,16 @@ class Scorer:
 
 
 def _likelihood(logits, tokens):
-    """logits [n, vocabulary], those that predict the n tokens."""
+    """logits [n, vocabulary], those that predict the n tokens.
+
+    Raises ValueError where they are not finite: Paddle's CPU makes ln(vocabulary) of NaN.
+    """
     logits, tokens = logits.astype("float32"), paddle.to_tensor(tokens, dtype="int64")
+    if not paddle.isfinite(logits).all():
+        raise ValueError(
+            "the model's logits are not finite, though its weights are: its numbers are too large for --dtype, or the "
+            "weights are damaged"
+        )
     logprob = -F.cross_entropy(logits, tokens, reduction="sum").item()
     return Likelihood(logprob, bool((logits.argmax(-1) == tokens).all()))
 

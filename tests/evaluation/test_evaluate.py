@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,3 +157,35 @@ def test_likelihoods_and_tokens_are_transformers(transformers, place, backend, s
     assert got == pytest.approx(want, rel=1e-4)
     tokens, _ = model.generate(**left_padded(prompts), max_new_tokens=12, eos_token_id=1000, pad_token_id=0)
     assert tokens.tolist() == texts
+
+
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_weights_that_are_not_finite_are_refused(monkeypatch, place, tmp_path, caplog, backend):
+    """Paddle's CPU would make a perplexity of ln(vocabulary) of them."""
+    broken = tmp_path / "broken"
+    shutil.copytree(place / backend, broken)
+    weights = paddle.load(str(broken / "model_state.pdparams"))
+    name = sorted(weights)[0]
+    weights[name] = paddle.full_like(weights[name], float("nan"))
+    paddle.save(weights, str(broken / "model_state.pdparams"))
+    output = tmp_path / "results.json"
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, place, backend, output, model_name_or_path=broken, perplexity=place / "docs.jsonl")
+    assert ended.value.code == 2 and not output.exists()
+    assert f"the weights of {broken} hold NaN or infinity: {name}; nothing was evaluated" in caplog.text
+
+
+def test_logits_that_are_not_finite_are_refused(monkeypatch, place, tmp_path, caplog):
+    load = evaluate.make_model
+
+    def too_large(args):
+        model = load(args)
+        model.lm_head.weight.set_value(paddle.full_like(model.lm_head.weight, 3e38))
+        return model
+
+    monkeypatch.setattr(evaluate, "make_model", too_large)
+    output = tmp_path / "results.json"
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, place, "paddle", output, perplexity=place / "docs.jsonl")
+    assert ended.value.code == 2 and not output.exists()
+    assert "the model's logits are not finite, though its weights are" in caplog.text
