@@ -6,6 +6,7 @@ import signal
 import socket
 import statistics
 import time
+from pathlib import Path
 
 import paddle
 import paddle.distributed as dist
@@ -18,7 +19,7 @@ from paddle_te.runs.lock import FolderLock
 
 STACK_SIGNAL = signal.SIGUSR2  # the launcher's, for ranks of a job that hangs
 STRAGGLER_STEPS = "STRAGGLER_STEPS"  # environment variable: so many steps lie between two lines; 0: none
-_locks = []  # held until the process ends
+_locks = {}  # {folder: FolderLock}, held until the process ends
 
 
 def show_signs_of_life():
@@ -32,8 +33,9 @@ def keep_folder(args):
 
     Raises FolderInUse, a ValueError, where another run has it.
     """
-    if args.process_index == 0 and not has_launcher():
-        _locks.append(FolderLock(args.output_dir))
+    folder = Path(args.output_dir).resolve()
+    if args.process_index == 0 and not has_launcher() and folder not in _locks:
+        _locks[folder] = FolderLock(folder)
 
 
 class HeartbeatCallback(TrainerCallback):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from paddle_te.runs.checkpoints import COMPLETE_MARK
+from paddle_te.runs.lock import NAME as LOCK
 from paddle_te.runs.manifest import MANIFEST
 from tests.runs.hostile import hostile_pickle
 from tests.runs.test_checkpoints import complete
@@ -29,19 +30,24 @@ def out(whole, tmp_path):
     return shutil.copytree(whole[0], tmp_path / "out")
 
 
+def times(folder):
+    """{file: when it was written}, but for the lock of the run that has the folder."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
+
+
 @pytest.fixture
 def refused(monkeypatch, out, caplog, capfd):
     """Runs the command, which must end with status 2 and one line; returns that line."""
 
     def refuse(**flags):
-        before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+        before = times(out)
         caplog.clear()
         with pytest.raises(SystemExit) as stop:
             run(monkeypatch, out, **FLAGS | STEPS | dict(resume_from_checkpoint="auto") | flags)
         assert stop.value.code == 2
         (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
         assert "\n" not in line and "Traceback" not in capfd.readouterr().err
-        assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}, "something was changed"
+        assert before == times(out), "something was changed"
         return line
 
     return refuse
@@ -82,11 +88,11 @@ def test_a_damaged_step_is_refused(refused, out, tmp_path):
 
 
 def test_a_finished_run_trains_and_saves_nothing(monkeypatch, out, caplog):
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    before = times(out)
     for flags in (dict(resume_from_checkpoint="auto"), dict(resume_from_checkpoint=3, max_steps=2)):
         run(monkeypatch, out, **FLAGS | STEPS | flags)
         assert "step 3: the run is finished with --max_steps" in caplog.text
-        assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+        assert before == times(out)
         caplog.clear()
 
 
