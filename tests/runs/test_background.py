@@ -15,6 +15,7 @@ import paddle
 import pytest
 
 from paddle_te.launch.__main__ import main as launch
+from paddle_te.launch.supervise import Outcome, Supervisor
 from paddle_te.runs import background, checkpoints
 from paddle_te.runs.background import PREFIX, BackgroundSaver, check_room, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import CheckpointNotSaved, find_checkpoint, is_complete, mark_complete
@@ -203,9 +204,9 @@ def test_killed_while_it_copies(staging, saver, tmp_path):
 def test_the_launcher_removes_what_killed_ranks_left(staging, tmp_path, monkeypatch):
     def killed(*args, **kwargs):
         (staging / f"{PREFIX}killed" / "checkpoint-1").mkdir(parents=True)
-        return 137
+        return Outcome(-signal.SIGKILL, step=1)
 
-    monkeypatch.setattr("paddle_te.launch.supervise.supervise", killed)
+    monkeypatch.setattr(Supervisor, "run", killed)
     knobs = dict(DEVICE="cpu", DEVICES="0", MOCK_DATA=1, OUTPUT_BASE=tmp_path, EXTRA_ARGS=f"--staging_dir {staging}")
     arguments = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, precision="fp32")
     words = [f"--{key}={value}" for key, value in (arguments | knobs).items()]
