@@ -61,6 +61,7 @@ class Watch:
         self.spikes = Spikes(args.spike_factor)
         self.step = self.done = self.skipped = self.in_a_row = 0
         self.fault = None
+        self._optimizer = None
         self._loss = None  # of the running step on this rank
         self._good_losses = None  # the Trainer's sum of losses after the last good step
 
@@ -69,7 +70,13 @@ class Watch:
         self._loss = loss if first or self._loss is None else self._loss + loss
 
     def guard(self, optimizer, model):
-        """Lets a Paddle optimizer update only where the step is judged good. Its clipping comes before."""
+        """Lets a Paddle optimizer update only where the step is judged good. Its clipping comes before.
+
+        optimizer: without what parallelism puts around it later; its state is what is looked at before a save.
+        """
+        if self._optimizer is optimizer:  # of a second call of train()
+            return
+        self._optimizer = optimizer
         update = optimizer._create_optimization_pass
 
         def update_if_good(params_grads, param_group_idx=0):
@@ -137,13 +144,13 @@ class Watch:
         self._good_losses = losses.clone()
 
     @paddle.no_grad()
-    def check_before_saving(self, model, optimizer, recipe):
+    def check_before_saving(self, model, recipe):
         """Raises UnsoundStep, on all ranks, where a tensor that would be saved is not finite on one of them.
 
         recipe: of delayed scaling, or None.
         """
         scales = fp8.named_tensors(model, recipe) if recipe else []
-        broken = self._broken([*trained(model, optimizer), *scales])
+        broken = self._broken([*trained(model, self._optimizer), *scales])
         if broken:
             raise UnsoundStep(self.step, f"{broken}, just before saving")
 
@@ -219,10 +226,8 @@ class HealthCallback(TrainerCallback):
 def trained(model, optimizer):
     """[(name, tensor)] of the weights, the moments and the master weights on this rank.
 
-    optimizer: Paddle's, with or without what its parallelism puts around it.
+    optimizer: Paddle's own, without what its parallelism puts around it.
     """
-    while inner := vars(optimizer).get("_inner_opt") or vars(optimizer).get("_optim"):
-        optimizer = inner
     weights = [*model.named_parameters(), *model.named_buffers()]
     whole = getattr(model, "_pp_to_single_mapping", None) or {}  # a pipeline stage's names to the whole model's
     weights = [(whole.get(name, name), tensor) for name, tensor in weights]

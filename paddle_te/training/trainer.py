@@ -168,7 +168,7 @@ class PretrainingTrainer(Trainer):
         args = self.args
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         gather_weights(self.optimizer)
-        self.watch.check_before_saving(self.model, self.optimizer, self._scaled_recipe())
+        self.watch.check_before_saving(self.model, self._scaled_recipe())
         if self._background:
             self._background.wait()
         try:

@@ -50,8 +50,8 @@ class Injection(TrainerCallback):
             for parameter in model.parameters():
                 parameter.set_value(paddle.full_like(parameter, self.value))
         elif self.what == "optimizer state":
-            while inner := vars(optimizer).get("_inner_opt") or vars(optimizer).get("_optim"):
-                optimizer = inner
+            while not isinstance(optimizer, paddle.optimizer.AdamW):  # but what Paddle has put around it
+                optimizer = vars(optimizer).get("_inner_opt") or vars(optimizer)["_optim"]
             self._break(next(iter(optimizer._accumulators["moment2"].values())))
 
     def on_optimizer_begin(self, args, state, control, model=None, **kwargs):
