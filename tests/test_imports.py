@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "configs": set(),
     "runs": {"configs", "weights", "options"},
     "training": LAYERS | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream"},
-    "evaluation": {"training", "models", "device", "fp8", "options"},
+    "evaluation": {"training", "runs", "models", "device", "fp8", "options"},
     "launch": {"runs", "configs", "options"},
     "env": {"native", "device", "options"},
 }

@@ -190,7 +190,10 @@ class Encoder:
 
     def parse(self, line):
         """The document's text. Raises ValueError: not JSON, not UTF-8, not an object, no such key, not a string."""
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except RecursionError:
+            raise ValueError("JSON that is nested too deeply") from None
         if not isinstance(record, dict):
             raise ValueError(f"a JSON object is expected, not {type(record).__name__}")
         if self.json_key not in record:

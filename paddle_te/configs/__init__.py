@@ -65,7 +65,7 @@ def read(name_or_path: str) -> dict:
     path = resolve(name_or_path) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     missing = [key for key in needed if not isinstance(config, dict) or not isinstance(config.get(key), int)]

@@ -26,6 +26,7 @@ from paddle_te.models.llama.lora import load_lora
 from paddle_te.models.llama.modeling import check_fp8_lm_head
 from paddle_te.options import LAYER_OPTIONS, check_values, with_options
 from paddle_te.options.scripts import EVALUATION
+from paddle_te.runs.checkpoints import check_writable
 from paddle_te.training.arguments import ScriptParser, check_weights_folder
 from paddle_te.training.health import not_finite
 
@@ -41,6 +42,10 @@ class EvalArguments:
         self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
         if not any([self.perplexity, self.prompts, *(getattr(self, task) for task in TASKS)]):
             raise ValueError(f"nothing to do: give --perplexity, --{', --'.join(TASKS)} or --prompts")
+        if self.output_file:
+            check_writable("--output_file", Path(self.output_file).parent)
+            if Path(self.output_file).is_dir():
+                raise ValueError(f"--output_file {self.output_file}: it is a folder")
         check_fp8_lm_head(self)
         if self.prompts and self.use_fp8 and self.transformer_engine_backend == "transformer_engine":
             raise ValueError("--prompts: fp8 GEMMs take 16 tokens at a time, decoding has one; leave out --use_fp8")
@@ -109,7 +114,7 @@ def show(results):
 
 
 def main():
-    """The command. Ends the process with 2 for wrong arguments or data."""
+    """The command. Ends the process with 2 for wrong arguments or data, with 1 where results cannot be written."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         (args,) = ScriptParser((EvalArguments,)).parse()
@@ -125,5 +130,9 @@ def main():
     show(results)
     if args.output_file:
         run = {"model": args.model_name_or_path, "backend": args.transformer_engine_backend, "dtype": args.dtype}
-        Path(args.output_file).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.output_file).write_text(json.dumps(run | {"results": results}, indent=2) + "\n")
+        try:
+            Path(args.output_file).parent.mkdir(parents=True, exist_ok=True)
+            Path(args.output_file).write_text(json.dumps(run | {"results": results}, indent=2) + "\n")
+        except OSError as error:
+            logger.error(f"--output_file {args.output_file} could not be written: {error.strerror}")
+            sys.exit(1)

@@ -7,14 +7,13 @@ What does not fit raises LaunchError: one line that names the argument and what 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from paddle_te import configs
 from paddle_te.launch.flags import OVERLAPS
 from paddle_te.launch.machines import LaunchError, count_gpus
-from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
+from paddle_te.runs.checkpoints import check_writable, find_checkpoint, saved_steps
 
 # Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
 TOKENIZERS = [name for name in configs.known_names() if name.startswith("meta-llama/")]
@@ -133,11 +132,11 @@ def check_tokenizer(args: argparse.Namespace) -> str | None:
 
 def check_output(args: argparse.Namespace, folder: Path, output_name: str) -> None:
     """The run's folder is there and can be written, or can be made. output_name: as for `check_start`."""
-    there = folder
-    while not os.path.lexists(there):
-        there = there.parent
-    if not args.DRY_RUN and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise LaunchError(f"{output_name}: {folder} cannot be made or written, for {there} is no folder that can be")
+    try:
+        if not args.DRY_RUN:
+            check_writable(output_name, folder)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
 
 
 def check_start(args: argparse.Namespace, output: Path, output_name: str) -> None:

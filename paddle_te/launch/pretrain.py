@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 
 from paddle_te import configs
 from paddle_te.launch.checks import check_data, check_overlap, check_tokenizer, read_config
 from paddle_te.launch.flags import OVERLAPS, common
+from paddle_te.launch.machines import LaunchError
 from paddle_te.options import launcher as options
 
 ARGUMENTS = options.PRETRAIN
@@ -32,7 +34,10 @@ def experiment_name(args: argparse.Namespace, nodes: int, dp: int) -> str:
 
 def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
     experiment = args.EXP_NAME or experiment_name(args, nodes, dp)
-    folder = Path(args.OUTPUT_BASE).expanduser().absolute() / experiment
+    base = Path(args.OUTPUT_BASE).expanduser().absolute()
+    folder = base / experiment
+    if Path(os.path.normpath(base)) not in Path(os.path.normpath(folder)).parents:
+        raise LaunchError(f"EXP_NAME: {args.EXP_NAME!r} must name a folder in OUTPUT_BASE, {base}")
     return folder, folder / "output"
 
 

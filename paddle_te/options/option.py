@@ -129,17 +129,19 @@ def with_options(*options):
     return add
 
 
-def check_values(arguments, bounds=None):
+def check_values(arguments, bounds=None, options=None):
     """Raises ValueError, in one line that names the flag, for a value that one of a script's options may not have.
 
-    arguments: an instance of a dataclass `with_options`. bounds: {name: Kind} for fields that are not ours.
+    arguments: an instance of a dataclass `with_options`, or what a parser read for one. bounds: {name: Kind} for flags
+    that are not ours. options: {name: Option}, by default those of the dataclass.
     """
-    kinds = {**(bounds or {}), **{name: option.kind for name, option in arguments.OPTIONS.items()}}
+    options = arguments.OPTIONS if options is None else options
+    kinds = {**(bounds or {}), **{name: option.kind for name, option in options.items()}}
     for name, kind in kinds.items():
         value = getattr(arguments, name, None)
         if value is not None and not kind.accepts(value):
             raise ValueError(f"--{name} {value}: it must be {kind.words}")
-    for name, option in arguments.OPTIONS.items():
+    for name, option in options.items():
         value = getattr(arguments, name)
         for other, wanted in option.needs.items():
             if value != option.default and getattr(arguments, other) != wanted:

@@ -9,6 +9,7 @@ from paddle_te.options.option import (
     REQUIRED,
     TEXT,
     TEXTS,
+    Kind,
     Option,
     choice,
     config_options,
@@ -23,6 +24,22 @@ DTYPES = ("float32", "bfloat16", "float16")
 LEVELS = ("full", "size", "none")
 STAGING_DIR = "/dev/shm"  # memory, as a file system
 DELAYED = {"fp8_recipe": "delayed"}
+
+
+def proportions(split):
+    """Three numbers from "949,50,1" or "949/50/1". Raises ValueError where one is none."""
+    return [float(part) for part in split.replace("/", ",").split(",")]
+
+
+def _is_split(split):
+    try:
+        parts = proportions(split)
+    except ValueError:
+        return False
+    return len(parts) == 3 and min(parts) >= 0 and 0 < sum(parts) < float("inf")
+
+
+SPLIT = Kind(str, "three numbers, train,valid,test, such as 949,50,1", _is_split)
 
 _BACKEND = Option(
     "transformer_engine_backend",
@@ -329,7 +346,7 @@ PRETRAIN_DATA = (
     ),
     Option(
         "split",
-        TEXT,
+        SPLIT,
         "949,50,1",
         "Train/valid/test proportions of the documents.",
         doc="train, validation, test: proportions of the documents",

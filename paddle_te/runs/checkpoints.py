@@ -68,6 +68,15 @@ def check_new_run(args):
         )
 
 
+def check_writable(name, folder):
+    """Raises ValueError, with what the user calls it, for a folder that can neither be written nor made."""
+    there = Path(folder).absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ValueError(f"{name}: {folder} cannot be made or written, for {there} is no folder that can be")
+
+
 def sync(path):
     """Writes a file, or a folder's list of names, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

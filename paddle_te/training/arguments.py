@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 from paddle_te.models.llama.modeling import check_fp8_lm_head
 from paddle_te.options import BOUNDS, check_values, with_options
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, TRAINING
+from paddle_te.runs.checkpoints import check_writable
 from paddle_te.runs.parallelism import check_flags
 
 
@@ -34,7 +36,10 @@ class PreTrainingArguments(TrainingArguments):
         check_values(self, BOUNDS)
         self._check_layers()
         self._check_saving()
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except AssertionError as error:
+            raise ValueError(f"PaddleNLP does not take these arguments together: {error}") from error
         self.test_iters = 10 * self.eval_iters
         self.rollbacks = []  # runs.rollback.leave_out_broken_batches knows them
         if self._clips_bf16_where_paddle_cannot():
@@ -64,6 +69,7 @@ class PreTrainingArguments(TrainingArguments):
             self._check_paddlenlps_fused_loss()
 
     def _check_saving(self):
+        check_writable("--output_dir", Path(self.output_dir).expanduser())
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
             raise ValueError(
                 "PaddleNLP's asynchronous saving: a checkpoint could not be told from an incomplete one; use "
@@ -120,12 +126,26 @@ class ScriptParser(PdArgumentParser):
     def error(self, message):
         raise ValueError(f"{message} (--help lists the flags)")
 
+    def read_json(self, json_file):
+        """The flags that a JSON file gives. Raises ValueError for one that gives none, FileNotFoundError."""
+        try:
+            content = json.loads(Path(json_file).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{json_file}: is not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{json_file}: must be an object of flags and their values, {{...}}")
+        return super().read_json(json_file)
+
     def parse_known_args(self, args=None, namespace=None):
         flags, rest = super().parse_known_args(args, namespace)
         if rest:
-            word = next((word for word in rest if word.startswith("--")), rest[0])
+            word = next((word for word in rest if word.startswith("--")), None)
+            if word is None:
+                self.error(f"{rest[0]}: no flag before it takes this value")
             near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
             self.error(f"{word}: there is no such flag" + (f"; did you mean {near[0]}?" if near else ""))
+        for record in self.dataclass_types:
+            check_values(flags, BOUNDS, record.OPTIONS)
         return flags, rest
 
 

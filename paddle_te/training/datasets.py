@@ -20,7 +20,7 @@ from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from paddlenlp.utils.log import logger
 
 from paddle_te.options import check_values, with_options
-from paddle_te.options.scripts import PRETRAIN_DATA
+from paddle_te.options.scripts import PRETRAIN_DATA, proportions
 from paddle_te.runs.manifest import fingerprint
 from paddle_te.training import index_cache
 
@@ -166,17 +166,6 @@ def count_samples(training_args):
     ]
 
 
-def parse_split(split):
-    """Three proportions from "949,50,1" or "949/50/1". Raises ValueError for anything else."""
-    try:
-        proportions = [float(part) for part in split.replace("/", ",").split(",")]
-    except ValueError:
-        proportions = []
-    if len(proportions) != 3 or min(proportions) < 0 or not 0 < sum(proportions) < float("inf"):
-        raise ValueError(f"split {split!r} is not three numbers, train,valid,test, such as 949,50,1")
-    return proportions
-
-
 def find_data(data_args):
     """What PaddleNLP takes as data_prefix: [prefix], or weights and prefixes in turn.
 
@@ -224,7 +213,7 @@ def _check_splits(prefixes, data_args, training_args, vocab_size):
     """Refuse data that leaves nothing for something the run does, or that PaddleNLP cannot blend."""
     split = data_args.split
     needed = {name: f"do_{flag}" for name, flag in DO_FLAGS.items() if getattr(training_args, f"do_{flag}")}
-    for name, proportion in zip(SPLITS, parse_split(split), strict=True):
+    for name, proportion in zip(SPLITS, proportions(split), strict=True):
         if name in needed and proportion == 0:
             raise ValueError(f"split {split!r} leaves nothing for {name}, which {needed[name]} needs")
     counts = [check_data(prefix, data_args, needed, vocab_size) for prefix in prefixes]

@@ -9,7 +9,6 @@ saved in OUT, beside the checkpoints to resume from. Errors in the arguments or 
 """
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 
@@ -23,11 +22,12 @@ from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.options import configure
-from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run
+from paddle_te.runs.checkpoints import check_new_run
 from paddle_te.runs.manifest import model_values
-from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
+from paddle_te.runs.rollback import leave_out_broken_batches
 from paddle_te.training.arguments import ArgumentParser
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
+from paddle_te.training.ending import run_to_end
 from paddle_te.training.finetune_datasets import (
     Collator,
     FinetuneDataArguments,
@@ -157,14 +157,5 @@ def finetune():
 
 
 def main():
-    """The command. Ends the process: with 2 for wrong arguments, with 1 where a checkpoint could not be saved
-    or numbers are not finite, with runs.rollback.ROLLED_BACK where it is to be started again."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        finetune()
-    except CheckpointNotSaved as error:
-        logger.error(str(error))
-        sys.exit(1)
-    except RunEnded as error:
-        logger.error(str(error))
-        sys.exit(error.status)
+    """The command. Ends the process with 2 for wrong arguments or data, else as `run_to_end` says."""
+    run_to_end(finetune)

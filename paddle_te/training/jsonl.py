@@ -28,7 +28,7 @@ def read_json_lines(path, limit=None):
 def _parse(where, line):
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where}: is not a JSON object")

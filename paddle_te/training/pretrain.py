@@ -7,7 +7,6 @@ Flags: PaddleNLP's TrainingArguments, and `python run_pretrain.py --help`. Error
 status 2 before any weight is made.
 """
 
-import os
 import sys
 
 import paddle
@@ -25,12 +24,13 @@ from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.options import configure
-from paddle_te.runs.checkpoints import CheckpointNotSaved, check_new_run
+from paddle_te.runs.checkpoints import check_new_run
 from paddle_te.runs.manifest import model_values
-from paddle_te.runs.rollback import RunEnded, leave_out_broken_batches
+from paddle_te.runs.rollback import leave_out_broken_batches
 from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
+from paddle_te.training.ending import run_to_end
 from paddle_te.training.liveness import keep_folder, show_signs_of_life
 from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
 from paddle_te.training.trainer import PretrainingTrainer, check_resumable
@@ -131,7 +131,7 @@ def pretrain():
         )
         scheduler = make_scheduler(training_args)
         model = make_model(config, model_args, training_args)
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         # one line for the user; the launcher prints the failing rank's last lines
         logger.error(str(error))
         sys.exit(2)
@@ -159,14 +159,5 @@ def pretrain():
 
 
 def main():
-    """The command. Ends the process: with 2 for wrong arguments, with 1 where a checkpoint could not be saved
-    or numbers are not finite, with runs.rollback.ROLLED_BACK where it is to be started again."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        pretrain()
-    except CheckpointNotSaved as error:
-        logger.error(str(error))
-        sys.exit(1)
-    except RunEnded as error:
-        logger.error(str(error))
-        sys.exit(error.status)
+    """The command. Ends the process with 2 for wrong arguments or data, else as `run_to_end` says."""
+    run_to_end(pretrain)

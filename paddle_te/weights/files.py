@@ -76,7 +76,7 @@ def read_json(path):
     """The content of a JSON file. Raises CheckpointError for one that is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from None
 
 

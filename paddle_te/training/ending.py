@@ -1,0 +1,34 @@
+"""How a training command ends: its exit status, and one line for what a user can mend."""
+
+import errno
+import os
+import sys
+
+from paddlenlp.utils.log import logger
+
+from paddle_te.runs.checkpoints import CheckpointNotSaved
+from paddle_te.runs.rollback import RunEnded
+
+DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+
+
+def run_to_end(command):
+    """Calls command(). Ends the process with 1 where a checkpoint or another file could not be written or numbers are
+    not finite, with `runs.rollback.ROLLED_BACK` where the run is to be started again."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        command()
+    except CheckpointNotSaved as error:
+        logger.error(str(error))
+        sys.exit(1)
+    except RunEnded as error:
+        logger.error(str(error))
+        sys.exit(error.status)
+    except OSError as error:
+        if error.errno not in DISK_FAULTS:
+            raise
+        logger.error(
+            f"{error.filename or 'a file of this run'} could not be written: {error.strerror}. Complete checkpoints "
+            "are untouched: make room and go on with --resume_from_checkpoint auto"
+        )
+        sys.exit(1)

@@ -1,0 +1,194 @@
+"""Bad values for every command: one line that names what is wrong, status 2 (1 from the tool that makes data), before
+any model is made or data is written. In this process, through the commands' main functions."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddle_te.configs import read
+from paddle_te.evaluation import evaluate
+from paddle_te.launch import __main__ as launcher
+from paddle_te.training import finetune, pretrain
+from paddle_te.weights import command
+from tools import prepare_data
+
+PRETRAIN = dict(model_name_or_path="tiny-llama-demo", tokenizer_name_or_path="none", mock_data="true", device="cpu")
+PRETRAIN |= dict(do_train="true", max_steps=2, output_dir="out", max_seq_length=16)
+FINETUNE = dict(
+    model_name_or_path="model", dataset_name_or_path="data", output_dir="out", do_train="true", device="cpu"
+)
+EVALUATE = dict(model_name_or_path="model", prompts="a")
+CONVERT = dict(input_ckpt_path="model", output_ckpt_path="out", mode="te2hf")
+PREPARE = dict(input_path="lines.jsonl", output_prefix="made/corpus", tokenizer_name="model")
+TRAINED = [  # by run_pretrain.py and run_finetune.py
+    *[("learning_rate", value) for value in ("nan", "inf", "-inf", "0", "-1e-3", "fast")],
+    *[("weight_decay", value) for value in ("nan", "-0.1", "inf")],
+    *[("max_grad_norm", value) for value in ("nan", "-1", "inf")],
+    *[(name, value) for name in ("adam_beta1", "adam_beta2") for value in ("2", "1", "-0.1", "nan")],
+    *[("adam_epsilon", value) for value in ("nan", "-1e-8", "0")],
+    *[("warmup_ratio", value) for value in ("nan", "-0.1", "1.5")],
+    *[("sharding", value) for value in ("stage9", "stage1 stage2", " ", "offload")],
+    *[(f"{kind}_parallel_degree", "-3") for kind in ("tensor", "pipeline", "sharding", "sep", "context", "expert")],
+    *[(name, value) for name in ("save_steps", "logging_steps") for value in ("0", "-1", "1.5")],
+    *[(name, "0") for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps")],
+    *[(name, "-1") for name in ("warmup_steps", "dataloader_num_workers", "save_total_limit", "eval_steps")],
+    *[("seed", value) for value in ("-1", "4294967296", "x")],
+    *[("virtual_pp_degree", "0"), ("fp16_opt_level", "O9"), ("optim", "sgdd"), ("lr_scheduler_type", "sine")],
+    *[("save_strategy", "never"), ("recompute_granularity", "half"), ("num_train_epochs", "nan")],
+    *[("transformer_engine_backend", "te"), ("fp8_format", "e4m3"), ("fp8_margin", "19"), ("fp8_margin", "0.5")],
+    *[("fp8_amax_history_len", "0"), ("on_nan", "ignore"), ("spike_factor", "nan"), ("device", "tpu")],
+    *[("resume_from_checkpoint", "latest"), ("bf16", "maybe"), ("output_dir", "file"), ("output_dir", "file/below")],
+]
+PRETRAINED = [
+    *[("max_seq_length", value) for value in ("0", "-5", "long")],
+    *[("min_learning_rate", value) for value in ("nan", "-1")],
+    *[("decay_steps", "0"), ("eval_iters", "0"), ("split", "a,b,c"), ("split", "-1,2,3"), ("split", "nan,1,1")],
+    *[("data_impl", "lazy"), ("hidden_dropout_prob", "2"), ("model_name_or_path", "llama-9b")],
+    *[("tokenizer_name_or_path", "nowhere"), ("te_init_weight_path", "nowhere")],
+]
+FINETUNED = [
+    *[("lora_rank", "0"), ("lora_alpha", "-1"), ("lora_dropout", "1"), ("lora_targets", "everything")],
+    *[("src_length", "0"), ("max_length", "-1"), ("pad_to_multiple_of", "0"), ("model_name_or_path", "nowhere")],
+    *[("merge_lora", "true"), ("min_learning_rate", "1e-6")],
+]
+EVALUATED = [
+    *[("top_p", value) for value in ("5", "-0.1", "nan")],
+    *[("temperature", value) for value in ("0", "nan", "-1", "inf")],
+    *[(name, "0") for name in ("batch_size", "limit", "max_new_tokens", "max_seq_length")],
+    *[("top_k", "-1"), ("seed", "-1"), ("decode_strategy", "beam"), ("dtype", "int8"), ("device", "tpu")],
+    *[("fp8_recipe", "other"), ("model_name_or_path", "nowhere"), ("output_file", "file/results.json")],
+    *[("output_file", "folder"), ("transformer_engine_backend", "te")],
+]
+CONVERTED = [
+    *[("mode", "te2te"), ("format", "zip"), ("workers", "0"), ("workers", "-1"), ("max_shard_size", "0")],
+    *[("max_shard_size", "large"), ("tensor_parallel_degree", "0"), ("num_attention_heads", "-4")],
+]
+PREPARED = [
+    *[
+        ("workers", "0"),
+        ("workers", "-2"),
+        ("workers", "x"),
+        ("input_path", "nowhere"),
+    ],
+]
+LAUNCHED = [
+    *[("TP", value) for value in ("0", "-1", "two", "9" * 5000)],
+    *[("LEARNING_RATE", value) for value in ("nan", "inf", "0")],
+    *[("SAVE_STEPS", "0"), ("SP", "maybe"), ("sharding_stage", "stage9"), ("precision", "fp4"), ("DEVICES", "0,0")],
+    *[("EXP_NAME", value) for value in ("../..", "../beside", "/elsewhere", ".", "a/../../..")],
+]
+
+
+def words(settings, name, value):
+    return [str(word) for key, word in (settings | {name: value}).items() for word in (f"--{key}", word)]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A folder to run in, where nothing is made: no model, no data."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("model", "data", "folder"):
+        Path(folder).mkdir()
+    Path("file").touch()
+    Path("model/config.json").write_text(json.dumps(read("tiny-llama-demo")))
+    Path("lines.jsonl").write_text('{"text": "a"}\n')
+    for module in (pretrain, finetune, evaluate):
+        monkeypatch.setattr(module, "make_model", lambda *_: pytest.fail("the bad value was accepted"))
+
+
+def refusal(monkeypatch, caplog, capsys, main, argv):
+    """(status, what was said) of a command that has a bad value."""
+    caplog.clear()
+    monkeypatch.setattr(sys, "argv", ["command", *argv])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    return stop.value.code, "\n".join([*errors, *capsys.readouterr().err.strip().splitlines()[-1:]])
+
+
+@pytest.mark.parametrize(
+    "main, settings, name, value",
+    [
+        *[(pretrain.main, PRETRAIN, *case) for case in TRAINED + PRETRAINED],
+        *[(finetune.main, FINETUNE, *case) for case in TRAINED + FINETUNED],
+        *[(evaluate.main, EVALUATE, *case) for case in EVALUATED],
+    ],
+)
+def test_scripts(monkeypatch, caplog, capsys, main, settings, name, value):
+    argv = words(settings, name, value)
+    status, said = refusal(monkeypatch, caplog, capsys, main, argv)
+    said = said.splitlines()
+    assert status == 2 and said and "Traceback" not in said[0]
+    assert name in said[0] or value in said[0], said[0]
+    assert not Path("out").exists()
+
+
+ARGUMENTS = ["[1, 2]", "1", "null", '{"max_steps": }', "", "[" * 5000, '{"max_steps": [1, 2]}', '{"no_such": 1}']
+
+
+@pytest.mark.parametrize("text", ARGUMENTS, ids=range(len(ARGUMENTS)))
+@pytest.mark.parametrize("main, settings", [(pretrain.main, PRETRAIN), (evaluate.main, EVALUATE)])
+def test_files_of_arguments(monkeypatch, caplog, capsys, main, settings, text):
+    Path("arguments.json").write_text(text)
+    others = {name: value for name, value in settings.items() if name != "max_steps"}
+    argv = ["arguments.json", *words(others, "device", "cpu")]
+    status, said = refusal(monkeypatch, caplog, capsys, main, argv)
+    assert status == 2 and any(
+        word in said for word in ("arguments.json", "--max_steps", "--no_such", "no flag before it")
+    )
+
+
+def test_a_folder_of_arguments(monkeypatch, caplog, capsys):
+    Path("arguments.json").mkdir()
+    status, said = refusal(monkeypatch, caplog, capsys, pretrain.main, ["arguments.json"])
+    assert status == 2 and "arguments.json" in said
+
+
+@pytest.mark.parametrize("name, value", CONVERTED)
+def test_converter(monkeypatch, caplog, capsys, name, value):
+    status, said = refusal(monkeypatch, caplog, capsys, command.main, words(CONVERT, name, value))
+    assert status == 2 and f"--{name}" in said and not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [{"a": 1}, {"weight_map": {"a": 1}}, {"weight_map": [1, 2]}, {"weight_map": 3}, [1]]
+)
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "model_state.pdparams.index.json"])
+def test_an_index_that_is_none(monkeypatch, caplog, capsys, name, content):
+    Path("model", name).write_text(json.dumps(content))
+    for shard in ("model-00001-of-00002.safetensors", "model_state-00001-of-00002.pdparams"):
+        if shard.endswith(name.split(".")[1]):
+            Path("model", shard).touch()
+    status, said = refusal(monkeypatch, caplog, capsys, command.main, words(CONVERT, "mode", "te2hf"))
+    assert status not in (None, 0) and name in str(status), (status, said)
+
+
+@pytest.mark.parametrize("name, value", PREPARED)
+def test_data(capsys, name, value):
+    try:
+        status = prepare_data.main(words(PREPARE, name, value))
+    except SystemExit as stop:
+        status = stop.code
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert status in (1, 2) and (name in said or value in said), said
+    assert not Path("made").exists()
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' + "[" * 100_000, '{"text": 1}', "nothing", '["text"]'])
+def test_lines_of_data(line):
+    chunk = prepare_data.Chunk(Path("lines.jsonl"), 1, [line.encode()], len(line))
+    with pytest.raises(prepare_data.PrepareError, match="lines.jsonl, line 1: "):
+        prepare_data.Encoder(None, None).encode(chunk)
+
+
+@pytest.mark.parametrize("name, value", LAUNCHED)
+def test_launcher(monkeypatch, capsys, name, value):
+    for variable, text in dict(MOCK_DATA="1", DEVICE="cpu", OUTPUT_BASE="outputs").items():
+        monkeypatch.setenv(variable, text)
+    arguments = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, backend="pd", precision="fp32", GA=1)
+    status = launcher.main(["pretrain", *(f"--{key}={word}" for key, word in (arguments | {name: value}).items())])
+    said = capsys.readouterr().err
+    assert status == 2 and said.startswith(f"error: {name}") and said.count("\n") == 1
+    assert not Path("outputs").exists()
