@@ -208,6 +208,18 @@ STAND_INS = {
 }
 
 
+@pytest.mark.parametrize("name", ["../..", "../beside", "."])
+def test_an_experiment_stays_below_its_base(tmp_path, name):
+    for tool, text in STAND_INS.items():
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / tool).chmod(0o755)
+    environ = dict(SLURM_JOB_ID="7", SLURM_JOB_NUM_NODES="1", SLURM_JOB_NODELIST="head", MOCK_DATA="1", EXP_NAME=name)
+    environ |= dict(OUTPUT_BASE=f"{tmp_path}/out", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = subprocess.run(["bash", SUB, "8"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 2 and f"EXP_NAME: '{name}' must name a folder in OUTPUT_BASE" in done.stderr
+    assert not (tmp_path / "out").exists() and not (tmp_path / "beside").exists()
+
+
 def test_with_a_container(tmp_path):
     """What pyxis is told; docs/cluster.md says what it made of it. srun, a stand-in, shows what it was given."""
     for name, text in STAND_INS.items():
