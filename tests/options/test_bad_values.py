@@ -10,6 +10,7 @@ import pytest
 from paddle_te.configs import read
 from paddle_te.evaluation import evaluate
 from paddle_te.launch import __main__ as launcher
+from paddle_te.runs.lock import NAME as LOCK
 from paddle_te.training import finetune, pretrain
 from paddle_te.weights import command
 from tools import prepare_data
@@ -98,14 +99,14 @@ def place(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "make_model", lambda *_: pytest.fail("the bad value was accepted"))
 
 
-def refusal(monkeypatch, caplog, capsys, main, argv):
+def refusal(monkeypatch, caplog, capfd, main, argv):
     """(status, what was said) of a command that has a bad value."""
     caplog.clear()
     monkeypatch.setattr(sys, "argv", ["command", *argv])
     with pytest.raises(SystemExit) as stop:
         main()
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    return stop.value.code, "\n".join([*errors, *capsys.readouterr().err.strip().splitlines()[-1:]])
+    return stop.value.code, "\n".join([*errors, *capfd.readouterr().err.strip().splitlines()[-1:]])
 
 
 @pytest.mark.parametrize(
@@ -116,13 +117,13 @@ def refusal(monkeypatch, caplog, capsys, main, argv):
         *[(evaluate.main, EVALUATE, *case) for case in EVALUATED],
     ],
 )
-def test_scripts(monkeypatch, caplog, capsys, main, settings, name, value):
+def test_scripts(monkeypatch, caplog, capfd, main, settings, name, value):
     argv = words(settings, name, value)
-    status, said = refusal(monkeypatch, caplog, capsys, main, argv)
+    status, said = refusal(monkeypatch, caplog, capfd, main, argv)
     said = said.splitlines()
     assert status == 2 and said and "Traceback" not in said[0]
     assert name in said[0] or value in said[0], said[0]
-    assert not Path("out").exists()
+    assert not [path for path in Path(".").glob("out/*") if path.name != LOCK]
 
 
 ARGUMENTS = ["[1, 2]", "1", "null", '{"max_steps": }', "", "[" * 5000, '{"max_steps": [1, 2]}', '{"no_such": 1}']
@@ -130,25 +131,25 @@ ARGUMENTS = ["[1, 2]", "1", "null", '{"max_steps": }', "", "[" * 5000, '{"max_st
 
 @pytest.mark.parametrize("text", ARGUMENTS, ids=range(len(ARGUMENTS)))
 @pytest.mark.parametrize("main, settings", [(pretrain.main, PRETRAIN), (evaluate.main, EVALUATE)])
-def test_files_of_arguments(monkeypatch, caplog, capsys, main, settings, text):
+def test_files_of_arguments(monkeypatch, caplog, capfd, main, settings, text):
     Path("arguments.json").write_text(text)
     others = {name: value for name, value in settings.items() if name != "max_steps"}
     argv = ["arguments.json", *words(others, "device", "cpu")]
-    status, said = refusal(monkeypatch, caplog, capsys, main, argv)
+    status, said = refusal(monkeypatch, caplog, capfd, main, argv)
     assert status == 2 and any(
         word in said for word in ("arguments.json", "--max_steps", "--no_such", "no flag before it")
     )
 
 
-def test_a_folder_of_arguments(monkeypatch, caplog, capsys):
+def test_a_folder_of_arguments(monkeypatch, caplog, capfd):
     Path("arguments.json").mkdir()
-    status, said = refusal(monkeypatch, caplog, capsys, pretrain.main, ["arguments.json"])
+    status, said = refusal(monkeypatch, caplog, capfd, pretrain.main, ["arguments.json"])
     assert status == 2 and "arguments.json" in said
 
 
 @pytest.mark.parametrize("name, value", CONVERTED)
-def test_converter(monkeypatch, caplog, capsys, name, value):
-    status, said = refusal(monkeypatch, caplog, capsys, command.main, words(CONVERT, name, value))
+def test_converter(monkeypatch, caplog, capfd, name, value):
+    status, said = refusal(monkeypatch, caplog, capfd, command.main, words(CONVERT, name, value))
     assert status == 2 and f"--{name}" in said and not Path("out").exists()
 
 
@@ -156,22 +157,22 @@ def test_converter(monkeypatch, caplog, capsys, name, value):
     "content", [{"a": 1}, {"weight_map": {"a": 1}}, {"weight_map": [1, 2]}, {"weight_map": 3}, [1]]
 )
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "model_state.pdparams.index.json"])
-def test_an_index_that_is_none(monkeypatch, caplog, capsys, name, content):
+def test_an_index_that_is_none(monkeypatch, caplog, capfd, name, content):
     Path("model", name).write_text(json.dumps(content))
     for shard in ("model-00001-of-00002.safetensors", "model_state-00001-of-00002.pdparams"):
         if shard.endswith(name.split(".")[1]):
             Path("model", shard).touch()
-    status, said = refusal(monkeypatch, caplog, capsys, command.main, words(CONVERT, "mode", "te2hf"))
+    status, said = refusal(monkeypatch, caplog, capfd, command.main, words(CONVERT, "mode", "te2hf"))
     assert status not in (None, 0) and name in str(status), (status, said)
 
 
 @pytest.mark.parametrize("name, value", PREPARED)
-def test_data(capsys, name, value):
+def test_data(capfd, name, value):
     try:
         status = prepare_data.main(words(PREPARE, name, value))
     except SystemExit as stop:
         status = stop.code
-    said = capsys.readouterr().err.strip().splitlines()[-1]
+    said = capfd.readouterr().err.strip().splitlines()[-1]
     assert status in (1, 2) and (name in said or value in said), said
     assert not Path("made").exists()
 
@@ -184,11 +185,11 @@ def test_lines_of_data(line):
 
 
 @pytest.mark.parametrize("name, value", LAUNCHED)
-def test_launcher(monkeypatch, capsys, name, value):
+def test_launcher(monkeypatch, capfd, name, value):
     for variable, text in dict(MOCK_DATA="1", DEVICE="cpu", OUTPUT_BASE="outputs").items():
         monkeypatch.setenv(variable, text)
     arguments = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, backend="pd", precision="fp32", GA=1)
     status = launcher.main(["pretrain", *(f"--{key}={word}" for key, word in (arguments | {name: value}).items())])
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert status == 2 and said.startswith(f"error: {name}") and said.count("\n") == 1
     assert not Path("outputs").exists()
