@@ -24,6 +24,7 @@ from paddle_te.upstream import (
     sharding_alignment,
     shared_weights,
     stage2_storage,
+    store_address,
     threaded_store,
 )
 
@@ -32,6 +33,7 @@ REPAIRS: dict[str, ModuleType] = {
     for module in (
         threaded_store,
         loader_thread,
+        store_address,
         rng_tracker,
         shared_weights,
         pipeline_transfers,
