@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "runs": {"configs", "weights", "options"},
     "training": LAYERS | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream"},
     "evaluation": {"training", "runs", "models", "device", "fp8", "options"},
-    "launch": {"runs", "configs", "options"},
+    "launch": {"runs", "configs", "weights", "options"},
     "env": {"native", "device", "options"},
 }
 

@@ -43,8 +43,8 @@ from paddle_te.training.finetune_trainer import (
     count_real_tokens,
 )
 from paddle_te.training.liveness import keep_folder, show_signs_of_life
+from paddle_te.training.resharding import check_resumable
 from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
-from paddle_te.training.trainer import check_resumable
 
 
 def make_config(model_args, data_args, training_args, datasets):

@@ -32,8 +32,9 @@ from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
 from paddle_te.training.ending import run_to_end
 from paddle_te.training.liveness import keep_folder, show_signs_of_life
+from paddle_te.training.resharding import check_resumable
 from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
-from paddle_te.training.trainer import PretrainingTrainer, check_resumable
+from paddle_te.training.trainer import PretrainingTrainer
 
 
 def check_device(training_args):

@@ -76,6 +76,8 @@ def check_fits(checkpoint, model, data, args):
     """
     saved = manifest.read(checkpoint)
     run = saved.run if saved else _run_without_manifest(Path(checkpoint))
+    if "adapter" not in model:  # a whole model's weights are translated from the other backend's (`resharding`)
+        model = {name: value for name, value in model.items() if name != "weights"}
     if differ := manifest.differences(run.get("model") or {}, model):
         raise CheckpointError(
             f"{checkpoint} is of another model: {', '.join(differ)}; resume with the same model, or start another run "

@@ -6,13 +6,12 @@ import os
 import tempfile
 import time
 import traceback
-from itertools import product
 from pathlib import Path
 
 import paddle
 import paddle.distributed as dist
 from paddlenlp.trainer import Trainer, speed_metrics
-from paddlenlp.trainer.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from paddlenlp.trainer.trainer import SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
 from paddlenlp.trainer.utils.helper import broadcast_dataset_rank0_model
 from paddlenlp.utils.batch_sampler import DistributedBatchSampler
@@ -35,31 +34,7 @@ from paddle_te.runs.manifest import Manifest, file_names, layout_values, model_v
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
 from paddle_te.training.optimizer import fuse_clipping
-from paddle_te.weights.folder import file_name, variant
-
-
-def check_resumable(checkpoint, args):
-    """Refuses a checkpoint that PaddleNLP would not find, or would load in part, with these TrainingArguments.
-
-    Raises ValueError for one that was saved in another layout of processes, and for a unified one without
-    --unified_checkpoint.
-    """
-    checkpoint = Path(checkpoint)
-    if args.unified_checkpoint:
-        return
-    if (checkpoint / "optimizer.safetensors.index.json").is_file():
-        raise ValueError(f"{checkpoint} is a unified checkpoint: resume it with --unified_checkpoint 1")
-    there = {path.name for path in checkpoint.glob("model_state*.pdparams")}
-    ranks = product(
-        *(range(n) if n > 1 else [None] for n in (args.tensor_parallel_degree, args.pipeline_parallel_degree))
-    )
-    wanted = {file_name(".pdparams", variant(*rank)) for rank in ranks}
-    if there and there != wanted:
-        raise ValueError(
-            f"{checkpoint} was saved in another layout of processes: it has {', '.join(sorted(there))}, this run needs "
-            f"{', '.join(sorted(wanted))}. Convert it with te_llama_ckpt_converter.py --mode reshard --with_optimizer, "
-            "and resume the new folder with --unified_checkpoint 1"
-        )
+from paddle_te.training.resharding import Share
 
 
 class PretrainingTrainer(Trainer):
@@ -67,6 +42,7 @@ class PretrainingTrainer(Trainer):
 
     data_identity = None  # what says in the manifest which data the run reads, a dict
     _background = None  # BackgroundSaver, while training with --save_in_background
+    _share = None  # of a checkpoint that PaddleNLP does not load itself
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -271,7 +247,12 @@ class PretrainingTrainer(Trainer):
                 fp8.save(folder / f"fp8_state.pp{stage:02d}.pdparams", self.model, recipe, self._layer_names())
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
-        super()._load_from_checkpoint(resume_from_checkpoint)
+        """Raises CheckpointError for a checkpoint that cannot be loaded whole."""
+        self._share = Share.find(resume_from_checkpoint, self.model, self.args)
+        if self._share:
+            self._share.load_weights()
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint)
         recipe = self._scaled_recipe()
         if recipe and resume_from_checkpoint:
             files = sorted(Path(resume_from_checkpoint).glob("fp8_state.pp*.pdparams"))
@@ -282,6 +263,19 @@ class PretrainingTrainer(Trainer):
         self._load_from_checkpoint(checkpoint)
         if self.args.dataset_world_size > 1:
             broadcast_dataset_rank0_model(self.model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Raises CheckpointError as `_load_from_checkpoint`, which comes first."""
+        if self._share is None or self.args.ignore_load_lr_and_optim:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        self.optimizer.set_state_dict(self._share.optimizer_state(self.optimizer))
+        self.lr_scheduler.set_state_dict(paddle.load(os.path.join(checkpoint, SCHEDULER_NAME)))
+        scaler = os.path.join(checkpoint, SCALER_NAME)
+        if self.do_grad_scaling and os.path.isfile(scaler):
+            self.scaler.load_state_dict(paddle.load(scaler, return_numpy=True))
+        if self.args.offload_optim:
+            self._offload_optimizer()
 
     def _layer_names(self):
         """{a layer's name on this pipeline stage: its name in the whole model}, so that other stages can be resumed."""

@@ -8,13 +8,15 @@ from paddle_te.weights.contents import check_contents
 from paddle_te.weights.converter import convert
 from paddle_te.weights.folder import check_layout
 from paddle_te.weights.layout import SPLIT_AXIS, Dims, native_layout, native_to_te, te_layout, te_to_native
-from paddle_te.weights.reader import read_weights
+from paddle_te.weights.reader import read_tensors, read_weights
+from paddle_te.weights.resharding import Degrees, why_not_resumable
 from paddle_te.weights.splits import layer_splits
 from paddle_te.weights.tensors import CheckpointError
 
 __all__ = [
     "SPLIT_AXIS",
     "CheckpointError",
+    "Degrees",
     "Dims",
     "check_contents",
     "check_layout",
@@ -23,7 +25,9 @@ __all__ = [
     "layer_splits",
     "native_layout",
     "native_to_te",
+    "read_tensors",
     "read_weights",
     "te_layout",
     "te_to_native",
+    "why_not_resumable",
 ]

@@ -21,7 +21,7 @@ from paddle_te.weights.files import (
     write_json,
 )
 from paddle_te.weights.folder import open_checkpoint
-from paddle_te.weights.output_files import Target, pipeline_stages, plan_new_ranks, plan_same_ranks
+from paddle_te.weights.output_files import Target, check_degrees, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
 from paddle_te.weights.tensors import CheckpointError
 
@@ -96,7 +96,7 @@ def convert(
     sources, carried, marks = {"": checkpoint}, list(checkpoint.companions), []
     if with_optimizer:
         target = _unified_target(layout, mode, format)
-        _check_degrees(checkpoint, layout, *degrees)
+        check_degrees(checkpoint, layout, *degrees)
         sources |= optimizer.open_optimizer(checkpoint)
         groups, indexes = _plan_with_optimizer(sources, target)
         carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
@@ -202,13 +202,6 @@ def _unified_target(layout, mode, format):
             "with --unified_checkpoint 1: leave --format out"
         )
     return Target(layout, safetensors.SUFFIX, 1, 1)
-
-
-def _check_degrees(checkpoint, layout, tp, pp, vp):
-    """Raises CheckpointError for degrees that the model cannot be split into, though whole tensors are written."""
-    for _, slot in layout.tensors(1):
-        checkpoint.dims.slot_shape(slot, tp or 1)
-    pipeline_stages(checkpoint.dims.num_hidden_layers, pp or 1, vp or 1)
 
 
 def _check_space(output_path, total):

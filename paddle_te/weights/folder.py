@@ -13,7 +13,7 @@ from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.contents import files_of_index
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.layout import LAYER_PARTS, MODEL_PARTS, SPLIT_AXIS, Dims, Layout, detect
-from paddle_te.weights.tensors import CheckpointError
+from paddle_te.weights.tensors import CheckpointError, same_bytes
 
 _WEIGHTS = re.compile(
     r"(?P<stem>model_state|model)"
@@ -178,7 +178,8 @@ def _read_rank(folder, suffix, rank):
 def read_index(path, file_format):
     """({name: TensorRef}, content) of an index file and the shards it names, which must hold just what it says.
 
-    file_format: the module pdparams or safetensors.
+    A tensor may be in several shards, as beta's powers are where sharding has split a parameter (split_param): then it
+    must be the same to the bit. file_format: the module pdparams or safetensors.
     """
     index = read_json(path)
     names = files_of_index(path, index, file_format.SUFFIX)
@@ -188,9 +189,10 @@ def read_index(path, file_format):
         if not file.is_file():
             raise CheckpointError(f"{file}: missing; {path.name} names it")
         for key, ref in file_format.read(file).items():
-            if key in tensors:
-                raise CheckpointError(f"{file}: tensor {key!r} is in {tensors[key].path.name} too")
-            tensors[key] = ref
+            if key in tensors and not same_bytes(tensors[key], ref):
+                raise CheckpointError(f"{file}: tensor {key!r} is in {tensors[key].path.name} too, with other values")
+            if key not in tensors or weight_map.get(key) == name:
+                tensors[key] = ref
     for key, name in weight_map.items():
         if key not in tensors or tensors[key].path.name != name:
             raise CheckpointError(f"{path.parent / name}: has no tensor {key!r}, which {path.name} names")

@@ -13,7 +13,7 @@ from math import prod
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.folder import Rank, read_index
 from paddle_te.weights.output_files import OutputFile, plan_new_ranks
-from paddle_te.weights.tensors import CheckpointError, SlicedRef
+from paddle_te.weights.tensors import CheckpointError, SlicedRef, same_bytes
 
 MOMENTS = ("moment1_0", "moment2_0")
 POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
@@ -21,7 +21,11 @@ MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
 _TIED = {"llama.embed_tokens.weight": "lm_head.weight", "lm_head.weight": "llama.embed_tokens.weight"}
-_SLICE = "slice@"  # sharding stage 3: each rank has a slice of the flat tensor (group_sharded_stage3.py)
+# Sharding stage 3 keeps of each large parameter a slice of the flat tensor (group_sharded_stage3.py), stage 1 with
+# split_param what of it lies in the rank's part of a bucket (ShardingGradView in tensor_fusion_helper.py), which may be
+# nothing. In both the slices follow one another in the order of the ranks, with zeros behind the last.
+_SLICE = "slice@"
+_PADDING = 512  # at most so many elements a rank: Paddle aligns to 256 bytes
 # Files of the state itself, in both forms, and of signals that it has been saved
 STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*|saved_signal_\d+")
 # What a Trainer needs besides to go on; its training_args.bin nobody reads, and it is no file of numbers
@@ -41,9 +45,9 @@ def trainer_files(names, source, target):
 def open_optimizer(checkpoint):
     """{kind: Checkpoint whose tensors are not the weights but their state of that kind}; kinds as MOMENTS and so on.
 
-    Raises CheckpointError where something is missing, or split as sharding's split_param does.
+    Raises CheckpointError where something is missing or does not fit together.
     """
-    if (checkpoint.folder / safetensors_index("optimizer")).exists():
+    if is_unified(checkpoint.folder):
         found = {key: _unified(checkpoint) for key in checkpoint.ranks}
     else:
         found = {key: _pdopt(checkpoint, rank) for key, rank in checkpoint.ranks.items()}
@@ -86,6 +90,11 @@ def _of_kind(entry, kind):
     return replace(entry, spec=spec, kind=kind)
 
 
+def is_unified(folder):
+    """Whether a training checkpoint's optimizer is a unified one, of whole tensors."""
+    return (folder / safetensors_index("optimizer")).exists()
+
+
 def safetensors_index(stem):
     """Name of a unified checkpoint's index."""
     return f"{stem}.safetensors.index.json"
@@ -105,8 +114,7 @@ def _fill(checkpoint, rank, found, kind):
             raise CheckpointError(f"{checkpoint.folder}: the optimizer's state has no {kind} of {name!r}")
         if ref.shape != ((1,) if kind in POWERS else weight.shape):
             raise CheckpointError(
-                f"{ref.path}: {kind} of {name!r} has shape {list(ref.shape)}, the weight {list(weight.shape)}: state "
-                "that sharding has split (split_param) is not read; save with --unified_checkpoint 1"
+                f"{ref.path}: {kind} of {name!r} has shape {list(ref.shape)}, the weight {list(weight.shape)}"
             )
         tensors[name] = ref
     return Rank(rank.tp, rank.pp, rank.files, tensors, rank.index)
@@ -131,17 +139,15 @@ def _pdopt(checkpoint, rank):
     """{kind: {weight: TensorRef}} of one rank's .pdopt files: one, or one for each sharding rank."""
     pattern = ".".join(["optimizer", *([rank.variant] if rank.variant else [])])
     exact = checkpoint.folder / f"{pattern}.pdopt"
-    joint = "_" if rank.variant else "."
-    shards = checkpoint.folder.glob(f"{pattern}{joint}shard*.pdopt")
-    files = [exact] if exact.exists() else sorted(shards, key=lambda file: int(re.search(r"shard(\d+)", file.name)[1]))
+    files = [exact] if exact.exists() else shard_files(checkpoint.folder, rank.variant)
     if not files:
-        raise CheckpointError(f"{exact}: missing; --with_optimizer needs it")
+        raise CheckpointError(f"{exact}: missing; --with_optimizer, and resuming in other degrees, need it")
     if checkpoint.suffix != pdparams.SUFFIX:
         raise CheckpointError(f"{exact}: goes by names that only .pdparams weights tell; these are safetensors")
     names = {}
     for file in rank.files:
         names |= {parameter: name for name, parameter in pdparams.read_name_table(file).items()}
-    found, slices = {}, {}
+    parts, found = {}, {}
     for file in files:
         state, master = pdparams.read_optimizer(file)
         matches = {key: match for key in state if (match := _KEY.fullmatch(key))}
@@ -151,21 +157,36 @@ def _pdopt(checkpoint, rank):
             name = names.get(parameter.removeprefix(_SLICE))
             if name is None:
                 raise CheckpointError(f"{file}: has state of {parameter!r}, which no weight is called")
-            if parameter.startswith(_SLICE) and kind not in POWERS:
-                slices.setdefault((kind, name), []).append(ref)
-            else:
-                found.setdefault(kind, {})[name] = ref
-    for (kind, name), refs in slices.items():
-        _check_slices(refs, name, rank.tensors[name].shape, len(files))
-        found.setdefault(kind, {})[name] = SlicedRef(tuple(refs), rank.tensors[name].shape)
+            parts.setdefault((kind, name), []).append(ref)
+    for (kind, name), refs in parts.items():
+        shape = (1,) if kind in POWERS else rank.tensors[name].shape
+        found.setdefault(kind, {})[name] = _one_tensor(refs, kind, name, shape, len(files))
     return found
 
 
-def _check_slices(refs, name, shape, ranks):
-    """Equal slices, one of each sharding rank, which together hold the tensor; the last may end in padding."""
-    sizes = {prod(ref.shape) for ref in refs}
-    if len(refs) != ranks or len(sizes) > 1 or not prod(shape) <= ranks * max(sizes):
+def shard_files(folder, rank_variant=""):
+    """The .pdopt files of the sharding ranks that share the weights of one rank, in their order; [] without sharding.
+
+    Raises CheckpointError where one before the last is missing.
+    """
+    stem = f"optimizer.{rank_variant}_shard" if rank_variant else "optimizer.shard"
+    matches = {file: re.fullmatch(rf"{re.escape(stem)}(\d+)\.pdopt", file.name) for file in folder.iterdir()}
+    files = {int(match[1]): file for file, match in matches.items() if match}
+    for number in range(len(files)):
+        if number not in files:
+            raise CheckpointError(f"{folder}/{stem}{number:02d}.pdopt: missing, though other ranks' files are there")
+    return [files[number] for number in range(len(files))]
+
+
+def _one_tensor(refs, kind, name, shape, ranks):
+    """What the files of the sharding ranks, in their order, have of a tensor: each the whole, or slices."""
+    first, *others = refs
+    if first.shape == shape and all(same_bytes(first, other) for other in others):
+        return first
+    sizes = [prod(ref.shape) for ref in refs]
+    if kind in POWERS or not prod(shape) <= sum(sizes) <= prod(shape) + ranks * _PADDING:
         raise CheckpointError(
-            f"{refs[0].path}: {len(refs)} slices of {name!r}, of {sorted(sizes)} elements, in {ranks} sharding ranks' "
-            f"files, do not make a tensor of shape {list(shape)}"
+            f"{first.path}: {kind} of {name!r}, {sizes} elements in {ranks} sharding ranks' files, does not make a "
+            f"tensor of shape {list(shape)}"
         )
+    return SlicedRef(tuple(refs), shape)

@@ -149,6 +149,13 @@ def _rank_files(suffix, tp, rank_variant, groups, index):
     return files, {index_name(suffix, rank_variant): index | {"metadata": metadata, "weight_map": weight_map}}
 
 
+def check_degrees(checkpoint, layout, tp=None, pp=None, vp=None):
+    """Raises CheckpointError for degrees (None: 1) that a Checkpoint's model, in a Layout, cannot be split into."""
+    for _, slot in layout.tensors(1):
+        checkpoint.dims.slot_shape(slot, tp or 1)
+    pipeline_stages(checkpoint.dims.num_hidden_layers, pp or 1, vp or 1)
+
+
 def pipeline_stages(num_layers, degree, virtual_degree=1):
     """A function (layer or None, part) -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's Llama.
 

@@ -23,14 +23,24 @@ def read_weights(folder, target, names, tensor_parallel_degree=1, tensor_paralle
     Yields (name, numpy array): bfloat16 as its bits, uint16. Raises CheckpointError as `open_checkpoint`, and for
     degrees that the model cannot be split into.
     """
-    checkpoint = open_checkpoint(folder)
+    yield from read_tensors(open_checkpoint(folder), target, names, tensor_parallel_degree, tensor_parallel_rank)
+
+
+def read_tensors(checkpoint, target, names, tensor_parallel_degree=1, tensor_parallel_rank=0, numbers=False):
+    """As `read_weights`, of an opened Checkpoint: its weights, or one kind of their state (`open_optimizer`).
+
+    numbers: that kind is a power of beta, of which every weight has one number, [1].
+    """
     reader = Reader(checkpoint, tensor_parallel_degree)
     for number, slot in target.tensors(checkpoint.dims.num_hidden_layers):
         name = target.full_name(number, slot)
-        if name in names and reader.has(number, slot):
+        if name not in names or not reader.has(number, slot):
+            continue
+        if numbers:
+            yield name, reader.number(tensor_parallel_rank, number, slot)[0]
+        else:
             shape = checkpoint.dims.slot_shape(slot, tensor_parallel_degree)
-            blocks = reader.blocks(tensor_parallel_rank, number, slot)
-            yield name, np.concatenate(blocks).reshape(shape)
+            yield name, np.concatenate(reader.blocks(tensor_parallel_rank, number, slot)).reshape(shape)
 
 
 class Reader:

@@ -38,9 +38,16 @@ class TensorRef:
         return array.reshape(self.shape, order=self.order)
 
 
+def same_bytes(one, other):
+    """Whether two stored tensors are one, saved twice: dtype, shape and every bit."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return np.array_equal(*(ref.read().view(f"u{STORAGE[ref.dtype].itemsize}") for ref in (one, other)))
+
+
 @dataclass(frozen=True)
 class SlicedRef:
-    """A tensor whose elements, in C order, lie in slices one after another, with padding behind the last."""
+    """A tensor whose elements, in C order, lie in slices one after another, with padding by zeros behind the last."""
 
     slices: tuple
     shape: tuple
@@ -56,13 +63,14 @@ class SlicedRef:
         return self.slices[0].dtype
 
     def read(self):
-        """As TensorRef's. Raises CheckpointError where the slices are too few."""
-        flat = np.concatenate([ref.read().reshape(-1) for ref in self.slices])
-        if flat.size < prod(self.shape):
+        """As TensorRef's. Raises CheckpointError where the slices are too few, or not one tensor's."""
+        flat, size = np.concatenate([ref.read().reshape(-1) for ref in self.slices]), prod(self.shape)
+        if flat.size < size or flat[size:].any():
             raise CheckpointError(
-                f"{self.path}: the slices of a tensor have {flat.size} elements of {prod(self.shape)}"
+                f"{self.path}: slices of {flat.size} elements in all are no tensor of shape {list(self.shape)} with "
+                "zeros behind it"
             )
-        return flat[: prod(self.shape)].reshape(self.shape)
+        return flat[:size].reshape(self.shape)
 
 
 @dataclass(frozen=True)

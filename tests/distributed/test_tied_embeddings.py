@@ -40,14 +40,7 @@ def runs(tmp_path_factory, nvgpu_host):
         names = FLOAT32[: 3 if layout == "pp2" else 2] + (["te_bf16", FP8_HEAD] if layout in TE_IN else [])
         wanted = [jobs.variant(name, init) | dict(save_strategy="steps", save_steps=jobs.SAVED_STEP) for name in names]
         for name in FLOAT32[:2] if before else []:
-            convert(
-                folder / before / name / f"checkpoint-{jobs.SAVED_STEP}",
-                folder / f"{before}_{name}",
-                "reshard",
-                with_optimizer=True,
-                progress=False,
-            )
-            resume = dict(unified_checkpoint=True, resume=str(folder / f"{before}_{name}"))
+            resume = dict(resume=str(folder / before / name / f"checkpoint-{jobs.SAVED_STEP}"))
             wanted.append(jobs.variant(name, init) | resume | dict(name=f"{name}_moved"))
         device, where = ("cpu", {}) if layout == "one" else ("nvgpu", environment | dict(NVGPU_HOST_DEVICES="2"))
         flags = flags | dict(model_name_or_path=str(model))

@@ -5,8 +5,9 @@
 The job: {"layout": flags of run_pretrain, "variants": [{"name", "init": {backend: weights folder, "model": folder with
 their configuration, if it is not the layout's}, **flags}], "output": folder}. All variants run one after another in
 these processes, to start Python and Paddle once. For each, rank 0 writes OUTPUT/NAME.json (losses by step) and NAME.npz
-(final weights, merged over all ranks), and every rank NAME.rankN.json (sizes of what it holds). With EMULATED_TE=1 te
-computes with tests/emulated_te.py.
+(final weights, merged over all ranks), and every rank NAME.rankN.json (sizes of what it holds). With "resume" a variant
+goes on from a checkpoint, and with "save_what_is_loaded" it saves that again before its first step. With EMULATED_TE=1
+te computes with tests/emulated_te.py.
 """
 
 import copy
@@ -83,7 +84,11 @@ class SameBatch(MockDataset):
 
 class Losses(TrainerCallback):
     def __init__(self):
-        self.losses = {}
+        self.losses, self.at_begin = {}, None
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        if self.at_begin:
+            self.at_begin(model)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in (logs or {}):
@@ -130,8 +135,11 @@ def sizes(trainer):
     )
 
 
+NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded")
+
+
 def run(base, variant, output):
-    flags = {key: value for key, value in variant.items() if key not in ("name", "init", "resume")}
+    flags = {key: value for key, value in variant.items() if key not in NOT_FLAGS}
     model_args, data_args, training_args = copy.deepcopy(base[0]), base[1], copy.copy(base[2])
     for key, value in flags.items():
         setattr(training_args, key, IntervalStrategy(value) if key == "save_strategy" else value)
@@ -152,6 +160,8 @@ def run(base, variant, output):
             optimizers=(None, pretrain.make_scheduler(training_args)),
             callbacks=[losses],
         )
+        if variant.get("save_what_is_loaded"):
+            losses.at_begin = trainer._save_checkpoint
         with causal_mask_only():
             trainer.train(resume_from_checkpoint=variant.get("resume"))
     (output / f"{variant['name']}.rank{dist.get_rank()}.json").write_text(json.dumps(sizes(trainer)))

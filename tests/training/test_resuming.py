@@ -133,8 +133,16 @@ def test_another_model_is_refused(refused, out, tmp_path):
         flags = variant(tmp_path, **values) | dict(ignore_load_lr_and_optim=str(bool(i % 2)).lower())
         line = refused(**flags)
         assert "checkpoint-3 is of another model: " in line and all(name in line for name in values)
-    other = "weights is Transformer Engine's there and PaddleNLP's here"
-    assert other in refused(transformer_engine_backend="none", ignore_load_lr_and_optim="true")
+
+
+@pytest.mark.parametrize("weights_only", ["true", "false"])
+def test_the_other_backends_weights_are_translated(monkeypatch, whole, out, caplog, weights_only):
+    flags = FLAGS | STEPS | dict(resume_from_checkpoint=out / "checkpoint-2", ignore_load_lr_and_optim=weights_only)
+    same = run(monkeypatch, out / "same", **flags)
+    assert (same == {3: whole[1][3]}) == (weights_only == "false")
+    other = run(monkeypatch, out / "other", **flags | dict(transformer_engine_backend="none"))
+    assert other == pytest.approx(same, rel=1e-5)
+    assert "its layout is undivided, in Transformer Engine's layout; this run's layout is undivided" in caplog.text
 
 
 def test_initial_weights_of_another_model_are_refused(monkeypatch, out, tmp_path, caplog):

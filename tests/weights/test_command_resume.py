@@ -1,10 +1,12 @@
 """Training goes on from a converted checkpoint with its optimizer: the other backend's losses, then its own again."""
 
 import json
+import shutil
 import sys
 
 import paddle
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from paddle_te.training import pretrain
 from paddle_te.weights import convert
@@ -63,20 +65,54 @@ def test_losses_go_on(monkeypatch, tmp_path, unified):
     assert again == {step: whole[step] for step in (4, 5, 6)}
 
 
-def test_what_cannot_be_resumed_as_it_is_is_refused(monkeypatch, tmp_path, caplog):
-    """A unified checkpoint without the flag, and another layout's: PaddleNLP would start with a fresh optimizer, or
-    load what it finds."""
+def spread(folder):
+    """Spreads a unified checkpoint of one file a kind over two, as two pipeline stages save it; without a manifest."""
+    (folder / "manifest.json").unlink(missing_ok=True)
+    (folder / ".checkpoint_done").write_text("")
+    order = list(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"])
+    for stem in ("model", "optimizer"):
+        whole = folder / f"{stem}-00001-of-00001.safetensors"
+        tensors = load_file(whole)
+        whole.unlink()
+        index_file = folder / f"{stem}.safetensors.index.json"
+        stage = {name: 1 + (order.index(name.partition("/")[0]) >= len(order) // 2) for name in tensors}
+        weight_map = {name: f"{stem}-{n:05d}-of-00002.safetensors" for name, n in stage.items()}
+        for file in set(weight_map.values()):
+            mine = {name: tensors[name] for name in tensors if weight_map[name] == file}
+            save_file(mine, folder / file, metadata={"format": "np"})
+        index_file.write_text(json.dumps(json.loads(index_file.read_text()) | {"weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_a_unified_checkpoint_in_several_files_is_loaded_whole(monkeypatch, tmp_path, backend):
+    """PaddleNLP alone reads the first file on one device, and trains the other weights from random ones."""
+    whole = train(monkeypatch, tmp_path / "whole", backend, unified_checkpoint="true")
+    checkpoint = tmp_path / "whole/checkpoint-3"
+    spread(checkpoint)
+    for unified in ("true", "false"):
+        again = train(
+            monkeypatch, tmp_path / unified, backend, unified_checkpoint=unified, resume_from_checkpoint=checkpoint
+        )
+        assert again == {step: whole[step] for step in (4, 5, 6)}
+
+
+def test_what_cannot_be_resumed_whole_is_refused(monkeypatch, tmp_path, caplog):
+    """In one line, before there is a model: no optimizer, a missing file, another precision."""
     train(monkeypatch, tmp_path / "first", "none", max_steps=3)
-    checkpoint = tmp_path / "first" / "checkpoint-3"
-    convert(checkpoint, tmp_path / "unified", "reshard", tensor_parallel_degree=1, with_optimizer=True, progress=False)
+    checkpoint = tmp_path / "first/checkpoint-3"
     convert(checkpoint, tmp_path / "tp2", "reshard", tensor_parallel_degree=2, progress=False)
-    for name in ("tp2", "unified"):
-        (tmp_path / name / ".checkpoint_done").touch()
-        (tmp_path / name / "trainer_state.json").write_text('{"global_step": 3}')
+    convert(checkpoint, tmp_path / "unified", "reshard", with_optimizer=True, progress=False)
+    for name in ("trainer_state.json", "scheduler.pdparams"):
+        shutil.copy(checkpoint / name, tmp_path / "tp2")
+    (tmp_path / "tp2/.checkpoint_done").touch()
+    spread(tmp_path / "unified")
+    (tmp_path / "unified/optimizer-00002-of-00002.safetensors").unlink()
+    reasons = {
+        "tp2": "optimizer.tp00.pdopt: missing",
+        "unified": "optimizer-00002-of-00002.safetensors: missing; optimizer.safetensors.index.json names it",
+    }
+    for name, reason in reasons.items():
         with pytest.raises(SystemExit) as stop:
             train(monkeypatch, tmp_path / "other", "none", resume_from_checkpoint=tmp_path / name)
         assert stop.value.code == 2
-    assert (
-        "has model_state.tp00.pdparams, model_state.tp01.pdparams, this run needs model_state.pdparams" in caplog.text
-    )
-    assert "unified is a unified checkpoint: resume it with --unified_checkpoint 1" in caplog.text
+        assert reason in caplog.records[-1].message and "\n" not in caplog.records[-1].message

@@ -14,7 +14,8 @@ from paddle_te.configs import MODEL_VALUES
 from paddle_te.models.llama.modeling import model_class
 from paddle_te.ops import get_ops
 from paddle_te.options import DTYPES
-from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_weights, te_layout
+from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
+from paddle_te.weights.folder import open_checkpoint
 
 
 def check_backend(backend, dtype, fp8=False):
@@ -58,25 +59,54 @@ def from_pretrained(model_class, folder, config, dtype):
 
 
 def _translated(model_class, folder, config, dtype):
-    """The weights are translated on their way, tensor by tensor; each rank reads its own share only."""
-    tied = config.tie_word_embeddings
-    copies = {"llama.embed_tokens.weight": "lm_head.weight"} if tied else {}  # the last pipeline stage has its own
-    if config.transformer_engine_backend != "none":
-        layout = te_layout(tied)
-    else:
-        layout = native_layout(config.fuse_attention_qkv, config.fuse_attention_ffn, tied)
-    degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
     model = model_class.from_config(config, dtype=dtype)
+    load_weights(model, open_checkpoint(folder))
+    return model
+
+
+def load_weights(model, checkpoint):
+    """Gives a model the weights of an opened Checkpoint in any layout and degrees: each rank reads its own share.
+
+    The weights are translated on their way, tensor by tensor. Raises CheckpointError where one is missing or has
+    another shape, or where the checkpoint has more layers than the model.
+    """
+    config, theirs = model.config, checkpoint.dims.num_hidden_layers
+    if theirs != config.num_hidden_layers:
+        raise CheckpointError(f"{checkpoint.folder}: has {theirs} layers, the model {config.num_hidden_layers}")
     weights = model.state_dict()  # this pipeline stage's; the parameters themselves
-    missing = set(weights)
-    for name, array in read_weights(folder, layout, missing | set(copies), degree, rank):
+    for name, array in read_share(checkpoint, config, weights.keys()):
+        if list(array.shape) != list(weights[name].shape):
+            raise CheckpointError(
+                f"{checkpoint.folder}: {name} has shape {list(array.shape)}, in this model {list(weights[name].shape)}"
+            )
         tensor = paddle.to_tensor(np.ascontiguousarray(array), place=paddle.CPUPlace())  # uint16: bfloat16's bits
-        for here in {name, copies.get(name)} & weights.keys():
-            weights[here].set_value(tensor.astype(weights[here].dtype))
+        weights[name].set_value(tensor.astype(weights[name].dtype))
+
+
+def read_share(checkpoint, config, names, numbers=False):
+    """Yields (name, numpy array) of the weights `names`, as this tensor parallel rank of a model has them.
+
+    checkpoint: a Checkpoint; or one kind of its weights' state, numbers as in `read_tensors`. Raises CheckpointError
+    where one is missing.
+    """
+    # tied embeddings are saved under one name, but the last pipeline stage has its own copy
+    copies = {"llama.embed_tokens.weight": "lm_head.weight"} if config.tie_word_embeddings else {}
+    degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
+    missing = set(names)
+    for name, array in read_tensors(checkpoint, layout_of(config), missing | set(copies), degree, rank, numbers):
+        for here in {name, copies.get(name)} & set(names):
+            yield here, array
             missing.discard(here)
     if missing:
-        raise CheckpointError(f"{folder}: has no weights for {', '.join(sorted(missing))} of this model")
-    return model
+        raise CheckpointError(f"{checkpoint.folder}: has nothing for {', '.join(sorted(missing))} of this model")
+
+
+def layout_of(config):
+    """The Layout of a model's weights, from its configuration."""
+    tied = config.tie_word_embeddings
+    if config.transformer_engine_backend != "none":
+        return te_layout(tied)
+    return native_layout(config.fuse_attention_qkv, config.fuse_attention_ffn, tied)
 
 
 def read_config(folder):
