@@ -222,16 +222,17 @@ def test_a_power_that_two_files_have(tmp_path, rng, state_of, same):
 def test_degrees_are_those_of_the_resume(tmp_path, rng, state_of):
     """Whole tensors in any case; fp8 scales go along where both layouts have them."""
     save_trained(tmp_path / "in", Model(rng, kv_heads=4), state_of)
-    (tmp_path / "in" / "fp8_state.pp00.pdparams").write_text("scales")
+    scales = pickle.dumps({"scale": 2.0}, protocol=4)
+    (tmp_path / "in" / "fp8_state.pp00.pdparams").write_bytes(scales)
     degrees = dict(tensor_parallel_degree=2, pipeline_parallel_degree=2, with_optimizer=True, progress=False)
     assert convert(tmp_path / "in", tmp_path / "te", "pd2te", **degrees) == ["fp8_state.pp00.pdparams"]
     plain = tmp_path / "plain"
     convert(tmp_path / "in", plain, "pd2te", with_optimizer=True, progress=False)
     for path in plain.iterdir():
         assert path.read_bytes() == (tmp_path / "te" / path.name).read_bytes()
-    (tmp_path / "te" / "fp8_state.pp00.pdparams").write_text("scales")
+    (tmp_path / "te" / "fp8_state.pp00.pdparams").write_bytes(scales)
     assert convert(tmp_path / "te", tmp_path / "again", "reshard", **degrees) == []
-    assert (tmp_path / "again" / "fp8_state.pp00.pdparams").read_text() == "scales"
+    assert (tmp_path / "again" / "fp8_state.pp00.pdparams").read_bytes() == scales
     assert convert(tmp_path / "te", tmp_path / "pd", "te2pd", **degrees) == ["fp8_state.pp00.pdparams"]
 
 
