@@ -113,6 +113,6 @@ def test_what_cannot_be_resumed_whole_is_refused(monkeypatch, tmp_path, caplog):
     }
     for name, reason in reasons.items():
         with pytest.raises(SystemExit) as stop:
-            train(monkeypatch, tmp_path / "other", "none", resume_from_checkpoint=tmp_path / name)
+            train(monkeypatch, tmp_path / f"other_{name}", "none", resume_from_checkpoint=tmp_path / name)
         assert stop.value.code == 2
         assert reason in caplog.records[-1].message and "\n" not in caplog.records[-1].message
