@@ -6,7 +6,7 @@ import pytest
 
 from paddle_te.models.llama.generation import left_padded
 from paddle_te.models.llama.loading import check_backend
-from tests.gpu.models import TE, VOCABULARY, array, first, make, relative, truth
+from tests.small_llama import TE, VOCABULARY, array, first, make, relative, truth
 
 HALF = "bfloat16"
 NEVER = 1000  # an end-of-text token that no model makes

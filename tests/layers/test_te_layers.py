@@ -1,6 +1,6 @@
 """te's layers with TE's kernels emulated in NumPy (tests/emulated_te.py): their logic, on any machine.
 
-tests/gpu/test_layers.py, whose cases these are, asks the same of the real library on a GPU.
+tests/gpu/test_layers.py asks the same of the real library on a GPU.
 """
 
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from paddle_te.ops import get_ops
 from paddle_te.ops.te import float8_attention
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
-from tests.gpu.test_layers import (
+from tests.layer_cases import (
     ATTENTION,
     KINDS,
     RECIPES,
@@ -24,11 +24,11 @@ from tests.gpu.test_layers import (
     check_fp8,
     check_main_gradients,
     make,
-    relative,
     run,
     te,
 )
 from tests.poison import poison_allocations
+from tests.small_llama import relative
 
 
 @pytest.fixture(autouse=True)

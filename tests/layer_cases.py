@@ -1,0 +1,217 @@
+"""Layers of te and pd with the same numbers, for tests/gpu on the real library and for the emulated one."""
+
+import numpy as np
+import paddle
+
+from paddle_te import fp8
+from paddle_te.layers import (
+    DotProductAttention,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    MultiHeadAttention,
+    RMSNorm,
+    RotaryPositionEmbedding,
+    TransformerLayer,
+)
+from paddle_te.ops import get_ops
+from tests.bfloat16 import truncated
+from tests.small_llama import relative
+
+HIDDEN, FFN = 256, 448
+
+
+class Rotary(paddle.nn.Layer):
+    """The op behind MultiHeadAttention, with the angles inside, as a layer of its own."""
+
+    def __init__(self, heads, kv_heads, backend):
+        super().__init__()
+        self.ops, self.heads, self.kv_heads = get_ops(backend), heads, kv_heads
+
+    def forward(self, qkv):
+        freqs = RotaryPositionEmbedding(qkv.shape[-1] // (self.heads + 2 * self.kv_heads))(qkv.shape[1])
+        return self.ops.rotary_qkv(qkv, freqs, self.heads, self.kv_heads)
+
+
+class LinearInOut(paddle.nn.Layer):
+    """The op behind a language model's head, whose weight is [in, out], as a layer of its own."""
+
+    def __init__(self, in_features, out_features, params_dtype=None, backend="transformer_engine"):
+        super().__init__()
+        self.ops, self.fp8 = get_ops(backend), fp8.ModuleScaling(1, get_ops(backend).amax_and_scale_update)
+        self.weight = self.create_parameter([in_features, out_features], dtype=params_dtype)
+
+    def forward(self, x, is_first_microbatch=None):
+        (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
+        return self.ops.linear(x, self.weight, quantizers=quantizers, transpose_y=False)
+
+
+class WithRope(paddle.nn.Layer):
+    """MultiHeadAttention or TransformerLayer, with the angles inside."""
+
+    def __init__(self, layer, rotary_last, head_dim):
+        super().__init__()
+        self.layer, self.rotary_last, self.head_dim = layer, rotary_last, head_dim
+
+    def forward(self, x):
+        freqs = RotaryPositionEmbedding(self.head_dim)(x.shape[1])
+        return self.layer(x, None, freqs) if self.rotary_last else self.layer(x, freqs)
+
+
+def make(kind, heads, kv_heads, head_dim=64, **shared):
+    """(layer, inputs' trailing shapes)."""
+    hidden = heads * head_dim
+    if kind == "rms_norm":
+        return RMSNorm(HIDDEN, **shared), [(HIDDEN,)]
+    if kind == "linear":
+        return Linear(HIDDEN, FFN, **shared), [(HIDDEN,), (FFN,)]
+    if kind == "linear_in_out":
+        return LinearInOut(HIDDEN, FFN, **shared), [(HIDDEN,)]
+    if kind == "layernorm_linear":
+        return LayerNormLinear(HIDDEN, FFN, **shared), [(HIDDEN,)]
+    if kind == "layernorm_mlp":
+        return LayerNormMLP(HIDDEN, FFN, **shared), [(HIDDEN,)]
+    if kind == "rotary":
+        return Rotary(heads, kv_heads, shared["backend"]), [((heads + 2 * kv_heads) * head_dim,)]
+    if kind == "dot_product_attention":
+        shapes = [(heads, head_dim), (kv_heads, head_dim), (kv_heads, head_dim)]
+        return DotProductAttention(head_dim, shared["backend"]), shapes
+    if kind == "multi_head_attention":
+        return WithRope(MultiHeadAttention(hidden, heads, kv_heads, **shared), False, head_dim), [(hidden,)]
+    return WithRope(TransformerLayer(hidden, FFN, heads, kv_heads, **shared), True, head_dim), [(hidden,)]
+
+
+PARAMETERLESS = ("rotary", "dot_product_attention")
+
+
+KINDS = [
+    "rms_norm",
+    "linear",
+    "linear_in_out",
+    "layernorm_linear",
+    "layernorm_mlp",
+    "rotary",
+    "dot_product_attention",
+    "multi_head_attention",
+    "transformer",
+]
+
+
+def weights(layer, generator):
+    """Fresh values: norms around one, matrices that keep the scale of what they multiply."""
+    values = {}
+    for name, parameter in layer.named_parameters():
+        value = generator.standard_normal(parameter.shape).astype("float32")
+        values[name] = 1 + 0.1 * value if parameter.ndim == 1 else value * parameter.shape[1] ** -0.5
+    return values
+
+
+def run(layer, values, inputs, grads, dtype, recipe=None, steps=1):
+    """{"y0": …, "dx0": …, "d<parameter>": …} of the last of `steps` equal steps, as float32 arrays."""
+    for name, parameter in layer.named_parameters():
+        parameter.set_value(paddle.to_tensor(values[name]).astype(dtype))
+    for _ in range(steps):
+        layer.clear_gradients()
+        xs = [paddle.to_tensor(x).astype(dtype).detach() for x in inputs]
+        for x in xs:
+            x.stop_gradient = False
+        with fp8.fp8_autocast(recipe is not None, recipe):
+            ys = layer(*xs)
+        ys = ys if isinstance(ys, (tuple, list)) else [ys]
+        paddle.autograd.backward(list(ys), [paddle.to_tensor(dy).astype(dtype) for dy in grads[: len(ys)]])
+    result = {f"y{i}": y for i, y in enumerate(ys)} | {f"dx{i}": x.grad for i, x in enumerate(xs)}
+    result |= {f"d{name}": parameter.grad for name, parameter in layer.named_parameters()}
+    return {name: value.astype("float32").numpy() for name, value in result.items()}
+
+
+def case(kind, heads, kv_heads, batch, sequence, seed, head_dim=64):
+    """Inputs, output gradients and weights, bf16-representable, and the truth in float32 on the CPU."""
+    generator = np.random.default_rng(seed)
+    paddle.set_device("cpu")
+    layer, shapes = make(kind, heads, kv_heads, head_dim, backend="paddle", params_dtype="float32")
+    draw = lambda shape: truncated(generator.standard_normal([batch, sequence, *shape]).astype("float32"))  # noqa: E731
+    inputs = [draw(shape) for shape in shapes]
+    values = {name: truncated(value) for name, value in weights(layer, generator).items()}
+    ys = layer(*map(paddle.to_tensor, inputs))
+    grads = [draw(y.shape[2:]) for y in (ys if isinstance(ys, (tuple, list)) else [ys])]
+    truth = run(layer, values, inputs, grads, "float32")
+    return values, inputs, grads, truth
+
+
+def te(kind, heads, kv_heads, head_dim=64):
+    return make(kind, heads, kv_heads, head_dim, backend="transformer_engine", params_dtype="bfloat16")[0]
+
+
+RECIPES = {
+    "delayed": fp8.DelayedScaling(amax_history_len=4),
+    "delayed_e4m3": fp8.DelayedScaling(fp8_format=fp8.Format.E4M3, amax_history_len=4),
+    "most_recent": fp8.DelayedScaling(amax_history_len=4, amax_compute_algo="most_recent"),
+    "current": fp8.Float8CurrentScaling(),
+}
+
+
+def check_fp8(device, kind, heads, kv_heads, batch, sequence, seed, recipe, head_dim=64):
+    """te's error against float32 is the emulation's own."""
+    values, inputs, grads, truth = case(kind, heads, kv_heads, batch, sequence, seed, head_dim)
+    emulated_layer, _ = make(kind, heads, kv_heads, head_dim, backend="paddle", params_dtype="float32")
+    emulated = run(emulated_layer, values, inputs, grads, "float32", recipe, steps=3)
+    paddle.set_device(device)
+    got = run(te(kind, heads, kv_heads, head_dim), values, inputs, grads, "bfloat16", recipe, steps=3)
+    for name, want in truth.items():
+        error, bound = relative(got[name], want), relative(emulated[name], want)
+        # what fp8 does not touch (the residual passed on) has bf16's error only
+        assert error <= 1.2 * bound + 1e-2, (name, error, bound)
+        assert bound > 1e-2 or error < 2e-2, (name, error, bound)
+
+
+ATTENTION = {
+    "dpa": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True),
+    "dpa_e4m3": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_format=fp8.Format.E4M3),
+    "dpa_forward": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_dpa_bwd=False),
+}
+
+
+def check_amaxes_of_micro_batches(device, seed):
+    """The amax of a step is the greatest of its micro-batches', and recompute of attention adds none."""
+    values, inputs, grads, _ = case("multi_head_attention", 2, 1, 1, 128, seed, 128)
+    paddle.set_device(device)
+    results = {}
+    for name, scales, recompute in (("up", (0.5, 1), False), ("down", (1, 0.5), False), ("again", (1, 0.5), True)):
+        layer = te("multi_head_attention", 2, 1, 128)
+        for key, parameter in layer.named_parameters():
+            parameter.set_value(paddle.to_tensor(values[key]).astype("bfloat16"))
+        for i, scale in enumerate(scales):
+            x = paddle.to_tensor(inputs[0]).astype("bfloat16").detach()
+            x.stop_gradient = False
+            freqs = RotaryPositionEmbedding(128)(x.shape[1])
+            with fp8.fp8_autocast(True, ATTENTION["dpa"]), fp8.microbatch(i == 0):
+                y = layer.layer(x, freqs, recompute_core_attention=recompute)
+                y.backward(paddle.to_tensor(grads[0] * scale).astype("bfloat16"))
+        module = fp8.state_dict(layer.layer, ATTENTION["dpa"])["modules"]["core_attention"]
+        results[name] = [module[d]["amax_history"][0] for d in ("forward", "backward")]
+    for name in ("down", "again"):
+        for got, want in zip(results[name], results["up"], strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-3, err_msg=name)
+    forward, backward = results["up"]
+    assert (forward[::2] > 0).all() and (forward[1::2] == 0).all() and (backward > 0).all()
+
+
+def check_main_gradients(device, transformer, recipe):
+    """Two micro-batches leave twice the gradient in main_grad, and none in grad. transformer: what `case` made."""
+    values, inputs, grads, _ = transformer
+    paddle.set_device(device)
+    want = run(te("transformer", 4, 2), values, inputs, grads, "bfloat16", recipe)
+    fused, _ = make(
+        "transformer", 4, 2, backend="transformer_engine", params_dtype="bfloat16", fuse_wgrad_accumulation=True
+    )
+    for name, parameter in fused.named_parameters():
+        parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+    for first in (True, False):
+        x = paddle.to_tensor(inputs[0]).astype("bfloat16").detach()
+        x.stop_gradient = False
+        with fp8.fp8_autocast(recipe is not None, recipe), fp8.microbatch(first):
+            fused(x).backward(paddle.to_tensor(grads[0]).astype("bfloat16"))
+    for name, parameter in fused.named_parameters():
+        if parameter.ndim == 2:
+            assert parameter.grad is None and parameter.main_grad.dtype == paddle.float32
+            assert relative(parameter.main_grad.numpy(), 2 * want[f"d{name}"]) < 1e-2, name
