@@ -8,16 +8,21 @@ from paddlenlp.utils.log import logger
 
 from paddle_te.runs.checkpoints import CheckpointNotSaved
 from paddle_te.runs.rollback import RunEnded
+from paddle_te.weights import CheckpointError
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 def run_to_end(command):
-    """Calls command(). Ends the process with 1 where a checkpoint or another file could not be written or numbers are
-    not finite, with `runs.rollback.ROLLED_BACK` where the run is to be started again."""
+    """Calls command(). Ends the process with 2 for a checkpoint that turns out not to be whole, with 1 where a
+    checkpoint or another file could not be written or numbers are not finite, with `runs.rollback.ROLLED_BACK` where
+    the run is to be started again."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         command()
+    except CheckpointError as error:  # seen only when its tensors were read
+        logger.error(str(error))
+        sys.exit(2)
     except CheckpointNotSaved as error:
         logger.error(str(error))
         sys.exit(1)
