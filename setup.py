@@ -17,6 +17,8 @@ REQUIRES = [
     "protobuf>=3.20.2,<7",
     "numpy>=1.24,<2",
     "safetensors",
+    "psutil",
+    "fast_dataindex",
     "sentencepiece",
     "tqdm",
     "xxhash>=3",
@@ -59,7 +61,9 @@ EXTRAS["test"] = [
     "ruff",
     "clang-format",
     "pybind11>=2.12",
-    "setuptools",
+    "setuptools>=70.1",  # makes wheels without the package wheel
+    "build",
+    "twine",
     *EXTRAS["data"],
     *EXTRAS["plots"],
     *EXTRAS["docs"],
@@ -74,6 +78,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.13",
+    entry_points={"console_scripts": ["paddle-te = paddle_te.__main__:main"]},
     packages=find_packages(include=["paddle_te", "paddle_te.*"]),
     package_data={"paddle_te": ["configs/**/*", "native/*.cpp", "native/kernels/*.cu", "native/kernels/*.cuh"]},
     # Plain C++: the shim finds Transformer Engine at run time, so neither CUDA nor TE nor Paddle is needed to build it.

@@ -239,9 +239,7 @@ def _reasons(unusable):
 
 def main(argv=None):
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m paddle_te.env", description="What is here, and which backends run."
-    )
+    parser = argparse.ArgumentParser(description="What is here, and which backends run.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the JSON to FILE")
     args = parser.parse_args(argv)

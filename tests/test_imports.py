@@ -24,6 +24,8 @@ MAY_IMPORT = {
     "training": LAYERS | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream"},
     "evaluation": {"training", "runs", "models", "device", "fp8", "options"},
     "launch": {"runs", "configs", "weights", "options"},
+    "data": set(),
+    "scripts": {"training"},
     "env": {"native", "device", "options"},
 }
 

@@ -144,7 +144,7 @@ def perplexity_of_corpus(scorer, prefix, limit=None):
     prefix = str(prefix).removesuffix(".bin").removesuffix(".idx")
     for suffix in (".bin", ".idx"):
         if not Path(prefix + suffix).is_file():
-            raise FileNotFoundError(f"{prefix}{suffix}: no such file; tools/prepare_data.py makes it")
+            raise FileNotFoundError(f"{prefix}{suffix}: no such file; paddle-te prepare-data makes it")
     corpus = MMapIndexedDataset(prefix, skip_warmup=True)
     budget = None if limit is None else limit * scorer.max_seq_length + 1
     pieces, count = [], 0

@@ -22,7 +22,8 @@ def main(argv: list[str] | None = None) -> int:
         plan, args = make_plan(JOBS[name], words, os.environ)
         if not args.DRY_RUN and importlib.util.find_spec("paddle") is None:
             raise LaunchError(
-                f"PYTHON: {sys.executable} has no paddle; make .venv with scripts/quickstart.sh, or set PYTHON"
+                f"PYTHON: {sys.executable} has no paddle; install one (pip install 'paddle_te[cpu]', or "
+                "paddlepaddle-gpu; in the repository scripts/quickstart.sh does), or set PYTHON to another Python"
             )
     except LaunchError as error:
         print(f"error: {error}".replace("\n", " "), file=sys.stderr)

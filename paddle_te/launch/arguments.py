@@ -11,7 +11,8 @@ from paddle_te.launch.machines import LaunchError
 from paddle_te.options import Kind
 from paddle_te.options.launcher import FALLBACKS, VARIABLES
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]  # the repository, or the folder of installed packages
+SCRIPTS = ROOT / "paddle_te/scripts"
 
 
 def by_name(job, words: list[str]) -> list[str]:
@@ -72,7 +73,7 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
         LaunchError: one of them is not what it may be.
     """
     parser = _Parser(
-        prog=f"python -m paddle_te.launch {_name(job)}",
+        prog=f"paddle-te {_name(job)}",
         description=f"{job.__doc__.splitlines()[0]} Arguments in capitals from DEVICE on may also stand in the "
         "environment.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -88,7 +89,8 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
             help=option.help,
             metavar="VALUE",
         )
-    script = ROOT / "llm/llama" / _script(job)
-    parser.add_argument("--training_script", default=str(script), type=str, help="what each process runs")
+    parser.add_argument(
+        "--training_script", default=str(SCRIPTS / _script(job)), type=str, help="what each process runs"
+    )
     parser.set_defaults(**job.FIXED)
     return parser.parse_args(by_name(job, words))

@@ -108,7 +108,7 @@ def check_data(args: argparse.Namespace) -> str | None:
     if not path.is_dir():
         raise LaunchError(f"DATA_PATH: there is no folder {path}")
     if not any(path.glob("*.idx")) and not any(path.glob("*_idx.npz")):
-        raise LaunchError(f"DATA_PATH: {path} holds no .idx file; prepare it with tools/prepare_data.py")
+        raise LaunchError(f"DATA_PATH: {path} holds no .idx file; prepare it with paddle-te prepare-data")
     return str(path)
 
 

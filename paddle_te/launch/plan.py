@@ -147,9 +147,10 @@ def _environment(
     args: argparse.Namespace, devices: Devices, nodes: Nodes, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """What to add to the environment, and what to take from it."""
-    paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
-    unset = []
-    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
+    env, unset = {}, []
+    if ROOT.name not in ("site-packages", "dist-packages"):  # which Python finds by itself, after its own modules
+        paths = [str(ROOT), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     if _one_process(devices, nodes):
         env |= devices.selected()
     else:

@@ -339,7 +339,7 @@ PRETRAIN_DATA = (
         "input_dir",
         TEXT,
         None,
-        "Folder of .bin/.idx pairs made by tools/prepare_data.py; several are blended with equal weights. Or weights "
+        "Folder of .bin/.idx pairs made by paddle-te prepare-data; several are blended with equal weights. Or weights "
         "and prefixes in turn: '0.3 data/a 0.7 data/b'.",
         doc='folder of `.bin`/`.idx` pairs; or weights and prefixes: `"0.3 data/a 0.7 data/b"`',
         zh='`.bin`/`.idx` 所在文件夹；或权重与前缀：`"0.3 data/a 0.7 data/b"`',

@@ -122,7 +122,6 @@ def format_table(verdicts):
 def main(argv=None):
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m paddle_te.runs.verify",
         description="Say which checkpoints are complete, agree with their manifests and hold nothing but numbers.",
         epilog="Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.",
     )

@@ -173,7 +173,7 @@ def find_data(data_args):
         ValueError: no input_dir, or no complete .bin/.idx pair there.
     """
     input_dir = data_args.input_dir
-    how = "make one with tools/prepare_data.py, or use --mock_data true"
+    how = "make one with paddle-te prepare-data, or use --mock_data true"
     if not input_dir:
         raise ValueError(f"input_dir is missing: give the folder of a .bin/.idx pair with --input_dir ({how})")
     if data_args.data_impl != "mmap":
@@ -296,7 +296,7 @@ def _max_token_id(prefix, dtype, tokens):
         if summary["tokens"] == tokens:
             return summary["max_token_id"]
     except (FileNotFoundError, ValueError, TypeError, KeyError):
-        pass  # a corpus that something else than tools/prepare_data.py made
+        pass  # a corpus that something else than paddle-te prepare-data made
     return int(np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")[:SCANNED_TOKENS].max())
 
 

@@ -90,7 +90,7 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
     [
         (dict(), "nothing to do"),
         (dict(lambada="nowhere.jsonl"), "nowhere.jsonl: no such file"),
-        (dict(perplexity="nowhere"), "prepare_data.py"),
+        (dict(perplexity="nowhere"), "prepare-data"),
         (dict(prompts="a", decode_strategy="beam"), "one of greedy_search, sampling"),
         (dict(prompts="a", batch_size=0), "--batch_size 0"),
         (dict(prompts="a", use_fp8="true", transformer_engine_backend="transformer_engine"), "leave out --use_fp8"),

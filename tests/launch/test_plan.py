@@ -205,7 +205,7 @@ def test_data_and_tokenizer(tmp_path):
     empty = tmp_path / "empty folder"
     empty.mkdir()
     assert refusal({**real, "DATA_PATH": str(tmp_path / "nowhere")}).startswith("DATA_PATH: there is no folder")
-    assert "holds no .idx file; prepare it with tools/prepare_data.py" in refusal({**real, "DATA_PATH": str(empty)})
+    assert "holds no .idx file; prepare it with paddle-te prepare-data" in refusal({**real, "DATA_PATH": str(empty)})
     assert "tokenizer_config.json" in refusal(tokenizer_name=empty)
     (empty / "demo.idx").touch()
     (empty / "sentencepiece.bpe.model").touch()

@@ -249,7 +249,7 @@ def test_mock_needs_no_data(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(input_dir=None), "input_dir is missing.*prepare_data.*mock_data"),
+        (dict(input_dir=None), "input_dir is missing.*prepare-data.*mock_data"),
         (dict(input_dir="nowhere"), "nowhere is no folder"),
         (dict(input_dir="nowhere/a 1 b"), "neither a folder nor positive weights"),
         (dict(input_dir="1 nowhere/a 2"), "neither a folder nor positive weights"),

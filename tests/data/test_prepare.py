@@ -1,4 +1,4 @@
-"""tools/prepare_data.py: what is written is what PaddleNLP reads back, for every form of input; and every error."""
+"""data.prepare and its script: what is written is what PaddleNLP reads back, for every form of input; every error."""
 
 import base64
 import gzip
@@ -8,26 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from paddle_te.data import prepare as tool
 from tests.processes import with_in_environment
 
 TOOL = Path(__file__).parents[2] / "tools" / "prepare_data.py"
-
-
-def load_tool():
-    spec = spec_from_file_location("prepare_data", TOOL)
-    module = sys.modules["prepare_data"] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
 
 
 @pytest.fixture(scope="module")
@@ -381,7 +371,7 @@ def test_command_line(tmp_path, tokenizer, texts):
     assert done.returncode == 0, done.stderr
     assert f"{len(texts)} documents" in done.stdout and "100%" in done.stderr
     again = run_tool(*arguments)
-    assert again.returncode == 1 and again.stderr.startswith("prepare_data.py: ") and again.stderr.count("\n") == 1
+    assert again.returncode == 1 and again.stderr.startswith("error: ") and again.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""tools/benchmark/compare.py on logs as the callbacks write them."""
+"""runs.compare, and tools/benchmark/compare.py, on logs as the callbacks write them."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.benchmark.compare import main
+from paddle_te.runs.compare import main
 
 SCRIPT = Path(__file__).parents[2] / "tools/benchmark/compare.py"
 

@@ -1,0 +1,83 @@
+"""paddle-te COMMAND [argument ...]: all programs of this package under one name. `python -m paddle_te` is the same.
+
+A command's module is imported when the command is called, so that --help does not wait for Paddle and PaddleNLP.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+
+from paddle_te import __version__
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program. `module`.main() reads sys.argv and ends with an exit status, None meaning 0.
+
+    words: stand before the user's. needs: packages that are not required by this one, since there are several of them.
+    """
+
+    module: str
+    help: str
+    words: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "pretrain": Command("paddle_te.launch.__main__", "pretrain Llama on this machine's devices", ("pretrain",)),
+    "finetune": Command("paddle_te.launch.__main__", "fine-tune Llama, whole or with LoRA", ("finetune",)),
+    "evaluate": Command(
+        "paddle_te.evaluation.evaluate", "perplexity, BoolQ, LAMBADA, multiple choice, generation", needs=("paddle",)
+    ),
+    "convert": Command(
+        "paddle_te.weights.command", "convert a checkpoint to another layout, format or parallel degree"
+    ),
+    "prepare-data": Command("paddle_te.data.prepare", "turn texts into the files that pretraining reads"),
+    "compare": Command("paddle_te.runs.compare", "compare runs: speed, memory, loss"),
+    "verify": Command("paddle_te.runs.verify", "say which checkpoints are complete and undamaged"),
+    "env": Command("paddle_te.env", "say what this machine can run, and what the rest needs"),
+}
+PADDLE = "pip install 'paddle_te[cpu]', or paddlepaddle-gpu for an NVIDIA GPU"
+
+
+def usage() -> str:
+    """The text of --help."""
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        [
+            "usage: paddle-te COMMAND [argument ...]",
+            "",
+            "Transformer Engine for PaddlePaddle and PaddleNLP. `paddle-te COMMAND --help` lists its arguments.",
+            "",
+            *(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()),
+            "",
+            f"  {'--version':<{width}}  print the version",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int | None:
+    """Runs a command. Returns, or ends the process with, its exit status; 2 where there is no such command."""
+    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if name == "--version":
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        print(f"error: there is no command {name!r}; it may be {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    command = COMMANDS[name]
+    if any(importlib.util.find_spec(package) is None for package in command.needs):
+        print(f"error: paddle-te {name} needs Paddle: {PADDLE}", file=sys.stderr)
+        return 2
+    sys.argv = [f"paddle-te {name}", *command.words, *words]
+    return importlib.import_module(command.module).main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
