@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed.conftest import nvgpu_host  # noqa: F401
 from tools.benchmark import throughput
+from tools.benchmark.trainings import Command
 
 GIB = 2**30
 
@@ -64,7 +65,7 @@ def test_runs_for_real(tmp_path, monkeypatch, nvgpu_host, fake_cupti):  # noqa: 
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path):
-    command = ["sh", "-c", "echo begun; exec sleep 60"]
+    command = Command(["sh", "-c", "echo $WORD; exec sleep 60"], {"WORD": "begun"})
     assert throughput.start(command, tmp_path / "log", timeout=2) is None
     assert (tmp_path / "log").read_text() == "begun\n"
 
@@ -86,6 +87,8 @@ def test_numbers_by_hand():
     assert found["tflops_per_gpu"] == pytest.approx(16384 * per_token / 1e12)
     assert found["loss"] == [11.8, 11.0]
     assert found["start_seconds"] == 40 - 2 * (9 + 1 + 0.5 + 0.7 + 0.5)
+    with pytest.raises(ValueError, match="no steps behind the first 10"):
+        throughput.measured(run, RECORDS, warmup=10, seconds=40.0)
 
 
 def test_tokens_are_those_of_the_data_ranks():
@@ -99,9 +102,10 @@ def test_all_runs_are_possible(tmp_path):
     from paddle_te.launch import pretrain
     from paddle_te.launch.plan import make_plan
 
-    for name, run in throughput.RUNS.items():
+    for name, run in throughput.OUR_RUNS.items():
         devices = [str(number) for number in range(run.gpus)]
-        arguments = throughput.launch_arguments(run, tmp_path / name, devices, 12) + ["--DRY_RUN=1"]
+        wanted = throughput.Conditions(tmp_path / name, devices, steps=12, warmup=4, timeout=60)
+        arguments = [*run.launch_arguments(wanted), "--DRY_RUN=1"]
         plan, _ = make_plan(pretrain, arguments, {"CUSTOM_DEVICE_ROOT": ""})
         flags = plan.command[plan.command.index("--model_name_or_path") :]
         assert flags[-len(shlex.split(run.flags)) :] == shlex.split(run.flags) or not run.flags
@@ -140,6 +144,7 @@ def test_another_failure_ends_the_search():
             "ResourceExhaustedError: \n\nOut of memory error on nvgpu:0. Cannot allocate 2GB\n [x.cc:3]\n",
             "Out of memory",
         ),
+        ("[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", "CUDA out of memory"),
         ("Traceback\n  raise\nValueError: loss is nan\nlaunch: the job ended with status 1", "ValueError: loss is nan"),
         ("error: TP=4 must divide\n", "error: TP=4 must divide"),
         ("Killed", "Killed"),
@@ -153,9 +158,9 @@ def test_reason_of_a_failure(text, reason):
 def test_modes_largest_batches_are_kept(tmp_path, monkeypatch):
     """Of each mode, on GPUs of their own; each try is in the file, the table has the best."""
 
-    def execute(run, folder, devices, steps, warmup, timeout, profiled):
-        assert (steps, warmup, len(devices)) == (3, 1, 1)
-        row = dict(run=throughput.asdict(run) | {"layout": run.layout}, seconds=1.0)
+    def execute(run, conditions):
+        assert (conditions.steps, conditions.warmup, len(conditions.devices)) == (3, 1, 1)
+        row = dict(run=run.described, seconds=1.0, versions={})
         most = {"none": 2, "core_attn": 3, "full": 0}[run.recompute]
         if run.batch > most:
             return row | dict(status="failed", reason="Out of memory error on nvgpu:0.")

@@ -1,15 +1,15 @@
-"""Measures pretraining end to end: starts llm/llama/run_pretrain.py through its launcher, and reads what it logs.
+"""Measures pretraining end to end: starts llm/llama/run_pretrain.py through its launcher, and reads what it logs. Its
+peer is torchtitan's own trainer, with torch.compile and torchao's float8.
 
-    python tools/benchmark/throughput.py [--runs 8b-x4 ...] [--largest_batch 8b-l16-x1] [--output FILE]
+    python tools/benchmark/throughput.py [--runs 8b-x4 titan-8b-l16-x1 ...] [--largest_batch 8b-l16-x1] [--output FILE]
 
-Each run trains a Llama from random weights on random tokens for a few steps, without saving or evaluating. Those that
-need more GPUs than there are stay out unless they are named. Writes
-benchmarks/throughput/<date>_<gpu>x<n>_<what>.json and a table of the same name, anew after each run. A run
-that fails keeps its row, with the last error of its log.
+Each run trains a Llama from random weights on random tokens for a few steps, without saving or evaluating. Runs follow
+each other in the order in which they are named; without --runs all of run_pretrain.py's that the GPUs suffice for.
+Writes benchmarks/throughput/<date>_<gpu>x<n>_<what>.json and a table of the same name, anew after each run. A run that
+fails, or whose framework is not there, keeps its row with the reason.
 """
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -21,7 +21,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Condition, Lock
 
@@ -32,11 +32,11 @@ from paddle_te.launch.flags import OVERLAPS  # noqa: E402
 from paddle_te.launch.machines import visible_devices  # noqa: E402
 from tools.benchmark import report, step, timeline  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
-from tools.benchmark.problem import Dims  # noqa: E402
+from tools.benchmark.titan import TitanRun  # noqa: E402
+from tools.benchmark.trainings import Conditions, Run, python_path, quoted  # noqa: E402
 
 LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
-TINY = step.Size(Dims(1, 64, 64, 96, 4, 4), 128, 2)
 
 # run_pretrain's flags. Weight gradients are added to float32 main gradients inside the GEMMs.
 MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true"
@@ -53,51 +53,10 @@ OVERLAP_1, OVERLAP_2 = (
 # paddle.DataParallel reduces bf16 gradients during backward.
 DATA_PARALLEL = "--amp_master_grad false"
 
-
-@dataclass(frozen=True)
-class Run:
-    """One training.
-
-    batch: sequences of a rank's micro-batch, of which a step has size.micro_batches. sharding, tp: degrees; what they
-    leave of `gpus` is data parallel. flags: run_pretrain's, behind those that the launcher gives. base: the run whose
-    tokens/s per GPU are this one's 1.00.
-    """
-
-    size: step.Size
-    gpus: int = 1
-    precision: str = "fp8"
-    batch: int = 1
-    sharding: int = 1
-    stage: str = "stage1"
-    tp: int = 1
-    sequence_parallel: bool = False
-    recompute: str = "none"
-    backend: str = "te"
-    flags: str = MAIN_GRADS
-    base: str | None = None
-
-    @property
-    def global_size(self):
-        """The Size whose batch is all ranks' together."""
-        return replace(self.size, dims=replace(self.size.dims, batch=self.batch * self.gpus // self.tp))
-
-    @property
-    def layout(self):
-        parts = {"tp": self.tp, self.stage + " over ": self.sharding, "dp": self.gpus // self.tp // self.sharding}
-        words = [f"{name}{degree}" for name, degree in parts.items() if degree > 1]
-        return " × ".join(words) + (", sequence parallel" if self.sequence_parallel else "")
-
-    @property
-    def tiny(self):
-        """The same with two small layers of pd in bf16, which nvgpu's host runtime can run."""
-        size = replace(TINY, micro_batches=self.size.micro_batches)
-        flags = self.flags.replace("--fuse_wgrad_accumulation true", "")
-        return replace(self, size=size, precision="bf16", backend="pd", flags=flags)
-
-
-EIGHT_B, EIGHT_B_16 = Run(LLAMA_3_8B), Run(replace(LLAMA_3_8B, layers=16))
+EIGHT_B = Run(LLAMA_3_8B, flags=MAIN_GRADS)
+EIGHT_B_16 = replace(EIGHT_B, size=replace(LLAMA_3_8B, layers=16))
 ALONE, ALONE_MAIN = "8b-l16-x1", "8b-l16-x1-main-grads"
-SEVEN_B = Run(LLAMA_2_7B, batch=2)
+SEVEN_B = Run(LLAMA_2_7B, batch=2, flags=MAIN_GRADS)
 
 
 def sharded(run, gpus, **more):
@@ -106,7 +65,7 @@ def sharded(run, gpus, **more):
 
 
 # In the order in which they are worth the machine's time.
-RUNS = {
+OUR_RUNS = {
     "8b-x4": sharded(EIGHT_B, 4),
     "8b-x4-fused-loss": sharded(EIGHT_B, 4, flags=f"{OVERLAP_1} {FUSED_LOSS}"),
     "8b-x4-fp8-head-dpa": sharded(EIGHT_B, 4, flags=f"{OVERLAP_1} {FP8_HEAD} --fp8_dpa true"),
@@ -119,11 +78,12 @@ RUNS = {
     # All of Llama-3-8B over two GPUs: with stage 1 each would hold 32 GB of float32 main gradients, which is too much.
     "8b-x2-stage2": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
     "8b-x2-stage2-fp8-head": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FP8_HEAD}"),
+    "8b-x2-stage2-bf16": sharded(EIGHT_B, 2, precision="bf16", stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
     "8b-x2-stage3": sharded(EIGHT_B, 2, stage="stage3", flags=f"--amp_master_grad true {FUSED_LOSS}"),
     "8b-x2-tp2": replace(EIGHT_B, gpus=2, tp=2, sequence_parallel=True, batch=2, flags=MAIN_GRADS_ALONE),
     "7b-x2": sharded(SEVEN_B, 2),
     "8b-x4-bf16": sharded(EIGHT_B, 4, precision="bf16"),
-    "8b-x4-accumulated": sharded(Run(replace(LLAMA_3_8B, micro_batches=4)), 4),
+    "8b-x4-accumulated": sharded(replace(EIGHT_B, size=replace(LLAMA_3_8B, micro_batches=4)), 4),
     "8b-x4-tp4": replace(EIGHT_B, gpus=4, tp=4, sequence_parallel=True, batch=4, flags=MAIN_GRADS_ALONE),
     "8b-x4-tp2-stage1": sharded(EIGHT_B, 4, sharding=2, tp=2, sequence_parallel=True, batch=2),
     "8b-x4-stage1": sharded(EIGHT_B, 4, flags=MAIN_GRADS),
@@ -134,22 +94,40 @@ RUNS = {
     "8b-l16-x1-fp8-head": replace(EIGHT_B_16, flags=FP8_HEAD),
     "8b-l16-x1-fp8-head-dpa": replace(EIGHT_B_16, flags=f"{FP8_HEAD} --fp8_dpa true"),
     "8b-l16-x1-bf16": replace(EIGHT_B_16, precision="bf16", flags=""),
+    "8b-l16-x2-bf16": sharded(EIGHT_B_16, 2, precision="bf16"),
     "7b-x4": sharded(SEVEN_B, 4),
     "7b-l16-x1": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), flags=""),
     "7b-l16-x1-bf16": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), precision="bf16", flags=""),
 }
-RECOMPUTE = ("none", "core_attn", "full")
+# The same sizes and tokens a step as ours of like names; all 32 layers fit on two GPUs.
+TITAN_RUNS = {
+    f"titan-{name}{suffix}": TitanRun(size, gpus, precision)
+    for name, size, gpus in (
+        ("8b-l16-x1", EIGHT_B_16.size, 1),
+        ("8b-l16-x2", EIGHT_B_16.size, 2),
+        ("8b-x2", LLAMA_3_8B, 2),
+    )
+    for suffix, precision in (("", "fp8 tensorwise"), ("-rowwise", "fp8 rowwise"), ("-bf16", "bf16"))
+}
+RUNS = OUR_RUNS | TITAN_RUNS
 TRY_STEPS = 3  # of each try for the largest batch: the second step has all optimizer states, a third shows it stays
 
 DEFINITIONS = [
-    "Each run is llm/llama/run_pretrain.py with all that belongs to it: Trainer, data loading, clipping, AdamW with "
-    "float32 master weights, logging. Random tokens and weights; per-GPU batches of `batch` sequences.",
+    "Runs of paddle_te are llm/llama/run_pretrain.py with all that belongs to it: Trainer, data loading, clipping, "
+    "AdamW with float32 master weights, logging. Random tokens and weights; per-GPU batches of `batch` sequences.",
     "ms: median of the steady steps' wall time as the run logs it (with overlap: mean of two steps); range: the "
     "least and the greatest. TFLOP/s: 6 per token and weight multiplied, and attention's products, halved by the "
     "causal mask; recomputation not counted. Scaling: tokens/s per GPU over those of the run it names.",
     "Peak GB: of the first rank, by Paddle's allocator. Loss: first and last that was logged. Start: seconds of the "
     "run that were not steps.",
 ]
+TITAN_DEFINITION = (
+    "Runs of torchtitan are its own trainer with torch.compile, and FSDP on several GPUs, on as many random tokens. "
+    "fp8 is torchao's float8 for all linear layers but lm_head, scaled by the current values of a tensor or row. Not "
+    "like for like: torchtitan keeps its weights in float32, paddle_te in bf16 with float32 master weights. "
+    "torchtitan's times are means of two steps; compiling counts for its first step, so not for start. Its peak GB "
+    "are what PyTorch's allocator had reserved, hence somewhat more than what its tensors took."
+)
 
 
 def parse_arguments(argv=None):
@@ -172,6 +150,13 @@ def parse_arguments(argv=None):
         help="further steps, whose time (but the first's) is accounted for by parts of the model, communication and "
         "gaps (timeline.py)",
     )
+    parser.add_argument(
+        "--torchtitan",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with torchtitan, torchao and what they import besides PyTorch, searched in place of PYTHONPATH; "
+        "default: where Python finds them by itself",
+    )
     parser.add_argument("--timeout", type=float, default=180, help="seconds for a run; default %(default)s")
     report.add_destination(parser, "throughput")
     parser.add_argument("--logs", type=Path, help="folder to keep the runs' outputs and logs in (default: not kept)")
@@ -179,59 +164,33 @@ def parse_arguments(argv=None):
     arguments = parser.parse_args(argv)
     if not 0 <= arguments.warmup <= arguments.steps - 2:
         parser.error(f"--warmup {arguments.warmup} leaves no two of --steps {arguments.steps}")
+    if arguments.torchtitan and not arguments.torchtitan.is_dir():
+        parser.error(f"--torchtitan: there is no folder {arguments.torchtitan}")
     arguments.devices = visible_devices("nvgpu", os.environ)
     needed = max((RUNS[name].gpus for name in arguments.runs or ()), default=1)
     if needed > len(arguments.devices):
         parser.error(f"--runs need {needed} GPUs; visible here: {len(arguments.devices)}")
     if arguments.runs is None:
-        arguments.runs = [name for name, run in RUNS.items() if run.gpus <= len(arguments.devices)]
+        arguments.runs = [name for name, run in OUR_RUNS.items() if run.gpus <= len(arguments.devices)]
     return arguments
 
 
-def launch_arguments(run, folder, devices, steps, profiled=0):
-    """Of `paddle_te.launch pretrain`; `profiled` steps come after the others. Writes the model's config.json into the
-    folder."""
-    (folder / "model").mkdir(parents=True, exist_ok=True)
-    (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **run.size.config}))
-    wanted = {
-        "model_name": folder / "model",
-        "tokenizer_name": "none",
-        "batch_size_per_device": run.batch,
-        "FSDP": run.sharding,
-        "TP": run.tp,
-        "GA": run.size.micro_batches,
-        "SP": str(run.sequence_parallel).lower(),
-        "max_seqlen": run.size.dims.sequence,
-        "sharding_stage": run.stage,
-        "backend": run.backend,
-        "precision": run.precision,
-        "recompute": run.recompute,
-        "DEVICES": ",".join(devices),
-        "MOCK_DATA": 1,
-        "MAX_STEPS": steps + profiled,
-        "OUTPUT_BASE": folder,
-        "EXP_NAME": "run",
-        "EXTRA_ARGS": f"--save_strategy no --report_to none --warmup_steps 2 {run.flags}",
-    }
-    if profiled:
-        wanted |= dict(PROFILER="paddle", PROFILE_START_STEP=steps, PROFILE_STOP_STEP=steps + profiled - 1)
-    return [f"--{name}={value}" for name, value in wanted.items()]
-
-
 def start(command, log, timeout):
-    """Exit status of the command, whose output goes to the file `log`; None if it had to be ended at its timeout."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))}
+    """Exit status of the Command, whose output goes to the file `log`; None if it had to be ended at its timeout."""
+    environment = os.environ | {"PYTHONPATH": python_path()} | command.environment
     with open(log, "w") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(command.words, env=environment, stdout=output, stderr=output)
         try:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)  # the launcher ends all that it has started
+            process.send_signal(signal.SIGTERM)  # the launchers end all that they have started
             process.wait()
             return None
 
 
-OUT_OF_MEMORY = re.compile(r"out of memory error.*|cannot allocate.*|CUDA_ERROR_OUT_OF_MEMORY.*", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile(
+    r"out of memory error.*|CUDA out of memory.*|cannot allocate.*|CUDA_ERROR_OUT_OF_MEMORY.*", re.IGNORECASE
+)
 ERROR = re.compile(r"(?:\w+Error\b|error:|ERROR\]).*", re.IGNORECASE)
 
 
@@ -244,40 +203,36 @@ def last_error(text):
     return lines[-1][:300] if lines else "no output"
 
 
-def execute(run, folder, devices, steps, warmup, timeout, profiled=0):
-    """Trains, and returns the run's row: {"status": "ok", …} or {"status": "failed", "reason"}."""
-    command = [sys.executable, "-m", "paddle_te.launch", "pretrain"]
-    command += launch_arguments(run, folder, devices, steps, profiled)
-    log, began = folder / "output.log", time.monotonic()
-    status = start(command, log, timeout)
-    seconds = time.monotonic() - began
-    row = {
-        "run": asdict(run) | {"layout": run.layout},
-        "seconds": round(seconds, 1),
-        "command": shlex.join(command[1:]),
-    }
+def execute(run, conditions):
+    """Trains, and returns the run's row: {"status": "ok", …} or {"status": "failed" or "missing", "reason"}."""
+    row = {"run": run.described, "seconds": 0.0, "versions": run.packages(conditions)}
+    if missing := [name for name, version in row["versions"].items() if version is None]:
+        return row | {"status": "missing", "reason": f"not installed here: {', '.join(missing)}; {run.remedy}"}
+    conditions.folder.mkdir(parents=True, exist_ok=True)
+    command, began = run.command(conditions), time.monotonic()
+    status = start(command, conditions.log, conditions.timeout)
+    row |= {"seconds": round(time.monotonic() - began, 1), "command": quoted(command.words)}
     if status != 0:
-        ending = f"exit status {status}" if status else f"not done after {timeout:g} s"
-        return row | {"status": "failed", "reason": f"{last_error(log.read_text(errors='replace'))} ({ending})"}
-    records = [json.loads(line) for line in (folder / "run/output/train_log.jsonl").read_text().splitlines()]
-    row |= {"status": "ok"} | measured(run, [record for record in records if record["step"] <= steps], warmup, seconds)
-    return row | ({"timeline": accounted(folder / "run/output/profile")} if profiled else {})
-
-
-def accounted(folder):
-    """timeline.account of the first rank's trace; {"status": "failed", "reason"} of one without a device's side."""
-    (trace,) = folder.glob("rank0_*.json")
+        ending = f"exit status {status}" if status else f"not done after {conditions.timeout:g} s"
+        words = last_error(conditions.log.read_text(errors="replace"))
+        return row | {"status": "failed", "reason": f"{words} ({ending})"}
     try:
-        return {"status": "ok"} | timeline.account(trace)
+        row |= {"status": "ok"} | measured(run, run.records(conditions), conditions.warmup, row["seconds"])
     except ValueError as error:
-        return {"status": "failed", "reason": str(error)}
+        return row | {"status": "failed", "reason": str(error)}
+    return row | ({"timeline": run.account(conditions)} if conditions.profiled else {})
 
 
 def measured(run, records, warmup, seconds):
-    """Speeds, memory and losses from the lines of train_log.jsonl that come after `warmup` steps."""
+    """Speeds, memory and losses from a training's records, of those that come after `warmup` steps.
+
+    Raises ValueError where there are none.
+    """
     size = run.global_size
     before = [0] + [record["step"] for record in records]
     steady = [record for record, first in zip(records, before, strict=False) if first >= warmup]
+    if not steady:
+        raise ValueError(f"its log has no steps behind the first {warmup}")
     times = [record["step_time"] * 1e3 for record in steady]
     ms = statistics.median(times)
     all_steps = sum(
@@ -366,12 +321,13 @@ def _runs_table(runs):
     def row(_, found):
         run, ms = found["run"], found["step_ms"]
         size = run["size"]
+        peer = [f"{run['framework']} {version}" for version in [*found["versions"].values()][:1]]
         sequences = f"{run['batch']} × {size['dims']['sequence']}"
         sequences = f"{size['micro_batches']} of {sequences}" if size["micro_batches"] > 1 else sequences
         base = runs.get(run["base"], {})
         scaling = found["tokens_per_second_per_gpu"] / base["tokens_per_second_per_gpu"] if "step_ms" in base else None
         return [
-            ", ".join(filter(None, [run["precision"], f"{size['layers']} layers", sequences, run["layout"]])),
+            ", ".join(filter(None, [*peer, run["precision"], f"{size['layers']} layers", sequences, run["layout"]])),
             f"{run['gpus']}",
             f"{ms['median']:.1f}",
             f"{ms['min']:.1f} to {ms['max']:.1f}",
@@ -413,7 +369,9 @@ def _batches_table(modes):
 
 def main(argv=None):
     arguments = parse_arguments(argv)
-    result = report.header("throughput", argv, DEFINITIONS) | {
+    named = {arguments.largest_batch, *arguments.runs}
+    definitions = DEFINITIONS + [TITAN_DEFINITION] * bool(named & TITAN_RUNS.keys())
+    result = report.header("throughput", argv, definitions) | {
         "versions": packages(),
         "settings": {"steps": arguments.steps, "warmup": arguments.warmup, "at_once": arguments.at_once},
         "libraries": {},  # of the runs' own processes; paddle_te.env tells
@@ -428,23 +386,27 @@ def main(argv=None):
     kept = nullcontext(arguments.logs) if arguments.logs else tempfile.TemporaryDirectory()
     with kept as folder, ThreadPoolExecutor(len(arguments.devices) if arguments.at_once else 1) as pool:
 
-        def train(name, run, devices, steps, warmup, profiled=0):
+        def train(name, run, devices, **options):
             run = run.tiny if arguments.tiny else run
-            row = execute(run, Path(folder, name), devices, steps, warmup, arguments.timeout, profiled)
+            wanted = dict(steps=arguments.steps, warmup=arguments.warmup, profiled=arguments.profile) | options
+            conditions = Conditions(
+                Path(folder, name), devices, timeout=arguments.timeout, torchtitan=arguments.torchtitan, **wanted
+            )
+            row = execute(run, conditions)
             found = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]
             print(f"{name:32} {row['seconds']:6.1f} s  {found}", flush=True)
             return row
 
         def measure(name):
             with gpus.lend(RUNS[name].gpus) as devices:
-                row = train(name, RUNS[name], devices, arguments.steps, arguments.warmup, arguments.profile)
+                row = train(name, RUNS[name], devices)
                 keep(result["runs"], name, row)
 
         def search(mode):
             def fits(batch):
                 run = replace(RUNS[arguments.largest_batch], recompute=mode, batch=batch)
                 label = f"{arguments.largest_batch}-{mode}-b{batch}"
-                return keep(result["tries"], label, train(label, run, devices, TRY_STEPS, 1))
+                return keep(result["tries"], label, train(label, run, devices, steps=TRY_STEPS, warmup=1, profiled=0))
 
             with gpus.lend(1) as devices:
                 row = find_largest_batch(fits, capacity_of(result["hardware"]))
@@ -457,7 +419,7 @@ def main(argv=None):
             return row
 
         list(pool.map(measure, arguments.runs))  # raises what one has raised
-        list(pool.map(search, RECOMPUTE if arguments.largest_batch else ()))
+        list(pool.map(search, RUNS[arguments.largest_batch].recomputes if arguments.largest_batch else ()))
     print(markdown(result))
     print(f"{path} and {path.with_suffix('.md')}")
     rows = [*result["runs"].values(), *result["largest_batch"].get(arguments.largest_batch, {}).values()]

@@ -1,0 +1,199 @@
+"""What throughput.py trains: a Training, of which there is one class for each framework, and how it is carried out."""
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from tools.benchmark import step, timeline
+from tools.benchmark.problem import Dims
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = step.Size(Dims(1, 64, 64, 96, 4, 4), 128, 2)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a training is carried out.
+
+    folder: for all that it writes, its own. devices: numbers of its GPUs, as `visible_devices` tells them. steps: how
+    many it has, of which `warmup` do not count. timeout: seconds until it is ended. profiled: further steps, under the
+    profiler. torchtitan: the folder that torchtitan is imported from; None where Python finds it by itself.
+    """
+
+    folder: Path
+    devices: list
+    steps: int
+    warmup: int
+    timeout: float
+    profiled: int = 0
+    torchtitan: Path | None = None
+
+    @property
+    def log(self):
+        """The file that gets all that the training prints."""
+        return self.folder / "output.log"
+
+
+@dataclass(frozen=True)
+class Command:
+    """Words of a command line, and the environment variables that differ from this process's."""
+
+    words: list
+    environment: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model that is trained on random tokens by a framework. Subclasses say how.
+
+    batch: sequences of a rank's micro-batch, of which a step has size.micro_batches. flags: the framework's, behind
+    those that `command` gives. base: the training whose tokens/s per GPU are this one's 1.00.
+    """
+
+    size: step.Size
+    gpus: int = 1
+    precision: str = "fp8"
+    batch: int = 1
+    recompute: str = "none"
+    flags: str = ""
+    base: str | None = None
+
+    framework: ClassVar[str]
+    recomputes: ClassVar[tuple]  # what `recompute` may be, in the order of the memory that it saves
+    remedy: ClassVar[str] = ""  # what to do where packages are missing
+
+    @property
+    def data_ranks(self):
+        """Number of ranks that have sequences of their own."""
+        return self.gpus
+
+    @property
+    def global_size(self):
+        """The Size whose batch is all ranks' together."""
+        return replace(self.size, dims=replace(self.size.dims, batch=self.batch * self.data_ranks))
+
+    @property
+    def layout(self):
+        """How the model lies on the GPUs, in words; "" on one."""
+        raise NotImplementedError
+
+    @property
+    def tiny(self):
+        """The same with two small layers."""
+        return replace(self, size=replace(TINY, micro_batches=self.size.micro_batches))
+
+    @property
+    def described(self):
+        """What a result's row says of it."""
+        return asdict(self) | {"framework": self.framework, "layout": self.layout}
+
+    def packages(self, conditions):
+        """{package: version, None where it is missing} of what the training needs besides this project."""
+        return {}
+
+    def command(self, conditions):
+        """The Command that trains; writes into conditions.folder what the command reads."""
+        raise NotImplementedError
+
+    def records(self, conditions):
+        """Of a training that is done: [{"step", "step_time", "loss", "peak_memory_bytes"}] for each line it logged.
+
+        step_time: seconds of a step, a mean of those since the line before.
+        """
+        raise NotImplementedError
+
+    def account(self, conditions):
+        """Of the profiled steps: {"status": "ok"} and timeline.account's, or another status and "reason"."""
+        return {"status": "missing", "reason": f"{self.framework}'s steps are not profiled"}
+
+
+@dataclass(frozen=True)
+class Run(Training):
+    """llm/llama/run_pretrain.py, started by its launcher.
+
+    sharding, tp: degrees; what they leave of `gpus` is data parallel.
+    """
+
+    sharding: int = 1
+    stage: str = "stage1"
+    tp: int = 1
+    sequence_parallel: bool = False
+    backend: str = "te"
+
+    framework = "paddle_te"
+    recomputes = ("none", "core_attn", "full")
+
+    @property
+    def data_ranks(self):
+        return self.gpus // self.tp
+
+    @property
+    def layout(self):
+        parts = {"tp": self.tp, self.stage + " over ": self.sharding, "dp": self.gpus // self.tp // self.sharding}
+        words = [f"{name}{degree}" for name, degree in parts.items() if degree > 1]
+        return " × ".join(words) + (", sequence parallel" if self.sequence_parallel else "")
+
+    @property
+    def tiny(self):
+        """Of pd in bf16, which nvgpu's host runtime can run."""
+        flags = self.flags.replace("--fuse_wgrad_accumulation true", "")
+        return replace(super().tiny, precision="bf16", backend="pd", flags=flags)
+
+    def command(self, conditions):
+        return Command([sys.executable, "-m", "paddle_te.launch", "pretrain", *self.launch_arguments(conditions)])
+
+    def launch_arguments(self, conditions):
+        """Of `paddle_te.launch pretrain`; the profiled steps come after the others. Writes the model's config.json."""
+        folder, steps, profiled = conditions.folder, conditions.steps, conditions.profiled
+        (folder / "model").mkdir(parents=True, exist_ok=True)
+        (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **self.size.config}))
+        wanted = {
+            "model_name": folder / "model",
+            "tokenizer_name": "none",
+            "batch_size_per_device": self.batch,
+            "FSDP": self.sharding,
+            "TP": self.tp,
+            "GA": self.size.micro_batches,
+            "SP": str(self.sequence_parallel).lower(),
+            "max_seqlen": self.size.dims.sequence,
+            "sharding_stage": self.stage,
+            "backend": self.backend,
+            "precision": self.precision,
+            "recompute": self.recompute,
+            "DEVICES": ",".join(conditions.devices),
+            "MOCK_DATA": 1,
+            "MAX_STEPS": steps + profiled,
+            "OUTPUT_BASE": folder,
+            "EXP_NAME": "run",
+            "EXTRA_ARGS": f"--save_strategy no --report_to none --warmup_steps 2 {self.flags}",
+        }
+        if profiled:
+            wanted |= dict(PROFILER="paddle", PROFILE_START_STEP=steps, PROFILE_STOP_STEP=steps + profiled - 1)
+        return [f"--{name}={value}" for name, value in wanted.items()]
+
+    def records(self, conditions):
+        lines = (conditions.folder / "run/output/train_log.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["step"] <= conditions.steps]
+
+    def account(self, conditions):
+        """Of the first rank's trace."""
+        (trace,) = (conditions.folder / "run/output/profile").glob("rank0_*.json")
+        try:
+            return {"status": "ok"} | timeline.account(trace)
+        except ValueError as error:
+            return {"status": "failed", "reason": str(error)}
+
+
+def python_path(*folders, inherited=True):
+    """PYTHONPATH with this checkout, the folders and, if it is to be inherited, this process's own."""
+    folders = [ROOT, *folders] + [os.getenv("PYTHONPATH")] * inherited
+    return os.pathsep.join(str(folder) for folder in folders if folder)
+
+
+def quoted(words):
+    """A command line for a result's row, which names no folder of Python's."""
+    return shlex.join(words[1:])
