@@ -130,6 +130,24 @@ def test_a_run_leaves_its_tables(monkeypatch, tmp_path):
     assert line.split("|")[2].strip() == f"{sum(part['median'] for part in row['parts_ms'].values()):.2f} (100%)"
 
 
+def test_each_model_is_compared_with_its_twin_of_tes_pytorch_layers():
+    """Not with another precision's, and not where that one failed."""
+    times = dict(
+        paddle_te_bf16=90.0, te_torch_bf16=99.0, paddle_te_fp8=60.0, paddle_te_fp8_head=50.0, te_torch_fp8_head=65
+    )
+    peers = {
+        name: dict(
+            status="ok", step_ms=dict(median=ms, min=ms, max=ms), host_us=dict(median=1.0), peak_bytes=1, loss=[1, 1]
+        )
+        for name, ms in times.items()
+    }
+    peers["te_torch_fp8"] = dict(status="failed", reason="no GPU")
+    lines = step._step_table(dict(peers=peers, tokens=SMALL.tokens, flops=SMALL.flops))
+    column = lines[0].split(" | ").index("× TE's PyTorch")
+    cells = {line.split(" | ")[0][2:]: line.split(" | ")[column] for line in lines[2:-1] if "failed" not in line}
+    assert cells == dict.fromkeys(times, "") | dict(paddle_te_bf16="1.10", paddle_te_fp8_head="1.30")
+
+
 def test_unknown_peers_are_refused(capsys):
     with pytest.raises(SystemExit):
         step.parse_arguments(["--peers", "te"])

@@ -89,7 +89,9 @@ DEFINITIONS = [
     "weights from one micro-batch to the next. Paddle: bf16 weights, float32 master weights and moments, as "
     "PaddleNLP's Trainer has them under O2; on nvgpu AdamW clips as it reads the gradients, so clipping is their norm. "
     "Hugging Face: bf16 weights and moments, PyTorch's fused AdamW, no master weights, so that its optimizer moves "
-    "less than half the bytes; float32_weights: weights, gradients and moments in float32, bf16 by autocast.",
+    "less than half the bytes; float32_weights: weights, gradients and moments in float32, bf16 by autocast. TE's "
+    "PyTorch layers: bf16 weights, TE's FusedAdam with float32 master weights and moments, TE's cross entropy; in fp8 "
+    "they keep their weights from one micro-batch to the next, too.",
     "Parts: by events between them on that stream, in steps of their own, so the GPU's waiting for the host counts "
     "for the part in which it waits. Head: final norm, lm_head, loss. TFLOP/s: 6 per token and weight multiplied, and "
     "attention's products, halved by the causal mask. Host: until the call of a step returns, the device idle before.",
@@ -158,39 +160,17 @@ class TrainingStep:
         raise NotImplementedError
 
 
-class HuggingFaceStep(TrainingStep):
-    """transformers' LlamaForCausalLM with SDPA, PyTorch's fused AdamW.
+class TorchStep(TrainingStep):
+    """A model of PyTorch's modules. Subclasses set `model` and `optimizer`, and give `loss`."""
 
-    float32_weights: weights, gradients and moments in float32, computing in bf16 by autocast; False: all of it in bf16.
-    """
-
-    def __init__(self, size, device="cuda", float32_weights=False):
+    def __init__(self, size, device):
         super().__init__(size)
         import torch
-        from transformers import LlamaConfig, LlamaForCausalLM
 
         self.torch, self.device = torch, device
         if device != "cpu":
             self.stream, self.memory = torch.cuda.current_stream().cuda_stream, torch.cuda.memory_allocated()
-        config = LlamaConfig(**size.config, attn_implementation="sdpa")
-        kept = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32 if float32_weights else torch.bfloat16)
-        self.autocast = partial(torch.autocast, torch.device(device).type, torch.bfloat16, enabled=float32_weights)
-        try:
-            with torch.device(device):
-                self.model = LlamaForCausalLM(config).train()
-        finally:
-            torch.set_default_dtype(kept)
-        self.watch("register_forward_hook", self.model.model.embed_tokens, self.model.model.layers[-1])
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
-        )
         self.tokens = torch.tensor(self.tokens, device=device)
-
-    def loss(self, is_first_microbatch):
-        tokens = self.next_tokens()[:, :-1]
-        with self.autocast():
-            return self.model(tokens, labels=tokens).loss  # shifts them itself
 
     def update(self):
         self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM, foreach=True)
@@ -206,25 +186,57 @@ class HuggingFaceStep(TrainingStep):
         return self.torch.cuda.max_memory_allocated() - self.memory
 
 
-class TransformerEngineStep(TrainingStep):
+class HuggingFaceStep(TorchStep):
+    """transformers' LlamaForCausalLM with SDPA, PyTorch's fused AdamW.
+
+    float32_weights: weights, gradients and moments in float32, computing in bf16 by autocast; False: all of it in bf16.
+    """
+
+    def __init__(self, size, device="cuda", float32_weights=False):
+        super().__init__(size, device)
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch = self.torch
+        config = LlamaConfig(**size.config, attn_implementation="sdpa")
+        kept = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32 if float32_weights else torch.bfloat16)
+        self.autocast = partial(torch.autocast, torch.device(device).type, torch.bfloat16, enabled=float32_weights)
+        try:
+            with torch.device(device):
+                self.model = LlamaForCausalLM(config).train()
+        finally:
+            torch.set_default_dtype(kept)
+        self.watch("register_forward_hook", self.model.model.embed_tokens, self.model.model.layers[-1])
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+        )
+
+    def loss(self, is_first_microbatch):
+        tokens = self.next_tokens()[:, :-1]
+        with self.autocast():
+            return self.model(tokens, labels=tokens).loss  # shifts them itself
+
+
+class TransformerEngineStep(TorchStep):
     """A Llama of TE's own PyTorch layers, with TE's FusedAdam: bf16 weights, float32 master weights and moments.
 
     use_fp8: delayed scaling. fp8_lm_head, fp8_dpa: the head, attention in fp8 as well.
     """
 
     def __init__(self, size, device="cuda", use_fp8=False, fp8_lm_head=False, fp8_dpa=False):
-        super().__init__(size)
-        import torch
+        super().__init__(size, device)
         import transformer_engine.pytorch as te
         from transformer_engine.common.recipe import DelayedScaling
         from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
         from transformer_engine.pytorch.optimizers import FusedAdam
+        from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
-        self.torch, self.cross_entropy, self.head_in_fp8 = torch, parallel_cross_entropy, fp8_lm_head
+        FP8GlobalStateManager.reset()  # else each step goes on updating the scales of earlier peers
+        torch, dims = self.torch, size.dims
+        where = dict(dtype=torch.bfloat16, device=device)
+        self.cross_entropy, self.head_in_fp8 = parallel_cross_entropy, fp8_lm_head
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
-        self.stream, self.memory = torch.cuda.current_stream().cuda_stream, torch.cuda.memory_allocated()
         self.autocast = partial(te.autocast, enabled=use_fp8, recipe=DelayedScaling(fp8_dpa=fp8_dpa))
-        dims, where = size.dims, dict(dtype=torch.bfloat16, device=device)
         self.embedding = torch.nn.Embedding(size.vocabulary, dims.hidden, **where)
         layers = [self._layer(te, dims, number, torch.bfloat16, device) for number in range(1, size.layers + 1)]
         self.layers = torch.nn.ModuleList(layers)
@@ -241,7 +253,6 @@ class TransformerEngineStep(TrainingStep):
         self.optimizer = FusedAdam(
             self.model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, adam_w_mode=True, master_weights=True
         )
-        self.tokens = torch.tensor(self.tokens, device=device)
 
     @staticmethod
     def _layer(te, dims, number, dtype, device):
@@ -273,8 +284,6 @@ class TransformerEngineStep(TrainingStep):
             x = self.norm(x)
             logits = self.head(x, is_first_microbatch=first) if self.head_in_fp8 else self.head(x)
         return self.cross_entropy(logits, tokens[:, 1:].contiguous()).mean()
-
-    update, peak_memory, device = HuggingFaceStep.update, HuggingFaceStep.peak_memory, "cuda"
 
 
 class PaddleStep(TrainingStep):
@@ -406,6 +415,7 @@ PEERS = {
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
 }
 SPEEDUP_OVER = {"× HF": "hf_bf16", "× te bf16": "paddle_te_bf16"}
+TWIN = ("paddle_te", "te_torch")  # the same model of this project's layers and of TE's PyTorch layers
 
 
 def parse_arguments(argv=None):
@@ -507,9 +517,10 @@ def markdown(result):
 def _step_table(size):
     peers = size["peers"]
 
-    def row(_, peer):
+    def row(name, peer):
         step = peer["step_ms"]
-        others = [peers.get(name, {}).get("step_ms") for name in SPEEDUP_OVER.values()]
+        names = [*SPEEDUP_OVER.values(), name.replace(*TWIN) if name.startswith(TWIN[0]) else None]
+        others = [peers.get(other, {}).get("step_ms") for other in names]
         return [
             f"{step['median']:.2f}",
             f"{step['min']:.2f} to {step['max']:.2f}",
@@ -521,7 +532,18 @@ def _step_table(size):
             " → ".join(f"{loss:.3f}" for loss in peer["loss"]),
         ]
 
-    header = ["", "ms", "over rounds", "tokens/s", "TFLOP/s", *SPEEDUP_OVER, "host ms", "peak GB", "loss"]
+    header = [
+        "",
+        "ms",
+        "over rounds",
+        "tokens/s",
+        "TFLOP/s",
+        *SPEEDUP_OVER,
+        "× TE's PyTorch",
+        "host ms",
+        "peak GB",
+        "loss",
+    ]
     return report.rows(header, peers, row)
 
 
