@@ -21,22 +21,73 @@ def test_the_committed_pictures_are_of_the_committed_results(tmp_path):
     assert {"26,000", "torchtitan, fp8"} <= set(texts(tmp_path / "speed.svg"))
 
 
-def test_rows_are_chosen_by_what_they_hold(tmp_path, monkeypatch):
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """speed_panel of a result that is given as a dict."""
     monkeypatch.setattr(pictures, "ROOT", tmp_path)
-    rows = [
-        {"peer": "paddle_te", "precision": "fp8", "layers": 2, "tokens_per_second_per_gpu": 20},
-        {"peer": "torchtitan", "precision": "fp8", "layers": 2, "tokens_per_second_per_gpu": 10},
-        {"peer": "torchtitan", "precision": "fp8", "layers": 4, "tokens_per_second_per_gpu": 30},
-    ]
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks/a.json").write_text(json.dumps({"rows": rows}))
-    panel = pictures.speed_panel("", "a.json", layers=2)
-    assert [(bar.label, bar.value, bar.ours) for bar in panel.bars] == [
-        ("torchtitan, fp8", 10, False),
-        ("paddle_te (this project), fp8", 20, True),
+
+    def draw(result, title="", **wanted):
+        (tmp_path / "benchmarks/a.json").write_text(json.dumps(result))
+        panel = pictures.speed_panel(title, "a.json", **wanted)
+        return panel.title, [(bar.label, bar.value, bar.ours) for bar in panel.bars]
+
+    return draw
+
+
+def training(framework, precision, speed, layers=2, flags="", **more):
+    run = dict(framework=framework, precision=precision, gpus=2, flags=flags)
+    run |= dict(size=dict(layers=layers, micro_batches=1))
+    return dict(status="ok", run=run, tokens_per_second_per_gpu=speed) | more
+
+
+def test_a_result_of_throughput(draw):
+    runs = {
+        "8b": training("paddle_te", "fp8", 20, flags="--fp8_lm_head true"),
+        "titan": training("torchtitan", "fp8 tensorwise", 10),
+        "titan-bf16": dict(status="missing", reason="not installed here"),
+        "titan-32": training("torchtitan", "bf16", 30, layers=4),
+    }
+    del runs["8b"]["run"]["framework"]  # as results were before there was another
+    assert draw(dict(runs=runs), layers=2, gpus=2)[1] == [
+        ("torchtitan, fp8 tensorwise", 10, False),
+        ("paddle_te (this project), fp8 with head", 20, True),
     ]
     with pytest.raises(ValueError, match="a.json has no two contestants with {'layers': 4}"):
-        pictures.speed_panel("", "a.json", layers=4)
+        draw(dict(runs=runs), layers=4)
+    runs["titan-2"] = runs["titan"]
+    with pytest.raises(ValueError, match="more than one row with {'layers': 2} for torchtitan, fp8 tensorwise"):
+        draw(dict(runs=runs), layers=2)
+
+
+def test_a_result_of_step(draw):
+    peers = {
+        "te_torch_fp8_head": dict(status="ok", step_ms=dict(median=500.0)),
+        "paddle_te_fp8_head": dict(status="ok", step_ms=dict(median=400.0)),
+        "te_torch_fp8": dict(status="failed", reason="out of memory"),
+        "paddle_te_fp8_unrecorded": dict(status="ok", step_ms=dict(median=1.0)),
+    }
+    size = dict(peers=peers, layers=16, micro_batches=1, tokens=1000)
+    assert draw(dict(sizes={"8b": size}), "A step, {micro_batches}", layers=16) == (
+        "A step, one micro-batch",
+        [("TE's PyTorch layers, fp8 with head", 2000, False), ("paddle_te (this project), fp8 with head", 2500, True)],
+    )
+
+
+def test_rows_of_a_prototype(draw):
+    """Of several numbers of micro-batches the greatest is drawn."""
+    rows = [
+        dict(peer=peer, precision="fp8", what=what, micro_batches=count, tokens_per_second=speed)
+        for peer, what, count, speed in (
+            ("paddle_te", "head and attention in fp8 too", 4, 20),
+            ("te_torch", "", 4, 10),
+            ("te_torch", "", 1, 5),
+        )
+    ]
+    assert draw(dict(rows=rows, hardware=dict(gpus=1)), "{micro_batches}") == (
+        "four micro-batches",
+        [("TE's PyTorch layers, fp8", 10, False), ("paddle_te (this project), fp8 with head, attention", 20, True)],
+    )
 
 
 def test_parts_add_up_to_the_step():

@@ -2,7 +2,8 @@
 
     python tools/benchmark/pictures.py [--folder docs/images]
 
-The results are named below, so that a new one is drawn when it takes an old one's place there, and not by chance.
+The results are named below and nowhere else, so that a new one is drawn when it takes an old one's place there, and not
+by chance.
 """
 
 import argparse
@@ -16,6 +17,7 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from tools.benchmark import scaling_model  # noqa: E402
 
+# Results of step.py and throughput.py (or rows that a prototype measured). Peers of one panel ran in turn.
 STEP_PEERS = "step/2026-11-22_h200x1_te-pytorch-prototype.json"
 TITAN_ONE = "throughput/2026-11-22_h200x1_torchtitan-prototype.json"
 TITAN_TWO = "throughput/2026-11-22_h200x2_torchtitan-prototype.json"
@@ -25,20 +27,26 @@ FOUR_GPUS = "throughput/2026-11-22_h200x4_layouts.json"
 LARGEST_BATCH = "throughput/2026-11-22_h200x1_largest-batch.json"
 
 OURS, THEIRS = "#3b6fd4", "#9aa5b1"
-NAMES = {
+FRAMEWORKS = {
     "paddle_te": "paddle_te (this project)",
     "te_torch": "TE's PyTorch layers",
     "torchtitan": "torchtitan",
+}
+NAMES = {
     "hf_bf16": "Hugging Face, bf16",
     "torch_compile_bf16": "torch.compile, bf16",
     "te_torch_bf16": "TE's PyTorch, bf16",
+    "te_torch_fp8": "TE's PyTorch, fp8",
     "te_torch_fp8_delayed": "TE's PyTorch, fp8",
+    "te_torch_fp8_head": "TE's PyTorch, fp8 with head",
+    "te_torch_fp8_dpa_head": "TE's PyTorch, fp8 with head, attention",
     "paddle_te_bf16": "paddle_te, bf16",
     "paddle_te_fp8": "paddle_te, fp8",
     "paddle_te_fp8_delayed": "paddle_te, fp8",
     "paddle_te_fp8_head": "paddle_te, fp8 with head",
     "paddle_te_fp8_dpa_head": "paddle_te, fp8 with head, attention",
 }
+COUNTS = {1: "one", 2: "two", 4: "four"}
 PARTS = {
     "decoder layers": (("layers forward", "layers backward"), OURS),
     "head, loss, embedding": (
@@ -71,18 +79,80 @@ class Panel:
     bars: list
 
 
-def speed_panel(title, result, **wanted):
-    """tokens/s per GPU of the rows of a prototype's result that have the wanted values.
+@dataclass(frozen=True)
+class Speed:
+    """One contestant's row of a result. precision: in words. tokens: a second and GPU."""
 
-    Raises ValueError where not both paddle_te and a peer have such a row.
+    framework: str
+    precision: str
+    gpus: int
+    layers: int
+    micro_batches: int
+    tokens: float
+
+    @property
+    def label(self):
+        return f"{FRAMEWORKS[self.framework]}, {self.precision}"
+
+
+def speeds(result):
+    """[Speed] of each row that ran in a result of step.py, of throughput.py, or of a prototype."""
+    read = next(read for key, read in READERS.items() if key in result)
+    return list(read(result))
+
+
+def _steps(result):
+    for size in result["sizes"].values():
+        for name, row in size["peers"].items():
+            framework = next((framework for framework in FRAMEWORKS if name.startswith(framework)), None)
+            if framework and name in NAMES and row["status"] == "ok":
+                precision = NAMES[name].partition(", ")[2]
+                tokens = size["tokens"] / row["step_ms"]["median"] * 1e3
+                yield Speed(framework, precision, 1, size["layers"], size["micro_batches"], tokens)
+
+
+def _trainings(result):
+    for row in result["runs"].values():
+        if row["status"] == "ok":
+            run, tokens = row["run"], row["tokens_per_second_per_gpu"]
+            words = [
+                word for flag, word in (("--fp8_lm_head", "head"), ("--fp8_dpa", "attention")) if flag in run["flags"]
+            ]
+            precision = run["precision"] + f" with {', '.join(words)}" * bool(words)
+            framework = run.get("framework", "paddle_te")
+            yield Speed(framework, precision, run["gpus"], run["size"]["layers"], run["size"]["micro_batches"], tokens)
+
+
+def _prototypes(result):
+    gpus = result["hardware"]["gpus"]
+    for row in result["rows"]:
+        framework, _, scaling = row["peer"].partition(" ")
+        words = row["what"].removesuffix(" in fp8 too").replace(" and ", ", ") if "too" in row["what"] else ""
+        precision = " ".join(filter(None, [row["precision"], scaling])) + f" with {words}" * bool(words)
+        tokens = row["tokens_per_second" if "tokens_per_second" in row else "tokens_per_second_per_gpu"]
+        yield Speed(framework, precision, gpus, row.get("layers", 16), row.get("micro_batches", 1), tokens)
+
+
+READERS = {"sizes": _steps, "runs": _trainings, "rows": _prototypes}
+
+
+def speed_panel(title, result, **wanted):
+    """The result's rows that have the wanted values of a Speed.
+
+    title: may name {micro_batches}; of several numbers of them the greatest is drawn. Raises ValueError where not both
+    paddle_te and a peer have such a row, and where two rows would have the same name.
     """
-    rows = [row for row in load(result)["rows"] if row["peer"] in NAMES]
-    chosen = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-    if len({row["peer"] for row in chosen}) < 2:
+    found = [row for row in speeds(load(result)) if all(getattr(row, key) == value for key, value in wanted.items())]
+    most = max((row.micro_batches for row in found), default=1)
+    found = [row for row in found if row.micro_batches == most]
+    if len({row.framework for row in found}) < 2:
         raise ValueError(f"benchmarks/{result} has no two contestants with {wanted}")
-    speed = "tokens_per_second" if "tokens_per_second" in chosen[0] else "tokens_per_second_per_gpu"
-    bars = [Bar(f"{NAMES[r['peer']]}, {r['precision']}", r[speed], r["peer"] == "paddle_te") for r in chosen]
-    return Panel(title, sorted(bars, key=lambda bar: bar.value))
+    labels = [row.label for row in found]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"benchmarks/{result} has more than one row with {wanted} for {twice[0]}")
+    bars = [Bar(row.label, row.tokens, row.framework == "paddle_te") for row in found]
+    micro_batches = f"{COUNTS.get(most, most)} micro-batch{'es' if most > 1 else ''}"
+    return Panel(title.format(micro_batches=micro_batches), sorted(bars, key=lambda bar: bar.value))
 
 
 def layer_panel(title, size):
@@ -110,11 +180,10 @@ def draw_panels(pyplot, panels, number, unit):
 
 
 def draw_speed(pyplot):
-    step = "A training step alone"
     panels = [
-        speed_panel("Pretraining, 16 layers, one H200", TITAN_ONE, layers=16),
-        speed_panel("Pretraining, all 32 layers, two H200s", TITAN_TWO, layers=32),
-        speed_panel(f"{step}, 16 layers, four micro-batches, one H200", STEP_PEERS, micro_batches=4, what=""),
+        speed_panel("Pretraining, 16 layers, one H200", TITAN_ONE, layers=16, gpus=1),
+        speed_panel("Pretraining, all 32 layers, two H200s", TITAN_TWO, layers=32, gpus=2),
+        speed_panel("A training step alone, 16 layers, {micro_batches}, one H200", STEP_PEERS, layers=16),
     ]
     unit = "tokens per second and GPU; Llama-3-8B's dimensions, sequences of 8192 tokens"
     return draw_panels(pyplot, panels, ",.0f", unit)
