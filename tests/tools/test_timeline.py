@@ -1,13 +1,16 @@
 """Where a step's time goes: the table of a trace whose numbers are known, and of a real one's host side."""
 
 import json
+import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.nvgpu_processes import ROOT
-from tools.benchmark import timeline
+from tools.benchmark import timeline, timeline_views
+from tools.benchmark.device_trace import DEVICE, ROWS, read
 
 
 def event(cat, name, start, end, **args):
@@ -66,7 +69,7 @@ def trace():
 
 
 def test_every_moment_counts_once(trace, tmp_path):
-    found = timeline.account(trace.write(tmp_path / "rank0.json"))
+    found = read(trace.write(tmp_path / "rank0.json")).account()
     assert found["steps"] == 2 and found["total_ms"] == pytest.approx((10000 - 200) / 2e3)
     assert found["ms"] == pytest.approx(
         {
@@ -86,7 +89,7 @@ def test_every_moment_counts_once(trace, tmp_path):
     assert found["kernels"][0] == ("gemm", pytest.approx(3.3), 5)
     assert "start of the profiler" not in [name for name, *_ in found["kernels"]]
     trace.events = [event for event in trace.events if not event.get("name", "").startswith(("step 8", "step 9"))]
-    assert timeline.account(trace.write(tmp_path / "one.json"))["steps"] == 1
+    assert read(trace.write(tmp_path / "one.json")).account()["steps"] == 1
 
 
 def test_tables(trace, tmp_path):
@@ -102,10 +105,70 @@ def test_tables(trace, tmp_path):
     "lacks, message", [("step", "no steps"), ("device", "no kernels of a device .*nvidia-cuda-cupti")]
 )
 def test_what_a_trace_lacks_is_said(trace, tmp_path, lacks, message):
-    unwanted = timeline.DEVICE if lacks == "device" else ()
+    unwanted = DEVICE if lacks == "device" else ()
     trace.events = [e for e in trace.events if e.get("cat") not in unwanted and not e.get("name", "").startswith(lacks)]
     path = trace.write(tmp_path / "rank0.json")
     with pytest.raises(ValueError, match=message):
-        timeline.account(path)
+        read(path)
     with pytest.raises(SystemExit, match=f"timeline.py: .*{message}"):
+        timeline.main([str(path)])
+
+
+def test_the_page_shows_every_kernel_of_a_step(trace, tmp_path, capsys):
+    """The second of three steps, as XML: 11 kernels and copies that it launched, in two lanes, none outside."""
+    path = trace.write(tmp_path / "rank0.json")
+    trace.launch(5130, "gemm<a & b>", 9990, 9995)
+    page = tmp_path / "step.html"
+    timeline.main([str(trace.write(path)), "--page", str(page)])
+    text = page.read_text()
+    assert not re.search(r"https?://|src=|href=|@import|url\(", text), "the page asks nobody"
+    drawing = ElementTree.fromstring(re.search("<svg.*</svg>", text, re.DOTALL)[0])
+    width = float(drawing.get("viewBox").split()[2])
+    blocks = {block.findtext("title"): block for block in drawing}
+    assert len(drawing) == 12 and width == pytest.approx(5000 - 200)
+    gemm = next(block for words, block in blocks.items() if words.startswith("gemm<a & b>"))
+    assert (float(gemm.get("x")), float(gemm.get("width"))) == (9990 - 5200, 5)
+    assert "decoder layers forward\n5.0 µs, from 4.790 ms on" in gemm.findtext("title")
+    communication = [block for words, block in blocks.items() if words.startswith("nccl")]
+    assert [block.get("fill") for block in communication] == [timeline_views.COLORS["communication, exposed"]]
+    for block in drawing:
+        assert 0 <= float(block.get("x")) and float(block.get("x")) + float(block.get("width")) <= width + 1e-6
+    assert "| decoder layers backward |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending, begins", [(".svg", b"<?xml"), (".png", b"\x89PNG")])
+def test_the_picture_has_all_rows(trace, tmp_path, ending, begins):
+    """Once for each trace, with the numbers of those that are wide enough."""
+    paths = [str(trace.write(tmp_path / f"rank{rank}.json")) for rank in (0, 1)]
+    picture = tmp_path / f"step{ending}"
+    timeline.main([*paths, "--picture", str(picture)])
+    assert picture.read_bytes().startswith(begins)
+    if ending == ".svg":
+        words = re.findall(r"<!-- ([^>]*) -->", picture.read_text())
+        rows = read(paths[0]).account()["ms"]
+        assert {"rank0", "rank1", *rows} <= set(words)
+
+
+def test_every_row_has_a_colour_of_its_own():
+    assert list(timeline_views.COLORS) == ROWS and len(set(timeline_views.COLORS.values())) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--picture", "step.pdf"], "--picture step.pdf: the name must end with .svg or .png"),
+        (["--page", "step.svg"], "--page step.svg: the name must end with .html"),
+    ],
+)
+def test_other_kinds_of_files_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit) as refused:
+        timeline.main(["rank0.json", *arguments])
+    assert refused.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"steps": 1}'])
+def test_a_file_that_is_no_trace_is_refused(tmp_path, text):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(SystemExit, match="timeline.py: .*result.json: this is no trace of Paddle's profiler"):
         timeline.main([str(path)])

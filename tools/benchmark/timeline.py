@@ -1,164 +1,19 @@
 """Where a training step's time goes on a GPU, from a trace of Paddle's profiler (PROFILER=paddle of the launchers).
 
-    python tools/benchmark/timeline.py outputs/RUN/output/profile/rank0*.json
+    python tools/benchmark/timeline.py outputs/RUN/output/profile/rank0*.json [--picture step.svg] [--page step.html]
 
-Every moment counts once: for the part of the model whose kernel computes, else for communication (nothing hides it),
-else as a gap. A kernel belongs to the part that the host was at when it launched it, by the names of
-paddle_te.training.profiling.Ranges. Of several steps the first is left out: CUPTI may take its time to start in it (a
-step of 305 ms was seen to wait for 190).
+Prints tables. --picture draws the first of them, --page writes a page for a browser that shows every kernel of a step,
+and names the one under the mouse. device_trace.py says what counts as what.
 """
 
 import argparse
-import json
-import re
 import sys
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
-DEVICE = ("Kernel", "Memcpy", "Memset")
-COMMUNICATION = re.compile("nccl", re.IGNORECASE)
-PARTS = {
-    "layers.": "decoder layers",
-    "embed_tokens": "embedding",
-    "lm_head": "head and loss",
-    "criterion": "head and loss",
-}
-OUTSIDE = "outside of the parts"  # the last norm, gradients' accumulation and scaling, data
-BACKWARD = "backward"  # Paddle's own event
-EXPOSED, GAPS = "communication, exposed", "gaps"
-ROWS = [
-    *(f"{part} {way}" for part in dict.fromkeys(PARTS.values()) for way in ("forward", "backward", "recomputed")),
-    *("optimizer and clipping", OUTSIDE, EXPOSED, GAPS),
-]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
-
-@dataclass(frozen=True)
-class Work:
-    """A kernel, copy or memset on the device. Times in µs from the beginning of the profile."""
-
-    name: str
-    start: float
-    end: float
-    part: str
-
-    @property
-    def communicates(self):
-        return bool(COMMUNICATION.search(self.name))
-
-
-def account(path):
-    """{"steps", "ms": {row: a step's}, "total_ms", "communication_ms", "kernels": [(name, ms, calls) of a step]}, all
-    of the steps that count.
-
-    Raises ValueError for a trace without steps or without the device's side.
-    """
-    events = [event for event in json.loads(Path(path).read_text())["traceEvents"] if event.get("ph") == "X"]
-    starts = sorted(times_of(event)[0] for event in events if re.match(r"step \d+$", name_of(event)))
-    counted = starts[1:] or starts
-    works = device_work(events, counted[0]) if counted else []
-    if not works:
-        missing = "kernels of a device (on nvgpu they need nvidia-cuda-cupti)" if counted else "steps"
-        raise ValueError(f"{path}: the trace has no {missing}")
-    steps = len(counted)
-    ms = {row: us / steps / 1e3 for row, us in moments(works).items()}
-    communicating = moments([work for work in works if work.communicates])[EXPOSED]
-    durations, calls = Counter(), Counter()
-    for work in works:
-        durations[work.name] += work.end - work.start
-        calls[work.name] += 1
-    return {
-        "steps": steps,
-        "ms": {row: ms[row] for row in ROWS if row in ms},
-        "total_ms": sum(ms.values()),
-        "communication_ms": communicating / steps / 1e3,
-        "kernels": [(name, us / steps / 1e3, calls[name] / steps) for name, us in durations.most_common(20)],
-    }
-
-
-def name_of(event):
-    return event["name"].rpartition("[")[0]  # "name[duration]"
-
-
-def times_of(event):
-    """(start, end) in µs; the event's own `ts` is rounded."""
-    return tuple(float(event["args"][key].split()[0]) for key in ("start_time", "end_time"))
-
-
-def device_work(events, since):
-    """[Work] that was launched from the time `since` on, in the order of their start."""
-    places = Places(events)
-    launched = {e["args"]["correlation id"]: times_of(e)[0] for e in events if e["cat"] == "CudaRuntime"}
-    works = []
-    for event in events:
-        if event["cat"] in DEVICE:
-            start, end = times_of(event)
-            launch = launched.get(event["args"]["correlation id"], start)
-            if launch >= since:
-                works.append(Work(name_of(event), start, end, places.at(launch)))
-    return sorted(works, key=lambda work: work.start)
-
-
-class Places:
-    """Which row the host was at: by the ranges that `Ranges` names, and by the points where a part's backward began,
-    which hold until the next one or until Paddle's own event of the whole backward ends."""
-
-    def __init__(self, events):
-        marks = []
-        for event in events:
-            name, (start, end) = name_of(event), times_of(event)
-            if event["cat"] == "UserDefined" and name == "backward":
-                marks += [(start, "open", BACKWARD), (end, "close", BACKWARD)]
-            elif event["cat"] == "PythonUserDefined" and name.endswith(" backward"):
-                marks.append((start, "point", name))
-            elif event["cat"] == "PythonUserDefined" and (name.endswith(" forward") or name == "optimizer"):
-                marks += [(start, "open", name), (end, "close", name)]
-        self.times, self.rows, ranges, point = [], [], [], None
-        for time, what, name in sorted(marks):
-            if what == "open":
-                ranges.append(name)
-            elif what == "close":
-                ranges.remove(name)
-            else:
-                point = name
-            point = point if BACKWARD in ranges else None
-            self.times.append(time)
-            self.rows.append(_row(ranges, point))
-
-    def at(self, time):
-        index = bisect_right(self.times, time) - 1
-        return self.rows[index] if index >= 0 else OUTSIDE
-
-
-def _row(ranges, point):
-    for name in reversed(ranges):
-        if name == "optimizer":
-            return "optimizer and clipping"
-        if part := _part(name):
-            return f"{part} {'recomputed' if BACKWARD in ranges else 'forward'}"
-    return f"{_part(point)} backward" if point and _part(point) else OUTSIDE
-
-
-def _part(name):
-    return next((part for prefix, part in PARTS.items() if name.startswith(prefix)), None)
-
-
-def moments(works):
-    """{row: µs} of all that lies between the first start and the last end."""
-    changes = sorted([(w.start, 1, i) for i, w in enumerate(works)] + [(w.end, 0, i) for i, w in enumerate(works)])
-    spent, running, last = defaultdict(float), {}, None
-    for time, starts, index in changes:
-        if last is not None and time > last:
-            computing = [i for i in running if not works[i].communicates]
-            # of several the one that was first: works are in the order of their start
-            spent[works[min(computing)].part if computing else EXPOSED if running else GAPS] += time - last
-        last = time
-        if starts:
-            running[index] = True
-        else:
-            running.pop(index, None)
-    return spent
+from tools.benchmark import timeline_views  # noqa: E402
+from tools.benchmark.device_trace import ROWS, read  # noqa: E402
 
 
 def markdown(accounts):
@@ -185,10 +40,21 @@ def kernels_table(found):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path, help="of one or several ranks or runs")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draws the steps by parts: an .svg or .png file")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="writes an .html file with all kernels of a step")
     arguments = parser.parse_args(argv)
+    for name, endings in (("picture", (".svg", ".png")), ("page", (".html",))):
+        path = getattr(arguments, name)
+        if path and path.suffix not in endings:
+            parser.error(f"--{name} {path}: the name must end with {' or '.join(endings)}")
     try:
-        accounts = {trace.name.partition(".")[0]: account(trace) for trace in arguments.traces}
-    except (OSError, ValueError) as error:
+        profiles = {trace.name.partition(".")[0]: read(trace) for trace in arguments.traces}
+        accounts = {name: profile.account() for name, profile in profiles.items()}
+        if arguments.picture:
+            timeline_views.draw(accounts, arguments.picture)
+        if arguments.page:
+            arguments.page.write_text(timeline_views.page(profiles))
+    except (OSError, ValueError, ModuleNotFoundError) as error:
         sys.exit(f"timeline.py: {error}")
     print("\n".join(markdown(accounts)))
     for name, found in accounts.items():

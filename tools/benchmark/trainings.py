@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from tools.benchmark import step, timeline
+from tools.benchmark import device_trace, step
 from tools.benchmark.problem import Dims
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ class Training:
         raise NotImplementedError
 
     def account(self, conditions):
-        """Of the profiled steps: {"status": "ok"} and timeline.account's, or another status and "reason"."""
+        """Of the profiled steps: {"status": "ok"} and Profile.account's, or another status and "reason"."""
         return {"status": "missing", "reason": f"{self.framework}'s steps are not profiled"}
 
 
@@ -183,7 +183,7 @@ class Run(Training):
         """Of the first rank's trace."""
         (trace,) = (conditions.folder / "run/output/profile").glob("rank0_*.json")
         try:
-            return {"status": "ok"} | timeline.account(trace)
+            return {"status": "ok"} | device_trace.read(trace).account()
         except ValueError as error:
             return {"status": "failed", "reason": str(error)}
 
