@@ -24,8 +24,8 @@ class Generator:
     "torch/utils/data.py": "IterableDataset = object",
     "torch/distributed/run.py": """
 import os, runpy, sys
-standalone, count, m, module, *arguments = sys.argv[1:]
-assert (standalone, m) == ("--standalone", "-m")
+count, port, m, module, *arguments = sys.argv[1:]
+assert port.startswith("--master_port=") and m == "-m"
 for rank in range(int(count.removeprefix("--nproc_per_node="))):
     os.environ["RANK"], sys.argv[1:] = str(rank), arguments
     runpy.run_module(module, run_name="__main__")
@@ -150,7 +150,8 @@ def test_a_result_has_both_and_says_what_differs(tmp_path, stand_in, monkeypatch
         throughput.RUNS, "large", replace(throughput.RUNS["titan-8b-l16-x1-rowwise"], recompute="selective")
     )
     path = tmp_path / "result.json"
-    arguments = ["--tiny", "--runs", "large", "titan-8b-l16-x1-rowwise", "--torchtitan", str(stand_in)]
+    arguments = ["--tiny", "--runs", "large", "titan-8b-l16-x1-rowwise", "--torchtitan", stand_in.name]
+    monkeypatch.chdir(stand_in.parent)
     arguments += ["--profile", "1", "--steps", "6", "--warmup", "2", "--output", str(path)]
     assert throughput.main(arguments) == 0
     result = json.loads(path.read_text())

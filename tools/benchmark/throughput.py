@@ -166,6 +166,7 @@ def parse_arguments(argv=None):
         parser.error(f"--warmup {arguments.warmup} leaves no two of --steps {arguments.steps}")
     if arguments.torchtitan and not arguments.torchtitan.is_dir():
         parser.error(f"--torchtitan: there is no folder {arguments.torchtitan}")
+    arguments.torchtitan = arguments.torchtitan and arguments.torchtitan.resolve()  # processes may change theirs
     arguments.devices = visible_devices("nvgpu", os.environ)
     needed = max((RUNS[name].gpus for name in arguments.runs or ()), default=1)
     if needed > len(arguments.devices):

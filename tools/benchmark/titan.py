@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -81,8 +82,14 @@ class TitanRun(Training):
         return installed(conditions.torchtitan)
 
     def command(self, conditions):
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.gpus}"]
-        words += ["-m", "torchtitan.train", "--experimental.custom_import", "tools.benchmark.titan_model"]
+        words = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={self.gpus}"]
+        words += [
+            f"--master_port={free_port()}",
+            "-m",
+            "torchtitan.train",
+            "--experimental.custom_import",
+            "tools.benchmark.titan_model",
+        ]
         wanted = {
             "job.dump_folder": conditions.folder / "titan",
             "model.name": "random_llama",
@@ -114,6 +121,13 @@ class TitanRun(Training):
             record = dict(step=int(line["step"]), step_time=tokens / speed, loss=float(line["loss"]))
             found.setdefault(record["step"], record | {"peak_memory_bytes": peak})  # each rank logs the same line
         return [found[number] for number in sorted(found)]
+
+
+def free_port():
+    """A port of this machine that no program listens on at present."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def search_path(folder):
