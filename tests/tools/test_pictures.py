@@ -18,7 +18,11 @@ def test_the_committed_pictures_are_of_the_committed_results(tmp_path):
     for name in pictures.PICTURES:
         drawn = texts(tmp_path / f"{name}.svg")
         assert drawn == texts(pictures.ROOT / f"docs/images/{name}.svg"), f"draw {name} again"
-    assert {"26,000", "torchtitan, fp8"} <= set(texts(tmp_path / "speed.svg"))
+    words = texts(tmp_path / "speed.svg")
+    measured = [row for row in pictures.speeds(pictures.load(pictures.TITAN_ONE)) if (row.layers, row.gpus) == (16, 1)]
+    assert {"paddle_te", "torchtitan"} == {row.framework for row in measured}
+    for row in measured:
+        assert row.label in words and f"{row.tokens:,.0f}" in words
 
 
 @pytest.fixture
