@@ -136,6 +136,15 @@ def test_the_page_shows_every_kernel_of_a_step(trace, tmp_path, capsys):
     assert "| decoder layers backward |" in capsys.readouterr().out
 
 
+def test_a_step_without_kernels_is_passed_over(trace, tmp_path):
+    """The one before the last, of which the profiler lost the device's side."""
+    trace.events = [
+        e for e in trace.events if e.get("cat") not in DEVICE or float(e["args"]["start_time"].split()[0]) > 1e4
+    ]
+    page = timeline_views.page({"rank0": read(trace.write(tmp_path / "rank0.json"))})
+    assert page.count("<rect") == 11
+
+
 @pytest.mark.parametrize("ending, begins", [(".svg", b"<?xml"), (".png", b"\x89PNG")])
 def test_the_picture_has_all_rows(trace, tmp_path, ending, begins):
     """Once for each trace, with the numbers of those that are wide enough."""

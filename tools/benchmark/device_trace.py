@@ -56,7 +56,7 @@ class Profile:
     works: list
     starts: list
 
-    def step(self, index=0):
+    def step(self, index):
         """[Work] that was launched in one of the steps."""
         end = self.starts[index + 1] if index + 1 < len(self.starts) else float("inf")
         return [work for work in self.works if self.starts[index] <= work.launched < end]

@@ -80,6 +80,7 @@ $blocks
 $rows
 </table>
 """)
+LONGEST_NAME = 200  # of C++ templates there are names of thousands of letters
 LANES = {False: (10, 60), True: (80, 40)}  # y and height, by whether it communicates
 
 
@@ -89,7 +90,8 @@ def page(profiles):
 
 
 def _trace(name, profile):
-    works, account = profile.step(), profile.account()
+    account, steps = profile.account(), map(profile.step, range(len(profile.starts)))
+    works = next(step for step in steps if step)
     begin, end = works[0].start, max(work.end for work in works)
     rows = [
         f'<tr><td><span class="key" style="background:{COLORS[row]}"></span>{escape(row)}</td>'
@@ -109,7 +111,8 @@ def _trace(name, profile):
 def _block(work, begin):
     y, height = LANES[work.communicates]
     part = f"communication, launched in {work.part}" if work.communicates else work.part
-    words = f"{work.name}\n{part}\n{work.end - work.start:.1f} µs, from {(work.start - begin) / 1e3:.3f} ms on"
+    times = f"{work.end - work.start:.1f} µs, from {(work.start - begin) / 1e3:.3f} ms on"
+    words = "\n".join([work.name[:LONGEST_NAME], part, times])
     color = COLORS[EXPOSED if work.communicates else work.part]
     return (
         f'<rect x="{work.start - begin:.3f}" y="{y}" width="{work.end - work.start:.3f}" height="{height}" '
