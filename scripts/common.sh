@@ -69,13 +69,16 @@ CUDA 13 (580 or newer) here, or paddlepaddle-gpu (docs/faq.md). Everything runs 
   fi
 }
 
+# The version of every package, for the Python in .venv (scripts/lock.sh).
+lock() { echo "locks/python$(python_version .venv/bin/python).txt"; }
+
 # Everything that decides what is in .venv, and where its editable installation points.
 venv_stamp() {
   {
     echo "$1"
     pwd -P
     .venv/bin/python -VV
-    cat setup.py pyproject.toml constraints.txt
+    cat setup.py pyproject.toml "$(lock)"
     find paddle_te -path '*/native/*.cpp' -exec cat {} +
     [[ $1 != *nvgpu* ]] || find nvgpu -type f -not -path '*/build/*' -not -path '*.egg-info/*' -exec cat {} +
   } | sha256sum | cut -d' ' -f1
@@ -99,7 +102,7 @@ make_venv() {
     need_tools .venv/bin/python
     say "installing paddle_te and its pinned dependencies into .venv (first time: a few minutes)"
     # --no-compile: byte code is made when a module is first imported, for the few that are
-    .venv/bin/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[$extras]"
+    .venv/bin/python -m pip install --disable-pip-version-check --no-compile -c "$(lock)" -e ".[$extras]"
     if [[ $extras == *nvgpu* ]]; then
       say "compiling and installing the nvgpu plug-in (first time: a few minutes)"
       .venv/bin/python -m pip install --disable-pip-version-check --no-compile ./nvgpu

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests import processes
 
@@ -60,6 +61,37 @@ def test_every_import_is_declared(monkeypatch):
             if not distributions & (required if always else required | optional):
                 missing.setdefault(name, []).append(str(path.relative_to(ROOT)))
     assert not missing
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_the_lock_is_complete_and_what_is_asked_for(version, monkeypatch):
+    """Of what setup.py requires, of what constraints.txt pins, and of all that those here require in turn."""
+    declared = settings(monkeypatch)
+    asked = [*declared["install_requires"], *sum(declared["extras_require"].values(), [])]
+    pins = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    asked += filter(None, pins)
+    lock = (ROOT / f"locks/python{version}.txt").read_text()
+    locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)$", lock, re.MULTILINE))
+    assert "://" not in lock, "no place from which packages come"
+    seen = set()
+    while asked:
+        requirement = Requirement(asked.pop())
+        marker = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
+        if requirement.marker and not requirement.marker.evaluate(marker):
+            continue
+        name = normalized(requirement.name)
+        assert name in locked and locked[name] in requirement.specifier, f"bash scripts/lock.sh: {requirement}"
+        if name not in seen and (found := installed(name)) and found.version == locked[name]:
+            asked += found.requires or []
+        seen.add(name)
+    assert len(seen) > 100
+
+
+def installed(name):
+    try:
+        return distribution(name)
+    except PackageNotFoundError:  # for GPUs, say
+        return None
 
 
 @pytest.fixture(scope="module")
