@@ -80,7 +80,9 @@ setup(
     python_requires=">=3.11,<3.13",
     entry_points={"console_scripts": ["paddle-te = paddle_te.__main__:main"]},
     packages=find_packages(include=["paddle_te", "paddle_te.*"]),
-    package_data={"paddle_te": ["configs/**/*", "native/*.cpp", "native/kernels/*.cu", "native/kernels/*.cuh"]},
+    package_data={
+        "paddle_te": ["configs/**/*", "recipes/*.json", "native/*.cpp", "native/kernels/*.cu", "native/kernels/*.cuh"]
+    },
     # Plain C++: the shim finds Transformer Engine at run time, so neither CUDA nor TE nor Paddle is needed to build it.
     ext_modules=[
         Pybind11Extension("paddle_te.native._shim", ["paddle_te/native/shim.cpp"], libraries=["dl"], cxx_std=17)

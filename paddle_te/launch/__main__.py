@@ -1,4 +1,8 @@
-"""python -m paddle_te.launch JOB [--name=value ...] [values, in the order of the job's script]"""
+"""python -m paddle_te.launch JOB [--name=value ...] [values, in the order of the job's script]
+python -m paddle_te.launch JOB FILE.json [--name value ...]
+
+With --print-config the second writes the whole run file, with all defaults, and starts nothing (`run_files`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import sys
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
+from paddle_te.launch.run_files import PRINT_CONFIG, complete
 
 JOBS = {"pretrain": pretrain, "finetune": finetune}
 
@@ -19,7 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if name not in JOBS:
             raise LaunchError(f"job: {name!r} must be one of {', '.join(JOBS)}")
-        plan, args = make_plan(JOBS[name], words, os.environ)
+        if print_config := PRINT_CONFIG in words:
+            words.remove(PRINT_CONFIG)
+        plan, args = make_plan(JOBS[name], words, {**os.environ, **({"DRY_RUN": "1"} if print_config else {})})
         if not args.DRY_RUN and importlib.util.find_spec("paddle") is None:
             raise LaunchError(
                 f"PYTHON: {sys.executable} has no paddle; install one (pip install 'paddle_te[cpu]', or "
@@ -28,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     except LaunchError as error:
         print(f"error: {error}".replace("\n", " "), file=sys.stderr)
         return 2
+    if print_config:
+        print(complete(JOBS[name], args))
+        return 0
     if args.DRY_RUN:
         print(plan.shell())
         return 0

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from paddle_te.launch import run_files
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import Kind
 from paddle_te.options.launcher import FALLBACKS, VARIABLES
@@ -67,7 +68,9 @@ def _reader(kind: Kind):
 
 
 def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """A job's arguments and variables, typed. words: --name=value, or values in the order of `job.ARGUMENTS`.
+    """A job's arguments and variables, typed.
+
+    words: --name=value, or values in the order of `job.ARGUMENTS`; or a run file, and --name value.
 
     Raises:
         LaunchError: one of them is not what it may be.
@@ -75,7 +78,9 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
     parser = _Parser(
         prog=f"paddle-te {_name(job)}",
         description=f"{job.__doc__.splitlines()[0]} Arguments in capitals from DEVICE on may also stand in the "
-        "environment.",
+        "environment. A run file may come first, a recipe of the package or a file of your own, in these names or "
+        "PaddleNLP's: FILE.json [--name value ...]; with --print-config it is completed, printed, and not run. "
+        f"Recipes: {', '.join(run_files.recipes())}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
@@ -93,4 +98,6 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
         "--training_script", default=str(SCRIPTS / _script(job)), type=str, help="what each process runs"
     )
     parser.set_defaults(**job.FIXED)
+    if run_files.is_run_file(words):
+        words = run_files.as_arguments(job, words, environ)
     return parser.parse_args(by_name(job, words))

@@ -82,6 +82,8 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """`make_plan` of arguments that are parsed."""
     devices, nodes = find_devices(args, environ), find_nodes(args, environ)
     world = len(devices.ids) * nodes.count
+    if args.FSDP == "all":
+        args.FSDP = max(1, world // (args.TP * args.PP))
     _check_together(args, job.model_config(args), devices, world)
     folder, output = job.folders(args, nodes.count, world // (args.TP * args.PP * args.FSDP))
     profile, logs = folder / "profile", folder / "logs"

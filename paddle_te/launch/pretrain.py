@@ -16,7 +16,7 @@ from paddle_te.options import launcher as options
 ARGUMENTS = options.PRETRAIN
 VARIABLES = options.PRETRAIN_VARIABLES
 FIXED = {}
-OUTPUT_NAME = "OUTPUT_BASE or EXP_NAME"
+OUTPUT_NAME = "OUTPUT_BASE, EXP_NAME or OUTPUT_DIR"
 model_config = read_config
 
 
@@ -33,6 +33,9 @@ def experiment_name(args: argparse.Namespace, nodes: int, dp: int) -> str:
 
 
 def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
+    if args.OUTPUT_DIR:
+        folder = Path(args.OUTPUT_DIR).expanduser().absolute()
+        return folder, folder
     experiment = args.EXP_NAME or experiment_name(args, nodes, dp)
     base = Path(args.OUTPUT_BASE).expanduser().absolute()
     folder = base / experiment

@@ -27,6 +27,13 @@ def _read_step(text):
 STEP = Kind(str, "none, auto or the number of a saved step", read=_read_step)
 
 
+def _read_degree(text):
+    return text if text == "all" else whole(1).parse(text)
+
+
+DEGREE_OR_ALL = Kind(str, "a whole number of at least 1, or all", read=_read_degree)
+
+
 def _read_port_range(text):
     first, last = map(int, text.split(":")) if re.fullmatch(r"\d{1,5}:\d{1,5}", text) else (0, 0)
     if not 0 < first < last < 65536:
@@ -61,10 +68,10 @@ _SHARED = (
     ),
     Option(
         "FSDP",
-        whole(1),
-        help="devices that share optimizer state, gradients, weights (see sharding_stage)",
-        doc="`--sharding_parallel_degree`",
-        zh="即 `--sharding_parallel_degree`",
+        DEGREE_OR_ALL,
+        help="devices that share optimizer state, gradients, weights (see sharding_stage), or all",
+        doc="`--sharding_parallel_degree`; `all`: over all devices that TP and PP leave",
+        zh="即 `--sharding_parallel_degree`；`all`：TP 和 PP 之外的所有设备",
         flag="sharding_parallel_degree",
     ),
     Option(
@@ -446,6 +453,14 @@ PRETRAIN_VARIABLES = (
         "where the experiment's folder is made",
         doc="where the experiment's folder, `OUTPUT_BASE/EXP_NAME`, is made",
         zh="实验文件夹 `OUTPUT_BASE/EXP_NAME` 所在位置",
+    ),
+    Option(
+        "OUTPUT_DIR",
+        TEXT,
+        None,
+        "the run's folder itself, for checkpoints, logs and curves; without OUTPUT_BASE and EXP_NAME",
+        doc="the run's folder itself, instead of `OUTPUT_BASE/EXP_NAME/output`",
+        zh="直接指定实验的输出文件夹，代替 `OUTPUT_BASE/EXP_NAME/output`",
     ),
     Option(
         "EXP_NAME",

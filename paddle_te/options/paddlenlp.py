@@ -76,3 +76,30 @@ PADDLENLP = (
     *_bounds(_SHARDING, "sharding"),
 )
 BOUNDS = {option.name: option.kind for option in PADDLENLP}
+
+# What PaddleNLP's files of arguments for run_finetune.py may say and these scripts do not have: the value that asks for
+# nothing, and what there is instead.
+UNSUPPORTED = {
+    "eval_with_do_generation": (False, "paddle-te evaluate --prompts generates"),
+    "save_generation_output": (False, "paddle-te evaluate --prompts generates"),
+    "pissa": (False, "--lora is the one there is"),
+    "rslora": (False, "--lora is the one there is"),
+    "use_quick_lora": (False, "--lora is the one there is"),
+    "vera": (False, "--lora is the one there is"),
+    "lokr": (False, "--lora is the one there is"),
+    "reft": (False, "--lora is the one there is"),
+    "prefix_tuning": (False, "--lora is the one there is"),
+    "neftune": (False, "training adds no noise"),
+    "autotuner_benchmark": (False, "tools/benchmark/throughput.py measures"),
+    "benchmark": (False, "tools/benchmark/throughput.py measures"),
+    "flash_mask": (False, "zero_padding keeps samples apart by masks"),
+    "use_long_sequence_strategies": (False, "sequences are as long as the model's positions"),
+}
+
+
+def without_unsupported(values):
+    """{flag: value} without those of UNSUPPORTED that ask for nothing. Raises ValueError for those that do ask."""
+    for name, (nothing, remedy) in UNSUPPORTED.items():
+        if name in values and str(values[name]).lower() not in (str(nothing).lower(), "0", "none"):
+            raise ValueError(f"{name} {str(values[name]).lower()}: is not supported; {remedy}")
+    return {name: value for name, value in values.items() if name not in UNSUPPORTED}

@@ -14,6 +14,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.models.llama.modeling import check_fp8_lm_head
 from paddle_te.options import BOUNDS, check_values, with_options
+from paddle_te.options.paddlenlp import without_unsupported
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, TRAINING
 from paddle_te.runs.checkpoints import check_writable
 from paddle_te.runs.parallelism import check_flags
@@ -134,7 +135,11 @@ class ScriptParser(PdArgumentParser):
             raise ValueError(f"{json_file}: is not JSON: {error}") from error
         if not isinstance(content, dict):
             raise ValueError(f"{json_file}: must be an object of flags and their values, {{...}}")
-        return super().read_json(json_file)
+        words = super().read_json(json_file)
+        for name in content.keys() - without_unsupported(content).keys():
+            start = words.index(f"--{name}")
+            del words[start : start + 2]
+        return words
 
     def parse_known_args(self, args=None, namespace=None):
         flags, rest = super().parse_known_args(args, namespace)

@@ -1,13 +1,16 @@
 """Arguments that contradict each other are refused when they are parsed."""
 
 import importlib.util
+import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 from paddlenlp.trainer import PdArgumentParser
 from paddlenlp.trainer.trainer_utils import OptimizerNames, ShardingOption
 
-from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
+from paddle_te.training.arguments import ModelArguments, PreTrainingArguments, ScriptParser
+from paddle_te.training.finetune_trainer import FinetuneModelArguments
 
 TE = ["--transformer_engine_backend", "transformer_engine"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
@@ -105,3 +108,16 @@ def test_gradients_that_paddle_cannot_clip(settings, refused):
 def test_the_models_dtype(level, half, dtype):
     arguments = SimpleNamespace(fp16_opt_level=level, bf16=half == "bf16", fp16=half == "fp16")
     assert PreTrainingArguments.model_dtype.fget(arguments) == dtype
+
+
+def test_paddlenlps_files_may_name_what_is_not_here_unless_they_ask_for_it(tmp_path, monkeypatch):
+    """The keys of its sft_argument.json and lora_argument.json that run_finetune.py has no flag for."""
+    file = tmp_path / "sft_argument.json"
+    monkeypatch.setattr(sys, "argv", ["run_finetune.py", str(file)])
+    values = {"eval_with_do_generation": False, "lora_rank": 7, "pissa": False, "model_name_or_path": str(tmp_path)}
+    file.write_text(json.dumps(values))
+    (arguments,) = ScriptParser((FinetuneModelArguments,)).parse()
+    assert (arguments.lora_rank, arguments.model_name_or_path) == (7, str(tmp_path))
+    file.write_text(json.dumps({**values, "eval_with_do_generation": True}))
+    with pytest.raises(ValueError, match="^eval_with_do_generation true: is not supported; .*--prompts"):
+        ScriptParser((FinetuneModelArguments,)).parse()

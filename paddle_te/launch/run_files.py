@@ -1,0 +1,201 @@
+"""Run files: a job's arguments as JSON, `paddle-te pretrain FILE.json [--name value ...]`.
+
+A key is the name of one of the launcher's arguments or variables, or of a flag in PaddleNLP's files of arguments. Those
+flags that the launcher must know, for its checks and the folder's name, become its own arguments; all others are passed
+on to the training script. What stands on the command line comes before the file, and the file before the environment.
+
+A FILE that is not there is looked for among the recipes, which come with the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from paddle_te.launch.machines import LaunchError
+from paddle_te.options import BACKENDS
+from paddle_te.options.launcher import BOOLEAN, FINETUNE, FINETUNE_VARIABLES, PRETRAIN, PRETRAIN_VARIABLES, VARIABLES
+from paddle_te.options.paddlenlp import without_unsupported
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+PRINT_CONFIG = "--print-config"
+# PaddleNLP's name: the launcher's, where they mean the same and `Option.flag` does not say so
+_RENAMED = {
+    "model_name_or_path": "model_name",
+    "tokenizer_name_or_path": "tokenizer_name",
+    "dataset_name_or_path": "dataset",
+    "input_dir": "DATA_PATH",
+    "mock_data": "MOCK_DATA",
+    "te_init_weight_path": "init_weight",
+    "learning_rate": "LEARNING_RATE",
+    "device": "DEVICE",
+    "output_dir": "output",
+}
+# The launcher's argument: PaddleNLP's flags that say it together
+_COMBINED = {
+    "precision": ("bf16", "fp16", "use_fp8", "fp16_opt_level"),
+    "recompute": ("recompute", "recompute_granularity"),
+    "sharding_stage": ("sharding",),
+}
+# What belongs to this start and not to the run
+_OF_THIS_START = {"DRY_RUN", "OVERWRITE", "NODE_RANK", "MASTER", "MASTER_PORT", "IP_STR"}
+_LAUNCHERS = {option.name for option in (*PRETRAIN, *PRETRAIN_VARIABLES, *FINETUNE, *FINETUNE_VARIABLES, *VARIABLES)}
+
+
+def recipes() -> list[str]:
+    """The names of the run files that come with the package."""
+    return sorted(path.name for path in RECIPES.glob("*.json"))
+
+
+def is_run_file(words: list[str]) -> bool:
+    """Whether a command begins with a run file."""
+    return bool(words) and words[0].endswith(".json") and not words[0].startswith("-")
+
+
+def as_arguments(job, words: list[str], environ: Mapping[str, str]) -> list[str]:
+    """`FILE.json [--name value ...]` as --name=value, which `arguments.by_name` takes.
+
+    Raises:
+        LaunchError: there is no such file, it is no object of names and values, or a name or value means nothing here.
+    """
+    given = _Translation(job, _read(words[0]))
+    given.update(_Translation(job, _pairs(words[1:])))
+    given.combine()
+    extra = [word for name, value in given.flags.items() for word in (f"--{name}", *_words(value))]
+    launchers = dict(given.arguments)
+    if extra:
+        before = launchers.get("EXTRA_ARGS") or environ.get("EXTRA_ARGS", "")
+        launchers["EXTRA_ARGS"] = " ".join(filter(None, [before, shlex.join(extra)]))
+    return [f"--{name}={value}" for name, value in launchers.items()]
+
+
+def complete(job, args: argparse.Namespace) -> str:
+    """The run file, as text, of a job's arguments: with it, the same run starts without any variable."""
+    options = [option for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES) if option.name not in _OF_THIS_START]
+    values = {option.name: getattr(args, option.name) for option in options}
+    values = {name: ",".join(value) if isinstance(value, list) else value for name, value in values.items()}
+    return json.dumps({name: value for name, value in values.items() if value not in (None, "")}, indent=2)
+
+
+def _read(name: str) -> dict:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        path = RECIPES / name
+    if not path.is_file():
+        raise LaunchError(f"{name}: there is no such file, and the recipes of this package are {', '.join(recipes())}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LaunchError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise LaunchError(f"{path}: must be an object of names and values, {{...}}")
+    if nested := [key for key, value in values.items() if isinstance(value, dict)]:
+        raise LaunchError(f"{path}: {nested[0]} must be a value, not an object")
+    return values
+
+
+def _pairs(words: list[str]) -> dict:
+    """--name value and --name=value."""
+    values, words = {}, list(words)
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise LaunchError(f"{name}: after a run file, arguments are written as --NAME VALUE")
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise LaunchError(f"{name}: its value is missing; write --NAME VALUE")
+            value = words.pop(0)
+        values[name[2:]] = value
+    return values
+
+
+def _words(value) -> list[str]:
+    return [_text(each) for each in value] if isinstance(value, list) else [_text(value)]
+
+
+def _text(value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_true(name: str, value) -> bool:
+    if _text(value).lower() not in ("true", "false", "1", "0"):
+        raise LaunchError(f"{name}: {value!r} must be true or false")
+    return _text(value).lower() in ("true", "1")
+
+
+class _Translation:
+    """Names and values as the launcher's arguments, and as flags that are passed on."""
+
+    def __init__(self, job, values: dict):
+        self.job = job
+        self.options = {option.name: option for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES)}
+        self.by_flag = {option.flag: option.name for option in self.options.values() if option.flag}
+        self.arguments, self.flags = {}, {}
+        try:
+            values = without_unsupported(values)
+        except ValueError as error:
+            raise LaunchError(str(error)) from error
+        for key, value in values.items():
+            if value is not None:
+                self._put(key, value)
+
+    def _put(self, key, value):
+        name = self.by_flag.get(key) or _RENAMED.get(key, key)
+        name = "OUTPUT_DIR" if key == "output_dir" and "OUTPUT_DIR" in self.options else name
+        of_paddlenlp = key == "sharding" or key == "recompute" and _text(value).lower() in ("true", "false", "1", "0")
+        if key == "transformer_engine_backend":
+            names = {flag: backend for backend, flag in BACKENDS.items()}
+            name, value = "backend", names.get(value, value)
+        if name in self.options and not of_paddlenlp:
+            if key != name and str(value) == "-1":  # PaddleNLP's word for: not given
+                return
+            if self.options[name].kind is BOOLEAN:
+                value = _is_true(key, value)
+            self.arguments[name] = ",".join(value) if isinstance(value, list) else _text(value)
+        elif key in _LAUNCHERS and not of_paddlenlp:
+            raise LaunchError(f"{key}: paddle-te {self.job.__name__.rpartition('.')[2]} has no such argument")
+        else:
+            self.flags[key] = value
+
+    def update(self, other: _Translation) -> None:
+        """Takes what the other says, where both say something, in whichever words."""
+        for name, flags in _COMBINED.items():
+            if name in other.arguments or other.flags.keys() & set(flags):
+                self.arguments.pop(name, None)
+            if name in other.arguments:
+                self.flags = {flag: value for flag, value in self.flags.items() if flag not in flags}
+        if "DATA_PATH" in other.arguments:
+            self.arguments.pop("MOCK_DATA", None)
+        self.arguments |= other.arguments
+        self.flags |= other.flags
+
+    def combine(self) -> None:
+        """Several of PaddleNLP's flags become one argument."""
+        self._precision()
+        if "recompute" in self.flags:
+            granularity = self.flags.pop("recompute_granularity", "full")
+            self._say("recompute", granularity if _is_true("recompute", self.flags.pop("recompute")) else "none")
+        if stage := self.flags.pop("sharding", ""):
+            self._say("sharding_stage", stage)
+            self.arguments.setdefault("FSDP", "all")
+        if self.flags.get("resume_from_checkpoint"):
+            raise LaunchError("resume_from_checkpoint: here it is resume_step, auto or a saved step's number")
+
+    def _precision(self):
+        flags = {name: self.flags.pop(name) for name in ("bf16", "fp16", "use_fp8") if name in self.flags}
+        level = self.flags.pop("fp16_opt_level", None)
+        if not flags:
+            return
+        on = {name for name, value in flags.items() if _is_true(name, value)}
+        if "fp16" in on:
+            raise LaunchError("fp16: bf16, fp8 and float32 are there; set bf16")
+        if on and level != "O2":
+            raise LaunchError(f"fp16_opt_level: {level or 'O1 (not given)'}: 16-bit training is O2 here; set it to O2")
+        self._say("precision", "fp8" if "use_fp8" in on else "bf16" if "bf16" in on else "fp32")
+
+    def _say(self, name, value):
+        if self.arguments.setdefault(name, value) != value:
+            raise LaunchError(f"{name}={self.arguments[name]} and PaddleNLP's flags for it, {value}, differ: give one")

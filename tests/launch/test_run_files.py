@@ -1,0 +1,150 @@
+"""Run files: the same plan from the launcher's words and PaddleNLP's, what overrides what, and what is refused."""
+
+import json
+
+import pytest
+
+from paddle_te.launch import __main__ as launcher
+from paddle_te.launch import finetune, pretrain, run_files
+from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.plan import make_plan
+
+GPUS = {"DRY_RUN": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3"}
+# PaddleNLP's llm/config/llama/pretrain_argument.json, without the data that it names
+PRETRAINING = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "tokenizer_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "input_dir": "data", "output_dir": "ckpts", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16,
+    "tensor_parallel_degree": 2, "pipeline_parallel_degree": 1, "sharding": "stage2", "virtual_pp_degree": 1,
+    "sequence_parallel": 0, "max_seq_length": 4096, "learning_rate": 3e-05, "min_learning_rate": 3e-06,
+    "max_steps": 10000, "save_steps": 5000, "bf16": True, "fp16_opt_level": "O2", "recompute": False,
+    "recompute_granularity": "full", "unified_checkpoint": True, "do_train": True, "save_total_limit": 2,
+}  # fmt: skip
+# llm/config/llama/sft_argument.json and lora_argument.json, shortened
+FINETUNING = {
+    "model_name_or_path": "model", "dataset_name_or_path": "questions", "output_dir": "out", "max_steps": -1,
+    "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 3e-05,
+    "logging_steps": 1, "evaluation_strategy": "epoch", "src_length": 1024, "max_length": 2048, "bf16": True,
+    "fp16_opt_level": "O2", "do_train": True, "do_eval": True, "eval_with_do_generation": False, "recompute": True,
+    "tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "sharding": "stage1", "pissa": False,
+    "unified_checkpoint": True, "zero_padding": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Makes a run file in a folder with data, a model and questions; returns its name."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("data/corpus.idx", "model/model_state.pdparams", "model/tokenizer.json", "questions/train.json"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("")
+    sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=128)
+    (tmp_path / "model/config.json").write_text(json.dumps(sizes))
+
+    def write(values, name="run.json"):
+        (tmp_path / name).write_text(values if isinstance(values, str) else json.dumps(values))
+        return name
+
+    return write
+
+
+def plan(job, words, environ=GPUS):
+    return make_plan(job, words, environ)
+
+
+def flags(command, script):
+    """{flag: value} as argparse reads them: the last of two counts."""
+    words = command[command.index(script) + 1 :]
+    return {key[2:]: value for key, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def refusal(job, words, environ=GPUS):
+    with pytest.raises(LaunchError) as error:
+        plan(job, words, environ)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_paddlenlps_file_of_pretraining(file, tmp_path):
+    made, args = plan(pretrain, [file(PRETRAINING)])
+    assert (args.TP, args.FSDP, args.sharding_stage, args.GA) == (2, 2, "stage2", 16), "all devices that TP leaves"
+    assert (args.precision, args.recompute, args.SP, args.backend) == ("bf16", "none", False, "none")
+    assert made.output == made.folder == tmp_path / "ckpts" and args.DATA_PATH == "data"
+    given = flags(made.command, made.script)
+    assert given["sharding_parallel_degree"] == "2" and given["max_steps"] == "10000" and given["bf16"] == "1"
+    assert given["min_learning_rate"] == "3e-06" and given["unified_checkpoint"] == "true", "passed on"
+
+
+def test_paddlenlps_file_of_fine_tuning(file, tmp_path):
+    made, args = plan(finetune, [file(FINETUNING)], {**GPUS, "DEVICES": "0,1"})
+    assert (args.FSDP, args.sharding_stage, args.recompute, args.MAX_STEPS) == (2, "stage1", "full", None)
+    given = flags(made.command, made.script)
+    assert given["src_length"] == "1024" and given["evaluation_strategy"] == "epoch" and given["do_eval"] == "true"
+    assert not {"eval_with_do_generation", "pissa"} & given.keys() and made.output == tmp_path / "out"
+
+
+def test_the_command_line_overrides_in_whichever_words(file):
+    name = file(PRETRAINING)
+    args = plan(pretrain, [name, "--TP", "1", "--precision=fp8", "--backend", "te", "--recompute", "full"])[1]
+    assert (args.TP, args.FSDP, args.precision, args.recompute) == (1, 4, "fp8", "full")
+    launchers = file({"TP": 4, "precision": "fp8", "backend": "te", "MOCK_DATA": 1, "tokenizer_name": "none"}, "b.json")
+    words = [launchers, "--tensor_parallel_degree", "2", "--bf16", "true", "--fp16_opt_level", "O2", "--seed", "7"]
+    made, args = plan(pretrain, words, {**GPUS, "DEVICES": "0,1", "EXTRA_ARGS": "--seed 1 --lr_end 0"})
+    assert (args.TP, args.precision) == (2, "bf16")
+    assert flags(made.command, made.script)["seed"] == "7" and "--lr_end 0" in args.EXTRA_ARGS
+
+
+def test_data_on_the_command_line_takes_the_place_of_a_recipes_random_tokens(file):
+    file("{}")
+    words = ["llama3-8b-4xh200-fp8.json", "--DATA_PATH", "data", "--tokenizer_name", "model"]
+    made, args = plan(pretrain, words)
+    assert not args.MOCK_DATA and flags(made.command, made.script)["input_dir"].endswith("/data")
+
+
+def test_a_file_comes_before_the_environment(file):
+    name = file({"MAX_STEPS": 7, "MOCK_DATA": True, "tokenizer_name": "none", "TP": 1})
+    args = plan(pretrain, [name], {**GPUS, "MAX_STEPS": "5", "SAVE_STEPS": "3"})[1]
+    assert (args.MAX_STEPS, args.SAVE_STEPS, args.MOCK_DATA) == (7, 3, True)
+
+
+@pytest.mark.parametrize("name", run_files.recipes())
+def test_recipes_are_plans_and_print_config_writes_the_complete_one(name, file, capsys, monkeypatch):
+    """From what it writes the same command is made, without the recipe and the variables."""
+    devices = name.split("xh200")[0].rpartition("-")[2]
+    environ = {**GPUS, "DEVICES": ",".join(map(str, range(int(devices))))}
+    for variable, value in {**environ, "SAVE_STEPS": "77"}.items():
+        monkeypatch.setenv(variable, value)
+    assert launcher.main(["pretrain", name, "--print-config", "--MAX_STEPS", "20"]) == 0
+    text = capsys.readouterr().out
+    assert (
+        json.loads(text).items()
+        >= {"MAX_STEPS": 20, "SAVE_STEPS": 77, "max_seqlen": 8192 if "llama3" in name else 4096}.items()
+    )
+    complete = plan(pretrain, [file(text)], {"DRY_RUN": "1"})[0]
+    assert complete.command == plan(pretrain, [name, "--MAX_STEPS", "20"], {**environ, "SAVE_STEPS": "77"})[0].command
+
+
+@pytest.mark.parametrize(
+    "values, words, said",
+    [
+        ("{", [], ["run.json", "is not JSON"]),
+        ("[1]", [], ["run.json", "must be an object"]),
+        ({"a": {}}, [], ["run.json", "a must be a value"]),
+        ({"method": "lora"}, [], ["method", "paddle-te pretrain has no such argument"]),
+        ({"TP": "x"}, [], ["TP: 'x' must be a whole number"]),
+        ({"fp16": True}, [], ["fp16", "set bf16"]),
+        ({"bf16": True}, [], ["fp16_opt_level", "O2"]),
+        ({"bf16": "maybe"}, [], ["bf16", "true or false"]),
+        ({"neftune": True}, [], ["neftune true", "not supported"]),
+        ({"resume_from_checkpoint": "x"}, [], ["resume_step"]),
+        ({"precision": "fp8", "bf16": True, "fp16_opt_level": "O2"}, [], ["precision=fp8", "give one"]),
+        ({}, ["4"], ["4", "--NAME VALUE"]),
+        ({}, ["--TP"], ["--TP", "value is missing"]),
+    ],
+)
+def test_what_means_nothing_is_refused(values, words, said, file):
+    text = refusal(pretrain, [file(values), *words])
+    assert all(part in text for part in said), text
+
+
+def test_an_unknown_file_names_the_recipes(file):
+    assert "llama3-8b-4xh200-fp8.json" in refusal(pretrain, ["none.json"])
