@@ -12,7 +12,7 @@ import pytest
 
 from tests.nvgpu_cases import CASES, FLOATS, check
 from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, llama, run, run_ranks
-from tools.benchmark import timeline
+from tools.benchmark import device_trace
 
 PLUGIN = os.environ.get("CUSTOM_DEVICE_ROOT", "")
 
@@ -214,13 +214,13 @@ def test_paddles_profiler_shows_the_gpus_kernels(tmp_path):
     assert "dropped" not in done.stderr
     (trace,) = tmp_path.glob("*.json")
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("ph") == "X"]
-    (outer,) = [timeline.times_of(event) for event in events if timeline.name_of(event) == "three products"]
-    launches = {e["args"]["correlation id"]: timeline.times_of(e)[0] for e in events if e["cat"] == "CudaRuntime"}
+    (outer,) = [device_trace.times_of(event) for event in events if device_trace.name_of(event) == "three products"]
+    launches = {e["args"]["correlation id"]: device_trace.times_of(e)[0] for e in events if e["cat"] == "CudaRuntime"}
     kernels = [event for event in events if event["cat"] == "Kernel"]
     long = [event for event in kernels if event["dur"] > 50]  # µs; at 1 PFLOP/s it would be 137
     assert len(long) == 3 and all(event["dur"] < 5000 for event in long)
     assert all(outer[0] < launches[event["args"]["correlation id"]] < outer[1] for event in long)
-    starts = [timeline.times_of(event) for event in long]
+    starts = [device_trace.times_of(event) for event in long]
     assert all(after[0] >= before[1] for before, after in zip(starts, starts[1:], strict=False))  # one stream
     assert any(event["args"]["bytes"] == 2 * 4096**2 for event in events if event["cat"] == "Memcpy")
 
