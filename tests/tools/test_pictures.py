@@ -78,22 +78,6 @@ def test_a_result_of_step(draw):
     )
 
 
-def test_rows_of_a_prototype(draw):
-    """Of several numbers of micro-batches the greatest is drawn."""
-    rows = [
-        dict(peer=peer, precision="fp8", what=what, micro_batches=count, tokens_per_second=speed)
-        for peer, what, count, speed in (
-            ("paddle_te", "head and attention in fp8 too", 4, 20),
-            ("te_torch", "", 4, 10),
-            ("te_torch", "", 1, 5),
-        )
-    ]
-    assert draw(dict(rows=rows, hardware=dict(gpus=1)), "{micro_batches}") == (
-        "four micro-batches",
-        [("TE's PyTorch layers, fp8", 10, False), ("paddle_te (this project), fp8 with head, attention", 20, True)],
-    )
-
-
 def test_parts_add_up_to_the_step():
     step = pictures.load(pictures.STEP)["sizes"]["8b-s8192"]["peers"]["paddle_te_fp8"]
     assert sum(pictures.step_parts()["paddle_te, fp8"].values()) == pytest.approx(step["step_ms"]["median"], rel=0.01)

@@ -17,10 +17,10 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from tools.benchmark import scaling_model  # noqa: E402
 
-# Results of step.py and throughput.py (or rows that a prototype measured). Peers of one panel ran in turn.
-STEP_PEERS = "step/2026-11-22_h200x1_te-pytorch-prototype.json"
-TITAN_ONE = "throughput/2026-11-22_h200x1_torchtitan-prototype.json"
-TITAN_TWO = "throughput/2026-11-22_h200x2_torchtitan-prototype.json"
+# Results of step.py and throughput.py. Peers of one panel ran in turn.
+STEP_PEERS = "step/2026-11-22_h200x1_te-pytorch.json"
+TITAN_ONE = "throughput/2026-11-22_h200x1_torchtitan.json"
+TITAN_TWO = "throughput/2026-11-22_h200x2_torchtitan.json"
 LAYER = "layer/2026-11-22_h200x1_all-sizes.json"
 STEP = "step/2026-11-22_h200x1_8b.json"
 FOUR_GPUS = "throughput/2026-11-22_h200x4_layouts.json"
@@ -96,7 +96,7 @@ class Speed:
 
 
 def speeds(result):
-    """[Speed] of each row that ran in a result of step.py, of throughput.py, or of a prototype."""
+    """[Speed] of each row that ran in a result of step.py or of throughput.py."""
     read = next(read for key, read in READERS.items() if key in result)
     return list(read(result))
 
@@ -123,17 +123,7 @@ def _trainings(result):
             yield Speed(framework, precision, run["gpus"], run["size"]["layers"], run["size"]["micro_batches"], tokens)
 
 
-def _prototypes(result):
-    gpus = result["hardware"]["gpus"]
-    for row in result["rows"]:
-        framework, _, scaling = row["peer"].partition(" ")
-        words = row["what"].removesuffix(" in fp8 too").replace(" and ", ", ") if "too" in row["what"] else ""
-        precision = " ".join(filter(None, [row["precision"], scaling])) + f" with {words}" * bool(words)
-        tokens = row["tokens_per_second" if "tokens_per_second" in row else "tokens_per_second_per_gpu"]
-        yield Speed(framework, precision, gpus, row.get("layers", 16), row.get("micro_batches", 1), tokens)
-
-
-READERS = {"sizes": _steps, "runs": _trainings, "rows": _prototypes}
+READERS = {"sizes": _steps, "runs": _trainings}
 
 
 def speed_panel(title, result, **wanted):
