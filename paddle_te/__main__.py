@@ -38,6 +38,7 @@ COMMANDS = {
     "prepare-data": Command("paddle_te.data.prepare", "turn texts into the files that pretraining reads"),
     "compare": Command("paddle_te.runs.compare", "compare runs: speed, memory, loss"),
     "verify": Command("paddle_te.runs.verify", "say which checkpoints are complete and undamaged"),
+    "selftest": Command("paddle_te.selftest", "check this machine's numbers in a minute", needs=("paddle",)),
     "env": Command("paddle_te.env", "say what this machine can run, and what the rest needs"),
 }
 PADDLE = "pip install 'paddle_te[cpu]', or paddlepaddle-gpu for an NVIDIA GPU"

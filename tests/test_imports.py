@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "launch": {"runs", "configs", "weights", "options"},
     "data": set(),
     "scripts": {"training"},
+    "selftest": {"device", "env", "fp8", "layers"},
     "env": {"native", "device", "options"},
 }
 
