@@ -57,6 +57,7 @@ EXTRAS["docs"] = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[py
 EXTRAS["test"] = [
     "pytest>=8",
     "pytest-timeout",
+    "pytest-xdist>=3.6,<4",
     "codespell>=2.3,<3",
     "ruff",
     "clang-format",

@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Lints and runs the whole test suite, making .venv first if it is missing. Arguments go to pytest:
-#   bash scripts/test.sh                      everything
-#   bash scripts/test.sh tests/layers -k rope
+# Lints and runs the tests, making .venv first if it is missing.
+#   bash scripts/test.sh                          everything that this machine can run
+#   bash scripts/test.sh --quick                  lint and unit tests: while you work
+#   bash scripts/test.sh tests/unit/layers -k rope    pytest's arguments: these tests alone
+# WORKERS=N runs N tests at a time (default: one a core, at most 4). Tests on a GPU run one at a time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 
 make_venv
 export PATH="$PWD/.venv/bin:$PATH" # what tests start finds this Python too
+cores=$(nproc)
+workers=${WORKERS:-$((cores < 4 ? cores : 4))}
 
 say "ruff"
 ruff check .
@@ -20,5 +24,20 @@ find paddle_te nvgpu tests -regextype posix-extended -regex '.*\.(cc|cpp|h|cu|cu
 say "building the host runtime of nvgpu"
 python nvgpu/build.py --runtime host
 
-say "pytest"
-python -m pytest "$@"
+if [ $# -gt 0 ] && [ "$1" != --quick ]; then
+  say "pytest"
+  exec python -m pytest "$@"
+fi
+
+# The workers share the cores, so each computes with one thread. A file's tests stay together: they share fixtures.
+run() { OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} python -m pytest -n "$workers" --dist loadfile "$@" || failed=1; }
+failed=0
+say "unit tests"
+run tests/unit
+if [ "${1:-}" != --quick ]; then
+  say "tests with several processes, and of whole commands"
+  run tests/multiprocess tests/end_to_end nvgpu/tests
+  say "tests on a GPU"
+  python -m pytest tests/gpu || failed=1
+fi
+exit $failed

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.nvgpu_processes import build_host
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -66,6 +67,12 @@ def demo_data(tmp_path_factory):
     tool = Path(__file__).parents[1] / "tools/prepare_data.py"
     processes.run([sys.executable, tool, "--demo", folder], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def nvgpu_host():
+    """The environment of processes that use nvgpu's host runtime, built once."""
+    return dict(CUSTOM_DEVICE_ROOT=build_host())
 
 
 @pytest.fixture

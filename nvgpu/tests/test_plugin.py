@@ -137,7 +137,10 @@ def test_no_kernel_of_a_llama_step_runs_on_the_cpu(llama_runs):
 
 
 def test_tensor_parallel_bfloat16_and_sharding3(plugin, tmp_path):
-    """c_identity in bfloat16, and stage 3's slices: two processes against one (all layouts: tests/distributed)."""
+    """c_identity in bfloat16, and stage 3's slices: two processes against one.
+
+    All layouts are in tests/multiprocess/distributed.
+    """
     script = PLUGIN_TESTS / "train.py"
     outputs = {}
     for mode in ("one", "tp", "sharding3"):

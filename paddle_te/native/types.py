@@ -1,4 +1,4 @@
-"""Enumerations of Transformer Engine 2.20's C headers, as far as they are used (checked by tests/native)."""
+"""Enumerations of Transformer Engine 2.20's C headers, as far as they are used (checked by tests/unit/native)."""
 
 from enum import IntEnum
 

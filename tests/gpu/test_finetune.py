@@ -9,9 +9,9 @@ import pytest
 from paddle_te.evaluation.tasks import Request, Scorer
 from paddle_te.models.llama.lora import TARGETS, TELoRAModel, lora_config
 from paddle_te.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
-from tests.evaluation.test_evaluate import run as run_eval
+from tests.end_to_end.evaluation.test_evaluate import run as run_eval
+from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
 from tests.small_llama import PD, TE, VOCABULARY, array, first, make, relative, truth, weights_of
-from tests.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
 
 HALF = "bfloat16"
 SIZES = dict(initializer_range=0.06)  # as well-conditioned as a trained model: roundings stay what they are

@@ -1,10 +1,13 @@
-"""LoRA on te over two GPUs through NCCL, beside one GPU: tests/distributed/test_finetune.py with the real kernels."""
+"""LoRA on te over two GPUs through NCCL, compared with one GPU.
+
+tests/multiprocess/distributed/test_finetune.py has the same with emulated kernels.
+"""
 
 import pytest
 
 from paddle_te.native import library
-from tests.distributed import test_finetune
-from tests.distributed.test_finetune import exact, one_process, place  # noqa: F401 (fixtures)
+from tests.multiprocess.distributed import test_finetune
+from tests.multiprocess.distributed.test_finetune import exact, one_process, place  # noqa: F401 (fixtures)
 
 
 @pytest.mark.parametrize("layout", test_finetune.LAYOUTS)

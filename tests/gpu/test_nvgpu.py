@@ -106,7 +106,7 @@ def test_large_embedding_gradient_is_exact_and_repeatable(generator):
 
 
 def test_clipping_in_adamw_has_the_same_bits_as_before_it(seed):
-    result = run(PLUGIN, ROOT / "tests/training/optimizer_steps.py", "nvgpu:0", seed)
+    result = run(PLUGIN, ROOT / "tests/multiprocess/training/optimizer_steps.py", "nvgpu:0", seed)
     assert result.returncode == 0 and result.stdout.count("EQUAL") == 5, result.stderr[-3000:]
 
 

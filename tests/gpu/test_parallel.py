@@ -16,7 +16,7 @@ import paddle
 import pytest
 
 from paddle_te.native import library
-from tests.distributed import jobs
+from tests.multiprocess.distributed import jobs
 
 NAMES = ["pd_bf16", "te_bf16", "te_bf16_full", "te_bf16_fused", "te_bf16_half"]
 NAMES += ["te_fp8", "te_fp8_full", "te_fp8_head", "te_fp8_wgrad"]

@@ -1,0 +1,191 @@
+"""run_eval.py as a user runs it, and its numbers against transformers' on the same weights."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.evaluation import evaluate
+from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
+
+SCRIPT = Path(__file__).parents[3] / "llm/llama/run_eval.py"
+PYTHON = os.environ.get("PADDLE_TE_HF_PYTHON", sys.executable)  # one that has torch and transformers
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Checkpoints of one model, a tokenizer, and a file for each task."""
+    folder = tmp_path_factory.mktemp("eval")
+    paddle.seed(11)
+    generator = np.random.default_rng(11)
+    save_models(folder, seed=11)
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(folder / "tokenizer")
+    words = lambda count: random_words(generator, count)  # noqa: E731
+    write_lines(folder / "docs.jsonl", [{"text": words(n)} for n in (4, 30, 12)])
+    write_lines(
+        folder / "boolq.jsonl", [{"passage": words(9), "question": words(3), "answer": i < 2} for i in range(4)]
+    )
+    write_lines(folder / "choice.jsonl", [{"query": words(5), "choices": [words(2), words(1)], "gold": 1}] * 2)
+    return folder
+
+
+def run(monkeypatch, place, backend, output, **flags):
+    flags = (
+        dict(
+            model_name_or_path=place / backend,
+            tokenizer_name_or_path=place / "tokenizer",
+            transformer_engine_backend=backend,
+            max_seq_length=48,
+            batch_size=3,
+            output_file=output,
+        )
+        | flags
+    )
+    words = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
+    monkeypatch.setattr(sys, "argv", ["run_eval.py", *words])
+    evaluate.main()
+    return json.loads(Path(output).read_text())["results"]
+
+
+def tasks(place):
+    docs = place / "docs.jsonl"
+    return dict(
+        perplexity=docs,
+        lambada=docs,
+        boolq=place / "boolq.jsonl",
+        multiple_choice=place / "choice.jsonl",
+        prompts="for",
+    )
+
+
+def test_none_and_pd_give_the_same_numbers(monkeypatch, place, tmp_path, capsys):
+    none, pd = (run(monkeypatch, place, name, tmp_path / "out" / name, **tasks(place)) for name in ("none", "paddle"))
+    assert set(none) == {"perplexity", "lambada", "boolq", "multiple_choice", "generation"}
+    assert none.pop("generation") == pd.pop("generation")
+    for task, metrics in none.items():
+        assert pd[task] == pytest.approx(metrics, rel=1e-4), task
+    assert "perplexity: loss" in capsys.readouterr().out
+
+
+def test_fp8_is_near(monkeypatch, place, tmp_path):
+    plain = run(monkeypatch, place, "paddle", tmp_path / "a", perplexity=place / "docs.jsonl")
+    fp8 = run(monkeypatch, place, "paddle", tmp_path / "b", perplexity=place / "docs.jsonl", use_fp8="true")
+    assert plain != fp8
+    assert fp8["perplexity"]["loss"] == pytest.approx(plain["perplexity"]["loss"], rel=0.1)
+    flags = dict(use_fp8="true", fp8_lm_head="true")
+    head = run(monkeypatch, place, "paddle", tmp_path / "c", perplexity=place / "docs.jsonl", prompts="for", **flags)
+    assert head["perplexity"] != fp8["perplexity"] and head["generation"]
+    assert head["perplexity"]["loss"] == pytest.approx(plain["perplexity"]["loss"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(), "nothing to do"),
+        (dict(lambada="nowhere.jsonl"), "nowhere.jsonl: no such file"),
+        (dict(perplexity="nowhere"), "prepare-data"),
+        (dict(prompts="a", decode_strategy="beam"), "one of greedy_search, sampling"),
+        (dict(prompts="a", batch_size=0), "--batch_size 0"),
+        (dict(prompts="a", use_fp8="true", transformer_engine_backend="transformer_engine"), "leave out --use_fp8"),
+        (dict(prompts="a", dtype="bfloat16"), "use float32"),
+        (dict(prompts="a", use_fp8="true", fp8_recipe="delayed"), "--fp8_recipe current"),
+        (dict(prompts="a", use_fp8="true", fp8_dpa="true"), "--fp8_dpa true needs --fp8_recipe delayed"),
+        (dict(prompts="a", fp8_lm_head="true"), "fp8_lm_head needs use_fp8"),
+        (dict(prompts="a", model_name_or_path="nowhere"), "nowhere"),
+    ],
+)
+def test_errors_are_one_line(monkeypatch, place, tmp_path, caplog, flags, message):
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, place, "paddle", tmp_path / "out", **flags)
+    assert stop.value.code == 2 and message in caplog.text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_the_other_layout_is_refused(monkeypatch, place, tmp_path, caplog):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, place, "none", tmp_path / "out", prompts="a", model_name_or_path=place / "paddle")
+    assert "--mode te2pd" in caplog.text
+
+
+# What transformers makes of the same token ids: nats and number of the tokens asked for, and a greedy continuation.
+TRANSFORMERS = """
+import json, sys, torch, transformers
+folder, requests, prompts = sys.argv[1], *map(json.loads, sys.argv[2:])
+model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+answers = []
+with torch.no_grad():
+    for context, continuation in requests:
+        labels = torch.tensor([[-100] * len(context) + continuation])
+        loss = model(torch.tensor([context + continuation]), labels=labels).loss
+        answers.append(-loss.item() * len(continuation))
+    settings = dict(max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    texts = [model.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)), **settings)[0, len(p):].tolist()
+             for p in prompts]
+print(json.dumps([answers, texts]))
+"""
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    probe = subprocess.run([PYTHON, "-c", "import torch, transformers"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        reason = probe.stderr.strip().splitlines()[-1]
+        pytest.skip(f"{PYTHON} lacks torch or transformers ({reason}); PADDLE_TE_HF_PYTHON may name another Python")
+
+
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_likelihoods_and_tokens_are_transformers(transformers, place, backend, seed):
+    from paddle_te.evaluation.tasks import Request, Scorer
+    from paddle_te.models.llama.generation import left_padded
+    from paddle_te.models.llama.loading import load_model
+
+    generator = np.random.default_rng(seed)
+    model = load_model(place / backend, backend)
+    requests = [[generator.integers(3, 400, n).tolist() for n in generator.integers(1, 20, 2)] for _ in range(6)]
+    prompts = [generator.integers(3, 400, n).tolist() for n in (4, 9, 6)]
+    arguments = [PYTHON, "-c", TRANSFORMERS, place / "hf", json.dumps(requests), json.dumps(prompts)]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    want, texts = json.loads(result.stdout)
+    got = [answer.logprob for answer in Scorer(model, 64, progress=False)([Request(*pair) for pair in requests])]
+    assert got == pytest.approx(want, rel=1e-4)
+    tokens, _ = model.generate(**left_padded(prompts), max_new_tokens=12, eos_token_id=1000, pad_token_id=0)
+    assert tokens.tolist() == texts
+
+
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_weights_that_are_not_finite_are_refused(monkeypatch, place, tmp_path, caplog, backend):
+    """Paddle's CPU would make a perplexity of ln(vocabulary) of them."""
+    broken = tmp_path / "broken"
+    shutil.copytree(place / backend, broken)
+    weights = paddle.load(str(broken / "model_state.pdparams"))
+    name = sorted(weights)[0]
+    weights[name] = paddle.full_like(weights[name], float("nan"))
+    paddle.save(weights, str(broken / "model_state.pdparams"))
+    output = tmp_path / "results.json"
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, place, backend, output, model_name_or_path=broken, perplexity=place / "docs.jsonl")
+    assert ended.value.code == 2 and not output.exists()
+    assert f"the weights of {broken} hold NaN or infinity: {name}; nothing was evaluated" in caplog.text
+
+
+def test_logits_that_are_not_finite_are_refused(monkeypatch, place, tmp_path, caplog):
+    load = evaluate.make_model
+
+    def too_large(args):
+        model = load(args)
+        model.lm_head.weight.set_value(paddle.full_like(model.lm_head.weight, 3e38))
+        return model
+
+    monkeypatch.setattr(evaluate, "make_model", too_large)
+    output = tmp_path / "results.json"
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, place, "paddle", output, perplexity=place / "docs.jsonl")
+    assert ended.value.code == 2 and not output.exists()
+    assert "the model's logits are not finite, though its weights are" in caplog.text

@@ -1,0 +1,230 @@
+"""run_finetune.py as a user runs it: every backend alike, LoRA, packing, resume, merging, errors."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.evaluation import evaluate
+from paddle_te.layers import cross_entropy
+from paddle_te.training import finetune
+from paddle_te.training.finetune_trainer import FinetuningTrainer
+from paddle_te.weights import check_layout
+from tests.unit.models.llama.test_lora import ours_name
+from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
+
+COMMON = dict(
+    src_length=40,
+    max_length=64,
+    per_device_train_batch_size=4,
+    max_steps=6,
+    save_steps=3,
+    learning_rate=3e-3,
+    logging_steps=1,
+    disable_tqdm="true",
+    report_to="none",
+    device="cpu",
+    do_train="true",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Checkpoints of one model, a tokenizer, data of 20 samples."""
+    folder = tmp_path_factory.mktemp("finetune")
+    paddle.seed(5)
+    save_models(folder, seed=5, initializer_range=0.05)
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(folder / "tokenizer")
+    generator = np.random.default_rng(5)
+    records = [{"src": random_words(generator, n % 5 + 1), "tgt": random_words(generator, 2)} for n in range(20)]
+    (folder / "data").mkdir()
+    write_lines(folder / "data/train.json", records)
+    write_lines(folder / "data/dev.json", records[:3])
+    return folder
+
+
+def start(monkeypatch, main, **flags):
+    words = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
+    monkeypatch.setattr(sys, "argv", ["command", *words])
+    with paddle.utils.unique_name.guard():  # parameters are named as in a new process
+        main()
+
+
+def run(monkeypatch, place, output, backend="paddle", **flags):
+    """Runs the script in this process; returns the losses of its log."""
+    where = dict(model_name_or_path=place / backend, tokenizer_name_or_path=place / "tokenizer")
+    where |= dict(dataset_name_or_path=place / "data", output_dir=output, transformer_engine_backend=backend)
+    start(monkeypatch, finetune.main, **(COMMON | where | flags))
+    lines = map(json.loads, (Path(output) / "train_log.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.mark.parametrize("packed", ["false", "true"])
+def test_none_and_pd_learn_alike(monkeypatch, place, tmp_path, packed):
+    none, pd = (run(monkeypatch, place, tmp_path / b, b, zero_padding=packed) for b in ("none", "paddle"))
+    assert none[6] < none[1] - 0.3
+    assert pd == pytest.approx(none, rel=1e-5)
+
+
+def test_lora_of_none_and_pd_learn_alike(monkeypatch, place, tmp_path):
+    """From the same A and B, which have other names only."""
+    flags = dict(lora="true", lora_rank=4, lora_targets="attention", learning_rate=1e-2)
+    run(monkeypatch, place, tmp_path / "first", "none", max_steps=1, **flags)
+    run(monkeypatch, place, tmp_path / "ours", "paddle", max_steps=1, **flags)
+    weights = paddle.load(str(tmp_path / "first/lora_model_state.pdparams"))
+    assert len(weights) == 2 * 4 * 2
+    paddle.save({ours_name(n): w for n, w in weights.items()}, str(tmp_path / "ours/lora_model_state.pdparams"))
+    starts = dict(none=tmp_path / "first", paddle=tmp_path / "ours")
+    none, pd = (run(monkeypatch, place, tmp_path / b, b, lora_path=starts[b], **flags) for b in starts)
+    assert none[6] < none[1] - 0.1
+    assert pd == pytest.approx(none, rel=1e-5)
+
+
+VARIANTS = {
+    "full": {},
+    "lora": dict(lora="true"),
+    "lora-dropout-recompute": dict(lora="true", lora_dropout=0.1, recompute="true"),
+    "lora-fp8": dict(lora="true", lora_targets="mlp", use_fp8="true", fp8_amax_history_len=4, fp8_lm_head="true"),
+    "packed": dict(zero_padding="true", per_device_train_batch_size=1),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_resume_is_exact(monkeypatch, place, tmp_path, variant):
+    flags = VARIANTS[variant]
+    whole = run(monkeypatch, place, tmp_path / "whole", **flags)
+    checkpoint = tmp_path / "whole/checkpoint-3"
+    resumed = run(monkeypatch, place, tmp_path / "resumed", resume_from_checkpoint=checkpoint, **flags)
+    assert len(whole) == 6 and resumed == {step: whole[step] for step in (4, 5, 6)}
+
+
+@pytest.mark.parametrize("flags", [dict(lora="true"), dict(max_steps=-1, num_train_epochs=1, save_steps=5)])
+def test_a_finished_run_trains_nothing_and_leaves_the_same_model(monkeypatch, place, tmp_path, caplog, flags):
+    """Also one that was stopped between its last checkpoint and its end: what follows training is done."""
+    run(monkeypatch, place, tmp_path, **flags)
+    checkpoints = sorted(path for path in tmp_path.rglob("checkpoint-*/*"))
+    before = {path: path.stat().st_mtime_ns for path in checkpoints}
+    (name,) = (path.name for path in tmp_path.glob("*model_state.pdparams"))
+    weights = paddle.load(str(tmp_path / name), return_numpy=True)
+    (tmp_path / name).unlink()
+    run(monkeypatch, place, tmp_path, resume_from_checkpoint="auto", **flags)
+    assert "the run is finished with --" in caplog.text
+    assert before == {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("checkpoint-*/*"))}
+    again = paddle.load(str(tmp_path / name), return_numpy=True)
+    assert again.keys() == weights.keys()
+    for key, value in weights.items():
+        np.testing.assert_array_equal(again[key], value)
+
+
+def test_another_adapter_or_other_data_is_refused(monkeypatch, place, tmp_path, caplog):
+    run(monkeypatch, place, tmp_path / "out", lora="true", max_steps=1, save_steps=1)
+    (tmp_path / "data").mkdir()
+    write_lines(tmp_path / "data/train.json", [{"src": "a", "tgt": "b"}] * 20)
+    for flags, message in (
+        (dict(lora="true", lora_rank=2), "of another model: adapter is rank"),
+        (dict(lora="true", dataset_name_or_path=tmp_path / "data"), "of a run with other data: source is"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            run(monkeypatch, place, tmp_path / "out", resume_from_checkpoint="auto", **flags)
+        assert stop.value.code == 2 and message in caplog.text
+
+
+def test_recompute_gives_the_same_losses(monkeypatch, place, tmp_path):
+    flags = dict(lora="true", max_steps=4)
+    plain = run(monkeypatch, place, tmp_path / "plain", **flags)
+    for granularity in ("full", "core_attn"):
+        again = dict(recompute="true", recompute_granularity=granularity)
+        assert run(monkeypatch, place, tmp_path / granularity, **again, **flags) == plain
+
+
+@pytest.mark.parametrize("variant", ["full", "lora", "packed"])
+def test_fused_loss_learns_and_evaluates_alike(monkeypatch, place, tmp_path, variant):
+    """Most labels are of questions, and ignored: chunks without any answer are among them."""
+    monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 10)
+    evaluations, evaluate = [], FinetuningTrainer.evaluate
+
+    def recorded(*args, **kwargs):
+        evaluations.append(evaluate(*args, **kwargs))
+        return evaluations[-1]
+
+    monkeypatch.setattr(FinetuningTrainer, "evaluate", recorded)
+    plain, fused = (
+        run(
+            monkeypatch,
+            place,
+            tmp_path / switch,
+            **VARIANTS[variant],
+            do_eval="true",
+            use_fused_linear_cross_entropy=switch,
+        )
+        for switch in ("false", "true")
+    )
+    assert plain[6] < plain[1] - 0.01 and fused == pytest.approx(plain, rel=1e-5)
+    losses = [metrics["eval_loss"] for metrics in evaluations]
+    half = len(losses) // 2
+    assert half and losses[half:] == pytest.approx(losses[:half], rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_adapter_and_merged_model_evaluate_alike(monkeypatch, place, tmp_path, backend):
+    flags = dict(lora="true", lora_rank=4, learning_rate=1e-2, do_eval="true")
+    run(monkeypatch, place, tmp_path / "out", backend, **flags)
+    where = dict(model_name_or_path=place / backend, tokenizer_name_or_path=place / "tokenizer")
+    merge = dict(output_dir=tmp_path / "out", transformer_engine_backend=backend, lora="true", merge_lora="true")
+    start(monkeypatch, finetune.main, **where, **merge, lora_path=tmp_path / "out", device="cpu", report_to="none")
+    merged = tmp_path / "out/merged"
+    check_layout(merged, "native" if backend == "none" else "te")
+
+    docs = write_lines(tmp_path / "docs.jsonl", [{"text": "the list of names"}, {"text": "a module"}])
+    losses = {}
+    for name, model, extra in (
+        ("base", where, {}),
+        ("adapter", where, dict(lora_path=tmp_path / "out")),
+        ("merged", dict(model_name_or_path=merged), {}),
+    ):
+        common = dict(transformer_engine_backend=backend, perplexity=docs, output_file=tmp_path / "r.json")
+        start(monkeypatch, evaluate.main, **model, **extra, **common)
+        losses[name] = json.loads((tmp_path / "r.json").read_text())["results"]["perplexity"]["loss"]
+    assert losses["merged"] == pytest.approx(losses["adapter"], rel=1e-5)
+    assert abs(losses["merged"] - losses["base"]) > 1e-3
+
+
+def test_tokens_are_counted_without_padding(monkeypatch, place, tmp_path):
+    run(monkeypatch, place, tmp_path / "out", max_steps=2)
+    line = json.loads((tmp_path / "out/train_log.jsonl").read_text().splitlines()[-1])
+    per_sample = line["tokens_per_second"] * line["step_time"] / 4
+    assert 5 < per_sample < 40  # samples of 64 tokens there are none
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(do_train="false"), "nothing to do"),
+        (dict(lora_targets="query"), "all, attention, mlp"),
+        (dict(merge_lora="true"), "--merge_lora true needs --lora true"),
+        (dict(lora="true", lora_path="nowhere"), "holds no LoRA adapter"),
+        (dict(min_learning_rate=1e-6), "--min_learning_rate is for pretraining"),
+        (dict(use_fp8="true", pad_to_multiple_of=8), "multiple of 16"),
+        (dict(transformer_engine_backend="transformer_engine"), "transformer_engine"),
+        (dict(bf16="true", fp16_opt_level="O2"), "use float32"),
+        (dict(dataset_name_or_path="nowhere"), "nowhere"),
+        (dict(model_name_or_path="tiny-llama-demo"), "no such folder"),
+        (dict(src_length=64), "--src_length"),
+        (dict(use_fp8="true", fp8_dpa="true", zero_padding="true"), "--fp8_dpa: "),
+    ],
+)
+def test_errors_come_before_work(monkeypatch, place, tmp_path, caplog, flags, message):
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, place, tmp_path / "out", **flags)
+    assert stop.value.code == 2 and message in caplog.text
+    assert not list((tmp_path / "out").glob("*/model_state*"))
+
+
+def test_weights_of_the_other_layout_are_refused(monkeypatch, place, tmp_path, caplog):
+    with pytest.raises(SystemExit):
+        run(monkeypatch, place, tmp_path / "out", model_name_or_path=place / "none")
+    assert "--mode pd2te" in caplog.text

@@ -1,0 +1,173 @@
+"""Resuming through the command: what is believed, what is passed over, and that a refusal is one line before work."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from paddle_te.runs.checkpoints import COMPLETE_MARK
+from paddle_te.runs.lock import NAME as LOCK
+from paddle_te.runs.manifest import MANIFEST
+from tests.end_to_end.training.test_pretrain import run
+from tests.unit.runs.hostile import hostile_pickle
+from tests.unit.runs.test_checkpoints import complete
+from tests.unit.runs.test_verify import FLAGS, MODEL, flipped
+
+STEPS = dict(max_steps=3, save_steps=1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(folder of a finished run with checkpoints of steps 1, 2 and 3, its losses)."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        return folder, run(patch, folder, **FLAGS | STEPS)
+
+
+@pytest.fixture
+def out(whole, tmp_path):
+    return shutil.copytree(whole[0], tmp_path / "out")
+
+
+def times(folder):
+    """{file: when it was written}, but for the lock of the run that has the folder."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
+
+
+@pytest.fixture
+def refused(monkeypatch, out, caplog, capfd):
+    """Runs the command, which must end with status 2 and one line; returns that line."""
+
+    def refuse(**flags):
+        before = times(out)
+        caplog.clear()
+        with pytest.raises(SystemExit) as stop:
+            run(monkeypatch, out, **FLAGS | STEPS | dict(resume_from_checkpoint="auto") | flags)
+        assert stop.value.code == 2
+        (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert "\n" not in line and "Traceback" not in capfd.readouterr().err
+        assert before == times(out), "something was changed"
+        return line
+
+    return refuse
+
+
+def older(checkpoint):
+    """Makes it one of a version without manifests."""
+    (checkpoint / MANIFEST).unlink()
+    (checkpoint / COMPLETE_MARK).write_bytes(b"")
+
+
+def test_auto_falls_back_to_the_newest_good_one(monkeypatch, whole, out, seed, caplog):
+    """And with the same numbers as the run that was not disturbed; what was damaged is set aside and told."""
+    flipped(out / "checkpoint-3/optimizer.pdopt", np.random.default_rng(seed))
+    (out / "checkpoint-2/trainer_state.json").unlink()
+    resumed = run(monkeypatch, out, **FLAGS | STEPS, resume_from_checkpoint="auto", save_total_limit=1)
+    assert resumed == whole[1]
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert any(
+        "checkpoint-3 is damaged and is passed over: optimizer.pdopt has another checksum" in line for line in told
+    )
+    assert any("checkpoint-2 is damaged and is passed over: trainer_state.json is missing" in line for line in told)
+    assert {path.name for path in (out / "earlier-1").iterdir()} == {"checkpoint-2", "checkpoint-3"}
+    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-3"}
+
+
+def test_a_damaged_step_is_refused(refused, out, tmp_path):
+    (out / "checkpoint-3/model_state.pdparams").write_bytes(b"")
+    assert "checkpoint-3 is damaged and is not used: model_state.pdparams has 0 bytes" in refused(
+        resume_from_checkpoint=3
+    )
+    (out / "checkpoint-2/rng_state.pth").write_bytes(hostile_pickle(tmp_path / "ran"))
+    complete(out / "checkpoint-2")
+    assert "rng_state.pth: refused: it holds posix.system" in refused(resume_from_checkpoint=2)
+    assert not (tmp_path / "ran").exists()
+    (out / "checkpoint-1/config.json").unlink()
+    assert "all complete checkpoints" in refused()
+
+
+def test_a_finished_run_trains_and_saves_nothing(monkeypatch, out, caplog):
+    before = times(out)
+    for flags in (dict(resume_from_checkpoint="auto"), dict(resume_from_checkpoint=3, max_steps=2)):
+        run(monkeypatch, out, **FLAGS | STEPS | flags)
+        assert "step 3: the run is finished with --max_steps" in caplog.text
+        assert before == times(out)
+        caplog.clear()
+
+
+def test_an_older_one_without_a_manifest_is_resumed(monkeypatch, whole, out, caplog):
+    older(out / "checkpoint-1")
+    resumed = run(monkeypatch, out, **FLAGS | STEPS | dict(max_steps=2), resume_from_checkpoint=1)
+    assert resumed == {step: whole[1][step] for step in (1, 2)}
+    assert "checkpoint-1 has no manifest.json" in caplog.text
+
+
+def variant(tmp_path, **values):
+    """A folder with the model's configuration, but for some values."""
+    folder = tmp_path / "model"
+    folder.mkdir(exist_ok=True)
+    config = json.loads((MODEL / "config.json").read_text()) | values
+    (folder / "config.json").write_text(json.dumps(config))
+    return dict(model_name_or_path=folder)
+
+
+OTHERS = [
+    dict(num_hidden_layers=2),
+    dict(rope_theta=5e5),
+    dict(rms_norm_eps=1e-6),
+    dict(tie_word_embeddings=True),
+    dict(hidden_size=32),
+    dict(intermediate_size=192),
+    dict(vocab_size=256),
+    dict(num_attention_heads=2),
+    dict(rope_scaling_type="linear", rope_scaling_factor=2.0),
+]
+
+
+def test_another_model_is_refused(refused, out, tmp_path):
+    """By the manifest, and without one by config.json, also where the optimizer's state is left out."""
+    for i, values in enumerate(OTHERS):
+        if i == len(OTHERS) // 2:
+            older(out / "checkpoint-3")
+        flags = variant(tmp_path, **values) | dict(ignore_load_lr_and_optim=str(bool(i % 2)).lower())
+        line = refused(**flags)
+        assert "checkpoint-3 is of another model: " in line and all(name in line for name in values)
+
+
+@pytest.mark.parametrize("weights_only", ["true", "false"])
+def test_the_other_backends_weights_are_translated(monkeypatch, whole, out, caplog, weights_only):
+    flags = FLAGS | STEPS | dict(resume_from_checkpoint=out / "checkpoint-2", ignore_load_lr_and_optim=weights_only)
+    same = run(monkeypatch, out / "same", **flags)
+    assert (same == {3: whole[1][3]}) == (weights_only == "false")
+    other = run(monkeypatch, out / "other", **flags | dict(transformer_engine_backend="none"))
+    assert other == pytest.approx(same, rel=1e-5)
+    assert "its layout is undivided, in Transformer Engine's layout; this run's layout is undivided" in caplog.text
+
+
+def test_initial_weights_of_another_model_are_refused(monkeypatch, out, tmp_path, caplog):
+    """Fewer layers than the run's: the others would stay at random weights."""
+    for layers in (2, 8):
+        flags = FLAGS | STEPS | variant(tmp_path, num_hidden_layers=layers)
+        with pytest.raises(SystemExit) as stop:
+            run(monkeypatch, tmp_path / "new", **flags, te_init_weight_path=out / "checkpoint-3")
+        assert stop.value.code == 2
+        assert f"a model with num_hidden_layers=6, this run's has num_hidden_layers={layers}" in caplog.text
+
+
+def test_a_configuration_that_no_llama_has_is_refused(refused, tmp_path):
+    """One of PaddleNLP's own, through the command; all values: tests/unit/weights/test_huggingface.py."""
+    for values in (dict(hidden_act="gelu"), dict(rope_theta="x"), dict(vocab_size=-5), dict(num_attention_heads=0)):
+        assert f"config.json: {next(iter(values))}=" in refused(**variant(tmp_path, **values))
+
+
+def test_other_data_is_refused(monkeypatch, whole, refused, out, caplog):
+    line = refused(seed=8, resume_from_checkpoint=2)
+    assert "checkpoint-2 is of a run with other data: seed is 7 there and 8 here" in line
+    run(monkeypatch, out, **FLAGS | STEPS, seed=8, resume_from_checkpoint=2, ignore_data_skip="true")
+
+
+def test_weights_without_their_optimizer_are_refused(refused, out):
+    (out / "checkpoint-3/optimizer.pdopt").unlink()
+    complete(out / "checkpoint-3")
+    assert "checkpoint-3 has no optimizer: --ignore_load_lr_and_optim true" in refused()

@@ -1,0 +1,91 @@
+"""One rank of two that share the vocabulary of the losses; started by test_cross_entropy.py.
+
+Each draws the same numbers, keeps its half of the weight or logits, and compares with float64 NumPy; te's kernels
+are emulated. "OK" at the end.
+"""
+
+import sys
+
+import numpy as np
+import paddle
+from paddle.distributed import fleet
+
+from paddle_te.distributed import TensorParallel
+from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
+from tests import emulated_te
+from tests.unit.layers.test_cross_entropy import draw, reference
+from tests.unit.models.llama.native import relative
+
+TOKENS, VOCAB = 38, 42
+
+
+def start():
+    paddle.set_device("nvgpu")
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = dict(dp_degree=1, mp_degree=2, pp_degree=1)
+    fleet.init(is_collective=True, strategy=strategy)
+
+
+def check(seed, dtype, tolerance, transpose_y, sequence_parallel, all_ignored=False, backend="paddle"):
+    tp = TensorParallel.from_fleet(sequence_parallel)
+    hidden, weight, labels = draw(seed, 1, TOKENS, 16, VOCAB)
+    hidden, labels = hidden[0], np.full_like(labels[0], -100) if all_ignored else labels[0]
+    if dtype == "bfloat16":  # what the numbers are after rounding
+        hidden, weight = (paddle.to_tensor(a).astype(dtype).astype("float32").numpy() for a in (hidden, weight))
+    loss, dx, dw = reference(hidden, weight, labels)
+    half = slice(tp.rank * VOCAB // 2, (tp.rank + 1) * VOCAB // 2)
+    rows = slice(tp.rank * TOKENS // 2, (tp.rank + 1) * TOKENS // 2) if sequence_parallel else slice(None)
+    x = paddle.to_tensor(hidden[rows]).astype(dtype)
+    w = paddle.to_tensor(weight[:, half].T.copy() if transpose_y else weight[:, half].copy()).astype(dtype)
+    x.stop_gradient = w.stop_gradient = False
+    y = paddle.to_tensor(labels)
+    got = linear_cross_entropy(tp.enter(x), w, y, transpose_y=transpose_y, tp=tp, chunk_tokens=11, backend=backend)
+    (got / 3).backward()
+    assert x.grad.dtype == w.grad.dtype == x.dtype and got.dtype == paddle.float32
+    mine = w.grad.astype("float32").numpy()
+    if all_ignored:
+        assert got.item() == 0 and not mine.any() and not x.grad.astype("float32").numpy().any()
+        return
+    errors = (
+        abs(got.item() - loss) / loss,
+        relative(3 * x.grad.astype("float32").numpy(), dx[rows]),
+        relative(3 * (mine.T if transpose_y else mine), dw[:, half]),
+    )
+    assert max(errors) < tolerance, (dtype, transpose_y, sequence_parallel, errors)
+    # rounding is as often up as down: a factor that was rounded would move all gradients alike
+    slope = 1 if dtype == "float32" else (3 * x.grad.astype("float32").numpy() * dx[rows]).sum() / (dx[rows] ** 2).sum()
+    assert abs(slope - 1) < tolerance / 5, slope
+
+
+def check_of_logits(seed, dtype, tolerance, backend):
+    tp = TensorParallel.from_fleet()
+    _, logits, labels = draw(seed, 1, TOKENS, TOKENS, VOCAB)
+    logits = paddle.to_tensor(logits).astype(dtype)
+    loss, want, _ = reference(logits.astype("float32").numpy(), np.eye(VOCAB), labels)
+    half = slice(tp.rank * VOCAB // 2, (tp.rank + 1) * VOCAB // 2)
+    mine = logits[:, half].contiguous()
+    mine.stop_gradient = False
+    got = parallel_cross_entropy(mine, paddle.to_tensor(labels[0]), tp=tp, backend=backend)
+    (got / 3).backward()
+    errors = abs(got.item() - loss) / loss, relative(3 * mine.grad.astype("float32").numpy(), want[:, half])
+    assert mine.grad.dtype == mine.dtype and max(errors) < tolerance, (dtype, backend, errors)
+
+
+def main():
+    start()
+    emulated_te.install()
+    seed = int(sys.argv[1])
+    for transpose_y in (False, True):
+        for sequence_parallel in (False, True):
+            check(seed, "float32", 4e-6, transpose_y, sequence_parallel)
+            for backend in ("paddle", "transformer_engine"):
+                check(seed, "bfloat16", 1e-2, transpose_y, sequence_parallel, backend=backend)
+    for backend in ("paddle", "transformer_engine"):
+        check_of_logits(seed, "float32", 4e-6, backend)
+        check_of_logits(seed, "bfloat16", 1e-2, backend)
+    check(seed, "float32", 0, False, False, all_ignored=True)
+    check(seed, "bfloat16", 0, False, False, all_ignored=True, backend="transformer_engine")
+    print("OK")
+
+
+main()

@@ -1,0 +1,186 @@
+"""Training jobs of tests/multiprocess/distributed and tests/gpu: layouts, variants, start, results.
+
+Every layout trains from the same weights on the same 12 sequences a step. One launch serves a whole layout: its
+variants (backend, precision, recompute, resume) run one after another in the same processes (train.py).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from paddle_te.options import BACKENDS
+from tests.nvgpu_processes import python_path
+from tests.processes import end
+
+HERE = Path(__file__).parent
+MODEL = HERE.parents[1] / "model"
+TP, PP, SHARDING = "tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"
+# name: processes, flags. per_device_train_batch_size · gradient_accumulation_steps · data ranks = 12
+LAYOUTS = {
+    "tp2": (2, {TP: 2}),
+    "sp_tp2": (2, {TP: 2, "sequence_parallel": "true"}),
+    "pp2": (2, {PP: 2}),
+    "pp3_vp2": (3, {PP: 3, "virtual_pp_degree": 2}),
+    "sharding1": (2, {SHARDING: 2, "sharding": "stage1"}),
+    "sharding2": (2, {SHARDING: 2, "sharding": "stage2"}),
+    "sharding3": (2, {SHARDING: 2, "sharding": "stage3"}),
+    "dp2": (2, {}),
+    "tp2_pp2": (4, {TP: 2, PP: 2}),
+    "tp2_sharding2": (4, {TP: 2, SHARDING: 2, "sharding": "stage1"}),
+    "sharding4": (
+        4,
+        {
+            SHARDING: 4,
+            "sharding": "stage2",
+            "per_device_train_batch_size": 3,
+            "gradient_accumulation_steps": 1,
+        },
+    ),
+}
+BF16 = dict(bf16=True, fp16_opt_level="O2", amp_master_grad=True)
+PARTS = {
+    "bf16": BF16,
+    "fp8": BF16 | dict(use_fp8=True),
+    "dpa": dict(fp8_dpa=True),
+    "head": dict(fp8_lm_head=True),
+    "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
+    "full": dict(recompute=True, recompute_granularity="full"),
+    "fused": dict(use_fused_linear_cross_entropy=True),
+    "wgrad": dict(fuse_wgrad_accumulation=True),
+    "unclipped": dict(max_grad_norm=0),
+    "half": BF16 | dict(amp_master_grad=False),
+    "tight": dict(max_grad_norm=0.05),  # which all gradients exceed
+}
+STEPS, SAVED_STEP = 6, 3
+
+
+class Run(NamedTuple):
+    """A finished variant: loss of each step, final weights (whole), and each rank's sizes (train.py)."""
+
+    losses: dict
+    weights: dict
+    sizes: list
+
+
+def variant(name, init):
+    """train.py's flags of a variant, such as te_fp8_full; init: `make_initial_weights`'."""
+    backend, *parts = name.split("_", 1)
+    flags = dict(name=name, init=init, transformer_engine_backend=BACKENDS[backend])
+    for part, more in PARTS.items():
+        if parts and part in parts[0]:
+            flags |= more
+    return flags
+
+
+def variants(names, init, folder, resumed=()):
+    """Those in `resumed` save a checkpoint in the middle, from which a further variant, NAME_resumed, goes on."""
+    made = [variant(name, init) for name in names]
+    for flags in made[:]:
+        if flags["name"] in resumed:
+            flags |= dict(save_strategy="steps", save_steps=SAVED_STEP)
+            checkpoint = folder / flags["name"] / f"checkpoint-{SAVED_STEP}"
+            made.append(variant(flags["name"], init) | dict(name=f"{flags['name']}_resumed", resume=str(checkpoint)))
+    return made
+
+
+def launch(folder, processes, flags, variants, device, environment, timeout=500):
+    """Trains all variants in `processes` processes on the devices that `environment` shows, and returns `read`'s.
+
+    Raises RuntimeError, with the ranks' last lines, if the job fails or runs longer than `timeout` seconds; then with
+    their stacks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    data_ranks = processes // (flags.get(TP, 1) * flags.get(PP, 1))
+    batch = dict(per_device_train_batch_size=2, gradient_accumulation_steps=6 // data_ranks)
+    job = dict(layout=batch | flags | dict(device=device), variants=variants, output=str(folder))
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "paddle.distributed.launch", "--log_dir", folder / "logs"]
+    command += [HERE / "train.py", folder / "job.json"]
+    environment = os.environ | environment | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
+    with open(folder / "output.log", "w") as output:
+        status = end(subprocess.Popen(command, env=environment, stdout=output, stderr=output), timeout)
+    if status != 0:
+        status = f"none after {timeout} s" if status is None else status
+        logs = [folder / "output.log", *sorted((folder / "logs").glob("workerlog.*"))]
+        tails = "".join(f"\n{log.name}:\n{log.read_text(errors='replace')[-6000:]}" for log in logs)
+        raise RuntimeError(f"exit status {status}{tails}")
+    return read(folder, [flags["name"] for flags in variants], processes)
+
+
+def read(folder, names, processes):
+    """{variant: Run} of those that have finished."""
+    runs = {}
+    for name in names:
+        if not (folder / f"{name}.json").exists():
+            continue
+        losses = {int(step): loss for step, loss in json.loads((folder / f"{name}.json").read_text()).items()}
+        sizes = [json.loads((folder / f"{name}.rank{rank}.json").read_text()) for rank in range(processes)]
+        runs[name] = Run(losses, dict(np.load(folder / f"{name}.npz")), sizes)
+    return runs
+
+
+def make_initial_weights(folder, layers=6):
+    """The same random weights in both layouts: {value of the switch: folder, "model": folder of the configuration}."""
+    import paddle
+    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
+
+    from paddle_te.weights import convert
+
+    seed = int.from_bytes(os.urandom(3), "little")
+    print(f"initial weights: paddle.seed({seed})")
+    paddle.seed(seed)
+    (folder / "model").mkdir(parents=True)
+    config = json.loads((MODEL / "config.json").read_text()) | dict(num_hidden_layers=layers)
+    (folder / "model/config.json").write_text(json.dumps(config))
+    LlamaForCausalLM(LlamaConfig.from_pretrained(str(folder / "model"))).save_pretrained(str(folder / "native"))
+    convert(folder / "native", folder / "te", "pd2te")
+    te = str(folder / "te")
+    return {"none": str(folder / "native"), "paddle": te, "transformer_engine": te, "model": str(folder / "model")}
+
+
+def loss_difference(got, want):
+    """Greatest |loss - reference| / reference of the steps; both must have the same."""
+    assert got.losses.keys() == want.losses.keys()
+    return float(np.max([abs(got.losses[step] - loss) / loss for step, loss in want.losses.items()]))  # NaN stays
+
+
+def weight_difference(got, want):
+    """Greatest relative L2 difference of a weight."""
+    assert got.weights.keys() == want.weights.keys()
+    norm = np.linalg.norm
+    return float(np.max([norm(got.weights[name] - weight) / norm(weight) for name, weight in want.weights.items()]))
+
+
+def check_same(got, want, loss_tolerance, weight_tolerance):
+    """Losses and final weights within relative tolerances; NaN is beyond any."""
+    assert loss_difference(got, want) <= loss_tolerance, (got.losses, want.losses)
+    assert weight_difference(got, want) <= weight_tolerance
+
+
+def check_resumed(runs, name):
+    """The losses after the checkpoint are the uninterrupted run's to the last bit."""
+    whole, resumed = runs[name].losses, runs[f"{name}_resumed"].losses
+    assert resumed == {step: whole[step] for step in range(SAVED_STEP + 1, STEPS + 1)}
+
+
+def check_sizes(flags, ranks, whole):
+    """What is said to be sharded is; ranks: each one's sizes, whole: those of one process."""
+    total = whole["parameters"]
+    for rank in ranks:
+        if TP in flags or PP in flags:
+            assert rank["parameters"] < 0.75 * total
+        else:
+            assert rank["parameters"] == total or "stage3" in flags.get("sharding", "")
+        if "stage3" in flags.get("sharding", ""):
+            assert rank["sliced_parameters"] > 0 and rank["slices"] < 0.6 * total
+        if "sharding" in flags:
+            assert rank["moments"] < 0.6 * rank["parameters"] or "stage3" in flags["sharding"]
+    if PP in flags and TP not in flags:
+        assert sum(rank["parameters"] for rank in ranks) == total

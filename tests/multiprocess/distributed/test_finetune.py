@@ -1,0 +1,145 @@
+"""Fine-tuning with LoRA over several ranks, on nvgpu's host runtime, against one process.
+
+pd in float32; te in bf16 and fp8, with TE's kernels emulated in NumPy.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from tests.nvgpu_processes import python_path
+from tests.processes import run as run_process
+from tests.unit.models.llama.native import relative
+from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
+
+REPOSITORY = Path(__file__).parents[3]
+LAYOUTS = {
+    "tp2": dict(tensor_parallel_degree=2),
+    "sp_tp2": dict(tensor_parallel_degree=2, sequence_parallel="true"),
+    "sharding2": dict(sharding_parallel_degree=2, sharding="stage2", per_device_train_batch_size=2),
+}
+
+SCRIPT = REPOSITORY / "llm/llama/run_finetune.py"
+EMULATED_TE = REPOSITORY / "tests/multiprocess/distributed/finetune.py"
+HALF = dict(
+    transformer_engine_backend="transformer_engine",
+    device="nvgpu",
+    bf16="true",
+    fp16_opt_level="O2",
+    amp_master_grad="true",
+)
+FP8 = HALF | dict(use_fp8="true", fp8_recipe="current")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    paddle.seed(9)
+    save_models(folder, seed=9, initializer_range=0.05)
+    (folder / "tokenizer").mkdir()
+    save_tokenizer(folder / "tokenizer")
+    (folder / "data").mkdir()
+    generator = np.random.default_rng(9)
+    # answers of one length: the loss is a mean over each rank's answers
+    questions = [random_words(generator, n % 4 + 1) for n in range(16)]
+    write_lines(folder / "data/train.json", [{"src": question, "tgt": "a list"} for question in questions])
+    return folder
+
+
+def run(place, output, processes=1, environment=(), script=SCRIPT, **flags):
+    """(losses, adapter) of run_finetune.py."""
+    flags = (
+        dict(
+            model_name_or_path=place / "paddle",
+            tokenizer_name_or_path=place / "tokenizer",
+            dataset_name_or_path=place / "data",
+            output_dir=output,
+            transformer_engine_backend="paddle",
+            lora="true",
+            lora_rank=4,
+            do_train="true",
+            src_length=40,
+            max_length=64,
+            pad_to_max_length="true",
+            per_device_train_batch_size=4,
+            max_steps=4,
+            learning_rate=1e-2,
+            logging_steps=1,
+            disable_tqdm="true",
+            report_to="none",
+            device="cpu" if processes == 1 else "nvgpu",
+        )
+        | flags
+    )
+    command = [sys.executable]
+    if processes > 1:
+        devices = ",".join(map(str, range(processes)))
+        command += ["-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", output / "logs"]
+    command.append(script)
+    command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    environment = os.environ | dict(environment) | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
+    try:
+        run_process(command, check=True, env=environment)
+    except AssertionError as error:
+        logs = "".join(log.read_text()[-3000:] for log in sorted((output / "logs").glob("workerlog.*")))
+        pytest.fail(f"{error}\n{logs}")
+    losses = [json.loads(line)["loss"] for line in (output / "train_log.jsonl").read_text().splitlines()]
+    adapter = paddle.load(str(output / "lora_model_state.pdparams"))
+    return losses, {name: value.astype("float32").numpy() for name, value in adapter.items()}
+
+
+@pytest.fixture(scope="module")
+def one_process(place):
+    """An adapter whose B is not zero any more, and the run in one process that begins with it."""
+    run(place, place / "start", max_steps=1)
+    return run(place, place / "one", lora_path=place / "start")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_lora_learns_as_in_one_process(place, one_process, nvgpu_host, layout):
+    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2")
+    flags = LAYOUTS[layout]
+    losses, adapter = run(place, place / layout, 2, environment, lora_path=place / "start", **flags)
+    want, weights = one_process
+    assert want[-1] < want[0] - 0.1 and losses == pytest.approx(want, rel=1e-5)
+    assert adapter.keys() == weights.keys()  # whole, whatever the layout
+    for name, value in weights.items():
+        assert adapter[name].shape == value.shape
+        assert relative(adapter[name], value) < 1e-3, name
+
+
+SLOWLY = dict(learning_rate=1e-3)  # so that bf16's rounding stays small
+
+
+@pytest.fixture(scope="module")
+def exact(place, one_process):
+    return run(place, place / "slowly", lora_path=place / "start", **SLOWLY)[0]
+
+
+@pytest.mark.parametrize(
+    "layout, precision", [("sp_tp2", HALF), ("sharding2", FP8)], ids=["sp_tp2-bf16", "sharding2-fp8"]
+)
+def test_te_learns_as_in_one_process(place, exact, nvgpu_host, layout, precision):
+    """With full recompute, as in pretraining."""
+    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2")
+    flags = precision | SLOWLY | dict(lora_path=place / "start", script=EMULATED_TE)
+    flags |= dict(recompute="true", recompute_granularity="full")
+    name = f"{layout}-te"
+    want, weights = run(place, place / f"{name}-one", 1, environment, **flags)
+    losses, adapter = run(place, place / name, 2, environment, **LAYOUTS[layout], **flags)
+    check_alike(losses, adapter, want, weights, exact)
+
+
+def check_alike(losses, adapter, want, weights, exact):
+    """A run over several ranks beside one process, and that beside pd in float32."""
+    assert exact[-1] < exact[0] - 0.05
+    assert want == pytest.approx(exact, rel=5e-3) and losses == pytest.approx(want, rel=5e-3)
+    assert adapter.keys() == weights.keys()
+    for name, value in weights.items():
+        assert adapter[name].shape == value.shape
+        assert relative(adapter[name], value) < 0.1, name

@@ -1,0 +1,121 @@
+"""TP, SP, PP, virtual PP, sharding and DP in several processes on nvgpu's host runtime, against one process on the CPU.
+
+te's kernels are emulated (tests/emulated_te.py); tests/gpu/test_parallel.py has the same for te on GPUs.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.distributed import jobs
+from tests.nvgpu_processes import python_path
+from tests.processes import run
+
+SCRIPT = Path(__file__).parents[3] / "llm/llama/run_pretrain.py"
+
+TIGHT = "pd_tight"  # clipped in AdamW by a norm that all ranks have a part of; the reference by Paddle itself
+FLOAT32 = ["none", "none_full", "pd", TIGHT, "pd_core_attn", "pd_full"]
+HALF = "pd_half"  # bf16 gradients, which Paddle alone cannot clip on nvgpu
+BF16 = ["none_bf16", "pd_bf16", "te_bf16"]
+FP8, FP8_RECOMPUTED = "te_fp8", ["te_fp8_core_attn", "te_fp8_full"]
+# attention in fp8, whose layers have no weights: in places of its own where ranks share scales, named in a pipeline
+ATTENTION, ATTENTION_IN = ["te_fp8_dpa", "te_fp8_dpa_core_attn"], ("tp2", "pp2")
+# the head in fp8: of gathered tokens and a part of the vocabulary, on a stage of its own
+HEAD, HEAD_IN = "te_fp8_head", ("sp_tp2", "pp2")
+# the head's and the loss's places: after a gather, in a pipeline's loss function, without weights between calls
+FUSED, FUSED_IN = {"pd_fused": "pd", "te_bf16_fused": "te_bf16"}, ("sp_tp2", "pp3_vp2", "sharding3")
+RESUMED = ["none", "pd", FP8, ATTENTION[0], HEAD]
+
+
+@pytest.fixture(scope="module")
+def initial_weights(tmp_path_factory):
+    """{layers: those of a model}: of two layers, and of six where a pipeline takes it apart."""
+    return {layers: jobs.make_initial_weights(tmp_path_factory.mktemp("weights"), layers) for layers in (2, 6)}
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory, initial_weights, nvgpu_host):
+    """{layers: {variant: Run}} of one process: float32 on the plain CPU, bf16 (which that cannot) on nvgpu."""
+    folder = tmp_path_factory.mktemp("reference")
+    runs = {layers: {} for layers in initial_weights}
+    emulated = nvgpu_host | dict(EMULATED_TE="1")
+    on_nvgpu = [*BF16, FP8, ATTENTION[0], HEAD]
+    for device, names, environment in (("cpu", ["none", "pd", TIGHT], {}), ("nvgpu", on_nvgpu, emulated)):
+        variants = []
+        for layers, init in initial_weights.items():
+            made = jobs.variants(names, init, folder)
+            variants += [flags | dict(name=f"{flags['name']} of {layers}") for flags in made]
+        found = jobs.launch(folder / device, 1, {}, variants, device, environment)
+        for layers in runs:
+            runs[layers] |= {name: found[f"{name} of {layers}"] for name in names}
+    return runs
+
+
+def layers_of(flags):
+    """A pipeline's stages have several layers each; elsewhere the second says what further ones would."""
+    return 6 if jobs.PP in flags else 2
+
+
+@pytest.mark.parametrize("layers", [2, 6])
+def test_one_process_none_and_pd_agree(references, layers):
+    none, pd = (references[layers][name] for name in ("none", "pd"))
+    assert none.losses[6] < none.losses[1] - 1e-2
+    assert jobs.loss_difference(pd, none) < 1e-5
+
+
+@pytest.mark.parametrize("layout", [name for name in jobs.LAYOUTS if name != "sharding4"])
+def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
+    processes, flags = jobs.LAYOUTS[layout]
+    layers = layers_of(flags)
+    reference = references[layers]
+    # where ranks share scales, hold several micro-batches, or gather weights for each forward
+    recomputed = FP8_RECOMPUTED if {jobs.TP, jobs.PP} & flags.keys() or layout == "sharding3" else []
+    fused = FUSED if layout in FUSED_IN else {}
+    attention = ATTENTION if layout in ATTENTION_IN else []
+    head = [HEAD] if layout in HEAD_IN else []
+    names = [*FLOAT32, *BF16, HALF, FP8, *recomputed, *fused, *attention, *head]
+    variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
+    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
+    runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
+
+    for name in FLOAT32:
+        jobs.check_same(runs[name], reference[name if name == TIGHT else name.partition("_")[0]], 1e-5, 1e-5)
+    assert jobs.loss_difference(runs[TIGHT], reference["pd"]) > 1e-3  # it was clipped
+    assert all(rank["clips_in_adamw"] == (layout != "sharding3") for rank in runs[TIGHT].sizes)
+    for name in BF16:
+        jobs.check_same(runs[name], reference[name], 5e-3, 2e-2)
+    jobs.check_same(runs[HALF], reference["pd_bf16"], 5e-3, 2e-2)
+    assert runs[HALF].losses != runs["pd_bf16"].losses
+    for name, plain in fused.items():
+        jobs.check_same(runs[name], reference[plain], *((1e-5, 1e-5) if plain == "pd" else (5e-3, 2e-2)))
+        assert (runs[name].weights["lm_head.weight"] != runs[plain].weights["lm_head.weight"]).any()  # it was fused
+    jobs.check_same(runs[FP8], reference[FP8], 4e-3, 1e-1)
+    assert runs[FP8].losses != runs["te_bf16"].losses
+    for name in recomputed:
+        assert runs[name].losses == runs[FP8].losses
+    for name in attention:
+        jobs.check_same(runs[name], reference[ATTENTION[0]], 4e-3, 1e-1)
+        assert runs[name].losses == runs[ATTENTION[0]].losses != runs[FP8].losses
+    for name in head:
+        jobs.check_same(runs[name], reference[HEAD], 4e-3, 1e-1)
+        assert runs[name].losses != runs[FP8].losses
+    for name in set(RESUMED) & set(names):
+        jobs.check_resumed(runs, name)
+    jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])
+
+
+def test_impossible_layout_by_hand(tmp_path, nvgpu_host):
+    """run_pretrain.py under Paddle's launcher, without this project's: every rank says why, in one line, and stops."""
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", tmp_path / "logs", SCRIPT]
+    flags = "--model_name_or_path tiny-llama-demo --tokenizer_name_or_path none --mock_data true --max_seq_length 32"
+    command += [*flags.split(), "--output_dir", tmp_path / "out", "--pipeline_parallel_degree", "2"]
+    environment = os.environ | nvgpu_host | dict(PYTHONPATH=python_path(), NVGPU_HOST_DEVICES="2")
+    done = run(command, env=environment)
+    assert done.returncode
+    for rank in range(2):
+        log = (tmp_path / f"logs/workerlog.{rank}").read_text()
+        assert "--gradient_accumulation_steps=1 must be at least --pipeline_parallel_degree=2" in log.splitlines()[-1]
+        assert "Traceback" not in log
+    assert not (tmp_path / "out").exists()

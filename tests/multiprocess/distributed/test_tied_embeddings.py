@@ -1,0 +1,78 @@
+"""Llama 3.2's kind of model, tied embeddings and scaled frequencies, under TP 2 and PP 2 as in one process.
+
+In a pipeline the first and the last stage each have a copy of the embedding: the same weights, though Hugging Face's
+folder has one, one gradient, once in the norm that clips, and one state of the optimizer that goes along.
+"""
+
+import json
+
+import paddle
+import pytest
+from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
+
+from paddle_te.weights import convert
+from tests.multiprocess.distributed import jobs
+
+ROPE = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA32 = dict(
+    tie_word_embeddings=True, rope_theta=500000.0, rope_scaling=ROPE | dict(original_max_position_embeddings=16)
+)
+FLOAT32 = ["none", "pd", "pd_fused"]
+FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, nvgpu_host):
+    """{layout: {variant: Run}}; those called X_moved go on from the checkpoint of X in the layout before."""
+    folder = tmp_path_factory.mktemp("tied")
+    model = folder / "model"
+    model.mkdir()
+    config = json.loads((jobs.MODEL / "config.json").read_text()) | LLAMA32
+    (model / "config.json").write_text(json.dumps(config))
+    seed = int.from_bytes(paddle.randint(0, 256, [3]).astype("uint8").numpy().tobytes(), "little")
+    print(f"initial weights: paddle.seed({seed})")
+    paddle.seed(seed)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(str(model))).save_pretrained(str(folder / "native"))
+    convert(folder / "native", folder / "hf", "pd2hf", progress=False)
+    init = dict.fromkeys(("none", "paddle", "transformer_engine"), str(folder / "hf"))
+    environment, made, before = nvgpu_host | dict(EMULATED_TE="1"), {}, None
+    for layout, processes, flags in (("tp2", 2, {jobs.TP: 2}), ("pp2", 2, {jobs.PP: 2}), ("one", 1, {})):
+        names = FLOAT32[: 3 if layout == "pp2" else 2] + (["te_bf16", FP8_HEAD] if layout in TE_IN else [])
+        wanted = [jobs.variant(name, init) | dict(save_strategy="steps", save_steps=jobs.SAVED_STEP) for name in names]
+        for name in FLOAT32[:2] if before else []:
+            resume = dict(resume=str(folder / before / name / f"checkpoint-{jobs.SAVED_STEP}"))
+            wanted.append(jobs.variant(name, init) | resume | dict(name=f"{name}_moved"))
+        device, where = ("cpu", {}) if layout == "one" else ("nvgpu", environment | dict(NVGPU_HOST_DEVICES="2"))
+        flags = flags | dict(model_name_or_path=str(model))
+        made[layout] = jobs.launch(folder / layout, processes, flags, wanted, device, where)
+        before = layout
+    return made
+
+
+@pytest.mark.parametrize("layout, name", [*(("tp2", n) for n in FLOAT32[:2]), *(("pp2", n) for n in FLOAT32)])
+def test_as_in_one_process(runs, layout, name):
+    jobs.check_same(runs[layout][name], runs["one"][name.partition("_")[0]], 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("layout", TE_IN)
+def test_te_in_bf16(runs, layout):
+    assert jobs.loss_difference(runs[layout]["te_bf16"], runs["one"]["pd"]) < 5e-3
+
+
+@pytest.mark.parametrize("layout", TE_IN)
+def test_te_with_its_head_in_fp8(runs, layout):
+    """Scales are shared by the ranks of tp2, those of the last stage in pp2; its gradient and the embedding's are added
+    inside the GEMM, in float32."""
+    assert jobs.loss_difference(runs[layout][FP8_HEAD], runs["one"]["pd"]) < 1e-2
+    assert runs[layout][FP8_HEAD].losses != runs[layout]["te_bf16"].losses
+
+
+def test_none_and_pd_agree(runs):
+    assert jobs.loss_difference(runs["one"]["pd"], runs["one"]["none"]) < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["pp2", "one"])
+@pytest.mark.parametrize("name", FLOAT32[:2])
+def test_goes_on_in_another_layout(runs, layout, name):
+    whole, moved = runs[layout][name].losses, runs[layout][f"{name}_moved"].losses
+    assert moved == pytest.approx({step: whole[step] for step in range(jobs.SAVED_STEP + 1, jobs.STEPS + 1)}, rel=1e-5)

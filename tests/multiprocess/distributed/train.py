@@ -1,0 +1,191 @@
+"""One rank of a training job; started by tests/multiprocess/distributed through paddle.distributed.launch.
+
+    train.py JOB.json
+
+The job: {"layout": flags of run_pretrain, "variants": [{"name", "init": {backend: weights folder, "model": folder with
+their configuration, if it is not the layout's}, **flags}], "output": folder}. All variants run one after another in
+these processes, to start Python and Paddle once. For each, rank 0 writes OUTPUT/NAME.json (losses by step) and NAME.npz
+(final weights, merged over all ranks), and every rank NAME.rankN.json (sizes of what it holds). With "resume" a variant
+goes on from a checkpoint, and with "save_what_is_loaded" it saves that again before its first step. With EMULATED_TE=1
+te computes with tests/emulated_te.py.
+"""
+
+import copy
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+    DygraphShardingOptimizerV2,
+)
+from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
+
+from paddle_te import upstream
+from paddle_te.layers import cross_entropy
+from paddle_te.models.llama import causal_mask_only
+from paddle_te.training import pretrain
+from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
+from paddle_te.training.datasets import DataArguments, MockDataset, collate_fn
+from paddle_te.training.trainer import PretrainingTrainer
+from tests import emulated_te
+
+REPOSITORY = Path(__file__).parents[3]
+COMMON = dict(
+    model_name_or_path=REPOSITORY / "tests/model",
+    tokenizer_name_or_path="none",
+    mock_data="true",
+    max_seq_length=32,
+    max_steps=6,
+    logging_steps=1,
+    learning_rate=1e-3,
+    adam_epsilon=1e-4,  # so that rounding in tiny gradients does not become a whole step
+    warmup_steps=1,
+    do_train="true",
+    disable_tqdm="true",
+    report_to="none",
+    save_strategy="no",
+    dataloader_drop_last="true",
+    seed=11,
+)
+
+
+def slice_small_parameters():
+    """Stage 3 slices parameters of 2**20 elements or more: too many for these models, which it would leave whole."""
+    from paddle.distributed import sharding
+
+    original = sharding.group_sharded_parallel
+    sharding.group_sharded_parallel = lambda *args, **kwargs: original(*args, **kwargs, segment_size=256)
+
+
+def several_buckets():
+    """Stage 1 lays weights together in buckets of 256 MB, of which these models fill one: nothing would be gathered
+    while another one's layers compute."""
+    original = DygraphShardingOptimizerV2._build_comm_buffers
+    DygraphShardingOptimizerV2._build_comm_buffers = lambda self, steps, size, free=False: original(
+        self, steps, 2**14, free
+    )
+
+
+def parse(flags):
+    words = [str(word) for key, value in (COMMON | flags).items() for word in (f"--{key}", value)]
+    return PdArgumentParser((ModelArguments, DataArguments, PreTrainingArguments)).parse_args_into_dataclasses(words)
+
+
+class SameBatch(MockDataset):
+    """The same 12 sequences in every step, so that there is something to learn."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index % 12)
+
+
+class Losses(TrainerCallback):
+    def __init__(self):
+        self.losses, self.at_begin = {}, None
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        if self.at_begin:
+            self.at_begin(model)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in (logs or {}):
+            self.losses[state.global_step] = logs["loss"]
+
+
+def merged_weights(trainer, args):
+    """{name: whole float32 array} on rank 0."""
+    if "stage3" in str(args.sharding):
+        trainer.model_wrapped.get_all_parameters(convert2cpu=False)
+    mine = {name: value.astype("float32").numpy() for name, value in trainer.model.state_dict().items()}
+    everyone = [(args.tensor_parallel_rank, mine)]
+    if args.world_size > 1:
+        everyone = []
+        dist.all_gather_object(everyone, (max(args.tensor_parallel_rank, 0), mine))
+    merge = trainer.model._get_tensor_parallel_mappings(trainer.model.config, is_split=False)
+    merge = {name if name.startswith("lm_head") else f"llama.{name}": action for name, action in merge.items()}
+    whole = {}
+    for name in {name for _, weights in everyone for name in weights}:
+        shares = {rank: weights[name] for rank, weights in everyone if name in weights}
+        degree = max(args.tensor_parallel_degree, 1)
+        split = degree > 1 and name in merge
+        whole[name] = np.asarray(merge[name]([shares[r] for r in range(degree)])) if split else shares[min(shares)]
+    return whole
+
+
+def clips_in_adamw(optimizer):
+    while not isinstance(optimizer, paddle.optimizer.AdamW):  # but what Paddle has put around it
+        optimizer = vars(optimizer).get("_inner_opt") or vars(optimizer)["_optim"]
+    return getattr(optimizer._grad_clip, "factor", None) is not None
+
+
+def sizes(trainer):
+    """Elements of parameters and of Adam's first moments on this rank, and whether AdamW has clipped."""
+    parameters = sum(int(np.prod(p.shape)) for p in trainer.model.parameters())
+    sliced = [p for p in trainer.model.parameters() if getattr(p, "fw_storage", None) is not None]
+    moments = [v for k, v in trainer.optimizer.state_dict().items() if "moment1" in k and hasattr(v, "shape")]
+    return dict(
+        parameters=parameters,
+        sliced_parameters=len(sliced),
+        slices=sum(int(np.prod(p.fw_storage.shape)) for p in sliced),
+        moments=sum(int(np.prod(v.shape)) for v in moments),
+        clips_in_adamw=clips_in_adamw(trainer.optimizer),
+    )
+
+
+NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded")
+
+
+def run(base, variant, output):
+    flags = {key: value for key, value in variant.items() if key not in NOT_FLAGS}
+    model_args, data_args, training_args = copy.deepcopy(base[0]), base[1], copy.copy(base[2])
+    for key, value in flags.items():
+        setattr(training_args, key, IntervalStrategy(value) if key == "save_strategy" else value)
+    training_args.output_dir = str(output / variant["name"])
+    model_args.te_init_weight_path = variant["init"][training_args.transformer_engine_backend]
+    model_args.model_name_or_path = variant["init"].get("model", model_args.model_name_or_path)
+    paddle.set_default_dtype("float32")
+    set_seed(training_args.seed)
+    with paddle.utils.unique_name.guard():
+        config = pretrain.make_config(model_args, data_args, training_args, None)
+        model = pretrain.make_model(config, model_args, training_args)
+        losses = Losses()
+        trainer = PretrainingTrainer(
+            model=model,
+            args=training_args,
+            data_collator=collate_fn,
+            train_dataset=SameBatch(12 * training_args.max_steps, data_args.max_seq_length, config.vocab_size, 3),
+            optimizers=(None, pretrain.make_scheduler(training_args)),
+            callbacks=[losses],
+        )
+        if variant.get("save_what_is_loaded"):
+            losses.at_begin = trainer._save_checkpoint
+        with causal_mask_only():
+            trainer.train(resume_from_checkpoint=variant.get("resume"))
+    (output / f"{variant['name']}.rank{dist.get_rank()}.json").write_text(json.dumps(sizes(trainer)))
+    weights = merged_weights(trainer, training_args)
+    if dist.get_rank() == 0:
+        np.savez(output / f"{variant['name']}.npz", **weights)
+        (output / f"{variant['name']}.json").write_text(json.dumps(losses.losses))
+
+
+def main():
+    job = json.loads(Path(sys.argv[1]).read_text())
+    output = Path(job["output"])
+    upstream.apply()
+    base = parse(job["layout"] | dict(output_dir=output))
+    paddle.set_device(base[2].device)
+    if os.environ.get("EMULATED_TE"):
+        emulated_te.install()
+        emulated_te.Stream.capability = 10, 0  # where attention in fp8 takes heads of 16
+    slice_small_parameters()
+    several_buckets()
+    cross_entropy.CHUNK_TOKENS = 24  # of a micro-batch's 64
+    for variant in job["variants"]:
+        print(f"variant {variant['name']}", flush=True)
+        run(base, variant, output)
+
+
+main()

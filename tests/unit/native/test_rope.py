@@ -1,0 +1,127 @@
+"""The rotary kernel: its own source run on the CPU against float64, and the arguments it is launched with."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from paddle_te.native import DType, rope
+from tests.unit.native.cuda_on_cpu import FOLDER, OnCPU
+
+
+@pytest.fixture(scope="module")
+def cpu_kernel(gxx, tmp_path_factory):
+    return OnCPU(gxx, tmp_path_factory.mktemp("rope"), "rope.cu")
+
+
+def address(array):
+    return array.ctypes.data
+
+
+def aligned(shape):
+    """A poisoned float32 array at a 16-byte aligned address, as device memory is."""
+    size = int(np.prod(shape))
+    memory = np.full(size + 4, np.nan, "float32")
+    start = -(address(memory) // 4) % 4
+    return memory[start : start + size].reshape(shape)
+
+
+def rotated(x, angles, sign):
+    """x: [b, s, h, d]; angles: [s, d]. In float64."""
+    x, cos, sin = x.astype("float64"), np.cos(angles)[:, None], sign * np.sin(angles)[:, None]
+    low, high = np.split(x, 2, axis=-1)
+    return x * cos + np.concatenate([-high, low], axis=-1) * sin
+
+
+@pytest.fixture(params=[(2, 5, 4, 4, 16), (1, 7, 6, 2, 24), (3, 3, 3, 1, 128), (1, 2, 40, 40, 64)])
+def case(request, seed):
+    b, s, heads, kv_heads, d = request.param
+    random = np.random.default_rng(seed)
+    half = random.uniform(-50, 50, (s, d // 2)).astype("float32")
+    angles = aligned((s, d))
+    angles[:] = np.concatenate([half, half], axis=1)
+    qkv = aligned((b, s, heads + 2 * kv_heads, d))
+    qkv[:] = random.standard_normal(qkv.shape)
+    return qkv, angles, (b * s, s, heads, kv_heads, d, DType.FLOAT32)
+
+
+@pytest.fixture
+def te(cpu_kernel, monkeypatch):
+    monkeypatch.setattr(rope, "kernel", lambda *key: key)
+    return cpu_kernel
+
+
+def split(x, heads, kv_heads):
+    return np.split(x, [heads, heads + kv_heads], axis=2)
+
+
+def test_split(te, case):
+    qkv, angles, sizes = case
+    _, _, heads, kv_heads, _, _ = sizes
+    q, k, v = (aligned(part.shape) for part in split(qkv, heads, kv_heads))
+    rope.rope_split(te, te, *map(address, (qkv, q, k, v, angles)), *sizes)
+    want_q, want_k, want_v = split(qkv, heads, kv_heads)
+    np.testing.assert_allclose(q, rotated(want_q, angles, 1), atol=1e-5)
+    np.testing.assert_allclose(k, rotated(want_k, angles, 1), atol=1e-5)
+    np.testing.assert_array_equal(v, want_v)
+
+
+def test_merge(te, case):
+    """The backward of split: its transpose, so a rotation by the opposite angle."""
+    packed, angles, sizes = case
+    _, _, heads, kv_heads, _, _ = sizes
+    grads = []
+    for part in split(packed, heads, kv_heads):
+        grads.append(aligned(part.shape))
+        grads[-1][:] = part
+    dqkv = aligned(packed.shape)
+    rope.rope_merge(te, te, *map(address, (*grads, dqkv, angles)), *sizes)
+    dq, dk, dv = split(dqkv, heads, kv_heads)
+    np.testing.assert_allclose(dq, rotated(grads[0], angles, -1), atol=1e-5)
+    np.testing.assert_allclose(dk, rotated(grads[1], angles, -1), atol=1e-5)
+    np.testing.assert_array_equal(dv, grads[2])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_in_place(te, case, backward):
+    qkv, angles, sizes = case
+    _, _, heads, kv_heads, _, _ = sizes
+    before = split(qkv.copy(), heads, kv_heads)
+    rope.rope_packed(te, te, address(qkv), address(qkv), address(angles), *sizes, backward)
+    q, k, v = split(qkv, heads, kv_heads)
+    sign = -1 if backward else 1
+    np.testing.assert_allclose(q, rotated(before[0], angles, sign), atol=1e-5)
+    np.testing.assert_allclose(k, rotated(before[1], angles, sign), atol=1e-5)
+    np.testing.assert_array_equal(v, before[2])
+
+
+@pytest.mark.parametrize("dtype, size, vector", [(DType.BFLOAT16, 2, 8), (DType.FLOAT16, 2, 8), (DType.FLOAT32, 4, 4)])
+def test_addresses(fake, monkeypatch, dtype, size, vector):
+    """Where q, k, v lie in the packed buffer follows from the dtype's size; through the extension's launch."""
+    asked = []
+    monkeypatch.setattr(rope, "kernel", lambda *key: asked.append(key) or 0x700 + 18)
+    rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, 32, dtype, True)
+    chunks = 32 // 2 // vector
+    packed = [0x10000, 0x10000 + 4 * 32 * size, 0x10000 + 6 * 32 * size, 256, 256, 256]
+    arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32, 1]
+    assert fake.calls() == [["cuLaunchKernel", 10, 1, 1, 256 // chunks * chunks, 1, 1, 128, 0x5000, arguments, False]]
+    name = {DType.BFLOAT16: "rope_bfloat16", DType.FLOAT16: "rope_float16", DType.FLOAT32: "rope_float"}[dtype]
+    assert asked == [(name, "rope.cu", (9, 0))]
+
+
+@pytest.mark.parametrize("d, dtype", [(24, DType.BFLOAT16), (12, DType.FLOAT32), (8, DType.FLOAT16)])
+def test_head_sizes_refused(fake, d, dtype):
+    with pytest.raises(ValueError, match=f"multiple of {16 if dtype != DType.FLOAT32 else 8}, got {d}"):
+        rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, d, dtype)
+
+
+def test_compiles_for_gpus(tmp_path):
+    """nvcc's compiler is NVRTC's."""
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        pytest.skip("needs nvcc")
+    for capability in (80, 90):
+        for source in FOLDER.glob("*.cu"):
+            command = [nvcc, f"-arch=sm_{capability}", "-cubin", source, "-o", tmp_path / "kernel.cubin"]
+            subprocess.run(command, check=True)

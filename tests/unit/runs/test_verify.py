@@ -1,0 +1,213 @@
+"""Damaged checkpoints: every kind of file, each kind of damage, and the right answer to it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddle_te.options.scripts import LEVELS
+from paddle_te.runs import manifest, verify
+from paddle_te.runs.checkpoints import COMPLETE_MARK, is_complete
+from paddle_te.runs.manifest import MANIFEST, Manifest, file_names, records
+from tests.end_to_end.training.test_pretrain import run
+from tests.unit.runs.hostile import assert_it_works, hostile_pickle
+from tests.unit.runs.test_checkpoints import complete
+
+MODEL = Path(__file__).parents[2] / "model"
+FLAGS = dict(model_name_or_path=MODEL, transformer_engine_backend="paddle", gradient_accumulation_steps=1)
+FP8 = dict(use_fp8="true", fp8_amax_history_len=2)
+COMMON = ["config.json", "generation_config.json", "rng_state.pth", "scheduler.pdparams", "trainer_state.json"]
+COMMON += ["training_args.bin", MANIFEST, COMPLETE_MARK]
+KINDS = {
+    "plain": [*COMMON, "model_state.pdparams", "optimizer.pdopt", "fp8_state.pp00.pdparams", "saved_signal_0"],
+    "unified": [
+        *("model-00001-of-00001.safetensors", "model.safetensors.index.json"),
+        *("optimizer-00001-of-00001.safetensors", "optimizer.safetensors.index.json"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """{"plain", "unified": the folder of a checkpoint that a run of one step has saved}."""
+    folder = tmp_path_factory.mktemp("saved")
+    with pytest.MonkeyPatch.context() as patch:
+        run(patch, folder / "plain", **FLAGS | FP8, max_steps=1, save_steps=1)
+        run(patch, folder / "unified", **FLAGS, max_steps=1, save_steps=1, unified_checkpoint=1)
+    return {name: folder / name / "checkpoint-1" for name in KINDS}
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    def make(name):
+        return Path(shutil.copytree(saved[name], tmp_path / "checkpoint-1"))
+
+    return make
+
+
+def test_all_kinds_of_files_are_in_the_table(saved):
+    for name, kinds in KINDS.items():
+        names = {path.name for path in saved[name].iterdir()}
+        assert set(kinds) <= names and not (names - set(kinds) - set(COMMON) - {"saved_signal_0"})
+        assert verify.damage(saved[name]) == []
+
+
+def truncated(path, generator):
+    content = path.read_bytes()
+    path.write_bytes(content[: generator.integers(len(content))])
+
+
+def emptied(path, generator):
+    path.write_bytes(b"")
+
+
+def flipped(path, generator):
+    """One bit."""
+    content = bytearray(path.read_bytes())
+    content[generator.integers(len(content))] ^= 1 << generator.integers(8)
+    path.write_bytes(content)
+
+
+def removed(path, generator):
+    path.unlink()
+
+
+DAMAGES = (truncated, emptied, flipped, removed)
+CASES = [(name, kind, hurt) for name, kinds in KINDS.items() for kind in kinds for hurt in DAMAGES]
+
+
+def answer(kind, hurt):
+    if kind == MANIFEST:
+        return f"{MANIFEST} is missing" if hurt is removed else f"{MANIFEST} is not the one that {COMPLETE_MARK} names"
+    if kind == COMPLETE_MARK:
+        return f"{MANIFEST} is not the one that {COMPLETE_MARK} names"
+    return f"{kind} " + {removed: "is missing", flipped: "has another checksum"}.get(hurt, "has ")
+
+
+@pytest.mark.parametrize("name, kind, hurt", CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_every_damage_has_its_answer(copy, seed, name, kind, hurt):
+    folder = copy(name)
+    hurt(folder / kind, np.random.default_rng(seed))
+    if kind == COMPLETE_MARK and hurt is removed:
+        assert not is_complete(folder)
+        assert verify.verify(folder).wrong == ["not complete: training stopped while it was written"]
+        return
+    assert is_complete(folder)
+    (wrong,) = verify.damage(folder)
+    assert wrong.startswith(answer(kind, hurt))
+    if hurt is not flipped or kind in (MANIFEST, COMPLETE_MARK):
+        assert verify.damage(folder, "size") == [wrong], "sizes alone tell, without a file being read"
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS["plain"], *KINDS["unified"]} - {MANIFEST, COMPLETE_MARK}))
+@pytest.mark.parametrize("hurt", [truncated, emptied])
+def test_without_a_manifest_what_cannot_be_read_is_found(copy, seed, kind, hurt):
+    """As of an older version. Files that nobody reads stay unread."""
+    folder = copy("plain" if kind in KINDS["plain"] else "unified")
+    (folder / MANIFEST).unlink()
+    (folder / COMPLETE_MARK).write_bytes(b"")
+    assert verify.damage(folder) == []
+    hurt(folder / kind, np.random.default_rng(seed))
+    read = kind not in ("training_args.bin", "saved_signal_0")
+    assert [kind in line for line in verify.damage(folder)] == [True] * read
+
+
+def test_without_a_manifest_the_trainers_state_is_needed(copy):
+    folder = copy("plain")
+    (folder / MANIFEST).unlink()
+    (folder / COMPLETE_MARK).write_bytes(b"")
+    (folder / "trainer_state.json").unlink()
+    assert verify.damage(folder) == ["trainer_state.json is missing"]
+
+
+def test_a_file_that_was_not_saved_with_it(copy):
+    """Such as another run's scaling factors: a run loads whatever has the right name."""
+    folder = copy("plain")
+    shutil.copy(folder / "scheduler.pdparams", folder / "fp8_state.pp01.pdparams")
+    (folder / "notes.txt").write_text("a user's own")
+    assert verify.damage(folder, "size") == ["fp8_state.pp01.pdparams was not saved with it"]
+
+
+def test_none_asks_the_manifest_only(copy):
+    folder = copy("plain")
+    (folder / "config.json").write_text("{}")
+    assert verify.damage(folder, "none") == [] and len(verify.damage(folder, "size")) == 1
+
+
+def test_ranks_share_the_reading(copy):
+    folder = copy("plain")
+    for kind in ("model_state.pdparams", "config.json"):
+        flipped(folder / kind, np.random.default_rng(0))
+    found = [verify.damage(folder, rank=rank, ranks=3) for rank in range(3)]
+    assert sorted(line.split()[0] for lines in found for line in lines) == ["config.json", "model_state.pdparams"]
+    names = file_names(folder)
+    shares = [manifest.share(dict.fromkeys(names, 1), rank, 3) for rank in range(3)]
+    assert sorted(name for part in shares for name in part) == names
+
+
+LOADED = ["model_state.pdparams", "optimizer.pdopt", "scheduler.pdparams", "scaler.pdparams", "rng_state.pth"]
+
+
+@pytest.mark.parametrize("with_manifest", [True, False])
+@pytest.mark.parametrize("kind", [*LOADED, "fp8_state.pp00.pdparams", "lora_model_state.pdparams"])
+def test_hostile_pickles_are_refused_and_not_run(copy, tmp_path, kind, with_manifest):
+    """Whoever sends the folder sends a manifest that agrees, too."""
+    assert_it_works(tmp_path)
+    folder = copy("plain")
+    (folder / kind).write_bytes(hostile_pickle(tmp_path / "ran"))
+    (folder / MANIFEST).unlink()
+    (folder / COMPLETE_MARK).write_bytes(b"")
+    if with_manifest:
+        complete(folder)
+    for level in LEVELS:
+        (wrong,) = verify.damage(folder, level)
+        assert f"{kind}: refused: it holds posix.system" in wrong and "it was not run" in wrong
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_index_names_safetensors_of_its_folder_only(copy, tmp_path):
+    folder = copy("unified")
+    path = folder / "optimizer.safetensors.index.json"
+    index = json.loads(path.read_text())
+    for name in ("../other.safetensors", "optimizer.pdopt", 7):
+        path.write_text(json.dumps(index | {"weight_map": {"a": name}}))
+        (folder / MANIFEST).unlink(missing_ok=True)
+        complete(folder)
+        (wrong,) = verify.damage(folder)
+        assert str(name) in wrong and "no .safetensors file of this folder" in wrong
+
+
+def test_the_manifest_says_what_it_is(saved):
+    found = manifest.read(saved["plain"])
+    assert found.files == records(saved["plain"], file_names(saved["plain"]))
+    assert found.run["step"] == 1 and found.run["data"]["source"] == "random tokens"
+    assert (
+        found.run["model"]["num_hidden_layers"] == json.loads((MODEL / "config.json").read_text())["num_hidden_layers"]
+    )
+    assert found.run["model"]["weights"] == "Transformer Engine's"
+    assert found.run["layout"]["tensor_parallel_degree"] == 1
+    assert Manifest(found.files, found.run).text() == (saved["plain"] / MANIFEST).read_bytes()
+
+
+def test_a_manifest_of_a_later_version(copy, monkeypatch):
+    folder = copy("plain")
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "VERSION", 2)
+        complete(folder)
+    assert "is of version 2, this paddle_te reads 1" in verify.damage(folder)[0]
+
+
+def test_the_command(copy, saved, tmp_path, capsys):
+    folder = copy("plain")
+    assert verify.main([str(folder)]) == 0
+    assert verify.main([str(tmp_path)]) == 0 and f"{folder}  good" in capsys.readouterr().out
+    flipped(folder / "model_state.pdparams", np.random.default_rng(0))
+    (tmp_path / "checkpoint-2").mkdir()
+    assert verify.main([str(tmp_path), str(saved["unified"])]) == 1
+    table = capsys.readouterr().out
+    assert [line.split()[1] for line in table.splitlines()] == ["state", "damaged", "damaged", "good"]
+    assert "model_state.pdparams has another checksum" in table and "not complete" in table
+    assert verify.main([str(folder), "--level", "size"]) == 0
+    assert verify.main([str(tmp_path / "no")]) == 2 and "no such folder" in capsys.readouterr().err

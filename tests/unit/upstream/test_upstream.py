@@ -1,0 +1,95 @@
+"""The room of repairs: names, versions, applying and undoing; repairs that have no suite of their own."""
+
+from types import SimpleNamespace
+
+import paddle
+import pytest
+from paddle.distributed.fleet.layers.mpu.random import RNGStatesTracker
+from paddle.distributed.fleet.meta_parallel import PipelineLayer
+from paddle.distributed.fleet.utils import tensor_fusion_helper
+
+from paddle_te import upstream
+from paddle_te.upstream import REPAIRS, rng_tracker, sharding_alignment, shared_weights, threaded_store
+
+
+@pytest.mark.parametrize("name", REPAIRS)
+def test_every_repair_says_what_it_is_for(name):
+    module = REPAIRS[name]
+    assert module.PACKAGE in ("paddle", "paddlenlp") and module.VERSION
+    assert module.SYMPTOM.endswith(".") and module.__doc__
+
+
+def test_all_are_applied_and_undone():
+    changed = (RNGStatesTracker.add, PipelineLayer._synchronize_shared_weights)
+    try:
+        assert upstream.apply() == list(REPAIRS)
+        assert upstream.apply() == list(REPAIRS)  # again
+        assert (RNGStatesTracker.add, PipelineLayer._synchronize_shared_weights) != changed
+    finally:
+        upstream.undo()
+    assert (RNGStatesTracker.add, PipelineLayer._synchronize_shared_weights) == changed
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="no_such: there is no such repair; there are threaded_store"):
+        upstream.apply("no_such")
+
+
+def test_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(paddle, "__version__", "3.4.0")
+    with pytest.raises(ValueError, match=r"paddle 3\.4\.0 is installed.*made for 3\.3\.: install paddlepaddle 3\.3\.1"):
+        upstream.apply("threaded_store")
+
+
+@pytest.mark.parametrize("chosen", [None, "1"])
+def test_ranks_meet_through_the_threaded_store(monkeypatch, repair, chosen):
+    """Unless the user chose otherwise."""
+    monkeypatch.delenv(threaded_store.FLAG, raising=False)
+    if chosen:
+        monkeypatch.setenv(threaded_store.FLAG, chosen)
+    paddle.set_flags({threaded_store.FLAG: True})
+    repair(threaded_store)
+    assert paddle.get_flags(threaded_store.FLAG)[threaded_store.FLAG] is bool(chosen)
+
+
+def test_gradients_are_aligned_on_nvgpu(repair):
+    assert "nvgpu" not in tensor_fusion_helper.alignment
+    repair(sharding_alignment)
+    assert tensor_fusion_helper.alignment["nvgpu"] == 256
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_stage_counts_a_shared_weight(monkeypatch, repair, rank):
+    monkeypatch.setattr(paddle.distributed, "broadcast", lambda *args, **kwargs: None)
+    weight = SimpleNamespace(name="embedding_0.w_0", is_firstly_shared=None)
+    layer = SimpleNamespace(embedding_weight=weight, parameters=lambda: [weight])
+    shared = {"weight_attr": ["embedding_weight"], "layer": layer, "ranks": [0, 1], "group": None}
+    pipeline = SimpleNamespace(shared_comm={"key": shared}, global_rank=rank)
+    PipelineLayer._synchronize_shared_weights(pipeline)
+    assert weight.is_firstly_shared is None, "Paddle marks it now: the repair can go"
+    repair(shared_weights)
+    PipelineLayer._synchronize_shared_weights(pipeline)
+    assert weight.is_firstly_shared is (rank == 0)
+
+
+def draws(tracker, name):
+    with tracker.rng_state(name):
+        return paddle.rand([3]).tolist()
+
+
+def test_the_trackers_states_stay_what_they_were(repair, seed):
+    """On one device the repaired tracker draws what Paddle's does."""
+    drawn = []
+    for repaired in (False, True):
+        if repaired:
+            repair(rng_tracker)
+        tracker = RNGStatesTracker()
+        tracker.reset()
+        tracker.add("a", seed + 1)
+        tracker.add("b", seed + 2)
+        kept = tracker.get_states_tracker()
+        drawn.append([draws(tracker, "a"), draws(tracker, "b"), draws(tracker, "a")])
+        tracker.set_states_tracker(kept)
+        drawn[-1].append(draws(tracker, "a"))
+        assert drawn[-1][3] == drawn[-1][0]
+    assert drawn[0] == drawn[1]

@@ -1,0 +1,88 @@
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.weights import CheckpointError, native_to_te, te_to_native
+from paddle_te.weights.layout import Dims, detect, hf_layout, native_layout, te_layout
+from tests.unit.weights.models import Model, assert_same
+
+FUSED = [(False, False), (True, False), (False, True), (True, True)]
+
+
+@pytest.mark.parametrize("fused", FUSED)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_native_to_te_and_back(rng, kv_heads, fused):
+    model = Model(rng, kv_heads=kv_heads)
+    native = model.fused(*fused)
+    te = native_to_te(native, model.config)
+    assert_same(te, model.te())
+    assert_same(te_to_native(te, model.config, *fused), native)
+
+
+def test_paddle_tensors_and_a_config_object(rng):
+    from paddlenlp.transformers import LlamaConfig
+
+    model = Model(rng, "bfloat16")
+    config = LlamaConfig(**model.config)
+    te = native_to_te({k: paddle.to_tensor(v) for k, v in model.fused().items()}, config)
+    assert_same({k: v.numpy() for k, v in te.items()}, model.te())
+    native = te_to_native(te, config, fuse_attention_qkv=True, fuse_attention_ffn=True)
+    assert_same({k: v.numpy() for k, v in native.items()}, model.fused())
+
+
+def test_one_tensor_parallel_rank(rng):
+    model = Model(rng, heads=8, kv_heads=2)
+    half = model.rank(1, 2)
+    te = native_to_te(half, model.config)
+    qkv = [half[f"llama.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
+    got = te["llama.layers.1.transformer.self_attention.layernorm_qkv.weight"]
+    assert_same({"qkv": got}, {"qkv": np.concatenate(qkv, 1).T})
+    assert_same(te_to_native(te, model.config), half)
+
+
+def test_hundred_layers_and_more():
+    layout = native_layout()
+    assert layout.find("llama.layers.107.self_attn.o_proj.weight")[0] == 107
+    assert layout.find("llama.layers.7.self_attn.o_proj.weight")[0] == 7
+    for wrong in ("llama.layers.07.mlp.down_proj.weight", "llama.layers..mlp.down_proj.weight", "xllama.norm.weight"):
+        assert layout.find(wrong) is None
+
+
+def test_detect(rng):
+    model = Model(rng)
+    for fused in FUSED:
+        assert detect(model.fused(*fused)) == native_layout(*fused)
+    assert detect(model.te()) == te_layout()
+    assert detect([hf_layout().full_name(layer, slot) for layer, slot in hf_layout().tensors(2)]) == hf_layout()
+    with pytest.raises(CheckpointError, match="'gpt.layers.0.fc.weight'.*not a Llama checkpoint"):
+        detect([*model.native, "gpt.layers.0.fc.weight"])
+    with pytest.raises(CheckpointError, match="mixed layouts"):
+        detect([*model.te(), "llama.layers.2.self_attn.q_proj.weight"])
+    with pytest.raises(CheckpointError, match="mixed layouts"):
+        detect([*model.fused(), "llama.layers.2.self_attn.q_proj.weight"])
+
+
+def test_errors(rng):
+    model = Model(rng)
+    with pytest.raises(CheckpointError, match="Transformer Engine's"):
+        native_to_te(model.te(), model.config)
+    with pytest.raises(CheckpointError, match="PaddleNLP's native"):
+        te_to_native(model.native, model.config)
+    with pytest.raises(CheckpointError, match="contradicts 4 query heads"):
+        native_to_te(model.native, model.config | {"num_key_value_heads": 1})
+    incomplete = {k: v for k, v in model.native.items() if "layers.1.self_attn.k" not in k}
+    with pytest.raises(CheckpointError, match="layer 1 has no k"):
+        native_to_te(incomplete, model.config)
+
+
+def test_shapes_of_tensor_parallel_ranks():
+    dims = Dims(32, 48, 2, 4, 2, 25)
+    assert dims.part_shape("q", 4) == (8, 32)
+    assert dims.part_shape("down", 4) == (32, 12)
+    assert dims.part_shape("k", 4) == (16, 32)  # fewer kv heads than ranks: not split
+    assert dims.part_shape("embed", 2) == (25, 32)  # an odd vocabulary: not split
+    assert dims.part_shape("norm", 4) == (32,)
+    with pytest.raises(CheckpointError, match="num_attention_heads=4 cannot be divided by tensor_parallel_degree=3"):
+        dims.part_shape("q", 3)
+    with pytest.raises(CheckpointError, match="num_key_value_heads=2"):
+        dims.slot_shape(te_layout().layer[1], 4)
