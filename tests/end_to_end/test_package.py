@@ -128,8 +128,10 @@ def environment(built, tmp_path_factory):
     folder = tmp_path_factory.mktemp("new") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin/python"
-    install = ["install", "-q", "--no-deps", "--no-index", "--no-compile", built[0]]
+    # ignored: the repository's own metadata, where PYTHONPATH or the present folder lead there
+    install = ["install", "-q", "--no-deps", "--no-index", "--no-compile", "--ignore-installed", built[0]]
     subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True)
+    assert (folder / "bin/paddle-te").is_file()
     (packages,) = folder.glob("lib/python3*/site-packages")
     theirs = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (packages / "required.pth").write_text("\n".join(theirs))
