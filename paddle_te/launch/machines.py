@@ -188,4 +188,11 @@ def _own_address(rank: int, master: str, addresses: list[str]) -> str:
             probe.connect((master, 9))  # sends nothing; only chooses the route
         except OSError:
             return ""
-        return probe.getsockname()[0]
+        address = probe.getsockname()[0]
+    if not address.startswith("127."):
+        return address
+    # nodes of one machine, as in tests: their names tell their loopback addresses, the route 127.0.0.1 for all of them
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return address

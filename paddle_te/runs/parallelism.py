@@ -35,9 +35,6 @@ def check_flags(flags: argparse.Namespace, world: int) -> None:
     Raises:
         LayoutError: a layout that cannot run, or an unknown model.
     """
-    for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-        if getattr(flags, name) < 1:
-            raise LayoutError(f"--{name}={getattr(flags, name)} must be at least 1")
     tp, pp = max(flags.tensor_parallel_degree, 1), max(flags.pipeline_parallel_degree, 1)
     fsdp = flags.sharding_parallel_degree
     if fsdp < 1:  # all ranks that are left

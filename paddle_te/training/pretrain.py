@@ -104,13 +104,13 @@ def pretrain():
         paddle.set_device(training_args.device)
         keep_folder(training_args)
         checkpoint = find_to_resume(training_args)
+        if checkpoint and model_args.te_init_weight_path:
+            raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
         if checkpoint:
             check_resumable(checkpoint, training_args)
         else:
             check_new_run(training_args)
         leave_out_broken_batches(training_args)
-        if checkpoint and model_args.te_init_weight_path:
-            raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
         if model_args.te_init_weight_path:
             check_weights_folder(model_args, "te_init_weight_path")
         check_device(training_args)

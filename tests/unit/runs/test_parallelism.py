@@ -29,8 +29,12 @@ GA, SHARDING = "gradient_accumulation_steps", "sharding_parallel_degree"
         (4, {PP: 2, GA: 2, SHARDING: 2, "sharding": "stage2"}, "--sharding=stage2 does not go with --pipeline"),
         (4, {TP: 2, "sharding": "stage3"}, "--sharding=stage3 does not go with --tensor_parallel_degree=2"),
         (2, {"model_name_or_path": "llama-9000b"}, "llama-9000b"),
-        (1, {GA: 0}, "--gradient_accumulation_steps=0 must be at least 1$"),
-        (1, {"per_device_eval_batch_size": 0}, "--per_device_eval_batch_size=0 must be at least 1$"),
+        (1, {GA: 0}, "--gradient_accumulation_steps 0: it must be a whole number of at least 1$"),
+        (
+            1,
+            {"per_device_eval_batch_size": 0},
+            "--per_device_eval_batch_size 0: it must be a whole number of at least 1$",
+        ),
         (
             2,
             {PP: 2, GA: 2, "model_name_or_path": "llama-3.2-1b", "sharding_parallel_config": "split_param"},
@@ -53,7 +57,11 @@ def test_impossible_layouts_are_refused(monkeypatch, world, flags, message):
         (4, {TP: 2, "sharding": "stage3"}, "--sharding=stage3 does not go with --tensor_parallel_degree=2"),
         (4, {TP: 4}, "--tensor_parallel_degree=4 must divide num_key_value_heads=2"),
         (2, {TP: 2, "sequence_parallel": "1", "max_length": 63}, "--max_length=63 must be a multiple of"),
-        (1, {"per_device_train_batch_size": 0}, "--per_device_train_batch_size=0 must be at least 1$"),
+        (
+            1,
+            {"per_device_train_batch_size": 0},
+            "--per_device_train_batch_size 0: it must be a whole number of at least 1$",
+        ),
     ],
 )
 def test_fine_tuning_refuses_them_too(monkeypatch, world, flags, message):
