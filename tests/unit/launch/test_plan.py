@@ -387,11 +387,14 @@ def test_several_nodes():
 def test_a_head_node_whose_name_is_a_loopback_address(monkeypatch):
     """Debian's /etc/hosts has the machine's own name at 127.0.1.1: the others would wait a quarter of an hour."""
     found = {"node0": "127.0.1.1", "localhost": "127.0.0.1", "127.0.0.3": "127.0.0.3"}
+    found[machines.socket.gethostname()] = "127.0.0.2"
     monkeypatch.setattr(machines.socket, "gethostbyname", found.__getitem__)
 
     def nodes(master, rank="0"):
         args = parse(pretrain, [], {"MOCK_DATA": "1", "NNODES": "2", "NODE_RANK": rank, "MASTER": master})
-        return machines.find_nodes(args, {"NODE_RANK": rank}).master
+        nodes = machines.find_nodes(args, {"NODE_RANK": rank})
+        assert rank == "0" or nodes.host == "127.0.0.2", "by its name, where the route has 127.0.0.1 for every node"
+        return nodes.master
 
     with pytest.raises(LaunchError, match="MASTER: 'node0' is 127.0.1.1 on this node"):
         nodes("node0:6070")
