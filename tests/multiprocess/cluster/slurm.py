@@ -123,7 +123,7 @@ class Cluster:
             try:
                 pid = int((self.run_folder / name).read_text())
                 os.kill(pid, signal.SIGTERM)
-                self.wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of {name}", 20)
+                self.wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"end of {name}", 90)
             except (OSError, ValueError):
                 pass  # it has ended
 
