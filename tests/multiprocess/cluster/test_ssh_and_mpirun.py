@@ -118,6 +118,7 @@ def test_ending_it_leaves_no_process(command, signum, pair, tmp_path):
         SEEN=tmp_path / "seen",
         TRAINING_SCRIPT=tmp_path / "train.py",
         TAG=tag,
+        TERM_GRACE="4",  # mpirun kills the launchers 5 s after it has told them to end
     )
     with open(tmp_path / "screen", "wb") as screen:
         job = pair.run("node1", script, screen, cwd=ROOT)
