@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from paddle_te import __version__
+from paddle_te.upstream import deferred_imports
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def main(argv: list[str] | None = None) -> int | None:
     if any(importlib.util.find_spec(package) is None for package in command.needs):
         print(f"error: paddle-te {name} needs Paddle: {PADDLE}", file=sys.stderr)
         return 2
+    if command.needs:
+        deferred_imports.apply()
     sys.argv = [f"paddle-te {name}", *command.words, *words]
     return importlib.import_module(command.module).main()
 

@@ -1,6 +1,9 @@
 """Evaluates a Llama checkpoint: see paddle_te.evaluation.evaluate, or --help."""
 
-from paddle_te.evaluation.evaluate import main
+from paddle_te.upstream import deferred_imports
 
 if __name__ == "__main__":
+    deferred_imports.apply()  # before anything imports PaddleNLP
+    from paddle_te.evaluation.evaluate import main
+
     main()

@@ -1,6 +1,9 @@
 """Fine-tunes Llama: see paddle_te.training.finetune, or --help."""
 
-from paddle_te.training.finetune import main
+from paddle_te.upstream import deferred_imports
 
 if __name__ == "__main__":
+    deferred_imports.apply()  # before anything imports PaddleNLP
+    from paddle_te.training.finetune import main
+
     main()

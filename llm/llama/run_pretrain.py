@@ -1,6 +1,9 @@
 """Pretrains Llama: see paddle_te.training.pretrain, or --help."""
 
-from paddle_te.training.pretrain import main
+from paddle_te.upstream import deferred_imports
 
 if __name__ == "__main__":
+    deferred_imports.apply()  # before anything imports PaddleNLP
+    from paddle_te.training.pretrain import main
+
     main()

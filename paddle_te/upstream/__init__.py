@@ -7,42 +7,28 @@ Each repair is a module here with
 - apply() and undo(): each may be called twice.
 
 Nothing happens when the modules are imported. The commands call `apply` once, before fleet is initialised, and log what
-it returns; programs of their own, which train with these layers without our commands, do the same.
+it returns; programs of their own, which train with these layers without our commands, do the same. One of them,
+`deferred_imports`, must come before PaddleNLP is imported; the commands apply it first.
 """
 
+import importlib
+from importlib import metadata
 from types import ModuleType
 
-import paddle
-import paddlenlp
-
-from paddle_te.upstream import (
-    loader_thread,
-    overwritten_main_grads,
-    own_gradients,
-    pipeline_transfers,
-    rng_tracker,
-    sharding_alignment,
-    shared_weights,
-    stage2_storage,
-    store_address,
-    threaded_store,
+# In the order in which they are applied.
+REPAIRS = (
+    "deferred_imports",
+    "threaded_store",
+    "loader_thread",
+    "store_address",
+    "rng_tracker",
+    "shared_weights",
+    "pipeline_transfers",
+    "sharding_alignment",
+    "own_gradients",
+    "overwritten_main_grads",
+    "stage2_storage",
 )
-
-REPAIRS: dict[str, ModuleType] = {
-    module.__name__.rpartition(".")[2]: module
-    for module in (
-        threaded_store,
-        loader_thread,
-        store_address,
-        rng_tracker,
-        shared_weights,
-        pipeline_transfers,
-        sharding_alignment,
-        own_gradients,
-        overwritten_main_grads,
-        stage2_storage,
-    )
-}
 # What to install instead of a version that the repairs were not made for.
 REMEDY = "install paddlepaddle 3.3.1 and paddlenlp 3.0.0b4, with which they were tested (constraints.txt)"
 
@@ -64,13 +50,13 @@ def apply(*names: str) -> list[str]:
 
 def undo(*names: str) -> None:
     """Takes back the repairs of these names, or all of them."""
-    for name in reversed(names or tuple(REPAIRS)):
+    for name in reversed(names or REPAIRS):
         _repair(name).undo()
 
 
 def check_version(module: ModuleType) -> None:
     """Raises ValueError where the installed version is not one that the repair was made for."""
-    installed = {"paddle": paddle.__version__, "paddlenlp": paddlenlp.__version__}[module.PACKAGE]
+    installed = _installed_version(module.PACKAGE)
     if not installed.startswith(module.VERSION):
         name = module.__name__.rpartition(".")[2]
         raise ValueError(
@@ -78,7 +64,15 @@ def check_version(module: ModuleType) -> None:
         )
 
 
+def _installed_version(package: str) -> str:
+    if package == "paddlenlp":
+        return metadata.version(package)  # without importing it, for the repair that comes before
+    import paddle
+
+    return paddle.__version__  # which several distributions have
+
+
 def _repair(name: str) -> ModuleType:
     if name not in REPAIRS:
         raise ValueError(f"{name}: there is no such repair; there are {', '.join(REPAIRS)}")
-    return REPAIRS[name]
+    return importlib.import_module(f"{__name__}.{name}")

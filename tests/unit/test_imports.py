@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "evaluation": {"training", "runs", "models", "device", "fp8", "options"},
     "launch": {"runs", "configs", "weights", "options"},
     "data": set(),
-    "scripts": {"training"},
+    "scripts": {"training", "upstream"},
     "selftest": {"device", "env", "fp8", "layers"},
     "env": {"native", "device", "options"},
 }

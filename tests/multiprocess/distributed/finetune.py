@@ -1,10 +1,14 @@
 """run_finetune.py with TE's kernels emulated in NumPy (tests/emulated_te.py), for nvgpu's host runtime."""
 
-import paddle
+from paddle_te.upstream import deferred_imports
 
-from paddle_te.training import finetune
-from tests import emulated_te
+if __name__ == "__main__":
+    deferred_imports.apply()
+    import paddle
 
-paddle.set_device("nvgpu")
-emulated_te.install()
-finetune.main()
+    from paddle_te.training import finetune
+    from tests import emulated_te
+
+    paddle.set_device("nvgpu")
+    emulated_te.install()
+    finetune.main()

@@ -102,7 +102,7 @@ def launch(folder, processes, flags, variants, device, environment, timeout=500)
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "paddle.distributed.launch", "--log_dir", folder / "logs"]
-    command += [HERE / "train.py", folder / "job.json"]
+    command += [HERE.parents[1] / "as_command.py", HERE / "train.py", folder / "job.json"]
     environment = os.environ | environment | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
     with open(folder / "output.log", "w") as output:
         status = end(subprocess.Popen(command, env=environment, stdout=output, stderr=output), timeout)

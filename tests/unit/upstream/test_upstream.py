@@ -1,5 +1,9 @@
 """The room of repairs: names, versions, applying and undoing; repairs that have no suite of their own."""
 
+import importlib
+import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import paddle
@@ -9,12 +13,19 @@ from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from paddle.distributed.fleet.utils import tensor_fusion_helper
 
 from paddle_te import upstream
-from paddle_te.upstream import REPAIRS, rng_tracker, sharding_alignment, shared_weights, threaded_store
+from paddle_te.upstream import (
+    REPAIRS,
+    deferred_imports,
+    rng_tracker,
+    sharding_alignment,
+    shared_weights,
+    threaded_store,
+)
 
 
 @pytest.mark.parametrize("name", REPAIRS)
 def test_every_repair_says_what_it_is_for(name):
-    module = REPAIRS[name]
+    module = importlib.import_module(f"paddle_te.upstream.{name}")
     assert module.PACKAGE in ("paddle", "paddlenlp") and module.VERSION
     assert module.SYMPTOM.endswith(".") and module.__doc__
 
@@ -31,7 +42,7 @@ def test_all_are_applied_and_undone():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="no_such: there is no such repair; there are threaded_store"):
+    with pytest.raises(ValueError, match="no_such: there is no such repair; there are deferred_imports"):
         upstream.apply("no_such")
 
 
@@ -39,6 +50,49 @@ def test_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(paddle, "__version__", "3.4.0")
     with pytest.raises(ValueError, match=r"paddle 3\.4\.0 is installed.*made for 3\.3\.: install paddlepaddle 3\.3\.1"):
         upstream.apply("threaded_store")
+
+
+USES_OF_DEFERRED_NAMES = """
+import json, sys
+from paddle_te.upstream import deferred_imports
+deferred_imports.apply()
+deferred_imports.apply()
+import paddle_te.training.trainer, paddlenlp
+from datasets import Dataset
+from paddlenlp.trl import SFTTrainer
+found = {"imported": [name for name in ("sklearn.base", "scipy.stats", "pandas", "pyarrow") if name in sys.modules]}
+found["instance"] = isinstance(3, Dataset), issubclass(int, Dataset)
+class Mine(SFTTrainer): pass
+found["bases"] = [base.__name__ for base in Mine.__mro__]
+found["called"] = len(Dataset.from_dict({"a": [1, 2]}))
+found["of_a_class"] = isinstance(Dataset.from_dict({}), Dataset), isinstance(3, Dataset)
+found["whole"] = "pandas" in sys.modules, sys.modules["datasets"].__file__.endswith("__init__.py")
+deferred_imports.undo()
+import seqeval
+found["undone"] = seqeval.__file__.endswith("__init__.py")
+print(json.dumps(found))
+"""
+
+
+def test_packages_that_training_does_not_use_are_imported_when_they_are_used():
+    done = subprocess.run([sys.executable, "-c", USES_OF_DEFERRED_NAMES], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "imported": [],
+        "instance": [False, False],
+        "bases": ["Mine", "SFTTrainer", "Trainer", "object"],
+        "called": 2,
+        "of_a_class": [True, False],
+        "whole": [True, True],
+        "undone": True,
+    }
+
+
+def test_deferring_comes_too_late_where_paddlenlp_is_imported(repair):
+    importlib.import_module("paddlenlp")
+    before = list(sys.meta_path)
+    repair(deferred_imports)
+    assert sys.meta_path == before
 
 
 @pytest.mark.parametrize("chosen", [None, "1"])
