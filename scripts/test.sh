@@ -3,7 +3,8 @@
 #   bash scripts/test.sh                          everything that this machine can run
 #   bash scripts/test.sh --quick                  lint and unit tests: while you work
 #   bash scripts/test.sh tests/unit/layers -k rope    pytest's arguments: these tests alone
-# WORKERS=N runs N tests at a time (default: one a core, at most 4). Tests on a GPU run one at a time.
+# WORKERS=N runs N unit tests at a time (default: one a core, at most 4), and of the others one more, but those on a GPU
+# one at a time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
@@ -30,13 +31,16 @@ if [ $# -gt 0 ] && [ "$1" != --quick ]; then
 fi
 
 # The workers share the cores, so each computes with one thread. A file's tests stay together: they share fixtures.
-run() { OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} python -m pytest -n "$workers" --dist loadfile "$@" || failed=1; }
+# Files run in the order given here, so that no long one is left for the end.
+run() {
+  OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} python -m pytest --dist loadfile --no-loadscope-reorder -n "$@" || failed=1
+}
 failed=0
 say "unit tests"
-run tests/unit
+run "$workers" tests/unit
 if [ "${1:-}" != --quick ]; then
   say "tests with several processes, and of whole commands"
-  run tests/multiprocess tests/end_to_end nvgpu/tests
+  run $((workers + 1)) tests/multiprocess nvgpu/tests tests/end_to_end # one more: they often wait
   say "tests on a GPU"
   python -m pytest tests/gpu || failed=1
 fi
