@@ -28,6 +28,7 @@ from paddle_te.options import LAYER_OPTIONS, check_values, with_options
 from paddle_te.options.scripts import EVALUATION
 from paddle_te.runs.checkpoints import check_writable
 from paddle_te.training.arguments import ScriptParser, check_weights_folder
+from paddle_te.training.ending import refusing_wrong_input
 from paddle_te.training.health import not_finite
 
 
@@ -116,7 +117,7 @@ def show(results):
 def main():
     """The command. Ends the process with 2 for wrong arguments or data, with 1 where results cannot be written."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
+    with refusing_wrong_input():
         (args,) = ScriptParser((EvalArguments,)).parse()
         device.check_name(args.device)
         paddle.set_device(args.device)
@@ -124,9 +125,6 @@ def main():
         model = make_model(args)
         check_weights(model, args.lora_path or args.model_name_or_path)
         results = evaluate(args, model, tokenizer)
-    except (ValueError, OSError, RuntimeError) as error:
-        logger.error(str(error))
-        sys.exit(2)
     show(results)
     if args.output_file:
         run = {"model": args.model_name_or_path, "backend": args.transformer_engine_backend, "dtype": args.dtype}

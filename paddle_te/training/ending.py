@@ -1,5 +1,6 @@
-"""How a training command ends: its exit status, and one line for what a user can mend."""
+"""How a command ends: its exit status, and one line for what a user can mend."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -11,6 +12,19 @@ from paddle_te.runs.rollback import RunEnded
 from paddle_te.weights import CheckpointError
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+
+
+@contextlib.contextmanager
+def refusing_wrong_input():
+    """Ends the process with status 2 where the block raises an error in the arguments or the data.
+
+    The user reads one line: the launcher prints the end of the failing rank's log.
+    """
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        logger.error(str(error))
+        sys.exit(2)
 
 
 def run_to_end(command):

@@ -9,25 +9,19 @@ saved in OUT, beside the checkpoints to resume from. Errors in the arguments or 
 """
 
 import contextlib
-import sys
 from pathlib import Path
 
-import paddle
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
-from paddlenlp.utils.log import logger
 
-from paddle_te import device, upstream
 from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.options import configure
-from paddle_te.runs.checkpoints import check_new_run
 from paddle_te.runs.manifest import model_values
-from paddle_te.runs.rollback import leave_out_broken_batches
-from paddle_te.training.arguments import ArgumentParser
+from paddle_te.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
-from paddle_te.training.ending import run_to_end
+from paddle_te.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.training.finetune_datasets import (
     Collator,
     FinetuneDataArguments,
@@ -42,9 +36,7 @@ from paddle_te.training.finetune_trainer import (
     check_together,
     count_real_tokens,
 )
-from paddle_te.training.liveness import keep_folder, show_signs_of_life
-from paddle_te.training.resharding import check_resumable
-from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
+from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 
 
 def make_config(model_args, data_args, training_args, datasets):
@@ -92,42 +84,10 @@ def new_adapter(model_args, training_args):
     )
 
 
-def finetune():
-    exit_signal = ExitSignalCallback()
-    show_signs_of_life()
-    try:
-        repairs = upstream.apply()
-        model_args, data_args, training_args = ArgumentParser(
-            (FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments)
-        ).parse()
-        check_together(model_args, data_args, training_args)
-        logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
-        device.check_name(training_args.device)
-        paddle.set_device(training_args.device)
-        keep_folder(training_args)
-        checkpoint = find_to_resume(training_args)
-        if checkpoint:
-            check_resumable(checkpoint, training_args)
-            check_fp8_state(checkpoint, training_args)
-        else:
-            check_new_run(training_args)
-        leave_out_broken_batches(training_args)
-        set_seed(training_args.seed)
-        tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
-        train, dev = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
-        config = make_config(model_args, data_args, training_args, (train, dev))
-        identity = data_identity(data_args) if training_args.do_train else None
-        if checkpoint:
-            values = model_values(config, new_adapter(model_args, training_args))
-            check_fits(checkpoint, values, identity, training_args)
-        finished = is_finished(checkpoint, training_args)
-        model = make_model(config, model_args, training_args)
-    except (ValueError, OSError, RuntimeError) as error:
-        logger.error(str(error))
-        sys.exit(2)
-
-    training_args.resume_from_checkpoint = checkpoint
-    trainer = FinetuningTrainer(
+def make_trainer(model, data_args, training_args, tokenizer, datasets):
+    """datasets: (train, dev)."""
+    train, dev = datasets
+    return FinetuningTrainer(
         model=model,
         args=training_args,
         data_collator=Collator(data_args),
@@ -135,20 +95,56 @@ def finetune():
         eval_dataset=dev,
         tokenizer=tokenizer,
     )
+
+
+def train_and_save(trainer, checkpoint, finished, exit_signal):
+    """Trains what is left of the run and saves the fine-tuned model.
+
+    Returns: False where a signal has stopped the run before its last step: the model is not saved, the run is to be
+    resumed.
+    """
+    if finished:
+        trainer.load_weights(checkpoint)
+    else:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:
+        return False
+    trainer.save_model(merge_tensor_parallel=trainer.args.tensor_parallel_degree > 1)
+    return True
+
+
+def finetune():
+    exit_signal = ExitSignalCallback()
+    with refusing_wrong_input():
+        model_args, data_args, training_args = parse_arguments(
+            FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments
+        )
+        check_together(model_args, data_args, training_args)
+        checkpoint = find_start(training_args)
+        start_from(checkpoint, training_args)
+        if checkpoint:
+            check_fp8_state(checkpoint, training_args)
+        set_seed(training_args.seed)
+        tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
+        datasets = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
+        config = make_config(model_args, data_args, training_args, datasets)
+        identity = data_identity(data_args) if training_args.do_train else None
+        if checkpoint:
+            values = model_values(config, new_adapter(model_args, training_args))
+            check_fits(checkpoint, values, identity, training_args)
+        finished = is_finished(checkpoint, training_args)
+        model = make_model(config, model_args, training_args)
+
+    trainer = make_trainer(model, data_args, training_args, tokenizer, datasets)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring theirs
     with contextlib.nullcontext() if data_args.zero_padding else causal_mask_only():
-        if train is not None:
-            count_real_tokens(trainer, model.config, tokens_per_sample(train), model_args.lora)
-            if finished:
-                trainer.load_weights(checkpoint)
-            else:
-                trainer.train(resume_from_checkpoint=checkpoint)
-            if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:
-                return  # to be resumed: what follows is of the finished model
-            trainer.save_model(merge_tensor_parallel=training_args.tensor_parallel_degree > 1)
-        if dev is not None:
+        if training_args.do_train:
+            count_real_tokens(trainer, model.config, tokens_per_sample(trainer.train_dataset), model_args.lora)
+            if not train_and_save(trainer, checkpoint, finished, exit_signal):
+                return  # what follows is of the finished model
+        if training_args.do_eval:
             trainer.log_metrics("eval", trainer.evaluate())
     if model_args.merge_lora:
         folder = str(Path(training_args.output_dir) / "merged")

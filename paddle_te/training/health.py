@@ -24,6 +24,7 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.utils.log import logger
 
 from paddle_te import device, fp8
+from paddle_te.distributed import gather_objects
 from paddle_te.runs import rollback
 from paddle_te.runs.rollback import UnsoundStep
 from paddle_te.training.optimizer import gradient_norm
@@ -121,14 +122,8 @@ class Watch:
     def _broken(self, tensors):
         """Which of all ranks' [(name, tensor)] are not finite, in words; None where all are. Collective."""
         mine = not_finite(tensors)
-        everyone = [mine]
-        if self.args.world_size > 1:
-            (total,) = self._everyones(paddle.to_tensor(float(len(mine))))
-            if not total:
-                return None
-            everyone = []
-            dist.all_gather_object(everyone, mine)
-        return in_words(everyone)
+        (count,) = self._everyones(paddle.to_tensor(float(len(mine))))
+        return in_words(gather_objects(mine, self.args.world_size)) if count else None  # names only where there are any
 
     def mend(self, trainer, losses):
         """Takes a step that was left out from the Trainer's sum of losses since its last log, a tensor []."""

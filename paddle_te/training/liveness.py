@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import paddle
-import paddle.distributed as dist
 from paddlenlp.trainer import TrainerCallback
 from paddlenlp.utils.log import logger
 
 from paddle_te import device
+from paddle_te.distributed import gather_objects
 from paddle_te.runs.heartbeat import ENDING, EVALUATING, LOADING, SAVING, STARTING, STEPPING, Heartbeat, has_launcher
 from paddle_te.runs.lock import FolderLock
 
@@ -107,8 +107,7 @@ class StragglerCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if self._samples(state.global_step):
-            everyone = []
-            dist.all_gather_object(everyone, (self._own, args.process_index, socket.gethostname()))
+            everyone = gather_objects((self._own, args.process_index, socket.gethostname()), args.world_size)
             if state.is_world_process_zero:
                 logger.info(straggler_line(state.global_step, everyone))
         self._sampling = False

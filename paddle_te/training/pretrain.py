@@ -7,9 +7,6 @@ Flags: PaddleNLP's TrainingArguments, and `python run_pretrain.py --help`. Error
 status 2 before any weight is made.
 """
 
-import sys
-
-import paddle
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import (
     CosineAnnealingWithWarmupDecay,
@@ -18,22 +15,19 @@ from paddlenlp.transformers import (
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddlenlp.utils.log import logger
 
-from paddle_te import device, upstream
+from paddle_te import device
 from paddle_te.configs import resolve
 from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.options import configure
-from paddle_te.runs.checkpoints import check_new_run
 from paddle_te.runs.manifest import model_values
-from paddle_te.runs.rollback import leave_out_broken_batches
-from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments, check_weights_folder
+from paddle_te.training.arguments import ModelArguments, PreTrainingArguments, check_weights_folder
+from paddle_te.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
-from paddle_te.training.ending import run_to_end
-from paddle_te.training.liveness import keep_folder, show_signs_of_life
-from paddle_te.training.resharding import check_resumable
-from paddle_te.training.resuming import check_fits, check_fp8_state, find_to_resume, is_finished
+from paddle_te.training.ending import refusing_wrong_input, run_to_end
+from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 from paddle_te.training.trainer import PretrainingTrainer
 
 
@@ -91,54 +85,31 @@ def make_scheduler(training_args):
     )
 
 
-def pretrain():
-    exit_signal = ExitSignalCallback()
-    show_signs_of_life()
-    try:
-        repairs = upstream.apply()
-        model_args, data_args, training_args = ArgumentParser(
-            (ModelArguments, DataArguments, PreTrainingArguments)
-        ).parse()
-        logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
-        device.check_name(training_args.device)
-        paddle.set_device(training_args.device)
-        keep_folder(training_args)
-        checkpoint = find_to_resume(training_args)
-        if checkpoint and model_args.te_init_weight_path:
-            raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
-        if checkpoint:
-            check_resumable(checkpoint, training_args)
-        else:
-            check_new_run(training_args)
-        leave_out_broken_batches(training_args)
-        if model_args.te_init_weight_path:
-            check_weights_folder(model_args, "te_init_weight_path")
-        check_device(training_args)
-        if checkpoint:
-            check_fp8_state(checkpoint, training_args)
-        tokenizer = None
-        if model_args.tokenizer_name_or_path != "none":
-            tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
-        config = make_config(model_args, data_args, training_args, tokenizer)
-        identity = data_identity(data_args, training_args.seed)
-        if checkpoint:
-            check_fits(checkpoint, model_values(config), identity, training_args)
-        finished = is_finished(checkpoint, training_args)
-        if finished and not training_args.do_predict:
-            return
-        set_seed(training_args.seed)
-        train_dataset, eval_dataset, test_dataset, collate = create_pretrained_dataset(
-            data_args, training_args, tokenizer, config.vocab_size
-        )
-        scheduler = make_scheduler(training_args)
-        model = make_model(config, model_args, training_args)
-    except (ValueError, OSError, RuntimeError) as error:
-        # one line for the user; the launcher prints the failing rank's last lines
-        logger.error(str(error))
-        sys.exit(2)
+def check_start(checkpoint, model_args, training_args):
+    """Prepares and checks the arguments for a start from `checkpoint` (None: from scratch), before data is read.
 
-    training_args.resume_from_checkpoint = checkpoint
-    trainer = PretrainingTrainer(
+    Raises ValueError, FileNotFoundError or native.BackendUnavailable.
+    """
+    initial = model_args.te_init_weight_path
+    if checkpoint and initial:
+        raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
+    start_from(checkpoint, training_args)
+    if initial:
+        check_weights_folder(model_args, "te_init_weight_path")
+    check_device(training_args)
+    if checkpoint:
+        check_fp8_state(checkpoint, training_args)
+
+
+def make_tokenizer(model_args):
+    name = model_args.tokenizer_name_or_path
+    return None if name == "none" else load_tokenizer(name)
+
+
+def make_trainer(model, training_args, tokenizer, data, scheduler):
+    """data: what `create_pretrained_dataset` returns."""
+    train_dataset, eval_dataset, _, collate = data
+    return PretrainingTrainer(
         model=model,
         args=training_args,
         data_collator=collate,
@@ -147,6 +118,28 @@ def pretrain():
         optimizers=(None, scheduler),
         tokenizer=tokenizer,
     )
+
+
+def pretrain():
+    exit_signal = ExitSignalCallback()
+    with refusing_wrong_input():
+        model_args, data_args, training_args = parse_arguments(ModelArguments, DataArguments, PreTrainingArguments)
+        checkpoint = find_start(training_args)
+        check_start(checkpoint, model_args, training_args)
+        tokenizer = make_tokenizer(model_args)
+        config = make_config(model_args, data_args, training_args, tokenizer)
+        identity = data_identity(data_args, training_args.seed)
+        if checkpoint:
+            check_fits(checkpoint, model_values(config), identity, training_args)
+        finished = is_finished(checkpoint, training_args)
+        if finished and not training_args.do_predict:
+            return
+        set_seed(training_args.seed)
+        data = create_pretrained_dataset(data_args, training_args, tokenizer, config.vocab_size)
+        scheduler = make_scheduler(training_args)
+        model = make_model(config, model_args, training_args)
+
+    trainer = make_trainer(model, training_args, tokenizer, data, scheduler)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
     with causal_mask_only():  # every sequence is whole: no backend needs a mask of [b, 1, s, s]
@@ -155,8 +148,8 @@ def pretrain():
         elif training_args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
         if training_args.do_predict and not exit_signal.stopping:
-            metrics = trainer.predict(test_dataset).metrics
-            trainer.log_metrics("test", metrics)
+            _, _, test_dataset, _ = data
+            trainer.log_metrics("test", trainer.predict(test_dataset).metrics)
 
 
 def main():

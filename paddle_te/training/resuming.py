@@ -7,10 +7,10 @@ weight is made.
 import math
 from pathlib import Path
 
-import paddle.distributed as dist
 from paddlenlp.utils.log import logger
 
 from paddle_te import fp8
+from paddle_te.distributed import gather_objects
 from paddle_te.models.llama.decoder import fp8_recipe
 from paddle_te.models.llama.loading import read_config
 from paddle_te.runs import manifest, verify
@@ -27,8 +27,8 @@ def find_to_resume(args):
     """
 
     def check(folder):
-        found = _everyones(args, verify.damage(folder, args.verify_checkpoint, args.process_index, args.world_size))
-        return list(dict.fromkeys(line for lines in found for line in lines))
+        mine = verify.damage(folder, args.verify_checkpoint, args.process_index, args.world_size)
+        return list(dict.fromkeys(line for lines in gather_objects(mine, args.world_size) for line in lines))
 
     passed_over = []
     checkpoint = find_checkpoint(args.resume_from_checkpoint, args.output_dir, check, passed_over.append)
@@ -52,15 +52,6 @@ def _check_best(checkpoint, check):
     best = verify.read_state(checkpoint).get("best_model_checkpoint")
     if best and Path(best).is_dir() and (wrong := check(Path(best))):
         raise CheckpointError(f"{checkpoint} names {best} as the best checkpoint, which is damaged: {'; '.join(wrong)}")
-
-
-def _everyones(args, mine):
-    """What each rank says, in their order."""
-    if args.world_size == 1:
-        return [mine]
-    everyone = []
-    dist.all_gather_object(everyone, mine)
-    return everyone
 
 
 def check_fits(checkpoint, model, data, args):

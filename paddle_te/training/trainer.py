@@ -19,7 +19,7 @@ from paddlenlp.utils.log import logger
 from safetensors import SafetensorError
 
 from paddle_te import fp8
-from paddle_te.distributed import gather_weights
+from paddle_te.distributed import gather_objects, gather_weights
 from paddle_te.models.llama.decoder import fp8_recipe
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
@@ -116,8 +116,8 @@ class PretrainingTrainer(Trainer):
         descriptor, probe = tempfile.mkstemp(prefix=".shared.", dir=args.output_dir)
         os.close(descriptor)
         mine = file_system(args.staging_dir), self._checkpoint_bytes(), free_bytes(args.staging_dir), probe
-        everyone = self._gather(mine)
-        seen = self._gather(all(os.path.exists(probe) for *_, probe in everyone))
+        everyone = gather_objects(mine, args.world_size)
+        seen = gather_objects(all(os.path.exists(probe) for *_, probe in everyone), args.world_size)
         os.unlink(probe)
         check_room([share[:3] for share in everyone], args.staging_dir)
         if not all(seen):
@@ -173,10 +173,11 @@ class PretrainingTrainer(Trainer):
 
     def _record(self, folder):
         """{name: FileRecord} of a checkpoint's files, of which each rank reads its share: they are still in memory."""
-        names = self._gather(file_names(folder))[0]
+        rank, ranks = self.args.process_index, self.args.world_size
+        names = gather_objects(file_names(folder), ranks)[0]
         sizes = {name: (folder / name).stat().st_size for name in names}
-        mine = records(folder, share(sizes, self.args.process_index, self.args.world_size), threads=1)
-        return {name: entry for part in self._gather(mine) for name, entry in part.items()}
+        mine = records(folder, share(sizes, rank, ranks), threads=1)
+        return {name: entry for part in gather_objects(mine, ranks) for name, entry in part.items()}
 
     def _run_values(self):
         """What the manifest says of this run."""
@@ -228,14 +229,6 @@ class PretrainingTrainer(Trainer):
     def _wait_for_all(self):
         if self.args.world_size > 1:
             dist.barrier()
-
-    def _gather(self, mine):
-        """Everyone's, in the order of the ranks."""
-        if self.args.world_size == 1:
-            return [mine]
-        everyone = []
-        dist.all_gather_object(everyone, mine)
-        return everyone
 
     def _save_fp8_state(self, folder):
         """One file a pipeline stage: within a stage all ranks share amax, and so have the same scales."""
