@@ -7,7 +7,7 @@ training loop learns only that "the data reader raises an exception".
 
 from paddle.io.dataloader.dataloader_iter import _DataLoaderIterMultiProcess, _DataLoaderIterSingleProcess
 
-from paddle_te.upstream.replacement import Replacement
+from paddle_te.upstream.replacement import Replacement, Replacements
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "After an error in the data, with --dataloader_num_workers 0, the training waits for ever."
@@ -39,14 +39,5 @@ def _repairs(iterator):
     return loop, following
 
 
-_replacements = [*_repairs(_DataLoaderIterSingleProcess), *_repairs(_DataLoaderIterMultiProcess)]
-
-
-def apply():
-    for replacement in _replacements:
-        replacement.apply()
-
-
-def undo():
-    for replacement in _replacements:
-        replacement.undo()
+_replacements = Replacements(*_repairs(_DataLoaderIterSingleProcess), *_repairs(_DataLoaderIterMultiProcess))
+apply, undo = _replacements.apply, _replacements.undo

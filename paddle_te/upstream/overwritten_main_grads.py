@@ -8,7 +8,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
     DygraphShardingOptimizerV2,
 )
 
-from paddle_te.upstream.replacement import Replacement
+from paddle_te.upstream.replacement import Replacement, Replacements
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "Sharding stage 1 spends milliseconds of each step on clearing gradients that are overwritten."
@@ -40,13 +40,5 @@ def _reduce_gradients(self, parameter_list, hcg):
 
 _clearing = Replacement(DygraphShardingOptimizerV2, "clear_grad", _clear_grad)
 _reducing = Replacement(DygraphShardingOptimizerV2, "reduce_gradients", _reduce_gradients)
-
-
-def apply():
-    _clearing.apply()
-    _reducing.apply()
-
-
-def undo():
-    _clearing.undo()
-    _reducing.undo()
+_replacements = Replacements(_clearing, _reducing)
+apply, undo = _replacements.apply, _replacements.undo

@@ -1,4 +1,4 @@
-"""One attribute of somebody else's module or class, replaced and put back."""
+"""Attributes of somebody else's module or class, replaced and put back."""
 
 from typing import Any
 
@@ -21,3 +21,18 @@ class Replacement:
 
     def undo(self) -> None:
         setattr(self._owner, self._name, self.original)
+
+
+class Replacements:
+    """Several that make one repair: applied, and undone, together."""
+
+    def __init__(self, *replacements: Replacement):
+        self._replacements = replacements
+
+    def apply(self) -> None:
+        for replacement in self._replacements:
+            replacement.apply()
+
+    def undo(self) -> None:
+        for replacement in self._replacements:
+            replacement.undo()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import paddle
 from paddle.distributed.fleet.layers.mpu.random import MODEL_PARALLEL_RNG, RNGStatesTracker
 
-from paddle_te.upstream.replacement import Replacement
+from paddle_te.upstream.replacement import Replacement, Replacements
 
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = (
@@ -78,14 +78,5 @@ _adding = Replacement(RNGStatesTracker, "add", _add)
 _getting = Replacement(RNGStatesTracker, "get_states_tracker", _get_states_tracker)
 _setting = Replacement(RNGStatesTracker, "set_states_tracker", _set_states_tracker)
 _using = Replacement(RNGStatesTracker, "rng_state", _rng_state)
-_REPLACEMENTS = (_resetting, _adding, _getting, _setting, _using)
-
-
-def apply():
-    for replacement in _REPLACEMENTS:
-        replacement.apply()
-
-
-def undo():
-    for replacement in _REPLACEMENTS:
-        replacement.undo()
+_replacements = Replacements(_resetting, _adding, _getting, _setting, _using)
+apply, undo = _replacements.apply, _replacements.undo
