@@ -103,11 +103,11 @@ def flush_names(folder):
 def mark_complete(folder, manifest):
     """Writes the Manifest of a checkpoint whose files are all on the disk (`flush`), and then its mark."""
     folder, text = Path(folder), manifest.text()
-    _write_through(folder / MANIFEST, text)
-    _write_through(folder / COMPLETE_MARK, seal(text).encode())
+    write_through(folder / MANIFEST, text)
+    write_through(folder / COMPLETE_MARK, seal(text).encode())
 
 
-def _write_through(path, content):
+def write_through(path, content):
     """A small file that is there whole or not at all."""
     partial = path.with_name(f".{path.name.lstrip('.')}.partial")
     partial.write_bytes(content)

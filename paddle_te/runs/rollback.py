@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paddle_te.runs.checkpoints import complete_checkpoints, sync
+from paddle_te.runs.checkpoints import complete_checkpoints, write_through
 
 # exit status: "start me again with --resume_from_checkpoint auto"; EX_TEMPFAIL of sysexits.h
 ROLLED_BACK = 75
@@ -68,12 +68,8 @@ def read_rollbacks(output_dir):
 
 def write_rollbacks(output_dir, rollbacks):
     """Replaces the record, through to the disk."""
-    path = Path(output_dir) / RECORD
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_text(json.dumps([asdict(rollback) for rollback in rollbacks], indent=2) + "\n")
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
+    text = json.dumps([asdict(rollback) for rollback in rollbacks], indent=2) + "\n"
+    write_through(Path(output_dir) / RECORD, text.encode())
 
 
 def leave_out_broken_batches(args):

@@ -3,10 +3,10 @@
 paddle.load unpickles, and a pickle is a program; what PaddleNLP is told by an index it loads, whatever it is.
 """
 
-import json
 from pathlib import Path
 
 from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.files import read_json
 from paddle_te.weights.tensors import CheckpointError
 
 # What is read with paddle.load; training_args.bin is written and never read.
@@ -30,10 +30,7 @@ def check_contents(path):
 
 def read_object(path):
     """The dict in a JSON file. Raises CheckpointError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+    content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return content

@@ -251,7 +251,7 @@ def take_apart(slot, tensor, num_attention_heads, num_key_value_heads):
         step, stops = (queries + 2) * head_dim, [n * head_dim for n in (0, queries, queries + 1, queries + 2)]
         groups = range(0, rows, step)
         return {
-            part: _concat([tensor[group + start : group + stop] for group in groups], 0)
+            part: concat([tensor[group + start : group + stop] for group in groups], 0)
             for part, start, stop in zip(slot.parts, stops[:-1], stops[1:], strict=True)
         }
     shares = (queries, 1, 1) if slot.parts == _QKV else (1, 1)
@@ -262,7 +262,7 @@ def take_apart(slot, tensor, num_attention_heads, num_key_value_heads):
 
 def put_together(slot, parts, num_attention_heads):
     """The stored tensor of a slot from {part: [out, in]}; the inverse of `take_apart`."""
-    tensor = _concat(stack(slot, parts, num_attention_heads), 0)
+    tensor = concat(stack(slot, parts, num_attention_heads), 0)
     return tensor.T if slot.transposed else tensor
 
 
@@ -277,7 +277,8 @@ def stack(slot, parts, num_attention_heads):
     return [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
 
 
-def _concat(tensors, axis):
+def concat(tensors, axis):
+    """Numpy arrays or Paddle tensors, one after the other; a single one as it is."""
     if len(tensors) == 1:
         return tensors[0]
     if isinstance(tensors[0], np.ndarray):

@@ -7,9 +7,7 @@ every part, stacked again.
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-import numpy as np
-
-from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout
+from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, concat
 
 
 @dataclass(frozen=True)
@@ -32,24 +30,14 @@ class Split:
                 raise ValueError(f"{stop - start} {what} cannot be split over {degree} tensor parallel ranks")
             mine = slice(start + rank * width, start + (rank + 1) * width)
             shares.append(tensor[:, mine] if self.axis else tensor[mine])
-        return _concat(shares, self.axis)
+        return concat(shares, self.axis)
 
     def whole(self, shares):
         """The inverse of `share`, from the shares of all ranks in order."""
         parts = []
         for start, stop in pairwise((0, *accumulate(size // len(shares) for size in self.sizes))):
             parts += [share[:, start:stop] if self.axis else share[start:stop] for share in shares]
-        return _concat(parts, self.axis)
-
-
-def _concat(tensors, axis):
-    if len(tensors) == 1:
-        return tensors[0]
-    if isinstance(tensors[0], np.ndarray):
-        return np.concatenate(tensors, axis)
-    import paddle
-
-    return paddle.concat(tensors, axis)
+        return concat(parts, self.axis)
 
 
 def layer_splits(layout: Layout, dims: Dims) -> dict:
