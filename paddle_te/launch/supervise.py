@@ -23,8 +23,10 @@ import psutil
 
 from paddle_te.launch.leavings import Leavings
 from paddle_te.launch.peers import Peers
-from paddle_te.launch.watchdog import STOPPED, Watchdog, process_state
+from paddle_te.launch.proc import catches, process_state, zombie_status
+from paddle_te.launch.watchdog import STOPPED, Watchdog
 from paddle_te.runs.heartbeat import LAUNCHER as LAUNCHER_VARIABLE
+from paddle_te.runs.heartbeat import STACK_SIGNAL
 
 POLL_SECONDS = 0.1
 END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
@@ -33,7 +35,6 @@ STACK_LINES = 60  # of a rank
 LOOK_SECONDS = 1  # between two looks at the ranks' signs
 VERDICT_SECONDS = 5  # for the node whose rank all wait for to say so, before the others say that they hang
 STACK_SECONDS = 2  # for the ranks to write their stacks
-STACK_SIGNAL = signal.SIGUSR2  # faulthandler's in the training scripts
 KILL_SECONDS = 3  # of the grace after SIGTERM that are kept for ending what has not ended by itself
 HUNG = 124  # exit status of a job that hung, as timeout(1)'s
 LAUNCHER = "paddle.distributed.launch"
@@ -84,26 +85,6 @@ def _pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError:  # gone, or an old kernel
         return None
-
-
-def _zombie_status(pid: int) -> int | None:
-    """Exit status of a process that has ended and is not yet waited for; None while it runs or when it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # from field 3, the state, on; field 52 is the status (man 5 proc)
-    return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in "ZX" else None
-
-
-def _catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for the signal."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(mask, 16) >> (signum - 1) & 1)
 
 
 def say(text: str) -> None:
@@ -226,7 +207,7 @@ class Supervisor:
         self._find_ranks()
         handled = False
         for rank in self._alive():
-            if _catches(rank.pid, signum):
+            if catches(rank.pid, signum):
                 os.kill(rank.pid, signum)
                 handled = True
             else:
@@ -267,7 +248,7 @@ class Supervisor:
         for rank in self.ranks:
             if rank.status is not None:
                 continue
-            rank.status = _zombie_status(rank.pid)
+            rank.status = zombie_status(rank.pid)
             if rank.status is None and not psutil.pid_exists(rank.pid):
                 rank.status = 0  # its launcher was quicker than this process and tells the status by its own
             if rank.status and self.deadline is None:
@@ -306,7 +287,7 @@ class Supervisor:
             say("all ranks of this node are in the same place: a collective that hangs, or another node's rank")
         ends = {rank.local: self._log_size(rank) for rank in self.ranks}
         for rank in self._alive():
-            if _catches(rank.pid, STACK_SIGNAL):
+            if catches(rank.pid, STACK_SIGNAL):
                 os.kill(rank.pid, STACK_SIGNAL)
         time.sleep(STACK_SECONDS)
         for rank in self._alive() if self.launched else []:  # a single one has written to this screen

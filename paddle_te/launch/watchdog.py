@@ -15,31 +15,14 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
+from paddle_te.launch.proc import cpu_seconds, process_state
 from paddle_te.runs.heartbeat import LOADING, PHASES, STEPPING, Sign
 
 MEDIANS = 10  # a step may take so many times the median step's time
 STOPPED_SECONDS = 10  # a process that is stopped for so long is named, long before the job counts as hung
 STOPPED = "T", "t"  # by a signal, by a debugger
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
-def process_state(pid: int) -> str:
-    """The letter of man 5 proc: R running, S sleeping, D waiting for a device, T stopped, t traced, Z; "" if gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def cpu_seconds(pid: int) -> float:
-    """What the process has computed so far, all threads together."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass

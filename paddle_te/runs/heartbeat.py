@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 LAUNCHER = "PADDLE_TE_LAUNCHER"  # environment variable: the socket's name; set for every rank that a launcher starts
+STACK_SIGNAL = signal.SIGUSR2  # the launcher's to the ranks of a job that hangs: each writes its threads' stacks
 
 TRIES = 5
 

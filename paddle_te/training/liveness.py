@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import signal
 import socket
 import statistics
 import time
@@ -14,10 +13,19 @@ from paddlenlp.utils.log import logger
 
 from paddle_te import device
 from paddle_te.distributed import gather_objects
-from paddle_te.runs.heartbeat import ENDING, EVALUATING, LOADING, SAVING, STARTING, STEPPING, Heartbeat, has_launcher
+from paddle_te.runs.heartbeat import (
+    ENDING,
+    EVALUATING,
+    LOADING,
+    SAVING,
+    STACK_SIGNAL,
+    STARTING,
+    STEPPING,
+    Heartbeat,
+    has_launcher,
+)
 from paddle_te.runs.lock import FolderLock
 
-STACK_SIGNAL = signal.SIGUSR2  # the launcher's, for ranks of a job that hangs
 STRAGGLER_STEPS = "STRAGGLER_STEPS"  # environment variable: so many steps lie between two lines; 0: none
 _locks = {}  # {folder: FolderLock}, held until the process ends
 
