@@ -23,6 +23,7 @@ import numpy as np
 import paddle
 
 from paddle_te import device, env, fp8, layers
+from paddle_te.runs.table import in_columns
 
 HIDDEN, FFN, HEADS, KV_HEADS, BATCH, SEQUENCE = 256, 448, 4, 2, 2, 64
 TE, PD = "transformer_engine", "paddle"
@@ -92,14 +93,18 @@ class Report:
             for check in self.checks
         ]
         rows += [(what, f"{ms:.2f} ms", "", "") for what, ms in self.times.items()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = in_columns(rows)
         return "\n".join(lines + [f"not tested: {what}: {why}" for what, why in self.not_tested.items()])
 
 
 def relative(got, want) -> float:
     """‖got - want‖ / ‖want‖."""
     return float(np.linalg.norm(got.astype("float64") - want) / np.linalg.norm(want))
+
+
+def as_bf16_has_it(array):
+    """float32, the lower half of the bits cut off, so that bfloat16 holds each number exactly."""
+    return (array.astype("float32").view("uint32") & 0xFFFF0000).view("float32")
 
 
 class Case:
@@ -114,14 +119,12 @@ class Case:
         self.output_grads = []
 
     def _draw(self, shape):
-        bits = self.generator.standard_normal(shape).astype("float32").view("uint32")
-        return (bits & 0xFFFF0000).view("float32")
+        return as_bf16_has_it(self.generator.standard_normal(shape))
 
     def _weight(self, shape):
         """Norms around one, matrices that keep the scale of what they multiply."""
         value = self._draw(shape)
-        value = 1 + 0.125 * value if len(shape) == 1 else value * shape[1] ** -0.5
-        return (value.astype("float32").view("uint32") & 0xFFFF0000).view("float32")
+        return as_bf16_has_it(1 + 0.125 * value if len(shape) == 1 else value * shape[1] ** -0.5)
 
     def run(self, backend, dtype, recipe=None):
         """{name: float64 array} of the outputs and of all gradients, on Paddle's present device."""

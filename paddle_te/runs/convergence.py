@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paddle_te.runs.table import in_columns
+
 # What a run leaves in its output_dir (`training.callbacks` writes them).
 TRAIN_LOG = "train_log.jsonl"
 TRAIN_SUMMARY = "train_summary.json"
@@ -121,12 +123,7 @@ def format_table(summary):
         ]
         for name in summary["backends"]
     ]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [header, *rows]
-    ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    return "\n".join(in_columns([header, *rows], rule=True))
 
 
 def plot(summary, path):

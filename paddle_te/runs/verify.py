@@ -15,6 +15,7 @@ from pathlib import Path
 
 from paddle_te.runs import manifest
 from paddle_te.runs.checkpoints import checkpoints_in, is_complete
+from paddle_te.runs.table import in_columns
 from paddle_te.weights.contents import check_contents, read_object
 from paddle_te.weights.tensors import CheckpointError
 
@@ -113,10 +114,7 @@ def _checkpoints(folder):
 def format_table(verdicts):
     """The verdicts as text, a line each."""
     rows = [["checkpoint", "state", "files", "size", "time", "remarks"], *(verdict.row() for verdict in verdicts)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join(in_columns(rows))
 
 
 def main(argv=None):

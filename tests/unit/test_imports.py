@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "launch": {"runs", "configs", "weights", "options"},
     "data": set(),
     "scripts": {"training", "upstream"},
-    "selftest": {"device", "env", "fp8", "layers"},
+    "selftest": {"device", "env", "fp8", "layers", "runs"},
     "env": {"native", "device", "options"},
 }
 

@@ -182,6 +182,29 @@ class HuggingFace(TorchPeer):
         }
 
 
+def te_torch_layer(dims, dtype, device, **options):
+    """Transformer Engine's own PyTorch TransformerLayer, as a Llama has it. options: more of its arguments."""
+    import transformer_engine.pytorch as te
+
+    return te.TransformerLayer(
+        dims.hidden,
+        dims.ffn,
+        dims.heads,
+        num_gqa_groups=dims.kv_heads,
+        layernorm_epsilon=EPSILON,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        fuse_qkv_params=True,
+        bias=False,
+        normalization="RMSNorm",
+        activation="swiglu",
+        attn_input_format="bshd",
+        params_dtype=dtype,
+        device=device,
+        **options,
+    )
+
+
 class TETorch(TorchPeer):
     """Transformer Engine's own PyTorch TransformerLayer, fused qkv in its default (interleaved) order."""
 
@@ -195,23 +218,7 @@ class TETorch(TorchPeer):
         self.recipe = {"fp8_delayed": recipe.DelayedScaling, "fp8_current": recipe.Float8CurrentScaling}.get(precision)
         self.recipe = self.recipe and self.recipe(fp8_dpa=fp8_dpa)  # HYBRID; delayed: history 1024, max
         self.autocast = te.autocast
-        self.layer = te.TransformerLayer(
-            dims.hidden,
-            dims.ffn,
-            dims.heads,
-            num_gqa_groups=dims.kv_heads,
-            layernorm_epsilon=EPSILON,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            fuse_qkv_params=True,
-            bias=False,
-            normalization="RMSNorm",
-            activation="swiglu",
-            attn_input_format="bshd",
-            params_dtype=self.dtype,
-            fuse_wgrad_accumulation=fuse_wgrad,
-            device=self.device,
-        )
+        self.layer = te_torch_layer(dims, self.dtype, self.device, fuse_wgrad_accumulation=fuse_wgrad)
         attention, mlp = self.layer.self_attention, self.layer.layernorm_mlp
         self.parameters = {
             "ln1": attention.layernorm_qkv.layer_norm_weight,

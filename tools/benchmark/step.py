@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 
 from tools.benchmark import report, timing  # noqa: E402
 from tools.benchmark.layer import free_memory, run_sizes, sizes_in_words  # noqa: E402
-from tools.benchmark.peers import start_on_paddles  # noqa: E402
+from tools.benchmark.peers import start_on_paddles, te_torch_layer  # noqa: E402
 from tools.benchmark.problem import EPSILON, Dims  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
 
@@ -238,7 +238,7 @@ class TransformerEngineStep(TorchStep):
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
         self.autocast = partial(te.autocast, enabled=use_fp8, recipe=DelayedScaling(fp8_dpa=fp8_dpa))
         self.embedding = torch.nn.Embedding(size.vocabulary, dims.hidden, **where)
-        layers = [self._layer(te, dims, number, torch.bfloat16, device) for number in range(1, size.layers + 1)]
+        layers = [te_torch_layer(dims, torch.bfloat16, device, layer_number=1 + i) for i in range(size.layers)]
         self.layers = torch.nn.ModuleList(layers)
         self.norm = te.RMSNorm(dims.hidden, eps=EPSILON, **where)
         if fp8_lm_head:
@@ -252,26 +252,6 @@ class TransformerEngineStep(TorchStep):
         self.watch("register_forward_hook", self.embedding, self.layers[-1])
         self.optimizer = FusedAdam(
             self.model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, adam_w_mode=True, master_weights=True
-        )
-
-    @staticmethod
-    def _layer(te, dims, number, dtype, device):
-        return te.TransformerLayer(
-            dims.hidden,
-            dims.ffn,
-            dims.heads,
-            num_gqa_groups=dims.kv_heads,
-            layernorm_epsilon=EPSILON,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            fuse_qkv_params=True,
-            bias=False,
-            normalization="RMSNorm",
-            activation="swiglu",
-            attn_input_format="bshd",
-            layer_number=number,
-            params_dtype=dtype,
-            device=device,
         )
 
     def loss(self, is_first_microbatch):

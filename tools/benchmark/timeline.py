@@ -2,8 +2,9 @@
 
     python tools/benchmark/timeline.py outputs/RUN/output/profile/rank0*.json [--picture step.svg] [--page step.html]
 
-Prints tables. --picture draws the first of them, --page writes a page for a browser that shows every kernel of a step,
-and names the one under the mouse. device_trace.py says what counts as what.
+It prints a table of the milliseconds of a step by parts and, for each trace, a table of its kernels. --picture FILE
+draws the first table. --page FILE writes a page for a browser, which shows every kernel of a step and names the one
+under the mouse. device_trace.py defines which kernels belong to which part.
 """
 
 import argparse

@@ -1,0 +1,12 @@
+"""Tables for a terminal."""
+
+
+def in_columns(rows, rule=False):
+    """The lines of a table: cells left-aligned, columns two spaces apart.
+
+    rows: of strings, equally many each; the header is the first. rule: a line of dashes stands below the header.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    header, *rest = rows
+    dashes = [["-" * width for width in widths]] if rule else []
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (header, *dashes, *rest)]
