@@ -3,11 +3,14 @@
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import pytest
 
 from tests import processes
 
@@ -23,9 +26,12 @@ def build_host():
     return result.stdout.splitlines()[-1]
 
 
-def compile_fake_cupti(folder):
+@pytest.fixture(scope="session")
+def fake_cupti(tmp_path_factory):
     """The library that nvgpu takes for NVIDIA's CUPTI where a process has loaded it; see fake_cupti.cpp."""
-    library = folder / "libcupti.so.13"
+    if not shutil.which("g++"):
+        pytest.skip("needs g++")
+    library = tmp_path_factory.mktemp("fake") / "libcupti.so.13"
     command = ["g++", "-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcupti.so.13"]
     subprocess.run([*command, PLUGIN_TESTS / "fake_cupti.cpp", "-o", library], check=True)
     return library

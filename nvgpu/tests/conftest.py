@@ -1,11 +1,13 @@
 """What these tests share; tests/nvgpu_processes.py has what paddle_te's tests use as well."""
 
 import os
-import shutil
 
 import pytest
 
 from tests import nvgpu_processes, processes
+from tests.nvgpu_processes import fake_cupti
+
+__all__ = ["fake_cupti"]  # a fixture
 
 
 def pytest_configure():
@@ -16,11 +18,3 @@ def pytest_configure():
 def plugin():
     """The folder of the host runtime for CUSTOM_DEVICE_ROOT."""
     return nvgpu_processes.build_host()
-
-
-@pytest.fixture(scope="session")
-def fake_cupti(tmp_path_factory):
-    """A stand-in for NVIDIA's CUPTI."""
-    if not shutil.which("g++"):
-        pytest.skip("needs g++")
-    return nvgpu_processes.compile_fake_cupti(tmp_path_factory.mktemp("fake"))

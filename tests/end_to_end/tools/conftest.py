@@ -1,14 +1,5 @@
-"""A stand-in for NVIDIA's CUPTI."""
+"""What these tests share with nvgpu's."""
 
-import shutil
+from tests.nvgpu_processes import fake_cupti
 
-import pytest
-
-from tests.nvgpu_processes import compile_fake_cupti
-
-
-@pytest.fixture(scope="session")
-def fake_cupti(tmp_path_factory):
-    if not shutil.which("g++"):
-        pytest.skip("needs g++")
-    return compile_fake_cupti(tmp_path_factory.mktemp("fake"))
+__all__ = ["fake_cupti"]  # a fixture

@@ -13,24 +13,10 @@ from paddle_te.runs.rollback import ROLLED_BACK
 from paddle_te.training import pretrain
 from paddle_te.training.health import FEWEST_LOSSES, Spikes, not_finite
 from tests.end_to_end.training.injection import Injection, replaced
+from tests.pretraining import ON_MOCK_DATA, words
 
 ROOT = Path(__file__).parents[3]
-COMMON = dict(
-    model_name_or_path=ROOT / "tests/model",
-    tokenizer_name_or_path="none",
-    mock_data="true",
-    max_seq_length=16,
-    per_device_train_batch_size=2,
-    gradient_accumulation_steps=2,
-    max_steps=4,
-    save_steps=1,
-    learning_rate=1e-3,
-    logging_steps=1,
-    disable_tqdm="true",
-    report_to="none",
-    device="cpu",
-    do_train="true",
-)
+COMMON = ON_MOCK_DATA | dict(model_name_or_path=ROOT / "tests/model", max_seq_length=16, max_steps=4, save_steps=1)
 BACKENDS = {
     "none": dict(transformer_engine_backend="none"),
     "pd": dict(transformer_engine_backend="paddle"),
@@ -46,10 +32,9 @@ def train(monkeypatch, tmp_path, caplog):
 
     def run(injection=None, output="out", **flags):
         flags = COMMON | flags | dict(output_dir=tmp_path / output)
-        words = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
         caplog.clear()
         with monkeypatch.context() as patch, paddle.utils.unique_name.guard():
-            patch.setattr(sys, "argv", ["run_pretrain.py", *words])
+            patch.setattr(sys, "argv", ["run_pretrain.py", *words(flags)])
             if injection:
                 injection.install(patch.setattr)
             try:

@@ -6,51 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import paddle
 import pytest
 
 from paddle_te.runs.checkpoints import COMPLETE_MARK
 from paddle_te.training import pretrain
+from tests.pretraining import FLAGS, losses, run
 
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_pretrain.py"
-COMMON = dict(
-    model_name_or_path="tiny-llama-demo",
-    tokenizer_name_or_path="none",
-    mock_data="true",
-    max_seq_length=32,
-    per_device_train_batch_size=2,
-    gradient_accumulation_steps=2,
-    max_steps=6,
-    save_steps=3,
-    learning_rate=1e-3,
-    warmup_steps=2,
-    logging_steps=1,
-    disable_tqdm="true",
-    report_to="none",
-    device="cpu",
-    seed=7,
-    do_train="true",
-)
-
-
-def command(output, **flags):
-    flags = COMMON | flags | dict(output_dir=output)
-    return [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
-
-
-def run(monkeypatch, output, **flags):
-    """Runs the script in this process; returns the losses of its log."""
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *command(output, **flags)])
-    with paddle.utils.unique_name.guard():  # parameters are named as in a new process
-        pretrain.main()
-    return losses(output)
-
-
-def losses(output):
-    lines = map(json.loads, (Path(output) / "train_log.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
-
-
 VARIANTS = {
     "none": dict(transformer_engine_backend="none"),
     "pd": dict(transformer_engine_backend="paddle"),
@@ -164,7 +126,7 @@ def test_weights_of_the_other_layout_are_refused(monkeypatch, tmp_path, caplog, 
 
 
 def test_arguments_from_a_json_file(tmp_path):
-    flags = COMMON | dict(output_dir=str(tmp_path / "out"), max_steps=1)
+    flags = FLAGS | dict(output_dir=str(tmp_path / "out"), max_steps=1)
     (tmp_path / "arguments.json").write_text(json.dumps(flags))
     environment = os.environ | dict(
         PYTHONPATH=os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")])

@@ -9,7 +9,7 @@ import pytest
 from paddle_te.runs.checkpoints import COMPLETE_MARK
 from paddle_te.runs.lock import NAME as LOCK
 from paddle_te.runs.manifest import MANIFEST
-from tests.end_to_end.training.test_pretrain import run
+from tests.pretraining import run
 from tests.unit.runs.hostile import hostile_pickle
 from tests.unit.runs.test_checkpoints import complete
 from tests.unit.runs.test_verify import FLAGS, MODEL, flipped

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from paddle_te.models.llama.loading import load_tokenizer
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401  (place is a fixture)
-from tests.end_to_end.training.test_pretrain import run as pretrain
+from tests.pretraining import run as pretrain
 from tests.unit.weights.models import Model, save_single
 from tests.unit.weights.test_huggingface import hf_state
 

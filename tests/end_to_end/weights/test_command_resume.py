@@ -2,43 +2,17 @@
 
 import json
 import shutil
-import sys
 
-import paddle
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from paddle_te.training import pretrain
 from paddle_te.weights import convert
-
-FLAGS = dict(
-    model_name_or_path="tiny-llama-demo",
-    tokenizer_name_or_path="none",
-    mock_data="true",
-    max_seq_length=32,
-    per_device_train_batch_size=2,
-    max_steps=6,
-    save_steps=3,
-    learning_rate=1e-3,
-    warmup_steps=2,
-    logging_steps=1,
-    disable_tqdm="true",
-    report_to="none",
-    device="cpu",
-    seed=7,
-    do_train="true",
-)
+from tests.pretraining import run
 
 
 def train(monkeypatch, output, backend, **flags):
-    """The losses of a run of the script in this process."""
-    flags = FLAGS | flags | dict(output_dir=output, transformer_engine_backend=backend)
-    words = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
-    monkeypatch.setattr(sys, "argv", ["run_pretrain.py", *words])
-    with paddle.utils.unique_name.guard():  # parameters are named as in a new process
-        pretrain.main()
-    lines = map(json.loads, (output / "train_log.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+    """The losses of a run."""
+    return run(monkeypatch, output, transformer_engine_backend=backend, gradient_accumulation_steps=1, **flags)
 
 
 @pytest.mark.parametrize("unified", [False, True])

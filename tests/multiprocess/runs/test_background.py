@@ -21,7 +21,7 @@ from paddle_te.runs.background import PREFIX, BackgroundSaver, check_room, free_
 from paddle_te.runs.checkpoints import CheckpointNotSaved, find_checkpoint, is_complete, mark_complete
 from paddle_te.runs.manifest import MANIFEST, Manifest, damage, read
 from paddle_te.training.trainer import PretrainingTrainer
-from tests.end_to_end.training.test_pretrain import run
+from tests.pretraining import run
 
 ROOT = Path(__file__).parents[3]
 FLAGS = dict(

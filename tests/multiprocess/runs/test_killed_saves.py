@@ -13,8 +13,8 @@ import pytest
 
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.training import trainer
-from tests.end_to_end.training.test_pretrain import command, losses, run
 from tests.nvgpu_processes import python_path
+from tests.pretraining import command, losses, run
 from tests.processes import run as run_process
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from paddle_te.options.scripts import LEVELS
 from paddle_te.runs import manifest, verify
 from paddle_te.runs.checkpoints import COMPLETE_MARK, is_complete
 from paddle_te.runs.manifest import MANIFEST, Manifest, file_names, records
-from tests.end_to_end.training.test_pretrain import run
+from tests.pretraining import run
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
 from tests.unit.runs.test_checkpoints import complete
 

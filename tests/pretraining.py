@@ -1,0 +1,49 @@
+"""run_pretrain.py's main function in this process: a small model on mock data and the CPU."""
+
+import json
+import sys
+from pathlib import Path
+
+import paddle
+
+from paddle_te.training import pretrain
+
+ON_MOCK_DATA = dict(
+    tokenizer_name_or_path="none",
+    mock_data="true",
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=2,
+    learning_rate=1e-3,
+    logging_steps=1,
+    disable_tqdm="true",
+    report_to="none",
+    device="cpu",
+    do_train="true",
+)
+FLAGS = ON_MOCK_DATA | dict(
+    model_name_or_path="tiny-llama-demo", max_seq_length=32, max_steps=6, save_steps=3, warmup_steps=2, seed=7
+)
+
+
+def words(flags):
+    """As they stand on a command line."""
+    return [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
+
+
+def command(output, **flags):
+    """The words behind the script's name."""
+    return words(FLAGS | flags | dict(output_dir=output))
+
+
+def run(monkeypatch, output, **flags):
+    """Pretrains, and returns the losses of the run's log."""
+    monkeypatch.setattr(sys, "argv", ["run_pretrain.py", *command(output, **flags)])
+    with paddle.utils.unique_name.guard():  # parameters are named as in a new process
+        pretrain.main()
+    return losses(output)
+
+
+def losses(output):
+    """{step: loss} of the log that a run has left."""
+    lines = map(json.loads, (Path(output) / "train_log.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
