@@ -18,6 +18,7 @@ from paddle_te.native import DType, Mask, QKVLayout
 
 NUMPY = {
     int(DType.BYTE): np.uint8,
+    int(DType.INT32): np.int32,
     int(DType.FLOAT32): np.float32,
     int(DType.FLOAT16): np.float16,
     int(DType.BFLOAT16): ml_dtypes.bfloat16,
@@ -195,14 +196,25 @@ def compute_scale_from_amax(output, stream):
     output.scale[...] = GREATEST[output.dtype] / output.amax
 
 
-def _attention_arrays(tensors, layout):
-    """q, k, v [b, s, h, d] where `layout` says that they lie."""
-    arrays = []
-    for t in tensors:
-        b, s, heads, d = t.shape
-        stride = heads * d * (3 if layout == QKVLayout.BS3HD else 1)
-        arrays.append(strided(t.data_ptr, (b * s, heads, d), stride, NUMPY[t.dtype]).reshape(b, s, heads, d))
-    return arrays
+PACKED, THD = (QKVLayout.BS3HD, QKVLayout.T3HD), (QKVLayout.T3HD, QKVLayout.THD_THD_THD)
+
+
+def _bshd(shape, layout):
+    """[b, s, h, d] of a tensor's shape; with THD all tokens are one sequence, in which a mask keeps documents apart."""
+    assert len(shape) == (3 if layout in THD else 4)
+    return (1, *shape) if layout in THD else shape
+
+
+def _attention_array(t, layout):
+    """[b, s, h, d] of q, k or v, or their gradients, where `layout` says that they lie: others may lie in between."""
+    b, s, heads, d = _bshd(t.shape, layout)
+    stride = heads * d * (3 if layout in PACKED else 1)
+    return strided(t.data_ptr, (b * s, heads, d), stride, NUMPY[t.dtype]).reshape(b, s, heads, d)
+
+
+def _stats_array(stats, layout):
+    """[b, h, s, 1] of the statistics, which are [tokens, h, 1] with THD."""
+    return np.moveaxis(stats.array, 0, 1)[None] if layout in THD else stats.array
 
 
 def _per_head(q, k, v):
@@ -211,13 +223,18 @@ def _per_head(q, k, v):
     return q, *(np.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
 
 
-def _probabilities(q, k, scale, mask, bias):
-    assert (mask == Mask.NONE) == (bias is not None)
+def _probabilities(q, k, scale, mask, bias, cu_seqlens):
+    assert (mask == Mask.NONE) == (bias is not None) and (mask == Mask.PADDING_CAUSAL) == (cu_seqlens is not None)
     scores = q @ np.swapaxes(k, 2, 3) * np.float32(scale)
     if bias is not None:
         scores = scores + bias.read()
-    if mask == Mask.CAUSAL:
+    else:
         scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+    if cu_seqlens is not None:
+        ends, tokens = cu_seqlens.array, scores.shape[2]
+        assert ends[0] == 0 and ends[-1] == tokens and (np.diff(ends) >= 0).all()
+        document = np.searchsorted(ends, np.arange(tokens), "right")
+        scores = np.where(document[:, None] == document, scores, -np.inf)
     greatest = scores.max(-1, keepdims=True)
     exponents = np.exp(scores - greatest)
     total = exponents.sum(-1, keepdims=True)
@@ -246,9 +263,9 @@ def attention_fwd(
     inverse = out.scale_inv.copy() if out.is_fp8 else None
     if out.is_fp8:
         out.amax[...] = 0
-    q, k, v = _dequantized(_per_head(*_attention_arrays((q, k, v), layout)), (q, k, v))
-    p, statistics = _probabilities(q, k, scale, mask, bias)
-    stats.array[...] = statistics
+    q, k, v = _dequantized(_per_head(*(_attention_array(t, layout) for t in (q, k, v))), (q, k, v))
+    p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens)
+    _stats_array(stats, layout)[...] = statistics
     out.write(np.moveaxis(_rounded(p, s) @ v, 1, 2))
     if out.is_fp8:
         out.scale_inv[...] = inverse  # cuDNN writes none
@@ -256,15 +273,14 @@ def attention_fwd(
 
 def _store(target, values, layout):
     """Sums over the heads that share a key head; target may lie between others."""
-    b, s, heads, d = target.shape
+    lies = _attention_array(target, layout)
+    b, s, heads, d = lies.shape
     values = np.moveaxis(values.reshape(b, heads, -1, s, d).sum(2), 1, 2)
-    stride = heads * d * (3 if layout == QKVLayout.BS3HD else 1)
     if target.is_fp8:
         limit = GREATEST[target.dtype]
         target.amax[...] = np.maximum(target.amax, np.abs(values).max())
         values = np.clip(values * target.scale, -limit, limit)
-    lies = strided(target.data_ptr, (b * s, heads, d), stride, NUMPY[target.dtype])
-    lies[...] = values.reshape(b * s, heads, d).astype(lies.dtype)
+    lies[...] = values.astype(lies.dtype)
 
 
 def attention_bwd(
@@ -274,12 +290,16 @@ def attention_bwd(
     assert dropout == 0 and (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
     assert (s is None) == (dp is None) != q.is_fp8 == out.is_fp8 == dout.is_fp8 == dq.is_fp8
     targets = dq, dk, dv
-    q, k, v = _dequantized(_per_head(*_attention_arrays((q, k, v), layout)), (q, k, v))
-    p, statistics = _probabilities(q, k, scale, mask, bias)
+    q, k, v = _dequantized(_per_head(*(_attention_array(t, layout) for t in (q, k, v))), (q, k, v))
+    p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens)
     # fp8's rounding makes a difference where the backward of a forward in fp8 is not in fp8
-    assert np.allclose(stats.array, statistics, atol=0.3, equal_nan=True), "the statistics of another forward"
-    p = p * np.exp(statistics - stats.array)
-    out, dout = (np.moveaxis(x, 1, 2) for x in _dequantized([out.read(), dout.read()], (out, dout)))
+    kept = _stats_array(stats, layout)
+    assert np.allclose(kept, statistics, atol=0.3, equal_nan=True), "the statistics of another forward"
+    p = p * np.exp(statistics - kept)
+    out, dout = (
+        np.moveaxis(x.reshape(_bshd(x.shape, layout)), 1, 2)
+        for x in _dequantized([out.read(), dout.read()], (out, dout))
+    )
     ds = p * (dout @ np.swapaxes(v, 2, 3) - (out * dout).sum(-1, keepdims=True)) * np.float32(scale)
     ds, p = _rounded(ds, dp), _rounded(p, s)
     gradients = ds @ k, np.swapaxes(ds, 2, 3) @ q, np.swapaxes(p, 2, 3) @ dout

@@ -19,37 +19,50 @@ class DotProductAttention(BackendLayer):
         self.scale = kv_channels**-0.5
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
 
-    def begin_forward(self, sequence, masked, cached, is_first_microbatch=None):
+    def begin_forward(self, sequence, masked, cached, is_first_microbatch=None, packed=False):
         """What attention takes as quantizers, None where it is not in fp8. Call it before the first kernel.
 
-        sequence: tokens; masked: there is an attention mask; cached: keys of earlier tokens. Raises ValueError where
-        fp8_dpa is on and either is so, or the backend has no such attention.
+        sequence: tokens; masked: there is an attention mask; cached: keys of earlier tokens; packed: cu_seqlens.
+        Raises ValueError where two of them are so, and where fp8_dpa is on and one is, or the backend has no such
+        attention.
         """
+        others = {
+            "attention mask (padding)": masked,
+            "packed documents (cu_seqlens)": packed,
+            "key-value cache (generation)": cached,
+        }
+        what = [name for name, there in others.items() if there]
+        if packed and len(what) > 1:
+            raise ValueError(f"attention of {' and '.join(what)} at once: cu_seqlens tell alone which token sees which")
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
             return None
-        if masked or cached:
-            what = "attention mask (packed documents, padding)" if masked else "key-value cache (generation)"
-            raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
+        if what:
+            raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what[0]}; leave fp8_dpa out")
         # in training also without gradients: recompute's first forward
         backward = (self.training or paddle.is_grad_enabled()) and quantizers[0].forward_pass.recipe.fp8_dpa_bwd
         self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
         return quantizers
 
-    def forward(self, query_layer, key_layer, value_layer, attention_mask=None, is_first_microbatch=None):
+    def forward(
+        self, query_layer, key_layer, value_layer, attention_mask=None, is_first_microbatch=None, cu_seqlens=None
+    ):
         """query_layer [b, s, h, d], key_layer and value_layer [b, s_kv, h_kv, d] -> [b, s, h·d].
 
         attention_mask: additive, [b or 1, 1, s, s_kv], or None for causal. is_first_microbatch: matters in fp8 only.
+        cu_seqlens: int32 [documents + 1], where the documents in the b·s tokens begin and end (`ops.documents`):
+        attention is causal within each. Without a mask then, and as many keys as queries.
         """
         sequence, keys = query_layer.shape[1], key_layer.shape[1]
-        masked = attention_mask is not None
+        masked, packed = attention_mask is not None, cu_seqlens is not None
         return self.ops.dot_product_attention(
             query_layer,
             key_layer,
             value_layer,
             scale=self.scale,
             attention_mask=attention_mask,
-            quantizers=self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch),
+            cu_seqlens=cu_seqlens,
+            quantizers=self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch, packed),
         )
 
 
@@ -124,6 +137,7 @@ class MultiHeadAttention(BackendLayer):
         is_first_microbatch=None,
         past_key_value=None,
         use_cache=False,
+        cu_seqlens=None,
     ):
         """x: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape.
 
@@ -131,6 +145,8 @@ class MultiHeadAttention(BackendLayer):
         recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
         past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
         use_cache: return (output, (k, v)) with x's keys and values appended.
+        cu_seqlens: of packed documents, as DotProductAttention's; with angles of their own positions where those
+        restart.
         Raises ValueError without angles, and for flat x that is no whole number of sequences.
         """
         if rotary_pos_emb is None:
@@ -138,9 +154,11 @@ class MultiHeadAttention(BackendLayer):
         layers = self._sub_layers  # see layers.linear._Layer
         with_cache = past_key_value is not None or use_cache
         sequence, masked = self._sequence_length(x), attention_mask is not None
-        quantizers = layers["core_attention"].begin_forward(sequence, masked, with_cache, is_first_microbatch)
+        quantizers = layers["core_attention"].begin_forward(
+            sequence, masked, with_cache, is_first_microbatch, cu_seqlens is not None
+        )
         if not (with_cache or masked or recompute_core_attention) and self._is_whole(layers):
-            return self._forward_at_once(layers, x, rotary_pos_emb, quantizers, is_first_microbatch)
+            return self._forward_at_once(layers, x, rotary_pos_emb, cu_seqlens, quantizers, is_first_microbatch)
         qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
         flat = qkv.ndim == 2
         if flat:
@@ -148,9 +166,9 @@ class MultiHeadAttention(BackendLayer):
         if with_cache:
             context, key_value = self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, past_key_value)
         elif recompute_core_attention and self.training:
-            context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask, quantizers)
+            context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
         else:
-            context = self._attend(qkv, rotary_pos_emb, attention_mask, quantizers)
+            context = self._attend(qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
         if flat:
             context = context.reshape([-1, context.shape[-1]])
         out = layers["proj"](context, residual, is_first_microbatch)
@@ -171,7 +189,7 @@ class MultiHeadAttention(BackendLayer):
         hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks
         return type(qkv) is LayerNormLinear and type(proj) is Linear and not hooks
 
-    def _forward_at_once(self, layers, x, rotary_pos_emb, attention_quantizers, is_first_microbatch):
+    def _forward_at_once(self, layers, x, rotary_pos_emb, cu_seqlens, attention_quantizers, is_first_microbatch):
         """Training's case, for which backends have one operation."""
         qkv, proj = layers["layernorm_qkv"], layers["proj"]
         (of_qkv,) = qkv.fp8.begin_forward(qkv.training, is_first_microbatch) or (None,)
@@ -186,6 +204,7 @@ class MultiHeadAttention(BackendLayer):
             self.num_heads,
             self.num_kv_heads,
             scale=self.scale,
+            cu_seqlens=cu_seqlens,
             max_sequence_length=self.max_sequence_length,
             tp=qkv.tp,
             quantizers=(of_qkv, of_proj),
@@ -193,12 +212,12 @@ class MultiHeadAttention(BackendLayer):
             fuse_wgrad_accumulation=qkv.fuse_wgrad_accumulation,
         )
 
-    def _attend(self, qkv, rotary_pos_emb, attention_mask, quantizers):
+    def _attend(self, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers):
         """Rotation and attention, for which backends have one operation where there is no mask."""
         if attention_mask is not None:
             return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
-        heads = self.num_heads, self.num_kv_heads
-        return self.ops.rotary_attention(qkv, rotary_pos_emb, *heads, scale=self.scale, quantizers=quantizers)
+        heads, how = (self.num_heads, self.num_kv_heads), dict(cu_seqlens=cu_seqlens, quantizers=quantizers)
+        return self.ops.rotary_attention(qkv, rotary_pos_emb, *heads, scale=self.scale, **how)
 
     def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
         """(context, (k, v) of all tokens so far)."""

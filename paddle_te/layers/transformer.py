@@ -64,6 +64,7 @@ class TransformerLayer(nn.Layer):
         is_first_microbatch=None,
         past_key_value=None,
         use_cache=False,
+        cu_seqlens=None,
     ):
         """hidden_states: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape and dtype.
 
@@ -73,6 +74,7 @@ class TransformerLayer(nn.Layer):
         is_first_microbatch: True quantizes the weights and keeps their fp8 copies, False uses the kept ones, None
         keeps nothing. Matters under `fp8_autocast` only.
         past_key_value, use_cache: as MultiHeadAttention's; with use_cache the result is (output, (k, v)).
+        cu_seqlens: int32 [documents + 1], where packed documents begin and end, as DotProductAttention's.
         """
         layers = self._sub_layers  # see layers.linear._Layer
         out = layers["self_attention"](
@@ -83,6 +85,7 @@ class TransformerLayer(nn.Layer):
             is_first_microbatch,
             past_key_value,
             use_cache,
+            cu_seqlens,
         )
         if not use_cache:
             return layers["layernorm_mlp"](out, is_first_microbatch)

@@ -52,7 +52,8 @@ enum TensorParam { kRowwiseData, kColumnwiseData, kScale, kAmax, kRowwiseScaleIn
 constexpr int kPerTensorScaling = 0;  // NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors
 constexpr int kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
 enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
-constexpr int kFormatBSHD = 1, kFormatNotSet = 8;
+constexpr int kFormatBSHD = 1, kFormatTHD = 2, kFormatNotSet = 8;
+constexpr int kLayoutT3HD = 10, kLayoutTHD = 14;  // the first and the last of the layouts of THD
 constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
 constexpr int kNoBias = 0, kPostScaleBias = 2;
 
@@ -767,27 +768,40 @@ static NVTETensorPack aux_pack(const Tensor& stats, const Tensor& rng_state, con
   return pack;
 }
 
-static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask, const Tensor* bias,
-                         int64_t flags) {
+static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask,
+                         const Tensor* cu_seqlens, const Tensor* bias, int64_t flags) {
   const size_t *qs = q.data.shape.data, *ks = k.data.shape.data;
   auto i = [](size_t v) { return static_cast<int64_t>(v); };
   if (bias) flags += 4 + 8 * (bias->data.shape.data[0] > 1) + 16 * (bias->data.shape.data[1] > 1);
-  return {entry, i(qs[0]), i(qs[1]), i(qs[2]), i(qs[3]), i(ks[1]), i(ks[2]), q.data.dtype, layout, mask, flags};
+  const int64_t documents = cu_seqlens ? i(cu_seqlens->numel()) : 0;
+  return {entry,    i(qs[0]),     i(qs[1]), i(qs[2]), i(qs[3]),  i(ks[1]),
+          i(ks[2]), q.data.dtype, layout,   mask,     documents, flags};
 }
+
+// Whether sequences of any lengths lie one after another, and q, k and v are [tokens, h, d]; cu_seqlens say where.
+static bool is_thd(int layout) { return kLayoutT3HD <= layout && layout <= kLayoutTHD; }
+
+// No sequence is longer: TE wants to know it.
+static size_t max_seqlen(const Tensor& tensor, int layout) { return tensor.data.shape.data[is_thd(layout) ? 0 : 1]; }
 
 // What TE and cuDNN take on trust. same_size: pairs of tensors that must have as many elements.
 static void check_attention(const char* name, Named named, const Tensor& q, const Tensor& k, const Tensor& v,
                             std::initializer_list<std::pair<const Tensor*, const Tensor*>> same_size,
-                            const Tensor& stats, int mask, float dropout, const Tensor* rng_state,
+                            const Tensor& stats, int layout, int mask, float dropout, const Tensor* rng_state,
                             const Tensor* cu_seqlens, const Tensor* bias) {
   auto refuse = [&](const char* text) { raise(describe(std::string(name) + ": " + text, named)); };
+  const bool padded = mask == kPaddingMask || mask == kPaddingCausalMask;
   for (auto tensor : {&q, &k, &v})
-    if (tensor->data.shape.ndim != 4) refuse("q, k and v must be [b, s, h, d]");
+    if (tensor->data.shape.ndim != (is_thd(layout) ? 3 : 4))
+      refuse("q, k and v must be [b, s, h, d], and with a layout of THD [tokens, h, d]");
+  if (is_thd(layout) && !padded) refuse("a layout of THD needs a padding mask");
   for (auto& [left, right] : same_size)
     if (left->numel() != right->numel()) refuse("shapes do not fit");
-  if (stats.numel() * q.cols() != q.numel()) refuse("stats must be [b, h, s, 1]");
+  if (stats.numel() * q.cols() != q.numel()) refuse("stats must be [b, h, s, 1], and with THD [tokens, h, 1]");
   if (dropout > 0 && !rng_state) refuse("dropout needs rng_state");
-  if ((mask == kPaddingMask || mask == kPaddingCausalMask) && !cu_seqlens) refuse("a padding mask needs cu_seqlens");
+  if (padded && !cu_seqlens) refuse("a padding mask needs cu_seqlens");
+  if (cu_seqlens && (cu_seqlens->data.dtype != kInt32 || cu_seqlens->data.shape.ndim != 1 || cu_seqlens->numel() < 2))
+    refuse("cu_seqlens must be int32 [sequences + 1]");
   if (bias) {
     const size_t *s = bias->data.shape.data, *qs = q.data.shape.data;
     auto one_or = [](size_t size, size_t full) { return size == 1 || size == full; };
@@ -815,11 +829,13 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
       refuse("fp8 needs s, in backward dp as well, with scale, amax and scale_inv; other dtypes take none");
 }
 
-// Only what cannot be derived is a parameter: plain softmax, causal masks aligned to the top left.
+// Only what cannot be derived is a parameter: plain softmax, causal masks aligned to the top left. With THD there is
+// nothing between the sequences: where they lie in memory ("padded") follows from their lengths.
 #define SET_ATTENTION(kind)                                                                              \
   params.tensor(k##kind##CuSeqlensQ, or_empty(cu_seqlens));                                              \
   params.tensor(k##kind##CuSeqlensKV, or_empty(cu_seqlens));                                             \
-  params.no_tensors({k##kind##CuSeqlensQPadded, k##kind##CuSeqlensKVPadded});                            \
+  params.tensor(k##kind##CuSeqlensQPadded, is_thd(layout) ? *cu_seqlens : empty_tensor());               \
+  params.tensor(k##kind##CuSeqlensKVPadded, is_thd(layout) ? *cu_seqlens : empty_tensor());              \
   params.tensor(k##kind##S, or_empty(s));                                                                \
   params.set<uint8_t>(k##kind##CudaGraph, 0);                                                            \
   params.set<int32_t>(k##kind##Mask, mask);                                                              \
@@ -831,10 +847,10 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
   params.set<float>(k##kind##Dropout, dropout);                                                          \
   params.set<float>(k##kind##Scale, scale);                                                              \
   params.set<int32_t>(k##kind##QKVLayout, layout);                                                       \
-  params.set<int32_t>(k##kind##OFormat, kFormatBSHD);                                                    \
+  params.set<int32_t>(k##kind##OFormat, is_thd(layout) ? kFormatTHD : kFormatBSHD);                      \
   params.set<int32_t>(k##kind##ScaleInvFormat, kFormatNotSet);                                           \
-  params.set<size_t>(k##kind##MaxSeqlenQ, q.data.shape.data[1]);                                         \
-  params.set<size_t>(k##kind##MaxSeqlenKV, k.data.shape.data[1]);                                        \
+  params.set<size_t>(k##kind##MaxSeqlenQ, max_seqlen(q, layout));                                        \
+  params.set<size_t>(k##kind##MaxSeqlenKV, max_seqlen(k, layout));                                       \
   params.set<cudaStream_t>(k##kind##Stream, stream.handle)
 
 static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& stats,
@@ -843,7 +859,8 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
   const char* name = "nvte_fused_attn_fwd_v2";
   Named named = {{"q", &q},      {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens},
                  {"bias", bias}, {"s", s}};
-  check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, mask, dropout, rng_state, cu_seqlens, bias);
+  check_attention(name, named, q, k, v, {{&out, &q}, {&k, &v}}, stats, layout, mask, dropout, rng_state, cu_seqlens,
+                  bias);
   check_fp8_attention(name, named, {&q, &k, &v}, {&out}, {s});
   call(name, named, [&] {
     NVTETensorPack aux = aux_pack(stats, or_empty(rng_state), bias);
@@ -860,7 +877,7 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.set<NVTETensorPack*>(kFwdAux, &aux);
     params.set<uint8_t>(kFwdIsTraining, is_training);
     params.set<uint8_t>(kFwdReturnMaxLogit, 0);
-    Key key = attention_key(kAttentionFwd, q, k, layout, mask, bias, is_training + 2 * (dropout > 0));
+    Key key = attention_key(kAttentionFwd, q, k, layout, mask, cu_seqlens, bias, is_training + 2 * (dropout > 0));
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kFwdWorkspace, workspace);
       nvte_fused_attn_fwd_v2(params);
@@ -878,7 +895,7 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
                  {"stats", &stats}, {"dq", &dq},      {"dk", &dk}, {"dv", &dv},   {"cu_seqlens", cu_seqlens},
                  {"bias", bias},    {"dbias", dbias}, {"s", s},    {"dp", dp}};
   check_attention(name, named, q, k, v, {{&out, &q}, {&dout, &q}, {&dq, &q}, {&k, &v}, {&dk, &k}, {&dv, &v}}, stats,
-                  mask, dropout, rng_state, cu_seqlens, bias);
+                  layout, mask, dropout, rng_state, cu_seqlens, bias);
   if (bias && (!dbias || dbias->numel() != bias->numel()))
     raise(describe(std::string(name) + ": a bias needs dbias, of its shape", named));
   check_fp8_attention(name, named, {&q, &k, &v, &out, &dout}, {&dq, &dk, &dv}, {s, dp});
@@ -900,11 +917,11 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.no_tensors({kBwdDSoftmaxOffset});
     params.set<NVTETensorPack*>(kBwdAux, &aux);
     params.set<uint8_t>(kBwdDeterministic, deterministic);
-    params.set<int32_t>(kBwdDOFormat, kFormatBSHD);
+    params.set<int32_t>(kBwdDOFormat, is_thd(layout) ? kFormatTHD : kFormatBSHD);
     params.set<int32_t>(kBwdDQKVLayout, layout);
     params.set<int32_t>(kBwdDOScaleInvFormat, kFormatNotSet);
     const int64_t flags = deterministic + 2 * (dropout > 0) + 32 * dout.data.dtype;
-    Key key = attention_key(kAttentionBwd, q, k, layout, mask, bias, flags);
+    Key key = attention_key(kAttentionBwd, q, k, layout, mask, cu_seqlens, bias, flags);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kBwdWorkspace, workspace);
       nvte_fused_attn_bwd_v2(params);
@@ -1038,7 +1055,9 @@ accumulate: adds to D (a residual, or a float32 main gradient). split_accumulato
       "bias"_a = nullptr, "s"_a = nullptr,
       R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask + bias)·v. q: [b, s, h, d]; k, v: [b, keys, kv heads, d], at the
 addresses that `layout` (types.QKVLayout) implies. stats: float32 [b, h, s, 1], kept for backward. mask: types.Mask; the padding
-masks need cu_seqlens, int32 [b + 1]. dropout needs rng_state, int64 [2]: seed, offset. bias: [b or 1, h or 1, s,
+masks need cu_seqlens, int32 [b + 1]. The layouts of THD have sequences of any lengths one after another: q and out are
+[tokens, h, d], k and v [tokens, kv heads, d], stats [tokens, h, 1], and cu_seqlens (with a padding mask) end with tokens.
+dropout needs rng_state, int64 [2]: seed, offset. bias: [b or 1, h or 1, s,
 keys], in q's dtype; cuDNN takes none with a padding mask. In fp8 (q, k, v and out): s has scale, amax and scale_inv of
 the softmax, and no data; out's scale_inv is not written.)");
   define(

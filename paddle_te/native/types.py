@@ -17,10 +17,12 @@ class DType(IntEnum):
 
 
 class QKVLayout(IntEnum):
-    """`NVTE_QKV_Layout` (fused_attn.h). b batch, s sequence, h heads, d head size."""
+    """`NVTE_QKV_Layout` (fused_attn.h). b batch, s sequence, t tokens of all sequences, h heads, d head size."""
 
     BS3HD = 5  # one buffer [b, s, 3, h, d]
     BSHD_BSHD_BSHD = 9  # three buffers [b, s, h, d]
+    T3HD = 10  # one buffer [t, 3, h, d]; cu_seqlens say where sequences begin
+    THD_THD_THD = 14  # three buffers [t, h, d]
 
 
 class Mask(IntEnum):

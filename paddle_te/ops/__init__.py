@@ -19,11 +19,12 @@ activations' own precision.
 | parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
-| dot_product_attention(q, k, v, scale, attention_mask, quantizers) | [b, s, heads·d] |
-| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, quantizers) | the same of the two, in one operation |
+| dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, quantizers) | [b, s, heads·d] |
+| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, quantizers) | the same of the two, in one |
 | self_attention(x, ln_weight, qkv_weight, freqs, proj_weight, eps, num_heads, num_kv_heads, …) | x's shape; see below |
 | amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
+| check_packed_attention() | None; raises where attention takes no cu_seqlens, saying why |
 
 parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss is float32, 0 for ignore_index.
 cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without
@@ -31,8 +32,12 @@ cross_entropy takes and gives the same, but that the logits are lost and no grad
 
 Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, as many keys as queries.
 
+Attention with cu_seqlens is among the tokens of a document, and causal there. They are int32 [documents + 1]: where the
+documents begin and end in the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them).
+Then there is no mask, no quantizers and no cache.
+
 self_attention is layernorm_linear, rotary_attention and linear with the residual, in one. It also takes scale,
-max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two GEMMs), attention_quantizers and
+cu_seqlens, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two GEMMs), attention_quantizers and
 fuse_wgrad_accumulation.
 
 freqs are angles [s, d], or [b, s, d] for sequences with positions of their own; there may be more keys than queries (a

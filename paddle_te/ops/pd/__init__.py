@@ -4,7 +4,13 @@ Interface, shapes and dtypes: `paddle_te.ops`.
 """
 
 from paddle_te.fp8 import amax_and_scale_update
-from paddle_te.ops.pd.attention import check_fp8_attention, dot_product_attention, rotary_attention, rotary_qkv
+from paddle_te.ops.pd.attention import (
+    check_fp8_attention,
+    check_packed_attention,
+    dot_product_attention,
+    rotary_attention,
+    rotary_qkv,
+)
 from paddle_te.ops.pd.cross_entropy import cross_entropy, parallel_cross_entropy
 from paddle_te.ops.pd.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
 from paddle_te.ops.pd.self_attention import self_attention
@@ -14,6 +20,7 @@ __all__ = [
     "accumulate_wgrad",
     "check",
     "check_fp8_attention",
+    "check_packed_attention",
     "cross_entropy",
     "dot_product_attention",
     "layernorm_linear",

@@ -15,6 +15,7 @@ def self_attention(
     num_kv_heads,
     *,
     scale,
+    cu_seqlens=None,
     max_sequence_length=None,
     tp=None,
     quantizers=(None, None),
@@ -28,7 +29,9 @@ def self_attention(
     flat = qkv.ndim == 2
     if flat:
         qkv = qkv.reshape([-1, max_sequence_length, qkv.shape[-1]])
-    context = rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale=scale, quantizers=attention_quantizers)
+    context = rotary_attention(
+        qkv, freqs, num_heads, num_kv_heads, scale=scale, cu_seqlens=cu_seqlens, quantizers=attention_quantizers
+    )
     if flat:
         context = context.reshape([-1, context.shape[-1]])
     row = None if tp is None else "row"

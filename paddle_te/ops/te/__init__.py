@@ -4,7 +4,12 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 """
 
 from paddle_te import native
-from paddle_te.ops.te.attention import dot_product_attention, rotary_attention, rotary_qkv
+from paddle_te.ops.te.attention import (
+    check_packed_attention,
+    dot_product_attention,
+    rotary_attention,
+    rotary_qkv,
+)
 from paddle_te.ops.te.cross_entropy import cross_entropy, parallel_cross_entropy
 from paddle_te.ops.te.float8_attention import check_fp8_attention
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
@@ -16,6 +21,7 @@ __all__ = [
     "accumulate_wgrad",
     "check",
     "check_fp8_attention",
+    "check_packed_attention",
     "cross_entropy",
     "dot_product_attention",
     "layernorm_linear",

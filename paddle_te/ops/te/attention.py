@@ -13,14 +13,17 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
+from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
 from paddle_te.ops.te.recording import Op, Placeholder
-from paddle_te.ops.te.runtime import DTYPES, FLOAT32, check_tensor, dense, dtype_code, needs_grad
+from paddle_te.ops.te.runtime import DTYPES, FLOAT32, INT32, check_tensor, dense, dtype_code, needs_grad
 
 ANGLES = {paddle.float32: FLOAT32}
 PADDLE_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
+# q, k and v in three buffers, and in one: of sequences of one length, and of documents (TE's THD)
 SEPARATE, PACKED = int(QKVLayout.BSHD_BSHD_BSHD), int(QKVLayout.BS3HD)
+THD_SEPARATE, THD_PACKED = int(QKVLayout.THD_THD_THD), int(QKVLayout.T3HD)
 HIDDEN = -3e4  # added to the score of a token that is not to be seen; finite in float16 too: a row of -inf is NaN
 # Keys are rounded up to this where there is a mask: cuDNN plans anew for each number of them, which takes longer than
 # computing behind a growing cache, and rows of the mask are aligned.
@@ -30,28 +33,35 @@ KEY_MULTIPLE = 64
 class _Heads:
     """Sizes of one attention: q [b, s, h, d]; k and v [b, keys, h_kv, d]; code: their dtype for TE.
 
+    of_documents: attention among the tokens of a document, which cu_seqlens tell; TE then counts the tokens of all
+    sequences in one, [t, h, d]. out: the output's shape.
     width: of q, k and v of one token, side by side. packed: whether they may lie so for cuDNN, which through TE takes
-    equal heads only; else q, k and v come one after another. layout: TE's name for that.
-    starts: {layout: elements before k and before v}.
+    equal heads only; else q, k and v come one after another. layout: TE's name for that; separate: its name for three
+    tensors. starts: {layout: elements before k and before v}.
     rope: what rope's kernels take; positions: rows of the angles, s, or b·s where each sequence has its own.
     """
 
     __slots__ = (
-        "q", "kv", "stats", "tokens", "rope", "dtype", "code", "width", "packed", "layout",
+        "q", "kv", "stats", "out", "tokens", "rope", "dtype", "code", "width", "packed", "layout", "separate",
         "starts", "stats_bytes", "_stats_at", "_bytes",
     )  # fmt: skip
 
-    def __init__(self, b, s, h, h_kv, d, code, keys, positions):
+    def __init__(self, b, s, h, h_kv, d, code, keys, positions, of_documents=False):
         if not b * s * keys or h % h_kv:
             sizes = f"{b} sequences of {s} tokens and {keys} keys, {h} heads and {h_kv} key-value heads"
             raise ValueError(f"attention of {sizes}: there must be tokens, and the latter must divide the former")
-        self.q, self.kv, self.stats, self.tokens = (b, s, h, d), (b, keys, h_kv, d), (b, h, s, 1), b * s
+        self.tokens, self.out = b * s, [b, s, h * d]
+        if of_documents:
+            self.q, self.kv, self.stats = (b * s, h, d), (b * s, h_kv, d), (b * s, h, 1)
+        else:
+            self.q, self.kv, self.stats = (b, s, h, d), (b, keys, h_kv, d), (b, h, s, 1)
         self.rope = self.tokens, positions, h, h_kv, d, code
         self.dtype, self.code, self.width = PADDLE_DTYPES[code], code, (h + 2 * h_kv) * d
         self.packed = self.q == self.kv
-        self.layout = PACKED if self.packed else SEPARATE
+        in_one, self.separate = (THD_PACKED, THD_SEPARATE) if of_documents else (PACKED, SEPARATE)
+        self.layout = in_one if self.packed else self.separate
         to_k, to_v = h * d, (h + h_kv) * d
-        self.starts = {PACKED: (to_k, to_v), SEPARATE: (to_k * self.tokens, to_v * self.tokens)}
+        self.starts = {in_one: (to_k, to_v), self.separate: (to_k * self.tokens, to_v * self.tokens)}
         self.stats_bytes = 4 * self.tokens * h
         self._stats_at = -(-2 * self.tokens * self.width // 256) * 256
         self._bytes = self._stats_at + self.stats_bytes
@@ -94,6 +104,10 @@ class _Causal:
 
     mask = int(Mask.CAUSAL)
 
+    def cu_seqlens(self, rt):
+        """What both take as cu_seqlens."""
+        return None
+
     def bias(self, rt):
         """What attention_fwd takes as bias."""
         return None
@@ -103,7 +117,19 @@ class _Causal:
         return None, None
 
 
-class _Bias:
+class _Documents(_Causal):
+    """What a token sees: those before it in its document. boundaries: int32 [documents + 1], see `ops`."""
+
+    mask = int(Mask.PADDING_CAUSAL)
+
+    def __init__(self, boundaries):
+        self.boundaries = boundaries
+
+    def cu_seqlens(self, rt):
+        return rt.tensor(self.boundaries.data_ptr(), tuple(self.boundaries.shape), INT32)
+
+
+class _Bias(_Causal):
     """What a token sees: where 0 and not HIDDEN is added to its scores. scores: [b or 1, 1, s, keys]."""
 
     mask = int(Mask.NONE)
@@ -129,12 +155,12 @@ _sizes = lru_cache(maxsize=64)(_Heads)  # a model has one, its layers' launches 
 
 
 def _attend(rt, heads, qkv, stats, scale, layout, train, seen=CAUSAL):
-    """out [b, s, h·d] from native q, k, v; fills the native softmax statistics, float32 [b, h, s, 1]."""
-    b, s, h, d = heads.q
-    out = rt.empty([b, s, h * d], heads.dtype)
+    """out [b, s, h·d] from native q, k, v; fills the native softmax statistics, float32 [b, h, s, 1] or [t, h, 1]."""
+    out = rt.empty(heads.out, heads.dtype)
     views = *qkv, heads.q_view(rt, out), stats
-    # no dropout, no random state, no cu_seqlens; by position: keywords take as long as the call itself
-    rt.te.attention_fwd(*views, scale, layout, seen.mask, train, rt.stream, 0.0, None, None, seen.bias(rt))
+    # no dropout, no random state; by position: keywords take as long as the call itself
+    options = scale, layout, seen.mask, train, rt.stream, 0.0, None
+    rt.te.attention_fwd(*views, *options, seen.cu_seqlens(rt), seen.bias(rt))
     return out
 
 
@@ -153,7 +179,7 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen
         0.0,
         deterministic(),
         None,
-        None,
+        seen.cu_seqlens(rt),
         *seen.bias_and_gradient(rt),
     )
 
@@ -191,9 +217,9 @@ class _DotProductAttention(PyLayer):
         memory = rt.empty(list(heads.stats), paddle.float32)
         stats = rt.tensor(memory.data_ptr(), heads.stats, FLOAT32)
         if quantizers is None:
-            out = _attend(rt, heads, views, stats, scale, SEPARATE, train, seen)
+            out = _attend(rt, heads, views, stats, scale, heads.separate, train, seen)
         else:
-            out = Float8Attention(rt, heads, SEPARATE, scale, quantizers, stats).forward(rt, views, train)
+            out = Float8Attention(rt, heads, heads.separate, scale, quantizers, stats).forward(rt, views, train)
         if train:
             # detached: with its graph the output would keep this ctx, and itself, alive
             ctx.saved = q, k, v, memory, views, out.detach(), stats, scale, heads, seen, quantizers
@@ -205,7 +231,7 @@ class _DotProductAttention(PyLayer):
         (q, k, v, _memory, views, out, stats, scale, heads, seen, quantizers), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
         grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
-        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, SEPARATE, seen)
+        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, heads.separate, seen)
         _backward_done(quantizers)
         pairs = (q, dq), (k, dk), (v, dv)
         return tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
@@ -261,6 +287,7 @@ class _SavedAttention:
     heads: _Heads
     qkv: Placeholder
     freqs: Placeholder
+    seen: _Causal
     scale: float
     in_fp8: Float8Attention | None = None
     in_16_bits: _In16Bits | None = None
@@ -270,13 +297,14 @@ def _rotary_attention_forward(rt, inputs, settings):
     return rotary_attention_forward(rt, *inputs.tensors, inputs.quantizers, inputs.train, settings)
 
 
-def rotary_attention_forward(rt, qkv, freqs, quantizers, train, settings):
+def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, quantizers, train, settings):
     """(out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
 
-    quantizers: attention's three, or none. settings: AttentionSettings.
+    cu_seqlens: of documents, or None. quantizers: attention's three, or none. settings: AttentionSettings.
     """
-    heads, scale = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads), settings.scale
-    saved = _SavedAttention(heads, qkv, freqs, scale)
+    scale, seen = settings.scale, CAUSAL if cu_seqlens is None else _Documents(cu_seqlens)
+    heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
+    saved = _SavedAttention(heads, qkv, freqs, seen, scale)
     if settings.backward_in_fp8:
         memory = heads.new_buffer(rt)
     else:
@@ -290,13 +318,13 @@ def rotary_attention_forward(rt, qkv, freqs, quantizers, train, settings):
     if quantizers:
         out = Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, (whole,), train)
     else:
-        out = _attend(rt, heads, views, stats, scale, heads.layout, train)
+        out = _attend(rt, heads, views, stats, scale, heads.layout, train, seen)
     saved.in_16_bits = _In16Bits(views, out, stats)
     return out, saved
 
 
 def rotary_attention_backward(rt, saved, dout):
-    """(dqkv, None for the angles)."""
+    """(dqkv, None for the angles, None for the documents)."""
     heads, attention = saved.heads, saved.in_16_bits
     dqkv = rt.empty(saved.qkv.shape, heads.dtype)
     buffer = dqkv if heads.packed else heads.new_buffer(rt)
@@ -305,9 +333,9 @@ def rotary_attention_backward(rt, saved, dout):
         saved.in_fp8.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
     else:
         of_forward = attention.qkv, attention.out, attention.stats
-        _attend_backward(rt, heads, *of_forward, dout, grads, saved.scale, heads.layout)
+        _attend_backward(rt, heads, *of_forward, dout, grads, saved.scale, heads.layout, saved.seen)
     _rotate_back(rt, heads, grads, dqkv, saved.freqs)
-    return dqkv, None
+    return dqkv, None, None
 
 
 _ROTARY_ATTENTION = Op(_rotary_attention_forward, rotary_attention_backward)
@@ -320,7 +348,7 @@ class _Float8DotProductAttention(PyLayer):
     def forward(ctx, q, k, v, scale, heads, seen, train, quantizers):
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
-        attention = Float8Attention(rt, heads, SEPARATE, scale, quantizers)
+        attention = Float8Attention(rt, heads, heads.separate, scale, quantizers)
         out = attention.forward(rt, views, train)
         if train:
             ctx.saved = attention, [not tensor.stop_gradient for tensor in (q, k, v)]
@@ -338,7 +366,7 @@ class _Float8DotProductAttention(PyLayer):
         return tuple(grad if needed else None for grad, needed in zip((dq, dk, dv), needs, strict=True))
 
 
-def _heads_of(qkv, freqs, num_heads, num_kv_heads):
+def _heads_of(qkv, freqs, num_heads, num_kv_heads, cu_seqlens=None):
     code = dtype_code("qkv", qkv)
     dtype_code("rotary_pos_emb", freqs, ANGLES)
     (b, s, width), angles = qkv.shape, freqs.shape
@@ -349,7 +377,8 @@ def _heads_of(qkv, freqs, num_heads, num_kv_heads):
     if rest or angles[-1] != d:
         heads = f"{num_heads} heads and {num_kv_heads} key-value heads"
         raise ValueError(f"angles {list(angles)} for {heads}, {width} numbers wide in all: head sizes differ")
-    return _sizes(b, s, num_heads, num_kv_heads, d, code, s, b * s if own else s)
+    check_cu_seqlens(cu_seqlens)
+    return _sizes(b, s, num_heads, num_kv_heads, d, code, s, b * s if own else s, cu_seqlens is not None)
 
 
 def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
@@ -362,17 +391,18 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     return _RotaryQKV.apply(dense(qkv), dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads))
 
 
-def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, quantizers=None):
+def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, quantizers=None):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
     settings = AttentionSettings.of(num_heads, num_kv_heads, scale, quantizers)
-    return autograd.apply(_ROTARY_ATTENTION, (qkv, freqs), settings, quantizers=quantizers or ())
+    return autograd.apply(_ROTARY_ATTENTION, (qkv, freqs, cu_seqlens), settings, quantizers=quantizers or ())
 
 
-def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=None):
+def dot_product_attention(q, k, v, *, scale, attention_mask=None, cu_seqlens=None, quantizers=None):
     """softmax(q·kᵀ·scale + mask)·v per head through cuDNN's fused attention.
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
-    None is causal, the last query seeing all keys. Returns [b, s, h·d].
+    None is causal, the last query seeing all keys, or among the tokens of a document with cu_seqlens (see `ops`).
+    Returns [b, s, h·d].
     What a mask becomes is kept on it for the next layers: one that changes in place must do so by an operation that
     Paddle counts (`inplace_version`; set_value and copy_ are none). It gets no gradient: ValueError if it wants one.
     Raises TypeError and ValueError for tensors that do not fit each other.
@@ -381,15 +411,18 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None, quantizers=Non
     """
     (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
     code = dtype_code("query_layer", q)
+    check_cu_seqlens(cu_seqlens)
     for name, tensor in ("key_layer", k), ("value_layer", v):
-        check_tensor(name, tensor, [b, keys, h_kv, d], q.dtype)
-    if quantizers is not None or attention_mask is None and keys == s:
+        check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, d], q.dtype)
+    if cu_seqlens is not None:
+        seen = _Documents(cu_seqlens)
+    elif quantizers is not None or attention_mask is None and keys == s:
         seen = CAUSAL
     else:
         padding = -keys % KEY_MULTIPLE
         seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
-    heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s)
+    heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None)
     layer = _Float8DotProductAttention if has_fp8_backward(quantizers) else _DotProductAttention
     return layer.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v), quantizers)
 
@@ -420,3 +453,17 @@ def _scores(mask, s, keys, padding, dtype):
         scores = dense(scores)
         mask._paddle_te_scores = made_of, scores
     return scores
+
+
+def check_packed_attention():
+    """Raises ValueError where cuDNN has no attention over documents (TE's THD layouts) as it is called here.
+
+    As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp; on compute capability 12 TE lays out the
+    softmax statistics otherwise (fused_attn_f16_arbitrary_seqlen.cu).
+    """
+    capability = runtime.current().stream.capability
+    if not (9, 0) <= capability < (12, 0):
+        raise ValueError(
+            "backend transformer_engine: attention over packed documents needs a GPU of compute capability 9.0 to 11, "
+            "not {}.{}; leave the packing out, or take backend paddle".format(*capability)
+        )

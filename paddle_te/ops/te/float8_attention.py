@@ -76,8 +76,7 @@ class Float8Attention:
         te.attention_fwd(*tensors, *options, self.softmax)
         _, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
         _raise_amaxes(rt, self.amaxes, softmax, of_out)
-        b, s, h, d = heads.q
-        out = rt.empty([b, s, h * d], heads.dtype)
+        out = rt.empty(heads.out, heads.dtype)
         te.dequantize(self.out, heads.q_view(rt, out), rt.stream)
         return out
 

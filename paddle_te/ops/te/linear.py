@@ -298,7 +298,7 @@ def linear_forward(rt, x, weight, residual, quantizers, tp, train, parallel_mode
 
 
 def linear_backward(rt, saved, dy):
-    """(dx, dW), with a residual its gradient as well."""
+    """(dx, dW, the residual's gradient)."""
     x, operand, code, residual = saved.x, saved.operand, saved.code, saved.residual
     fp8 = saved.quantizers is not None
     gather = saved.row if saved.row is not None and saved.row.sequence_parallel else None
@@ -311,7 +311,7 @@ def linear_backward(rt, saved, dy):
             dx = saved.column.reduce_output(dx)
     operands = (operand, grad) if saved.transpose_y else (grad, operand)
     dw = _wgrad(rt, *operands, saved.weight, code, fp8)
-    return (dx, dw) if residual is None else (dx, dw, None if residual.stop_gradient else dy)
+    return dx, dw, None if residual is None or residual.stop_gradient else dy
 
 
 @dataclass(slots=True)

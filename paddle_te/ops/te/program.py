@@ -114,6 +114,8 @@ class Program:
             for weight, add in zip(self._fused, accumulate, strict=True):
                 weight.accumulate = add
             gradients, calls, allocated = self._recorder.record(rt, self._op.backward, self._saved, *self._grads)
+            pairs = zip(self.inputs.tensors, gradients, strict=True)
+            gradients = [gradient for tensor, gradient in pairs if tensor is not None]  # as Paddle counts them
             results = {gradient.index for gradient in gradients if gradient is not None}
             used = results.union(*[call.indices for call in calls])
             found = self._backwards[rt, accumulate] = _Backward(

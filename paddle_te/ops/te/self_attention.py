@@ -33,7 +33,7 @@ class _Saved:
 
 
 def _forward(rt, inputs, settings):
-    x, ln_weight, qkv_weight, freqs, proj_weight = inputs.tensors
+    x, ln_weight, qkv_weight, freqs, proj_weight, cu_seqlens = inputs.tensors
     of_qkv, of_proj, *of_attention = inputs.quantizers
     tp, train, s = inputs.tp, inputs.train, settings.sequence
     (qkv, residual), saved_qkv = layernorm_linear_forward(rt, x, ln_weight, qkv_weight, of_qkv, tp, train, settings.eps)
@@ -41,7 +41,7 @@ def _forward(rt, inputs, settings):
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
     context, saved_attention = rotary_attention_forward(
-        rt, whole, freqs, of_attention, train and not frozen, settings.attention
+        rt, whole, freqs, cu_seqlens, of_attention, train and not frozen, settings.attention
     )
     if s is not None:
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
@@ -54,10 +54,10 @@ def _forward(rt, inputs, settings):
 def _backward(rt, saved, dy):
     dcontext, dproj_weight, _ = linear_backward(rt, saved.proj, dy)
     if saved.frozen:
-        return None, None, None, None, dproj_weight
-    dqkv, _ = rotary_attention_backward(rt, saved.attention, dcontext)
+        return None, None, None, None, dproj_weight, None
+    dqkv, *_ = rotary_attention_backward(rt, saved.attention, dcontext)
     dx, dln_weight, dqkv_weight = layernorm_linear_backward(rt, saved.qkv, dqkv, dy)
-    return dx, dln_weight, dqkv_weight, None, dproj_weight
+    return dx, dln_weight, dqkv_weight, None, dproj_weight, None
 
 
 _SELF_ATTENTION = Op(_forward, _backward, weights=(2, 4))
@@ -74,6 +74,7 @@ def self_attention(
     num_kv_heads,
     *,
     scale,
+    cu_seqlens=None,
     max_sequence_length=None,
     tp=None,
     quantizers=(None, None),
@@ -85,7 +86,7 @@ def self_attention(
     attention = AttentionSettings.of(num_heads, num_kv_heads, scale, attention_quantizers)
     return autograd.apply(
         _SELF_ATTENTION,
-        (x, ln_weight, qkv_weight, freqs, proj_weight),
+        (x, ln_weight, qkv_weight, freqs, proj_weight, cu_seqlens),
         SelfAttentionSettings(eps, sequence, attention),
         quantizers=(*quantizers, *(attention_quantizers or ())),
         tp=tp,

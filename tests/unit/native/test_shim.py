@@ -236,6 +236,38 @@ def test_attention_backward(fake, make):
     }
 
 
+@pytest.mark.parametrize("layout, kv_heads", [(QKVLayout.T3HD, 4), (QKVLayout.THD_THD_THD, 2)])
+def test_attention_over_documents(fake, make, layout, kv_heads):
+    """The tokens of all documents in a row: where they lie is told by the same numbers as how long they are."""
+    (q, _), (k, _), (out, _), (stats, _) = make(12, 4, 16), make(12, kv_heads, 16), make(12, 4, 16), make(12, 4, 1)
+    padding = Mask.PADDING_CAUSAL
+    for documents in 8, 16:
+        cu, shown = make(documents + 1, dtype=DType.INT32)
+        fake.te.attention_fwd(q, k, k, out, stats, 0.25, layout, padding, True, fake.stream, cu_seqlens=cu)
+        query, (_, params) = fake.calls()  # the workspace's size depends on the number of documents
+        assert query == ["nvte_fused_attn_fwd_v2 query"]
+        assert [params[str(i)] for i in (8, 9, 10, 11)] == [shown] * 4  # lengths, and where they begin, of q and k
+        assert [params[str(i)] for i in (18, 20, 21, 26, 27, 29, 30)] == [3, -1, 0, layout, 2, 12, 12]
+        grads = q, k, k
+        fake.te.attention_bwd(
+            q, k, k, out, out, stats, *grads, 0.25, layout, padding, fake.stream, 0.0, False, cu_seqlens=cu
+        )
+        query, (_, params) = fake.calls()
+        assert query == ["nvte_fused_attn_bwd_v2 query"]
+        assert [params[str(i)] for i in (13, 14, 15, 16)] == [shown] * 4
+        assert [params[str(i)] for i in (19, 21, 22, 27, 28, 29, 30, 33, 34)] == [
+            3,
+            -1,
+            0,
+            layout,
+            2,
+            2,
+            layout,
+            12,
+            12,
+        ]
+
+
 def test_attention_bias(fake, make):
     """In its own place forward, among the auxiliary tensors backward, with room for its gradient."""
     big, rows = (2, 6, 4, 16), (2, 4, 6, 1)
@@ -340,10 +372,12 @@ def test_other_dtypes_have_no_softmax_in_fp8(fake, make):
 
 
 def test_attention_refusals(fake, make):
-    def run(stats=(2, 4, 6, 1), q=(2, 6, 4, 16), out=(2, 6, 4, 16), v=(2, 6, 4, 16), **kwargs):
-        tensors = [make(*shape)[0] for shape in (q, (2, 6, 4, 16), v, out, stats)]
-        mask = kwargs.pop("mask", Mask.CAUSAL)
-        fake.te.attention_fwd(*tensors, 1.0, QKVLayout.BSHD_BSHD_BSHD, mask, True, fake.stream, **kwargs)
+    def run(stats=(2, 4, 6, 1), q=(2, 6, 4, 16), k=(2, 6, 4, 16), out=(2, 6, 4, 16), v=(2, 6, 4, 16), **kwargs):
+        tensors = [make(*shape)[0] for shape in (q, k, v, out, stats)]
+        mask, layout = kwargs.pop("mask", Mask.CAUSAL), kwargs.pop("layout", QKVLayout.BSHD_BSHD_BSHD)
+        fake.te.attention_fwd(*tensors, 1.0, layout, mask, True, fake.stream, **kwargs)
+
+    tokens = dict.fromkeys("qkv", (12, 4, 16)) | dict(out=(12, 4, 16), layout=QKVLayout.THD_THD_THD)
 
     for kwargs, message in [
         (dict(stats=(2, 4, 5, 1)), r"stats must be \[b, h, s, 1\]"),
@@ -352,6 +386,11 @@ def test_attention_refusals(fake, make):
         (dict(v=(2, 6, 2, 16)), "shapes do not fit"),
         (dict(dropout=0.5), "needs rng_state"),
         (dict(mask=Mask.PADDING_CAUSAL), "needs cu_seqlens"),
+        (dict(mask=Mask.PADDING_CAUSAL, cu_seqlens=make(3)[0]), "cu_seqlens must be int32"),
+        (dict(mask=Mask.PADDING_CAUSAL, cu_seqlens=make(1, dtype=DType.INT32)[0]), "cu_seqlens must be int32"),
+        (dict(layout=QKVLayout.THD_THD_THD), r"with a layout of THD \[tokens, h, d\]"),
+        (tokens, "a layout of THD needs a padding mask"),
+        (dict(tokens, mask=Mask.PADDING_CAUSAL), "needs cu_seqlens"),
         (dict(bias=make(2, 1, 6, 5)[0]), "bias must be"),
         (dict(bias=make(2, 1, 6, 6, dtype=F32)[0]), "bias must have q's dtype"),
     ]:

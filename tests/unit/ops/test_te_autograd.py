@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddle_te.layers import RotaryPositionEmbedding
-from paddle_te.ops import get_ops
+from paddle_te.ops import documents, get_ops
 from tests import emulated_te
 from tests.bfloat16 import truncated
 from tests.poison import poison_allocations
@@ -16,6 +16,7 @@ HEADS = dict(num_heads=4, num_kv_heads=2)
 ATTENTION = dict(scale=0.25, **HEADS)
 EPS = dict(eps=1e-5)
 X, QKV = (2, 8, 32), (2, 8, 128)
+DOCUMENTS = dict(documents=[[3, 5], [1, 7]])
 # op, shapes of its tensors (weights after the first), arguments, which of its outputs go on
 CASES = {
     "rms_norm": ("rms_norm", [X, (32,)], EPS, [0]),
@@ -31,9 +32,19 @@ CASES = {
     "dot_product_attention": ("dot_product_attention", [(2, 8, 4, 16), *[(2, 8, 2, 16)] * 2], dict(scale=0.25), [0]),
     "rotary_attention": ("rotary_attention", [QKV], ATTENTION, [0]),
     "rotary_attention_packed": ("rotary_attention", [(2, 8, 192)], ATTENTION | dict(num_kv_heads=4), [0]),
+    "rotary_attention_of_documents": ("rotary_attention", [QKV], ATTENTION | DOCUMENTS, [0]),
+    "rotary_attention_packed_of_documents": (
+        "rotary_attention", [(2, 8, 192)], ATTENTION | DOCUMENTS | dict(num_kv_heads=4), [0]
+    ),
+    "dot_product_attention_of_documents": (
+        "dot_product_attention", [(2, 8, 4, 16), *[(2, 8, 2, 16)] * 2], dict(scale=0.25) | DOCUMENTS, [0]
+    ),
     "self_attention": ("self_attention", [X, (32,), (128, 32), (32, 64)], ATTENTION | EPS, [0]),
     "self_attention_flat": (
         "self_attention", [(16, 32), (32,), (128, 32), (32, 64)], ATTENTION | EPS | dict(max_sequence_length=8), [0]
+    ),
+    "self_attention_of_documents": (
+        "self_attention", [X, (32,), (128, 32), (32, 64)], ATTENTION | EPS | DOCUMENTS, [0]
     ),
 }  # fmt: skip
 
@@ -63,6 +74,9 @@ def tensor(array, dtype, dense):
 def run(backend, case, arrays, frozen, dense, generator):
     """Outputs and gradients, float32 arrays or None."""
     name, _, arguments, used = case
+    arguments = dict(arguments)
+    if rows := arguments.pop("documents", None):
+        arguments["cu_seqlens"] = paddle.to_tensor(documents.cu_seqlens(rows))
     dtype = {"paddle": "float32", "transformer_engine": "bfloat16"}[backend]
     tensors = [tensor(array, dtype, dense) for array in arrays]
     for x, stop in zip(tensors, frozen, strict=True):
@@ -71,7 +85,7 @@ def run(backend, case, arrays, frozen, dense, generator):
     if name.startswith("rotary") or name == "self_attention":
         given.insert(3 if name == "self_attention" else 1, RotaryPositionEmbedding(16)(8))
     if name == "linear" and len(given) == 3:
-        arguments = arguments | dict(residual=given.pop())
+        arguments["residual"] = given.pop()
     outputs = getattr(get_ops(backend), name)(*given, **arguments)
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     flowing = [outputs[i] for i in used if not outputs[i].stop_gradient]
