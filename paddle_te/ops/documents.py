@@ -59,6 +59,18 @@ def from_flash_mask(mask):
     return kept
 
 
+def boundaries(mask):
+    """cu_seqlens, from themselves, [documents + 1], or from a FlashMask; None for None."""
+    return mask if mask is None or mask.ndim == 1 else from_flash_mask(mask)
+
+
+def copy_of_flash_mask(mask):
+    """A copy that has kept what the mask has become."""
+    cu_seqlens, copy = from_flash_mask(mask), mask.clone()
+    copy._paddle_te_cu_seqlens = copy.inplace_version, cu_seqlens
+    return copy
+
+
 def _rows(mask):
     """The lengths of the documents in each row of a FlashMask."""
     shape = mask.shape[:3] if mask.ndim == 4 and mask.shape[3] == 1 else mask.shape

@@ -5,17 +5,17 @@ from functools import lru_cache
 import paddle
 from paddle import nn
 from paddle.distributed import fleet
-from paddlenlp.transformers.llama import modeling_pp
 
 from paddle_te.distributed import fp8_group, recompute
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
-from paddle_te.ops import get_ops
+from paddle_te.ops import documents, get_ops
 from paddle_te.options import LayerOptions
 
 # In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
 # numbers for each sequence, and those into angles for each sequence.
 FROM_ZERO = False
+FLASH_MASK = "attn_mask_startend_row_indices"  # PaddleNLP's name for where the documents of a packed sequence end
 
 
 def _rotary(dim, base, interpolation, scaling):
@@ -147,18 +147,24 @@ class TELlamaDecoderLayer(nn.Layer):
 
         position_ids: [b, s], or None or FROM_ZERO for tokens that follow past_key_value (or nothing).
         past_key_value: (k, v), each [b, past, kv heads, d]. use_cache: return (output, (k, v)), x's appended.
+        attn_mask_startend_row_indices: where packed documents end, int32 [b, 1, s]; or their cu_seqlens, int32
+        [documents + 1], which spares waiting for numbers on the device (`ops.documents`).
         Raises NotImplementedError for what the layer does not have.
         """
-        self._refuse(
-            output_attentions=output_attentions,
-            alibi=alibi,
-            attn_mask_startend_row_indices=attn_mask_startend_row_indices,
-        )
+        self._refuse(output_attentions=output_attentions, alibi=alibi)
+        cu_seqlens = documents.boundaries(attn_mask_startend_row_indices)
         freqs = self._angles(hidden_states, position_ids, past_key_value)
         core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
         with fp8_scope(self.fp8_recipe):
             return self.transformer(
-                hidden_states, attention_mask, freqs, core_attn, is_first_microbatch, past_key_value, use_cache
+                hidden_states,
+                attention_mask,
+                freqs,
+                core_attn,
+                is_first_microbatch,
+                past_key_value,
+                use_cache,
+                cu_seqlens,
             )
 
     @staticmethod
@@ -177,6 +183,25 @@ class TELlamaDecoderLayer(nn.Layer):
         return self.rope(past + hidden_states.shape[1])[past:]
 
 
+def _by_name(tensors):
+    """{name: tensor} of what travels with hidden_states in PaddleNLP's pipelines, in its order.
+
+    PaddleNLP leaves out what is None, so that only dtypes tell what is there. Raises NotImplementedError for others.
+    """
+    names, found = {paddle.int32: FLASH_MASK, paddle.int64: "position_ids"}, {}
+    tensors = [tensor for tensor in tensors if tensor is not None]
+    for tensor in tensors:
+        name = "attention_mask" if tensor.is_floating_point() else names.get(tensor.dtype)
+        if name is None or name in found:
+            raise NotImplementedError(
+                f"pipelines of backends pd and te do not take {[str(t.dtype) for t in tensors]} beside hidden_states, "
+                "only an additive attention_mask, int32 attn_mask_startend_row_indices and int64 position_ids"
+            )
+        tensor.stop_gradient = True
+        found[name] = tensor
+    return found
+
+
 class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
     """In place of PaddleNLP's LlamaDecoderLayerPipe: arguments travel between stages as a tuple."""
 
@@ -185,24 +210,21 @@ class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
         self._micro_batches = MicroBatches()
 
     def forward(self, args):
-        """args: hidden_states, or (hidden_states, additive attention_mask [b, 1, s, s]) -> the same of the output.
+        """args: hidden_states, or a tuple of them with any of additive attention_mask [b, 1, s, s], int32
+        attn_mask_startend_row_indices [b, 1, s] and int64 position_ids [b, s] -> the same of the output.
 
         Raises NotImplementedError for what else PaddleNLP's tuple may hold.
         """
-        hidden_states, attention_mask, *others = modeling_pp.parse_args(args)
-        # PaddleNLP leaves out what is None, so that rows and positions, integers, may stand in a mask's place
-        if any(other is not None for other in others) or not (
-            attention_mask is None or attention_mask.is_floating_point()
-        ):
-            raise NotImplementedError(
-                "attn_mask_startend_row_indices, position_ids and alibi are not supported by pipelines of backends pd "
-                "and te, only an additive attention_mask"
-            )
+        hidden_states, *others = args if isinstance(args, tuple) else (args,)
+        others = _by_name(others)
+        # copies, because a pipeline lets go of what a stage has sent
+        copy = {FLASH_MASK: documents.copy_of_flash_mask}
+        travelling = [copy.get(name, paddle.clone)(tensor) for name, tensor in others.items()]
         first = self._micro_batches.is_first(self.training)
-        run = super().forward
         full = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"
+        run = super().forward
         if full and not hidden_states.stop_gradient:
-            out = recompute(run, hidden_states, attention_mask=attention_mask, is_first_microbatch=first)
+            out = recompute(run, hidden_states, is_first_microbatch=first, **others)
         else:
-            out = run(hidden_states, attention_mask=attention_mask, is_first_microbatch=first)
-        return modeling_pp.return_args(out, attention_mask)
+            out = run(hidden_states, is_first_microbatch=first, **others)
+        return (out, *travelling) if travelling else out

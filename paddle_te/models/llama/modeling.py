@@ -21,7 +21,7 @@ from paddle_te.models.llama.decoder import (
     fp8_scope,
 )
 from paddle_te.models.llama.tensor_parallel import layer_mappings
-from paddle_te.ops import get_ops
+from paddle_te.ops import documents, get_ops
 from paddle_te.options import BACKENDS, LayerOptions
 
 
@@ -213,15 +213,34 @@ class LlamaForCausalLM(_TELlama, modeling.LlamaForCausalLM):
         self.criterion = LlamaPretrainingCriterion(config)
         bind_model(self)
 
-    def forward(self, input_ids=None, position_ids=None, attention_mask=None, **kwargs):
+    def forward(
+        self,
+        input_ids=None,
+        position_ids=None,
+        attention_mask=None,
+        cu_seqlens=None,
+        attn_mask_startend_row_indices=None,
+        **kwargs,
+    ):
         """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on.
 
-        Raises ValueError under sequence parallelism for another length than config.seq_length: there layers see tokens
-        in a row, and would take parts of two sequences for one.
+        cu_seqlens: int32 [documents + 1], where the documents begin and end that are packed into the b·s tokens
+        (`ops.documents` makes them); each is causal and sees no other. attn_mask_startend_row_indices, int32 [b, 1, s],
+        is PaddleNLP's word for it: the host waits for its numbers; NotImplementedError for other patterns in it.
+
+        Raises ValueError for more than one of the three that say what tokens see, and under sequence parallelism for
+        another length than config.seq_length: there layers see tokens in a row, and would take parts of two sequences
+        for one.
         """
         length = self.config.seq_length
         if self.config.sequence_parallel and input_ids is not None and input_ids.shape[1] != length:
             raise ValueError(f"sequences of {input_ids.shape[1]} tokens: with sequence_parallel all have {length}")
+        given = [attention_mask, cu_seqlens, attn_mask_startend_row_indices]
+        if sum(tensor is not None for tensor in given) > 1:
+            raise ValueError("attention_mask, cu_seqlens, attn_mask_startend_row_indices: give one of them")
+        if cu_seqlens is None:
+            cu_seqlens = documents.boundaries(attn_mask_startend_row_indices)
+        kwargs["attn_mask_startend_row_indices"] = cu_seqlens  # the name under which PaddleNLP's model passes it on
         position_ids = FROM_ZERO if position_ids is None else position_ids
         fused = self.config.use_fused_linear_cross_entropy and kwargs.get("labels") is not None
         forward = self._forward_to_loss if fused else super().forward

@@ -88,23 +88,21 @@ def test_unknown_rope_scaling_is_refused():
         rotary_embedding(tiny_config(rope_scaling_type="dynamic_ntk"))
 
 
-@pytest.mark.parametrize("argument", ["output_attentions", "alibi", "attn_mask_startend_row_indices"])
+@pytest.mark.parametrize("argument", ["output_attentions", "alibi"])
 def test_what_the_layer_does_not_have_is_refused(argument):
     layer = TELlamaDecoderLayer(tiny_config())
     with pytest.raises(NotImplementedError, match=argument):
         layer(paddle.zeros([1, 4, 64]), **{argument: True})
 
 
-def test_a_pipeline_takes_integers_for_no_mask(monkeypatch):
-    """PaddleNLP's tuples leave None out: position ids came as a mask, and attention was no longer causal."""
+def test_a_pipelines_additive_mask_is_applied_and_passed_on(monkeypatch):
     strategy = SimpleNamespace(pipeline_configs={"accumulate_steps": 1})
     monkeypatch.setattr(fleet.fleet, "_user_defined_strategy", strategy, raising=False)
     layer, x = TELlamaDecoderLayerPipe(tiny_config()), paddle.randn([1, 8, 64])
-    want = layer(x)
-    np.testing.assert_array_equal(layer((x, paddle.triu(paddle.full([1, 1, 8, 8], -1e30), 1)))[0], want)
-    for others in (paddle.arange(8).unsqueeze(0),), (None, None, paddle.arange(8).unsqueeze(0)):
-        with pytest.raises(NotImplementedError, match="position_ids"):
-            layer((x, *others))
+    causal = paddle.triu(paddle.full([1, 1, 8, 8], -1e30), 1)
+    out, mask = layer((x, causal))
+    np.testing.assert_array_equal(out, layer(x))
+    np.testing.assert_array_equal(mask, causal)
 
 
 def test_fp8_recipe_follows_the_flags():
