@@ -354,6 +354,23 @@ PRETRAIN_DATA = (
     ),
     Option("max_seq_length", whole(1), 1024, "Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"),
     Option(
+        "reset_attention_mask",
+        FLAG,
+        False,
+        "The documents in a sequence do not see each other; each ends with the tokenizer's eos token.",
+        doc="the documents in a sequence do not see each other; each ends with the eos token "
+        "([how](../../docs/packing.md)); not with `--fp8_dpa`",
+        zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../../docs/packing.md)）；不能与 `--fp8_dpa` 同用",
+    ),
+    Option(
+        "reset_position_ids",
+        FLAG,
+        False,
+        "Positions begin anew with each document.",
+        doc="positions begin anew with each document",
+        zh="每个文档的位置编号从头开始",
+    ),
+    Option(
         "share_folder",
         FLAG,
         False,
@@ -523,8 +540,10 @@ FINETUNE_DATA = (
         FLAG,
         False,
         "Pack several samples into one sequence of max_length.",
-        doc="pack samples into sequences of `--max_length`, kept apart by masks and positions of their own",
-        zh="把多个样本打包成 `--max_length` 的序列，用 mask 和各自的位置编号隔开",
+        doc="pack samples into sequences of `--max_length`; they do not see each other, and each has positions of its "
+        "own ([how](../../docs/packing.md)); not with `--fp8_dpa`",
+        zh="把多个样本打包成 `--max_length` 的序列；样本之间互不可见，位置编号各自从头开始"
+        "（[说明](../../docs/packing.md)）；不能与 `--fp8_dpa` 同用",
     ),
     Option(
         "greedy_zero_padding",

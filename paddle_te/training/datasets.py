@@ -32,7 +32,8 @@ SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
 @dataclass
 @with_options(*PRETRAIN_DATA)
 class DataArguments:
-    """What to train on. Names and defaults are those of PaddleNLP's run_pretrain; mock_data is ours."""
+    """What to train on. Names and defaults are those of PaddleNLP's run_pretrain; mock_data is ours, and
+    reset_attention_mask and reset_position_ids are Megatron's."""
 
     def __post_init__(self):
         check_values(self)
@@ -84,8 +85,8 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
         tokenizer: gives the vocabulary's size if `vocab_size` is None.
         vocab_size: the model's; token ids of the data must be below it.
     Returns:
-        (train, valid, test datasets, collate_fn). A dataset whose split has no documents is None, and all three are on
-        ranks that load no data (``training_args.should_load_dataset``).
+        (train, valid, test datasets). A dataset whose split has no documents is None, and all three are on ranks that
+        load no data (``training_args.should_load_dataset``).
     Raises:
         ValueError: a wrong argument or unfit data; the message says which and what to do.
     """
@@ -101,7 +102,7 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
             MockDataset(count, data_args.max_seq_length, vocab_size, [training_args.seed, i]) if count else None
             for i, count in enumerate(num_samples)
         )
-        return *mocks, collate_fn
+        return tuple(mocks)
 
     data = find_data(data_args)
     prefixes = data[1::2] or data
@@ -116,7 +117,7 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
         ):
             check_arrays(folder)
     _refresh_indices(prefixes, cache, data_args)
-    datasets = build_train_valid_test_datasets(
+    return build_train_valid_test_datasets(
         data_prefix=data,
         data_impl=data_args.data_impl,
         splits_string=data_args.split,
@@ -128,7 +129,6 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
         data_cache_path=cache,
         need_data=need_data,
     )
-    return *datasets, collate_fn
 
 
 def data_identity(data_args, seed):
@@ -137,6 +137,7 @@ def data_identity(data_args, seed):
     Raises ValueError where there is no such data.
     """
     identity = {"max_seq_length": data_args.max_seq_length, "seed": seed}
+    identity |= {name: getattr(data_args, name) for name in ("reset_attention_mask", "reset_position_ids")}
     if data_args.mock_data:
         return {"source": "random tokens"} | identity
     data = find_data(data_args)

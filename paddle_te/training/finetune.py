@@ -42,7 +42,7 @@ from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 def make_config(model_args, data_args, training_args, datasets):
     backend = training_args.transformer_engine_backend
     dtype = training_args.model_dtype
-    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
+    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8, data_args.zero_padding)
     config = load_config(model_args.model_name_or_path, backend)
     for dataset in filter(None, datasets):
         check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
@@ -90,7 +90,7 @@ def make_trainer(model, data_args, training_args, tokenizer, datasets):
     return FinetuningTrainer(
         model=model,
         args=training_args,
-        data_collator=Collator(data_args),
+        data_collator=Collator(data_args, training_args.transformer_engine_backend),
         train_dataset=train,
         eval_dataset=dev,
         tokenizer=tokenizer,
@@ -138,7 +138,7 @@ def finetune():
     trainer = make_trainer(model, data_args, training_args, tokenizer, datasets)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
-    # right padding needs no mask where attention is causal; packed samples bring theirs
+    # right padding needs no mask where attention is causal; packed samples bring what backend none needs
     with contextlib.nullcontext() if data_args.zero_padding else causal_mask_only():
         if training_args.do_train:
             count_real_tokens(trainer, model.config, tokens_per_sample(trainer.train_dataset), model_args.lora)

@@ -2,7 +2,7 @@
 
 A sample is src, tgt and end-of-text, as PaddleNLP's llm/run_finetune.py makes it without a chat template; only the
 answer has labels. Batches are padded on the right, where causal attention needs no mask; packed ones ("zero padding")
-carry a mask and positions that keep the samples of a sequence apart.
+carry positions and boundaries that keep the samples of a sequence apart.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,12 @@ import numpy as np
 import paddle
 from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 
+from paddle_te.ops import documents
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_DATA
 from paddle_te.runs.manifest import fingerprint
 from paddle_te.training import jsonl
+from paddle_te.training.packing import separation
 
 IGNORED = -100  # the label of a token that is not trained on
 
@@ -85,7 +87,8 @@ def create_dataset(path, tokenizer, data_args):
     if not data_args.zero_padding:
         return Samples(samples)
     for sample in samples:
-        sample["position_ids"] = list(range(len(sample["input_ids"])))
+        # where the tokens' sample ends: PaddleNLP's packing adds what lies before; without it makes a mask of [n, n]
+        sample["attn_mask_startend_row_indices"] = [len(sample["input_ids"])] * len(sample["input_ids"])
     return ZeroPaddingMapDataset(samples, tokenizer, data_args.max_length, data_args.greedy_zero_padding)
 
 
@@ -112,12 +115,18 @@ def tokens_per_sample(dataset):
     return float(np.mean([len(dataset[i]["input_ids"]) for i in range(len(dataset))]))
 
 
-class Collator:
-    """Samples to a batch: {"input_ids", "labels"}, int64 [b, s]; packed also "position_ids" [b, s] and
-    "attention_mask", bool [b, 1, s, s], which is block-diagonal and causal."""
+def lengths_of(packed, length):
+    """The samples' lengths in a packed one, which padding makes `length` tokens long, with that of the padding."""
+    ends = np.unique([*packed["attn_mask_startend_row_indices"], length])
+    return np.diff(ends, prepend=0).tolist()
 
-    def __init__(self, data_args, pad_token_id=0):
-        self.data_args, self.pad_token_id = data_args, pad_token_id
+
+class Collator:
+    """Samples to a batch: {"input_ids", "labels"}, int64 [b, s]; packed also "position_ids" [b, s] and what `backend`
+    takes to keep them apart (`packing.separation`)."""
+
+    def __init__(self, data_args, backend, pad_token_id=0):
+        self.data_args, self.backend, self.pad_token_id = data_args, backend, pad_token_id
 
     def __call__(self, samples):
         args = self.data_args
@@ -129,9 +138,7 @@ class Collator:
         )
         batch = {"input_ids": pad("input_ids", self.pad_token_id), "labels": pad("labels", IGNORED)}
         if args.zero_padding:
-            batch["position_ids"] = pad("position_ids", 0)
-            batch["attention_mask"] = np.zeros([len(samples), 1, length, length], bool)
-            for mask, sample in zip(batch["attention_mask"], samples, strict=True):
-                n = len(sample["input_ids"])
-                mask[0, :n, :n] = sample["attention_mask"][0]
+            rows = [lengths_of(sample, length) for sample in samples]
+            batch["position_ids"] = documents.positions(rows)
+            batch |= separation(rows, self.backend)
         return batch

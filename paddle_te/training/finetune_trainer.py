@@ -11,6 +11,7 @@ from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_MODEL, PRETRAINING
 from paddle_te.training.arguments import PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ThroughputCallback, model_flops_per_token
+from paddle_te.training.packing import check_fp8_dpa
 from paddle_te.training.trainer import PretrainingTrainer
 
 
@@ -45,8 +46,8 @@ def check_together(model_args, data_args, training_args):
     """Raises ValueError for arguments that do not fit each other."""
     if not (training_args.do_train or training_args.do_eval or model_args.merge_lora):
         raise ValueError("nothing to do: give --do_train, --do_eval or --merge_lora")
-    if training_args.fp8_dpa and data_args.zero_padding:
-        raise ValueError("--fp8_dpa: cuDNN's fp8 attention cannot keep packed samples apart; leave out --zero_padding")
+    if data_args.zero_padding:
+        check_fp8_dpa(training_args, "--zero_padding")
     if training_args.use_fp8 and data_args.pad_to_multiple_of % 16:
         raise ValueError(f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: fp8 GEMMs need a multiple of 16")
     if training_args.sequence_parallel and not data_args.pad_to_max_length:

@@ -7,6 +7,8 @@ Flags: PaddleNLP's TrainingArguments, and `python run_pretrain.py --help`. Error
 status 2 before any weight is made.
 """
 
+import contextlib
+
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import (
     CosineAnnealingWithWarmupDecay,
@@ -27,18 +29,25 @@ from paddle_te.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
 from paddle_te.training.ending import refusing_wrong_input, run_to_end
+from paddle_te.training.packing import make_collator
 from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 from paddle_te.training.trainer import PretrainingTrainer
 
 
-def check_device(training_args):
-    """Refuses what this device cannot do. Raises ValueError or native.BackendUnavailable."""
+def check_device(training_args, packed=False):
+    """Refuses what this device cannot do; packed: with attention among the tokens of a document.
+
+    Raises ValueError or native.BackendUnavailable.
+    """
     if (training_args.bf16 or training_args.fp16) and not device.bf16_supported():
         raise ValueError(
             f"--bf16 on {training_args.device}: Paddle has no bf16 kernels to train with there; leave --bf16 out"
         )
     if training_args.transformer_engine_backend != "none":
-        get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
+        ops = get_ops(training_args.transformer_engine_backend)
+        ops.check(fp8=training_args.use_fp8)
+        if packed:
+            ops.check_packed_attention()
 
 
 def make_config(model_args, data_args, training_args, tokenizer):
@@ -71,6 +80,13 @@ def make_model(config, model_args, training_args):
     return model
 
 
+def end_of_document(config, tokenizer):
+    """The token that ends a document: the tokenizer's end of text, which prepare-data appends; without a tokenizer that
+    of the model's configuration. None where there is none."""
+    token = config.eos_token_id if tokenizer is None else tokenizer.eos_token_id
+    return None if token is None or token < 0 else token
+
+
 def make_scheduler(training_args):
     kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
     name = training_args.lr_scheduler_type.value
@@ -85,7 +101,7 @@ def make_scheduler(training_args):
     )
 
 
-def check_start(checkpoint, model_args, training_args):
+def check_start(checkpoint, model_args, data_args, training_args):
     """Prepares and checks the arguments for a start from `checkpoint` (None: from scratch), before data is read.
 
     Raises ValueError, FileNotFoundError or native.BackendUnavailable.
@@ -96,7 +112,7 @@ def check_start(checkpoint, model_args, training_args):
     start_from(checkpoint, training_args)
     if initial:
         check_weights_folder(model_args, "te_init_weight_path")
-    check_device(training_args)
+    check_device(training_args, data_args.reset_attention_mask)
     if checkpoint:
         check_fp8_state(checkpoint, training_args)
 
@@ -106,9 +122,9 @@ def make_tokenizer(model_args):
     return None if name == "none" else load_tokenizer(name)
 
 
-def make_trainer(model, training_args, tokenizer, data, scheduler):
-    """data: what `create_pretrained_dataset` returns."""
-    train_dataset, eval_dataset, _, collate = data
+def make_trainer(model, training_args, tokenizer, data, collate, scheduler):
+    """data: what `create_pretrained_dataset` returns. collate: what makes batches of its samples."""
+    train_dataset, eval_dataset, _ = data
     return PretrainingTrainer(
         model=model,
         args=training_args,
@@ -125,9 +141,10 @@ def pretrain():
     with refusing_wrong_input():
         model_args, data_args, training_args = parse_arguments(ModelArguments, DataArguments, PreTrainingArguments)
         checkpoint = find_start(training_args)
-        check_start(checkpoint, model_args, training_args)
+        check_start(checkpoint, model_args, data_args, training_args)
         tokenizer = make_tokenizer(model_args)
         config = make_config(model_args, data_args, training_args, tokenizer)
+        collate = make_collator(data_args, training_args, end_of_document(config, tokenizer))
         identity = data_identity(data_args, training_args.seed)
         if checkpoint:
             check_fits(checkpoint, model_values(config), identity, training_args)
@@ -139,16 +156,17 @@ def pretrain():
         scheduler = make_scheduler(training_args)
         model = make_model(config, model_args, training_args)
 
-    trainer = make_trainer(model, training_args, tokenizer, data, scheduler)
+    trainer = make_trainer(model, training_args, tokenizer, data, collate, scheduler)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
-    with causal_mask_only():  # every sequence is whole: no backend needs a mask of [b, 1, s, s]
+    # where every sequence is whole, no backend needs a mask of [b, 1, s, s]
+    with contextlib.nullcontext() if data_args.reset_attention_mask else causal_mask_only():
         if finished:
             trainer.load_weights(checkpoint)
         elif training_args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
         if training_args.do_predict and not exit_signal.stopping:
-            _, _, test_dataset, _ = data
+            *_, test_dataset = data
             trainer.log_metrics("test", trainer.predict(test_dataset).metrics)
 
 

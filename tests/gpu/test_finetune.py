@@ -124,21 +124,16 @@ def test_merging_keeps_the_logits(gpu, seed):
 
 def sample(*documents):
     """What PaddleNLP's zero padding makes of documents, lists of token ids."""
-    length = sum(map(len, documents))
-    mask, start = np.zeros([1, length, length], bool), 0
-    for document in documents:
-        end = start + len(document)
-        mask[0, start:end, start:end] = np.tri(len(document), dtype=bool)
-        start = end
+    lengths = [len(document) for document in documents]
     inputs = np.concatenate(documents)
     labels = np.concatenate([[*document[1:], IGNORED] for document in documents])
-    positions = np.concatenate([np.arange(len(document)) for document in documents])
-    return dict(input_ids=inputs, labels=labels, position_ids=positions, attention_mask=mask)
+    ends = np.repeat(np.cumsum(lengths), lengths)
+    return dict(input_ids=inputs, labels=labels, attn_mask_startend_row_indices=ends)
 
 
 def packed(samples):
     arguments = FinetuneDataArguments(src_length=16, max_length=64, zero_padding=True, pad_to_max_length=True)
-    return Collator(arguments)(samples)
+    return Collator(arguments, TE)(samples)
 
 
 def documents(generator, *lengths):

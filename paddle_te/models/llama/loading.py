@@ -18,8 +18,9 @@ from paddle_te.weights import CheckpointError, check_layout, native_config, nati
 from paddle_te.weights.folder import open_checkpoint
 
 
-def check_backend(backend, dtype, fp8=False):
-    """Raises ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run."""
+def check_backend(backend, dtype, fp8=False, packed=False):
+    """Raises ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run, or for packed
+    documents where attention has no such thing."""
     model_class(backend)  # refuses what it does not know
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: it may be {', '.join(DTYPES)}")
@@ -29,6 +30,8 @@ def check_backend(backend, dtype, fp8=False):
         raise ValueError("fp8 needs backend transformer_engine (or paddle, emulated)")
     if backend != "none":
         get_ops(backend).check(fp8=fp8)
+        if packed:
+            get_ops(backend).check_packed_attention()
     if dtype == "float32" and backend == "transformer_engine":
         raise ValueError("dtype float32: backend transformer_engine computes in bfloat16, float16 and fp8 only")
 

@@ -56,13 +56,13 @@ def test_samples_are_the_corpus(corpus, documents, tmp_path):
     """One epoch holds each token of the split's documents once; labels are the tokens that follow."""
     stream_of = {tuple(document): i for i, document in enumerate(documents)}
     arguments = run_arguments(tmp_path, max_steps=1)
-    train, valid, test, collate = create_pretrained_dataset(data_arguments(corpus), arguments, vocab_size=VOCAB)
+    train, valid, test = create_pretrained_dataset(data_arguments(corpus), arguments, vocab_size=VOCAB)
     for dataset, part in ((train, documents[:160]), (valid, documents[160:180])):
         order = [documents[i] for i in dataset.doc_idx[: len(part)]]
         assert sorted(stream_of[tuple(d)] for d in order) == sorted(stream_of[tuple(d)] for d in part)
         stream = sum(order, [])
         for place, source in list(enumerate(dataset.shuffle_idx))[: (len(stream) - 1) // 32]:
-            batch = collate([dataset[place]])
+            batch = collate_fn([dataset[place]])
             expected = stream[32 * source : 32 * source + 33] if 32 * source + 33 <= len(stream) else None
             if expected:
                 assert batch["input_ids"][0].tolist() == expected[:-1] and batch["labels"][0].tolist() == expected[1:]
@@ -102,7 +102,9 @@ def test_what_tells_data_from_other_data(corpus, tmp_path, documents):
     arguments = data_arguments(corpus)
     identity = datasets.data_identity(arguments, 7)
     assert datasets.data_identity(arguments, 7) == identity
-    others = [datasets.data_identity(arguments, 8), datasets.data_identity(data_arguments(corpus, split="7,2,1"), 7)]
+    others = [datasets.data_identity(arguments, 8)]
+    for changes in dict(split="7,2,1"), dict(reset_attention_mask=True), dict(reset_position_ids=True):
+        others.append(datasets.data_identity(data_arguments(corpus, **changes), 7))
     documents[5][0] += 1
     write_corpus(corpus / "corpus", documents)
     others += [datasets.data_identity(arguments, 7)]
@@ -140,7 +142,7 @@ def test_sample_counts(mock, corpus, tmp_path):
     counts = [3 * 2 * 6 * 2, 2 * 2 * 2 * (6 // 3 + 1), 2 * 2 * 5]
     assert datasets.count_samples(arguments) == counts
     assert datasets.count_samples(run_arguments(tmp_path, do_eval=False, eval_steps=None)) == [counts[0], 0, 0]
-    *built, _ = create_pretrained_dataset(data_arguments(corpus, mock_data=mock), arguments, vocab_size=VOCAB)
+    built = create_pretrained_dataset(data_arguments(corpus, mock_data=mock), arguments, vocab_size=VOCAB)
     for dataset, count in zip(built, counts, strict=True):
         assert len(dataset) == count if mock else len(dataset) >= count
         assert dataset[count - 1]["text"].shape == (33,)
@@ -196,7 +198,7 @@ def test_blend_without_documents_of_one(corpus, tmp_path):
     with pytest.raises(ValueError, match="leaves test no document of .*few: give test a larger share, or 0"):
         create_pretrained_dataset(data_arguments(corpus, split="95,0,5"), run_arguments(tmp_path, do_eval=False))
     arguments = run_arguments(tmp_path, do_eval=False)
-    train, valid, test, _ = create_pretrained_dataset(data_arguments(corpus, split="1,0,0"), arguments)
+    train, valid, test = create_pretrained_dataset(data_arguments(corpus, split="1,0,0"), arguments)
     assert len(train) == 72 and valid is None and test is None
 
 
@@ -206,7 +208,7 @@ def test_rank_that_loads_nothing(tmp_path):
     for name in ("a.idx", "a.bin"):
         (tmp_path / "data" / name).touch()
     arguments = run_arguments(tmp_path, should_load_dataset=False)
-    assert create_pretrained_dataset(data_arguments(tmp_path / "data"), arguments)[:3] == (None, None, None)
+    assert create_pretrained_dataset(data_arguments(tmp_path / "data"), arguments) == (None, None, None)
 
 
 def test_flags():
@@ -235,10 +237,10 @@ def test_mock_tokens_fill_the_vocabulary(seed):
 
 def test_mock_needs_no_data(tmp_path):
     data = DataArguments(mock_data=True, max_seq_length=8)
-    train, valid, test, collate = create_pretrained_dataset(data, run_arguments(tmp_path), tokenizer=range(50))
+    train, valid, test = create_pretrained_dataset(data, run_arguments(tmp_path), tokenizer=range(50))
     assert train.vocab_size == 50 and test is None
     assert (train[0]["text"] != valid[0]["text"]).any()
-    assert collate([train[0], train[1]])["labels"].shape == (2, 8)
+    assert collate_fn([train[0], train[1]])["labels"].shape == (2, 8)
     with pytest.raises(ValueError, match="tokenizer or a vocab_size"):
         create_pretrained_dataset(data, run_arguments(tmp_path))
 

@@ -1,0 +1,93 @@
+"""What keeps the documents of packed sequences apart in a batch.
+
+"rows" are lists of the documents' lengths, one for each row of the batch, which sum up to the row's tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddle_te.ops import documents
+from paddle_te.training.datasets import collate_fn
+
+
+def separation(rows, backend, pipeline=False):
+    """{name: array} of what a model of a backend takes so that documents do not see each other.
+
+    Backend none, PaddleNLP's layers, takes a mask, bool [b, 1, s, s], others
+    the boundaries: cu_seqlens, or for a pipeline, whose stages exchange tensors of one shape, FlashMask's rows.
+    """
+    if backend == "none":
+        tokens = np.arange(sum(rows[0]))
+        return {"attention_mask": (tokens[:, None] >= tokens) & (tokens[:, None] < documents.flash_mask(rows)[:, None])}
+    if pipeline:
+        return {"attn_mask_startend_row_indices": documents.flash_mask(rows)}
+    return {"cu_seqlens": documents.cu_seqlens(rows)}
+
+
+def split_at(end_of_document, tokens):
+    """The lengths of the documents in each row of tokens [b, s]: that token ends a document, as a row's end does."""
+    rows = []
+    for row in tokens:
+        inside = np.flatnonzero(row[:-1] == end_of_document) + 1
+        rows.append(np.diff([0, *inside, len(row)]).tolist())
+    return rows
+
+
+@dataclass(frozen=True)
+class DocumentCollator:
+    """`datasets.collate_fn` for sequences of which each has several documents, with what keeps these apart.
+
+    end_of_document: the token that ends one. reset_attention_mask, reset_position_ids: as Megatron's flags. backend,
+    pipeline: as `separation`'s.
+    """
+
+    end_of_document: int
+    reset_attention_mask: bool
+    reset_position_ids: bool
+    backend: str
+    pipeline: bool
+
+    def __call__(self, samples):
+        batch = collate_fn(samples)
+        rows = split_at(self.end_of_document, batch["input_ids"])
+        if self.reset_position_ids:
+            batch["position_ids"] = documents.positions(rows)
+        if self.reset_attention_mask:
+            batch |= separation(rows, self.backend, self.pipeline)
+        return batch
+
+
+def make_collator(data_args, training_args, end_of_document):
+    """What makes batches of pretraining's samples. end_of_document: a token, or None where there is none.
+
+    Raises ValueError for arguments that do not fit each other.
+    """
+    if not (data_args.reset_attention_mask or data_args.reset_position_ids):
+        return collate_fn
+    flag = "--reset_attention_mask" if data_args.reset_attention_mask else "--reset_position_ids"
+    if end_of_document is None:
+        raise ValueError(
+            f"{flag}: neither the tokenizer nor the model's configuration has an eos token, which ends documents"
+        )
+    for name in ("sep_parallel_degree", "context_parallel_degree"):
+        if (degree := getattr(training_args, name)) > 1:
+            raise ValueError(f"{flag} with --{name} {degree}: documents are kept apart in whole sequences only")
+    if data_args.reset_attention_mask:
+        check_fp8_dpa(training_args, flag)
+    return DocumentCollator(
+        end_of_document,
+        data_args.reset_attention_mask,
+        data_args.reset_position_ids,
+        training_args.transformer_engine_backend,
+        training_args.pipeline_parallel_degree > 1,
+    )
+
+
+def check_fp8_dpa(training_args, flag):
+    """Raises ValueError for attention in fp8 with what `flag` packs."""
+    if training_args.fp8_dpa:
+        raise ValueError(
+            f"--fp8_dpa: cuDNN has no attention in fp8 over packed documents; leave out {flag}, or --fp8_dpa: then "
+            "attention is in 16 bits, and the GEMMs stay in fp8"
+        )
