@@ -87,6 +87,11 @@ def end_of_document(config, tokenizer):
     return None if token is None or token < 0 else token
 
 
+def mask_scope(data_args):
+    """The scope of training: PaddleNLP's models make no mask of [b, 1, s, s] there, unless batches bring one."""
+    return contextlib.nullcontext() if data_args.reset_attention_mask else causal_mask_only()
+
+
 def make_scheduler(training_args):
     kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
     name = training_args.lr_scheduler_type.value
@@ -159,8 +164,7 @@ def pretrain():
     trainer = make_trainer(model, training_args, tokenizer, data, collate, scheduler)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
-    # where every sequence is whole, no backend needs a mask of [b, 1, s, s]
-    with contextlib.nullcontext() if data_args.reset_attention_mask else causal_mask_only():
+    with mask_scope(data_args):
         if finished:
             trainer.load_weights(checkpoint)
         elif training_args.do_train:

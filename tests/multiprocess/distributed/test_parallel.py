@@ -26,6 +26,14 @@ ATTENTION, ATTENTION_IN = ["te_fp8_dpa", "te_fp8_dpa_core_attn"], ("tp2", "pp2")
 HEAD, HEAD_IN = "te_fp8_head", ("sp_tp2", "pp2")
 # the head's and the loss's places: after a gather, in a pipeline's loss function, without weights between calls
 FUSED, FUSED_IN = {"pd_fused": "pd", "te_bf16_fused": "te_bf16"}, ("sp_tp2", "pp3_vp2", "sharding3")
+# documents packed into sequences: in flat tokens, in a pipeline's tuples, without weights between calls; {variant:
+# (reference, tolerances)}
+PACKED_IN = "sp_tp2", "pp3_vp2", "sharding3"
+PACKED = {
+    "none_packed": ("none_packed", 1e-5, 1e-5),
+    "pd_packed_full": ("pd_packed", 1e-5, 1e-5),
+    "te_fp8_packed_full": ("te_fp8_packed", 4e-3, 1e-1),
+}
 RESUMED = ["none", "pd", FP8, ATTENTION[0], HEAD]
 
 
@@ -41,8 +49,11 @@ def references(tmp_path_factory, initial_weights, nvgpu_host):
     folder = tmp_path_factory.mktemp("reference")
     runs = {layers: {} for layers in initial_weights}
     emulated = nvgpu_host | dict(EMULATED_TE="1")
-    on_nvgpu = [*BF16, FP8, ATTENTION[0], HEAD]
-    for device, names, environment in (("cpu", ["none", "pd", TIGHT], {}), ("nvgpu", on_nvgpu, emulated)):
+    on_cpu, on_nvgpu = (
+        ["none", "pd", TIGHT, "none_packed", "pd_packed"],
+        [*BF16, FP8, ATTENTION[0], HEAD, "te_fp8_packed"],
+    )
+    for device, names, environment in (("cpu", on_cpu, {}), ("nvgpu", on_nvgpu, emulated)):
         variants = []
         for layers, init in initial_weights.items():
             made = jobs.variants(names, init, folder)
@@ -63,6 +74,7 @@ def test_one_process_none_and_pd_agree(references, layers):
     none, pd = (references[layers][name] for name in ("none", "pd"))
     assert none.losses[6] < none.losses[1] - 1e-2
     assert jobs.loss_difference(pd, none) < 1e-5
+    assert jobs.loss_difference(references[layers]["pd_packed"], references[layers]["none_packed"]) < 1e-5
 
 
 @pytest.mark.parametrize("layout", [name for name in jobs.LAYOUTS if name != "sharding4"])
@@ -75,7 +87,8 @@ def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
     fused = FUSED if layout in FUSED_IN else {}
     attention = ATTENTION if layout in ATTENTION_IN else []
     head = [HEAD] if layout in HEAD_IN else []
-    names = [*FLOAT32, *BF16, HALF, FP8, *recomputed, *fused, *attention, *head]
+    packed = PACKED if layout in PACKED_IN else {}
+    names = [*FLOAT32, *BF16, HALF, FP8, *recomputed, *fused, *attention, *head, *packed]
     variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
     environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
@@ -101,6 +114,8 @@ def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
     for name in head:
         jobs.check_same(runs[name], reference[HEAD], 4e-3, 1e-1)
         assert runs[name].losses != runs[FP8].losses
+    for name, (packed_reference, *tolerances) in packed.items():
+        jobs.check_same(runs[name], reference[packed_reference], *tolerances)
     for name in set(RESUMED) & set(names):
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])

@@ -26,10 +26,10 @@ from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallbac
 
 from paddle_te import upstream
 from paddle_te.layers import cross_entropy
-from paddle_te.models.llama import causal_mask_only
 from paddle_te.training import pretrain
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
-from paddle_te.training.datasets import DataArguments, MockDataset, collate_fn
+from paddle_te.training.datasets import DataArguments, MockDataset
+from paddle_te.training.packing import make_collator
 from paddle_te.training.trainer import PretrainingTrainer
 from tests import emulated_te
 
@@ -76,10 +76,21 @@ def parse(flags):
 
 
 class SameBatch(MockDataset):
-    """The same 12 sequences in every step, so that there is something to learn."""
+    """The same 12 sequences in every step, so that there is something to learn.
+
+    end_of_document: None, or the token that ends documents: the sequences then have several, but for the first one.
+    """
+
+    def __init__(self, *args, end_of_document):
+        super().__init__(*args)
+        self.end_of_document = end_of_document
 
     def __getitem__(self, index):
-        return super().__getitem__(index % 12)
+        index %= 12
+        sample = super().__getitem__(index)
+        if self.end_of_document is not None and index:
+            sample["text"][index % 5 :: 3 + index] = self.end_of_document
+        return sample
 
 
 class Losses(TrainerCallback):
@@ -140,9 +151,10 @@ NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded")
 
 def run(base, variant, output):
     flags = {key: value for key, value in variant.items() if key not in NOT_FLAGS}
-    model_args, data_args, training_args = copy.deepcopy(base[0]), base[1], copy.copy(base[2])
+    model_args, data_args, training_args = copy.deepcopy(base[0]), copy.copy(base[1]), copy.copy(base[2])
     for key, value in flags.items():
-        setattr(training_args, key, IntervalStrategy(value) if key == "save_strategy" else value)
+        arguments = data_args if hasattr(data_args, key) else training_args
+        setattr(arguments, key, IntervalStrategy(value) if key == "save_strategy" else value)
     training_args.output_dir = str(output / variant["name"])
     model_args.te_init_weight_path = variant["init"][training_args.transformer_engine_backend]
     model_args.model_name_or_path = variant["init"].get("model", model_args.model_name_or_path)
@@ -151,18 +163,19 @@ def run(base, variant, output):
     with paddle.utils.unique_name.guard():
         config = pretrain.make_config(model_args, data_args, training_args, None)
         model = pretrain.make_model(config, model_args, training_args)
-        losses = Losses()
+        losses, end = Losses(), config.eos_token_id
+        size = 12 * training_args.max_steps, data_args.max_seq_length, config.vocab_size, 3
         trainer = PretrainingTrainer(
             model=model,
             args=training_args,
-            data_collator=collate_fn,
-            train_dataset=SameBatch(12 * training_args.max_steps, data_args.max_seq_length, config.vocab_size, 3),
+            data_collator=make_collator(data_args, training_args, end),
+            train_dataset=SameBatch(*size, end_of_document=end if data_args.reset_attention_mask else None),
             optimizers=(None, pretrain.make_scheduler(training_args)),
             callbacks=[losses],
         )
         if variant.get("save_what_is_loaded"):
             losses.at_begin = trainer._save_checkpoint
-        with causal_mask_only():
+        with pretrain.mask_scope(data_args):
             trainer.train(resume_from_checkpoint=variant.get("resume"))
     (output / f"{variant['name']}.rank{dist.get_rank()}.json").write_text(json.dumps(sizes(trainer)))
     weights = merged_weights(trainer, training_args)
