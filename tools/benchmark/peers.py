@@ -70,6 +70,8 @@ class TorchPeer(Peer):
     def __init__(self, problem, device="cuda", dtype="bfloat16"):
         import torch
 
+        if problem.dims.documents > 1:
+            raise NotImplementedError("this peer is measured on whole sequences only, not on packed documents")
         self.torch = torch
         self.dims, self.device, self.dtype = problem.dims, device, getattr(torch, dtype)
         if device != "cpu":
@@ -380,6 +382,7 @@ class PaddleTE(Peer):
     def build(self, problem, backend, fuse_wgrad):
         """The layer with its weights, and what else forward() needs."""
         from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+        from paddle_te.ops import documents
 
         dims = self.dims
         self.layer = TransformerLayer(
@@ -410,7 +413,12 @@ class PaddleTE(Peer):
             for name in GEMMS:
                 main_grad = self.paddle.zeros(self.parameters[name].shape, "float32")
                 self.main_grads[name] = self.parameters[name].main_grad = main_grad
-        self.freqs = RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence)
+        rope, self.cu_seqlens = RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base), None
+        self.freqs = rope(dims.sequence)
+        if dims.documents > 1:
+            rows = [[dims.unpacked.sequence] * dims.documents] * dims.batch
+            self.cu_seqlens = self.paddle.to_tensor(documents.cu_seqlens(rows))
+            self.freqs = rope.at(self.paddle.to_tensor(documents.positions(rows)))
 
     def _array(self, bits):
         return bits if self.dtype == "bfloat16" else as_float32(bits)  # Paddle takes uint16 for bfloat16
@@ -425,7 +433,12 @@ class PaddleTE(Peer):
 
     def forward(self):
         with self.scope():
-            return self.layer(self.x, rotary_pos_emb=self.freqs, is_first_microbatch=self.is_first_microbatch)
+            return self.layer(
+                self.x,
+                rotary_pos_emb=self.freqs,
+                is_first_microbatch=self.is_first_microbatch,
+                cu_seqlens=self.cu_seqlens,
+            )
 
     def backward(self, y):
         self.next_layer.apply(y, self.dy).backward()

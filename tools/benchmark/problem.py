@@ -1,7 +1,8 @@
 """What every peer computes: one Llama decoder layer, forward and backward, on the same numbers."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,10 @@ EPSILON = 1e-5  # of both norms
 
 @dataclass(frozen=True)
 class Dims:
-    """Sizes of one layer and of its input [batch, sequence, hidden]."""
+    """Sizes of one layer and of its input [batch, sequence, hidden].
+
+    documents: packed into each sequence, all of one length, which do not see each other.
+    """
 
     batch: int
     sequence: int
@@ -20,6 +24,13 @@ class Dims:
     heads: int
     kv_heads: int
     rope_base: float = 10000.0
+    documents: int = 1
+
+    @property
+    def unpacked(self):
+        """The sizes of the documents by themselves, one a sequence."""
+        documents = self.documents
+        return replace(self, batch=self.batch * documents, sequence=self.sequence // documents, documents=1)
 
     @property
     def head_dim(self):
@@ -60,16 +71,17 @@ class Dims:
         """Floating-point operations of a forward and backward.
 
         6 per token and weight of the GEMMs; attention's two products, 4·s²·h·d forward and twice that backward,
-        halved by the causal mask.
+        halved by the causal mask, s the length of a document.
         """
         gemm = 6 * self.batch * self.sequence * (self.parameters - 2 * self.hidden)
-        return gemm + 3 * 4 * self.batch * self.sequence**2 * self.hidden // 2
+        return gemm + 3 * 4 * self.unpacked.batch * self.unpacked.sequence**2 * self.hidden // 2
 
 
 SIZES = {
     "7b-b1": Dims(1, 4096, 4096, 11008, 32, 32),  # Llama-2-7B
     "7b-b2": Dims(2, 4096, 4096, 11008, 32, 32),
     "8b-s8192": Dims(1, 8192, 4096, 14336, 32, 8, 500000.0),  # Llama-3-8B
+    "8b-s8192-d8": Dims(1, 8192, 4096, 14336, 32, 8, 500000.0, documents=8),
     "70b-b1": Dims(1, 4096, 8192, 28672, 64, 8, 500000.0),  # Llama-3-70B; Llama-2-70B differs in the base alone
 }
 # Small enough that the GPU always waits for the host: its time is the host's cost of launching a layer.
@@ -106,3 +118,11 @@ class Problem:
         arrays = {name: future.result() for name, future in futures.items()}
         self.x, self.dy = arrays.pop("x"), arrays.pop("dy")
         self.weights = arrays
+
+    @property
+    def unpacked(self):
+        """The same numbers with one document a sequence, for layers that know no packed ones."""
+        problem = copy.copy(self)
+        problem.dims = dims = self.dims.unpacked
+        problem.x, problem.dy = (array.reshape(dims.batch, dims.sequence, -1) for array in (self.x, self.dy))
+        return problem

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,6 +69,7 @@ def test_flops_count_every_product():
     products += [(dims.sequence, dims.sequence, d)] * (dims.batch * dims.heads)  # q·kᵀ and p·v, half of each masked
     forward = sum(2 * m * n * k for m, n, k in products)
     assert dims.flops == 3 * forward
+    assert replace(dims, documents=4).flops == replace(dims, batch=4 * dims.batch, sequence=dims.sequence // 4).flops
 
 
 def test_problem_is_bf16_noise_of_the_stated_scale(seed):
@@ -323,15 +325,16 @@ def check_against_numpy(results, problem, seed):
         assert (gradient * direction).sum() == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-4), name
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_paddle_peer_computes_the_problem(seed, kv_heads, monkeypatch):
+@pytest.mark.parametrize("kv_heads, documents", [(4, 1), (2, 1), (2, 3)])
+def test_paddle_peer_computes_the_problem(seed, kv_heads, documents, monkeypatch):
     """Weights, angles and gradients reach the right places; te differs from this in its kernels alone."""
-    problem = Problem(Dims(2, 24, 32, 48, 4, kv_heads, 500000.0), seed)
+    problem = Problem(Dims(2, 24, 32, 48, 4, kv_heads, 500000.0, documents), seed)
     peer = peers.PaddleTE(problem, backend="paddle", device="cpu", dtype="float32")
     monkeypatch.setattr(peer, "to_torch", lambda tensor: tensor)
     peer.step()
-    results = peer.results()
-    check_against_numpy(results, problem, seed)
+    results, alone = peer.results(), problem.unpacked
+    assert alone.x.shape == (2 * documents, 24 // documents, 32)
+    check_against_numpy(results | {name: results[name].reshape(alone.x.shape) for name in ("y", "dx")}, alone, seed)
     peer.release()
     assert peer.x.grad is None and all(parameter.grad is None for parameter in peer.module_parameters)
     assert peer.peak_memory() is None
