@@ -19,7 +19,7 @@ from paddle_te.native import library
 from tests.multiprocess.distributed import jobs
 
 NAMES = ["pd_bf16", "te_bf16", "te_bf16_full", "te_bf16_fused", "te_bf16_half"]
-NAMES += ["te_fp8", "te_fp8_full", "te_fp8_head", "te_fp8_wgrad"]
+NAMES += ["te_fp8", "te_fp8_full", "te_fp8_head", "te_fp8_wgrad", "te_bf16_packed", "te_fp8_packed_full"]
 RESUMED = ["te_bf16", "te_fp8"]
 # Rounding: the losses were seen to part by 1.4e-4 in bf16 and 1.2e-3 in fp8, as much as fp8 parts from bf16; the
 # weights by 4e-3 and 2.5e-2.

@@ -89,7 +89,7 @@ class SameBatch(MockDataset):
         index %= 12
         sample = super().__getitem__(index)
         if self.end_of_document is not None and index:
-            sample["text"][index % 5 :: 3 + index] = self.end_of_document
+            sample["text"][index % 5 :: 8 + index] = self.end_of_document
         return sample
 
 

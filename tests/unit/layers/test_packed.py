@@ -5,17 +5,16 @@ import paddle
 import pytest
 
 from paddle_te import fp8
-from paddle_te.layers import DotProductAttention, MultiHeadAttention, RotaryPositionEmbedding, TransformerLayer
+from paddle_te.layers import DotProductAttention, MultiHeadAttention, RotaryPositionEmbedding
 from paddle_te.ops import documents, get_ops
 from paddle_te.ops.te import program
 from tests import emulated_te
-from tests.layer_cases import ATTENTION, RECIPES, weights
-from tests.packed_rows import random_rows, spans
+from tests.layer_cases import ATTENTION, RECIPES
+from tests.packed_cases import ROWS, TOKENS, dense_mask, draw, random_rows, run, spans
+from tests.packed_cases import transformer as transformer_of
 from tests.poison import poison_allocations
 from tests.small_llama import relative
 
-ROWS, TOKENS, HEADS, HEAD_DIM = 3, 32, 4, 16
-HIDDEN = HEADS * HEAD_DIM
 DTYPES = {"paddle": "float32", "transformer_engine": "float16"}  # the CPU lacks kernels for bfloat16
 
 
@@ -30,47 +29,15 @@ def generator(seed):
     return np.random.default_rng(seed)
 
 
-def transformer(generator, backend, kv_heads=2, **options):
-    layer = TransformerLayer(HIDDEN, 48, HEADS, kv_heads, backend=backend, params_dtype=DTYPES[backend], **options)
-    for name, value in weights(layer, generator).items():
-        layer.state_dict()[name].set_value(paddle.to_tensor(value).astype(DTYPES[backend]))
-    return layer
-
-
-def run(layer, x, dy, rows, recipe=None, masked=False, **options):
-    """{name: float32 array} of the output and all gradients; masked: with a dense mask in the place of cu_seqlens."""
-    dtype = next(iter(layer.parameters())).dtype
-    shape, x = x.shape, paddle.to_tensor(x).astype(dtype).detach()
-    if layer.self_attention.max_sequence_length:
-        x = x.flatten(0, 1)
-    x.stop_gradient = False
-    layer.clear_gradients()
-    freqs = RotaryPositionEmbedding(HEAD_DIM).at(paddle.to_tensor(documents.positions(rows)))
-    cu_seqlens = None if masked else paddle.to_tensor(documents.cu_seqlens(rows))
-    mask = dense_mask(rows) if masked else None
-    with fp8.fp8_autocast(recipe is not None, recipe):
-        y = layer(x, mask, freqs, cu_seqlens=cu_seqlens, **options)
-    y.backward(paddle.to_tensor(dy).astype(dtype).reshape(y.shape))
-    tensors = {"y": y.reshape(shape), "dx": x.grad.reshape(shape)}
-    tensors |= {name: parameter.grad for name, parameter in layer.named_parameters()}
-    return {name: tensor.astype("float32").numpy() for name, tensor in tensors.items()}
-
-
-def dense_mask(rows):
-    ends, tokens = documents.flash_mask(rows), np.arange(TOKENS)
-    seen = (tokens[:, None] >= tokens) & (tokens[:, None] < ends)
-    return paddle.to_tensor(np.where(seen, 0, np.finfo("float32").min)[:, None].astype("float32"))
-
-
-def draw(generator):
-    return (generator.standard_normal([ROWS, TOKENS, HIDDEN], "float32") for _ in range(2))
+def transformer(generator, backend, *args, **options):
+    return transformer_of(generator, backend, DTYPES[backend], *args, **options)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("how", ["plain", "recomputed", "flat"])
 def test_pd_computes_each_document_as_if_it_were_alone(generator, how, kv_heads):
     layer = transformer(generator, "paddle", kv_heads, max_sequence_length=TOKENS if how == "flat" else None)
-    rows, (x, dy) = random_rows(generator, ROWS, TOKENS), draw(generator)
+    rows, (x, dy) = random_rows(generator), draw(generator)
     got = run(layer, x, dy, rows, recompute_core_attention=how == "recomputed")
     layer.self_attention.max_sequence_length = None
     sums = {}
@@ -88,7 +55,7 @@ def test_pd_computes_each_document_as_if_it_were_alone(generator, how, kv_heads)
 @pytest.mark.parametrize("how", ["plain", "recomputed", "flat"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_te_computes_what_pd_computes(seed, generator, how, kv_heads):
-    rows, (x, dy) = random_rows(generator, ROWS, TOKENS), draw(generator)
+    rows, (x, dy) = random_rows(generator), draw(generator)
     got, want = (
         run(
             transformer(
@@ -108,7 +75,7 @@ def test_te_computes_what_pd_computes(seed, generator, how, kv_heads):
 @pytest.mark.parametrize("recipe", ["delayed", "current"])
 @pytest.mark.parametrize("backend", DTYPES)
 def test_in_fp8_layers_attention_is_that_of_a_dense_mask(seed, generator, backend, recipe):
-    rows, (x, dy) = random_rows(generator, ROWS, TOKENS), draw(generator)
+    rows, (x, dy) = random_rows(generator), draw(generator)
     got, want = (
         run(transformer(np.random.default_rng(seed), backend), x, dy, rows, RECIPES[recipe], masked)
         for masked in (False, True)
@@ -118,7 +85,7 @@ def test_in_fp8_layers_attention_is_that_of_a_dense_mask(seed, generator, backen
 
 
 def test_dot_product_attention_takes_documents(generator):
-    rows = random_rows(generator, ROWS, TOKENS)
+    rows = random_rows(generator)
     q, k, v = (paddle.to_tensor(generator.standard_normal([ROWS, TOKENS, 2, 16], "float32")) for _ in range(3))
     layer = DotProductAttention(16, backend="paddle")
     got = layer(q, k, v, cu_seqlens=paddle.to_tensor(documents.cu_seqlens(rows))).numpy()
@@ -130,7 +97,7 @@ def test_programs_serve_all_batches_of_as_many_documents(generator):
     fewest, many = [[TOKENS]] * ROWS, [[4] * 8, [TOKENS], [16, 16]]  # up to 8 documents, and up to 16
     program.clear()
     recorded = []
-    for rows in [fewest, many, *(random_rows(generator, ROWS, TOKENS) for _ in range(4))]:
+    for rows in [fewest, many, *(random_rows(generator) for _ in range(4))]:
         run(layer, *draw(generator), rows)
         recorded.append(program.program_of.cache_info().misses)
     assert recorded[1] == recorded[0] + 1, "the attention half, not the MLP"

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from paddle_te.ops import documents
-from tests.packed_rows import random_rows
+from tests.packed_cases import random_rows
 
 ROWS = [[3, 5], [8], [1, 1, 6]]
 

@@ -12,7 +12,7 @@ from paddle_te.ops import documents
 from paddle_te.training.datasets import collate_fn
 from paddle_te.training.packing import make_collator, separation, split_at
 from paddle_te.training.pretrain import end_of_document
-from tests.packed_rows import spans
+from tests.packed_cases import spans
 from tests.unit.models.llama.native import relative, tiny_config
 
 END = 2

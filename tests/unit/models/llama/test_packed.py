@@ -11,7 +11,7 @@ from paddle_te.models.llama import LlamaForCausalLM
 from paddle_te.models.llama.decoder import TELlamaDecoderLayerPipe
 from paddle_te.models.llama.lora import TELoRAModel, lora_config
 from paddle_te.ops import documents
-from tests.packed_rows import random_rows, spans
+from tests.packed_cases import random_rows, spans
 from tests.unit.models.llama.native import draw_adapters, relative, tiny_config
 
 ROWS, TOKENS = 3, 24
