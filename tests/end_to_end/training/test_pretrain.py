@@ -19,6 +19,7 @@ VARIANTS = {
     "pd-recompute": dict(transformer_engine_backend="paddle", recompute="true"),
     "pd-fp8": dict(transformer_engine_backend="paddle", use_fp8="true", fp8_amax_history_len=4, recompute="true"),
     "pd-fp8-current": dict(transformer_engine_backend="paddle", use_fp8="true", fp8_recipe="current"),
+    "pd-packed": dict(transformer_engine_backend="paddle", reset_attention_mask="true", reset_position_ids="true"),
     "pd-fp8-head": dict(transformer_engine_backend="paddle", use_fp8="true", fp8_lm_head="true"),
 }
 
@@ -68,6 +69,10 @@ def test_none_and_pd_train_alike_from_the_same_weights(monkeypatch, tmp_path):
         (dict(model_name_or_path="llama-9000b"), "llama-9000b"),
         (dict(tokenizer_name_or_path="/no/folder"), "tokenizer '/no/folder': there is no such folder"),
         (dict(mock_data="false"), "input_dir"),
+        (
+            dict(transformer_engine_backend="paddle", use_fp8="true", fp8_dpa="true", reset_attention_mask="true"),
+            "no attention in fp8 over packed documents; leave out --reset_attention_mask",
+        ),
         (dict(lr_scheduler_type="constant"), "linear"),
         (dict(learn_rate=1), "--learn_rate: there is no such flag; did you mean --learning_rate?"),
         (dict(max_steps="many"), "--max_steps: invalid int value: 'many'"),
