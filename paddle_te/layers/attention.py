@@ -6,6 +6,8 @@ from paddle_te.distributed import recompute
 from paddle_te.fp8 import ModuleScaling
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, local_size
 
+_MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
+
 
 class DotProductAttention(BackendLayer):
     """softmax(q·kᵀ / √d)·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa.
@@ -23,22 +25,17 @@ class DotProductAttention(BackendLayer):
         """What attention takes as quantizers, None where it is not in fp8. Call it before the first kernel.
 
         sequence: tokens; masked: there is an attention mask; cached: keys of earlier tokens; packed: cu_seqlens.
-        Raises ValueError where two of them are so, and where fp8_dpa is on and one is, or the backend has no such
-        attention.
+        Raises ValueError for packed documents with a mask or a cache, and where fp8_dpa is on and one of the three is
+        there, or the backend has no such attention.
         """
-        others = {
-            "attention mask (padding)": masked,
-            "packed documents (cu_seqlens)": packed,
-            "key-value cache (generation)": cached,
-        }
-        what = [name for name, there in others.items() if there]
-        if packed and len(what) > 1:
-            raise ValueError(f"attention of {' and '.join(what)} at once: cu_seqlens tell alone which token sees which")
+        if packed and (masked or cached):
+            raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
             return None
-        if what:
-            raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what[0]}; leave fp8_dpa out")
+        if masked or cached or packed:
+            what = _MASK if masked else _CACHE if cached else "packed documents (cu_seqlens)"
+            raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
         # in training also without gradients: recompute's first forward
         backward = (self.training or paddle.is_grad_enabled()) and quantizers[0].forward_pass.recipe.fp8_dpa_bwd
         self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
@@ -216,8 +213,15 @@ class MultiHeadAttention(BackendLayer):
         """Rotation and attention, for which backends have one operation where there is no mask."""
         if attention_mask is not None:
             return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
-        heads, how = (self.num_heads, self.num_kv_heads), dict(cu_seqlens=cu_seqlens, quantizers=quantizers)
-        return self.ops.rotary_attention(qkv, rotary_pos_emb, *heads, scale=self.scale, **how)
+        return self.ops.rotary_attention(
+            qkv,
+            rotary_pos_emb,
+            self.num_heads,
+            self.num_kv_heads,
+            scale=self.scale,
+            cu_seqlens=cu_seqlens,
+            quantizers=quantizers,
+        )
 
     def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
         """(context, (k, v) of all tokens so far)."""

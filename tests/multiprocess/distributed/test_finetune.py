@@ -93,19 +93,23 @@ def run(place, output, processes=1, environment=(), script=SCRIPT, **flags):
     return losses, {name: value.astype("float32").numpy() for name, value in adapter.items()}
 
 
+PACKED = dict(zero_padding="true")
+
+
 @pytest.fixture(scope="module")
 def one_process(place):
-    """An adapter whose B is not zero any more, and the run in one process that begins with it."""
+    """The runs in one process, of samples and of packed ones, that begin with an adapter whose B is not zero."""
     run(place, place / "start", max_steps=1)
-    return run(place, place / "one", lora_path=place / "start")
+    plain = run(place, place / "one", lora_path=place / "start")
+    return plain, run(place, place / "one-packed", lora_path=place / "start", **PACKED)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_lora_learns_as_in_one_process(place, one_process, nvgpu_host, layout):
+@pytest.mark.parametrize("layout, packed", [("tp2", False), ("sp_tp2", True), ("sharding2", False)])
+def test_lora_learns_as_in_one_process(place, one_process, nvgpu_host, layout, packed):
     environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2")
-    flags = LAYOUTS[layout]
+    flags = LAYOUTS[layout] | (PACKED if packed else {})
     losses, adapter = run(place, place / layout, 2, environment, lora_path=place / "start", **flags)
-    want, weights = one_process
+    want, weights = one_process[packed]
     assert want[-1] < want[0] - 0.1 and losses == pytest.approx(want, rel=1e-5)
     assert adapter.keys() == weights.keys()  # whole, whatever the layout
     for name, value in weights.items():
