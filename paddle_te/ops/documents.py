@@ -7,6 +7,8 @@ counts as a document of its own.
 import numpy as np
 import paddle
 
+from paddle_te.ops.kept import kept_on
+
 # cu_seqlens are padded to so many documents, or the next power of two: for each number of them te would record its
 # programs and cuDNN make its plans anew.
 FEWEST = 8
@@ -49,26 +51,14 @@ def from_flash_mask(mask):
     """cu_seqlens, a tensor, of PaddleNLP's attn_mask_startend_row_indices: of what `flash_mask` makes, as [b, 1, s],
     [b, s] or [b, 1, s, 1]. Tokens at the end of a row that nobody sees, which is padding, are a document.
 
-    Waits for the mask's numbers. What it becomes is kept on the mask for the next layers, while it does not change.
-    Raises NotImplementedError for what is not one causal document after another.
+    Waits for the mask's numbers. Raises NotImplementedError for what is not one causal document after another.
     """
-    version, kept = getattr(mask, "_paddle_te_cu_seqlens", (None, None))
-    if version != mask.inplace_version:
-        kept = paddle.to_tensor(cu_seqlens(_rows(mask)), place=mask.place)
-        mask._paddle_te_cu_seqlens = mask.inplace_version, kept
-    return kept
+    return paddle.to_tensor(cu_seqlens(_rows(mask)), place=mask.place)
 
 
 def boundaries(mask):
-    """cu_seqlens, from themselves, [documents + 1], or from a FlashMask; None for None."""
-    return mask if mask is None or mask.ndim == 1 else from_flash_mask(mask)
-
-
-def copy_of_flash_mask(mask):
-    """A copy that has kept what the mask has become."""
-    cu_seqlens, copy = from_flash_mask(mask), mask.clone()
-    copy._paddle_te_cu_seqlens = copy.inplace_version, cu_seqlens
-    return copy
+    """cu_seqlens, from themselves, [documents + 1], or from a FlashMask, for all layers at once; None for None."""
+    return mask if mask is None or mask.ndim == 1 else kept_on(mask, from_flash_mask)
 
 
 def _rows(mask):

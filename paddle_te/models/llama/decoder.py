@@ -10,6 +10,7 @@ from paddle_te.distributed import fp8_group, recompute
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.ops import documents, get_ops
+from paddle_te.ops.kept import copy_with_kept, kept_on
 from paddle_te.options import LayerOptions
 
 # In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
@@ -176,7 +177,7 @@ class TELlamaDecoderLayer(nn.Layer):
     def _angles(self, hidden_states, position_ids, past_key_value):
         """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids."""
         if position_ids is not None and position_ids is not FROM_ZERO:
-            return self.rope.at(position_ids)
+            return kept_on(position_ids, self.rope.at)
         if hidden_states.ndim == 2:
             return self.rope(self.config.seq_length)
         past = 0 if past_key_value is None else past_key_value[0].shape[1]
@@ -217,9 +218,6 @@ class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
         """
         hidden_states, *others = args if isinstance(args, tuple) else (args,)
         others = _by_name(others)
-        # copies, because a pipeline lets go of what a stage has sent
-        copy = {FLASH_MASK: documents.copy_of_flash_mask}
-        travelling = [copy.get(name, paddle.clone)(tensor) for name, tensor in others.items()]
         first = self._micro_batches.is_first(self.training)
         full = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"
         run = super().forward
@@ -227,4 +225,5 @@ class TELlamaDecoderLayerPipe(TELlamaDecoderLayer):
             out = recompute(run, hidden_states, is_first_microbatch=first, **others)
         else:
             out = run(hidden_states, is_first_microbatch=first, **others)
-        return (out, *travelling) if travelling else out
+        # copies, because a pipeline lets go of what a stage has sent
+        return (out, *map(copy_with_kept, others.values())) if others else out

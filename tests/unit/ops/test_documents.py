@@ -5,6 +5,7 @@ import paddle
 import pytest
 
 from paddle_te.ops import documents
+from paddle_te.ops.kept import copy_with_kept
 from tests.packed_cases import random_rows
 
 ROWS = [[3, 5], [8], [1, 1, 6]]
@@ -32,7 +33,7 @@ def test_flash_masks_of_documents_are_translated(seed, shape):
     mask = {"[b, s]": mask[:, 0], "[b, 1, s]": mask, "[b, 1, s, 1]": mask.unsqueeze(-1)}[shape]
     got = documents.from_flash_mask(mask)
     assert got.dtype == paddle.int32 and got.tolist() == documents.cu_seqlens(rows).tolist()
-    assert documents.from_flash_mask(mask) is got  # for the next layer
+    assert documents.boundaries(got) is got and documents.boundaries(None) is None
 
 
 def test_hidden_tokens_at_the_end_of_a_row_are_a_document():
@@ -55,11 +56,15 @@ def test_other_patterns_are_refused(mask, row, start):
         documents.from_flash_mask(paddle.to_tensor(mask, "int32"))
 
 
-def test_a_mask_that_changes_in_place_is_translated_again():
+def test_a_mask_is_translated_once_unless_it_changes_in_place():
     mask = paddle.to_tensor([[4, 4, 4, 4]], "int32")
-    assert documents.from_flash_mask(mask)[1] == 4
+    first = documents.boundaries(mask)
+    assert first[1] == 4 and documents.boundaries(mask) is first
+    copy = copy_with_kept(mask)
+    assert copy is not mask and documents.boundaries(copy) is first
     mask[0, :2] = 2
-    assert documents.from_flash_mask(mask).tolist()[:3] == [0, 2, 4]
+    assert documents.boundaries(mask).tolist()[:3] == [0, 2, 4]
+    assert documents.boundaries(copy) is first and documents.boundaries(copy_with_kept(mask))[1] == 2
 
 
 @pytest.mark.parametrize("shape", [[2, 4, 2], [2, 1, 4, 2], [2, 1, 4, 4], [2, 3, 4], [4]])

@@ -7,6 +7,7 @@ import paddle
 import pytest
 from paddle.distributed import fleet
 
+from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.models.llama import LlamaForCausalLM
 from paddle_te.models.llama.decoder import TELlamaDecoderLayerPipe
 from paddle_te.models.llama.lora import TELoRAModel, lora_config
@@ -141,14 +142,20 @@ def test_what_travels_through_a_pipeline_is_told_by_its_dtype(seed, pipeline_lay
         assert tensor is not given[name] and tensor.dtype == given[name].dtype and (tensor == given[name]).all()
 
 
-def test_a_stage_waits_for_a_mask_once(monkeypatch, seed, pipeline_layer):
+def test_what_a_batch_tells_all_layers_is_computed_once(monkeypatch, seed, pipeline_layer):
+    """In a pipeline's stage, where each layer copies what travels on, and in a model: documents, and angles."""
+    read, at, calls = documents._rows, RotaryPositionEmbedding.at, []
+    monkeypatch.setattr(documents, "_rows", lambda mask: calls.append("documents") or read(mask))
+    monkeypatch.setattr(RotaryPositionEmbedding, "at", lambda *args: calls.append("angles") or at(*args))
     _, inputs = batch(np.random.default_rng(seed), "attn_mask_startend_row_indices")
-    read, calls = documents._rows, []
-    monkeypatch.setattr(documents, "_rows", lambda mask: calls.append(1) or read(mask))
     args = paddle.randn([ROWS, TOKENS, 64]), inputs["attn_mask_startend_row_indices"], inputs["position_ids"]
     for _ in range(3):
         args = pipeline_layer(args)
-    assert len(calls) == 1
+    assert sorted(calls) == ["angles", "documents"]
+    calls.clear()
+    _, inputs = batch(np.random.default_rng(seed), "attn_mask_startend_row_indices")
+    make(seed)(**inputs)
+    assert sorted(calls) == ["angles", "documents"]
 
 
 def test_what_else_travels_is_refused(pipeline_layer):
