@@ -185,7 +185,7 @@ def train(model, batches):
 
 @pytest.mark.parametrize("precision", ["bf16", *FP8])
 def test_packed_steps(gpu, seed, precision):
-    """Full recompute runs the masks through backward as well."""
+    """Full recompute runs the boundaries through backward as well."""
     settings = dict(recompute=True, recompute_granularity="full") | FP8.get(precision, {})
     generator = np.random.default_rng(seed)
     batches = [batch_of_documents(generator) for _ in range(2)] * 4
