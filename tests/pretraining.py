@@ -6,6 +6,8 @@ from pathlib import Path
 
 import paddle
 
+from paddle_te.runs.checkpoints import complete_checkpoints
+from paddle_te.runs.manifest import STATE_SUFFIXES
 from paddle_te.training import pretrain
 
 ON_MOCK_DATA = dict(
@@ -47,3 +49,10 @@ def losses(output):
     """{step: loss} of the log that a run has left."""
     lines = map(json.loads, (Path(output) / "train_log.jsonl").read_text().splitlines())
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def numbers(output):
+    """{file: its bytes} of the newest complete checkpoint: weights, moments, schedule, scales and random states."""
+    _, newest = complete_checkpoints(output)[-1]
+    files = (path for path in newest.rglob("*") if path.suffix in STATE_SUFFIXES)
+    return {f"{newest.name}/{path.relative_to(newest)}": path.read_bytes() for path in files}

@@ -1,12 +1,14 @@
-"""Trains in child processes that are killed with SIGKILL while they save, again and again.
+"""Trains in child processes that are killed with SIGKILL, again and again; kills.py starts it.
 
     killed_saves.py JOB.json
 
 The job: {"flags": words of run_pretrain, "kills": N, "ranks": N, "seed": N, "save_seconds": how long a save takes,
 "sync_seconds": how much longer flushing a file in the background takes, "report": file}.
 Paddle is imported once; every run is forked from here, one process a rank, resumes with `auto`, and is
-killed at a random moment of its first or second save: all ranks at once, or one of them first. The report, one line of
-JSON a run: {"resumed": what each rank's `auto` took, "complete", "incomplete": steps of the folders after the kill}.
+killed: all ranks at once, or one of them first. Every other kill comes at a random moment of a run's first or second
+save, the others at any moment, from its start until about half a time longer than the first save took to begin. The
+report, one line of JSON a kill: {"resumed": what each rank's `auto` took, "complete": steps of the folders after the
+kill, "interrupted": steps of those that the run had begun to write}.
 """
 
 import contextlib
@@ -107,23 +109,22 @@ def start(job, folder):
     return pids
 
 
-def steps(output):
-    folders = {int(path.name.split("-")[1]): path for path in output.glob("checkpoint-*")}
-    complete = sorted(step for step, path in folders.items() if (path / ".checkpoint_done").exists())
-    return complete, sorted(folders.keys() - complete)
-
-
 def inodes(output):
     """{checkpoint folder: its inode}; a folder may vanish meanwhile."""
     with os.scandir(output) if output.exists() else contextlib.nullcontext([]) as entries:
         return {entry.name: entry.inode() for entry in entries if entry.name.startswith("checkpoint-")}
 
 
+def begun(output, before):
+    """The names of the checkpoint folders that a run has begun to write."""
+    return {name for name, inode in inodes(output).items() if before.get(name) != inode}
+
+
 def wait_for_a_save(output, pids, before):
     """Until a checkpoint folder is there that was not, or has lost its files since."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        if any(before.get(name) != inode for name, inode in inodes(output).items()):
+        if begun(output, before):
             return
         if os.waitpid(pids[0], os.WNOHANG)[0]:
             raise SystemExit("rank 0 ended by itself: see its log")
@@ -135,7 +136,7 @@ def wait_on(output, before, seconds):
     """So long, or until a third save begins: quick machines must not run out of steps before the last kill."""
     saves, deadline = set(), time.monotonic() + seconds
     while time.monotonic() < deadline and len(saves) < 3:
-        saves |= {name for name, inode in inodes(output).items() if before.get(name) != inode}
+        saves |= begun(output, before)
         time.sleep(0.002)
 
 
@@ -153,20 +154,26 @@ def main():
     job = json.loads(Path(sys.argv[1]).read_text())
     folder, output = Path(sys.argv[1]).parent, Path(job["output"])
     chance = random.Random(job["seed"])
-    for _ in range(job["kills"]):
+    for number in range(job["kills"]):
         for path in folder.glob("resumed*.json"):
             path.unlink()
-        before = inodes(output)
+        before, began = inodes(output), time.monotonic()
         pids = start(job, folder)
         try:
-            wait_for_a_save(output, pids, before)
-            wait_on(output, before, chance.uniform(0, 2 * job["save_seconds"]))
+            if number % 2 == 0:
+                wait_for_a_save(output, pids, before)
+                until_save = time.monotonic() - began
+                wait_on(output, before, chance.uniform(0, 2 * job["save_seconds"]))
+            else:
+                wait_on(output, before, chance.uniform(0, 1.5 * until_save))
         finally:
             kill(pids, chance)
-        complete, incomplete = steps(output)
-        resumed = [json.loads(path.read_text()) for path in sorted(folder.glob("resumed*.json"))]
+        complete = [step for step, _ in checkpoints.complete_checkpoints(output)]
+        written = {int(name.rpartition("-")[2]) for name in begun(output, before)}
+        resumed = [json.loads(path.read_text()) for path in folder.glob("resumed*.json") if path.stat().st_size]
+        record = dict(resumed=resumed, complete=complete, interrupted=sorted(written.difference(complete)))
         with open(job["report"], "a") as report:
-            report.write(json.dumps(dict(resumed=resumed, complete=complete, incomplete=incomplete)) + "\n")
+            report.write(json.dumps(record) + "\n")
     pids = start(job, folder)  # to the end
     if any(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids):
         raise SystemExit("the last run failed: see the logs")

@@ -1,95 +1,19 @@
-"""Saves that are interrupted: killed at random moments, in one process and under TP2; a disk that is full.
+"""Saves that are interrupted: runs killed at random moments, in one process and under TP2; a disk that is full."""
 
-PADDLE_TE_KILLS=50 kills each job 50 times instead of a few.
-"""
-
-import json
-import os
 import resource
-import sys
-from pathlib import Path
 
 import pytest
 
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.training import trainer
-from tests.nvgpu_processes import python_path
-from tests.pretraining import command, losses, run
-from tests.processes import run as run_process
-
-HERE = Path(__file__).parent
-KILLS = int(os.environ.get("PADDLE_TE_KILLS", 3))
-MODEL = HERE.parents[1] / "model"
-FLAGS = dict(
-    model_name_or_path=MODEL,
-    save_steps=1,
-    save_total_limit=2,
-    gradient_accumulation_steps=1,
-    transformer_engine_backend="paddle",
-)
+from tests.multiprocess.runs.kills import FLAGS, kill_and_compare
+from tests.pretraining import run
 
 
-def train(folder, environment, ranks, kills, **flags):
-    """Trains in `ranks` processes to the end, after being killed; returns (losses, a line of report for each kill)."""
-    folder.mkdir()
-    flags = FLAGS | flags | dict(max_steps=3 * KILLS + 3, resume_from_checkpoint="auto")
-    seed = int.from_bytes(os.urandom(3), "little")
-    print(f"seed of the kills: {seed}")
-    job = dict(
-        flags=command(folder / "out", **flags),
-        output=str(folder / "out"),
-        report=str(folder / "report.jsonl"),
-        kills=kills,
-        ranks=ranks,
-        seed=seed,
-        save_seconds=0.15 * ranks,
-        sync_seconds=0.03,
-    )
-    (folder / "job.json").write_text(json.dumps(job))
-    environment = os.environ | environment | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
-    arguments = [sys.executable, HERE / "killed_saves.py", folder / "job.json"]
-    done = run_process(arguments, env=environment, timeout=300 + 60 * KILLS)
-    logs = "".join(log.read_text()[-3000:] for log in folder.glob("rank*.log"))
-    assert not done.returncode, f"{done.stderr[-2000:]}\n{logs}"
-    report = folder / "report.jsonl"
-    return losses(folder / "out"), [json.loads(line) for line in report.read_text().splitlines()] if kills else []
-
-
-@pytest.mark.parametrize("layout", ["one process", "tp2"])
-def test_killed_while_saving(layout, tmp_path, nvgpu_host):
-    if layout == "tp2":
-        ranks, environment, flags = 2, nvgpu_host, dict(device="nvgpu", tensor_parallel_degree=2)
-    else:
-        ranks, environment, flags = 1, {}, {}
-    whole, _ = train(tmp_path / "whole", environment, ranks, 0, **flags)
-    kill_and_compare(tmp_path, "killed", whole, environment, ranks, **flags)
-    if ranks == 1:
-        return
-    staging = tmp_path / "staging"
-    staging.mkdir()
-    in_background = dict(save_in_background="true", staging_dir=staging)
-    kill_and_compare(tmp_path, "background", whole, environment, ranks, **flags | in_background)
-    assert not any(staging.iterdir()), "what killed runs have staged is still there"
-
-
-def kill_and_compare(folder, name, whole, environment, ranks, **flags):
-    """Trains with kills, and compares it with the run without."""
-    got, report = train(folder / name, environment, ranks, KILLS, **flags)
-    assert got == whole and len(set(whole.values())) == len(whole) == 3 * KILLS + 3
-
-    previous = []  # complete steps before a run
-    for line in report:
-        newest = previous[-1] if previous else None
-        expected = newest and str(folder / name / "out" / f"checkpoint-{newest}")
-        assert line["resumed"] == [expected] * ranks
-        assert not newest or line["complete"][-1] >= newest, "a complete checkpoint was lost"
-        previous = line["complete"]
-    interrupted = sum(bool(line["incomplete"]) for line in report)
-    print(f"{name}, {ranks} ranks: {len(report)} kills, {interrupted} left an incomplete checkpoint")
-    assert interrupted or KILLS < 10, "no kill fell into a save"
-    assert sorted(p.name for p in (folder / name / "out").glob("checkpoint-*")) == sorted(
-        p.name for p in (folder / "whole/out").glob("checkpoint-*")
-    )
+@pytest.mark.parametrize("ways", [["one process"], ["tp2", "tp2, background"]], ids=["one process", "tp2"])
+def test_killed_while_saving(ways, tmp_path, nvgpu_host):
+    for way in ways:
+        print(way, kill_and_compare(tmp_path, way, 3, nvgpu_host))
 
 
 # the file that has no room; or, where that is renamed into place, how long any file may be: weights have 0.8 MB here
