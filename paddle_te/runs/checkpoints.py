@@ -12,7 +12,8 @@ import shutil
 from itertools import count
 from pathlib import Path
 
-from paddle_te.runs.manifest import COMPLETE_MARK, MANIFEST, CheckpointDamaged, damage, seal
+from paddle_te.weights.files import sync
+from paddle_te.weights.manifest import COMPLETE_MARK, CheckpointDamaged, damage
 
 # in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
 STOPPED_MARK = "stopped"
@@ -77,15 +78,6 @@ def check_writable(name, folder):
         raise ValueError(f"{name}: {folder} cannot be made or written, for {there} is no folder that can be")
 
 
-def sync(path):
-    """Writes a file, or a folder's list of names, through to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def flush(folder):
     """Writes a folder and all files in it through to the disk."""
     for path in filter(Path.is_file, Path(folder).rglob("*")):
@@ -98,22 +90,6 @@ def flush_names(folder):
     folder = Path(folder)
     for path in (*filter(Path.is_dir, folder.rglob("*")), folder, folder.parent):
         sync(path)
-
-
-def mark_complete(folder, manifest):
-    """Writes the Manifest of a checkpoint whose files are all on the disk (`flush`), and then its mark."""
-    folder, text = Path(folder), manifest.text()
-    write_through(folder / MANIFEST, text)
-    write_through(folder / COMPLETE_MARK, seal(text).encode())
-
-
-def write_through(path, content):
-    """A small file that is there whole or not at all."""
-    partial = path.with_name(f".{path.name.lstrip('.')}.partial")
-    partial.write_bytes(content)
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
 
 
 def remove_checkpoint(folder):

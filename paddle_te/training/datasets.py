@@ -21,7 +21,7 @@ from paddlenlp.utils.log import logger
 
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import PRETRAIN_DATA, proportions
-from paddle_te.runs.manifest import fingerprint
+from paddle_te.runs.identity import fingerprint
 from paddle_te.training import index_cache
 
 SPLITS = ("train", "valid", "test")

@@ -18,7 +18,7 @@ from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.options import configure
-from paddle_te.runs.manifest import model_values
+from paddle_te.runs.identity import model_values
 from paddle_te.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.ending import refusing_wrong_input, run_to_end

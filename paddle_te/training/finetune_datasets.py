@@ -15,7 +15,7 @@ from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 from paddle_te.ops import documents
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_DATA
-from paddle_te.runs.manifest import fingerprint
+from paddle_te.runs.identity import fingerprint
 from paddle_te.training import jsonl
 from paddle_te.training.packing import separation
 

@@ -23,7 +23,7 @@ from paddle_te.models.llama import causal_mask_only, model_class
 from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.options import configure
-from paddle_te.runs.manifest import model_values
+from paddle_te.runs.identity import model_values
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments, check_weights_folder
 from paddle_te.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks

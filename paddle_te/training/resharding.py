@@ -22,9 +22,8 @@ from paddlenlp.trainer.trainer_utils import OptimizerNames
 from paddlenlp.utils.log import logger
 
 from paddle_te.models.llama.loading import layout_of, load_weights, read_share
-from paddle_te.runs import manifest
 from paddle_te.runs.checkpoints import is_complete
-from paddle_te.weights import CheckpointError, Degrees
+from paddle_te.weights import CheckpointError, Degrees, manifest
 from paddle_te.weights.folder import open_checkpoint, variant
 from paddle_te.weights.layout import SPLIT_AXIS
 from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, open_optimizer

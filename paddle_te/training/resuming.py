@@ -13,9 +13,9 @@ from paddle_te import fp8
 from paddle_te.distributed import gather_objects
 from paddle_te.models.llama.decoder import fp8_recipe
 from paddle_te.models.llama.loading import read_config
-from paddle_te.runs import manifest, verify
+from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
-from paddle_te.weights import CheckpointError
+from paddle_te.weights import CheckpointError, manifest
 from paddle_te.weights.folder import open_checkpoint
 
 
@@ -41,8 +41,8 @@ def find_to_resume(args):
         _check_best(checkpoint, check)
     if checkpoint and manifest.read(checkpoint) is None:
         logger.warning(
-            f"{checkpoint} has no {manifest.MANIFEST} (an older version or the converter wrote it): that nothing in it "
-            "has changed cannot be checked"
+            f"{checkpoint} has no {manifest.MANIFEST} (an older version wrote it): that nothing in it has changed "
+            "cannot be checked"
         )
     return checkpoint
 
@@ -59,22 +59,22 @@ def check_fits(checkpoint, model, data, args):
 
     Args:
         checkpoint: its folder.
-        model: what says which model this run trains, `manifest.model_values` of its LlamaConfig as it will be built.
+        model: what says which model this run trains, `identity.model_values` of its LlamaConfig as it will be built.
         data: what says which data this run reads, a dict; `data_identity` of the datasets.
         args: PaddleNLP's TrainingArguments.
 
     Raises CheckpointError that names the values which differ, and for a checkpoint without the state to go on from.
     """
     saved = manifest.read(checkpoint)
-    run = saved.run if saved else _run_without_manifest(Path(checkpoint))
+    run = saved.run if saved else {}
     if "adapter" not in model:  # a whole model's weights are translated from the other backend's (`resharding`)
         model = {name: value for name, value in model.items() if name != "weights"}
-    if differ := manifest.differences(run.get("model") or {}, model):
+    if differ := identity.differences(run.get("model") or _model_in(Path(checkpoint)), model):
         raise CheckpointError(
             f"{checkpoint} is of another model: {', '.join(differ)}; resume with the same model, or start another run "
             "in another --output_dir"
         )
-    differ = manifest.differences(run.get("data") or {}, data or {})
+    differ = identity.differences(run.get("data") or {}, data or {})
     if differ and not args.ignore_data_skip:
         raise CheckpointError(
             f"{checkpoint} is of a run with other data: {', '.join(differ)}; resume with the same data, or say with "
@@ -84,13 +84,13 @@ def check_fits(checkpoint, model, data, args):
         _check_state(Path(checkpoint))
 
 
-def _run_without_manifest(checkpoint):
-    """Of an older or converted checkpoint config.json and the weights tell the model; an adapter has none."""
+def _model_in(checkpoint):
+    """What config.json and the weights of an older or converted checkpoint tell of the model; {} of an adapter."""
     if not (checkpoint / "config.json").is_file() or any(checkpoint.glob("lora_*")):
         return {}
     layout = open_checkpoint(checkpoint).layout
-    weights = "Transformer Engine's" if layout.family == "te" else manifest.native_weights(layout)
-    return {"model": manifest.model_values(read_config(checkpoint)) | {"weights": weights}}
+    weights = "Transformer Engine's" if layout.family == "te" else identity.native_weights(layout)
+    return identity.model_values(read_config(checkpoint)) | {"weights": weights}
 
 
 def _check_state(checkpoint):

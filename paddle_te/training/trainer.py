@@ -25,16 +25,16 @@ from paddle_te.runs.background import BackgroundSaver, check_room, file_system, 
 from paddle_te.runs.checkpoints import (
     CheckpointNotSaved,
     flush,
-    mark_complete,
     not_saved,
     remove_checkpoint,
     rotate_checkpoints,
 )
-from paddle_te.runs.manifest import Manifest, file_names, layout_values, model_values, records, share
+from paddle_te.runs.identity import layout_values, model_values
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.resharding import Share
+from paddle_te.weights.manifest import Manifest, file_names, mark_complete, records, share
 
 
 class PretrainingTrainer(Trainer):

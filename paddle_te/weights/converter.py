@@ -21,6 +21,8 @@ from paddle_te.weights.files import (
     write_json,
 )
 from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.manifest import COMPLETE_MARK, MANIFEST, Manifest, damage, file_names, mark_complete, records
+from paddle_te.weights.manifest import read as read_manifest
 from paddle_te.weights.output_files import Target, check_degrees, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
 from paddle_te.weights.tensors import CheckpointError
@@ -74,6 +76,7 @@ def convert(
         with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
             checkpoint (whole tensors in safetensors), from which the Trainer resumes in any degrees with
             --unified_checkpoint 1; degrees that are asked for are only checked. fp8 scales go along from te to te.
+            A complete checkpoint is compared with its manifest, if it has one, and its output gets a manifest, too.
         verify: first compare the input's files with its checksums.json.
         checksums: write a checksums.json (SHA-256 of each file) for the output.
         progress: show a progress bar.
@@ -93,14 +96,14 @@ def convert(
     _check_mode(checkpoint, mode)
     layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
     degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
-    sources, carried, marks = {"": checkpoint}, list(checkpoint.companions), []
+    sources, carried, run = {"": checkpoint}, list(checkpoint.companions), None
     if with_optimizer:
         target = _unified_target(layout, mode, format)
         check_degrees(checkpoint, layout, *degrees)
         sources |= optimizer.open_optimizer(checkpoint)
         groups, indexes = _plan_with_optimizer(sources, target)
         carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
-        marks = [name for name in checkpoint.left_out if name == optimizer.COMPLETE_MARK]
+        run = _run_of(checkpoint)
     else:
         target = _target(checkpoint, layout, mode, format, *degrees)
         groups, indexes = _plan(checkpoint, target, virtual_pp_degree, max_shard_size)
@@ -116,14 +119,30 @@ def convert(
         _write_all(sources, target, folder, groups, workers, bar)
         for name in carried:
             copy_file(checkpoint.folder / name, folder / companion_name(name, carried, checkpoint.layout, layout))
-        for name in marks:
-            (folder / name).touch()
         for name, content in (indexes | ({"config.json": config} if config else {})).items():
             write_json(folder / name, content)
         if checksums:
             write_checksums(folder, workers)
+        if run is not None:
+            mark_complete(folder, Manifest(records(folder, file_names(folder), workers), run))
+    written = carried + [COMPLETE_MARK, MANIFEST] * (run is not None)
     state = [name for name in checkpoint.left_out if with_optimizer and optimizer.STATE_FILES.fullmatch(name)]
-    return [name for name in checkpoint.left_out if name not in carried + marks + state]
+    return [name for name in checkpoint.left_out if name not in written + state]
+
+
+def _run_of(checkpoint):
+    """What the manifest of a Checkpoint's folder says of the run and stays true in another layout: its step and data.
+
+    None for a checkpoint that is not complete. Raises CheckpointError for one that does not agree with its manifest:
+    the output has a manifest of its own, and damage would be believed from then on.
+    """
+    if COMPLETE_MARK not in checkpoint.left_out:
+        return None
+    if wrong := damage(checkpoint.folder):
+        raise CheckpointError(f"{checkpoint.folder}: damaged, so its training state cannot go on: {'; '.join(wrong)}")
+    manifest = read_manifest(checkpoint.folder)
+    run = manifest.run if manifest else {}
+    return {topic: run[topic] for topic in ("step", "data") if topic in run}
 
 
 def _plan(checkpoint, target, virtual_pp_degree, max_shard_size):

@@ -30,9 +30,9 @@ def new_folder(path):
             for left in work.iterdir():
                 left.unlink()
             yield work
-            _sync_folder(work)
+            sync(work)
             os.rename(work, path)  # replaces an empty folder, refuses one that was filled meanwhile
-            _sync_folder(path.parent)
+            sync(path.parent)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
@@ -64,12 +64,22 @@ def check_new(path):
         raise CheckpointError(f"{path}: a mount point cannot be replaced by a complete folder; give a folder in it")
 
 
-def _sync_folder(path):
+def sync(path):
+    """Writes a file, or a folder's list of names, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_through(path, content):
+    """A small file that is there whole or not at all."""
+    partial = path.with_name(f".{path.name.lstrip('.')}.partial")
+    partial.write_bytes(content)
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
 
 
 def read_json(path):

@@ -30,8 +30,6 @@ _PADDING = 512  # at most so many elements a rank: Paddle aligns to 256 bytes
 STATE_FILES = re.compile(r"optimizer\b.*|master_weights\b.*|saved_signal_\d+")
 # What a Trainer needs besides to go on; its training_args.bin nobody reads, and it is no file of numbers
 _TRAINER_FILES = re.compile(r"trainer_state\.json|scheduler\.pdparams|scaler\.pdparams|rng_state.*\.pth")
-# The Trainer's mark that the checkpoint is complete; in a folder without a manifest it is empty
-COMPLETE_MARK = ".checkpoint_done"
 # te's layers only: PaddleNLP's have no fp8. Goes by the whole model's names, whatever the degrees.
 _FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
 

@@ -16,7 +16,7 @@ def train(monkeypatch, output, backend, **flags):
 
 
 @pytest.mark.parametrize("unified", [False, True])
-def test_losses_go_on(monkeypatch, tmp_path, unified):
+def test_losses_go_on(monkeypatch, tmp_path, caplog, unified):
     flags = dict(unified_checkpoint="true") if unified else {}
     whole = train(monkeypatch, tmp_path / "whole", "none", **flags)
     assert sorted(whole) == list(range(1, 7)) and len(set(whole.values())) == 6
@@ -37,6 +37,7 @@ def test_losses_go_on(monkeypatch, tmp_path, unified):
     convert(te, back, "te2pd", with_optimizer=True, progress=False)
     again = train(monkeypatch, tmp_path / "again", "none", resume_from_checkpoint=back, **resume)
     assert again == {step: whole[step] for step in (4, 5, 6)}
+    assert "resuming" in caplog.text and "has no manifest.json" not in caplog.text
 
 
 def spread(folder):

@@ -4,15 +4,14 @@ import pytest
 
 from paddle_te.runs import checkpoints
 from paddle_te.runs.checkpoints import (
-    COMPLETE_MARK,
     complete_checkpoints,
     find_checkpoint,
     flush,
-    mark_complete,
     remove_checkpoint,
     rotate_checkpoints,
 )
-from paddle_te.runs.manifest import CheckpointDamaged, Manifest, file_names, records
+from paddle_te.weights import files
+from paddle_te.weights.manifest import COMPLETE_MARK, CheckpointDamaged, Manifest, file_names, mark_complete, records
 
 
 def complete(folder, run=None):
@@ -101,7 +100,8 @@ def test_everything_is_flushed_before_the_mark(output_dir, monkeypatch):
     (folder / "inner").mkdir()
     for name in ("a", "inner/b"):
         (folder / name).touch()
-    monkeypatch.setattr(checkpoints, "sync", synced.append)
+    for module in (checkpoints, files):
+        monkeypatch.setattr(module, "sync", synced.append)
     flush(folder)
     assert {folder, folder / "a", folder / "inner", folder / "inner/b", output_dir} == set(synced)
     complete(folder)

@@ -9,8 +9,9 @@ import paddle
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights import CheckpointError, convert, manifest
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
+from tests.unit.runs.test_checkpoints import complete
 from tests.unit.weights.models import Model, assert_same, save_config, save_single
 
 MOMENTS = ("moment1_0", "moment2_0")
@@ -85,7 +86,7 @@ def test_from_pdopt_and_on(tmp_path, rng, state_of, mode, degree, shards, master
         save_trained(tmp_path / "in", model, state_of, tp, degree, shards, master)
     for name in TRAINERS:
         (tmp_path / "in" / name).write_bytes(pickle.dumps({"of": name}, protocol=4))
-    (tmp_path / "in/.checkpoint_done").write_text("what the input's manifest is")
+    complete(tmp_path / "in", {"step": 3, "model": "in the input's layout"})
     assert convert(tmp_path / "in", tmp_path / "out", mode, with_optimizer=True, progress=False) == []
     layout = "te" if mode == "pd2te" else "pd"
     check_unified(tmp_path / "out", model, state_of, layout, master)
@@ -94,10 +95,22 @@ def test_from_pdopt_and_on(tmp_path, rng, state_of, mode, degree, shards, master
         check_unified(tmp_path / "back", model, state_of, "pd", master)
 
 
+def test_damage_is_not_believed_afterwards(tmp_path, rng, state_of):
+    save_trained(tmp_path / "in", Model(rng, kv_heads=4), state_of)
+    complete(tmp_path / "in")
+    file = tmp_path / "in/optimizer.pdopt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="in: damaged, .*: optimizer.pdopt has another checksum than when it was"):
+        convert(tmp_path / "in", tmp_path / "out", "reshard", with_optimizer=True, progress=False)
+    assert not (tmp_path / "out").exists()
+
+
 def check_unified(folder, model, state_of, layout, master):
     for name in TRAINERS:
         assert pickle.loads((folder / name).read_bytes()) == {"of": name}
-    assert (folder / ".checkpoint_done").read_text() == ""
+    assert manifest.damage(folder) == [] and manifest.read(folder).run == {"step": 3}
     wanted = {"model": in_layout(model, layout), "optimizer": expected(state_of, layout)}
     if master:
         wanted["master_weights"] = in_layout(state_of["master_weights"], layout)

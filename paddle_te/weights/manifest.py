@@ -2,12 +2,12 @@
 
     {"version": 1,
      "files": {"model_state.pdparams": {"size": bytes, "xxh3_128": checksum}, …},
-     "run": {"model": …, "layout": …, "step": …, "data": …}}
+     "run": {"model": …, "layout": …, "step": …, "data": …}}    what runs/identity.py says of the run
 
 The manifest is written when all files of all ranks are on the disk, and before the checkpoint's mark. The mark holds
 the manifest's own checksum, so that neither can be damaged or lost unseen; an empty mark is that of a version without
 manifests. The checksums are XXH3's of 128 bits: they find damage, at the speed of memory (13 GB/s a core here, where
-zlib's CRC-32 makes 1.5), and do not protect from somebody who forges a whole checkpoint. Knows no Paddle.
+zlib's CRC-32 makes 1.5), and do not protect from somebody who forges a whole checkpoint.
 """
 
 import json
@@ -18,7 +18,8 @@ from pathlib import Path
 
 import xxhash
 
-from paddle_te.configs import MODEL_VALUES
+from paddle_te.weights.files import write_through
+from paddle_te.weights.tensors import CheckpointError
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -29,12 +30,8 @@ STATE_SUFFIXES = (".pdparams", ".pdopt", ".safetensors", ".pth")
 BLOCK = 2**20  # bytes that are read at a time; they stay in the processor's cache
 THREADS = min(8, os.cpu_count() or 1)
 
-LAYOUT_VALUES = (
-    "tensor_parallel_degree pipeline_parallel_degree virtual_pp_degree sharding_parallel_degree data_parallel_degree"
-).split()
 
-
-class CheckpointDamaged(ValueError):
+class CheckpointDamaged(CheckpointError):
     """A checkpoint that does not agree with its manifest; the message says in what."""
 
 
@@ -48,7 +45,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """files: {name relative to the folder: FileRecord}; run: what `model_values` and the like say, by their topic."""
+    """files: {name relative to the folder: FileRecord}; run: {topic: what a manifest says of the run about it}."""
 
     files: dict
     run: dict
@@ -88,6 +85,13 @@ def records(folder, names, threads=THREADS):
     names = list(names)
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(names, pool.map(lambda name: record(Path(folder) / name), names), strict=True))
+
+
+def mark_complete(folder, manifest):
+    """Writes the Manifest of a checkpoint whose files are all on the disk, and then its mark."""
+    folder, text = Path(folder), manifest.text()
+    write_through(folder / MANIFEST, text)
+    write_through(folder / COMPLETE_MARK, seal(text).encode())
 
 
 def read(folder):
@@ -151,52 +155,4 @@ def _wrong_checksums(folder, manifest, rank, ranks):
     found = records(folder, mine)
     return [
         f"{name} has another checksum than when it was saved" for name in mine if found[name] != manifest.files[name]
-    ]
-
-
-def model_values(config, lora=None):
-    """{name: value} of a model's configuration, an object with PaddleNLP's names: what `MODEL_VALUES` names, the layout
-    of its decoder layers' weights, and the adapter that is trained on it (lora: PaddleNLP's LoRAConfig).
-    """
-    values = {name: getattr(config, name, None) for name in MODEL_VALUES}
-    values["num_key_value_heads"] = values["num_key_value_heads"] or values["num_attention_heads"]
-    te = getattr(config, "transformer_engine_backend", "none") != "none"
-    values["weights"] = "Transformer Engine's" if te else native_weights(config)
-    if lora is not None:
-        values["adapter"] = f"rank {lora.r}, alpha {lora.lora_alpha}, on {' '.join(lora.target_modules)}"
-    return values
-
-
-def native_weights(flags):
-    """What to call PaddleNLP's own layout of weights; flags: an object that may have fuse_attention_qkv and _ffn."""
-    fused = [name for name in ("qkv", "ffn") if getattr(flags, f"fuse_attention_{name}", False)]
-    return "PaddleNLP's" + (f" with fused {' and '.join(fused)}" if fused else "")
-
-
-def layout_values(arguments):
-    """{name: value} of the degrees of parallelism in PaddleNLP's TrainingArguments, and how the ranks save."""
-    values = {name: max(getattr(arguments, name), 1) for name in LAYOUT_VALUES}
-    sharding = [str(getattr(option, "value", option)) for option in arguments.sharding or ()]
-    return values | {"sharding": " ".join(sharding), "unified_checkpoint": bool(arguments.unified_checkpoint)}
-
-
-def fingerprint(paths, settings=()):
-    """A short text that tells files from others: by their sizes, their first and last MiB, and the settings."""
-    digest, total = xxhash.xxh3_64(repr(list(settings)).encode()), 0
-    for path in paths:
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            digest.update(f"{size} ".encode() + file.read(2**20))
-            file.seek(max(size - 2**20, 0))
-            digest.update(file.read())
-        total += size
-    return f"{total:,} bytes, {digest.hexdigest()}"
-
-
-def differences(there, here):
-    """["hidden_size is 256 there and 128 here", …] of two such dicts, for the names that both have."""
-    return [
-        f"{name} is {there[name]} there and {here[name]} here"
-        for name in here
-        if there.get(name, here[name]) != here[name]
     ]
