@@ -25,6 +25,7 @@ REPAIRS = (
     "shared_weights",
     "pipeline_transfers",
     "sharding_alignment",
+    "padding_slices",
     "own_gradients",
     "overwritten_main_grads",
     "stage2_storage",

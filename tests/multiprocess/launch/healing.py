@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 
 from tests import processes
+from tests.nvgpu_processes import build_host
+from tests.pretraining import losses, numbers
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "llm/llama/scripts/llama_single_node_interactive.sh"
@@ -83,16 +85,6 @@ class Training:
     def screen(self):
         return self.screen_file.read_text()
 
-    def losses(self):
-        records = map(json.loads, (self.output / "train_log.jsonl").read_text().splitlines())
-        return {record["step"]: record["loss"] for record in records}
-
-    def weights(self):
-        """{file: bytes} of the last checkpoint's weights and optimizer states."""
-        last = max(self.output.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        files = [path for path in last.iterdir() if path.name.startswith(("model_state", "optimizer"))]
-        return {f"{last.name}/{path.name}": path.read_bytes() for path in files}
-
 
 def compare(folder, layout, backend, harms, plugin, **more):
     """Two trainings, of which one is harmed. Returns (the one that is left alone, the harmed one)."""
@@ -113,18 +105,21 @@ def main():
     parser.add_argument("--harm", default="kill,kill,stop,kill,kill")
     parser.add_argument("--folder", default=None)
     args = parser.parse_args()
-    built = [sys.executable, str(ROOT / "nvgpu/build.py"), "--runtime", "host"]
-    plugin = dict(CUSTOM_DEVICE_ROOT=subprocess.check_output(built, text=True).splitlines()[-1])
+    plugin = dict(CUSTOM_DEVICE_ROOT=build_host())
     folder = args.folder or tempfile.mkdtemp()
-    whole, harmed = compare(folder, args.layout, args.backend, args.harm.split(","), plugin)
+    Path(folder).mkdir(exist_ok=True)
+    harms = args.harm.split(",")
+    whole, harmed = compare(folder, args.layout, args.backend, harms, plugin)
     for line in harmed.screen().splitlines():
         if line.startswith("launch:"):
             print(line)
-    losses, weights = whole.losses() == harmed.losses(), whole.weights() == harmed.weights()
-    words = {True: "equal", False: "DIFFERENT"}
-    print(f"{args.layout}: {len(whole.losses())} losses {words[losses]} to the bit; files of weights and optimizer")
-    print(f"states: {len(whole.weights())}, {words[weights]}; processes left: {harmed.left()}")
-    return not (losses and weights)
+    same = [read(whole.output) == read(harmed.output) for read in (losses, numbers)]
+    words = [{True: "equal", False: "DIFFERENT"}[each] for each in same]
+    print(
+        f"{args.layout}, harmed {len(harms)} times ({args.harm}): {len(losses(whole.output))} losses {words[0]} to the"
+    )
+    print(f"bit, {len(numbers(whole.output))} files of numbers {words[1]}; processes left: {harmed.left()}")
+    return not all(same)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimizer_stage2 as stage2
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
 from paddle.distributed.fleet.utils.tensor_fusion_helper import HOOK_ACTION, FusedCommBuffer
+from paddlenlp.trainer.unified_checkpoint import sharding_split_param_utils as split_params
 
-from paddle_te.upstream import overwritten_main_grads, own_gradients, stage2_storage
+from paddle_te.upstream import overwritten_main_grads, own_gradients, padding_slices, stage2_storage
 from paddle_te.upstream.stage2_storage import DeviceParamStorage
 
 
@@ -87,3 +88,25 @@ def test_te_overwrites_what_is_not_cleared(repair):
     DygraphShardingOptimizerV2.reduce_gradients(self, weights, None)
     assert reduced == [[[5, 5], [0, 0], [0, 0]]]
     assert not any(getattr(weight, "overwrite_main_grad", False) for weight in weights)
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_slice_of_padding_is_neither_sent_nor_saved(repair, monkeypatch, rank):
+    """A weight of six elements, padded to twelve, in a buffer of which each of three ranks has four."""
+    repair(padding_slices)
+    transfers = []
+    stream = SimpleNamespace(
+        send=lambda tensor, dst: transfers.append(("to", dst, tensor.tolist())),
+        recv=lambda tensor, src: transfers.append(("from", src, tensor.fill_(9).shape)),
+    )
+    monkeypatch.setattr(split_params, "dist", SimpleNamespace(get_rank=lambda: rank, stream=stream))
+    monkeypatch.setattr(padding_slices.dist, "get_rank", lambda: rank)
+    state = {
+        "w_moment1_0": paddle.arange(4 * rank, 4 * rank + 4, dtype="float32"),
+        "w_beta1_pow_acc_0": paddle.ones([1]),
+    }
+    slices = [(each, 4 * each, 4 * each + 4) for each in range(3)]
+    merged = split_params.merge_splited_param(state, ["w"], {"w": ([2, 3], 6, 0, 12)}, {"w": slices}, {"w": 0})
+    assert transfers == [[("from", 1, [2])], [("to", 0, [4, 5])], []][rank]
+    whole = {"w_moment1_0": [[0, 1, 2], [3, 9, 9]]} if rank == 0 else {}
+    assert {name: value.tolist() for name, value in merged.items()} == whole | {"w_beta1_pow_acc_0": [1]}
