@@ -1,12 +1,12 @@
 """Something in a training that is not finite, put there on purpose.
 
-    injection.py RANK WHAT VALUE STEP flags of run_pretrain …
+    INJECTION="RANK WHAT VALUE STEP" injection.py flags of run_pretrain …
 
-trains with it on that rank: by hand, and from test_health.py. With EMULATED_TE=1 te computes with tests/emulated_te.py.
+trains with it on that rank, by hand or as the launcher's TRAINING_SCRIPT. With EMULATED_TE=1 te computes with
+tests/emulated_te.py.
 """
 
 import os
-import sys
 
 import paddle
 from paddlenlp.trainer import TrainerCallback
@@ -77,16 +77,16 @@ def a_weight(model):
     return next((p for name, p in matrices.items() if "layers.1" in name), list(matrices.values())[-1])
 
 
-def main(rank, what, value, step, *flags):
+def main():
+    rank, what, value, step = os.environ["INJECTION"].split()
     if os.environ.get("EMULATED_TE"):
         from tests import emulated_te
 
         emulated_te.install()
-    sys.argv[1:] = flags
     if os.environ.get("PADDLE_TRAINER_ID", "0") == rank:
         Injection(what, float(value), [int(step)]).install(setattr)
     pretrain.main()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

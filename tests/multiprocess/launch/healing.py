@@ -66,12 +66,13 @@ class Training:
         leaders = [each for each in found if os.getsid(each.pid) == each.pid]
         return {int(each.environ().get("PADDLE_TRAINER_ID", 0)): each for each in leaders}
 
-    def harm(self, number, how, seconds=200):
-        """Sends the signal to rank 1 once the log has the step that this harm is for."""
+    def harm(self, step, how, before=lambda: None, seconds=200):
+        """Sends the signal to rank 1 once the log has this step, after before()."""
         deadline = time.monotonic() + seconds
-        while self.step() < STEPS_APART * number + 2:
+        while self.step() < step:
             assert self.process.poll() is None and time.monotonic() < deadline, self.screen()[-6000:]
             time.sleep(0.02)
+        before()
         os.kill(self.ranks()[1].pid, SIGNALS[how])
 
     def end(self, seconds=300):
@@ -93,7 +94,7 @@ def compare(folder, layout, backend, harms, plugin, **more):
     settings = dict(MAX_RESTARTS=str(len(harms)), STEP_TIMEOUT="8") | more
     harmed = Training(folder, "harmed", layout, backend, plugin, len(harms), **settings)
     for number, how in enumerate(harms):
-        harmed.harm(number, how)
+        harmed.harm(STEPS_APART * number + 2, how)
     assert harmed.end() == 0, harmed.screen()[-6000:]
     return whole, harmed
 
