@@ -1,8 +1,10 @@
-"""Rank 0's TCP store listens on MASTER's address alone: 127.0.0.1 for one node.
+"""Rank 0's TCP store listens on MASTER's address alone, 127.0.0.1 for one node, and waits for no half command.
 
-Paddle's store listens on all addresses of the machine (IP_ANY) and takes commands from whoever connects; half of one,
-at the start, keeps all ranks waiting for ever. Paddle offers no choice, so its calls of `bind` go through here while
-the store is made. Who reaches MASTER's address, on one node any user of the machine, can still connect.
+Paddle's store listens on all addresses of the machine (IP_ANY) and takes commands from whoever connects, one after the
+other; half of one keeps all ranks waiting for ever. Paddle offers no choice, so its calls of `bind` go through here
+while the store is made. The bound on receiving, SO_RCVTIMEO, passes from the listening socket to the accepted ones, and
+the store closes a connection of which it cannot receive. Who reaches MASTER's address, on one node any user of the
+machine, can still connect and give whole commands: the store asks nobody for a token.
 """
 
 import ctypes
@@ -18,6 +20,7 @@ from paddle_te.upstream.replacement import Replacement
 PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "Whoever reaches the machine over a network can hang a training that starts."
 LIBRARY = "libphi_core.so"
+COMMAND_SECONDS = 30  # for the rest of a command that has begun; a rank sends it in one go
 
 _libc = ctypes.CDLL(None)
 _Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
@@ -30,6 +33,8 @@ def _bind_to(host: str, port: int):
         family, number = struct.unpack("=H", ctypes.string_at(address, 2))[0], ctypes.string_at(address + 2, 2)
         if family == socket.AF_INET and number == struct.pack(">H", port):  # sockaddr_in
             ctypes.memmove(address + 4, socket.inet_aton(host), 4)
+            bound = struct.pack("@ll", COMMAND_SECONDS, 0)  # timeval
+            _libc.setsockopt(ctypes.c_int(descriptor), socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound, len(bound))
         return _libc.bind(ctypes.c_int(descriptor), ctypes.c_void_p(address), ctypes.c_uint32(length))
 
     return _Function(bind)
