@@ -1,5 +1,8 @@
-"""Data loaders whose errors end the run with one line."""
+"""Data loaders whose errors end the run with one line, and whose workers read on while the run is told to end."""
 
+import os
+import signal
+import threading
 import traceback
 from pathlib import Path
 
@@ -17,7 +20,24 @@ def tell_errors(loader, trainer, what):
     if type(loader) is DataLoader:
         loader.__class__ = _TellingLoader
         loader.trainer, loader.what = trainer, what
+        loader.worker_init_fn = _outlast_sigterm
     return loader
+
+
+def _outlast_sigterm(worker):
+    """Called in a worker process, with its number: lets it end by its parent's SIGTERM alone.
+
+    Slurm sends SIGTERM to all processes of a job. Paddle's workers would die of it, and each death raises SystemError
+    in the rank, which is about to save its last checkpoint.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_parent, args=[os.getppid()], daemon=True).start()
+
+
+def _end_with_parent(parent):
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 class _TellingLoader(DataLoader):

@@ -1,7 +1,10 @@
 """Errors in the data end a run with one line, whether worker processes read or none, and nobody waits for ever."""
 
+import multiprocessing
+import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,6 +66,8 @@ def test_an_error_is_told_in_one_line(batch_size, status):
 
 
 WITH_A_WORKER = """
+import multiprocessing
+import subprocess
 import sys
 from paddle_te.training import pretrain
 from paddle_te.training.datasets import MockDataset
@@ -109,3 +114,34 @@ def test_a_run_ends_with_the_line(train, monkeypatch, caplog):
     monkeypatch.setattr(MockDataset, "__getitem__", until_the_tenth)
     assert train() == 1
     assert "the training data could not be read after step 2: OSError: [Errno 5] Input/output error" in caplog.text
+
+
+class Slow(paddle.io.Dataset):
+    """Twenty samples."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return np.full([2], index)
+
+
+def test_a_workers_sigterm_is_its_parents_affair():
+    """Slurm's reaches the workers too: they read on, for a last checkpoint; their parent's still ends them."""
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), watch=SimpleNamespace(done=1))
+    loader = tell_errors(paddle.io.DataLoader(Slow(), batch_size=2, num_workers=1), trainer, "training")
+
+    def begin():
+        before, batches = set(multiprocessing.active_children()), iter(loader)
+        next(batches)
+        (worker,) = set(multiprocessing.active_children()) - before
+        return batches, worker
+
+    batches, worker = begin()
+    subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
+    assert len(list(batches)) == 9
+    batches, worker = begin()
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == 0
