@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import paddle
 
 from paddle_te.runs.checkpoints import complete_checkpoints
@@ -52,7 +53,21 @@ def losses(output):
 
 
 def numbers(output):
-    """{file: its bytes} of the newest complete checkpoint: weights, moments, schedule, scales and random states."""
-    _, newest = complete_checkpoints(output)[-1]
-    files = (path for path in newest.rglob("*") if path.suffix in STATE_SUFFIXES)
-    return {f"{newest.name}/{path.relative_to(newest)}": path.read_bytes() for path in files}
+    """{file and name: (dtype, shape, bytes)} of the newest complete checkpoint: weights, moments, schedule, scales; of
+    other state files than Paddle's {file: bytes}. Dicts' order does not count: overlapping ranks differ in it."""
+    found, (_, newest) = {}, complete_checkpoints(output)[-1]
+
+    def collect(name, value):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                collect(f"{name} {key}", inner)
+        else:
+            array = np.asarray(value)
+            found[name] = array.dtype.str, array.shape, array.tobytes()
+
+    for path in newest.rglob("*"):
+        if path.suffix in (".pdparams", ".pdopt"):
+            collect(path.name, paddle.load(str(path), return_numpy=True))
+        elif path.suffix in STATE_SUFFIXES:
+            found[path.name] = path.read_bytes()
+    return found

@@ -119,7 +119,7 @@ def main():
     print(
         f"{args.layout}, harmed {len(harms)} times ({args.harm}): {len(losses(whole.output))} losses {words[0]} to the"
     )
-    print(f"bit, {len(numbers(whole.output))} files of numbers {words[1]}; processes left: {harmed.left()}")
+    print(f"bit, {len(numbers(whole.output))} tensors and numbers {words[1]}; processes left: {harmed.left()}")
     return not all(same)
 
 

@@ -113,7 +113,7 @@ def kill_and_compare(folder, name, kills, plugin):
     expected, got = losses(whole / "out"), losses(killed / "out")
     assert got == expected and max(got) == steps and len(set(got.values())) == len(got), f"{name}: other losses"
     expected, got = numbers(whole / "out"), numbers(killed / "out")
-    differ = sorted(file for file in expected.keys() | got.keys() if expected.get(file) != got.get(file))
+    differ = sorted(name for name in expected.keys() | got.keys() if expected.get(name) != got.get(name))
     assert expected and not differ, f"{name}: other numbers in {differ}"
     kept = [sorted(path.name for path in run.glob("out/checkpoint-*")) for run in (whole, killed)]
     assert kept[0] == kept[1], f"{name}: folders {kept}"
