@@ -143,6 +143,12 @@ def quantize(input, output, stream):
     output.write(input.read())
 
 
+def quantize_dbias(input, output, dbias, stream):
+    assert output.data_ptr and output.columnwise, "TE's kernel writes both copies"
+    dbias.write(input.read().sum(0))
+    output.write(input.read())
+
+
 def dequantize(input, output, stream):
     output.write(input.read() * input.scale_inv)
 
@@ -174,8 +180,14 @@ def dswiglu_cast_transpose(grad, input, output, stream):
     dswiglu(grad, input, output, stream)
 
 
-def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False):
+def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, bias=None, dbias=None):
     result = B.operand(transb) @ A.operand(not transa).T
+    if bias is not None:
+        assert bias.dtype == D.dtype and dbias is None
+        result = result + bias.read()
+    if dbias is not None:
+        assert dbias.dtype == D.dtype and not B.is_fp8, "cuBLAS has no such epilogue"
+        dbias.write(B.operand(transb).sum(1))
     D.write(result + D.read() if accumulate else result)
 
 
@@ -223,13 +235,15 @@ def _per_head(q, k, v):
     return q, *(np.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
 
 
-def _probabilities(q, k, scale, mask, bias, cu_seqlens):
+def _probabilities(q, k, scale, mask, bias, cu_seqlens, window):
     assert (mask == Mask.NONE) == (bias is not None) and (mask == Mask.PADDING_CAUSAL) == (cu_seqlens is not None)
+    assert window < 0 or bias is None
     scores = q @ np.swapaxes(k, 2, 3) * np.float32(scale)
     if bias is not None:
         scores = scores + bias.read()
     else:
-        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+        seen = np.tri(*scores.shape[2:], dtype=bool)
+        scores = np.where(np.triu(seen, -window) if window >= 0 else seen, scores, -np.inf)
     if cu_seqlens is not None:
         ends, tokens = cu_seqlens.array, scores.shape[2]
         assert ends[0] == 0 and ends[-1] == tokens and (np.diff(ends) >= 0).all()
@@ -257,14 +271,15 @@ def _rounded(values, factors):
 
 
 def attention_fwd(
-    q, k, v, out, stats, scale, layout, mask, is_training, stream, dropout, rng_state, cu_seqlens, bias, s=None
-):
-    assert dropout == 0 and (s is None) != q.is_fp8
+    q, k, v, out, stats, scale, layout, mask, is_training, stream, dropout, rng_state, cu_seqlens, bias, s=None,
+    window=-1,
+):  # fmt: skip
+    assert dropout == 0 and (s is None) != q.is_fp8 and not (q.is_fp8 and window >= 0)
     inverse = out.scale_inv.copy() if out.is_fp8 else None
     if out.is_fp8:
         out.amax[...] = 0
     q, k, v = _dequantized(_per_head(*(_attention_array(t, layout) for t in (q, k, v))), (q, k, v))
-    p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens)
+    p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens, window)
     _stats_array(stats, layout)[...] = statistics
     out.write(np.moveaxis(_rounded(p, s) @ v, 1, 2))
     if out.is_fp8:
@@ -285,13 +300,13 @@ def _store(target, values, layout):
 
 def attention_bwd(
     q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream,
-    dropout, deterministic, rng_state, cu_seqlens, bias, dbias, s=None, dp=None
+    dropout, deterministic, rng_state, cu_seqlens, bias, dbias, s=None, dp=None, window=-1
 ):  # fmt: skip
     assert dropout == 0 and (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
     assert (s is None) == (dp is None) != q.is_fp8 == out.is_fp8 == dout.is_fp8 == dq.is_fp8
     targets = dq, dk, dv
     q, k, v = _dequantized(_per_head(*(_attention_array(t, layout) for t in (q, k, v))), (q, k, v))
-    p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens)
+    p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens, window)
     # fp8's rounding makes a difference where the backward of a forward in fp8 is not in fp8
     kept = _stats_array(stats, layout)
     assert np.allclose(kept, statistics, atol=0.3, equal_nan=True), "the statistics of another forward"
@@ -385,8 +400,8 @@ def memset_async(destination, value, bytes, stream):
 
 
 KERNELS = (
-    rmsnorm_fwd, rmsnorm_bwd, quantize, dequantize, transpose, swiglu, dswiglu, dswiglu_cast_transpose, gemm,
-    amax_and_scale_update, compute_amax, compute_scale_from_amax, attention_fwd, attention_bwd, launch,
+    rmsnorm_fwd, rmsnorm_bwd, quantize, quantize_dbias, dequantize, transpose, swiglu, dswiglu, dswiglu_cast_transpose,
+    gemm, amax_and_scale_update, compute_amax, compute_scale_from_amax, attention_fwd, attention_bwd, launch,
     memcpy_async, memset_async,
 )  # fmt: skip
 

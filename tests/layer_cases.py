@@ -69,6 +69,8 @@ def make(kind, heads, kv_heads, head_dim=64, **shared):
         return LinearInOut(HIDDEN, FFN, **shared), [(HIDDEN,)]
     if kind == "layernorm_linear":
         return LayerNormLinear(HIDDEN, FFN, **shared), [(HIDDEN,)]
+    if kind == "layernorm_linear_bias":
+        return LayerNormLinear(HIDDEN, FFN, bias=True, **shared), [(HIDDEN,)]
     if kind == "layernorm_mlp":
         return LayerNormMLP(HIDDEN, FFN, **shared), [(HIDDEN,)]
     if kind == "rotary":
@@ -78,6 +80,7 @@ def make(kind, heads, kv_heads, head_dim=64, **shared):
         return DotProductAttention(head_dim, shared["backend"]), shapes
     if kind == "multi_head_attention":
         return WithRope(MultiHeadAttention(hidden, heads, kv_heads, **shared), False, head_dim), [(hidden,)]
+    shared |= {"transformer": {}, "qkv_bias": dict(add_qkv_bias=True), "window": dict(window_size=(5, 0))}[kind]
     return WithRope(TransformerLayer(hidden, FFN, heads, kv_heads, **shared), True, head_dim), [(hidden,)]
 
 
@@ -89,20 +92,27 @@ KINDS = [
     "linear",
     "linear_in_out",
     "layernorm_linear",
+    "layernorm_linear_bias",
     "layernorm_mlp",
     "rotary",
     "dot_product_attention",
     "multi_head_attention",
     "transformer",
+    "qkv_bias",
+    "window",
 ]
 
 
 def weights(layer, generator):
-    """Fresh values: norms around one, matrices that keep the scale of what they multiply."""
+    """Fresh values: norms around one, biases around zero, matrices that keep the scale of what they multiply."""
     values = {}
     for name, parameter in layer.named_parameters():
         value = generator.standard_normal(parameter.shape).astype("float32")
-        values[name] = 1 + 0.1 * value if parameter.ndim == 1 else value * parameter.shape[1] ** -0.5
+        if parameter.ndim == 2:
+            value *= parameter.shape[1] ** -0.5
+        elif not name.endswith("bias"):
+            value = 1 + 0.1 * value
+        values[name] = value
     return values
 
 
@@ -197,12 +207,15 @@ def check_amaxes_of_micro_batches(device, seed):
 
 
 def check_main_gradients(device, transformer, recipe):
-    """Two micro-batches leave twice the gradient in main_grad, and none in grad. transformer: what `case` made."""
+    """Two micro-batches leave twice a weight's gradient in main_grad, and none in grad; a bias's is in grad.
+
+    transformer: what `case` made of "qkv_bias".
+    """
     values, inputs, grads, _ = transformer
     paddle.set_device(device)
-    want = run(te("transformer", 4, 2), values, inputs, grads, "bfloat16", recipe)
+    want = run(te("qkv_bias", 4, 2), values, inputs, grads, "bfloat16", recipe)
     fused, _ = make(
-        "transformer", 4, 2, backend="transformer_engine", params_dtype="bfloat16", fuse_wgrad_accumulation=True
+        "qkv_bias", 4, 2, backend="transformer_engine", params_dtype="bfloat16", fuse_wgrad_accumulation=True
     )
     for name, parameter in fused.named_parameters():
         parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
@@ -215,3 +228,5 @@ def check_main_gradients(device, transformer, recipe):
         if parameter.ndim == 2:
             assert parameter.grad is None and parameter.main_grad.dtype == paddle.float32
             assert relative(parameter.main_grad.numpy(), 2 * want[f"d{name}"]) < 1e-2, name
+        else:
+            assert relative(parameter.grad.astype("float32").numpy(), 2 * want[f"d{name}"]) < 1e-2, name

@@ -9,14 +9,27 @@ from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, local
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
 
 
+def _keys_before(window_size):
+    """Of TE's window_size, for causal attention: how many keys before its own a query sees, -1 for all of them.
+
+    Raises ValueError for a window that is no pair, or reaches to later keys.
+    """
+    if window_size is None:
+        return -1
+    if len(window_size) != 2 or window_size[0] < -1 or window_size[1] not in (-1, 0):
+        raise ValueError(f"window_size={window_size}: it must be (left, 0), left the keys before a query's own, or -1")
+    return window_size[0]
+
+
 class DotProductAttention(BackendLayer):
     """softmax(q·kᵀ / √d)·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa.
 
-    kv_channels: d, the size of one head. backend: as TransformerLayer's.
+    kv_channels: d, the size of one head. window_size, backend: as TransformerLayer's.
     """
 
-    def __init__(self, kv_channels, backend="transformer_engine"):
+    def __init__(self, kv_channels, backend="transformer_engine", window_size=None):
         super().__init__(backend)
+        self.window = _keys_before(window_size)
         self.kv_channels = kv_channels
         self.scale = kv_channels**-0.5
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
@@ -26,7 +39,7 @@ class DotProductAttention(BackendLayer):
 
         sequence: tokens; masked: there is an attention mask; cached: keys of earlier tokens; packed: cu_seqlens.
         Raises ValueError for packed documents with a mask or a cache, and where fp8_dpa is on and one of the three is
-        there, or the backend has no such attention.
+        there, or a window, or the backend has no such attention.
         """
         if packed and (masked or cached):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")
@@ -36,6 +49,8 @@ class DotProductAttention(BackendLayer):
         if masked or cached or packed:
             what = _MASK if masked else _CACHE if cached else "packed documents (cu_seqlens)"
             raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
+        if self.window >= 0:
+            raise ValueError("fp8_dpa: attention in fp8 has no sliding window (window_size); leave fp8_dpa out")
         # in training also without gradients: recompute's first forward
         backward = (self.training or paddle.is_grad_enabled()) and quantizers[0].forward_pass.recipe.fp8_dpa_bwd
         self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
@@ -59,6 +74,7 @@ class DotProductAttention(BackendLayer):
             scale=self.scale,
             attention_mask=attention_mask,
             cu_seqlens=cu_seqlens,
+            window=self.window,
             quantizers=self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch, packed),
         )
 
@@ -66,8 +82,9 @@ class DotProductAttention(BackendLayer):
 class MultiHeadAttention(BackendLayer):
     """x + proj(attention(rope(layernorm_qkv(x)))): the attention half of a layer, the residual included.
 
-    Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight. The fused weight is q, k, v stacked on out:
-    [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the ranks by heads.
+    Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; with add_qkv_bias layernorm_qkv.bias. The fused weight
+    is q, k, v stacked on out: [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the
+    ranks by heads; the bias likewise.
     Arguments: as TransformerLayer's.
     """
 
@@ -84,6 +101,8 @@ class MultiHeadAttention(BackendLayer):
         output_layer_init_method=None,
         params_dtype=None,
         fuse_wgrad_accumulation=False,
+        add_qkv_bias=False,
+        window_size=None,
         backend="transformer_engine",
     ):
         super().__init__(backend)
@@ -109,6 +128,7 @@ class MultiHeadAttention(BackendLayer):
             layernorm_epsilon,
             set_parallel_mode,
             init_method=init_method,
+            bias=add_qkv_bias,
             **shared,
         )
         self.proj = Linear(
@@ -118,7 +138,7 @@ class MultiHeadAttention(BackendLayer):
             init_method=output_layer_init_method or init_method,
             **shared,
         )
-        self.core_attention = DotProductAttention(head_dim, backend)
+        self.core_attention = DotProductAttention(head_dim, backend, window_size)
         self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp
         self._token_shards = tp.size if sequence_parallel else 1
@@ -201,7 +221,9 @@ class MultiHeadAttention(BackendLayer):
             self.num_heads,
             self.num_kv_heads,
             scale=self.scale,
+            qkv_bias=qkv._parameters.get("bias"),
             cu_seqlens=cu_seqlens,
+            window=layers["core_attention"].window,
             max_sequence_length=self.max_sequence_length,
             tp=qkv.tp,
             quantizers=(of_qkv, of_proj),
@@ -220,6 +242,7 @@ class MultiHeadAttention(BackendLayer):
             self.num_kv_heads,
             scale=self.scale,
             cu_seqlens=cu_seqlens,
+            window=self.core_attention.window,
             quantizers=quantizers,
         )
 

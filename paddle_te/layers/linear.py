@@ -47,6 +47,15 @@ class _Layer(BackendLayer):
         self.tp = TensorParallel.from_fleet(sequence_parallel) if set_parallel_mode or sequence_parallel else None
         self.fp8 = ModuleScaling(num_gemms, self.ops.amax_and_scale_update) if num_gemms else None
 
+    def create_bias(self, size):
+        """Zeros [size]: this rank's part of the bias of a column-parallel GEMM."""
+        bias = self.create_parameter(
+            [size], dtype=self.params_dtype, is_bias=True, default_initializer=nn.initializer.Constant(0.0)
+        )
+        if self.tp is not None:
+            bias.is_distributed, bias.split_axis = True, 0
+        return bias
+
     def create_norm_weight(self, size):
         weight = self.create_parameter(
             [size], dtype=self.params_dtype, default_initializer=nn.initializer.Constant(1.0)
@@ -135,9 +144,10 @@ class Linear(_Layer):
 
 
 class LayerNormLinear(_Layer):
-    """y = RMSNorm(x) · weightᵀ, column parallel.
+    """y = RMSNorm(x) · weightᵀ (+ bias), column parallel.
 
-    Parameters: ln_weight [in_features], weight [out_features / tp, in_features].
+    Parameters: ln_weight [in_features], weight [out_features / tp, in_features]; with `bias`, bias [out_features / tp],
+    zeros at first.
     init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's.
     """
 
@@ -151,6 +161,7 @@ class LayerNormLinear(_Layer):
         init_method=None,
         params_dtype=None,
         fuse_wgrad_accumulation=False,
+        bias=False,
         backend="transformer_engine",
     ):
         super().__init__(backend, params_dtype, 1, set_parallel_mode, sequence_parallel)
@@ -159,6 +170,7 @@ class LayerNormLinear(_Layer):
         self.ln_weight = self.create_norm_weight(in_features)
         rows = local_size(out_features, self.tp, "out_features")
         self.weight = self.create_weight([rows, in_features], init_method, 0)
+        self.bias = self.create_bias(rows) if bias else None
 
     def forward(self, x, is_first_microbatch=None):
         """[..., in] -> ([..., out of this rank], x).
@@ -172,6 +184,7 @@ class LayerNormLinear(_Layer):
             parameters["ln_weight"],
             parameters["weight"],
             self.eps,
+            bias=parameters.get("bias"),
             tp=self.tp,
             quantizers=quantizers and quantizers[0],
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,

@@ -1,4 +1,4 @@
-"""TransformerLayer: a whole Llama decoder layer."""
+"""TransformerLayer: a whole decoder layer."""
 
 from paddle import nn
 
@@ -8,7 +8,7 @@ from paddle_te.layers.linear import LayerNormMLP
 
 
 class TransformerLayer(nn.Layer):
-    """Pre-norm decoder layer with RMSNorm, rotary causal attention (MHA or GQA) and a SwiGLU MLP, without biases.
+    """Pre-norm decoder layer with RMSNorm, rotary causal attention (MHA or GQA) and a SwiGLU MLP.
 
     hidden_size, ffn_hidden_size, num_attention_heads: of the whole layer, not of one rank.
     num_gqa_groups: key and value heads; None is num_attention_heads.
@@ -19,6 +19,8 @@ class TransformerLayer(nn.Layer):
     params_dtype: of the parameters; None is Paddle's default dtype.
     fuse_wgrad_accumulation: add weight gradients to `parameter.main_grad` (float32) inside the GEMMs, or put them there
         where `parameter.overwrite_main_grad` is set; they set it back.
+    add_qkv_bias: a bias of the projection to q, k and v, and no other. Megatron-Core's name; TE has `bias`, for all.
+    window_size: (left, 0): a query sees itself and at most `left` tokens before it; (-1, 0) and None: all of them.
     backend: "transformer_engine" or "paddle".
     Raises ValueError for sizes that do not divide, and what the backend raises where it cannot run.
     """
@@ -37,6 +39,8 @@ class TransformerLayer(nn.Layer):
         output_layer_init_method=None,
         params_dtype=None,
         fuse_wgrad_accumulation=False,
+        add_qkv_bias=False,
+        window_size=None,
         backend="transformer_engine",
     ):
         super().__init__()
@@ -50,7 +54,14 @@ class TransformerLayer(nn.Layer):
             backend=backend,
         )
         self.self_attention = MultiHeadAttention(
-            hidden_size, num_attention_heads, num_gqa_groups, layernorm_epsilon, max_sequence_length, **shared
+            hidden_size,
+            num_attention_heads,
+            num_gqa_groups,
+            layernorm_epsilon,
+            max_sequence_length,
+            add_qkv_bias=add_qkv_bias,
+            window_size=window_size,
+            **shared,
         )
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon, **shared)
         bind_model(self)

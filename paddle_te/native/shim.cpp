@@ -50,7 +50,7 @@ static_assert(sizeof(NVTEShape) == 128 && sizeof(NVTEBasicTensor) == 144 && size
 enum DType { kByte = 0, kInt32 = 2, kInt64 = 3, kFloat32 = 4, kFloat16 = 5, kBFloat16 = 6, kE4M3 = 7, kE5M2 = 8 };
 enum TensorParam { kRowwiseData, kColumnwiseData, kScale, kAmax, kRowwiseScaleInv, kColumnwiseScaleInv };
 constexpr int kPerTensorScaling = 0;  // NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors
-constexpr int kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
+constexpr int kBiasTensor = 0, kDBiasTensor = 1, kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
 enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
 constexpr int kFormatBSHD = 1, kFormatTHD = 2, kFormatNotSet = 8;
 constexpr int kLayoutT3HD = 10, kLayoutTHD = 14;  // the first and the last of the layouts of THD
@@ -102,6 +102,7 @@ enum BwdParam {
     (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, NVTETensor, NVTEConfig,  \
      cudaStream_t))                                                                                                 \
   X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                    \
+  X(void, nvte_quantize_dbias, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                      \
   X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
   X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                   \
   X(void, nvte_swiglu, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
@@ -550,7 +551,7 @@ constexpr size_t kGemmWorkspace = 32 * 1024 * 1024 + 1024;
 
 // Entry points with a scratch tensor: called with an empty one they fill in the shape they need. The answer depends on
 // `key` alone and is kept.
-using Key = std::array<int64_t, 12>;
+using Key = std::array<int64_t, 13>;
 
 template <class F>
 static void call_with_workspace(const Key& key, Stream& stream, F&& f) {
@@ -588,7 +589,7 @@ static bool aligned(std::initializer_list<const Tensor*> tensors) {
 
 // ---- norms, casts, activations -------------------------------------------------------------------------------
 
-enum EntryPoint { kRmsnormFwd, kRmsnormBwd, kRmsnormBwdAdd, kAttentionFwd, kAttentionBwd };
+enum EntryPoint { kRmsnormFwd, kRmsnormBwd, kRmsnormBwdAdd, kQuantizeDbias, kAttentionFwd, kAttentionBwd };
 
 static Key norm_key(EntryPoint entry, const Tensor& x, const Tensor& gamma, const Tensor& z, bool is_aligned, int sms) {
   return {entry,
@@ -636,6 +637,21 @@ static void quantize(const Tensor& input, const Tensor& output, Stream& stream) 
        [&] { nvte_quantize(input.handle, output.handle, stream.handle); });
 }
 
+static void quantize_dbias(const Tensor& input, const Tensor& output, const Tensor& dbias, Stream& stream) {
+  const char* name = "nvte_quantize_dbias";
+  Named named = {{"input", &input}, {"output", &output}, {"dbias", &dbias}};
+  if (dbias.numel() != input.cols() || dbias.data.dtype != input.data.dtype)
+    raise(
+        describe(std::string(name) + ": dbias must have one number for each of input's columns, in its dtype", named));
+  call(name, named, [&] {
+    Key key = {kQuantizeDbias, static_cast<int64_t>(input.rows()), static_cast<int64_t>(input.cols()), input.data.dtype,
+               output.data.dtype};
+    call_with_workspace(key, stream, [&](NVTETensor workspace) {
+      nvte_quantize_dbias(input.handle, output.handle, dbias.handle, workspace, stream.handle);
+    });
+  });
+}
+
 static void dequantize(const Tensor& input, const Tensor& output, Stream& stream) {
   call("nvte_dequantize", {{"input", &input}, {"output", &output}},
        [&] { nvte_dequantize(input.handle, output.handle, stream.handle); });
@@ -664,9 +680,9 @@ static void dswiglu_cast_transpose(const Tensor& grad, const Tensor& input, cons
 // ---- GEMM ----------------------------------------------------------------------------------------------------
 
 static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, Stream& stream,
-                 bool accumulate, bool split_accumulator) {
+                 bool accumulate, bool split_accumulator, const Tensor* bias, const Tensor* dbias) {
   const char* name = "nvte_cublas_gemm_v2";
-  Named named = {{"A", &a}, {"B", &b}, {"D", &d}};
+  Named named = {{"A", &a}, {"B", &b}, {"D", &d}, {"bias", bias}, {"dbias", dbias}};
   // cuBLAS is column-major: in rows and columns this is D[n, m] = op(B)[n, k] · op(A)[k, m]. TE trusts D's shape.
   const size_t m = transa ? a.rows() : a.cols(), k = transa ? a.cols() : a.rows();
   const size_t n = transb ? b.cols() : b.rows(), kb = transb ? b.rows() : b.cols();
@@ -674,15 +690,24 @@ static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa,
     raise(describe(std::string(name) + ": shapes do not fit (transa=" + (transa ? "1" : "0") +
                        ", transb=" + (transb ? "1" : "0") + ")",
                    named));
+  if (bias && dbias) raise(describe(std::string(name) + ": bias and dbias are two GEMMs' epilogues", named));
+  for (auto [vector, size] : {std::pair{bias, m}, std::pair{dbias, n}})
+    if (vector && (vector->numel() != size || vector->data.dtype != d.data.dtype))
+      raise(describe(std::string(name) + ": bias needs D's columns, dbias its rows, and both D's dtype", named));
   call(name, named, [&] {
-    static std::map<std::pair<bool, int>, NVTEConfig> configs;  // for the process's life
-    NVTEConfig& config = configs[{split_accumulator, stream.gemm_sms}];
+    static std::map<std::tuple<bool, int, bool, bool>, NVTEConfig> configs;  // for the process's life
+    NVTEConfig& config = configs[{split_accumulator, stream.gemm_sms, bias, dbias}];
     if (!config) {
       config = nvte_create_matmul_config();
       const uint8_t split = split_accumulator;
       nvte_set_matmul_config_attribute(config, kUseSplitAccumulator, &split, sizeof split);
       const int32_t sms = stream.gemm_sms;
       if (sms < stream.sm_count) nvte_set_matmul_config_attribute(config, kSMCount, &sms, sizeof sms);
+    }
+    for (auto [vector, attribute] : {std::pair{bias, kBiasTensor}, std::pair{dbias, kDBiasTensor}}) {
+      if (!vector) continue;
+      const NVTETensor handle = vector->handle;
+      nvte_set_matmul_config_attribute(config, attribute, &handle, sizeof handle);
     }
     Handle workspace;
     workspace.set(kRowwiseData, {stream.workspace(kGemmWorkspace), kByte, {{kGemmWorkspace}, 1}});
@@ -768,14 +793,14 @@ static NVTETensorPack aux_pack(const Tensor& stats, const Tensor& rng_state, con
   return pack;
 }
 
-static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask,
+static Key attention_key(EntryPoint entry, const Tensor& q, const Tensor& k, int layout, int mask, int64_t window,
                          const Tensor* cu_seqlens, const Tensor* bias, int64_t flags) {
   const size_t *qs = q.data.shape.data, *ks = k.data.shape.data;
   auto i = [](size_t v) { return static_cast<int64_t>(v); };
   if (bias) flags += 4 + 8 * (bias->data.shape.data[0] > 1) + 16 * (bias->data.shape.data[1] > 1);
   const int64_t documents = cu_seqlens ? i(cu_seqlens->numel()) : 0;
-  return {entry,    i(qs[0]),     i(qs[1]), i(qs[2]), i(qs[3]),  i(ks[1]),
-          i(ks[2]), q.data.dtype, layout,   mask,     documents, flags};
+  return {entry,        i(qs[0]), i(qs[1]), i(qs[2]),  i(qs[3]), i(ks[1]), i(ks[2]),
+          q.data.dtype, layout,   mask,     documents, flags,    window};
 }
 
 // Whether sequences of any lengths lie one after another, and q, k and v are [tokens, h, d]; cu_seqlens say where.
@@ -840,7 +865,7 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
   params.set<uint8_t>(k##kind##CudaGraph, 0);                                                            \
   params.set<int32_t>(k##kind##Mask, mask);                                                              \
   params.set<int32_t>(k##kind##BiasType, bias ? kPostScaleBias : kNoBias);                               \
-  params.set<int64_t>(k##kind##WindowLeft, -1);                                                          \
+  params.set<int64_t>(k##kind##WindowLeft, window);                                                      \
   params.set<int64_t>(k##kind##WindowRight, mask == kCausalMask || mask == kPaddingCausalMask ? 0 : -1); \
   params.set<uint8_t>(k##kind##BottomRight, 0);                                                          \
   params.set<int32_t>(k##kind##SoftmaxType, 0);                                                          \
@@ -855,7 +880,8 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
 
 static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& stats,
                           float scale, int layout, int mask, bool is_training, Stream& stream, float dropout,
-                          const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* s) {
+                          const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* s,
+                          int64_t window) {
   const char* name = "nvte_fused_attn_fwd_v2";
   Named named = {{"q", &q},      {"k", &k}, {"v", &v}, {"out", &out}, {"stats", &stats}, {"cu_seqlens", cu_seqlens},
                  {"bias", bias}, {"s", s}};
@@ -877,7 +903,8 @@ static void attention_fwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.set<NVTETensorPack*>(kFwdAux, &aux);
     params.set<uint8_t>(kFwdIsTraining, is_training);
     params.set<uint8_t>(kFwdReturnMaxLogit, 0);
-    Key key = attention_key(kAttentionFwd, q, k, layout, mask, cu_seqlens, bias, is_training + 2 * (dropout > 0));
+    const int64_t flags = is_training + 2 * (dropout > 0);
+    Key key = attention_key(kAttentionFwd, q, k, layout, mask, window, cu_seqlens, bias, flags);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kFwdWorkspace, workspace);
       nvte_fused_attn_fwd_v2(params);
@@ -889,7 +916,7 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
                           const Tensor& stats, const Tensor& dq, const Tensor& dk, const Tensor& dv, float scale,
                           int layout, int mask, Stream& stream, float dropout, bool deterministic,
                           const Tensor* rng_state, const Tensor* cu_seqlens, const Tensor* bias, const Tensor* dbias,
-                          const Tensor* s, const Tensor* dp) {
+                          const Tensor* s, const Tensor* dp, int64_t window) {
   const char* name = "nvte_fused_attn_bwd_v2";
   Named named = {{"q", &q},         {"k", &k},        {"v", &v},   {"out", &out}, {"dout", &dout},
                  {"stats", &stats}, {"dq", &dq},      {"dk", &dk}, {"dv", &dv},   {"cu_seqlens", cu_seqlens},
@@ -921,7 +948,7 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
     params.set<int32_t>(kBwdDQKVLayout, layout);
     params.set<int32_t>(kBwdDOScaleInvFormat, kFormatNotSet);
     const int64_t flags = deterministic + 2 * (dropout > 0) + 32 * dout.data.dtype;
-    Key key = attention_key(kAttentionBwd, q, k, layout, mask, cu_seqlens, bias, flags);
+    Key key = attention_key(kAttentionBwd, q, k, layout, mask, window, cu_seqlens, bias, flags);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       params.set<NVTETensor>(kBwdWorkspace, workspace);
       nvte_fused_attn_bwd_v2(params);
@@ -1028,6 +1055,9 @@ more scratch memory is needed than there is (after the stream has been synchroni
          "add"_a = nullptr, "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All in x's dtype.");
   define(m, "quantize", &quantize, "input"_a, "output"_a, "stream"_a,
          "fp8 output = input * scale, its transposed copy too where it has one; writes scale_inv and amax.");
+  define(m, "quantize_dbias", &quantize_dbias, "input"_a, "output"_a, "dbias"_a, "stream"_a,
+         "quantize, and dbias [cols] = the sum of input's rows, in input's dtype, in one pass. output [rows, cols] has "
+         "its transposed copy.");
   define(m, "dequantize", &dequantize, "input"_a, "output"_a, "stream"_a, "output = fp8 input * scale_inv.");
   define(m, "transpose", &transpose, "input"_a, "output"_a, "stream"_a, "output [n, m] = input [m, n] transposed.");
   define(m, "swiglu", &swiglu, "input"_a, "output"_a, "stream"_a,
@@ -1037,10 +1067,13 @@ more scratch memory is needed than there is (after the stream has been synchroni
   define(m, "dswiglu_cast_transpose", &dswiglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a,
          "dswiglu to fp8 with its transposed copy, in one kernel.");
   define(m, "gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
-         "split_accumulator"_a = false, R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
+         "split_accumulator"_a = false, "bias"_a = nullptr, "dbias"_a = nullptr,
+         R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
 A is [m, k] if transa else [k, m]; B is [k, n] if transb else [n, k]. With weight W [out, in], tokens x [t, in]:
 y = gemm(W, x, y, True, False); dx = gemm(W, dy, dx, False, False); dW = gemm(x, dy, dW, False, True).
-accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.)");
+accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.
+bias [m]: added to each row of D (of y). dbias [n]: written, the sum of op(B)'s columns (of dW's GEMM the bias's
+gradient); cuBLAS has none in fp8, see quantize_dbias. Both in D's dtype.)");
   define(m, "amax_and_scale_update", &amax_and_scale_update, "amax_history"_a, "scale"_a, "algo"_a, "fp8_dtype"_a,
          "margin"_a, "stream"_a,
          "Delayed scaling, in place: scale [n] from float32 amax_history [len, n], which is then rolled by one.");
@@ -1052,19 +1085,19 @@ accumulate: adds to D (a residual, or a float32 main gradient). split_accumulato
   define(
       m, "attention_fwd", &attention_fwd, "q"_a, "k"_a, "v"_a, "out"_a, "stats"_a, "scale"_a, "layout"_a, "mask"_a,
       "is_training"_a, "stream"_a, "dropout"_a = 0.f, "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr,
-      "bias"_a = nullptr, "s"_a = nullptr,
+      "bias"_a = nullptr, "s"_a = nullptr, "window"_a = -1,
       R"(out [b, s, h, d] = softmax(scale q·kᵀ + mask + bias)·v. q: [b, s, h, d]; k, v: [b, keys, kv heads, d], at the
 addresses that `layout` (types.QKVLayout) implies. stats: float32 [b, h, s, 1], kept for backward. mask: types.Mask; the padding
 masks need cu_seqlens, int32 [b + 1]. The layouts of THD have sequences of any lengths one after another: q and out are
 [tokens, h, d], k and v [tokens, kv heads, d], stats [tokens, h, 1], and cu_seqlens (with a padding mask) end with tokens.
 dropout needs rng_state, int64 [2]: seed, offset. bias: [b or 1, h or 1, s,
 keys], in q's dtype; cuDNN takes none with a padding mask. In fp8 (q, k, v and out): s has scale, amax and scale_inv of
-the softmax, and no data; out's scale_inv is not written.)");
+the softmax, and no data; out's scale_inv is not written. window: how many keys before its own a query sees; -1: all.)");
   define(
       m, "attention_bwd", &attention_bwd, "q"_a, "k"_a, "v"_a, "out"_a, "dout"_a, "stats"_a, "dq"_a, "dk"_a, "dv"_a,
       "scale"_a, "layout"_a, "mask"_a, "stream"_a, "dropout"_a = 0.f, "deterministic"_a = false,
       "rng_state"_a = nullptr, "cu_seqlens"_a = nullptr, "bias"_a = nullptr, "dbias"_a = nullptr, "s"_a = nullptr,
-      "dp"_a = nullptr,
+      "dp"_a = nullptr, "window"_a = -1,
       "dq, dk, dv, laid out as q, k, v are; dbias, the bias's gradient, which cuDNN always computes. In fp8: s as in "
       "forward, dp the same for the softmax's gradient; dq's, dk's and dv's scale_inv are not written.");
   define(m, "memcpy_async", &memcpy_async, "destination"_a, "source"_a, "stream"_a, "destination = source, as bytes.");

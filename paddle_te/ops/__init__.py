@@ -1,4 +1,4 @@
-"""The math of a Llama decoder layer: one interface, two implementations.
+"""The math of a decoder layer: one interface, two implementations.
 
 `get_ops("paddle")` is plain Paddle operations (`ops.pd`, the reference, runs anywhere), `get_ops("transformer_engine")`
 is TE's kernels (`ops.te`). Layers hold parameters and parallelism and call nothing but this interface.
@@ -14,13 +14,13 @@ activations' own precision.
 | rms_norm(x, weight, eps) | x's shape |
 | accumulate_wgrad(x, dy, out) | xᵀ·dy in float32, + out in place; of matrices [n, in], [n, out], no gradients |
 | linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation, transpose_y) | [..., out] |
-| layernorm_linear(x, ln_weight, weight, eps, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x as residual) |
+| layernorm_linear(x, ln_weight, weight, eps, bias, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x again) |
 | layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation) | x's shape |
 | parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
-| dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, quantizers) | [b, s, heads·d] |
-| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, quantizers) | the same of the two, in one |
+| dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, window, quantizers) | [b, s, heads·d] |
+| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, window, quantizers) | the two in one |
 | self_attention(x, ln_weight, qkv_weight, freqs, proj_weight, eps, num_heads, num_kv_heads, …) | x's shape; see below |
 | amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
@@ -30,15 +30,19 @@ parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss 
 cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without
 `train`, is the gradient of the sum of the losses above 0.
 
-Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, as many keys as queries.
+layernorm_linear's second value is x again, as the residual. bias: [out of this rank], or None.
+window: how many keys before its own a query sees, with a mask or without; -1: all of them.
+
+Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, without a window, as
+many keys as queries.
 
 Attention with cu_seqlens is among the tokens of a document, and causal there. They are int32 [documents + 1]: where the
 documents begin and end in the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them).
 Then there is no mask, no quantizers and no cache.
 
 self_attention is layernorm_linear, rotary_attention and linear with the residual, in one. It also takes scale,
-cu_seqlens, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two GEMMs), attention_quantizers and
-fuse_wgrad_accumulation.
+qkv_bias, cu_seqlens, window, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two GEMMs),
+attention_quantizers and fuse_wgrad_accumulation.
 
 freqs are angles [s, d], or [b, s, d] for sequences with positions of their own; there may be more keys than queries (a
 key-value cache).

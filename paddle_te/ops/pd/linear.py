@@ -52,13 +52,14 @@ def linear(
     return y if residual is None else y + residual
 
 
-def layernorm_linear(x, ln_weight, weight, eps, *, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
-    """(rms_norm(x) · weightᵀ, x): column parallel; x comes back as the residual branch.
+def layernorm_linear(x, ln_weight, weight, eps, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
+    """(rms_norm(x) · weightᵀ (+ bias), x): column parallel; x comes back as the residual branch.
 
     The residual passes through so that an implementation can add both gradients of x in one kernel.
     """
     _check_fusion(fuse_wgrad_accumulation)
-    return _column(rms_norm(x, ln_weight, eps), weight, tp, quantizers), x
+    y = _column(rms_norm(x, ln_weight, eps), weight, tp, quantizers)
+    return y if bias is None else y + bias, x
 
 
 def layernorm_mlp(

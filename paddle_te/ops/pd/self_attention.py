@@ -15,7 +15,9 @@ def self_attention(
     num_kv_heads,
     *,
     scale,
+    qkv_bias=None,
     cu_seqlens=None,
+    window=-1,
     max_sequence_length=None,
     tp=None,
     quantizers=(None, None),
@@ -25,13 +27,12 @@ def self_attention(
     """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
     of_qkv, of_proj = quantizers
     shared = dict(tp=tp, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
-    qkv, residual = layernorm_linear(x, ln_weight, qkv_weight, eps, quantizers=of_qkv, **shared)
+    qkv, residual = layernorm_linear(x, ln_weight, qkv_weight, eps, bias=qkv_bias, quantizers=of_qkv, **shared)
     flat = qkv.ndim == 2
     if flat:
         qkv = qkv.reshape([-1, max_sequence_length, qkv.shape[-1]])
-    context = rotary_attention(
-        qkv, freqs, num_heads, num_kv_heads, scale=scale, cu_seqlens=cu_seqlens, quantizers=attention_quantizers
-    )
+    options = dict(scale=scale, cu_seqlens=cu_seqlens, window=window, quantizers=attention_quantizers)
+    context = rotary_attention(qkv, freqs, num_heads, num_kv_heads, **options)
     if flat:
         context = context.reshape([-1, context.shape[-1]])
     row = None if tp is None else "row"

@@ -100,9 +100,21 @@ def _backward_done(quantizers):
 
 
 class _Causal:
-    """What a token sees: those before it."""
+    """What a token sees: those before it, at most `window` of them unless that is -1."""
 
     mask = int(Mask.CAUSAL)
+
+    def __init__(self, window=-1):
+        self.window = window
+
+    @staticmethod
+    def of(cu_seqlens, window):
+        """With documents or without."""
+        return _Causal(window) if cu_seqlens is None else _Documents(cu_seqlens, window)
+
+    def behind(self, others):
+        """The last arguments of both, behind the `others` that only fp8 has; none without a window."""
+        return () if self.window < 0 else (*[None] * others, self.window)
 
     def cu_seqlens(self, rt):
         """What both take as cu_seqlens."""
@@ -122,7 +134,8 @@ class _Documents(_Causal):
 
     mask = int(Mask.PADDING_CAUSAL)
 
-    def __init__(self, boundaries):
+    def __init__(self, boundaries, window):
+        super().__init__(window)
         self.boundaries = boundaries
 
     def cu_seqlens(self, rt):
@@ -135,6 +148,7 @@ class _Bias(_Causal):
     mask = int(Mask.NONE)
 
     def __init__(self, scores):
+        super().__init__()
         self.scores = scores
 
     def _view(self, rt, tensor):
@@ -148,23 +162,20 @@ class _Bias(_Causal):
         return self.bias(rt), self._view(rt, self.unused)
 
 
-CAUSAL = _Causal()
-
-
 _sizes = lru_cache(maxsize=64)(_Heads)  # a model has one, its layers' launches are what counts
 
 
-def _attend(rt, heads, qkv, stats, scale, layout, train, seen=CAUSAL):
+def _attend(rt, heads, qkv, stats, scale, layout, train, seen):
     """out [b, s, h·d] from native q, k, v; fills the native softmax statistics, float32 [b, h, s, 1] or [t, h, 1]."""
     out = rt.empty(heads.out, heads.dtype)
     views = *qkv, heads.q_view(rt, out), stats
     # no dropout, no random state; by position: keywords take as long as the call itself
     options = scale, layout, seen.mask, train, rt.stream, 0.0, None
-    rt.te.attention_fwd(*views, *options, seen.cu_seqlens(rt), seen.bias(rt))
+    rt.te.attention_fwd(*views, *options, seen.cu_seqlens(rt), seen.bias(rt), *seen.behind(1))
     return out
 
 
-def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen=CAUSAL):
+def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen):
     """Fills the native dq, dk, dv."""
     rt.te.attention_bwd(
         *qkv,
@@ -181,6 +192,7 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen
         None,
         seen.cu_seqlens(rt),
         *seen.bias_and_gradient(rt),
+        *seen.behind(2),
     )
 
 
@@ -256,19 +268,21 @@ def _rotate_back(rt, heads, views, dqkv, freqs):
 
 
 class AttentionSettings(NamedTuple):
-    """num_heads, num_kv_heads: of this rank. scale: of the scores. backward_in_fp8: attention's backward too.
-    deterministic: as the environment asked for when the call was made; it decides on the calls too."""
+    """num_heads, num_kv_heads: of this rank. scale: of the scores. window: as `paddle_te.ops` has it.
+    backward_in_fp8: attention's backward too. deterministic: as the environment asked for when the call was made; it
+    decides on the calls too."""
 
     num_heads: int
     num_kv_heads: int
     scale: float
+    window: int
     backward_in_fp8: bool
     deterministic: bool
 
     @classmethod
-    def of(cls, num_heads, num_kv_heads, scale, quantizers):
+    def of(cls, num_heads, num_kv_heads, scale, window, quantizers):
         """quantizers: attention's three GemmQuantizers, or None."""
-        return cls(num_heads, num_kv_heads, scale, has_fp8_backward(quantizers), deterministic())
+        return cls(num_heads, num_kv_heads, scale, window, has_fp8_backward(quantizers), deterministic())
 
 
 @dataclass(slots=True)
@@ -302,7 +316,7 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, quantizers, train, sett
 
     cu_seqlens: of documents, or None. quantizers: attention's three, or none. settings: AttentionSettings.
     """
-    scale, seen = settings.scale, CAUSAL if cu_seqlens is None else _Documents(cu_seqlens)
+    scale, seen = settings.scale, _Causal.of(cu_seqlens, settings.window)
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
     saved = _SavedAttention(heads, qkv, freqs, seen, scale)
     if settings.backward_in_fp8:
@@ -391,17 +405,18 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     return _RotaryQKV.apply(dense(qkv), dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads))
 
 
-def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, quantizers=None):
+def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, window=-1, quantizers=None):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
-    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, quantizers)
+    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, window, quantizers)
     return autograd.apply(_ROTARY_ATTENTION, (qkv, freqs, cu_seqlens), settings, quantizers=quantizers or ())
 
 
-def dot_product_attention(q, k, v, *, scale, attention_mask=None, cu_seqlens=None, quantizers=None):
+def dot_product_attention(q, k, v, *, scale, attention_mask=None, cu_seqlens=None, window=-1, quantizers=None):
     """softmax(q·kᵀ·scale + mask)·v per head through cuDNN's fused attention.
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
     None is causal, the last query seeing all keys, or among the tokens of a document with cu_seqlens (see `ops`).
+    window: how many keys before its own a query sees, -1: all.
     Returns [b, s, h·d].
     What a mask becomes is kept on it for the next layers: one that changes in place must do so by an operation that
     Paddle counts (`inplace_version`; set_value and copy_ are none). It gets no gradient: ValueError if it wants one.
@@ -414,13 +429,11 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None, cu_seqlens=Non
     check_cu_seqlens(cu_seqlens)
     for name, tensor in ("key_layer", k), ("value_layer", v):
         check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, d], q.dtype)
-    if cu_seqlens is not None:
-        seen = _Documents(cu_seqlens)
-    elif quantizers is not None or attention_mask is None and keys == s:
-        seen = CAUSAL
+    if cu_seqlens is not None or quantizers is not None or attention_mask is None and keys == s:
+        seen = _Causal.of(cu_seqlens, window)
     else:
         padding = -keys % KEY_MULTIPLE
-        seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype))
+        seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype, window))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None)
     layer = _Float8DotProductAttention if has_fp8_backward(quantizers) else _DotProductAttention
@@ -435,7 +448,7 @@ def _longer(tensor, n):
     return paddle.concat([tensor, paddle.zeros([b, n, h, d], tensor.dtype)], 1)
 
 
-def _scores(mask, s, keys, padding, dtype):
+def _scores(mask, s, keys, padding, dtype, window):
     """[b or 1, 1, s, keys + padding]: 0 for what is seen, HIDDEN for the rest. Kept on the mask for the next layers."""
     if mask is None:
         mask = paddle.triu(paddle.full([1, 1, s, keys], HIDDEN, "float32"), diagonal=1 + keys - s)
@@ -443,10 +456,13 @@ def _scores(mask, s, keys, padding, dtype):
         raise ValueError(f"attention_mask {mask.shape}: it must be [b or 1, 1, {s}, {keys}]")
     elif needs_grad(mask):
         raise ValueError("backend transformer_engine: attention_mask wants a gradient, which cuDNN has none for")
-    made_of = mask.inplace_version, dtype  # a mask may be written anew in place
+    made_of = mask.inplace_version, dtype, window  # a mask may be written anew in place
     kept, scores = getattr(mask, "_paddle_te_scores", (None, None))
     if kept != made_of:
-        scores = paddle.clip(mask.detach().astype("float32"), min=HIDDEN).astype(dtype)
+        scores = mask.detach().astype("float32")
+        if window >= 0:
+            scores = scores + paddle.tril(paddle.full([s, keys], HIDDEN, "float32"), diagonal=keys - s - window - 1)
+        scores = paddle.clip(scores, min=HIDDEN).astype(dtype)
         if padding:
             hidden = paddle.full([*scores.shape[:3], padding], HIDDEN, dtype)
             scores = paddle.concat([scores, hidden], -1)

@@ -25,7 +25,7 @@ from paddle_te.ops.te.quantized import (
     quantized_weight,
 )
 from paddle_te.ops.te.recording import Op, Placeholder
-from paddle_te.ops.te.runtime import FLOAT32, Matrix, check_tensor, dense, dtype_code
+from paddle_te.ops.te.runtime import DTYPES, FLOAT32, Matrix, check_tensor, dense, dtype_code
 
 
 def _rows(tensor):
@@ -60,22 +60,26 @@ def _drop_transpose(rt, weight):
         weight.drop_transpose(rt)
 
 
-def _grad_output(rt, dy, code, quantizers, tp):
-    """dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks."""
+def _grad_output(rt, dy, code, quantizers, tp, dbias=None):
+    """dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks.
+
+    dbias: a _BiasGradient, which the cast to fp8 computes; never with tp.
+    """
     if tp is not None and (quantizers is None or not quantizers.same_scales):
         dy, tp = tp.all_gather(dy), None
     matrix = rt.matrix(dy, code)
     if quantizers is None:
         return matrix
     if tp is None:
-        return quantize(rt, matrix, quantizers.grad_output)
+        return quantize(rt, matrix, quantizers.grad_output, dbias=dbias and dbias.native)
     local = Float8Matrix.rows_of_rank(rt, matrix.shape, quantizers.grad_output)
     return local.fill(rt, matrix.native).gathered(rt, tp.all_gather(local.rowwise))
 
 
-def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True):
-    """Into the native `out`."""
-    rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, accumulate)
+def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True, bias=None):
+    """Into the native `out`. bias: native, to be added."""
+    epilogue = () if bias is None else (False, bias)
+    rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, accumulate, *epilogue)
 
 
 def _dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
@@ -83,22 +87,54 @@ def _dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
     rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8)
 
 
-def _wgrad(rt, x, dy, weight, code, fp8):
+class _BiasGradient:
+    """Memory for a bias's gradient: the sum of dy's rows, which no pass over dy of its own computes. In fp8 the cast of
+    dy does, else the epilogue of the wgrad GEMM, in the dtype of that GEMM's output.
+
+    native: what TE's functions write it to.
+    """
+
+    __slots__ = ("native", "_bias", "_memory")
+
+    def __init__(self, rt, bias, dtype):
+        self._bias, self._memory = bias, rt.empty(bias.shape, dtype)
+        self.native = rt.view(self._memory, tuple(bias.shape), DTYPES[dtype])
+
+    @classmethod
+    def wanted(cls, rt, bias, weight, fp8):
+        """None for no bias, or a frozen one. weight: the one beside it."""
+        if bias is None or bias.stop_gradient:
+            return None
+        return cls(rt, bias, bias.dtype if fp8 or weight.main_grad is None else paddle.float32)
+
+    def in_its_dtype(self, rt):
+        """The gradient once it is written."""
+        bias, memory = self._bias, self._memory
+        if memory.dtype is bias.dtype:
+            return memory
+        return rt.on_memory(
+            operator.methodcaller("astype", bias.dtype), memory, out=rt.placeholder(bias.shape, bias.dtype)
+        )
+
+
+def _wgrad(rt, x, dy, weight, code, fp8, dbias=None):
     """dW; or None, with dW put into weight.main_grad (float32) or added to it, where there is that. Of a weight
-    [in, out] it is that with x and dy exchanged."""
-    if weight.stop_gradient:
+    [in, out] it is that with x and dy exchanged. dbias: a _BiasGradient, filled here unless in fp8."""
+    epilogue = () if dbias is None or fp8 else (None, dbias.native)
+    if weight.stop_gradient and not epilogue:
         return None
     if weight.main_grad is None:
         dw = rt.new_matrix(tuple(weight.shape), weight.dtype, code)
-        rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8)
-        return dw.memory
+        rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8, *epilogue)
+        return None if weight.stop_gradient else dw.memory
     main_grad = rt.matrix(weight.main_grad, FLOAT32)
-    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8)
+    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8, *epilogue)
     return None
 
 
-def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp):
-    """(dz, dW) of a column-parallel GEMM of `_normed_operands`: dz summed over tp, the rank's rows of it.
+def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
+    """(dz, dW) of a column-parallel GEMM of `_normed_operands`: dz summed over tp, the rank's rows of it. dbias: as
+    `_wgrad`'s.
 
     Collectives run beside GEMMs ("bulk overlap" in Megatron and TE): the input is gathered again during dgrad, and its
     gradient summed during wgrad. With CUDA_DEVICE_MAX_CONNECTIONS=1 the GPU starts them in this order; else the GEMM
@@ -112,7 +148,7 @@ def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp):
     if gather:
         operand = _gathered_again(rt, operand, tp.finish(pending), x.code, quantizers)
     pending = None if tp is None else tp.start_reduce_output(dz.memory)
-    dw = _wgrad(rt, operand, dy, weight, x.code, fp8)
+    dw = _wgrad(rt, operand, dy, weight, x.code, fp8, dbias)
     return dz if tp is None else rt.matrix(tp.finish(pending), x.code), dw
 
 
@@ -319,6 +355,7 @@ class _SavedColumn:
     """What the backward of a norm with a column-parallel GEMM reads.
 
     norm: the norm. operand: of its output what `_normed_operands` keeps. w, weight: as the GEMM read it, as it is.
+    bias: that of the GEMM.
     """
 
     norm: _Normed
@@ -327,10 +364,13 @@ class _SavedColumn:
     weight: Placeholder
     quantizers: Any
     tp: Any
+    bias: Placeholder | None = None
 
-    def backward(self, rt, dy):
-        """(native dz, dW) from dy as the backward GEMMs read it; dz is the gradient of the norm's output."""
-        dz, dw = _column_backward(rt, dy, self.operand, self.w, self.weight, self.norm, self.quantizers, self.tp)
+    def backward(self, rt, dy, dbias=None):
+        """(native dz, dW) from dy as the backward GEMMs read it; dz is the gradient of the norm's output. dbias: as
+        `_wgrad`'s."""
+        given = self.operand, self.w, self.weight, self.norm, self.quantizers, self.tp
+        dz, dw = _column_backward(rt, dy, *given, dbias)
         return dz.native, dw
 
 
@@ -339,27 +379,32 @@ def _layernorm_linear_forward(rt, inputs, settings):
     return layernorm_linear_forward(rt, *inputs.tensors, quantizers, inputs.tp, inputs.train, settings.eps)
 
 
-def layernorm_linear_forward(rt, x, ln_weight, weight, quantizers, tp, train, eps):
+def layernorm_linear_forward(rt, x, ln_weight, weight, bias, quantizers, tp, train, eps):
     """(the outputs of `layernorm_linear`, _SavedColumn)."""
     code = dtype_code("x", x)
     check_tensor("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype)
+    if bias is not None:
+        check_tensor("bias", bias, weight.shape[:1], x.dtype)
     if quantizers is not None:
         _check_fp8(tokens=_rows(x), in_features=weight.shape[1], out_features=weight.shape[0])
     normed = _Normed(rt, x, ln_weight, code)
     operand, w, kept = _normed_operands(rt, normed, eps, weight, quantizers, tp, train)
     lead = [operand.shape[0]] if kept is not operand else x.shape[:-1]
     out = rt.empty([*lead, w.shape[0]], x.dtype)
-    _fprop(rt, operand, w, rt.view(out, (operand.shape[0], w.shape[0]), code))
+    added = None if bias is None else rt.view(bias, tuple(bias.shape), code)
+    _fprop(rt, operand, w, rt.view(out, (operand.shape[0], w.shape[0]), code), bias=added)
     if train:
         _drop_data(rt, *((operand, w) if kept is operand else (w,)))
-    return (out, x), _SavedColumn(normed, kept, w, weight, quantizers, tp)
+    return (out, x), _SavedColumn(normed, kept, w, weight, quantizers, tp, bias)
 
 
 def layernorm_linear_backward(rt, saved, dy, dresidual):
-    """(dx, d ln_weight, dW)."""
-    grad = _grad_output(rt, dy, saved.norm.code, saved.quantizers, None)
-    dz, dw = saved.backward(rt, grad)
-    return *saved.norm.backward(rt, dz, dresidual), dw
+    """(dx, d ln_weight, dW, dbias)."""
+    fp8 = saved.quantizers is not None
+    dbias = _BiasGradient.wanted(rt, saved.bias, saved.weight, fp8)
+    grad = _grad_output(rt, dy, saved.norm.code, saved.quantizers, None, dbias)
+    dz, dw = saved.backward(rt, grad, dbias)
+    return *saved.norm.backward(rt, dz, dresidual), dw, dbias and dbias.in_its_dtype(rt)
 
 
 @dataclass(slots=True)
@@ -477,12 +522,12 @@ def linear(
     )
 
 
-def layernorm_linear(x, ln_weight, weight, eps, *, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
-    """(rms_norm(x) · weightᵀ, x): column parallel; x comes back as the residual branch, whose gradient the norm's
-    backward kernel adds."""
+def layernorm_linear(x, ln_weight, weight, eps, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
+    """(rms_norm(x) · weightᵀ (+ bias), x): column parallel; x comes back as the residual branch, whose gradient the
+    norm's backward kernel adds."""
     return autograd.apply(
         _LAYERNORM_LINEAR,
-        (x, ln_weight, weight),
+        (x, ln_weight, weight, bias),
         NormSettings(eps),
         quantizers=(quantizers,),
         tp=tp,

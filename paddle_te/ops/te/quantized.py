@@ -88,13 +88,16 @@ class Float8Matrix:
         code = FP8[self.quantizer.dtype]
         self.native = rt.tensor(self._data, self.shape, code, self._transpose, scale, amax, self._scale_inv)
 
-    def fill(self, rt, source):
-        """Quantizes the native tensor `source`."""
+    def fill(self, rt, source, dbias=None):
+        """Quantizes the native tensor `source`. dbias: a native tensor for the sum of its rows, in the same pass."""
         te, native, stream = rt.te, self.native, rt.stream
         if self.quantizer.kind == "current":
             te.compute_amax(source, native, stream)
             te.compute_scale_from_amax(native, stream)
-        te.quantize(source, native, stream)
+        if dbias is None:
+            te.quantize(source, native, stream)
+        else:
+            te.quantize_dbias(source, native, dbias, stream)
         return self
 
     def drop_data(self, rt):
@@ -127,10 +130,10 @@ class Float8Matrix:
         return out
 
 
-def quantize(rt, source, quantizer, pieces=None):
-    """A Float8Matrix of a Matrix, in the Pieces that it takes, or in new ones of its own."""
+def quantize(rt, source, quantizer, pieces=None, dbias=None):
+    """A Float8Matrix of a Matrix, in the Pieces that it takes, or in new ones of its own. dbias: as `fill`'s."""
     pieces = pieces or both_pieces(rt, source.shape, quantizer)
-    return Float8Matrix(rt, source.shape, quantizer, *pieces).fill(rt, source.native)
+    return Float8Matrix(rt, source.shape, quantizer, *pieces).fill(rt, source.native, dbias)
 
 
 def quantized_weight(rt, weight, quantizers, pieces):

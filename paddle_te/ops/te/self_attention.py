@@ -33,11 +33,12 @@ class _Saved:
 
 
 def _forward(rt, inputs, settings):
-    x, ln_weight, qkv_weight, freqs, proj_weight, cu_seqlens = inputs.tensors
+    x, ln_weight, qkv_weight, freqs, proj_weight, qkv_bias, cu_seqlens = inputs.tensors
     of_qkv, of_proj, *of_attention = inputs.quantizers
     tp, train, s = inputs.tp, inputs.train, settings.sequence
-    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, x, ln_weight, qkv_weight, of_qkv, tp, train, settings.eps)
-    frozen = x.stop_gradient and ln_weight.stop_gradient and qkv_weight.stop_gradient
+    of_norm = x, ln_weight, qkv_weight, qkv_bias
+    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *of_norm, of_qkv, tp, train, settings.eps)
+    frozen = all([tensor is None or tensor.stop_gradient for tensor in of_norm])
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
     context, saved_attention = rotary_attention_forward(
@@ -54,10 +55,10 @@ def _forward(rt, inputs, settings):
 def _backward(rt, saved, dy):
     dcontext, dproj_weight, _ = linear_backward(rt, saved.proj, dy)
     if saved.frozen:
-        return None, None, None, None, dproj_weight, None
+        return None, None, None, None, dproj_weight, None, None
     dqkv, *_ = rotary_attention_backward(rt, saved.attention, dcontext)
-    dx, dln_weight, dqkv_weight = layernorm_linear_backward(rt, saved.qkv, dqkv, dy)
-    return dx, dln_weight, dqkv_weight, None, dproj_weight, None
+    dx, dln_weight, dqkv_weight, dqkv_bias = layernorm_linear_backward(rt, saved.qkv, dqkv, dy)
+    return dx, dln_weight, dqkv_weight, None, dproj_weight, dqkv_bias, None
 
 
 _SELF_ATTENTION = Op(_forward, _backward, weights=(2, 4))
@@ -74,7 +75,9 @@ def self_attention(
     num_kv_heads,
     *,
     scale,
+    qkv_bias=None,
     cu_seqlens=None,
+    window=-1,
     max_sequence_length=None,
     tp=None,
     quantizers=(None, None),
@@ -83,10 +86,10 @@ def self_attention(
 ):
     """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
     sequence = max_sequence_length if x.ndim == 2 else None
-    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, attention_quantizers)
+    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, window, attention_quantizers)
     return autograd.apply(
         _SELF_ATTENTION,
-        (x, ln_weight, qkv_weight, freqs, proj_weight, cu_seqlens),
+        (x, ln_weight, qkv_weight, freqs, proj_weight, qkv_bias, cu_seqlens),
         SelfAttentionSettings(eps, sequence, attention),
         quantizers=(*quantizers, *(attention_quantizers or ())),
         tp=tp,

@@ -16,6 +16,7 @@ from paddle_te.layers import (
     RotaryPositionEmbedding,
     TransformerLayer,
 )
+from tests import emulated_te
 
 
 def draw(generator, *shape):
@@ -75,6 +76,33 @@ def test_attention_is_causal_and_groups_heads(seed, heads, groups):
     close(got, np.einsum("bhqk,bkhd->bqhd", weights, v).reshape(2, 7, heads * 8))
 
 
+@pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
+@pytest.mark.parametrize("queries, masked", [(13, False), (13, True), (1, False), (4, False)])
+def test_a_query_sees_its_window(seed, monkeypatch, backend, queries, masked):
+    """window_size=(4, 0): itself and four before it. Fewer queries than keys, with a cache, are the last ones; a mask
+    hides keys besides."""
+    emulated_te.install(monkeypatch.setattr)
+    generator = np.random.default_rng(seed)
+    q, k, v = draw(generator, 2, queries, 4, 8), draw(generator, 2, 13, 2, 8), draw(generator, 2, 13, 2, 8)
+    distance = np.arange(13 - queries, 13)[:, None] - np.arange(13)
+    seen = np.broadcast_to((distance >= 0) & (distance <= 4), (2, 1, queries, 13)).copy()
+    mask = None
+    if masked:
+        hidden = generator.random((2, 1, queries, 13)) < 0.5
+        hidden &= ~np.eye(13, dtype=bool)
+        mask = paddle.to_tensor(np.where(hidden | (distance < 0), -1e9, 0).astype("float32"))
+        seen &= ~hidden
+    dtype = {"paddle": "float32", "transformer_engine": "bfloat16"}[backend]
+    layer = DotProductAttention(8, backend, window_size=(4, 0))
+    got = layer(*(paddle.to_tensor(t).astype(dtype) for t in (q, k, v)), mask).astype("float32").numpy()
+    k, v = (np.repeat(t, 2, 2) for t in (k, v))
+    scores = np.where(seen, np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(8), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    want = np.einsum("bhqk,bkhd->bqhd", weights, v).reshape(2, queries, 32)
+    assert np.linalg.norm(got - want) < {"paddle": 1e-5, "transformer_engine": 2e-2}[backend] * np.linalg.norm(want)
+
+
 def test_rotary_angles():
     angles = RotaryPositionEmbedding(8, rotary_base=100.0)(5)
     want = np.outer(np.arange(5), 100.0 ** (-np.arange(0, 8, 2) / 8))
@@ -118,10 +146,11 @@ def test_angles_are_needed():
 
 
 def test_parameters_have_the_integrations_names_and_shapes():
-    layer = TransformerLayer(32, 48, 4, 2, backend="paddle")
+    layer = TransformerLayer(32, 48, 4, 2, add_qkv_bias=True, backend="paddle")
     assert {name: parameter.shape for name, parameter in layer.named_parameters()} == {
         "self_attention.layernorm_qkv.ln_weight": [32],
         "self_attention.layernorm_qkv.weight": [64, 32],
+        "self_attention.layernorm_qkv.bias": [64],
         "self_attention.proj.weight": [32, 32],
         "layernorm_mlp.ln_weight": [32],
         "layernorm_mlp.fc1_weight": [96, 32],
@@ -136,6 +165,7 @@ def test_parameters_have_the_integrations_names_and_shapes():
         (lambda: TransformerLayer(32, 48, 4, 3, backend="paddle"), "num_gqa_groups=3"),
         (lambda: TransformerLayer(32, 48, 4, backend="pd"), "'paddle' or 'transformer_engine'"),
         (lambda: Linear(8, 8, parallel_mode="rows", backend="paddle"), "parallel_mode='rows'"),
+        (lambda: DotProductAttention(8, "paddle", window_size=(4, 4)), "window_size=.* must be .left, 0."),
         (lambda: RMSNorm(8, sequence_parallel=True, backend="paddle"), "tensor_parallel_degree > 1"),
         (lambda: MultiHeadAttention(8, 2, sequence_parallel=True, backend="paddle"), "max_sequence_length"),
     ],

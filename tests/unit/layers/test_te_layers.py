@@ -10,7 +10,7 @@ import pytest
 
 from paddle_te import fp8, native
 from paddle_te.distributed import Pending
-from paddle_te.layers import LayerNormLinear, RotaryPositionEmbedding
+from paddle_te.layers import DotProductAttention, LayerNormLinear, RotaryPositionEmbedding
 from paddle_te.ops import get_ops
 from paddle_te.ops.te import float8_attention
 from paddle_te.ops.te.counting import count_entry_points
@@ -48,9 +48,7 @@ def test_bf16(seed, kind, kv_heads):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize(
-    "kind, kv_heads", [("linear", 4), ("linear_in_out", 4), ("transformer", 4), ("transformer", 2)]
-)
+@pytest.mark.parametrize("kind, kv_heads", [("linear", 4), ("linear_in_out", 4), ("transformer", 4), ("qkv_bias", 2)])
 def test_fp8(seed, kind, kv_heads, recipe):
     check_fp8("cpu", kind, 4, kv_heads, 2, 32, seed, RECIPES[recipe])
 
@@ -89,6 +87,9 @@ def test_what_fp8_attention_cannot_is_refused_before_anything_runs(monkeypatch, 
             layer(x, freqs, paddle.zeros([1, 1, 16, 16]))
         with pytest.raises(ValueError, match="fp8_dpa: .* no key-value cache"):
             layer(x, freqs, use_cache=True)
+        with pytest.raises(ValueError, match="fp8_dpa: .* no sliding window"):
+            q = paddle.ones([1, 16, 2, 128]).astype(dtype)
+            DotProductAttention(128, backend, window_size=(4, 0))(q, q, q)
         if backend == "transformer_engine":
             for training in True, False:
                 layer.train() if training else layer.eval()
@@ -148,7 +149,7 @@ def test_gpus_and_heads_that_have_fp8_attention(monkeypatch, capability, head_di
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current"])
 def test_main_gradients_accumulate_inside_the_gemms(seed, recipe):
-    check_main_gradients("cpu", case("transformer", 4, 2, 2, 32, seed), RECIPES.get(recipe))
+    check_main_gradients("cpu", case("qkv_bias", 4, 2, 2, 32, seed), RECIPES.get(recipe))
 
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current"])
@@ -175,10 +176,10 @@ def test_what_is_frozen_gets_no_gradient_and_changes_no_other(seed, frozen, reci
 def test_self_attention_at_once_is_what_its_layers_compute(seed, recipe):
     """A hook, as sharding stage 3 has them, makes MultiHeadAttention call its layers one by one."""
     recipes, head_dim = (ATTENTION, 128) if recipe in ATTENTION else (RECIPES, 64)
-    values, inputs, grads, _ = case("transformer", 4, 2, 2, 32, seed, head_dim)
+    values, inputs, grads, _ = case("qkv_bias", 4, 2, 2, 32, seed, head_dim)
     results, calls = [], []
     for hooked in False, True:
-        layer = te("transformer", 4, 2, head_dim)
+        layer = te("qkv_bias", 4, 2, head_dim)
         if hooked:
             layer.layer.self_attention.proj.register_forward_pre_hook(lambda *_: calls.append(1))
         results.append(run(layer, values, inputs, grads, "bfloat16", recipes.get(recipe), steps=3))
@@ -235,6 +236,14 @@ def test_operands_that_do_not_fit_are_refused_before_anything_runs(function, sha
             op(arguments[0][:0], *arguments[1:], **options)
     assert not counts
     op(*arguments, **options)
+
+
+@pytest.mark.parametrize("wrong", [{"dtype": "float32"}, {"shape": [16]}])
+def test_a_bias_that_does_not_fit_is_refused(wrong):
+    x, ln_weight, weight = tensors("bfloat16", [4, 16], [16], [32, 16])
+    bias = paddle.ones(wrong.get("shape", [32])).astype(wrong.get("dtype", "bfloat16"))
+    with pytest.raises((TypeError, ValueError), match="bias is"):
+        get_ops("transformer_engine").layernorm_linear(x, ln_weight, weight, 1e-5, bias=bias)
 
 
 @pytest.mark.parametrize("wrong", [{"dtype": "float16"}, {"shape": [2, 32]}, {"shape": [4, 16]}])

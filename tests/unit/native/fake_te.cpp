@@ -221,6 +221,10 @@ EXPORT void nvte_rmsnorm_bwd_add(T dz, T x, T add, T rsigma, T gamma, T dx, T dg
   if (query(ws)) return record("nvte_rmsnorm_bwd_add query");
   record("nvte_rmsnorm_bwd_add", dz, x, add, rsigma, gamma, dx, dgamma, ws, sms, zc, number(stream));
 }
+EXPORT void nvte_quantize_dbias(T input, T output, T dbias, T ws, T stream) {
+  if (query(ws)) return record("nvte_quantize_dbias query");
+  record("nvte_quantize_dbias", input, output, dbias, ws, number(stream));
+}
 EXPORT void nvte_cublas_gemm_v2(int ta, int tb, const float* alpha, T a, T b, const float* beta, T c, T d, T ws,
                                 void* config, T stream) {
   record("nvte_cublas_gemm_v2", ta, tb, *alpha, a, b, *beta, c, d, ws, attributes(config), number(stream));

@@ -76,6 +76,8 @@ LONG = {
 }
 CONSTANTS = [
     ("kPerTensorScaling", "NVTE_DELAYED_TENSOR_SCALING"),
+    ("kBiasTensor", "kNVTEMatmulConfigBiasTensor"),
+    ("kDBiasTensor", "kNVTEMatmulConfigDBiasTensor"),
     ("kUseSplitAccumulator", "kNVTEMatmulConfigUseSplitAccumulator"),
     ("kSMCount", "kNVTEMatmulConfigSMCount"),
     ("kFormatBSHD", "NVTE_BSHD"),

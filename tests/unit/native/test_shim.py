@@ -157,6 +157,44 @@ def test_gemm(fake, make, kind, accumulate, split):
     assert fake.allocated == [size]
 
 
+@pytest.mark.parametrize("kind, vector, size", [("forward", "bias", 10), ("wgrad", "dbias", 10)])
+def test_gemm_with_a_bias_or_its_gradient(fake, make, kind, vector, size):
+    """In an epilogue; the next GEMM, without, does not get the last one's."""
+    transa, transb, *shapes = GEMMS[kind]
+    (tensor, shown), *operands = make(size), *[make(*shape)[0] for shape in shapes]
+    attribute = {"bias": "0", "dbias": "1"}[vector]
+    for options, config in (({vector: tensor}, {attribute: shown, "5": 0}), ({}, {"5": 0})):
+        fake.te.gemm(*operands, transa, transb, fake.stream, **options)
+        assert fake.calls()[0][10] == config
+
+
+@pytest.mark.parametrize("kind, vector, shape, dtype", [
+    ("forward", "bias", 6, BF16),
+    ("forward", "bias", 10, F32),
+    ("wgrad", "dbias", 4, BF16),
+    ("wgrad", "dbias", 10, F32),
+])  # fmt: skip
+def test_gemm_refuses_a_bias_of_another_size_or_dtype(fake, make, kind, vector, shape, dtype):
+    """cuBLAS reads and writes it in D's dtype, whatever it is."""
+    transa, transb, *shapes = GEMMS[kind]
+    operands, tensor = [make(*shape)[0] for shape in shapes], make(shape, dtype=dtype)[0]
+    with pytest.raises(TransformerEngineError, match=rf"(?s)D's dtype.*{vector}: "):
+        fake.te.gemm(*operands, transa, transb, fake.stream, **{vector: tensor})
+    with pytest.raises(TransformerEngineError, match="two GEMMs' epilogues"):
+        fake.te.gemm(*operands, transa, transb, fake.stream, bias=tensor, dbias=tensor)
+    assert fake.calls() == []
+
+
+def test_quantize_dbias(fake, make):
+    (x, sx), (y, sy), (dbias, shown), (wrong, _) = make(24, 40), make(24, 40, dtype=E4M3), make(40), make(24)
+    fake.te.quantize_dbias(x, y, dbias, fake.stream)
+    query, call = fake.calls()
+    assert query == ["nvte_quantize_dbias query"]
+    assert call == ["nvte_quantize_dbias", sx, sy, shown, WORKSPACE, STREAM]
+    with pytest.raises(TransformerEngineError, match="one number for each of input's columns"):
+        fake.te.quantize_dbias(x, y, wrong, fake.stream)
+
+
 @pytest.mark.parametrize("kind", GEMMS)
 def test_gemm_shapes_are_checked(fake, make, kind):
     """TE trusts D's shape: too small a D would be written past its end."""
@@ -664,11 +702,11 @@ def test_unbound(unbound_shim, fake_library):
 def test_missing_entry_points(unbound_shim, fake_library, tmp_path, gxx):
     """Binding to a library that lacks functions names them all."""
     source, library = tmp_path / "empty.cpp", tmp_path / "libempty.so"
-    source.write_text('extern "C" void nvte_quantize() {}')
+    source.write_text('extern "C" void nvte_dequantize() {}')
     subprocess.run([gxx, "-shared", "-fPIC", source, "-o", library], check=True)
     module, handle = unbound_shim(), ctypes.CDLL(str(library))._handle
     with pytest.raises(ImportError, match="nvte_create_tensor, .*nvte_fused_attn_bwd_v2") as error:
         module.bind(handle, fake_library._handle, fake_library._handle)
-    assert "nvte_quantize" not in str(error.value) and "cuda" not in str(error.value)
+    assert "nvte_dequantize" not in str(error.value) and "cuda" not in str(error.value)
     with pytest.raises(ImportError):
         module.Tensor(0x1000, (1,), BF16)

@@ -17,6 +17,8 @@ ATTENTION = dict(scale=0.25, **HEADS)
 EPS = dict(eps=1e-5)
 X, QKV = (2, 8, 32), (2, 8, 128)
 DOCUMENTS = dict(documents=[[3, 5], [1, 7]])
+# op, the tensor that it can do without: how many there are with it, and its name
+LAST = {"linear": (3, "residual"), "layernorm_linear": (4, "bias"), "self_attention": (5, "qkv_bias")}
 # op, shapes of its tensors (weights after the first), arguments, which of its outputs go on
 CASES = {
     "rms_norm": ("rms_norm", [X, (32,)], EPS, [0]),
@@ -26,6 +28,7 @@ CASES = {
     "linear_in_out_with_residual": ("linear", [X, (32, 48), (2, 8, 48)], dict(transpose_y=False), [0]),
     "layernorm_linear": ("layernorm_linear", [X, (32,), (48, 32)], EPS, [0, 1]),
     "layernorm_linear_without_residual": ("layernorm_linear", [X, (32,), (48, 32)], EPS, [0]),
+    "layernorm_linear_with_bias": ("layernorm_linear", [X, (32,), (48, 32), (48,)], EPS, [0, 1]),
     "layernorm_mlp": ("layernorm_mlp", [X, (32,), (96, 32), (32, 48)], EPS, [0]),
     "rotary_qkv": ("rotary_qkv", [QKV], HEADS, [0, 1, 2]),
     "rotary_qkv_without_q": ("rotary_qkv", [QKV], HEADS, [1, 2]),
@@ -40,6 +43,13 @@ CASES = {
         "dot_product_attention", [(2, 8, 4, 16), *[(2, 8, 2, 16)] * 2], dict(scale=0.25) | DOCUMENTS, [0]
     ),
     "self_attention": ("self_attention", [X, (32,), (128, 32), (32, 64)], ATTENTION | EPS, [0]),
+    "rotary_attention_of_documents_in_a_window": (
+        "rotary_attention", [QKV], ATTENTION | DOCUMENTS | dict(window=2), [0]
+    ),
+    "self_attention_with_bias_of_documents": (
+        "self_attention", [X, (32,), (128, 32), (32, 64), (128,)], ATTENTION | EPS | DOCUMENTS, [0]
+    ),
+    "self_attention_with_bias": ("self_attention", [X, (32,), (128, 32), (32, 64), (128,)], ATTENTION | EPS, [0]),
     "self_attention_flat": (
         "self_attention", [(16, 32), (32,), (128, 32), (32, 64)], ATTENTION | EPS | dict(max_sequence_length=8), [0]
     ),
@@ -81,11 +91,11 @@ def run(backend, case, arrays, frozen, dense, generator):
     tensors = [tensor(array, dtype, dense) for array in arrays]
     for x, stop in zip(tensors, frozen, strict=True):
         x.stop_gradient = stop
-    given = list(tensors)
+    given, (count, optional) = list(tensors), LAST.get(name, (0, None))
+    if len(given) == count:
+        arguments[optional] = given.pop()
     if name.startswith("rotary") or name == "self_attention":
         given.insert(3 if name == "self_attention" else 1, RotaryPositionEmbedding(16)(8))
-    if name == "linear" and len(given) == 3:
-        arguments["residual"] = given.pop()
     outputs = getattr(get_ops(backend), name)(*given, **arguments)
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     flowing = [outputs[i] for i in used if not outputs[i].stop_gradient]

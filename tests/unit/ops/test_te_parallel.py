@@ -22,6 +22,7 @@ HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 128, 256, 8, 2, 16
 BATCH, TOKENS, RANKS = 2, 32, 2
 STACKED = {
     "self_attention.layernorm_qkv.weight": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
+    "self_attention.layernorm_qkv.bias": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
     "layernorm_mlp.fc1_weight": [FFN, FFN],
 }
 ROW_PARALLEL = ("self_attention.proj.weight", "layernorm_mlp.fc2_weight")
@@ -99,7 +100,9 @@ def make(monkeypatch, tp=None, **options):
     monkeypatch.setattr(TensorParallel, "from_fleet", lambda sequence_parallel=False: tp)
     monkeypatch.setattr(linear, "get_rng_state_tracker", lambda: paddle.nn.Layer)
     monkeypatch.setattr(paddle.nn.Layer, "rng_state", contextlib.nullcontext, raising=False)
-    options |= dict(set_parallel_mode=tp is not None, sequence_parallel=tp is not None and tp.sequence_parallel)
+    options |= dict(
+        add_qkv_bias=True, set_parallel_mode=tp is not None, sequence_parallel=tp is not None and tp.sequence_parallel
+    )
     return TransformerLayer(
         HIDDEN, FFN, HEADS, KV_HEADS, max_sequence_length=TOKENS, params_dtype="bfloat16", **options
     )
