@@ -28,8 +28,8 @@ class Command:
 
 
 COMMANDS = {
-    "pretrain": Command("paddle_te.launch.__main__", "pretrain Llama on this machine's devices", ("pretrain",)),
-    "finetune": Command("paddle_te.launch.__main__", "fine-tune Llama, whole or with LoRA", ("finetune",)),
+    "pretrain": Command("paddle_te.launch.__main__", "pretrain a model on this machine's devices", ("pretrain",)),
+    "finetune": Command("paddle_te.launch.__main__", "fine-tune a model, whole or with LoRA", ("finetune",)),
     "evaluate": Command(
         "paddle_te.evaluation.evaluate", "perplexity, BoolQ, LAMBADA, multiple choice, generation", needs=("paddle",)
     ),

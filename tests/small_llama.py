@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 from paddlenlp.transformers import LlamaConfig
 
-from paddle_te.models.llama import model_class
+from paddle_te.models import model_class
 from tests.bfloat16 import truncated
 
 TE, PD = "transformer_engine", "paddle"
@@ -33,7 +33,8 @@ def config(backend, **settings):
 def make(device, backend, dtype, weights=None, **settings):
     """A LlamaForCausalLM on `device`, with `weights` (see `weights_of`) where given."""
     paddle.set_device(device)
-    model = model_class(backend)._from_config(config(backend, **settings), dtype=dtype)
+    wanted = config(backend, **settings)
+    model = model_class(wanted)._from_config(wanted, dtype=dtype)
     if weights is not None:
         load(model, weights)
     return model

@@ -1,8 +1,9 @@
 """Model configurations that come with the package, so that pretraining from scratch downloads nothing.
 
-Each is a folder with PaddleNLP's config.json. The hyper-parameters of Llama 2, 3, 3.1 and 3.2 are those that Meta
-publishes with the weights (https://huggingface.co/meta-llama), the names those of PaddleNLP's tokenizers; `llama-125m`
-(grouped kv heads, 125 million parameters) is for convergence runs, `tiny-llama-demo` for tests and the quickstart.
+Each is a folder with PaddleNLP's config.json. The hyper-parameters are those that are published with the weights
+(https://huggingface.co/meta-llama, Qwen, deepseek-ai, mistralai), the names those of PaddleNLP's tokenizers;
+`llama-125m` (grouped kv heads, 125 million parameters) is for convergence runs, `tiny-llama-demo` for tests and the
+quickstart.
 
 Imports neither paddle nor paddlenlp: the launcher checks its arguments with this in well under a second.
 """
@@ -12,28 +13,33 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from paddle_te.configs.families import family_of
+
 CONFIGS = Path(__file__).parent
 
 # Two models whose values differ in one of these compute other numbers from the same weights, or have other weights.
 MODEL_VALUES = (
-    "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size rope_theta "
-    "rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings"
+    "model_type num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size "
+    "rope_theta rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings sliding_window"
 ).split()
 
 
 def known_names() -> list[str]:
-    """The names that `resolve` knows, as on Hugging Face: `meta-llama/Llama-2-7b`, ..."""
+    """The names that `resolve` knows, as on Hugging Face: `meta-llama/Llama-2-7b`, `Qwen/Qwen2.5-7B`, ..."""
     return sorted(path.parent.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("config.json"))
 
 
-def _short(name: str) -> str:
-    """`meta-llama/Meta-Llama-3-8B`, `Meta-Llama-3-8B` and `llama-3-8b` are one model."""
-    return name.lower().removeprefix("meta-llama/").removeprefix("meta-")
-
-
 def canonical(name: str) -> str | None:
-    """The full name of a known model, also from a short one (`llama-2-7b`); None for any other name."""
-    return {_short(known): known for known in known_names()}.get(_short(name))
+    """The full name of a known model, also from a short one; None for any other name.
+
+    `meta-llama/Meta-Llama-3-8B`, `meta-llama/Llama-3-8B`, `Meta-Llama-3-8B` and `llama-3-8b` are one model.
+    """
+    names = {}
+    for known in known_names():
+        organisation, slash, model = known.lower().rpartition("/")
+        short = model.removeprefix("meta-")
+        names |= dict.fromkeys((model, short, organisation + slash + model, organisation + slash + short), known)
+    return names.get(name.lower())
 
 
 def resolve(name_or_path: str) -> Path:
@@ -60,7 +66,8 @@ def read(name_or_path: str) -> dict:
     """config.json of `resolve(name_or_path)`, with num_key_value_heads filled in where it is left out (MHA).
 
     Raises:
-        ValueError: unknown name; no JSON object; a dimension that the model's shape needs is missing.
+        ValueError: unknown name; no JSON object; a dimension that the model's shape needs is missing; a model of a
+            family that is not supported.
     """
     path = resolve(name_or_path) / "config.json"
     try:
@@ -71,5 +78,9 @@ def read(name_or_path: str) -> dict:
     missing = [key for key in needed if not isinstance(config, dict) or not isinstance(config.get(key), int)]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
+    try:
+        family_of(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     config["num_key_value_heads"] = config.get("num_key_value_heads") or config["num_attention_heads"]
     return config

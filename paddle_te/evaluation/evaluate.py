@@ -1,4 +1,4 @@
-"""Evaluate a Llama checkpoint with decoder layers of backend none, paddle or transformer_engine, in one process.
+"""Evaluate a checkpoint with decoder layers of backend none, paddle or transformer_engine, in one process.
 
     python run_eval.py --model_name_or_path CKPT --tokenizer_name_or_path TOKENIZER \
         --perplexity docs.jsonl --boolq val.jsonl --lambada test.jsonl --multiple_choice questions.jsonl
@@ -19,11 +19,11 @@ from paddlenlp.utils.log import logger
 
 from paddle_te import device, fp8
 from paddle_te.evaluation.tasks import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
-from paddle_te.models.llama.decoder import fp8_recipe
-from paddle_te.models.llama.generation import generate_text
-from paddle_te.models.llama.loading import load_model, load_tokenizer
-from paddle_te.models.llama.lora import load_lora
-from paddle_te.models.llama.modeling import check_fp8_lm_head
+from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.generation import generate_text
+from paddle_te.models.loading import load_model, load_tokenizer
+from paddle_te.models.lora import load_lora
+from paddle_te.models.modeling import check_fp8_lm_head
 from paddle_te.options import LAYER_OPTIONS, check_values, with_options
 from paddle_te.options.scripts import EVALUATION
 from paddle_te.runs.checkpoints import check_writable
@@ -64,12 +64,10 @@ def check_weights(model, folder):
 
 
 def make_model(args):
-    model = load_model(
-        args.model_name_or_path,
-        args.transformer_engine_backend,
-        args.dtype,
-        **{name: getattr(args, name) for name in LAYER_OPTIONS if hasattr(args, name)},
-    )
+    settings = {name: getattr(args, name) for name in LAYER_OPTIONS if hasattr(args, name)}
+    if args.max_seq_length:
+        settings["seq_length"] = args.max_seq_length
+    model = load_model(args.model_name_or_path, args.transformer_engine_backend, args.dtype, **settings)
     if args.use_fp8 and args.fp8_recipe == "delayed":
         state = Path(args.model_name_or_path) / "fp8_state.pp00.pdparams"
         if not state.is_file():

@@ -16,7 +16,7 @@ import paddle.nn.functional as F
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from tqdm import tqdm
 
-from paddle_te.models.llama.loading import check_token_ids
+from paddle_te.models.loading import check_token_ids
 from paddle_te.training.jsonl import field, read_json_lines
 
 # --------------------------------------------------------------------------------------------- likelihood of tokens
@@ -41,7 +41,7 @@ class Likelihood:
 class Scorer:
     """Asks a model for likelihoods.
 
-    model: a LlamaForCausalLM in evaluation mode. max_seq_length: tokens it sees at most; of longer requests it sees the
+    model: in evaluation mode. max_seq_length: tokens it sees at most; of longer requests it sees the
     end. pad_to_multiple_of: batches have lengths (and rows times length) that fp8 GEMMs take when it is 16.
     """
 

@@ -16,7 +16,7 @@ from paddle_te.launch.machines import LaunchError, count_gpus
 from paddle_te.runs.checkpoints import check_writable, find_checkpoint, saved_steps
 
 # Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
-TOKENIZERS = [name for name in configs.known_names() if name.startswith("meta-llama/")]
+TOKENIZERS = [name for name in configs.known_names() if "/" in name]
 TOKENIZERS += [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
 
 

@@ -1,4 +1,4 @@
-"""Fine-tune Llama on questions and answers."""
+"""Fine-tune a model on questions and answers."""
 
 from __future__ import annotations
 

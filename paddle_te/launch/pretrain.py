@@ -1,4 +1,4 @@
-"""Pretrain Llama."""
+"""Pretrain a model."""
 
 from __future__ import annotations
 

@@ -326,9 +326,9 @@ PRETRAIN_MODEL = (
             name,
             BELOW_ONE,
             0.0,
-            "Llama has no dropout: accepted for old scripts, ignored.",
-            doc="of old scripts; Llama has no dropout",
-            zh="仅为兼容旧脚本；Llama 没有 dropout",
+            "The models have no dropout: accepted for old scripts, ignored.",
+            doc="of old scripts; the models have no dropout",
+            zh="仅为兼容旧脚本；这些模型没有 dropout",
         )
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
     ),

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 from paddle_te import configs
+from paddle_te.configs.families import family_of
 from paddle_te.options import launcher
 
 
@@ -100,7 +101,10 @@ def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] 
 
 
 def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str] = LAUNCHER) -> None:
-    """The layout against the model's dimensions."""
+    """The layout against the model's dimensions, and what its family has."""
+    family = family_of(config)
+    if args.PP > 1 and not family.pipeline:
+        raise LayoutError(f"{names['PP']}={args.PP}: PaddleNLP has no pipeline for {family.title}; it must be 1")
     split = {key: config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")}
     for key, size in split.items():
         if size % args.TP:

@@ -34,7 +34,7 @@ def model_flops_per_token(config):
     Source: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B; Megatron-LM and torchtitan count alike.
 
     Args:
-        config: a LlamaConfig; its seq_length is the tokens in a sample (T).
+        config: the model's, PaddleNLP's object; its seq_length is the tokens in a sample (T).
     """
     hidden, heads = config.hidden_size, config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -119,7 +119,7 @@ class ThroughputCallback(TrainerCallback):
     It must come before VisualDL's callback, which passes on what it finds in the logs: see `install_callbacks`.
 
     Args:
-        config: the model's LlamaConfig: its sizes, seq_length, and (absent: "none") transformer_engine_backend.
+        config: the model's configuration: its sizes, seq_length, and (absent: "none") transformer_engine_backend.
     """
 
     def __init__(self, config):
@@ -318,7 +318,7 @@ class ExitSignalCallback(TrainerCallback):
 
 
 def install_callbacks(trainer, exit_signal=None):
-    """Gives a PaddleNLP Trainer of a Llama this module's callbacks and those of `profiling`.
+    """Gives a PaddleNLP Trainer this module's callbacks and those of `profiling`.
 
     In front of all others, so that VisualDL's passes on what they add to the logs (those of the Trainer's own argument
     `callbacks` come behind it), and with a progress bar in place of the Trainer's. exit_signal: an ExitSignalCallback

@@ -69,7 +69,7 @@ class MockDataset(paddle.io.Dataset):
 def collate_fn(samples, stack=Stack()):  # noqa: B008 (Stack has no state)
     """Batch of ``{"text": [s + 1]}`` to ``{"input_ids": int64 [b, s], "labels": int64 [b, s]}``.
 
-    ``labels[:, i]`` is the token after ``input_ids[:, i]``: LlamaPretrainingCriterion does not shift.
+    ``labels[:, i]`` is the token after ``input_ids[:, i]``: PaddleNLP's criterion does not shift.
     """
     tokens = stack([sample["text"] for sample in samples])
     return {"input_ids": np.ascontiguousarray(tokens[:, :-1]), "labels": np.ascontiguousarray(tokens[:, 1:])}

@@ -1,4 +1,4 @@
-"""Fine-tune Llama on questions and answers, with decoder layers of backend none, paddle or transformer_engine.
+"""Fine-tune a model on questions and answers, with decoder layers of backend none, paddle or transformer_engine.
 
     python run_finetune.py --model_name_or_path CKPT --dataset_name_or_path DIR --output_dir OUT --do_train true \
         [--lora true --lora_targets attention] [--transformer_engine_backend paddle] [--zero_padding true] …
@@ -14,9 +14,9 @@ from pathlib import Path
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
-from paddle_te.models.llama import causal_mask_only, model_class
-from paddle_te.models.llama.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
-from paddle_te.models.llama.lora import load_lora, lora_config, lora_model_class, save_merged
+from paddle_te.models import causal_mask_only, model_class
+from paddle_te.models.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
+from paddle_te.models.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.options import configure
 from paddle_te.runs.identity import model_values
 from paddle_te.training.beginning import find_start, parse_arguments, start_from
@@ -54,7 +54,7 @@ def make_config(model_args, data_args, training_args, datasets):
 
 
 def make_model(config, model_args, training_args):
-    make = model_class(training_args.transformer_engine_backend)
+    make = model_class(config)
     model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype)
     if training_args.recompute:
         model.recompute_enable()

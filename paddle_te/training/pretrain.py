@@ -1,4 +1,4 @@
-"""Pretrain Llama with decoder layers of backend none, paddle or transformer_engine.
+"""Pretrain a model with decoder layers of backend none, paddle or transformer_engine.
 
     python run_pretrain.py --model_name_or_path … --input_dir … --output_dir … [--transformer_engine_backend …]
     python run_pretrain.py arguments.json [--flag value …]
@@ -19,8 +19,8 @@ from paddlenlp.utils.log import logger
 
 from paddle_te import device
 from paddle_te.configs import resolve
-from paddle_te.models.llama import causal_mask_only, model_class
-from paddle_te.models.llama.loading import check_same_model, from_pretrained, load_tokenizer, read_config
+from paddle_te.models import causal_mask_only, model_class
+from paddle_te.models.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.options import configure
 from paddle_te.runs.identity import model_values
@@ -65,7 +65,7 @@ def make_config(model_args, data_args, training_args, tokenizer):
 
 
 def make_model(config, model_args, training_args):
-    make = model_class(config.transformer_engine_backend, training_args.pipeline_parallel_degree > 1)
+    make = model_class(config, training_args.pipeline_parallel_degree > 1)
     weights = model_args.te_init_weight_path
     if model_args.continue_training:
         weights = weights or model_args.model_name_or_path

@@ -21,7 +21,7 @@ from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_sta
 from paddlenlp.trainer.trainer_utils import OptimizerNames
 from paddlenlp.utils.log import logger
 
-from paddle_te.models.llama.loading import layout_of, load_weights, read_share
+from paddle_te.models.loading import layout_of, load_weights, read_share
 from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError, Degrees, manifest
 from paddle_te.weights.folder import open_checkpoint, variant

@@ -11,8 +11,8 @@ from paddlenlp.utils.log import logger
 
 from paddle_te import fp8
 from paddle_te.distributed import gather_objects
-from paddle_te.models.llama.decoder import fp8_recipe
-from paddle_te.models.llama.loading import read_config
+from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.loading import read_config
 from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
 from paddle_te.weights import CheckpointError, manifest
@@ -59,7 +59,7 @@ def check_fits(checkpoint, model, data, args):
 
     Args:
         checkpoint: its folder.
-        model: what says which model this run trains, `identity.model_values` of its LlamaConfig as it will be built.
+        model: what says which model this run trains, `identity.model_values` of its configuration as it will be built.
         data: what says which data this run reads, a dict; `data_identity` of the datasets.
         args: PaddleNLP's TrainingArguments.
 
@@ -89,7 +89,7 @@ def _model_in(checkpoint):
     if not (checkpoint / "config.json").is_file() or any(checkpoint.glob("lora_*")):
         return {}
     layout = open_checkpoint(checkpoint).layout
-    weights = "Transformer Engine's" if layout.family == "te" else identity.native_weights(layout)
+    weights = "Transformer Engine's" if layout.kind == "te" else identity.native_weights(layout)
     return identity.model_values(read_config(checkpoint)) | {"weights": weights}
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from paddle_te import fp8
 from paddle_te.distributed import gather_objects, gather_weights
-from paddle_te.models.llama.decoder import fp8_recipe
+from paddle_te.models.decoder import fp8_recipe
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
     CheckpointNotSaved,

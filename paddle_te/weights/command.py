@@ -1,4 +1,4 @@
-"""Converts Llama checkpoints: between layouts, file formats and degrees of parallelism.
+"""Converts checkpoints: between layouts, file formats and degrees of parallelism.
 
     python te_llama_ckpt_converter.py --mode pd2te --input_ckpt_path DIR --output_ckpt_path NEW_DIR
 

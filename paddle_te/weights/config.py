@@ -2,6 +2,7 @@
 
 import math
 
+from paddle_te.configs.families import family_of
 from paddle_te.weights.tensors import CheckpointError
 
 FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
@@ -26,7 +27,11 @@ _SHARED = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-_MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+# transformers leaves out of a config.json what is its default for the family.
+_DEFAULTS = {
+    "qwen2": {"max_position_embeddings": 32768, "bos_token_id": None, "eos_token_id": None},
+    "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096},
+}
 
 
 def fused_before(config):
@@ -45,7 +50,7 @@ def native_config(config):
     theirs = "paddlenlp_version" not in config and ("transformers_version" in config or "torch_dtype" in config)
     if theirs:
         return _from_hf(config, config.get("dtype") or config.get("torch_dtype") or "float32")
-    return _checked(config, _NATIVE_ONLY)
+    return _checked(config)
 
 
 def convert_config(config, source, target, dtype):
@@ -58,14 +63,14 @@ def convert_config(config, source, target, dtype):
 
     Raises CheckpointError for a model that the target's software cannot express.
     """
-    if source.family == "hf":
+    if source.kind == "hf":
         converted = _from_hf(config, dtype)
     else:
-        checked = _checked(config, _NATIVE_ONLY)
-        converted = _to_hf(checked, dtype) if target.family == "hf" else dict(checked)
+        checked = _checked(config)
+        converted = _to_hf(checked, dtype) if target.kind == "hf" else dict(checked)
     converted.pop(RECORD, None)
-    if target.family == "te":
-        fused = {flag: getattr(source, flag) for flag in FUSE_FLAGS} if source.family == "pd" else fused_before(config)
+    if target.kind == "te":
+        fused = {flag: getattr(source, flag) for flag in FUSE_FLAGS} if source.kind == "pd" else fused_before(config)
         if any(fused.values()):
             converted[RECORD] = fused
     return converted
@@ -77,29 +82,45 @@ _SENTENCEPIECE = {"hf": "tokenizer.model", "pd": "sentencepiece.bpe.model"}
 
 def companion_name(name, names, source, target):
     """What a companion file of the weights, one of `names`, is called beside the target Layout's weights."""
-    if (source.family == "hf") == (target.family == "hf"):
+    if (source.kind == "hf") == (target.kind == "hf"):
         return name
     theirs, ours = _SENTENCEPIECE["hf"], _SENTENCEPIECE["pd"]
-    old, new = (theirs, ours) if source.family == "hf" else (ours, theirs)
+    old, new = (theirs, ours) if source.kind == "hf" else (ours, theirs)
     return new if name == old and new not in names else name
 
 
+def _family(config):
+    try:
+        return family_of(config)
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from None
+
+
 def _shared(config):
-    shared = {key: config.get(key, default) for key, default in _SHARED.items()}
-    return _MODEL | shared | {"num_key_value_heads": shared["num_key_value_heads"] or config["num_attention_heads"]}
+    family = _family(config)
+    defaults = _SHARED | _DEFAULTS.get(family.model_type, {})
+    shared = {key: config.get(key, default) for key, default in defaults.items()}
+    shared["num_key_value_heads"] = shared["num_key_value_heads"] or config["num_attention_heads"]
+    return {"architectures": [family.architecture], "model_type": family.model_type, **shared}
 
 
-# What makes a model Hugging Face's Llama with what PaddleNLP's has. Weights do not tell: Granite's, and those of a
-# Mistral with a sliding window, have Llama's names and shapes.
-_HF_ONLY = {
-    "model_type": ("llama", "mistral"),
-    "sliding_window": (None,),
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
+# What makes a model Hugging Face's with what PaddleNLP's has, by family: {key: its values, the default first}. Weights
+# do not tell: those of a model with a sliding window have the names and shapes of one without.
+_ONLY = {
+    "llama": {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "sliding_window": (None,)},
+    "qwen2": {
+        "hidden_act": ("silu",),
+        "use_sliding_window": (False,),
+        "attention_dropout": (0.0,),
+        "rope_scaling_type": (None,),
+    },
+    "mistral": {
+        "hidden_act": ("silu",),
+        "attention_dropout": (0.0,),
+        "rope_scaling_type": (None,),
+        "tie_word_embeddings": (False,),
+    },
 }
-# The same for a config.json in PaddleNLP's words, of which PaddleNLP's Llama does not look at the rest.
-_NATIVE_ONLY = _HF_ONLY | {"model_type": ("llama",)}
 
 _COUNTS = (
     "vocab_size",
@@ -109,16 +130,18 @@ _COUNTS = (
     "num_attention_heads",
     "num_key_value_heads",
     "max_position_embeddings",
+    "sliding_window",
 )
 _POSITIVE = ("rope_theta", "rms_norm_eps", "rope_scaling_factor")
 
 
-def _checked(config, only):
-    """The config. Raises CheckpointError for values that PaddleNLP's Llama would not look at, or that no model has."""
-    for key, possible in only.items():
+def _checked(config):
+    """The config. Raises CheckpointError for values that PaddleNLP's model would not look at, or that no model has."""
+    family = _family(config)
+    for key, possible in _ONLY[family.model_type].items():
         if config.get(key, possible[0]) not in possible:
             wanted = " or ".join(map(repr, possible))
-            raise CheckpointError(f"config.json: {key}={config[key]!r}: PaddleNLP's Llama has only {wanted}")
+            raise CheckpointError(f"config.json: {key}={config[key]!r}: PaddleNLP's {family.title} has only {wanted}")
     for key in _COUNTS:
         value = config.get(key)
         if value is not None and (type(value) is not int or value < 1):
@@ -134,35 +157,39 @@ def _checked(config, only):
 
 
 def _from_hf(config, dtype):
-    _checked(config, _HF_ONLY)
+    _checked(config)
     # transformers 5 keeps theta and scaling together in rope_parameters
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
-    converted = _checked(_shared(config) | {"rope_theta": theta, "dtype": dtype}, {})
+    converted = _checked(_shared(config) | {"rope_theta": theta, "dtype": dtype})
+    if kind == "default":
+        return converted
+    if not _family(config).rope_scaling:
+        raise CheckpointError(f"config.json: rope type {kind!r}: PaddleNLP's {_family(config).title} has only default")
     if kind == "linear":
         factor = {"rope_scaling_type": "linear", "rope_scaling_factor": rope.get("factor", 0)}
-        return _checked(converted | factor, {})
+        return _checked(converted | factor)
     if kind == "llama3":
         return converted | {"rope_scaling": rope | {"rope_type": "llama3"}}
-    if kind != "default":
-        raise CheckpointError(f"config.json: rope type {kind!r}: only default, linear and llama3 can be converted")
-    return converted
+    raise CheckpointError(f"config.json: rope type {kind!r}: only default, linear and llama3 can be converted")
 
 
 def _to_hf(config, dtype):
     scaling, kind = config.get("rope_scaling"), config.get("rope_scaling_type")
     if config.get("alibi"):
-        raise CheckpointError("config.json: alibi: Hugging Face's Llama has only rotary positions")
+        raise CheckpointError("config.json: alibi: Hugging Face's models have only rotary positions")
     if kind == "linear":
         scaling = {"rope_type": "linear", "factor": config.get("rope_scaling_factor", 1.0)}
     elif kind is not None or (scaling or {}).get("rope_type", "llama3") != "llama3":
         raise CheckpointError(f"config.json: rope scaling {kind or scaling}: only linear and llama3 can be converted")
-    return _shared(config) | {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rope_theta": config.get("rope_theta", 10000.0),
-        "rope_scaling": scaling,
-        "torch_dtype": dtype,
-    }
+    only = {key: values[0] for key, values in _ONLY[_family(config).model_type].items() if values[0] is not None}
+    return (
+        _shared(config)
+        | only
+        | {
+            "rope_theta": config.get("rope_theta", 10000.0),
+            "rope_scaling": scaling,
+            "torch_dtype": dtype,
+        }
+    )

@@ -167,11 +167,11 @@ def _check_apart(input_path, output_path):
 
 
 def _check_mode(checkpoint, mode):
-    family = MODES[mode][0]
-    if family is None and checkpoint.layout.family == "hf":
+    kind = MODES[mode][0]
+    if kind is None and checkpoint.layout.kind == "hf":
         raise CheckpointError(f"{checkpoint.folder}: Hugging Face's layout has no parallel files; use hf2te or hf2pd")
-    if family and checkpoint.layout.family != family:
-        fitting = [m for m, (source, _) in MODES.items() if source == checkpoint.layout.family]
+    if kind and checkpoint.layout.kind != kind:
+        fitting = [m for m, (source, _) in MODES.items() if source == checkpoint.layout.kind]
         hint = f"--mode may be {' or '.join(fitting)}"
         raise CheckpointError(
             f"{checkpoint.folder}: is in {checkpoint.layout.title} layout, not one for {mode}; {hint}"
@@ -181,16 +181,18 @@ def _check_mode(checkpoint, mode):
 def _target_layout(checkpoint, mode, *fuse):
     given = {flag: value for flag, value in zip(FUSE_FLAGS, fuse, strict=True) if value is not None}
     tied = bool((checkpoint.config or {}).get("tie_word_embeddings"))
-    family = MODES[mode][1] or checkpoint.layout.family
-    if family == "pd":
-        same = checkpoint.layout.family == "pd"
+    kind, family = MODES[mode][1] or checkpoint.layout.kind, checkpoint.layout.family
+    if kind == "pd" and not family.fused and any(given.values()):
+        raise CheckpointError(f"--{next(iter(given))}: PaddleNLP's {family.title} has no fused weights")
+    if kind == "pd":
+        same = checkpoint.layout.kind == "pd"
         before = (
             {flag: getattr(checkpoint.layout, flag) for flag in FUSE_FLAGS} if same else fused_before(checkpoint.config)
         )
-        return layouts.native_layout(**(before | given), tied=tied)
+        return layouts.native_layout(**(before | given), tied=tied, family=family)
     for flag in given:
         raise CheckpointError(f"--{flag}: only for a conversion to PaddleNLP's native layout, not for {mode}")
-    return layouts.te_layout(tied) if family == "te" else layouts.hf_layout(tied)
+    return layouts.te_layout(tied, family) if kind == "te" else layouts.hf_layout(tied, family)
 
 
 def _target(checkpoint, layout, mode, format, tp, pp, vp):
@@ -201,7 +203,7 @@ def _target(checkpoint, layout, mode, format, tp, pp, vp):
         raise CheckpointError("--mode reshard: give --tensor_parallel_degree, --pipeline_parallel_degree or --format")
     if format not in (None, *FORMATS):
         raise CheckpointError(f"--format {format}: it may be {' or '.join(FORMATS)}")
-    if layout.family == "hf":
+    if layout.kind == "hf":
         if (tp or 1, pp or 1, vp or 1) != (1, 1, 1) or format == "pdparams":
             raise CheckpointError(f"--mode {mode}: Hugging Face's layout is whole and in safetensors, nothing else")
         return Target(layout, safetensors.SUFFIX, 1, 1)
@@ -211,7 +213,7 @@ def _target(checkpoint, layout, mode, format, tp, pp, vp):
 
 
 def _unified_target(layout, mode, format):
-    if layout.family == "hf":
+    if layout.kind == "hf":
         raise CheckpointError(
             f"--with_optimizer: Hugging Face's layout has no optimizer state, leave it out with {mode}"
         )
@@ -268,4 +270,4 @@ def _write_files(sources, target, folder, files, bar, stop):
 def _writer(target, path, specs):
     if target.suffix == pdparams.SUFFIX:
         return pdparams.Writer(path, specs)
-    return safetensors.Writer(path, specs, "pt" if target.layout.family == "hf" else "np")
+    return safetensors.Writer(path, specs, "pt" if target.layout.kind == "hf" else "np")

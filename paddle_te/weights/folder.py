@@ -1,4 +1,4 @@
-"""Checkpoint folders: what is in one, and whether it is a whole Llama model.
+"""Checkpoint folders: what is in one, and whether it is a whole model.
 
 PaddleNLP's file names: model_state.pdparams or model.safetensors; in several shards model_state-00001-of-00003.pdparams
 with model_state.pdparams.index.json; one rank's share model_state.tp00_pp01.pdparams (its shards and index likewise).
@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
+from paddle_te.configs.families import family_of
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.contents import files_of_index
 from paddle_te.weights.files import CHECKSUMS, read_json
-from paddle_te.weights.layout import LAYER_PARTS, MODEL_PARTS, SPLIT_AXIS, Dims, Layout, detect
+from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, detect
 from paddle_te.weights.tensors import CheckpointError, same_bytes
 
 _WEIGHTS = re.compile(
@@ -86,7 +87,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
-    """Reads names, shapes and places of all tensors in a folder and checks that they make a whole Llama model.
+    """Reads names, shapes and places of all tensors in a folder and checks that they make a whole model.
 
     Args:
         folder: the checkpoint.
@@ -102,7 +103,7 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     for rank in ranks.values():
         _read_rank(folder, suffix, rank)
     config = _read_config(folder)
-    layout = _detect(ranks, bool(config and config.get("tie_word_embeddings")))
+    layout = _detect(folder, ranks, config)
     tp, pp = _degrees(folder, suffix, ranks)
     heads = _heads(folder, config, num_attention_heads, num_key_value_heads)
     dims = _dims(folder, config, heads, ranks, layout, tp)
@@ -118,19 +119,19 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
 
 
 def check_layout(folder, layout, hf=False):
-    """Raises CheckpointError unless `folder` holds a whole Llama checkpoint in the layout "native" or "te".
+    """Raises CheckpointError unless `folder` holds a whole checkpoint in the layout "native" or "te".
 
     PaddleNLP's from_pretrained would only warn and leave the layers at random weights. hf: Hugging Face's will do, too.
-    Returns the layout's family: "pd", "te" or "hf".
+    Returns the layout's kind: "pd", "te" or "hf".
     """
     found, wanted = open_checkpoint(folder).layout, {"native": "pd", "te": "te"}[layout]
-    if found.family != wanted and not (hf and found.family == "hf"):
-        mode = f"{found.family}2{wanted}"
+    if found.kind != wanted and not (hf and found.kind == "hf"):
+        mode = f"{found.kind}2{wanted}"
         raise CheckpointError(
             f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; convert it: "
             f"te_llama_ckpt_converter.py --mode {mode} --input_ckpt_path {folder} --output_ckpt_path NEW_FOLDER"
         )
-    return found.family
+    return found.kind
 
 
 def _find_ranks(folder):
@@ -211,9 +212,14 @@ def _read_config(folder):
     return config
 
 
-def _detect(ranks, tied):
+def _detect(folder, ranks, config):
+    try:
+        family = config and family_of(config)
+    except ValueError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    tied = bool(config and config.get("tie_word_embeddings"))
     tensors = {name: ref for rank in ranks.values() for name, ref in rank.tensors.items()}
-    return detect(tensors, tied, lambda name: f"{tensors[name].path}: tensor {name!r}")
+    return detect(tensors, tied, lambda name: f"{tensors[name].path}: tensor {name!r}", family)
 
 
 def _degrees(folder, suffix, ranks):
@@ -247,7 +253,7 @@ def _heads(folder, config, num_attention_heads, num_key_value_heads):
         heads = config.get("num_attention_heads")
         kv_heads = config.get("num_key_value_heads") or heads
         if not isinstance(heads, int) or not isinstance(kv_heads, int):
-            raise CheckpointError(f"{path}: has no num_attention_heads: not a Llama model's configuration")
+            raise CheckpointError(f"{path}: has no num_attention_heads: not a model's configuration")
         for (key, value), stated in zip(given.items(), (heads, kv_heads), strict=True):
             if value is not None and value != stated:
                 raise CheckpointError(f"{path}: {key} is {stated}, but --{key} {value} was given")
@@ -263,7 +269,7 @@ def _dims(folder, config, heads, ranks, layout, tp):
         keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
         missing = [key for key in keys if not isinstance(config.get(key), int)]
         if missing:
-            raise CheckpointError(f"{path}: has no {', '.join(missing)}: not a Llama model's configuration")
+            raise CheckpointError(f"{path}: has no {', '.join(missing)}: not a model's configuration")
         hidden, intermediate, layers, vocab = (config[key] for key in keys)
         if config.get("head_dim") not in (None, hidden // heads[0]):
             raise CheckpointError(f"{path}: head_dim={config['head_dim']} is not hidden_size / num_attention_heads")
@@ -297,8 +303,8 @@ def _check_shapes(ranks, layout, dims, tp):
 
 def _check_complete(folder, ranks, layout, dims, tied):
     """Each tensor parallel rank must have every part of the model, spread over its pipeline stages."""
-    wanted = {(n, part) for n in range(dims.num_hidden_layers) for part in LAYER_PARTS}
-    wanted |= {(None, part) for part in MODEL_PARTS if not (tied and part == "lm_head")}
+    wanted = {(n, part) for n in range(dims.num_hidden_layers) for part in layout.layer_parts}
+    wanted |= {(None, part) for part in ("embed", "norm", "lm_head") if not (tied and part == "lm_head")}
     for tp in sorted({key[0] for key in ranks}, key=lambda r: r or 0):
         found = {}
         for rank in (rank for rank in ranks.values() if rank.tp == tp):

@@ -1,8 +1,9 @@
-"""Where each weight of a Llama model stands in a checkpoint: the one table that all conversions read.
+"""Where each weight of a model stands in a checkpoint: the one table that all conversions read.
 
-A model has *parts* (q, k, v, o, gate, ...), each a matrix [out, in] or a norm's vector. A layout says which tensors
-a checkpoint has and which parts each of them holds, how. To convert is to take the tensors of one layout apart and
-to put those of the other together; a new layout is a new table. Three families:
+A model has *parts* (q, k, v, o, gate, ...), each a matrix [out, in], a bias [out] or a norm's vector. A layout says
+which tensors a checkpoint has and which parts each of them holds, how. To convert is to take the tensors of one layout
+apart and to put those of the other together; a new layout is a new table. There are three kinds, each for every family
+of models:
 
 - "te": Transformer Engine's decoder layers, weights [out, in], q, k, v stacked on out, gate and up likewise.
 - "pd": PaddleNLP's native layers, weights [in, out]; fuse_attention_qkv and fuse_attention_ffn each fuse or not.
@@ -17,22 +18,27 @@ from functools import cached_property
 
 import numpy as np
 
+from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of
 from paddle_te.weights.tensors import CheckpointError
 
-# The parts and the axis, of [out, in], that tensor parallelism splits; None: every rank has the whole.
-LAYER_PARTS = {
+# The parts and the axis, of [out, in] or [out], that tensor parallelism splits; None: every rank has the whole.
+SPLIT_AXIS = {
     "attention_norm": None,
     "q": 0,
     "k": 0,
     "v": 0,
+    "q_bias": 0,
+    "k_bias": 0,
+    "v_bias": 0,
     "o": 1,
     "mlp_norm": None,
     "gate": 0,
     "up": 0,
     "down": 1,
+    "embed": 0,
+    "norm": None,
+    "lm_head": 0,
 }
-MODEL_PARTS = {"embed": 0, "norm": None, "lm_head": 0}
-SPLIT_AXIS = LAYER_PARTS | MODEL_PARTS
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a checkpoint. `family` is te, pd or hf; `title` is for messages."""
+    """The tensors of a checkpoint. `kind` is te, pd or hf; `title` is for messages."""
 
-    family: str
+    family: Family
+    kind: str
     title: str
     prefix: str
     layer: tuple
@@ -74,6 +81,15 @@ class Layout:
             return int(match[1]), layer[match[2]]
         return None
 
+    @property
+    def layer_parts(self):
+        """The parts of a decoder layer."""
+        return [part for slot in self.layer for part in slot.parts]
+
+    def model_name(self, part):
+        """The name of the tensor outside of the layers that holds a part."""
+        return next(slot.name for slot in self.model if slot.parts == (part,))
+
     def full_name(self, layer, slot):
         """The name under which a slot is stored."""
         return slot.name if layer is None else f"{self.prefix}{layer}.{slot.name}"
@@ -92,33 +108,39 @@ def _model(prefix, head_transposed):
     )
 
 
-_QKV, _GATE_UP = ("q", "k", "v"), ("gate", "up")
+_QKV, _QKV_BIAS, _GATE_UP = ("q", "k", "v"), ("q_bias", "k_bias", "v_bias"), ("gate", "up")
 
 
-def te_layout(tied=False):
-    """Transformer Engine's layout. tied: lm_head shares the embedding's shape [vocab, hidden]."""
+def te_layout(tied=False, family=LLAMA):
+    """Transformer Engine's layout of a Family. tied: lm_head shares the embedding's shape [vocab, hidden]."""
+    bias = [Slot("transformer.self_attention.layernorm_qkv.bias", _QKV_BIAS)] if family.qkv_bias else []
     layer = (
         Slot("transformer.self_attention.layernorm_qkv.ln_weight", ("attention_norm",)),
         Slot("transformer.self_attention.layernorm_qkv.weight", _QKV),
+        *bias,
         Slot("transformer.self_attention.proj.weight", ("o",)),
         Slot("transformer.layernorm_mlp.ln_weight", ("mlp_norm",)),
         Slot("transformer.layernorm_mlp.fc1_weight", _GATE_UP),
         Slot("transformer.layernorm_mlp.fc2_weight", ("down",)),
     )
-    return Layout("te", "Transformer Engine's", "llama.layers.", layer, _model("llama.", not tied))
+    prefix = f"{family.model_type}."
+    return Layout(family, "te", "Transformer Engine's", f"{prefix}layers.", layer, _model(prefix, not tied))
 
 
-def _split_layer(transposed, fuse_qkv=False, fuse_ffn=False):
+def _split_layer(family, transposed, fuse_qkv=False, fuse_ffn=False):
     """Native and Hugging Face's names of a decoder layer: they differ in transposition and fusing only."""
     qkv = [Slot(f"self_attn.{part}_proj.weight", (part,), transposed) for part in _QKV]
+    bias = [Slot(f"self_attn.{part}_proj.bias", (f"{part}_bias",)) for part in _QKV]
     gate_up = [Slot(f"mlp.{part}_proj.weight", (part,), transposed) for part in _GATE_UP]
     if fuse_qkv:
         qkv = [Slot("self_attn.qkv_proj.weight", _QKV, transposed, grouped=True)]
+        bias = [Slot("self_attn.qkv_proj.bias", _QKV_BIAS, grouped=True)]
     if fuse_ffn:
         gate_up = [Slot("mlp.gate_up_fused_proj.weight", _GATE_UP, transposed)]
     return (
         Slot("input_layernorm.weight", ("attention_norm",)),
         *qkv,
+        *(bias if family.qkv_bias else ()),
         Slot("self_attn.o_proj.weight", ("o",), transposed),
         Slot("post_attention_layernorm.weight", ("mlp_norm",)),
         *gate_up,
@@ -126,38 +148,48 @@ def _split_layer(transposed, fuse_qkv=False, fuse_ffn=False):
     )
 
 
-def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False):
-    """PaddleNLP's own layout, fused as its config's flags of the same names say."""
+def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False, family=LLAMA):
+    """PaddleNLP's own layout of a Family, fused as its config's flags of the same names say."""
     fused = [text for text, on in [("fused qkv", fuse_attention_qkv), ("fused gate_up", fuse_attention_ffn)] if on]
+    prefix = f"{family.model_type}."
     return Layout(
+        family,
         "pd",
         "PaddleNLP's native" + (f" ({', '.join(fused)})" if fused else ""),
-        "llama.layers.",
-        _split_layer(True, fuse_attention_qkv, fuse_attention_ffn),
-        _model("llama.", not tied),
+        f"{prefix}layers.",
+        _split_layer(family, True, fuse_attention_qkv, fuse_attention_ffn),
+        _model(prefix, not tied),
         fuse_attention_qkv,
         fuse_attention_ffn,
     )
 
 
-def hf_layout(tied=False):
-    """Hugging Face's layout. tied: without lm_head, which is the embedding."""
+def hf_layout(tied=False, family=LLAMA):
+    """Hugging Face's layout of a Family. tied: without lm_head, which is the embedding."""
     model = [slot for slot in _model("model.", False) if not (tied and slot.parts == ("lm_head",))]
-    return Layout("hf", "Hugging Face's", "model.layers.", _split_layer(False), tuple(model))
+    return Layout(family, "hf", "Hugging Face's", "model.layers.", _split_layer(family, False), tuple(model))
 
 
-def detect(names, tied=False, describe=lambda name: f"tensor {name!r}"):
+def _layouts(family, tied):
+    fused = [(qkv, ffn) for qkv in (False, True) for ffn in (False, True)]
+    native = [native_layout(*flags, tied, family) for flags in fused]
+    return [te_layout(tied, family), *native, hf_layout(family=family)]
+
+
+def detect(names, tied=False, describe=lambda name: f"tensor {name!r}", family=None):
     """The Layout that has all of `names`; `describe` makes a name's text in an error message.
 
-    Raises CheckpointError when a name is in none (not a Llama checkpoint) or names of different layouts are mixed.
+    family: the model's; None: any, the first whose names they are. Raises CheckpointError when a name is in no layout
+    (another model's checkpoint) or names of different layouts are mixed.
     """
-    native = [native_layout(fuse_qkv, fuse_ffn, tied) for fuse_qkv in (False, True) for fuse_ffn in (False, True)]
-    everything = [te_layout(tied), *native, hf_layout()]
+    families = [family] if family else FAMILIES.values()
+    everything = [layout for family in families for layout in _layouts(family, tied)]
     candidates, telling = everything, None
     for name in names:
         kept = [layout for layout in candidates if layout.find(name)]
         if not kept and not any(layout.find(name) for layout in everything):
-            raise CheckpointError(f"{describe(name)} is in none of the known layouts: not a Llama checkpoint")
+            models = " or ".join(family.title for family in families)
+            raise CheckpointError(f"{describe(name)} is in none of the known layouts: not a {models} checkpoint")
         if not kept:
             raise CheckpointError(f"{describe(name)}: mixed layouts: it does not belong together with {telling!r}")
         if len(kept) < len(candidates):
@@ -168,7 +200,7 @@ def detect(names, tied=False, describe=lambda name: f"tensor {name!r}"):
 
 @dataclass(frozen=True)
 class Dims:
-    """The sizes of a Llama model."""
+    """The sizes of a model."""
 
     hidden_size: int
     intermediate_size: int
@@ -182,8 +214,13 @@ class Dims:
         """Width of one head."""
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def queries(self):
+        """Query heads to each key-value head."""
+        return self.num_attention_heads // self.num_key_value_heads
+
     def part_shape(self, part, degree=1):
-        """Shape of one rank's share of a part, [out, in] (a norm: [hidden]).
+        """Shape of one rank's share of a part, [out, in] (a bias: [out], a norm: [hidden]).
 
         As in PaddleNLP, what `degree` does not divide is not split: key and value when there are fewer kv heads,
         embedding and lm_head when the vocabulary is odd. Raises CheckpointError when q, o or the MLP cannot be split.
@@ -194,6 +231,9 @@ class Dims:
             "q": [h, h],
             "k": [kv, h],
             "v": [kv, h],
+            "q_bias": [h],
+            "k_bias": [kv],
+            "v_bias": [kv],
             "o": [h, h],
             "gate": [f, h],
             "up": [f, h],
@@ -216,7 +256,7 @@ class Dims:
             "v": ("num_key_value_heads", self.num_key_value_heads, False),
             "embed": ("vocab_size", self.vocab_size, False),
             "lm_head": ("vocab_size", self.vocab_size, False),
-        }.get(part, ("intermediate_size", self.intermediate_size, True))
+        }.get(part.removesuffix("_bias"), ("intermediate_size", self.intermediate_size, True))
         if must and size % degree:
             raise CheckpointError(f"{what}={size} cannot be divided by tensor_parallel_degree={degree}")
         return size % degree == 0
@@ -226,52 +266,49 @@ class Dims:
         first, *others = [self.part_shape(part, degree) for part in slot.parts]
         if not others:
             return first[::-1] if slot.transposed else first
-        if slot.parts == _QKV and degree > 1 and not self.splits("k", degree):
+        if slot.parts in (_QKV, _QKV_BIAS) and degree > 1 and not self.splits("k", degree):
             raise CheckpointError(
                 f"num_key_value_heads={self.num_key_value_heads} cannot be divided by tensor_parallel_degree={degree}, "
                 f"which {slot.name} with q, k and v in one tensor needs"
             )
-        shape = (first[0] + sum(other[0] for other in others), first[1])
+        shape = (first[0] + sum(other[0] for other in others), *first[1:])
         return shape[::-1] if slot.transposed else shape
 
 
-def take_apart(slot, tensor, num_attention_heads, num_key_value_heads):
-    """{part: [out, in]} of a stored tensor, whole or one tensor parallel rank's; views where possible.
+def take_apart(slot, tensor, queries, head_dim):
+    """{part: [out, in] or [out]} of a stored tensor, whole or one tensor parallel rank's; views where possible.
 
-    tensor: numpy array or Paddle tensor. The heads are the whole model's: a rank's share has the same ratio.
+    tensor: numpy array or Paddle tensor. queries: heads to each key-value head. head_dim: the width of one.
     """
     if slot.transposed:
         tensor = tensor.T
     if len(slot.parts) == 1:
         return {slot.parts[0]: tensor}
-    rows, width = tensor.shape
-    queries = num_attention_heads // num_key_value_heads
+    rows = tensor.shape[0]
     if slot.grouped:
-        head_dim = width // num_attention_heads
         step, stops = (queries + 2) * head_dim, [n * head_dim for n in (0, queries, queries + 1, queries + 2)]
         groups = range(0, rows, step)
         return {
             part: concat([tensor[group + start : group + stop] for group in groups], 0)
             for part, start, stop in zip(slot.parts, stops[:-1], stops[1:], strict=True)
         }
-    shares = (queries, 1, 1) if slot.parts == _QKV else (1, 1)
+    shares = (queries, 1, 1) if len(slot.parts) == 3 else (1, 1)
     unit = rows // sum(shares)
     stops = [unit * sum(shares[: i + 1]) for i in range(len(shares))]
     return {p: tensor[stop - unit * n : stop] for p, stop, n in zip(slot.parts, stops, shares, strict=True)}
 
 
-def put_together(slot, parts, num_attention_heads):
-    """The stored tensor of a slot from {part: [out, in]}; the inverse of `take_apart`."""
-    tensor = concat(stack(slot, parts, num_attention_heads), 0)
+def put_together(slot, parts, head_dim):
+    """The stored tensor of a slot from {part: [out, in] or [out]}; the inverse of `take_apart`."""
+    tensor = concat(stack(slot, parts, head_dim), 0)
     return tensor.T if slot.transposed else tensor
 
 
-def stack(slot, parts, num_attention_heads):
-    """The tensors [out, in] whose rows, one tensor's after the other's, are a slot's before its transposition."""
+def stack(slot, parts, head_dim):
+    """The tensors whose rows, one tensor's after the other's, are a slot's before its transposition."""
     tensors = [parts[part] for part in slot.parts]
     if not slot.grouped:
         return tensors
-    head_dim = tensors[0].shape[1] // num_attention_heads
     groups = tensors[1].shape[0] // head_dim
     rows = [tensor.shape[0] // groups for tensor in tensors]
     return [t[n * g : n * (g + 1)] for g in range(groups) for t, n in zip(tensors, rows, strict=True)]
@@ -293,47 +330,49 @@ def native_to_te(state_dict, config):
 
     Args:
         state_dict: {name: numpy array or Paddle tensor}, whole weights or one tensor parallel rank's.
-        config: has num_attention_heads, num_key_value_heads and tie_word_embeddings (a LlamaConfig or a dict).
+        config: has model_type (left out: Llama's), hidden_size, num_attention_heads, num_key_value_heads and
+            tie_word_embeddings; PaddleNLP's object or a dict.
 
     Returns: a new dict; tensors may be views of the old ones. Raises CheckpointError for a dict of another layout,
     an incomplete layer, or q and k whose sizes contradict the heads.
     """
-    return _convert(state_dict, config, "pd", te_layout(_get(config, "tie_word_embeddings", False)))
+    return _convert(state_dict, config, "pd", te_layout(_get(config, "tie_word_embeddings", False), family_of(config)))
 
 
 def te_to_native(state_dict, config, fuse_attention_qkv=False, fuse_attention_ffn=False):
     """Transformer Engine's weights -> PaddleNLP's native ones, fused as asked for; else like `native_to_te`."""
     tied = _get(config, "tie_word_embeddings", False)
-    return _convert(state_dict, config, "te", native_layout(fuse_attention_qkv, fuse_attention_ffn, tied))
+    target = native_layout(fuse_attention_qkv, fuse_attention_ffn, tied, family_of(config))
+    return _convert(state_dict, config, "te", target)
 
 
 def _get(config, key, default=None):
     return config.get(key, default) if isinstance(config, dict) else getattr(config, key, default)
 
 
-def _convert(state_dict, config, family, target):
-    source = detect(state_dict, _get(config, "tie_word_embeddings", False))
-    if source.family != family:
+def _convert(state_dict, config, kind, target):
+    source = detect(state_dict, _get(config, "tie_word_embeddings", False), family=target.family)
+    if source.kind != kind:
         raise CheckpointError(f"expected another layout: the weights are in {source.title} layout")
     heads = _get(config, "num_attention_heads")
-    kv_heads = _get(config, "num_key_value_heads") or heads
+    queries, head_dim = heads // (_get(config, "num_key_value_heads") or heads), _get(config, "hidden_size") // heads
     parts = {}
     for name, tensor in state_dict.items():
         layer, slot = source.find(name)
-        parts.setdefault(layer, {}).update(take_apart(slot, tensor, heads, kv_heads))
+        parts.setdefault(layer, {}).update(take_apart(slot, tensor, queries, head_dim))
     for layer, found in parts.items():
         if layer is not None:
-            _check_layer(layer, found, heads // kv_heads)
+            _check_layer(layer, found, source.layer_parts, queries)
     converted = {}
     for layer, found in parts.items():
         for slot in target.model if layer is None else target.layer:
             if all(part in found for part in slot.parts):
-                converted[target.full_name(layer, slot)] = put_together(slot, found, heads)
+                converted[target.full_name(layer, slot)] = put_together(slot, found, head_dim)
     return converted
 
 
-def _check_layer(layer, parts, queries):
-    missing = [part for part in LAYER_PARTS if part not in parts]
+def _check_layer(layer, parts, wanted, queries):
+    missing = [part for part in wanted if part not in parts]
     if missing:
         raise CheckpointError(f"layer {layer} has no {', '.join(missing)}")
     q, k = parts["q"].shape[0], parts["k"].shape[0]

@@ -20,7 +20,6 @@ POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
 MASTER = "master_weights"
 _KEY = re.compile(rf"(?P<name>.+?)(_fp32_master_0)?_(?P<kind>{'|'.join(MOMENTS + POWERS)})")
 
-_TIED = {"llama.embed_tokens.weight": "lm_head.weight", "lm_head.weight": "llama.embed_tokens.weight"}
 # Sharding stage 3 keeps of each large parameter a slice of the flat tensor (group_sharded_stage3.py), stage 1 with
 # split_param what of it lies in the rank's part of a bucket (ShardingGradView in tensor_fusion_helper.py), which may be
 # nothing. In both the slices follow one another in the order of the ranks, with zeros behind the last.
@@ -36,7 +35,7 @@ _FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
 
 def trainer_files(names, source, target):
     """Those of a folder's files that go along with the optimizer from one Layout to another."""
-    fp8 = source.family == target.family == "te"
+    fp8 = source.kind == target.kind == "te"
     return [name for name in names if _TRAINER_FILES.fullmatch(name) or fp8 and _FP8_STATE.fullmatch(name)]
 
 
@@ -101,13 +100,15 @@ def safetensors_index(stem):
 def _fill(checkpoint, rank, found, kind):
     """The rank with its weights replaced by their state of one kind."""
     tied = bool((checkpoint.config or {}).get("tie_word_embeddings"))
+    embedding, head = (checkpoint.layout.model_name(part) for part in ("embed", "lm_head"))
+    other_name = {embedding: head, head: embedding} if tied else {}
     tensors = {}
     for name, weight in rank.tensors.items():
         ref = found.get(kind, {}).get(name)
         if ref is None and kind == MASTER and weight.dtype == "float32":
             ref = weight  # a float32 weight needs no master; PaddleNLP writes it as its own
-        if ref is None and tied:  # one parameter with one state, under one of its two names; readers want either
-            ref = found.get(kind, {}).get(_TIED.get(name))
+        if ref is None:  # tied: one parameter with one state, under one of its two names; readers want either
+            ref = found.get(kind, {}).get(other_name.get(name))
         if ref is None:
             raise CheckpointError(f"{checkpoint.folder}: the optimizer's state has no {kind} of {name!r}")
         if ref.shape != ((1,) if kind in POWERS else weight.shape):

@@ -157,7 +157,7 @@ def check_degrees(checkpoint, layout, tp=None, pp=None, vp=None):
 
 
 def pipeline_stages(num_layers, degree, virtual_degree=1):
-    """A function (layer or None, part) -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's Llama.
+    """A function (layer or None, part) -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's models.
 
     The items are embedding, layers, norm and lm_head. Layers that `degree` divides are dealt evenly, chunk by chunk
     with virtual stages; otherwise the items are (paddle/distributed/fleet/meta_parallel/parallel_layers/pp_layers.py).

@@ -65,8 +65,8 @@ class Reader:
         }
         parts = {part: self._part(rank, layer, part) for part in slot.parts}
         if slot.transposed:
-            return [layout.put_together(slot, parts, self._dims.num_attention_heads)]
-        return layout.stack(slot, parts, self._dims.num_attention_heads)
+            return [layout.put_together(slot, parts, self._dims.head_dim)]
+        return layout.stack(slot, parts, self._dims.head_dim)
 
     def number(self, rank, layer, slot):
         """The number [1] that belongs to a slot's tensors, a power of beta: the same for all its parts."""
@@ -79,7 +79,7 @@ class Reader:
         return [first]
 
     def _part(self, rank, layer, part):
-        """[out, in] of a part, or the vector of a norm."""
+        """[out, in] of a part, or the vector of a bias or norm."""
         if self._degree == self._source_degree:
             return self._read(rank, layer, part)
         axis = SPLIT_AXIS[part] or 0
@@ -98,6 +98,6 @@ class Reader:
     def _read(self, tp, layer, part):
         ref, slot = self._pieces[tp][layer, part]
         if (layer, ref) not in self._kept:
-            heads = self._dims.num_attention_heads, self._dims.num_key_value_heads
-            self._kept[layer, ref] = layout.take_apart(slot, ref.read(), *heads)
+            dims = self._dims
+            self._kept[layer, ref] = layout.take_apart(slot, ref.read(), dims.queries, dims.head_dim)
         return self._kept[layer, ref][part]

@@ -12,7 +12,7 @@ from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, concat
 
 @dataclass(frozen=True)
 class Split:
-    """Of a tensor [out, in]. axis: the one that ranks share. sizes: of its parts on that axis, in the whole model."""
+    """Of a tensor [out, in] or [out]. axis: the one that ranks share. sizes: of its parts on it, in the whole model."""
 
     axis: int
     sizes: tuple

@@ -12,15 +12,16 @@ from paddle_te import configs
 
 
 def parameters(config):
-    """Weights of a Llama model, from its dimensions alone."""
+    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv = hidden // heads * config["num_key_value_heads"]
     layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * config["intermediate_size"] + 2 * hidden
+    layer += (hidden + 2 * kv) * (config["model_type"] == "qwen2")
     embeddings = 1 if config["tie_word_embeddings"] else 2
     return config["num_hidden_layers"] * layer + embeddings * config["vocab_size"] * hidden + hidden
 
 
-# The parameter counts that Meta states for its models (Hugging Face's model pages show these to the last digit).
+# Hugging Face's model pages show the parameter counts to the last digit.
 @pytest.mark.parametrize(
     "name, count",
     [
@@ -33,11 +34,30 @@ def parameters(config):
         ("meta-llama/Meta-Llama-3.1-70B", 70_553_706_496),
         ("meta-llama/Llama-3.2-1B", 1_235_814_400),
         ("meta-llama/Llama-3.2-3B", 3_212_749_824),
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B", 3_085_938_688),
+        ("Qwen/Qwen2.5-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-14B", 14_770_033_664),
+        ("Qwen/Qwen2.5-32B", 32_763_876_352),
+        ("Qwen/Qwen2.5-72B", 72_706_203_648),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1_777_088_000),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", 14_770_033_664),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32_763_876_352),
+        ("mistralai/Mistral-7B-v0.1", 7_241_732_096),
+        ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 8_030_261_248),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", 70_553_706_496),
     ],
 )
 def test_dimensions_give_the_published_parameter_count(name, count):
+    assert parameters(configs.read(name)) == count
+
+
+@pytest.mark.parametrize("name", [name for name in configs.known_names() if name.startswith("meta-llama/")])
+def test_metas_other_numbers(name):
     config = configs.read(name)
-    assert parameters(config) == count
     llama3 = "Llama-3" in name
     assert config["rope_theta"] == (500000 if llama3 else 10000)
     longest = 131072 if "Llama-3." in name else 8192
@@ -60,9 +80,11 @@ def test_own_models():
 
 @pytest.mark.parametrize("name", configs.known_names())
 def test_paddlenlp_reads_every_configuration(name):
-    from paddlenlp.transformers import LlamaConfig
+    from paddle_te.configs.families import family_of
+    from paddle_te.models.families import config_class
 
-    ours, theirs = configs.read(name), LlamaConfig.from_pretrained(str(configs.resolve(name)))
+    ours = configs.read(name)
+    theirs = config_class(family_of(ours)).from_pretrained(str(configs.resolve(name)))
     for key, value in ours.items():
         assert getattr(theirs, key) == value, key
 
@@ -77,6 +99,9 @@ def test_paddlenlp_reads_every_configuration(name):
         ("meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-8B"),  # Hugging Face's name; the other is PaddleNLP's
         ("llama-3.2-1b", "meta-llama/Llama-3.2-1B"),
         ("META-LLAMA/llama-2-13B", "meta-llama/Llama-2-13b"),
+        ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B"),
+        ("mistral-7b-v0.1", "mistralai/Mistral-7B-v0.1"),
+        ("deepseek-r1-distill-qwen-7b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
     ],
 )
 def test_short_names(alias, name):
@@ -99,8 +124,8 @@ def scaled(frequency, factor, low=1.0, high=4.0, length=8192):
 def test_angles(name, factor):
     import paddle
 
-    from paddle_te.models.llama.decoder import rotary_embedding
-    from paddle_te.models.llama.loading import read_config
+    from paddle_te.models.decoder import rotary_embedding
+    from paddle_te.models.loading import read_config
 
     config = read_config(configs.resolve(f"llama-{name}"))
     dim = config.hidden_size // config.num_attention_heads
@@ -121,7 +146,7 @@ def test_angles(name, factor):
     ],
 )
 def test_what_paddlenlp_would_leave_out_is_refused(tmp_path, change, message):
-    from paddle_te.models.llama.loading import read_config
+    from paddle_te.models.loading import read_config
 
     (tmp_path / "config.json").write_text(json.dumps(configs.read("llama-3.2-1b") | change))
     with pytest.raises(ValueError, match=message):
@@ -151,6 +176,12 @@ def test_broken_configurations(tmp_path):
         configs.read(str(tmp_path))
     path.write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9, "intermediate_size": "4"}))
     with pytest.raises(ValueError, match="lacks intermediate_size, num_hidden_layers"):
+        configs.read(str(tmp_path))
+
+
+def test_a_family_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(configs.read("tiny-llama-demo") | {"model_type": "gemma2"}))
+    with pytest.raises(ValueError, match="config.json: model_type='gemma2' is not supported.*: llama, qwen2, mistral"):
         configs.read(str(tmp_path))
 
 

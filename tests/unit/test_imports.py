@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "upstream": {"device"},
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS,
-    "weights": set(),
+    "weights": {"configs"},
     "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
     "configs": set(),
     "runs": {"configs", "weights", "options"},

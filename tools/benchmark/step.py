@@ -289,7 +289,7 @@ class PaddleStep(TrainingStep):
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
-        from paddle_te.models.llama import model_class
+        from paddle_te.models import model_class
         from paddle_te.training.optimizer import fuse_clipping
 
         self.paddle, self.paddle_device, self.fp8, self.recorded = paddle, paddle_device, fp8, recorded
@@ -305,7 +305,7 @@ class PaddleStep(TrainingStep):
         kept = paddle.get_default_dtype()
         paddle.set_default_dtype(dtype)
         try:
-            self.model = model_class(backend)(config)
+            self.model = model_class(config)(config)
         finally:
             paddle.set_default_dtype(kept)
         self.model.train()

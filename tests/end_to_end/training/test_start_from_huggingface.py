@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from safetensors.numpy import save_file
 
-from paddle_te.models.llama.loading import load_tokenizer
+from paddle_te.models.loading import load_tokenizer
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401  (place is a fixture)
 from tests.pretraining import run as pretrain
 from tests.unit.weights.models import Model, save_single
@@ -91,7 +91,9 @@ def test_tokenizer_json_alone(monkeypatch, place, tmp_path):  # noqa: F811
     where = dict(model_name_or_path=hf, tokenizer_name_or_path=hf, max_steps=1)
     first = run(monkeypatch, place, tmp_path / "out", **where)
     assert first[1] > 0
-    for folder in (hf, tmp_path / "out"):
+    deepseeks = shutil.copytree(hf, tmp_path / "deepseeks")  # the same files, and the name of a sentencepiece tokenizer
+    (deepseeks / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "LlamaTokenizerFast"}))
+    for folder in (hf, tmp_path / "out", deepseeks):
         tokenizer = load_tokenizer(folder)
         assert tokenizer("the names")["input_ids"] == library.encode("the names").ids
         assert tokenizer.eos_token_id == 1

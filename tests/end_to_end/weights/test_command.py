@@ -9,7 +9,7 @@ import paddle
 import pytest
 from paddlenlp.transformers import LlamaForCausalLM
 
-from paddle_te.models.llama import model_class
+from paddle_te.models import model_class
 
 SCRIPT = Path(__file__).parents[3] / "llm" / "llama" / "te_llama_ckpt_converter.py"
 
@@ -48,7 +48,7 @@ def test_native_and_te_models_agree(tmp_path, tiny_config, tokens, kv_heads, sha
     convert(tmp_path / "pd", tmp_path / "te", "pd2te")
     config = tiny_config(num_key_value_heads=kv_heads)
     config.transformer_engine_backend = "paddle"
-    te = model_class("paddle").from_pretrained(str(tmp_path / "te"), config=config, dtype="float32")
+    te = model_class(config).from_pretrained(str(tmp_path / "te"), config=config, dtype="float32")
     np.testing.assert_allclose(logits(te, tokens), expected, rtol=1e-5, atol=1e-5)
 
     convert(tmp_path / "te", tmp_path / "back", "te2pd")

@@ -1,4 +1,4 @@
-"""Against transformers' own LlamaForCausalLM, in a process of its own.
+"""Against transformers' own models, in a process of its own.
 
 PADDLE_TE_HF_PYTHON names a Python that has torch and transformers; without it this one is tried.
 """
@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
+from paddlenlp.transformers import AutoConfig
 
-from paddle_te.models.llama import model_class
-from paddle_te.models.llama.generation import left_padded
-from paddle_te.models.llama.loading import load_model
+from paddle_te.models import model_class
+from paddle_te.models.generation import left_padded
+from paddle_te.models.loading import load_model
 from paddle_te.weights import convert
 
 PYTHON = os.environ.get("PADDLE_TE_HF_PYTHON", sys.executable)
@@ -38,11 +38,13 @@ torch.manual_seed(seed)
 sizes = dict(
     vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1)
-config = transformers.LlamaConfig(**(sizes | options))
-model = transformers.LlamaForCausalLM(config)
+config = transformers.AutoConfig.for_model(options.pop("model_type", "llama"), **(sizes | options))
+model = transformers.AutoModelForCausalLM.from_config(config)
 for name, parameter in model.named_parameters():
     if "norm" in name:
         torch.nn.init.normal_(parameter, 1.0, 0.1)
+    elif name.endswith("bias"):
+        torch.nn.init.normal_(parameter)
 model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
 """
 
@@ -50,7 +52,7 @@ LOGITS = """
 import sys, numpy, torch, transformers
 tokens, *folders = sys.argv[1:]
 for folder in folders:
-    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         numpy.save(folder + "_logits.npy", model(torch.from_numpy(numpy.load(tokens))).logits.numpy())
 """
@@ -63,7 +65,7 @@ def hf(code, *arguments):
 GRADIENTS = """
 import sys, numpy, torch, transformers
 tokens, folder = sys.argv[1:]
-model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 tokens = torch.from_numpy(numpy.load(tokens))
 loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
 loss.backward()
@@ -73,7 +75,7 @@ numpy.savez(folder + "_gradients.npz", loss=loss.item(), **{n: p.grad.numpy() fo
 GENERATE = """
 import sys, numpy, torch, transformers
 tokens, folder = sys.argv[1:]
-model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 tokens = torch.from_numpy(numpy.load(tokens))
 model.generation_config.eos_token_id = None
 made = model.generate(tokens, max_new_tokens=30, do_sample=False, attention_mask=torch.ones_like(tokens))
@@ -91,9 +93,18 @@ LLAMA32 = dict(
 )
 
 
-@pytest.mark.parametrize(
-    "dtype, options", [("float32", {}), ("bfloat16", LLAMA31), ("float32", LLAMA32)], ids=["2", "3.1", "3.2"]
-)
+QWEN25 = dict(model_type="qwen2", tie_word_embeddings=True)
+MISTRAL = dict(model_type="mistral", sliding_window=None)
+MODELS = {
+    "2": ("float32", {}),
+    "3.1": ("bfloat16", LLAMA31),
+    "3.2": ("float32", LLAMA32),
+    "qwen2.5": ("float32", QWEN25),
+    "mistral": ("bfloat16", MISTRAL),
+}
+
+
+@pytest.mark.parametrize("dtype, options", MODELS.values(), ids=MODELS)
 def test_same_logits_and_bits(tmp_path, seed, dtype, options):
     tokens = np.random.randint(0, 128, (2, 40))
     np.save(tmp_path / "tokens.npy", tokens)
@@ -104,9 +115,9 @@ def test_same_logits_and_bits(tmp_path, seed, dtype, options):
 
     for layout, backend in (("pd", "none"), ("te", "paddle")):
         convert(tmp_path / "hf", tmp_path / layout, f"hf2{layout}", progress=False)
-        config = LlamaConfig.from_pretrained(str(tmp_path / layout))
+        config = AutoConfig.from_pretrained(str(tmp_path / layout))
         config.transformer_engine_backend = backend
-        make = LlamaForCausalLM if backend == "none" else model_class(backend)
+        make = model_class(config)
         model = make.from_pretrained(str(tmp_path / layout), config=config, dtype="float32")
         model.eval()
         with paddle.no_grad():
@@ -155,6 +166,22 @@ def hf_gradients(model):
         else:
             found[name] = gradient.T if "_proj" in name else gradient
     return found
+
+
+def test_mistrals_window_is_transformers(tmp_path, seed):
+    """PaddleNLP's own Mistral has none."""
+    tokens = np.random.randint(0, 128, (2, 40))
+    np.save(tmp_path / "tokens.npy", tokens)
+    options = json.dumps(MISTRAL | dict(sliding_window=9))
+    hf(MAKE, tmp_path / "hf", seed, "float32", "1GB", options)
+    hf(LOGITS, tmp_path / "tokens.npy", tmp_path / "hf")
+    expected, logits = np.load(tmp_path / "hf_logits.npy"), []
+    for backend, window in (("paddle", 9), ("none", None)):
+        with paddle.no_grad():
+            out = load_model(tmp_path / "hf", backend, sliding_window=window)(paddle.to_tensor(tokens))
+        logits.append((out[0] if isinstance(out, tuple) else out).numpy())
+    errors = [np.abs(each - expected).max() / np.abs(expected).max() for each in logits]
+    assert errors[0] <= 1e-5 and errors[1] > 1e-3
 
 
 @pytest.mark.parametrize("backend", ["none", "paddle"])

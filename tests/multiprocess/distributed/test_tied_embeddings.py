@@ -1,4 +1,5 @@
-"""Llama 3.2's kind of model, tied embeddings and scaled frequencies, under TP 2 and PP 2 as in one process.
+"""Tied embeddings under TP 2 and PP 2 as in one process, in small models of two kinds: Llama 3.2's, with scaled
+frequencies, and Qwen2.5's, with biases, here with sequence parallelism.
 
 In a pipeline the first and the last stage each have a copy of the embedding: the same weights, though Hugging Face's
 folder has one, one gradient, once in the norm that clips, and one state of the optimizer that goes along.
@@ -8,35 +9,40 @@ import json
 
 import paddle
 import pytest
-from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
+from paddlenlp.transformers import AutoConfig, AutoModelForCausalLM
 
 from paddle_te.weights import convert
 from tests.multiprocess.distributed import jobs
 
 ROPE = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
-LLAMA32 = dict(
-    tie_word_embeddings=True, rope_theta=500000.0, rope_scaling=ROPE | dict(original_max_position_embeddings=16)
-)
+LLAMA32 = dict(rope_theta=500000.0, rope_scaling=ROPE | dict(original_max_position_embeddings=16))
+MODELS = {"llama": LLAMA32, "qwen2": dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2")}
+TP2 = {"llama": {jobs.TP: 2}, "qwen2": {jobs.TP: 2, "sequence_parallel": "true"}}
 FLOAT32 = ["none", "pd", "pd_fused"]
 FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, nvgpu_host):
+@pytest.fixture(scope="module", params=MODELS)
+def runs(request, tmp_path_factory, nvgpu_host):
     """{layout: {variant: Run}}; those called X_moved go on from the checkpoint of X in the layout before."""
     folder = tmp_path_factory.mktemp("tied")
     model = folder / "model"
     model.mkdir()
-    config = json.loads((jobs.MODEL / "config.json").read_text()) | LLAMA32
+    config = json.loads((jobs.MODEL / "config.json").read_text()) | dict(tie_word_embeddings=True)
+    config |= MODELS[request.param]
     (model / "config.json").write_text(json.dumps(config))
     seed = int.from_bytes(paddle.randint(0, 256, [3]).astype("uint8").numpy().tobytes(), "little")
     print(f"initial weights: paddle.seed({seed})")
     paddle.seed(seed)
-    LlamaForCausalLM(LlamaConfig.from_pretrained(str(model))).save_pretrained(str(folder / "native"))
+    native = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)))
+    for name, parameter in native.named_parameters():
+        if name.endswith("bias"):  # PaddleNLP makes them zeros
+            parameter.set_value(0.1 * paddle.randn(parameter.shape))
+    native.save_pretrained(str(folder / "native"))
     convert(folder / "native", folder / "hf", "pd2hf", progress=False)
     init = dict.fromkeys(("none", "paddle", "transformer_engine"), str(folder / "hf"))
     environment, made, before = nvgpu_host | dict(EMULATED_TE="1"), {}, None
-    for layout, processes, flags in (("tp2", 2, {jobs.TP: 2}), ("pp2", 2, {jobs.PP: 2}), ("one", 1, {})):
+    for layout, processes, flags in (("tp2", 2, TP2[request.param]), ("pp2", 2, {jobs.PP: 2}), ("one", 1, {})):
         names = FLOAT32[: 3 if layout == "pp2" else 2] + (["te_bf16", FP8_HEAD] if layout in TE_IN else [])
         wanted = [jobs.variant(name, init) | dict(save_strategy="steps", save_steps=jobs.SAVED_STEP) for name in names]
         for name in FLOAT32[:2] if before else []:

@@ -116,7 +116,8 @@ def merged_weights(trainer, args):
         everyone = []
         dist.all_gather_object(everyone, (max(args.tensor_parallel_rank, 0), mine))
     merge = trainer.model._get_tensor_parallel_mappings(trainer.model.config, is_split=False)
-    merge = {name if name.startswith("lm_head") else f"llama.{name}": action for name, action in merge.items()}
+    prefix = trainer.model.config.model_type
+    merge = {name if name.startswith("lm_head") else f"{prefix}.{name}": action for name, action in merge.items()}
     whole = {}
     for name in {name for _, weights in everyone for name in weights}:
         shares = {rank: weights[name] for rank, weights in everyone if name in weights}

@@ -29,6 +29,11 @@ GA, SHARDING = "gradient_accumulation_steps", "sharding_parallel_degree"
         (4, {PP: 2, GA: 2, SHARDING: 2, "sharding": "stage2"}, "--sharding=stage2 does not go with --pipeline"),
         (4, {TP: 2, "sharding": "stage3"}, "--sharding=stage3 does not go with --tensor_parallel_degree=2"),
         (2, {"model_name_or_path": "llama-9000b"}, "llama-9000b"),
+        (
+            2,
+            {PP: 2, GA: 2, "model_name_or_path": "mistral-7b-v0.1"},
+            "--pipeline_parallel_degree=2: PaddleNLP has no pipeline for Mistral; it must be 1",
+        ),
         (1, {GA: 0}, "--gradient_accumulation_steps 0: it must be a whole number of at least 1$"),
         (
             1,

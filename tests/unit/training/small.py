@@ -7,9 +7,9 @@ import numpy as np
 import sentencepiece
 from paddlenlp.transformers import LlamaTokenizer
 
-from paddle_te.models.llama import LlamaForCausalLM
+from paddle_te.models import model_class
 from paddle_te.weights import convert
-from tests.unit.models.llama.native import randomise, tiny_config
+from tests.unit.models.native import randomise, tiny_config
 
 VOCABULARY = 400
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -32,10 +32,11 @@ def save_tokenizer(folder):
 
 
 def save_models(folder, seed, **config):
-    """Checkpoints of one model: {"paddle": …, "none": …, "hf": …}."""
+    """Checkpoints of one model: {"paddle": …, "none": …, "hf": …}. config: `tiny_config`'s, the family, too."""
     settings = dict(vocab_size=VOCABULARY, initializer_range=0.2, max_position_embeddings=128, seq_length=64)
-    model = LlamaForCausalLM(tiny_config(**settings | config))
-    for i, layer in enumerate(model.llama.layers):
+    config = tiny_config(**settings | config)
+    model = model_class(config)(config)
+    for i, layer in enumerate(model.get_decoder().layers):
         randomise(layer, np.random.default_rng([seed, i]))
     model.save_pretrained(str(folder / "paddle"))
     convert(folder / "paddle", folder / "none", "te2pd", progress=False)

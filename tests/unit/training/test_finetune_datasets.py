@@ -4,10 +4,10 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.models.llama import model_class
+from paddle_te.models import model_class
 from paddle_te.training import finetune_datasets as data
 from paddle_te.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
-from tests.unit.models.llama.native import relative, tiny_config
+from tests.unit.models.native import relative, tiny_config
 from tests.unit.training.small import random_words, save_tokenizer, write_lines
 
 
@@ -95,7 +95,8 @@ def test_batches_are_padded_on_the_right(tokenizer, tmp_path, seed):
 def test_packed_samples_do_not_see_each_other(tokenizer, tmp_path, seed, backend, greedy):
     """Logits and the summed loss of packed samples are those of each sample alone."""
     paddle.seed(seed)
-    model = model_class(backend)(tiny_config(vocab_size=400, initializer_range=0.2))
+    config = tiny_config(vocab_size=400, initializer_range=0.2, transformer_engine_backend=backend)
+    model = model_class(config)(config)
     records = random_records(seed, 9)
     alone = list(make(tmp_path, tokenizer, records))
     packed = make(tmp_path, tokenizer, records, zero_padding=True, greedy_zero_padding=greedy)

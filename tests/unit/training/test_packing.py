@@ -7,13 +7,13 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.models.llama import model_class
+from paddle_te.models import model_class
 from paddle_te.ops import documents
 from paddle_te.training.datasets import collate_fn
 from paddle_te.training.packing import make_collator, separation, split_at
 from paddle_te.training.pretrain import end_of_document
 from tests.packed_cases import spans
-from tests.unit.models.llama.native import relative, tiny_config
+from tests.unit.models.native import relative, tiny_config
 
 END = 2
 
@@ -70,7 +70,8 @@ def test_a_dense_mask_by_hand():
 def test_documents_do_not_see_each_other(seed, backend):
     """Logits are those of each document alone."""
     paddle.seed(seed)
-    model = model_class(backend)(tiny_config(initializer_range=0.2))
+    config = tiny_config(initializer_range=0.2, transformer_engine_backend=backend)
+    model = model_class(config)(config)
     batch = make(transformer_engine_backend=backend)(samples(np.random.default_rng(seed)))
     rows = split_at(END, batch["input_ids"])
     np.testing.assert_array_equal(batch["position_ids"], documents.positions(rows))

@@ -10,7 +10,7 @@ import paddle
 import pytest
 from paddlenlp.trainer import Trainer, TrainingArguments
 
-from paddle_te.models.llama import model_class
+from paddle_te.models import model_class
 from paddle_te.ops.te import counting, runtime
 from paddle_te.training import profiling
 from paddle_te.training.profiling import KernelsCallback, ProfilerCallback
@@ -114,7 +114,8 @@ def train(tiny_config, tmp_path):
     """Trains three steps of two micro-batches with the callbacks given."""
 
     def train(*callbacks, recompute=False):
-        model = model_class("paddle").from_config(tiny_config(transformer_engine_backend="paddle"))
+        config = tiny_config(transformer_engine_backend="paddle")
+        model = model_class(config).from_config(config)
         settings = dict(max_steps=3, per_device_train_batch_size=1, gradient_accumulation_steps=2, device="cpu")
         settings["recompute"] = recompute
         arguments = TrainingArguments(output_dir=str(tmp_path), report_to=[], disable_tqdm=True, **settings)

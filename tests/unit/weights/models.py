@@ -1,6 +1,7 @@
 """Small random checkpoints, written by paddle.save and the safetensors library, in every arrangement of files."""
 
 import json
+import re
 
 import numpy as np
 import paddle
@@ -16,33 +17,48 @@ def random_bits(rng, shape, dtype):
 
 
 class Model:
-    """Sizes of a model, and its weights in PaddleNLP's unfused native layout."""
+    """Sizes of a model, and its weights in PaddleNLP's unfused native layout. family: its model_type."""
 
-    def __init__(self, rng, dtype="float32", layers=2, heads=4, kv_heads=2, hidden=32, intermediate=48, vocab=24):
+    def __init__(
+        self,
+        rng,
+        dtype="float32",
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        hidden=32,
+        intermediate=48,
+        vocab=24,
+        family="llama",
+    ):
+        self.family, self.biased = family, family == "qwen2"
         self.dtype, self.layers, self.heads, self.kv_heads = dtype, layers, heads, kv_heads
         self.hidden, self.intermediate, self.vocab = hidden, intermediate, vocab
         kv = hidden // heads * kv_heads
-        shapes = {"llama.embed_tokens.weight": (vocab, hidden)}
+        shapes = {f"{family}.embed_tokens.weight": (vocab, hidden)}
         for n in range(layers):
             shapes |= {
-                f"llama.layers.{n}.self_attn.q_proj.weight": (hidden, hidden),
-                f"llama.layers.{n}.self_attn.k_proj.weight": (hidden, kv),
-                f"llama.layers.{n}.self_attn.v_proj.weight": (hidden, kv),
-                f"llama.layers.{n}.self_attn.o_proj.weight": (hidden, hidden),
-                f"llama.layers.{n}.mlp.gate_proj.weight": (hidden, intermediate),
-                f"llama.layers.{n}.mlp.up_proj.weight": (hidden, intermediate),
-                f"llama.layers.{n}.mlp.down_proj.weight": (intermediate, hidden),
-                f"llama.layers.{n}.input_layernorm.weight": (hidden,),
-                f"llama.layers.{n}.post_attention_layernorm.weight": (hidden,),
+                f"{family}.layers.{n}.self_attn.q_proj.weight": (hidden, hidden),
+                f"{family}.layers.{n}.self_attn.k_proj.weight": (hidden, kv),
+                f"{family}.layers.{n}.self_attn.v_proj.weight": (hidden, kv),
+                f"{family}.layers.{n}.self_attn.o_proj.weight": (hidden, hidden),
+                f"{family}.layers.{n}.mlp.gate_proj.weight": (hidden, intermediate),
+                f"{family}.layers.{n}.mlp.up_proj.weight": (hidden, intermediate),
+                f"{family}.layers.{n}.mlp.down_proj.weight": (intermediate, hidden),
+                f"{family}.layers.{n}.input_layernorm.weight": (hidden,),
+                f"{family}.layers.{n}.post_attention_layernorm.weight": (hidden,),
             }
-        shapes |= {"llama.norm.weight": (hidden,), "lm_head.weight": (hidden, vocab)}
+            if self.biased:
+                sizes = zip("qkv", (hidden, kv, kv), strict=True)
+                shapes |= {f"{family}.layers.{n}.self_attn.{part}_proj.bias": (size,) for part, size in sizes}
+        shapes |= {f"{family}.norm.weight": (hidden,), "lm_head.weight": (hidden, vocab)}
         self.native = {name: random_bits(rng, shape, dtype) for name, shape in shapes.items()}
 
     @property
     def config(self):
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": [f"{self.family.title()}ForCausalLM"],
+            "model_type": self.family,
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
@@ -58,11 +74,11 @@ class Model:
 
         fuse, state = fuse_param_func(), dict(self.native)
         for n in range(self.layers):
-            at, mlp = f"llama.layers.{n}.self_attn.", f"llama.layers.{n}.mlp."
-            if qkv:
-                parts = [state.pop(f"{at}{part}_proj.weight") for part in "qkv"]
+            at, mlp = f"{self.family}.layers.{n}.self_attn.", f"{self.family}.layers.{n}.mlp."
+            for kind in ("weight", "bias")[: 1 + self.biased] if qkv else ():
+                parts = [state.pop(f"{at}{part}_proj.{kind}") for part in "qkv"]
                 kwargs = dict(is_qkv=True, num_heads=self.heads, num_key_value_heads=self.kv_heads)
-                state[f"{at}qkv_proj.weight"] = fuse(parts, **kwargs)
+                state[f"{at}qkv_proj.{kind}"] = fuse(parts, **kwargs)
             if ffn:
                 parts = [state.pop(f"{mlp}{part}_proj.weight") for part in ("gate", "up")]
                 state[f"{mlp}gate_up_fused_proj.weight"] = fuse(parts)
@@ -72,7 +88,7 @@ class Model:
         """The weights in Transformer Engine's layout, put together by hand."""
         state = {name: tensor for name, tensor in self.native.items() if ".layers." not in name}
         for n in range(self.layers):
-            old, new = f"llama.layers.{n}.", f"llama.layers.{n}.transformer."
+            old, new = f"{self.family}.layers.{n}.", f"{self.family}.layers.{n}.transformer."
             qkv = [self.native[f"{old}self_attn.{part}_proj.weight"] for part in "qkv"]
             gate_up = [self.native[f"{old}mlp.{part}_proj.weight"] for part in ("gate", "up")]
             attention, mlp = f"{new}self_attention.", f"{new}layernorm_mlp."
@@ -84,6 +100,9 @@ class Model:
                 f"{mlp}fc1_weight": np.concatenate(gate_up, 1).T,
                 f"{mlp}fc2_weight": self.native[f"{old}mlp.down_proj.weight"].T,
             }
+            if self.biased:
+                biases = [self.native[f"{old}self_attn.{part}_proj.bias"] for part in "qkv"]
+                state[f"{attention}layernorm_qkv.bias"] = np.concatenate(biases)
         return state
 
     def rank(self, tp, degree):
@@ -92,10 +111,11 @@ class Model:
         for name, tensor in self.native.items():
             column = name.endswith(("q_proj.weight", "gate_proj.weight", "up_proj.weight"))
             column |= name == "lm_head.weight" and self.vocab % degree == 0
-            column |= name.endswith(("k_proj.weight", "v_proj.weight")) and self.kv_heads % degree == 0
+            column |= name.endswith("q_proj.bias")
+            column |= re.search(r"[kv]_proj\.(weight|bias)$", name) is not None and self.kv_heads % degree == 0
             row = name.endswith(("o_proj.weight", "down_proj.weight"))
             row |= "embed" in name and self.vocab % degree == 0
-            axis = 1 if column else 0 if row else None
+            axis = -1 if column else 0 if row else None
             state[name] = tensor if axis is None else np.split(tensor, degree, axis)[tp]
         return state
 

@@ -65,6 +65,16 @@ def test_there_and_back(tmp_path, rng, dtype, suffix, fused, sharded):
     assert_same(merged(tmp_path / "plain"), model.native)
 
 
+def test_a_family_that_has_no_fused_weights(tmp_path, rng):
+    model = Model(rng, family="mistral")
+    save_single(tmp_path / "te", model.te(), model.dtype)
+    save_config(tmp_path / "te", model)
+    with pytest.raises(CheckpointError, match="fuse_attention_qkv: PaddleNLP's Mistral has no fused weights"):
+        convert(tmp_path / "te", tmp_path / "pd", "te2pd", fuse_attention_qkv=True, progress=False)
+    convert(tmp_path / "te", tmp_path / "pd", "te2pd", fuse_attention_qkv=False, progress=False)
+    assert_same(load_folder(tmp_path / "pd")["model_state.pdparams"], model.native)
+
+
 def test_te_to_native_is_unfused_unless_asked(tmp_path, rng):
     model = Model(rng)
     save_single(tmp_path / "te", model.te(), "float32")

@@ -1,4 +1,5 @@
 import json
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from paddle_te.configs.families import MISTRAL
 from paddle_te.weights import CheckpointError, convert, read_weights
 from paddle_te.weights.config import convert_config, native_config
 from paddle_te.weights.layout import hf_layout, native_layout, te_layout
@@ -21,8 +23,8 @@ def hf_state(model):
     """The model's weights under Hugging Face's names, by hand: every Linear is [out, in]."""
     state = {}
     for name, tensor in model.native.items():
-        name = name.replace("llama.", "model.")
-        linear = "_proj." in name or name == "lm_head.weight"
+        name = name.replace(f"{model.family}.", "model.")
+        linear = name.endswith("_proj.weight") or name == "lm_head.weight"
         state[name] = np.ascontiguousarray(tensor.T if linear else tensor).view(HF_TYPES[model.dtype])
     return state
 
@@ -52,11 +54,12 @@ def merged(folder):
     return {name: tensor for state in load_folder(folder).values() for name, tensor in state.items()}
 
 
-@pytest.mark.parametrize("dtype", HF_TYPES)
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("family, shards, dtype", [
+    *product(["llama"], [1, 3], HF_TYPES), ("qwen2", 3, "bfloat16")
+])  # fmt: skip
 @pytest.mark.parametrize("layout", ["te", "pd"])
-def test_import_and_export(tmp_path, rng, layout, shards, dtype):
-    model = Model(rng, dtype)
+def test_import_and_export(tmp_path, rng, layout, family, shards, dtype):
+    model = Model(rng, dtype, family=family)
     state = save_hf(tmp_path / "hf", model, shards)
     convert(tmp_path / "hf", tmp_path / "in", f"hf2{layout}", format="pdparams", progress=False)
     assert_same(merged(tmp_path / "in"), model.te() if layout == "te" else model.native)
@@ -163,13 +166,30 @@ def test_rope_in_config(rng, old, new, native):
         assert convert_config(again, hf_layout(), native_layout(), "bfloat16") == converted
 
 
+@pytest.mark.parametrize("window", [4096, None])
+def test_a_sliding_window_goes_along(rng, window):
+    """Left out, it is transformers' default."""
+    config = Model(rng, family="mistral").config
+    for given in (config | {"sliding_window": window}, config if window else None):
+        if given:
+            converted = convert_config(given, hf_layout(family=MISTRAL), te_layout(family=MISTRAL), "bfloat16")
+            again = convert_config(converted, te_layout(family=MISTRAL), hf_layout(family=MISTRAL), "bfloat16")
+            assert converted["sliding_window"] == again["sliding_window"] == window
+            assert converted["model_type"] == again["model_type"] == "mistral"
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
-        ({"model_type": "granite"}, "model_type='granite': PaddleNLP's Llama has only 'llama' or 'mistral'"),
-        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096"),
+        ({"model_type": "granite"}, "model_type='granite' is not supported; it may be one of: llama, qwen2, mistral"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True: PaddleNLP's Qwen2"),
+        ({"model_type": "qwen2", "attention_dropout": 0.1}, "attention_dropout=0.1"),
+        ({"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 4.0}}, "'linear': PaddleNLP's Qwen2"),
+        ({"sliding_window": 4096}, "sliding_window=4096: PaddleNLP's Llama has only None"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window=0"),
+        ({"model_type": "mistral", "tie_word_embeddings": True}, "tie_word_embeddings=True"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
     ],
 )
@@ -234,8 +254,8 @@ def test_streamed_weights_are_the_converted_ones(tmp_path, rng, target):
     save_hf(tmp_path / "hf", Model(rng, "bfloat16", kv_heads=4), 2)
     fused = {flag: getattr(target, flag) for flag in ("fuse_attention_qkv", "fuse_attention_ffn")}
     options = dict(tensor_parallel_degree=2, format="pdparams", progress=False)
-    options |= fused if target.family == "pd" else {}
-    convert(tmp_path / "hf", tmp_path / "tp2", f"hf2{target.family}", **options)
+    options |= fused if target.kind == "pd" else {}
+    convert(tmp_path / "hf", tmp_path / "tp2", f"hf2{target.kind}", **options)
     for rank in (0, 1):
         want = load_folder(tmp_path / "tp2")[f"model_state.tp0{rank}.pdparams"]
         assert_same(dict(read_weights(tmp_path / "hf", target, set(want), 2, rank)), want)

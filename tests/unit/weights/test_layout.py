@@ -2,6 +2,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.configs.families import FAMILIES
 from paddle_te.weights import CheckpointError, native_to_te, te_to_native
 from paddle_te.weights.layout import Dims, detect, hf_layout, native_layout, te_layout
 from tests.unit.weights.models import Model, assert_same
@@ -9,10 +10,11 @@ from tests.unit.weights.models import Model, assert_same
 FUSED = [(False, False), (True, False), (False, True), (True, True)]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("fused", FUSED)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_native_to_te_and_back(rng, kv_heads, fused):
-    model = Model(rng, kv_heads=kv_heads)
+def test_native_to_te_and_back(rng, kv_heads, fused, family):
+    model = Model(rng, kv_heads=kv_heads, family=family)
     native = model.fused(*fused)
     te = native_to_te(native, model.config)
     assert_same(te, model.te())
@@ -30,13 +32,15 @@ def test_paddle_tensors_and_a_config_object(rng):
     assert_same({k: v.numpy() for k, v in native.items()}, model.fused())
 
 
-def test_one_tensor_parallel_rank(rng):
-    model = Model(rng, heads=8, kv_heads=2)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_tensor_parallel_rank(rng, family):
+    model = Model(rng, heads=8, kv_heads=2, family=family)
     half = model.rank(1, 2)
     te = native_to_te(half, model.config)
-    qkv = [half[f"llama.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
-    got = te["llama.layers.1.transformer.self_attention.layernorm_qkv.weight"]
-    assert_same({"qkv": got}, {"qkv": np.concatenate(qkv, 1).T})
+    for kind in ("weight", "bias")[: 1 + model.biased]:
+        qkv = [half[f"{family}.layers.1.self_attn.{part}_proj.{kind}"] for part in "qkv"]
+        got = te[f"{family}.layers.1.transformer.self_attention.layernorm_qkv.{kind}"]
+        assert_same({"qkv": got}, {"qkv": np.concatenate(qkv, -1).T})
     assert_same(te_to_native(te, model.config), half)
 
 
@@ -48,13 +52,20 @@ def test_hundred_layers_and_more():
         assert layout.find(wrong) is None
 
 
-def test_detect(rng):
-    model = Model(rng)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_detect(rng, family):
+    """A family from the names alone, where they tell it."""
+    model = Model(rng, family=family.model_type)
     for fused in FUSED:
-        assert detect(model.fused(*fused)) == native_layout(*fused)
-    assert detect(model.te()) == te_layout()
-    assert detect([hf_layout().full_name(layer, slot) for layer, slot in hf_layout().tensors(2)]) == hf_layout()
-    with pytest.raises(CheckpointError, match="'gpt.layers.0.fc.weight'.*not a Llama checkpoint"):
+        assert detect(model.fused(*fused)) == native_layout(*fused, family=family)
+    assert detect(model.te()) == te_layout(family=family)
+    hf = hf_layout(family=family)
+    assert detect([hf.full_name(layer, slot) for layer, slot in hf.tensors(2)], family=family) == hf
+
+
+def test_names_that_are_no_layouts(rng):
+    model = Model(rng)
+    with pytest.raises(CheckpointError, match="'gpt.layers.0.fc.weight'.*not a Llama or Qwen2 or Mistral checkpoint"):
         detect([*model.native, "gpt.layers.0.fc.weight"])
     with pytest.raises(CheckpointError, match="mixed layouts"):
         detect([*model.te(), "llama.layers.2.self_attn.q_proj.weight"])

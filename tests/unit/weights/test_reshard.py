@@ -39,9 +39,11 @@ def reshard(source, target, tp, pp, mode="reshard", **kwargs):
 
 @pytest.mark.parametrize("source", [(1, 1), (2, 1), (4, 2), (1, 4), (2, 4)])
 @pytest.mark.parametrize("target", [(1, 1), (2, 2), (4, 1), (1, 2), (4, 4)])
-@pytest.mark.parametrize("kv_heads, vocab", [(4, 24), (2, 26)])  # 2 kv heads on 4 ranks, 26 words: not split by 4
-def test_any_to_any(tmp_path, rng, source, target, kv_heads, vocab):
-    model = Model(rng, "bfloat16", layers=4, kv_heads=kv_heads, vocab=vocab)
+@pytest.mark.parametrize("kv_heads, vocab, family", [
+    (4, 24, "llama"), (2, 26, "llama"), (2, 24, "qwen2")  # 2 kv heads on 4 ranks, 26 words: not split by 4
+])  # fmt: skip
+def test_any_to_any(tmp_path, rng, source, target, kv_heads, vocab, family):
+    model = Model(rng, "bfloat16", layers=4, kv_heads=kv_heads, vocab=vocab, family=family)
     save_ranks(tmp_path / "in", model, *source)
     files = reshard(tmp_path / "in", tmp_path / "out", *target)
     assert files.keys() == {name(t, p, target) for t, p in product(range(target[0]), range(target[1]))}
@@ -100,10 +102,10 @@ def test_fused_weights_are_split_as_paddlenlp_splits_them(tmp_path, rng, fused):
 
 @pytest.mark.parametrize("mode", ["pd2te", "reshard"])
 def test_together_with_te(tmp_path, rng, mode):
-    """te's stacked weights are split as paddle_te.models.llama's tensor parallel table says."""
+    """te's stacked weights are split as paddle_te.models's tensor parallel table says."""
     from paddlenlp.transformers import LlamaConfig
 
-    from paddle_te.models.llama.tensor_parallel import layer_mappings
+    from paddle_te.models.tensor_parallel import layer_mappings
 
     model = Model(rng, "bfloat16", layers=4, kv_heads=4)
     save_single(tmp_path / "in", model.native if mode == "pd2te" else model.te(), "bfloat16")

@@ -4,6 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.configs.families import QWEN2
 from paddle_te.weights import Dims, layer_splits, te_layout
 from paddle_te.weights.splits import Split
 
@@ -13,8 +14,9 @@ DIMS = Dims(32, 48, 2, 8, 4, 64)
 def test_the_layers_splits():
     """Norms are whole on every rank; q, k and v, gate and up are split on their rows, the others on their columns."""
     prefix = "transformer."
-    assert layer_splits(te_layout(), DIMS) == {
+    assert layer_splits(te_layout(family=QWEN2), DIMS) == {
         f"{prefix}self_attention.layernorm_qkv.weight": Split(0, (32, 16, 16)),
+        f"{prefix}self_attention.layernorm_qkv.bias": Split(0, (32, 16, 16)),
         f"{prefix}self_attention.proj.weight": Split(1, (32,)),
         f"{prefix}layernorm_mlp.fc1_weight": Split(0, (48, 48)),
         f"{prefix}layernorm_mlp.fc2_weight": Split(1, (48,)),

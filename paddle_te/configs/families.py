@@ -1,0 +1,56 @@
+"""Families of models: what each is called, and in what its decoder layers differ from the others'.
+
+`paddle_te.models` has a folder for each, with its classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one family is.
+
+    model_type: as in config.json; PaddleNLP also puts it before the names of all weights but lm_head's.
+    title: what PaddleNLP's and transformers' names of classes begin with.
+    qkv_bias: the projections to q, k and v have biases.
+    rope_scaling: PaddleNLP's layers have scaled rotary positions.
+    window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all.
+    pipeline: PaddleNLP has a pipeline model. sequence_parallel: PaddleNLP's own layers have sequence parallelism.
+    fused: PaddleNLP's own layers may have q, k and v, and gate and up, in one weight.
+    """
+
+    model_type: str
+    title: str
+    qkv_bias: bool = False
+    rope_scaling: bool = False
+    window: bool = False
+    pipeline: bool = True
+    sequence_parallel: bool = True
+    fused: bool = True
+
+    @property
+    def architecture(self) -> str:
+        """The name of the class of a whole model, PaddleNLP's and transformers'."""
+        return f"{self.title}ForCausalLM"
+
+
+LLAMA = Family("llama", "Llama", rope_scaling=True)
+QWEN2 = Family("qwen2", "Qwen2", qkv_bias=True)
+MISTRAL = Family("mistral", "Mistral", window=True, pipeline=False, sequence_parallel=False, fused=False)
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, MISTRAL)}
+
+
+def family_of(config) -> Family:
+    """The Family of a model's configuration, a dict or PaddleNLP's object; Llama's where it names none.
+
+    Raises:
+        ValueError: it is none of FAMILIES, which are listed.
+    """
+    name = config.get("model_type") if isinstance(config, dict) else getattr(config, "model_type", None)
+    if name is None:
+        return LLAMA
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"model_type={name!r} is not supported; it may be one of: {', '.join(FAMILIES)}")
+    return FAMILIES[name]

@@ -1,0 +1,248 @@
+"""Decoder layers in the place of PaddleNLP's, plain and pipeline, around a TransformerLayer: what families share.
+
+A family says what PaddleNLP calls its layers with.
+"""
+
+from functools import lru_cache
+
+import paddle
+from paddle import nn
+from paddle.distributed import fleet
+
+from paddle_te.configs.families import family_of
+from paddle_te.distributed import fp8_group, recompute
+from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
+from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+from paddle_te.ops import documents, get_ops
+from paddle_te.ops.kept import copy_with_kept, kept_on
+from paddle_te.options import LayerOptions
+
+# In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
+# numbers for each sequence, and those into angles for each sequence.
+FROM_ZERO = False
+FLASH_MASK = "attn_mask_startend_row_indices"  # PaddleNLP's name for where the documents of a packed sequence end
+
+
+def _rotary(dim, base, interpolation, scaling):
+    """One table of angles for all layers alike; scaling is a tuple of items, to be hashable."""
+    return _rotary_on(paddle.get_device(), dim, base, interpolation, scaling)
+
+
+@lru_cache
+def _rotary_on(device, dim, base, interpolation, scaling):
+    return RotaryPositionEmbedding(dim, base, interpolation, dict(scaling) if scaling else None)
+
+
+def rotary_embedding(config):
+    """The RotaryPositionEmbedding of a configuration. Raises ValueError for a rope scaling that is not supported."""
+    dim = config.hidden_size // config.num_attention_heads
+    scaling = getattr(config, "rope_scaling", None)
+    if scaling and scaling.get("rope_type") == "llama3":
+        return _rotary(dim, config.rope_theta, None, tuple(scaling.items()))
+    kind = getattr(config, "rope_scaling_type", None)
+    if kind is None:
+        return _rotary(dim, config.rope_theta, None, None)
+    factor = config.rope_scaling_factor
+    if kind == "linear":
+        return _rotary(dim, config.rope_theta, factor, None)
+    if kind == "ntk":
+        return _rotary(dim, config.rope_theta * factor ** (dim / (dim - 2)), None, None)
+    raise ValueError(f"rope_scaling_type={kind!r} is not supported; it may be None, linear or ntk")
+
+
+def _window_size(config):
+    """TransformerLayer's, of a configuration whose sliding_window counts a token itself, too."""
+    window = config.sliding_window if family_of(config).window else None
+    return None if window is None else (window - 1, 0)
+
+
+def fp8_recipe(config):
+    """The fp8 recipe that a configuration's flags ask for, None without use_fp8.
+
+    Raises ValueError for values that no recipe has.
+    """
+    layers = LayerOptions.of(config)
+    if not layers.use_fp8:
+        return None
+    fp8_format = Format[layers.fp8_format]
+    if layers.fp8_recipe == "current":
+        return Float8CurrentScaling(fp8_format=fp8_format, fp8_dpa=layers.fp8_dpa)
+    if layers.fp8_recipe != "delayed":
+        raise ValueError(f"fp8_recipe={layers.fp8_recipe!r}; it may be 'delayed' or 'current'")
+    return DelayedScaling(
+        margin=layers.fp8_margin,
+        fp8_format=fp8_format,
+        amax_history_len=layers.fp8_amax_history_len,
+        amax_compute_algo=layers.fp8_amax_compute_algo,
+        fp8_dpa=layers.fp8_dpa,
+        fp8_dpa_bwd=layers.fp8_dpa_bwd,
+    )
+
+
+def fp8_scope(recipe):
+    """The fp8_autocast in which a model computes; recipe: fp8_recipe's. For a layer's forward, not for the model's: a
+    recomputed forward passes through the layer's again."""
+    return fp8_autocast(recipe is not None, recipe, fp8_group() if recipe else None)
+
+
+class MicroBatches:
+    """Counts the micro-batches of a pipeline's layer, which a schedule takes in an order of its own."""
+
+    def __init__(self):
+        self._of_a_step = fleet.fleet._user_defined_strategy.pipeline_configs["accumulate_steps"]
+        self._seen = 0
+
+    def is_first(self, training):
+        """True for the first one of a step: its fp8 weights serve the others. None outside training. Counts."""
+        if not training:
+            return None
+        first = self._seen % self._of_a_step == 0
+        self._seen += 1
+        return first
+
+
+class TEDecoderLayer(nn.Layer):
+    """In place of PaddleNLP's decoder layer; config.transformer_engine_backend says which backend.
+
+    Parameters: transformer.self_attention.layernorm_qkv.{ln_weight, weight} and, where the family has it, bias,
+    transformer.self_attention.proj.weight, transformer.layernorm_mlp.{ln_weight, fc1_weight, fc2_weight}, initialised
+    as PaddleNLP's.
+
+    further: what PaddleNLP's layer takes after use_cache, in its order.
+    """
+
+    further = ()
+
+    def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
+        super().__init__()
+        if skip_recompute_ops and any(skip_recompute_ops.values()):
+            raise ValueError("refined recompute (--refined_recompute) is not supported by backends pd and te")
+        self.config = config
+        # read by PaddleNLP: the Trainer switches enable_recompute on, the model's loop looks at the others
+        self.enable_recompute = False
+        self.layerwise_recompute = layerwise_recompute
+        self.recompute_granularity = config.recompute_granularity
+        self.skip_recompute_ops = {}
+        self.rope = rotary_embedding(config)
+        self.fp8_recipe = fp8_recipe(config)
+        if self.fp8_recipe:
+            fp8_group()  # collective: here, where all ranks are
+        if self.fp8_recipe and self.fp8_recipe.fp8_dpa:
+            if _window_size(config):
+                raise ValueError(
+                    f"fp8_dpa: attention in fp8 has no sliding_window={config.sliding_window}; leave fp8_dpa out"
+                )
+            head_dim = config.hidden_size // config.num_attention_heads
+            ops = get_ops(config.transformer_engine_backend)
+            ops.check_fp8_attention(head_dim, backward=self.fp8_recipe.fp8_dpa_bwd)
+        std = config.initializer_range
+        self.transformer = TransformerLayer(
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            layernorm_epsilon=config.rms_norm_eps,
+            max_sequence_length=config.seq_length,
+            set_parallel_mode=config.tensor_parallel_degree > 1,
+            sequence_parallel=config.sequence_parallel,
+            init_method=nn.initializer.Normal(0.0, std),
+            output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
+            fuse_wgrad_accumulation=LayerOptions.of(config).fuse_wgrad_accumulation,
+            add_qkv_bias=family_of(config).qkv_bias,
+            window_size=_window_size(config),
+            backend=config.transformer_engine_backend,
+        )
+
+    def forward(
+        self,
+        hidden_states,
+        position_ids=None,
+        attention_mask=None,
+        output_attentions=False,
+        past_key_value=None,
+        use_cache=False,
+        *further,
+        is_first_microbatch=None,
+        npu_is_casual=False,
+        **others,
+    ):
+        """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape.
+
+        position_ids: [b, s], or None or FROM_ZERO for tokens that follow past_key_value (or nothing).
+        past_key_value: (k, v), each [b, past, kv heads, d]. use_cache: return (output, (k, v)), x's appended.
+        attn_mask_startend_row_indices: where packed documents end, int32 [b, 1, s]; or their cu_seqlens, int32
+        [documents + 1], which spares waiting for numbers on the device (`ops.documents`).
+        Raises NotImplementedError for what the layer does not have, unless it is None or False.
+        """
+        others |= dict(zip(self.further, further, strict=False), output_attentions=output_attentions)
+        cu_seqlens = documents.boundaries(others.pop(FLASH_MASK, None))
+        for name, value in others.items():
+            if value is not None and value is not False:
+                raise NotImplementedError(f"{name} is not supported by the decoder layers of backends pd and te")
+        freqs = self._angles(hidden_states, position_ids, past_key_value)
+        core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
+        with fp8_scope(self.fp8_recipe):
+            return self.transformer(
+                hidden_states,
+                attention_mask,
+                freqs,
+                core_attn,
+                is_first_microbatch,
+                past_key_value,
+                use_cache,
+                cu_seqlens,
+            )
+
+    def _angles(self, hidden_states, position_ids, past_key_value):
+        """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids."""
+        if position_ids is not None and position_ids is not FROM_ZERO:
+            return kept_on(position_ids, self.rope.at)
+        if hidden_states.ndim == 2:
+            return self.rope(self.config.seq_length)
+        past = 0 if past_key_value is None else past_key_value[0].shape[1]
+        return self.rope(past + hidden_states.shape[1])[past:]
+
+
+def _by_name(tensors):
+    """{name: tensor} of what travels with hidden_states in PaddleNLP's pipelines, in its order.
+
+    PaddleNLP leaves out what is None, so that only dtypes tell what is there. Raises NotImplementedError for others.
+    """
+    names, found = {paddle.int32: FLASH_MASK, paddle.int64: "position_ids"}, {}
+    tensors = [tensor for tensor in tensors if tensor is not None]
+    for tensor in tensors:
+        name = "attention_mask" if tensor.is_floating_point() else names.get(tensor.dtype)
+        if name is None or name in found:
+            raise NotImplementedError(
+                f"pipelines of backends pd and te do not take {[str(t.dtype) for t in tensors]} beside hidden_states, "
+                "only an additive attention_mask, int32 attn_mask_startend_row_indices and int64 position_ids"
+            )
+        tensor.stop_gradient = True
+        found[name] = tensor
+    return found
+
+
+class TEDecoderLayerPipe(TEDecoderLayer):
+    """In place of PaddleNLP's pipeline layer: arguments travel between stages as a tuple."""
+
+    def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
+        super().__init__(config, layerwise_recompute, skip_recompute_ops)
+        self._micro_batches = MicroBatches()
+
+    def forward(self, args):
+        """args: hidden_states, or a tuple of them with any of additive attention_mask [b, 1, s, s], int32
+        attn_mask_startend_row_indices [b, 1, s] and int64 position_ids [b, s] -> the same of the output.
+
+        Raises NotImplementedError for what else PaddleNLP's tuple may hold.
+        """
+        hidden_states, *others = args if isinstance(args, tuple) else (args,)
+        others = _by_name(others)
+        first = self._micro_batches.is_first(self.training)
+        full = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"
+        run = super().forward
+        if full and not hidden_states.stop_gradient:
+            out = recompute(run, hidden_states, is_first_microbatch=first, **others)
+        else:
+            out = run(hidden_states, is_first_microbatch=first, **others)
+        # copies, because a pipeline lets go of what a stage has sent
+        return (out, *map(copy_with_kept, others.values())) if others else out

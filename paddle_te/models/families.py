@@ -1,0 +1,51 @@
+"""From a configuration to the classes of its family, by their names."""
+
+import importlib
+
+from paddlenlp import transformers
+
+from paddle_te.configs.families import family_of
+from paddle_te.options import BACKENDS
+
+
+def check_backend_name(backend):
+    """Raises ValueError for a --transformer_engine_backend that there is not."""
+    if backend not in BACKENDS.values():
+        raise ValueError(f"transformer_engine_backend={backend!r}; it may be one of {', '.join(BACKENDS.values())}")
+
+
+def config_class(family):
+    """PaddleNLP's class for the configurations of a Family."""
+    return getattr(transformers, f"{family.title}Config")
+
+
+def _check_paddlenlps_layers(config, family):
+    """Raises ValueError for what PaddleNLP's own layers would leave out without a word."""
+    if config.sequence_parallel and not family.sequence_parallel:
+        raise ValueError(
+            f"PaddleNLP's own {family.title} has no sequence parallelism; backends paddle and transformer_engine have"
+        )
+    length = getattr(config, "seq_length", None) or config.max_position_embeddings
+    window = config.sliding_window if family.window else None
+    if window and length > window:
+        raise ValueError(
+            f"sequences of {length} tokens with sliding_window={window}: PaddleNLP's own {family.title} would see all "
+            "tokens; use backend paddle or transformer_engine, or sequences that are no longer than the window"
+        )
+
+
+def model_class(config, pipeline=False):
+    """The class of a configuration's model for its transformer_engine_backend: PaddleNLP's own, untouched, for "none".
+
+    Raises ValueError for another backend, for a family that there is not, and for what PaddleNLP has not in this one.
+    """
+    backend, family = config.transformer_engine_backend, family_of(config)
+    check_backend_name(backend)
+    if pipeline and not family.pipeline:
+        raise ValueError(f"PaddleNLP has no pipeline for {family.title}: leave --pipeline_parallel_degree at 1")
+    if backend == "none":
+        _check_paddlenlps_layers(config, family)
+        module = f"paddlenlp.transformers.{family.model_type}.{'modeling_pp' if pipeline else 'modeling'}"
+    else:
+        module = f"paddle_te.models.{family.model_type}"
+    return getattr(importlib.import_module(module), family.architecture + "Pipe" * pipeline)

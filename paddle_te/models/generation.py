@@ -1,0 +1,44 @@
+"""Text from prompts, through PaddleNLP's `generate` and its key-value cache, in every backend.
+
+In fp8 backend transformer_engine cannot: GEMMs take multiples of 16 tokens, and decoding has one a prompt at a time.
+"""
+
+import paddle
+
+from paddle_te.models.loading import check_token_ids
+
+
+def left_padded(prompts, pad_token_id=0):
+    """A batch of prompts (lists of token ids) that end together, as `generate` needs them.
+
+    Returns {"input_ids", "attention_mask", "position_ids"}, int64 [b, s]: the mask is 0 on padding, and positions begin
+    with 0 at each prompt's first token. Raises ValueError for a prompt without tokens.
+    """
+    if not all(prompts):
+        raise ValueError("a prompt has no tokens")
+    length = max(map(len, prompts))
+    padding = [length - len(prompt) for prompt in prompts]
+    rows = {
+        "input_ids": [[pad_token_id] * n + list(prompt) for n, prompt in zip(padding, prompts, strict=True)],
+        "attention_mask": [[0] * n + [1] * (length - n) for n in padding],
+        "position_ids": [[0] * n + list(range(length - n)) for n in padding],
+    }
+    return {name: paddle.to_tensor(values, dtype="int64") for name, values in rows.items()}
+
+
+def generate_text(model, tokenizer, prompts, batch_size=8, **settings):
+    """Continuations of prompts, one string each.
+
+    model: in evaluation mode, of any family; tokenizer: PaddleNLP's.
+    settings: PaddleNLP's GenerationConfig, such as max_new_tokens, decode_strategy ("greedy_search" or "sampling"),
+    top_k, top_p, temperature; `paddle.seed` makes samples repeatable.
+    """
+    eos = tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos
+    texts = []
+    for start in range(0, len(prompts), batch_size):
+        batch = [tokenizer(prompt)["input_ids"] for prompt in prompts[start : start + batch_size]]
+        check_token_ids(batch, model.config)
+        tokens, _ = model.generate(**left_padded(batch, pad), eos_token_id=eos, pad_token_id=pad, **settings)
+        texts += [tokenizer.decode(row, skip_special_tokens=True) for row in tokens.tolist()]
+    return texts
