@@ -129,7 +129,8 @@ class Program:
 
     def forward(self, rt, quantizers, tensors):
         """(outputs, kept): `backward` wants what was kept."""
-        given = [(i, tensor) for i, tensor in enumerate(tensors, 1) if tensor is not None]
+        places = zip(self.inputs.tensors, tensors, strict=True)
+        given = [(place.index, tensor) for place, tensor in places if place is not None]
         pairs = [pair for pair in zip(self.inputs.quantizers, quantizers, strict=True) if pair[0] is not None]
         given += [(place.cached_weight.index, q.cached_weight) for place, q in pairs if not place.update_weight]
         memories, bases = self._start(quantizers, given)

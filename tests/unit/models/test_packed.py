@@ -8,6 +8,7 @@ import pytest
 from paddle.distributed import fleet
 
 from paddle_te.layers import RotaryPositionEmbedding
+from paddle_te.models.decoder import TEDecoderLayerPipe
 from paddle_te.models.llama import LlamaForCausalLM
 from paddle_te.models.llama.decoder import TELlamaDecoderLayerPipe
 from paddle_te.models.lora import TELoRAModel, lora_config
@@ -135,7 +136,7 @@ def test_what_travels_through_a_pipeline_is_told_by_its_dtype(seed, pipeline_lay
     x = paddle.to_tensor(generator.standard_normal([ROWS, TOKENS, 64], "float32"))
     given = {name: inputs[name] for name in names}
     out, *travelling = pipeline_layer((x, *given.values()))
-    want = super(TELlamaDecoderLayerPipe, pipeline_layer).forward(x, **given)
+    want = super(TEDecoderLayerPipe, pipeline_layer).forward(x, **given)
     np.testing.assert_array_equal(out, want)
     assert len(travelling) == len(names)
     for name, tensor in zip(names, travelling, strict=True):
