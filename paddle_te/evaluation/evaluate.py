@@ -9,13 +9,13 @@ Errors in the arguments or the data end the run with status 2.
 """
 
 import json
+import logging
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import paddle
-from paddlenlp.utils.log import logger
 
 from paddle_te import device, fp8
 from paddle_te.evaluation.tasks import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
@@ -26,10 +26,13 @@ from paddle_te.models.lora import load_lora
 from paddle_te.models.modeling import check_fp8_lm_head
 from paddle_te.options import LAYER_OPTIONS, check_values, with_options
 from paddle_te.options.scripts import EVALUATION
+from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import check_writable
 from paddle_te.training.arguments import ScriptParser, check_weights_folder
 from paddle_te.training.ending import refusing_wrong_input
 from paddle_te.training.health import not_finite
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -112,6 +115,11 @@ def show(results):
             print(f"{task}: {', '.join(values)}")
 
 
+def make_parser():
+    return ScriptParser((EvalArguments,))
+
+
+@screen.shown()
 def main():
     """The command. Ends the process with 2 for wrong arguments or data, with 1 where results cannot be written."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

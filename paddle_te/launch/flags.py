@@ -40,7 +40,6 @@ def common(
         "recompute": int(args.recompute != "none"),
         "recompute_granularity": None if args.recompute == "none" else args.recompute,
         "resume_from_checkpoint": None if resume == "none" else resume,
-        "disable_tqdm": int(world > 1),  # a progress bar is for a screen; several processes write to log files
     }
 
 

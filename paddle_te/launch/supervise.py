@@ -1,13 +1,15 @@
 """Runs the training command so that nothing of it outlives it, and says which rank failed or hung first and why.
 
-paddle.distributed.launch ends its ranks when one fails, but prints the log of the lowest failed rank (often a victim:
-"connection reset"), kills no process a rank has started (data loaders), and leaves everything behind when it is killed
-itself. So this process stands above it: as Linux's "child subreaper" it inherits every orphan, watches the ranks
-through /proc, and ends all of them. One Supervisor is one start of the job; `restart` starts it anew.
+paddle.distributed.launch ends its ranks when one fails, but breaks progress bars into lines, prints the log of the
+lowest failed rank (often a victim: "connection reset"), kills no process a rank has started (data loaders), and leaves
+everything behind when it is killed itself. So this process stands above it: as Linux's "child subreaper" it inherits
+every orphan, watches the ranks through /proc, and ends all of them. One Supervisor is one start of the job; `restart`
+starts it anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -27,6 +29,7 @@ from paddle_te.launch.proc import catches, process_state, zombie_status
 from paddle_te.launch.watchdog import STOPPED, Watchdog
 from paddle_te.runs.heartbeat import LAUNCHER as LAUNCHER_VARIABLE
 from paddle_te.runs.heartbeat import STACK_SIGNAL
+from paddle_te.runs.screen import TERMINAL
 
 POLL_SECONDS = 0.1
 END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
@@ -38,6 +41,7 @@ STACK_SECONDS = 2  # for the ranks to write their stacks
 KILL_SECONDS = 3  # of the grace after SIGTERM that are kept for ending what has not ended by itself
 HUNG = 124  # exit status of a job that hung, as timeout(1)'s
 LAUNCHER = "paddle.distributed.launch"
+LAUNCHER_LOG = "launcher.log"
 # Exit status when another node failed, or died: then it is worth another try.
 OTHER_NODE_FAILED, OTHER_NODE_DIED = os.EX_UNAVAILABLE, os.EX_TEMPFAIL
 
@@ -116,13 +120,34 @@ class Outcome:
         return self.status if self.status >= 0 else 128 - self.status
 
 
+class Copy:
+    """Shows on stdout what a file gets from a position on."""
+
+    def __init__(self, path: Path, position: int):
+        self._path, self._position = path, position
+
+    def catch_up(self) -> None:
+        """Shows what was written since the last time, progress bars as they are."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._position)
+                new = file.read()
+        except FileNotFoundError:  # there is no process yet, or one that writes no such log
+            return
+        if new:
+            self._position += len(new)
+            sys.stdout.buffer.write(new)
+            sys.stdout.flush()
+
+
 class Supervisor:
     """One start of a command with all that it starts.
 
     Args:
         command: starts `processes` processes that run `python -u script`, or is that process itself.
         env: the whole environment.
-        logs: where paddle.distributed.launch writes workerlog.N; used when it is what runs.
+        logs: where paddle.distributed.launch writes workerlog.N, of which 0 is shown on stdout, and where its own
+            messages become launcher.log; used when it is what runs.
         peers: the other nodes, None on a single one.
         watchdog: None watches for no hangs.
         grace: seconds from SIGTERM until everything must have ended.
@@ -143,7 +168,8 @@ class Supervisor:
         self.launched = processes > 1 or peers is not None  # by paddle.distributed.launch
         self.node = peers.rank if peers else 0
         self.script, self.processes, self.logs = script, processes, Path(logs)
-        self.log_starts = {path.name: path.stat().st_size for path in self.logs.glob("workerlog.*")}
+        self.log_starts = {path.name: path.stat().st_size for path in self.logs.glob("*")}
+        self.screen = Copy(self.logs / "workerlog.0", self.log_starts.get("workerlog.0", 0))
         self.ranks: list[Rank] = []
         self.failed: Rank | None = None
         self.hung: str | None = None  # why
@@ -154,13 +180,17 @@ class Supervisor:
         self.watchdog.begin()
         self.leavings = Leavings()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self.child = subprocess.Popen(
-            command,
-            env=dict(env) | {LAUNCHER_VARIABLE: self.watchdog.name},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=_prepare_child,
-        )
+        terminal = {TERMINAL: "1"} if self.launched and sys.stdout.isatty() else {}
+        with open(self.logs / LAUNCHER_LOG, "ab") if self.launched else contextlib.nullcontext() as messages:
+            self.child = subprocess.Popen(
+                command,
+                env=dict(env) | {LAUNCHER_VARIABLE: self.watchdog.name} | terminal,
+                stdin=subprocess.DEVNULL,
+                stdout=messages,
+                stderr=messages,
+                start_new_session=True,
+                preexec_fn=_prepare_child,
+            )
         handlers = {signal.SIGINT: self._stop, signal.SIGTERM: self._save, signal.SIGUSR1: self._forward}
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
             handlers[signal.SIGHUP] = self._stop
@@ -312,6 +342,7 @@ class Supervisor:
             next_look = 0.0
             while self.child.poll() is None and (self.deadline is None or time.monotonic() < self.deadline):
                 self._watch_ranks()
+                self.screen.catch_up()
                 self.leavings.look()
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + LOOK_SECONDS
@@ -323,6 +354,7 @@ class Supervisor:
                 self._sleep()
         finally:
             self._end_all()
+            self.screen.catch_up()
             for signum, handler in self.old_handlers.items():
                 signal.signal(signum, handler)
         status = self._status()
@@ -366,16 +398,23 @@ class Supervisor:
 
     def _explain(self, status):
         if self.failed:
-            log = self.logs / f"workerlog.{self.failed.local}"
-            say(f"rank {self.failed.number} {ending(self.failed.status)}; the end of its log, {log}:")
-            for line in self._lines_from(log, self.log_starts.get(log.name, 0))[-TAIL_LINES:]:
-                print(f"[rank {self.failed.number}] {line}", file=sys.stderr)
+            log, rank = self.logs / f"workerlog.{self.failed.local}", f"rank {self.failed.number}"
+            self._show_end(log, f"{rank} {ending(self.failed.status)}; the end of its log, {log}:", rank)
+        elif self.launched and self._status() == self.child.returncode:
+            log = self.logs / LAUNCHER_LOG
+            self._show_end(log, f"{LAUNCHER} {ending(status)}; the end of its log, {log}:", "launcher")
         if self.peers and self.peers.failure and not self.first_to_fail:
             say(self.peers.failure)
         left = f"processes left that cannot be killed: {self.left}" if self.left else "no process is left"
         where = f"; logs: {self.logs}" if self.launched else ""
         end = "was stopped" if self.stopped_by else "hung" if self.hung else ending(status)
         say(f"the job {end}; {left}{where}")
+
+    def _show_end(self, log, title, source):
+        """What this start has last written to a log."""
+        say(title)
+        for line in self._lines_from(log, self.log_starts.get(log.name, 0))[-TAIL_LINES:]:
+            print(f"[{source}] {line}", file=sys.stderr)
 
     def _log_size(self, rank):
         log = self.logs / f"workerlog.{rank.local}"

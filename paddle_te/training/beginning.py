@@ -1,7 +1,8 @@
 """How a training command begins: its arguments, its device and its folder, and the checkpoint that it goes on from."""
 
+import logging
+
 import paddle
-from paddlenlp.utils.log import logger
 
 from paddle_te import device, upstream
 from paddle_te.runs.checkpoints import check_new_run
@@ -10,6 +11,8 @@ from paddle_te.training.arguments import ArgumentParser
 from paddle_te.training.liveness import keep_folder, show_signs_of_life
 from paddle_te.training.resharding import check_resumable
 from paddle_te.training.resuming import find_to_resume
+
+logger = logging.getLogger(__name__)
 
 
 def parse_arguments(*classes):
@@ -21,7 +24,7 @@ def parse_arguments(*classes):
     show_signs_of_life()
     repairs = upstream.apply()  # first: the arguments initialise fleet
     arguments = ArgumentParser(classes).parse()
-    logger.info(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
+    logger.debug(f"repairs of Paddle {paddle.__version__} in force: {', '.join(repairs)}")
     return arguments
 
 

@@ -1,8 +1,9 @@
-"""Callbacks for PaddleNLP's Trainer: throughput and its log, the progress bar, the stop on a signal."""
+"""Callbacks for PaddleNLP's Trainer: throughput and its log, the stop on a signal."""
 
 import atexit
 import ctypes
 import json
+import logging
 import os
 import signal
 import time
@@ -14,7 +15,6 @@ import paddle
 import paddle.distributed as dist
 from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
-from paddlenlp.utils.log import logger
 
 from paddle_te import device
 from paddle_te.native.library import driver
@@ -24,6 +24,9 @@ from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.training.health import HealthCallback
 from paddle_te.training.liveness import HeartbeatCallback, StragglerCallback
 from paddle_te.training.profiling import KernelsCallback, ProfilerCallback
+from paddle_te.training.progress import LinesCallback, ProgressBarCallback
+
+logger = logging.getLogger(__name__)
 
 
 def model_flops_per_token(config):
@@ -247,16 +250,6 @@ class ThroughputCallback(TrainerCallback):
         (Path(args.output_dir) / TRAIN_SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
 
 
-class ProgressBarCallback(ProgressCallback):
-    """The Trainer's progress bar, which also shows loss and speed."""
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        super().on_log(args, state, control, logs=logs, **kwargs)
-        if self.training_bar is not None and "loss" in logs:
-            tokens = f"{logs['tokens_per_second']:.0f}" if "tokens_per_second" in logs else "?"
-            self.training_bar.set_postfix_str(f"loss {logs['loss']:.4f}, {tokens} tokens/s")
-
-
 SAME_MOMENT = 2  # seconds within which SIGTERMs are one
 
 
@@ -327,7 +320,8 @@ def install_callbacks(trainer, exit_signal=None):
     callbacks = trainer.callback_handler.callbacks
     callbacks[:] = [ProgressBarCallback() if type(callback) is ProgressCallback else callback for callback in callbacks]
     config = trainer.model.config
-    callbacks[:0] = [ThroughputCallback(config), ProfilerCallback(), KernelsCallback(config)]
+    lines = LinesCallback(run_name(config), config.seq_length)
+    callbacks[:0] = [ThroughputCallback(config), lines, ProfilerCallback(), KernelsCallback(config)]
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
     if exit_signal is not None:
         callbacks.append(exit_signal)  # behind the Trainer's own, which decides by the step's number alone

@@ -5,6 +5,7 @@ both see the same batches in the same order. What is wrong with the data is told
 """
 
 import json
+import logging
 import os
 import struct
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from numpy.lib import format as npy
 from paddlenlp.data import Stack
 from paddlenlp.data.causal_dataset import build_train_valid_test_datasets, get_train_valid_test_split_
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
-from paddlenlp.utils.log import logger
 
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import PRETRAIN_DATA, proportions
 from paddle_te.runs.identity import fingerprint
 from paddle_te.training import index_cache
+
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "valid", "test")
 DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
@@ -93,7 +95,7 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
     num_samples = count_samples(training_args)
-    logger.info(f"samples: {dict(zip(SPLITS, num_samples, strict=True))}, {data_args.max_seq_length} tokens each")
+    logger.debug(f"samples: {dict(zip(SPLITS, num_samples, strict=True))}, {data_args.max_seq_length} tokens each")
 
     if data_args.mock_data:
         if vocab_size is None:

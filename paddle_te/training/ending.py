@@ -2,14 +2,16 @@
 
 import contextlib
 import errno
+import logging
 import os
 import sys
 
-from paddlenlp.utils.log import logger
-
+from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import CheckpointNotSaved
 from paddle_te.runs.rollback import RunEnded
 from paddle_te.weights import CheckpointError
+
+logger = logging.getLogger(__name__)
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
@@ -27,6 +29,7 @@ def refusing_wrong_input():
         sys.exit(2)
 
 
+@screen.shown()
 def run_to_end(command):
     """Calls command(). Ends the process with 2 for a checkpoint that turns out not to be whole, with 1 where a
     checkpoint or another file could not be written or numbers are not finite, with `runs.rollback.ROLLED_BACK` where

@@ -18,6 +18,7 @@ from paddle_te.models import causal_mask_only, model_class
 from paddle_te.models.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.options import configure
+from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
 from paddle_te.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
@@ -136,6 +137,7 @@ def finetune():
         model = make_model(config, model_args, training_args)
 
     trainer = make_trainer(model, data_args, training_args, tokenizer, datasets)
+    screen.keep_details(training_args.output_dir, training_args.process_index)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring what backend none needs

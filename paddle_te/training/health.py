@@ -13,6 +13,7 @@ rollback  the process ends with runs.rollback.ROLLED_BACK and a record, for the 
 """
 
 import contextlib
+import logging
 import math
 from collections import deque
 from statistics import median
@@ -21,13 +22,14 @@ import paddle
 import paddle.distributed as dist
 from paddle.nn.clip import _squared_l2_norm
 from paddlenlp.trainer import TrainerCallback
-from paddlenlp.utils.log import logger
 
 from paddle_te import device, fp8
 from paddle_te.distributed import gather_objects
 from paddle_te.runs import rollback
 from paddle_te.runs.rollback import UnsoundStep
 from paddle_te.training.optimizer import gradient_norm
+
+logger = logging.getLogger(__name__)
 
 RECENT_LOSSES = 100  # whose median a loss is compared with
 FEWEST_LOSSES = 10  # before which no loss is a spike

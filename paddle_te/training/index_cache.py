@@ -6,13 +6,15 @@ ever.
 """
 
 import json
+import logging
 import os
 import re
 import time
 from pathlib import Path
 
 import numpy as np
-from paddlenlp.utils.log import logger
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "index-cache"
 BEING_WRITTEN = 60  # seconds since the last change within which another job may still write a file

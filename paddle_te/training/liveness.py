@@ -1,6 +1,7 @@
 """What a rank tells its launcher and the log of how it gets on: signs of life, stacks on demand, stragglers."""
 
 import faulthandler
+import logging
 import os
 import socket
 import statistics
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import paddle
 from paddlenlp.trainer import TrainerCallback
-from paddlenlp.utils.log import logger
 
 from paddle_te import device
 from paddle_te.distributed import gather_objects
@@ -25,6 +25,8 @@ from paddle_te.runs.heartbeat import (
     has_launcher,
 )
 from paddle_te.runs.lock import FolderLock
+
+logger = logging.getLogger(__name__)
 
 STRAGGLER_STEPS = "STRAGGLER_STEPS"  # environment variable: so many steps lie between two lines; 0: none
 _locks = {}  # {folder: FolderLock}, held until the process ends

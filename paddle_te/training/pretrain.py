@@ -8,6 +8,7 @@ status 2 before any weight is made.
 """
 
 import contextlib
+import logging
 
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import (
@@ -15,7 +16,6 @@ from paddlenlp.transformers import (
     LinearAnnealingWithWarmupDecay,
 )
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
-from paddlenlp.utils.log import logger
 
 from paddle_te import device
 from paddle_te.configs import resolve
@@ -23,6 +23,7 @@ from paddle_te.models import causal_mask_only, model_class
 from paddle_te.models.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.options import configure
+from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments, check_weights_folder
 from paddle_te.training.beginning import find_start, parse_arguments, start_from
@@ -32,6 +33,8 @@ from paddle_te.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.training.packing import make_collator
 from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 from paddle_te.training.trainer import PretrainingTrainer
+
+logger = logging.getLogger(__name__)
 
 
 def check_device(training_args, packed=False):
@@ -162,6 +165,7 @@ def pretrain():
         model = make_model(config, model_args, training_args)
 
     trainer = make_trainer(model, training_args, tokenizer, data, collate, scheduler)
+    screen.keep_details(training_args.output_dir, training_args.process_index)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
     with mask_scope(data_args):

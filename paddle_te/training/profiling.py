@@ -1,6 +1,7 @@
 """What a step runs: Nsight Systems' window, Paddle's profiler, named ranges for both, the summary of TE's kernels."""
 
 import json
+import logging
 import os
 import re
 from contextlib import ExitStack
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import paddle
 from paddlenlp.trainer import TrainerCallback
-from paddlenlp.utils.log import logger
 
 from paddle_te.native.library import driver
 from paddle_te.options import LayerOptions
+
+logger = logging.getLogger(__name__)
 
 KERNELS = "kernels.json"
 

@@ -6,6 +6,7 @@ optimizer holds them. Nothing is written, so nothing can be left behind or seen 
 is refused before a weight is changed.
 """
 
+import logging
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,7 +20,6 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 import GroupShardedOptimizerStage2
 from paddlenlp.trainer.trainer_utils import OptimizerNames
-from paddlenlp.utils.log import logger
 
 from paddle_te.models.loading import layout_of, load_weights, read_share
 from paddle_te.runs.checkpoints import is_complete
@@ -28,6 +28,8 @@ from paddle_te.weights.folder import open_checkpoint, variant
 from paddle_te.weights.layout import SPLIT_AXIS
 from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, open_optimizer
 from paddle_te.weights.resharding import check_reshardable, saved_degrees
+
+logger = logging.getLogger(__name__)
 
 _HALF = (paddle.bfloat16, paddle.float16)
 

@@ -4,10 +4,9 @@ All ranks look at a checkpoint together, each reads its share of the files, and 
 weight is made.
 """
 
+import logging
 import math
 from pathlib import Path
-
-from paddlenlp.utils.log import logger
 
 from paddle_te import fp8
 from paddle_te.distributed import gather_objects
@@ -17,6 +16,8 @@ from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
 from paddle_te.weights import CheckpointError, manifest
 from paddle_te.weights.folder import open_checkpoint
+
+logger = logging.getLogger(__name__)
 
 
 def find_to_resume(args):

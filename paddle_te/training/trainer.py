@@ -1,6 +1,7 @@
 """PaddleNLP's Trainer for pretraining: data in order, complete checkpoints, fp8 state."""
 
 import contextlib
+import logging
 import math
 import os
 import tempfile
@@ -15,7 +16,6 @@ from paddlenlp.trainer.trainer import SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE
 from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
 from paddlenlp.trainer.utils.helper import broadcast_dataset_rank0_model
 from paddlenlp.utils.batch_sampler import DistributedBatchSampler
-from paddlenlp.utils.log import logger
 from safetensors import SafetensorError
 
 from paddle_te import fp8
@@ -35,6 +35,8 @@ from paddle_te.training.loading import tell_errors
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.resharding import Share
 from paddle_te.weights.manifest import Manifest, file_names, mark_complete, records, share
+
+logger = logging.getLogger(__name__)
 
 
 class PretrainingTrainer(Trainer):
@@ -170,6 +172,7 @@ class PretrainingTrainer(Trainer):
         self._wait_for_all()
         if self.args.process_index == 0:
             mark_complete(folder, Manifest(files, self._run_values()))
+            logger.info(f"{folder} is complete")
 
     def _record(self, folder):
         """{name: FileRecord} of a checkpoint's files, of which each rank reads its share: they are still in memory."""

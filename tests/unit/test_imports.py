@@ -25,9 +25,10 @@ MAY_IMPORT = {
     "evaluation": {"training", "runs", "models", "device", "fp8", "options"},
     "launch": {"runs", "configs", "weights", "options"},
     "data": set(),
-    "scripts": {"training", "upstream"},
+    "scripts": {"training", "runs", "upstream"},
     "selftest": {"device", "env", "fp8", "layers", "runs"},
     "env": {"native", "device", "options"},
+    "completion": {"runs"},
 }
 
 

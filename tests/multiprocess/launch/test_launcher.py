@@ -137,12 +137,12 @@ def test_too_many_arguments():
 
 
 def test_arguments_with_names():
-    done = shell(DRY, "tiny-llama-demo", "--tokenizer_name", "none")
-    assert done.returncode == 2 and done.stderr.startswith("error: unknown argument --tokenizer_name: write it as")
+    done = shell(DRY, "tiny-llama-demo", "none", "--TP")
+    assert done.returncode == 2 and done.stderr == "error: --TP: its value is missing; write --TP=VALUE or --TP VALUE\n"
     done = shell(DRY, "tiny-llama-demo", "none", "--max_steps=3")
     assert done.returncode == 2 and "EXTRA_ARGS takes run_pretrain.py's flags" in done.stderr
-    done = shell(DRY, "tiny-llama-demo", "--tokenizer_name=none", "--TP=1", "--DEVICES=0")
-    assert done.returncode == 0, done.stderr
+    done = shell(DRY, "tiny-llama-demo", "--tokenizer_name=none", "--TP", "1", "--DEVICES=0")
+    assert done.returncode == 0 and "--tokenizer_name_or_path none" in done.stdout, done.stderr
 
 
 def test_missing_data_says_what_to_set():
@@ -475,6 +475,10 @@ def test_two_nodes_train_as_one(tmp_path):
     assert list(one) == list(two) == [1, 2, 3] and one[3] != one[1]
     for step in one:
         assert abs(two[step] - one[step]) < 1e-5 * one[step]
+    first, second = (screen.read_text() for _, screen in jobs[1:])
+    assert first.count("\n") < 30 and "step 3/3: loss" in first and "step 3/3: loss" not in second, first
+    logs = tmp_path / "two/logs/node0"
+    assert "Configuration" in (logs / "launcher.log").read_text() and "step 3/3" in (logs / "workerlog.0").read_text()
 
 
 def test_it_trains_and_resumes(tmp_path):
@@ -484,6 +488,9 @@ def test_it_trains_and_resumes(tmp_path):
     for steps, resume in (("2", "none"), ("3", "auto")):
         done = shell({**environ, "MAX_STEPS": steps}, *values, resume)
         assert done.returncode == 0, done.stderr[-4000:]
+        assert done.stderr.count("\n") < 20 and f"step {steps}/{steps}: loss" in done.stderr, done.stderr
+    details = (tmp_path / "e/output/logs/details.0.log").read_text()
+    assert details.count("Training Configuration Arguments") == 2, "the tables of both starts"
     log = (tmp_path / "e/output/train_log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in log] == [1, 2, 3]
     refused = shell(environ, *values, "none")

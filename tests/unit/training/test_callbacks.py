@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,16 +16,17 @@ from paddlenlp.transformers import LlamaForCausalLM
 
 from paddle_te.runs.checkpoints import STOPPED_MARK
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
+from paddle_te.runs.screen import TERMINAL
 from paddle_te.training import callbacks
 from paddle_te.training.callbacks import (
     ExitSignalCallback,
-    ProgressBarCallback,
     ThroughputCallback,
     exact_loss,
     install_callbacks,
     model_flops_per_token,
     peak_tflops,
 )
+from paddle_te.training.progress import ProgressBarCallback
 
 SEQ_LENGTH = 32
 CONFIG = dict(
@@ -141,12 +143,17 @@ def test_visualdl_receives_the_measurements(trained):
     assert shown == pytest.approx(trainer.step_losses)
 
 
-def test_progress_bar_shows_loss_and_speed(tiny_config, tmp_path, seed, capfd):
+def test_lines_and_bar_show_loss_and_speed(tiny_config, tmp_path, seed, capfd, caplog, monkeypatch):
+    monkeypatch.setenv(TERMINAL, "1")
+    caplog.set_level(logging.INFO, "paddle_te")
     trainer = make_trainer(tiny_config, tmp_path, seed)
     kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
     assert ProgressBarCallback in kinds and ProgressCallback not in kinds
     trainer.train()
-    assert f"loss {trainer.step_losses[-1]:.4f}" in (error := capfd.readouterr().err) and "tokens/s" in error
+    loss = trainer.step_losses[-1]
+    assert f"loss {loss:.4f}" in (error := capfd.readouterr().err) and "tokens/s" in error
+    (line,) = [message for message in caplog.messages if message.startswith(f"step {trainer.state.max_steps}/")]
+    assert f"loss {loss:.5f}" in line and "tokens/s" in line
 
 
 def test_logging_every_second_step_logs_the_mean(tiny_config, tmp_path, seed):
