@@ -21,6 +21,7 @@ REQUIRES = [
     "fast_dataindex",
     "sentencepiece",
     "tqdm",
+    "shtab>=1.7,<2",
     "xxhash>=3",
 ]
 
@@ -65,6 +66,7 @@ EXTRAS["test"] = [
     "setuptools>=70.1",  # makes wheels without the package wheel
     "build",
     "twine",
+    "auditwheel>=6,<7",
     *EXTRAS["data"],
     *EXTRAS["plots"],
     *EXTRAS["docs"],

@@ -18,6 +18,7 @@ from paddle_te.upstream import deferred_imports
 class Command:
     """A program. `module`.main() reads sys.argv and ends with an exit status, None meaning 0.
 
+    `module`.make_parser(*words) is its parser, for `paddle-te completion`.
     words: stand before the user's. needs: packages that are not required by this one, since there are several of them.
     """
 
@@ -25,6 +26,10 @@ class Command:
     help: str
     words: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+
+    def missing(self) -> bool:
+        """Whether one of the packages that it needs is not installed."""
+        return any(importlib.util.find_spec(package) is None for package in self.needs)
 
 
 COMMANDS = {
@@ -41,6 +46,7 @@ COMMANDS = {
     "verify": Command("paddle_te.runs.verify", "say which checkpoints are complete and undamaged"),
     "selftest": Command("paddle_te.selftest", "check this machine's numbers in a minute", needs=("paddle",)),
     "env": Command("paddle_te.env", "say what this machine can run, and what the rest needs"),
+    "completion": Command("paddle_te.completion", "write the script with which bash, zsh or fish completes arguments"),
 }
 PADDLE = "pip install 'paddle_te[cpu]', or paddlepaddle-gpu for an NVIDIA GPU"
 
@@ -74,7 +80,7 @@ def main(argv: list[str] | None = None) -> int | None:
         print(f"error: there is no command {name!r}; it may be {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     command = COMMANDS[name]
-    if any(importlib.util.find_spec(package) is None for package in command.needs):
+    if command.missing():
         print(f"error: paddle-te {name} needs Paddle: {PADDLE}", file=sys.stderr)
         return 2
     if command.needs:

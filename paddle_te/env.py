@@ -237,12 +237,16 @@ def _reasons(unusable):
         yield what, remedy, ", ".join(f"{backend} ({', '.join(precisions)})" for backend, precisions in of.items())
 
 
-def main(argv=None):
-    """The command line."""
+def make_parser():
     parser = argparse.ArgumentParser(description="What is here, and which backends run.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the JSON to FILE")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv=None):
+    """The command line."""
+    args = make_parser().parse_args(argv)
     found = report()
     if args.save:
         args.save.parent.mkdir(parents=True, exist_ok=True)

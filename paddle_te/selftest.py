@@ -256,14 +256,18 @@ def _collectives(report):
             report.checks.append(Check(f"collectives, {len(devices)} devices", float("nan"), 0.0, str(error)))
 
 
-def main(argv=None) -> int:
-    """The command line; returns the exit status."""
+def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="also write all, and what this machine has, as JSON"
     )
     parser.add_argument("--seed", type=int, default=1, help="of weights and inputs (%(default)s)")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv=None) -> int:
+    """The command line; returns the exit status."""
+    args = make_parser().parse_args(argv)
     if args.report and not args.report.absolute().parent.is_dir():
         print(f"error: --report {args.report}: there is no such folder", file=sys.stderr)
         return 2

@@ -532,7 +532,7 @@ def make_demo(out_dir, *, vocab_size=4096, sources=False, library=None, workers=
 # ------------------------------------------------------------------------------------------------ command line
 
 
-def parse_arguments(argv=None):
+def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input_path", nargs="+", metavar="PATH", help="files or folders of JSON lines")
     parser.add_argument("--output_prefix", metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
@@ -548,6 +548,11 @@ def parse_arguments(argv=None):
     parser.add_argument("--demo", metavar="OUT_DIR", help="make a corpus and a tokenizer from this Python's library")
     parser.add_argument("--vocab_size", type=int, default=4096, help="of the demo's tokenizer (%(default)s)")
     parser.add_argument("--demo_sources", action="store_true", help="add the library's source code to the demo")
+    return parser
+
+
+def parse_arguments(argv=None):
+    parser = make_parser()
     args = parser.parse_args(argv)
     needed = dict(input_path=args.input_path, output_prefix=args.output_prefix, tokenizer_name=args.tokenizer_name)
     if args.demo and any(needed.values()):

@@ -1,4 +1,4 @@
-"""python -m paddle_te.launch JOB [--name=value ...] [values, in the order of the job's script]
+"""python -m paddle_te.launch JOB [--name value ...] [values, in the order of the job's script]
 python -m paddle_te.launch JOB FILE.json [--name value ...]
 
 With --print-config the second writes the whole run file, with all defaults, and starts nothing (`run_files`).
@@ -6,16 +6,22 @@ With --print-config the second writes the whole run file, with all defaults, and
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import sys
 
-from paddle_te.launch import finetune, pretrain
+from paddle_te.launch import arguments, finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
 from paddle_te.launch.run_files import PRINT_CONFIG, complete
 
 JOBS = {"pretrain": pretrain, "finetune": finetune}
+
+
+def make_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of a job's arguments, with the defaults of an empty environment."""
+    return arguments.make_parser(JOBS[name], {})
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,20 +17,29 @@ SCRIPTS = ROOT / "paddle_te/scripts"
 
 
 def by_name(job, words: list[str]) -> list[str]:
-    """Positional arguments, of which empty ones have their defaults, as --name=value, beside those that are.
+    """All arguments as --name=value. Positional ones come in the job's order; empty ones are left out.
 
     Raises:
-        LaunchError: more than the job has, or one that it has not.
+        LaunchError: more than the job has, one that it has not, or a name without a value.
     """
-    options = [word for word in words if word.startswith("--") or word == "-h"]
-    positional = [word for word in words if word not in options]
+    options, positional, rest = [], [], iter(words)
     names = [option.name for option in job.ARGUMENTS]
     known = {f"--{option.name}" for option in (*job.ARGUMENTS, *VARIABLES, *job.VARIABLES)} | {"--training_script"}
-    for word in options:
+    for word in rest:
         name, equals, _ = word.partition("=")
-        if word not in ("-h", "--help") and (name not in known or not equals):
-            remedy = "write it as --NAME=VALUE" if name in known else f"EXTRA_ARGS takes {_script(job)}'s flags"
+        if word in ("-h", "--help"):
+            options.append(word)
+        elif not word.startswith("--"):
+            positional.append(word)
+        elif name not in known:
+            remedy = f"EXTRA_ARGS takes {_script(job)}'s flags"
             raise LaunchError(f"unknown argument {word}: {remedy}; --help lists them all")
+        elif equals:
+            options.append(word)
+        elif (value := next(rest, None)) is None or value.startswith("--"):
+            raise LaunchError(f"{name}: its value is missing; write {name}=VALUE or {name} VALUE")
+        else:
+            options.append(f"{name}={value}")
     if len(positional) > len(names):
         raise LaunchError(
             f"too many arguments: {len(positional)} given, at most {len(names)} (the last is {names[-1]})"
@@ -67,14 +76,8 @@ def _reader(kind: Kind):
     return read
 
 
-def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """A job's arguments and variables, typed.
-
-    words: --name=value, or values in the order of `job.ARGUMENTS`; or a run file, and --name value.
-
-    Raises:
-        LaunchError: one of them is not what it may be.
-    """
+def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser of a job's arguments and variables, by name, of which the environment may hold defaults."""
     parser = _Parser(
         prog=f"paddle-te {_name(job)}",
         description=f"{job.__doc__.splitlines()[0]} Arguments in capitals from DEVICE on may also stand in the "
@@ -93,11 +96,23 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
             type=_reader(option.kind),
             help=option.help,
             metavar="VALUE",
+            choices=option.kind.values or None,  # for completion: its reader refuses others before
         )
     parser.add_argument(
         "--training_script", default=str(SCRIPTS / _script(job)), type=str, help="what each process runs"
     )
     parser.set_defaults(**job.FIXED)
+    return parser
+
+
+def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    """A job's arguments and variables, typed.
+
+    words: --name=value or --name value, or values in the order of `job.ARGUMENTS`; or a run file, and names and values.
+
+    Raises:
+        LaunchError: one of them is not what it may be.
+    """
     if run_files.is_run_file(words):
         words = run_files.as_arguments(job, words, environ)
-    return parser.parse_args(by_name(job, words))
+    return make_parser(job, environ).parse_args(by_name(job, words))

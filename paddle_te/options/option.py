@@ -16,13 +16,14 @@ class Kind:
     """A kind of values.
 
     type: of the values, for a dataclass field. words: complete "it must be …". accepts: says whether a value is one.
-    read: makes one of a launcher's text, or raises ValueError.
+    read: makes one of a launcher's text, or raises ValueError. values: all of them, where they are few words.
     """
 
     type: object
     words: str
     accepts: Callable[[object], bool] = lambda value: True
     read: Callable[[str], object] = str
+    values: tuple[str, ...] = ()
 
     def parse(self, text: str) -> object:
         """The value that a text stands for. Raises ValueError: what the text must be, in one line."""
@@ -62,7 +63,7 @@ BELOW_ONE = number("a number of at least 0 and below 1", lambda x: 0 <= x < 1)
 
 def choice(*values):
     """One of some words."""
-    return Kind(str, f"one of {', '.join(values)}", lambda value: value in values)
+    return Kind(str, f"one of {', '.join(values)}", lambda value: value in values, values=values)
 
 
 TEXT = Kind(str, "a text")

@@ -126,12 +126,16 @@ def plot(experiments, rows, path):
     plt.close(figure)
 
 
-def main(argv=None):
-    """The command line; returns the exit status."""
+def make_parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiments", nargs="+", metavar="EXPERIMENT", help="folder that the launcher made")
     parser.add_argument("--output", type=Path, help="folder for compare.md, compare.png and compare.json")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv=None):
+    """The command line; returns the exit status."""
+    args = make_parser().parse_args(argv)
     if args.output and importlib.util.find_spec("matplotlib") is None:
         print("error: --output draws a picture with matplotlib: pip install matplotlib", file=sys.stderr)
         return 2

@@ -117,8 +117,7 @@ def format_table(verdicts):
     return "\n".join(in_columns(rows))
 
 
-def main(argv=None):
-    """The command line; returns the exit status."""
+def make_parser():
     parser = argparse.ArgumentParser(
         description="Say which checkpoints are complete, agree with their manifests and hold nothing but numbers.",
         epilog="Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.",
@@ -129,7 +128,12 @@ def main(argv=None):
     parser.add_argument(
         "--level", choices=("full", "size"), default="full", help="sizes and checksums, or sizes only (default: full)"
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv=None):
+    """The command line; returns the exit status."""
+    args = make_parser().parse_args(argv)
     try:
         verdicts = [verify(checkpoint, args.level) for folder in args.folders for checkpoint in _checkpoints(folder)]
     except OSError as error:

@@ -34,7 +34,7 @@ def positive(text):
     return int(text)
 
 
-def parse_arguments(arguments=None):
+def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input_ckpt_path", required=True, help="folder of the checkpoint to convert")
     parser.add_argument("--output_ckpt_path", required=True, help="new or empty folder for the result")
@@ -42,13 +42,13 @@ def parse_arguments(arguments=None):
     parser.add_argument("--num_attention_heads", type=positive, help="only where there is no config.json")
     parser.add_argument("--num_key_value_heads", type=positive, help="likewise; as many as heads if left out")
     for flag in ("--fuse_attention_qkv", "--fuse_attention_ffn"):
-        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help="fuse the native weights so (to pd)")
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, help="fuse these weights, or not (to pd)")
     parser.add_argument("--format", choices=FORMATS, help="of the output; if left out, as the input")
     for flag in ("--tensor_parallel_degree", "--pipeline_parallel_degree"):
         parser.add_argument(flag, type=positive, help="of the output; if left out, as the input; 1 merges")
     parser.add_argument("--virtual_pp_degree", type=positive, help="of the output; if left out, 1")
-    parser.add_argument("--max_shard_size", type=size, default="10GB", help="of a file where degrees change (10GB)")
-    parser.add_argument("--workers", type=positive, default=1, help="files written side by side (1)")
+    parser.add_argument("--max_shard_size", type=size, default="10GB", help="largest file, where degrees change (10GB)")
+    parser.add_argument("--workers", type=positive, default=1, help="files written at the same time (1)")
     parser.add_argument(
         "--with_optimizer",
         action="store_true",
@@ -57,11 +57,11 @@ def parse_arguments(arguments=None):
     )
     parser.add_argument("--verify", action="store_true", help="first compare the input with its checksums.json")
     parser.add_argument("--checksums", action="store_true", help="write checksums.json (SHA-256) for the output")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def main():
-    arguments = vars(parse_arguments())
+    arguments = vars(make_parser().parse_args())
     input_path, output_path = arguments.pop("input_ckpt_path"), arguments.pop("output_ckpt_path")
     try:
         left_out = convert(input_path, output_path, **arguments)
