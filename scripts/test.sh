@@ -18,6 +18,9 @@ say "ruff"
 ruff check .
 ruff format --check .
 
+say "codespell"
+codespell # pyproject.toml says where, and which words are names
+
 say "clang-format"
 find paddle_te nvgpu tests -regextype posix-extended -regex '.*\.(cc|cpp|h|cu|cuh)' -not -path '*/build/*' -print0 |
   xargs -0 clang-format --dry-run --Werror
