@@ -159,7 +159,7 @@ def _environment(
         env["STRAGGLER_STEPS"] = str(args.STRAGGLER_STEPS)
     if not _one_process(devices, nodes) and nodes.count == 1:
         env["PORT_RANGE"] = _port_range(args.PORT_RANGE, len(devices.ids))
-    if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM that it runs beside
+    if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM during which it runs
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if args.DETERMINISTIC:
         env |= _deterministic(devices.kind, environ)

@@ -119,7 +119,7 @@ _SHARED = (
     Option(
         "backend",
         choice(*BACKENDS),
-        help="layers: PaddleNLP's, Transformer Engine's, te's in plain Paddle",
+        help="decoder layers: none (PaddleNLP's), te (Transformer Engine's), pd (te's in plain Paddle)",
         doc="`none`, `te`, `pd`",
         zh="`none`、`te`、`pd`",
         flag="transformer_engine_backend",
@@ -378,7 +378,7 @@ VARIABLES = (
         "ELASTIC",
         SWITCH,
         "0",
-        "1: with fewer data-parallel ranks where devices are gone at a restart (one node)",
+        "1: go on with fewer data-parallel ranks where devices are gone at a restart (one node)",
         doc="1: where devices are gone at such a start, it goes on with fewer data-parallel ranks and more "
         "accumulation, the batch being the same (one node)",
         zh="1：重新开始时若有设备消失，则减少数据并行的进程数、增加梯度累积步数，批大小不变（仅单机）",
@@ -387,7 +387,7 @@ VARIABLES = (
         "STEP_TIMEOUT",
         NOT_NEGATIVE,
         300,
-        "seconds without a sign of a rank in a step, at least 10 median steps, after which a job hangs; 0: never",
+        "seconds, and at least 10 median steps, without a sign from a rank in a step, after which it hangs; 0: never",
         doc="seconds without a sign of a rank in a step, at least 10 median steps, after which the job hangs: all "
         "stacks are printed, and it ends with status 124 or starts anew; 0: never",
         zh="训练步内某进程无进展的秒数（至少为步时间中位数的 10 倍），超过即视为卡死：打印各进程的堆栈，作业以状态 124 "
@@ -397,7 +397,7 @@ VARIABLES = (
         "START_TIMEOUT",
         NOT_NEGATIVE,
         1800,
-        "likewise of the start with its first step, of saving and evaluating; 0: never",
+        "the same for the start with the first step, for saving and for evaluating; 0: never",
         doc="likewise for the start with its first step, for saving and evaluating",
         zh="同上，用于启动和第一步、保存、评估",
     ),
@@ -412,7 +412,7 @@ VARIABLES = (
         "STRAGGLER_STEPS",
         whole(0),
         100,
-        "steps between two log lines on the slowest of several ranks; 0: none",
+        "steps between two log lines that name the slowest of several ranks; 0: none",
         zh="多进程时，每隔多少步在日志中报告最慢的进程；0：不报告",
     ),
     Option(

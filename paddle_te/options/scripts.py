@@ -398,11 +398,11 @@ PRETRAIN_DATA = (
         "data_cache",
         TEXT,
         None,
-        "Folder for the indices of samples; default: index-cache beside the data or, where that cannot be written, in "
+        "Folder for the indices of samples; default: index-cache next to the data or, where that cannot be written, in "
         "the output folder.",
         doc="folder for the indices of samples",
         zh="样本索引的文件夹",
-        shown="beside the data",
+        shown="next to the data",
         shown_zh="数据旁边",
     ),
     Option(
@@ -581,7 +581,7 @@ EVALUATION = (
     _RECIPE.but(
         default="current",
         help="current, or delayed: with the scales that the checkpoint's training left.",
-        doc="`current`; `delayed` needs the `fp8_state` that training left beside the weights",
+        doc="`current`; `delayed` needs the `fp8_state` that training left next to the weights",
         zh="`current`；`delayed` 需要训练时保存在权重旁边的 `fp8_state` 文件",
     ),
     _FP8_DPA.but(

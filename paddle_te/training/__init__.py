@@ -1,1 +1,1 @@
-"""What a pretraining run needs beside the model: arguments, datasets, trainer, callbacks."""
+"""What a pretraining run needs in addition to the model: arguments, datasets, trainer, callbacks."""

@@ -72,7 +72,7 @@ class HeartbeatCallback(TrainerCallback):
 
 
 class StragglerCallback(TrainerCallback):
-    """Every so many steps, the log has the slowest rank beside the median one, where there are several ranks.
+    """Every so many steps, the log compares the slowest rank with the median one, where there are several ranks.
 
     A step takes all ranks equally long, for they wait for the slowest in its collectives. So what is compared is what a
     rank does by itself: loading its data and, timed in one step of `every`, with the device awaited before and after,

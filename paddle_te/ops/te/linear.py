@@ -136,9 +136,9 @@ def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
     """(dz, dW) of a column-parallel GEMM of `_normed_operands`: dz summed over tp, the rank's rows of it. dbias: as
     `_wgrad`'s.
 
-    Collectives run beside GEMMs ("bulk overlap" in Megatron and TE): the input is gathered again during dgrad, and its
-    gradient summed during wgrad. With CUDA_DEVICE_MAX_CONNECTIONS=1 the GPU starts them in this order; else the GEMM
-    comes first, and where it takes all SMs the collective waits for it.
+    Collectives run at the same time as GEMMs ("bulk overlap" in Megatron and TE): the input is gathered again during
+    dgrad, and its gradient summed during wgrad. With CUDA_DEVICE_MAX_CONNECTIONS=1 the GPU starts them in this order;
+    else the GEMM comes first, and where it takes all SMs the collective waits for it.
     """
     fp8 = quantizers is not None
     gather = tp is not None and tp.sequence_parallel
