@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from pathlib import Path
 
 import pytest
+import tomllib
 from packaging.requirements import Requirement
 
 from tests import processes
@@ -120,6 +121,18 @@ def test_nothing_is_left_out(built):
 def test_the_index_would_take_them(built):
     done = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *built], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout + done.stderr
+
+
+def test_the_wheel_needs_no_library_of_another_package(built):
+    """So auditwheel finds a manylinux tag for it, a newer one than a release's where this compiler is newer."""
+    done = subprocess.run([sys.executable, "-m", "auditwheel", "show", built[0]], capture_output=True, text=True)
+    assert re.search(r'"manylinux_2_\d+_x86_64"', " ".join(done.stdout.split())), done.stdout + done.stderr
+
+
+def test_a_release_has_a_wheel_for_each_python():
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    locks = sorted(path.stem.removeprefix("python").replace(".", "") for path in (ROOT / "locks").glob("*.txt"))
+    assert release["build"] == [f"cp{version}-manylinux_x86_64" for version in locks]
 
 
 @pytest.fixture(scope="module")
