@@ -124,7 +124,7 @@ def main():
     """The command. Ends the process with 2 for wrong arguments or data, with 1 where results cannot be written."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with refusing_wrong_input():
-        (args,) = ScriptParser((EvalArguments,)).parse()
+        (args,) = make_parser().parse()
         device.check_name(args.device)
         paddle.set_device(args.device)
         tokenizer = load_tokenizer(args.tokenizer_name_or_path)

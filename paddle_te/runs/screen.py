@@ -67,6 +67,12 @@ class _Details(logging.handlers.MemoryHandler):
         self.setTarget(file)
         self.flush()
 
+    def close(self) -> None:
+        file = self.target
+        super().close()
+        if file is not None:
+            file.close()
+
 
 _details = _Details()  # the present one's, while `shown` lasts
 
