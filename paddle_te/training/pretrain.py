@@ -175,7 +175,9 @@ def pretrain():
             trainer.train(resume_from_checkpoint=checkpoint)
         if training_args.do_predict and not exit_signal.stopping:
             *_, test_dataset = data
-            trainer.log_metrics("test", trainer.predict(test_dataset).metrics)
+            metrics = trainer.predict(test_dataset).metrics
+            trainer.log_metrics("test", metrics)
+            logger.info(f"test: loss {metrics['test_loss']:.5f}")
 
 
 def main():
