@@ -1,7 +1,7 @@
 """The steps of the Dockerfile, in order and in a fresh folder, without docker and without a download.
 
 pip is told by its environment variables to take what these packages require from the present environment, and nvgpu
-is compiled for no GPU, from the objects that are already compiled. The packages of the system are not installed.
+is compiled for no GPU, which it is already. The packages of the system are not installed.
 """
 
 import os
@@ -26,7 +26,10 @@ def instructions():
 
 
 def ignored(folder, names):
-    """Of .dockerignore, for shutil.copytree; but nvgpu's compiled objects come along."""
+    """Of .dockerignore, for shutil.copytree; but what is compiled of nvgpu comes along."""
+    compiled = ROOT / "nvgpu/build"
+    if compiled in (Path(folder), *Path(folder).parents):
+        return set()
     patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     top = {pattern for pattern in patterns if "/" not in pattern} if Path(folder) == ROOT else set()
     anywhere = [pattern.removeprefix("**/") for pattern in patterns if pattern.startswith("**/")]
@@ -42,7 +45,7 @@ class Image:
         self.environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
         self.environment |= dict(PYTHONPATH=os.pathsep.join(theirs), NVGPU_RUNTIMES="host", PIP_NO_DEPS="1")
         self.environment |= dict(PIP_NO_INDEX="1", PIP_NO_BUILD_ISOLATION="0", PIP_IGNORE_INSTALLED="1")
-        self.environment["CFLAGS"] = "-O0"  # the shim is not run here
+        self.environment |= dict(CFLAGS="-O0", CXXFLAGS="-O0")  # the shim is not run here
 
     def inside(self, text):
         return re.sub(r"(?<![\w.])/(opt|work)\b", rf"{self.root}/\1", text)
