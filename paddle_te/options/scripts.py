@@ -20,7 +20,7 @@ from paddle_te.options.option import (
 # --transformer_engine_backend by the short names that the launcher, reports and tests have
 BACKENDS = {"none": "none", "pd": "paddle", "te": "transformer_engine"}
 DTYPES = ("float32", "bfloat16", "float16")
-# How much of a manifest is compared before a checkpoint is loaded; `weights.manifest.damage` says what each means
+# How much of a manifest is compared before a checkpoint is loaded; `manifest.damage` says what each means
 LEVELS = ("full", "size", "none")
 STAGING_DIR = "/dev/shm"  # memory, as a file system
 DELAYED = {"fp8_recipe": "delayed"}

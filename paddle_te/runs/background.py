@@ -21,10 +21,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from paddle_te.manifest import FileRecord, Manifest, mark_complete, record, sync
 from paddle_te.options import STAGING_DIR
 from paddle_te.runs.checkpoints import flush_names, not_saved
-from paddle_te.weights.files import sync
-from paddle_te.weights.manifest import FileRecord, Manifest, mark_complete, record
 
 PREFIX = "paddle_te-staging-"
 RANK_MARK = ".saved."  # and the rank: its files are on the disk

@@ -12,8 +12,7 @@ import shutil
 from itertools import count
 from pathlib import Path
 
-from paddle_te.weights.files import sync
-from paddle_te.weights.manifest import COMPLETE_MARK, CheckpointDamaged, damage
+from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged, damage, sync
 
 # in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
 STOPPED_MARK = "stopped"

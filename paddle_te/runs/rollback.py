@@ -10,8 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from paddle_te.manifest import write_through
 from paddle_te.runs.checkpoints import complete_checkpoints
-from paddle_te.weights.files import write_through
 
 # exit status: "start me again with --resume_from_checkpoint auto"; EX_TEMPFAIL of sysexits.h
 ROLLED_BACK = 75

@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddle_te import manifest
 from paddle_te.runs.checkpoints import checkpoints_in, is_complete
 from paddle_te.runs.table import in_columns
-from paddle_te.weights import manifest
 from paddle_te.weights.contents import check_contents, read_object
 from paddle_te.weights.tensors import CheckpointError
 

@@ -21,9 +21,10 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 import GroupShardedOptimizerStage2
 from paddlenlp.trainer.trainer_utils import OptimizerNames
 
+from paddle_te import manifest
 from paddle_te.models.loading import layout_of, load_weights, read_share
 from paddle_te.runs.checkpoints import is_complete
-from paddle_te.weights import CheckpointError, Degrees, manifest
+from paddle_te.weights import CheckpointError, Degrees
 from paddle_te.weights.folder import open_checkpoint, variant
 from paddle_te.weights.layout import SPLIT_AXIS
 from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, open_optimizer

@@ -8,13 +8,13 @@ import logging
 import math
 from pathlib import Path
 
-from paddle_te import fp8
+from paddle_te import fp8, manifest
 from paddle_te.distributed import gather_objects
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.models.loading import read_config
 from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
-from paddle_te.weights import CheckpointError, manifest
+from paddle_te.weights import CheckpointError
 from paddle_te.weights.folder import open_checkpoint
 
 logger = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from paddle_te import fp8
 from paddle_te.distributed import gather_objects, gather_weights
+from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
@@ -34,7 +35,6 @@ from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.resharding import Share
-from paddle_te.weights.manifest import Manifest, file_names, mark_complete, records, share
 
 logger = logging.getLogger(__name__)
 

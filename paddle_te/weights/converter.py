@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from paddle_te import manifest
 from paddle_te.weights import layout as layouts
 from paddle_te.weights import optimizer, pdparams, safetensors
 from paddle_te.weights.config import FUSE_FLAGS, companion_name, convert_config, fused_before
@@ -21,8 +22,6 @@ from paddle_te.weights.files import (
     write_json,
 )
 from paddle_te.weights.folder import open_checkpoint
-from paddle_te.weights.manifest import COMPLETE_MARK, MANIFEST, Manifest, damage, file_names, mark_complete, records
-from paddle_te.weights.manifest import read as read_manifest
 from paddle_te.weights.output_files import Target, check_degrees, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
 from paddle_te.weights.tensors import CheckpointError
@@ -124,8 +123,9 @@ def convert(
         if checksums:
             write_checksums(folder, workers)
         if run is not None:
-            mark_complete(folder, Manifest(records(folder, file_names(folder), workers), run))
-    written = carried + [COMPLETE_MARK, MANIFEST] * (run is not None)
+            files = manifest.records(folder, manifest.file_names(folder), workers)
+            manifest.mark_complete(folder, manifest.Manifest(files, run))
+    written = carried + [manifest.COMPLETE_MARK, manifest.MANIFEST] * (run is not None)
     state = [name for name in checkpoint.left_out if with_optimizer and optimizer.STATE_FILES.fullmatch(name)]
     return [name for name in checkpoint.left_out if name not in written + state]
 
@@ -136,12 +136,12 @@ def _run_of(checkpoint):
     None for a checkpoint that is not complete. Raises CheckpointError for one that does not agree with its manifest:
     the output has a manifest of its own, and damage would be believed from then on.
     """
-    if COMPLETE_MARK not in checkpoint.left_out:
+    if manifest.COMPLETE_MARK not in checkpoint.left_out:
         return None
-    if wrong := damage(checkpoint.folder):
+    if wrong := manifest.damage(checkpoint.folder):
         raise CheckpointError(f"{checkpoint.folder}: damaged, so its training state cannot go on: {'; '.join(wrong)}")
-    manifest = read_manifest(checkpoint.folder)
-    run = manifest.run if manifest else {}
+    saved = manifest.read(checkpoint.folder)
+    run = saved.run if saved else {}
     return {topic: run[topic] for topic in ("step", "data") if topic in run}
 
 

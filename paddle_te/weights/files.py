@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from paddle_te.manifest import sync
 from paddle_te.weights.tensors import CheckpointError, sync_file
 
 CHECKSUMS = "checksums.json"  # {file name: SHA-256}
@@ -62,24 +63,6 @@ def check_new(path):
         raise CheckpointError(f"{path}: not empty; the output must be a new or an empty folder")
     if os.path.ismount(path):
         raise CheckpointError(f"{path}: a mount point cannot be replaced by a complete folder; give a folder in it")
-
-
-def sync(path):
-    """Writes a file, or a folder's list of names, through to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_through(path, content):
-    """A small file that is there whole or not at all."""
-    partial = path.with_name(f".{path.name.lstrip('.')}.partial")
-    partial.write_bytes(content)
-    sync(partial)
-    partial.replace(path)
-    sync(path.parent)
 
 
 def read_json(path):

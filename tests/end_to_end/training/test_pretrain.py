@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from paddle_te.manifest import COMPLETE_MARK
 from paddle_te.training import pretrain
-from paddle_te.weights.manifest import COMPLETE_MARK
 from tests.pretraining import FLAGS, losses, run
 
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_pretrain.py"

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
+from paddle_te.manifest import COMPLETE_MARK, MANIFEST
 from paddle_te.runs.lock import NAME as LOCK
-from paddle_te.weights.manifest import COMPLETE_MARK, MANIFEST
 from tests.pretraining import run
 from tests.unit.runs.hostile import hostile_pickle
 from tests.unit.runs.test_checkpoints import complete

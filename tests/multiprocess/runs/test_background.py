@@ -14,14 +14,14 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te import manifest
 from paddle_te.launch.__main__ import main as launch
 from paddle_te.launch.supervise import Outcome, Supervisor
+from paddle_te.manifest import MANIFEST, Manifest, damage, mark_complete, read
 from paddle_te.runs import background, checkpoints
 from paddle_te.runs.background import PREFIX, BackgroundSaver, check_room, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import CheckpointNotSaved, find_checkpoint, is_complete
 from paddle_te.training.trainer import PretrainingTrainer
-from paddle_te.weights import files as weights_files
-from paddle_te.weights.manifest import MANIFEST, Manifest, damage, mark_complete, read
 from tests.pretraining import run
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +86,7 @@ class Gate:
 
 def test_all_is_on_the_disk_before_a_mark(saver, tmp_path, monkeypatch):
     folder, events = tmp_path / "out/checkpoint-7", []
-    for module in (background, checkpoints, weights_files):
+    for module in (background, checkpoints, manifest):
         monkeypatch.setattr(module, "sync", lambda path: events.append((path, sorted(os.listdir(folder)))))
     contents, staged = stage(saver)
     saver.start(staged, folder, lambda: events.append(("finish", is_complete(folder))))

@@ -2,6 +2,8 @@
 
 import pytest
 
+from paddle_te import manifest
+from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged, Manifest, file_names, mark_complete, records
 from paddle_te.runs import checkpoints
 from paddle_te.runs.checkpoints import (
     complete_checkpoints,
@@ -10,8 +12,6 @@ from paddle_te.runs.checkpoints import (
     remove_checkpoint,
     rotate_checkpoints,
 )
-from paddle_te.weights import files
-from paddle_te.weights.manifest import COMPLETE_MARK, CheckpointDamaged, Manifest, file_names, mark_complete, records
 
 
 def complete(folder, run=None):
@@ -100,7 +100,7 @@ def test_everything_is_flushed_before_the_mark(output_dir, monkeypatch):
     (folder / "inner").mkdir()
     for name in ("a", "inner/b"):
         (folder / name).touch()
-    for module in (checkpoints, files):
+    for module in (checkpoints, manifest):
         monkeypatch.setattr(module, "sync", synced.append)
     flush(folder)
     assert {folder, folder / "a", folder / "inner", folder / "inner/b", output_dir} == set(synced)

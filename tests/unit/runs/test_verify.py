@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paddle_te import manifest
+from paddle_te.manifest import COMPLETE_MARK, MANIFEST, Manifest, file_names, records
 from paddle_te.options.scripts import LEVELS
 from paddle_te.runs import verify
 from paddle_te.runs.checkpoints import is_complete
-from paddle_te.weights import manifest
-from paddle_te.weights.manifest import COMPLETE_MARK, MANIFEST, Manifest, file_names, records
 from tests.pretraining import run
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
 from tests.unit.runs.test_checkpoints import complete

@@ -9,7 +9,8 @@ import paddle
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from paddle_te.weights import CheckpointError, convert, manifest
+from paddle_te import manifest
+from paddle_te.weights import CheckpointError, convert
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
 from tests.unit.runs.test_checkpoints import complete
 from tests.unit.weights.models import Model, assert_same, save_config, save_single

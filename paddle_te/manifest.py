@@ -7,7 +7,8 @@
 The manifest is written when all files of all ranks are on the disk, and before the checkpoint's mark. The mark holds
 the manifest's own checksum, so that neither can be damaged or lost unseen; an empty mark is that of a version without
 manifests. The checksums are XXH3's of 128 bits: they find damage, at the speed of memory (13 GB/s a core here, where
-zlib's CRC-32 makes 1.5), and do not protect from somebody who forges a whole checkpoint.
+zlib's CRC-32 makes 1.5), and do not protect from somebody who forges a whole checkpoint. Knows no Paddle and
+no NumPy: the launcher reads manifests, too.
 """
 
 import json
@@ -17,9 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import xxhash
-
-from paddle_te.weights.files import write_through
-from paddle_te.weights.tensors import CheckpointError
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -31,7 +29,7 @@ BLOCK = 2**20  # bytes that are read at a time; they stay in the processor's cac
 THREADS = min(8, os.cpu_count() or 1)
 
 
-class CheckpointDamaged(CheckpointError):
+class CheckpointDamaged(ValueError):
     """A checkpoint that does not agree with its manifest; the message says in what."""
 
 
@@ -85,6 +83,24 @@ def records(folder, names, threads=THREADS):
     names = list(names)
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(names, pool.map(lambda name: record(Path(folder) / name), names), strict=True))
+
+
+def sync(path):
+    """Writes a file, or a folder's list of names, through to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_through(path, content):
+    """A small file that is there whole or not at all."""
+    partial = path.with_name(f".{path.name.lstrip('.')}.partial")
+    partial.write_bytes(content)
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
 
 
 def mark_complete(folder, manifest):
