@@ -47,8 +47,14 @@ class _Line(logging.Formatter):
 
 
 class _File(logging.FileHandler):
+    """Says nothing of a full disk: whatever the run cannot do without says so, once."""
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """Silence: on a full disk whatever the run cannot do without says so, once."""
+        pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class _Details(logging.handlers.MemoryHandler):
