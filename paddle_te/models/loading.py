@@ -19,9 +19,8 @@ from paddle_te.weights import CheckpointError, check_layout, native_config, nati
 from paddle_te.weights.folder import open_checkpoint
 
 
-def check_backend(backend, dtype, fp8=False, packed=False):
-    """Raises ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run, or for packed
-    documents where attention has no such thing."""
+def check_backend(backend, dtype, fp8=False):
+    """Raises ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run."""
     check_backend_name(backend)
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: it may be {', '.join(DTYPES)}")
@@ -31,8 +30,6 @@ def check_backend(backend, dtype, fp8=False, packed=False):
         raise ValueError("fp8 needs backend transformer_engine (or paddle, emulated)")
     if backend != "none":
         get_ops(backend).check(fp8=fp8)
-        if packed:
-            get_ops(backend).check_packed_attention()
     if dtype == "float32" and backend == "transformer_engine":
         raise ValueError("dtype float32: backend transformer_engine computes in bfloat16, float16 and fp8 only")
 

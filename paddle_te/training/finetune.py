@@ -37,13 +37,14 @@ from paddle_te.training.finetune_trainer import (
     check_together,
     count_real_tokens,
 )
+from paddle_te.training.packing import needs_mask
 from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 
 
 def make_config(model_args, data_args, training_args, datasets):
     backend = training_args.transformer_engine_backend
     dtype = training_args.model_dtype
-    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8, data_args.zero_padding)
+    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
     config = load_config(model_args.model_name_or_path, backend)
     for dataset in filter(None, datasets):
         check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
@@ -88,10 +89,11 @@ def new_adapter(model_args, training_args):
 def make_trainer(model, data_args, training_args, tokenizer, datasets):
     """datasets: (train, dev)."""
     train, dev = datasets
+    masked = data_args.zero_padding and needs_mask(training_args.transformer_engine_backend)
     return FinetuningTrainer(
         model=model,
         args=training_args,
-        data_collator=Collator(data_args, training_args.transformer_engine_backend),
+        data_collator=Collator(data_args, masked),
         train_dataset=train,
         eval_dataset=dev,
         tokenizer=tokenizer,
@@ -140,7 +142,7 @@ def finetune():
     screen.keep_details(training_args.output_dir, training_args.process_index)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
-    # right padding needs no mask where attention is causal; packed samples bring what backend none needs
+    # right padding needs no mask where attention is causal; packed samples bring one where it is needed
     with contextlib.nullcontext() if data_args.zero_padding else causal_mask_only():
         if training_args.do_train:
             count_real_tokens(trainer, model.config, tokens_per_sample(trainer.train_dataset), model_args.lora)

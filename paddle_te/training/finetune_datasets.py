@@ -122,11 +122,11 @@ def lengths_of(packed, length):
 
 
 class Collator:
-    """Samples to a batch: {"input_ids", "labels"}, int64 [b, s]; packed also "position_ids" [b, s] and what `backend`
-    takes to keep them apart (`packing.separation`)."""
+    """Samples to a batch: {"input_ids", "labels"}, int64 [b, s]; packed also "position_ids" [b, s] and what keeps the
+    samples apart, a mask where `masked` (`packing.separation`)."""
 
-    def __init__(self, data_args, backend, pad_token_id=0):
-        self.data_args, self.backend, self.pad_token_id = data_args, backend, pad_token_id
+    def __init__(self, data_args, masked=False, pad_token_id=0):
+        self.data_args, self.masked, self.pad_token_id = data_args, masked, pad_token_id
 
     def __call__(self, samples):
         args = self.data_args
@@ -140,5 +140,5 @@ class Collator:
         if args.zero_padding:
             rows = [lengths_of(sample, length) for sample in samples]
             batch["position_ids"] = documents.positions(rows)
-            batch |= separation(rows, self.backend)
+            batch |= separation(rows, self.masked)
         return batch

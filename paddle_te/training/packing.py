@@ -3,21 +3,39 @@
 "rows" are lists of the documents' lengths, one for each row of the batch, which sum up to the row's tokens.
 """
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 
-from paddle_te.ops import documents
+from paddle_te.ops import documents, get_ops
 from paddle_te.training.datasets import collate_fn
 
+logger = logging.getLogger(__name__)
 
-def separation(rows, backend, pipeline=False):
-    """{name: array} of what a model of a backend takes so that documents do not see each other.
 
-    Backend none, PaddleNLP's layers, takes a mask, bool [b, 1, s, s], others
-    the boundaries: cu_seqlens, or for a pipeline, whose stages exchange tensors of one shape, FlashMask's rows.
+def needs_mask(backend):
+    """Whether a backend keeps documents apart by a mask on this device.
+
+    PaddleNLP's layers always do. te does where cuDNN has no attention over packed documents, which the log says.
     """
     if backend == "none":
+        return True
+    try:
+        get_ops(backend).check_packed_attention()
+    except ValueError as reason:
+        logger.warning(f"{reason}; a mask of sequence × sequence numbers keeps the documents apart, which is slower")
+        return True
+    return False
+
+
+def separation(rows, masked, pipeline=False):
+    """{name: array} of what a model takes so that documents do not see each other.
+
+    masked: a mask, bool [b, 1, s, s] (see `needs_mask`). Else the boundaries: cu_seqlens, or for a pipeline, whose
+    stages exchange tensors of one shape, FlashMask's rows.
+    """
+    if masked:
         tokens = np.arange(sum(rows[0]))
         return {"attention_mask": (tokens[:, None] >= tokens) & (tokens[:, None] < documents.flash_mask(rows)[:, None])}
     if pipeline:
@@ -38,14 +56,14 @@ def split_at(end_of_document, tokens):
 class DocumentCollator:
     """`datasets.collate_fn` for sequences of which each has several documents, with what keeps these apart.
 
-    end_of_document: the token that ends one. reset_attention_mask, reset_position_ids: as Megatron's flags. backend,
+    end_of_document: the token that ends one. reset_attention_mask, reset_position_ids: as Megatron's flags. masked,
     pipeline: as `separation`'s.
     """
 
     end_of_document: int
     reset_attention_mask: bool
     reset_position_ids: bool
-    backend: str
+    masked: bool
     pipeline: bool
 
     def __call__(self, samples):
@@ -54,7 +72,7 @@ class DocumentCollator:
         if self.reset_position_ids:
             batch["position_ids"] = documents.positions(rows)
         if self.reset_attention_mask:
-            batch |= separation(rows, self.backend, self.pipeline)
+            batch |= separation(rows, self.masked, self.pipeline)
         return batch
 
 
@@ -79,7 +97,7 @@ def make_collator(data_args, training_args, end_of_document):
         end_of_document,
         data_args.reset_attention_mask,
         data_args.reset_position_ids,
-        training_args.transformer_engine_backend,
+        data_args.reset_attention_mask and needs_mask(training_args.transformer_engine_backend),
         training_args.pipeline_parallel_degree > 1,
     )
 

@@ -37,20 +37,14 @@ from paddle_te.training.trainer import PretrainingTrainer
 logger = logging.getLogger(__name__)
 
 
-def check_device(training_args, packed=False):
-    """Refuses what this device cannot do; packed: with attention among the tokens of a document.
-
-    Raises ValueError or native.BackendUnavailable.
-    """
+def check_device(training_args):
+    """Refuses what this device cannot do. Raises ValueError or native.BackendUnavailable."""
     if (training_args.bf16 or training_args.fp16) and not device.bf16_supported():
         raise ValueError(
             f"--bf16 on {training_args.device}: Paddle has no bf16 kernels to train with there; leave --bf16 out"
         )
     if training_args.transformer_engine_backend != "none":
-        ops = get_ops(training_args.transformer_engine_backend)
-        ops.check(fp8=training_args.use_fp8)
-        if packed:
-            ops.check_packed_attention()
+        get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
 
 
 def make_config(model_args, data_args, training_args, tokenizer):
@@ -120,7 +114,7 @@ def check_start(checkpoint, model_args, data_args, training_args):
     start_from(checkpoint, training_args)
     if initial:
         check_weights_folder(model_args, "te_init_weight_path")
-    check_device(training_args, data_args.reset_attention_mask)
+    check_device(training_args)
     if checkpoint:
         check_fp8_state(checkpoint, training_args)
 

@@ -133,7 +133,7 @@ def sample(*documents):
 
 def packed(samples):
     arguments = FinetuneDataArguments(src_length=16, max_length=64, zero_padding=True, pad_to_max_length=True)
-    return Collator(arguments, TE)(samples)
+    return Collator(arguments)(samples)
 
 
 def documents(generator, *lengths):

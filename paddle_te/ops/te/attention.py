@@ -481,5 +481,5 @@ def check_packed_attention():
     if not (9, 0) <= capability < (12, 0):
         raise ValueError(
             "backend transformer_engine: attention over packed documents needs a GPU of compute capability 9.0 to 11, "
-            "not {}.{}; leave the packing out, or take backend paddle".format(*capability)
+            "not {}.{}".format(*capability)
         )

@@ -7,6 +7,7 @@ import pytest
 from paddle_te.models import model_class
 from paddle_te.training import finetune_datasets as data
 from paddle_te.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
+from paddle_te.training.packing import needs_mask
 from tests.unit.models.native import relative, tiny_config
 from tests.unit.training.small import random_words, save_tokenizer, write_lines
 
@@ -80,7 +81,7 @@ def test_batches_are_padded_on_the_right(tokenizer, tmp_path, seed):
     dataset = make(tmp_path, tokenizer, random_records(seed, 6))
     longest = max(len(sample["input_ids"]) for sample in dataset)
     for settings, length in (({}, -(-longest // 16) * 16), (dict(pad_to_max_length=True), 64)):
-        batch = Collator(arguments(**settings), "paddle", pad_token_id=7)(list(dataset))
+        batch = Collator(arguments(**settings), pad_token_id=7)(list(dataset))
         assert set(batch) == {"input_ids", "labels"} and batch["input_ids"].shape == (6, length)
         for i, sample in enumerate(dataset):
             n = len(sample["input_ids"])
@@ -101,7 +102,7 @@ def test_packed_samples_do_not_see_each_other(tokenizer, tmp_path, seed, backend
     alone = list(make(tmp_path, tokenizer, records))
     packed = make(tmp_path, tokenizer, records, zero_padding=True, greedy_zero_padding=greedy)
     assert len(packed) < len(alone)
-    batch = Collator(arguments(zero_padding=True), backend)(list(packed))
+    batch = Collator(arguments(zero_padding=True), needs_mask(backend))(list(packed))
     assert ("attention_mask" in batch) == (backend == "none") and batch["input_ids"].shape[1] <= 64
     tensors = {name: paddle.to_tensor(value) for name, value in batch.items()}
     labels = tensors.pop("labels")

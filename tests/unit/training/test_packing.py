@@ -12,6 +12,7 @@ from paddle_te.ops import documents
 from paddle_te.training.datasets import collate_fn
 from paddle_te.training.packing import make_collator, separation, split_at
 from paddle_te.training.pretrain import end_of_document
+from tests import emulated_te
 from tests.packed_cases import spans
 from tests.unit.models.native import relative, tiny_config
 
@@ -55,14 +56,23 @@ def test_each_flag_by_itself(seed, flag):
     ("none", 1, "attention_mask"), ("none", 2, "attention_mask"), ("paddle", 1, "cu_seqlens"),
     ("transformer_engine", 2, "attn_mask_startend_row_indices"),
 ])  # fmt: skip
-def test_what_backends_take(seed, backend, pipeline, name):
+def test_what_backends_take(seed, monkeypatch, backend, pipeline, name):
+    emulated_te.install(monkeypatch.setattr)
     collate = make(transformer_engine_backend=backend, pipeline_parallel_degree=pipeline)
     batch = pickle.loads(pickle.dumps(collate))(samples(np.random.default_rng(seed)))  # for the loader's processes
     assert batch.keys() == {"input_ids", "labels", "position_ids", name}
 
 
+def test_a_mask_where_te_has_no_attention_over_documents(seed, monkeypatch, caplog):
+    emulated_te.install(monkeypatch.setattr)
+    monkeypatch.setattr(emulated_te.Stream, "capability", (8, 0))
+    batch = make(transformer_engine_backend="transformer_engine")(samples(np.random.default_rng(seed)))
+    assert "attention_mask" in batch and "cu_seqlens" not in batch
+    assert "needs a GPU of compute capability 9.0 to 11, not 8.0; a mask of sequence × sequence" in caplog.text
+
+
 def test_a_dense_mask_by_hand():
-    (mask,) = separation([[1, 2]], "none")["attention_mask"]
+    (mask,) = separation([[1, 2]], masked=True)["attention_mask"]
     assert mask.dtype == bool and mask.tolist() == [[[True, False, False], [False, True, False], [False, True, True]]]
 
 
