@@ -18,7 +18,8 @@ class Family:
     rope_scaling: PaddleNLP's layers have scaled rotary positions.
     window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all.
     pipeline: PaddleNLP has a pipeline model. sequence_parallel: PaddleNLP's own layers have sequence parallelism.
-    fused: PaddleNLP's own layers may have q, k and v, and gate and up, in one weight.
+    fused: PaddleNLP's own layers may have q, k and v, and gate and up, in one weight. packed: its own model takes the
+    mask of packed documents.
     """
 
     model_type: str
@@ -29,6 +30,7 @@ class Family:
     pipeline: bool = True
     sequence_parallel: bool = True
     fused: bool = True
+    packed: bool = True
 
     @property
     def architecture(self) -> str:
@@ -38,7 +40,7 @@ class Family:
 
 LLAMA = Family("llama", "Llama", rope_scaling=True)
 QWEN2 = Family("qwen2", "Qwen2", qkv_bias=True)
-MISTRAL = Family("mistral", "Mistral", window=True, pipeline=False, sequence_parallel=False, fused=False)
+MISTRAL = Family("mistral", "Mistral", window=True, pipeline=False, sequence_parallel=False, fused=False, packed=False)
 FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, MISTRAL)}
 
 

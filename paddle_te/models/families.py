@@ -34,6 +34,16 @@ def _check_paddlenlps_layers(config, family):
         )
 
 
+def check_packed(config):
+    """Raises ValueError where PaddleNLP's own model takes no mask that keeps packed documents apart."""
+    family = family_of(config)
+    if config.transformer_engine_backend == "none" and not family.packed:
+        raise ValueError(
+            f"packed documents: PaddleNLP's own {family.title} takes no mask that keeps them apart; use backend paddle "
+            "or transformer_engine, or do not pack"
+        )
+
+
 def model_class(config, pipeline=False):
     """The class of a configuration's model for its transformer_engine_backend: PaddleNLP's own, untouched, for "none".
 

@@ -8,6 +8,7 @@ import pytest
 from paddlenlp.transformers.llama import modeling, modeling_pp
 
 from paddle_te.models import causal_mask_only, model_class, replace_decoder_layers
+from paddle_te.models.families import check_packed
 from paddle_te.models.llama import LlamaForCausalLM, LlamaForCausalLMPipe
 from paddle_te.models.llama.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
 from tests.unit.models.native import FAMILIES, relative, tiny_config, two_models
@@ -47,6 +48,15 @@ def test_what_paddlenlps_mistral_would_leave_out_is_refused(settings, message):
     model_class(config)
     with pytest.raises(ValueError, match="no pipeline for Mistral"):
         model_class(config, pipeline=True)
+
+
+@pytest.mark.parametrize("family, backend", [("mistral", "none"), ("mistral", "paddle"), ("qwen2", "none")])
+def test_packed_documents_where_paddlenlps_model_keeps_none_apart(family, backend):
+    config = tiny_config(family, transformer_engine_backend=backend)
+    if (family, backend) != ("mistral", "none"):
+        return check_packed(config)
+    with pytest.raises(ValueError, match="packed documents: PaddleNLP's own Mistral takes no mask"):
+        check_packed(config)
 
 
 def test_the_environment_is_restored():
