@@ -75,7 +75,7 @@ EXTRAS["test"] = [
 setup(
     name="paddle_te",
     version="0.1.0",
-    description="Transformer Engine for PaddlePaddle and PaddleNLP: one switch decides what a Llama layer is made of",
+    description="Transformer Engine for PaddlePaddle and PaddleNLP: one switch decides what a decoder layer is made of",
     long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

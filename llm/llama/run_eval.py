@@ -1,4 +1,4 @@
-"""Evaluates a Llama checkpoint: see paddle_te.evaluation.evaluate, or --help."""
+"""Evaluates a checkpoint: see paddle_te.evaluation.evaluate, or --help."""
 
 from paddle_te.runs import screen
 from paddle_te.upstream import deferred_imports

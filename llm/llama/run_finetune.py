@@ -1,4 +1,4 @@
-"""Fine-tunes Llama: see paddle_te.training.finetune, or --help."""
+"""Fine-tunes a model: see paddle_te.training.finetune, or --help."""
 
 from paddle_te.runs import screen
 from paddle_te.upstream import deferred_imports

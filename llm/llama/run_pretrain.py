@@ -1,4 +1,4 @@
-"""Pretrains Llama: see paddle_te.training.pretrain, or --help."""
+"""Pretrains a model: see paddle_te.training.pretrain, or --help."""
 
 from paddle_te.runs import screen
 from paddle_te.upstream import deferred_imports

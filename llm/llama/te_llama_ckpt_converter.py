@@ -1,4 +1,4 @@
-"""Converts Llama checkpoints: see paddle_te.weights.command, or --help."""
+"""Converts checkpoints: see paddle_te.weights.command, or --help."""
 
 from paddle_te.weights.command import main
 
