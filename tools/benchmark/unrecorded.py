@@ -100,7 +100,7 @@ class _Apply(PyLayer):
                 of_gemm.cache_weight(None if of_op.cached_weight is None else of_op.cached_weight.tensor)
         if train:
             fused = [(memories[i], tensors[i]) for i in op.weights if fuse and not tensors[i].stop_gradient]
-            ctx.saved = op, quantizers, saved, fused, rt.allocated
+            ctx.saved = op, quantizers, saved, fused, [tensor is not None for tensor in tensors], rt.allocated
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         # detached: an output with its graph, which backward reads too, would keep ctx and itself alive
         results = [runtime.view(y.tensor, y.shape) if y in memories else y.tensor.detach() for y in outputs]
@@ -108,7 +108,7 @@ class _Apply(PyLayer):
 
     @staticmethod
     def backward(ctx, *grads):
-        (op, quantizers, saved, fused, _held), ctx.saved = ctx.saved, None
+        (op, quantizers, saved, fused, given, _held), ctx.saved = ctx.saved, None
         rt = _Runtime(runtime.current())
         for memory, weight in fused:
             main_grad = getattr(weight, "main_grad", None)
@@ -120,7 +120,8 @@ class _Apply(PyLayer):
         for of_gemm in quantizers:
             if of_gemm is not None:
                 of_gemm.forward_pass.backward_done()
-        return tuple([None if grad is None else grad.tensor for grad in results])
+        # Paddle counts the gradients of the tensors that are there
+        return tuple([grad and grad.tensor for grad, there in zip(results, given, strict=True) if there])
 
 
 def apply(op, tensors, settings=None, *, quantizers=(), tp=None, fuse_wgrad_accumulation=False):
