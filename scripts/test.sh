@@ -43,7 +43,7 @@ say "unit tests"
 run "$workers" tests/unit
 if [ "${1:-}" != --quick ]; then
   say "tests with several processes, and of whole commands"
-  run $((workers + 1)) tests/multiprocess nvgpu/tests tests/end_to_end # one more: they often wait
+  run $((workers + 1)) tests/multiprocess/distributed tests/multiprocess nvgpu/tests tests/end_to_end # they often wait
   say "tests on a GPU"
   python -m pytest tests/gpu || failed=1
 fi

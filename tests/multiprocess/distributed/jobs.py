@@ -57,7 +57,7 @@ PARTS = {
     "packed": dict(reset_attention_mask=True, reset_position_ids=True),
     "tight": dict(max_grad_norm=0.05),  # which all gradients exceed
 }
-STEPS, SAVED_STEP = 6, 3
+STEPS, SAVED_STEP = 4, 2
 
 
 class Run(NamedTuple):

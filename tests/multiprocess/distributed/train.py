@@ -32,6 +32,7 @@ from paddle_te.training.datasets import DataArguments, MockDataset
 from paddle_te.training.packing import make_collator
 from paddle_te.training.trainer import PretrainingTrainer
 from tests import emulated_te
+from tests.multiprocess.distributed.jobs import STEPS
 
 REPOSITORY = Path(__file__).parents[3]
 COMMON = dict(
@@ -39,7 +40,7 @@ COMMON = dict(
     tokenizer_name_or_path="none",
     mock_data="true",
     max_seq_length=32,
-    max_steps=6,
+    max_steps=STEPS,
     logging_steps=1,
     learning_rate=1e-3,
     adam_epsilon=1e-4,  # so that rounding in tiny gradients does not become a whole step
