@@ -11,8 +11,7 @@ from pathlib import Path
 from tests.nvgpu_processes import python_path
 from tests.processes import run
 
-ROOT = Path(__file__).parents[4]
-
+ROOT = Path(__file__).parents[3]
 
 FILES = {"test_finetune": 12, "test_generation": 8, "test_cross_entropy": 10}  # how many tests of each run here
 
