@@ -22,7 +22,7 @@ def keep_first_batch(peer):
     peer.tokens = peer.tokens[:1].expand(peer.tokens.shape)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def peer():
     return step.PaddleStep(SMALL, backend="paddle", **CPU)
 
