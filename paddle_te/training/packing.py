@@ -54,7 +54,8 @@ def split_at(end_of_document, tokens):
 
 @dataclass(frozen=True)
 class DocumentCollator:
-    """`datasets.collate_fn` for sequences of which each has several documents, with what keeps these apart.
+    """Makes batches of sequences that hold several documents each: those of `datasets.collate_fn`, and with them what
+    keeps the documents apart.
 
     end_of_document: the token that ends one. reset_attention_mask, reset_position_ids: as Megatron's flags. masked,
     pipeline: as `separation`'s.

@@ -1,4 +1,4 @@
-"""What the first process shows of a training while it runs: lines for a person, and on a terminal a progress bar."""
+"""What a person sees of a training while it runs: lines of its first process, and on a terminal a progress bar."""
 
 import logging
 

@@ -3,8 +3,9 @@
 `import paddlenlp` imports its web server, its task pipelines and its data sets too, and with them scikit-learn, SciPy's
 statistics, pandas, pyarrow and Hugging Face's datasets. That is about half of the time that a process needs to start.
 
-Here these packages are empty modules at first, and a name imported from one is a `DeferredName`, which imports the real
-package as soon as it is called, looked into or derived from. Applied after PaddleNLP was imported it changes nothing.
+Here these packages are empty modules at first. A name that is imported from one is a `DeferredName`. It imports the
+real package as soon as somebody calls it, looks into it or derives a class from it. This repair must be applied before
+PaddleNLP is imported; afterwards it changes nothing.
 """
 
 import importlib

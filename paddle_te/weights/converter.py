@@ -134,7 +134,7 @@ def _run_of(checkpoint):
     """What the manifest of a Checkpoint's folder says of the run and stays true in another layout: its step and data.
 
     None for a checkpoint that is not complete. Raises CheckpointError for one that does not agree with its manifest:
-    the output has a manifest of its own, and damage would be believed from then on.
+    the output gets a manifest of its own, which would vouch for the damage.
     """
     if manifest.COMPLETE_MARK not in checkpoint.left_out:
         return None

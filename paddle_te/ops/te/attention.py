@@ -14,6 +14,7 @@ from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.ops.documents import check_cu_seqlens
+from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
 from paddle_te.ops.te.recording import Op, Placeholder
@@ -456,19 +457,20 @@ def _scores(mask, s, keys, padding, dtype, window):
         raise ValueError(f"attention_mask {mask.shape}: it must be [b or 1, 1, {s}, {keys}]")
     elif needs_grad(mask):
         raise ValueError("backend transformer_engine: attention_mask wants a gradient, which cuDNN has none for")
-    made_of = mask.inplace_version, dtype, window  # a mask may be written anew in place
-    kept, scores = getattr(mask, "_paddle_te_scores", (None, None))
-    if kept != made_of:
-        scores = mask.detach().astype("float32")
-        if window >= 0:
-            scores = scores + paddle.tril(paddle.full([s, keys], HIDDEN, "float32"), diagonal=keys - s - window - 1)
-        scores = paddle.clip(scores, min=HIDDEN).astype(dtype)
-        if padding:
-            hidden = paddle.full([*scores.shape[:3], padding], HIDDEN, dtype)
-            scores = paddle.concat([scores, hidden], -1)
-        scores = dense(scores)
-        mask._paddle_te_scores = made_of, scores
-    return scores
+    return kept_on(mask, _scores_of, padding, dtype, window)
+
+
+def _scores_of(mask, padding, dtype, window):
+    """`_scores` of a mask that may be one."""
+    *_, s, keys = mask.shape
+    scores = mask.detach().astype("float32")
+    if window >= 0:
+        scores = scores + paddle.tril(paddle.full([s, keys], HIDDEN, "float32"), diagonal=keys - s - window - 1)
+    scores = paddle.clip(scores, min=HIDDEN).astype(dtype)
+    if padding:
+        hidden = paddle.full([*scores.shape[:3], padding], HIDDEN, dtype)
+        scores = paddle.concat([scores, hidden], -1)
+    return dense(scores)
 
 
 def check_packed_attention():

@@ -1,4 +1,4 @@
-"""Runs that are killed with SIGKILL again and again and go on with `auto`, beside runs that are left alone.
+"""Kills runs with SIGKILL again and again, lets them go on with `auto`, and compares them with undisturbed runs.
 
     python -m tests.multiprocess.runs.kills [--kills 15] [--ways "one process" "tp2, unified" …] [--folder DIR]
 
