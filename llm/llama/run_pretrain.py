@@ -1,11 +1,6 @@
 """Pretrains a model: see paddle_te.training.pretrain, or --help."""
 
-from paddle_te.runs import screen
-from paddle_te.upstream import deferred_imports
+from paddle_te.scripts import run
 
 if __name__ == "__main__":
-    screen.before_imports()
-    deferred_imports.apply()  # before anything imports PaddleNLP
-    from paddle_te.training.pretrain import main
-
-    main()
+    run("paddle_te.training.pretrain")
