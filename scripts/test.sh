@@ -39,12 +39,14 @@ run() {
   OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} python -m pytest --dist loadfile --no-loadscope-reorder -n "$@" || failed=1
 }
 failed=0
+if [ "${1:-}" != --quick ]; then
+  say "tests on a GPU"
+  python -m pytest tests/gpu || failed=1 # without a GPU all are skipped; hence first, so that the last line counts tests
+fi
 say "unit tests"
 run "$workers" tests/unit
 if [ "${1:-}" != --quick ]; then
   say "tests with several processes, and of whole commands"
   run $((workers + 1)) tests/multiprocess/distributed tests/multiprocess nvgpu/tests tests/end_to_end # they often wait
-  say "tests on a GPU"
-  python -m pytest tests/gpu || failed=1
 fi
 exit $failed

@@ -549,34 +549,47 @@ static void define(py::module_& m, const char* name, void (*function)(Args...), 
 // TE's own sizes (transformer_engine/pytorch/module/base.py): 32 MiB, and 1 KiB for alignment and NVFP4's scalars.
 constexpr size_t kGemmWorkspace = 32 * 1024 * 1024 + 1024;
 
-// Entry points with a scratch tensor: called with an empty one they fill in the shape they need. The answer depends on
-// `key` alone and is kept.
+// Bytes of a number of these dtypes.
+static size_t bytes_of(int dtype) {
+  switch (dtype) {
+    case kInt64: return 8;
+    case kInt32:
+    case kFloat32: return 4;
+    case kFloat16:
+    case kBFloat16: return 2;
+    default: return 1;
+  }
+}
+
+// Entry points with a scratch tensor: called with an empty one they fill in the shape and the dtype they need. The
+// answer depends on `key` alone and is kept.
 using Key = std::array<int64_t, 13>;
 
 template <class F>
 static void call_with_workspace(const Key& key, Stream& stream, F&& f) {
-  static std::map<Key, NVTEShape> shapes;
-  auto it = shapes.find(key);
-  if (it == shapes.end()) {
+  static std::map<Key, NVTEBasicTensor> answers;
+  auto it = answers.find(key);
+  if (it == answers.end()) {
     Handle query;
     f(query);
     NVTEBasicTensor answer{};
     size_t written = 0;
     nvte_get_tensor_param_v2(query, kRowwiseData, &answer, sizeof answer, &written);
-    it = shapes.emplace(key, answer.shape).first;  // always bytes
+    it = answers.emplace(key, answer).first;
   }
-  const NVTEShape& shape = it->second;
-  size_t bytes = 1;
+  const int dtype = it->second.dtype;
+  const NVTEShape& shape = it->second.shape;
+  size_t bytes = bytes_of(dtype);
   for (size_t i = 0; i < shape.ndim; i++) bytes *= shape.data[i];
   Handle workspace;
   if (bytes <= kGemmWorkspace) {
-    workspace.set(kRowwiseData, {stream.workspace(bytes), kByte, shape});
+    workspace.set(kRowwiseData, {stream.workspace(bytes), dtype, shape});
     f(workspace);
   } else {
     // cuDNN's backward sums dq in float32: as large as an activation, so activations get it back in between.
     py::object memory = stream.temporary(bytes);
     auto pointer = memory.attr("data_ptr")().cast<uintptr_t>();
-    workspace.set(kRowwiseData, {reinterpret_cast<void*>(pointer), kByte, shape});
+    workspace.set(kRowwiseData, {reinterpret_cast<void*>(pointer), dtype, shape});
     f(workspace);
   }
 }

@@ -77,12 +77,12 @@ static void record(const char* name, const A&... args) {
   g_log += "]\n";
 }
 
-// An empty workspace asks for its size; the answer depends on nothing, 3 x 1000 bytes.
-static bool query(T workspace) {
+// An empty workspace asks for its size; the answer depends on nothing, 3 x 1000 of the dtype, bytes by default.
+static bool query(T workspace, int dtype = 0) {
   auto& params = g_tensors.at(reinterpret_cast<uintptr_t>(workspace));
   if (params.count(0)) return false;
   Basic answer{};
-  answer.shape.data[0] = 3, answer.shape.data[1] = 1000, answer.shape.ndim = 2;
+  answer.dtype = dtype, answer.shape.data[0] = 3, answer.shape.data[1] = 1000, answer.shape.ndim = 2;
   params[0] = answer;
   return true;
 }
@@ -222,7 +222,7 @@ EXPORT void nvte_rmsnorm_bwd_add(T dz, T x, T add, T rsigma, T gamma, T dx, T dg
   record("nvte_rmsnorm_bwd_add", dz, x, add, rsigma, gamma, dx, dgamma, ws, sms, zc, number(stream));
 }
 EXPORT void nvte_quantize_dbias(T input, T output, T dbias, T ws, T stream) {
-  if (query(ws)) return record("nvte_quantize_dbias query");
+  if (query(ws, 4)) return record("nvte_quantize_dbias query");  // float32, as in the library
   record("nvte_quantize_dbias", input, output, dbias, ws, number(stream));
 }
 EXPORT void nvte_cublas_gemm_v2(int ta, int tb, const float* alpha, T a, T b, const float* beta, T c, T d, T ws,

@@ -188,10 +188,12 @@ def test_gemm_refuses_a_bias_of_another_size_or_dtype(fake, make, kind, vector, 
 
 def test_quantize_dbias(fake, make):
     (x, sx), (y, sy), (dbias, shown), (wrong, _) = make(24, 40), make(24, 40, dtype=E4M3), make(40), make(24)
-    fake.te.quantize_dbias(x, y, dbias, fake.stream)
+    fake.te.quantize_dbias(x, y, dbias, fake.te.Stream(STREAM, fake.allocate))
     query, call = fake.calls()
     assert query == ["nvte_quantize_dbias query"]
-    assert call == ["nvte_quantize_dbias", sx, sy, shown, WORKSPACE, STREAM]
+    workspace = {"0": [0xA000000, F32, [3, 1000]]}  # the library wants float32 here, and bytes elsewhere
+    assert call == ["nvte_quantize_dbias", sx, sy, shown, workspace, STREAM]
+    assert fake.allocated[-1] == 4 * 3000
     with pytest.raises(TransformerEngineError, match="one number for each of input's columns"):
         fake.te.quantize_dbias(x, y, wrong, fake.stream)
 
