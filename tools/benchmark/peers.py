@@ -65,12 +65,14 @@ class Peer:
 
 
 class TorchPeer(Peer):
-    """PyTorch's part."""
+    """PyTorch's part. packs: it can keep packed documents apart."""
+
+    packs = False
 
     def __init__(self, problem, device="cuda", dtype="bfloat16"):
         import torch
 
-        if problem.dims.documents > 1:
+        if problem.dims.documents > 1 and not self.packs:
             raise NotImplementedError("this peer is measured on whole sequences only, not on packed documents")
         self.torch = torch
         self.dims, self.device, self.dtype = problem.dims, device, getattr(torch, dtype)
@@ -184,7 +186,7 @@ class HuggingFace(TorchPeer):
         }
 
 
-def te_torch_layer(dims, dtype, device, **options):
+def te_torch_layer(dims, dtype, device, attn_input_format="bshd", **options):
     """Transformer Engine's own PyTorch TransformerLayer, as a Llama has it. options: more of its arguments."""
     import transformer_engine.pytorch as te
 
@@ -200,7 +202,7 @@ def te_torch_layer(dims, dtype, device, **options):
         bias=False,
         normalization="RMSNorm",
         activation="swiglu",
-        attn_input_format="bshd",
+        attn_input_format=attn_input_format,
         params_dtype=dtype,
         device=device,
         **options,
@@ -208,7 +210,12 @@ def te_torch_layer(dims, dtype, device, **options):
 
 
 class TETorch(TorchPeer):
-    """Transformer Engine's own PyTorch TransformerLayer, fused qkv in its default (interleaved) order."""
+    """Transformer Engine's own PyTorch TransformerLayer, fused qkv in its default (interleaved) order.
+
+    Packed documents are its layout thd: all tokens in one row [t, h], told apart by cu_seqlens.
+    """
+
+    packs = True
 
     def __init__(self, problem, precision="bf16", cached=False, fuse_wgrad=False, fp8_dpa=False, **options):
         super().__init__(problem, **options)
@@ -220,7 +227,8 @@ class TETorch(TorchPeer):
         self.recipe = {"fp8_delayed": recipe.DelayedScaling, "fp8_current": recipe.Float8CurrentScaling}.get(precision)
         self.recipe = self.recipe and self.recipe(fp8_dpa=fp8_dpa)  # HYBRID; delayed: history 1024, max
         self.autocast = te.autocast
-        self.layer = te_torch_layer(dims, self.dtype, self.device, fuse_wgrad_accumulation=fuse_wgrad)
+        layout = "thd" if dims.documents > 1 else "bshd"
+        self.layer = te_torch_layer(dims, self.dtype, self.device, layout, fuse_wgrad_accumulation=fuse_wgrad)
         attention, mlp = self.layer.self_attention, self.layer.layernorm_mlp
         self.parameters = {
             "ln1": attention.layernorm_qkv.layer_norm_weight,
@@ -243,11 +251,24 @@ class TETorch(TorchPeer):
         self.freqs = te.RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence).to(
             self.device
         )
+        self.documents = {}
+        if dims.documents > 1:
+            self._pack()
         self.is_first_microbatch = None
         if cached:
             self.is_first_microbatch = True
             self.step()  # quantizes the weights and keeps them
             self.is_first_microbatch = False
+
+    def _pack(self):
+        """x and dy as rows of tokens, and the layer's arguments that say where a document ends."""
+        length, count = self.dims.unpacked.sequence, self.dims.unpacked.batch
+        self.x = self.x.detach().view(-1, self.dims.hidden).requires_grad_()
+        self.dy = self.dy.view(-1, self.dims.hidden)
+        ends = self.torch.arange(0, (count + 1) * length, length, dtype=self.torch.int32, device=self.device)
+        self.documents = {"self_attn_mask_type": "padding_causal"}
+        for side in "q", "kv":
+            self.documents |= {f"cu_seqlens_{side}": ends, f"max_seqlen_{side}": length}
 
     def _interleave(self, qkv):
         """Rows q, k, v -> one group after another, each its q heads, its k and its v head."""
@@ -268,7 +289,12 @@ class TETorch(TorchPeer):
 
     def forward(self):
         with self.scope():
-            return self.layer(self.x, rotary_pos_emb=self.freqs, is_first_microbatch=self.is_first_microbatch)
+            return self.layer(
+                self.x,
+                rotary_pos_emb=self.freqs,
+                is_first_microbatch=self.is_first_microbatch,
+                **self.documents,
+            )
 
     def results(self):
         for main_grad in self.main_grads.values():

@@ -1,12 +1,12 @@
-"""Measures pretraining end to end: starts llm/llama/run_pretrain.py through its launcher, and reads what it logs. Its
-peer is torchtitan's own trainer, with torch.compile and torchao's float8.
+"""Measures training end to end: starts llm/llama/run_pretrain.py or run_finetune.py through its launcher, and reads
+what it logs. Pretraining's peer is torchtitan's own trainer, with torch.compile and torchao's float8.
 
     python tools/benchmark/throughput.py [--runs 8b-x4 titan-8b-l16-x1 ...] [--largest_batch 8b-l16-x1] [--output FILE]
 
-Each run trains a Llama from random weights on random tokens for a few steps, without saving or evaluating. Runs follow
-each other in the order in which they are named; without --runs all of run_pretrain.py's that the GPUs suffice for.
-Writes benchmarks/throughput/<date>_<gpu>x<n>_<what>.json and a table of the same name, anew after each run. A run that
-fails, or whose framework is not there, keeps its row with the reason.
+Each run trains a Llama from random weights on random tokens for a few steps, without checkpoints or evaluation. Runs
+follow each other in the order in which they are named; without --runs all of run_pretrain.py's that the GPUs suffice
+for. Writes benchmarks/throughput/<date>_<gpu>x<n>_<what>.json and a table of the same name, anew after each run. A run
+that fails, or whose framework is not there, keeps its row with the reason.
 """
 
 import argparse
@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te.launch.flags import OVERLAPS  # noqa: E402
 from paddle_te.launch.machines import visible_devices  # noqa: E402
-from tools.benchmark import report, step, timeline  # noqa: E402
+from tools.benchmark import finetuning, report, step, timeline  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
 from tools.benchmark.titan import TitanRun  # noqa: E402
 from tools.benchmark.trainings import Conditions, Run, python_path, quoted  # noqa: E402
@@ -109,7 +109,16 @@ TITAN_RUNS = {
     )
     for suffix, precision in (("", "fp8 tensorwise"), ("-rowwise", "fp8 rowwise"), ("-bf16", "bf16"))
 }
-RUNS = OUR_RUNS | TITAN_RUNS
+FINETUNED_7B = finetuning.Finetuning(LLAMA_2_7B)
+FINETUNING_RUNS = {
+    f"{name}{suffix}": replace(run, packed=packed, batch=batch)
+    for name, run, rows in (
+        ("sft-7b-x2", sharded(FINETUNED_7B, 2), 4),
+        ("lora-7b-x1", replace(FINETUNED_7B, method="lora", flags="--lora_rank 16"), 4),
+    )
+    for suffix, packed, batch in (("", True, 1), ("-unpacked", False, rows))
+}
+RUNS = OUR_RUNS | FINETUNING_RUNS | TITAN_RUNS
 TRY_STEPS = 3  # of each try for the largest batch: the second step has all optimizer states, a third shows it stays
 
 DEFINITIONS = [
@@ -229,7 +238,6 @@ def measured(run, records, warmup, seconds):
 
     Raises ValueError where there are none.
     """
-    size = run.global_size
     before = [0] + [record["step"] for record in records]
     steady = [record for record, first in zip(records, before, strict=False) if first >= warmup]
     if not steady:
@@ -239,11 +247,11 @@ def measured(run, records, warmup, seconds):
     all_steps = sum(
         (record["step"] - first) * record["step_time"] for record, first in zip(records, before, strict=False)
     )
+    speeds = run.speeds(ms, steady)
     return {
         "step_ms": {"median": ms, "min": min(times), "max": max(times), "all": [round(time, 3) for time in times]},
-        "tokens_per_second": size.tokens / ms * 1e3,
-        "tokens_per_second_per_gpu": size.tokens / ms * 1e3 / run.gpus,
-        "tflops_per_gpu": size.flops / ms / 1e9 / run.gpus,
+        **speeds,
+        "tokens_per_second_per_gpu": speeds["tokens_per_second"] / run.gpus,
         "peak_bytes": records[-1]["peak_memory_bytes"],
         "loss": [records[0]["loss"], records[-1]["loss"]],
         "start_seconds": round(seconds - all_steps, 1),
@@ -334,14 +342,15 @@ def _runs_table(runs):
             f"{ms['min']:.1f} to {ms['max']:.1f}",
             f"{found['tokens_per_second']:.0f}",
             f"{found['tokens_per_second_per_gpu']:.0f}",
-            f"{found['tflops_per_gpu']:.0f}",
+            f"{found['samples_per_second']:.2f}",
+            f"{found['tflops_per_gpu']:.0f}" if found["tflops_per_gpu"] else "",
             f"{scaling:.3f} of {run['base']}" if scaling else "",
             f"{found['peak_bytes'] / 1e9:.1f}",
             " → ".join(f"{loss:.3f}" for loss in found["loss"]),
             f"{found['start_seconds']:.0f}",
         ]
 
-    header = "run|what|GPUs|ms|range|tokens/s|per GPU|TFLOP/s|scaling|peak GB|loss|start s".split("|")
+    header = "run|what|GPUs|ms|range|tokens/s|per GPU|samples/s|TFLOP/s|scaling|peak GB|loss|start s".split("|")
     flags = [f"- {name}: `{row['run']['flags']}`" for name, row in runs.items() if row["run"]["flags"]]
     return report.rows(header, runs, row) + ["Flags besides the launcher's:", "", *flags, ""] * bool(flags)
 
@@ -371,7 +380,8 @@ def _batches_table(modes):
 def main(argv=None):
     arguments = parse_arguments(argv)
     named = {arguments.largest_batch, *arguments.runs}
-    definitions = DEFINITIONS + [TITAN_DEFINITION] * bool(named & TITAN_RUNS.keys())
+    definitions = DEFINITIONS + [finetuning.DEFINITION] * bool(named & FINETUNING_RUNS.keys())
+    definitions += [TITAN_DEFINITION] * bool(named & TITAN_RUNS.keys())
     result = report.header("throughput", argv, definitions) | {
         "versions": packages(),
         "settings": {"steps": arguments.steps, "warmup": arguments.warmup, "at_once": arguments.at_once},

@@ -106,6 +106,18 @@ class Training:
         """
         raise NotImplementedError
 
+    def speeds(self, ms, records):
+        """{"tokens_per_second", "samples_per_second", "tflops_per_gpu"} of all GPUs together, the last of one GPU.
+
+        ms: of the median step. records: of the steps that count.
+        """
+        size = self.global_size
+        return {
+            "tokens_per_second": size.tokens / ms * 1e3,
+            "samples_per_second": size.tokens / size.dims.sequence / ms * 1e3,
+            "tflops_per_gpu": size.flops / ms / 1e9 / self.gpus,
+        }
+
     def account(self, conditions):
         """Of the profiled steps: {"status": "ok"} and Profile.account's, or another status and "reason"."""
         return {"status": "missing", "reason": f"{self.framework}'s steps are not profiled"}
@@ -126,6 +138,7 @@ class Run(Training):
 
     framework = "paddle_te"
     recomputes = ("none", "core_attn", "full")
+    job: ClassVar[str] = "pretrain"
 
     @property
     def data_ranks(self):
@@ -143,17 +156,18 @@ class Run(Training):
         flags = self.flags.replace("--fuse_wgrad_accumulation true", "")
         return replace(super().tiny, precision="bf16", backend="pd", flags=flags)
 
+    @property
+    def all_flags(self):
+        """Of the script, behind those that the launcher sets."""
+        return f"--save_strategy no --report_to none --warmup_steps 2 {self.flags}"
+
     def command(self, conditions):
-        return Command([sys.executable, "-m", "paddle_te.launch", "pretrain", *self.launch_arguments(conditions)])
+        return Command([sys.executable, "-m", "paddle_te.launch", self.job, *self.launch_arguments(conditions)])
 
     def launch_arguments(self, conditions):
-        """Of `paddle_te.launch pretrain`; the profiled steps come after the others. Writes the model's config.json."""
-        folder, steps, profiled = conditions.folder, conditions.steps, conditions.profiled
-        (folder / "model").mkdir(parents=True, exist_ok=True)
-        (folder / "model/config.json").write_text(json.dumps({"model_type": "llama", **self.size.config}))
+        """Of `paddle_te.launch`; the profiled steps come after the others. Writes the files that they name."""
+        steps, profiled = conditions.steps, conditions.profiled
         wanted = {
-            "model_name": folder / "model",
-            "tokenizer_name": "none",
             "batch_size_per_device": self.batch,
             "FSDP": self.sharding,
             "TP": self.tp,
@@ -165,23 +179,40 @@ class Run(Training):
             "precision": self.precision,
             "recompute": self.recompute,
             "DEVICES": ",".join(conditions.devices),
-            "MOCK_DATA": 1,
             "MAX_STEPS": steps + profiled,
-            "OUTPUT_BASE": folder,
-            "EXP_NAME": "run",
-            "EXTRA_ARGS": f"--save_strategy no --report_to none --warmup_steps 2 {self.flags}",
+            "EXTRA_ARGS": self.all_flags,
         }
         if profiled:
             wanted |= dict(PROFILER="paddle", PROFILE_START_STEP=steps, PROFILE_STOP_STEP=steps + profiled - 1)
-        return [f"--{name}={value}" for name, value in wanted.items()]
+        return [f"--{name}={value}" for name, value in (self.inputs(conditions) | wanted).items()]
+
+    def inputs(self, conditions):
+        """The launcher's arguments that say what is trained, on what, and where to. Writes the model's config.json."""
+        self.write_config(conditions.folder / "model")
+        return {
+            "model_name": conditions.folder / "model",
+            "tokenizer_name": "none",
+            "MOCK_DATA": 1,
+            "OUTPUT_BASE": conditions.folder,
+            "EXP_NAME": "run",
+        }
+
+    def write_config(self, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama", **self.size.config}))
+
+    @staticmethod
+    def output(conditions):
+        """The folder that the training writes its checkpoints and logs to."""
+        return conditions.folder / "run/output"
 
     def records(self, conditions):
-        lines = (conditions.folder / "run/output/train_log.jsonl").read_text().splitlines()
+        lines = (self.output(conditions) / "train_log.jsonl").read_text().splitlines()
         return [record for record in map(json.loads, lines) if record["step"] <= conditions.steps]
 
     def account(self, conditions):
         """Of the first rank's trace."""
-        (trace,) = (conditions.folder / "run/output/profile").glob("rank0_*.json")
+        (trace,) = (self.output(conditions) / "profile").glob("rank0_*.json")
         try:
             return {"status": "ok"} | device_trace.read(trace).account()
         except ValueError as error:

@@ -66,16 +66,18 @@ def test_tokens_are_those_of_the_data_ranks():
     assert throughput.RUNS["7b-x4"].global_size.tokens == 4 * 2 * 4096
 
 
-def test_all_runs_are_possible(tmp_path):
+def test_all_runs_are_possible(tmp_path, monkeypatch):
     """The launcher takes each one's arguments, and run_pretrain's flags come through."""
-    from paddle_te.launch import pretrain
+    from paddle_te.launch import finetune, pretrain
     from paddle_te.launch.plan import make_plan
 
-    for name, run in throughput.OUR_RUNS.items():
+    jobs = {"pretrain": pretrain, "finetune": finetune}
+    monkeypatch.setattr(throughput.finetuning.Finetuning, "_write_weights", lambda self, path: path.touch())  # 13 GB
+    for name, run in (throughput.OUR_RUNS | throughput.FINETUNING_RUNS).items():
         devices = [str(number) for number in range(run.gpus)]
         wanted = throughput.Conditions(tmp_path / name, devices, steps=12, warmup=4, timeout=60)
         arguments = [*run.launch_arguments(wanted), "--DRY_RUN=1"]
-        plan, _ = make_plan(pretrain, arguments, {"CUSTOM_DEVICE_ROOT": ""})
+        plan, _ = make_plan(jobs[run.job], arguments, {"CUSTOM_DEVICE_ROOT": ""})
         flags = plan.command[plan.command.index("--model_name_or_path") :]
         assert flags[-len(shlex.split(run.flags)) :] == shlex.split(run.flags) or not run.flags
         assert run.base is None or run.base in throughput.RUNS
@@ -159,3 +161,13 @@ def test_too_many_gpus_are_refused(monkeypatch, capsys):
 def test_help():
     done = subprocess.run([sys.executable, throughput.__file__, "--help"], capture_output=True, text=True, check=True)
     assert "8b-x4-tp4" in done.stdout
+
+
+def test_numbers_of_fine_tuning():
+    """Tokens are those that the run logs, without padding; a sample's label of its first token is none of them."""
+    run = throughput.RUNS["lora-7b-x1"]
+    records = [record | {"tokens_per_second": speed} for record, speed in zip(RECORDS, (1, 1, 5, 7, 9), strict=True)]
+    found = throughput.measured(run, records, warmup=4, seconds=40.0)
+    assert found["tokens_per_second"] == 7 and found["tflops_per_gpu"] is None
+    assert found["samples_per_second"] == pytest.approx(7 / (run.lengths.mean() - 1))
+    assert 350 < run.lengths.mean() < 500 and run.lengths.max() <= 2048  # e^(1/2) · 300, less what is cut off

@@ -1,0 +1,126 @@
+"""Fine-tuning as throughput.py measures it: samples packed into whole rows or one a row, all weights or LoRA."""
+
+import json
+import statistics
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from paddle_te.weights.layout import Dims, hf_layout
+from paddle_te.weights.safetensors import Writer
+from paddle_te.weights.tensors import TensorSpec
+from tools.benchmark.problem import bf16_bits
+from tools.benchmark.trainings import Run
+
+SAMPLES, MEDIAN_LENGTH, SPREAD = 4000, 300, 1.0
+DEFINITION = (
+    "Fine-tuning is llm/llama/run_finetune.py on questions and answers of random words, whose lengths are log-normal "
+    f"(median {MEDIAN_LENGTH} tokens, sigma {SPREAD:g}) and at most half a row. Packed: as many samples in a row as it "
+    "holds; else each has a row of its own, padded to the longest of its batch. Tokens count without padding."
+)
+
+
+@dataclass(frozen=True)
+class Finetuning(Run):
+    """llm/llama/run_finetune.py, started by its launcher, from random weights.
+
+    method: the launcher's, full or lora. packed: several samples to a row of size.dims.sequence tokens.
+    """
+
+    method: str = "full"
+    packed: bool = True
+
+    job: ClassVar[str] = "finetune"
+
+    @property
+    def layout(self):
+        return ", ".join(filter(None, [super().layout, self.method, "packed" if self.packed else "a sample a row"]))
+
+    @cached_property
+    def lengths(self):
+        """Tokens of each sample, the end of text included."""
+        drawn = np.random.default_rng(0).lognormal(np.log(MEDIAN_LENGTH), SPREAD, SAMPLES)
+        return drawn.clip(4, self.size.dims.sequence // 2).astype(int)
+
+    def inputs(self, conditions):
+        shared = conditions.folder.parent / f"finetuning-{self.size.dims.hidden}-{self.size.layers}"
+        if not shared.exists():  # the runs of a size have the same weights and samples
+            self.write_config(shared / "model")
+            self._write_tokenizer(shared / "model")
+            self._write_weights(shared / "model/model.safetensors")
+            self._write_samples(shared / "data")
+        return {
+            "model_name": shared / "model",
+            "dataset": shared / "data",
+            "output": self.output(conditions),
+            "method": self.method,
+        }
+
+    @property
+    def all_flags(self):
+        return (
+            f"--zero_padding true --greedy_zero_padding true {super().all_flags}" if self.packed else super().all_flags
+        )
+
+    def _write_tokenizer(self, folder):
+        """One token for each word "w0", "w1" and so on; those of a vocabulary's beginning are special."""
+        special = ["<unk>", "<s>", "</s>"]
+        words = [*special, *(f"w{number}" for number in range(len(special), self.size.vocabulary))]
+        tokenizer = {
+            "version": "1.0",
+            "added_tokens": [
+                {"id": i, "content": word, "special": True, "normalized": False}
+                | {"single_word": False, "lstrip": False, "rstrip": False}
+                for i, word in enumerate(special)
+            ],
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {
+                "type": "WordLevel",
+                "vocab": {word: number for number, word in enumerate(words)},
+                "unk_token": special[0],
+            },
+        }
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        names = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": special[0]}
+        names |= {"bos_token": special[1], "eos_token": special[2]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+    def _write_weights(self, path):
+        """Hugging Face's layout in bf16. All matrices are cut from the same random numbers, to write them fast."""
+        dims, layout = self.size.dims, hf_layout()
+        sizes = Dims(dims.hidden, dims.ffn, self.size.layers, dims.heads, dims.kv_heads, self.size.vocabulary)
+        specs = [
+            TensorSpec(layout.full_name(layer, slot), "bfloat16", sizes.slot_shape(slot))
+            for layer, slot in layout.tensors(self.size.layers)
+        ]
+        greatest = max(spec.nbytes // 2 for spec in specs)
+        numbers, ones = bf16_bits((greatest,), 0.0, 0.02, 0), np.full(dims.hidden, 0x3F80, np.uint16)
+        file = Writer(path, specs, "pt")
+        for spec in specs:
+            file.add([ones if len(spec.shape) == 1 else numbers[: spec.nbytes // 2]])
+        file.close()
+
+    def _write_samples(self, folder):
+        """train.json: a fifth of a sample is its question."""
+        folder.mkdir()
+        generator = np.random.default_rng(1)
+        with (folder / "train.json").open("w") as file:
+            for length in self.lengths - 1:  # the end of text follows
+                words = [f"w{token}" for token in generator.integers(3, self.size.vocabulary, length)]
+                question = max(1, int(length) // 5)
+                file.write(json.dumps({"src": " ".join(words[:question]), "tgt": " ".join(words[question:])}) + "\n")
+
+    @staticmethod
+    def output(conditions):
+        return conditions.folder / "output"
+
+    def speeds(self, ms, records):
+        """As the run logs them: a step's tokens are those of its samples, in the mean."""
+        tokens = statistics.median(record["tokens_per_second"] for record in records)
+        return {
+            "tokens_per_second": tokens,
+            "samples_per_second": tokens / float(np.mean(self.lengths - 1)),
+            "tflops_per_gpu": None,  # LoRA's backward is smaller, and documents have little attention
+        }
