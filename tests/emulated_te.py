@@ -19,6 +19,7 @@ from paddle_te.native import DType, Mask, QKVLayout
 NUMPY = {
     int(DType.BYTE): np.uint8,
     int(DType.INT32): np.int32,
+    int(DType.INT64): np.int64,
     int(DType.FLOAT32): np.float32,
     int(DType.FLOAT16): np.float16,
     int(DType.BFLOAT16): ml_dtypes.bfloat16,
@@ -255,6 +256,15 @@ def _probabilities(q, k, scale, mask, bias, cu_seqlens, window):
     return exponents / total, greatest + np.log(total)
 
 
+def _dropout(shape, dropout, rng_state):
+    """What the softmax is multiplied with: 0 where it is dropped, 1 / (1 - dropout) elsewhere."""
+    if not dropout:
+        return np.float32(1)
+    assert rng_state.array.dtype == np.int64 and rng_state.shape == (2,)
+    generator = np.random.default_rng(rng_state.array.view(np.uint64))
+    return (generator.random(shape, np.float32) >= dropout) / np.float32(1 - dropout)
+
+
 def _dequantized(arrays, tensors):
     return [array * t.scale_inv if t.is_fp8 else array for array, t in zip(arrays, tensors, strict=True)]
 
@@ -274,13 +284,14 @@ def attention_fwd(
     q, k, v, out, stats, scale, layout, mask, is_training, stream, dropout, rng_state, cu_seqlens, bias, s=None,
     window=-1,
 ):  # fmt: skip
-    assert dropout == 0 and (s is None) != q.is_fp8 and not (q.is_fp8 and window >= 0)
+    assert (s is None) != q.is_fp8 and not (q.is_fp8 and (window >= 0 or dropout)) and not (window >= 0 and dropout)
     inverse = out.scale_inv.copy() if out.is_fp8 else None
     if out.is_fp8:
         out.amax[...] = 0
     q, k, v = _dequantized(_per_head(*(_attention_array(t, layout) for t in (q, k, v))), (q, k, v))
     p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens, window)
     _stats_array(stats, layout)[...] = statistics
+    p = p * _dropout(p.shape, dropout if is_training else 0, rng_state)
     out.write(np.moveaxis(_rounded(p, s) @ v, 1, 2))
     if out.is_fp8:
         out.scale_inv[...] = inverse  # cuDNN writes none
@@ -302,7 +313,7 @@ def attention_bwd(
     q, k, v, out, dout, stats, dq, dk, dv, scale, layout, mask, stream,
     dropout, deterministic, rng_state, cu_seqlens, bias, dbias, s=None, dp=None, window=-1
 ):  # fmt: skip
-    assert dropout == 0 and (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
+    assert (bias is None) == (dbias is None) and (bias is None or dbias.shape == bias.shape)
     assert (s is None) == (dp is None) != q.is_fp8 == out.is_fp8 == dout.is_fp8 == dq.is_fp8
     targets = dq, dk, dv
     q, k, v = _dequantized(_per_head(*(_attention_array(t, layout) for t in (q, k, v))), (q, k, v))
@@ -315,8 +326,9 @@ def attention_bwd(
         np.moveaxis(x.reshape(_bshd(x.shape, layout)), 1, 2)
         for x in _dequantized([out.read(), dout.read()], (out, dout))
     )
-    ds = p * (dout @ np.swapaxes(v, 2, 3) - (out * dout).sum(-1, keepdims=True)) * np.float32(scale)
-    ds, p = _rounded(ds, dp), _rounded(p, s)
+    drop = _dropout(p.shape, dropout, rng_state)
+    ds = p * (dout @ np.swapaxes(v, 2, 3) * drop - (out * dout).sum(-1, keepdims=True)) * np.float32(scale)
+    ds, p = _rounded(ds, dp), _rounded(p * drop, s)
     gradients = ds @ k, np.swapaxes(ds, 2, 3) @ q, np.swapaxes(p, 2, 3) @ dout
     for target in targets:
         if target.is_fp8:

@@ -1,9 +1,18 @@
-"""Tensor and sequence parallelism, recompute, weights of overlapping sharding, objects of all ranks."""
+"""Tensor and sequence parallelism, random numbers, recompute, weights of overlapping sharding, objects of all ranks."""
 
 from paddle_te.distributed.fp8_group import fp8_group
 from paddle_te.distributed.objects import gather_objects
+from paddle_te.distributed.random_numbers import random_numbers
 from paddle_te.distributed.recompute import recompute
 from paddle_te.distributed.sharding import gather_weights
 from paddle_te.distributed.tensor_parallel import Pending, TensorParallel
 
-__all__ = ["Pending", "TensorParallel", "fp8_group", "gather_objects", "gather_weights", "recompute"]
+__all__ = [
+    "Pending",
+    "TensorParallel",
+    "fp8_group",
+    "gather_objects",
+    "gather_weights",
+    "random_numbers",
+    "recompute",
+]

@@ -6,6 +6,7 @@ Parameters and parallelism live here, the math in `paddle_te.ops`. Every layer t
 
 from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
 from paddle_te.layers.cross_entropy import linear_cross_entropy, parallel_cross_entropy
+from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from paddle_te.layers.rotary import RotaryPositionEmbedding
 from paddle_te.layers.transformer import TransformerLayer
@@ -19,6 +20,7 @@ __all__ = [
     "RMSNorm",
     "RotaryPositionEmbedding",
     "TransformerLayer",
+    "dropout_add",
     "linear_cross_entropy",
     "parallel_cross_entropy",
 ]

@@ -2,8 +2,9 @@
 
 import paddle
 
-from paddle_te.distributed import recompute
+from paddle_te.distributed import TensorParallel, random_numbers, recompute
 from paddle_te.fp8 import ModuleScaling
+from paddle_te.layers.dropout import dropout_add, probability
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, local_size
 
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
@@ -22,35 +23,56 @@ def _keys_before(window_size):
 
 
 class DotProductAttention(BackendLayer):
-    """softmax(q·kᵀ / √d)·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa.
+    """dropout(softmax(q·kᵀ / √d))·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa.
 
-    kv_channels: d, the size of one head. window_size, backend: as TransformerLayer's.
+    kv_channels: d, the size of one head. set_parallel_mode: fleet's model-parallel ranks share the heads, and drop
+    other numbers each. Other arguments: as TransformerLayer's.
     """
 
-    def __init__(self, kv_channels, backend="transformer_engine", window_size=None):
+    def __init__(
+        self,
+        kv_channels,
+        backend="transformer_engine",
+        window_size=None,
+        attention_dropout=0.0,
+        set_parallel_mode=False,
+    ):
         super().__init__(backend)
         self.window = _keys_before(window_size)
+        self.dropout_in_training = probability(attention_dropout=attention_dropout)
+        self.tp = TensorParallel.from_fleet() if set_parallel_mode else None
         self.kv_channels = kv_channels
         self.scale = kv_channels**-0.5
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
+
+    def random_numbers(self):
+        """The context of what drops: numbers of each rank's own, which holds other heads."""
+        return random_numbers(self.tp if self.dropout else None, own=True)
 
     def begin_forward(self, sequence, masked, cached, is_first_microbatch=None, packed=False):
         """What attention takes as quantizers, None where it is not in fp8. Call it before the first kernel.
 
         sequence: tokens; masked: there is an attention mask; cached: keys of earlier tokens; packed: cu_seqlens.
-        Raises ValueError for packed documents with a mask or a cache, and where fp8_dpa is on and one of the three is
-        there, or a window, or the backend has no such attention.
+        Raises ValueError for packed documents with a mask or a cache, where fp8_dpa is on and one of the three is
+        there, or a window, or dropout, and where the backend has no such attention.
         """
         if packed and (masked or cached):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")
+        if self.dropout:
+            self.ops.check_attention_dropout(self.window, masked or cached)
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
             return None
-        if masked or cached or packed:
-            what = _MASK if masked else _CACHE if cached else "packed documents (cu_seqlens)"
-            raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
-        if self.window >= 0:
-            raise ValueError("fp8_dpa: attention in fp8 has no sliding window (window_size); leave fp8_dpa out")
+        lacking = {
+            _MASK: masked,
+            _CACHE: cached,
+            "packed documents (cu_seqlens)": packed,
+            "sliding window (window_size)": self.window >= 0,
+            "dropout (attention_dropout)": self.dropout > 0,
+        }
+        for what, wanted in lacking.items():
+            if wanted:
+                raise ValueError(f"fp8_dpa: attention in fp8 is plainly causal and has no {what}; leave fp8_dpa out")
         # in training also without gradients: recompute's first forward
         backward = (self.training or paddle.is_grad_enabled()) and quantizers[0].forward_pass.recipe.fp8_dpa_bwd
         self.ops.check_fp8_attention(self.kv_channels, sequence, backward)
@@ -67,20 +89,23 @@ class DotProductAttention(BackendLayer):
         """
         sequence, keys = query_layer.shape[1], key_layer.shape[1]
         masked, packed = attention_mask is not None, cu_seqlens is not None
-        return self.ops.dot_product_attention(
-            query_layer,
-            key_layer,
-            value_layer,
-            scale=self.scale,
-            attention_mask=attention_mask,
-            cu_seqlens=cu_seqlens,
-            window=self.window,
-            quantizers=self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch, packed),
-        )
+        quantizers = self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch, packed)
+        with self.random_numbers():
+            return self.ops.dot_product_attention(
+                query_layer,
+                key_layer,
+                value_layer,
+                scale=self.scale,
+                attention_mask=attention_mask,
+                cu_seqlens=cu_seqlens,
+                window=self.window,
+                dropout=self.dropout,
+                quantizers=quantizers,
+            )
 
 
 class MultiHeadAttention(BackendLayer):
-    """x + proj(attention(rope(layernorm_qkv(x)))): the attention half of a layer, the residual included.
+    """x + dropout(proj(attention(rope(layernorm_qkv(x))))): the attention half of a layer, the residual included.
 
     Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; with add_qkv_bias layernorm_qkv.bias. The fused weight
     is q, k, v stacked on out: [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the
@@ -103,9 +128,12 @@ class MultiHeadAttention(BackendLayer):
         fuse_wgrad_accumulation=False,
         add_qkv_bias=False,
         window_size=None,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
         backend="transformer_engine",
     ):
         super().__init__(backend)
+        self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
         num_gqa_groups = num_gqa_groups or num_attention_heads
         if hidden_size % num_attention_heads or num_attention_heads % num_gqa_groups:
             raise ValueError(
@@ -138,7 +166,9 @@ class MultiHeadAttention(BackendLayer):
             init_method=output_layer_init_method or init_method,
             **shared,
         )
-        self.core_attention = DotProductAttention(head_dim, backend, window_size)
+        self.core_attention = DotProductAttention(
+            head_dim, backend, window_size, attention_dropout, set_parallel_mode=set_parallel_mode
+        )
         self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp
         self._token_shards = tp.size if sequence_parallel else 1
@@ -169,12 +199,14 @@ class MultiHeadAttention(BackendLayer):
         if rotary_pos_emb is None:
             raise ValueError("rotary_pos_emb is missing: the angles that RotaryPositionEmbedding returns")
         layers = self._sub_layers  # see layers.linear._Layer
+        dropout = self.dropout
+        drops = dropout or layers["core_attention"].dropout
         with_cache = past_key_value is not None or use_cache
         sequence, masked = self._sequence_length(x), attention_mask is not None
         quantizers = layers["core_attention"].begin_forward(
             sequence, masked, with_cache, is_first_microbatch, cu_seqlens is not None
         )
-        if not (with_cache or masked or recompute_core_attention) and self._is_whole(layers):
+        if not (with_cache or masked or recompute_core_attention or drops) and self._is_whole(layers):
             return self._forward_at_once(layers, x, rotary_pos_emb, cu_seqlens, quantizers, is_first_microbatch)
         qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
         flat = qkv.ndim == 2
@@ -188,7 +220,9 @@ class MultiHeadAttention(BackendLayer):
             context = self._attend(qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
         if flat:
             context = context.reshape([-1, context.shape[-1]])
-        out = layers["proj"](context, residual, is_first_microbatch)
+        out = layers["proj"](context, None if dropout else residual, is_first_microbatch)
+        if dropout:
+            out = dropout_add(out, residual, dropout, layers["proj"].tp)
         return (out, key_value) if use_cache else out
 
     def _sequence_length(self, x):
@@ -235,16 +269,19 @@ class MultiHeadAttention(BackendLayer):
         """Rotation and attention, for which backends have one operation where there is no mask."""
         if attention_mask is not None:
             return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
-        return self.ops.rotary_attention(
-            qkv,
-            rotary_pos_emb,
-            self.num_heads,
-            self.num_kv_heads,
-            scale=self.scale,
-            cu_seqlens=cu_seqlens,
-            window=self.core_attention.window,
-            quantizers=quantizers,
-        )
+        core = self.core_attention
+        with core.random_numbers():
+            return self.ops.rotary_attention(
+                qkv,
+                rotary_pos_emb,
+                self.num_heads,
+                self.num_kv_heads,
+                scale=self.scale,
+                cu_seqlens=cu_seqlens,
+                window=core.window,
+                dropout=core.dropout,
+                quantizers=quantizers,
+            )
 
     def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
         """(context, (k, v) of all tokens so far)."""

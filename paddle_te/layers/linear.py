@@ -7,6 +7,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling
+from paddle_te.layers.dropout import dropout_add, probability
 from paddle_te.ops import get_ops
 
 PARALLEL_MODES = (None, "column", "row")
@@ -21,7 +22,12 @@ def local_size(size, tp, what):
 
 
 class BackendLayer(nn.Layer):
-    """A layer whose math is `self.ops`, the backend's."""
+    """A layer whose math is `self.ops`, the backend's.
+
+    dropout_in_training: the probability with which it drops numbers.
+    """
+
+    dropout_in_training = 0.0
 
     def __init__(self, backend):
         super().__init__()
@@ -32,6 +38,11 @@ class BackendLayer(nn.Layer):
     def ops(self):
         """A module, hence no attribute: those are copied with the layer, which modules cannot be."""
         return get_ops(self.backend)
+
+    @property
+    def dropout(self):
+        """The probability in the layer's mode: 0 in evaluation."""
+        return self.dropout_in_training if self.training else 0.0
 
 
 class _Layer(BackendLayer):
@@ -192,7 +203,7 @@ class LayerNormLinear(_Layer):
 
 
 class LayerNormMLP(_Layer):
-    """y = x + SwiGLU(RMSNorm(x) · fc1ᵀ) · fc2ᵀ, the residual included.
+    """y = x + dropout(SwiGLU(RMSNorm(x) · fc1ᵀ) · fc2ᵀ), the residual included.
 
     Parameters: ln_weight [hidden_size], fc1_weight [2 · ffn_hidden_size / tp, hidden_size] (this rank's gate rows,
     then its up rows), fc2_weight [hidden_size, ffn_hidden_size / tp]. SwiGLU: Shazeer, 2020.
@@ -210,9 +221,11 @@ class LayerNormMLP(_Layer):
         output_layer_init_method=None,
         params_dtype=None,
         fuse_wgrad_accumulation=False,
+        hidden_dropout=0.0,
         backend="transformer_engine",
     ):
         super().__init__(backend, params_dtype, 2, set_parallel_mode, sequence_parallel)
+        self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
         self.eps = eps
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         ffn = local_size(ffn_hidden_size, self.tp, "ffn_hidden_size")
@@ -222,14 +235,16 @@ class LayerNormMLP(_Layer):
 
     def forward(self, x, is_first_microbatch=None):
         """[..., hidden_size] -> the same shape and dtype. is_first_microbatch: as TransformerLayer's."""
-        parameters = self._parameters
-        return self.ops.layernorm_mlp(
+        parameters, dropout = self._parameters, self.dropout
+        out = self.ops.layernorm_mlp(
             x,
             parameters["ln_weight"],
             parameters["fc1_weight"],
             parameters["fc2_weight"],
             self.eps,
+            add_residual=not dropout,
             tp=self.tp,
             quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
         )
+        return dropout_add(*out, dropout, self.tp) if dropout else out

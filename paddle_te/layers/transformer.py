@@ -20,6 +20,8 @@ class TransformerLayer(nn.Layer):
     fuse_wgrad_accumulation: add weight gradients to `parameter.main_grad` (float32) inside the GEMMs, or put them there
         where `parameter.overwrite_main_grad` is set; they set it back.
     add_qkv_bias: a bias of the projection to q, k and v, and no other. Megatron-Core's name; TE has `bias`, for all.
+    hidden_dropout: probability with which each number that either half adds to its input is dropped in training.
+    attention_dropout: probability with which each number of the softmax is. TE's default is 0.1 for both.
     window_size: (left, 0): a query sees itself and at most `left` tokens before it; (-1, 0) and None: all of them.
     backend: "transformer_engine" or "paddle".
     Raises ValueError for sizes that do not divide, and what the backend raises where it cannot run.
@@ -41,6 +43,8 @@ class TransformerLayer(nn.Layer):
         fuse_wgrad_accumulation=False,
         add_qkv_bias=False,
         window_size=None,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
         backend="transformer_engine",
     ):
         super().__init__()
@@ -51,6 +55,7 @@ class TransformerLayer(nn.Layer):
             output_layer_init_method=output_layer_init_method,
             params_dtype=params_dtype,
             fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+            hidden_dropout=hidden_dropout,
             backend=backend,
         )
         self.self_attention = MultiHeadAttention(
@@ -61,6 +66,7 @@ class TransformerLayer(nn.Layer):
             max_sequence_length,
             add_qkv_bias=add_qkv_bias,
             window_size=window_size,
+            attention_dropout=attention_dropout,
             **shared,
         )
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon, **shared)

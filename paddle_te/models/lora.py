@@ -22,7 +22,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.utils.env import LORA_CONFIG_NAME, LORA_WEIGHTS_NAME
 
-from paddle_te.layers import LayerNormLinear, LayerNormMLP, Linear
+from paddle_te.layers import LayerNormLinear, LayerNormMLP, Linear, dropout_add
 from paddle_te.models.decoder import TEDecoderLayer
 from paddle_te.models.tensor_parallel import model_dims
 from paddle_te.weights import SPLIT_AXIS, check_contents, te_layout
@@ -206,8 +206,10 @@ class LoRALayerNormMLP(_WithLoRA, LayerNormMLP):
             hidden = hidden + self.low_rank(z, "gate_proj", "up_proj")
         gate, up = hidden.chunk(2, -1)
         act = F.silu(gate) * up
-        y = self.gemm(act, self.fc2_weight, "row", second, residual=x)
-        return y + self.low_rank(act, "down_proj") if "down_proj" in self._sub_layers else y
+        y = self.gemm(act, self.fc2_weight, "row", second, residual=None if self.dropout else x)
+        if "down_proj" in self._sub_layers:
+            y = y + self.low_rank(act, "down_proj")
+        return dropout_add(y, x, self.dropout, self.tp) if self.dropout else y
 
 
 def _layers(decoder_layer):

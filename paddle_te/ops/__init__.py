@@ -15,14 +15,15 @@ activations' own precision.
 | accumulate_wgrad(x, dy, out) | xᵀ·dy in float32, + out in place; of matrices [n, in], [n, out], no gradients |
 | linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation, transpose_y) | [..., out] |
 | layernorm_linear(x, ln_weight, weight, eps, bias, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x again) |
-| layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, tp, quantizers, fuse_wgrad_accumulation) | x's shape |
+| layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, add_residual, tp, quantizers, …) | x's shape; see below |
 | parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
-| dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, window, quantizers) | [b, s, heads·d] |
-| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, window, quantizers) | the two in one |
+| dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, window, dropout, quantizers) | [b, s, heads·d] |
+| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, window, dropout, quantizers) | both in one |
 | self_attention(x, ln_weight, qkv_weight, freqs, proj_weight, eps, num_heads, num_kv_heads, …) | x's shape; see below |
 | amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
+| check_attention_dropout(window, masked) | None; raises where attention has no dropout, saying why |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
 | check_packed_attention() | None; raises where attention takes no cu_seqlens, saying why |
 
@@ -31,10 +32,14 @@ cross_entropy takes and gives the same, but that the logits are lost and no grad
 `train`, is the gradient of the sum of the losses above 0.
 
 layernorm_linear's second value is x again, as the residual. bias: [out of this rank], or None.
+layernorm_mlp also takes fuse_wgrad_accumulation. Without add_residual it returns (what would be added to x, x again).
 window: how many keys before its own a query sees, with a mask or without; -1: all of them.
 
-Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, without a window, as
-many keys as queries.
+dropout: the probability with which each number of the softmax becomes 0, before it meets v; the others are divided by
+1 - dropout. Which ones follows from Paddle's random numbers. It is dropped whenever it is not 0: in evaluation, pass 0.
+
+Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, without window
+and dropout, as many keys as queries.
 
 Attention with cu_seqlens is among the tokens of a document, and causal there. They are int32 [documents + 1]: where the
 documents begin and end in the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them).

@@ -28,18 +28,20 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     return tuple(_rotate(t.astype("float32"), cos, sin).astype(t.dtype) for t in (q, k)) + (v,)
 
 
-def dot_product_attention(q, k, v, *, scale, attention_mask=None, cu_seqlens=None, window=-1, quantizers=None):
+def dot_product_attention(
+    q, k, v, *, scale, attention_mask=None, cu_seqlens=None, window=-1, dropout=0.0, quantizers=None
+):
     """softmax(q·kᵀ·scale + mask)·v per head; query heads share kv heads in groups (GQA, Ainslie et al., 2023).
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
     None is causal, among the tokens of a document with cu_seqlens (see `ops`; ValueError for those that do not cover
-    all tokens). window: how many keys before its own a query sees, -1: all. Returns [b, s, h·d]. The softmax is
-    float32. quantizers: fp8 emulated; without a mask and a window then.
+    all tokens). window: how many keys before its own a query sees, -1: all. dropout: of the softmax (see `ops`).
+    Returns [b, s, h·d]. The softmax is float32. quantizers: fp8 emulated; without mask, window and dropout then.
     """
     if quantizers is not None:
         return emulated_fp8_attention(q, k, v, scale, quantizers).flatten(2)
     if cu_seqlens is not None:
-        return _attend_in_documents(q, k, v, scale, cu_seqlens, window)
+        return _attend_in_documents(q, k, v, cu_seqlens, scale=scale, window=window, dropout=dropout)
     b, s, h, d = q.shape
     s_kv, h_kv = k.shape[1:3]
     q = (q * scale).transpose([0, 2, 1, 3]).reshape([b, h_kv, h // h_kv, s, d])
@@ -54,11 +56,12 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None, cu_seqlens=Non
         position = paddle.arange(s_kv)
         near = position >= position[s_kv - s :].unsqueeze(1) - window
         scores = paddle.where(near, scores, paddle.full([], paddle.finfo(scores.dtype).min, scores.dtype))
-    out = paddle.matmul(F.softmax(scores, -1).astype(v.dtype), v)
+    probabilities = F.dropout(F.softmax(scores, -1), dropout)
+    out = paddle.matmul(probabilities.astype(v.dtype), v)
     return out.reshape([b, h, s, d]).transpose([0, 2, 1, 3]).reshape([b, s, h * d])
 
 
-def _attend_in_documents(q, k, v, scale, cu_seqlens, window):
+def _attend_in_documents(q, k, v, cu_seqlens, **options):
     """Causal attention of each document alone, one after another."""
     check_cu_seqlens(cu_seqlens)
     (b, s), ends = q.shape[:2], cu_seqlens.tolist()
@@ -67,14 +70,20 @@ def _attend_in_documents(q, k, v, scale, cu_seqlens, window):
         raise ValueError(f"cu_seqlens must rise from 0 to {b * s}, the number of tokens: {ends}")
     lengths = [length for length in lengths if length]
     documents = zip(*[t.reshape([1, b * s, *t.shape[2:]]).split(lengths, 1) for t in (q, k, v)], strict=True)
-    outputs = [dot_product_attention(*document, scale=scale, window=window) for document in documents]
+    outputs = [dot_product_attention(*document, **options) for document in documents]
     return paddle.concat(outputs, 1).reshape([b, s, -1])
 
 
-def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, window=-1, quantizers=None):
+def rotary_attention(
+    qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, window=-1, dropout=0.0, quantizers=None
+):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal."""
-    q, k, v = rotary_qkv(qkv, freqs, num_heads, num_kv_heads)
-    return dot_product_attention(q, k, v, scale=scale, cu_seqlens=cu_seqlens, window=window, quantizers=quantizers)
+    options = dict(scale=scale, cu_seqlens=cu_seqlens, window=window, dropout=dropout, quantizers=quantizers)
+    return dot_product_attention(*rotary_qkv(qkv, freqs, num_heads, num_kv_heads), **options)
+
+
+def check_attention_dropout(window, masked):
+    """All attention has it here."""
 
 
 def check_fp8_attention(head_dim, sequence=16, backward=True):

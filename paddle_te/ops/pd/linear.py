@@ -63,12 +63,25 @@ def layernorm_linear(x, ln_weight, weight, eps, *, bias=None, tp=None, quantizer
 
 
 def layernorm_mlp(
-    x, ln_weight, fc1_weight, fc2_weight, eps, *, tp=None, quantizers=(None, None), fuse_wgrad_accumulation=False
+    x,
+    ln_weight,
+    fc1_weight,
+    fc2_weight,
+    eps,
+    *,
+    add_residual=True,
+    tp=None,
+    quantizers=(None, None),
+    fuse_wgrad_accumulation=False,
 ):
-    """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel."""
+    """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel.
+
+    Without add_residual it returns (the second summand, x), as layernorm_linear does.
+    """
     _check_fusion(fuse_wgrad_accumulation)
     gate, up = _column(rms_norm(x, ln_weight, eps), fc1_weight, tp, quantizers[0]).chunk(2, -1)
-    return x + _row(F.silu(gate) * up, fc2_weight, tp, quantizers[1])
+    y = _row(F.silu(gate) * up, fc2_weight, tp, quantizers[1])
+    return x + y if add_residual else (y, x)
 
 
 def accumulate_wgrad(x, dy, out=None):

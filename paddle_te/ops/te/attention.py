@@ -18,7 +18,7 @@ from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
 from paddle_te.ops.te.recording import Op, Placeholder
-from paddle_te.ops.te.runtime import DTYPES, FLOAT32, INT32, check_tensor, dense, dtype_code, needs_grad
+from paddle_te.ops.te.runtime import DTYPES, FLOAT32, INT32, INT64, check_tensor, dense, dtype_code, needs_grad
 
 ANGLES = {paddle.float32: FLOAT32}
 PADDLE_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
@@ -163,34 +163,65 @@ class _Bias(_Causal):
         return self.bias(rt), self._view(rt, self.unused)
 
 
+@dataclass(slots=True)
+class _Softmax:
+    """What becomes of the scores: softmax(scale · scores of what is `seen`), of which each number is dropped with the
+    probability `dropout`. rng_state: what `draw_rng_state` gave, a tensor or its Placeholder; None without dropout."""
+
+    scale: float
+    seen: _Causal
+    dropout: float = 0.0
+    rng_state: Any = None
+
+    def dropout_arguments(self, rt):
+        """What both take as dropout and rng_state."""
+        if not self.dropout:
+            return 0.0, None
+        return self.dropout, rt.tensor(self.rng_state.data_ptr(), (2,), INT64)
+
+
+def draw_rng_state(dropout):
+    """16 random bytes, which cuDNN takes for the seed and the offset of its Philox generator; None without dropout.
+
+    They come from Paddle's generator on the device itself, so that nobody waits for them, and are others in each call.
+    Where its state is what it was, as in recompute or after a checkpoint, they are what they were: the mask follows
+    from them.
+    """
+    return paddle.rand([4], "float32") if dropout else None
+
+
 _sizes = lru_cache(maxsize=64)(_Heads)  # a model has one, its layers' launches are what counts
 
 
-def _attend(rt, heads, qkv, stats, scale, layout, train, seen):
+def _attend(rt, heads, qkv, stats, softmax, layout, train):
     """out [b, s, h·d] from native q, k, v; fills the native softmax statistics, float32 [b, h, s, 1] or [t, h, 1]."""
-    out = rt.empty(heads.out, heads.dtype)
+    out, seen = rt.empty(heads.out, heads.dtype), softmax.seen
     views = *qkv, heads.q_view(rt, out), stats
-    # no dropout, no random state; by position: keywords take as long as the call itself
-    options = scale, layout, seen.mask, train, rt.stream, 0.0, None
+    # TE drops in training only, and a first forward of recompute, which no backward follows, must drop as the second
+    train = train or softmax.dropout > 0
+    # by position: keywords take as long as the call itself
+    options = softmax.scale, layout, seen.mask, train, rt.stream, *softmax.dropout_arguments(rt)
     rt.te.attention_fwd(*views, *options, seen.cu_seqlens(rt), seen.bias(rt), *seen.behind(1))
     return out
 
 
-def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, scale, layout, seen):
+def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, softmax, layout):
     """Fills the native dq, dk, dv."""
+    seen = softmax.seen
+    dropout, rng_state = softmax.dropout_arguments(rt)
     rt.te.attention_bwd(
         *qkv,
         heads.q_view(rt, out),
         heads.q_view(rt, dout),
         stats,
         *dqkv,
-        scale,
+        softmax.scale,
         layout,
         seen.mask,
         rt.stream,
-        0.0,
+        dropout,
         deterministic(),
-        None,
+        rng_state,
         seen.cu_seqlens(rt),
         *seen.bias_and_gradient(rt),
         *seen.behind(2),
@@ -224,27 +255,27 @@ class _RotaryQKV(PyLayer):
 
 class _DotProductAttention(PyLayer):
     @staticmethod
-    def forward(ctx, q, k, v, scale, heads, seen, train, quantizers):
+    def forward(ctx, q, k, v, softmax, heads, train, quantizers):
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
         memory = rt.empty(list(heads.stats), paddle.float32)
         stats = rt.tensor(memory.data_ptr(), heads.stats, FLOAT32)
         if quantizers is None:
-            out = _attend(rt, heads, views, stats, scale, heads.separate, train, seen)
+            out = _attend(rt, heads, views, stats, softmax, heads.separate, train)
         else:
-            out = Float8Attention(rt, heads, heads.separate, scale, quantizers, stats).forward(rt, views, train)
+            out = Float8Attention(rt, heads, heads.separate, softmax.scale, quantizers, stats).forward(rt, views, train)
         if train:
             # detached: with its graph the output would keep this ctx, and itself, alive
-            ctx.saved = q, k, v, memory, views, out.detach(), stats, scale, heads, seen, quantizers
+            ctx.saved = q, k, v, memory, views, out.detach(), stats, softmax, heads, quantizers
         return out
 
     @staticmethod
     def backward(ctx, dout):
         rt = runtime.current()
-        (q, k, v, _memory, views, out, stats, scale, heads, seen, quantizers), ctx.saved = ctx.saved, None
+        (q, k, v, _memory, views, out, stats, softmax, heads, quantizers), ctx.saved = ctx.saved, None
         dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
         grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
-        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, scale, heads.separate, seen)
+        _attend_backward(rt, heads, views, out, stats, dense(dout), grads, softmax, heads.separate)
         _backward_done(quantizers)
         pairs = (q, dq), (k, dk), (v, dv)
         return tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
@@ -269,7 +300,7 @@ def _rotate_back(rt, heads, views, dqkv, freqs):
 
 
 class AttentionSettings(NamedTuple):
-    """num_heads, num_kv_heads: of this rank. scale: of the scores. window: as `paddle_te.ops` has it.
+    """num_heads, num_kv_heads: of this rank. scale: of the scores. window, dropout: as `paddle_te.ops` has them.
     backward_in_fp8: attention's backward too. deterministic: as the environment asked for when the call was made; it
     decides on the calls too."""
 
@@ -277,13 +308,14 @@ class AttentionSettings(NamedTuple):
     num_kv_heads: int
     scale: float
     window: int
+    dropout: float
     backward_in_fp8: bool
     deterministic: bool
 
     @classmethod
-    def of(cls, num_heads, num_kv_heads, scale, window, quantizers):
+    def of(cls, num_heads, num_kv_heads, scale, window, dropout, quantizers):
         """quantizers: attention's three GemmQuantizers, or None."""
-        return cls(num_heads, num_kv_heads, scale, window, has_fp8_backward(quantizers), deterministic())
+        return cls(num_heads, num_kv_heads, scale, window, dropout, has_fp8_backward(quantizers), deterministic())
 
 
 @dataclass(slots=True)
@@ -302,8 +334,7 @@ class _SavedAttention:
     heads: _Heads
     qkv: Placeholder
     freqs: Placeholder
-    seen: _Causal
-    scale: float
+    softmax: _Softmax
     in_fp8: Float8Attention | None = None
     in_16_bits: _In16Bits | None = None
 
@@ -312,14 +343,16 @@ def _rotary_attention_forward(rt, inputs, settings):
     return rotary_attention_forward(rt, *inputs.tensors, inputs.quantizers, inputs.train, settings)
 
 
-def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, quantizers, train, settings):
+def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, quantizers, train, settings):
     """(out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
 
-    cu_seqlens: of documents, or None. quantizers: attention's three, or none. settings: AttentionSettings.
+    cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. quantizers: attention's three, or none. settings:
+    AttentionSettings.
     """
     scale, seen = settings.scale, _Causal.of(cu_seqlens, settings.window)
+    softmax = _Softmax(scale, seen, settings.dropout, rng_state)
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
-    saved = _SavedAttention(heads, qkv, freqs, seen, scale)
+    saved = _SavedAttention(heads, qkv, freqs, softmax)
     if settings.backward_in_fp8:
         memory = heads.new_buffer(rt)
     else:
@@ -333,13 +366,13 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, quantizers, train, sett
     if quantizers:
         out = Float8Attention(rt, heads, heads.layout, scale, quantizers, stats).forward(rt, (whole,), train)
     else:
-        out = _attend(rt, heads, views, stats, scale, heads.layout, train, seen)
+        out = _attend(rt, heads, views, stats, softmax, heads.layout, train)
     saved.in_16_bits = _In16Bits(views, out, stats)
     return out, saved
 
 
 def rotary_attention_backward(rt, saved, dout):
-    """(dqkv, None for the angles, None for the documents)."""
+    """(dqkv, None for the angles, the documents and the random state)."""
     heads, attention = saved.heads, saved.in_16_bits
     dqkv = rt.empty(saved.qkv.shape, heads.dtype)
     buffer = dqkv if heads.packed else heads.new_buffer(rt)
@@ -348,9 +381,9 @@ def rotary_attention_backward(rt, saved, dout):
         saved.in_fp8.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
     else:
         of_forward = attention.qkv, attention.out, attention.stats
-        _attend_backward(rt, heads, *of_forward, dout, grads, saved.scale, heads.layout, saved.seen)
+        _attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
     _rotate_back(rt, heads, grads, dqkv, saved.freqs)
-    return dqkv, None, None
+    return dqkv, None, None, None
 
 
 _ROTARY_ATTENTION = Op(_rotary_attention_forward, rotary_attention_backward)
@@ -360,10 +393,10 @@ class _Float8DotProductAttention(PyLayer):
     """_DotProductAttention in fp8, backward too."""
 
     @staticmethod
-    def forward(ctx, q, k, v, scale, heads, seen, train, quantizers):
+    def forward(ctx, q, k, v, softmax, heads, train, quantizers):
         rt = runtime.current()
         views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
-        attention = Float8Attention(rt, heads, heads.separate, scale, quantizers)
+        attention = Float8Attention(rt, heads, heads.separate, softmax.scale, quantizers)
         out = attention.forward(rt, views, train)
         if train:
             ctx.saved = attention, [not tensor.stop_gradient for tensor in (q, k, v)]
@@ -406,18 +439,23 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     return _RotaryQKV.apply(dense(qkv), dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads))
 
 
-def rotary_attention(qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, window=-1, quantizers=None):
+def rotary_attention(
+    qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, window=-1, dropout=0.0, quantizers=None
+):
     """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
-    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, window, quantizers)
-    return autograd.apply(_ROTARY_ATTENTION, (qkv, freqs, cu_seqlens), settings, quantizers=quantizers or ())
+    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, window, dropout, quantizers)
+    tensors = qkv, freqs, cu_seqlens, draw_rng_state(dropout)
+    return autograd.apply(_ROTARY_ATTENTION, tensors, settings, quantizers=quantizers or ())
 
 
-def dot_product_attention(q, k, v, *, scale, attention_mask=None, cu_seqlens=None, window=-1, quantizers=None):
+def dot_product_attention(
+    q, k, v, *, scale, attention_mask=None, cu_seqlens=None, window=-1, dropout=0.0, quantizers=None
+):
     """softmax(q·kᵀ·scale + mask)·v per head through cuDNN's fused attention.
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
     None is causal, the last query seeing all keys, or among the tokens of a document with cu_seqlens (see `ops`).
-    window: how many keys before its own a query sees, -1: all.
+    window: how many keys before its own a query sees, -1: all. dropout: of the softmax (see `ops`).
     Returns [b, s, h·d].
     What a mask becomes is kept on it for the next layers: one that changes in place must do so by an operation that
     Paddle counts (`inplace_version`; set_value and copy_ are none). It gets no gradient: ValueError if it wants one.
@@ -438,7 +476,8 @@ def dot_product_attention(q, k, v, *, scale, attention_mask=None, cu_seqlens=Non
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None)
     layer = _Float8DotProductAttention if has_fp8_backward(quantizers) else _DotProductAttention
-    return layer.apply(dense(q), dense(k), dense(v), scale, heads, seen, needs_grad(q, k, v), quantizers)
+    softmax = _Softmax(scale, seen, dropout, draw_rng_state(dropout))
+    return layer.apply(dense(q), dense(k), dense(v), softmax, heads, needs_grad(q, k, v), quantizers)
 
 
 def _longer(tensor, n):
@@ -471,6 +510,31 @@ def _scores_of(mask, padding, dtype, window):
         hidden = paddle.full([*scores.shape[:3], padding], HIDDEN, dtype)
         scores = paddle.concat([scores, hidden], -1)
     return dense(scores)
+
+
+def check_attention_dropout(window, masked):
+    """Raises ValueError where cuDNN has no attention with dropout as it is called here.
+
+    window: as `ops` has it. masked: with an additive mask, as with a cache.
+    As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp.
+    """
+    if window >= 0 and not masked:
+        raise ValueError(
+            "backend transformer_engine: cuDNN has no dropout in attention with a sliding window; set "
+            "attention_dropout=0, or leave window_size out"
+        )
+    if runtime.current().stream.capability < (10, 0):
+        return
+    if masked:
+        raise ValueError(
+            "backend transformer_engine: cuDNN has no dropout in attention with a mask on GPUs of compute capability "
+            "10 and above; set attention_dropout=0"
+        )
+    if deterministic():
+        raise ValueError(
+            "backend transformer_engine: NVTE_ALLOW_NONDETERMINISTIC_ALGO=0, and cuDNN has no deterministic attention "
+            "with dropout on GPUs of compute capability 10 and above; set attention_dropout=0"
+        )
 
 
 def check_packed_attention():

@@ -407,6 +407,13 @@ def layernorm_linear_backward(rt, saved, dy, dresidual):
     return *saved.norm.backward(rt, dz, dresidual), dw, dbias and dbias.in_its_dtype(rt)
 
 
+class MLPSettings(NamedTuple):
+    """eps: of the norm. add_residual: x is added to the output, and else returned behind it."""
+
+    eps: float
+    add_residual: bool
+
+
 @dataclass(slots=True)
 class _SavedMLP:
     """What the MLP's backward reads. hidden: fc1's output. act, w2: SwiGLU's output and fc2's weight as its GEMM read
@@ -435,14 +442,16 @@ def _layernorm_mlp_forward(rt, inputs, settings):
     _fprop(rt, operand, w1, hidden.native)
     act, w2 = _swiglu(rt, hidden, fc2_weight, x.dtype, code, second, train)
     out = rt.empty([operand.shape[0], x.shape[-1]] if kept is not operand else x.shape, x.dtype)
-    out = _row_output(rt, act, w2, out, code, x, tp)
+    out = _row_output(rt, act, w2, out, code, x if settings.add_residual else None, tp)
     if train:
         _drop_data(rt, *((operand, w1) if kept is operand else (w1,)), act, w2)
     fc1 = _SavedColumn(normed, kept, w1, fc1_weight, first, tp)
-    return out, _SavedMLP(fc1, hidden, act, w2, fc2_weight, second)
+    saved = _SavedMLP(fc1, hidden, act, w2, fc2_weight, second)
+    return out if settings.add_residual else (out, x), saved
 
 
-def _layernorm_mlp_backward(rt, saved, dy):
+def _layernorm_mlp_backward(rt, saved, dy, dresidual=None):
+    """dresidual: where x was returned; else dy is its gradient."""
     norm, tp = saved.fc1.norm, saved.fc1.tp
     dtype, code, fp8 = norm.dtype, norm.code, saved.quantizers is not None
     gather = tp is not None and tp.sequence_parallel
@@ -452,7 +461,7 @@ def _layernorm_mlp_backward(rt, saved, dy):
     dw2 = _wgrad(rt, saved.act, grad, saved.fc2_weight, code, fp8)
     grad = _dswiglu(rt, dact, saved.hidden, dtype, code, saved.fc1.quantizers)
     dz, dw1 = saved.fc1.backward(rt, grad)
-    return *norm.backward(rt, dz, dy), dw1, dw2
+    return *norm.backward(rt, dz, dy if dresidual is None else dresidual), dw1, dw2
 
 
 def _swiglu(rt, hidden, weight, dtype, code, quantizers, train):
@@ -536,13 +545,25 @@ def layernorm_linear(x, ln_weight, weight, eps, *, bias=None, tp=None, quantizer
 
 
 def layernorm_mlp(
-    x, ln_weight, fc1_weight, fc2_weight, eps, *, tp=None, quantizers=(None, None), fuse_wgrad_accumulation=False
+    x,
+    ln_weight,
+    fc1_weight,
+    fc2_weight,
+    eps,
+    *,
+    add_residual=True,
+    tp=None,
+    quantizers=(None, None),
+    fuse_wgrad_accumulation=False,
 ):
-    """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel."""
+    """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel.
+
+    Without add_residual it returns (the second summand, x), as layernorm_linear does.
+    """
     return autograd.apply(
         _LAYERNORM_MLP,
         (x, ln_weight, fc1_weight, fc2_weight),
-        NormSettings(eps),
+        MLPSettings(eps, add_residual),
         quantizers=quantizers,
         tp=tp,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,

@@ -17,7 +17,7 @@ DTYPES = {
     paddle.float16: int(DType.FLOAT16),
     paddle.float32: int(DType.FLOAT32),
 }
-FLOAT32, INT32, BYTE = int(DType.FLOAT32), int(DType.INT32), int(DType.BYTE)
+FLOAT32, INT32, INT64, BYTE = int(DType.FLOAT32), int(DType.INT32), int(DType.INT64), int(DType.BYTE)
 HALF = {dtype: DTYPES[dtype] for dtype in (paddle.bfloat16, paddle.float16)}
 _empty = paddle.base.core.eager.ops.empty  # paddle.empty without its checks: half the time
 view = paddle.base.core.eager.ops.view_shape  # Tensor.view likewise

@@ -42,7 +42,7 @@ def _forward(rt, inputs, settings):
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
     context, saved_attention = rotary_attention_forward(
-        rt, whole, freqs, cu_seqlens, of_attention, train and not frozen, settings.attention
+        rt, whole, freqs, cu_seqlens, None, of_attention, train and not frozen, settings.attention
     )
     if s is not None:
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
@@ -86,7 +86,7 @@ def self_attention(
 ):
     """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
     sequence = max_sequence_length if x.ndim == 2 else None
-    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, window, attention_quantizers)
+    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, window, 0.0, attention_quantizers)
     return autograd.apply(
         _SELF_ATTENTION,
         (x, ln_weight, qkv_weight, freqs, proj_weight, qkv_bias, cu_seqlens),

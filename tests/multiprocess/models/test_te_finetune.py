@@ -1,4 +1,4 @@
-"""Fine-tuning, likelihoods, generation and the fused loss on backend transformer_engine where there is no GPU.
+"""Fine-tuning, likelihoods, generation, the fused loss and dropout on backend transformer_engine where there is no GPU.
 
 The tests of tests/gpu themselves, in a process whose device is nvgpu's host runtime and whose TE kernels are NumPy.
 """
@@ -13,7 +13,12 @@ from tests.processes import run
 
 ROOT = Path(__file__).parents[3]
 
-FILES = {"test_finetune": 12, "test_generation": 8, "test_cross_entropy": 10}  # how many tests of each run here
+FILES = {
+    "test_finetune": 12,
+    "test_generation": 8,
+    "test_cross_entropy": 10,
+    "test_dropout": 12,
+}  # how many tests of each run here
 
 
 def test_on_emulated_kernels(nvgpu_host):
