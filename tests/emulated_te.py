@@ -349,7 +349,8 @@ def launch(kernel, grid, block, shared, stream, *arguments):
 def rope(dtype, tokens, *arguments):
     """kernels/rope.cu: source and target as addresses and strides of q, k, v."""
     source, target, (angles, s, heads, kv_heads, d, backward) = arguments[:6], arguments[6:12], arguments[12:]
-    angles = np.tile(at(angles, (s, d), np.float32)[:, : d // 2], (tokens // s, 1))[:, None]
+    angles = at(angles, (s, d), np.float32) if angles else np.zeros((s, d), np.float32)
+    angles = np.tile(angles[:, : d // 2], (tokens // s, 1))[:, None]
     cos, sin = np.cos(angles), np.sin(angles) * (-1 if backward else 1)
     for i, n in enumerate((heads, kv_heads, kv_heads)):
         values = strided(source[i], (tokens, n, d), source[3 + i], dtype).astype(np.float32)

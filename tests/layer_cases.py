@@ -80,6 +80,8 @@ def make(kind, heads, kv_heads, head_dim=64, **shared):
         return DotProductAttention(head_dim, shared["backend"]), shapes
     if kind == "multi_head_attention":
         return WithRope(MultiHeadAttention(hidden, heads, kv_heads, **shared), False, head_dim), [(hidden,)]
+    if kind == "unrotated":
+        return MultiHeadAttention(hidden, heads, kv_heads, **shared), [(hidden,)]
     shared |= {"transformer": {}, "qkv_bias": dict(add_qkv_bias=True), "window": dict(window_size=(5, 0))}[kind]
     return WithRope(TransformerLayer(hidden, FFN, heads, kv_heads, **shared), True, head_dim), [(hidden,)]
 
@@ -97,6 +99,7 @@ KINDS = [
     "rotary",
     "dot_product_attention",
     "multi_head_attention",
+    "unrotated",
     "transformer",
     "qkv_bias",
     "window",

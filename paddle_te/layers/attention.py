@@ -178,7 +178,7 @@ class MultiHeadAttention(BackendLayer):
     def forward(
         self,
         x,
-        rotary_pos_emb,
+        rotary_pos_emb=None,
         attention_mask=None,
         recompute_core_attention=False,
         is_first_microbatch=None,
@@ -188,16 +188,15 @@ class MultiHeadAttention(BackendLayer):
     ):
         """x: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape.
 
-        rotary_pos_emb: angles of x's positions, float32 [s, d], or [b, s, d] where sequences have their own.
+        rotary_pos_emb: angles of x's positions, float32 [s, d], or [b, s, d] where sequences have their own. None: no
+        rotation.
         recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
         past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
         use_cache: return (output, (k, v)) with x's keys and values appended.
         cu_seqlens: of packed documents, as DotProductAttention's; with angles of their own positions where those
         restart.
-        Raises ValueError without angles, and for flat x that is no whole number of sequences.
+        Raises ValueError for flat x that is no whole number of sequences.
         """
-        if rotary_pos_emb is None:
-            raise ValueError("rotary_pos_emb is missing: the angles that RotaryPositionEmbedding returns")
         layers = self._sub_layers  # see layers.linear._Layer
         dropout = self.dropout
         drops = dropout or layers["core_attention"].dropout

@@ -86,7 +86,7 @@ class TransformerLayer(nn.Layer):
         """hidden_states: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape and dtype.
 
         attention_mask: None for causal, or additive [b or 1, 1, s, s].
-        rotary_pos_emb: angles, float32 [s, d] or [b, s, d], of `RotaryPositionEmbedding`; ValueError without.
+        rotary_pos_emb: angles, float32 [s, d] or [b, s, d], of `RotaryPositionEmbedding`; None: nothing is rotated.
         recompute_core_attention: as MultiHeadAttention's.
         is_first_microbatch: True quantizes the weights and keeps their fp8 copies, False uses the kept ones, None
         keeps nothing. Matters under `fp8_autocast` only.

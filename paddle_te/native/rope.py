@@ -1,8 +1,8 @@
 """Rotary position embedding on packed q, k, v (kernels/rope.cu).
 
 Addresses are ints, strides are elements a token. `angles`: float32 [s, d], row t % s for token t, of which the first
-half of each row is read (both halves are equal in the half-split convention). d must be a multiple of 16 (bfloat16,
-float16) or 8 (float32), and all addresses and strides of 16 bytes.
+half of each row is read (both halves are equal in the half-split convention); 0 for none: nothing is rotated. d must be
+a multiple of 16 (bfloat16, float16) or 8 (float32), and all addresses and strides of 16 bytes.
 """
 
 from paddle_te.native.kernels import ELEMENTS, kernel

@@ -49,8 +49,8 @@ self_attention is layernorm_linear, rotary_attention and linear with the residua
 qkv_bias, cu_seqlens, window, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two GEMMs),
 attention_quantizers and fuse_wgrad_accumulation.
 
-freqs are angles [s, d], or [b, s, d] for sequences with positions of their own; there may be more keys than queries (a
-key-value cache).
+freqs are angles [s, d], or [b, s, d] for sequences with positions of their own, or None for no rotation; there may be
+more keys than queries (a key-value cache).
 """
 
 import importlib

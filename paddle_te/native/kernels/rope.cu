@@ -3,7 +3,7 @@
 // Half-split (NeoX, Llama) convention, as in RoFormer (arXiv:2104.09864) with pairs (i, i + d/2):
 //   y[i]       = x[i] cos(a[i]) - x[i + d/2] sin(a[i])
 //   y[i + d/2] = x[i + d/2] cos(a[i]) + x[i] sin(a[i])      backward: the same with -sin.
-// TE's own kernel on packed q, k, v wants Megatron's interleaved order and reaches a third of memory bandwidth.
+// Without angles q and k are moved as v is. TE's own kernel on packed q, k, v wants Megatron's interleaved order and reaches a third of memory bandwidth.
 //
 // Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
 
@@ -26,8 +26,8 @@ __device__ void rope(const T* q_in, const T* k_in, const T* v_in, long long q_in
   q_out += token * q_out_stride, k_out += token * k_out_stride, v_out += token * v_out_stride;
 
   for (int i = threadIdx.x; i < d / 2; i += blockDim.x) {
-    float sine, cosine;
-    sincosf(angles[token % s * d + i], &sine, &cosine);
+    float sine = 0, cosine = 1;
+    if (angles) sincosf(angles[token % s * d + i], &sine, &cosine);
     cosines[i] = cosine;
     sines[i] = sign * sine;
   }

@@ -16,13 +16,15 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     """Splits the fused projection into heads and rotates q and k by `freqs` (Su et al., 2021; halves convention).
 
     qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d], or [b, s, d] for
-    sequences with positions of their own.
+    sequences with positions of their own, or None: nothing is rotated.
     Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d]. The rotation is done in float32.
     """
     b, s, width = qkv.shape
     d = width // (num_heads + 2 * num_kv_heads)
     heads = qkv.reshape([b, s, -1, d])
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], 2)
+    if freqs is None:
+        return q, k, v
     angles = freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
     cos, sin = angles.cos(), angles.sin()
     return tuple(_rotate(t.astype("float32"), cos, sin).astype(t.dtype) for t in (q, k)) + (v,)

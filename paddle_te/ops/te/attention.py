@@ -89,6 +89,10 @@ class _Heads:
     def new_buffer(self, rt):
         return rt.empty([self.tokens, self.width], self.dtype)
 
+    def new_stats(self, rt):
+        """Native statistics in memory of their own."""
+        return rt.tensor(rt.empty(list(self.stats), paddle.float32).data_ptr(), self.stats, FLOAT32)
+
     def new_buffer_and_stats(self, rt):
         """(memory, native statistics behind a buffer): backward reads both, and frees them together."""
         memory = rt.empty([self._bytes], paddle.uint8)
@@ -228,14 +232,19 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, softmax, layout):
     )
 
 
+def _angles(freqs):
+    """The address that rope's kernels take."""
+    return 0 if freqs is None else freqs.data_ptr()
+
+
 class _RotaryQKV(PyLayer):
     @staticmethod
     def forward(ctx, qkv, freqs, heads):
         rt = runtime.current()
         q = rt.empty(list(heads.q), heads.dtype)
         k, v = (rt.empty(list(heads.kv), heads.dtype) for _ in range(2))
-        pointers = (tensor.data_ptr() for tensor in (qkv, q, k, v, freqs))
-        rope.rope_split(rt.te, rt.stream, *pointers, *heads.rope)
+        pointers = (tensor.data_ptr() for tensor in (qkv, q, k, v))
+        rope.rope_split(rt.te, rt.stream, *pointers, _angles(freqs), *heads.rope)
         ctx.saved = freqs, heads, not qkv.stop_gradient
         return q, k, v
 
@@ -243,14 +252,14 @@ class _RotaryQKV(PyLayer):
     def backward(ctx, dq, dk, dv):
         freqs, heads, needs = ctx.saved
         if not needs:
-            return None, None
+            return None if freqs is None else (None, None)
         rt = runtime.current()
         b, s = heads.q[:2]
         dqkv = rt.empty([b, s, heads.width], heads.dtype)
         grads = [dense(grad) for grad in (dq, dk, dv)]
-        pointers = (tensor.data_ptr() for tensor in (*grads, dqkv, freqs))
-        rope.rope_merge(rt.te, rt.stream, *pointers, *heads.rope)
-        return dqkv, None
+        pointers = (tensor.data_ptr() for tensor in (*grads, dqkv))
+        rope.rope_merge(rt.te, rt.stream, *pointers, _angles(freqs), *heads.rope)
+        return dqkv if freqs is None else (dqkv, None)
 
 
 class _DotProductAttention(PyLayer):
@@ -281,9 +290,14 @@ class _DotProductAttention(PyLayer):
         return tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
 
 
+def _stays(heads, freqs):
+    """Whether cuDNN takes q, k and v where the projection has put them."""
+    return freqs is None and heads.packed
+
+
 def _rotate(rt, heads, qkv, freqs, views):
     """q and k rotated, and v, into the views of one buffer, packed as cuDNN takes them where it does."""
-    source, angles = qkv.data_ptr(), freqs.data_ptr()
+    source, angles = qkv.data_ptr(), _angles(freqs)
     if heads.packed:
         rope.rope_packed(rt.te, rt.stream, source, views[0].data_ptr, angles, *heads.rope)
     else:
@@ -292,7 +306,7 @@ def _rotate(rt, heads, qkv, freqs, views):
 
 def _rotate_back(rt, heads, views, dqkv, freqs):
     """dqkv from the gradients of rotated q, k and v; where they are packed they lie in dqkv."""
-    target, angles = dqkv.data_ptr(), freqs.data_ptr()
+    target, angles = dqkv.data_ptr(), _angles(freqs)
     if heads.packed:
         rope.rope_packed(rt.te, rt.stream, target, target, angles, *heads.rope, backward=True)
     else:
@@ -333,7 +347,7 @@ class _SavedAttention:
 
     heads: _Heads
     qkv: Placeholder
-    freqs: Placeholder
+    freqs: Placeholder | None
     softmax: _Softmax
     in_fp8: Float8Attention | None = None
     in_16_bits: _In16Bits | None = None
@@ -353,12 +367,16 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, quantizers, 
     softmax = _Softmax(scale, seen, settings.dropout, rng_state)
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
     saved = _SavedAttention(heads, qkv, freqs, softmax)
+    stays, stats = _stays(heads, freqs), None
     if settings.backward_in_fp8:
-        memory = heads.new_buffer(rt)
+        memory = qkv if stays else heads.new_buffer(rt)
+    elif stays:
+        memory, stats = qkv, heads.new_stats(rt)
     else:
         memory, stats = heads.new_buffer_and_stats(rt)
     views = heads.views(rt, memory.data_ptr())
-    _rotate(rt, heads, qkv, freqs, views)
+    if not stays:
+        _rotate(rt, heads, qkv, freqs, views)
     whole = heads.whole_view(rt, memory.data_ptr())
     if settings.backward_in_fp8:
         saved.in_fp8 = Float8Attention(rt, heads, heads.layout, scale, quantizers)
@@ -382,7 +400,8 @@ def rotary_attention_backward(rt, saved, dout):
     else:
         of_forward = attention.qkv, attention.out, attention.stats
         _attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
-    _rotate_back(rt, heads, grads, dqkv, saved.freqs)
+    if not _stays(heads, saved.freqs):
+        _rotate_back(rt, heads, grads, dqkv, saved.freqs)
     return dqkv, None, None, None
 
 
@@ -415,28 +434,39 @@ class _Float8DotProductAttention(PyLayer):
 
 
 def _heads_of(qkv, freqs, num_heads, num_kv_heads, cu_seqlens=None):
-    code = dtype_code("qkv", qkv)
-    dtype_code("rotary_pos_emb", freqs, ANGLES)
-    (b, s, width), angles = qkv.shape, freqs.shape
-    own = len(angles) == 3  # positions of each sequence
-    if angles[:2] != [b, s] if own else len(angles) != 2 or angles[0] < s:
-        raise ValueError(f"angles {list(angles)} for {b} sequences of {s} tokens: they must be [≥ s, d] or [b, s, d]")
+    code, (b, s, width) = dtype_code("qkv", qkv), qkv.shape
     d, rest = divmod(width, num_heads + 2 * num_kv_heads)
-    if rest or angles[-1] != d:
+    angles = None if freqs is None else list(freqs.shape)
+    if rest or angles and angles[-1] != d:
         heads = f"{num_heads} heads and {num_kv_heads} key-value heads"
-        raise ValueError(f"angles {list(angles)} for {heads}, {width} numbers wide in all: head sizes differ")
+        raise ValueError(f"angles {angles} for {heads}, {width} numbers wide in all: head sizes differ")
     check_cu_seqlens(cu_seqlens)
-    return _sizes(b, s, num_heads, num_kv_heads, d, code, s, b * s if own else s, cu_seqlens is not None)
+    rows = _rows_of_angles(freqs, b, s)
+    return _sizes(b, s, num_heads, num_kv_heads, d, code, s, rows, cu_seqlens is not None)
+
+
+def _rows_of_angles(freqs, b, s):
+    """s, or b·s where each sequence has positions of its own; freqs: None for no angles. Raises ValueError for others,
+    TypeError for what is not float32."""
+    if freqs is None:
+        return s
+    dtype_code("rotary_pos_emb", freqs, ANGLES)
+    angles = list(freqs.shape)
+    own = len(angles) == 3
+    if angles[:2] != [b, s] if own else len(angles) != 2 or angles[0] < s:
+        raise ValueError(f"angles {angles} for {b} sequences of {s} tokens: they must be [≥ s, d] or [b, s, d]")
+    return b * s if own else s
 
 
 def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
     """Splits the fused projection into heads and rotates q and k by `freqs`, in one kernel.
 
     qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d], or [b, s, d] for
-    sequences with positions of their own.
+    sequences with positions of their own, or None: nothing is rotated.
     Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d].
     """
-    return _RotaryQKV.apply(dense(qkv), dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads))
+    angles = None if freqs is None else dense(freqs)
+    return _RotaryQKV.apply(dense(qkv), angles, _heads_of(qkv, freqs, num_heads, num_kv_heads))
 
 
 def rotary_attention(

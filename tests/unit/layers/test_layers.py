@@ -140,9 +140,10 @@ def test_flat_tokens_must_be_whole_sequences():
         MultiHeadAttention(32, 4, backend="paddle")(paddle.randn([16, 32]), freqs)
 
 
-def test_angles_are_needed():
-    with pytest.raises(ValueError, match="rotary_pos_emb is missing"):
-        TransformerLayer(32, 48, 4, backend="paddle")(paddle.zeros([1, 8, 32]))
+def test_no_angles_are_angles_of_zero():
+    layer, x = TransformerLayer(32, 48, 4, backend="paddle"), paddle.randn([2, 8, 32])
+    assert (layer(x) == layer(x, rotary_pos_emb=paddle.zeros([8, 8]))).all()
+    assert not (layer(x) == layer(x, rotary_pos_emb=RotaryPositionEmbedding(8)(8))).all()
 
 
 def test_parameters_have_the_integrations_names_and_shapes():

@@ -55,7 +55,7 @@ def test_fp8(seed, kind, kv_heads, recipe):
 
 @pytest.mark.parametrize("recipe", ATTENTION)
 @pytest.mark.parametrize(
-    "kind, kv_heads", [("dot_product_attention", 2), ("multi_head_attention", 2), ("transformer", 1)]
+    "kind, kv_heads", [("dot_product_attention", 2), ("multi_head_attention", 2), ("unrotated", 2), ("transformer", 1)]
 )
 def test_fp8_attention(seed, kind, kv_heads, recipe):
     check_fp8("cpu", kind, 2, kv_heads, 2, 48, seed, ATTENTION[recipe], head_dim=128)

@@ -46,6 +46,19 @@ def case(request, seed):
     return qkv, angles, (b * s, s, heads, kv_heads, d, DType.FLOAT32)
 
 
+@pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2)])
+def test_without_angles_all_stays_as_it_is(te, seed, heads, kv_heads):
+    sizes, shape = (6, 3, heads, kv_heads, 16, DType.FLOAT32), (2, 3, heads + 2 * kv_heads, 16)
+    qkv, merged = aligned(shape), aligned(shape)
+    qkv[:] = np.random.default_rng(seed).standard_normal(shape)
+    parts = [aligned((2, 3, n, 16)) for n in (heads, kv_heads, kv_heads)]
+    rope.rope_split(te, te, *map(address, (qkv, *parts)), 0, *sizes)
+    for part, want in zip(parts, split(qkv, heads, kv_heads), strict=True):
+        assert (part == want).all()
+    rope.rope_merge(te, te, *map(address, (*parts, merged)), 0, *sizes)
+    assert (merged == qkv).all()
+
+
 @pytest.fixture
 def te(cpu_kernel, monkeypatch):
     monkeypatch.setattr(rope, "kernel", lambda *key: key)
