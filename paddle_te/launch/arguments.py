@@ -9,7 +9,6 @@ from pathlib import Path
 
 from paddle_te.launch import run_files
 from paddle_te.launch.machines import LaunchError
-from paddle_te.options import Kind
 from paddle_te.options.launcher import FALLBACKS, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]  # the repository, or the folder of installed packages
@@ -64,18 +63,6 @@ class _Parser(argparse.ArgumentParser):
         raise LaunchError(re.sub(r"^argument --(\w+): ", r"\1: ", message))
 
 
-def _reader(kind: Kind):
-    """argparse's type for a kind of values."""
-
-    def read(text):
-        try:
-            return kind.parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
-
-
 def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """The parser of a job's arguments and variables, by name, of which the environment may hold defaults."""
     parser = _Parser(
@@ -93,7 +80,7 @@ def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{option.name}",
             default=value or option.default_text(),
-            type=_reader(option.kind),
+            type=option.kind.argument,
             help=option.help,
             metavar="VALUE",
             choices=option.kind.values or None,  # for completion: its reader refuses others before

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Callable
@@ -35,6 +36,13 @@ class Kind:
         if not accepted:
             raise ValueError(f"{text!r} must be {self.words}")
         return value
+
+    def argument(self, text: str) -> object:
+        """`parse` as argparse wants a type, whose error it shows."""
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _read_whole(text):

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream", "manifest"},
     "evaluation": {"training", "runs", "models", "device", "fp8", "options"},
     "launch": {"runs", "configs", "weights", "options"},
+    "planner": {"configs", "options", "runs"},
     "data": set(),
     "scripts": {"training", "runs", "upstream"},
     "selftest": {"device", "env", "fp8", "layers", "runs"},

@@ -15,11 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
+from paddle_te.planner import Layout  # noqa: E402
 from tools.benchmark import scaling_model  # noqa: E402
 
 # Results of step.py and throughput.py. Peers of one panel ran in turn.
 STEP_PEERS = "step/2026-11-22_h200x1_te-pytorch.json"
-TITAN_ONE = "throughput/2026-11-22_h200x1_torchtitan.json"
+TITAN_ONE = "throughput/2026-11-23_h200x1_torchtitan.json"
 TITAN_TWO = "throughput/2026-11-22_h200x2_torchtitan.json"
 LAYER = "layer/2026-11-22_h200x1_all-sizes.json"
 STEP = "step/2026-11-22_h200x1_8b.json"
@@ -218,21 +219,16 @@ def draw_step(pyplot):
 
 def scaling_points(precision, gpus):
     """(predicted tokens/s per GPU on each number of GPUs, (GPUs, measured tokens/s per GPU)) of Llama-3-8B."""
-    assume = scaling_model.Assumptions()
-    layer, step = scaling_model.load(scaling_model.LAYER), scaling_model.load(scaling_model.STEP)
-    inputs = scaling_model.inputs_for(scaling_model.LLAMA_8B, precision, False, layer, step, assume)
-    predicted = []
-    for count in gpus:
-        layout = scaling_model.Layout(count)
-        parts = scaling_model.predict(scaling_model.LLAMA_8B, layout, inputs, assume)
-        predicted.append(scaling_model.tokens_per_second_per_gpu(scaling_model.LLAMA_8B, layout, parts))
+    model, sequence = scaling_model.MODELS["8B"], scaling_model.SEQUENCE
+    shared = dict(precision=precision, overlap=True, main_grads=True)
+    plans = [scaling_model.predicted(model, Layout(n, sequence, sharding=n, **shared)) for n in gpus]
     row = load(FOUR_GPUS)["runs"]["8b-x4" if precision == "fp8" else "8b-x4-bf16"]
-    return predicted, (row["run"]["gpus"], row["tokens_per_second_per_gpu"])
+    return [plan.tokens_per_second for plan in plans], (row["run"]["gpus"], row["tokens_per_second_per_gpu"])
 
 
 def draw_scaling(pyplot):
     figure, axis = pyplot.subplots(figsize=(9, 4), layout="constrained")
-    gpus = (4, *scaling_model.GPUS)
+    gpus = (4, *scaling_model.NUMBERS_OF_GPUS)
     for precision, color in (("fp8", OURS), ("bf16", THEIRS)):
         predicted, measured = scaling_points(precision, gpus)
         axis.plot(gpus, predicted, "--", color=color, label=f"{precision}, predicted")

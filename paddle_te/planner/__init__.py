@@ -1,0 +1,23 @@
+"""How a model trains on so many GPUs: memory and time of each layout, and the best ones. No Paddle.
+
+| | |
+|---|---|
+| `model` | the sizes of a model, from its config.json |
+| `layout` | how ranks share the work of a step |
+| `gpus` | what a GPU has and reaches |
+| `memory` | the greatest memory of a step, by part |
+| `speed` | the time of a step, by part |
+| `search` | all layouts of so many GPUs: which fit, in the order of their speed, and why the others do not |
+| `command` | `paddle-te plan` |
+
+All numbers of hardware stand in `gpus`; `memory` and `speed` have the formulas, with their sources.
+"""
+
+from paddle_te.planner.gpus import GPUS, Gpu
+from paddle_te.planner.layout import Layout
+from paddle_te.planner.memory import Memory, memory_of_step
+from paddle_te.planner.model import Model
+from paddle_te.planner.search import Plan, search
+from paddle_te.planner.speed import time_of_step
+
+__all__ = ["GPUS", "Gpu", "Layout", "Memory", "Model", "Plan", "memory_of_step", "search", "time_of_step"]

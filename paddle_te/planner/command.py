@@ -1,0 +1,145 @@
+"""Find the layouts in which a model fits and trains fastest on so many GPUs: paddle-te plan MODEL --gpus N.
+
+MODEL is a name or a folder with config.json. Memory and time are computed for all layouts (tensor and pipeline
+parallelism, sharding, recompute, micro-batches), and nothing is run. The command prints the fastest layouts that fit,
+with their memory by part, why the others do not fit, and the command line that trains with the best one. What was
+measured on H200s differed by at most 2 % in memory and 8 % in time (docs/planner.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from dataclasses import fields
+
+from paddle_te import configs
+from paddle_te.configs.families import family_of
+from paddle_te.options import option
+from paddle_te.planner.gpus import GPUS, Gpu
+from paddle_te.planner.layout import Layout
+from paddle_te.planner.model import Model
+from paddle_te.planner.search import Plan, Search, search
+from paddle_te.runs.table import in_columns
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's parser."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    positive = option.whole(1).argument
+    parser.add_argument("model", metavar="MODEL", help="name, or folder with config.json")
+    parser.add_argument("--gpus", type=positive, required=True, help="how many there are")
+    parser.add_argument("--gpu", choices=GPUS, default="h200", help="their kind; default %(default)s")
+    parser.add_argument("--seq", type=positive, help="tokens of a sequence; default: the model's, at most 8192")
+    parser.add_argument(
+        "--tokens_per_step", type=positive, help="of all GPUs together; default: 16 sequences for each GPU"
+    )
+    parser.add_argument("--precision", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
+    parser.add_argument("--show", type=positive, default=10, help="how many layouts to print; default %(default)s")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="also print what the best one's time consists of, and the numbers of the GPU that it is computed from",
+    )
+    return parser
+
+
+def main() -> int:
+    """The command. Exit status: 0; 1 where nothing fits; 2 for wrong arguments."""
+    arguments = make_parser().parse_args()
+    try:
+        config = configs.read(arguments.model)
+        model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
+        sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
+        tokens = arguments.tokens_per_step or 16 * gpus * sequence
+        pipeline = family_of(config).pipeline
+        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, pipeline)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(report(arguments.model, model, gpu, found, arguments.show, arguments.explain))
+    return 0 if found.plans else 1
+
+
+def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain: bool) -> str:
+    """What the command prints."""
+    lines = [f"{name}: {model.parameters:,} parameters"]
+    if not gpu.measured:
+        lines.append(f"{gpu.title}: its speeds were not measured, but taken over from the H200")
+    lines.append("")
+    if found.plans:
+        lines += [*_plans_table(found.plans[:show]), "", *_command_lines(name, found.plans[0].layout)]
+    else:
+        lines.append(f"No layout fits. Each of these would need more than the {gpu.memory:g} GB of a {gpu.title}:")
+    if found.too_large:
+        lines += ["", "Too large, with what it would need at least:", *_too_large(found.too_large)]
+    if explain and found.plans:
+        lines += ["", *_explained(found.plans[0], gpu)]
+    return "\n".join(lines)
+
+
+def _plans_table(plans: list[Plan]) -> list[str]:
+    parts = [part.name for part in fields(plans[0].memory)]
+    header = ["layout", "recompute", "batch × GA", "loss in chunks", "tokens/s per GPU", "ms", "GB", *parts]
+    rows = []
+    for plan in plans:
+        layout = plan.layout
+        row = [str(layout), layout.recompute, f"{layout.batch} × {layout.micro_batches}"]
+        row += ["yes" if layout.loss_in_chunks else "", f"{plan.tokens_per_second:,.0f}", f"{plan.milliseconds:,.0f}"]
+        row += [f"{plan.memory.total / 1e9:.1f}", *(f"{getattr(plan.memory, part) / 1e9:.1f}" for part in parts)]
+        rows.append(row)
+    return in_columns([header, *rows])
+
+
+def _too_large(plans: dict[str, Plan]) -> list[str]:
+    rows = [
+        [f"  {shape}", f"{plan.memory.total / 1e9:.0f} GB", f"(recompute {plan.layout.recompute})"]
+        for shape, plan in sorted(plans.items(), key=lambda item: item[1].memory.total)
+    ]
+    return in_columns(rows)
+
+
+def _command_lines(name: str, layout: Layout) -> list[str]:
+    return ["The first one is", "", "  " + shlex.join(launch_words(name, layout))]
+
+
+def launch_words(name: str, layout: Layout) -> list[str]:
+    """The command line that trains with this layout."""
+    arguments = {
+        "model_name": name,
+        "batch_size_per_device": layout.batch,
+        "FSDP": layout.sharding,
+        "TP": layout.tp,
+        "PP": layout.pp,
+        "VP": layout.vp,
+        "GA": layout.micro_batches,
+        "SP": str(layout.tp > 1).lower(),
+        "max_seqlen": layout.sequence,
+        "sharding_stage": f"stage{layout.stage}",
+        "backend": "te",
+        "precision": layout.precision,
+        "recompute": layout.recompute,
+    }
+    if layout.overlap:
+        arguments |= {"OVERLAP": 1, "LOGGING_STEPS": 10}
+    extra = ["--amp_master_grad true"] * (layout.main_grads and not layout.overlap)
+    extra += ["--use_fused_linear_cross_entropy true"] * layout.loss_in_chunks
+    if extra:
+        arguments["EXTRA_ARGS"] = " ".join(extra)
+    return ["paddle-te", "pretrain", *(f"--{key}={value}" for key, value in arguments.items())]
+
+
+def _explained(plan: Plan, gpu: Gpu) -> list[str]:
+    times = [[f"  {part}", f"{ms:,.1f} ms", f"{ms / plan.milliseconds:.1%}"] for part, ms in plan.times.items() if ms]
+    numbers = [
+        [f"  {each.name}", f"{getattr(gpu, each.name):g}", each.metadata["what"]]
+        for each in fields(gpu)
+        if each.name not in ("title", "measured")
+    ]
+    return [
+        "The first one's step (paddle_te/planner/speed.py has the formulas with their sources):",
+        *in_columns(times),
+        "",
+        f"Of a {gpu.title}, in GB, GB/s, µs, TFLOP/s:",
+        *in_columns(numbers),
+    ]

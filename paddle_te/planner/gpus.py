@@ -1,0 +1,65 @@
+"""What a GPU has and what it reaches. The H200's numbers were measured with this project (benchmarks/)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+
+def number(what: str, **more):
+    """A field of a Gpu, with the words that tables say about it."""
+    return field(metadata={"what": what}, **more)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Units: GB, GB/s in one direction, µs, TFLOP/s."""
+
+    title: str = number("")
+    measured: bool = number("whether the numbers below were measured, or taken over from another GPU")
+    memory: float = number("GB that tensors may take, what CUDA and the libraries keep taken off")
+    communicators: float = number("GB that NCCL keeps where there are several GPUs")
+    hbm: float = number("reached by element-wise kernels")
+    gemm_bf16: float = number("reached by a layer's GEMMs in a running step, at the power limit")
+    gemm_fp8: float = number("likewise in fp8")
+    attention_bf16: float = number("by causal attention, forward and backward, half of the products counted")
+    attention_fp8: float = number("likewise with --fp8_dpa")
+    head_bf16: float = number("by lm_head's GEMMs")
+    head_fp8: float = number("likewise with --fp8_lm_head")
+    gpus_per_node: int = number("joined by NVLink; nodes are joined by InfiniBand")
+    nvlink: float = number("reached in collectives, of 450 (measured between four GPUs: 290 to 300)")
+    network: float = number("InfiniBand, per GPU, reached of 50 (400 Gbit/s, a card for each GPU); not measured")
+    nvlink_hop: float = number("latency of a step of a ring within a node; not measured")
+    network_hop: float = number("and between nodes; not measured")
+    overlap: float = number("share of sharding's communication that can run at the same time as computation")
+    slowdown: float = number("of what runs at the same time: it takes SMs and bandwidth (measured: 0.2 to 0.35)")
+    tp_overlap: float = number(
+        "of the collectives that run during backward's GEMMs: gained, as these get slower (measured at TP4)"
+    )
+    bucket: float = number("bytes of bf16 weights that are gathered, or whose gradients are reduced, at once")
+
+
+_H200 = Gpu(
+    title="H200",
+    measured=True,
+    memory=145.5,
+    communicators=2,
+    hbm=3400,
+    gemm_bf16=690,
+    gemm_fp8=1200,
+    attention_bf16=430,
+    attention_fp8=600,
+    head_bf16=780,
+    head_fp8=1400,
+    gpus_per_node=8,
+    nvlink=300,
+    network=45,
+    nvlink_hop=10,
+    network_hop=5,
+    overlap=0.9,
+    slowdown=0.35,
+    tp_overlap=0.4,
+    bucket=256e6,
+)
+# The same tensor cores, power limit and links, but 80 GB of 3.35 TB/s instead of 141 GB of 4.8 TB/s.
+_H100 = replace(_H200, title="H100", measured=False, memory=79.5, hbm=2400)
+GPUS = {"h200": _H200, "h100": _H100}

@@ -1,0 +1,60 @@
+"""How the ranks of a job share a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The launcher's arguments of a job, as far as memory and time depend on them.
+
+    gpus: all of them. tp, pp, vp, sharding: degrees; what they leave of `gpus` is data parallel. batch: sequences of a
+    micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1. loss_in_chunks, fp8_head,
+    fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads: gradients are float32 and
+    added up inside the GEMMs, as OVERLAP=1 has them; release_grads: --release_grads.
+    """
+
+    gpus: int
+    sequence: int
+    tp: int = 1
+    pp: int = 1
+    vp: int = 1
+    sharding: int = 1
+    stage: int = 1
+    batch: int = 1
+    micro_batches: int = 1
+    precision: str = "fp8"
+    recompute: str = "none"
+    overlap: bool = False
+    loss_in_chunks: bool = False
+    fp8_head: bool = False
+    fp8_attention: bool = False
+    main_grads: bool = False
+    release_grads: bool = False
+
+    @property
+    def data(self) -> int:
+        """Ranks with other sequences."""
+        return self.gpus // (self.tp * self.pp)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel ranks, each with all that sharding's ranks have together."""
+        return self.data // self.sharding
+
+    @property
+    def tokens(self) -> int:
+        """Of a rank's micro-batch."""
+        return self.batch * self.sequence
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of all ranks."""
+        return self.tokens * self.micro_batches * self.data
+
+    def __str__(self) -> str:
+        degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp, f"stage{self.stage} over ": self.sharding}
+        degrees["DP"] = self.replicas
+        words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
+        return " × ".join(words)

@@ -1,0 +1,152 @@
+"""The greatest memory of a training step, by part.
+
+What te keeps of a layer for its backward is written out below, tensor by tensor; that it is so many bytes and no more
+was seen in the peaks of Paddle's allocator on H200s (tests/unit/planner compares with all of them). Sources: sequence
+parallelism and pipelines in flight Korthikanti et al. 2022 (arXiv:2205.05198), 4; sharding Rajbhandari et al. 2020
+(arXiv:1910.02054), 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from paddle_te.planner.gpus import Gpu
+from paddle_te.planner.layout import Layout
+from paddle_te.planner.model import Model
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU. working: what head and loss, or a layer's backward, need for a moment, the greater of both."""
+
+    weights: float
+    gradients: float
+    states: float
+    fp8_weights: float
+    activations: float
+    working: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of all parts."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+def memory_of_step(model: Model, layout: Layout) -> Memory:
+    """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head."""
+    stages = {0, layout.pp - 1}
+    return max((_stage(model, layout, stage) for stage in stages), key=lambda memory: memory.total)
+
+
+def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
+    """Whether a GPU has room for it.
+
+    Paddle's allocator cannot join the free pieces that it has, so that there must be room for one more of the largest
+    tensors, the logits.
+    """
+    logits = 0 if layout.loss_in_chunks else 2 * layout.tokens * model.vocabulary / layout.tp
+    room = gpu.memory - (gpu.communicators if layout.gpus > 1 else 0)
+    return memory.total + logits <= room * 1e9
+
+
+def _stage(model: Model, layout: Layout, stage: int) -> Memory:
+    first, last = stage == 0, stage == layout.pp - 1
+    layers = model.layers / layout.pp
+    outside = model.embedding * (first + (last and not (first and model.tied)))
+    local = (layers * model.layer_weights + outside) / layout.tp
+    kept = layers * kept_of_a_layer(model, layout) * _in_flight(layout, first)
+    head = head_of_a_token(model, layout) * layout.tokens / layout.tp if last else 0
+    return _largest_moment(
+        layout,
+        Memory(
+            weights=2 * local,
+            gradients=gradient_bytes(layout) * local,
+            states=12 * local / _shards(layout),  # float32 master weights and two moments
+            fp8_weights=layers * model.gemm_weights / layout.tp * fp8_copies(layout),
+            activations=kept * layout.tokens / layout.tp,
+            working=max(head, backward_of_a_layer(model, layout) * layout.tokens / layout.tp)
+            + _head_gradient(model, layout) * last,
+        ),
+    )
+
+
+def _largest_moment(layout: Layout, memory: Memory) -> Memory:
+    """Gradients that are released after each step are there when the activations are gone: the greater of both."""
+    if not layout.release_grads or layout.micro_batches > 1:
+        return memory
+    begin, end = memory.activations + memory.working + memory.fp8_weights, memory.gradients
+    nothing = dict.fromkeys(("gradients",) if begin > end else ("activations", "working", "fp8_weights"), 0)
+    return Memory(**vars(memory) | nothing)
+
+
+def _shards(layout: Layout) -> int:
+    return layout.sharding
+
+
+def gradient_bytes(layout: Layout) -> float:
+    """A parameter. Stage 2 and 3 keep a rank's share; stage 1 with overlap keeps all, in float32. paddle.DataParallel
+    copies bf16 gradients into buffers of its own."""
+    each = 4 if layout.main_grads or layout.overlap else 2
+    if layout.sharding > 1 and layout.stage > 1:
+        return each / layout.sharding
+    return each + (2 if layout.replicas > 1 and not layout.main_grads else 0)
+
+
+def fp8_copies(layout: Layout) -> int:
+    """Bytes of fp8 copies of a GEMM's weight that are kept: for one micro-batch the transpose that dgrad needs, which
+    full recompute makes anew; for several both, from one to the next."""
+    if layout.precision != "fp8":
+        return 0
+    if layout.micro_batches > 1:
+        return 2
+    return 0 if layout.recompute == "full" else 1
+
+
+def kept_of_a_layer(model: Model, layout: Layout) -> float:
+    """Bytes a token that wait for backward, the layer's input included."""
+    h, f = model.hidden, model.ffn
+    entry = 2 * h  # the residual of the attention half, from which its norm is computed again
+    if layout.recompute == "full":
+        return entry
+    fp8 = layout.precision == "fp8"
+    gemm = 1 if fp8 else 2  # of a GEMM's input: in fp8 its transpose alone
+    qkv = (1 if layout.fp8_attention else 2) * model.qkv
+    attention = 2 * h + 4 * model.heads  # its output, and the softmax's statistics
+    if layout.recompute == "core_attn":
+        attention = 0
+    proj = h if fp8 else 2 * h * (layout.recompute == "core_attn")  # in bf16 its input is attention's output
+    middle = 2 * h  # the residual of the MLP half
+    mlp = gemm * h + 2 * 2 * f + gemm * f  # fc1's input, gate and up, fc2's input
+    return entry + gemm * h + qkv + attention + proj + middle + mlp
+
+
+def head_of_a_token(model: Model, layout: Layout) -> float:
+    """Bytes a token of the final norm, logits and their gradients, both bf16."""
+    logits = 0 if layout.loss_in_chunks else 4 * model.vocabulary
+    return logits + 12 * model.hidden
+
+
+def backward_of_a_layer(model: Model, layout: Layout) -> float:
+    """Bytes a token for a moment: the gradients of SwiGLU's output (bf16) and input (fp8 with its transpose, or bf16);
+    with full recompute also what the layer keeps."""
+    again = 0
+    if layout.recompute == "full":
+        again = kept_of_a_layer(model, _without_recompute(layout)) - 2 * model.hidden
+    return again + 6 * model.ffn
+
+
+def _without_recompute(layout: Layout) -> Layout:
+    return Layout(**vars(layout) | {"recompute": "none"})
+
+
+def _head_gradient(model: Model, layout: Layout) -> float:
+    """Loss in chunks adds lm_head's gradient up in float32, where that is not a main gradient anyhow."""
+    return 4 * model.embedding / layout.tp if layout.loss_in_chunks and not layout.main_grads else 0
+
+
+def _in_flight(layout: Layout, first: bool) -> float:
+    """Micro-batches whose activations a stage keeps: 1F1B on the first stage pp, interleaved somewhat more (4.2.3)."""
+    if layout.pp == 1 or not first:
+        return 1
+    interleaved = 1 + (layout.pp - 1) / (layout.pp * layout.vp) if layout.vp > 1 else 1
+    return min(layout.pp * interleaved, layout.micro_batches * layout.vp)

@@ -1,0 +1,125 @@
+"""All layouts of a model on so many GPUs: the fastest that fit, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paddle_te.planner.gpus import Gpu
+from paddle_te.planner.layout import Layout
+from paddle_te.planner.memory import Memory, fits, memory_of_step
+from paddle_te.planner.model import Model
+from paddle_te.planner.speed import time_of_step
+
+RECOMPUTE = ("none", "core_attn", "full")
+BATCHES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout with what it needs. times: {part: ms}."""
+
+    layout: Layout
+    memory: Memory
+    times: dict[str, float]
+
+    @property
+    def milliseconds(self) -> float:
+        """Of a step."""
+        return sum(self.times.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one GPU."""
+        return self.layout.tokens_per_step / self.milliseconds * 1e3 / self.layout.gpus
+
+
+@dataclass(frozen=True)
+class Search:
+    """plans: those that fit, the fastest first; of those that differ in micro-batches and chunks alone the best.
+    too_large: {how the ranks share the model: the Plan of it that needs least memory}, where none fits."""
+
+    plans: list[Plan]
+    too_large: dict[str, Plan]
+
+
+def search(model: Model, gpu: Gpu, gpus: int, sequence: int, tokens_per_step: int, precision: str, pipeline=True):
+    """The Search among all layouts with exactly `tokens_per_step` tokens a step.
+
+    pipeline: PaddleNLP has a pipeline model of this family. Raises ValueError where no layout has so many tokens.
+    """
+    if tokens_per_step % sequence:
+        raise ValueError(f"tokens_per_step={tokens_per_step} is no multiple of the sequence length {sequence}")
+    found, fitting, least = False, {}, {}
+    for layout in layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, pipeline):
+        found = True
+        plan = Plan(layout, memory_of_step(model, layout), time_of_step(model, layout, gpu))
+        if fits(plan.memory, model, layout, gpu):
+            kind = str(layout), layout.recompute
+            fitting[kind] = min(plan, fitting.get(kind, plan), key=_rank)
+        least[str(layout)] = min(plan, least.get(str(layout), plan), key=lambda each: each.memory.total)
+    if not found:
+        raise ValueError(
+            f"no layout of {gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
+            f"{tokens_per_step // sequence} sequences a step evenly; try another tokens_per_step"
+        )
+    shapes = {shape for shape, _ in fitting}
+    too_large = {shape: plan for shape, plan in least.items() if shape not in shapes}
+    return Search(sorted(fitting.values(), key=_rank), too_large)
+
+
+def _rank(plan: Plan) -> tuple[float, float]:
+    """The faster first, of equally fast ones that with less memory."""
+    return plan.milliseconds, plan.memory.total
+
+
+def layouts(
+    model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, pipeline: bool
+) -> Iterator[Layout]:
+    """Those that the launcher accepts; of what is equally fast and large one."""
+    for tp, pp, vp in _model_parallel(model, gpu, gpus, pipeline):
+        whole = Layout(gpus, sequence, tp, pp, vp, precision=precision)
+        for batch in BATCHES:
+            micro_batches, rest = divmod(sequences, whole.data * batch)
+            if rest or not micro_batches or not _fills_pipeline(whole, micro_batches):
+                continue
+            filled = replace(whole, batch=batch, micro_batches=micro_batches)
+            for shared in _data_parallel(filled):
+                for recompute in RECOMPUTE:
+                    for in_chunks in (False, True) if pp == 1 else (False,):
+                        yield replace(shared, recompute=recompute, loss_in_chunks=in_chunks)
+
+
+def _model_parallel(model: Model, gpu: Gpu, gpus: int, pipeline: bool) -> Iterator[tuple[int, int, int]]:
+    """(tp, pp, vp): TP within a node, of what heads, MLP and vocabulary divide into; PP and VP of the layers."""
+    for tp in range(1, min(gpus, gpu.gpus_per_node) + 1):
+        if gpus % tp or any(size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)):
+            continue
+        yield tp, 1, 1
+        for pp in range(2, gpus // tp + 1):
+            if not pipeline or gpus % (tp * pp) or model.layers % pp:
+                continue
+            for vp in (1, 2, 4):
+                if not model.layers % (pp * vp) and (vp == 1 or pp > 2):  # Paddle has VP from three stages on
+                    yield tp, pp, vp
+
+
+def _fills_pipeline(layout: Layout, micro_batches: int) -> bool:
+    """VP: Paddle asks for twice as many micro-batches as stages, and for a multiple of them."""
+    if layout.vp > 1:
+        return micro_batches >= 2 * layout.pp and micro_batches % layout.pp == 0
+    return micro_batches >= layout.pp
+
+
+def _data_parallel(layout: Layout) -> Iterator[Layout]:
+    """Over the ranks with other data: sharding, with overlap where that goes (not with PP, nor in stage 3), or DP."""
+    if layout.data == 1:
+        yield layout
+        return
+    if layout.pp > 1:
+        yield replace(layout, sharding=layout.data)
+        return
+    yield layout
+    for stage in (1, 2, 3):
+        overlap = stage < 3
+        yield replace(layout, sharding=layout.data, stage=stage, overlap=overlap, main_grads=True)

@@ -1,0 +1,145 @@
+"""The time of a training step, by part.
+
+A step is summed from first principles and the rates that a GPU reaches (`gpus`). Sources. Pipeline: Narayanan et al.
+2021 (arXiv:2104.04473), 2.2: a bubble of (p-1)/(v·m). Tensor and sequence parallelism: Korthikanti et al. 2022
+(arXiv:2205.05198), 4. Sharding: Rajbhandari et al. 2020 (arXiv:1910.02054), 7. Ring collectives: Patarasuk and Yuan
+2009: of S bytes over n ranks each sends S·(n-1)/n in all-gather and reduce-scatter, twice that in all-reduce, in n-1
+hops.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paddle_te.planner.gpus import Gpu
+from paddle_te.planner.layout import Layout
+from paddle_te.planner.model import Model
+
+OPTIMIZER_BYTES = 34  # a parameter, of clipping and AdamW with float32 master weights
+CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
+LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
+CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
+
+
+def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
+    """{part: ms}, all parts of which add up to a step."""
+    m, layers = layout.micro_batches, model.layers / layout.pp
+    layer, first = (layer_ms(model, layout, gpu, cached) for cached in (m > 1, False))
+    tp = tensor_parallel_ms(model, layout, gpu)
+    transfer = stage_transfer_ms(model, layout, gpu)
+    head = head_ms(model, layout, gpu)  # on the last stage, for which the others wait
+    local = model.parameters / (layout.tp * layout.pp)
+    scatter, gather = sharding_ms(local, layout, gpu)
+    forward = layers * layer / 3
+    communication = exposed_ms(scatter, 2 * forward, layout, gpu) + exposed_ms(gather, forward, layout, gpu)
+    return {
+        "layers": layers * (first + (m - 1) * layer),
+        "tensor parallel": m * layers * tp,
+        "stage transfers": m * transfer,
+        "head": m * head,
+        "bubble": (layout.pp - 1) / layout.vp * (layers * (layer + tp) + transfer + head),
+        "sharding": communication,
+        "optimizer": local / layout.sharding * OPTIMIZER_BYTES / gpu.hbm / 1e6 + gradients_ms(local, layout, gpu),
+    }
+
+
+def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
+    """Of a micro-batch in one layer, forward and backward. cached: its fp8 weights are kept from an earlier one."""
+    fp8, tokens = layout.precision == "fp8", layout.tokens
+    gemms = 6 * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
+    rate = gpu.attention_fp8 if layout.fp8_attention else gpu.attention_bf16
+    attention = 6 * tokens * layout.sequence * model.hidden / rate / 1e9
+    # norms, rotation, SwiGLU, casts and transposes: bytes that they move for a token
+    moved = 40 * model.hidden + 12 * model.qkv + 22 * model.ffn
+    elementwise = tokens * moved * (1 if fp8 else 0.8) / gpu.hbm / 1e6
+    casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
+    once = gemms + attention + elementwise
+    again = {"none": 0, "core_attn": 1.3 * attention / 3, "full": once / 3}[layout.recompute]
+    return (once + again + casts) / layout.tp
+
+
+def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+    """Of a micro-batch: final norm, lm_head, loss, embedding."""
+    tokens = layout.tokens / layout.tp
+    gemms = 6 * tokens * model.embedding / (gpu.head_fp8 if layout.fp8_head else gpu.head_bf16) / 1e9
+    loss = tokens * (LOSS_BYTES * model.vocabulary + 60 * model.hidden) / gpu.hbm / 1e6
+    return (gemms + loss) * (CHUNKS_COST if layout.loss_in_chunks else 1)
+
+
+def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu) -> float:
+    """An all-gather or reduce-scatter of `size_bytes` in so many messages over ranks that lie `stride` apart.
+
+    Within a node over NVLink. Between nodes each member in a node has its own card, and the ring goes through all.
+    """
+    if ranks == 1:
+        return 0.0
+    inside = max(1, min(ranks, gpu.gpus_per_node // stride))  # members in one node
+    nodes = math.ceil(ranks / inside)
+    bandwidth = gpu.nvlink if nodes == 1 else min(gpu.nvlink, inside * gpu.network)
+    hops = (ranks - 1) * gpu.nvlink_hop if nodes == 1 else nodes * gpu.network_hop
+    hops += 0 if nodes == 1 else (ranks - nodes) * gpu.nvlink_hop
+    return size_bytes * (ranks - 1) / ranks / bandwidth / 1e6 + messages * hops / 1e3
+
+
+def exposed_ms(communication: float, window: float, layout: Layout, gpu: Gpu) -> float:
+    """What of a communication the computation of the `window` does not hide, and by how much it slows that down.
+
+    Data-parallel ranks without sharding reduce during backward without being asked to.
+    """
+    if not layout.overlap and layout.sharding > 1:
+        return communication
+    hidden = min(gpu.overlap * communication, window)
+    return communication - hidden + gpu.slowdown * hidden
+
+
+def tensor_parallel_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+    """Of a layer, forward and backward, with sequence parallelism: 4 all-gathers and 4 reduce-scatters of a
+    [tokens, hidden] tensor (4.2.2), and 2 all-gathers again of what backward needs whole. These two and 2 of the
+    reduce-scatters (bf16) run during GEMMs."""
+    gathered = 1 if layout.precision == "fp8" else 2
+    elements = layout.tokens * model.hidden
+    gather, scatter = (ring_ms(size * elements, layout.tp, 1, 1, gpu) for size in (gathered, 2))
+    return 4 * gather + 2 * scatter + (1 - gpu.tp_overlap) * (2 * gather + 2 * scatter)
+
+
+def stage_transfer_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+    """Of a micro-batch on one stage: an activation and its gradient, bf16, sent v times each."""
+    if layout.pp == 1:
+        return 0.0
+    within = layout.tp * layout.pp <= gpu.gpus_per_node
+    bandwidth, hop = (gpu.nvlink, gpu.nvlink_hop) if within else (gpu.network, gpu.network_hop)
+    size = 2 * layout.tokens * model.hidden / layout.tp
+    return layout.vp * 2 * (size / bandwidth / 1e6 + hop / 1e3)
+
+
+def sharding_ms(local: float, layout: Layout, gpu: Gpu) -> tuple[float, float]:
+    """ms of the collectives during backward, and of those during forward, for a rank's `local` parameters."""
+    messages = math.ceil(2 * local / gpu.bucket)
+    stride = layout.tp * layout.pp
+
+    def ring(bytes_each, ranks):
+        return ring_ms(bytes_each * local, ranks, stride, messages, gpu)
+
+    replicas = 2 * ring(2, layout.replicas)  # all-reduce of bf16 gradients
+    if layout.sharding == 1:
+        return replicas, 0.0
+    gradients = ring(4 if layout.main_grads else 2, layout.sharding)
+    weights = ring(2, layout.sharding)
+    return replicas + gradients + (weights if layout.stage == 3 else 0), weights
+
+
+def gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
+    """Of what several ranks do with a rank's `local` gradients besides sending them, which one rank does not.
+
+    Sharding: of main gradients a rank's own part is divided by the ranks; except in stage 1 with overlap, where te
+    writes them anew, they are cleared as well, and read as wgrad adds to them. Data parallel (Paddle's EagerReducer):
+    bf16 gradients are copied into a buffer and back, and divided.
+    """
+    if layout.data == 1:
+        return 0.0
+    if layout.sharding == 1:
+        bytes_each = 4 + 4 + 4
+    else:
+        divided = 8 / layout.sharding
+        bytes_each = divided if layout.stage == 1 and layout.overlap else 4 + 4 + divided
+    return bytes_each * local / gpu.hbm / 1e6

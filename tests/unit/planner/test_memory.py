@@ -1,0 +1,85 @@
+"""The parts of a step's memory, worked out by hand; tests/unit/tools/test_scaling_model.py has what was measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from paddle_te import configs
+from paddle_te.planner import GPUS, Layout, Model, memory
+
+SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, vocabulary=1000)
+LAYOUT = Layout(gpus=1, sequence=100)
+
+
+def parts(layout=LAYOUT, model=SMALL, **changes):
+    return memory.memory_of_step(model, replace(layout, **changes))
+
+
+@pytest.mark.parametrize("name, count", [("llama-3-8b", 8_030_261_248), ("Qwen/Qwen2.5-0.5B", 494_032_768)])
+def test_parameters(name, count):
+    """As published; the second has biases and tied embeddings."""
+    assert Model.of(configs.read(name)).parameters == count
+
+
+def test_states_are_sixteen_bytes_a_parameter():
+    one = parts()
+    local = SMALL.parameters - SMALL.hidden  # the final norm does not count
+    assert (one.weights, one.gradients, one.states) == (2 * local, 2 * local, 12 * local)
+    assert one.fp8_weights == 4 * SMALL.gemm_weights  # a transpose; for several micro-batches both
+    assert parts(micro_batches=2).fp8_weights == 8 * SMALL.gemm_weights
+    assert parts(recompute="full").fp8_weights == parts(precision="bf16").fp8_weights == 0
+
+
+@pytest.mark.parametrize(
+    "changes, gradients, states",
+    [
+        (dict(gpus=4), 4, 12),  # DataParallel's buffers
+        (dict(gpus=4, sharding=4, overlap=True, main_grads=True), 4, 3),
+        (dict(gpus=4, sharding=4, stage=2, overlap=True, main_grads=True), 1, 3),
+        (dict(gpus=4, sharding=4, stage=3, main_grads=True), 1, 3),
+    ],
+)
+def test_what_ranks_share(changes, gradients, states):
+    one, shared = parts(), parts(**changes)
+    assert shared.gradients == pytest.approx(one.weights / 2 * gradients)
+    assert shared.states == pytest.approx(one.weights / 2 * states)
+
+
+def test_a_layer_keeps_these_tensors():
+    """In fp8 of hidden 64, 4 + 2·2 heads of 16, ffn 256: the transposes of four GEMMs' inputs in one byte, the rest in
+    two: the inputs of both halves, qkv, attention's output with 4 statistics in float32, gate and up."""
+    fp8 = 2 * 64 + 64 + 2 * 128 + (2 * 64 + 4 * 4) + 64 + 2 * 64 + 64 + 4 * 256 + 256
+    assert memory.kept_of_a_layer(SMALL, LAYOUT) == fp8
+    again = memory.kept_of_a_layer(SMALL, replace(LAYOUT, recompute="core_attn"))
+    assert again == fp8 - (2 * 64 + 4 * 4)
+    assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, recompute="full")) == 2 * 64
+    # in bf16 proj's input is attention's output
+    bf16 = 2 * 64 + 2 * 64 + 2 * 128 + (2 * 64 + 4 * 4) + 2 * 64 + 2 * 64 + 4 * 256 + 2 * 256
+    assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, precision="bf16")) == bf16
+    # attention in fp8 keeps q, k and v in one byte
+    assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, fp8_attention=True)) == fp8 - 128
+
+
+def test_the_first_stage_keeps_what_is_in_flight():
+    without_head = replace(SMALL, vocabulary=16)
+
+    def activations(**changes):
+        return parts(model=without_head, **changes).activations
+
+    whole = activations(micro_batches=8)
+    assert activations(gpus=4, pp=4, micro_batches=8) == whole  # a quarter of the layers, of four micro-batches
+    assert activations(gpus=4, pp=4, micro_batches=2) == whole / 2
+    assert activations(gpus=4, pp=4, vp=2, micro_batches=8) == pytest.approx(whole * (1 + 3 / 8))
+
+
+def test_gradients_that_are_released_and_activations_are_not_there_together():
+    long, short = (parts(sequence=tokens, main_grads=True, release_grads=True) for tokens in (10_000, 16))
+    assert long.gradients == 0 and long.activations > 0
+    assert short.gradients > 0 and short.activations == 0
+
+
+def test_room_for_the_logits_again():
+    gpu, need = GPUS["h200"], parts()
+    logits = 2 * 100 * 1000
+    assert memory.fits(need, SMALL, LAYOUT, replace(gpu, memory=(need.total + logits) / 1e9))
+    assert not memory.fits(need, SMALL, LAYOUT, replace(gpu, memory=(need.total + logits - 1000) / 1e9))

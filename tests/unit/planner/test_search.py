@@ -1,0 +1,78 @@
+"""Which layouts are found, and the command."""
+
+import shlex
+
+import pytest
+
+from paddle_te import configs
+from paddle_te.launch import pretrain
+from paddle_te.launch.plan import make_plan
+from paddle_te.planner import GPUS, Model, command, search
+
+H200 = GPUS["h200"]
+
+
+def find(name, gpus, tokens=2**20, sequence=4096, **settings):
+    model = Model.of(configs.read(name))
+    return search(model, H200, gpus, sequence, tokens, settings.pop("precision", "fp8"), **settings)
+
+
+def test_all_have_the_tokens_that_were_asked_for():
+    found = find("llama-3-8b", 8)
+    assert found.plans == sorted(found.plans, key=lambda plan: plan.milliseconds)
+    for plan in [*found.plans, *found.too_large.values()]:
+        layout = plan.layout
+        assert layout.tokens_per_step == 2**20 and layout.tp * layout.pp * layout.data == 8
+    assert {plan.layout.recompute for plan in found.plans} == {"none", "core_attn", "full"}
+
+
+def test_what_does_not_fit_says_what_it_needs():
+    """70B: 16 bytes a parameter are 1129 GB, which no rank of DP4 has."""
+    found = find("meta-llama/Meta-Llama-3-70B", 4)
+    assert not found.plans and found.too_large["DP4"].memory.total > 1129e9
+
+
+def test_a_family_without_a_pipeline():
+    layouts = [plan.layout for plan in find("mistralai/Mistral-7B-v0.1", 8, pipeline=False).plans]
+    assert layouts and all(layout.pp == 1 for layout in layouts)
+
+
+@pytest.mark.parametrize("tokens, message", [(5000, "no multiple of the sequence"), (4096, "no layout of 7 GPUs")])
+def test_tokens_that_cannot_be(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        find("llama-3-8b", 7, tokens)
+
+
+def run(monkeypatch, capsys, line):
+    monkeypatch.setattr("sys.argv", ["paddle-te plan", *shlex.split(line)])
+    status = command.main()
+    return status, capsys.readouterr()
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_the_launcher_takes_the_command(monkeypatch, capsys, gpus):
+    status, shown = run(monkeypatch, capsys, f"meta-llama/Llama-3.2-1B --gpus {gpus} --seq 2048")
+    assert status == 0
+    words = shlex.split(next(line for line in shown.out.splitlines() if "paddle-te pretrain" in line))
+    arguments = [*words[2:], "--tokenizer_name=none", "--MOCK_DATA=1", "--DEVICE=nvgpu", "--DRY_RUN=1"]
+    devices = ",".join(map(str, range(gpus)))
+    plan, _ = make_plan(pretrain, [*arguments, f"--DEVICES={devices}"], {"CUSTOM_DEVICE_ROOT": ""})
+    flags = shlex.join(plan.command)
+    assert f"--sharding_parallel_degree {gpus}" in flags or gpus == 1
+    assert ("overlap" in flags) == (gpus > 1)
+
+
+def test_it_explains(monkeypatch, capsys):
+    status, shown = run(monkeypatch, capsys, "llama-3-8b --gpus 4 --explain --gpu h100")
+    assert status == 0 and "taken over from the H200" in shown.out
+    assert "nvlink" in shown.out and "optimizer" in shown.out
+
+
+def test_nothing_fits(monkeypatch, capsys):
+    status, shown = run(monkeypatch, capsys, "meta-llama/Llama-2-70b --gpus 2 --seq 4096")
+    assert status == 1 and "No layout fits" in shown.out and "PP2" in shown.out
+
+
+def test_unknown_models_are_named(monkeypatch, capsys):
+    status, shown = run(monkeypatch, capsys, "llama-9 --gpus 2")
+    assert status == 2 and "neither a folder nor a known model" in shown.err

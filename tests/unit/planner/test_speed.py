@@ -1,0 +1,111 @@
+"""The formulas of a step's time against numbers worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from paddle_te.planner import GPUS, Layout, Model, speed
+
+# round numbers: nothing slows anything down, and nothing takes latency
+ROUND = replace(
+    GPUS["h200"], nvlink=100, network=10, nvlink_hop=0, network_hop=0, overlap=1, slowdown=0, hbm=1000, bucket=1e30
+)
+SMALL = Model(hidden=1000, ffn=4000, layers=10, heads=10, kv_heads=10, vocabulary=10_000)
+
+
+def layout(gpus=1, **settings):
+    return Layout(gpus, 1000, **dict(precision="bf16") | settings)
+
+
+def times(gpu=ROUND, **settings):
+    return speed.time_of_step(SMALL, layout(**settings), gpu)
+
+
+@pytest.mark.parametrize(
+    "ranks, stride, ms",
+    [
+        (1, 1, 0),
+        (4, 1, 7.5),  # 1 GB · 3/4 / 100 GB/s
+        (8, 1, 8.75),
+        (16, 1, 15 / 16 / 80 * 1e3),  # 8 cards of 10 GB/s in each node
+        (4, 8, 75),  # one rank a node: one card
+        (4, 2, 7.5),
+    ],
+)
+def test_ring(ranks, stride, ms):
+    assert speed.ring_ms(1e9, ranks, stride, 1, ROUND) == pytest.approx(ms)
+
+
+def test_hops_of_a_ring():
+    """16 ranks in two nodes: 14 steps of 1 µs and 2 of 5 µs, for each of 3 messages."""
+    gpu = replace(ROUND, nvlink_hop=1, network_hop=5)
+    assert speed.ring_ms(0, 16, 1, 3, gpu) == pytest.approx(3 * (14 + 10) / 1e3)
+    assert speed.ring_ms(0, 8, 1, 1, gpu) == pytest.approx(7 / 1e3)
+
+
+def test_a_layer_by_hand():
+    """1000 tokens: 16 million weights; attention 6·s·h a token; the bytes of the element-wise kernels."""
+    gpu = replace(ROUND, gemm_bf16=100, attention_bf16=10, gemm_fp8=200)
+    gemms, attention, moved = 6 * 1000 * 16e6 / 100e9, 6 * 1000 * 1000 * 1000 / 10e9, 1000 * (40 + 36 + 88) * 1e3 / 1e9
+    once = gemms + attention + 0.8 * moved
+    assert speed.layer_ms(SMALL, layout(), gpu, cached=False) == pytest.approx(once)
+    assert speed.layer_ms(SMALL, layout(recompute="full"), gpu, cached=False) == pytest.approx(once * 4 / 3)
+    assert speed.layer_ms(SMALL, layout(gpus=2, tp=2), gpu, cached=False) == pytest.approx(once / 2)
+    kept, cast = (speed.layer_ms(SMALL, layout(precision="fp8"), gpu, cached) for cached in (True, False))
+    assert kept == pytest.approx(gemms / 2 + attention + moved)
+    assert cast - kept == pytest.approx(16e6 * 4.5 / 1e9)
+
+
+def test_one_gpu_is_its_layers_head_and_optimizer():
+    parts = times(micro_batches=3)
+    assert parts["layers"] == pytest.approx(30 * speed.layer_ms(SMALL, layout(), ROUND, cached=False))
+    assert parts["head"] == pytest.approx(3 * speed.head_ms(SMALL, layout(), ROUND))
+    assert parts["optimizer"] == pytest.approx(SMALL.parameters * 34 / 1000 / 1e6)
+    assert sum(parts.values()) == pytest.approx(parts["layers"] + parts["head"] + parts["optimizer"])
+
+
+def test_sharding_moves_six_bytes_a_parameter_and_stage_3_eight():
+    """Reduce-scatter of float32 gradients, all-gather of bf16 weights: 3/4 of 6 GB over 4 ranks at 100 GB/s."""
+    main = dict(gpus=4, sharding=4, main_grads=True)
+    assert speed.sharding_ms(1e9, layout(**main), ROUND) == pytest.approx((30, 15))
+    assert sum(speed.sharding_ms(1e9, layout(**main, stage=3), ROUND)) == pytest.approx(60)
+    assert speed.sharding_ms(1e9, layout(gpus=4), ROUND) == pytest.approx((30, 0))  # 2 · 2 GB · 3/4
+
+
+def test_exposed_communication():
+    gpu = replace(ROUND, overlap=0.75, slowdown=0.1)
+    overlapped = layout(gpus=4, sharding=4, overlap=True)
+    assert speed.exposed_ms(8, 100, overlapped, gpu) == pytest.approx(2 + 0.6)
+    assert speed.exposed_ms(8, 3, overlapped, gpu) == pytest.approx(5 + 0.3)
+    assert speed.exposed_ms(8, 100, replace(overlapped, overlap=False), gpu) == 8
+
+
+def test_bubble():
+    """(p-1)/(v·m) of the time without it: 3/(2·12) with 4 stages of 2 virtual ones and 12 micro-batches."""
+    parts = times(gpus=4, pp=4, vp=2, micro_batches=12)
+    without = parts["layers"] + parts["head"] + parts["stage transfers"]
+    assert parts["bubble"] == pytest.approx(without * 3 / 24)
+    # activation and gradient, 2 MB each, twice for two virtual stages, at 100 GB/s within a node
+    assert parts["stage transfers"] == pytest.approx(12 * 2 * 2 * 0.02)
+
+
+def test_tensor_parallel():
+    """6 all-gathers and 4 reduce-scatters of 2 MB over 2 ranks, 1 MB / 100 GB/s each, of which 4 are half hidden; in
+    fp8 half as much is gathered."""
+    gpu = replace(ROUND, tp_overlap=0.5)
+    assert times(gpu, gpus=2, tp=2)["tensor parallel"] == pytest.approx(10 * 8 * 0.01)
+    assert times(gpu, gpus=2, tp=2, precision="fp8")["tensor parallel"] == pytest.approx(10 * (5 / 2 + 3) * 0.01)
+
+
+@pytest.mark.parametrize(
+    "settings, shards, bytes_each",
+    [
+        (dict(gpus=4, sharding=4, overlap=True), 4, 8 / 4),  # a quarter of the main gradients is divided
+        (dict(gpus=4, sharding=4, stage=2, overlap=True), 4, 4 + 4 + 8 / 4),  # cleared, and read as wgrad adds to them
+        (dict(gpus=4), 1, 4 + 4 + 4),  # into a buffer, out of it, divided
+        (dict(gpus=4, tp=4), 1, 0),
+    ],
+)
+def test_optimizer_and_gradients(settings, shards, bytes_each):
+    local = SMALL.parameters / settings.get("tp", 1)
+    assert times(**settings)["optimizer"] == pytest.approx((34 / shards + bytes_each) * local / 1000 / 1e6)
