@@ -31,6 +31,7 @@ from paddle_te.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
 from paddle_te.training.ending import refusing_wrong_input, run_to_end
+from paddle_te.training.out_of_memory import advised
 from paddle_te.training.packing import make_collator
 from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 from paddle_te.training.trainer import PretrainingTrainer
@@ -165,7 +166,7 @@ def pretrain():
     screen.keep_details(training_args.output_dir, training_args.process_index)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
-    with mask_scope(data_args):
+    with mask_scope(data_args), advised(config, training_args):
         if finished:
             trainer.load_weights(checkpoint)
         elif training_args.do_train:

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "configs": set(),
     "runs": {"configs", "weights", "options", "manifest"},
     "training": LAYERS
-    | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream", "manifest"},
+    | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream", "manifest", "planner"},
     "evaluation": {"training", "runs", "models", "device", "fp8", "options"},
     "launch": {"runs", "configs", "weights", "options"},
     "planner": {"configs", "options", "runs"},
