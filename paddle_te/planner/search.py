@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ from paddle_te.planner.layout import Layout
 from paddle_te.planner.memory import Memory, fits, memory_of_step
 from paddle_te.planner.model import Model
 from paddle_te.planner.speed import time_of_step
+from paddle_te.runs.parallelism import LayoutError, check_layout
 
 RECOMPUTE = ("none", "core_attn", "full")
 BATCHES = (1, 2, 4, 8)
@@ -81,10 +83,10 @@ def layouts(
         whole = Layout(gpus, sequence, tp, pp, vp, precision=precision)
         for batch in BATCHES:
             micro_batches, rest = divmod(sequences, whole.data * batch)
-            if rest or not micro_batches or not _fills_pipeline(whole, micro_batches):
+            if rest or not micro_batches:
                 continue
             filled = replace(whole, batch=batch, micro_batches=micro_batches)
-            for shared in _data_parallel(filled):
+            for shared in filter(_accepted, _data_parallel(filled)):
                 for recompute in RECOMPUTE:
                     for in_chunks in (False, True) if pp == 1 else (False,):
                         yield replace(shared, recompute=recompute, loss_in_chunks=in_chunks)
@@ -100,26 +102,32 @@ def _model_parallel(model: Model, gpu: Gpu, gpus: int, pipeline: bool) -> Iterat
             if not pipeline or gpus % (tp * pp) or model.layers % pp:
                 continue
             for vp in (1, 2, 4):
-                if not model.layers % (pp * vp) and (vp == 1 or pp > 2):  # Paddle has VP from three stages on
+                if not model.layers % (pp * vp):
                     yield tp, pp, vp
 
 
-def _fills_pipeline(layout: Layout, micro_batches: int) -> bool:
-    """VP: Paddle asks for twice as many micro-batches as stages, and for a multiple of them."""
-    if layout.vp > 1:
-        return micro_batches >= 2 * layout.pp and micro_batches % layout.pp == 0
-    return micro_batches >= layout.pp
+def _accepted(layout: Layout) -> bool:
+    """Whether the launcher has nothing against it."""
+    arguments = argparse.Namespace(
+        TP=layout.tp,
+        PP=layout.pp,
+        VP=layout.vp,
+        FSDP=layout.sharding,
+        GA=layout.micro_batches,
+        SP=layout.tp > 1,
+        max_seqlen=layout.sequence,
+        sharding_stage=f"stage{layout.stage}",
+    )
+    try:
+        check_layout(arguments, layout.gpus)
+    except LayoutError:
+        return False
+    return True
 
 
 def _data_parallel(layout: Layout) -> Iterator[Layout]:
-    """Over the ranks with other data: sharding, with overlap where that goes (not with PP, nor in stage 3), or DP."""
-    if layout.data == 1:
-        yield layout
-        return
-    if layout.pp > 1:
-        yield replace(layout, sharding=layout.data)
-        return
+    """Over the ranks with other data: DP, or sharding, with overlap where that goes: not with PP, nor in stage 3."""
     yield layout
-    for stage in (1, 2, 3):
-        overlap = stage < 3
-        yield replace(layout, sharding=layout.data, stage=stage, overlap=overlap, main_grads=True)
+    for stage in (1, 2, 3) if layout.data > 1 else ():
+        overlap = stage < 3 and layout.pp == 1
+        yield replace(layout, sharding=layout.data, stage=stage, overlap=overlap, main_grads=overlap or stage == 3)
