@@ -23,7 +23,7 @@ import numpy as np
 import paddle
 
 from paddle_te import device, env, fp8, layers
-from paddle_te.runs.table import in_columns
+from paddle_te.table import in_columns
 
 HIDDEN, FFN, HEADS, KV_HEADS, BATCH, SEQUENCE = 256, 448, 4, 2, 2, 64
 TE, PD = "transformer_engine", "paddle"

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paddle_te.runs.table import in_columns
+from paddle_te.table import in_columns
 
 # What a run leaves in its output_dir (`training.callbacks` writes them).
 TRAIN_LOG = "train_log.jsonl"

@@ -15,11 +15,9 @@ from pathlib import Path
 
 from paddle_te import manifest
 from paddle_te.runs.checkpoints import checkpoints_in, is_complete
-from paddle_te.runs.table import in_columns
-from paddle_te.weights.contents import check_contents, read_object
+from paddle_te.table import in_columns
+from paddle_te.weights.contents import TRAINER_STATE, check_contents, read_object, read_state
 from paddle_te.weights.tensors import CheckpointError
-
-TRAINER_STATE = "trainer_state.json"
 
 
 def damage(folder, level="full", rank=0, ranks=1):
@@ -36,15 +34,6 @@ def damage(folder, level="full", rank=0, ranks=1):
         return [f"{TRAINER_STATE} is missing"]
     mine = manifest.share({name: (folder / name).stat().st_size for name in names}, rank, ranks)
     return [line for name in sorted(mine) if (line := _unreadable(folder / name))]
-
-
-def read_state(folder):
-    """The content of a checkpoint's trainer_state.json. Raises CheckpointError for one that is damaged."""
-    path = Path(folder) / TRAINER_STATE
-    state = read_object(path)
-    if not isinstance(state.get("global_step"), int):
-        raise CheckpointError(f"{path}: has no global_step, a whole number")
-    return state
 
 
 def _unreadable(path):

@@ -15,6 +15,7 @@ from paddle_te.models.loading import read_config
 from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
 from paddle_te.weights import CheckpointError
+from paddle_te.weights.contents import read_state
 from paddle_te.weights.folder import open_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def find_to_resume(args):
 
 def _check_best(checkpoint, check):
     """The run would end with the weights of another folder, which the Trainer's state names."""
-    best = verify.read_state(checkpoint).get("best_model_checkpoint")
+    best = read_state(checkpoint).get("best_model_checkpoint")
     if best and Path(best).is_dir() and (wrong := check(Path(best))):
         raise CheckpointError(f"{checkpoint} names {best} as the best checkpoint, which is damaged: {'; '.join(wrong)}")
 
@@ -123,7 +124,7 @@ def is_finished(checkpoint, args):
     """Whether the run that saved the checkpoint has no step left to train; says so in the log."""
     if not checkpoint or not args.do_train or args.ignore_load_lr_and_optim:
         return False
-    state = verify.read_state(checkpoint)
+    state = read_state(checkpoint)
     step = state["global_step"]
     left = args.max_steps - step if args.max_steps > 0 else math.ceil(args.num_train_epochs - (state["epoch"] or 0))
     if left > 0:

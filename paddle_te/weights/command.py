@@ -1,6 +1,7 @@
 """Converts checkpoints: between layouts, file formats and degrees of parallelism.
 
     python te_llama_ckpt_converter.py --mode pd2te --input_ckpt_path DIR --output_ckpt_path NEW_DIR
+    python te_llama_ckpt_converter.py --inspect --input_ckpt_path DIR
 
 Layouts: pd, PaddleNLP's native one; te, Transformer Engine's; hf, Hugging Face's. `--mode reshard` keeps the layout.
 Files: single, sharded with an index, or one to each tensor and pipeline parallel rank (model_state.tp00_pp01.pdparams);
@@ -17,6 +18,8 @@ import sys
 
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.converter import FORMATS, MODES
+from paddle_te.weights.inspection import inspect
+from paddle_te.weights.tensors import STORAGE
 
 
 def size(text):
@@ -37,8 +40,13 @@ def positive(text):
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input_ckpt_path", required=True, help="folder of the checkpoint to convert")
-    parser.add_argument("--output_ckpt_path", required=True, help="new or empty folder for the result")
-    parser.add_argument("--mode", required=True, choices=MODES, help="from which layout to which")
+    parser.add_argument("--output_ckpt_path", help="new or empty folder for the result")
+    parser.add_argument("--mode", default="pd2te", choices=MODES, help="from which layout to which (pd2te)")
+    parser.add_argument(
+        "--inspect",
+        action="store_true",
+        help="only show what the input holds: layout, dtypes, degrees, step, names and shapes; reads no tensor",
+    )
     parser.add_argument("--num_attention_heads", type=positive, help="only where there is no config.json")
     parser.add_argument("--num_key_value_heads", type=positive, help="likewise; as many as heads if left out")
     for flag in ("--fuse_attention_qkv", "--fuse_attention_ffn"):
@@ -47,7 +55,8 @@ def make_parser():
     for flag in ("--tensor_parallel_degree", "--pipeline_parallel_degree"):
         parser.add_argument(flag, type=positive, help="of the output; if left out, as the input; 1 merges")
     parser.add_argument("--virtual_pp_degree", type=positive, help="of the output; if left out, 1")
-    parser.add_argument("--max_shard_size", type=size, default="10GB", help="largest file, where degrees change (10GB)")
+    parser.add_argument("--dtype", choices=STORAGE, help="of the output; if left out, as the input")
+    parser.add_argument("--max_shard_size", type=size, help="larger files are written in shards (10GB)")
     parser.add_argument("--workers", type=positive, default=1, help="files written at the same time (1)")
     parser.add_argument(
         "--with_optimizer",
@@ -61,9 +70,16 @@ def make_parser():
 
 
 def main():
-    arguments = vars(make_parser().parse_args())
+    parser = make_parser()
+    arguments = vars(parser.parse_args())
     input_path, output_path = arguments.pop("input_ckpt_path"), arguments.pop("output_ckpt_path")
+    only_inspect = arguments.pop("inspect")
+    if output_path is None and not only_inspect:
+        parser.error("--output_ckpt_path: say where the result goes, or give --inspect to look at the input only")
     try:
+        if only_inspect:
+            print(inspect(input_path, arguments["num_attention_heads"], arguments["num_key_value_heads"]))
+            return
         left_out = convert(input_path, output_path, **arguments)
     except (CheckpointError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -67,13 +67,18 @@ def convert_config(config, source, target, dtype):
         converted = _from_hf(config, dtype)
     else:
         checked = _checked(config)
-        converted = _to_hf(checked, dtype) if target.kind == "hf" else dict(checked)
+        converted = _to_hf(checked, dtype) if target.kind == "hf" else _with_dtype(checked, dtype)
     converted.pop(RECORD, None)
     if target.kind == "te":
         fused = {flag: getattr(source, flag) for flag in FUSE_FLAGS} if source.kind == "pd" else fused_before(config)
         if any(fused.values()):
             converted[RECORD] = fused
     return converted
+
+
+def _with_dtype(config, dtype):
+    """A copy of PaddleNLP's config that names the dtype of the weights, if it names one at all."""
+    return config | ({"dtype": dtype} if "dtype" in config else {})
 
 
 # The same sentencepiece model goes by two names.

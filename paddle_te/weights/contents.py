@@ -11,6 +11,7 @@ from paddle_te.weights.tensors import CheckpointError
 
 # What is read with paddle.load; training_args.bin is written and never read.
 PICKLES = (".pdparams", ".pdopt", ".pth")
+TRAINER_STATE = "trainer_state.json"
 
 
 def check_contents(path):
@@ -34,6 +35,15 @@ def read_object(path):
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return content
+
+
+def read_state(folder):
+    """The content of a checkpoint's trainer_state.json. Raises CheckpointError for one that is damaged."""
+    path = Path(folder) / TRAINER_STATE
+    state = read_object(path)
+    if not isinstance(state.get("global_step"), int):
+        raise CheckpointError(f"{path}: has no global_step, a whole number")
+    return state
 
 
 def _check_index(path, suffix):

@@ -1,9 +1,9 @@
 """Converts a checkpoint folder to another layout, format or degree of parallelism, tensor by tensor."""
 
-import math
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
@@ -24,7 +24,7 @@ from paddle_te.weights.files import (
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.output_files import Target, check_degrees, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
-from paddle_te.weights.tensors import CheckpointError
+from paddle_te.weights.tensors import STORAGE, CheckpointError, cast
 
 # mode: (from, to); None: whatever the input's layout is, and the same again
 MODES = {
@@ -37,12 +37,13 @@ MODES = {
     "reshard": (None, None),
 }
 FORMATS = ("pdparams", "safetensors")
+MAX_SHARD_SIZE = 10 * 10**9
 
 
 def convert(
     input_path,
     output_path,
-    mode,
+    mode="pd2te",
     num_attention_heads=None,
     num_key_value_heads=None,
     fuse_attention_qkv=None,
@@ -51,7 +52,8 @@ def convert(
     tensor_parallel_degree=None,
     pipeline_parallel_degree=None,
     virtual_pp_degree=None,
-    max_shard_size=10 * 10**9,
+    dtype=None,
+    max_shard_size=None,
     workers=1,
     with_optimizer=False,
     verify=False,
@@ -70,7 +72,8 @@ def convert(
         format: "pdparams" or "safetensors"; None: the input's (hf: always safetensors).
         tensor_parallel_degree, pipeline_parallel_degree: the output's; None: the input's (hf: 1).
         virtual_pp_degree: the output's; None: 1, or the input's where no degree is given.
-        max_shard_size: bytes; where degrees change, larger files are written in shards.
+        dtype: of the output, one of STORAGE; numbers are rounded to the nearest even. None: the input's dtypes.
+        max_shard_size: bytes; larger files are written in shards. None: MAX_SHARD_SIZE.
         workers: files written side by side; each holds a few copies of the tensor it is working on.
         with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
             checkpoint (whole tensors in safetensors), from which the Trainer resumes in any degrees with
@@ -86,6 +89,8 @@ def convert(
     """
     if mode not in MODES:
         raise CheckpointError(f"mode {mode!r}: it may be one of {', '.join(MODES)}")
+    if dtype not in (None, *STORAGE):
+        raise CheckpointError(f"--dtype {dtype}: it may be one of {', '.join(STORAGE)}")
     input_path, output_path = Path(input_path), Path(output_path)
     _check_apart(input_path, output_path)
     check_new(output_path)
@@ -95,22 +100,29 @@ def convert(
     _check_mode(checkpoint, mode)
     layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
     degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
+    changes = *degrees, format, dtype, max_shard_size
+    if mode == "reshard" and not with_optimizer and all(change is None for change in changes):
+        raise CheckpointError(
+            "--mode reshard: nothing would change: give --tensor_parallel_degree, --pipeline_parallel_degree, "
+            "--format, --dtype or --max_shard_size"
+        )
+    output = dict(dtype=dtype, max_shard_size=max_shard_size or MAX_SHARD_SIZE)
     sources, carried, run = {"": checkpoint}, list(checkpoint.companions), None
     if with_optimizer:
-        target = _unified_target(layout, mode, format)
+        target = replace(_unified_target(layout, mode, format, dtype), **output)
         check_degrees(checkpoint, layout, *degrees)
         sources |= optimizer.open_optimizer(checkpoint)
         groups, indexes = _plan_with_optimizer(sources, target)
         carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
         run = _run_of(checkpoint)
     else:
-        target = _target(checkpoint, layout, mode, format, *degrees)
-        groups, indexes = _plan(checkpoint, target, virtual_pp_degree, max_shard_size)
+        target = replace(_target(checkpoint, layout, mode, format, *degrees), **output)
+        groups, indexes = _plan(checkpoint, target, virtual_pp_degree)
     for name in carried:
         check_own(checkpoint.folder / name)
         check_contents(checkpoint.folder / name)
-    dtype = groups[0][0].entries[0].spec.dtype
-    config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, dtype)
+    written = groups[0][0].entries[0].spec.dtype
+    config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, written)
     total = sum(file.nbytes for files in groups for file in files)
     _check_space(output_path, total)
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
@@ -145,15 +157,15 @@ def _run_of(checkpoint):
     return {topic: run[topic] for topic in ("step", "data") if topic in run}
 
 
-def _plan(checkpoint, target, virtual_pp_degree, max_shard_size):
+def _plan(checkpoint, target, virtual_pp_degree):
     same_ranks = (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp)
     if same_ranks and virtual_pp_degree is None:
         return plan_same_ranks(checkpoint, target)
-    return plan_new_ranks(checkpoint, target, max_shard_size)
+    return plan_new_ranks(checkpoint, target)
 
 
 def _plan_with_optimizer(sources, target):
-    groups, indexes = plan_new_ranks(sources[""], target, math.inf, always_index=True)
+    groups, indexes = plan_new_ranks(sources[""], target, always_index=True)
     more_groups, more_indexes = optimizer.plan_optimizer(sources, target)
     return groups + more_groups, indexes | more_indexes
 
@@ -199,20 +211,17 @@ def _target(checkpoint, layout, mode, format, tp, pp, vp):
     for name, degree in dict(tensor_parallel_degree=tp, pipeline_parallel_degree=pp, virtual_pp_degree=vp).items():
         if degree is not None and degree < 1:
             raise CheckpointError(f"--{name} {degree}: it must be at least 1")
-    if mode == "reshard" and tp is pp is vp is format is None:
-        raise CheckpointError("--mode reshard: give --tensor_parallel_degree, --pipeline_parallel_degree or --format")
     if format not in (None, *FORMATS):
         raise CheckpointError(f"--format {format}: it may be {' or '.join(FORMATS)}")
     if layout.kind == "hf":
         if (tp or 1, pp or 1, vp or 1) != (1, 1, 1) or format == "pdparams":
             raise CheckpointError(f"--mode {mode}: Hugging Face's layout is whole and in safetensors, nothing else")
         return Target(layout, safetensors.SUFFIX, 1, 1)
-    return Target(
-        layout, f".{format}" if format else checkpoint.suffix, tp or checkpoint.tp, pp or checkpoint.pp, vp or 1
-    )
+    suffix = f".{format}" if format else checkpoint.suffix
+    return Target(layout, suffix, tp or checkpoint.tp, pp or checkpoint.pp, vp or 1)
 
 
-def _unified_target(layout, mode, format):
+def _unified_target(layout, mode, format, dtype):
     if layout.kind == "hf":
         raise CheckpointError(
             f"--with_optimizer: Hugging Face's layout has no optimizer state, leave it out with {mode}"
@@ -221,6 +230,10 @@ def _unified_target(layout, mode, format):
         raise CheckpointError(
             "--with_optimizer writes a unified checkpoint in safetensors, from which training resumes in any degrees "
             "with --unified_checkpoint 1: leave --format out"
+        )
+    if dtype is not None:
+        raise CheckpointError(
+            "--with_optimizer: the state belongs to weights of the dtype they have, leave --dtype out"
         )
     return Target(layout, safetensors.SUFFIX, 1, 1)
 
@@ -261,7 +274,7 @@ def _write_files(sources, target, folder, files, bar, stop):
             return
         for file, writer, entry in zip(files, writers, shares, strict=True):
             read = readers[entry.kind].number if entry.kind in optimizer.POWERS else readers[entry.kind].blocks
-            writer.add(read(file.tp, entry.layer, entry.slot))
+            writer.add([cast(array, entry.spec) for array in read(file.tp, entry.layer, entry.slot)])
             bar.update(entry.spec.nbytes)
     for writer in writers:
         writer.close()

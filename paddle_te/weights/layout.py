@@ -12,6 +12,7 @@ of models:
 - "hf": Hugging Face transformers, weights [out, in], nothing fused.
 """
 
+import difflib
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -184,18 +185,36 @@ def detect(names, tied=False, describe=lambda name: f"tensor {name!r}", family=N
     """
     families = [family] if family else FAMILIES.values()
     everything = [layout for family in families for layout in _layouts(family, tied)]
+    unknown = [name for name in names if not any(layout.find(name) for layout in everything)]
+    if unknown:
+        models = " or ".join(family.title for family in families)
+        raise CheckpointError(f"{_list_unknown(unknown, everything, describe)}: not a {models} checkpoint")
     candidates, telling = everything, None
     for name in names:
         kept = [layout for layout in candidates if layout.find(name)]
-        if not kept and not any(layout.find(name) for layout in everything):
-            models = " or ".join(family.title for family in families)
-            raise CheckpointError(f"{describe(name)} is in none of the known layouts: not a {models} checkpoint")
         if not kept:
             raise CheckpointError(f"{describe(name)}: mixed layouts: it does not belong together with {telling!r}")
         if len(kept) < len(candidates):
             telling = name
         candidates = kept
     return candidates[0]
+
+
+def _list_unknown(names, known_layouts, describe, most=5):
+    """Names that no layout has, `most` of them each with the name that it may have been meant for."""
+    lines = []
+    for name in names[:most]:
+        number = re.search(r"\.(\d+)\.", name)
+        layer = int(number[1]) if number else 0
+        known = {
+            layout.full_name(n if n is None else layer, slot)
+            for layout in known_layouts
+            for n, slot in layout.tensors(1)
+        }
+        meant = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+        lines.append(f"{describe(name)} is in none of the known layouts" + "".join(f" (perhaps {m!r}?)" for m in meant))
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return "; ".join(lines + more)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from math import prod
 
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.folder import Rank, read_index
-from paddle_te.weights.output_files import OutputFile, plan_new_ranks
+from paddle_te.weights.output_files import OutputFile, plan_new_ranks, shards, weight_map
 from paddle_te.weights.tensors import CheckpointError, SlicedRef, same_bytes
 
 MOMENTS = ("moment1_0", "moment2_0")
@@ -65,15 +65,18 @@ def plan_optimizer(state, target):
     stems = {"optimizer": MOMENTS + POWERS, MASTER: (MASTER,)}
     for stem, kinds in stems.items():
         kinds = [kind for kind in kinds if kind in state]
-        entries = []
-        for kind in kinds:
-            (((file,),), _) = plan_new_ranks(state[kind], target, float("inf"))
-            entries += [_of_kind(entry, kind) for entry in file.entries]
+        entries = [
+            _of_kind(entry, kind)
+            for kind in kinds
+            for (file,) in plan_new_ranks(state[kind], target)[0]
+            for entry in file.entries
+        ]
         if entries:
-            name = f"{stem}-00001-of-00001{safetensors.SUFFIX}"
-            file = OutputFile(name, 0, entries)
-            groups.append([file])
-            index = {"metadata": {"total_size": file.nbytes}, "weight_map": {e.spec.name: name for e in entries}}
+            parts = shards(entries, target.max_shard_size)
+            names = [f"{stem}-{n:05d}-of-{len(parts):05d}{safetensors.SUFFIX}" for n in range(1, len(parts) + 1)]
+            files = [OutputFile(name, 0, part) for name, part in zip(names, parts, strict=True)]
+            groups += [[file] for file in files]
+            index = {"metadata": {"total_size": sum(file.nbytes for file in files)}, "weight_map": weight_map(files)}
             if stem == "optimizer":
                 index["master_weights"] = MASTER in state
             indexes[safetensors_index(stem)] = index

@@ -1,5 +1,6 @@
 """Which tensors a converted checkpoint has and in which file each of them stands; nothing is read or written here."""
 
+import math
 from dataclasses import dataclass
 
 from paddle_te.weights.folder import file_name, index_name, variant
@@ -36,19 +37,25 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class Target:
-    """What to convert to: the layout, ".pdparams" or ".safetensors", and the degrees of parallelism."""
+    """What to convert to: the layout, ".pdparams" or ".safetensors", and the degrees of parallelism.
+
+    dtype: of the tensors; None: as they are. max_shard_size: bytes above which a rank's file is written in shards.
+    """
 
     layout: Layout
     suffix: str
     tp: int
     pp: int
     vp: int = 1
+    dtype: str | None = None
+    max_shard_size: float = math.inf
 
 
 def plan_same_ranks(checkpoint, target):
     """([[OutputFile]], {index file: content}) with the input's ranks and shards, each file by itself.
 
-    A tensor goes to the file in which its first part was; shards that are left empty are dropped.
+    A tensor goes to the file in which its first part was, and what is too large there to further shards; shards that
+    are left empty are dropped.
     """
     files, indexes = [], {}
     for rank in checkpoint.ranks.values():
@@ -62,15 +69,16 @@ def plan_same_ranks(checkpoint, target):
                 name = target.layout.full_name(layer, slot)
                 raise CheckpointError(f"{found[0].path}: not all parts of {name!r} are on this pipeline stage")
             groups[found[0].path].append(_entry(checkpoint, target, layer, slot, found[0].dtype))
-        groups = [entries for entries in groups.values() if entries]
-        made, index = _rank_files(target.suffix, rank.tp or 0, rank.variant, groups, rank.index)
+        groups = [shard for entries in groups.values() if entries for shard in shards(entries, target.max_shard_size)]
+        old_index = {} if rank.index is None and len(groups) > 1 else rank.index
+        made, index = _rank_files(target.suffix, rank.tp or 0, rank.variant, groups, old_index)
         files += [[file] for file in made]
         indexes |= index
     return files, indexes
 
 
-def plan_new_ranks(checkpoint, target, max_shard_size, always_index=False):
-    """([[OutputFile]], {index file: content}) for other degrees; above max_shard_size bytes, a rank's file is sharded.
+def plan_new_ranks(checkpoint, target, always_index=False):
+    """([[OutputFile]], {index file: content}) for other degrees.
 
     Files that hold the shares of the same tensors stand together, so that each of these is read once for all of them.
     """
@@ -98,7 +106,7 @@ def plan_new_ranks(checkpoint, target, max_shard_size, always_index=False):
             for layer, slot in slots
             if stage_of(layer, slot.parts[0]) == pp
         ]
-        groups, ranks = _shards(entries, max_shard_size), []
+        groups, ranks = shards(entries, target.max_shard_size), []
         for tp in range(target.tp):
             rank_variant = variant(tp if target.tp > 1 else None, pp if target.pp > 1 else None)
             old_index = {} if always_index or len(groups) > 1 else None
@@ -120,10 +128,10 @@ def pieces(checkpoint, tensors):
 
 def _entry(checkpoint, target, layer, slot, dtype):
     shape = checkpoint.dims.slot_shape(slot, target.tp)
-    return Entry(TensorSpec(target.layout.full_name(layer, slot), dtype, shape), layer, slot)
+    return Entry(TensorSpec(target.layout.full_name(layer, slot), target.dtype or dtype, shape), layer, slot)
 
 
-def _shards(entries, max_shard_size):
+def shards(entries, max_shard_size):
     """Entries in order, in groups of at most max_shard_size bytes, as PaddleNLP's shard_checkpoint makes them."""
     groups, size = [[]], 0
     for entry in entries:
@@ -137,16 +145,20 @@ def _shards(entries, max_shard_size):
 
 def _rank_files(suffix, tp, rank_variant, groups, index):
     """([OutputFile], {index file: content}) of one rank; `index` is what its new index keeps of the old, or None."""
-    shards = len(groups) if index is not None else None
+    count = len(groups) if index is not None else None
     files = [
-        OutputFile(file_name(suffix, rank_variant, shards and number, shards), tp, entries)
+        OutputFile(file_name(suffix, rank_variant, count and number, count), tp, entries)
         for number, entries in enumerate(groups, 1)
     ]
     if index is None:
         return files, {}
     metadata = (index.get("metadata") or {}) | {"total_size": sum(file.nbytes for file in files)}
-    weight_map = {entry.spec.name: file.name for file in files for entry in file.entries}
-    return files, {index_name(suffix, rank_variant): index | {"metadata": metadata, "weight_map": weight_map}}
+    return files, {index_name(suffix, rank_variant): index | {"metadata": metadata, "weight_map": weight_map(files)}}
+
+
+def weight_map(files):
+    """{tensor's name: its file's}, as an index has it, of OutputFiles."""
+    return {entry.spec.name: file.name for file in files for entry in file.entries}
 
 
 def check_degrees(checkpoint, layout, tp=None, pp=None, vp=None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from paddle_te.weights.contents import TRAINER_STATE
 from paddle_te.weights.folder import Checkpoint, open_checkpoint
 from paddle_te.weights.layout import Layout
 from paddle_te.weights.optimizer import is_unified, open_optimizer, shard_files
@@ -53,7 +54,7 @@ def check_reshardable(
     if not with_optimizer:
         return
     open_optimizer(checkpoint)
-    for name in ("trainer_state.json", "scheduler.pdparams"):
+    for name in (TRAINER_STATE, "scheduler.pdparams"):
         if not (checkpoint.folder / name).is_file():
             raise CheckpointError(f"{checkpoint.folder / name}: missing; training cannot go on from where it was")
 

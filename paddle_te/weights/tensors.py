@@ -38,6 +38,36 @@ class TensorRef:
         return array.reshape(self.shape, order=self.order)
 
 
+def cast(array, spec):
+    """An array of one STORAGE dtype in the dtype of the TensorSpec that it is written as, rounded to the nearest even.
+
+    Raises CheckpointError for a finite number that would become infinite.
+    """
+    if array.dtype == STORAGE[spec.dtype]:
+        return array
+    wide = _float32(array)
+    with np.errstate(over="ignore"):  # asked about below
+        narrow = _bfloat16(wide) if spec.dtype == "bfloat16" else wide.astype(STORAGE[spec.dtype])
+    overflowed = np.isinf(_float32(narrow)) & np.isfinite(wide)
+    if overflowed.any():
+        largest = np.abs(wide[overflowed]).max()
+        raise CheckpointError(f"{spec.name!r} has numbers up to {largest:g}, which are too large for {spec.dtype}")
+    return narrow
+
+
+def _float32(array):
+    if array.dtype == STORAGE["bfloat16"]:
+        return (array.astype("<u4") << 16).view("<f4")
+    return array.astype("<f4", copy=False)
+
+
+def _bfloat16(wide):
+    """The bits of float32 numbers rounded to bfloat16, which is their upper half."""
+    bits = wide.view("<u4")
+    rounded = bits + 0x7FFF + (bits >> 16 & 1)
+    return (np.where(np.isnan(wide), bits | 0x400000, rounded) >> 16).astype("<u2")  # NaNs stay NaNs
+
+
 def same_bytes(one, other):
     """Whether two stored tensors are one, saved twice: dtype, shape and every bit."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):

@@ -82,7 +82,8 @@ def test_fused_weights_are_paddlenlps(tmp_path, tiny_config, tokens, flags):
 def test_command_line(tmp_path, tiny_config):
     LlamaForCausalLM(tiny_config()).save_pretrained(str(tmp_path / "pd"))
     (tmp_path / "pd" / "optimizer.pdopt").write_bytes(b"state")
-    result = convert(tmp_path / "pd", tmp_path / "te", "pd2te")
+    result = run("--input_ckpt_path", tmp_path / "pd", "--output_ckpt_path", tmp_path / "te")
+    assert result.returncode == 0, result.stderr
     assert result.stdout == f"{tmp_path}/te: complete\nnot carried over: optimizer.pdopt\n"
     assert "100%" in result.stderr and "B/s" in result.stderr
 
@@ -93,4 +94,6 @@ def test_command_line(tmp_path, tiny_config):
     assert wrong.returncode == 2
     assert "invalid choice: 'te2te'" in wrong.stderr
     assert run("--mode", "pd2te").returncode == 2
+    nowhere = run("--input_ckpt_path", tmp_path / "pd")
+    assert nowhere.returncode == 2 and "--output_ckpt_path: say where the result goes" in nowhere.stderr
     assert not (tmp_path / "x").exists()

@@ -64,7 +64,7 @@ EVALUATED = [
 ]
 CONVERTED = [
     *[("mode", "te2te"), ("format", "zip"), ("workers", "0"), ("workers", "-1"), ("max_shard_size", "0")],
-    *[("max_shard_size", "large"), ("tensor_parallel_degree", "0"), ("num_attention_heads", "-4")],
+    *[("max_shard_size", "large"), ("dtype", "int8"), ("tensor_parallel_degree", "0"), ("num_attention_heads", "-4")],
 ]
 PREPARED = [
     *[

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 from tqdm import tqdm
 
@@ -102,6 +103,44 @@ def test_shards_and_their_index(tmp_path, rng, suffix, stem):
     assert index["weight_map"] == {name: file for file, tensors in files.items() for name in tensors}
     total = sum(tensor.nbytes for tensor in model.native.values())
     assert index["metadata"] == {"total_size": total, "note": "kept"}
+
+
+@pytest.mark.parametrize("suffix", [".pdparams", ".safetensors"])
+def test_files_that_are_too_large_are_sharded_where_degrees_stay(tmp_path, rng, suffix):
+    model = Model(rng)
+    for tp in (0, 1):
+        save_single(tmp_path / "pd", model.rank(tp, 2), "float32", suffix, f"tp{tp:02d}")
+    save_config(tmp_path / "pd", model)
+    largest = 12_000
+    convert(tmp_path / "pd", tmp_path / "te", "pd2te", max_shard_size=largest, progress=False)
+    files = load_folder(tmp_path / "te")
+    assert len(files) > 4
+    assert all(sum(tensor.nbytes for tensor in tensors.values()) <= largest for tensors in files.values())
+    convert(
+        tmp_path / "te",
+        tmp_path / "back",
+        "te2pd",
+        tensor_parallel_degree=1,
+        pipeline_parallel_degree=1,
+        progress=False,
+    )
+    assert_same(merged(tmp_path / "back"), model.native)
+
+
+@pytest.mark.parametrize("mode, source", [("pd2te", "native"), ("reshard", "native"), ("te2hf", "te")])
+def test_another_dtype(tmp_path, rng, mode, source):
+    """Every tensor is rounded as Paddle rounds it, and config.json says so."""
+    model = Model(rng)
+    model.native = {name: rng.normal(size=tensor.shape).astype("f") for name, tensor in model.native.items()}
+    save_single(tmp_path / "in", model.te() if source == "te" else model.native, "float32")
+    (tmp_path / "in" / "config.json").write_text(json.dumps(model.config | {"dtype": "float32"}))
+    convert(tmp_path / "in", tmp_path / "wide", mode, **({"format": "pdparams"} if mode == "reshard" else {}))
+    convert(tmp_path / "in", tmp_path / "out", mode, dtype="bfloat16", progress=False)
+    wide, narrow = merged(tmp_path / "wide"), merged(tmp_path / "out")
+    rounded = {name: paddle.to_tensor(tensor).astype("bfloat16").numpy() for name, tensor in wide.items()}
+    assert_same({name: tensor.view(np.uint16) for name, tensor in narrow.items()}, rounded)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["torch_dtype" if mode == "te2hf" else "dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize("degree, kv_heads, vocab", [(2, 2, 24), (4, 4, 24), (2, 4, 25)])
@@ -365,6 +404,8 @@ def test_bad_arguments(tmp_path, native):
         (dict(mode="pd2te", num_attention_heads=8), "num_attention_heads is 4, but --num_attention_heads 8 was given"),
         (dict(mode="pd2te", num_key_value_heads=4), "num_key_value_heads is 2, but"),
         (dict(mode="pd2te", fuse_attention_qkv=True), "--fuse_attention_qkv: only for"),
+        (dict(mode="pd2te", dtype="int8"), "--dtype int8: it may be one of float32, float16, bfloat16"),
+        (dict(mode="reshard"), "--mode reshard: nothing would change"),
     ]:
         with pytest.raises(CheckpointError, match=message):
             convert(source, tmp_path / "out", progress=False, **arguments)

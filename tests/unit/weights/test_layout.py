@@ -67,6 +67,14 @@ def test_names_that_are_no_layouts(rng):
     model = Model(rng)
     with pytest.raises(CheckpointError, match="'gpt.layers.0.fc.weight'.*not a Llama or Qwen2 or Mistral checkpoint"):
         detect([*model.native, "gpt.layers.0.fc.weight"])
+    wrong = ["llama.layers.7.self_attn.q_prj.weight", *(f"llama.layers.{n}.strange" for n in range(9))]
+    with pytest.raises(CheckpointError) as error:
+        detect([*model.native, *wrong])
+    assert (
+        f"tensor {wrong[0]!r} is in none of the known layouts (perhaps 'llama.layers.7.self_attn.q_proj.weight'?)"
+        in (str(error.value))
+    )
+    assert f"{wrong[4]!r} is in none of the known layouts; and 5 more: not a Llama" in str(error.value)
     with pytest.raises(CheckpointError, match="mixed layouts"):
         detect([*model.te(), "llama.layers.2.self_attn.q_proj.weight"])
     with pytest.raises(CheckpointError, match="mixed layouts"):

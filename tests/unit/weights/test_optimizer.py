@@ -149,6 +149,19 @@ def test_slices_of_sharding_stage_3(tmp_path, rng, state_of):
         convert(tmp_path / "in", tmp_path / "again", "pd2te", with_optimizer=True, progress=False)
 
 
+def test_several_files(tmp_path, rng, state_of):
+    """No file is larger than --max_shard_size, and what is read from them is the whole."""
+    model, largest = Model(rng, kv_heads=4), 20_000
+    save_trained(tmp_path / "in", model, state_of)
+    options = dict(with_optimizer=True, progress=False)
+    convert(tmp_path / "in", tmp_path / "shards", "pd2te", max_shard_size=largest, **options)
+    files = {path.name: load_file(path) for path in (tmp_path / "shards").glob("*.safetensors")}
+    assert sum(name.startswith("optimizer-") for name in files) > 2 < sum(name.startswith("model-") for name in files)
+    assert all(sum(tensor.nbytes for tensor in tensors.values()) <= largest for tensors in files.values())
+    convert(tmp_path / "shards", tmp_path / "whole", "reshard", **options)
+    assert_same(load_file(tmp_path / "whole" / "optimizer-00001-of-00001.safetensors"), expected(state_of, "te"))
+
+
 def split_in_buckets(folder, ranks, align, per_bucket):
     """Makes of optimizer.pdopt what ranks save with split_param: parameters, each padded to `align` elements times the
     ranks, lie in buckets one after another, and of each bucket every rank has a part.
@@ -263,6 +276,7 @@ def test_errors(tmp_path, rng, state_of):
     refused("optimizer.pdopt: missing; --with_optimizer")
     save_trained(source, model, state_of)
     refused("leave --format out", format="pdparams")
+    refused("leave --dtype out", dtype="bfloat16")
     refused("num_attention_heads=4 cannot be divided", tensor_parallel_degree=3)
     refused("the model has only 5 parts", pipeline_parallel_degree=6)
     refused("no optimizer state", mode="pd2hf")
