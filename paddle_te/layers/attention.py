@@ -34,6 +34,7 @@ class DotProductAttention(BackendLayer):
         kv_channels,
         backend="transformer_engine",
         window_size=None,
+        softmax_scale=None,
         attention_dropout=0.0,
         set_parallel_mode=False,
     ):
@@ -42,7 +43,7 @@ class DotProductAttention(BackendLayer):
         self.dropout_in_training = probability(attention_dropout=attention_dropout)
         self.tp = TensorParallel.from_fleet() if set_parallel_mode else None
         self.kv_channels = kv_channels
-        self.scale = kv_channels**-0.5
+        self.scale = kv_channels**-0.5 if softmax_scale is None else softmax_scale
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
 
     def random_numbers(self):
@@ -130,6 +131,7 @@ class MultiHeadAttention(BackendLayer):
         window_size=None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
+        softmax_scale=None,
         backend="transformer_engine",
     ):
         super().__init__(backend)
@@ -167,7 +169,7 @@ class MultiHeadAttention(BackendLayer):
             **shared,
         )
         self.core_attention = DotProductAttention(
-            head_dim, backend, window_size, attention_dropout, set_parallel_mode=set_parallel_mode
+            head_dim, backend, window_size, softmax_scale, attention_dropout, set_parallel_mode
         )
         self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp

@@ -23,6 +23,7 @@ class TransformerLayer(nn.Layer):
     hidden_dropout: probability with which each number that either half adds to its input is dropped in training.
     attention_dropout: probability with which each number of the softmax is. TE's default is 0.1 for both.
     window_size: (left, 0): a query sees itself and at most `left` tokens before it; (-1, 0) and None: all of them.
+    softmax_scale: of the scores before the softmax; None is 1 / √d, d the size of one head.
     backend: "transformer_engine" or "paddle".
     Raises ValueError for sizes that do not divide, and what the backend raises where it cannot run.
     """
@@ -45,6 +46,7 @@ class TransformerLayer(nn.Layer):
         window_size=None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
+        softmax_scale=None,
         backend="transformer_engine",
     ):
         super().__init__()
@@ -67,6 +69,7 @@ class TransformerLayer(nn.Layer):
             add_qkv_bias=add_qkv_bias,
             window_size=window_size,
             attention_dropout=attention_dropout,
+            softmax_scale=softmax_scale,
             **shared,
         )
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon, **shared)

@@ -16,6 +16,7 @@ from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.ops import documents, get_ops
 from paddle_te.ops.kept import copy_with_kept, kept_on
 from paddle_te.options import LayerOptions
+from paddle_te.weights.rope import scaling_of
 
 # In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
 # numbers for each sequence, and those into angles for each sequence.
@@ -23,31 +24,23 @@ FROM_ZERO = False
 FLASH_MASK = "attn_mask_startend_row_indices"  # PaddleNLP's name for where the documents of a packed sequence end
 
 
-def _rotary(dim, base, interpolation, scaling):
-    """One table of angles for all layers alike; scaling is a tuple of items, to be hashable."""
-    return _rotary_on(paddle.get_device(), dim, base, interpolation, scaling)
-
-
 @lru_cache
-def _rotary_on(device, dim, base, interpolation, scaling):
-    return RotaryPositionEmbedding(dim, base, interpolation, dict(scaling) if scaling else None)
+def _rotary_on(device, dim, base, scaling, max_position_embeddings):
+    """One table of angles for all layers alike; scaling is a tuple of items, to be hashable."""
+    return RotaryPositionEmbedding(
+        dim, base, rope_scaling=dict(scaling), max_position_embeddings=max_position_embeddings
+    )
 
 
 def rotary_embedding(config):
     """The RotaryPositionEmbedding of a configuration. Raises ValueError for a rope scaling that is not supported."""
-    dim = config.hidden_size // config.num_attention_heads
-    scaling = getattr(config, "rope_scaling", None)
-    if scaling and scaling.get("rope_type") == "llama3":
-        return _rotary(dim, config.rope_theta, None, tuple(scaling.items()))
-    kind = getattr(config, "rope_scaling_type", None)
-    if kind is None:
-        return _rotary(dim, config.rope_theta, None, None)
-    factor = config.rope_scaling_factor
-    if kind == "linear":
-        return _rotary(dim, config.rope_theta, factor, None)
-    if kind == "ntk":
-        return _rotary(dim, config.rope_theta * factor ** (dim / (dim - 2)), None, None)
-    raise ValueError(f"rope_scaling_type={kind!r} is not supported; it may be None, linear or ntk")
+    scaling = tuple((scaling_of(config) or {}).items())
+    length = config.max_position_embeddings
+    return _rotary_on(paddle.get_device(), _head_dim(config), config.rope_theta, scaling, length)
+
+
+def _head_dim(config):
+    return config.hidden_size // config.num_attention_heads
 
 
 def _window_size(config):
@@ -132,9 +125,8 @@ class TEDecoderLayer(nn.Layer):
                 raise ValueError(
                     f"fp8_dpa: attention in fp8 has no sliding_window={config.sliding_window}; leave fp8_dpa out"
                 )
-            head_dim = config.hidden_size // config.num_attention_heads
             ops = get_ops(config.transformer_engine_backend)
-            ops.check_fp8_attention(head_dim, backward=self.fp8_recipe.fp8_dpa_bwd)
+            ops.check_fp8_attention(_head_dim(config), backward=self.fp8_recipe.fp8_dpa_bwd)
         std = config.initializer_range
         self.transformer = TransformerLayer(
             config.hidden_size,
@@ -150,6 +142,7 @@ class TEDecoderLayer(nn.Layer):
             fuse_wgrad_accumulation=LayerOptions.of(config).fuse_wgrad_accumulation,
             add_qkv_bias=family_of(config).qkv_bias,
             window_size=_window_size(config),
+            softmax_scale=_head_dim(config) ** -0.5 * self.rope.attention_factor**2,
             backend=config.transformer_engine_backend,
         )
 
@@ -195,12 +188,12 @@ class TEDecoderLayer(nn.Layer):
 
     def _angles(self, hidden_states, position_ids, past_key_value):
         """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids."""
-        if position_ids is not None and position_ids is not FROM_ZERO:
-            return kept_on(position_ids, self.rope.at)
-        if hidden_states.ndim == 2:
-            return self.rope(self.config.seq_length)
         past = 0 if past_key_value is None else past_key_value[0].shape[1]
-        return self.rope(past + hidden_states.shape[1])[past:]
+        length = self.config.seq_length if hidden_states.ndim == 2 else past + hidden_states.shape[1]
+        given = position_ids is not None and position_ids is not FROM_ZERO
+        if given or past:
+            self.rope.check_any_position(length)
+        return kept_on(position_ids, self.rope.at) if given else self.rope(length)[past:]
 
 
 def _by_name(tensors):

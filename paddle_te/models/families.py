@@ -6,6 +6,7 @@ from paddlenlp import transformers
 
 from paddle_te.configs.families import family_of
 from paddle_te.options import BACKENDS
+from paddle_te.weights.rope import check_paddlenlps_layers
 
 
 def check_backend_name(backend):
@@ -25,6 +26,7 @@ def _check_paddlenlps_layers(config, family):
         raise ValueError(
             f"PaddleNLP's own {family.title} has no sequence parallelism; backends paddle and transformer_engine have"
         )
+    check_paddlenlps_layers(config)
     length = getattr(config, "seq_length", None) or config.max_position_embeddings
     window = config.sliding_window if family.window else None
     if window and length > window:

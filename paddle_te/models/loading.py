@@ -131,19 +131,7 @@ def read_config(folder):
 
 def _check_attention(path, config):
     """Refuses what PaddleNLP's model would leave out without a word. Raises CheckpointError."""
-    family, scaling = family_of(config), config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if scaling and not family.rope_scaling:
-        raise CheckpointError(f"{path}: rope_scaling {scaling}: PaddleNLP's {family.title} has none")
-    if kind == "llama3":
-        wanted = {"rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-        if missing := wanted - scaling.keys():
-            raise CheckpointError(f"{path}: rope_scaling of type llama3 lacks {', '.join(sorted(missing))}")
-    elif kind not in (None, "default") or scaling and kind is None:
-        raise CheckpointError(
-            f"{path}: rope_scaling {scaling}: only rope_type llama3 is read there; linear and ntk scaling PaddleNLP "
-            "has as rope_scaling_type and rope_scaling_factor"
-        )
+    family = family_of(config)
     heads, size = config.get("num_attention_heads"), config.get("hidden_size")
     if heads and size and config.get("head_dim") not in (None, size // heads):
         raise CheckpointError(

@@ -35,6 +35,7 @@ from paddle_te.training.out_of_memory import advised
 from paddle_te.training.packing import make_collator
 from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 from paddle_te.training.trainer import PretrainingTrainer
+from paddle_te.weights.rope import scaling_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ def make_config(model_args, data_args, training_args, tokenizer):
     if data_args.reset_attention_mask:
         check_packed(config)
     if not model_args.continue_training:
-        config.max_position_embeddings = max(config.max_position_embeddings, data_args.max_seq_length)
+        if (scaling_of(config) or {}).get("rope_type") != "dynamic":  # which scales beyond it
+            config.max_position_embeddings = max(config.max_position_embeddings, data_args.max_seq_length)
         if tokenizer is not None:
             # GEMMs want multiples of 128
             config.vocab_size = max(config.vocab_size, -(-tokenizer.vocab_size // 128) * 128)

@@ -3,6 +3,8 @@
 import math
 
 from paddle_te.configs.families import family_of
+from paddle_te.weights.rope import check_paddlenlps_layers, scaling_of
+from paddle_te.weights.rope import to_paddlenlp as rope_in_paddlenlp
 from paddle_te.weights.tensors import CheckpointError
 
 FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
@@ -69,6 +71,8 @@ def convert_config(config, source, target, dtype):
         checked = _checked(config)
         converted = _to_hf(checked, dtype) if target.kind == "hf" else _with_dtype(checked, dtype)
     converted.pop(RECORD, None)
+    if target.kind == "pd":
+        check_paddlenlps_layers(converted)
     if target.kind == "te":
         fused = {flag: getattr(source, flag) for flag in FUSE_FLAGS} if source.kind == "pd" else fused_before(config)
         if any(fused.values()):
@@ -158,36 +162,24 @@ def _checked(config):
     for key, divisor in (("hidden_size", "num_attention_heads"), ("num_attention_heads", "num_key_value_heads")):
         if config.get(key) and config.get(divisor) and config[key] % config[divisor]:
             raise CheckpointError(f"config.json: {key}={config[key]} is no multiple of {divisor}={config[divisor]}")
+    scaling_of(config)
     return config
 
 
 def _from_hf(config, dtype):
     _checked(config)
     # transformers 5 keeps theta and scaling together in rope_parameters
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = rope.pop("rope_theta", config.get("rope_theta", 10000.0))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    converted = _checked(_shared(config) | {"rope_theta": theta, "dtype": dtype})
-    if kind == "default":
-        return converted
-    if not _family(config).rope_scaling:
-        raise CheckpointError(f"config.json: rope type {kind!r}: PaddleNLP's {_family(config).title} has only default")
-    if kind == "linear":
-        factor = {"rope_scaling_type": "linear", "rope_scaling_factor": rope.get("factor", 0)}
-        return _checked(converted | factor)
-    if kind == "llama3":
-        return converted | {"rope_scaling": rope | {"rope_type": "llama3"}}
-    raise CheckpointError(f"config.json: rope type {kind!r}: only default, linear and llama3 can be converted")
+    theta = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta", 10000.0))
+    rope = rope_in_paddlenlp(scaling_of(config), _family(config))
+    return _checked(_shared(config) | {"rope_theta": theta, "dtype": dtype} | rope)
 
 
 def _to_hf(config, dtype):
-    scaling, kind = config.get("rope_scaling"), config.get("rope_scaling_type")
+    scaling = scaling_of(config)
     if config.get("alibi"):
         raise CheckpointError("config.json: alibi: Hugging Face's models have only rotary positions")
-    if kind == "linear":
-        scaling = {"rope_type": "linear", "factor": config.get("rope_scaling_factor", 1.0)}
-    elif kind is not None or (scaling or {}).get("rope_type", "llama3") != "llama3":
-        raise CheckpointError(f"config.json: rope scaling {kind or scaling}: only linear and llama3 can be converted")
+    if scaling and scaling["rope_type"] == "ntk":
+        raise CheckpointError("config.json: rope_scaling_type='ntk': Hugging Face's models have no such scaling")
     only = {key: values[0] for key, values in _ONLY[_family(config).model_type].items() if values[0] is not None}
     return (
         _shared(config)

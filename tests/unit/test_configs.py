@@ -139,9 +139,8 @@ def test_angles(name, factor):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "only rope_type llama3"),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling_type"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks high_freq_factor, low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, high_freq_factor"),
         ({"head_dim": 128}, "head_dim=128.* = 64 only"),
     ],
 )

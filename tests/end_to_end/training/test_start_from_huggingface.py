@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused_before_work(monkeypatch, tmp_path, folders
     for change, message in (
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"intermediate_size": 95}, "has shape"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
     ):
         (hf / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(SystemExit) as stop:

@@ -184,6 +184,27 @@ def test_mistrals_window_is_transformers(tmp_path, seed):
     assert errors[0] <= 1e-5 and errors[1] > 1e-3
 
 
+DYNAMIC = dict(rope_type="dynamic", factor=2.0, rope_theta=10000.0)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=30, rope_theta=10000.0)
+
+
+@pytest.mark.parametrize("family, scaling, backend", [
+    ("llama", DYNAMIC, "none"), ("llama", DYNAMIC, "paddle"), ("llama", YARN, "paddle"), ("qwen2", YARN, "paddle"),
+    ("mistral", YARN, "paddle")
+])  # fmt: skip
+def test_positions_of_long_contexts_are_transformers(tmp_path, seed, family, scaling, backend):
+    np.save(tmp_path / "tokens.npy", np.random.randint(0, 128, (2, 120)))
+    length = 30 if scaling is DYNAMIC else 120
+    options = dict(model_type=family, max_position_embeddings=length, rope_parameters=scaling, sliding_window=None)
+    hf(MAKE, tmp_path / "hf", seed, "float32", "1GB", json.dumps(options))
+    hf(LOGITS, tmp_path / "tokens.npy", tmp_path / "hf")
+    expected = np.load(tmp_path / "hf_logits.npy")
+    with paddle.no_grad():
+        out = load_model(tmp_path / "hf", backend)(paddle.to_tensor(np.load(tmp_path / "tokens.npy")))
+    logits = (out[0] if isinstance(out, tuple) else out).numpy()
+    assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("backend", ["none", "paddle"])
 def test_llama32_has_transformers_gradients(tmp_path, seed, backend):
     tokens = np.random.randint(0, 128, (2, 49))

@@ -47,6 +47,16 @@ def test_bf16(seed, kind, kv_heads):
         assert relative(got[name], want) < 2e-2, name
 
 
+@pytest.mark.parametrize("backend, dtype", [("transformer_engine", "bfloat16"), ("paddle", "float32")])
+def test_softmax_scale(seed, backend, dtype):
+    """Twice the scale, with queries half as long: the same bits, since a factor of 2 is exact."""
+    q, k, v = (paddle.randn([2, 24, heads, 64]).astype(dtype) for heads in (4, 2, 2))
+    want = DotProductAttention(64, backend)(q, k, v)
+    got = DotProductAttention(64, backend, softmax_scale=2 / 8)(0.5 * q, k, v)
+    assert (got == want).all()
+    assert (DotProductAttention(64, backend, softmax_scale=2 / 8)(q, k, v) != want).any()
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind, kv_heads", [("linear", 4), ("linear_in_out", 4), ("transformer", 4), ("qkv_bias", 2)])
 def test_fp8(seed, kind, kv_heads, recipe):

@@ -11,6 +11,7 @@ from paddlenlp.transformers.llama import modeling
 from paddle_te.models import model_class
 from paddle_te.models.decoder import fp8_recipe, rotary_embedding
 from paddle_te.models.llama.decoder import TELlamaDecoderLayerPipe
+from tests import rope_formulas
 from tests.unit.models.native import FAMILIES, copy_layer, paddlenlps, randomise, relative, te_gradients, tiny_config
 
 
@@ -92,6 +93,8 @@ def test_an_additive_mask_is_applied(seed):
     [
         dict(rope_scaling_type="linear", rope_scaling_factor=4.0),
         dict(rope_scaling_type="ntk", rope_scaling_factor=2.0),
+        dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0, max_position_embeddings=32),
+        dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0, max_position_embeddings=64),
         dict(rope_theta=500000.0),
         dict(
             rope_scaling=dict(
@@ -114,8 +117,49 @@ def test_rope_angles_are_paddlenlps(scaling):
 
 
 def test_unknown_rope_scaling_is_refused():
-    with pytest.raises(ValueError, match="dynamic_ntk"):
-        rotary_embedding(tiny_config(rope_scaling_type="dynamic_ntk"))
+    with pytest.raises(ValueError, match="rope type 'longrope' is not supported; it may be default, linear"):
+        rotary_embedding(tiny_config(rope_scaling_type="longrope"))
+
+
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_yarn_is_a_layer_with_its_cosines_and_sines(seed, family):
+    """PaddleNLP has none; its own layer computes it when its tables are YaRN's, longer by the attention factor."""
+    generator = np.random.default_rng(seed)
+    native, ours = both(tiny_config(family, rope_scaling=YARN, sequence_parallel=False), generator)
+    frequencies = [rope_formulas.yarn(pair, 16, 10000.0, 4.0, 16) for pair in range(8)]
+    angles = np.arange(64)[:, None] * np.tile(frequencies, 2)
+    longer, rope = rope_formulas.yarn_attention_factor(4.0), native.self_attn.rotary_emb
+    rope.cos_cached, rope.sin_cached = (
+        paddle.to_tensor((longer * part(angles)).astype("float32")).reshape(rope.cos_cached.shape)
+        for part in (np.cos, np.sin)
+    )
+    x, dy = (generator.standard_normal([2, 40, 64]).astype("float32") for _ in range(2))
+    causal = paddle.triu(paddle.full([2, 1, 40, 40], -1e30), 1)
+    want, want_dx = run(native, x, dy, paddle.arange(40).expand([2, 40]), causal)
+    got, got_dx = run(ours, x, dy)
+    assert relative(got, want) < 1e-5 and relative(got_dx, want_dx) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_paddlenlps_own_layers_would_leave_out_is_refused(family):
+    for scaling in (YARN, dict(rope_type="linear", factor=2.0)):
+        config = tiny_config(family, rope_scaling=scaling, transformer_engine_backend="none")
+        with pytest.raises(ValueError, match="PaddleNLP's own .* would leave it out; use backend paddle or"):
+            model_class(config)
+
+
+def test_dynamic_scaling_beyond_its_length_takes_whole_sequences_only():
+    config = tiny_config(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0, max_position_embeddings=32)
+    layer = model_class(config).decoder_class(config)
+    x, cache = paddle.randn([1, 33, 64]), (paddle.randn([1, 32, 2, 16]),) * 2
+    layer(x)
+    layer(x[:, :32], position_ids=paddle.arange(32).unsqueeze(0))
+    for given in (dict(position_ids=paddle.arange(33).unsqueeze(0)), dict(past_key_value=cache, use_cache=True)):
+        with pytest.raises(ValueError, match="rope type dynamic: in a sequence of .* angles depend on the length"):
+            layer(x, **given)
 
 
 @pytest.mark.parametrize("family, argument", [

@@ -7,7 +7,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from paddle_te.configs.families import MISTRAL
+from paddle_te.configs.families import FAMILIES, MISTRAL
 from paddle_te.weights import CheckpointError, convert, read_weights
 from paddle_te.weights.config import convert_config, native_config
 from paddle_te.weights.layout import hf_layout, native_layout, te_layout
@@ -137,6 +137,14 @@ def test_modes_must_fit(tmp_path, rng):
             convert(tmp_path / source, tmp_path / "out", mode, progress=False, format="safetensors")
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 ROPE = [
     # Hugging Face's (transformers 4, transformers 5), PaddleNLP's
     ({"rope_scaling": None}, {"rope_parameters": {"rope_type": "default"}}, {}),
@@ -146,9 +154,22 @@ ROPE = [
         {"rope_scaling_type": "linear", "rope_scaling_factor": 4.0},
     ),
     (
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
-        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
-        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        {"rope_scaling_type": "dynamic_ntk", "rope_scaling_factor": 2.0},
+    ),
+    ({"rope_scaling": LLAMA3}, {"rope_parameters": LLAMA3}, {"rope_scaling": LLAMA3}),
+    ({"rope_scaling": YARN}, {"rope_parameters": YARN}, {"rope_scaling": YARN}),
+    # what the dictionary lacks transformers takes from CONFIG's max_position_embeddings
+    (
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_scaling": YARN | {"original_max_position_embeddings": 64}},
+    ),
+    (
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 16}},
+        {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 16}},
+        {"rope_scaling": YARN},
     ),
 ]
 
@@ -163,7 +184,7 @@ def test_rope_in_config(rng, old, new, native):
         assert converted["rope_theta"] == theta and converted["dtype"] == "bfloat16"
         assert {k: v for k, v in converted.items() if k.startswith("rope_scaling")} == native
         again = convert_config(converted, te_layout(), hf_layout(), "bfloat16")
-        assert convert_config(again, hf_layout(), native_layout(), "bfloat16") == converted
+        assert convert_config(again, hf_layout(), te_layout(), "bfloat16") == converted
 
 
 @pytest.mark.parametrize("window", [4096, None])
@@ -186,16 +207,29 @@ def test_a_sliding_window_goes_along(rng, window):
         ({"model_type": "granite"}, "model_type='granite' is not supported; it may be one of: llama, qwen2, mistral"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window=True: PaddleNLP's Qwen2"),
         ({"model_type": "qwen2", "attention_dropout": 0.1}, "attention_dropout=0.1"),
-        ({"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 4.0}}, "'linear': PaddleNLP's Qwen2"),
         ({"sliding_window": 4096}, "sliding_window=4096: PaddleNLP's Llama has only None"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window=0"),
         ({"model_type": "mistral", "tie_word_embeddings": True}, "tie_word_embeddings=True"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling of type dynamic lacks factor"),
+        ({"rope_parameters": YARN | {"factor": -2.0}}, "rope_scaling_factor=-2.0: it must be a positive"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor=0.5",
+        ),
     ],
 )
 def test_what_paddlenlp_cannot_express(rng, change, message):
     with pytest.raises(CheckpointError, match=message):
         convert_config(Model(rng).config | change, hf_layout(), te_layout(), "float32")
+
+
+@pytest.mark.parametrize("family, scaling", [("llama", YARN), ("qwen2", LLAMA3), ("mistral", YARN)])
+def test_scalings_that_paddlenlps_own_layers_have_not(rng, family, scaling):
+    family = FAMILIES[family]
+    config = Model(rng, family=family.model_type).config | CONFIG | {"rope_scaling": scaling}
+    with pytest.raises(CheckpointError, match=f"PaddleNLP's own {family.title} would leave it out"):
+        convert_config(config, hf_layout(family=family), native_layout(family=family), "float32")
 
 
 BAD_VALUES = [

@@ -1,0 +1,111 @@
+"""How a configuration says that rotary positions are scaled for long contexts: in Hugging Face's or PaddleNLP's words.
+
+The kinds, and the formulas behind them in `paddle_te.layers.rotary`:
+
+- linear: positions are divided by `factor`.
+- ntk: θ grows once, by `factor`. PaddleNLP's; Hugging Face has it not.
+- dynamic: θ grows with what a sequence has beyond max_position_embeddings; PaddleNLP's dynamic_ntk.
+- llama3: long wavelengths are slowed by `factor`.
+- yarn: as llama3, with another ramp, and attention is sharpened.
+
+Hugging Face has one dictionary, rope_scaling (in transformers 5 rope_parameters). PaddleNLP's Llama has the same for
+llama3 and rope_scaling_type with rope_scaling_factor for the first three. What PaddleNLP's own layers have not stands
+in Hugging Face's dictionary in a PaddleNLP config.json too, for backends paddle and transformer_engine.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paddle_te.configs.families import Family, family_of
+from paddle_te.weights.tensors import CheckpointError
+
+_LENGTH = "original_max_position_embeddings"
+# kind: the numbers that its dictionary must have, and those that it may have
+_NEEDED = {
+    "linear": ("factor",),
+    "ntk": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
+    "yarn": ("factor", _LENGTH),
+}
+_YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_PADDLENLP = {"linear": "linear", "ntk": "ntk", "dynamic": "dynamic_ntk"}  # kind: rope_scaling_type
+
+
+def scaling_of(config) -> dict | None:
+    """The scaling of a configuration, a dict or PaddleNLP's object, as Hugging Face's dictionary with rope_type.
+
+    None where nothing is scaled. Raises CheckpointError for a kind that there is not, and for numbers that are missing,
+    or are none above 0.
+    """
+    get = _reader(config)
+    scaling = dict(get("rope_parameters") or get("rope_scaling") or {})
+    scaling.pop("rope_theta", None)
+    if name := get("rope_scaling_type"):
+        kinds = {theirs: kind for kind, theirs in _PADDLENLP.items()}
+        scaling = {"rope_type": kinds.get(name, name), "factor": get("rope_scaling_factor", 1.0)}
+    if not scaling:
+        return None
+    kind = scaling.pop("type", "default")
+    kind = scaling.pop("rope_type", kind)
+    if kind == "default":
+        return None
+    if kind == "yarn":
+        scaling = _complete(scaling, get("max_position_embeddings"))
+    return {"rope_type": kind, **_checked(kind, scaling)}
+
+
+def _reader(config):
+    return config.get if isinstance(config, dict) else lambda key, default=None: getattr(config, key, default)
+
+
+def _complete(scaling, max_position_embeddings):
+    """With what transformers takes from max_position_embeddings where the dictionary of yarn leaves it out."""
+    length = scaling.get(_LENGTH) or max_position_embeddings
+    factor = scaling.get("factor") or (max_position_embeddings or 0) / (length or 1)
+    return scaling | {"factor": factor, _LENGTH: length}
+
+
+def _checked(kind, scaling):
+    if kind not in _NEEDED:
+        raise CheckpointError(
+            f"config.json: rope type {kind!r} is not supported; it may be default, {', '.join(_NEEDED)}"
+        )
+    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+        part = scaling["partial_rotary_factor"]
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor={part!r}: whole heads are turned, so it can only be 1"
+        )
+    missing = [key for key in _NEEDED[kind] if scaling.get(key) is None]
+    if missing:
+        raise CheckpointError(f"config.json: rope_scaling of type {kind} lacks {', '.join(missing)}")
+    for key in (*_NEEDED[kind], *_YARN):
+        value = scaling.get(key)
+        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+            name = "rope_scaling_factor" if key == "factor" else f"rope_scaling: {key}"
+            raise CheckpointError(f"config.json: {name}={value!r}: it must be a positive number")
+    return scaling
+
+
+def to_paddlenlp(scaling: dict | None, family: Family) -> dict:
+    """What config.json has for a scaling in PaddleNLP's words, of a model of a Family."""
+    if scaling is None:
+        return {}
+    if family.rope_scaling and scaling["rope_type"] in _PADDLENLP:
+        return {"rope_scaling_type": _PADDLENLP[scaling["rope_type"]], "rope_scaling_factor": scaling["factor"]}
+    return {"rope_scaling": scaling}
+
+
+def check_paddlenlps_layers(config) -> None:
+    """Raises CheckpointError for a scaling that PaddleNLP's own layers would leave out without a word.
+
+    config: in PaddleNLP's words, a dict or PaddleNLP's object.
+    """
+    get, scaling, family = _reader(config), scaling_of(config), family_of(config)
+    read = get("rope_scaling_type") or (get("rope_scaling") or {}).get("rope_type") == "llama3"
+    if scaling and not (family.rope_scaling and read):
+        raise CheckpointError(
+            f"rope_scaling of type {scaling['rope_type']}: PaddleNLP's own {family.title} would leave it out; use "
+            "backend paddle or transformer_engine, whose weights are in te layout"
+        )
