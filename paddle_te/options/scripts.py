@@ -371,6 +371,14 @@ PRETRAIN_DATA = (
         zh="每个文档的位置编号从头开始",
     ),
     Option(
+        "eod_mask_loss",
+        FLAG,
+        False,
+        "No loss where the input is the token that ends a document: it cannot tell how the next document begins.",
+        doc="no loss where the input is the eos token that ends a document",
+        zh="输入为文档结尾的 eos token 处不计损失",
+    ),
+    Option(
         "share_folder",
         FLAG,
         False,

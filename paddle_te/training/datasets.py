@@ -28,14 +28,17 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "valid", "test")
 DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
+# What they change where a sequence has several documents: who sees whom, positions, and what is trained on
+DOCUMENT_FLAGS = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+IGNORED = -100  # the label of a token that is not trained on
 SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
 
 
 @dataclass
 @with_options(*PRETRAIN_DATA)
 class DataArguments:
-    """What to train on. Names and defaults are those of PaddleNLP's run_pretrain; mock_data is ours, and
-    reset_attention_mask and reset_position_ids are Megatron's."""
+    """What to train on. Names and defaults are those of PaddleNLP's run_pretrain; mock_data is ours, and DOCUMENT_FLAGS
+    are Megatron's."""
 
     def __post_init__(self):
         check_values(self)
@@ -139,7 +142,7 @@ def data_identity(data_args, seed):
     Raises ValueError where there is no such data.
     """
     identity = {"max_seq_length": data_args.max_seq_length, "seed": seed}
-    identity |= {name: getattr(data_args, name) for name in ("reset_attention_mask", "reset_position_ids")}
+    identity |= {name: getattr(data_args, name) for name in DOCUMENT_FLAGS}
     if data_args.mock_data:
         return {"source": "random tokens"} | identity
     data = find_data(data_args)

@@ -17,9 +17,8 @@ from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_DATA
 from paddle_te.runs.identity import fingerprint
 from paddle_te.training import jsonl
+from paddle_te.training.datasets import IGNORED
 from paddle_te.training.packing import separation
-
-IGNORED = -100  # the label of a token that is not trained on
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paddle_te.ops import documents, get_ops
-from paddle_te.training.datasets import collate_fn
+from paddle_te.training.datasets import DOCUMENT_FLAGS, IGNORED, collate_fn
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +57,15 @@ class DocumentCollator:
     """Makes batches of sequences that hold several documents each: those of `datasets.collate_fn`, and with them what
     keeps the documents apart.
 
-    end_of_document: the token that ends one. reset_attention_mask, reset_position_ids: as Megatron's flags. masked,
-    pipeline: as `separation`'s.
+    end_of_document: the token that ends one. reset_attention_mask, reset_position_ids, eod_mask_loss: as Megatron's
+    flags, the last one as its `get_ltor_masks_and_position_ids`: without the loss where that token is the input, of
+    which the label is the first token of the next document. masked, pipeline: as `separation`'s.
     """
 
     end_of_document: int
     reset_attention_mask: bool
     reset_position_ids: bool
+    eod_mask_loss: bool
     masked: bool
     pipeline: bool
 
@@ -72,6 +74,8 @@ class DocumentCollator:
         rows = split_at(self.end_of_document, batch["input_ids"])
         if self.reset_position_ids:
             batch["position_ids"] = documents.positions(rows)
+        if self.eod_mask_loss:
+            batch["labels"] = np.where(batch["input_ids"] == self.end_of_document, IGNORED, batch["labels"])
         if self.reset_attention_mask:
             batch |= separation(rows, self.masked, self.pipeline)
         return batch
@@ -82,24 +86,24 @@ def make_collator(data_args, training_args, end_of_document):
 
     Raises ValueError for arguments that do not fit each other.
     """
-    if not (data_args.reset_attention_mask or data_args.reset_position_ids):
+    flags = {name: getattr(data_args, name) for name in DOCUMENT_FLAGS}
+    if not any(flags.values()):
         return collate_fn
-    flag = "--reset_attention_mask" if data_args.reset_attention_mask else "--reset_position_ids"
+    flag = "--" + next(name for name, given in flags.items() if given)
     if end_of_document is None:
         raise ValueError(
             f"{flag}: neither the tokenizer nor the model's configuration has an eos token, which ends documents"
         )
     for name in ("sep_parallel_degree", "context_parallel_degree"):
-        if (degree := getattr(training_args, name)) > 1:
+        if (degree := getattr(training_args, name)) > 1 and flag != "--eod_mask_loss":
             raise ValueError(f"{flag} with --{name} {degree}: documents are kept apart in whole sequences only")
     if data_args.reset_attention_mask:
         check_fp8_dpa(training_args, flag)
     return DocumentCollator(
         end_of_document,
-        data_args.reset_attention_mask,
-        data_args.reset_position_ids,
-        data_args.reset_attention_mask and needs_mask(training_args.transformer_engine_backend),
-        training_args.pipeline_parallel_degree > 1,
+        **flags,
+        masked=data_args.reset_attention_mask and needs_mask(training_args.transformer_engine_backend),
+        pipeline=training_args.pipeline_parallel_degree > 1,
     )
 
 

@@ -103,7 +103,12 @@ def test_what_tells_data_from_other_data(corpus, tmp_path, documents):
     identity = datasets.data_identity(arguments, 7)
     assert datasets.data_identity(arguments, 7) == identity
     others = [datasets.data_identity(arguments, 8)]
-    for changes in dict(split="7,2,1"), dict(reset_attention_mask=True), dict(reset_position_ids=True):
+    for changes in (
+        dict(split="7,2,1"),
+        dict(reset_attention_mask=True),
+        dict(reset_position_ids=True),
+        dict(eod_mask_loss=True),
+    ):
         others.append(datasets.data_identity(data_arguments(corpus, **changes), 7))
     documents[5][0] += 1
     write_corpus(corpus / "corpus", documents)

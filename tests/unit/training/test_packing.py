@@ -20,7 +20,7 @@ END = 2
 
 
 def make(end=END, data=(), **training):
-    data_args = dict(reset_attention_mask=True, reset_position_ids=True) | dict(data)
+    data_args = dict(reset_attention_mask=True, reset_position_ids=True, eod_mask_loss=False) | dict(data)
     training_args = dict(sep_parallel_degree=1, context_parallel_degree=1, pipeline_parallel_degree=1, fp8_dpa=False)
     training_args |= dict(transformer_engine_backend="paddle") | training
     return make_collator(SimpleNamespace(**data_args), SimpleNamespace(**training_args), end)
@@ -50,6 +50,25 @@ def test_each_flag_by_itself(seed, flag):
     for name, value in plain.items():
         np.testing.assert_array_equal(got[name], value)
     assert make(data={flag: False, other: False}) is collate_fn
+
+
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_the_loss_of_what_follows_an_end_is_left_out(seed, backend):
+    """As Megatron's loss_mask: where the end is the input. The rest of the batch stays, and so does its mean loss."""
+    paddle.seed(seed)
+    batch, alone = samples(np.random.default_rng(seed)), dict(reset_attention_mask=False, reset_position_ids=False)
+    plain, got = collate_fn(batch), make(data=alone | dict(eod_mask_loss=True), sep_parallel_degree=2)(batch)
+    assert got.keys() == plain.keys()
+    ends = plain["input_ids"] == END
+    assert 0 < ends.sum() < ends.size and (got["labels"][ends] == -100).all()
+    np.testing.assert_array_equal(got["labels"][~ends], plain["labels"][~ends])
+    config = tiny_config(initializer_range=0.2, transformer_engine_backend=backend)
+    model = model_class(config)(config)
+    ids, labels = paddle.to_tensor(got["input_ids"]), paddle.to_tensor(got["labels"])
+    logits, wanted = model(ids)[0].numpy().astype("float64"), plain["labels"][~ends]
+    scores = logits[~ends] - logits[~ends].max(-1, keepdims=True)
+    losses = np.log(np.exp(scores).sum(-1)) - scores[np.arange(len(wanted)), wanted]
+    assert model(ids, labels=labels)[0].item() == pytest.approx(losses.mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("backend, pipeline, name", [
@@ -95,6 +114,8 @@ def test_documents_do_not_see_each_other(seed, backend):
 @pytest.mark.parametrize("arguments, message", [
     (dict(end=None), "--reset_attention_mask: neither the tokenizer nor .* has an eos token"),
     (dict(end=None, data=dict(reset_attention_mask=False)), "--reset_position_ids: neither"),
+    (dict(end=None, data=dict(reset_attention_mask=False, reset_position_ids=False, eod_mask_loss=True)),
+     "--eod_mask_loss: neither"),
     (dict(fp8_dpa=True), "--fp8_dpa: cuDNN has no attention in fp8 over packed documents; .*--reset_attention_mask"),
     (dict(context_parallel_degree=2), "--reset_attention_mask with --context_parallel_degree 2"),
     (dict(sep_parallel_degree=2, data=dict(reset_attention_mask=False)), "--reset_position_ids with --sep_parallel"),
