@@ -11,7 +11,6 @@ import sys
 from dataclasses import dataclass
 
 from paddle_te import __version__
-from paddle_te.upstream import deferred_imports
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,11 @@ def main(argv: list[str] | None = None) -> int | None:
     if command.missing():
         print(f"error: paddle-te {name} needs Paddle: {PADDLE}", file=sys.stderr)
         return 2
-    if command.needs:
-        deferred_imports.apply()
     sys.argv = [f"paddle-te {name}", *command.words, *words]
+    if command.needs:
+        from paddle_te import scripts  # here, since --help needs none of what it imports
+
+        return scripts.run(command.module)
     return importlib.import_module(command.module).main()
 
 

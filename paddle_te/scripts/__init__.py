@@ -1,4 +1,7 @@
-"""What each process of the launcher's jobs runs. In a folder of their own, which Python puts on the path of modules."""
+"""What each process of the launcher's jobs runs. In a folder of their own, which Python puts on the path of modules.
+
+All commands that need Paddle begin with `run`.
+"""
 
 import importlib
 
@@ -7,7 +10,7 @@ from paddle_te.upstream import deferred_imports
 
 
 def run(module):
-    """Calls the main() of `module`, which may import Paddle and PaddleNLP: neither may be imported before."""
+    """What the main() of `module` returns, which may import Paddle and PaddleNLP: neither may be imported before."""
     screen.before_imports()
     deferred_imports.apply()
-    importlib.import_module(module).main()
+    return importlib.import_module(module).main()

@@ -1,5 +1,6 @@
 """The command paddle-te: what it offers, quickly, and how it refuses."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -49,3 +50,10 @@ def test_a_commands_status_is_the_commands(tmp_path):
     """Through the process: `verify` of a folder that is not there."""
     done = subprocess.run([*RUN, "verify", tmp_path / "none"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["evaluate", "selftest"])
+def test_what_paddle_reports_while_it_is_imported_stays_off_the_screen(name, nvgpu_host):
+    """Its C++ code names each plug-in that it loads, and its Python code warns of what is not installed."""
+    done = subprocess.run([*RUN, name, "--help"], capture_output=True, text=True, env=os.environ | nvgpu_host)
+    assert done.returncode == 0 and f"paddle-te {name}" in done.stdout and done.stderr == ""
