@@ -1,6 +1,7 @@
 # Sourced by the other scripts: make_venv leaves a ready .venv in the repository root. Where there is an NVIDIA driver it
 # has Transformer Engine and the nvgpu plug-in too, with which Paddle's CPU wheel computes on the GPU; GPU=0: without.
 # PYTHON=python3.12 chooses the interpreter that a new .venv is made with.
+# PEERS=1 is for tests that compare with other software: EleutherAI's harness in .venv, transformers in .venv-peers.
 
 say() { printf '\n== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -58,14 +59,15 @@ print(version.value)'
 }
 
 venv_extras() {
-  local cuda=0
+  local cuda=0 tests=test
+  [ "${PEERS:-0}" = 0 ] || tests=test,lm_eval
   [ "${GPU:-1}" = 0 ] || cuda=$(cuda_version .venv/bin/python)
   if [ "${cuda:=0}" -ge 13000 ]; then
-    echo cpu,test,te-cu13,nvgpu
+    echo "cpu,$tests,te-cu13,nvgpu"
   else
     [ "$cuda" = 0 ] || say "the NVIDIA driver is for CUDA $((cuda / 1000)).$((cuda % 1000 / 10)): the GPU needs one for \
 CUDA 13 (580 or newer) here, or paddlepaddle-gpu (docs/faq.md). Everything runs on the CPU" >&2
-    echo cpu,test
+    echo "cpu,$tests"
   fi
 }
 
@@ -109,4 +111,13 @@ make_venv() {
     fi
     venv_stamp "$extras" >.venv/stamp
   fi
+}
+
+# PyTorch and transformers want a newer huggingface_hub than PaddleNLP takes, so they have an environment of their own.
+make_peers() {
+  export PADDLE_TE_HF_PYTHON="$PWD/.venv-peers/bin/python"
+  "$PADDLE_TE_HF_PYTHON" -c 'import torch, transformers' 2>/dev/null && return
+  say "installing PyTorch and transformers into .venv-peers (first time: a few minutes)"
+  .venv/bin/python -m venv --clear .venv-peers
+  "$PADDLE_TE_HF_PYTHON" -m pip install --disable-pip-version-check --no-compile 'torch>=2.11' 'transformers>=5,<6'
 }

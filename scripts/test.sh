@@ -3,6 +3,7 @@
 #   bash scripts/test.sh                          everything that this machine can run
 #   bash scripts/test.sh --quick                  lint and unit tests: while you work
 #   bash scripts/test.sh tests/unit/layers -k rope    pytest's arguments: these tests alone
+# PEERS=1 also compares with transformers and EleutherAI's harness, for which it installs them.
 # WORKERS=N runs N unit tests at a time (default: one a core, at most 4), and of the others one more, but those on a GPU
 # one at a time.
 set -euo pipefail
@@ -10,6 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 
 make_venv
+[ "${PEERS:-0}" = 0 ] || make_peers
 export PATH="$PWD/.venv/bin:$PATH" # what tests start finds this Python too
 cores=$(nproc)
 workers=${WORKERS:-$((cores < 4 ? cores : 4))}

@@ -1,8 +1,10 @@
-"""Evaluate a checkpoint with decoder layers of backend none, paddle or transformer_engine, in one process.
+"""Evaluate a checkpoint with decoder layers of backend none, paddle or transformer_engine.
 
     python run_eval.py --model_name_or_path CKPT --tokenizer_name_or_path TOKENIZER \
         --perplexity docs.jsonl --boolq val.jsonl --lambada test.jsonl --multiple_choice questions.jsonl
+    python run_eval.py --model_name_or_path CKPT --lm_eval hellaswag my_task.yaml
     python run_eval.py arguments.json [--flag value …]
+    python -m paddle.distributed.launch --devices 0,1 run_eval.py …    # tensor parallelism over two devices
 
 Formats of the files: `paddle_te.evaluation.tasks`. Prints the results and, with --output_file, writes them as JSON.
 Errors in the arguments or the data end the run with status 2.
@@ -16,11 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paddle
+import paddle.distributed as dist
+from paddle.distributed import fleet
 
 from paddle_te import device, fp8
+from paddle_te.evaluation import harness
 from paddle_te.evaluation.tasks import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 from paddle_te.models.decoder import fp8_recipe
-from paddle_te.models.generation import generate_text
+from paddle_te.models.generation import check_generates, generate_text
 from paddle_te.models.loading import load_model, load_tokenizer
 from paddle_te.models.lora import load_lora
 from paddle_te.models.modeling import check_fp8_lm_head
@@ -44,15 +49,19 @@ class EvalArguments:
         check_values(self)
         check_weights_folder(self)
         self.tokenizer_name_or_path = self.tokenizer_name_or_path or self.model_name_or_path
-        if not any([self.perplexity, self.prompts, *(getattr(self, task) for task in TASKS)]):
-            raise ValueError(f"nothing to do: give --perplexity, --{', --'.join(TASKS)} or --prompts")
+        if not any([self.perplexity, self.prompts, self.lm_eval, *(getattr(self, task) for task in TASKS)]):
+            raise ValueError(f"nothing to do: give --perplexity, --{', --'.join(TASKS)}, --lm_eval or --prompts")
+        if self.lm_eval:
+            harness.check_installed()
+        if self.lora_path and dist.get_world_size() > 1:
+            raise ValueError("--lora_path: several processes evaluate whole models only; merge the adapter first")
         if self.output_file:
             check_writable("--output_file", Path(self.output_file).parent)
             if Path(self.output_file).is_dir():
                 raise ValueError(f"--output_file {self.output_file}: it is a folder")
         check_fp8_lm_head(self)
-        if self.prompts and self.use_fp8 and self.transformer_engine_backend == "transformer_engine":
-            raise ValueError("--prompts: fp8 GEMMs take 16 tokens at a time, decoding has one; leave out --use_fp8")
+        if self.prompts:
+            check_generates(self)
 
 
 def check_weights(model, folder):
@@ -66,8 +75,22 @@ def check_weights(model, folder):
         )
 
 
+def shared_by_processes():
+    """What a model's configuration has where all processes of this run share it, each with its part of every layer.
+
+    They are those that paddle.distributed.launch has started; {} in a single one.
+    """
+    size = dist.get_world_size()
+    if size == 1:
+        return {}
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = dict(dp_degree=1, mp_degree=size, pp_degree=1)
+    fleet.init(is_collective=True, strategy=strategy)
+    return dict(tensor_parallel_degree=size, tensor_parallel_rank=dist.get_rank(), tensor_parallel_output=False)
+
+
 def make_model(args):
-    settings = {name: getattr(args, name) for name in LAYER_OPTIONS if hasattr(args, name)}
+    settings = shared_by_processes() | {name: getattr(args, name) for name in LAYER_OPTIONS if hasattr(args, name)}
     if args.max_seq_length:
         settings["seq_length"] = args.max_seq_length
     model = load_model(args.model_name_or_path, args.transformer_engine_backend, args.dtype, **settings)
@@ -82,7 +105,7 @@ def make_model(args):
 def evaluate(args, model, tokenizer):
     """{task: metrics}; "generation" has the continuations of the prompts."""
     length = args.max_seq_length or getattr(model.config, "seq_length", None) or model.config.max_position_embeddings
-    scorer = Scorer(model, length, args.batch_size)
+    scorer = Scorer(model, length, args.batch_size, progress=dist.get_rank() == 0)
     results = {}
     if args.perplexity:
         if Path(args.perplexity).is_file() and Path(args.perplexity).suffix not in (".bin", ".idx"):
@@ -92,6 +115,9 @@ def evaluate(args, model, tokenizer):
     for task in TASKS:
         if getattr(args, task):
             results[task] = evaluate_task(scorer, tokenizer, task, getattr(args, task), args.limit)
+    if args.lm_eval:
+        found = harness.evaluate_tasks(scorer, tokenizer, args.lm_eval, args.limit)
+        results |= {f"lm_eval {task}": metrics for task, metrics in found.items()}
     if scorer.truncated:
         logger.warning(f"{scorer.truncated} sequences were longer than {length} tokens: their beginnings were cut off")
     if args.prompts:
@@ -131,6 +157,8 @@ def main():
         model = make_model(args)
         check_weights(model, args.lora_path or args.model_name_or_path)
         results = evaluate(args, model, tokenizer)
+    if dist.get_rank() > 0:
+        return
     show(results)
     if args.output_file:
         run = {"model": args.model_name_or_path, "backend": args.transformer_engine_backend, "dtype": args.dtype}

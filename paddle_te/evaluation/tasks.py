@@ -116,18 +116,22 @@ def windows(tokens, max_seq_length):
         yield Request(window[:-count], window[-count:])
 
 
+def begun(tokenizer, text):
+    """The tokens of a text, the first one that which begins texts, or that which ends them where there is none."""
+    begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    tokens = tokenizer(text)["input_ids"]
+    return tokens if tokens[:1] == [begin] else [begin, *tokens]
+
+
 def perplexity_of_documents(scorer, tokenizer, path, limit=None):
     """Of JSON lines {"text": …}: each document after a begin-of-text token, by itself.
 
     Returns loss (nats a token), perplexity, word_perplexity, bits_per_byte, tokens, documents.
     """
     documents = [field(where, record, "text", str) for where, record in read_json_lines(path, limit)]
-    begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     requests = []
     for text in documents:
-        tokens = tokenizer(text)["input_ids"]
-        tokens = tokens if tokens[:1] == [begin] else [begin, *tokens]
-        requests += windows(tokens, scorer.max_seq_length)
+        requests += windows(begun(tokenizer, text), scorer.max_seq_length)
     result = _perplexity(scorer, requests)
     nats = result["loss"] * result["tokens"]
     words = sum(len(re.split(r"\s+", text)) for text in documents)  # the harness's count

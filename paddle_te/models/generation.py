@@ -26,19 +26,36 @@ def left_padded(prompts, pad_token_id=0):
     return {name: paddle.to_tensor(values, dtype="int64") for name, values in rows.items()}
 
 
-def generate_text(model, tokenizer, prompts, batch_size=8, **settings):
-    """Continuations of prompts, one string each.
+def check_generates(settings):
+    """Raises ValueError where a model cannot generate; settings: an object with its backend and use_fp8."""
+    if settings.use_fp8 and settings.transformer_engine_backend == "transformer_engine":
+        raise ValueError(
+            "backend transformer_engine generates no text in fp8: GEMMs take 16 tokens at a time, and decoding has "
+            "one; leave out --use_fp8"
+        )
 
-    model: in evaluation mode, of any family; tokenizer: PaddleNLP's.
+
+def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
+    """The tokens after each prompt, lists of token ids as the prompts are.
+
+    model: in evaluation mode, of any family; tokenizer: PaddleNLP's, whose end-of-text token ends a row.
     settings: PaddleNLP's GenerationConfig, such as max_new_tokens, decode_strategy ("greedy_search" or "sampling"),
     top_k, top_p, temperature; `paddle.seed` makes samples repeatable.
     """
+    check_generates(model.config)
     eos = tokenizer.eos_token_id
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos
-    texts = []
+    rows = []
     for start in range(0, len(prompts), batch_size):
-        batch = [tokenizer(prompt)["input_ids"] for prompt in prompts[start : start + batch_size]]
+        batch = prompts[start : start + batch_size]
         check_token_ids(batch, model.config)
         tokens, _ = model.generate(**left_padded(batch, pad), eos_token_id=eos, pad_token_id=pad, **settings)
-        texts += [tokenizer.decode(row, skip_special_tokens=True) for row in tokens.tolist()]
-    return texts
+        rows += tokens.tolist()
+    return rows
+
+
+def generate_text(model, tokenizer, prompts, batch_size=8, **settings):
+    """Continuations of prompts, one string each; arguments as `generate_tokens`'s."""
+    tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    rows = generate_tokens(model, tokenizer, tokens, batch_size, **settings)
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]

@@ -635,6 +635,14 @@ EVALUATION = (
         zh='JSON lines `{"query", "choices", "gold"}`',
     ),
     Option(
+        "lm_eval",
+        TEXTS,
+        None,
+        "Tasks of EleutherAI's lm-evaluation-harness: names, or .yaml files.",
+        doc="tasks of EleutherAI's harness: names, or `.yaml` files (`pip install 'paddle_te[lm_eval]'`)",
+        zh="EleutherAI harness 的任务：名称或 `.yaml` 文件（`pip install 'paddle_te[lm_eval]'`）",
+    ),
+    Option(
         "limit",
         whole(1),
         None,

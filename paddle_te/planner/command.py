@@ -20,7 +20,7 @@ from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
 from paddle_te.planner.search import Plan, Search, search
-from paddle_te.runs.table import in_columns
+from paddle_te.table import in_columns
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -25,9 +25,9 @@ MAY_IMPORT = {
     "runs": {"configs", "weights", "options", "manifest", "table"},
     "training": LAYERS
     | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream", "manifest", "planner"},
-    "evaluation": {"training", "runs", "models", "device", "fp8", "options"},
+    "evaluation": {"training", "runs", "models", "device", "fp8", "options", "upstream"},
     "launch": {"runs", "configs", "weights", "options"},
-    "planner": {"configs", "options", "runs"},
+    "planner": {"configs", "options", "runs", "table"},
     "data": set(),
     "scripts": {"training", "runs", "upstream"},
     "selftest": {"device", "env", "fp8", "layers", "runs", "table"},

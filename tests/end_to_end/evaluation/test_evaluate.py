@@ -1,5 +1,6 @@
 """run_eval.py as a user runs it, and its numbers against transformers' on the same weights."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -15,6 +16,9 @@ from paddle_te.evaluation import evaluate
 from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
 
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_eval.py"
+HARNESS = importlib.util.find_spec("lm_eval") is not None
+WITHOUT_HARNESS = pytest.mark.skipif(HARNESS, reason="lm_eval is installed: nothing to refuse")
+WITH_HARNESS = pytest.mark.skipif(not HARNESS, reason="no lm_eval here; PEERS=1 bash scripts/test.sh installs it")
 PYTHON = os.environ.get("PADDLE_TE_HF_PYTHON", sys.executable)  # one that has torch and transformers
 
 
@@ -48,7 +52,8 @@ def run(monkeypatch, place, backend, output, **flags):
         )
         | flags
     )
-    words = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
+    values = {key: value if isinstance(value, list) else [value] for key, value in flags.items()}
+    words = [str(word) for key, value in values.items() for word in (f"--{key}", *value)]
     monkeypatch.setattr(sys, "argv", ["run_eval.py", *words])
     evaluate.main()
     return json.loads(Path(output).read_text())["results"]
@@ -89,6 +94,7 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
     "flags, message",
     [
         (dict(), "nothing to do"),
+        pytest.param(dict(lm_eval="boolq"), "pip install 'paddle_te[lm_eval]'", marks=WITHOUT_HARNESS),
         (dict(lambada="nowhere.jsonl"), "nowhere.jsonl: no such file"),
         (dict(perplexity="nowhere"), "prepare-data"),
         (dict(prompts="a", decode_strategy="beam"), "one of greedy_search, sampling"),
@@ -112,6 +118,79 @@ def test_a_checkpoint_of_the_other_layout_is_refused(monkeypatch, place, tmp_pat
     with pytest.raises(SystemExit):
         run(monkeypatch, place, "none", tmp_path / "out", prompts="a", model_name_or_path=place / "paddle")
     assert "--mode te2pd" in caplog.text
+
+
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files: {{test: {data}}}
+test_split: test
+{how}
+"""
+CHOICE = """output_type: multiple_choice
+doc_to_text: "{{query}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{gold}}"
+metric_list: [{metric: acc}, {metric: acc_norm}]"""
+ROLLING = """output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]"""
+GENERATION = """output_type: generate_until
+doc_to_text: "{{query}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["STOP"], max_gen_toks: 6, do_sample: false, temperature: 0.0}
+metric_list: [{metric: exact_match}]"""
+
+
+@WITH_HARNESS
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_tasks_of_the_harness(monkeypatch, place, tmp_path, backend, seed):
+    """The harness's multiple choice and perplexity are run_eval's own, and it finds the texts that run_eval generates.
+
+    The text of one prompt is cut where the task says, so that it is only right when that is done.
+    """
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    generator, prompts = np.random.default_rng(seed), ["for", "def the"]
+    questions = [
+        {"query": random_words(generator, 4), "choices": [random_words(generator, n) for n in (1, 3)], "gold": i}
+        for i in (0, 1, 1, 0, 1)
+    ]
+    choice = write_lines(tmp_path / "choice.jsonl", questions)
+    own = dict(perplexity=place / "docs.jsonl", multiple_choice=choice, max_new_tokens=6)
+    own = run(monkeypatch, place, backend, tmp_path / "own", **own | dict(prompts=prompts[0]))
+    texts = [own["generation"][0]["output"]]
+    texts += run(monkeypatch, place, backend, tmp_path / "o", prompts=prompts[1], max_new_tokens=6)["generation"][0:1]
+    texts[1] = texts[1]["output"]
+    stop = texts[1][len(texts[1]) // 2 :][:3]
+    wanted = [texts[0].partition(stop)[0], texts[1].partition(stop)[0]]
+    answers = write_lines(
+        tmp_path / "answers.jsonl", [{"query": q, "answer": a} for q, a in zip(prompts, wanted, strict=True)]
+    )
+    files = []
+    for name, data, how in (
+        ("choice", choice, CHOICE),
+        ("rolling", place / "docs.jsonl", ROLLING),
+        ("generation", answers, GENERATION.replace('"STOP"', json.dumps(stop))),
+    ):
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(TASK.format(name=f"own_{name}", data=data, how=how))
+    got = run(monkeypatch, place, backend, tmp_path / "harness", lm_eval=files)
+    assert set(got) == {"lm_eval own_choice", "lm_eval own_rolling", "lm_eval own_generation"}
+    assert got["lm_eval own_choice"]["acc"] == own["multiple_choice"]["accuracy"]
+    assert got["lm_eval own_choice"]["acc_norm"] == own["multiple_choice"]["accuracy_norm"]
+    for name in ("word_perplexity", "bits_per_byte"):
+        assert got["lm_eval own_rolling"][name] == pytest.approx(own["perplexity"][name], rel=1e-6)
+    assert got["lm_eval own_generation"]["exact_match"] == 1.0
+
+
+@WITH_HARNESS
+def test_a_task_that_the_harness_has_not(monkeypatch, place, tmp_path, caplog):
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, place, "paddle", tmp_path / "out", lm_eval="no_such_task")
+    assert stop.value.code == 2 and "no_such_task" in caplog.text
 
 
 # What transformers makes of the same token ids: nats and number of the tokens asked for, and a greedy continuation.

@@ -66,7 +66,7 @@ def test_tables_are_made_from_the_options():
 @pytest.mark.parametrize("readme", READMES)
 def test_no_flag_is_invented(scripts, readme):
     text = re.sub(r"--\[no-\]", "--", (ROOT / readme).read_text())
-    known = set().union(*scripts.values()) | BASES | names(FinetuningArguments) | {"help", "flag", "logdir"}
+    known = set().union(*scripts.values()) | BASES | names(FinetuningArguments) | {"help", "flag", "logdir", "devices"}
     for program in (
         "tools/benchmark/compare",
         "tools/benchmark/throughput",
