@@ -8,7 +8,7 @@ parallelism and pipelines in flight Korthikanti et al. 2022 (arXiv:2205.05198), 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
@@ -61,7 +61,7 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
         Memory(
             weights=2 * local,
             gradients=gradient_bytes(layout) * local,
-            states=12 * local / _shards(layout),  # float32 master weights and two moments
+            states=12 * local / layout.sharding,  # float32 master weights and two moments
             fp8_weights=layers * model.gemm_weights / layout.tp * fp8_copies(layout),
             activations=kept * layout.tokens / layout.tp,
             working=max(head, backward_of_a_layer(model, layout) * layout.tokens / layout.tp)
@@ -76,11 +76,7 @@ def _largest_moment(layout: Layout, memory: Memory) -> Memory:
         return memory
     begin, end = memory.activations + memory.working + memory.fp8_weights, memory.gradients
     nothing = dict.fromkeys(("gradients",) if begin > end else ("activations", "working", "fp8_weights"), 0)
-    return Memory(**vars(memory) | nothing)
-
-
-def _shards(layout: Layout) -> int:
-    return layout.sharding
+    return replace(memory, **nothing)
 
 
 def gradient_bytes(layout: Layout) -> float:
@@ -131,12 +127,8 @@ def backward_of_a_layer(model: Model, layout: Layout) -> float:
     with full recompute also what the layer keeps."""
     again = 0
     if layout.recompute == "full":
-        again = kept_of_a_layer(model, _without_recompute(layout)) - 2 * model.hidden
+        again = kept_of_a_layer(model, replace(layout, recompute="none")) - 2 * model.hidden
     return again + 6 * model.ffn
-
-
-def _without_recompute(layout: Layout) -> Layout:
-    return Layout(**vars(layout) | {"recompute": "none"})
 
 
 def _head_gradient(model: Model, layout: Layout) -> float:

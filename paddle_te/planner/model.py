@@ -12,7 +12,7 @@ from paddle_te.configs.families import family_of
 class Model:
     """A Llama-like decoder: RMSNorm, gated MLP, grouped key-value heads.
 
-    tied: embedding and lm_head are one weight. bias: numbers of a layer's biases.
+    tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases.
     """
 
     hidden: int
@@ -22,7 +22,7 @@ class Model:
     kv_heads: int
     vocabulary: int
     tied: bool = False
-    bias: int = 0
+    qkv_bias: bool = False
 
     @classmethod
     def of(cls, config: Mapping) -> Model:
@@ -35,8 +35,11 @@ class Model:
             "kv_heads": "num_key_value_heads",
             "vocabulary": "vocab_size",
         }
-        model = cls(**{name: config[key] for name, key in sizes.items()}, tied=bool(config.get("tie_word_embeddings")))
-        return cls(**vars(model) | {"bias": model.qkv}) if family_of(config).qkv_bias else model
+        return cls(
+            **{name: config[key] for name, key in sizes.items()},
+            tied=bool(config.get("tie_word_embeddings")),
+            qkv_bias=family_of(config).qkv_bias,
+        )
 
     @property
     def head_dim(self) -> int:
@@ -56,7 +59,7 @@ class Model:
     @property
     def layer_weights(self) -> int:
         """Elements of a layer's weights."""
-        return self.gemm_weights + 2 * self.hidden + self.bias
+        return self.gemm_weights + 2 * self.hidden + self.qkv * self.qkv_bias
 
     @property
     def embedding(self) -> int:
