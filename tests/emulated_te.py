@@ -237,12 +237,13 @@ def _per_head(q, k, v):
 
 
 def _probabilities(q, k, scale, mask, bias, cu_seqlens, window):
-    assert (mask == Mask.NONE) == (bias is not None) and (mask == Mask.PADDING_CAUSAL) == (cu_seqlens is not None)
-    assert window < 0 or bias is None
+    causal = mask in (Mask.CAUSAL, Mask.PADDING_CAUSAL)
+    assert (mask in (Mask.PADDING, Mask.PADDING_CAUSAL)) == (cu_seqlens is not None)
+    assert (mask == Mask.NONE or bias is None) and (causal or window < 0)
     scores = q @ np.swapaxes(k, 2, 3) * np.float32(scale)
     if bias is not None:
         scores = scores + bias.read()
-    else:
+    if causal:
         seen = np.tri(*scores.shape[2:], dtype=bool)
         scores = np.where(np.triu(seen, -window) if window >= 0 else seen, scores, -np.inf)
     if cu_seqlens is not None:

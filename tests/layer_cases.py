@@ -54,7 +54,7 @@ class WithRope(paddle.nn.Layer):
         self.layer, self.rotary_last, self.head_dim = layer, rotary_last, head_dim
 
     def forward(self, x):
-        freqs = RotaryPositionEmbedding(self.head_dim)(x.shape[1])
+        freqs = RotaryPositionEmbedding(self.head_dim)(max(x.shape[:2]))
         return self.layer(x, None, freqs) if self.rotary_last else self.layer(x, freqs)
 
 
@@ -82,10 +82,22 @@ def make(kind, heads, kv_heads, head_dim=64, **shared):
         return WithRope(MultiHeadAttention(hidden, heads, kv_heads, **shared), False, head_dim), [(hidden,)]
     if kind == "unrotated":
         return MultiHeadAttention(hidden, heads, kv_heads, **shared), [(hidden,)]
-    shared |= {"transformer": {}, "qkv_bias": dict(add_qkv_bias=True), "window": dict(window_size=(5, 0))}[kind]
-    return WithRope(TransformerLayer(hidden, FFN, heads, kv_heads, **shared), True, head_dim), [(hidden,)]
+    shared |= TRANSFORMERS[kind]
+    layer = TransformerLayer(hidden, FFN, heads, kv_heads, **shared)
+    return WithRope(layer, True, shared.get("kv_channels", head_dim)), [(hidden,)]
 
 
+# a TransformerLayer's arguments
+TRANSFORMERS = {
+    "transformer": {},
+    "qkv_bias": dict(add_qkv_bias=True),
+    "window": dict(window_size=(5, 0)),
+    "kv_channels": dict(kv_channels=32),
+    "no_mask": dict(self_attn_mask_type="no_mask"),
+    "sbhd": dict(attn_input_format="sbhd"),
+    "qk_norm": dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True),
+    "qk_norm_after_rope": dict(qk_norm_type="RMSNorm", qk_norm_eps=1e-3),
+}
 PARAMETERLESS = ("rotary", "dot_product_attention")
 
 
@@ -100,9 +112,7 @@ KINDS = [
     "dot_product_attention",
     "multi_head_attention",
     "unrotated",
-    "transformer",
-    "qkv_bias",
-    "window",
+    *TRANSFORMERS,
 ]
 
 

@@ -10,7 +10,7 @@ A column-parallel GEMM is entered through `TensorParallel.enter`, a row-parallel
 | leave, sequence par.| reduce-scatter | all-gather     |
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import paddle
@@ -121,6 +121,10 @@ class TensorParallel:
     def enter(self, x):
         """x as the input of a column-parallel GEMM, differentiable."""
         return _Enter.apply(x, self)
+
+    def sum_gradient(self, parameter):
+        """A parameter that all ranks have, and each uses for other heads: its gradient becomes the sum over them."""
+        return _Enter.apply(parameter, replace(self, sequence_parallel=False))
 
     def leave(self, y):
         """A row-parallel GEMM's result from its partial sums y, differentiable."""

@@ -4,29 +4,22 @@ import paddle
 
 from paddle_te.distributed import TensorParallel, random_numbers, recompute
 from paddle_te.fp8 import ModuleScaling
-from paddle_te.layers.dropout import dropout_add, probability
-from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, local_size
+from paddle_te.layers.checks import head_size, one_of, probability
+from paddle_te.layers.dropout import dropout_add
+from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size
+from paddle_te.layers.masks import additive_mask, is_causal, keys_before
 
+QK_NORM_TYPES, INPUT_FORMATS = (None, "RMSNorm"), ("bshd", "sbhd")
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
 
 
-def _keys_before(window_size):
-    """Of TE's window_size, for causal attention: how many keys before its own a query sees, -1 for all of them.
-
-    Raises ValueError for a window that is no pair, or reaches to later keys.
-    """
-    if window_size is None:
-        return -1
-    if len(window_size) != 2 or window_size[0] < -1 or window_size[1] not in (-1, 0):
-        raise ValueError(f"window_size={window_size}: it must be (left, 0), left the keys before a query's own, or -1")
-    return window_size[0]
-
-
 class DotProductAttention(BackendLayer):
-    """dropout(softmax(q·kᵀ / √d))·v, causal unless a mask is given. In fp8 under a recipe with fp8_dpa.
+    """dropout(softmax(q·kᵀ / √d))·v. In fp8 under a recipe with fp8_dpa.
 
-    kv_channels: d, the size of one head. set_parallel_mode: fleet's model-parallel ranks share the heads, and drop
-    other numbers each. Other arguments: as TransformerLayer's.
+    kv_channels: d, the size of one head. attn_mask_type: which tokens a token sees: "causal" those before it, "no_mask"
+    all, "padding" all but padding, "padding_causal" those before it but padding.
+    set_parallel_mode: fleet's model-parallel ranks share the heads, and drop other numbers each.
+    Other arguments: as TransformerLayer's.
     """
 
     def __init__(
@@ -37,9 +30,13 @@ class DotProductAttention(BackendLayer):
         softmax_scale=None,
         attention_dropout=0.0,
         set_parallel_mode=False,
+        attn_mask_type="causal",
+        layer_number=None,
     ):
         super().__init__(backend)
-        self.window = _keys_before(window_size)
+        self.attn_mask_type, self.causal = attn_mask_type, is_causal(attn_mask_type)
+        self.window = keys_before(window_size, self.causal)
+        self.layer_number = layer_number
         self.dropout_in_training = probability(attention_dropout=attention_dropout)
         self.tp = TensorParallel.from_fleet() if set_parallel_mode else None
         self.kv_channels = kv_channels
@@ -50,6 +47,10 @@ class DotProductAttention(BackendLayer):
         """The context of what drops: numbers of each rank's own, which holds other heads."""
         return random_numbers(self.tp if self.dropout else None, own=True)
 
+    def additive_mask(self, attention_mask, cu_seqlens, queries):
+        """What is to be added to the scores of so many queries, or None: see `masks`."""
+        return additive_mask(self.attn_mask_type, attention_mask, cu_seqlens, queries)
+
     def begin_forward(self, sequence, masked, cached, is_first_microbatch=None, packed=False):
         """What attention takes as quantizers, None where it is not in fp8. Call it before the first kernel.
 
@@ -59,8 +60,7 @@ class DotProductAttention(BackendLayer):
         """
         if packed and (masked or cached):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")
-        if self.dropout:
-            self.ops.check_attention_dropout(self.window, masked or cached)
+        self.ops.check_attention(self.kv_channels, self.window, masked or cached, self.dropout)
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
             return None
@@ -70,6 +70,7 @@ class DotProductAttention(BackendLayer):
             "packed documents (cu_seqlens)": packed,
             "sliding window (window_size)": self.window >= 0,
             "dropout (attention_dropout)": self.dropout > 0,
+            f"attn_mask_type={self.attn_mask_type!r}": not self.causal,
         }
         for what, wanted in lacking.items():
             if wanted:
@@ -84,21 +85,28 @@ class DotProductAttention(BackendLayer):
     ):
         """query_layer [b, s, h, d], key_layer and value_layer [b, s_kv, h_kv, d] -> [b, s, h·d].
 
-        attention_mask: additive, [b or 1, 1, s, s_kv], or None for causal. is_first_microbatch: matters in fp8 only.
-        cu_seqlens: int32 [documents + 1], where the documents in the b·s tokens begin and end (`ops.documents`):
-        attention is causal within each. Without a mask then, and as many keys as queries.
+        attention_mask: additive, [b or 1, 1, s, s_kv], which says by itself what is seen, whatever attn_mask_type; with
+        a padding type also bool, [b, 1, 1, s_kv], True for padding, as TE has it. is_first_microbatch: matters in fp8
+        only. cu_seqlens: int32 [documents + 1], where the documents in the b·s tokens begin and end (`ops.documents`):
+        attention is within each. Without a mask then, and as many keys as queries.
         """
+        attention_mask = self.additive_mask(attention_mask, cu_seqlens, query_layer.shape[1])
         sequence, keys = query_layer.shape[1], key_layer.shape[1]
         masked, packed = attention_mask is not None, cu_seqlens is not None
         quantizers = self.begin_forward(sequence, masked, keys != sequence, is_first_microbatch, packed)
+        return self.attend(query_layer, key_layer, value_layer, attention_mask, cu_seqlens, quantizers)
+
+    def attend(self, q, k, v, attention_mask=None, cu_seqlens=None, quantizers=None):
+        """What comes after `begin_forward`, whose quantizers these are; the mask is additive."""
         with self.random_numbers():
             return self.ops.dot_product_attention(
-                query_layer,
-                key_layer,
-                value_layer,
+                q,
+                k,
+                v,
                 scale=self.scale,
                 attention_mask=attention_mask,
                 cu_seqlens=cu_seqlens,
+                causal=self.causal,
                 window=self.window,
                 dropout=self.dropout,
                 quantizers=quantizers,
@@ -108,10 +116,10 @@ class DotProductAttention(BackendLayer):
 class MultiHeadAttention(BackendLayer):
     """x + dropout(proj(attention(rope(layernorm_qkv(x))))): the attention half of a layer, the residual included.
 
-    Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; with add_qkv_bias layernorm_qkv.bias. The fused weight
-    is q, k, v stacked on out: [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the
-    ranks by heads; the bias likewise.
-    Arguments: as TransformerLayer's.
+    Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; with add_qkv_bias layernorm_qkv.bias; with qk_norm_type
+    q_norm.weight, k_norm.weight. The fused weight is q, k, v stacked on out: [(num_attention_heads + 2 ·
+    num_gqa_groups) · d, hidden_size], each part split over the ranks by heads; the bias likewise.
+    attn_mask_type: as DotProductAttention's. Other arguments: as TransformerLayer's.
     """
 
     def __init__(
@@ -132,19 +140,23 @@ class MultiHeadAttention(BackendLayer):
         hidden_dropout=0.0,
         attention_dropout=0.0,
         softmax_scale=None,
+        kv_channels=None,
+        attn_mask_type="causal",
+        layer_number=None,
+        qk_norm_type=None,
+        qk_norm_eps=1e-6,
+        qk_norm_before_rope=False,
+        attn_input_format="bshd",
         backend="transformer_engine",
     ):
         super().__init__(backend)
         self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
         num_gqa_groups = num_gqa_groups or num_attention_heads
-        if hidden_size % num_attention_heads or num_attention_heads % num_gqa_groups:
-            raise ValueError(
-                f"hidden_size={hidden_size} must be divisible by num_attention_heads={num_attention_heads}, "
-                f"and that by num_gqa_groups={num_gqa_groups}"
-            )
+        head_dim = head_size(hidden_size, num_attention_heads, num_gqa_groups, kv_channels)
+        self.attn_input_format = one_of(INPUT_FORMATS, attn_input_format=attn_input_format)
+        self.layer_number = layer_number
         if sequence_parallel and max_sequence_length is None:
             raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
-        head_dim = hidden_size // num_attention_heads
         shared = dict(
             sequence_parallel=sequence_parallel,
             params_dtype=params_dtype,
@@ -162,15 +174,25 @@ class MultiHeadAttention(BackendLayer):
             **shared,
         )
         self.proj = Linear(
-            hidden_size,
+            num_attention_heads * head_dim,
             hidden_size,
             "row" if set_parallel_mode else None,
             init_method=output_layer_init_method or init_method,
             **shared,
         )
         self.core_attention = DotProductAttention(
-            head_dim, backend, window_size, softmax_scale, attention_dropout, set_parallel_mode
+            head_dim,
+            backend,
+            window_size,
+            softmax_scale,
+            attention_dropout,
+            set_parallel_mode,
+            attn_mask_type,
+            layer_number,
         )
+        self.qk_norm_before_rope, self.q_norm, self.k_norm = qk_norm_before_rope, None, None
+        if one_of(QK_NORM_TYPES, qk_norm_type=qk_norm_type):
+            self.q_norm, self.k_norm = (RMSNorm(head_dim, qk_norm_eps, params_dtype, backend=backend) for _ in range(2))
         self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp
         self._token_shards = tp.size if sequence_parallel else 1
@@ -188,12 +210,14 @@ class MultiHeadAttention(BackendLayer):
         use_cache=False,
         cu_seqlens=None,
     ):
-        """x: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape.
+        """x: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp, h], tokens in
+        that order -> the same shape.
 
+        attention_mask: as DotProductAttention's.
         rotary_pos_emb: angles of x's positions, float32 [s, d], or [b, s, d] where sequences have their own. None: no
         rotation.
         recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
-        past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated.
+        past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated, in either format.
         use_cache: return (output, (k, v)) with x's keys and values appended.
         cu_seqlens: of packed documents, as DotProductAttention's; with angles of their own positions where those
         restart.
@@ -203,24 +227,24 @@ class MultiHeadAttention(BackendLayer):
         dropout = self.dropout
         drops = dropout or layers["core_attention"].dropout
         with_cache = past_key_value is not None or use_cache
-        sequence, masked = self._sequence_length(x), attention_mask is not None
+        sequence = self._sequence_length(x)
+        attention_mask = layers["core_attention"].additive_mask(attention_mask, cu_seqlens, sequence)
+        masked = attention_mask is not None
         quantizers = layers["core_attention"].begin_forward(
             sequence, masked, with_cache, is_first_microbatch, cu_seqlens is not None
         )
-        if not (with_cache or masked or recompute_core_attention or drops) and self._is_whole(layers):
+        one_by_one = with_cache or masked or recompute_core_attention or drops
+        if not one_by_one and self._is_whole(layers):
             return self._forward_at_once(layers, x, rotary_pos_emb, cu_seqlens, quantizers, is_first_microbatch)
         qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
-        flat = qkv.ndim == 2
-        if flat:
-            qkv = qkv.reshape([-1, self.max_sequence_length, qkv.shape[-1]])
+        flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
         if with_cache:
             context, key_value = self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, past_key_value)
         elif recompute_core_attention and self.training:
             context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
         else:
             context = self._attend(qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
-        if flat:
-            context = context.reshape([-1, context.shape[-1]])
+        context = self._as_given(context, flat)
         out = layers["proj"](context, None if dropout else residual, is_first_microbatch)
         if dropout:
             out = dropout_add(out, residual, dropout, layers["proj"].tp)
@@ -228,15 +252,31 @@ class MultiHeadAttention(BackendLayer):
 
     def _sequence_length(self, x):
         if x.ndim != 2:
-            return x.shape[1]
+            return x.shape[self.attn_input_format.index("s")]
         s, tokens = self.max_sequence_length, x.shape[0] * self._token_shards
         if not s or tokens % s:
             raise ValueError(f"{tokens} tokens, flat, are no whole number of sequences of max_sequence_length={s}")
         return s
 
-    @staticmethod
-    def _is_whole(layers):
-        """Whether nothing stands between the layers: LoRA, or a hook such as those of sharding stage 3."""
+    def _batch_first(self, qkv):
+        """[b, s, …] of the projection's output."""
+        sequences_first = self.attn_input_format == "sbhd"
+        if qkv.ndim == 2:
+            s = self.max_sequence_length
+            qkv = qkv.reshape([*((s, -1) if sequences_first else (-1, s)), qkv.shape[-1]])
+        return qkv.transpose([1, 0, 2]) if sequences_first else qkv
+
+    def _as_given(self, context, flat):
+        """The opposite of `_batch_first`."""
+        if self.attn_input_format == "sbhd":
+            context = context.transpose([1, 0, 2])
+        return context.reshape([-1, context.shape[-1]]) if flat else context
+
+    def _is_whole(self, layers):
+        """Whether nothing stands between the layers: a norm of q and k, another order of tokens, LoRA, or a hook such
+        as those of sharding stage 3."""
+        if self.q_norm is not None or self.attn_input_format != "bshd":
+            return False
         qkv, proj = layers["layernorm_qkv"], layers["proj"]
         hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks
         return type(qkv) is LayerNormLinear and type(proj) is Linear and not hooks
@@ -258,6 +298,7 @@ class MultiHeadAttention(BackendLayer):
             scale=self.scale,
             qkv_bias=qkv._parameters.get("bias"),
             cu_seqlens=cu_seqlens,
+            causal=layers["core_attention"].causal,
             window=layers["core_attention"].window,
             max_sequence_length=self.max_sequence_length,
             tp=qkv.tp,
@@ -267,10 +308,11 @@ class MultiHeadAttention(BackendLayer):
         )
 
     def _attend(self, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers):
-        """Rotation and attention, for which backends have one operation where there is no mask."""
-        if attention_mask is not None:
-            return self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, None)[0]
+        """Rotation and attention, for which backends have one operation where nothing else is wanted."""
         core = self.core_attention
+        if attention_mask is not None or self.q_norm is not None:
+            heads = self._heads(qkv, rotary_pos_emb)
+            return core.attend(*heads, attention_mask, cu_seqlens, quantizers)
         with core.random_numbers():
             return self.ops.rotary_attention(
                 qkv,
@@ -279,6 +321,7 @@ class MultiHeadAttention(BackendLayer):
                 self.num_kv_heads,
                 scale=self.scale,
                 cu_seqlens=cu_seqlens,
+                causal=core.causal,
                 window=core.window,
                 dropout=core.dropout,
                 quantizers=quantizers,
@@ -286,7 +329,24 @@ class MultiHeadAttention(BackendLayer):
 
     def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
         """(context, (k, v) of all tokens so far)."""
-        q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads)
+        q, k, v = self._heads(qkv, rotary_pos_emb)
         if past_key_value is not None:
             k, v = (paddle.concat(pair, 1) for pair in zip(past_key_value, (k, v), strict=True))
-        return self.core_attention(q, k, v, attention_mask), (k, v)
+        return self.core_attention.attend(q, k, v, attention_mask), (k, v)
+
+    def _heads(self, qkv, rotary_pos_emb):
+        """q, k and v, rotated and normed."""
+        sizes = self.num_heads, self.num_kv_heads
+        if self.q_norm is None:
+            return self.ops.rotary_qkv(qkv, rotary_pos_emb, *sizes)
+        if self.qk_norm_before_rope:
+            q, k, v = self._normed(*self.ops.rotary_qkv(qkv, None, *sizes))
+            return self.ops.rotary_qkv(paddle.concat([q, k, v], 2).reshape(qkv.shape), rotary_pos_emb, *sizes)
+        return self._normed(*self.ops.rotary_qkv(qkv, rotary_pos_emb, *sizes))
+
+    def _normed(self, q, k, v):
+        """q through q_norm, k through k_norm; ranks that share the heads have the same weights."""
+        tp = self.layernorm_qkv.tp
+        weights = [norm.weight if tp is None else tp.sum_gradient(norm.weight) for norm in (self.q_norm, self.k_norm)]
+        q, k = (self.ops.rms_norm(x, w, self.q_norm.eps) for x, w in zip((q, k), weights, strict=True))
+        return q, k, v

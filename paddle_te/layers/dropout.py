@@ -5,14 +5,6 @@ import paddle.nn.functional as F
 from paddle_te.distributed import random_numbers
 
 
-def probability(**named):
-    """The one value that is given. Raises ValueError with its name for what is no probability below 1."""
-    ((name, value),) = named.items()
-    if not 0 <= value < 1:
-        raise ValueError(f"{name}={value}: it must be at least 0 and below 1")
-    return value
-
-
 def dropout_add(x, residual, dropout, tp):
     """residual + x; each number of x becomes 0 with the probability `dropout`, the others are divided by 1 - dropout.
 

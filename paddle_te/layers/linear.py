@@ -7,7 +7,8 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling
-from paddle_te.layers.dropout import dropout_add, probability
+from paddle_te.layers.checks import one_of, probability
+from paddle_te.layers.dropout import dropout_add
 from paddle_te.ops import get_ops
 
 PARALLEL_MODES = (None, "column", "row")
@@ -128,8 +129,7 @@ class Linear(_Layer):
         fuse_wgrad_accumulation=False,
         backend="transformer_engine",
     ):
-        if parallel_mode not in PARALLEL_MODES:
-            raise ValueError(f"parallel_mode={parallel_mode!r}; it may be one of {PARALLEL_MODES}")
+        one_of(PARALLEL_MODES, parallel_mode=parallel_mode)
         super().__init__(backend, params_dtype, 1, parallel_mode is not None, sequence_parallel)
         self.parallel_mode = parallel_mode if self.tp is not None else None
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation

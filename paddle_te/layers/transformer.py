@@ -8,7 +8,7 @@ from paddle_te.layers.linear import LayerNormMLP
 
 
 class TransformerLayer(nn.Layer):
-    """Pre-norm decoder layer with RMSNorm, rotary causal attention (MHA or GQA) and a SwiGLU MLP.
+    """Pre-norm decoder layer with RMSNorm, attention (MHA or GQA) and a SwiGLU MLP.
 
     hidden_size, ffn_hidden_size, num_attention_heads: of the whole layer, not of one rank.
     num_gqa_groups: key and value heads; None is num_attention_heads.
@@ -22,6 +22,12 @@ class TransformerLayer(nn.Layer):
     add_qkv_bias: a bias of the projection to q, k and v, and no other. Megatron-Core's name; TE has `bias`, for all.
     hidden_dropout: probability with which each number that either half adds to its input is dropped in training.
     attention_dropout: probability with which each number of the softmax is. TE's default is 0.1 for both.
+    kv_channels: the size of one head; None is hidden_size / num_attention_heads.
+    self_attn_mask_type: as DotProductAttention's attn_mask_type.
+    layer_number: the layer's place in the model; an attribute for who reads it, as nothing here depends on it.
+    qk_norm_type: "RMSNorm" norms each head of q and k, with qk_norm_eps and a weight for q and one for k that all heads
+        share; qk_norm_before_rope: before they are rotated (as Qwen3) instead of after. None: no such norm.
+    attn_input_format: "bshd" for activations [b, s, h], "sbhd" for [s, b, h]. The latter costs two copies in attention.
     window_size: (left, 0): a query sees itself and at most `left` tokens before it; (-1, 0) and None: all of them.
     softmax_scale: of the scores before the softmax; None is 1 / √d, d the size of one head.
     backend: "transformer_engine" or "paddle".
@@ -47,9 +53,17 @@ class TransformerLayer(nn.Layer):
         hidden_dropout=0.0,
         attention_dropout=0.0,
         softmax_scale=None,
+        kv_channels=None,
+        self_attn_mask_type="causal",
+        layer_number=None,
+        qk_norm_type=None,
+        qk_norm_eps=1e-6,
+        qk_norm_before_rope=False,
+        attn_input_format="bshd",
         backend="transformer_engine",
     ):
         super().__init__()
+        self.layer_number = layer_number
         shared = dict(
             set_parallel_mode=set_parallel_mode,
             sequence_parallel=sequence_parallel,
@@ -70,6 +84,13 @@ class TransformerLayer(nn.Layer):
             window_size=window_size,
             attention_dropout=attention_dropout,
             softmax_scale=softmax_scale,
+            kv_channels=kv_channels,
+            attn_mask_type=self_attn_mask_type,
+            layer_number=layer_number,
+            qk_norm_type=qk_norm_type,
+            qk_norm_eps=qk_norm_eps,
+            qk_norm_before_rope=qk_norm_before_rope,
+            attn_input_format=attn_input_format,
             **shared,
         )
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon, **shared)
@@ -86,9 +107,10 @@ class TransformerLayer(nn.Layer):
         use_cache=False,
         cu_seqlens=None,
     ):
-        """hidden_states: [b, s, h], or [b·s/tp, h] under sequence parallelism -> the same shape and dtype.
+        """hidden_states: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp, h],
+        tokens in that order -> the same shape and dtype.
 
-        attention_mask: None for causal, or additive [b or 1, 1, s, s].
+        attention_mask: as DotProductAttention's.
         rotary_pos_emb: angles, float32 [s, d] or [b, s, d], of `RotaryPositionEmbedding`; None: nothing is rotated.
         recompute_core_attention: as MultiHeadAttention's.
         is_first_microbatch: True quantizes the weights and keeps their fp8 copies, False uses the kept ones, None

@@ -19,11 +19,11 @@ activations' own precision.
 | parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
-| dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, window, dropout, quantizers) | [b, s, heads·d] |
-| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, window, dropout, quantizers) | both in one |
+| dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, causal, window, …) | [b, s, heads·d]; see below |
+| rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, causal, window, …) | the two in one |
 | self_attention(x, ln_weight, qkv_weight, freqs, proj_weight, eps, num_heads, num_kv_heads, …) | x's shape; see below |
 | amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
-| check_attention_dropout(window, masked) | None; raises where attention has no dropout, saying why |
+| check_attention(head_dim, window, masked, dropout) | None; raises where there is no such attention, saying why |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
 | check_packed_attention() | None; raises where attention takes no cu_seqlens, saying why |
 
@@ -33,6 +33,8 @@ cross_entropy takes and gives the same, but that the logits are lost and no grad
 
 layernorm_linear's second value is x again, as the residual. bias: [out of this rank], or None.
 layernorm_mlp also takes fuse_wgrad_accumulation. Without add_residual it returns (what would be added to x, x again).
+Attention also takes dropout and quantizers.
+causal: a query sees itself and the keys before it; without, all keys. A mask says by itself what is seen.
 window: how many keys before its own a query sees, with a mask or without; -1: all of them.
 
 dropout: the probability with which each number of the softmax becomes 0, before it meets v; the others are divided by
@@ -41,13 +43,13 @@ dropout: the probability with which each number of the softmax becomes 0, before
 Attention with quantizers, three of them (`fp8.ModuleScaling.of_attention`), is in fp8: causal, without window
 and dropout, as many keys as queries.
 
-Attention with cu_seqlens is among the tokens of a document, and causal there. They are int32 [documents + 1]: where the
+Attention with cu_seqlens is among the tokens of a document. They are int32 [documents + 1]: where the
 documents begin and end in the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them).
 Then there is no mask, no quantizers and no cache.
 
 self_attention is layernorm_linear, rotary_attention and linear with the residual, in one. It also takes scale,
-qkv_bias, cu_seqlens, window, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two GEMMs),
-attention_quantizers and fuse_wgrad_accumulation.
+qkv_bias, cu_seqlens, causal, window, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two
+GEMMs), attention_quantizers and fuse_wgrad_accumulation.
 
 freqs are angles [s, d], or [b, s, d] for sequences with positions of their own, or None for no rotation; there may be
 more keys than queries (a key-value cache).

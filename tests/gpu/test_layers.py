@@ -53,6 +53,7 @@ def test_bf16(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence):
     ("multi_head_attention", 4, 2, 2, 64),
     ("transformer", 4, 4, 3, 48),
     ("transformer", 4, 1, 2, 64),
+    ("kv_channels", 4, 2, 2, 64),
     ("qkv_bias", 4, 2, 2, 64),
 ])  # fmt: skip
 def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):

@@ -5,7 +5,7 @@ Interface, shapes and dtypes: `paddle_te.ops`.
 
 from paddle_te.fp8 import amax_and_scale_update
 from paddle_te.ops.pd.attention import (
-    check_attention_dropout,
+    check_attention,
     check_fp8_attention,
     check_packed_attention,
     dot_product_attention,
@@ -20,7 +20,7 @@ __all__ = [
     "amax_and_scale_update",
     "accumulate_wgrad",
     "check",
-    "check_attention_dropout",
+    "check_attention",
     "check_fp8_attention",
     "check_packed_attention",
     "cross_entropy",

@@ -1,4 +1,4 @@
-"""Rotary embedding and causal attention."""
+"""Rotary embedding and attention."""
 
 import paddle
 import paddle.nn.functional as F
@@ -31,29 +31,29 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
 
 
 def dot_product_attention(
-    q, k, v, *, scale, attention_mask=None, cu_seqlens=None, window=-1, dropout=0.0, quantizers=None
+    q, k, v, *, scale, attention_mask=None, cu_seqlens=None, causal=True, window=-1, dropout=0.0, quantizers=None
 ):
     """softmax(q·kᵀ·scale + mask)·v per head; query heads share kv heads in groups (GQA, Ainslie et al., 2023).
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
-    None is causal, among the tokens of a document with cu_seqlens (see `ops`; ValueError for those that do not cover
-    all tokens). window: how many keys before its own a query sees, -1: all. dropout: of the softmax (see `ops`).
+    None: what `causal` says, among the tokens of a document with cu_seqlens (see `ops`; ValueError for those that do
+    not cover all tokens). window: how many keys before its own a query sees, -1: all. dropout: of the softmax.
     Returns [b, s, h·d]. The softmax is float32. quantizers: fp8 emulated; without mask, window and dropout then.
     """
     if quantizers is not None:
         return emulated_fp8_attention(q, k, v, scale, quantizers).flatten(2)
     if cu_seqlens is not None:
-        return _attend_in_documents(q, k, v, cu_seqlens, scale=scale, window=window, dropout=dropout)
+        return _attend_in_documents(q, k, v, cu_seqlens, scale=scale, causal=causal, window=window, dropout=dropout)
     b, s, h, d = q.shape
     s_kv, h_kv = k.shape[1:3]
     q = (q * scale).transpose([0, 2, 1, 3]).reshape([b, h_kv, h // h_kv, s, d])
     k, v = (t.transpose([0, 2, 1, 3]).unsqueeze(2) for t in (k, v))
     scores = paddle.matmul(q, k, transpose_y=True).astype("float32")
-    if attention_mask is None:
+    if attention_mask is not None:
+        scores = scores + attention_mask.astype(scores.dtype).unsqueeze(2)
+    elif causal:
         hidden = paddle.full([s, s_kv], paddle.finfo(scores.dtype).min, scores.dtype)
         scores = scores + paddle.triu(hidden, diagonal=1 + s_kv - s)
-    else:
-        scores = scores + attention_mask.astype(scores.dtype).unsqueeze(2)
     if window >= 0:
         position = paddle.arange(s_kv)
         near = position >= position[s_kv - s :].unsqueeze(1) - window
@@ -64,7 +64,7 @@ def dot_product_attention(
 
 
 def _attend_in_documents(q, k, v, cu_seqlens, **options):
-    """Causal attention of each document alone, one after another."""
+    """Attention of each document alone, one after another."""
     check_cu_seqlens(cu_seqlens)
     (b, s), ends = q.shape[:2], cu_seqlens.tolist()
     lengths = [end - start for start, end in zip(ends, ends[1:], strict=False)]
@@ -77,15 +77,32 @@ def _attend_in_documents(q, k, v, cu_seqlens, **options):
 
 
 def rotary_attention(
-    qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, window=-1, dropout=0.0, quantizers=None
+    qkv,
+    freqs,
+    num_heads,
+    num_kv_heads,
+    *,
+    scale,
+    cu_seqlens=None,
+    causal=True,
+    window=-1,
+    dropout=0.0,
+    quantizers=None,
 ):
-    """dot_product_attention(*rotary_qkv(qkv, …)), causal."""
-    options = dict(scale=scale, cu_seqlens=cu_seqlens, window=window, dropout=dropout, quantizers=quantizers)
-    return dot_product_attention(*rotary_qkv(qkv, freqs, num_heads, num_kv_heads), **options)
+    """dot_product_attention(*rotary_qkv(qkv, …))."""
+    return dot_product_attention(
+        *rotary_qkv(qkv, freqs, num_heads, num_kv_heads),
+        scale=scale,
+        cu_seqlens=cu_seqlens,
+        causal=causal,
+        window=window,
+        dropout=dropout,
+        quantizers=quantizers,
+    )
 
 
-def check_attention_dropout(window, masked):
-    """All attention has it here."""
+def check_attention(head_dim, window, masked, dropout):
+    """There is all of it here."""
 
 
 def check_fp8_attention(head_dim, sequence=16, backward=True):

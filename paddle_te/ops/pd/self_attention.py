@@ -17,6 +17,7 @@ def self_attention(
     scale,
     qkv_bias=None,
     cu_seqlens=None,
+    causal=True,
     window=-1,
     max_sequence_length=None,
     tp=None,
@@ -31,7 +32,7 @@ def self_attention(
     flat = qkv.ndim == 2
     if flat:
         qkv = qkv.reshape([-1, max_sequence_length, qkv.shape[-1]])
-    options = dict(scale=scale, cu_seqlens=cu_seqlens, window=window, quantizers=attention_quantizers)
+    options = dict(scale=scale, cu_seqlens=cu_seqlens, causal=causal, window=window, quantizers=attention_quantizers)
     context = rotary_attention(qkv, freqs, num_heads, num_kv_heads, **options)
     if flat:
         context = context.reshape([-1, context.shape[-1]])

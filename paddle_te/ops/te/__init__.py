@@ -5,7 +5,7 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 
 from paddle_te import native
 from paddle_te.ops.te.attention import (
-    check_attention_dropout,
+    check_attention,
     check_packed_attention,
     dot_product_attention,
     rotary_attention,
@@ -21,7 +21,7 @@ __all__ = [
     "amax_and_scale_update",
     "accumulate_wgrad",
     "check",
-    "check_attention_dropout",
+    "check_attention",
     "check_fp8_attention",
     "check_packed_attention",
     "cross_entropy",

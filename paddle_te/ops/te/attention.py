@@ -104,18 +104,21 @@ def _backward_done(quantizers):
         quantizers[0].forward_pass.backward_done()
 
 
-class _Causal:
-    """What a token sees: those before it, at most `window` of them unless that is -1."""
+class _Sequences:
+    """What a token sees: all of its sequence, or if causal those before it, at most `window` unless that is -1.
 
-    mask = int(Mask.CAUSAL)
+    mask: TE's name for it.
+    """
 
-    def __init__(self, window=-1):
-        self.window = window
+    masks = int(Mask.NONE), int(Mask.CAUSAL)
+
+    def __init__(self, causal, window=-1):
+        self.mask, self.window = self.masks[causal], window
 
     @staticmethod
-    def of(cu_seqlens, window):
+    def of(cu_seqlens, causal, window):
         """With documents or without."""
-        return _Causal(window) if cu_seqlens is None else _Documents(cu_seqlens, window)
+        return _Sequences(causal, window) if cu_seqlens is None else _Documents(cu_seqlens, causal, window)
 
     def behind(self, others):
         """The last arguments of both, behind the `others` that only fp8 has; none without a window."""
@@ -134,26 +137,24 @@ class _Causal:
         return None, None
 
 
-class _Documents(_Causal):
-    """What a token sees: those before it in its document. boundaries: int32 [documents + 1], see `ops`."""
+class _Documents(_Sequences):
+    """The same of documents. boundaries: int32 [documents + 1], see `ops`."""
 
-    mask = int(Mask.PADDING_CAUSAL)
+    masks = int(Mask.PADDING), int(Mask.PADDING_CAUSAL)
 
-    def __init__(self, boundaries, window):
-        super().__init__(window)
+    def __init__(self, boundaries, causal, window):
+        super().__init__(causal, window)
         self.boundaries = boundaries
 
     def cu_seqlens(self, rt):
         return rt.tensor(self.boundaries.data_ptr(), tuple(self.boundaries.shape), INT32)
 
 
-class _Bias(_Causal):
+class _Bias(_Sequences):
     """What a token sees: where 0 and not HIDDEN is added to its scores. scores: [b or 1, 1, s, keys]."""
 
-    mask = int(Mask.NONE)
-
     def __init__(self, scores):
-        super().__init__()
+        super().__init__(causal=False)
         self.scores = scores
 
     def _view(self, rt, tensor):
@@ -173,7 +174,7 @@ class _Softmax:
     probability `dropout`. rng_state: what `draw_rng_state` gave, a tensor or its Placeholder; None without dropout."""
 
     scale: float
-    seen: _Causal
+    seen: _Sequences
     dropout: float = 0.0
     rng_state: Any = None
 
@@ -314,22 +315,25 @@ def _rotate_back(rt, heads, views, dqkv, freqs):
 
 
 class AttentionSettings(NamedTuple):
-    """num_heads, num_kv_heads: of this rank. scale: of the scores. window, dropout: as `paddle_te.ops` has them.
+    """num_heads, num_kv_heads: of this rank. scale: of the scores. causal, window, dropout: as
+    `paddle_te.ops` has them.
     backward_in_fp8: attention's backward too. deterministic: as the environment asked for when the call was made; it
     decides on the calls too."""
 
     num_heads: int
     num_kv_heads: int
     scale: float
+    causal: bool
     window: int
     dropout: float
     backward_in_fp8: bool
     deterministic: bool
 
     @classmethod
-    def of(cls, num_heads, num_kv_heads, scale, window, dropout, quantizers):
+    def of(cls, num_heads, num_kv_heads, scale, causal, window, dropout, quantizers):
         """quantizers: attention's three GemmQuantizers, or None."""
-        return cls(num_heads, num_kv_heads, scale, window, dropout, has_fp8_backward(quantizers), deterministic())
+        in_fp8 = has_fp8_backward(quantizers)
+        return cls(num_heads, num_kv_heads, scale, causal, window, dropout, in_fp8, deterministic())
 
 
 @dataclass(slots=True)
@@ -363,7 +367,7 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, quantizers, 
     cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. quantizers: attention's three, or none. settings:
     AttentionSettings.
     """
-    scale, seen = settings.scale, _Causal.of(cu_seqlens, settings.window)
+    scale, seen = settings.scale, _Sequences.of(cu_seqlens, settings.causal, settings.window)
     softmax = _Softmax(scale, seen, settings.dropout, rng_state)
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
     saved = _SavedAttention(heads, qkv, freqs, softmax)
@@ -470,27 +474,37 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
 
 
 def rotary_attention(
-    qkv, freqs, num_heads, num_kv_heads, *, scale, cu_seqlens=None, window=-1, dropout=0.0, quantizers=None
+    qkv,
+    freqs,
+    num_heads,
+    num_kv_heads,
+    *,
+    scale,
+    cu_seqlens=None,
+    causal=True,
+    window=-1,
+    dropout=0.0,
+    quantizers=None,
 ):
-    """dot_product_attention(*rotary_qkv(qkv, …)), causal, without q, k and v in between."""
-    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, window, dropout, quantizers)
+    """dot_product_attention(*rotary_qkv(qkv, …)) without q, k and v in between."""
+    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, dropout, quantizers)
     tensors = qkv, freqs, cu_seqlens, draw_rng_state(dropout)
     return autograd.apply(_ROTARY_ATTENTION, tensors, settings, quantizers=quantizers or ())
 
 
 def dot_product_attention(
-    q, k, v, *, scale, attention_mask=None, cu_seqlens=None, window=-1, dropout=0.0, quantizers=None
+    q, k, v, *, scale, attention_mask=None, cu_seqlens=None, causal=True, window=-1, dropout=0.0, quantizers=None
 ):
     """softmax(q·kᵀ·scale + mask)·v per head through cuDNN's fused attention.
 
     q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
-    None is causal, the last query seeing all keys, or among the tokens of a document with cu_seqlens (see `ops`).
-    window: how many keys before its own a query sees, -1: all. dropout: of the softmax (see `ops`).
+    None: what `causal` says, the last query seeing all keys, or among the tokens of a document with cu_seqlens (see
+    `ops`). window: how many keys before its own a query sees, -1: all. dropout: of the softmax.
     Returns [b, s, h·d].
     What a mask becomes is kept on it for the next layers: one that changes in place must do so by an operation that
     Paddle counts (`inplace_version`; set_value and copy_ are none). It gets no gradient: ValueError if it wants one.
     Raises TypeError and ValueError for tensors that do not fit each other.
-    A mask, or s_kv ≠ s, costs memory of b·s·s_kv numbers (twice that in backward), which plain causal attention spares.
+    A mask, or s_kv ≠ s, costs memory of b·s·s_kv numbers (twice that in backward), which other attention spares.
     In fp8 (quantizers) there is neither.
     """
     (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
@@ -499,10 +513,10 @@ def dot_product_attention(
     for name, tensor in ("key_layer", k), ("value_layer", v):
         check_tensor(name, tensor, [b, keys if cu_seqlens is None else s, h_kv, d], q.dtype)
     if cu_seqlens is not None or quantizers is not None or attention_mask is None and keys == s:
-        seen = _Causal.of(cu_seqlens, window)
+        seen = _Sequences.of(cu_seqlens, causal, window)
     else:
         padding = -keys % KEY_MULTIPLE
-        seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype, window))
+        seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype, causal, window))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None)
     layer = _Float8DotProductAttention if has_fp8_backward(quantizers) else _DotProductAttention
@@ -518,10 +532,11 @@ def _longer(tensor, n):
     return paddle.concat([tensor, paddle.zeros([b, n, h, d], tensor.dtype)], 1)
 
 
-def _scores(mask, s, keys, padding, dtype, window):
+def _scores(mask, s, keys, padding, dtype, causal, window):
     """[b or 1, 1, s, keys + padding]: 0 for what is seen, HIDDEN for the rest. Kept on the mask for the next layers."""
     if mask is None:
-        mask = paddle.triu(paddle.full([1, 1, s, keys], HIDDEN, "float32"), diagonal=1 + keys - s)
+        mask = paddle.full([1, 1, s, keys], HIDDEN if causal else 0.0, "float32")
+        mask = paddle.triu(mask, diagonal=1 + keys - s)
     elif mask.ndim != 4 or mask.shape[1:] != [1, s, keys]:
         raise ValueError(f"attention_mask {mask.shape}: it must be [b or 1, 1, {s}, {keys}]")
     elif needs_grad(mask):
@@ -542,29 +557,35 @@ def _scores_of(mask, padding, dtype, window):
     return dense(scores)
 
 
-def check_attention_dropout(window, masked):
-    """Raises ValueError where cuDNN has no attention with dropout as it is called here.
+def check_attention(head_dim, window, masked, dropout):
+    """Raises ValueError where cuDNN has no attention in 16 bits as it is called here.
 
-    window: as `ops` has it. masked: with an additive mask, as with a cache.
-    As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp.
+    window, dropout: as `ops` has them. masked: with an additive mask, as with a cache.
     """
-    if window >= 0 and not masked:
+    _check_attention(runtime.current().stream.capability, deterministic(), head_dim, window, masked, dropout)
+
+
+@lru_cache
+def _check_attention(capability, deterministic, head_dim, window, masked, dropout):
+    """As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, for training."""
+    after_hopper = capability >= (10, 0)
+    greatest = 256 if capability == (9, 0) else 128
+    if head_dim % 8 or head_dim > greatest:
         raise ValueError(
-            "backend transformer_engine: cuDNN has no dropout in attention with a sliding window; set "
-            "attention_dropout=0, or leave window_size out"
+            f"backend transformer_engine: heads have {head_dim} numbers; on GPUs of compute capability "
+            "{}.{} cuDNN's attention takes multiples of 8 up to {}".format(*capability, greatest)
         )
-    if runtime.current().stream.capability < (10, 0):
-        return
-    if masked:
-        raise ValueError(
-            "backend transformer_engine: cuDNN has no dropout in attention with a mask on GPUs of compute capability "
-            "10 and above; set attention_dropout=0"
-        )
-    if deterministic():
-        raise ValueError(
-            "backend transformer_engine: NVTE_ALLOW_NONDETERMINISTIC_ALGO=0, and cuDNN has no deterministic attention "
-            "with dropout on GPUs of compute capability 10 and above; set attention_dropout=0"
-        )
+    lacking = {
+        "with a sliding window": window >= 0 and not masked,
+        "with a mask on GPUs of compute capability 10 and above": masked and after_hopper,
+        "with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 on GPUs of compute capability 10 and above": deterministic
+        and after_hopper,
+    }
+    for what, wanted in lacking.items():
+        if dropout and wanted:
+            raise ValueError(
+                f"backend transformer_engine: cuDNN's attention has no dropout {what}; set attention_dropout=0"
+            )
 
 
 def check_packed_attention():

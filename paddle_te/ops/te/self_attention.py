@@ -77,6 +77,7 @@ def self_attention(
     scale,
     qkv_bias=None,
     cu_seqlens=None,
+    causal=True,
     window=-1,
     max_sequence_length=None,
     tp=None,
@@ -86,7 +87,7 @@ def self_attention(
 ):
     """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
     sequence = max_sequence_length if x.ndim == 2 else None
-    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, window, 0.0, attention_quantizers)
+    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, 0.0, attention_quantizers)
     return autograd.apply(
         _SELF_ATTENTION,
         (x, ln_weight, qkv_weight, freqs, proj_weight, qkv_bias, cu_seqlens),

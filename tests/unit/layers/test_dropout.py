@@ -75,17 +75,21 @@ def test_fp8_attention_has_none(monkeypatch, backend):
 
 
 @pytest.mark.parametrize("capability, deterministic, arguments, message", [
-    ((9, 0), "1", (4, False), "no dropout in attention with a sliding window"),
-    ((10, 0), "1", (-1, True), "no dropout in attention with a mask"),
-    ((10, 0), "0", (-1, False), "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0"),
-    ((9, 0), "0", (4, True), None),
-    ((10, 0), "1", (-1, False), None),
+    ((9, 0), "1", (64, 4, False, 0.1), "no dropout with a sliding window"),
+    ((10, 0), "1", (64, -1, True, 0.1), "no dropout with a mask"),
+    ((10, 0), "0", (64, -1, False, 0.1), "no dropout with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0"),
+    ((9, 0), "1", (68, -1, False, 0), "heads have 68 numbers; .* 9.0 .* multiples of 8 up to 256"),
+    ((8, 0), "1", (192, -1, False, 0), "heads have 192 numbers; .* 8.0 .* up to 128"),
+    ((9, 0), "0", (64, 4, True, 0.1), None),
+    ((10, 0), "1", (64, -1, False, 0.1), None),
+    ((10, 0), "0", (64, 4, True, 0), None),
+    ((9, 0), "1", (256, -1, False, 0), None),
 ])  # fmt: skip
-def test_what_cudnn_has_no_dropout_for(monkeypatch, capability, deterministic, arguments, message):
+def test_what_attention_cudnn_has(monkeypatch, capability, deterministic, arguments, message):
     emulated_te.install(monkeypatch.setattr)
     monkeypatch.setattr(emulated_te.Stream, "capability", capability)
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", deterministic)
-    check = get_ops("transformer_engine").check_attention_dropout
+    check = get_ops("transformer_engine").check_attention
     if message is None:
         return check(*arguments)
     with pytest.raises(ValueError, match=message):

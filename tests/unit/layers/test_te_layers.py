@@ -39,9 +39,13 @@ def emulated(monkeypatch):
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bf16(seed, kind, kv_heads):
+def test_16_bits(seed, kind, kv_heads):
     values, inputs, grads, truth = case(kind, 4, kv_heads, 2, 24, seed)
-    got = run(te(kind, 4, kv_heads), values, inputs, grads, "bfloat16")
+    if kind == "qk_norm":  # Paddle's CPU joins no tensors of bf16
+        layer, _ = make(kind, 4, kv_heads, backend="transformer_engine", params_dtype="float16")
+        got = run(layer, values, inputs, grads, "float16")
+    else:
+        got = run(te(kind, 4, kv_heads), values, inputs, grads, "bfloat16")
     assert got.keys() == truth.keys()
     for name, want in truth.items():
         assert relative(got[name], want) < 2e-2, name
@@ -58,7 +62,9 @@ def test_softmax_scale(seed, backend, dtype):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("kind, kv_heads", [("linear", 4), ("linear_in_out", 4), ("transformer", 4), ("qkv_bias", 2)])
+@pytest.mark.parametrize(
+    "kind, kv_heads", [("linear", 4), ("linear_in_out", 4), ("transformer", 4), ("kv_channels", 2), ("qkv_bias", 2)]
+)
 def test_fp8(seed, kind, kv_heads, recipe):
     check_fp8("cpu", kind, 4, kv_heads, 2, 32, seed, RECIPES[recipe])
 
@@ -100,6 +106,9 @@ def test_what_fp8_attention_cannot_is_refused_before_anything_runs(monkeypatch, 
         with pytest.raises(ValueError, match="fp8_dpa: .* no sliding window"):
             q = paddle.ones([1, 16, 2, 128]).astype(dtype)
             DotProductAttention(128, backend, window_size=(4, 0))(q, q, q)
+        with pytest.raises(ValueError, match="fp8_dpa: .* no attn_mask_type='no_mask'"):
+            q = paddle.ones([1, 16, 2, 128]).astype(dtype)
+            DotProductAttention(128, backend, attn_mask_type="no_mask")(q, q, q)
         if backend == "transformer_engine":
             for training in True, False:
                 layer.train() if training else layer.eval()

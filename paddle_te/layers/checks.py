@@ -1,0 +1,31 @@
+"""What layers check of their arguments."""
+
+
+def probability(**named):
+    """The one value that is given. Raises ValueError with its name for what is no probability below 1."""
+    ((name, value),) = named.items()
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}={value}: it must be at least 0 and below 1")
+    return value
+
+
+def one_of(allowed, **named):
+    """The one value that is given. Raises ValueError with its name for one that is not allowed."""
+    ((name, value),) = named.items()
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}; it may be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def head_size(hidden_size, num_attention_heads, num_gqa_groups, kv_channels):
+    """kv_channels, or where it is None hidden_size / num_attention_heads. Raises ValueError where that is no size."""
+    if not kv_channels and hidden_size % num_attention_heads:
+        raise ValueError(
+            f"hidden_size={hidden_size} must be divisible by num_attention_heads={num_attention_heads}; or give the "
+            "size of a head as kv_channels"
+        )
+    if num_attention_heads % num_gqa_groups:
+        raise ValueError(
+            f"num_attention_heads={num_attention_heads} must be divisible by num_gqa_groups={num_gqa_groups}"
+        )
+    return kv_channels or hidden_size // num_attention_heads

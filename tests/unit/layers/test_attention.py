@@ -1,0 +1,153 @@
+"""TE's arguments of attention, in pd against the formula in float64, and what they refuse."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+
+from paddle_te.distributed import TensorParallel
+from paddle_te.layers import DotProductAttention, MultiHeadAttention, RotaryPositionEmbedding, TransformerLayer
+from tests import emulated_te
+from tests.layer_cases import weights
+from tests.mask_cases import (
+    CAUSAL,
+    HEADS,
+    KV_HEADS,
+    MASKS,
+    TOGETHER,
+    B,
+    D,
+    S,
+    arguments,
+    check_mask,
+    queries_that_see,
+)
+
+HIDDEN = 40
+NORM = dict(qk_norm_type="RMSNorm")
+SBHD = dict(attn_input_format="sbhd")
+
+
+def rms_norm(x, weight, eps):
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+
+def rotated(x, angles):
+    first, second = x.chunk(2, -1)
+    return x * angles.cos() + paddle.concat([-second, first], -1) * angles.sin()
+
+
+def formula(x, values, angles, seen, options):
+    """x + proj(attention(layernorm_qkv(x))), x [b, s, hidden]; seen: bool [b or 1, 1, s, s]."""
+    b, s, _ = x.shape
+    qkv = paddle.matmul(rms_norm(x, values["layernorm_qkv.ln_weight"], 1e-5), values["layernorm_qkv.weight"].T)
+    d = qkv.shape[-1] // (HEADS + 2 * KV_HEADS)
+    q, k, v = qkv.reshape([b, s, -1, d]).split([HEADS, KV_HEADS, KV_HEADS], 2)
+    steps = [lambda x, name: x if angles is None else rotated(x, angles)]
+    if "qk_norm_type" in options:
+        eps = options.get("qk_norm_eps", 1e-6)
+        before = options.get("qk_norm_before_rope", False)
+        steps.insert(0 if before else 1, lambda x, name: rms_norm(x, values[f"{name}_norm.weight"], eps))
+    for step in steps:
+        q, k = step(q, "q"), step(k, "k")
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 2).transpose([0, 2, 1, 3]) for x in (k, v))
+    scores = paddle.matmul(q.transpose([0, 2, 1, 3]), k, transpose_y=True) / d**0.5
+    softmax = F.softmax(paddle.where(paddle.to_tensor(seen), scores, paddle.full([], -1e300, "float64")), -1)
+    context = paddle.matmul(softmax, v).transpose([0, 2, 1, 3]).flatten(2)
+    return x + paddle.matmul(context, values["proj.weight"].T)
+
+
+@pytest.mark.parametrize("options, what, seen", [
+    (dict(kv_channels=24), None, CAUSAL),
+    (dict(kv_channels=D), "no angles", CAUSAL),
+    (NORM | dict(qk_norm_eps=0.1), None, CAUSAL),
+    (NORM | dict(qk_norm_before_rope=True, kv_channels=D), None, CAUSAL),
+    (NORM, "cu_seqlens", CAUSAL & TOGETHER),
+    (SBHD, None, CAUSAL),
+    (SBHD, "flat", CAUSAL),
+    *[(dict(attn_mask_type=mask_type), what, seen) for mask_type, what, seen in MASKS],
+])  # fmt: skip
+def test_as_the_formula_in_float64(seed, options, what, seen):
+    """Output and all gradients."""
+    generator, rows = np.random.default_rng(seed), queries_that_see(seen)
+    layer = MultiHeadAttention(HIDDEN, HEADS, KV_HEADS, max_sequence_length=S, backend="paddle", **options)
+    d = layer.core_attention.kv_channels
+    assert d == options.get("kv_channels", HIDDEN // HEADS)
+    angles = None if what == "no angles" else RotaryPositionEmbedding(d)(S)
+    values = weights(layer, generator)
+    for name, parameter in layer.named_parameters():
+        parameter.set_value(values[name])
+    x, dy = (generator.standard_normal([B, S, HIDDEN]).astype("float32") for _ in range(2))
+    dy *= rows
+
+    def given(array):
+        array = array.swapaxes(0, 1) if options == SBHD else array
+        return paddle.to_tensor(array.reshape([-1, HIDDEN]) if what == "flat" else array)
+
+    def back(tensor):
+        array = tensor.numpy().reshape([*((S, B) if options == SBHD else (B, S)), HIDDEN])
+        return array.swapaxes(0, 1) if options == SBHD else array
+
+    mine = given(x)
+    mine.stop_gradient = False
+    y = layer(mine, angles, **({} if what in ("flat", "no angles") else arguments(what)))
+    y.backward(given(dy))
+    got = {name: parameter.grad.numpy() for name, parameter in layer.named_parameters()}
+    got |= {"y": back(y) * rows, "x": back(mine.grad)}
+
+    tensors = {name: paddle.to_tensor(value.astype("float64")) for name, value in (values | {"x": x}).items()}
+    for tensor in tensors.values():
+        tensor.stop_gradient = False
+    angles = None if angles is None else angles.astype("float64").unsqueeze([0, 2])
+    want = formula(tensors["x"], tensors, angles, np.broadcast_to(seen, (B, 1, S, S)), options)
+    want.backward(paddle.to_tensor(dy.astype("float64")))
+    wanted = {name: tensor.grad.numpy() for name, tensor in tensors.items()} | {"y": want.numpy() * rows}
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert np.linalg.norm(got[name] - value) < 2e-5 * np.linalg.norm(value), name
+
+
+@pytest.mark.parametrize("mask_type, what, seen", MASKS)
+def test_te_sees_what_pd_sees(monkeypatch, seed, mask_type, what, seen):
+    """In float16: Paddle's CPU joins no tensors of bf16, as masks want it."""
+    emulated_te.install(monkeypatch.setattr)
+    check_mask("cpu", "float16", mask_type, what, seen, seed)
+
+
+def test_ranks_that_share_heads_sum_the_gradients_of_their_norms(monkeypatch, seed):
+    """Each has all of the weight and uses it for its own heads. Here the other rank's gradient is this one's."""
+    monkeypatch.setattr(TensorParallel, "all_reduce", lambda self, x: x.scale_(2.0))
+    layer = MultiHeadAttention(HIDDEN, HEADS, KV_HEADS, backend="paddle", **NORM)
+    x, grads = paddle.randn([B, S, HIDDEN]), []
+    for tp in None, TensorParallel(SimpleNamespace(), 0, 2):
+        layer.layernorm_qkv.tp = tp
+        layer.clear_gradients()
+        layer(x).sum().backward()
+        grads.append([parameter.grad.clone() for parameter in (layer.q_norm.weight, layer.layernorm_qkv.weight)])
+    (norm, weight), (norm_of_ranks, weight_of_rank) = grads
+    assert (norm_of_ranks == 2 * norm).all() and (weight_of_rank == weight).all()
+
+
+def attend(mask_type, *mask, **options):
+    ones = paddle.ones([1, 4, 2, 16])
+    return DotProductAttention(16, "paddle", attn_mask_type=mask_type)(ones, ones, ones, *mask, **options)
+
+
+BOOL = paddle.zeros([1, 1, 1, 4], "bool")
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: TransformerLayer(32, 48, 4, self_attn_mask_type="arbitrary"), "attn_mask_type='arbitrary'; .*'no_mask'"),
+    (lambda: TransformerLayer(32, 48, 4, attn_input_format="thd"), "attn_input_format='thd'; .*'sbhd'"),
+    (lambda: TransformerLayer(32, 48, 4, qk_norm_type="LayerNorm"), "qk_norm_type='LayerNorm'; .*'RMSNorm'"),
+    (lambda: DotProductAttention(16, window_size=(4, 0), attn_mask_type="no_mask"), "only causal .* has a window"),
+    (lambda: attend("padding"), "needs an attention_mask"),
+    (lambda: attend("causal", BOOL), "attention_mask is paddle.bool and .*'causal'"),
+    (lambda: attend("padding", BOOL[0]), r"\[b, 1, 1, keys\]"),
+    (lambda: attend("no_mask", cu_seqlens=paddle.to_tensor([0, 4], dtype="int32")), "documents see each other"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
