@@ -163,7 +163,19 @@ def _checked(config):
         if config.get(key) and config.get(divisor) and config[key] % config[divisor]:
             raise CheckpointError(f"config.json: {key}={config[key]} is no multiple of {divisor}={config[divisor]}")
     scaling_of(config)
+    check_head_dim(config)
     return config
+
+
+def check_head_dim(config):
+    """Raises CheckpointError for heads of another size than PaddleNLP's models give them, whatever head_dim says."""
+    heads = config.get("num_attention_heads")
+    size = heads and config.get("hidden_size") and config["hidden_size"] // heads
+    if size and config.get("head_dim") not in (None, size):
+        raise CheckpointError(
+            f"config.json: head_dim={config['head_dim']}: the heads of PaddleNLP's {_family(config).title} have only "
+            f"hidden_size / num_attention_heads = {size} numbers"
+        )
 
 
 def _from_hf(config, dtype):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paddle_te.configs.families import family_of
 from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.config import check_head_dim
 from paddle_te.weights.contents import files_of_index
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, detect
@@ -271,8 +272,7 @@ def _dims(folder, config, heads, ranks, layout, tp):
         if missing:
             raise CheckpointError(f"{path}: has no {', '.join(missing)}: not a model's configuration")
         hidden, intermediate, layers, vocab = (config[key] for key in keys)
-        if config.get("head_dim") not in (None, hidden // heads[0]):
-            raise CheckpointError(f"{path}: head_dim={config['head_dim']} is not hidden_size / num_attention_heads")
+        check_head_dim(config)
     else:
         shapes, layers = {}, 0
         for rank in ranks.values():
