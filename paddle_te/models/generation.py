@@ -6,6 +6,7 @@ In fp8 backend transformer_engine cannot: GEMMs take multiples of 16 tokens, and
 import paddle
 
 from paddle_te.models.loading import check_token_ids
+from paddle_te.options import LayerOptions
 
 
 def left_padded(prompts, pad_token_id=0):
@@ -42,7 +43,7 @@ def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
     settings: PaddleNLP's GenerationConfig, such as max_new_tokens, decode_strategy ("greedy_search" or "sampling"),
     top_k, top_p, temperature; `paddle.seed` makes samples repeatable.
     """
-    check_generates(model.config)
+    check_generates(LayerOptions.of(model.config))
     eos = tokenizer.eos_token_id
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos
     rows = []

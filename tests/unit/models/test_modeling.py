@@ -166,8 +166,8 @@ def test_core_attention_with_a_mask_is_recomputed_too(seed, monkeypatch):
     mask[..., 7:, :7] = False  # two documents
     runs, calls = [], []
     attention = ours.llama.layers[0].transformer.self_attention.core_attention
-    forward = type(attention).forward
-    monkeypatch.setattr(type(attention), "forward", lambda *arguments: calls.append(1) or forward(*arguments))
+    attend = type(attention).attend
+    monkeypatch.setattr(type(attention), "attend", lambda *arguments: calls.append(1) or attend(*arguments))
     for enable in (False, True):
         if enable:
             ours.recompute_enable()
