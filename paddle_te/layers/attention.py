@@ -56,7 +56,7 @@ class DotProductAttention(BackendLayer):
 
         sequence: tokens; masked: there is an attention mask; cached: keys of earlier tokens; packed: cu_seqlens.
         Raises ValueError for packed documents with a mask or a cache, where fp8_dpa is on and one of the three is
-        there, or a window, or dropout, and where the backend has no such attention.
+        there, or a window, dropout or another type than causal, and where the backend has no such attention.
         """
         if packed and (masked or cached):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")

@@ -8,9 +8,18 @@ import pytest
 from paddlenlp.peft import LoRAModel
 from paddlenlp.transformers.llama import modeling
 
+from paddle_te.layers import LayerNormMLP
 from paddle_te.models.llama import LlamaForCausalLM
 from paddle_te.models.loading import load_model
-from paddle_te.models.lora import TARGETS, TELoRAModel, load_lora, lora_config, save_merged, target_modules
+from paddle_te.models.lora import (
+    TARGETS,
+    LoRALayerNormMLP,
+    TELoRAModel,
+    load_lora,
+    lora_config,
+    save_merged,
+    target_modules,
+)
 from paddle_te.weights import CheckpointError, check_layout
 from tests.unit.models.native import draw_adapters, relative, tiny_config, two_models
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
@@ -31,6 +40,21 @@ def ours_name(name):
     family, _, layer, rest = name.split(".", 3)
     module, _, leaf = rest.rpartition(".")
     return f"{family}.layers.{layer}.transformer.{PLACES[module]}.{leaf}"
+
+
+@pytest.mark.parametrize("parts", [("gate_proj",), ("up_proj", "down_proj")])
+def test_dropout_of_the_mlp_is_that_without_lora(seed, parts):
+    """An adapter that has learned nothing adds zeros: the same numbers are dropped."""
+    layer, x = LayerNormMLP(32, 48, hidden_dropout=0.4, backend="paddle"), paddle.randn([2, 8, 32])
+    paddle.seed(seed)
+    want = layer(x)
+    sizes = {"gate_proj": 48, "up_proj": 48, "down_proj": 32}
+    LoRALayerNormMLP.enable(layer, sizes, parts, lora_config(r=2))
+    paddle.seed(seed)
+    got = layer(x)
+    assert 0.3 < float((got == x).astype("float32").mean()) < 0.5 and abs(got - want).max() < 1e-5
+    layer.eval()
+    assert not (layer(x) == x).any()
 
 
 def lora_pair(config, family="llama", **overrides):
