@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import importlib.util
+import itertools
 import re
 import shutil
 import socket
@@ -21,15 +22,33 @@ class LaunchError(ValueError):
     """What is wrong, by the argument's name, and what it may be: one line."""
 
 
-def count_gpus() -> int:
-    """NVIDIA GPUs of this machine, by the driver's own tool; 0 without it."""
+def _gpu_listing() -> list[str]:
+    """A line for each NVIDIA GPU of this machine, and each part of one, by the driver's own tool; [] without it."""
     if not shutil.which("nvidia-smi"):
-        return 0
+        return []
     try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout.splitlines()
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listing.splitlines())
+        return []
+
+
+def count_gpus(listing: list[str] | None = None) -> int:
+    """NVIDIA GPUs of this machine; listing: what `nvidia-smi -L` says, None: to be asked for."""
+    return sum(line.startswith("GPU ") for line in (_gpu_listing() if listing is None else listing))
+
+
+def _cuda_devices(chosen: str) -> list[str]:
+    """The devices that CUDA shows of those that CUDA_VISIBLE_DEVICES names: up to the first one that is not there.
+
+    All of them where the driver's tool shows no GPU, so that nobody can tell.
+    """
+    named, listing = [] if chosen == "-1" else _split(chosen), _gpu_listing()
+    gpus, identifiers = count_gpus(listing), re.findall(r"UUID: ([\w-]+)", "\n".join(listing))
+
+    def is_there(name):  # an identifier may be cut short
+        return int(name) < gpus if name.isdigit() else any(each.startswith(name) for each in identifiers)
+
+    return [*itertools.takewhile(is_there, named)] if gpus else named
 
 
 def _has_paddle_gpu() -> bool:
@@ -65,14 +84,14 @@ def visible_devices(kind: str, environ: Mapping[str, str]) -> list[str]:
         return ["0"]
     chosen = environ.get("CUDA_VISIBLE_DEVICES" if kind == "gpu" else "NVGPU_VISIBLE_DEVICES", "all")
     if chosen != "all":
-        return [] if chosen == "-1" else _split(chosen)
+        return _cuda_devices(chosen) if kind == "gpu" else [] if chosen == "-1" else _split(chosen)
     host_devices = environ.get("NVGPU_HOST_DEVICES")
     if kind == "nvgpu" and (host_devices or not count_gpus()):
         if host_devices and not host_devices.isdigit():
             raise LaunchError(f"NVGPU_HOST_DEVICES: {host_devices!r} must be a whole number")
         return [str(i) for i in range(int(host_devices or HOST_RUNTIME_DEVICES))]
     shown = environ.get("CUDA_VISIBLE_DEVICES")  # which leaves nvgpu, on CUDA, the numbers 0 to n - 1
-    count = count_gpus() if shown is None else 0 if shown == "-1" else len(_split(shown))
+    count = count_gpus() if shown is None else len(_cuda_devices(shown))
     return [str(i) for i in range(count)]
 
 

@@ -319,6 +319,25 @@ def test_devices_are_found(tmp_path, monkeypatch):
         devices({"CUDA_VISIBLE_DEVICES": "2,3"}, DEVICES="0,2")
 
 
+@pytest.mark.parametrize("named, left", [
+    ("0,1,2,3", ["0", "1", "2"]),
+    ("3,0", []),  # CUDA shows none that come after one that is not there
+    ("GPU-1,GPU-2", ["GPU-1", "GPU-2"]),
+    ("MIG-0,GPU-3,GPU-2", ["MIG-0"]),
+    ("all", ["0", "1", "2"]),
+])  # fmt: skip
+def test_a_gpu_that_is_gone_is_not_seen_where_it_is_named(tmp_path, monkeypatch, named, left):
+    fake_smi(tmp_path, 3, monkeypatch)
+    environ = {} if named == "all" else {"CUDA_VISIBLE_DEVICES": named}
+    assert machines.visible_devices("gpu", environ) == left
+    assert machines.visible_devices("nvgpu", environ) == [str(number) for number in range(len(left))]
+
+
+def test_named_gpus_are_believed_where_no_driver_answers(tmp_path, monkeypatch):
+    fake_smi(tmp_path, 0, monkeypatch)
+    assert machines.visible_devices("gpu", {"CUDA_VISIBLE_DEVICES": "2,GPU-7"}) == ["2", "GPU-7"]
+
+
 def test_one_device_needs_no_launcher():
     made = plan({**GPUS, "DEVICES": "3"}, TP=1)
     assert made.command[1:3] == ["-u", made.script] and made.env["FLAGS_selected_gpus"] == "3"
