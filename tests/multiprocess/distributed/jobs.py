@@ -127,21 +127,30 @@ def read(folder, names, processes):
     return runs
 
 
-def make_initial_weights(folder, layers=6):
-    """The same random weights in both layouts: {value of the switch: folder, "model": folder of the configuration}."""
+def save_random_model(folder, **changes):
+    """PaddleNLP's weights at random, biases too, in folder/native; changes: of folder/model's configuration."""
     import paddle
-    from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
-
-    from paddle_te.weights import convert
+    from paddlenlp.transformers import AutoConfig, AutoModelForCausalLM
 
     seed = int.from_bytes(os.urandom(3), "little")
     print(f"initial weights: paddle.seed({seed})")
     paddle.seed(seed)
     (folder / "model").mkdir(parents=True)
-    config = json.loads((MODEL / "config.json").read_text()) | dict(num_hidden_layers=layers)
+    config = json.loads((MODEL / "config.json").read_text()) | changes
     (folder / "model/config.json").write_text(json.dumps(config))
-    LlamaForCausalLM(LlamaConfig.from_pretrained(str(folder / "model"))).save_pretrained(str(folder / "native"))
-    convert(folder / "native", folder / "te", "pd2te")
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder / "model")))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # PaddleNLP makes them zeros
+            parameter.set_value(0.1 * paddle.randn(parameter.shape))
+    model.save_pretrained(str(folder / "native"))
+
+
+def make_initial_weights(folder, layers=6, **changes):
+    """The same random weights in both layouts: {value of the switch: folder, "model": folder of the configuration}."""
+    from paddle_te.weights import convert
+
+    save_random_model(folder, num_hidden_layers=layers, **changes)
+    convert(folder / "native", folder / "te", "pd2te", progress=False)
     te = str(folder / "te")
     return {"none": str(folder / "native"), "paddle": te, "transformer_engine": te, "model": str(folder / "model")}
 

@@ -5,11 +5,7 @@ In a pipeline the first and the last stage each have a copy of the embedding: th
 folder has one, one gradient, once in the norm that clips, and one state of the optimizer that goes along.
 """
 
-import json
-
-import paddle
 import pytest
-from paddlenlp.transformers import AutoConfig, AutoModelForCausalLM
 
 from paddle_te.weights import convert
 from tests.multiprocess.distributed import jobs
@@ -26,19 +22,7 @@ FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
 def runs(request, tmp_path_factory, nvgpu_host):
     """{layout: {variant: Run}}; those called X_moved go on from the checkpoint of X in the layout before."""
     folder = tmp_path_factory.mktemp("tied")
-    model = folder / "model"
-    model.mkdir()
-    config = json.loads((jobs.MODEL / "config.json").read_text()) | dict(tie_word_embeddings=True)
-    config |= MODELS[request.param]
-    (model / "config.json").write_text(json.dumps(config))
-    seed = int.from_bytes(paddle.randint(0, 256, [3]).astype("uint8").numpy().tobytes(), "little")
-    print(f"initial weights: paddle.seed({seed})")
-    paddle.seed(seed)
-    native = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)))
-    for name, parameter in native.named_parameters():
-        if name.endswith("bias"):  # PaddleNLP makes them zeros
-            parameter.set_value(0.1 * paddle.randn(parameter.shape))
-    native.save_pretrained(str(folder / "native"))
+    jobs.save_random_model(folder, tie_word_embeddings=True, **MODELS[request.param])
     convert(folder / "native", folder / "hf", "pd2hf", progress=False)
     init = dict.fromkeys(("none", "paddle", "transformer_engine"), str(folder / "hf"))
     environment, made, before = nvgpu_host | dict(EMULATED_TE="1"), {}, None
@@ -49,7 +33,7 @@ def runs(request, tmp_path_factory, nvgpu_host):
             resume = dict(resume=str(folder / before / name / f"checkpoint-{jobs.SAVED_STEP}"))
             wanted.append(jobs.variant(name, init) | resume | dict(name=f"{name}_moved"))
         device, where = ("cpu", {}) if layout == "one" else ("nvgpu", environment | dict(NVGPU_HOST_DEVICES="2"))
-        flags = flags | dict(model_name_or_path=str(model))
+        flags = flags | dict(model_name_or_path=str(folder / "model"))
         made[layout] = jobs.launch(folder / layout, processes, flags, wanted, device, where)
         before = layout
     return made

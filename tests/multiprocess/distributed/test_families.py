@@ -1,0 +1,62 @@
+"""Qwen2, with biases, and Mistral, with a sliding window, in sharding stages 1 to 3, data parallelism, pipelines with
+virtual stages: against one process. Further layouts of theirs are in test_tied_embeddings.py and tests/unit.
+
+What divides a model does not know its family, so few runs serve for both: a launch trains the variants of both.
+"""
+
+import pytest
+
+from tests.multiprocess.distributed import jobs
+
+SHARDING = {jobs.SHARDING: 2}
+LAYOUTS = {
+    "dp2_sharding1": (4, jobs.LAYOUTS["sharding4"][1] | SHARDING | {"sharding": "stage1"}),
+    "tp2_sharding2": (4, SHARDING | {"sharding": "stage2", jobs.TP: 2}),
+    "sharding3": jobs.LAYOUTS["sharding3"],
+    "pp3_vp2": jobs.LAYOUTS["pp3_vp2"],
+}
+FAMILIES = {
+    "qwen2": dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2"),
+    "mistral": dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=9, layers=2),
+}
+# PaddleNLP's own Mistral has no window
+BACKENDS = {"qwen2": ["none", "pd", "te_bf16"], "mistral": ["pd", "te_bf16"]}
+
+
+def variants(initial_weights, families, backends=("none", "pd", "te_bf16")):
+    return [
+        jobs.variant(backend, initial_weights[family]) | dict(name=f"{backend} of {family}")
+        for family in families
+        for backend in BACKENDS[family]
+        if backend in backends
+    ]
+
+
+@pytest.fixture(scope="module")
+def initial_weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("weights")
+    return {family: jobs.make_initial_weights(folder / family, **changes) for family, changes in FAMILIES.items()}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, initial_weights):
+    made = variants(initial_weights, FAMILIES, ("none", "pd"))
+    return jobs.launch(tmp_path_factory.mktemp("one"), 1, {}, made, "cpu", {})
+
+
+def test_none_and_pd_agree(reference):
+    assert jobs.loss_difference(reference["pd of qwen2"], reference["none of qwen2"]) < 1e-5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout(layout, tmp_path, initial_weights, reference, nvgpu_host):
+    processes, flags = LAYOUTS[layout]
+    families = ["qwen2"] if jobs.PP in flags else FAMILIES  # PaddleNLP has no pipeline for Mistral
+    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
+    runs = jobs.launch(tmp_path, processes, flags, variants(initial_weights, families), "nvgpu", environment)
+    for family in families:
+        pd = f"pd of {family}"
+        jobs.check_same(runs[pd], reference[pd], 1e-5, 1e-5)
+        assert jobs.loss_difference(runs[f"te_bf16 of {family}"], reference[pd]) < 5e-3
+        jobs.check_sizes(flags, runs[pd].sizes, reference[pd].sizes[0])
+    jobs.check_same(runs["none of qwen2"], reference["none of qwen2"], 1e-5, 1e-5)
