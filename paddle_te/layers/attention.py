@@ -42,6 +42,7 @@ class DotProductAttention(BackendLayer):
         self.kv_channels = kv_channels
         self.scale = kv_channels**-0.5 if softmax_scale is None else softmax_scale
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
+        self._checked = set()  # what `ops.check_attention` has let pass
 
     def random_numbers(self):
         """The context of what drops: numbers of each rank's own, which holds other heads."""
@@ -60,7 +61,10 @@ class DotProductAttention(BackendLayer):
         """
         if packed and (masked or cached):
             raise ValueError(f"cu_seqlens: packed documents have no {_MASK if masked else _CACHE}; give one of the two")
-        self.ops.check_attention(self.kv_channels, self.window, masked or cached, self.dropout)
+        case = masked or cached, self.dropout
+        if case not in self._checked:  # asked once: neither the layer nor the GPU changes
+            self.ops.check_attention(self.kv_channels, self.window, *case)
+            self._checked.add(case)
         quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
         if quantizers is None:
             return None

@@ -561,13 +561,9 @@ def check_attention(head_dim, window, masked, dropout):
     """Raises ValueError where cuDNN has no attention in 16 bits as it is called here.
 
     window, dropout: as `ops` has them. masked: with an additive mask, as with a cache.
+    As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, for training.
     """
-    _check_attention(runtime.current().stream.capability, deterministic(), head_dim, window, masked, dropout)
-
-
-@lru_cache
-def _check_attention(capability, deterministic, head_dim, window, masked, dropout):
-    """As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, for training."""
+    capability = runtime.current().stream.capability
     after_hopper = capability >= (10, 0)
     greatest = 256 if capability == (9, 0) else 128
     if head_dim % 8 or head_dim > greatest:
@@ -578,8 +574,8 @@ def _check_attention(capability, deterministic, head_dim, window, masked, dropou
     lacking = {
         "with a sliding window": window >= 0 and not masked,
         "with a mask on GPUs of compute capability 10 and above": masked and after_hopper,
-        "with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 on GPUs of compute capability 10 and above": deterministic
-        and after_hopper,
+        "with NVTE_ALLOW_NONDETERMINISTIC_ALGO=0 on GPUs of compute capability 10 and above": after_hopper
+        and deterministic(),
     }
     for what, wanted in lacking.items():
         if dropout and wanted:
