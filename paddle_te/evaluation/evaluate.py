@@ -21,7 +21,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
-from paddle_te import device, fp8
+from paddle_te import device, fp8, upstream
 from paddle_te.evaluation import harness
 from paddle_te.evaluation.tasks import TASKS, Scorer, evaluate_task, perplexity_of_corpus, perplexity_of_documents
 from paddle_te.models.decoder import fp8_recipe
@@ -83,6 +83,7 @@ def shared_by_processes():
     size = dist.get_world_size()
     if size == 1:
         return {}
+    upstream.apply()  # first: some repairs are of what fleet begins with
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = dict(dp_degree=1, mp_degree=size, pp_degree=1)
     fleet.init(is_collective=True, strategy=strategy)
