@@ -1,0 +1,24 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from paddle_te import configs
+from paddle_te.training import pretrain
+
+
+@pytest.mark.parametrize("scaling, positions", [
+    ({}, 4096),
+    (dict(rope_scaling_type="linear", rope_scaling_factor=2.0), 4096),
+    (dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0), 64),
+])  # fmt: skip
+def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch, scaling, positions):
+    """But for dynamic scaling, which begins beyond max_position_embeddings."""
+    monkeypatch.setattr(pretrain.LlmMetaConfig, "set_llm_config", lambda config, arguments: None)
+    monkeypatch.setattr(pretrain, "configure", lambda *arguments: None)
+    config = configs.read("tiny-llama-demo") | dict(max_position_embeddings=64) | scaling
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model_args = SimpleNamespace(model_name_or_path=str(tmp_path), continue_training=False)
+    data_args = SimpleNamespace(max_seq_length=4096, reset_attention_mask=False)
+    made = pretrain.make_config(model_args, data_args, SimpleNamespace(), None)
+    assert made.max_position_embeddings == positions and made.seq_length == 4096
