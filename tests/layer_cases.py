@@ -243,3 +243,11 @@ def check_main_gradients(device, transformer, recipe):
             assert relative(parameter.main_grad.numpy(), 2 * want[f"d{name}"]) < 1e-2, name
         else:
             assert relative(parameter.grad.astype("float32").numpy(), 2 * want[f"d{name}"]) < 1e-2, name
+
+
+def check_softmax_scale(backend, dtype):
+    """Attention with twice the scale and queries half as long has the same bits, since a factor of 2 is exact."""
+    q, k, v = (paddle.randn([2, 24, heads, 64]).astype(dtype) for heads in (4, 2, 2))
+    plain, doubled = DotProductAttention(64, backend), DotProductAttention(64, backend, softmax_scale=2 * 64**-0.5)
+    want = plain(q, k, v)
+    assert (doubled(0.5 * q, k, v) == want).all() and (doubled(q, k, v) != want).any()

@@ -18,6 +18,7 @@ from tests.layer_cases import (
     check_amaxes_of_micro_batches,
     check_fp8,
     check_main_gradients,
+    check_softmax_scale,
     make,
     run,
     te,
@@ -41,6 +42,12 @@ def test_bf16(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence):
     for name, want in truth.items():
         error, bound = relative(got[name], want), relative(plain[name], want)
         assert error < 2e-2 and error <= 1.2 * bound + 1e-4, (name, error, bound)
+
+
+def test_softmax_scale(gpu, poisoned, seed):
+    """Yarn's attention factor is in it."""
+    paddle.set_device(gpu)
+    check_softmax_scale("transformer_engine", "bfloat16")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
