@@ -125,16 +125,37 @@ class Stream:
         self.handle = handle
 
 
-def rmsnorm_fwd(x, gamma, epsilon, z, rsigma, stream):
+def _gamma(gamma, zero_centered_gamma):
+    return gamma.read() + (1 if zero_centered_gamma else 0)
+
+
+def layernorm_fwd(x, gamma, beta, epsilon, z, mu, rsigma, stream, zero_centered_gamma=False):
+    values = x.read()
+    mu.array[...] = values.mean(1)
+    values = values - mu.array[:, None]
+    rsigma.array[...] = 1 / np.sqrt((values**2).mean(1) + epsilon)
+    z.write(values * rsigma.array[:, None] * _gamma(gamma, zero_centered_gamma) + beta.read())
+
+
+def layernorm_bwd(dz, x, mu, rsigma, gamma, dx, dgamma, dbeta, stream, zero_centered_gamma=False):
+    inverse, grad = rsigma.array[:, None], dz.read()
+    normed = (x.read() - mu.array[:, None]) * inverse
+    inner = grad * _gamma(gamma, zero_centered_gamma)
+    dx.write(inverse * (inner - inner.mean(1, keepdims=True) - normed * (inner * normed).mean(1, keepdims=True)))
+    dgamma.write((grad * normed).sum(0))
+    dbeta.write(grad.sum(0))
+
+
+def rmsnorm_fwd(x, gamma, epsilon, z, rsigma, stream, zero_centered_gamma=False):
     values = x.read()
     rsigma.array[...] = 1 / np.sqrt((values**2).mean(1) + epsilon)
-    z.write(values * rsigma.array[:, None] * gamma.read())
+    z.write(values * rsigma.array[:, None] * _gamma(gamma, zero_centered_gamma))
 
 
-def rmsnorm_bwd(dz, x, rsigma, gamma, dx, dgamma, stream, add=None):
+def rmsnorm_bwd(dz, x, rsigma, gamma, dx, dgamma, stream, add=None, zero_centered_gamma=False):
     inverse, grad = rsigma.array[:, None], dz.read()
     normed = x.read() * inverse
-    inner = grad * gamma.read()
+    inner = grad * _gamma(gamma, zero_centered_gamma)
     result = inverse * (inner - normed * (inner * normed).mean(1, keepdims=True))
     dx.write(result if add is None else result + add.read())
     dgamma.write((grad * normed).sum(0))
@@ -158,27 +179,62 @@ def transpose(input, output, stream):
     output.array[...] = input.array.T
 
 
-def _silu_parts(input):
-    values = input.read()
-    gate, up = np.split(values, 2, 1)
-    sigmoid = 1 / (1 + np.exp(-gate))
-    return gate, up, sigmoid
+def _silu(x):
+    """(the function, its derivative), as the others here."""
+    sigmoid = 1 / (1 + np.exp(-x))
+    return x * sigmoid, sigmoid * (1 + x * (1 - sigmoid))
 
 
-def swiglu(input, output, stream):
-    gate, up, sigmoid = _silu_parts(input)
-    output.write(gate * sigmoid * up)
+def _gelu(x):
+    c = np.float32(np.sqrt(2 / np.pi))
+    tanh = np.tanh(c * (x + 0.044715 * x**3))
+    return 0.5 * x * (1 + tanh), 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * c * (1 + 3 * 0.044715 * x**2)
 
 
-def dswiglu(grad, input, output, stream):
-    gate, up, sigmoid = _silu_parts(input)
-    dy = grad.read()
-    dgate = dy * up * sigmoid * (1 + gate * (1 - sigmoid))
-    output.write(np.concatenate([dgate, dy * gate * sigmoid], 1))
+def _relu(x):
+    return np.maximum(x, 0), (x > 0).astype(x.dtype)
 
 
-def dswiglu_cast_transpose(grad, input, output, stream):
-    dswiglu(grad, input, output, stream)
+def _activations():
+    """{name: kernel}: the activations, their gradients, and these with what is fused into them."""
+
+    def gated(function):
+        def forward(input, output, stream):
+            gate, up = np.split(input.read(), 2, 1)
+            output.write(function(gate)[0] * up)
+
+        def backward(grad, input, output, stream):
+            gate, up = np.split(input.read(), 2, 1)
+            (value, derivative), dy = function(gate), grad.read()
+            output.write(np.concatenate([dy * up * derivative, dy * value], 1))
+
+        def without_transpose(grad, input, output, stream):
+            assert not output.columnwise, "TE's kernel writes one copy"
+            backward(grad, input, output, stream)
+
+        return forward, without_transpose, ("d{}_cast_transpose", backward)
+
+    def plain(function):
+        def forward(input, output, stream):
+            output.write(function(input.read())[0])
+
+        def backward(grad, input, output, stream):
+            output.write(grad.read() * function(input.read())[1])
+
+        def with_dbias(grad, input, output, dbias, stream):
+            assert output.data_ptr and output.columnwise, "TE's kernel writes both copies"
+            dbias.write((grad.read() * function(input.read())[1]).sum(0))
+            backward(grad, input, output, stream)
+
+        return forward, backward, ("quantize_dbias_d{}", with_dbias)
+
+    kernels = {}
+    for name, made in dict(swiglu=gated(_silu), geglu=gated(_gelu), gelu=plain(_gelu), relu=plain(_relu)).items():
+        forward, backward, (fused_name, fused) = made
+        kernels |= {name: forward, f"d{name}": backward, fused_name.format(name): fused}
+    for name, kernel in kernels.items():
+        kernel.__name__ = name
+    return kernels.values()
 
 
 def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, bias=None, dbias=None):
@@ -343,8 +399,8 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
     name, _, dtype = kernel.rpartition("_")
-    typed = {"rope": rope, "cross_entropy_stats": cross_entropy_stats, "cross_entropy_gradient": cross_entropy_gradient}
-    typed[name](ELEMENTS[dtype], grid, *arguments)
+    typed = (rope, cross_entropy_stats, cross_entropy_gradient, add_to)
+    {function.__name__: function for function in typed}[name](ELEMENTS[dtype], grid, *arguments)
 
 
 def rope(dtype, tokens, *arguments):
@@ -405,6 +461,12 @@ def raise_amaxes(first, first_amax, second, second_amax):
         at(amax, (1,), np.float32)[0] = max(at(amax, (1,), np.float32)[0], at(value, (1,), np.float32)[0])
 
 
+def add_to(dtype, grid, out, other, n):
+    """kernels/addition.cu."""
+    out = at(out, (n,), dtype)
+    out[:] = (out.astype(np.float32) + at(other, (n,), dtype).astype(np.float32)).astype(dtype)
+
+
 def memcpy_async(destination, source, stream):
     destination.array.reshape(-1)[:] = source.array.reshape(-1)
 
@@ -414,9 +476,9 @@ def memset_async(destination, value, bytes, stream):
 
 
 KERNELS = (
-    rmsnorm_fwd, rmsnorm_bwd, quantize, quantize_dbias, dequantize, transpose, swiglu, dswiglu, dswiglu_cast_transpose,
-    gemm, amax_and_scale_update, compute_amax, compute_scale_from_amax, attention_fwd, attention_bwd, launch,
-    memcpy_async, memset_async,
+    layernorm_fwd, layernorm_bwd, rmsnorm_fwd, rmsnorm_bwd, quantize, quantize_dbias, dequantize, transpose,
+    *_activations(), gemm, amax_and_scale_update, compute_amax, compute_scale_from_amax, attention_fwd, attention_bwd,
+    launch, memcpy_async, memset_async,
 )  # fmt: skip
 
 
@@ -451,7 +513,7 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import cross_entropy, rope, scaling
+    from paddle_te.native import addition, cross_entropy, rope, scaling
     from paddle_te.ops.te import runtime
 
     counts = collections.Counter()
@@ -462,6 +524,6 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (rope, cross_entropy, scaling):
+    for module in (addition, cross_entropy, rope, scaling):
         setattr(module, "kernel", lambda name, file, capability: name)
     setattr(runtime, "_runtimes", {})

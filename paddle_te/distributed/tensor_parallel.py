@@ -123,7 +123,8 @@ class TensorParallel:
         return _Enter.apply(x, self)
 
     def sum_gradient(self, parameter):
-        """A parameter that all ranks have, and each uses for other heads: its gradient becomes the sum over them."""
+        """A parameter that all ranks have, and each uses for other heads or tokens: its gradient becomes the sum over
+        them."""
         return _Enter.apply(parameter, replace(self, sequence_parallel=False))
 
     def leave(self, y):

@@ -7,12 +7,13 @@ Parameters and parallelism live here, the math in `paddle_te.ops`. Every layer t
 from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
 from paddle_te.layers.cross_entropy import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.dropout import dropout_add
-from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from paddle_te.layers.linear import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from paddle_te.layers.rotary import RotaryPositionEmbedding
 from paddle_te.layers.transformer import TransformerLayer
 
 __all__ = [
     "DotProductAttention",
+    "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
     "Linear",

@@ -8,6 +8,7 @@ from paddle_te.layers.checks import head_size, one_of, probability
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size
 from paddle_te.layers.masks import additive_mask, is_causal, keys_before
+from paddle_te.ops.norms import Norm
 
 QK_NORM_TYPES, INPUT_FORMATS = (None, "RMSNorm"), ("bshd", "sbhd")
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
@@ -120,9 +121,10 @@ class DotProductAttention(BackendLayer):
 class MultiHeadAttention(BackendLayer):
     """x + dropout(proj(attention(rope(layernorm_qkv(x))))): the attention half of a layer, the residual included.
 
-    Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; with add_qkv_bias layernorm_qkv.bias; with qk_norm_type
-    q_norm.weight, k_norm.weight. The fused weight is q, k, v stacked on out: [(num_attention_heads + 2 ·
-    num_gqa_groups) · d, hidden_size], each part split over the ranks by heads; the bias likewise.
+    Parameters: layernorm_qkv.{ln_weight, weight}, proj.weight; LayerNorm's layernorm_qkv.ln_bias; with add_qkv_bias or
+    bias layernorm_qkv.bias, with bias proj.bias; with qk_norm_type q_norm.weight, k_norm.weight. The fused weight is q,
+    k, v stacked on out: [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the ranks
+    by heads; the bias likewise.
     attn_mask_type: as DotProductAttention's. Other arguments: as TransformerLayer's.
     """
 
@@ -151,6 +153,9 @@ class MultiHeadAttention(BackendLayer):
         qk_norm_eps=1e-6,
         qk_norm_before_rope=False,
         attn_input_format="bshd",
+        bias=False,
+        normalization="RMSNorm",
+        zero_centered_gamma=False,
         backend="transformer_engine",
     ):
         super().__init__(backend)
@@ -174,7 +179,9 @@ class MultiHeadAttention(BackendLayer):
             layernorm_epsilon,
             set_parallel_mode,
             init_method=init_method,
-            bias=add_qkv_bias,
+            bias=bias or add_qkv_bias,
+            normalization=normalization,
+            zero_centered_gamma=zero_centered_gamma,
             **shared,
         )
         self.proj = Linear(
@@ -182,6 +189,7 @@ class MultiHeadAttention(BackendLayer):
             hidden_size,
             "row" if set_parallel_mode else None,
             init_method=output_layer_init_method or init_method,
+            bias=bias,
             **shared,
         )
         self.core_attention = DotProductAttention(
@@ -292,15 +300,15 @@ class MultiHeadAttention(BackendLayer):
         (of_proj,) = proj.fp8.begin_forward(proj.training, is_first_microbatch) or (None,)
         return self.ops.self_attention(
             x,
-            qkv._parameters["ln_weight"],
+            qkv.norm(),
             qkv._parameters["weight"],
             rotary_pos_emb,
             proj._parameters["weight"],
-            qkv.eps,
             self.num_heads,
             self.num_kv_heads,
             scale=self.scale,
             qkv_bias=qkv._parameters.get("bias"),
+            proj_bias=proj._parameters.get("bias"),
             cu_seqlens=cu_seqlens,
             causal=layers["core_attention"].causal,
             window=layers["core_attention"].window,
@@ -352,5 +360,5 @@ class MultiHeadAttention(BackendLayer):
         """q through q_norm, k through k_norm; ranks that share the heads have the same weights."""
         tp = self.layernorm_qkv.tp
         weights = [norm.weight if tp is None else tp.sum_gradient(norm.weight) for norm in (self.q_norm, self.k_norm)]
-        q, k = (self.ops.rms_norm(x, w, self.q_norm.eps) for x, w in zip((q, k), weights, strict=True))
+        q, k = (self.ops.normalize(x, Norm(w, self.q_norm.eps)) for x, w in zip((q, k), weights, strict=True))
         return q, k, v

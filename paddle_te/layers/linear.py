@@ -1,4 +1,4 @@
-"""Linear, LayerNormLinear, LayerNormMLP and RMSNorm."""
+"""RMSNorm, LayerNorm, Linear, LayerNormLinear and LayerNormMLP."""
 
 import paddle
 from paddle import nn
@@ -10,8 +10,11 @@ from paddle_te.fp8 import ModuleScaling
 from paddle_te.layers.checks import one_of, probability
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.ops import get_ops
+from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.norms import Norm
 
 PARALLEL_MODES = (None, "column", "row")
+NORMALIZATIONS = ("RMSNorm", "LayerNorm")
 
 
 def local_size(size, tp, what):
@@ -59,23 +62,28 @@ class _Layer(BackendLayer):
         self.tp = TensorParallel.from_fleet(sequence_parallel) if set_parallel_mode or sequence_parallel else None
         self.fp8 = ModuleScaling(num_gemms, self.ops.amax_and_scale_update) if num_gemms else None
 
-    def create_bias(self, size):
-        """Zeros [size]: this rank's part of the bias of a column-parallel GEMM."""
-        bias = self.create_parameter(
-            [size], dtype=self.params_dtype, is_bias=True, default_initializer=nn.initializer.Constant(0.0)
-        )
-        if self.tp is not None:
+    def create_bias(self, size, split=False):
+        """Zeros [size]; split: they are this rank's part."""
+        bias = self._create_vector(size, 0.0)
+        if split and self.tp is not None:
             bias.is_distributed, bias.split_axis = True, 0
         return bias
 
-    def create_norm_weight(self, size):
-        weight = self.create_parameter(
-            [size], dtype=self.params_dtype, default_initializer=nn.initializer.Constant(1.0)
+    def create_norm(self, size, normalization, zero_centered_gamma):
+        """A norm's (weight, bias) [size], at which it changes nothing; RMSNorm's bias is None."""
+        one_of(NORMALIZATIONS, normalization=normalization)
+        weight = self._create_vector(size, 0.0 if zero_centered_gamma else 1.0)
+        bias = self._create_vector(size, 0.0) if normalization == "LayerNorm" else None
+        for vector in (weight, bias):
+            if vector is not None and self.tp is not None and self.tp.sequence_parallel:
+                # each rank sees other tokens: the trainer sums this gradient over the group
+                mark_as_sequence_parallel_parameter(vector)
+        return weight, bias
+
+    def _create_vector(self, size, value):
+        return self.create_parameter(
+            [size], dtype=self.params_dtype, default_initializer=nn.initializer.Constant(value)
         )
-        if self.tp is not None and self.tp.sequence_parallel:
-            # each rank sees other tokens: the trainer sums this gradient over the group
-            mark_as_sequence_parallel_parameter(weight)
-        return weight
 
     def create_weight(self, shape, init_method, split_axis=None):
         """A [out, in] weight; split_axis is the axis that the ranks share, None where each holds all of it."""
@@ -91,28 +99,53 @@ class _Layer(BackendLayer):
         return weight
 
 
-class RMSNorm(_Layer):
-    """y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, 2019).
+class _Norm(_Layer):
+    """A norm alone."""
 
-    Parameters: weight [hidden_size]. sequence_parallel: each rank has other tokens, so that the weight's gradient is to
-    be summed over them. Other arguments: as TransformerLayer's.
-    """
+    normalization = None
 
-    def __init__(self, hidden_size, eps=1e-5, params_dtype=None, sequence_parallel=False, backend="transformer_engine"):
+    def __init__(
+        self,
+        hidden_size,
+        eps=1e-5,
+        params_dtype=None,
+        sequence_parallel=False,
+        zero_centered_gamma=False,
+        backend="transformer_engine",
+    ):
         super().__init__(backend, params_dtype, sequence_parallel=sequence_parallel)
-        self.eps = eps
-        self.weight = self.create_norm_weight(hidden_size)
+        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        self.weight, self.bias = self.create_norm(hidden_size, self.normalization, zero_centered_gamma)
 
     def forward(self, x):
         """[..., hidden_size] -> the same shape and dtype."""
-        return self.ops.rms_norm(x, self.weight, self.eps)
+        return self.ops.normalize(x, Norm(self.weight, self.eps, self.bias, self.zero_centered_gamma))
+
+
+class RMSNorm(_Norm):
+    """y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, 2019).
+
+    Parameters: weight [hidden_size]. sequence_parallel: each rank has other tokens, so that the gradients are to be
+    summed over them. Other arguments: as TransformerLayer's.
+    """
+
+    normalization = "RMSNorm"
+
+
+class LayerNorm(_Norm):
+    """y = (x - mean(x)) / sqrt(var(x) + eps) · weight + bias (Ba et al., 2016).
+
+    Parameters: weight and bias [hidden_size]. Arguments: as RMSNorm's.
+    """
+
+    normalization = "LayerNorm"
 
 
 class Linear(_Layer):
-    """y = x · weightᵀ (+ residual), without bias.
+    """y = x · weightᵀ (+ bias) (+ residual).
 
     Parameters: weight [out_features, in_features], split over the tensor parallel ranks on axis 0 (`parallel_mode`
-    "column") or 1 ("row").
+    "column") or 1 ("row"); with `bias`, bias [out_features], zeros at first, split where it is column parallel.
     sequence_parallel: a column-parallel one's input, and a row-parallel one's output, are this rank's tokens.
     init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's.
     Raises ValueError for another parallel_mode, and for sizes that the ranks do not divide.
@@ -127,6 +160,7 @@ class Linear(_Layer):
         init_method=None,
         params_dtype=None,
         fuse_wgrad_accumulation=False,
+        bias=False,
         backend="transformer_engine",
     ):
         one_of(PARALLEL_MODES, parallel_mode=parallel_mode)
@@ -138,14 +172,16 @@ class Linear(_Layer):
         if split_axis is not None:
             shape[split_axis] = local_size(shape[split_axis], self.tp, ("out_features", "in_features")[split_axis])
         self.weight = self.create_weight(shape, init_method, split_axis)
+        self.bias = self.create_bias(shape[0], split_axis == 0) if bias else None
 
     def forward(self, x, residual=None, is_first_microbatch=None):
         """[..., in_features of this rank] -> [..., out_features of this rank]; residual, if any, is of that shape and
         added. is_first_microbatch: as TransformerLayer's."""
-        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
+        quantizers, parameters = self.fp8.begin_forward(self.training, is_first_microbatch), self._parameters
         return self.ops.linear(
             x,
-            self._parameters["weight"],
+            parameters["weight"],
+            bias=parameters.get("bias"),
             residual=residual,
             parallel_mode=self.parallel_mode,
             tp=self.tp,
@@ -154,11 +190,25 @@ class Linear(_Layer):
         )
 
 
-class LayerNormLinear(_Layer):
-    """y = RMSNorm(x) · weightᵀ (+ bias), column parallel.
+class _BehindNorm(_Layer):
+    """What begins with a norm, whose parameters are ln_weight and ln_bias."""
 
-    Parameters: ln_weight [in_features], weight [out_features / tp, in_features]; with `bias`, bias [out_features / tp],
-    zeros at first.
+    def create_layer_norm(self, size, eps, normalization, zero_centered_gamma):
+        """Creates them."""
+        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        self.ln_weight, self.ln_bias = self.create_norm(size, normalization, zero_centered_gamma)
+
+    def norm(self):
+        """The `ops.norms.Norm`."""
+        parameters = self._parameters
+        return Norm(parameters["ln_weight"], self.eps, parameters.get("ln_bias"), self.zero_centered_gamma)
+
+
+class LayerNormLinear(_BehindNorm):
+    """y = norm(x) · weightᵀ (+ bias), column parallel.
+
+    Parameters: ln_weight [in_features], LayerNorm's ln_bias [in_features], weight [out_features / tp, in_features];
+    with `bias`, bias [out_features / tp], zeros at first.
     init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's.
     """
 
@@ -173,28 +223,28 @@ class LayerNormLinear(_Layer):
         params_dtype=None,
         fuse_wgrad_accumulation=False,
         bias=False,
+        normalization="RMSNorm",
+        zero_centered_gamma=False,
         backend="transformer_engine",
     ):
         super().__init__(backend, params_dtype, 1, set_parallel_mode, sequence_parallel)
-        self.eps = eps
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
-        self.ln_weight = self.create_norm_weight(in_features)
+        self.create_layer_norm(in_features, eps, normalization, zero_centered_gamma)
         rows = local_size(out_features, self.tp, "out_features")
         self.weight = self.create_weight([rows, in_features], init_method, 0)
-        self.bias = self.create_bias(rows) if bias else None
+        self.bias = self.create_bias(rows, split=True) if bias else None
 
     def forward(self, x, is_first_microbatch=None):
         """[..., in] -> ([..., out of this rank], x).
 
         The second value is x again: use it for the residual branch, so that backward adds both gradients of x
-        inside the norm's kernel.
+        inside RMSNorm's kernel.
         """
         quantizers, parameters = self.fp8.begin_forward(self.training, is_first_microbatch), self._parameters
         return self.ops.layernorm_linear(
             x,
-            parameters["ln_weight"],
+            self.norm(),
             parameters["weight"],
-            self.eps,
             bias=parameters.get("bias"),
             tp=self.tp,
             quantizers=quantizers and quantizers[0],
@@ -202,11 +252,13 @@ class LayerNormLinear(_Layer):
         )
 
 
-class LayerNormMLP(_Layer):
-    """y = x + dropout(SwiGLU(RMSNorm(x) · fc1ᵀ) · fc2ᵀ), the residual included.
+class LayerNormMLP(_BehindNorm):
+    """y = x + dropout(act(norm(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias)), the residual included.
 
-    Parameters: ln_weight [hidden_size], fc1_weight [2 · ffn_hidden_size / tp, hidden_size] (this rank's gate rows,
-    then its up rows), fc2_weight [hidden_size, ffn_hidden_size / tp]. SwiGLU: Shazeer, 2020.
+    Parameters: ln_weight [hidden_size], LayerNorm's ln_bias [hidden_size], fc1_weight [ffn_hidden_size / tp,
+    hidden_size], where the activation is gated [2 · ffn_hidden_size / tp, hidden_size] (this rank's gate rows, then its
+    up rows), fc2_weight [hidden_size, ffn_hidden_size / tp]; with `bias`, fc1_bias like fc1_weight's rows and fc2_bias
+    [hidden_size].
     Arguments: as TransformerLayer's.
     """
 
@@ -222,26 +274,35 @@ class LayerNormMLP(_Layer):
         params_dtype=None,
         fuse_wgrad_accumulation=False,
         hidden_dropout=0.0,
+        bias=False,
+        normalization="RMSNorm",
+        zero_centered_gamma=False,
+        activation="swiglu",
         backend="transformer_engine",
     ):
+        one_of(FC1_WIDTHS, activation=activation)
         super().__init__(backend, params_dtype, 2, set_parallel_mode, sequence_parallel)
         self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
-        self.eps = eps
-        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+        self.activation, self.fuse_wgrad_accumulation = activation, fuse_wgrad_accumulation
         ffn = local_size(ffn_hidden_size, self.tp, "ffn_hidden_size")
-        self.ln_weight = self.create_norm_weight(hidden_size)
-        self.fc1_weight = self.create_weight([2 * ffn, hidden_size], init_method, 0)
+        fc1_rows = FC1_WIDTHS[activation] * ffn
+        self.create_layer_norm(hidden_size, eps, normalization, zero_centered_gamma)
+        self.fc1_weight = self.create_weight([fc1_rows, hidden_size], init_method, 0)
         self.fc2_weight = self.create_weight([hidden_size, ffn], output_layer_init_method or init_method, 1)
+        self.fc1_bias = self.create_bias(fc1_rows, split=True) if bias else None
+        self.fc2_bias = self.create_bias(hidden_size) if bias else None
 
     def forward(self, x, is_first_microbatch=None):
         """[..., hidden_size] -> the same shape and dtype. is_first_microbatch: as TransformerLayer's."""
         parameters, dropout = self._parameters, self.dropout
         out = self.ops.layernorm_mlp(
             x,
-            parameters["ln_weight"],
+            self.norm(),
             parameters["fc1_weight"],
             parameters["fc2_weight"],
-            self.eps,
+            fc1_bias=parameters.get("fc1_bias"),
+            fc2_bias=parameters.get("fc2_bias"),
+            activation=self.activation,
             add_residual=not dropout,
             tp=self.tp,
             quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),

@@ -8,7 +8,7 @@ from paddle_te.layers.linear import LayerNormMLP
 
 
 class TransformerLayer(nn.Layer):
-    """Pre-norm decoder layer with RMSNorm, attention (MHA or GQA) and a SwiGLU MLP.
+    """Pre-norm decoder layer with attention (MHA or GQA) and an MLP.
 
     hidden_size, ffn_hidden_size, num_attention_heads: of the whole layer, not of one rank.
     num_gqa_groups: key and value heads; None is num_attention_heads.
@@ -19,7 +19,8 @@ class TransformerLayer(nn.Layer):
     params_dtype: of the parameters; None is Paddle's default dtype.
     fuse_wgrad_accumulation: add weight gradients to `parameter.main_grad` (float32) inside the GEMMs, or put them there
         where `parameter.overwrite_main_grad` is set; they set it back.
-    add_qkv_bias: a bias of the projection to q, k and v, and no other. Megatron-Core's name; TE has `bias`, for all.
+    add_qkv_bias: a bias of the projection to q, k and v, and no other (Megatron-Core's name).
+    bias: a bias of each of the four GEMMs.
     hidden_dropout: probability with which each number that either half adds to its input is dropped in training.
     attention_dropout: probability with which each number of the softmax is. TE's default is 0.1 for both.
     kv_channels: the size of one head; None is hidden_size / num_attention_heads.
@@ -30,8 +31,12 @@ class TransformerLayer(nn.Layer):
     attn_input_format: "bshd" for activations [b, s, h], "sbhd" for [s, b, h]. The latter costs two copies in attention.
     window_size: (left, 0): a query sees itself and at most `left` tokens before it; (-1, 0) and None: all of them.
     softmax_scale: of the scores before the softmax; None is 1 / √d, d the size of one head.
+    normalization: "RMSNorm" or "LayerNorm", of both norms. zero_centered_gamma: they multiply by 1 + weight, which is 0
+        at first.
+    activation: of the MLP: "swiglu" or "geglu", which are gated, "gelu" or "relu". gelu is its tanh form.
     backend: "transformer_engine" or "paddle".
-    Raises ValueError for sizes that do not divide, and what the backend raises where it cannot run.
+    Raises ValueError for sizes that do not divide and for other names than these, and what the backend raises where it
+    cannot run.
     """
 
     def __init__(
@@ -60,11 +65,18 @@ class TransformerLayer(nn.Layer):
         qk_norm_eps=1e-6,
         qk_norm_before_rope=False,
         attn_input_format="bshd",
+        bias=False,
+        normalization="RMSNorm",
+        zero_centered_gamma=False,
+        activation="swiglu",
         backend="transformer_engine",
     ):
         super().__init__()
         self.layer_number = layer_number
         shared = dict(
+            bias=bias,
+            normalization=normalization,
+            zero_centered_gamma=zero_centered_gamma,
             set_parallel_mode=set_parallel_mode,
             sequence_parallel=sequence_parallel,
             init_method=init_method,
@@ -93,7 +105,9 @@ class TransformerLayer(nn.Layer):
             attn_input_format=attn_input_format,
             **shared,
         )
-        self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon, **shared)
+        self.layernorm_mlp = LayerNormMLP(
+            hidden_size, ffn_hidden_size, layernorm_epsilon, activation=activation, **shared
+        )
         bind_model(self)
 
     def forward(

@@ -8,14 +8,13 @@ names and with the shapes that PaddleNLP's LoRALinear gives the native layer's p
 
 The low-rank products are added to the GEMMs' outputs, not to the weights: a sum W + scaling·B·A would keep a copy of
 every weight for backward, and its gradient needs the wgrad GEMMs that a frozen weight spares. So a layer with LoRA runs
-norm, fc1, SwiGLU and fc2 as single operations, of the same `ops`; merged, it is the fused layer again.
+norm, fc1, activation and fc2 as single operations, of the same `ops`; merged, it is the fused layer again.
 """
 
 import re
 from pathlib import Path
 
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_sequence_parallel_parameter
@@ -162,9 +161,9 @@ class _WithLoRA:
             self.__dict__.pop(name, None)
         self.__class__ = type(self).__mro__[2]  # the te layer
 
-    def gemm(self, x, weight, parallel_mode, quantizers, residual=None):
-        mode = parallel_mode if self.tp is not None else None
-        return self.ops.linear(x, weight, residual=residual, parallel_mode=mode, tp=self.tp, quantizers=quantizers)
+    def gemm(self, x, weight, bias, parallel_mode, quantizers, residual=None):
+        ranks = dict(parallel_mode=parallel_mode if self.tp is not None else None, tp=self.tp)
+        return self.ops.linear(x, weight, bias=bias, residual=residual, quantizers=quantizers, **ranks)
 
 
 class LoRALayerNormLinear(_WithLoRA, LayerNormLinear):
@@ -176,9 +175,9 @@ class LoRALayerNormLinear(_WithLoRA, LayerNormLinear):
         if self.plain():
             return super().forward(x, is_first_microbatch)
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
-        z = self.ops.rms_norm(x, self.ln_weight, self.eps)
-        y = self.gemm(z, self.weight, "column", quantizers) + self.low_rank(z, "q_proj", "k_proj", "v_proj")
-        return y if self.bias is None else y + self.bias, x
+        z = self.ops.normalize(x, self.norm())
+        y = self.gemm(z, self.weight, self.bias, "column", quantizers)
+        return y + self.low_rank(z, "q_proj", "k_proj", "v_proj"), x
 
 
 class LoRALinear(_WithLoRA, Linear):
@@ -200,13 +199,12 @@ class LoRALayerNormMLP(_WithLoRA, LayerNormMLP):
         if self.plain():
             return super().forward(x, is_first_microbatch)
         first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
-        z = self.ops.rms_norm(x, self.ln_weight, self.eps)
-        hidden = self.gemm(z, self.fc1_weight, "column", first)
+        z = self.ops.normalize(x, self.norm())
+        hidden = self.gemm(z, self.fc1_weight, self.fc1_bias, "column", first)
         if "gate_proj" in self._sub_layers or "up_proj" in self._sub_layers:
             hidden = hidden + self.low_rank(z, "gate_proj", "up_proj")
-        gate, up = hidden.chunk(2, -1)
-        act = F.silu(gate) * up
-        y = self.gemm(act, self.fc2_weight, "row", second, residual=None if self.dropout else x)
+        act = self.ops.activate(hidden, self.activation)
+        y = self.gemm(act, self.fc2_weight, self.fc2_bias, "row", second, residual=None if self.dropout else x)
         if "down_proj" in self._sub_layers:
             y = y + self.low_rank(act, "down_proj")
         return dropout_add(y, x, self.dropout, self.tp) if self.dropout else y

@@ -75,50 +75,65 @@ enum BwdParam {
 // clang-format on
 
 // X(result, name, arguments): every foreign function used here.
-#define TE_FUNCTIONS(X)                                                                                             \
-  X(NVTETensor, nvte_create_tensor, (int))                                                                          \
-  X(void, nvte_destroy_tensor, (NVTETensor))                                                                        \
-  X(void, nvte_set_tensor_param_v2, (NVTETensor, int, const void*, size_t))                                         \
-  X(void, nvte_get_tensor_param_v2, (NVTETensor, int, void*, size_t, size_t*))                                      \
-  X(NVTEConfig, nvte_create_matmul_config, ())                                                                      \
-  X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                 \
-  X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                 \
-  X(NVTEConfig, nvte_create_quantization_config, ())                                                                \
-  X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                           \
-  X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                              \
-  X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                         \
-  X(void, nvte_destroy_fused_attn_fwd_params, (NVTEConfig))                                                         \
-  X(NVTEConfig, nvte_create_fused_attn_bwd_params, ())                                                              \
-  X(void, nvte_set_fused_attn_bwd_params_attribute, (NVTEConfig, int, const void*, size_t))                         \
-  X(void, nvte_destroy_fused_attn_bwd_params, (NVTEConfig))                                                         \
-  X(void, nvte_rmsnorm_fwd,                                                                                         \
-    (NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))                   \
-  X(void, nvte_rmsnorm_bwd,                                                                                         \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))  \
-  X(void, nvte_rmsnorm_bwd_add,                                                                                     \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,     \
-     cudaStream_t))                                                                                                 \
-  X(void, nvte_cublas_gemm_v2,                                                                                      \
-    (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, NVTETensor, NVTEConfig,  \
-     cudaStream_t))                                                                                                 \
-  X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                    \
-  X(void, nvte_quantize_dbias, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                      \
-  X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
-  X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                   \
-  X(void, nvte_swiglu, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
-  X(void, nvte_dswiglu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                         \
-  X(void, nvte_dswiglu_cast_transpose, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                          \
-  X(void, nvte_fused_rope_forward,                                                                                  \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int, \
-     int, int, int, cudaStream_t))                                                                                  \
-  X(void, nvte_fused_rope_backward,                                                                                 \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int, \
-     int, int, int, cudaStream_t))                                                                                  \
-  X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                                                                     \
-  X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                     \
-  X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                                        \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                        \
-  X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                \
+#define TE_FUNCTIONS(X)                                                                                               \
+  X(NVTETensor, nvte_create_tensor, (int))                                                                            \
+  X(void, nvte_destroy_tensor, (NVTETensor))                                                                          \
+  X(void, nvte_set_tensor_param_v2, (NVTETensor, int, const void*, size_t))                                           \
+  X(void, nvte_get_tensor_param_v2, (NVTETensor, int, void*, size_t, size_t*))                                        \
+  X(NVTEConfig, nvte_create_matmul_config, ())                                                                        \
+  X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                   \
+  X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                   \
+  X(NVTEConfig, nvte_create_quantization_config, ())                                                                  \
+  X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                             \
+  X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                                \
+  X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(void, nvte_destroy_fused_attn_fwd_params, (NVTEConfig))                                                           \
+  X(NVTEConfig, nvte_create_fused_attn_bwd_params, ())                                                                \
+  X(void, nvte_set_fused_attn_bwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(void, nvte_destroy_fused_attn_bwd_params, (NVTEConfig))                                                           \
+  X(void, nvte_layernorm_fwd,                                                                                         \
+    (NVTETensor, NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,            \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_layernorm_bwd,                                                                                         \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, \
+     bool, cudaStream_t))                                                                                             \
+  X(void, nvte_rmsnorm_fwd,                                                                                           \
+    (NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))                     \
+  X(void, nvte_rmsnorm_bwd,                                                                                           \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))    \
+  X(void, nvte_rmsnorm_bwd_add,                                                                                       \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,       \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_cublas_gemm_v2,                                                                                        \
+    (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, NVTETensor, NVTEConfig,    \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
+  X(void, nvte_quantize_dbias, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                        \
+  X(void, nvte_quantize_dbias_dgelu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))      \
+  X(void, nvte_quantize_dbias_drelu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))      \
+  X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                    \
+  X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                     \
+  X(void, nvte_swiglu, (NVTETensor, NVTETensor, cudaStream_t))                                                        \
+  X(void, nvte_geglu, (NVTETensor, NVTETensor, cudaStream_t))                                                         \
+  X(void, nvte_gelu, (NVTETensor, NVTETensor, cudaStream_t))                                                          \
+  X(void, nvte_relu, (NVTETensor, NVTETensor, cudaStream_t))                                                          \
+  X(void, nvte_dswiglu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                           \
+  X(void, nvte_dgeglu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                            \
+  X(void, nvte_dgelu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                             \
+  X(void, nvte_drelu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                             \
+  X(void, nvte_dswiglu_cast_transpose, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                            \
+  X(void, nvte_dgeglu_cast_transpose, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                             \
+  X(void, nvte_fused_rope_forward,                                                                                    \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,   \
+     int, int, int, cudaStream_t))                                                                                    \
+  X(void, nvte_fused_rope_backward,                                                                                   \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,   \
+     int, int, int, cudaStream_t))                                                                                    \
+  X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                                                                       \
+  X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                       \
+  X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                                          \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                          \
+  X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
   X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
 #define CUDART_FUNCTIONS(X)                                                \
   X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t)) \
@@ -602,9 +617,21 @@ static bool aligned(std::initializer_list<const Tensor*> tensors) {
 
 // ---- norms, casts, activations -------------------------------------------------------------------------------
 
-enum EntryPoint { kRmsnormFwd, kRmsnormBwd, kRmsnormBwdAdd, kQuantizeDbias, kAttentionFwd, kAttentionBwd };
+enum EntryPoint {
+  kLayernormFwd,
+  kLayernormBwd,
+  kRmsnormFwd,
+  kRmsnormBwd,
+  kRmsnormBwdAdd,
+  kQuantizeDbias,
+  kQuantizeDbiasDgelu,
+  kQuantizeDbiasDrelu,
+  kAttentionFwd,
+  kAttentionBwd
+};
 
-static Key norm_key(EntryPoint entry, const Tensor& x, const Tensor& gamma, const Tensor& z, bool is_aligned, int sms) {
+static Key norm_key(EntryPoint entry, const Tensor& x, const Tensor& gamma, const Tensor& z, bool is_aligned,
+                    bool zero_centered_gamma, int sms) {
   return {entry,
           static_cast<int64_t>(x.rows()),
           static_cast<int64_t>(x.cols()),
@@ -612,35 +639,66 @@ static Key norm_key(EntryPoint entry, const Tensor& x, const Tensor& gamma, cons
           gamma.data.dtype,
           z.data.dtype,
           is_aligned,
+          zero_centered_gamma,
           sms};
 }
 
-static void rmsnorm_fwd(const Tensor& x, const Tensor& gamma, float epsilon, const Tensor& z, const Tensor& rsigma,
-                        Stream& stream) {
-  call("nvte_rmsnorm_fwd", {{"x", &x}, {"gamma", &gamma}, {"z", &z}, {"rsigma", &rsigma}}, [&] {
-    Key key = norm_key(kRmsnormFwd, x, gamma, z, aligned({&z, &x, &gamma, &rsigma}), stream.norm_fwd_sms);
+static void layernorm_fwd(const Tensor& x, const Tensor& gamma, const Tensor& beta, float epsilon, const Tensor& z,
+                          const Tensor& mu, const Tensor& rsigma, Stream& stream, bool zero_centered_gamma) {
+  Named named = {{"x", &x}, {"gamma", &gamma}, {"beta", &beta}, {"z", &z}, {"mu", &mu}, {"rsigma", &rsigma}};
+  call("nvte_layernorm_fwd", named, [&] {
+    bool is_aligned = aligned({&z, &x, &gamma, &beta, &mu, &rsigma});
+    Key key = norm_key(kLayernormFwd, x, gamma, z, is_aligned, zero_centered_gamma, stream.norm_fwd_sms);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
-      nvte_rmsnorm_fwd(x.handle, gamma.handle, epsilon, z.handle, rsigma.handle, workspace, stream.norm_fwd_sms, false,
-                       stream.handle);
+      nvte_layernorm_fwd(x.handle, gamma.handle, beta.handle, epsilon, z.handle, mu.handle, rsigma.handle, workspace,
+                         stream.norm_fwd_sms, zero_centered_gamma, stream.handle);
+    });
+  });
+}
+
+static void layernorm_bwd(const Tensor& dz, const Tensor& x, const Tensor& mu, const Tensor& rsigma,
+                          const Tensor& gamma, const Tensor& dx, const Tensor& dgamma, const Tensor& dbeta,
+                          Stream& stream, bool zero_centered_gamma) {
+  Named named = {{"dz", &dz},       {"x", &x},   {"mu", &mu},         {"rsigma", &rsigma},
+                 {"gamma", &gamma}, {"dx", &dx}, {"dgamma", &dgamma}, {"dbeta", &dbeta}};
+  call("nvte_layernorm_bwd", named, [&] {
+    bool is_aligned = aligned({&x, &gamma, &mu, &rsigma, &dx, &dz, &dgamma, &dbeta});
+    Key key = norm_key(kLayernormBwd, x, gamma, dz, is_aligned, zero_centered_gamma, stream.norm_bwd_sms);
+    call_with_workspace(key, stream, [&](NVTETensor workspace) {
+      nvte_layernorm_bwd(dz.handle, x.handle, mu.handle, rsigma.handle, gamma.handle, dx.handle, dgamma.handle,
+                         dbeta.handle, workspace, stream.norm_bwd_sms, zero_centered_gamma, stream.handle);
+    });
+  });
+}
+
+static void rmsnorm_fwd(const Tensor& x, const Tensor& gamma, float epsilon, const Tensor& z, const Tensor& rsigma,
+                        Stream& stream, bool zero_centered_gamma) {
+  call("nvte_rmsnorm_fwd", {{"x", &x}, {"gamma", &gamma}, {"z", &z}, {"rsigma", &rsigma}}, [&] {
+    Key key = norm_key(kRmsnormFwd, x, gamma, z, aligned({&z, &x, &gamma, &rsigma}), zero_centered_gamma,
+                       stream.norm_fwd_sms);
+    call_with_workspace(key, stream, [&](NVTETensor workspace) {
+      nvte_rmsnorm_fwd(x.handle, gamma.handle, epsilon, z.handle, rsigma.handle, workspace, stream.norm_fwd_sms,
+                       zero_centered_gamma, stream.handle);
     });
   });
 }
 
 static void rmsnorm_bwd(const Tensor& dz, const Tensor& x, const Tensor& rsigma, const Tensor& gamma, const Tensor& dx,
-                        const Tensor& dgamma, Stream& stream, const Tensor* add) {
+                        const Tensor& dgamma, Stream& stream, const Tensor* add, bool zero_centered_gamma) {
   const char* name = add ? "nvte_rmsnorm_bwd_add" : "nvte_rmsnorm_bwd";
   Named named = {{"dz", &dz},       {"x", &x},   {"add", add},       {"rsigma", &rsigma},
                  {"gamma", &gamma}, {"dx", &dx}, {"dgamma", &dgamma}};
   call(name, named, [&] {
     bool is_aligned = aligned({&x, &gamma, &rsigma, &dx, &dz, &dgamma, add ? add : &x});
-    Key key = norm_key(add ? kRmsnormBwdAdd : kRmsnormBwd, x, gamma, dz, is_aligned, stream.norm_bwd_sms);
+    Key key = norm_key(add ? kRmsnormBwdAdd : kRmsnormBwd, x, gamma, dz, is_aligned, zero_centered_gamma,
+                       stream.norm_bwd_sms);
     call_with_workspace(key, stream, [&](NVTETensor workspace) {
       if (add)
         nvte_rmsnorm_bwd_add(dz.handle, x.handle, add->handle, rsigma.handle, gamma.handle, dx.handle, dgamma.handle,
-                             workspace, stream.norm_bwd_sms, false, stream.handle);
+                             workspace, stream.norm_bwd_sms, zero_centered_gamma, stream.handle);
       else
         nvte_rmsnorm_bwd(dz.handle, x.handle, rsigma.handle, gamma.handle, dx.handle, dgamma.handle, workspace,
-                         stream.norm_bwd_sms, false, stream.handle);
+                         stream.norm_bwd_sms, zero_centered_gamma, stream.handle);
     });
   });
 }
@@ -650,19 +708,25 @@ static void quantize(const Tensor& input, const Tensor& output, Stream& stream) 
        [&] { nvte_quantize(input.handle, output.handle, stream.handle); });
 }
 
-static void quantize_dbias(const Tensor& input, const Tensor& output, const Tensor& dbias, Stream& stream) {
-  const char* name = "nvte_quantize_dbias";
-  Named named = {{"input", &input}, {"output", &output}, {"dbias", &dbias}};
+// A cast to fp8 that also sums the rows of what it casts, into dbias. run(workspace): TE's function.
+template <class F>
+static void cast_with_dbias(EntryPoint entry, const char* name, Named named, const Tensor& input, const Tensor& output,
+                            const Tensor& dbias, Stream& stream, F&& run) {
   if (dbias.numel() != input.cols() || dbias.data.dtype != input.data.dtype)
     raise(
         describe(std::string(name) + ": dbias must have one number for each of input's columns, in its dtype", named));
   call(name, named, [&] {
-    Key key = {kQuantizeDbias, static_cast<int64_t>(input.rows()), static_cast<int64_t>(input.cols()), input.data.dtype,
+    Key key = {entry, static_cast<int64_t>(input.rows()), static_cast<int64_t>(input.cols()), input.data.dtype,
                output.data.dtype};
-    call_with_workspace(key, stream, [&](NVTETensor workspace) {
-      nvte_quantize_dbias(input.handle, output.handle, dbias.handle, workspace, stream.handle);
-    });
+    call_with_workspace(key, stream, run);
   });
+}
+
+static void quantize_dbias(const Tensor& input, const Tensor& output, const Tensor& dbias, Stream& stream) {
+  cast_with_dbias(kQuantizeDbias, "nvte_quantize_dbias", {{"input", &input}, {"output", &output}, {"dbias", &dbias}},
+                  input, output, dbias, stream, [&](NVTETensor workspace) {
+                    nvte_quantize_dbias(input.handle, output.handle, dbias.handle, workspace, stream.handle);
+                  });
 }
 
 static void dequantize(const Tensor& input, const Tensor& output, Stream& stream) {
@@ -675,20 +739,40 @@ static void transpose(const Tensor& input, const Tensor& output, Stream& stream)
        [&] { nvte_transpose(input.handle, output.handle, stream.handle); });
 }
 
-static void swiglu(const Tensor& input, const Tensor& output, Stream& stream) {
-  call("nvte_swiglu", {{"input", &input}, {"output", &output}},
-       [&] { nvte_swiglu(input.handle, output.handle, stream.handle); });
-}
+#define ACTIVATION(name)                                                        \
+  static void name(const Tensor& input, const Tensor& output, Stream& stream) { \
+    call("nvte_" #name, {{"input", &input}, {"output", &output}},               \
+         [&] { nvte_##name(input.handle, output.handle, stream.handle); });     \
+  }
+#define ACTIVATION_GRADIENT(name)                                                                   \
+  static void name(const Tensor& grad, const Tensor& input, const Tensor& output, Stream& stream) { \
+    call("nvte_" #name, {{"grad", &grad}, {"input", &input}, {"output", &output}},                  \
+         [&] { nvte_##name(grad.handle, input.handle, output.handle, stream.handle); });            \
+  }
+#define ACTIVATION_GRADIENT_WITH_DBIAS(name, entry)                                                       \
+  static void name(const Tensor& grad, const Tensor& input, const Tensor& output, const Tensor& dbias,    \
+                   Stream& stream) {                                                                      \
+    Named named = {{"grad", &grad}, {"input", &input}, {"output", &output}, {"dbias", &dbias}};           \
+    cast_with_dbias(entry, "nvte_" #name, named, grad, output, dbias, stream, [&](NVTETensor workspace) { \
+      nvte_##name(grad.handle, input.handle, output.handle, dbias.handle, workspace, stream.handle);      \
+    });                                                                                                   \
+  }
 
-static void dswiglu(const Tensor& grad, const Tensor& input, const Tensor& output, Stream& stream) {
-  call("nvte_dswiglu", {{"grad", &grad}, {"input", &input}, {"output", &output}},
-       [&] { nvte_dswiglu(grad.handle, input.handle, output.handle, stream.handle); });
-}
-
-static void dswiglu_cast_transpose(const Tensor& grad, const Tensor& input, const Tensor& output, Stream& stream) {
-  call("nvte_dswiglu_cast_transpose", {{"grad", &grad}, {"input", &input}, {"output", &output}},
-       [&] { nvte_dswiglu_cast_transpose(grad.handle, input.handle, output.handle, stream.handle); });
-}
+ACTIVATION(swiglu)
+ACTIVATION(geglu)
+ACTIVATION(gelu)
+ACTIVATION(relu)
+ACTIVATION_GRADIENT(dswiglu)
+ACTIVATION_GRADIENT(dgeglu)
+ACTIVATION_GRADIENT(dgelu)
+ACTIVATION_GRADIENT(drelu)
+ACTIVATION_GRADIENT(dswiglu_cast_transpose)
+ACTIVATION_GRADIENT(dgeglu_cast_transpose)
+ACTIVATION_GRADIENT_WITH_DBIAS(quantize_dbias_dgelu, kQuantizeDbiasDgelu)
+ACTIVATION_GRADIENT_WITH_DBIAS(quantize_dbias_drelu, kQuantizeDbiasDrelu)
+#undef ACTIVATION
+#undef ACTIVATION_GRADIENT
+#undef ACTIVATION_GRADIENT_WITH_DBIAS
 
 // ---- GEMM ----------------------------------------------------------------------------------------------------
 
@@ -1062,10 +1146,19 @@ more scratch memory is needed than there is (after the stream has been synchroni
       .def_property_readonly("capability", [](const Stream& s) { return py::make_tuple(s.major, s.minor); })
       .def_property_readonly("workspace_size", &Stream::workspace_size);
 
+  define(m, "layernorm_fwd", &layernorm_fwd, "x"_a, "gamma"_a, "beta"_a, "epsilon"_a, "z"_a, "mu"_a, "rsigma"_a,
+         "stream"_a, "zero_centered_gamma"_a = false,
+         "z = (x - mean(x)) / std(x) * gamma + beta. x, z: [tokens, h]; z may be fp8; mu, rsigma: float32 [tokens], "
+         "mean(x) and 1 / std(x). zero_centered_gamma: 1 + gamma in gamma's place.");
+  define(m, "layernorm_bwd", &layernorm_bwd, "dz"_a, "x"_a, "mu"_a, "rsigma"_a, "gamma"_a, "dx"_a, "dgamma"_a,
+         "dbeta"_a, "stream"_a, "zero_centered_gamma"_a = false, "dx, dgamma and dbeta from dz. All in x's dtype.");
   define(m, "rmsnorm_fwd", &rmsnorm_fwd, "x"_a, "gamma"_a, "epsilon"_a, "z"_a, "rsigma"_a, "stream"_a,
-         "z = x / rms(x) * gamma. x, z: [tokens, h]; z may be fp8; rsigma: float32 [tokens], 1 / rms(x).");
+         "zero_centered_gamma"_a = false,
+         "z = x / rms(x) * gamma. x, z: [tokens, h]; z may be fp8; rsigma: float32 [tokens], 1 / rms(x). "
+         "zero_centered_gamma: as layernorm_fwd's.");
   define(m, "rmsnorm_bwd", &rmsnorm_bwd, "dz"_a, "x"_a, "rsigma"_a, "gamma"_a, "dx"_a, "dgamma"_a, "stream"_a,
-         "add"_a = nullptr, "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All in x's dtype.");
+         "add"_a = nullptr, "zero_centered_gamma"_a = false,
+         "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All in x's dtype.");
   define(m, "quantize", &quantize, "input"_a, "output"_a, "stream"_a,
          "fp8 output = input * scale, its transposed copy too where it has one; writes scale_inv and amax.");
   define(m, "quantize_dbias", &quantize_dbias, "input"_a, "output"_a, "dbias"_a, "stream"_a,
@@ -1073,12 +1166,31 @@ more scratch memory is needed than there is (after the stream has been synchroni
          "its transposed copy.");
   define(m, "dequantize", &dequantize, "input"_a, "output"_a, "stream"_a, "output = fp8 input * scale_inv.");
   define(m, "transpose", &transpose, "input"_a, "output"_a, "stream"_a, "output [n, m] = input [m, n] transposed.");
-  define(m, "swiglu", &swiglu, "input"_a, "output"_a, "stream"_a,
-         "output [tokens, f] = silu(input[:, :f]) * input[:, f:]; output may be fp8.");
-  define(m, "dswiglu", &dswiglu, "grad"_a, "input"_a, "output"_a, "stream"_a,
-         "Gradient [tokens, 2 f] of swiglu's input; output may be fp8.");
-  define(m, "dswiglu_cast_transpose", &dswiglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a,
-         "dswiglu to fp8 with its transposed copy, in one kernel.");
+  const char* gated =
+      "output [tokens, f] = act(input[:, :f]) * input[:, f:]; output may be fp8. act: swiglu silu, "
+      "geglu gelu in its tanh form.";
+  define(m, "swiglu", &swiglu, "input"_a, "output"_a, "stream"_a, gated);
+  define(m, "geglu", &geglu, "input"_a, "output"_a, "stream"_a, gated);
+  const char* plain = "output = act(input); output may be fp8. gelu is its tanh form.";
+  define(m, "gelu", &gelu, "input"_a, "output"_a, "stream"_a, plain);
+  define(m, "relu", &relu, "input"_a, "output"_a, "stream"_a, plain);
+  const char* gradient =
+      "The gradient of the activation's input from its output's; output may be fp8, but that a gated "
+      "activation then writes no transposed copy.";
+  define(m, "dswiglu", &dswiglu, "grad"_a, "input"_a, "output"_a, "stream"_a, gradient);
+  define(m, "dgeglu", &dgeglu, "grad"_a, "input"_a, "output"_a, "stream"_a, gradient);
+  define(m, "dgelu", &dgelu, "grad"_a, "input"_a, "output"_a, "stream"_a, gradient);
+  define(m, "drelu", &drelu, "grad"_a, "input"_a, "output"_a, "stream"_a, gradient);
+  const char* transposed = "The gradient in fp8 with its transposed copy, in one kernel.";
+  define(m, "dswiglu_cast_transpose", &dswiglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a, transposed);
+  define(m, "dgeglu_cast_transpose", &dgeglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a, transposed);
+  const char* with_dbias =
+      "The gradient in fp8 with its transposed copy, and dbias [cols] = the sum of its rows, in one "
+      "pass. dbias: in grad's dtype.";
+  define(m, "quantize_dbias_dgelu", &quantize_dbias_dgelu, "grad"_a, "input"_a, "output"_a, "dbias"_a, "stream"_a,
+         with_dbias);
+  define(m, "quantize_dbias_drelu", &quantize_dbias_drelu, "grad"_a, "input"_a, "output"_a, "dbias"_a, "stream"_a,
+         with_dbias);
   define(m, "gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
          "split_accumulator"_a = false, "bias"_a = nullptr, "dbias"_a = nullptr,
          R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:

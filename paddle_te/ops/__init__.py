@@ -11,17 +11,18 @@ activations' own precision.
 | function | returns |
 |---|---|
 | check(fp8) | None; raises where the backend cannot run here, saying what is missing |
-| rms_norm(x, weight, eps) | x's shape |
+| normalize(x, norm) | x's shape |
+| activate(x, activation) | x's shape, or where the activation is gated [..., half of it] |
 | accumulate_wgrad(x, dy, out) | xᵀ·dy in float32, + out in place; of matrices [n, in], [n, out], no gradients |
-| linear(x, weight, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation, transpose_y) | [..., out] |
-| layernorm_linear(x, ln_weight, weight, eps, bias, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x again) |
-| layernorm_mlp(x, ln_weight, fc1_weight, fc2_weight, eps, add_residual, tp, quantizers, …) | x's shape; see below |
+| linear(x, weight, bias, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation, transpose_y) | [..., out] |
+| layernorm_linear(x, norm, weight, bias, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x again) |
+| layernorm_mlp(x, norm, fc1_weight, fc2_weight, fc1_bias, fc2_bias, activation, …) | x's shape; see below |
 | parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
 | dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, causal, window, …) | [b, s, heads·d]; see below |
 | rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, causal, window, …) | the two in one |
-| self_attention(x, ln_weight, qkv_weight, freqs, proj_weight, eps, num_heads, num_kv_heads, …) | x's shape; see below |
+| self_attention(x, norm, qkv_weight, freqs, proj_weight, num_heads, num_kv_heads, …) | x's shape; see below |
 | amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
 | check_attention(head_dim, window, masked, dropout) | None; raises where there is no such attention, saying why |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
@@ -31,8 +32,11 @@ parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss 
 cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without
 `train`, is the gradient of the sum of the losses above 0.
 
-layernorm_linear's second value is x again, as the residual. bias: [out of this rank], or None.
-layernorm_mlp also takes fuse_wgrad_accumulation. Without add_residual it returns (what would be added to x, x again).
+layernorm_linear's second value is x again, as the residual. norm: a `norms.Norm`. activation: one of `activations`.
+layernorm_mlp also takes add_residual, without which it returns (what would be added to x, x again), tp, quantizers and
+fuse_wgrad_accumulation.
+bias: [out of this rank], or None; of a row-parallel GEMM [out], and added once to the sum over the ranks. Then each
+rank gets the bias's whole gradient, under sequence parallelism too.
 Attention also takes dropout and quantizers.
 causal: a query sees itself and the keys before it; without, all keys. A mask says by itself what is seen.
 window: how many keys before its own a query sees, with a mask or without; -1: all of them.
@@ -48,8 +52,8 @@ documents begin and end in the b·s tokens in a row, from 0 to b·s; a document 
 Then there is no mask, no quantizers and no cache.
 
 self_attention is layernorm_linear, rotary_attention and linear with the residual, in one. It also takes scale,
-qkv_bias, cu_seqlens, causal, window, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the two
-GEMMs), attention_quantizers and fuse_wgrad_accumulation.
+qkv_bias, proj_bias, cu_seqlens, causal, window, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the
+two GEMMs), attention_quantizers and fuse_wgrad_accumulation.
 
 freqs are angles [s, d], or [b, s, d] for sequences with positions of their own, or None for no rotation; there may be
 more keys than queries (a key-value cache).

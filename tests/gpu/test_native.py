@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the references need PyTorch")
 
 from paddle_te import native  # noqa: E402
-from paddle_te.native import DType, Mask, QKVLayout, TransformerEngineError, library, rope  # noqa: E402
+from paddle_te.native import DType, Mask, QKVLayout, TransformerEngineError, addition, library, rope  # noqa: E402
 from paddle_te.ops.te import program, runtime  # noqa: E402
 
 DTYPES = {
@@ -125,23 +125,61 @@ def test_libraries(te):
     assert native.diagnose() == []
 
 
-@pytest.mark.parametrize("shape", [(77, 256), (512, 4096), (1, 1024), (130, 8192)])
-def test_rmsnorm(te, stream, shape):
+NORM_SHAPES = pytest.mark.parametrize("shape", [(77, 256), (512, 4096), (1, 1024), (130, 8192)])
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+@NORM_SHAPES
+def test_rmsnorm(te, stream, shape, zero_centered):
     x, gamma, dz, add = random(*shape), random(shape[1]), random(*shape), random(*shape)
     z, rsigma = poisoned(*shape), poisoned(shape[0], dtype=torch.float32)
-    te.rmsnorm_fwd(view(te, x), view(te, gamma), 1e-5, view(te, z), view(te, rsigma), stream)
+    te.rmsnorm_fwd(view(te, x), view(te, gamma), 1e-5, view(te, z), view(te, rsigma), stream, zero_centered)
 
     xd, gd = x.double().requires_grad_(), gamma.double().requires_grad_()
     want_rsigma = (xd.square().mean(-1) + 1e-5).rsqrt()
-    want = xd * want_rsigma[:, None] * gd
+    want = xd * want_rsigma[:, None] * (gd + zero_centered)
     want.backward(dz.double())
     assert error(rsigma, want_rsigma.detach()) < 1e-5 and error(z, want.detach()) < BF16_ERROR
     for residual in (None, add):
         dx, dgamma = poisoned(*shape), poisoned(shape[1])
         inputs = [view(te, t) for t in (dz, x, rsigma, gamma, dx, dgamma)]
-        te.rmsnorm_bwd(*inputs, stream, None if residual is None else view(te, residual))
+        te.rmsnorm_bwd(*inputs, stream, None if residual is None else view(te, residual), zero_centered)
         want_dx = xd.grad if residual is None else xd.grad + residual.double()
         assert error(dx, want_dx) < BF16_ERROR and error(dgamma, gd.grad) < BF16_ERROR
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+@NORM_SHAPES
+def test_layernorm(te, stream, shape, zero_centered):
+    x, gamma, beta, dz = random(*shape) + 3, random(shape[1]), random(shape[1]), random(*shape)
+    z, mu, rsigma = poisoned(*shape), *(poisoned(shape[0], dtype=torch.float32) for _ in range(2))
+    parameters = view(te, gamma), view(te, beta), 1e-5
+    te.layernorm_fwd(view(te, x), *parameters, view(te, z), view(te, mu), view(te, rsigma), stream, zero_centered)
+
+    xd, gd, bd = (t.double().requires_grad_() for t in (x, gamma, beta))
+    want = torch.nn.functional.layer_norm(xd, shape[1:], gd + zero_centered, bd, 1e-5)
+    want.backward(dz.double())
+    want_rsigma = (x.double().var(-1, correction=0) + 1e-5).rsqrt()
+    assert error(mu, x.double().mean(-1)) < 1e-5 and error(rsigma, want_rsigma) < 1e-5
+    assert error(z, want.detach()) < BF16_ERROR
+    gradients = poisoned(*shape), poisoned(shape[1]), poisoned(shape[1])
+    te.layernorm_bwd(*[view(te, t) for t in (dz, x, mu, rsigma, gamma, *gradients)], stream, zero_centered)
+    for got, tensor in zip(gradients, (xd, gd, bd), strict=True):
+        assert error(got, tensor.grad) < BF16_ERROR
+
+    if shape[0] % 16 == 0:
+        z8 = Float8(te, shape, scale=50.0)
+        te.layernorm_fwd(view(te, x), *parameters, z8.native, view(te, mu), view(te, rsigma), stream, zero_centered)
+        z8.check(want.detach(), exact=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("n", [1, 1029, 2**20])
+def test_add_to(te, stream, dtype, n):
+    x, y = random(n + 1, dtype=dtype), random(n, dtype=dtype)
+    want = torch.cat([x[:n] + y, x[n:]])
+    addition.add_to(te, stream, x.data_ptr(), y.data_ptr(), n, DTYPES[dtype])
+    assert torch.equal(x, want)
 
 
 def test_rmsnorm_to_fp8_and_with_amax(te, stream):
@@ -237,23 +275,61 @@ def test_gemm_fp8(te, stream, tokens, inner, outer, grad_dtype):
     assert error(main, 1 + dyd.T @ xd) < 1e-3
 
 
+def gated(function):
+    def activate(x):
+        gate, up = x.chunk(2, -1)
+        return function(gate) * up
+
+    return activate
+
+
+def gelu(x):
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+GATED = {"swiglu": gated(torch.nn.functional.silu), "geglu": gated(gelu)}
+PLAIN = {"gelu": gelu, "relu": torch.relu}
+
+
 @pytest.mark.parametrize("tokens, inner", [(77, 256), (256, 1408)])
-def test_swiglu(te, stream, tokens, inner):
-    x, dy = random(tokens, 2 * inner), random(tokens, inner)
-    y, dx = poisoned(tokens, inner), poisoned(tokens, 2 * inner)
-    te.swiglu(view(te, x), view(te, y), stream)
-    te.dswiglu(view(te, dy), view(te, x), view(te, dx), stream)
+@pytest.mark.parametrize("name", GATED | PLAIN)
+def test_activations(te, stream, name, tokens, inner):
+    width = inner * (2 if name in GATED else 1)
+    x, dy = random(tokens, width), random(tokens, inner)
+    y, dx = poisoned(tokens, inner), poisoned(tokens, width)
+    getattr(te, name)(view(te, x), view(te, y), stream)
+    getattr(te, f"d{name}")(view(te, dy), view(te, x), view(te, dx), stream)
     xd = x.double().requires_grad_()
-    gate, up = xd.chunk(2, -1)
-    want = torch.nn.functional.silu(gate) * up
+    want = (GATED | PLAIN)[name](xd)
     want.backward(dy.double())
     assert error(y, want.detach()) < BF16_ERROR and error(dx, xd.grad) < BF16_ERROR
-    if tokens % 16 == 0:
-        y8, dx8 = Float8(te, (tokens, inner), scale=20.0), Float8(te, (tokens, 2 * inner), E5M2, scale=900.0)
-        te.swiglu(view(te, x), y8.native, stream)
-        y8.check(want.detach(), exact=False)
-        te.dswiglu_cast_transpose(view(te, dy), view(te, x), dx8.native, stream)
-        assert torch.equal(dx8.columnwise, dx8.data.T) and error(dx8.dequantized(), xd.grad) < 0.08
+    if tokens % 16:
+        return
+    y8, dx8 = Float8(te, (tokens, inner), scale=20.0), Float8(te, (tokens, width), E5M2, scale=900.0)
+    getattr(te, name)(view(te, x), y8.native, stream)
+    y8.check(want.detach(), exact=False)
+    to_fp8 = getattr(te, f"d{name}_cast_transpose" if name in GATED else f"d{name}")
+    to_fp8(view(te, dy), view(te, x), dx8.native, stream)
+    assert torch.equal(dx8.columnwise, dx8.data.T) and error(dx8.dequantized(), xd.grad) < 0.08
+    if name in PLAIN:
+        again, dbias = Float8(te, (tokens, width), E5M2, scale=900.0), poisoned(width)
+        getattr(te, f"quantize_dbias_d{name}")(view(te, dy), view(te, x), again.native, view(te, dbias), stream)
+        assert torch.equal(again.data, dx8.data) and torch.equal(again.columnwise, dx8.columnwise)
+        assert error(dbias, xd.grad.sum(0)) < BF16_ERROR
+
+
+@pytest.mark.parametrize("tokens, inner, outer", [(80, 256, 384), (512, 1024, 2048)])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_gemm_adds_bias_and_residual(te, stream, tokens, inner, outer, fp8):
+    """Both at once: the bias as the epilogue, the residual in D."""
+    x, w, bias, residual = random(tokens, inner), random(outer, inner), random(outer), random(tokens, outer)
+    vx, vw, xd, wd = view(te, x), view(te, w), x.double(), w.double()
+    if fp8:
+        x8, w8 = quantized(te, stream, x), quantized(te, stream, w)
+        vx, vw, xd, wd = x8.native, w8.native, x8.dequantized(), w8.dequantized()
+    y = residual.clone()
+    te.gemm(vw, vx, view(te, y), True, False, stream, True, False, view(te, bias))
+    assert error(y, residual.double() + xd @ wd.T + bias.double()) < 2 * BF16_ERROR
 
 
 @pytest.mark.parametrize("algo", ["max", "most_recent"])

@@ -13,12 +13,13 @@ from paddle_te.ops.pd.attention import (
     rotary_qkv,
 )
 from paddle_te.ops.pd.cross_entropy import cross_entropy, parallel_cross_entropy
-from paddle_te.ops.pd.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
+from paddle_te.ops.pd.linear import accumulate_wgrad, activate, layernorm_linear, layernorm_mlp, linear, normalize
 from paddle_te.ops.pd.self_attention import self_attention
 
 __all__ = [
     "amax_and_scale_update",
     "accumulate_wgrad",
+    "activate",
     "check",
     "check_attention",
     "check_fp8_attention",
@@ -28,8 +29,8 @@ __all__ = [
     "layernorm_linear",
     "layernorm_mlp",
     "linear",
+    "normalize",
     "parallel_cross_entropy",
-    "rms_norm",
     "rotary_attention",
     "rotary_qkv",
     "self_attention",

@@ -6,11 +6,34 @@ import paddle.nn.functional as F
 from paddle_te.fp8.emulation import emulated_fp8_linear
 
 
-def rms_norm(x, weight, eps):
-    """x / sqrt(mean(x²) + eps) · weight over the last axis, in float32 (Zhang and Sennrich, 2019)."""
+def normalize(x, norm):
+    """x normed over its last axis by a Norm, in float32."""
     z = x.astype("float32")
-    z = z * paddle.rsqrt(z.square().mean(-1, keepdim=True) + eps)
-    return z.astype(weight.dtype) * weight
+    if norm.bias is not None:
+        z = z - z.mean(-1, keepdim=True)
+    z = (z * paddle.rsqrt(z.square().mean(-1, keepdim=True) + norm.eps)).astype(norm.weight.dtype)
+    y = z * (1 + norm.weight if norm.zero_centered_gamma else norm.weight)
+    return y if norm.bias is None else y + norm.bias
+
+
+def _gelu(x):
+    return F.gelu(x, approximate=True)
+
+
+def _gated(function):
+    def activate(x):
+        gate, up = x.chunk(2, -1)
+        return function(gate) * up
+
+    return activate
+
+
+_ACTIVATIONS = {"swiglu": _gated(F.silu), "geglu": _gated(_gelu), "gelu": _gelu, "relu": F.relu}
+
+
+def activate(x, activation):
+    """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
+    return _ACTIVATIONS[activation](x)
 
 
 def _gemm(x, weight, quantizers, transpose_y=True):
@@ -24,19 +47,25 @@ def _check_fusion(fuse_wgrad_accumulation):
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
 
 
-def _column(x, weight, tp, quantizers, transpose_y=True):
-    return _gemm(x if tp is None else tp.enter(x), weight, quantizers, transpose_y)
+def _column(x, weight, tp, quantizers, transpose_y=True, bias=None):
+    y = _gemm(x if tp is None else tp.enter(x), weight, quantizers, transpose_y)
+    return y if bias is None else y + bias
 
 
-def _row(x, weight, tp, quantizers, transpose_y=True):
+def _row(x, weight, tp, quantizers, transpose_y=True, bias=None):
     y = _gemm(x, weight, quantizers, transpose_y)
-    return y if tp is None else tp.leave(y)
+    if tp is not None:
+        y = tp.leave(y)
+        if bias is not None and tp.sequence_parallel:
+            bias = tp.sum_gradient(bias)
+    return y if bias is None else y + bias
 
 
 def linear(
     x,
     weight,
     *,
+    bias=None,
     residual=None,
     parallel_mode=None,
     tp=None,
@@ -44,43 +73,45 @@ def linear(
     fuse_wgrad_accumulation=False,
     transpose_y=True,
 ):
-    """x · weightᵀ (+ residual), or x · weight without transpose_y; the weight is split by `parallel_mode` ("column",
-    "row" or None) over `tp`."""
+    """x · weightᵀ (+ bias) (+ residual), or x · weight without transpose_y; the weight is split by `parallel_mode`
+    ("column", "row" or None) over `tp`."""
     _check_fusion(fuse_wgrad_accumulation)
-    gemm = {"column": _column, "row": _row}.get(parallel_mode)
-    y = gemm(x, weight, tp, quantizers, transpose_y) if gemm else _gemm(x, weight, quantizers, transpose_y)
+    gemm = _row if parallel_mode == "row" else _column
+    y = gemm(x, weight, None if parallel_mode is None else tp, quantizers, transpose_y, bias)
     return y if residual is None else y + residual
 
 
-def layernorm_linear(x, ln_weight, weight, eps, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
-    """(rms_norm(x) · weightᵀ (+ bias), x): column parallel; x comes back as the residual branch.
+def layernorm_linear(x, norm, weight, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
+    """(normalize(x) · weightᵀ (+ bias), x): column parallel; x comes back as the residual branch.
 
     The residual passes through so that an implementation can add both gradients of x in one kernel.
     """
     _check_fusion(fuse_wgrad_accumulation)
-    y = _column(rms_norm(x, ln_weight, eps), weight, tp, quantizers)
-    return y if bias is None else y + bias, x
+    return _column(normalize(x, norm), weight, tp, quantizers, bias=bias), x
 
 
 def layernorm_mlp(
     x,
-    ln_weight,
+    norm,
     fc1_weight,
     fc2_weight,
-    eps,
     *,
+    fc1_bias=None,
+    fc2_bias=None,
+    activation="swiglu",
     add_residual=True,
     tp=None,
     quantizers=(None, None),
     fuse_wgrad_accumulation=False,
 ):
-    """x + swiglu(rms_norm(x) · fc1ᵀ) · fc2ᵀ; fc1 is column parallel (gate and up stacked), fc2 row parallel.
+    """x + activate(normalize(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias); fc1 is column parallel, a gated activation's
+    gate and up stacked, fc2 row parallel.
 
     Without add_residual it returns (the second summand, x), as layernorm_linear does.
     """
     _check_fusion(fuse_wgrad_accumulation)
-    gate, up = _column(rms_norm(x, ln_weight, eps), fc1_weight, tp, quantizers[0]).chunk(2, -1)
-    y = _row(F.silu(gate) * up, fc2_weight, tp, quantizers[1])
+    hidden = _column(normalize(x, norm), fc1_weight, tp, quantizers[0], bias=fc1_bias)
+    y = _row(activate(hidden, activation), fc2_weight, tp, quantizers[1], bias=fc2_bias)
     return x + y if add_residual else (y, x)
 
 

@@ -6,16 +6,16 @@ from paddle_te.ops.pd.linear import layernorm_linear, linear
 
 def self_attention(
     x,
-    ln_weight,
+    norm,
     qkv_weight,
     freqs,
     proj_weight,
-    eps,
     num_heads,
     num_kv_heads,
     *,
     scale,
     qkv_bias=None,
+    proj_bias=None,
     cu_seqlens=None,
     causal=True,
     window=-1,
@@ -28,7 +28,7 @@ def self_attention(
     """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
     of_qkv, of_proj = quantizers
     shared = dict(tp=tp, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
-    qkv, residual = layernorm_linear(x, ln_weight, qkv_weight, eps, bias=qkv_bias, quantizers=of_qkv, **shared)
+    qkv, residual = layernorm_linear(x, norm, qkv_weight, bias=qkv_bias, quantizers=of_qkv, **shared)
     flat = qkv.ndim == 2
     if flat:
         qkv = qkv.reshape([-1, max_sequence_length, qkv.shape[-1]])
@@ -37,4 +37,5 @@ def self_attention(
     if flat:
         context = context.reshape([-1, context.shape[-1]])
     row = None if tp is None else "row"
-    return linear(context, proj_weight, residual=residual, parallel_mode=row, quantizers=of_proj, **shared)
+    options = dict(bias=proj_bias, residual=residual, parallel_mode=row, quantizers=of_proj)
+    return linear(context, proj_weight, **options, **shared)

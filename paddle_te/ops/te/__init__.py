@@ -13,13 +13,16 @@ from paddle_te.ops.te.attention import (
 )
 from paddle_te.ops.te.cross_entropy import cross_entropy, parallel_cross_entropy
 from paddle_te.ops.te.float8_attention import check_fp8_attention
-from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, layernorm_mlp, linear, rms_norm
+from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, linear
+from paddle_te.ops.te.mlp import activate, layernorm_mlp
+from paddle_te.ops.te.norm import normalize
 from paddle_te.ops.te.quantized import amax_and_scale_update
 from paddle_te.ops.te.self_attention import self_attention
 
 __all__ = [
     "amax_and_scale_update",
     "accumulate_wgrad",
+    "activate",
     "check",
     "check_attention",
     "check_fp8_attention",
@@ -29,8 +32,8 @@ __all__ = [
     "layernorm_linear",
     "layernorm_mlp",
     "linear",
+    "normalize",
     "parallel_cross_entropy",
-    "rms_norm",
     "rotary_attention",
     "rotary_qkv",
     "self_attention",

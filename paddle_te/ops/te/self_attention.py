@@ -11,13 +11,14 @@ from paddle_te.ops.te.linear import (
     linear_backward,
     linear_forward,
 )
+from paddle_te.ops.te.norm import NormSettings
 from paddle_te.ops.te.recording import Op
 
 
 class SelfAttentionSettings(NamedTuple):
-    """eps: of the norm. sequence: tokens of a sequence where x is [tokens, hidden], else None."""
+    """norm: its NormSettings. sequence: tokens of a sequence where x is [tokens, hidden], else None."""
 
-    eps: float
+    norm: NormSettings
     sequence: int | None
     attention: AttentionSettings
 
@@ -33,12 +34,12 @@ class _Saved:
 
 
 def _forward(rt, inputs, settings):
-    x, ln_weight, qkv_weight, freqs, proj_weight, qkv_bias, cu_seqlens = inputs.tensors
+    x, ln_weight, ln_bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens = inputs.tensors
     of_qkv, of_proj, *of_attention = inputs.quantizers
     tp, train, s = inputs.tp, inputs.train, settings.sequence
-    of_norm = x, ln_weight, qkv_weight, qkv_bias
-    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *of_norm, of_qkv, tp, train, settings.eps)
-    frozen = all([tensor is None or tensor.stop_gradient for tensor in of_norm])
+    before = x, ln_weight, ln_bias, qkv_weight, qkv_bias
+    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *before, of_qkv, tp, train, settings.norm)
+    frozen = all([tensor is None or tensor.stop_gradient for tensor in before])
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
     context, saved_attention = rotary_attention_forward(
@@ -48,34 +49,34 @@ def _forward(rt, inputs, settings):
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
     context.stop_gradient = frozen
     row = None if tp is None else "row"
-    out, saved_proj = linear_forward(rt, context, proj_weight, residual, of_proj, tp, train, row)
+    out, saved_proj = linear_forward(rt, context, proj_weight, proj_bias, residual, of_proj, tp, train, row)
     return out, _Saved(saved_qkv, saved_attention, saved_proj, frozen)
 
 
 def _backward(rt, saved, dy):
-    dcontext, dproj_weight, _ = linear_backward(rt, saved.proj, dy)
+    dcontext, dproj_weight, dproj_bias, _ = linear_backward(rt, saved.proj, dy)
+    of_proj = None, dproj_weight, dproj_bias, None
     if saved.frozen:
-        return None, None, None, None, dproj_weight, None, None
+        return *[None] * 5, *of_proj
     dqkv, *_ = rotary_attention_backward(rt, saved.attention, dcontext)
-    dx, dln_weight, dqkv_weight, dqkv_bias = layernorm_linear_backward(rt, saved.qkv, dqkv, dy)
-    return dx, dln_weight, dqkv_weight, None, dproj_weight, dqkv_bias, None
+    return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj
 
 
-_SELF_ATTENTION = Op(_forward, _backward, weights=(2, 4))
+_SELF_ATTENTION = Op(_forward, _backward, weights=(3, 6))
 
 
 def self_attention(
     x,
-    ln_weight,
+    norm,
     qkv_weight,
     freqs,
     proj_weight,
-    eps,
     num_heads,
     num_kv_heads,
     *,
     scale,
     qkv_bias=None,
+    proj_bias=None,
     cu_seqlens=None,
     causal=True,
     window=-1,
@@ -90,8 +91,8 @@ def self_attention(
     attention = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, 0.0, attention_quantizers)
     return autograd.apply(
         _SELF_ATTENTION,
-        (x, ln_weight, qkv_weight, freqs, proj_weight, qkv_bias, cu_seqlens),
-        SelfAttentionSettings(eps, sequence, attention),
+        (x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens),
+        SelfAttentionSettings(NormSettings.of(norm), sequence, attention),
         quantizers=(*quantizers, *(attention_quantizers or ())),
         tp=tp,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,

@@ -8,6 +8,7 @@ import pytest
 
 from paddle_te.layers import (
     DotProductAttention,
+    LayerNorm,
     LayerNormLinear,
     LayerNormMLP,
     Linear,
@@ -23,44 +24,86 @@ def draw(generator, *shape):
     return generator.standard_normal(shape).astype("float32")
 
 
-def norm64(x, weight, eps):
+def norm64(x, weight, eps, bias=None):
     x = x.astype("float64")
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+    if bias is not None:
+        x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight + (0 if bias is None else bias)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {  # of fc1's output, or of its gate and the rest
+    "swiglu": lambda gate, up: gate * sigmoid(gate) * up,
+    "geglu": lambda gate, up: gelu(gate) * up,
+    "gelu": gelu,
+    "relu": lambda x: np.maximum(x, 0),
+}
 
 
 def close(got, want):
     np.testing.assert_allclose(got.numpy(), want, rtol=2e-5, atol=2e-5 * np.abs(want).max())
 
 
-def test_rms_norm(seed):
-    generator = np.random.default_rng(seed)
-    layer, x = RMSNorm(24, eps=1e-3, backend="paddle"), draw(generator, 2, 5, 24)
-    layer.weight.set_value(draw(generator, 24))
-    close(layer(paddle.to_tensor(x)), norm64(x, layer.weight.numpy(), 1e-3))
+def filled(layer, generator):
+    """The layer with fresh parameters, and their values in float64."""
+    for parameter in layer.parameters():
+        parameter.set_value(draw(generator, *parameter.shape))
+    return layer, {name: p.numpy().astype("float64") for name, p in layer.named_parameters()}
 
 
-def test_linear_adds_the_residual(seed):
+@pytest.mark.parametrize("zero_centered_gamma", [False, True])
+@pytest.mark.parametrize("make", [RMSNorm, LayerNorm])
+def test_norms(seed, make, zero_centered_gamma):
     generator = np.random.default_rng(seed)
-    layer, x, residual = Linear(12, 20, backend="paddle"), draw(generator, 3, 12), draw(generator, 3, 20)
+    new = make(24, eps=1e-3, zero_centered_gamma=zero_centered_gamma, backend="paddle")
+    x = draw(generator, 2, 5, 24)
+    close(new(paddle.to_tensor(x)), norm64(x, 1.0, 1e-3, 0.0 if make is LayerNorm else None))
+    layer, values = filled(new, generator)
+    weight = values["weight"] + (1 if zero_centered_gamma else 0)
+    close(layer(paddle.to_tensor(x)), norm64(x, weight, 1e-3, values.get("bias")))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_adds_bias_and_residual(seed, bias):
+    generator = np.random.default_rng(seed)
+    layer, values = filled(Linear(12, 20, bias=bias, backend="paddle"), generator)
+    x, residual = draw(generator, 3, 12), draw(generator, 3, 20)
     assert layer.weight.shape == [20, 12]
-    want = x.astype("float64") @ layer.weight.numpy().T
+    want = x @ values["weight"].T + values.get("bias", 0)
     close(layer(paddle.to_tensor(x)), want)
     close(layer(paddle.to_tensor(x), paddle.to_tensor(residual)), want + residual)
 
 
-def test_layernorm_linear_returns_its_input_as_residual(seed):
+@pytest.mark.parametrize("normalization", ["RMSNorm", "LayerNorm"])
+def test_layernorm_linear_returns_its_input_as_residual(seed, normalization):
     generator = np.random.default_rng(seed)
-    layer, x = LayerNormLinear(12, 20, backend="paddle"), draw(generator, 3, 12)
+    layer = LayerNormLinear(12, 20, bias=True, normalization=normalization, backend="paddle")
+    layer, values = filled(layer, generator)
+    x = draw(generator, 3, 12)
     y, residual = layer(paddle.to_tensor(x))
-    close(y, norm64(x, 1.0, 1e-5) @ layer.weight.numpy().T)
+    normed = norm64(x, values["ln_weight"], 1e-5, values.get("ln_bias"))
+    close(y, normed @ values["weight"].T + values["bias"])
     assert (residual.numpy() == x).all()
 
 
-def test_layernorm_mlp(seed):
+@pytest.mark.parametrize("normalization, bias", [("RMSNorm", False), ("LayerNorm", True)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_layernorm_mlp(seed, activation, normalization, bias):
     generator = np.random.default_rng(seed)
-    layer, x = LayerNormMLP(12, 28, backend="paddle"), draw(generator, 3, 12)
-    gate, up = np.split(norm64(x, 1.0, 1e-5) @ layer.fc1_weight.numpy().T, 2, -1)
-    close(layer(paddle.to_tensor(x)), x + (gate / (1 + np.exp(-gate)) * up) @ layer.fc2_weight.numpy().T)
+    options = dict(activation=activation, normalization=normalization, bias=bias)
+    layer, values = filled(LayerNormMLP(12, 28, backend="paddle", **options), generator)
+    x = draw(generator, 3, 12)
+    normed = norm64(x, values["ln_weight"], 1e-5, values.get("ln_bias"))
+    hidden = normed @ values["fc1_weight"].T + values.get("fc1_bias", 0)
+    act = ACTIVATIONS[activation](*np.split(hidden, hidden.shape[1] // 28, -1))
+    close(layer(paddle.to_tensor(x)), x + act @ values["fc2_weight"].T + values.get("fc2_bias", 0))
 
 
 @pytest.mark.parametrize("heads, groups", [(4, 4), (4, 2), (6, 1)])
@@ -146,17 +189,33 @@ def test_no_angles_are_angles_of_zero():
     assert not (layer(x) == layer(x, rotary_pos_emb=RotaryPositionEmbedding(8)(8))).all()
 
 
-def test_parameters_have_the_integrations_names_and_shapes():
-    layer = TransformerLayer(32, 48, 4, 2, add_qkv_bias=True, backend="paddle")
-    assert {name: parameter.shape for name, parameter in layer.named_parameters()} == {
-        "self_attention.layernorm_qkv.ln_weight": [32],
-        "self_attention.layernorm_qkv.weight": [64, 32],
-        "self_attention.layernorm_qkv.bias": [64],
-        "self_attention.proj.weight": [32, 32],
-        "layernorm_mlp.ln_weight": [32],
-        "layernorm_mlp.fc1_weight": [96, 32],
-        "layernorm_mlp.fc2_weight": [32, 48],
-    }
+LLAMAS_PARAMETERS = {
+    "self_attention.layernorm_qkv.ln_weight": [32],
+    "self_attention.layernorm_qkv.weight": [64, 32],
+    "self_attention.proj.weight": [32, 32],
+    "layernorm_mlp.ln_weight": [32],
+    "layernorm_mlp.fc1_weight": [96, 32],
+    "layernorm_mlp.fc2_weight": [32, 48],
+}
+GPTS_PARAMETERS = LLAMAS_PARAMETERS | {
+    "self_attention.layernorm_qkv.ln_bias": [32],
+    "self_attention.layernorm_qkv.bias": [64],
+    "self_attention.proj.bias": [32],
+    "layernorm_mlp.ln_bias": [32],
+    "layernorm_mlp.fc1_weight": [48, 32],
+    "layernorm_mlp.fc1_bias": [48],
+    "layernorm_mlp.fc2_bias": [32],
+}
+
+
+@pytest.mark.parametrize("options, parameters", [
+    ({}, LLAMAS_PARAMETERS),
+    (dict(add_qkv_bias=True), LLAMAS_PARAMETERS | {"self_attention.layernorm_qkv.bias": [64]}),
+    (dict(bias=True, normalization="LayerNorm", activation="gelu"), GPTS_PARAMETERS),
+])  # fmt: skip
+def test_parameters_have_the_integrations_names_and_shapes(options, parameters):
+    layer = TransformerLayer(32, 48, 4, 2, backend="paddle", **options)
+    assert {name: parameter.shape for name, parameter in layer.named_parameters()} == parameters
 
 
 @pytest.mark.parametrize(
@@ -165,6 +224,14 @@ def test_parameters_have_the_integrations_names_and_shapes():
         (lambda: TransformerLayer(30, 48, 4, backend="paddle"), "hidden_size=30"),
         (lambda: TransformerLayer(32, 48, 4, 3, backend="paddle"), "num_gqa_groups=3"),
         (lambda: TransformerLayer(32, 48, 4, backend="pd"), "'paddle' or 'transformer_engine'"),
+        (
+            lambda: LayerNormLinear(8, 8, normalization="rms", backend="paddle"),
+            "normalization='rms'.*'RMSNorm', 'LayerNorm'",
+        ),
+        (
+            lambda: LayerNormMLP(8, 8, activation="silu", backend="paddle"),
+            "activation='silu'.*'swiglu', 'geglu', 'gelu', 'relu'",
+        ),
         (lambda: Linear(8, 8, parallel_mode="rows", backend="paddle"), "parallel_mode='rows'"),
         (lambda: DotProductAttention(8, "paddle", window_size=(4, 4)), "window_size=.* must be .left, 0."),
         (lambda: RMSNorm(8, sequence_parallel=True, backend="paddle"), "tensor_parallel_degree > 1"),

@@ -55,12 +55,11 @@ class OnCPU:
         """file: in FOLDER; its last lines instantiate a macro for bfloat16, float16 and float."""
         source = (FOLDER / file).read_text()
         source = re.sub(r"^[A-Z_]+\((bfloat16|float16)\)$", "", source, flags=re.M)
-        source, shared = re.subn(r"extern __shared__ float (\w+)\[\];", r"extern float \1[];", source)
-        assert shared == 1
-        name = re.search(r"extern float (\w+)\[\];", source)[1]
+        source = re.sub(r"extern __shared__ float (\w+)\[\];", r"extern float \1[];", source)
+        shared = "".join(f"float {name}[1024];\n" for name in re.findall(r"extern float (\w+)\[\];", source))
         plain = re.sub(r"__launch_bounds__\([^)]*\)|\\\n", "", source)
         names = re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain)
-        code = HARNESS.replace("@KERNEL@", f"float {name}[1024];\n{source}") + "".join(
+        code = HARNESS.replace("@KERNEL@", shared + source) + "".join(
             f'extern "C" void launch_{kernel}(unsigned grid, unsigned block, const long long* a) '
             f"{{ run({kernel}, grid, block, a); }}\n"
             for kernel in (name + ("float" if typed else "") for name, typed in names)

@@ -208,6 +208,16 @@ static void attention(const char* name, void* params, int workspace_attribute) {
 EXPORT void nvte_fused_attn_fwd_v2(void* p) { attention("nvte_fused_attn_fwd_v2", p, 31); }
 EXPORT void nvte_fused_attn_bwd_v2(void* p) { attention("nvte_fused_attn_bwd_v2", p, 35); }
 
+EXPORT void nvte_layernorm_fwd(T x, T gamma, T beta, float eps, T z, T mu, T rsigma, T ws, int sms, bool zero_centered,
+                               T stream) {
+  if (query(ws)) return record("nvte_layernorm_fwd query");
+  record("nvte_layernorm_fwd", x, gamma, beta, eps, z, mu, rsigma, ws, sms, zero_centered, number(stream));
+}
+EXPORT void nvte_layernorm_bwd(T dz, T x, T mu, T rsigma, T gamma, T dx, T dgamma, T dbeta, T ws, int sms, bool zc,
+                               T stream) {
+  if (query(ws)) return record("nvte_layernorm_bwd query");
+  record("nvte_layernorm_bwd", dz, x, mu, rsigma, gamma, dx, dgamma, dbeta, ws, sms, zc, number(stream));
+}
 EXPORT void nvte_rmsnorm_fwd(T x, T gamma, float eps, T z, T rsigma, T ws, int sms, bool zero_centered, T stream) {
   if (query(ws)) return record("nvte_rmsnorm_fwd query");
   record("nvte_rmsnorm_fwd", x, gamma, eps, z, rsigma, ws, sms, zero_centered, number(stream));
@@ -225,6 +235,13 @@ EXPORT void nvte_quantize_dbias(T input, T output, T dbias, T ws, T stream) {
   if (query(ws, 4)) return record("nvte_quantize_dbias query");  // float32, as in the library
   record("nvte_quantize_dbias", input, output, dbias, ws, number(stream));
 }
+#define CAST_WITH_DBIAS(name)                                            \
+  EXPORT void name(T grad, T input, T output, T dbias, T ws, T stream) { \
+    if (query(ws, 4)) return record(#name " query"); /* float32 too */   \
+    record(#name, grad, input, output, dbias, ws, number(stream));       \
+  }
+CAST_WITH_DBIAS(nvte_quantize_dbias_dgelu)
+CAST_WITH_DBIAS(nvte_quantize_dbias_drelu)
 EXPORT void nvte_cublas_gemm_v2(int ta, int tb, const float* alpha, T a, T b, const float* beta, T c, T d, T ws,
                                 void* config, T stream) {
   record("nvte_cublas_gemm_v2", ta, tb, *alpha, a, b, *beta, c, d, ws, attributes(config), number(stream));
@@ -235,10 +252,17 @@ TWO(nvte_quantize)
 TWO(nvte_dequantize)
 TWO(nvte_transpose)
 TWO(nvte_swiglu)
+TWO(nvte_geglu)
+TWO(nvte_gelu)
+TWO(nvte_relu)
 TWO(nvte_compute_amax)
 #define THREE(name) \
   EXPORT void name(T a, T b, T c, T stream) { record(#name, a, b, c, number(stream)); }
 THREE(nvte_dswiglu)
+THREE(nvte_dgeglu)
+THREE(nvte_dgelu)
+THREE(nvte_drelu)
+THREE(nvte_dgeglu_cast_transpose)
 THREE(nvte_dswiglu_cast_transpose)
 EXPORT void nvte_compute_scale_from_amax(T output, void* config, T stream) {
   record("nvte_compute_scale_from_amax", output, config != nullptr, number(stream));

@@ -92,6 +92,27 @@ def test_rmsnorm(fake, make):
     query, call = fake.calls()
     assert query == ["nvte_rmsnorm_bwd_add query"]
     assert call == ["nvte_rmsnorm_bwd_add", sdz, sx, sadd, srs, sg, sdx, sdg, WORKSPACE, 132, False, STREAM]
+    fake.te.rmsnorm_bwd(dz, x, rs, g, dx, dg, fake.stream, None, True)
+    fake.te.rmsnorm_fwd(x, g, 0.125, z, rs, fake.stream, True)
+    assert [call[-2] for call in fake.calls() if len(call) > 1] == [True, True], "zero_centered_gamma"
+
+
+@pytest.mark.parametrize("options, zero_centered", [((), False), ((True,), True)])
+def test_layernorm(fake, make, options, zero_centered):
+    shapes = dict(x=(11, 32), dz=(11, 32), z=(11, 32), dx=(11, 32), gamma=(32,), beta=(32,), dgamma=(32,), dbeta=(32,))
+    made = {name: make(*shape) for name, shape in shapes.items()}
+    made |= {name: make(11, dtype=F32) for name in ("mu", "rsigma")}
+    tensors, shown = ({name: pair[i] for name, pair in made.items()} for i in range(2))
+    pick = lambda source, names: [source[name] for name in names.split()]  # noqa: E731
+
+    inputs, outputs = "x gamma beta", "z mu rsigma"
+    fake.te.layernorm_fwd(*pick(tensors, inputs), 0.125, *pick(tensors, outputs), fake.stream, *options)
+    expected = [*pick(shown, inputs), 0.125, *pick(shown, outputs), WORKSPACE, 132, zero_centered, STREAM]
+    assert fake.calls()[-1] == ["nvte_layernorm_fwd", *expected]
+
+    names = "dz x mu rsigma gamma dx dgamma dbeta"
+    fake.te.layernorm_bwd(*pick(tensors, names), fake.stream, *options)
+    assert fake.calls()[-1] == ["nvte_layernorm_bwd", *pick(shown, names), WORKSPACE, 132, zero_centered, STREAM]
 
 
 @pytest.mark.parametrize("change", ["rows", "cols", "z dtype", "alignment"])
@@ -121,14 +142,18 @@ def test_workspace_shape_is_asked_again(fake, change):
     assert run(**{**base, **other[change], "rows": 1000 + sum(map(ord, change))})[0] == "nvte_rmsnorm_fwd query"
 
 
-@pytest.mark.parametrize("name", ["quantize", "dequantize", "transpose", "swiglu", "compute_amax"])
+TWO_TENSORS = ["quantize", "dequantize", "transpose", "swiglu", "geglu", "gelu", "relu", "compute_amax"]
+THREE_TENSORS = ["dswiglu", "dgeglu", "dgelu", "drelu", "dswiglu_cast_transpose", "dgeglu_cast_transpose"]
+
+
+@pytest.mark.parametrize("name", TWO_TENSORS)
 def test_two_tensors(fake, make, name):
     (a, sa), (b, sb) = make(4, 8), make(4, 8)
     getattr(fake.te, name)(a, b, fake.stream)
     assert fake.calls() == [[f"nvte_{name}", sa, sb, STREAM]]
 
 
-@pytest.mark.parametrize("name", ["dswiglu", "dswiglu_cast_transpose"])
+@pytest.mark.parametrize("name", THREE_TENSORS)
 def test_three_tensors(fake, make, name):
     (a, sa), (b, sb), (c, sc) = make(4, 8), make(4, 16), make(4, 16)
     getattr(fake.te, name)(a, b, c, fake.stream)
@@ -186,16 +211,20 @@ def test_gemm_refuses_a_bias_of_another_size_or_dtype(fake, make, kind, vector, 
     assert fake.calls() == []
 
 
-def test_quantize_dbias(fake, make):
-    (x, sx), (y, sy), (dbias, shown), (wrong, _) = make(24, 40), make(24, 40, dtype=E4M3), make(40), make(24)
-    fake.te.quantize_dbias(x, y, dbias, fake.te.Stream(STREAM, fake.allocate))
+@pytest.mark.parametrize("name, inputs", [("", 1), ("_dgelu", 2), ("_drelu", 2)])
+def test_casts_with_dbias(fake, make, name, inputs):
+    made = *[make(24, 40) for _ in range(inputs)], make(24, 40, dtype=E4M3), make(40)
+    (*tensors, dbias), shown = zip(*made, strict=True)
+    name = f"quantize_dbias{name}"
+    cast, stream = getattr(fake.te, name), fake.te.Stream(STREAM, fake.allocate)
+    cast(*tensors, dbias, stream)
     query, call = fake.calls()
-    assert query == ["nvte_quantize_dbias query"]
+    assert query == [f"nvte_{name} query"]
     workspace = {"0": [0xA000000, F32, [3, 1000]]}  # the library wants float32 here, and bytes elsewhere
-    assert call == ["nvte_quantize_dbias", sx, sy, shown, workspace, STREAM]
+    assert call == [f"nvte_{name}", *shown, workspace, STREAM]
     assert fake.allocated[-1] == 4 * 3000
     with pytest.raises(TransformerEngineError, match="one number for each of input's columns"):
-        fake.te.quantize_dbias(x, y, wrong, fake.stream)
+        cast(*tensors, make(24)[0], stream)
 
 
 @pytest.mark.parametrize("kind", GEMMS)

@@ -30,7 +30,7 @@ def linear_listing(recipe):
     with fp8.fp8_autocast(recipe is not None, recipe):
         scaling = fp8.ModuleScaling(1, get_ops("transformer_engine").amax_and_scale_update)
         quantizers = scaling.begin_forward() or (None,)
-    return listing(autograd.prepare(rt, LINEAR, [*tensors, None], LinearSettings(None, True), quantizers), rt)
+    return listing(autograd.prepare(rt, LINEAR, [*tensors, None, None], LinearSettings(None, True), quantizers), rt)
 
 
 def test_the_pages_listings():

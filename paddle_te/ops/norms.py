@@ -1,0 +1,16 @@
+"""The norms of a layer."""
+
+from typing import Any, NamedTuple
+
+
+class Norm(NamedTuple):
+    """x / sqrt(mean(x²) + eps) · weight, RMSNorm (Zhang and Sennrich, 2019).
+
+    With a bias x loses its mean before, and gets the bias afterwards: LayerNorm (Ba et al., 2016).
+    weight, bias: tensors [hidden]. zero_centered_gamma: 1 + weight in the weight's place.
+    """
+
+    weight: Any
+    eps: float
+    bias: Any = None
+    zero_centered_gamma: bool = False

@@ -1,0 +1,258 @@
+"""What Ops with GEMMs are made of: operands, the three GEMMs, biases, and collectives around them.
+
+With W [out, in]: y = x·Wᵀ, dx = dy·W, dW = dyᵀ·x. Under fp8 the three read e4m3 copies of x and W and a copy of dy in
+the recipe's backward format; forward makes the transposed copies that backward reads and frees the others. With
+transpose_y=False W is [in, out]: y = x·W, dx = dy·Wᵀ, dW = xᵀ·dy. TE picks of each fp8 operand the copy that Hopper's
+GEMM reads, so that only flags differ, and which copy of W backward reads: the one that is not transposed.
+"""
+
+import functools
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+
+from paddle_te.native import addition
+from paddle_te.ops.te.norm import Normed
+from paddle_te.ops.te.quantized import (
+    Float8Matrix,
+    exchanged,
+    operand_pieces,
+    quantize,
+    quantized_weight,
+)
+from paddle_te.ops.te.recording import Placeholder
+from paddle_te.ops.te.runtime import DTYPES, FLOAT32, Matrix, check_tensor
+
+
+def row_count(tensor):
+    return math.prod(tensor.shape[:-1])
+
+
+def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True):
+    """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized."""
+    weight = rt.matrix(weight, code)
+    if quantizers is None:
+        return x, weight
+    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise, transpose_y=transpose_y)
+    x = quantize(rt, x, quantizers.input, pieces)
+    return x, quantized_weight(rt, weight, quantizers, pieces if transpose_y else exchanged(pieces))
+
+
+def cast_in_kernels(quantizers):
+    """Whether norms and activations write fp8 themselves, which takes scales that are known before."""
+    return quantizers is not None and quantizers.input.kind == "delayed"
+
+
+def drop_data(rt, *operands):
+    """Backward reads no rowwise fp8 data."""
+    for operand in operands:
+        if isinstance(operand, Float8Matrix):
+            operand.drop_data(rt)
+
+
+def drop_transpose(rt, weight):
+    """Of a weight [in, out] backward reads no columnwise fp8 data."""
+    if isinstance(weight, Float8Matrix):
+        weight.drop_transpose(rt)
+
+
+def grad_output(rt, dy, code, quantizers, tp, dbias=None):
+    """dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks.
+
+    dbias: a BiasGradient of all those rows, which the cast to fp8 computes.
+    """
+    # a rank's own rows are cast without their sum, which needs the transpose as well
+    if tp is not None and (quantizers is None or not quantizers.same_scales or dbias is not None):
+        dy, tp = tp.all_gather(dy), None
+    matrix = rt.matrix(dy, code)
+    if quantizers is None:
+        return matrix
+    if tp is None:
+        return quantize(rt, matrix, quantizers.grad_output, dbias=dbias and dbias.native)
+    local = Float8Matrix.rows_of_rank(rt, matrix.shape, quantizers.grad_output)
+    return local.fill(rt, matrix.native).gathered(rt, tp.all_gather(local.rowwise))
+
+
+def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True, bias=None):
+    """Into the native `out`. bias: a tensor, to be added."""
+    epilogue = () if bias is None else (False, rt.view(bias, tuple(bias.shape), DTYPES[bias.dtype]))
+    rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, accumulate, *epilogue)
+
+
+def dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
+    """Into the native dx."""
+    rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8)
+
+
+class BiasGradient:
+    """Memory for a bias's gradient: the sum of dy's rows, which no pass over dy of its own computes. In fp8 the cast of
+    dy does, else the epilogue of the wgrad GEMM, in the dtype of that GEMM's output.
+
+    native: what TE's functions write it to.
+    """
+
+    __slots__ = ("native", "_bias", "_memory")
+
+    def __init__(self, rt, bias, dtype):
+        self._bias, self._memory = bias, rt.empty(bias.shape, dtype)
+        self.native = rt.view(self._memory, tuple(bias.shape), DTYPES[dtype])
+
+    @classmethod
+    def wanted(cls, rt, bias, weight, fp8):
+        """None for no bias, or a frozen one. weight: the one beside it."""
+        if bias is None or bias.stop_gradient:
+            return None
+        return cls(rt, bias, bias.dtype if fp8 or weight.main_grad is None else paddle.float32)
+
+    def in_its_dtype(self, rt):
+        """The gradient once it is written."""
+        bias, memory = self._bias, self._memory
+        if memory.dtype is bias.dtype:
+            return memory
+        return rt.on_memory(
+            operator.methodcaller("astype", bias.dtype), memory, out=rt.placeholder(bias.shape, bias.dtype)
+        )
+
+
+def wgrad(rt, x, dy, weight, code, fp8, dbias=None):
+    """dW; or None, with dW put into weight.main_grad (float32) or added to it, where there is that. Of a weight
+    [in, out] it is that with x and dy exchanged. dbias: a BiasGradient, filled here unless in fp8."""
+    epilogue = () if dbias is None or fp8 else (None, dbias.native)
+    if weight.stop_gradient and not epilogue:
+        return None
+    if weight.main_grad is None:
+        dw = rt.new_matrix(tuple(weight.shape), weight.dtype, code)
+        rt.te.gemm(x.native, dy.native, dw.native, False, True, rt.stream, False, fp8, *epilogue)
+        return None if weight.stop_gradient else dw.memory
+    main_grad = rt.matrix(weight.main_grad, FLOAT32)
+    rt.te.gemm(x.native, dy.native, main_grad.native, False, True, rt.stream, weight.accumulate, fp8, *epilogue)
+    return None
+
+
+def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
+    """(dz, dW) of a column-parallel GEMM of `_normed_operands`: dz summed over tp, the rank's rows of it. dbias: as
+    `wgrad`'s.
+
+    Collectives run at the same time as GEMMs ("bulk overlap" in Megatron and TE): the input is gathered again during
+    dgrad, and its gradient summed during wgrad. With CUDA_DEVICE_MAX_CONNECTIONS=1 the GPU starts them in this order;
+    else the GEMM comes first, and where it takes all SMs the collective waits for it.
+    """
+    fp8 = quantizers is not None
+    gather = tp is not None and tp.sequence_parallel
+    pending = tp.start_all_gather(_rows_of_rank(operand)) if gather else None
+    dz = rt.new_matrix((dy.shape[0], x.x.shape[1]), x.dtype, x.code)
+    dgrad(rt, dy, w, dz.native, fp8)
+    if gather:
+        operand = _gathered_again(rt, operand, tp.finish(pending), x.code, quantizers)
+    pending = None if tp is None else tp.start_reduce_output(dz.memory)
+    dw = wgrad(rt, operand, dy, weight, x.code, fp8, dbias)
+    return dz if tp is None else rt.matrix(tp.finish(pending), x.code), dw
+
+
+def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=None):
+    """out = x·Wᵀ (+ bias) (+ residual), summed over tp where the GEMM is row parallel. Returns the tensor."""
+    scatter = tp is not None and tp.sequence_parallel
+    # one rank's GEMM adds bias and residual, for free, before the sum over ranks
+    adds = tp is None or tp.rank == 0
+    accumulate = residual is not None and not scatter and adds
+    result = rt.matrix(out, code)
+    if accumulate:
+        rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
+    _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias if adds else None)
+    if tp is not None:
+        out = tp.reduce_output(out)
+    if scatter and residual is not None:
+        addition.add_to(rt.te, rt.stream, out.data_ptr(), residual.data_ptr(), math.prod(out.shape), code)
+    return out
+
+
+def _normed_operands(rt, x, weight, quantizers, tp, columnwise):
+    """A Normed's output and a weight as a column-parallel GEMM reads them: (operand, weight, what backward keeps of
+    operand).
+
+    Delayed scaling: the norm's kernel writes fp8. Under sequence parallelism each rank norms its own tokens and the
+    others' are gathered, in fp8 where the ranks' scales are the same; backward keeps its own and gathers again.
+    """
+    gather = tp is not None and tp.sequence_parallel
+    shape = x.x.shape
+    if not cast_in_kernels(quantizers) or gather and not quantizers.same_scales:
+        local = rt.new_matrix(shape, x.dtype, x.code)
+        x.forward(rt, local.native)
+        whole = rt.matrix(tp.all_gather(local.memory), x.code) if gather else local
+        operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise)
+        return operand, weight, local if gather else operand
+    weight = rt.matrix(weight, x.code)
+    pieces = operand_pieces(rt, quantizers, None if gather else shape, weight.shape, columnwise, x.statistics_bytes)
+    if gather:
+        local = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
+    else:
+        local = Float8Matrix(rt, shape, quantizers.input, *pieces)
+    x.forward(rt, local.native, pieces[1])
+    operand = local.gathered(rt, tp.all_gather(local.rowwise)) if gather else local
+    return operand, quantized_weight(rt, weight, quantizers, pieces), local
+
+
+def _rows_of_rank(local):
+    """What `_gathered_again` wants from all ranks."""
+    return local.rowwise if isinstance(local, Float8Matrix) else local.memory
+
+
+def _gathered_again(rt, local, rows, code, quantizers):
+    """In backward under sequence parallelism: the operand of `_normed_operands` from the ranks' own parts."""
+    if isinstance(local, Float8Matrix):
+        return local.gathered(rt, rows, rowwise=False)
+    whole = rt.matrix(rows, code)
+    return whole if quantizers is None else quantize(rt, whole, quantizers.input)
+
+
+@dataclass(slots=True)
+class SavedColumn:
+    """What the backward of `column_forward` reads.
+
+    norm: the Normed. operand: of its output what `_normed_operands` keeps. w, weight: as the GEMM read it, as it is.
+    """
+
+    norm: Normed
+    operand: Matrix | Float8Matrix
+    w: Matrix | Float8Matrix
+    weight: Placeholder
+    bias: Placeholder | None
+    quantizers: Any
+    tp: Any
+
+    def bias_gradient(self, rt):
+        """The BiasGradient to be filled by what makes dy or by `backward`, or None."""
+        return BiasGradient.wanted(rt, self.bias, self.weight, self.quantizers is not None)
+
+    def backward(self, rt, dy, dbias, dresidual):
+        """(dx, the gradients of the norm's weight and bias, dW, dbias) from dy as the backward GEMMs read it."""
+        given = self.operand, self.w, self.weight, self.norm, self.quantizers, self.tp
+        dz, dw = _column_backward(rt, dy, *given, dbias)
+        return *self.norm.backward(rt, dz.native, dresidual), dw, dbias and dbias.in_its_dtype(rt)
+
+
+def column_forward(rt, normed, weight, bias, quantizers, tp, train):
+    """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks."""
+    operand, w, kept = _normed_operands(rt, normed, weight, quantizers, tp, train)
+    lead = normed.tensor.shape[:-1] if kept is operand else [operand.shape[0]]
+    out = rt.matrix(rt.empty([*lead, w.shape[0]], normed.dtype), normed.code)
+    _fprop(rt, operand, w, out.native, bias=bias)
+    if train:
+        drop_data(rt, *((operand, w) if kept is operand else (w,)))
+    return out, SavedColumn(normed, kept, w, weight, bias, quantizers, tp)
+
+
+def check_bias(name, bias, size, dtype):
+    """Raises TypeError or ValueError for a bias, None or a tensor, that is not [size] and of that dtype."""
+    if bias is not None:
+        check_tensor(name, bias, [size], dtype)
+
+
+def check_fp8(**sizes):
+    """Raises ValueError for a GEMM dimension that fp8 cannot have."""
+    if functools.reduce(operator.or_, sizes.values()) % 16:
+        wrong = ", ".join(f"{name} {size}" for name, size in sizes.items() if size % 16)
+        raise ValueError(f"fp8 GEMMs need dimensions divisible by 16, not {wrong}; choose other sizes or pad")

@@ -1,0 +1,192 @@
+"""The MLP half of a layer, and its activation, as Ops: see paddle_te.ops.te.recording."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.te import autograd
+from paddle_te.ops.te.gemm import (
+    BiasGradient,
+    SavedColumn,
+    cast_in_kernels,
+    check_bias,
+    check_fp8,
+    column_forward,
+    dgrad,
+    drop_data,
+    forward_operands,
+    grad_output,
+    row_count,
+    row_output,
+    wgrad,
+)
+from paddle_te.ops.te.norm import Normed, NormSettings
+from paddle_te.ops.te.quantized import Float8Matrix, both_pieces, operand_pieces, quantize, quantized_weight
+from paddle_te.ops.te.recording import Op, Placeholder
+from paddle_te.ops.te.runtime import Matrix, check_tensor, dtype_code
+
+
+class _Kernels(NamedTuple):
+    """TE's names of an activation's functions: itself and its gradient, and the gradient in fp8 with its transpose,
+    alone and with the sum of its rows, None where there is none."""
+
+    forward: str
+    backward: str
+    to_fp8: str
+    to_fp8_with_dbias: str | None
+
+    @classmethod
+    def of(cls, activation):
+        backward = f"d{activation}"
+        if FC1_WIDTHS[activation] == 2:
+            return cls(activation, backward, f"{backward}_cast_transpose", None)
+        return cls(activation, backward, backward, f"quantize_dbias_{backward}")
+
+
+_KERNELS = {activation: _Kernels.of(activation) for activation in FC1_WIDTHS}
+
+
+class MLPSettings(NamedTuple):
+    """norm: its NormSettings. activation: its name. add_residual: x is added to the output, and else returned behind
+    it."""
+
+    norm: NormSettings
+    activation: str
+    add_residual: bool
+
+
+@dataclass(slots=True)
+class _SavedMLP:
+    """What the MLP's backward reads. hidden: fc1's output. kernels: the activation's. act, w2: its output and fc2's
+    weight as its GEMM read them. fc2_weight, fc2_bias, quantizers: fc2's."""
+
+    fc1: SavedColumn
+    hidden: Matrix
+    kernels: _Kernels
+    act: Matrix | Float8Matrix
+    w2: Matrix | Float8Matrix
+    fc2_weight: Placeholder
+    fc2_bias: Placeholder | None
+    quantizers: Any
+
+
+def _forward(rt, inputs, settings):
+    x, ln_weight, ln_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias = inputs.tensors
+    (first, second), tp, train = inputs.quantizers, inputs.tp, inputs.train
+    code, kernels = dtype_code("x", x), _KERNELS[settings.activation]
+    hidden_size, ffn = x.shape[-1], fc2_weight.shape[1]
+    fc1_rows = FC1_WIDTHS[settings.activation] * ffn
+    check_tensor("fc1_weight", fc1_weight, [fc1_rows, hidden_size], x.dtype)
+    check_tensor("fc2_weight", fc2_weight, [hidden_size, ffn], x.dtype)
+    check_bias("fc1_bias", fc1_bias, fc1_rows, x.dtype)
+    check_bias("fc2_bias", fc2_bias, hidden_size, x.dtype)
+    if first is not None:
+        check_fp8(tokens=row_count(x), hidden_size=hidden_size, ffn_hidden_size=ffn)
+    normed = Normed(rt, x, ln_weight, ln_bias, settings.norm, code)
+    hidden, fc1 = column_forward(rt, normed, fc1_weight, fc1_bias, first, tp, train)
+    act, w2 = _activated(rt, hidden, kernels, fc2_weight, x.dtype, code, second, train)
+    out = rt.empty([*hidden.memory.shape[:-1], hidden_size], x.dtype)
+    out = row_output(rt, act, w2, out, code, x if settings.add_residual else None, tp, bias=fc2_bias)
+    if train:
+        drop_data(rt, act, w2)
+    saved = _SavedMLP(fc1, hidden, kernels, act, w2, fc2_weight, fc2_bias, second)
+    return out if settings.add_residual else (out, x), saved
+
+
+def _backward(rt, saved, dy, dresidual=None):
+    """dresidual: where x was returned; else dy is its gradient."""
+    norm, tp = saved.fc1.norm, saved.fc1.tp
+    dtype, code, fp8 = norm.dtype, norm.code, saved.quantizers is not None
+    gather = tp is not None and tp.sequence_parallel
+    dfc2_bias = BiasGradient.wanted(rt, saved.fc2_bias, saved.fc2_weight, fp8)
+    grad = grad_output(rt, dy, code, saved.quantizers, tp if gather else None, dfc2_bias)
+    dact = rt.new_matrix(saved.act.shape, dtype, code)
+    dgrad(rt, grad, saved.w2, dact.native, fp8)
+    dw2 = wgrad(rt, saved.act, grad, saved.fc2_weight, code, fp8, dfc2_bias)
+    dfc1_bias = saved.fc1.bias_gradient(rt)
+    grad = _activation_backward(rt, dact, saved.hidden, saved.kernels, dtype, code, saved.fc1.quantizers, dfc1_bias)
+    of_fc1 = saved.fc1.backward(rt, grad, dfc1_bias, dy if dresidual is None else dresidual)
+    return *of_fc1, dw2, dfc2_bias and dfc2_bias.in_its_dtype(rt)
+
+
+def _activated(rt, hidden, kernels, weight, dtype, code, quantizers, train):
+    """The activation's output and a weight as the forward GEMM reads them; delayed scaling writes fp8 in the same
+    kernel."""
+    shape, activate = (hidden.shape[0], weight.shape[1]), getattr(rt.te, kernels.forward)
+    if not cast_in_kernels(quantizers):
+        act = rt.new_matrix(shape, dtype, code)
+        activate(hidden.native, act.native, rt.stream)
+        return forward_operands(rt, act, weight, code, quantizers, train)
+    weight = rt.matrix(weight, code)
+    pieces = operand_pieces(rt, quantizers, shape, weight.shape, train)
+    act = Float8Matrix(rt, shape, quantizers.input, *pieces)
+    activate(hidden.native, act.native, rt.stream)
+    return act, quantized_weight(rt, weight, quantizers, pieces)
+
+
+def _activation_backward(rt, dact, hidden, kernels, dtype, code, quantizers, dbias):
+    """The gradient of fc1's output as the operand of its backward GEMMs. dbias: a BiasGradient, filled here in fp8."""
+    kernel = kernels.to_fp8 if dbias is None else kernels.to_fp8_with_dbias
+    if kernel is None or not cast_in_kernels(quantizers):
+        grad = rt.new_matrix(hidden.shape, dtype, code)
+        getattr(rt.te, kernels.backward)(dact.native, hidden.native, grad.native, rt.stream)
+        if quantizers is None:
+            return grad
+        return quantize(rt, grad, quantizers.grad_output, dbias=dbias and dbias.native)
+    pieces = both_pieces(rt, hidden.shape, quantizers.grad_output)
+    grad = Float8Matrix(rt, hidden.shape, quantizers.grad_output, *pieces)
+    operands = dact.native, hidden.native, grad.native
+    getattr(rt.te, kernel)(*operands, *(() if dbias is None else (dbias.native,)), rt.stream)
+    return grad
+
+
+def _activate_forward(rt, inputs, kernels):
+    (x,) = inputs.tensors
+    code = dtype_code("x", x)
+    hidden = rt.matrix(x, code)
+    width = FC1_WIDTHS[kernels.forward]
+    out = rt.empty([*x.shape[:-1], x.shape[-1] // width], x.dtype)
+    getattr(rt.te, kernels.forward)(hidden.native, rt.matrix(out, code).native, rt.stream)
+    return out, (x, hidden, code, kernels)
+
+
+def _activate_backward(rt, saved, dy):
+    x, hidden, code, kernels = saved
+    dx = rt.empty(x.shape, x.dtype)
+    operands = rt.matrix(dy, code).native, hidden.native, rt.matrix(dx, code).native
+    getattr(rt.te, kernels.backward)(*operands, rt.stream)
+    return (dx,)
+
+
+_LAYERNORM_MLP = Op(_forward, _backward, weights=(3, 5))
+_ACTIVATE = Op(_activate_forward, _activate_backward)
+
+
+def layernorm_mlp(
+    x,
+    norm,
+    fc1_weight,
+    fc2_weight,
+    *,
+    fc1_bias=None,
+    fc2_bias=None,
+    activation="swiglu",
+    add_residual=True,
+    tp=None,
+    quantizers=(None, None),
+    fuse_wgrad_accumulation=False,
+):
+    """See `paddle_te.ops.pd.linear.layernorm_mlp`."""
+    return autograd.apply(
+        _LAYERNORM_MLP,
+        (x, norm.weight, norm.bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias),
+        MLPSettings(NormSettings.of(norm), activation, add_residual),
+        quantizers=quantizers,
+        tp=tp,
+        fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+    )
+
+
+def activate(x, activation):
+    """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
+    return autograd.apply(_ACTIVATE, (x,), _KERNELS[activation])

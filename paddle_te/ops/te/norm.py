@@ -1,0 +1,109 @@
+"""Norms, as parts of other Ops and as one: see paddle_te.ops.te.recording."""
+
+import math
+from typing import NamedTuple
+
+from paddle_te.native import addition
+from paddle_te.ops.te import autograd
+from paddle_te.ops.te.quantized import new_pieces
+from paddle_te.ops.te.recording import Op
+from paddle_te.ops.te.runtime import FLOAT32, check_tensor, dtype_code
+
+
+class NormSettings(NamedTuple):
+    """What a `paddle_te.ops.norms.Norm` has besides tensors."""
+
+    eps: float
+    zero_centered_gamma: bool
+
+    @classmethod
+    def of(cls, norm):
+        return cls(norm.eps, norm.zero_centered_gamma)
+
+
+class Normed:
+    """x of a norm with its statistics, forward and backward.
+
+    x: Matrix; weight: parameter; bias: LayerNorm's, None for RMSNorm. statistics_bytes: of what backward reads, native
+    float32 [rows]: _rsigma, 1 / rms(x) or 1 / std(x), and for LayerNorm _mu, mean(x).
+    """
+
+    __slots__ = (
+        "tensor", "x", "dtype", "code", "weight", "bias", "statistics_bytes",
+        "_settings", "_gamma", "_beta", "_mu", "_rsigma",
+    )  # fmt: skip
+
+    def __init__(self, rt, tensor, weight, bias, settings, code):
+        check_tensor("the norm's weight", weight, tensor.shape[-1:], tensor.dtype)
+        if bias is not None:
+            check_tensor("the norm's bias", bias, tensor.shape[-1:], tensor.dtype)
+        self.tensor, self.weight, self.bias, self.code, self.dtype = tensor, weight, bias, code, tensor.dtype
+        self._settings, self.x = settings, rt.matrix(tensor, code)
+        self._gamma = rt.view(weight, self.x.shape[1:], code)
+        self._beta = None if bias is None else rt.view(bias, self.x.shape[1:], code)
+        self.statistics_bytes = self._bytes_of_one * (1 if bias is None else 2)
+
+    @property
+    def _bytes_of_one(self):
+        return -(-4 * self.x.shape[0] // 256) * 256
+
+    def forward(self, rt, z, pieces=None):
+        """Writes the native tensor z, in x's dtype or fp8. pieces: Pieces for the statistics."""
+        pieces, (eps, zero_centered_gamma) = pieces or new_pieces(rt, self.statistics_bytes), self._settings
+        self._rsigma = self._statistic(rt, pieces)
+        if self._beta is None:
+            rt.te.rmsnorm_fwd(self.x.native, self._gamma, eps, z, self._rsigma, rt.stream, zero_centered_gamma)
+            return
+        self._mu = self._statistic(rt, pieces)
+        operands = self.x.native, self._gamma, self._beta, eps
+        rt.te.layernorm_fwd(*operands, z, self._mu, self._rsigma, rt.stream, zero_centered_gamma)
+
+    def _statistic(self, rt, pieces):
+        return rt.tensor(pieces.take(self._bytes_of_one), self.x.shape[:1], FLOAT32)
+
+    def backward(self, rt, dz, add=None):
+        """The gradients of x, the weight and the bias from the native dz; the tensor `add`, the residual's gradient, is
+        added to that of x."""
+        dx, dgamma, dbeta = rt.empty(self.tensor.shape, self.dtype), self._like(rt, self.weight), None
+        native_dx, native_dgamma = rt.view(dx, self.x.shape, self.code), self._parameter_view(rt, dgamma)
+        zero_centered_gamma = self._settings.zero_centered_gamma
+        if self.bias is None:
+            operands = dz, self.x.native, self._rsigma, self._gamma, native_dx, native_dgamma, rt.stream
+            added = None if add is None else rt.view(add, self.x.shape, self.code)
+            rt.te.rmsnorm_bwd(*operands, added, zero_centered_gamma)
+        else:
+            dbeta = self._like(rt, self.bias)
+            operands = dz, self.x.native, self._mu, self._rsigma, self._gamma, native_dx, native_dgamma
+            rt.te.layernorm_bwd(*operands, self._parameter_view(rt, dbeta), rt.stream, zero_centered_gamma)
+            if add is not None:  # the library's kernel adds none
+                addition.add_to(rt.te, rt.stream, dx.data_ptr(), add.data_ptr(), math.prod(self.x.shape), self.code)
+        return tuple(
+            None if tensor is None or tensor.stop_gradient else gradient
+            for tensor, gradient in ((self.tensor, dx), (self.weight, dgamma), (self.bias, dbeta))
+        )
+
+    def _like(self, rt, parameter):
+        return rt.empty(parameter.shape, parameter.dtype)
+
+    def _parameter_view(self, rt, tensor):
+        return rt.view(tensor, self.x.shape[1:], self.code)
+
+
+def _forward(rt, inputs, settings):
+    x, weight, bias = inputs.tensors
+    code = dtype_code("x", x)
+    normed, out = Normed(rt, x, weight, bias, settings, code), rt.empty(x.shape, x.dtype)
+    normed.forward(rt, rt.matrix(out, code).native)
+    return out, normed
+
+
+def _backward(rt, normed, dy):
+    return normed.backward(rt, rt.view(dy, normed.x.shape, normed.code))
+
+
+_NORMALIZE = Op(_forward, _backward)
+
+
+def normalize(x, norm):
+    """x normed over its last axis by a Norm, in float32 inside."""
+    return autograd.apply(_NORMALIZE, (x, norm.weight, norm.bias), NormSettings.of(norm))
