@@ -1,7 +1,8 @@
 """Model configurations that come with the package, so that pretraining from scratch downloads nothing.
 
 Each is a folder with PaddleNLP's config.json. The hyper-parameters are those that are published with the weights
-(https://huggingface.co/meta-llama, Qwen, deepseek-ai, mistralai), the names those of PaddleNLP's tokenizers;
+(https://huggingface.co/meta-llama, Qwen, deepseek-ai, mistralai), the names those of PaddleNLP's tokenizers. `gpt-…`
+have GPT-3's sizes (Brown et al., 2020, table 2.1), 126M and 5B those of NVIDIA's NeMo, heads of 64 or 128 numbers;
 `llama-125m` (grouped kv heads, 125 million parameters) is for convergence runs, `tiny-llama-demo` for tests and the
 quickstart.
 
@@ -20,7 +21,8 @@ CONFIGS = Path(__file__).parent
 # Two models whose values differ in one of these compute other numbers from the same weights, or have other weights.
 MODEL_VALUES = (
     "model_type num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size "
-    "rope_theta rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings sliding_window"
+    "rope_theta rope_scaling rope_scaling_type rope_scaling_factor rms_norm_eps tie_word_embeddings sliding_window "
+    "hidden_activation"
 ).split()
 
 

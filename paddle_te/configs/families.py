@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,9 @@ class Family:
     model_type: as in config.json; PaddleNLP also puts it before the names of all weights but lm_head's.
     title: what PaddleNLP's and transformers' names of classes begin with.
     qkv_bias: the projections to q, k and v have biases.
+    gated: the MLP's activation is. learned_positions: there is an embedding of positions, and no rotation.
+    names: what PaddleNLP and transformers call its weights (`weights.layout`).
+    hf_model_type, hf_architecture: transformers' words, where they are not PaddleNLP's.
     rope_scaling: PaddleNLP's layers have scaled rotary positions.
     window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all.
     pipeline: PaddleNLP has a pipeline model. sequence_parallel: PaddleNLP's own layers have sequence parallelism.
@@ -25,6 +29,11 @@ class Family:
     model_type: str
     title: str
     qkv_bias: bool = False
+    gated: bool = True
+    learned_positions: bool = False
+    names: str = "llama"
+    hf_model_type: str | None = None
+    hf_architecture: str | None = None
     rope_scaling: bool = False
     window: bool = False
     pipeline: bool = True
@@ -41,7 +50,28 @@ class Family:
 LLAMA = Family("llama", "Llama", rope_scaling=True)
 QWEN2 = Family("qwen2", "Qwen2", qkv_bias=True)
 MISTRAL = Family("mistral", "Mistral", window=True, pipeline=False, sequence_parallel=False, fused=False, packed=False)
-FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, MISTRAL)}
+GPT = Family(
+    "gpt",
+    "GPT",
+    gated=False,
+    learned_positions=True,
+    names="gpt",
+    hf_model_type="gpt2",
+    hf_architecture="GPT2LMHeadModel",
+    packed=False,
+)
+FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, MISTRAL, GPT)}
+
+
+def is_tied(config) -> bool:
+    """Whether a model's head is its embedding. config: its configuration, a dict or PaddleNLP's object, or None.
+
+    PaddleNLP's GPT has no other, and leaves that out of its config.json.
+    """
+    if config is None:
+        return False
+    get = config.get if isinstance(config, dict) else partial(getattr, config)
+    return bool(get("tie_word_embeddings", False)) or family_of(config).learned_positions
 
 
 def family_of(config) -> Family:
@@ -53,6 +83,7 @@ def family_of(config) -> Family:
     name = config.get("model_type") if isinstance(config, dict) else getattr(config, "model_type", None)
     if name is None:
         return LLAMA
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"model_type={name!r} is not supported; it may be one of: {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    for family in FAMILIES.values():
+        if name in (family.model_type, family.hf_model_type):
+            return family
+    raise ValueError(f"model_type={name!r} is not supported; it may be one of: {', '.join(FAMILIES)}")

@@ -116,7 +116,7 @@ class TEDecoderLayer(nn.Layer):
         self.layerwise_recompute = layerwise_recompute
         self.recompute_granularity = config.recompute_granularity
         self.skip_recompute_ops = {}
-        self.rope = rotary_embedding(config)
+        self.rope = None if family_of(config).learned_positions else rotary_embedding(config)
         self.fp8_recipe = fp8_recipe(config)
         if self.fp8_recipe:
             fp8_group()  # collective: here, where all ranks are
@@ -132,18 +132,24 @@ class TEDecoderLayer(nn.Layer):
             config.hidden_size,
             config.intermediate_size,
             config.num_attention_heads,
-            config.num_key_value_heads,
-            layernorm_epsilon=config.rms_norm_eps,
             max_sequence_length=config.seq_length,
             set_parallel_mode=config.tensor_parallel_degree > 1,
             sequence_parallel=config.sequence_parallel,
             init_method=nn.initializer.Normal(0.0, std),
             output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
             fuse_wgrad_accumulation=LayerOptions.of(config).fuse_wgrad_accumulation,
+            backend=config.transformer_engine_backend,
+            **self.layer_options(config),
+        )
+
+    def layer_options(self, config):
+        """TransformerLayer's arguments that families differ in."""
+        return dict(
+            num_gqa_groups=config.num_key_value_heads,
+            layernorm_epsilon=config.rms_norm_eps,
             add_qkv_bias=family_of(config).qkv_bias,
             window_size=_window_size(config),
             softmax_scale=_head_dim(config) ** -0.5 * self.rope.attention_factor**2,
-            backend=config.transformer_engine_backend,
         )
 
     def forward(
@@ -187,7 +193,9 @@ class TEDecoderLayer(nn.Layer):
             )
 
     def _angles(self, hidden_states, position_ids, past_key_value):
-        """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids."""
+        """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids; None for no rotation."""
+        if self.rope is None:
+            return None
         past = 0 if past_key_value is None else past_key_value[0].shape[1]
         length = self.config.seq_length if hidden_states.ndim == 2 else past + hidden_states.shape[1]
         given = position_ids is not None and position_ids is not FROM_ZERO

@@ -44,6 +44,20 @@ def check_packed(config):
             f"packed documents: PaddleNLP's own {family.title} takes no mask that keeps them apart; use backend paddle "
             "or transformer_engine, or do not pack"
         )
+    if family.learned_positions and getattr(config, "pipeline_parallel_degree", 1) > 1:
+        raise ValueError(
+            f"packed documents: PaddleNLP's pipeline of {family.title} reads the mask that keeps them apart as another "
+            "one; leave --pipeline_parallel_degree at 1, or do not pack"
+        )
+
+
+def check_positions(config, length):
+    """Raises ValueError for sequences longer than the positions that a model has learned."""
+    if family_of(config).learned_positions and length > config.max_position_embeddings:
+        raise ValueError(
+            f"sequences of {length} tokens: the model has learned {config.max_position_embeddings} positions "
+            "(max_position_embeddings); give shorter ones"
+        )
 
 
 def model_class(config, pipeline=False):

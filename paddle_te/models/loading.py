@@ -11,7 +11,7 @@ from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 
 from paddle_te import device
 from paddle_te.configs import MODEL_VALUES
-from paddle_te.configs.families import family_of
+from paddle_te.configs.families import family_of, is_tied
 from paddle_te.models.families import check_backend_name, config_class, model_class
 from paddle_te.ops import get_ops
 from paddle_te.options import DTYPES
@@ -92,7 +92,7 @@ def read_share(checkpoint, config, names, numbers=False):
     """
     # tied embeddings are saved under one name, but the last pipeline stage has its own copy
     layout = layout_of(config)
-    copies = {layout.model_name("embed"): layout.model_name("lm_head")} if config.tie_word_embeddings else {}
+    copies = {layout.model_name("embed"): layout.model_name("lm_head")} if is_tied(config) else {}
     degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
     missing = set(names)
     for name, array in read_tensors(checkpoint, layout, missing | set(copies), degree, rank, numbers):
@@ -105,7 +105,7 @@ def read_share(checkpoint, config, names, numbers=False):
 
 def layout_of(config):
     """The Layout of a model's weights, from its configuration."""
-    tied, family = config.tie_word_embeddings, family_of(config)
+    tied, family = is_tied(config), family_of(config)
     if config.transformer_engine_backend != "none":
         return te_layout(tied, family)
     return native_layout(config.fuse_attention_qkv, config.fuse_attention_ffn, tied, family)

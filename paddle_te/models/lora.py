@@ -21,22 +21,11 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.utils.env import LORA_CONFIG_NAME, LORA_WEIGHTS_NAME
 
+from paddle_te.configs.families import family_of
 from paddle_te.layers import LayerNormLinear, LayerNormMLP, Linear, dropout_add
 from paddle_te.models.decoder import TEDecoderLayer
 from paddle_te.models.tensor_parallel import model_dims
 from paddle_te.weights import SPLIT_AXIS, check_contents, te_layout
-
-_SLOTS = {slot.name.removeprefix("transformer."): slot for slot in te_layout().layer}
-
-
-def _parts(layer, *weights):
-    """A layer's {name of a weight: (names of its parts as of PaddleNLP's native projections, parallel_mode)}."""
-    found = {}
-    for weight in weights:
-        parts = _SLOTS[f"{layer}.{weight}"].parts
-        found[weight] = tuple(f"{part}_proj" for part in parts), ("column", "row")[SPLIT_AXIS[parts[0]]]
-    return found
-
 
 ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o"))
 MLP = tuple(f"{part}_proj" for part in ("gate", "up", "down"))
@@ -48,7 +37,8 @@ def target_modules(targets):
     if targets not in TARGETS:
         raise ValueError(f"lora_targets={targets!r}; it may be {', '.join(TARGETS)}")
     fused = {"all": ["qkv_proj", "gate_up_fused_proj"], "attention": ["qkv_proj"], "mlp": ["gate_up_fused_proj"]}
-    return [rf".*\.{name}" for name in (*TARGETS[targets], *fused[targets])]
+    gpts = {"all": ["out_proj", "linear1", "linear2"], "attention": ["out_proj"], "mlp": ["linear1", "linear2"]}
+    return [rf".*\.{name}" for name in (*TARGETS[targets], *fused[targets], *gpts[targets])]
 
 
 class LowRank(nn.Layer):
@@ -96,16 +86,27 @@ class LowRank(nn.Layer):
 class _WithLoRA:
     """A te layer with LoRA on some of its parts; `enable` makes one out of the layer itself, as torch's parametrize.
 
-    PARTS: {name of a weight: (names of its parts, parallel_mode)}.
+    PLACE, WEIGHTS: where it is in a decoder layer, and its weights. parts: `parts_of` its family.
     """
 
+    PLACE, WEIGHTS = "", ()
     merged = disable_lora = False
 
     @classmethod
-    def enable(cls, layer, sizes, names, config):
+    def parts_of(cls, family):
+        """{name of a weight: (names of its parts as of PaddleNLP's native projections, parallel_mode)}."""
+        slots = {slot.name: slot for slot in te_layout(family=family).layer}
+        found = {}
+        for weight in cls.WEIGHTS:
+            parts = slots[f"transformer.{cls.PLACE}.{weight}"].parts
+            found[weight] = tuple(f"{part}_proj" for part in parts), ("column", "row")[SPLIT_AXIS[parts[0]]]
+        return found
+
+    @classmethod
+    def enable(cls, layer, family, sizes, names, config):
         """sizes: {part: rows of the fused weight}; names: the parts that get A and B."""
-        layer.part_sizes = sizes
-        for weight_name, (parts, parallel_mode) in cls.PARTS.items():
+        layer.part_sizes, layer.parts = sizes, cls.parts_of(family)
+        for weight_name, (parts, parallel_mode) in layer.parts.items():
             weight = getattr(layer, weight_name)
             for part in parts:
                 if part in names:
@@ -117,8 +118,12 @@ class _WithLoRA:
         """Whether the layer computes as one without LoRA."""
         return self.merged or self.disable_lora
 
-    def low_rank(self, x, *parts):
-        """Sum for a fused weight's output: its parts' products side by side, zeros for parts without LoRA."""
+    def low_rank(self, x, weight):
+        """What is added to the output of a weight's GEMM: its parts' products side by side, zeros for parts without
+        LoRA; None where no part has it."""
+        parts, _ = self.parts[weight]
+        if not any(part in self._sub_layers for part in parts):
+            return None
         products = [self._sub_layers[part](x) if part in self._sub_layers else self._zeros(x, part) for part in parts]
         return products[0] if len(products) == 1 else paddle.concat(products, -1)
 
@@ -129,7 +134,7 @@ class _WithLoRA:
 
     def split_mapping(self):
         """[(parameter name, is_column)] of what tensor parallelism splits, for PaddleNLP's merging of ranks."""
-        mode = {part: mode for parts, mode in self.PARTS.values() for part in parts}
+        mode = {part: mode for parts, mode in self.parts.values() for part in parts}
         return [(f"{p}.lora_B", True) if mode[p] == "column" else (f"{p}.lora_A", False) for p in self._sub_layers]
 
     @paddle.no_grad()
@@ -137,7 +142,7 @@ class _WithLoRA:
         """Adds the low-rank products to the weights (sign -1: takes them away); forward is then the fused layer's."""
         if self.merged == (sign == 1):
             return
-        for weight_name, (parts, _) in self.PARTS.items():
+        for weight_name, (parts, _) in self.parts.items():
             weight = getattr(self, weight_name)
             deltas = [
                 self._sub_layers[part].delta()
@@ -156,62 +161,60 @@ class _WithLoRA:
         """Takes LoRA away, as it was before `enable` (but for what was merged)."""
         for part in list(self._sub_layers):
             del self._sub_layers[part]
-        del self.part_sizes
+        del self.part_sizes, self.parts
         for name in ("merged", "disable_lora"):
             self.__dict__.pop(name, None)
         self.__class__ = type(self).__mro__[2]  # the te layer
 
-    def gemm(self, x, weight, bias, parallel_mode, quantizers, residual=None):
+    def gemm(self, x, weight, bias, quantizers, residual=None):
+        """x through a weight, by its name, with its bias and LoRA."""
+        _, parallel_mode = self.parts[weight]
         ranks = dict(parallel_mode=parallel_mode if self.tp is not None else None, tp=self.tp)
-        return self.ops.linear(x, weight, bias=bias, residual=residual, quantizers=quantizers, **ranks)
+        options = dict(bias=bias, residual=residual, quantizers=quantizers, **ranks)
+        y, low_rank = self.ops.linear(x, self._parameters[weight], **options), self.low_rank(x, weight)
+        return y if low_rank is None else y + low_rank
 
 
 class LoRALayerNormLinear(_WithLoRA, LayerNormLinear):
     """layernorm_qkv with LoRA on q, k and v."""
 
-    PARTS = _parts("self_attention.layernorm_qkv", "weight")
+    PLACE, WEIGHTS = "self_attention.layernorm_qkv", ("weight",)
 
     def forward(self, x, is_first_microbatch=None):
         if self.plain():
             return super().forward(x, is_first_microbatch)
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
         z = self.ops.normalize(x, self.norm())
-        y = self.gemm(z, self.weight, self.bias, "column", quantizers)
-        return y + self.low_rank(z, "q_proj", "k_proj", "v_proj"), x
+        return self.gemm(z, "weight", self.bias, quantizers), x
 
 
 class LoRALinear(_WithLoRA, Linear):
     """proj with LoRA."""
 
-    PARTS = _parts("self_attention.proj", "weight")
+    PLACE, WEIGHTS = "self_attention.proj", ("weight",)
 
     def forward(self, x, residual=None, is_first_microbatch=None):
         y = super().forward(x, residual, is_first_microbatch)
-        return y if self.plain() else y + self.low_rank(x, "o_proj")
+        return y if self.plain() else y + self.low_rank(x, "weight")
 
 
 class LoRALayerNormMLP(_WithLoRA, LayerNormMLP):
-    """layernorm_mlp with LoRA on gate, up and down."""
+    """layernorm_mlp with LoRA on gate, if there is one, up and down."""
 
-    PARTS = _parts("layernorm_mlp", "fc1_weight", "fc2_weight")
+    PLACE, WEIGHTS = "layernorm_mlp", ("fc1_weight", "fc2_weight")
 
     def forward(self, x, is_first_microbatch=None):
         if self.plain():
             return super().forward(x, is_first_microbatch)
         first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
         z = self.ops.normalize(x, self.norm())
-        hidden = self.gemm(z, self.fc1_weight, self.fc1_bias, "column", first)
-        if "gate_proj" in self._sub_layers or "up_proj" in self._sub_layers:
-            hidden = hidden + self.low_rank(z, "gate_proj", "up_proj")
-        act = self.ops.activate(hidden, self.activation)
-        y = self.gemm(act, self.fc2_weight, self.fc2_bias, "row", second, residual=None if self.dropout else x)
-        if "down_proj" in self._sub_layers:
-            y = y + self.low_rank(act, "down_proj")
+        act = self.ops.activate(self.gemm(z, "fc1_weight", self.fc1_bias, first), self.activation)
+        y = self.gemm(act, "fc2_weight", self.fc2_bias, second, residual=None if self.dropout else x)
         return dropout_add(y, x, self.dropout, self.tp) if self.dropout else y
 
 
-def _layers(decoder_layer):
-    """[(layer, its LoRA class, sizes of its parts)] of a decoder layer."""
+def _layers(decoder_layer, family):
+    """[(layer, its LoRA class, sizes of its parts)] of a decoder layer of a Family."""
     attention, mlp = decoder_layer.transformer.self_attention, decoder_layer.transformer.layernorm_mlp
     layers = [(attention.layernorm_qkv, LoRALayerNormLinear), (attention.proj, LoRALinear), (mlp, LoRALayerNormMLP)]
     dims, degree = model_dims(decoder_layer.config), max(decoder_layer.config.tensor_parallel_degree, 1)
@@ -219,7 +222,10 @@ def _layers(decoder_layer):
     def rows(name):
         return dims.part_shape(name.removesuffix("_proj"), degree)[0]
 
-    return [(layer, make, {n: rows(n) for names, _ in make.PARTS.values() for n in names}) for layer, make in layers]
+    return [
+        (layer, make, {n: rows(n) for names, _ in make.parts_of(family).values() for n in names})
+        for layer, make in layers
+    ]
 
 
 class TELoRAModel(LoRAModel):
@@ -234,14 +240,14 @@ class TELoRAModel(LoRAModel):
         _check(lora_config)
         targets = lora_config.target_modules
         targets = [targets] if isinstance(targets, str) else targets
-        found = False
+        found, family = False, family_of(model.config)
         names = {id(layer): name for name, layer in model.named_sublayers()}
         for decoder_layer in [layer for layer in model.sublayers() if isinstance(layer, TEDecoderLayer)]:
-            for layer, make, sizes in _layers(decoder_layer):
+            for layer, make, sizes in _layers(decoder_layer, family):
                 name = names[id(layer)]
                 parts = [p for p in sizes if any(re.fullmatch(target, f"{name}.{p}") for target in targets)]
                 if parts:
-                    make.enable(layer, sizes, parts, lora_config)
+                    make.enable(layer, family, sizes, parts, lora_config)
                     found = True
                     if layer.tp is not None:
                         for parameter, is_column in layer.split_mapping():

@@ -2,7 +2,7 @@
 
 import os
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import paddle
 from paddle.distributed.collective import _c_concat
@@ -52,6 +52,11 @@ def take_over(layer, ours):
 @cache
 def _mixed(ours, theirs):
     return type(theirs.__name__, (ours, theirs), {"__doc__": ours.__doc__})
+
+
+def _ignore_index(config):
+    """The label that has no loss, as PaddleNLP's criteria read it."""
+    return getattr(config, "ignore_index", -100)
 
 
 class TELMHead:
@@ -132,7 +137,7 @@ class TELMHead:
             self.weight,
             labels,
             transpose_y=self.transpose_y,
-            ignore_index=getattr(config, "ignore_index", -100),  # as in PaddleNLP's criterion
+            ignore_index=_ignore_index(config),
             tp=tp,
             backend=config.transformer_engine_backend,
         )
@@ -166,7 +171,7 @@ class TECriterion:
         return parallel_cross_entropy(
             prediction_scores,
             masked_lm_labels,
-            ignore_index=self.ignore_index,
+            ignore_index=_ignore_index(self.config),
             tp=None if whole else TensorParallel.from_fleet(self.config.sequence_parallel),
             backend=self.config.transformer_engine_backend,
         )
@@ -301,13 +306,9 @@ class TEForCausalLM(_TEModel):
         return logits.astype("float32")
 
 
-class _HeadsLoss:
+def _loss_of_head(head, hidden_states, labels):
     """The loss function of a pipeline whose last stage's head computes the loss."""
-
-    head = None
-
-    def __call__(self, hidden_states, labels):
-        return self.head(hidden_states, labels=labels)
+    return head(hidden_states, labels=labels)
 
 
 class TEForCausalLMPipe(_TEModel):
@@ -322,11 +323,7 @@ class TEForCausalLMPipe(_TEModel):
             if isinstance(head, paddlenlps_head):  # the last stage's
                 take_over(head, TELMHeadPipe)
                 if config.use_fused_linear_cross_entropy:
-                    self._loss_fn[0].head = head
+                    self._loss_fn[0] = partial(_loss_of_head, head)
+        if not config.use_fused_linear_cross_entropy and getattr(config, "dpo_config", None) is None:
+            take_over(self._loss_fn[0], TECriterion)
         bind_model(self)
-
-    def get_loss_fn(self, config):
-        if config.use_fused_linear_cross_entropy:
-            return _HeadsLoss()
-        loss_fn = super().get_loss_fn(config)
-        return loss_fn if config.dpo_config is not None else take_over(loss_fn, TECriterion)

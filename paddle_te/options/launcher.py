@@ -173,6 +173,7 @@ PRETRAIN = (
         "([3.1, 3.2](../../docs/faq.md#llama-31-and-32)), `Qwen/Qwen2.5-0.5B`, `-1.5B`, `-3B`, `-7B`, `-14B`, `-32B`, "
         "`-72B`, `deepseek-ai/DeepSeek-R1-Distill-Llama-8B`, `-70B`, `-Qwen-1.5B`, `-7B`, `-14B`, `-32B`, "
         "`mistralai/Mistral-7B-v0.1`, `-v0.3` ([Qwen2.5, Mistral](../../docs/faq.md#qwen25-and-mistral)), "
+        "`gpt-126m`, `-1.3b`, `-5b`, `-6.7b`, `-13b`, `-175b` ([GPT](../../docs/faq.md#gpt)), "
         "`llama-125m`, `tiny-llama-demo`, built in (nothing is downloaded; `llama-2-7b` does as well); or a folder "
         "with `config.json`, PaddleNLP's or Hugging Face's. Only the configuration is read: weights come from "
         "`init_weight`",
@@ -181,6 +182,7 @@ PRETRAIN = (
         "（[3.1、3.2](../../docs/faq.md#llama-31-and-32)），`Qwen/Qwen2.5-0.5B`、`-1.5B`、`-3B`、`-7B`、`-14B`、`-32B`、"
         "`-72B`，`deepseek-ai/DeepSeek-R1-Distill-Llama-8B`、`-70B`、`-Qwen-1.5B`、`-7B`、`-14B`、`-32B`，"
         "`mistralai/Mistral-7B-v0.1`、`-v0.3`（[Qwen2.5、Mistral](../../docs/faq.md#qwen25-and-mistral)），"
+        "`gpt-126m`、`-1.3b`、`-5b`、`-6.7b`、`-13b`、`-175b`（[GPT](../../docs/faq.md#gpt)），"
         "`llama-125m`，`tiny-llama-demo`（也可写 `llama-2-7b`）；"
         "或含 `config.json`（PaddleNLP 或 Hugging Face 的）的文件夹。只读取配置，权重由 `init_weight` 给出",
     ),

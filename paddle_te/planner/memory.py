@@ -112,7 +112,7 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
         attention = 0
     proj = h if fp8 else 2 * h * (layout.recompute == "core_attn")  # in bf16 its input is attention's output
     middle = 2 * h  # the residual of the MLP half
-    mlp = gemm * h + 2 * 2 * f + gemm * f  # fc1's input, gate and up, fc2's input
+    mlp = gemm * h + 2 * model.fc1 + gemm * f  # fc1's input, its output (gate and up), fc2's input
     return entry + gemm * h + qkv + attention + proj + middle + mlp
 
 
@@ -123,12 +123,12 @@ def head_of_a_token(model: Model, layout: Layout) -> float:
 
 
 def backward_of_a_layer(model: Model, layout: Layout) -> float:
-    """Bytes a token for a moment: the gradients of SwiGLU's output (bf16) and input (fp8 with its transpose, or bf16);
-    with full recompute also what the layer keeps."""
+    """Bytes a token for a moment: the gradients of the activation's output (bf16) and input (fp8 with its transpose, or
+    bf16); with full recompute also what the layer keeps."""
     again = 0
     if layout.recompute == "full":
         again = kept_of_a_layer(model, replace(layout, recompute="none")) - 2 * model.hidden
-    return again + 6 * model.ffn
+    return again + 2 * model.ffn + 2 * model.fc1
 
 
 def _head_gradient(model: Model, layout: Layout) -> float:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paddle_te.configs.families import family_of
+from paddle_te.configs.families import family_of, is_tied
 
 
 @dataclass(frozen=True)
 class Model:
-    """A Llama-like decoder: RMSNorm, gated MLP, grouped key-value heads.
+    """A decoder: Llama's, with RMSNorm, a gated MLP and grouped key-value heads, or one that differs in what follows.
 
-    tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases.
+    tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
+    the norms too. gated: the MLP is. positions: those that are learned.
     """
 
     hidden: int
@@ -23,6 +24,9 @@ class Model:
     vocabulary: int
     tied: bool = False
     qkv_bias: bool = False
+    bias: bool = False
+    gated: bool = True
+    positions: int = 0
 
     @classmethod
     def of(cls, config: Mapping) -> Model:
@@ -35,10 +39,14 @@ class Model:
             "kv_heads": "num_key_value_heads",
             "vocabulary": "vocab_size",
         }
+        family = family_of(config)
         return cls(
             **{name: config[key] for name, key in sizes.items()},
-            tied=bool(config.get("tie_word_embeddings")),
-            qkv_bias=family_of(config).qkv_bias,
+            tied=is_tied(config),
+            qkv_bias=family.qkv_bias,
+            bias=family.learned_positions,
+            gated=family.gated,
+            positions=config["max_position_embeddings"] if family.learned_positions else 0,
         )
 
     @property
@@ -52,14 +60,20 @@ class Model:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     @property
+    def fc1(self) -> int:
+        """Numbers of a token's output of the MLP's first GEMM."""
+        return self.ffn * (2 if self.gated else 1)
+
+    @property
     def gemm_weights(self) -> int:
         """Elements of a layer's matrices."""
-        return self.hidden * (self.qkv + self.hidden + 3 * self.ffn)
+        return self.hidden * (self.qkv + self.hidden + self.fc1 + self.ffn)
 
     @property
     def layer_weights(self) -> int:
         """Elements of a layer's weights."""
-        return self.gemm_weights + 2 * self.hidden + self.qkv * self.qkv_bias
+        all_biases = self.qkv + self.fc1 + 4 * self.hidden
+        return self.gemm_weights + 2 * self.hidden + (all_biases if self.bias else self.qkv * self.qkv_bias)
 
     @property
     def embedding(self) -> int:
@@ -69,4 +83,5 @@ class Model:
     @property
     def parameters(self) -> int:
         """Elements of all weights."""
-        return self.layers * self.layer_weights + (1 if self.tied else 2) * self.embedding + self.hidden
+        outside = (1 if self.tied else 2) * self.embedding + self.positions * self.hidden
+        return self.layers * self.layer_weights + outside + self.hidden * (2 if self.bias else 1)

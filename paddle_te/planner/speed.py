@@ -49,8 +49,8 @@ def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     gemms = 6 * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     rate = gpu.attention_fp8 if layout.fp8_attention else gpu.attention_bf16
     attention = 6 * tokens * layout.sequence * model.hidden / rate / 1e9
-    # norms, rotation, SwiGLU, casts and transposes: bytes that they move for a token
-    moved = 40 * model.hidden + 12 * model.qkv + 22 * model.ffn
+    # norms, rotation, activation, casts and transposes: bytes that they move for a token
+    moved = 40 * model.hidden + 12 * model.qkv + 11 * model.fc1
     elementwise = tokens * moved * (1 if fp8 else 0.8) / gpu.hbm / 1e6
     casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
     once = gemms + attention + elementwise

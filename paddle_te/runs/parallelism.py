@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from paddle_te import configs
-from paddle_te.configs.families import family_of
+from paddle_te.configs.families import family_of, is_tied
 from paddle_te.options import launcher
 
 
@@ -56,7 +56,7 @@ def check_flags(flags: argparse.Namespace, world: int) -> None:
     check_layout(args, world, names)
     config = configs.read(args.model_name)
     check_model(args, config, names)
-    if pp > 1 and config.get("tie_word_embeddings") and "split_param" in (flags.sharding_parallel_config or ""):
+    if pp > 1 and is_tied(config) and "split_param" in (flags.sharding_parallel_config or ""):
         raise LayoutError(
             f"--sharding_parallel_config split_param with --pipeline_parallel_degree={pp}: Paddle would count the tied "
             f"embeddings of {args.model_name} twice when it clips; leave split_param out"

@@ -17,6 +17,7 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 
 from paddle_te import device
+from paddle_te.configs.families import family_of
 from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
 from paddle_te.runs.checkpoints import STOPPED_MARK
@@ -43,7 +44,7 @@ def model_flops_per_token(config):
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = hidden // heads
     attention_weights = hidden * head_dim * (heads + 2 * kv_heads) + heads * head_dim * hidden
-    mlp_weights = 3 * hidden * config.intermediate_size
+    mlp_weights = (3 if family_of(config).gated else 2) * hidden * config.intermediate_size
     weights = config.num_hidden_layers * (attention_weights + mlp_weights) + hidden * config.vocab_size
     return 6 * weights + 12 * config.num_hidden_layers * heads * head_dim * config.seq_length
 

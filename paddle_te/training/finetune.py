@@ -15,7 +15,7 @@ from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te.models import causal_mask_only, model_class
-from paddle_te.models.families import check_packed
+from paddle_te.models.families import check_packed, check_positions
 from paddle_te.models.loading import check_backend, check_token_ids, from_pretrained, load_config, load_tokenizer
 from paddle_te.models.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.options import configure
@@ -53,6 +53,7 @@ def make_config(model_args, data_args, training_args, datasets):
     configure(config, training_args)
     config.use_cache = False
     config.seq_length = data_args.max_length
+    check_positions(config, config.seq_length)
     if data_args.zero_padding:
         check_packed(config)
     return config

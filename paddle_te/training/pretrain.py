@@ -20,7 +20,7 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddle_te import device
 from paddle_te.configs import resolve
 from paddle_te.models import causal_mask_only, model_class
-from paddle_te.models.families import check_packed
+from paddle_te.models.families import check_packed, check_positions
 from paddle_te.models.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.options import configure
@@ -58,7 +58,9 @@ def make_config(model_args, data_args, training_args, tokenizer):
     config.seq_length = data_args.max_seq_length
     if data_args.reset_attention_mask:
         check_packed(config)
-    if not model_args.continue_training:
+    if model_args.continue_training:
+        check_positions(config, config.seq_length)
+    else:
         if (scaling_of(config) or {}).get("rope_type") != "dynamic":  # which scales beyond it
             config.max_position_embeddings = max(config.max_position_embeddings, data_args.max_seq_length)
         if tokenizer is not None:

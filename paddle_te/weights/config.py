@@ -3,6 +3,7 @@
 import math
 
 from paddle_te.configs.families import family_of
+from paddle_te.weights import gpt_config
 from paddle_te.weights.rope import check_paddlenlps_layers, scaling_of
 from paddle_te.weights.rope import to_paddlenlp as rope_in_paddlenlp
 from paddle_te.weights.tensors import CheckpointError
@@ -129,6 +130,13 @@ _ONLY = {
         "rope_scaling_type": (None,),
         "tie_word_embeddings": (False,),
     },
+    "gpt": {
+        "hidden_activation": ("gelu", "relu"),
+        "normalize_before": (True,),
+        "rope_scaling": (None,),
+        "scale_qk_coeff": (1.0,),
+        "tie_word_embeddings": (True,),
+    },
 }
 
 _COUNTS = (
@@ -179,6 +187,8 @@ def check_head_dim(config):
 
 
 def _from_hf(config, dtype):
+    if gpt_config.is_hf(config):
+        return _checked(gpt_config.from_hf(config, dtype))
     _checked(config)
     # transformers 5 keeps theta and scaling together in rope_parameters
     theta = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta", 10000.0))
@@ -187,6 +197,8 @@ def _from_hf(config, dtype):
 
 
 def _to_hf(config, dtype):
+    if _family(config).model_type == "gpt":
+        return gpt_config.to_hf(config, dtype)
     scaling = scaling_of(config)
     if config.get("alibi"):
         raise CheckpointError("config.json: alibi: Hugging Face's models have only rotary positions")

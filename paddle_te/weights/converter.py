@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from paddle_te import manifest
+from paddle_te.configs.families import is_tied
 from paddle_te.weights import layout as layouts
 from paddle_te.weights import optimizer, pdparams, safetensors
 from paddle_te.weights.config import FUSE_FLAGS, companion_name, convert_config, fused_before
@@ -192,7 +193,7 @@ def _check_mode(checkpoint, mode):
 
 def _target_layout(checkpoint, mode, *fuse):
     given = {flag: value for flag, value in zip(FUSE_FLAGS, fuse, strict=True) if value is not None}
-    tied = bool((checkpoint.config or {}).get("tie_word_embeddings"))
+    tied = is_tied(checkpoint.config)
     kind, family = MODES[mode][1] or checkpoint.layout.kind, checkpoint.layout.family
     if kind == "pd" and not family.fused and any(given.values()):
         raise CheckpointError(f"--{next(iter(given))}: PaddleNLP's {family.title} has no fused weights")

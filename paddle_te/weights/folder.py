@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from paddle_te.configs.families import family_of
-from paddle_te.weights import pdparams, safetensors
+from paddle_te.configs.families import family_of, is_tied
+from paddle_te.weights import gpt_config, pdparams, safetensors
 from paddle_te.weights.config import check_head_dim
 from paddle_te.weights.contents import files_of_index
 from paddle_te.weights.files import CHECKSUMS, read_json
@@ -104,12 +104,13 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     for rank in ranks.values():
         _read_rank(folder, suffix, rank)
     config = _read_config(folder)
-    layout = _detect(folder, ranks, config)
+    sizes = _in_paddlenlps_words(folder, config)
+    layout = _detect(folder, ranks, sizes)
     tp, pp = _degrees(folder, suffix, ranks)
-    heads = _heads(folder, config, num_attention_heads, num_key_value_heads)
-    dims = _dims(folder, config, heads, ranks, layout, tp)
+    heads = _heads(folder, sizes, num_attention_heads, num_key_value_heads)
+    dims = _dims(folder, sizes, heads, ranks, layout, tp)
     _check_shapes(ranks, layout, dims, tp)
-    _check_complete(folder, ranks, layout, dims, tied=bool(config and config.get("tie_word_embeddings")))
+    _check_complete(folder, ranks, layout, dims, tied=is_tied(sizes))
     _check_dtypes(ranks, layout)
     weights = {file.name for rank in ranks.values() for file in rank.files}
     weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS}
@@ -213,12 +214,22 @@ def _read_config(folder):
     return config
 
 
+def _in_paddlenlps_words(folder, config):
+    """What config.json says of sizes; None where there is none."""
+    if config is None or not gpt_config.is_hf(config):
+        return config
+    try:
+        return gpt_config.from_hf(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+
+
 def _detect(folder, ranks, config):
     try:
         family = config and family_of(config)
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
-    tied = bool(config and config.get("tie_word_embeddings"))
+    tied = is_tied(config)
     tensors = {name: ref for rank in ranks.values() for name, ref in rank.tensors.items()}
     return detect(tensors, tied, lambda name: f"{tensors[name].path}: tensor {name!r}", family)
 
@@ -272,6 +283,7 @@ def _dims(folder, config, heads, ranks, layout, tp):
         if missing:
             raise CheckpointError(f"{path}: has no {', '.join(missing)}: not a model's configuration")
         hidden, intermediate, layers, vocab = (config[key] for key in keys)
+        positions = config.get("max_position_embeddings")
         check_head_dim(config)
     else:
         shapes, layers = {}, 0
@@ -280,13 +292,15 @@ def _dims(folder, config, heads, ranks, layout, tp):
                 layer, slot = layout.find(name)
                 shapes[slot.parts[-1]] = ref.shape[::-1] if slot.transposed else ref.shape
                 layers = max(layers, 0 if layer is None else layer + 1)
-        for part in ("norm", "embed", "down"):
+        learned = ["positions"] if layout.family.learned_positions else []
+        for part in ("norm", "embed", "down", *learned):
             if part not in shapes:
                 raise CheckpointError(f"{folder}: incomplete: no {part} weight in any file")
+        positions = shapes["positions"][0] if learned else None
         hidden, vocab, intermediate = shapes["norm"][0], shapes["embed"][0] * tp, shapes["down"][-1] * tp
     if hidden % heads[0]:
         raise CheckpointError(f"{path}: hidden_size={hidden} is no multiple of num_attention_heads={heads[0]}")
-    return Dims(hidden, intermediate, layers, *heads, vocab)
+    return Dims(hidden, intermediate, layers, *heads, vocab, positions)
 
 
 def _check_shapes(ranks, layout, dims, tp):
@@ -304,7 +318,8 @@ def _check_shapes(ranks, layout, dims, tp):
 def _check_complete(folder, ranks, layout, dims, tied):
     """Each tensor parallel rank must have every part of the model, spread over its pipeline stages."""
     wanted = {(n, part) for n in range(dims.num_hidden_layers) for part in layout.layer_parts}
-    wanted |= {(None, part) for part in ("embed", "norm", "lm_head") if not (tied and part == "lm_head")}
+    outside = {part for slot in layout.model for part in slot.parts}
+    wanted |= {(None, part) for part in outside if not (tied and part == "lm_head")}
     for tp in sorted({key[0] for key in ranks}, key=lambda r: r or 0):
         found = {}
         for rank in (rank for rank in ranks.values() if rank.tp == tp):

@@ -19,12 +19,13 @@ from functools import cached_property
 
 import numpy as np
 
-from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of
+from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied
 from paddle_te.weights.tensors import CheckpointError
 
 # The parts and the axis, of [out, in] or [out], that tensor parallelism splits; None: every rank has the whole.
 SPLIT_AXIS = {
     "attention_norm": None,
+    "attention_norm_bias": None,
     "q": 0,
     "k": 0,
     "v": 0,
@@ -32,12 +33,18 @@ SPLIT_AXIS = {
     "k_bias": 0,
     "v_bias": 0,
     "o": 1,
+    "o_bias": None,
     "mlp_norm": None,
+    "mlp_norm_bias": None,
     "gate": 0,
     "up": 0,
+    "up_bias": 0,
     "down": 1,
+    "down_bias": None,
     "embed": 0,
+    "positions": None,
     "norm": None,
+    "norm_bias": None,
     "lm_head": 0,
 }
 
@@ -102,6 +109,7 @@ class Layout:
 
 
 def _model(prefix, head_transposed):
+    """What is outside of the layers, by the names of Llama and those like it."""
     return (
         Slot(f"{prefix}embed_tokens.weight", ("embed",)),
         Slot(f"{prefix}norm.weight", ("norm",)),
@@ -114,22 +122,30 @@ _QKV, _QKV_BIAS, _GATE_UP = ("q", "k", "v"), ("q_bias", "k_bias", "v_bias"), ("g
 
 def te_layout(tied=False, family=LLAMA):
     """Transformer Engine's layout of a Family. tied: lm_head shares the embedding's shape [vocab, hidden]."""
-    bias = [Slot("transformer.self_attention.layernorm_qkv.bias", _QKV_BIAS)] if family.qkv_bias else []
-    layer = (
-        Slot("transformer.self_attention.layernorm_qkv.ln_weight", ("attention_norm",)),
-        Slot("transformer.self_attention.layernorm_qkv.weight", _QKV),
-        *bias,
-        Slot("transformer.self_attention.proj.weight", ("o",)),
-        Slot("transformer.layernorm_mlp.ln_weight", ("mlp_norm",)),
-        Slot("transformer.layernorm_mlp.fc1_weight", _GATE_UP),
-        Slot("transformer.layernorm_mlp.fc2_weight", ("down",)),
+    native = native_layout(tied=tied, family=family)
+    attention, mlp = "transformer.self_attention.", "transformer.layernorm_mlp."
+    slots = (
+        Slot(f"{attention}layernorm_qkv.ln_weight", ("attention_norm",)),
+        Slot(f"{attention}layernorm_qkv.ln_bias", ("attention_norm_bias",)),
+        Slot(f"{attention}layernorm_qkv.weight", _QKV),
+        Slot(f"{attention}layernorm_qkv.bias", _QKV_BIAS),
+        Slot(f"{attention}proj.weight", ("o",)),
+        Slot(f"{attention}proj.bias", ("o_bias",)),
+        Slot(f"{mlp}ln_weight", ("mlp_norm",)),
+        Slot(f"{mlp}ln_bias", ("mlp_norm_bias",)),
+        Slot(f"{mlp}fc1_weight", _GATE_UP if family.gated else ("up",)),
+        Slot(f"{mlp}fc1_bias", ("up_bias",)),
+        Slot(f"{mlp}fc2_weight", ("down",)),
+        Slot(f"{mlp}fc2_bias", ("down_bias",)),
     )
-    prefix = f"{family.model_type}."
-    return Layout(family, "te", "Transformer Engine's", f"{prefix}layers.", layer, _model(prefix, not tied))
+    there = native.layer_parts
+    layer = tuple(slot for slot in slots if slot.parts[0] in there)
+    return Layout(family, "te", "Transformer Engine's", native.prefix, layer, native.model)
 
 
 def _split_layer(family, transposed, fuse_qkv=False, fuse_ffn=False):
-    """Native and Hugging Face's names of a decoder layer: they differ in transposition and fusing only."""
+    """Native and Hugging Face's names of a decoder layer of Llama and those like it: they differ in transposition and
+    fusing only."""
     qkv = [Slot(f"self_attn.{part}_proj.weight", (part,), transposed) for part in _QKV]
     bias = [Slot(f"self_attn.{part}_proj.bias", (f"{part}_bias",)) for part in _QKV]
     gate_up = [Slot(f"mlp.{part}_proj.weight", (part,), transposed) for part in _GATE_UP]
@@ -149,17 +165,78 @@ def _split_layer(family, transposed, fuse_qkv=False, fuse_ffn=False):
     )
 
 
+def _with_bias(name, part, transposed=False):
+    """The weight and the bias of a projection or of a LayerNorm."""
+    return Slot(f"{name}.weight", (part,), transposed), Slot(f"{name}.bias", (f"{part}_bias",))
+
+
+def _gpts_native(family, tied, fuse_qkv, fuse_ffn):
+    """PaddleNLP's GPT: (prefix of the layers, a layer, what is outside). Its head is the embedding, [vocab, hidden],
+    and it fuses no MLP."""
+    qkv = [slot for part in _QKV for slot in _with_bias(f"self_attn.{part}_proj", part, True)]
+    if fuse_qkv:
+        qkv = [
+            Slot("self_attn.qkv_proj.weight", _QKV, True, grouped=True),
+            Slot("self_attn.qkv_proj.bias", _QKV_BIAS, grouped=True),
+        ]
+    layer = (
+        *_with_bias("norm1", "attention_norm"),
+        *qkv,
+        *_with_bias("self_attn.out_proj", "o", True),
+        *_with_bias("norm2", "mlp_norm"),
+        *_with_bias("linear1", "up", True),
+        *_with_bias("linear2", "down", True),
+    )
+    outside = (
+        Slot("gpt.embeddings.word_embeddings.weight", ("embed",)),
+        Slot("gpt.embeddings.position_embeddings.weight", ("positions",)),
+        *_with_bias("gpt.decoder.norm", "norm"),
+        Slot("lm_head.weight", ("lm_head",)),
+    )
+    return "gpt.decoder.layers.", layer, outside
+
+
+def _gpts_hf(family):
+    """transformers' GPT-2, whose Conv1D has its weight [in, out]."""
+    layer = (
+        *_with_bias("ln_1", "attention_norm"),
+        Slot("attn.c_attn.weight", _QKV, True),
+        Slot("attn.c_attn.bias", _QKV_BIAS),
+        *_with_bias("attn.c_proj", "o", True),
+        *_with_bias("ln_2", "mlp_norm"),
+        *_with_bias("mlp.c_fc", "up", True),
+        *_with_bias("mlp.c_proj", "down", True),
+    )
+    outside = (
+        Slot("transformer.wte.weight", ("embed",)),
+        Slot("transformer.wpe.weight", ("positions",)),
+        *_with_bias("transformer.ln_f", "norm"),
+        Slot("lm_head.weight", ("lm_head",)),
+    )
+    return "transformer.h.", layer, outside
+
+
+def _llamas_native(family, tied, fuse_qkv, fuse_ffn):
+    prefix = f"{family.model_type}."
+    return f"{prefix}layers.", _split_layer(family, True, fuse_qkv, fuse_ffn), _model(prefix, not tied)
+
+
+def _llamas_hf(family):
+    return "model.layers.", _split_layer(family, False), _model("model.", False)
+
+
+# Of a Family's names: PaddleNLP's own layers, and transformers'.
+_NATIVE, _HF = {"llama": _llamas_native, "gpt": _gpts_native}, {"llama": _llamas_hf, "gpt": _gpts_hf}
+
+
 def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False, family=LLAMA):
     """PaddleNLP's own layout of a Family, fused as its config's flags of the same names say."""
     fused = [text for text, on in [("fused qkv", fuse_attention_qkv), ("fused gate_up", fuse_attention_ffn)] if on]
-    prefix = f"{family.model_type}."
     return Layout(
         family,
         "pd",
         "PaddleNLP's native" + (f" ({', '.join(fused)})" if fused else ""),
-        f"{prefix}layers.",
-        _split_layer(family, True, fuse_attention_qkv, fuse_attention_ffn),
-        _model(prefix, not tied),
+        *_NATIVE[family.names](family, tied, fuse_attention_qkv, fuse_attention_ffn),
         fuse_attention_qkv,
         fuse_attention_ffn,
     )
@@ -167,8 +244,9 @@ def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False
 
 def hf_layout(tied=False, family=LLAMA):
     """Hugging Face's layout of a Family. tied: without lm_head, which is the embedding."""
-    model = [slot for slot in _model("model.", False) if not (tied and slot.parts == ("lm_head",))]
-    return Layout(family, "hf", "Hugging Face's", "model.layers.", _split_layer(family, False), tuple(model))
+    prefix, layer, outside = _HF[family.names](family)
+    outside = tuple(slot for slot in outside if not (tied and slot.parts == ("lm_head",)))
+    return Layout(family, "hf", "Hugging Face's", prefix, layer, outside)
 
 
 def _layouts(family, tied):
@@ -219,7 +297,7 @@ def _list_unknown(names, known_layouts, describe, most=5):
 
 @dataclass(frozen=True)
 class Dims:
-    """The sizes of a model."""
+    """The sizes of a model. max_position_embeddings: of a model that learns positions."""
 
     hidden_size: int
     intermediate_size: int
@@ -227,6 +305,7 @@ class Dims:
     num_attention_heads: int
     num_key_value_heads: int
     vocab_size: int
+    max_position_embeddings: int | None = None
 
     @property
     def head_dim(self):
@@ -256,8 +335,10 @@ class Dims:
             "o": [h, h],
             "gate": [f, h],
             "up": [f, h],
+            "up_bias": [f],
             "down": [h, f],
             "embed": [v, h],
+            "positions": [self.max_position_embeddings, h],
             "lm_head": [v, h],
         }.get(part, [h])
         if self.splits(part, degree):
@@ -355,12 +436,12 @@ def native_to_te(state_dict, config):
     Returns: a new dict; tensors may be views of the old ones. Raises CheckpointError for a dict of another layout,
     an incomplete layer, or q and k whose sizes contradict the heads.
     """
-    return _convert(state_dict, config, "pd", te_layout(_get(config, "tie_word_embeddings", False), family_of(config)))
+    return _convert(state_dict, config, "pd", te_layout(is_tied(config), family_of(config)))
 
 
 def te_to_native(state_dict, config, fuse_attention_qkv=False, fuse_attention_ffn=False):
     """Transformer Engine's weights -> PaddleNLP's native ones, fused as asked for; else like `native_to_te`."""
-    tied = _get(config, "tie_word_embeddings", False)
+    tied = is_tied(config)
     target = native_layout(fuse_attention_qkv, fuse_attention_ffn, tied, family_of(config))
     return _convert(state_dict, config, "te", target)
 
@@ -370,7 +451,7 @@ def _get(config, key, default=None):
 
 
 def _convert(state_dict, config, kind, target):
-    source = detect(state_dict, _get(config, "tie_word_embeddings", False), family=target.family)
+    source = detect(state_dict, is_tied(config), family=target.family)
     if source.kind != kind:
         raise CheckpointError(f"expected another layout: the weights are in {source.title} layout")
     heads = _get(config, "num_attention_heads")

@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 from math import prod
 
+from paddle_te.configs.families import is_tied
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.folder import Rank, read_index
 from paddle_te.weights.output_files import OutputFile, plan_new_ranks, shards, weight_map
@@ -102,7 +103,7 @@ def safetensors_index(stem):
 
 def _fill(checkpoint, rank, found, kind):
     """The rank with its weights replaced by their state of one kind."""
-    tied = bool((checkpoint.config or {}).get("tie_word_embeddings"))
+    tied = is_tied(checkpoint.config)
     embedding, head = (checkpoint.layout.model_name(part) for part in ("embed", "lm_head"))
     other_name = {embedding: head, head: embedding} if tied else {}
     tensors = {}

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from paddle_te.configs.families import is_tied
 from paddle_te.weights.folder import file_name, index_name, variant
 from paddle_te.weights.layout import Layout, Slot
 from paddle_te.weights.tensors import CheckpointError, TensorSpec
@@ -90,7 +91,7 @@ def plan_new_ranks(checkpoint, target, always_index=False):
         for key, (ref, _) in pieces(checkpoint, rank.tensors).items()
     }
     stage_of = pipeline_stages(dims.num_hidden_layers, target.pp, target.vp)
-    if target.pp > 1 and (checkpoint.config or {}).get("tie_word_embeddings"):
+    if target.pp > 1 and is_tied(checkpoint.config):
         raise CheckpointError(
             f"{checkpoint.folder}: tied embeddings are not divided into pipeline stages; give "
             "--pipeline_parallel_degree 1: a run with pipeline stages splits a whole checkpoint itself"
@@ -171,7 +172,7 @@ def check_degrees(checkpoint, layout, tp=None, pp=None, vp=None):
 def pipeline_stages(num_layers, degree, virtual_degree=1):
     """A function (layer or None, part) -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's models.
 
-    The items are embedding, layers, norm and lm_head. Layers that `degree` divides are dealt evenly, chunk by chunk
+    The items are embeddings, layers, norm and lm_head. Layers that `degree` divides are dealt evenly, chunk by chunk
     with virtual stages; otherwise the items are (paddle/distributed/fleet/meta_parallel/parallel_layers/pp_layers.py).
     Raises CheckpointError for degrees that PaddleNLP cannot run.
     """
@@ -191,7 +192,8 @@ def pipeline_stages(num_layers, degree, virtual_degree=1):
         starts = [stage * size + max(0, stage - (degree - longer)) for stage in range(degree)]
 
     def stage_of(layer, part):
-        item = {"embed": 0, "norm": num_layers + 1, "lm_head": num_layers + 2}[part] if layer is None else layer + 1
+        outside = {"embed": 0, "positions": 0, "norm": num_layers + 1, "norm_bias": num_layers + 1}
+        item = outside.get(part, num_layers + 2) if layer is None else layer + 1
         return max(chunk for chunk, start in enumerate(starts) if start <= item) % degree
 
     return stage_of

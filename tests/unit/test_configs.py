@@ -12,8 +12,13 @@ from paddle_te import configs
 
 
 def parameters(config):
-    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases."""
+    """Weights of a model, from its dimensions alone; Qwen2's q, k and v have biases, and all in GPT."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    if config["model_type"] == "gpt":
+        ffn = config["intermediate_size"]
+        layer = 4 * hidden * hidden + 2 * hidden * ffn + 9 * hidden + ffn
+        embeddings = (config["vocab_size"] + config["max_position_embeddings"]) * hidden
+        return config["num_hidden_layers"] * layer + embeddings + 2 * hidden
     kv = hidden // heads * config["num_key_value_heads"]
     layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * config["intermediate_size"] + 2 * hidden
     layer += (hidden + 2 * kv) * (config["model_type"] == "qwen2")
@@ -47,6 +52,12 @@ def parameters(config):
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32_763_876_352),
         ("mistralai/Mistral-7B-v0.1", 7_241_732_096),
         ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
+        ("gpt-126m", 125_262_336),
+        ("gpt-1.3b", 1_315_819_520),
+        ("gpt-5b", 5_047_558_144),
+        ("gpt-6.7b", 6_658_596_864),
+        ("gpt-13b", 12_853_626_880),
+        ("gpt-175b", 174_604_836_864),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", 8_030_261_248),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", 70_553_706_496),
     ],
@@ -83,7 +94,7 @@ def test_paddlenlp_reads_every_configuration(name):
     from paddle_te.configs.families import family_of
     from paddle_te.models.families import config_class
 
-    ours = configs.read(name)
+    ours = json.loads((configs.resolve(name) / "config.json").read_text())
     theirs = config_class(family_of(ours)).from_pretrained(str(configs.resolve(name)))
     for key, value in ours.items():
         assert getattr(theirs, key) == value, key

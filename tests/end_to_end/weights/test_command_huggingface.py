@@ -101,6 +101,7 @@ MODELS = {
     "3.2": ("float32", LLAMA32),
     "qwen2.5": ("float32", QWEN25),
     "mistral": ("bfloat16", MISTRAL),
+    "gpt2": ("float32", dict(model_type="gpt2", n_inner=96)),
 }
 
 

@@ -128,7 +128,8 @@ def read(folder, names, processes):
 
 
 def save_random_model(folder, **changes):
-    """PaddleNLP's weights at random, biases too, in folder/native; changes: of folder/model's configuration."""
+    """PaddleNLP's weights at random, biases too, in folder/native; changes: of folder/model's configuration, None: left
+    out."""
     import paddle
     from paddlenlp.transformers import AutoConfig, AutoModelForCausalLM
 
@@ -137,6 +138,7 @@ def save_random_model(folder, **changes):
     paddle.seed(seed)
     (folder / "model").mkdir(parents=True)
     config = json.loads((MODEL / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not None}
     (folder / "model/config.json").write_text(json.dumps(config))
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder / "model")))
     for name, parameter in model.named_parameters():

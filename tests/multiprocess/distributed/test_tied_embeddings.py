@@ -1,5 +1,5 @@
-"""Tied embeddings under TP 2 and PP 2 as in one process, in small models of two kinds: Llama 3.2's, with scaled
-frequencies, and Qwen2.5's, with biases, here with sequence parallelism.
+"""Tied embeddings under TP 2 and PP 2 as in one process, in small models of three kinds: Llama 3.2's, with scaled
+frequencies, Qwen2.5's, with biases, and GPT's, with learned positions, the latter two with sequence parallelism.
 
 In a pipeline the first and the last stage each have a copy of the embedding: the same weights, though Hugging Face's
 folder has one, one gradient, once in the norm that clips, and one state of the optimizer that goes along.
@@ -12,8 +12,15 @@ from tests.multiprocess.distributed import jobs
 
 ROPE = dict(rope_type="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA32 = dict(rope_theta=500000.0, rope_scaling=ROPE | dict(original_max_position_embeddings=16))
-MODELS = {"llama": LLAMA32, "qwen2": dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2")}
-TP2 = {"llama": {jobs.TP: 2}, "qwen2": {jobs.TP: 2, "sequence_parallel": "true"}}
+GPT = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, ignore_index=-100)
+GPT |= dict.fromkeys(("num_key_value_heads", "rms_norm_eps", "rope_theta"))
+MODELS = {
+    "llama": LLAMA32,
+    "qwen2": dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2"),
+    "gpt": dict(architectures=["GPTForCausalLM"], model_type="gpt") | GPT,
+}
+SEQUENCE_PARALLEL = {jobs.TP: 2, "sequence_parallel": "true"}
+TP2 = {"llama": {jobs.TP: 2}, "qwen2": SEQUENCE_PARALLEL, "gpt": SEQUENCE_PARALLEL}
 FLOAT32 = ["none", "pd", "pd_fused"]
 FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
 

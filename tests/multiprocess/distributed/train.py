@@ -117,14 +117,14 @@ def merged_weights(trainer, args):
         everyone = []
         dist.all_gather_object(everyone, (max(args.tensor_parallel_rank, 0), mine))
     merge = trainer.model._get_tensor_parallel_mappings(trainer.model.config, is_split=False)
-    prefix = trainer.model.config.model_type
-    merge = {name if name.startswith("lm_head") else f"{prefix}.{name}": action for name, action in merge.items()}
-    whole = {}
-    for name in {name for _, weights in everyone for name in weights}:
+    whole, names = {}, {name for _, weights in everyone for name in weights}
+    # GPT's is always the embedding, and in PaddleNLP's pipeline has its name
+    for name in names - ({"lm_head.weight"} if trainer.model.config.model_type == "gpt" else set()):
         shares = {rank: weights[name] for rank, weights in everyone if name in weights}
         degree = max(args.tensor_parallel_degree, 1)
-        split = degree > 1 and name in merge
-        whole[name] = np.asarray(merge[name]([shares[r] for r in range(degree)])) if split else shares[min(shares)]
+        action = next((action for end, action in merge.items() if f".{name}".endswith(f".{end}")), None)
+        split = degree > 1 and action is not None
+        whole[name] = np.asarray(action([shares[r] for r in range(degree)])) if split else shares[min(shares)]
     return whole
 
 

@@ -43,9 +43,11 @@ def test_greedy_with_left_padding_is_that_of_each_prompt_alone(seed, family):
     native, ours = make_pair(family)
     prompts = random_prompts([3, 9, 6])
     got = tokens(ours, left_padded(prompts), decode_strategy="greedy_search")
-    assert got == tokens(native, left_padded(prompts), decode_strategy="greedy_search")
+    if family != "gpt":  # whose own model sees the padding
+        assert got == tokens(native, left_padded(prompts), decode_strategy="greedy_search")
     for prompt, row in zip(prompts, got, strict=True):
-        assert tokens(ours, left_padded([prompt]), decode_strategy="greedy_search") == [row]
+        for model in native, ours:
+            assert tokens(model, left_padded([prompt]), decode_strategy="greedy_search") == [row]
 
 
 @pytest.mark.parametrize("settings", [dict(top_k=8), dict(top_k=0, top_p=0.8), dict(temperature=1.5, top_k=20)])

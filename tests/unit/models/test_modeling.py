@@ -59,6 +59,21 @@ def test_packed_documents_where_paddlenlps_model_keeps_none_apart(family, backen
         check_packed(config)
 
 
+def test_what_learned_positions_cannot_is_refused():
+    config = tiny_config("gpt", pipeline_parallel_degree=2)
+    with pytest.raises(ValueError, match="packed documents: PaddleNLP's pipeline of GPT"):
+        check_packed(config)
+    with pytest.raises(ValueError, match="sequences of 65 tokens: the model has learned 64 positions"):
+        model_class(config)(config)(paddle.zeros([1, 65], "int64"))
+
+
+@pytest.mark.parametrize("settings", [dict(normalize_before=False), dict(scale_qk_coeff=2.0)])
+def test_what_our_gpt_has_not_is_refused(settings):
+    config = tiny_config("gpt", **settings)
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}=.*backends pd and te have only"):
+        model_class(config)(config)
+
+
 def test_the_environment_is_restored():
     os.environ.pop("USE_CASUAL_MASK", None)
     with causal_mask_only():
@@ -67,7 +82,7 @@ def test_the_environment_is_restored():
 
 
 @pytest.mark.parametrize("family, tied", [
-    ("llama", False), ("llama", True), ("qwen2", False), ("qwen2", True), ("mistral", False)
+    ("llama", False), ("llama", True), ("qwen2", False), ("qwen2", True), ("mistral", False), ("gpt", True)
 ])  # fmt: skip
 def test_same_loss_and_gradients_as_paddlenlp(seed, family, tied):
     native, ours = two_models(family, tie_word_embeddings=tied)
@@ -80,7 +95,7 @@ def test_same_loss_and_gradients_as_paddlenlp(seed, family, tied):
     assert abs(losses[0] - losses[1]) < 1e-6 * losses[0]
     theirs = dict(native.named_parameters())
     mine = {name: parameter for name, parameter in ours.named_parameters() if ".layers." not in name}
-    assert len(mine) == (2 if tied else 3)
+    assert len(mine) == (4 if family == "gpt" else 2 if tied else 3)
     for name, parameter in mine.items():
         assert relative(parameter.grad, theirs[name].grad) < 1e-5, name
 
@@ -133,11 +148,16 @@ def losses(config, seed, enable, steps=4):
     return result
 
 
-@pytest.mark.parametrize("family, use_fp8", [("llama", False), ("llama", True), ("qwen2", True), ("mistral", False)])
-def test_recompute_gives_the_same_losses(seed, family, use_fp8):
-    plain = losses(tiny_config(family, use_fp8=use_fp8), seed, enable=False)
+FP8, DROPOUT = dict(use_fp8=True), dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2)
+
+
+@pytest.mark.parametrize("family, settings", [
+    ("llama", {}), ("llama", FP8), ("qwen2", FP8), ("mistral", {}), ("gpt", FP8 | DROPOUT)
+])  # fmt: skip
+def test_recompute_gives_the_same_losses(seed, family, settings):
+    plain = losses(tiny_config(family, **settings), seed, enable=False)
     for granularity in ("core_attn", "full"):
-        config = tiny_config(family, use_fp8=use_fp8, recompute_granularity=granularity, recompute=True)
+        config = tiny_config(family, recompute_granularity=granularity, recompute=True, **settings)
         assert losses(config, seed, enable=True) == plain, granularity
 
 

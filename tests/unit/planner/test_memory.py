@@ -15,9 +15,11 @@ def parts(layout=LAYOUT, model=SMALL, **changes):
     return memory.memory_of_step(model, replace(layout, **changes))
 
 
-@pytest.mark.parametrize("name, count", [("llama-3-8b", 8_030_261_248), ("Qwen/Qwen2.5-0.5B", 494_032_768)])
+@pytest.mark.parametrize(
+    "name, count", [("llama-3-8b", 8_030_261_248), ("Qwen/Qwen2.5-0.5B", 494_032_768), ("gpt-5b", 5_047_558_144)]
+)
 def test_parameters(name, count):
-    """As published; the second has biases and tied embeddings."""
+    """As published; the second has biases and tied embeddings, the third also learned positions."""
     assert Model.of(configs.read(name)).parameters == count
 
 

@@ -237,7 +237,7 @@ BAD_VALUES = [
     ("hidden_act", "gelu"),
     ("attention_bias", True),
     ("mlp_bias", True),
-    ("model_type", "gpt2"),
+    ("model_type", "bloom"),
     ("model_type", ["llama"]),
     ("sliding_window", 4096),
     ("rope_theta", 0),
