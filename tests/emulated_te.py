@@ -377,7 +377,7 @@ def attention_bwd(
     p, statistics = _probabilities(q, k, scale, mask, bias, cu_seqlens, window)
     # fp8's rounding makes a difference where the backward of a forward in fp8 is not in fp8
     kept = _stats_array(stats, layout)
-    assert np.allclose(kept, statistics, atol=0.3, equal_nan=True), "the statistics of another forward"
+    assert (np.isnan(kept) | (kept > statistics - 0.3)).all(), "neither the statistics of these keys nor of more"
     p = p * np.exp(statistics - kept)
     out, dout = (
         np.moveaxis(x.reshape(_bshd(x.shape, layout)), 1, 2)

@@ -21,7 +21,8 @@ class Family:
     hf_model_type, hf_architecture: transformers' words, where they are not PaddleNLP's.
     rope_scaling: PaddleNLP's layers have scaled rotary positions.
     window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all.
-    pipeline: PaddleNLP has a pipeline model. sequence_parallel: PaddleNLP's own layers have sequence parallelism.
+    pipeline: PaddleNLP has a pipeline model. sequence_parallel, segment_parallel: PaddleNLP's own layers have sequence
+    parallelism; sequences that are split over ranks (sep).
     fused: PaddleNLP's own layers may have q, k and v, and gate and up, in one weight. packed: its own model takes the
     mask of packed documents.
     """
@@ -37,6 +38,7 @@ class Family:
     rope_scaling: bool = False
     window: bool = False
     pipeline: bool = True
+    segment_parallel: bool = False
     sequence_parallel: bool = True
     fused: bool = True
     packed: bool = True
@@ -47,7 +49,7 @@ class Family:
         return f"{self.title}ForCausalLM"
 
 
-LLAMA = Family("llama", "Llama", rope_scaling=True)
+LLAMA = Family("llama", "Llama", rope_scaling=True, segment_parallel=True)
 QWEN2 = Family("qwen2", "Qwen2", qkv_bias=True)
 MISTRAL = Family("mistral", "Mistral", window=True, pipeline=False, sequence_parallel=False, fused=False, packed=False)
 GPT = Family(

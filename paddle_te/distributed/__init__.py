@@ -1,5 +1,6 @@
-"""Tensor and sequence parallelism, random numbers, recompute, weights of overlapping sharding, objects of all ranks."""
+"""Tensor, sequence and context parallelism, random numbers, recompute, weights of overlapping sharding, objects."""
 
+from paddle_te.distributed.context_parallel import ContextParallel
 from paddle_te.distributed.fp8_group import fp8_group
 from paddle_te.distributed.objects import gather_objects
 from paddle_te.distributed.random_numbers import random_numbers
@@ -8,6 +9,7 @@ from paddle_te.distributed.sharding import gather_weights
 from paddle_te.distributed.tensor_parallel import Pending, TensorParallel
 
 __all__ = [
+    "ContextParallel",
     "Pending",
     "TensorParallel",
     "fp8_group",

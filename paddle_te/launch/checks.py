@@ -40,12 +40,19 @@ def check_precision(args: argparse.Namespace, config: dict, device: str) -> None
             raise LaunchError(
                 "precision=bf16 does not train on a plain CPU in Paddle; use fp32, or DEVICE=gpu or nvgpu"
             )
-        for name, used in (("TP", args.TP > 1), ("PP", args.PP > 1), ("sharding_stage", args.FSDP > 1)):
+        several = {name: getattr(args, name) > 1 for name in ("TP", "PP", "SEP", "CP")} | {
+            "sharding_stage": args.FSDP > 1
+        }
+        for name, used in several.items():
             if used and (name, args.sharding_stage) != ("sharding_stage", "stage1"):
                 raise LaunchError(
                     f"{name}={getattr(args, name)} does not work on DEVICE=cpu (Paddle's gloo has DP and stage1 only); "
                     "use DEVICE=nvgpu, whose host runtime needs no GPU (nvgpu)"
                 )
+    if args.CP > 1 and args.backend == "none" and device != "gpu":
+        raise LaunchError(
+            f"CP={args.CP} with backend=none is PaddleNLP's own ring attention, which needs DEVICE=gpu; use te or pd"
+        )
     if device == "nvgpu" and args.backend == "te" and not args.DRY_RUN and not count_gpus():
         raise LaunchError("backend=te needs an NVIDIA GPU, and nvidia-smi finds none; on nvgpu's host runtime use pd")
     if args.precision == "fp8" and args.backend == "none":
@@ -61,16 +68,18 @@ def check_precision(args: argparse.Namespace, config: dict, device: str) -> None
 def _check_fp8(args: argparse.Namespace, config: dict) -> None:
     # cuBLASLt's fp8 GEMM wants leading dimensions in multiples of 16; each dimension leads in fprop, dgrad or wgrad.
     head_dim = config["hidden_size"] // config["num_attention_heads"]
-    tokens = args.batch_size_per_device * args.max_seqlen
+    sharing = args.SEP * args.CP  # one of them is 1
+    tokens = args.batch_size_per_device * args.max_seqlen // sharing
+    over = f" over {'SEP' if args.SEP > 1 else 'CP'}={sharing}" if sharing > 1 else ""
     sizes = {
         f"hidden_size of {args.model_name}": config["hidden_size"],
         f"query size over TP={args.TP}": config["num_attention_heads"] * head_dim // args.TP,
         f"key size over TP={args.TP}": config["num_key_value_heads"] * head_dim // args.TP,
         f"intermediate_size over TP={args.TP}": config["intermediate_size"] // args.TP,
-        "batch_size_per_device x max_seqlen": tokens,
+        f"batch_size_per_device x max_seqlen{over}": tokens,
     }
     if args.SP:
-        sizes[f"batch_size_per_device x max_seqlen over TP={args.TP}"] = tokens // args.TP
+        sizes[f"batch_size_per_device x max_seqlen{over} over TP={args.TP}"] = tokens // args.TP
     for name, size in sizes.items():
         if size % 16:
             raise LaunchError(f"precision=fp8 needs multiples of 16; {name} is {size}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from paddle_te.options import BACKENDS, Option
+from paddle_te.options.launcher import VARIABLES
 
 # Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
 # (stage1) or waits for their broadcasts.
@@ -21,7 +22,7 @@ def common(
 ) -> dict[str, object]:
     """Flags for layout, layers, precision and resume, in PaddleNLP's names; None leaves one out.
 
-    options: the job's, of which those with a `flag` are passed on as they are.
+    options: the job's own. Of these and those of all jobs the ones with a `flag` are passed on as they are.
     """
     half = args.precision != "fp32" and device != "cpu"  # on a CPU pd emulates fp8 in float32
     resume = output / f"checkpoint-{args.resume_step}" if isinstance(args.resume_step, int) else args.resume_step
@@ -29,7 +30,7 @@ def common(
         "output_dir": output,
         "device": device,
         "do_train": 1,
-        **{option.flag: _number(getattr(args, option.name)) for option in options if option.flag},
+        **{option.flag: _number(getattr(args, option.name)) for option in (*options, *VARIABLES) if option.flag},
         "per_device_eval_batch_size": args.batch_size_per_device,
         "sharding": args.sharding_stage if args.FSDP > 1 else None,
         "transformer_engine_backend": BACKENDS[args.backend],

@@ -17,6 +17,7 @@ from paddle_te.options import STAGING_DIR
 from paddle_te.runs.background import remove_leftovers
 from paddle_te.runs.checkpoints import set_aside
 from paddle_te.runs.lock import FolderInUse, FolderLock
+from paddle_te.runs.parallelism import ranks_of_a_sequence
 
 
 def run(job, plan: Plan, args: argparse.Namespace) -> int:
@@ -112,12 +113,12 @@ def _on_what_is_left(plan: Plan, args: argparse.Namespace) -> argparse.Namespace
     if len(visible) == len(wanted):
         return args
     gone = ", ".join(each for each in wanted if each not in visible)
-    made = fewer(args, visible, len(wanted))
+    made, model = fewer(args, visible, len(wanted)), ranks_of_a_sequence(args)
     if made is None:
-        raise LaunchError(f"devices {gone} are gone, and TP x PP = {args.TP * args.PP} devices are not left")
+        raise LaunchError(f"devices {gone} are gone, and TP x PP x SEP x CP = {model} devices are not left")
     say(
         f"devices {gone} are gone: FSDP from {args.FSDP} to {made.FSDP}, data ranks from "
-        f"{len(wanted) // (args.TP * args.PP)} to {len(made.DEVICES) // (args.TP * args.PP)}, "
+        f"{len(wanted) // model} to {len(made.DEVICES) // model}, "
         f"GA from {args.GA} to {made.GA}, on devices {','.join(made.DEVICES)}"
     )
     return made

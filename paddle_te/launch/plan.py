@@ -15,7 +15,7 @@ from paddle_te.launch.arguments import ROOT, parse
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.options.launcher import VARIABLES
-from paddle_te.runs.parallelism import LayoutError, check_layout, check_model
+from paddle_te.runs.parallelism import LayoutError, check_layout, check_model, ranks_of_a_sequence
 
 HOSTS = "HOSTS"  # in a command: the nodes' addresses, where only the nodes' meeting tells them
 
@@ -83,9 +83,9 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     devices, nodes = find_devices(args, environ), find_nodes(args, environ)
     world = len(devices.ids) * nodes.count
     if args.FSDP == "all":
-        args.FSDP = max(1, world // (args.TP * args.PP))
+        args.FSDP = max(1, world // ranks_of_a_sequence(args))
     _check_together(args, job.model_config(args), devices, world)
-    folder, output = job.folders(args, nodes.count, world // (args.TP * args.PP * args.FSDP))
+    folder, output = job.folders(args, nodes.count, world // (ranks_of_a_sequence(args) * args.FSDP))
     profile, logs = folder / "profile", folder / "logs"
     if nodes.count > 1:  # which share the folder
         logs /= f"node{nodes.rank}"

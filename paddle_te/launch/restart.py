@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paddle_te.launch.supervise import HUNG, OTHER_NODE_FAILED, Outcome, ending
 from paddle_te.runs.checkpoints import complete_checkpoints
+from paddle_te.runs.parallelism import ranks_of_a_sequence
 from paddle_te.runs.rollback import ROLLED_BACK
 
 REFUSED = 2  # exit status of the launcher and the training scripts for wrong arguments: the next start would be refused
@@ -56,10 +57,11 @@ def restarted(args: argparse.Namespace, folder: Path, output: Path) -> argparse.
 def fewer(args: argparse.Namespace, devices: list[str], before: int) -> argparse.Namespace | None:
     """The arguments on the devices that are left of `before`, with the same batch; None where no layout fits.
 
-    TP and PP stay. The data-parallel and sharding ranks become fewer, and gradient accumulation longer: their product
-    is what a step trains on, and must stay.
+    TP, PP, SEP and CP stay. The data-parallel and sharding ranks become fewer, and gradient accumulation longer: their
+    product is what a step trains on, and must stay.
     """
-    model, sequences = args.TP * args.PP, args.GA * before // (args.TP * args.PP)
+    model = ranks_of_a_sequence(args)
+    sequences = args.GA * before // model
     for data_ranks in range(len(devices) // model, 0, -1):
         if sequences % data_ranks:
             continue

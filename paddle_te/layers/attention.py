@@ -2,12 +2,13 @@
 
 import paddle
 
-from paddle_te.distributed import TensorParallel, random_numbers, recompute
+from paddle_te.distributed import ContextParallel, TensorParallel, random_numbers, recompute
 from paddle_te.fp8 import ModuleScaling
 from paddle_te.layers.checks import head_size, one_of, probability
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size
 from paddle_te.layers.masks import additive_mask, is_causal, keys_before
+from paddle_te.layers.ring_attention import ring_attention
 from paddle_te.ops.norms import Norm
 
 QK_NORM_TYPES, INPUT_FORMATS = (None, "RMSNorm"), ("bshd", "sbhd")
@@ -156,6 +157,7 @@ class MultiHeadAttention(BackendLayer):
         bias=False,
         normalization="RMSNorm",
         zero_centered_gamma=False,
+        cp_comm_type=None,
         backend="transformer_engine",
     ):
         super().__init__(backend)
@@ -210,6 +212,31 @@ class MultiHeadAttention(BackendLayer):
         self._token_shards = tp.size if sequence_parallel else 1
         self.num_heads = local_size(num_attention_heads, tp, "num_attention_heads")
         self.num_kv_heads = local_size(num_gqa_groups, tp, "num_gqa_groups")
+        self.cp = ContextParallel.from_fleet(cp_comm_type) if cp_comm_type else None
+        self._sequence_shards = self.cp.size if self.cp else 1
+        self._exchanges, self._on_ring = cp_comm_type == "a2a", cp_comm_type == "p2p"
+        if self._exchanges:
+            self._share_heads(head_dim)
+        if self._on_ring:
+            self._check_ring()
+
+    def _share_heads(self, head_dim):
+        """In attention this rank has a share of the heads, for all tokens."""
+        q, kv = self.num_heads * head_dim, self.num_kv_heads * head_dim
+        self._qkv_widths, self._context_widths = (q, kv, kv), (q,)
+        self.num_heads = local_size(self.num_heads, self.cp, "num_attention_heads of a rank")
+        self.num_kv_heads = local_size(self.num_kv_heads, self.cp, "num_gqa_groups of a rank")
+
+    def _check_ring(self):
+        core = self.core_attention
+        lacking = {
+            "window_size": core.window >= 0,
+            "attention_dropout": core.dropout_in_training > 0,
+            f"attn_mask_type={core.attn_mask_type!r}": core.attn_mask_type != "causal",
+        }
+        for what, wanted in lacking.items():
+            if wanted:
+                raise ValueError(f"{what}: ring attention (cp_comm_type='p2p') is plainly causal; 'a2a' has it")
 
     def forward(
         self,
@@ -223,39 +250,50 @@ class MultiHeadAttention(BackendLayer):
         cu_seqlens=None,
     ):
         """x: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp, h], tokens in
-        that order -> the same shape.
+        that order -> the same shape. With cp_comm_type x has this rank's tokens of each sequence; all else is of whole
+        sequences.
 
         attention_mask: as DotProductAttention's.
-        rotary_pos_emb: angles of x's positions, float32 [s, d], or [b, s, d] where sequences have their own. None: no
+        rotary_pos_emb: angles of the positions, float32 [s, d], or [b, s, d] where sequences have their own. None: no
         rotation.
         recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
         past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated, in either format.
         use_cache: return (output, (k, v)) with x's keys and values appended.
         cu_seqlens: of packed documents, as DotProductAttention's; with angles of their own positions where those
         restart.
-        Raises ValueError for flat x that is no whole number of sequences.
+        Raises ValueError for flat x that is no whole number of sequences, and for a cache of sequences that are split
+        over ranks.
         """
         layers = self._sub_layers  # see layers.linear._Layer
         dropout = self.dropout
         drops = dropout or layers["core_attention"].dropout
         with_cache = past_key_value is not None or use_cache
+        if with_cache and self.cp:
+            raise ValueError("past_key_value, use_cache: a cache needs whole sequences; leave cp_comm_type out")
         sequence = self._sequence_length(x)
         attention_mask = layers["core_attention"].additive_mask(attention_mask, cu_seqlens, sequence)
         masked = attention_mask is not None
         quantizers = layers["core_attention"].begin_forward(
             sequence, masked, with_cache, is_first_microbatch, cu_seqlens is not None
         )
-        one_by_one = with_cache or masked or recompute_core_attention or drops
+        if self._on_ring and (masked or cu_seqlens is not None or quantizers is not None):
+            what = _MASK if masked else "packed documents (cu_seqlens)" if cu_seqlens is not None else "fp8 (fp8_dpa)"
+            raise ValueError(f"ring attention (cp_comm_type='p2p') is plainly causal and has no {what}; 'a2a' has")
+        one_by_one = with_cache or masked or recompute_core_attention or drops or self.cp
         if not one_by_one and self._is_whole(layers):
             return self._forward_at_once(layers, x, rotary_pos_emb, cu_seqlens, quantizers, is_first_microbatch)
         qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
         flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
+        if self._exchanges:
+            qkv = self.cp.heads_for_tokens(qkv, self._qkv_widths)
         if with_cache:
             context, key_value = self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, past_key_value)
         elif recompute_core_attention and self.training:
             context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
         else:
             context = self._attend(qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
+        if self._exchanges:
+            context = self.cp.tokens_for_heads(context, self._context_widths)
         context = self._as_given(context, flat)
         out = layers["proj"](context, None if dropout else residual, is_first_microbatch)
         if dropout:
@@ -263,9 +301,10 @@ class MultiHeadAttention(BackendLayer):
         return (out, key_value) if use_cache else out
 
     def _sequence_length(self, x):
+        """Of a whole sequence."""
         if x.ndim != 2:
-            return x.shape[self.attn_input_format.index("s")]
-        s, tokens = self.max_sequence_length, x.shape[0] * self._token_shards
+            return x.shape[self.attn_input_format.index("s")] * self._sequence_shards
+        s, tokens = self.max_sequence_length, x.shape[0] * self._token_shards * self._sequence_shards
         if not s or tokens % s:
             raise ValueError(f"{tokens} tokens, flat, are no whole number of sequences of max_sequence_length={s}")
         return s
@@ -274,7 +313,7 @@ class MultiHeadAttention(BackendLayer):
         """[b, s, …] of the projection's output."""
         sequences_first = self.attn_input_format == "sbhd"
         if qkv.ndim == 2:
-            s = self.max_sequence_length
+            s = self.max_sequence_length // self._sequence_shards
             qkv = qkv.reshape([*((s, -1) if sequences_first else (-1, s)), qkv.shape[-1]])
         return qkv.transpose([1, 0, 2]) if sequences_first else qkv
 
@@ -321,6 +360,10 @@ class MultiHeadAttention(BackendLayer):
 
     def _attend(self, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers):
         """Rotation and attention, for which backends have one operation where nothing else is wanted."""
+        if self._on_ring:
+            if rotary_pos_emb is not None:
+                rotary_pos_emb = self.cp.own_tokens(rotary_pos_emb, axis=rotary_pos_emb.ndim - 2)
+            return ring_attention(*self._heads(qkv, rotary_pos_emb), scale=self.scale, cp=self.cp, ops=self.ops)
         core = self.core_attention
         if attention_mask is not None or self.q_norm is not None:
             heads = self._heads(qkv, rotary_pos_emb)

@@ -19,22 +19,33 @@ from paddle_te.ops import get_ops
 CHUNK_TOKENS = 2048
 
 
-def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, backend="paddle"):
+def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=None, backend="paddle"):
     """PaddleNLP's LlamaPretrainingCriterion: the mean cross-entropy, in float32, of all tokens whose loss is above 0
     (those with ignore_index have none); 0 where there is no such token.
 
     logits: [..., vocab / tp.size], with all ranks' columns in the `distributed.TensorParallel` tp, None: on one rank.
+    cp: the `distributed.ContextParallel` whose ranks share the sequences. The mean is over all their tokens, the same
+    on each rank, and the gradient is that of the rank's own tokens: those of weights are to be summed over the ranks.
     labels: integers of logits' leading shape. backend: te reads the 16-bit logits as they are, pd a float32 copy.
 
     Raises ValueError where there is not one label for each row of logits, or no row.
     """
     logits, labels = _rows(logits, labels, "logits")
     with paddle.amp.auto_cast(False):
-        return _mean([get_ops(backend).parallel_cross_entropy(logits, labels, ignore_index, tp=tp)])[0]
+        return _mean([get_ops(backend).parallel_cross_entropy(logits, labels, ignore_index, tp=tp)], cp)[0]
 
 
 def linear_cross_entropy(
-    hidden, weight, labels, *, transpose_y=False, ignore_index=-100, tp=None, chunk_tokens=None, backend="paddle"
+    hidden,
+    weight,
+    labels,
+    *,
+    transpose_y=False,
+    ignore_index=-100,
+    tp=None,
+    cp=None,
+    chunk_tokens=None,
+    backend="paddle",
 ):
     """`parallel_cross_entropy` of the logits hidden · weight.
 
@@ -42,20 +53,20 @@ def linear_cross_entropy(
     hidden's leading shape. Gradients have their tensor's dtype, but float32 for a weight with `main_grad`; the weight's
     is summed in float32. Without gradients to compute only the loss is.
     tp: the `distributed.TensorParallel` ranks that share the vocabulary, each with its vocab / tp.size columns; then
-    hidden is what `tp.enter` returned.
+    hidden is what `tp.enter` returned. cp: as for `parallel_cross_entropy`.
     chunk_tokens: the most tokens whose logits exist at a time; CHUNK_TOKENS by default.
     backend: whose cross-entropy and whose sum of the weight's gradient; te's take the 16-bit logits as they are.
 
     Raises ValueError where there is not one label for each row of hidden, or no row.
     """
     hidden, labels = _rows(hidden, labels, "hidden states")
-    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, chunk_tokens or CHUNK_TOKENS)
+    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunk_tokens or CHUNK_TOKENS)
     if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
         hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
     with paddle.amp.auto_cast(False):
         if paddle.is_grad_enabled() and not (hidden.stop_gradient and weight.stop_gradient):
             return _LinearCrossEntropy.apply(hidden, weight, labels, head)
-        return _mean([head.loss(x, weight, y, train=False)[0] for x, y in head.chunks(hidden, labels)])[0]
+        return _mean([head.loss(x, weight, y, train=False)[0] for x, y in head.chunks(hidden, labels)], cp)[0]
 
 
 def _rows(tensor, labels, what):
@@ -65,20 +76,25 @@ def _rows(tensor, labels, what):
     return tensor.reshape([-1, tensor.shape[-1]]), labels.reshape([-1, 1])
 
 
-def _mean(token_losses):
-    """(loss, factor of its gradient) from [n, 1] of each chunk. PaddleNLP's formula, without its wait for the count."""
+def _mean(token_losses, cp):
+    """(loss, factor of its gradient) from [n, 1] of each chunk, and the other ranks' of cp. PaddleNLP's formula,
+    without its wait for the count."""
     losses = paddle.concat(token_losses)
     counted = (losses > 0).astype("float32")
-    factor = 1 / counted.sum().clip(min=1)
-    return (losses * counted).sum() * factor, factor
+    total, count = (losses * counted).sum(), counted.sum()
+    if cp is not None:
+        sums = cp.all_reduce(paddle.stack([total.detach(), count]))
+        total, count = total + (sums[0] - total.detach()), sums[1]
+    factor = 1 / count.clip(min=1)
+    return total * factor, factor
 
 
 class _Head:
     """What the chunks share."""
 
-    def __init__(self, ops, transpose_y, ignore_index, tp, chunk_tokens):
+    def __init__(self, ops, transpose_y, ignore_index, tp, cp, chunk_tokens):
         self.ops, self.transpose_y, self.ignore_index = ops, transpose_y, ignore_index
-        self.tp, self.chunk_tokens = tp, chunk_tokens
+        self.tp, self.cp, self.chunk_tokens = tp, cp, chunk_tokens
 
     def chunks(self, hidden, labels):
         """Views of equally many rows, but for the last."""
@@ -112,7 +128,7 @@ class _LinearCrossEntropy(PyLayer):
             if not weight.stop_gradient:
                 dw = head.accumulate_wgrad(x, dlogits, dw)
             del dlogits
-        mean, factor = _mean(losses)
+        mean, factor = _mean(losses, head.cp)
         dw_dtype = paddle.float32 if hasattr(weight, "main_grad") else weight.dtype
         ctx.saved = paddle.concat(dx) if dx else None, hidden.dtype, dw, dw_dtype, factor
         return mean

@@ -17,11 +17,12 @@ PARALLEL_MODES = (None, "column", "row")
 NORMALIZATIONS = ("RMSNorm", "LayerNorm")
 
 
-def local_size(size, tp, what):
-    """`size` divided over the ranks of `tp`. Raises ValueError where it does not divide."""
-    ranks = 1 if tp is None else tp.size
+def local_size(size, shared_by, what):
+    """`size` divided over ranks, a TensorParallel or ContextParallel, None for one. Raises ValueError where it does not
+    divide."""
+    ranks = 1 if shared_by is None else shared_by.size
     if size % ranks:
-        raise ValueError(f"{what}={size} is not divisible by the tensor parallel size {ranks}")
+        raise ValueError(f"{what}={size} is not divisible by the {ranks} ranks that share it")
     return size // ranks
 
 

@@ -34,6 +34,8 @@ class TransformerLayer(nn.Layer):
     normalization: "RMSNorm" or "LayerNorm", of both norms. zero_centered_gamma: they multiply by 1 + weight, which is 0
         at first.
     activation: of the MLP: "swiglu" or "geglu", which are gated, "gelu" or "relu". gelu is its tanh form.
+    cp_comm_type: how attention sees whole sequences whose tokens are split over fleet's sep group; TE's name, see
+        `distributed.context_parallel`. None: sequences are whole. max_sequence_length is that of whole ones.
     backend: "transformer_engine" or "paddle".
     Raises ValueError for sizes that do not divide and for other names than these, and what the backend raises where it
     cannot run.
@@ -69,6 +71,7 @@ class TransformerLayer(nn.Layer):
         normalization="RMSNorm",
         zero_centered_gamma=False,
         activation="swiglu",
+        cp_comm_type=None,
         backend="transformer_engine",
     ):
         super().__init__()
@@ -103,6 +106,7 @@ class TransformerLayer(nn.Layer):
             qk_norm_eps=qk_norm_eps,
             qk_norm_before_rope=qk_norm_before_rope,
             attn_input_format=attn_input_format,
+            cp_comm_type=cp_comm_type,
             **shared,
         )
         self.layernorm_mlp = LayerNormMLP(
@@ -122,7 +126,8 @@ class TransformerLayer(nn.Layer):
         cu_seqlens=None,
     ):
         """hidden_states: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp, h],
-        tokens in that order -> the same shape and dtype.
+        tokens in that order -> the same shape and dtype. With cp_comm_type they are of this rank's tokens, and all else
+        of whole sequences.
 
         attention_mask: as DotProductAttention's.
         rotary_pos_emb: angles, float32 [s, d] or [b, s, d], of `RotaryPositionEmbedding`; None: nothing is rotated.

@@ -13,6 +13,7 @@ from paddle_te.configs.families import family_of
 from paddle_te.distributed import fp8_group, recompute
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import documents, get_ops
 from paddle_te.ops.kept import copy_with_kept, kept_on
 from paddle_te.options import LayerOptions
@@ -138,6 +139,7 @@ class TEDecoderLayer(nn.Layer):
             init_method=nn.initializer.Normal(0.0, std),
             output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
             fuse_wgrad_accumulation=LayerOptions.of(config).fuse_wgrad_accumulation,
+            cp_comm_type=cp_comm_type(config),
             backend=config.transformer_engine_backend,
             **self.layer_options(config),
         )
@@ -165,7 +167,9 @@ class TEDecoderLayer(nn.Layer):
         npu_is_casual=False,
         **others,
     ):
-        """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape.
+        """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape. Where ranks share
+        sequences (config's sep_ or context_parallel_degree), they have this rank's tokens, and all else is of whole
+        sequences.
 
         position_ids: [b, s], or None or FROM_ZERO for tokens that follow past_key_value (or nothing).
         past_key_value: (k, v), each [b, past, kv heads, d]. use_cache: return (output, (k, v)), x's appended.
@@ -197,7 +201,9 @@ class TEDecoderLayer(nn.Layer):
         if self.rope is None:
             return None
         past = 0 if past_key_value is None else past_key_value[0].shape[1]
-        length = self.config.seq_length if hidden_states.ndim == 2 else past + hidden_states.shape[1]
+        length = self.config.seq_length
+        if hidden_states.ndim == 3:
+            length = past + hidden_states.shape[1] * sequence_ranks(self.config)
         given = position_ids is not None and position_ids is not FROM_ZERO
         if given or past:
             self.rope.check_any_position(length)

@@ -5,6 +5,7 @@ import importlib
 from paddlenlp import transformers
 
 from paddle_te.configs.families import family_of
+from paddle_te.models.context_parallel import sequence_ranks
 from paddle_te.options import BACKENDS
 from paddle_te.weights.rope import check_paddlenlps_layers
 
@@ -25,6 +26,11 @@ def _check_paddlenlps_layers(config, family):
     if config.sequence_parallel and not family.sequence_parallel:
         raise ValueError(
             f"PaddleNLP's own {family.title} has no sequence parallelism; backends paddle and transformer_engine have"
+        )
+    if (ranks := sequence_ranks(config)) > 1 and not family.segment_parallel:
+        raise ValueError(
+            f"sequences that {ranks} ranks share: PaddleNLP's own {family.title} would not see whole "
+            "sequences; backends paddle and transformer_engine do"
         )
     check_paddlenlps_layers(config)
     length = getattr(config, "seq_length", None) or config.max_position_embeddings

@@ -13,6 +13,7 @@ from paddle_te.configs.families import family_of
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, bind_model
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
+from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
 from paddle_te.models.decoder import FROM_ZERO, MicroBatches, fp8_recipe, fp8_scope
 from paddle_te.models.tensor_parallel import layer_mappings
 from paddle_te.ops import documents, get_ops
@@ -83,10 +84,14 @@ class TELMHead:
         """
         if labels is not None:
             return self._loss(hidden_states, labels)
-        gathers = family_of(self.config).sequence_parallel or not self.config.sequence_parallel
-        if gathers and self.fp8 is None and not self._fuses_wgrad():
+        if self._theirs_gathers() and self.fp8 is None and not self._fuses_wgrad():
             return super().forward(hidden_states, tensor_parallel_output)
         return self._logits(hidden_states, tensor_parallel_output)
+
+    def _theirs_gathers(self):
+        """Whether PaddleNLP's head makes sequences of what sequence parallelism leaves."""
+        family = family_of(self.config)
+        return not self.config.sequence_parallel or family.sequence_parallel and family.segment_parallel
 
     def _with_ranks(self, hidden_states):
         """(hidden_states, the TensorParallel ranks that share the vocabulary); where each has all of it: (those of all
@@ -122,7 +127,7 @@ class TELMHead:
             transpose_y=self.transpose_y,
         )
         if config.sequence_parallel:
-            logits = logits.reshape([-1, config.seq_length, logits.shape[-1]])
+            logits = logits.reshape([-1, rank_sequence_length(config), logits.shape[-1]])
         if tensor_parallel_output is None:
             tensor_parallel_output = config.tensor_parallel_output
         return logits if tp is None or tensor_parallel_output else _c_concat(logits, group=tp.group)
@@ -139,6 +144,7 @@ class TELMHead:
             transpose_y=self.transpose_y,
             ignore_index=_ignore_index(config),
             tp=tp,
+            cp=context_parallel(config),
             backend=config.transformer_engine_backend,
         )
 
@@ -173,6 +179,7 @@ class TECriterion:
             masked_lm_labels,
             ignore_index=_ignore_index(self.config),
             tp=None if whole else TensorParallel.from_fleet(self.config.sequence_parallel),
+            cp=context_parallel(self.config),
             backend=self.config.transformer_engine_backend,
         )
 
@@ -257,9 +264,10 @@ class TEForCausalLM(_TEModel):
 
         Raises ValueError for more than one of the three that say what tokens see, and under sequence parallelism for
         another length than config.seq_length: there layers see tokens in a row, and would take parts of two sequences
-        for one.
+        for one. Where ranks share sequences (config's sep_ or context_parallel_degree), input_ids and labels are this
+        rank's tokens, and all else is of whole sequences.
         """
-        length = self.config.seq_length
+        length = rank_sequence_length(self.config)
         if self.config.sequence_parallel and input_ids is not None and input_ids.shape[1] != length:
             raise ValueError(f"sequences of {input_ids.shape[1]} tokens: with sequence_parallel all have {length}")
         given = [attention_mask, cu_seqlens, attn_mask_startend_row_indices]

@@ -21,6 +21,8 @@ activations' own precision.
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
 | rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
 | dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, causal, window, …) | [b, s, heads·d]; see below |
+| attention_with_lse(q, k, v, scale, causal) | out, lse; see below |
+| attention_with_lse_backward(q, k, v, out, lse, dout, scale, causal) | dq, dk, dv |
 | rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, causal, window, …) | the two in one |
 | self_attention(x, norm, qkv_weight, freqs, proj_weight, num_heads, num_kv_heads, …) | x's shape; see below |
 | amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
@@ -50,6 +52,11 @@ and dropout, as many keys as queries.
 Attention with cu_seqlens is among the tokens of a document. They are int32 [documents + 1]: where the
 documents begin and end in the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them).
 Then there is no mask, no quantizers and no cache.
+
+attention_with_lse is attention to some of the keys, whose results can be merged: out [b, s, h, d], and lse, float32
+[b, h, s, 1], the logarithm of the sum of the exponentials of each query's scores. causal: as many keys as queries, of
+which a query sees those up to its own; else all of them. No gradients flow. Its backward takes out, lse and dout of
+attention to all keys, and gives what these queries and keys have of the gradients.
 
 self_attention is layernorm_linear, rotary_attention and linear with the residual, in one. It also takes scale,
 qkv_bias, proj_bias, cu_seqlens, causal, window, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the

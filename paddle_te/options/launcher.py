@@ -153,8 +153,6 @@ _SHARED = (
         zh="`true`：在 Nsight Systems 中运行",
     ),
 )
-# The scripts' names of the launcher's arguments that they take as they are.
-FLAGS = {option.name: option.flag for option in _SHARED if option.flag}
 
 
 def _shared(**defaults):
@@ -309,6 +307,27 @@ VARIABLES = (
         doc="1: [two equal runs give equal bits](#equal-bits) on GPUs, which costs memory",
         zh="1：在 GPU 上，两次相同的运行[逐位一致](#逐位一致)，代价是显存",
     ),
+    Option(
+        "SEP",
+        whole(1),
+        1,
+        "devices that share sequences, by an exchange of attention's heads (Ulysses)",
+        doc="devices that [share each sequence](../../docs/long-sequences.md), by an exchange of attention's heads "
+        "(DeepSpeed-Ulysses)",
+        zh="[共享一个序列](../../docs/long-sequences.md)的设备数，attention 前后交换 head（DeepSpeed-Ulysses）",
+        flag="sep_parallel_degree",
+    ),
+    Option(
+        "CP",
+        whole(1),
+        1,
+        "devices that share sequences, among which keys and values travel (ring attention)",
+        doc="devices that [share each sequence](../../docs/long-sequences.md), among which keys and values travel "
+        "(ring attention); not with SEP",
+        zh="[共享一个序列](../../docs/long-sequences.md)的设备数，key 和 value 在其间传递（ring attention）；"
+        "不能与 SEP 同用",
+        flag="context_parallel_degree",
+    ),
     Option("DRY_RUN", SWITCH, "0", "1: print the command and stop", zh="1：打印命令后停止"),
     Option(
         "NNODES",
@@ -450,6 +469,9 @@ VARIABLES = (
         zh="0：不加 NVTX 标记（否则需 `pip install nvtx`）",
     ),
 )
+# The scripts' names of the launcher's arguments that they take as they are.
+FLAGS = {option.name: option.flag for option in (*_SHARED, *VARIABLES) if option.flag}
+
 # Slurm's variables, where ours are not set.
 FALLBACKS = {"NNODES": "SLURM_JOB_NUM_NODES", "NODE_RANK": "SLURM_NODEID"}
 

@@ -112,6 +112,8 @@ def _accepted(layout: Layout) -> bool:
         TP=layout.tp,
         PP=layout.pp,
         VP=layout.vp,
+        SEP=1,
+        CP=1,
         FSDP=layout.sharding,
         GA=layout.micro_batches,
         SP=layout.tp > 1,

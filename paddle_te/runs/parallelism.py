@@ -36,31 +36,41 @@ def check_flags(flags: argparse.Namespace, world: int) -> None:
     Raises:
         LayoutError: a layout that cannot run, or an unknown model.
     """
-    tp, pp = max(flags.tensor_parallel_degree, 1), max(flags.pipeline_parallel_degree, 1)
-    fsdp = flags.sharding_parallel_degree
-    if fsdp < 1:  # all ranks that are left
-        fsdp = max(world // (tp * pp), 1) if flags.sharding else 1
+    args = argparse.Namespace(
+        TP=max(flags.tensor_parallel_degree, 1),
+        PP=max(flags.pipeline_parallel_degree, 1),
+        SEP=max(flags.sep_parallel_degree, 1),
+        CP=max(flags.context_parallel_degree, 1),
+    )
+    args.FSDP = flags.sharding_parallel_degree
+    if args.FSDP < 1:  # all ranks that are left
+        args.FSDP = max(world // ranks_of_a_sequence(args), 1) if flags.sharding else 1
     length = "max_seq_length" if hasattr(flags, "max_seq_length") else "max_length"  # fine-tuning's
     names = Names(FLAGS, max_seqlen=f"--{length}")
-    args = argparse.Namespace(
-        TP=tp,
-        PP=pp,
-        VP=max(flags.virtual_pp_degree, 1),
-        FSDP=fsdp,
-        GA=flags.gradient_accumulation_steps,
-        SP=flags.sequence_parallel,
-        max_seqlen=getattr(flags, length),
-        sharding_stage=(flags.sharding or "stage1").split()[0],
-        model_name=flags.model_name_or_path,
-    )
+    args.VP = max(flags.virtual_pp_degree, 1)
+    args.GA = flags.gradient_accumulation_steps
+    args.SP = flags.sequence_parallel
+    args.max_seqlen = getattr(flags, length)
+    args.sharding_stage = (flags.sharding or "stage1").split()[0]
+    args.model_name = flags.model_name_or_path
     check_layout(args, world, names)
     config = configs.read(args.model_name)
     check_model(args, config, names)
-    if pp > 1 and is_tied(config) and "split_param" in (flags.sharding_parallel_config or ""):
+    if args.PP > 1 and is_tied(config) and "split_param" in (flags.sharding_parallel_config or ""):
         raise LayoutError(
-            f"--sharding_parallel_config split_param with --pipeline_parallel_degree={pp}: Paddle would count the tied "
-            f"embeddings of {args.model_name} twice when it clips; leave split_param out"
+            f"--sharding_parallel_config split_param with --pipeline_parallel_degree={args.PP}: Paddle would count the "
+            f"tied embeddings of {args.model_name} twice when it clips; leave split_param out"
         )
+
+
+def ranks_of_a_sequence(args: argparse.Namespace) -> int:
+    """How many devices work on the same sequences: those between which data is not divided."""
+    return args.TP * args.PP * args.SEP * args.CP
+
+
+def _sharing(args: argparse.Namespace) -> list[str]:
+    """Of SEP and CP what is above 1."""
+    return [name for name in ("SEP", "CP") if getattr(args, name) > 1]
 
 
 def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] = LAUNCHER) -> None:
@@ -69,13 +79,14 @@ def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] 
     def say(name):
         return f"{names[name]}={str(getattr(args, name)).lower()}"
 
-    degrees = args.TP * args.PP * args.FSDP
+    degrees = ranks_of_a_sequence(args) * args.FSDP
     if world % degrees:
+        split = ["TP", "PP", *_sharing(args), "FSDP"]
         remedy = "; one process a device: python -m paddle.distributed.launch, or the launch script"
         if names is LAUNCHER:
             remedy = " (DEVICES=0,1,... chooses the devices)"
         raise LayoutError(
-            f"{say('TP')} x {say('PP')} x {say('FSDP')} = {degrees} must divide the number of devices, {world}; "
+            f"{' x '.join(map(say, split))} = {degrees} must divide the number of devices, {world}; "
             f"DP is what remains{remedy}"
         )
     if args.VP > 1 and args.PP < 3:
@@ -86,8 +97,15 @@ def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] 
         raise LayoutError(
             f"{say('SP')} needs {names['TP']} of at least 2: it splits the sequence over the tensor-parallel devices"
         )
-    if args.SP and args.max_seqlen % args.TP:
-        raise LayoutError(f"{say('max_seqlen')} must be a multiple of {say('TP')} with {say('SP')}")
+    if args.SEP > 1 and args.CP > 1:
+        raise LayoutError(f"{say('SEP')} does not go with {say('CP')}: both split sequences; use one of them")
+    if args.max_seqlen % args.SEP:
+        raise LayoutError(f"{say('max_seqlen')} must be a multiple of {say('SEP')}, which splits sequences")
+    if args.CP > 1 and args.max_seqlen % (2 * args.CP):
+        raise LayoutError(f"{say('max_seqlen')} must be a multiple of 2 x {say('CP')}: each device has two pieces")
+    if args.SP and args.max_seqlen % (args.SEP * args.CP * args.TP):
+        degrees = " x ".join(map(say, (*_sharing(args), "TP")))
+        raise LayoutError(f"{say('max_seqlen')} must be a multiple of {degrees} with {say('SP')}")
     if args.PP > 1 and args.GA < args.PP:
         raise LayoutError(f"{say('GA')} must be at least {say('PP')}, to fill the pipeline")
     if args.VP > 1 and (args.GA < 2 * args.PP or args.GA % args.PP):
@@ -96,6 +114,11 @@ def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] 
         )
     if args.FSDP > 1 and args.PP > 1 and args.sharding_stage != "stage1":
         raise LayoutError(f"{say('sharding_stage')} does not go with {say('PP')} in PaddleNLP; use stage1")
+    if args.FSDP > 1 and _sharing(args) and args.sharding_stage != "stage1":
+        raise LayoutError(
+            f"{say('sharding_stage')} does not go with {say(*_sharing(args))}: Paddle would not sum the gradients of "
+            "the devices that share sequences; use stage1"
+        )
     if args.FSDP > 1 and args.TP > 1 and args.sharding_stage == "stage3":
         raise LayoutError(f"{say('sharding_stage')} does not go with {say('TP')} in PaddleNLP; use stage1 or stage2")
 
@@ -113,6 +136,16 @@ def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str]
             raise LayoutError(
                 f"{names['TP']}={args.TP} must divide {key}={size} of {args.model_name}; it may be {possible}"
             )
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        if config[key] // args.TP % args.SEP:
+            raise LayoutError(
+                f"{names['SEP']}={args.SEP} must divide {key} of a device, of {args.model_name} {config[key]} / "
+                f"{names['TP']}={args.TP}: the devices that share a sequence share the heads in attention"
+            )
+    if args.CP > 1 and family.window and config.get("sliding_window"):
+        raise LayoutError(
+            f"{names['CP']}={args.CP}: ring attention has no sliding window, {args.model_name} has; use {names['SEP']}"
+        )
     layers = config["num_hidden_layers"]
     if layers % (args.PP * args.VP):
         raise LayoutError(

@@ -12,6 +12,7 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.trainer.trainer_utils import OptimizerNames, ShardingOption
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
+from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.modeling import check_fp8_lm_head
 from paddle_te.options import BOUNDS, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
@@ -31,6 +32,17 @@ class PreTrainingArguments(TrainingArguments):
         """The weights' dtype: 16 bits with fp16_opt_level O2 alone, since O1 casts what an operation takes."""
         half = "bfloat16" if self.bf16 else "float16" if self.fp16 else "float32"
         return half if self.fp16_opt_level == "O2" else "float32"
+
+    @property
+    def sequence_rank(self):
+        """This rank's place among those that share sequences."""
+        cp = context_parallel(self)
+        return cp.rank if cp else 0
+
+    @property
+    def should_save_model_state(self):
+        """PaddleNLP's, but for one of the ranks that share sequences: the others have the same weights."""
+        return super().should_save_model_state and self.sequence_rank == 0
 
     def __post_init__(self):
         """Raises ValueError for wrong values and contradictions, before PaddleNLP's initialise fleet."""
@@ -53,9 +65,8 @@ class PreTrainingArguments(TrainingArguments):
     def _check_layers(self):
         if self.recompute_granularity == "full_attn" and self.transformer_engine_backend != "none":
             raise ValueError("--recompute_granularity full_attn: backends pd and te have full and core_attn")
-        for name in ("sep_parallel_degree", "context_parallel_degree"):
-            if self.transformer_engine_backend != "none" and (degree := getattr(self, name)) > 1:
-                raise ValueError(f"--{name} {degree}: attention of backends pd and te sees whole sequences only")
+        if self.context_parallel_degree > 1:
+            self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
             raise ValueError("--use_fp8 needs --transformer_engine_backend transformer_engine (or paddle, emulated)")
         check_fp8_lm_head(self)
@@ -68,6 +79,20 @@ class PreTrainingArguments(TrainingArguments):
             )
         if self.use_fused_linear_cross_entropy and self.transformer_engine_backend == "none":
             self._check_paddlenlps_fused_loss()
+
+    def _check_ring_attention(self):
+        flag = f"--context_parallel_degree {self.context_parallel_degree}"
+        if self.fp8_dpa:
+            raise ValueError(f"--fp8_dpa with {flag}: ring attention is in 16 bits; --sep_parallel_degree has fp8")
+        if self.transformer_engine_backend != "none":
+            return
+        if not (
+            self.device.startswith("gpu") and self.use_flash_attention and importlib.util.find_spec("paddlenlp_ops")
+        ):
+            raise ValueError(
+                f"{flag} with --transformer_engine_backend none is PaddleNLP's own: it needs paddlepaddle-gpu, "
+                "--use_flash_attention true and its package paddlenlp_ops; the other backends need nothing"
+            )
 
     def _check_saving(self):
         check_writable("--output_dir", Path(self.output_dir).expanduser())

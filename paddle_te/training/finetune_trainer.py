@@ -7,11 +7,12 @@ from paddle.io import DistributedBatchSampler
 from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
+from paddle_te.models.context_parallel import sequence_ranks
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_MODEL, PRETRAINING
 from paddle_te.training.arguments import PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ThroughputCallback, model_flops_per_token
-from paddle_te.training.packing import check_fp8_dpa
+from paddle_te.training.packing import check_fp8_dpa, check_whole_sequences
 from paddle_te.training.trainer import PretrainingTrainer
 
 
@@ -48,12 +49,30 @@ def check_together(model_args, data_args, training_args):
         raise ValueError("nothing to do: give --do_train, --do_eval or --merge_lora")
     if data_args.zero_padding:
         check_fp8_dpa(training_args, "--zero_padding")
+        check_whole_sequences(training_args, "--zero_padding")
+    if sequence_ranks(training_args) > 1:
+        _check_shared_sequences(data_args, training_args)
     if training_args.use_fp8 and data_args.pad_to_multiple_of % 16:
         raise ValueError(f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: fp8 GEMMs need a multiple of 16")
     if training_args.sequence_parallel and not data_args.pad_to_max_length:
         raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
     if model_args.merge_lora and training_args.world_size > 1:
         raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
+
+
+def _check_shared_sequences(data_args, training_args):
+    ring, multiple = training_args.context_parallel_degree > 1, data_args.pad_to_multiple_of
+    degree = sequence_ranks(training_args)
+    flag = f"--{'context' if ring else 'sep'}_parallel_degree {degree}"
+    least = 16 * degree if training_args.use_fp8 else 2 * degree if ring else degree
+    if multiple % least:
+        why = "of 16 tokens a rank for fp8 GEMMs" if training_args.use_fp8 else "which splits sequences"
+        raise ValueError(f"--pad_to_multiple_of {multiple} with {flag}: it must be a multiple of {least}, {why}")
+    if training_args.transformer_engine_backend == "none" and not data_args.pad_to_max_length:
+        raise ValueError(
+            f"{flag} with backend none needs --pad_to_max_length true: PaddleNLP's own layers take all batches for "
+            "equally long"
+        )
 
 
 class FinetuningTrainer(PretrainingTrainer):

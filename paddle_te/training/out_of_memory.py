@@ -4,6 +4,7 @@ import contextlib
 import re
 from dataclasses import fields
 
+from paddle_te.models.context_parallel import sequence_ranks
 from paddle_te.planner import GPUS, Layout, Model, memory_of_step, search
 from paddle_te.runs.rollback import RunEnded
 from paddle_te.training.callbacks import device_name
@@ -23,7 +24,7 @@ def advised(config, args):
     try:
         yield
     except (MemoryError, RuntimeError, OSError, SystemError) as error:
-        known = args.transformer_engine_backend == "transformer_engine" and args.sep_parallel_degree <= 1
+        known = args.transformer_engine_backend == "transformer_engine" and sequence_ranks(args) == 1
         if isinstance(error, RunEnded) or not known or not OUT_OF_MEMORY.search(str(error)):
             raise
         raise RunEnded(advice(str(error), config, args, device_name())) from error

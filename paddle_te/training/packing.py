@@ -94,9 +94,8 @@ def make_collator(data_args, training_args, end_of_document):
         raise ValueError(
             f"{flag}: neither the tokenizer nor the model's configuration has an eos token, which ends documents"
         )
-    for name in ("sep_parallel_degree", "context_parallel_degree"):
-        if (degree := getattr(training_args, name)) > 1 and flag != "--eod_mask_loss":
-            raise ValueError(f"{flag} with --{name} {degree}: documents are kept apart in whole sequences only")
+    if data_args.reset_attention_mask or data_args.reset_position_ids:
+        check_whole_sequences(training_args, flag)
     if data_args.reset_attention_mask:
         check_fp8_dpa(training_args, flag)
     return DocumentCollator(
@@ -105,6 +104,20 @@ def make_collator(data_args, training_args, end_of_document):
         masked=data_args.reset_attention_mask and needs_mask(training_args.transformer_engine_backend),
         pipeline=training_args.pipeline_parallel_degree > 1,
     )
+
+
+def check_whole_sequences(training_args, flag):
+    """Raises ValueError for what `flag` packs where attention does not see whole sequences and their documents."""
+    if (degree := training_args.context_parallel_degree) > 1:
+        raise ValueError(
+            f"{flag} with --context_parallel_degree {degree}: ring attention knows no documents; share sequences with "
+            "--sep_parallel_degree, which keeps them apart"
+        )
+    if (degree := training_args.sep_parallel_degree) > 1 and training_args.transformer_engine_backend == "none":
+        raise ValueError(
+            f"{flag} with --sep_parallel_degree {degree}: PaddleNLP's own layers take no documents then; use backend "
+            "paddle or transformer_engine"
+        )
 
 
 def check_fp8_dpa(training_args, flag):

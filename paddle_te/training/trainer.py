@@ -11,6 +11,7 @@ from pathlib import Path
 
 import paddle
 import paddle.distributed as dist
+from paddle.distributed import fleet
 from paddlenlp.trainer import Trainer, speed_metrics
 from paddlenlp.trainer.trainer import SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -21,6 +22,7 @@ from safetensors import SafetensorError
 from paddle_te import fp8
 from paddle_te.distributed import gather_objects, gather_weights
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
+from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
@@ -38,6 +40,9 @@ from paddle_te.training.resharding import Share
 
 logger = logging.getLogger(__name__)
 
+# What of a batch is split over the ranks that share sequences. All else is attention's, which sees them whole.
+PER_TOKEN = {"input_ids", "labels"}
+
 
 class PretrainingTrainer(Trainer):
     """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights."""
@@ -48,11 +53,32 @@ class PretrainingTrainer(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self.cp = context_parallel(self.args)
+        if self.cp:
+            self._share_sequences()
         self.watch = Watch(self.args)
         self.callback_handler.callbacks.insert(0, HealthCallback(self.watch))
 
+    def _share_sequences(self):
+        """Does what PaddleNLP's Trainer leaves undone where ranks share sequences (PaddleNLP 3.0.0b4)."""
+        # it splits in training only, and would split position ids and refuse documents, which attention wants whole
+        self.args.split_inputs_sequence_dim = False
+        # its data parallel ranks of place 0 write the optimizer's state; those that share sequences have the same
+        self.dp_group = fleet.get_hybrid_communicate_group().get_dp_sep_parallel_group()
+
+    def _own_tokens(self, batch):
+        """A batch with this rank's tokens where there are other ranks with the same sequences."""
+        if self.cp is None:
+            return batch
+        return batch | {name: self.cp.own_tokens(batch[name]) for name in PER_TOKEN & batch.keys()}
+
+    def prediction_step(self, model, inputs, *args, **kwargs):
+        """PaddleNLP's, of this rank's tokens."""
+        return super().prediction_step(model, self._own_tokens(inputs), *args, **kwargs)
+
     def training_step(self, model, inputs, step_control=0):
         """One micro-batch; step_control counts them within a step."""
+        inputs = self._own_tokens(inputs)
         several = self.args.gradient_accumulation_steps > 1
         with fp8.microbatch(is_first=step_control == 0 if several else None):
             loss = super().training_step(model, inputs, step_control)
@@ -133,7 +159,7 @@ class PretrainingTrainer(Trainer):
         args = self.args
         trained = [p for p in self.model.parameters() if not p.stop_gradient]
         size = sum(p.size * p.element_size() for p in trained) if args.should_save_model_state else 0
-        writes_optimizer = args.data_parallel_rank <= 0 if args.use_hybrid_parallel else args.should_save
+        writes_optimizer = self.dp_group.rank <= 0 if args.use_hybrid_parallel else args.should_save
         if writes_optimizer and not args.ignore_save_lr_and_optim:
             each = 8 + 4 * any(p.element_size() < 4 for p in trained)
             size += each * sum(p.size for p in trained) // max(args.sharding_parallel_degree, 1)
@@ -238,7 +264,7 @@ class PretrainingTrainer(Trainer):
         recipe = self._scaled_recipe()
         if recipe:
             fp8.reduce_amax(self.model, recipe)
-            if self.args.dataset_rank == 0 and self.args.tensor_parallel_rank <= 0:
+            if self.args.dataset_rank == 0 and self.args.sequence_rank == 0 and self.args.tensor_parallel_rank <= 0:
                 stage = max(self.args.pipeline_parallel_rank, 0)
                 fp8.save(folder / f"fp8_state.pp{stage:02d}.pdparams", self.model, recipe, self._layer_names())
 

@@ -29,6 +29,8 @@ REPAIRS = (
     "own_gradients",
     "overwritten_main_grads",
     "stage2_storage",
+    "segment_exchange",
+    "segment_gradient_norm",
 )
 # What to install instead of a version that the repairs were not made for.
 REMEDY = "install paddlepaddle 3.3.1 and paddlenlp 3.0.0b4, with which they were tested (constraints.txt)"

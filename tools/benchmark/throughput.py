@@ -44,6 +44,7 @@ MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true"
 MAIN_GRADS_ALONE = f"{MAIN_GRADS} --release_grads true"
 FUSED_LOSS = "--use_fused_linear_cross_entropy true"
 FP8_HEAD = "--fp8_lm_head true"
+FP8_ATTENTION = "--fp8_dpa true"
 # Gradients are reduced and scattered during backward, weights gathered during the next forward, for which Paddle wants
 # the loss to be read not in each step. Stage 2 likewise: reduced during backward, broadcast during forward.
 OVERLAP_1, OVERLAP_2 = (
@@ -64,11 +65,28 @@ def sharded(run, gpus, **more):
     return replace(run, **dict(gpus=gpus, sharding=gpus, flags=OVERLAP_1) | more)
 
 
+def long_sequences(thousands):
+    """{name: run} of sequences of so many times 1024 tokens: on one GPU, and shared by two in either way."""
+    size = replace(EIGHT_B_16.size, dims=replace(LLAMA_3_8B.dims, sequence=1024 * thousands))
+    name = f"8b-l16-{thousands}k"
+    alone = Run(size, recompute="full", flags=FUSED_LOSS)
+    shared = replace(alone, gpus=2, flags=f"{MAIN_GRADS} {FUSED_LOSS}", base=f"{name}-x1")
+    return {
+        f"{name}-x1": alone,
+        f"{name}-x2-sep2": replace(shared, sep=2),
+        f"{name}-x2-cp2": replace(shared, cp=2),
+        f"{name}-x1-dpa": replace(alone, flags=f"{FUSED_LOSS} {FP8_ATTENTION}"),
+        f"{name}-x2-sep2-dpa": replace(
+            shared, sep=2, flags=f"{MAIN_GRADS} {FUSED_LOSS} {FP8_ATTENTION}", base=f"{name}-x1-dpa"
+        ),
+    }
+
+
 # In the order in which they are worth the machine's time.
 OUR_RUNS = {
     "8b-x4": sharded(EIGHT_B, 4),
     "8b-x4-fused-loss": sharded(EIGHT_B, 4, flags=f"{OVERLAP_1} {FUSED_LOSS}"),
-    "8b-x4-fp8-head-dpa": sharded(EIGHT_B, 4, flags=f"{OVERLAP_1} {FP8_HEAD} --fp8_dpa true"),
+    "8b-x4-fp8-head-dpa": sharded(EIGHT_B, 4, flags=f"{OVERLAP_1} {FP8_HEAD} {FP8_ATTENTION}"),
     ALONE_MAIN: replace(EIGHT_B_16, flags=MAIN_GRADS_ALONE),
     "8b-l16-x4": sharded(EIGHT_B_16, 4, base=ALONE_MAIN),
     "8b-l16-x2": sharded(EIGHT_B_16, 2, base=ALONE_MAIN),
@@ -92,13 +110,15 @@ OUR_RUNS = {
     "8b-x4-stage3": sharded(EIGHT_B, 4, stage="stage3", flags="--amp_master_grad true"),
     "8b-l16-x1-fused-loss": replace(EIGHT_B_16, flags=FUSED_LOSS),
     "8b-l16-x1-fp8-head": replace(EIGHT_B_16, flags=FP8_HEAD),
-    "8b-l16-x1-fp8-head-dpa": replace(EIGHT_B_16, flags=f"{FP8_HEAD} --fp8_dpa true"),
+    "8b-l16-x1-fp8-head-dpa": replace(EIGHT_B_16, flags=f"{FP8_HEAD} {FP8_ATTENTION}"),
     "8b-l16-x1-bf16": replace(EIGHT_B_16, precision="bf16", flags=""),
     "8b-l16-x2-bf16": sharded(EIGHT_B_16, 2, precision="bf16"),
     "7b-x4": sharded(SEVEN_B, 4),
     "7b-l16-x1": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), flags=""),
     "7b-l16-x1-bf16": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), precision="bf16", flags=""),
 }
+for thousands in (32, 64, 128):
+    OUR_RUNS |= long_sequences(thousands)
 # The same sizes and tokens a step as ours of like names; all 32 layers fit on two GPUs.
 TITAN_RUNS = {
     f"titan-{name}{suffix}": TitanRun(size, gpus, precision)

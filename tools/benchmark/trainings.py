@@ -127,12 +127,14 @@ class Training:
 class Run(Training):
     """llm/llama/run_pretrain.py, started by its launcher.
 
-    sharding, tp: degrees; what they leave of `gpus` is data parallel.
+    sharding, tp, sep, cp: degrees; what they leave of `gpus` is data parallel.
     """
 
     sharding: int = 1
     stage: str = "stage1"
     tp: int = 1
+    sep: int = 1
+    cp: int = 1
     sequence_parallel: bool = False
     backend: str = "te"
 
@@ -142,11 +144,12 @@ class Run(Training):
 
     @property
     def data_ranks(self):
-        return self.gpus // self.tp
+        return self.gpus // (self.tp * self.sep * self.cp)
 
     @property
     def layout(self):
-        parts = {"tp": self.tp, self.stage + " over ": self.sharding, "dp": self.gpus // self.tp // self.sharding}
+        parts = {"tp": self.tp, "sep": self.sep, "cp": self.cp, self.stage + " over ": self.sharding}
+        parts["dp"] = self.data_ranks // self.sharding
         words = [f"{name}{degree}" for name, degree in parts.items() if degree > 1]
         return " × ".join(words) + (", sequence parallel" if self.sequence_parallel else "")
 
@@ -171,6 +174,8 @@ class Run(Training):
             "batch_size_per_device": self.batch,
             "FSDP": self.sharding,
             "TP": self.tp,
+            "SEP": self.sep,
+            "CP": self.cp,
             "GA": self.size.micro_batches,
             "SP": str(self.sequence_parallel).lower(),
             "max_seqlen": self.size.dims.sequence,

@@ -5,6 +5,8 @@ Interface, shapes and dtypes: `paddle_te.ops`.
 
 from paddle_te.fp8 import amax_and_scale_update
 from paddle_te.ops.pd.attention import (
+    attention_with_lse,
+    attention_with_lse_backward,
     check_attention,
     check_fp8_attention,
     check_packed_attention,
@@ -20,6 +22,8 @@ __all__ = [
     "amax_and_scale_update",
     "accumulate_wgrad",
     "activate",
+    "attention_with_lse",
+    "attention_with_lse_backward",
     "check",
     "check_attention",
     "check_fp8_attention",

@@ -76,6 +76,46 @@ def _attend_in_documents(q, k, v, cu_seqlens, **options):
     return paddle.concat(outputs, 1).reshape([b, s, -1])
 
 
+def attention_with_lse(q, k, v, *, scale, causal):
+    """(softmax(q·kᵀ·scale)·v, the logarithm of the sum of the scores' exponentials): see `ops`. In float32."""
+    q_heads, k_heads, v_heads = (_per_head(tensor, q.shape[2]) for tensor in (q, k, v))
+    scores = _scores(q_heads, k_heads, scale, causal)
+    lse = scores.logsumexp(-1, keepdim=True)
+    return paddle.matmul((scores - lse).exp(), v_heads).transpose([0, 2, 1, 3]).astype(q.dtype), lse
+
+
+def attention_with_lse_backward(q, k, v, out, lse, dout, *, scale, causal):
+    """(dq, dk, dv); the formulas of Dao et al., 2022 (arXiv 2205.14135), algorithm 4. In float32."""
+    q_heads, k_heads, v_heads, out, dout = (_per_head(tensor, q.shape[2]) for tensor in (q, k, v, out, dout))
+    p = (_scores(q_heads, k_heads, scale, causal) - lse).exp()
+    ds = p * (paddle.matmul(dout, v_heads, transpose_y=True) - (dout * out).sum(-1, keepdim=True)) * scale
+    gradients = (
+        paddle.matmul(ds, k_heads),
+        paddle.matmul(ds, q_heads, transpose_x=True),
+        paddle.matmul(p, dout, transpose_x=True),
+    )
+    return tuple(_per_token(gradient, tensor) for gradient, tensor in zip(gradients, (q, k, v), strict=True))
+
+
+def _per_head(x, heads):
+    """float32 [b, heads, s, d] of [b, s, h, d], whose heads are repeated."""
+    b, s, h, d = x.shape
+    x = x.astype("float32").transpose([0, 2, 1, 3])
+    return x if h == heads else x.unsqueeze(2).expand([b, h, heads // h, s, d]).flatten(1, 2)
+
+
+def _per_token(gradient, like):
+    """The way back: summed over the heads that are the same, with the shape and dtype of another tensor."""
+    b, s, h, d = like.shape
+    return gradient.reshape([b, h, -1, s, d]).sum(2).transpose([0, 2, 1, 3]).astype(like.dtype)
+
+
+def _scores(q, k, scale, causal):
+    """[b, h, s, keys]."""
+    scores = paddle.matmul(q, k, transpose_y=True) * scale
+    return scores + paddle.triu(paddle.full(scores.shape[2:], -float("inf")), diagonal=1) if causal else scores
+
+
 def rotary_attention(
     qkv,
     freqs,

@@ -5,6 +5,8 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 
 from paddle_te import native
 from paddle_te.ops.te.attention import (
+    attention_with_lse,
+    attention_with_lse_backward,
     check_attention,
     check_packed_attention,
     dot_product_attention,
@@ -23,6 +25,8 @@ __all__ = [
     "amax_and_scale_update",
     "accumulate_wgrad",
     "activate",
+    "attention_with_lse",
+    "attention_with_lse_backward",
     "check",
     "check_attention",
     "check_fp8_attention",

@@ -524,6 +524,34 @@ def dot_product_attention(
     return layer.apply(dense(q), dense(k), dense(v), softmax, heads, needs_grad(q, k, v), quantizers)
 
 
+def attention_with_lse(q, k, v, *, scale, causal):
+    """(softmax(q·kᵀ·scale)·v, the logarithm of the sum of the scores' exponentials): see `ops`."""
+    rt, heads = runtime.current(), _heads_of_three(q, k)
+    q, k, v = (dense(tensor) for tensor in (q, k, v))
+    lse = rt.empty(list(heads.stats), paddle.float32)
+    views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
+    stats = rt.tensor(lse.data_ptr(), heads.stats, FLOAT32)
+    out = _attend(rt, heads, views, stats, scale, heads.separate, True, _Sequences(causal))
+    return out.reshape(q.shape), lse
+
+
+def attention_with_lse_backward(q, k, v, out, lse, dout, *, scale, causal):
+    """(dq, dk, dv): cuDNN's backward, for which it is one whether out and lse are of these keys or of more."""
+    rt, heads = runtime.current(), _heads_of_three(q, k)
+    q, k, v, out, lse, dout = (dense(tensor) for tensor in (q, k, v, out, lse, dout))
+    views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
+    dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
+    grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
+    stats, seen = rt.tensor(lse.data_ptr(), heads.stats, FLOAT32), _Sequences(causal)
+    _attend_backward(rt, heads, views, out, stats, dout, grads, scale, heads.separate, seen)
+    return dq, dk, dv
+
+
+def _heads_of_three(q, k):
+    (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
+    return _sizes(b, s, h, h_kv, d, dtype_code("query_layer", q), keys, s)
+
+
 def _longer(tensor, n):
     """[b, keys, h, d] with n keys of zeros appended."""
     if n == 0:

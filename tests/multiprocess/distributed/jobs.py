@@ -20,6 +20,7 @@ from tests.processes import end
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "model"
 TP, PP, SHARDING = "tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"
+SEP, CP = "sep_parallel_degree", "context_parallel_degree"
 # name: processes, flags. per_device_train_batch_size · gradient_accumulation_steps · data ranks = 12
 LAYOUTS = {
     "tp2": (2, {TP: 2}),
@@ -30,6 +31,8 @@ LAYOUTS = {
     "sharding2": (2, {SHARDING: 2, "sharding": "stage2"}),
     "sharding3": (2, {SHARDING: 2, "sharding": "stage3"}),
     "dp2": (2, {}),
+    "sep2": (2, {SEP: 2}),
+    "cp2": (2, {CP: 2, "transformer_engine_backend": "paddle"}),  # none has no ring attention on nvgpu
     "tp2_pp2": (4, {TP: 2, PP: 2}),
     "tp2_sharding2": (4, {TP: 2, SHARDING: 2, "sharding": "stage1"}),
     "sharding4": (
@@ -96,7 +99,7 @@ def launch(folder, processes, flags, variants, device, environment, timeout=500)
     their stacks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    data_ranks = processes // (flags.get(TP, 1) * flags.get(PP, 1))
+    data_ranks = processes // (flags.get(TP, 1) * flags.get(PP, 1) * flags.get(SEP, 1) * flags.get(CP, 1))
     batch = dict(per_device_train_batch_size=2, gradient_accumulation_steps=6 // data_ranks)
     job = dict(layout=batch | flags | dict(device=device), variants=variants, output=str(folder))
     (folder / "job.json").write_text(json.dumps(job))

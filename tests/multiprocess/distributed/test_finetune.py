@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).parents[3]
 LAYOUTS = {
     "tp2": dict(tensor_parallel_degree=2),
     "sp_tp2": dict(tensor_parallel_degree=2, sequence_parallel="true"),
+    "sep2": dict(sep_parallel_degree=2),
     "sharding2": dict(sharding_parallel_degree=2, sharding="stage2", per_device_train_batch_size=2),
 }
 
@@ -104,7 +105,7 @@ def one_process(place):
     return plain, run(place, place / "one-packed", lora_path=place / "start", **PACKED)
 
 
-@pytest.mark.parametrize("layout, packed", [("tp2", False), ("sp_tp2", True), ("sharding2", False)])
+@pytest.mark.parametrize("layout, packed", [("tp2", False), ("sp_tp2", True), ("sep2", True), ("sharding2", False)])
 def test_lora_learns_as_in_one_process(place, one_process, nvgpu_host, layout, packed):
     environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2")
     flags = LAYOUTS[layout] | (PACKED if packed else {})

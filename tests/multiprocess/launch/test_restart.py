@@ -256,7 +256,9 @@ def test_shared_memory_is_left_as_it_was_found(tmp_path):
 
 
 def arguments(**more):
-    values = dict(TP=1, PP=1, FSDP=1, GA=2, DEVICES=None, resume_step="none", init_weight="w", EXP_NAME=None)
+    values = dict(
+        TP=1, PP=1, SEP=1, CP=1, FSDP=1, GA=2, DEVICES=None, resume_step="none", init_weight="w", EXP_NAME=None
+    )
     return argparse.Namespace(**values | dict(OUTPUT_BASE="/out", ELASTIC=True) | more)
 
 
@@ -286,7 +288,7 @@ def test_devices_that_are_gone_are_said(monkeypatch, capsys):
     assert jobs._on_what_is_left(plan, arguments()).DEVICES == ["0", "1"]
     expected = "devices 2 are gone: FSDP from 1 to 1, data ranks from 4 to 2, GA from 2 to 4, on devices 0,1"
     assert expected in capsys.readouterr().err
-    with pytest.raises(LaunchError, match="TP x PP = 4 devices are not left"):
+    with pytest.raises(LaunchError, match="TP x PP x SEP x CP = 4 devices are not left"):
         jobs._on_what_is_left(plan, arguments(TP=4))
 
 

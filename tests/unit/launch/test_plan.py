@@ -496,6 +496,10 @@ def test_the_original_flags_by_default(tmp_path):
             dict(LEARNING_RATE="1e-4", MAX_STEPS=7),
             dict(learning_rate="0.0001", min_learning_rate="1e-05", max_steps="7"),
         ),
+        (
+            dict(TP=1, SEP=4, sharding_stage="stage1", FSDP="all"),
+            dict(sep_parallel_degree="4", sharding_parallel_degree="2"),
+        ),
         (dict(TP=1, PP=4, VP=2, GA=16), dict(virtual_pp_degree="2", gradient_accumulation_steps="16")),
     ],
 )
@@ -533,6 +537,8 @@ def test_experiment_names(tmp_path):
     name = "N1_DP2_TP4_PP1_VP1_GA8_SPtrue_FSDP1_MBS1_te_fp8_full_my_model__v2_"
     assert made.logs == tmp_path / name / "logs"
     assert plan(model_name="llama-3-8b").logs.parts[-2].endswith("_none_bf16_none_meta-llama_Meta-Llama-3-8B")
+    assert "_FSDP1_SEP2_MBS2_" in plan(SEP=2).logs.parts[-2]
+    assert "_FSDP1_CP2_MBS2_" in plan(CP=2).logs.parts[-2]
     assert plan(EXP_NAME="mine").logs.parts[-2] == "mine"
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.distributed import ContextParallel
 from paddle_te.layers import (
     DotProductAttention,
     LayerNorm,
@@ -183,6 +184,32 @@ def test_flat_tokens_must_be_whole_sequences():
         MultiHeadAttention(32, 4, backend="paddle")(paddle.randn([16, 32]), freqs)
 
 
+def test_ranks_that_share_sequences_need_whole_heads_and_no_cache(monkeypatch):
+    monkeypatch.setattr(ContextParallel, "from_fleet", lambda comm_type: ContextParallel(None, 0, 2, comm_type))
+    with pytest.raises(ValueError, match="num_gqa_groups of a rank=1 is not divisible by the 2 ranks that share it"):
+        MultiHeadAttention(8, 2, 1, cp_comm_type="a2a", backend="paddle")
+    layer = MultiHeadAttention(8, 2, cp_comm_type="a2a", backend="paddle")
+    with pytest.raises(ValueError, match="a cache needs whole sequences; leave cp_comm_type out"):
+        layer(paddle.zeros([1, 4, 8]), RotaryPositionEmbedding(4)(8), use_cache=True)
+
+
+@pytest.mark.parametrize(
+    "given, what",
+    [
+        (dict(attention_mask=paddle.zeros([1, 1, 8, 8])), "attention mask"),
+        (dict(cu_seqlens=paddle.to_tensor([0, 8], "int32")), "packed documents"),
+    ],
+)
+def test_ring_attention_is_plainly_causal(monkeypatch, given, what):
+    monkeypatch.setattr(ContextParallel, "from_fleet", lambda comm_type: ContextParallel(None, 0, 2, comm_type))
+    layer = MultiHeadAttention(8, 2, cp_comm_type="p2p", backend="paddle")
+    with pytest.raises(ValueError, match=f"plainly causal and has no {what}.*'a2a' has"):
+        layer(paddle.zeros([1, 4, 8]), RotaryPositionEmbedding(4)(8), **given)
+    for name, value in dict(window_size=(2, 0), attention_dropout=0.1, attn_mask_type="no_mask").items():
+        with pytest.raises(ValueError, match=f"{name}.*: ring attention .* is plainly causal"):
+            MultiHeadAttention(8, 2, cp_comm_type="p2p", backend="paddle", **{name: value})
+
+
 def test_no_angles_are_angles_of_zero():
     layer, x = TransformerLayer(32, 48, 4, backend="paddle"), paddle.randn([2, 8, 32])
     assert (layer(x) == layer(x, rotary_pos_emb=paddle.zeros([8, 8]))).all()
@@ -236,6 +263,8 @@ def test_parameters_have_the_integrations_names_and_shapes(options, parameters):
         (lambda: DotProductAttention(8, "paddle", window_size=(4, 4)), "window_size=.* must be .left, 0."),
         (lambda: RMSNorm(8, sequence_parallel=True, backend="paddle"), "tensor_parallel_degree > 1"),
         (lambda: MultiHeadAttention(8, 2, sequence_parallel=True, backend="paddle"), "max_sequence_length"),
+        (lambda: MultiHeadAttention(8, 2, cp_comm_type="all_gather", backend="paddle"), "it may be 'a2a' or 'p2p'"),
+        (lambda: MultiHeadAttention(8, 2, cp_comm_type="a2a", backend="paddle"), "needs fleet's .* sep_degree above 1"),
     ],
 )
 def test_wrong_arguments_say_so(make, message):

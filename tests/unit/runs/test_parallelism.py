@@ -10,6 +10,8 @@ from paddle_te.training.finetune_trainer import FinetuneModelArguments, Finetuni
 # 4 layers, 4 heads, 2 kv heads
 COMMON = dict(model_name_or_path="tiny-llama-demo", mock_data="true", max_seq_length=64, output_dir="unused")
 TP, PP, VP = "tensor_parallel_degree", "pipeline_parallel_degree", "virtual_pp_degree"
+SEP, CP = "sep_parallel_degree", "context_parallel_degree"
+PD = {"transformer_engine_backend": "paddle"}
 GA, SHARDING = "gradient_accumulation_steps", "sharding_parallel_degree"
 
 
@@ -26,6 +28,23 @@ GA, SHARDING = "gradient_accumulation_steps", "sharding_parallel_degree"
         (2, {TP: 2, "sequence_parallel": "1", "max_seq_length": 63}, "--max_seq_length=63 must be a multiple of"),
         (2, {TP: 2, PP: 2, GA: 2}, "= 4 must divide the number of devices, 2; DP is what remains; one process"),
         (1, {TP: 2}, "= 2 must divide the number of devices, 1"),
+        (2, {TP: 2, SEP: 2}, "x --sep_parallel_degree=2 x .* = 4 must divide the number of devices, 2"),
+        (4, {TP: 2, SEP: 2}, "--sep_parallel_degree=2 must divide num_key_value_heads of a device, of .* 2 / --tensor"),
+        (2, {SEP: 2, "max_seq_length": 63}, "--max_seq_length=63 must be a multiple of --sep_parallel_degree=2"),
+        (
+            4,
+            {TP: 2, SEP: 2, "sequence_parallel": "1", "max_seq_length": 62},
+            "--max_seq_length=62 must be a multiple of --sep_parallel_degree=2 x --tensor_parallel_degree=2 with",
+        ),
+        (4, PD | {SEP: 2, CP: 2}, "--sep_parallel_degree=2 does not go with --context_parallel_degree=2"),
+        (2, PD | {CP: 2, "max_seq_length": 66}, "--max_seq_length=66 must be a multiple of 2 x --context_parallel_deg"),
+        (4, PD | {CP: 2, SHARDING: 2, "sharding": "stage3"}, "--sharding=stage3 does not go with --context_parallel_"),
+        (
+            2,
+            PD | {CP: 2, "model_name_or_path": "mistral-7b-v0.1"},
+            "--context_parallel_degree=2: ring attention has no sliding window, mistral-7b-v0.1 has; use --sep_",
+        ),
+        (4, {SEP: 2, SHARDING: 2, "sharding": "stage2"}, "--sharding=stage2 does not go with --sep_parallel_degree=2"),
         (4, {PP: 2, GA: 2, SHARDING: 2, "sharding": "stage2"}, "--sharding=stage2 does not go with --pipeline"),
         (4, {TP: 2, "sharding": "stage3"}, "--sharding=stage3 does not go with --tensor_parallel_degree=2"),
         (2, {"model_name_or_path": "llama-9000b"}, "llama-9000b"),

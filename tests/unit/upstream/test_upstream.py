@@ -9,14 +9,18 @@ from types import SimpleNamespace
 import paddle
 import pytest
 from paddle.distributed.fleet.layers.mpu.random import RNGStatesTracker
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import hybrid_parallel_optimizer
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from paddle.distributed.fleet.utils import tensor_fusion_helper
+from paddlenlp.transformers import segment_parallel_utils
 
 from paddle_te import upstream
 from paddle_te.upstream import (
     REPAIRS,
     deferred_imports,
     rng_tracker,
+    segment_exchange,
+    segment_gradient_norm,
     sharding_alignment,
     shared_weights,
     threaded_store,
@@ -124,6 +128,45 @@ def test_the_first_stage_counts_a_shared_weight(monkeypatch, repair, rank):
     repair(shared_weights)
     PipelineLayer._synchronize_shared_weights(pipeline)
     assert weight.is_firstly_shared is (rank == 0)
+
+
+def test_heads_are_exchanged_for_tokens(monkeypatch, repair, seed):
+    """The first of two ranks with the same numbers: it gets its half of the heads twice, for each rank's tokens."""
+
+    def alltoall(received, sent, group=None):
+        for target in received:
+            target.set_value(sent[0])
+
+    monkeypatch.setattr(paddle.distributed, "get_world_size", lambda group=None: 2)
+    monkeypatch.setattr(paddle.distributed, "alltoall", alltoall)
+    x = paddle.rand([3, 4, 6])
+    for repaired in (False, True):
+        if repaired:
+            repair(segment_exchange)
+        got = segment_parallel_utils._reshard_qkv(x.clone(), "a group", split_axis=2, concat_axis=1)
+        assert bool((got == paddle.concat([x[:, :, :3]] * 2, 1)).all()) == repaired
+
+
+def test_ranks_that_share_sequences_count_once_in_the_norm(monkeypatch, repair):
+    """Of 2 × 2 ranks that share weights' parts and sequences: those that share sequences have equal gradients."""
+    ranks = {"both": 4, "tensor parallel": 2}
+    hcg = SimpleNamespace(
+        get_sep_parallel_world_size=lambda: 2,
+        get_model_parallel_world_size=lambda: 2,
+        get_data_parallel_world_size=lambda: 1,
+        get_sharding_parallel_world_size=lambda: 1,
+        get_pipe_parallel_world_size=lambda: 1,
+        get_check_parallel_group=lambda sharding: "both",
+        get_model_parallel_group=lambda: "tensor parallel",
+    )
+    monkeypatch.setattr(paddle.distributed, "all_reduce", lambda x, group: x.scale_(float(ranks[group])))
+    for repaired, total in (False, 4), (True, 2):
+        if repaired:
+            repair(segment_gradient_norm)
+        clip = hybrid_parallel_optimizer.HybridParallelClipGrad(paddle.nn.ClipGradByGlobalNorm(1.0), hcg)
+        squares = paddle.ones([1])
+        clip._global_norm(squares, paddle.ones([1]))
+        assert squares.item() == total
 
 
 def draws(tracker, name):

@@ -1,0 +1,109 @@
+"""Causal attention of sequences that are split over ranks, among which keys and values travel.
+
+Ring attention (Liu et al., 2023, arXiv 2310.01889), with each rank's tokens in two pieces so that all have equally much
+to do, as Transformer Engine has it (context_parallel.py of its PyTorch side, cp_comm_type "p2p"). Of 2·n pieces rank r
+has the pieces r and 2n-1-r. In step i it has the keys and values of rank r-i, and its queries see
+
+- its own tokens, in the first step, causally;
+- of a lower rank the first piece, with all queries;
+- of a higher rank both pieces, with the queries of its own second piece.
+
+Each step's attention gives its output and the logarithm of the sum of its scores' exponentials (lse). The outputs are
+merged as a sum in which each is weighted by exp(its lse - the lse of all), in float32 (Dao et al., 2022, arXiv
+2205.14135, section 3.1). Backward computes a step's gradients with the merged output and lse: its probabilities are
+then those of the whole. The gradients of keys and values travel along, and a step behind, until they are at home.
+"""
+
+import paddle
+from paddle.autograd import PyLayer
+
+OWN, LOWER, HIGHER = "own", "lower", "higher"
+
+
+def ring_attention(q, k, v, *, scale, cp, ops):
+    """softmax(q·kᵀ·scale)·v per head, causal in whole sequences: [b, s, h·d], of this rank's tokens.
+
+    q: [b, s, h, d]; k, v: [b, s, h_kv, d], rotated, of this rank's tokens, s even. cp: a `distributed.ContextParallel`
+    of comm_type "p2p". ops: the backend's.
+    """
+    return _RingAttention.apply(q, k, v, scale, cp, ops)
+
+
+class _RingAttention(PyLayer):
+    @staticmethod
+    def forward(ctx, q, k, v, scale, cp, ops):
+        for whose, kv in _rounds(cp, _in_pieces(k, v, 2)):
+            keys, values = _joined(kv[:1] if whose == LOWER else kv)
+            part, part_lse = ops.attention_with_lse(_queries(q, whose), keys, values, scale=scale, causal=whose == OWN)
+            part, part_lse = part.astype("float32"), part_lse.transpose([0, 2, 1, 3])
+            if whose == OWN:
+                out, lse = part, part_lse
+            elif whose == LOWER:
+                out, lse = _merged(out, lse, part, part_lse)
+            else:
+                (first, second), (first_lse, second_lse) = out.chunk(2, 1), lse.chunk(2, 1)
+                second, second_lse = _merged(second, second_lse, part, part_lse)
+                out, lse = paddle.concat([first, second], 1), paddle.concat([first_lse, second_lse], 1)
+        out = out.astype(q.dtype)
+        ctx.saved = q, k, v, out, lse, scale, cp, ops
+        return out.reshape([*q.shape[:2], -1])
+
+    @staticmethod
+    def backward(ctx, dout):
+        (q, k, v, out, lse, scale, cp, ops), ctx.saved = ctx.saved, None
+        dout, arriving = dout.reshape(q.shape), None
+        for whose, kv in _rounds(cp, _in_pieces(k, v, 2)):
+            seen = kv[:1] if whose == LOWER else kv
+            queries, part, part_lse, dpart = (_queries(tensor, whose) for tensor in (q, out, lse, dout))
+            part_lse = part_lse.transpose([0, 2, 1, 3])
+            dqueries, *dseen = ops.attention_with_lse_backward(
+                queries, *_joined(seen), part, part_lse, dpart, scale=scale, causal=whose == OWN
+            )
+            dqueries, dseen = dqueries.astype("float32"), _in_pieces(*dseen, len(seen)).astype("float32")
+            if whose == OWN:
+                dq, dkv = dqueries, dseen
+            elif whose == LOWER:
+                dq, dkv = dq + dqueries, arriving.wait()
+                dkv = paddle.concat([dkv[:1] + dseen, dkv[1:]])
+            else:
+                first, second = dq.chunk(2, 1)
+                dq, dkv = paddle.concat([first, second + dqueries], 1), arriving.wait() + dseen
+            arriving = cp.start_shift(dkv)
+        dk, dv = _joined(arriving.wait())
+        return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+def _rounds(cp, kv):
+    """(whose, keys and values) of each step. The next step's are on their way while one is computed."""
+    *but_last, last = [OWN, *[LOWER] * cp.rank, *[HIGHER] * (cp.size - 1 - cp.rank)]
+    for whose in but_last:
+        arriving = cp.start_shift(kv)
+        yield whose, kv
+        kv = arriving.wait()
+    yield last, kv
+
+
+def _queries(x, whose):
+    """Of [b, s, ...] what belongs to the queries that see the keys of such a rank."""
+    return x.chunk(2, 1)[1] if whose == HIGHER else x
+
+
+def _in_pieces(k, v, pieces):
+    """[pieces, 2, b, s / pieces, h, d] of k and v [b, s, h, d]."""
+    b, s, *head = k.shape
+    kv = paddle.stack([k, v]).reshape([2, b, pieces, s // pieces, *head])
+    return kv.transpose([2, 0, 1, 3, 4, 5]).contiguous()
+
+
+def _joined(kv):
+    """(k, v) of `_in_pieces`."""
+    pieces, _, b, tokens, *head = kv.shape
+    kv = kv.transpose([1, 2, 0, 3, 4, 5]).reshape([2, b, pieces * tokens, *head])
+    return kv[0], kv[1]
+
+
+def _merged(out, lse, more, more_lse):
+    """(out, lse) of attention to some keys and to more of them: float32 [b, s, h, d] and [b, s, h, 1]."""
+    greatest = paddle.maximum(lse, more_lse)
+    total = greatest + ((lse - greatest).exp() + (more_lse - greatest).exp()).log()
+    return out + (more - out) * (more_lse - total).exp(), total

@@ -1,0 +1,89 @@
+"""Sequences that are split over ranks, in several processes on nvgpu's host runtime, against one process.
+
+test_parallel.py has the layouts in which ranks have whole sequences; te's kernels are emulated likewise.
+"""
+
+import pytest
+
+from tests.multiprocess.distributed import jobs
+
+# heads and key heads that two ranks of tensor parallelism and two that share sequences divide, two heads to one key
+SIZES = dict(hidden_size=128, num_attention_heads=8, num_key_value_heads=4)
+EXACT, BF16, FP8 = (1e-5, 1e-5), (5e-3, 2e-2), (4e-3, 1e-1)
+# {layout: (processes, flags, {variant: (reference, tolerances)}, variants to resume)}
+LAYOUTS = {
+    "sep2": (
+        *jobs.LAYOUTS["sep2"],
+        {
+            "none": ("none", EXACT),
+            "pd_core_attn": ("pd", EXACT),
+            "pd_fused": ("pd", EXACT),
+            "pd_packed": ("pd_packed", EXACT),
+            "te_bf16": ("te_bf16", BF16),
+            "te_fp8_dpa_full": ("te_fp8_dpa", FP8),
+        },
+        ["te_fp8_dpa_full"],
+    ),
+    # sequence parallelism splits a rank's tokens further; clipped by a norm that the ranks have parts of, and copies
+    "sep2_sp_tp2": (
+        4,
+        {jobs.SEP: 2, jobs.TP: 2, "sequence_parallel": "true"},
+        {
+            "none": ("none", EXACT),
+            "pd_tight": ("pd_tight", EXACT),
+            "te_fp8_packed_full": ("te_fp8_packed", FP8),
+        },
+        [],
+    ),
+    "sep2_pp2": (
+        4,
+        {jobs.SEP: 2, jobs.PP: 2},
+        {"none": ("none", EXACT), "pd_packed": ("pd_packed", EXACT), "te_bf16": ("te_bf16", BF16)},
+        [],
+    ),
+    # queries that meet keys of lower and of higher ranks, more than once
+    "cp4": (
+        4,
+        jobs.LAYOUTS["cp2"][1] | {jobs.CP: 4},
+        {"pd_core_attn": ("pd", EXACT), "te_bf16": ("te_bf16", BF16)},
+        [],
+    ),
+    "cp2_sp_tp2": (
+        4,
+        jobs.LAYOUTS["cp2"][1] | {jobs.TP: 2, "sequence_parallel": "true"},
+        {"pd_tight": ("pd_tight", EXACT), "te_fp8_full": ("te_fp8", FP8)},
+        ["pd_tight"],
+    ),
+    "sep2_sharding1": (
+        4,
+        {jobs.SEP: 2, jobs.SHARDING: 2, "sharding": "stage1"},
+        {"pd_tight": ("pd_tight", EXACT), "te_bf16_full": ("te_bf16", BF16)},
+        ["pd_tight"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def initial_weights(tmp_path_factory):
+    return jobs.make_initial_weights(tmp_path_factory.mktemp("weights"), 2, **SIZES)
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory, initial_weights, nvgpu_host):
+    """{variant: Run} of one process."""
+    folder = tmp_path_factory.mktemp("reference")
+    names = {reference for _, _, variants, _ in LAYOUTS.values() for reference, _ in variants.values()}
+    variants = jobs.variants(sorted(names), initial_weights, folder)
+    return jobs.launch(folder, 1, {}, variants, "nvgpu", nvgpu_host | dict(EMULATED_TE="1"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
+    processes, flags, expected, resumed = LAYOUTS[layout]
+    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
+    variants = jobs.variants([*expected], initial_weights, tmp_path, resumed)
+    runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
+    for name, (reference, tolerances) in expected.items():
+        jobs.check_same(runs[name], references[reference], *tolerances)
+    for name in resumed:
+        jobs.check_resumed(runs, name)
