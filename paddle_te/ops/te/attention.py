@@ -531,8 +531,8 @@ def attention_with_lse(q, k, v, *, scale, causal):
     lse = rt.empty(list(heads.stats), paddle.float32)
     views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
     stats = rt.tensor(lse.data_ptr(), heads.stats, FLOAT32)
-    out = _attend(rt, heads, views, stats, scale, heads.separate, True, _Sequences(causal))
-    return out.reshape(q.shape), lse
+    softmax = _Softmax(scale, _Sequences(causal))
+    return _attend(rt, heads, views, stats, softmax, heads.separate, True).reshape(q.shape), lse
 
 
 def attention_with_lse_backward(q, k, v, out, lse, dout, *, scale, causal):
@@ -542,8 +542,8 @@ def attention_with_lse_backward(q, k, v, out, lse, dout, *, scale, causal):
     views = heads.q_view(rt, q), heads.kv_view(rt, k), heads.kv_view(rt, v)
     dq, dk, dv = (rt.empty(tensor.shape, heads.dtype) for tensor in (q, k, v))
     grads = heads.q_view(rt, dq), heads.kv_view(rt, dk), heads.kv_view(rt, dv)
-    stats, seen = rt.tensor(lse.data_ptr(), heads.stats, FLOAT32), _Sequences(causal)
-    _attend_backward(rt, heads, views, out, stats, dout, grads, scale, heads.separate, seen)
+    stats, softmax = rt.tensor(lse.data_ptr(), heads.stats, FLOAT32), _Softmax(scale, _Sequences(causal))
+    _attend_backward(rt, heads, views, out, stats, dout, grads, softmax, heads.separate)
     return dq, dk, dv
 
 
