@@ -10,7 +10,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_
 from paddle_te.upstream.replacement import Replacement
 
 PACKAGE, VERSION = "paddle", "3.3."
-SYMPTOM = "With sep_parallel_degree and tensor_parallel_degree above 1, max_grad_norm clips gradients too much."
+SYMPTOM = "With sep_ or context_parallel_degree and tensor_parallel_degree, max_grad_norm clips gradients too much."
 
 
 def _init(self, clip, hcg, split_norm_comm=False, timers=None):

@@ -1,0 +1,39 @@
+"""What of fine-tuning's arguments does not go together where ranks share sequences."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from paddle_te.training.finetune_trainer import check_together
+
+
+def check(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, **training):
+    data_args = SimpleNamespace(
+        zero_padding=zero_padding, pad_to_multiple_of=pad_to_multiple_of, pad_to_max_length=pad_to_max_length
+    )
+    training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
+    training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
+    check_together(SimpleNamespace(merge_lora=False), data_args, SimpleNamespace(**training_args | training))
+
+
+SEP, CP = dict(sep_parallel_degree=2), dict(context_parallel_degree=2)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (SEP | dict(pad_to_multiple_of=5), "--pad_to_multiple_of 5 with --sep_.* 2: it must be a multiple of 2, which"),
+    (CP | dict(pad_to_multiple_of=6), "--pad_to_multiple_of 6 with --context_.* 2: it must be a multiple of 4, which"),
+    (SEP | dict(use_fp8=True), "--pad_to_multiple_of 16 with --sep_.* 2: it must be a multiple of 32, .* for fp8"),
+    (SEP | dict(transformer_engine_backend="none"), "--sep_parallel_degree 2 with backend none needs --pad_to_max_l"),
+    (SEP | dict(transformer_engine_backend="none", zero_padding=True), "--zero_padding with --sep_parallel_degree 2"),
+    (CP | dict(zero_padding=True), "--zero_padding with --context_parallel_degree 2: ring attention knows no"),
+])  # fmt: skip
+def test_what_does_not_go_with_shared_sequences(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        check(**arguments)
+
+
+def test_what_goes_with_shared_sequences():
+    check(**SEP)
+    check(**SEP, zero_padding=True)
+    check(**CP)
+    check(**SEP, transformer_engine_backend="none", pad_to_max_length=True)
