@@ -8,6 +8,7 @@ from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
 from paddle_te.layers.cross_entropy import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from paddle_te.layers.replacement import replace_linear
 from paddle_te.layers.rotary import RotaryPositionEmbedding
 from paddle_te.layers.transformer import TransformerLayer
 
@@ -24,4 +25,5 @@ __all__ = [
     "dropout_add",
     "linear_cross_entropy",
     "parallel_cross_entropy",
+    "replace_linear",
 ]

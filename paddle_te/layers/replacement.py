@@ -1,0 +1,110 @@
+"""Linear in the place of the paddle.nn.Linear of any model."""
+
+from typing import NamedTuple
+
+import paddle
+from paddle import nn
+
+from paddle_te.fp8 import bind_model
+from paddle_te.layers.linear import Linear
+
+FP8_MULTIPLE = 16  # of tokens and features, in GEMMs of fp8
+
+
+def replace_linear(model, fp8=True, skip=("lm_head",), backend="transformer_engine"):
+    """Puts a Linear in the place of each paddle.nn.Linear under a model, with its values.
+
+    The model then computes these layers with the backend's GEMMs, and in fp8 where it is called under `fp8_autocast`:
+
+        replace_linear(model)
+        optimizer = paddle.optimizer.AdamW(parameters=model.parameters())
+        with fp8_autocast(True, DelayedScaling()):
+            loss = model(batch)
+
+    Backend transformer_engine takes weights and inputs in bfloat16 or float16, so call model.to(dtype="bfloat16")
+    before; in fp8 the number of tokens must be a multiple of 16.
+    Weights are new parameters, [out_features, in_features] where paddle.nn.Linear's are [in_features, out_features]:
+    load older checkpoints before the call, and make the optimizer after it. Biases, frozen parameters, hooks and the
+    mode stay as they are. Subclasses of paddle.nn.Linear stay, and so do fleet's ColumnParallelLinear and
+    RowParallelLinear, in which collectives are part of the layer: a model of your own has `Linear` with parallel_mode.
+
+    fp8: the layers are to run in fp8, as one model (`bind_model`). skip: which layers stay: their full names, or parts
+    of these between dots.
+
+    Returns {full name: Linear}.
+    Raises ValueError, and replaces nothing, for a weight that another layer has as well, for sizes that fp8 cannot
+    have, and where there is nothing to replace.
+    """
+    skip = (skip,) if isinstance(skip, str) else skip
+    places = [place for place in _linear_places(model) if not _is_skipped(place.name, skip)]
+    if not places:
+        raise ValueError(
+            f"{type(model).__name__} has no paddle.nn.Linear but those to skip; subclasses of it and fleet's "
+            "ColumnParallelLinear and RowParallelLinear are not replaced"
+        )
+    _check_tied(model, places)
+    if fp8:
+        _check_fp8(places)
+    made = {id(place.layer): _like(place.layer, backend) for place in places}
+    for place in places:
+        setattr(place.parent, place.attribute, made[id(place.layer)])
+    if fp8:
+        bind_model(model)
+    return {place.name: made[id(place.layer)] for place in places}
+
+
+class _Place(NamedTuple):
+    """Where an nn.Linear is: parent.attribute; name: its full name in the model."""
+
+    name: str
+    parent: nn.Layer
+    attribute: str
+    layer: nn.Linear
+
+
+def _linear_places(model):
+    """All; of a layer that is in two places both."""
+    for prefix, parent in model.named_sublayers(include_self=True):
+        for attribute, child in parent._sub_layers.items():
+            if type(child) is nn.Linear:
+                yield _Place(f"{prefix}.{attribute}".lstrip("."), parent, attribute, child)
+
+
+def _is_skipped(name, skip):
+    return any(part == name or part in name.split(".") for part in skip)
+
+
+def _check_tied(model, places):
+    """A new weight would part what is tied."""
+    owners = {}
+    for name, layer in model.named_sublayers(include_self=True):
+        for parameter in layer._parameters.values():
+            owners.setdefault(id(parameter), []).append(name or "the model itself")
+    for place in places:
+        of_weight = owners[id(place.layer.weight)]
+        if len(of_weight) > 1:
+            raise ValueError(f"{' and '.join(of_weight)} share a weight and would no longer: name {place.name} in skip")
+
+
+def _check_fp8(places):
+    shapes = {place.name: list(place.layer.weight.shape) for place in places}
+    wrong = [f"{name} {shape}" for name, shape in shapes.items() if any(size % FP8_MULTIPLE for size in shape)]
+    if wrong:
+        raise ValueError(
+            f"GEMMs in fp8 have sizes that are multiples of {FP8_MULTIPLE}, unlike those of {', '.join(wrong)}: name "
+            "them in skip, or set fp8 to False"
+        )
+
+
+@paddle.no_grad()
+def _like(old, backend):
+    """A Linear with the values, the hooks and the mode of an nn.Linear."""
+    in_features, out_features = old.weight.shape
+    new = Linear(in_features, out_features, params_dtype=old.weight.dtype, bias=old.bias is not None, backend=backend)
+    new.weight.set_value(old.weight.transpose([1, 0]))
+    new.weight.stop_gradient = old.weight.stop_gradient
+    if old.bias is not None:
+        new.bias = old.bias
+    new._forward_pre_hooks, new._forward_post_hooks = old._forward_pre_hooks, old._forward_post_hooks
+    new.training = old.training
+    return new
