@@ -142,6 +142,12 @@ def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str]
                 f"{names['SEP']}={args.SEP} must divide {key} of a device, of {args.model_name} {config[key]} / "
                 f"{names['TP']}={args.TP}: the devices that share a sequence share the heads in attention"
             )
+    if _sharing(args) and family.learned_positions:
+        name = _sharing(args)[0]
+        raise LayoutError(
+            f"{names[name]}={getattr(args, name)}: {family.title}'s embedding of positions would count each device's "
+            "tokens from 0; it must be 1"
+        )
     if args.CP > 1 and family.window and config.get("sliding_window"):
         raise LayoutError(
             f"{names['CP']}={args.CP}: ring attention has no sliding window, {args.model_name} has; use {names['SEP']}"

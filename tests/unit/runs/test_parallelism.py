@@ -44,6 +44,7 @@ GA, SHARDING = "gradient_accumulation_steps", "sharding_parallel_degree"
             PD | {CP: 2, "model_name_or_path": "mistral-7b-v0.1"},
             "--context_parallel_degree=2: ring attention has no sliding window, mistral-7b-v0.1 has; use --sep_",
         ),
+        (2, PD | {SEP: 2, "model_name_or_path": "gpt-126m"}, "--sep_parallel_degree=2: GPT's embedding of positions"),
         (4, {SEP: 2, SHARDING: 2, "sharding": "stage2"}, "--sharding=stage2 does not go with --sep_parallel_degree=2"),
         (4, {PP: 2, GA: 2, SHARDING: 2, "sharding": "stage2"}, "--sharding=stage2 does not go with --pipeline"),
         (4, {TP: 2, "sharding": "stage3"}, "--sharding=stage3 does not go with --tensor_parallel_degree=2"),
