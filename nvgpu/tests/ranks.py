@@ -69,6 +69,11 @@ def check_moves(dtype, count):
     expect(np.stack([numbers(g) for g in got]), all_ranks[:, share], f"alltoall {dtype} {count}")
     # in a ring, all at once: everybody sends before it receives
     after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    shifted = paddle.zeros([count], dtype)
+    sent, received = ([count if rank == peer else 0 for rank in range(SIZE)] for peer in (after, before))
+    parts = dict(out_split_sizes=received, in_split_sizes=sent)
+    dist.stream.alltoall_single(shifted, tensor(dtype, count), **parts, sync_op=False).wait()
+    expect(shifted, all_ranks[before], f"alltoall of unequal parts {dtype} {count}")
     y = paddle.zeros([count], dtype)
     transfers = [dist.P2POp(dist.isend, tensor(dtype, count), after), dist.P2POp(dist.irecv, y, before)]
     for task in dist.batch_isend_irecv(transfers):

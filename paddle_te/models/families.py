@@ -75,6 +75,11 @@ def model_class(config, pipeline=False):
     check_backend_name(backend)
     if pipeline and not family.pipeline:
         raise ValueError(f"PaddleNLP has no pipeline for {family.title}: leave --pipeline_parallel_degree at 1")
+    if sequence_ranks(config) > 1 and family.learned_positions:
+        raise ValueError(
+            f"{family.title} has learned positions, which would begin anew on each rank that shares a sequence: leave "
+            "--sep_parallel_degree and --context_parallel_degree at 1"
+        )
     if backend == "none":
         _check_paddlenlps_layers(config, family)
         module = f"paddlenlp.transformers.{family.model_type}.{'modeling_pp' if pipeline else 'modeling'}"

@@ -50,6 +50,12 @@ def test_what_paddlenlps_mistral_would_leave_out_is_refused(settings, message):
         model_class(config, pipeline=True)
 
 
+@pytest.mark.parametrize("degree", ["sep_parallel_degree", "context_parallel_degree"])
+def test_learned_positions_are_not_shared_out(degree):
+    with pytest.raises(ValueError, match="GPT has learned positions, which would begin anew on each rank"):
+        model_class(tiny_config("gpt", transformer_engine_backend="paddle", **{degree: 2}))
+
+
 @pytest.mark.parametrize("family, backend", [("mistral", "none"), ("mistral", "paddle"), ("qwen2", "none")])
 def test_packed_documents_where_paddlenlps_model_keeps_none_apart(family, backend):
     config = tiny_config(family, transformer_engine_backend=backend)
