@@ -19,8 +19,7 @@ from paddle_te.ops.norms import Norm
 
 
 class _OurNorm:
-    """Mixed into PaddleNLP's GPTLayerNorm and its pipeline's: the last norm, for which plug-in devices have no kernel
-    of Paddle's."""
+    """Mixed into PaddleNLP's GPTLayerNorm and its pipeline's, the last norm: Paddle's own runs on nvgpu's host."""
 
     def taken_over(self):
         """PaddleNLP's constructor makes all."""

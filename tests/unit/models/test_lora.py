@@ -9,6 +9,7 @@ import pytest
 from paddlenlp.peft import LoRAModel
 from paddlenlp.transformers.llama import modeling
 
+from paddle_te.configs.families import LLAMA
 from paddle_te.layers import LayerNormMLP
 from paddle_te.models.llama import LlamaForCausalLM
 from paddle_te.models.loading import load_model
@@ -52,7 +53,7 @@ def test_dropout_of_the_mlp_is_that_without_lora(seed, parts):
     paddle.seed(seed)
     want = layer(x)
     sizes = {"gate_proj": 48, "up_proj": 48, "down_proj": 32}
-    LoRALayerNormMLP.enable(layer, sizes, parts, lora_config(r=2))
+    LoRALayerNormMLP.enable(layer, LLAMA, sizes, parts, lora_config(r=2))
     paddle.seed(seed)
     got = layer(x)
     assert 0.3 < float((got == x).astype("float32").mean()) < 0.5 and abs(got - want).max() < 1e-5
