@@ -152,7 +152,7 @@ def test_angles(name, factor):
     [
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope type 'longrope' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor, high_freq_factor"),
-        ({"head_dim": 128}, "head_dim=128.* = 64 only"),
+        ({"head_dim": 128}, "head_dim=128.* = 64 numbers"),
     ],
 )
 def test_what_paddlenlp_would_leave_out_is_refused(tmp_path, change, message):

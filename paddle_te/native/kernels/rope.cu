@@ -3,7 +3,8 @@
 // Half-split (NeoX, Llama) convention, as in RoFormer (arXiv:2104.09864) with pairs (i, i + d/2):
 //   y[i]       = x[i] cos(a[i]) - x[i + d/2] sin(a[i])
 //   y[i + d/2] = x[i + d/2] cos(a[i]) + x[i] sin(a[i])      backward: the same with -sin.
-// Without angles q and k are moved as v is. TE's own kernel on packed q, k, v wants Megatron's interleaved order and reaches a third of memory bandwidth.
+// Without angles q and k are moved as v is. TE's own kernel on packed q, k, v wants Megatron's interleaved order and
+// reaches a third of memory bandwidth.
 //
 // Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
 
