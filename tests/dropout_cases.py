@@ -74,7 +74,8 @@ def check_attention(device, backend, how, seed, dropout=0.3):
     kept, kept_by_others = (np.moveaxis(x[..., :s], 1, 2) > 0.5 * softmax.numpy() for x in (shown, other))
     counted = np.broadcast_to(seen, kept.shape)
     n = counted.sum()
-    assert abs(kept[counted].sum() - n * (1 - dropout)) < 5 * (n * dropout * (1 - dropout)) ** 0.5
+    off = (kept[counted].sum() - n * (1 - dropout)) / (n * dropout * (1 - dropout)) ** 0.5
+    assert abs(off) < 5, f"of {n} numbers {kept[counted].mean():.4f} were kept, {off:.1f} standard deviations off"
     assert 0.3 < (kept != kept_by_others)[counted].mean() / (2 * dropout * (1 - dropout)) < 3
     values = v.repeat_interleave(h // h_kv, 2).transpose([0, 2, 1, 3])
     want = paddle.matmul(softmax * paddle.to_tensor(kept / (1 - dropout)), values).transpose([0, 2, 1, 3]).flatten(2)

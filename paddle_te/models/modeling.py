@@ -267,9 +267,10 @@ class TEForCausalLM(_TEModel):
         for one. Where ranks share sequences (config's sep_ or context_parallel_degree), input_ids and labels are this
         rank's tokens, and all else is of whole sequences.
         """
-        length = rank_sequence_length(self.config)
-        if self.config.sequence_parallel and input_ids is not None and input_ids.shape[1] != length:
-            raise ValueError(f"sequences of {input_ids.shape[1]} tokens: with sequence_parallel all have {length}")
+        if self.config.sequence_parallel and input_ids is not None:
+            length = rank_sequence_length(self.config)
+            if input_ids.shape[1] != length:
+                raise ValueError(f"sequences of {input_ids.shape[1]} tokens: with sequence_parallel all have {length}")
         given = [attention_mask, cu_seqlens, attn_mask_startend_row_indices]
         if sum(tensor is not None for tensor in given) > 1:
             raise ValueError("attention_mask, cu_seqlens, attn_mask_startend_row_indices: give one of them")
