@@ -7,7 +7,7 @@ import pytest
 
 from tests.multiprocess.distributed import jobs
 
-# heads and key heads that two ranks of tensor parallelism and two that share sequences divide, and four of the latter
+# heads and key heads that two ranks of tensor parallelism and two that share sequences divide
 SIZES = dict(hidden_size=128, num_attention_heads=8, num_key_value_heads=4)
 EXACT, BF16, FP8 = (1e-5, 1e-5), (5e-3, 2e-2), (4e-3, 1e-1)
 # {layout: (processes, flags, {variant: (reference, tolerances)}, variants to resume)}. Fleet has the same group of
@@ -20,14 +20,12 @@ LAYOUTS = {
             "pd_core_attn": ("pd", EXACT),
             "pd_fused": ("pd", EXACT),
             "pd_packed": ("pd_packed", EXACT),
-            "pd_ring": ("pd", EXACT),
+            "pd_ring_core_attn": ("pd", EXACT),
             "te_fp8_dpa_full": ("te_fp8_dpa", FP8),
             "te_fp8_ring_full": ("te_fp8", FP8),
         },
         ["te_fp8_dpa_full", "te_fp8_ring_full"],
     ),
-    # queries that meet keys of lower and of higher ranks, more than once
-    "sep4": (4, {jobs.SEP: 4}, {"te_bf16": ("te_bf16", BF16), "pd_ring_core_attn": ("pd", EXACT)}, []),
     # sequence parallelism splits a rank's tokens further; clipped by a norm that the ranks have parts of, and copies
     "sep2_sp_tp2": (
         4,

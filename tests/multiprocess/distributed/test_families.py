@@ -1,5 +1,5 @@
-"""Qwen2, with biases, and Mistral, with a sliding window, in sharding stages 1 to 3, data parallelism, pipelines with
-virtual stages: against one process. Further layouts of theirs are in test_tied_embeddings.py and tests/unit.
+"""Qwen2, with biases, and Mistral, with a sliding window, in sharding stages 2 and 3 and in pipelines with virtual
+stages: against one process. Further layouts of theirs are in test_tied_embeddings.py and tests/unit.
 
 What divides a model does not know its family, so few runs serve for both: a launch trains the variants of both.
 """
@@ -10,7 +10,6 @@ from tests.multiprocess.distributed import jobs
 
 SHARDING = {jobs.SHARDING: 2}
 LAYOUTS = {
-    "dp2_sharding1": (4, jobs.LAYOUTS["sharding4"][1] | SHARDING | {"sharding": "stage1"}),
     "tp2_sharding2": (4, SHARDING | {"sharding": "stage2", jobs.TP: 2}),
     "sharding3": jobs.LAYOUTS["sharding3"],
     "pp3_vp2": jobs.LAYOUTS["pp3_vp2"],
