@@ -78,7 +78,7 @@ def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu)
     bandwidth = gpu.nvlink if nodes == 1 else min(gpu.nvlink, inside * gpu.network)
     hops = (ranks - 1) * gpu.nvlink_hop if nodes == 1 else nodes * gpu.network_hop
     hops += 0 if nodes == 1 else (ranks - nodes) * gpu.nvlink_hop
-    return size_bytes * (ranks - 1) / ranks / bandwidth / 1e6 + messages * hops / 1e3
+    return size_bytes * (ranks - 1) / ranks / bandwidth / 1e6 + messages * (gpu.collective + hops) / 1e3
 
 
 def exposed_ms(communication: float, window: float, layout: Layout, gpu: Gpu) -> float:

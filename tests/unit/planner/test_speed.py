@@ -8,7 +8,16 @@ from paddle_te.planner import GPUS, Layout, Model, speed
 
 # round numbers: nothing slows anything down, and nothing takes latency
 ROUND = replace(
-    GPUS["h200"], nvlink=100, network=10, nvlink_hop=0, network_hop=0, overlap=1, slowdown=0, hbm=1000, bucket=1e30
+    GPUS["h200"],
+    nvlink=100,
+    network=10,
+    collective=0,
+    nvlink_hop=0,
+    network_hop=0,
+    overlap=1,
+    slowdown=0,
+    hbm=1000,
+    bucket=1e30,
 )
 SMALL = Model(hidden=1000, ffn=4000, layers=10, heads=10, kv_heads=10, vocabulary=10_000)
 
@@ -37,10 +46,11 @@ def test_ring(ranks, stride, ms):
 
 
 def test_hops_of_a_ring():
-    """16 ranks in two nodes: 14 steps of 1 µs and 2 of 5 µs, for each of 3 messages."""
-    gpu = replace(ROUND, nvlink_hop=1, network_hop=5)
-    assert speed.ring_ms(0, 16, 1, 3, gpu) == pytest.approx(3 * (14 + 10) / 1e3)
-    assert speed.ring_ms(0, 8, 1, 1, gpu) == pytest.approx(7 / 1e3)
+    """16 ranks in two nodes: 14 steps of 1 µs and 2 of 5 µs, and 20 µs, for each of 3 messages."""
+    gpu = replace(ROUND, nvlink_hop=1, network_hop=5, collective=20)
+    assert speed.ring_ms(0, 16, 1, 3, gpu) == pytest.approx(3 * (14 + 10 + 20) / 1e3)
+    assert speed.ring_ms(0, 8, 1, 1, gpu) == pytest.approx((7 + 20) / 1e3)
+    assert speed.ring_ms(0, 1, 1, 1, gpu) == 0
 
 
 def test_a_layer_by_hand():
