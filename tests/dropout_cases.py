@@ -1,4 +1,7 @@
-"""Dropout against the formula with the mask that was used, for tests/gpu on the real library and the emulated one."""
+"""Cases of dropout, which tests/gpu runs with the real library and tests/unit with the emulated one.
+
+Each finds out which numbers were dropped, and compares output and gradients with the formula in which these are 0.
+"""
 
 import numpy as np
 import paddle

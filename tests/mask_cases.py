@@ -1,4 +1,7 @@
-"""Attention with each attn_mask_type: what a query sees, and te against pd, emulated and on a GPU."""
+"""Cases of attention with each attn_mask_type, of which te's results are compared with pd's.
+
+tests/gpu runs them with the real library, tests/unit with the emulated one.
+"""
 
 import numpy as np
 import paddle

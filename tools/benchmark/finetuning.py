@@ -1,4 +1,4 @@
-"""Fine-tuning as throughput.py measures it: samples packed into whole rows or one a row, all weights or LoRA."""
+"""The fine-tuning runs of throughput.py: all weights or LoRA, with several samples packed into a row or one in each."""
 
 import json
 import statistics
@@ -17,8 +17,8 @@ from tools.benchmark.trainings import Run
 SAMPLES, MEDIAN_LENGTH, SPREAD = 4000, 300, 1.0
 DEFINITION = (
     "Fine-tuning is llm/llama/run_finetune.py on questions and answers of random words, whose lengths are log-normal "
-    f"(median {MEDIAN_LENGTH} tokens, sigma {SPREAD:g}) and at most half a row. Packed: as many samples in a row as it "
-    "holds; else each has a row of its own, padded to the longest of its batch. Tokens count without padding."
+    f"(median {MEDIAN_LENGTH} tokens, sigma {SPREAD:g}) and at most half a row. A packed row has as many samples as "
+    "fit in. Otherwise each sample has a row of its own, padded to the longest of its batch. Padding does not count."
 )
 
 

@@ -1,5 +1,7 @@
-"""Tied embeddings under TP 2 and PP 2 as in one process, in small models of three kinds: Llama 3.2's, with scaled
-frequencies, Qwen2.5's, with biases, and GPT's, with learned positions, the latter two with sequence parallelism.
+"""Models with tied embeddings train under TP 2 and PP 2 as in one process.
+
+The small models are of three kinds: Llama 3.2's has scaled frequencies, Qwen2.5's biases, and GPT's learned positions.
+The latter two run under TP 2 with sequence parallelism.
 
 In a pipeline the first and the last stage each have a copy of the embedding: the same weights, though Hugging Face's
 folder has one, one gradient, once in the norm that clips, and one state of the optimizer that goes along.

@@ -1,4 +1,4 @@
-"""TE's arguments of attention, in pd against the formula in float64, and what they refuse."""
+"""TE's arguments of attention: pd's results are those of the formula in float64, and wrong values are refused."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Dropout of attention and of what a layer adds to its input, in pd; which ranks drop the same; what has none.
+"""pd's dropout of attention and of what a layer adds to its input: its numbers, which ranks drop the same, refusals.
 
 tests/gpu/test_dropout.py has the same for te.
 """

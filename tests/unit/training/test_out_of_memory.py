@@ -1,4 +1,4 @@
-"""A run that has no memory left says where the memory goes and what would fit."""
+"""What a run says when its GPU has no memory left: what takes the memory, and which layouts would fit."""
 
 import pytest
 from paddlenlp.transformers import LlamaConfig
@@ -35,7 +35,7 @@ def test_the_layout_is_the_runs(config, arguments):
 
 
 def test_advice(config, arguments):
-    """All of 8B on one H200: with recompute core_attn it takes too much, with full it fits."""
+    """Llama-3-8B does not fit on one H200 with recompute core_attn. It fits with recompute full."""
     arguments.per_device_train_batch_size = 1
     told = out_of_memory.advice(PADDLES, config, arguments, "NVIDIA H200")
     assert told.startswith("Out of memory error on nvgpu:0. Cannot allocate 7.828125GB")
