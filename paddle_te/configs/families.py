@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,11 @@ GPT = Family(
 FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, MISTRAL, GPT)}
 
 
+def value(config, name: str, default=None):
+    """What a model's configuration, a dict or PaddleNLP's object, says about something."""
+    return config.get(name, default) if isinstance(config, dict) else getattr(config, name, default)
+
+
 def is_tied(config) -> bool:
     """Whether a model's head is its embedding. config: its configuration, a dict or PaddleNLP's object, or None.
 
@@ -72,8 +76,7 @@ def is_tied(config) -> bool:
     """
     if config is None:
         return False
-    get = config.get if isinstance(config, dict) else partial(getattr, config)
-    return bool(get("tie_word_embeddings", False)) or family_of(config).learned_positions
+    return bool(value(config, "tie_word_embeddings")) or family_of(config).learned_positions
 
 
 def family_of(config) -> Family:
@@ -82,7 +85,7 @@ def family_of(config) -> Family:
     Raises:
         ValueError: it is none of FAMILIES, which are listed.
     """
-    name = config.get("model_type") if isinstance(config, dict) else getattr(config, "model_type", None)
+    name = value(config, "model_type")
     if name is None:
         return LLAMA
     for family in FAMILIES.values():

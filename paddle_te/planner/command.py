@@ -14,7 +14,6 @@ import sys
 from dataclasses import fields
 
 from paddle_te import configs
-from paddle_te.configs.families import family_of
 from paddle_te.options import option
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
@@ -52,8 +51,7 @@ def main() -> int:
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
         tokens = arguments.tokens_per_step or 16 * gpus * sequence
-        pipeline = family_of(config).pipeline
-        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, pipeline)
+        found = search(model, gpu, gpus, sequence, tokens, arguments.precision)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paddle_te.configs.families import family_of, is_tied
+from paddle_te.configs.families import family_of, is_tied, value
 
 
 @dataclass(frozen=True)
@@ -13,7 +12,7 @@ class Model:
     """A decoder: Llama's, with RMSNorm, a gated MLP and grouped key-value heads, or one that differs in what follows.
 
     tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
-    the norms too. gated: the MLP is. positions: those that are learned.
+    the norms too. gated: the MLP is. positions: those that are learned. pipeline: PaddleNLP has a pipeline model of it.
     """
 
     hidden: int
@@ -27,26 +26,28 @@ class Model:
     bias: bool = False
     gated: bool = True
     positions: int = 0
+    pipeline: bool = True
 
     @classmethod
-    def of(cls, config: Mapping) -> Model:
-        """From what `configs.read` returns."""
+    def of(cls, config) -> Model:
+        """From a configuration, a dict or PaddleNLP's object. Without num_key_value_heads each head has its own."""
         sizes = {
             "hidden": "hidden_size",
             "ffn": "intermediate_size",
             "layers": "num_hidden_layers",
             "heads": "num_attention_heads",
-            "kv_heads": "num_key_value_heads",
             "vocabulary": "vocab_size",
         }
         family = family_of(config)
         return cls(
-            **{name: config[key] for name, key in sizes.items()},
+            **{name: value(config, key) for name, key in sizes.items()},
+            kv_heads=value(config, "num_key_value_heads") or value(config, "num_attention_heads"),
             tied=is_tied(config),
             qkv_bias=family.qkv_bias,
             bias=family.learned_positions,
             gated=family.gated,
-            positions=config["max_position_embeddings"] if family.learned_positions else 0,
+            positions=value(config, "max_position_embeddings") if family.learned_positions else 0,
+            pipeline=family.pipeline,
         )
 
     @property

@@ -45,15 +45,15 @@ class Search:
     too_large: dict[str, Plan]
 
 
-def search(model: Model, gpu: Gpu, gpus: int, sequence: int, tokens_per_step: int, precision: str, pipeline=True):
+def search(model: Model, gpu: Gpu, gpus: int, sequence: int, tokens_per_step: int, precision: str):
     """The Search among all layouts with exactly `tokens_per_step` tokens a step.
 
-    pipeline: PaddleNLP has a pipeline model of this family. Raises ValueError where no layout has so many tokens.
+    Raises ValueError where no layout has so many tokens.
     """
     if tokens_per_step % sequence:
         raise ValueError(f"tokens_per_step={tokens_per_step} is no multiple of the sequence length {sequence}")
     found, fitting, least = False, {}, {}
-    for layout in layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, pipeline):
+    for layout in layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision):
         found = True
         plan = Plan(layout, memory_of_step(model, layout), time_of_step(model, layout, gpu))
         if fits(plan.memory, model, layout, gpu):
@@ -75,11 +75,9 @@ def _rank(plan: Plan) -> tuple[float, float]:
     return plan.milliseconds, plan.memory.total
 
 
-def layouts(
-    model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, pipeline: bool
-) -> Iterator[Layout]:
+def layouts(model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str) -> Iterator[Layout]:
     """Those that the launcher accepts; of what is equally fast and large one."""
-    for tp, pp, vp in _model_parallel(model, gpu, gpus, pipeline):
+    for tp, pp, vp in _model_parallel(model, gpu, gpus):
         whole = Layout(gpus, sequence, tp, pp, vp, precision=precision)
         for batch in BATCHES:
             micro_batches, rest = divmod(sequences, whole.data * batch)
@@ -92,14 +90,14 @@ def layouts(
                         yield replace(shared, recompute=recompute, loss_in_chunks=in_chunks)
 
 
-def _model_parallel(model: Model, gpu: Gpu, gpus: int, pipeline: bool) -> Iterator[tuple[int, int, int]]:
+def _model_parallel(model: Model, gpu: Gpu, gpus: int) -> Iterator[tuple[int, int, int]]:
     """(tp, pp, vp): TP within a node, of what heads, MLP and vocabulary divide into; PP and VP of the layers."""
     for tp in range(1, min(gpus, gpu.gpus_per_node) + 1):
         if gpus % tp or any(size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)):
             continue
         yield tp, 1, 1
         for pp in range(2, gpus // tp + 1):
-            if not pipeline or gpus % (tp * pp) or model.layers % pp:
+            if not model.pipeline or gpus % (tp * pp) or model.layers % pp:
                 continue
             for vp in (1, 2, 4):
                 if not model.layers % (pp * vp):

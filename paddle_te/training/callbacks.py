@@ -17,9 +17,9 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 
 from paddle_te import device
-from paddle_te.configs.families import family_of
 from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
+from paddle_te.planner import Model
 from paddle_te.runs.checkpoints import STOPPED_MARK
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 from paddle_te.training.health import HealthCallback
@@ -40,13 +40,9 @@ def model_flops_per_token(config):
     Args:
         config: the model's, PaddleNLP's object; its seq_length is the tokens in a sample (T).
     """
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = hidden // heads
-    attention_weights = hidden * head_dim * (heads + 2 * kv_heads) + heads * head_dim * hidden
-    mlp_weights = (3 if family_of(config).gated else 2) * hidden * config.intermediate_size
-    weights = config.num_hidden_layers * (attention_weights + mlp_weights) + hidden * config.vocab_size
-    return 6 * weights + 12 * config.num_hidden_layers * heads * head_dim * config.seq_length
+    model = Model.of(config)
+    weights = model.layers * model.gemm_weights + model.embedding
+    return 6 * weights + 12 * model.layers * model.hidden * config.seq_length
 
 
 # Part of the device's name: dense bf16 and fp8 TFLOP/s. The first match counts. From NVIDIA's data sheets of each

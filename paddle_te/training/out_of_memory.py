@@ -33,7 +33,7 @@ def advised(config, args):
 def advice(problem, config, args, device):
     """The line: the problem's own words, the memory of the run's layout by part, layouts that fit, and the command that
     lists all of them. device: the GPU's name, as its driver says it."""
-    model, layout = Model.of(config.to_dict()), layout_of(config, args)
+    model, layout = Model.of(config), layout_of(config, args)
     need = memory_of_step(model, layout)
     parts = sorted(fields(need), key=lambda part: -getattr(need, part.name))
     bill = ", ".join(f"{part.name.replace('_', ' ')} {getattr(need, part.name) / 1e9:.1f}" for part in parts)

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied
+from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied, value
 from paddle_te.weights.tensors import CheckpointError
 
 # The parts and the axis, of [out, in] or [out], that tensor parallelism splits; None: every rank has the whole.
@@ -446,16 +446,12 @@ def te_to_native(state_dict, config, fuse_attention_qkv=False, fuse_attention_ff
     return _convert(state_dict, config, "te", target)
 
 
-def _get(config, key, default=None):
-    return config.get(key, default) if isinstance(config, dict) else getattr(config, key, default)
-
-
 def _convert(state_dict, config, kind, target):
     source = detect(state_dict, is_tied(config), family=target.family)
     if source.kind != kind:
         raise CheckpointError(f"expected another layout: the weights are in {source.title} layout")
-    heads = _get(config, "num_attention_heads")
-    queries, head_dim = heads // (_get(config, "num_key_value_heads") or heads), _get(config, "hidden_size") // heads
+    heads = value(config, "num_attention_heads")
+    queries, head_dim = heads // (value(config, "num_key_value_heads") or heads), value(config, "hidden_size") // heads
     parts = {}
     for name, tensor in state_dict.items():
         layer, slot = source.find(name)

@@ -12,9 +12,8 @@ from paddle_te.planner import GPUS, Model, command, search
 H200 = GPUS["h200"]
 
 
-def find(name, gpus, tokens=2**20, sequence=4096, **settings):
-    model = Model.of(configs.read(name))
-    return search(model, H200, gpus, sequence, tokens, settings.pop("precision", "fp8"), **settings)
+def find(name, gpus, tokens=2**20, sequence=4096):
+    return search(Model.of(configs.read(name)), H200, gpus, sequence, tokens, "fp8")
 
 
 def test_all_have_the_tokens_that_were_asked_for():
@@ -33,7 +32,7 @@ def test_what_does_not_fit_says_what_it_needs():
 
 
 def test_a_family_without_a_pipeline():
-    layouts = [plan.layout for plan in find("mistralai/Mistral-7B-v0.1", 8, pipeline=False).plans]
+    layouts = [plan.layout for plan in find("mistralai/Mistral-7B-v0.1", 8).plans]
     assert layouts and all(layout.pp == 1 for layout in layouts)
 
 
