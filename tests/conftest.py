@@ -4,8 +4,10 @@ import ctypes
 import faulthandler
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from tests import processes
 from tests.nvgpu_processes import build_host
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+WARM_STARTS = "PYTEST_WARM_STARTS"  # the folder of children/warm_start.py's servers, which pytest's workers share
 
 
 def missing_gpu():
@@ -36,6 +39,14 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.terminal_stderr = os.dup(2)  # nothing is captured yet
     processes.environment_of_children(os.environ)
+    if WARM_STARTS not in os.environ:
+        os.environ[WARM_STARTS] = config.warm_starts = tempfile.mkdtemp(prefix="warm-starts-")
+
+
+def pytest_unconfigure(config):
+    if folder := getattr(config, "warm_starts", None):
+        del os.environ[WARM_STARTS]
+        shutil.rmtree(folder)  # which ends the servers
 
 
 def pytest_collection_modifyitems(items):
@@ -73,6 +84,18 @@ def demo_data(tmp_path_factory):
 def nvgpu_host():
     """The environment of processes that use nvgpu's host runtime, built once."""
     return dict(CUSTOM_DEVICE_ROOT=build_host())
+
+
+@pytest.fixture(scope="session")
+def warm_start():
+    """The environment of processes that begin with Paddle imported, for tests of what they do afterwards."""
+    return dict(WARM_STARTS=os.environ[WARM_STARTS])
+
+
+@pytest.fixture(scope="session")
+def warm_host(nvgpu_host, warm_start):
+    """`nvgpu_host` and `warm_start`."""
+    return nvgpu_host | warm_start
 
 
 @pytest.fixture

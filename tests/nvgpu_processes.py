@@ -52,10 +52,11 @@ def run(plugin, *arguments, **more):
     return processes.run([sys.executable, *arguments], timeout=300, env=environment(plugin, **more))
 
 
-def run_ranks(plugin, size, *arguments, timeout=240):
+def run_ranks(plugin, size, *arguments, timeout=240, **more):
     """Exit codes and outputs of one process a rank, started as paddle.distributed.launch does but watched by nobody.
 
     Those that still run after `timeout` seconds are killed: exit code -9, the output so far and their stacks.
+    more: variables that they get.
     """
     endpoints = [f"127.0.0.1:{port}" for port in processes.free_ports(size)]
     command = [sys.executable, *map(str, arguments)]
@@ -70,6 +71,7 @@ def run_ranks(plugin, size, *arguments, timeout=240):
             PADDLE_DISTRI_BACKEND="xccl",
             PADDLE_XCCL_BACKEND="nvgpu",
             FLAGS_selected_nvgpus=rank,
+            **more,
         )
         output = tempfile.TemporaryFile()  # a pipe would hold up a rank until somebody reads it
         ranks.append((subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT), output))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-STACKS = Path(__file__).parent / "hangs"
+CHILDREN = Path(__file__).parent / "children"  # what Python processes that tests start do first
 # Below those that Linux takes connections' own ends from (32768 and up), and Slurm jobs' (launch/machines.py).
 PORTS, LAUNCHER_PORTS = range(10_000, 15_000), "15000:19999"
 _given = set()
@@ -54,8 +54,8 @@ def with_in_environment(name, value):
 
 
 def environment_of_children(environ):
-    """Changes `environ`: the Python processes that get it write their stacks on SIGUSR2 (see `write_stacks`)."""
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STACKS), environ.get("PYTHONPATH")]))
+    """Changes `environ`: the Python processes that get it begin with children/sitecustomize.py."""
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CHILDREN), environ.get("PYTHONPATH")]))
     environ.setdefault("PORT_RANGE", LAUNCHER_PORTS)  # paddle.distributed.launch: 35100:64000
 
 

@@ -56,17 +56,20 @@ def test_logits_from_the_cache_are_those_of_the_whole(pair, pieces):
 
 @pytest.mark.parametrize("lengths", [[9], [7, 7], [3, 12, 8, 1]])
 def test_greedy_tokens_are_as_likely_as_the_likeliest(pair, lengths):
-    """In bf16 near ties may fall the other way: each token's logit in float32 is within rounding of the greatest."""
+    """Where two tokens are nearly as likely, bf16 may take the other one. Then their logits in float32 lie no further
+    apart than te's rounding can explain, which is measured for each token on the sequence without a cache."""
     exact, te = pair
     given = prompts(*lengths)
     found = generate(te, left_padded(given))
-    same = 0
     for prompt, new in zip(given, found.tolist(), strict=True):
-        logits = exact_logits(exact, prompt + new)[len(prompt) - 1 : -1]
+        tokens, at = prompt + new, slice(len(prompt) - 1, -1)
+        with paddle.no_grad():
+            rounded = array(first(te(paddle.to_tensor([tokens]))))[0, at]
+        logits = exact_logits(exact, tokens)[at]
+        rounding = np.sqrt(np.mean((rounded - logits) ** 2, -1))
+        assert relative(rounded, logits) < 5e-2
         regret = logits.max(-1) - logits[np.arange(len(new)), new]
-        assert (regret < 5e-2 * logits.std()).all(), (regret, logits.std())
-        same += (regret == 0).sum()
-    assert same >= 0.75 * found.size
+        assert (regret < 8 * rounding).all(), (regret, rounding)  # a difference of two errors
 
 
 def test_sampling_repeats_with_the_seed(pair, seed):

@@ -93,7 +93,7 @@ def variants(names, init, folder, resumed=()):
 
 
 def launch(folder, processes, flags, variants, device, environment, timeout=500):
-    """Trains all variants in `processes` processes on the devices that `environment` shows, and returns `read`'s.
+    """Trains all variants in `processes` processes on the first devices that `environment` shows, and returns `read`'s.
 
     Raises RuntimeError, with the ranks' last lines, if the job fails or runs longer than `timeout` seconds; then with
     their stacks.
@@ -105,7 +105,8 @@ def launch(folder, processes, flags, variants, device, environment, timeout=500)
     (folder / "job.json").write_text(json.dumps(job))
     command = [sys.executable]
     if processes > 1:
-        command += ["-m", "paddle.distributed.launch", "--log_dir", folder / "logs"]
+        devices = ",".join(map(str, range(processes)))
+        command += ["-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", folder / "logs"]
     command += [HERE.parents[1] / "as_command.py", HERE / "train.py", folder / "job.json"]
     environment = os.environ | environment | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
     with open(folder / "output.log", "w") as output:

@@ -59,18 +59,18 @@ def initial_weights(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory, initial_weights, nvgpu_host):
+def references(tmp_path_factory, initial_weights, warm_host):
     """{variant: Run} of one process."""
     folder = tmp_path_factory.mktemp("reference")
     names = {reference for _, _, variants, _ in LAYOUTS.values() for reference, _ in variants.values()}
     variants = jobs.variants(sorted(names), initial_weights, folder)
-    return jobs.launch(folder, 1, {}, variants, "nvgpu", nvgpu_host | dict(EMULATED_TE="1"))
+    return jobs.launch(folder, 1, {}, variants, "nvgpu", warm_host | dict(EMULATED_TE="1"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
+def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     processes, flags, expected, resumed = LAYOUTS[layout]
-    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
+    environment = warm_host | dict(EMULATED_TE="1")
     variants = jobs.variants([*expected], initial_weights, tmp_path, resumed)
     for variant in variants:
         if "ring" in variant["name"]:

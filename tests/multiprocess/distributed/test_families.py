@@ -38,9 +38,9 @@ def initial_weights(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory, initial_weights):
+def reference(tmp_path_factory, initial_weights, warm_start):
     made = variants(initial_weights, FAMILIES, ("none", "pd"))
-    return jobs.launch(tmp_path_factory.mktemp("one"), 1, {}, made, "cpu", {})
+    return jobs.launch(tmp_path_factory.mktemp("one"), 1, {}, made, "cpu", warm_start)
 
 
 def test_none_and_pd_agree(reference):
@@ -48,10 +48,10 @@ def test_none_and_pd_agree(reference):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layout(layout, tmp_path, initial_weights, reference, nvgpu_host):
+def test_layout(layout, tmp_path, initial_weights, reference, warm_host):
     processes, flags = LAYOUTS[layout]
     families = ["qwen2"] if jobs.PP in flags else FAMILIES  # PaddleNLP has no pipeline for Mistral
-    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
+    environment = warm_host | dict(EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants(initial_weights, families), "nvgpu", environment)
     for family in families:
         pd = f"pd of {family}"

@@ -98,18 +98,17 @@ PACKED = dict(zero_padding="true")
 
 
 @pytest.fixture(scope="module")
-def one_process(place):
+def one_process(place, warm_start):
     """The runs in one process, of samples and of packed ones, that begin with an adapter whose B is not zero."""
-    run(place, place / "start", max_steps=1)
-    plain = run(place, place / "one", lora_path=place / "start")
-    return plain, run(place, place / "one-packed", lora_path=place / "start", **PACKED)
+    run(place, place / "start", environment=warm_start, max_steps=1)
+    plain = run(place, place / "one", environment=warm_start, lora_path=place / "start")
+    return plain, run(place, place / "one-packed", environment=warm_start, lora_path=place / "start", **PACKED)
 
 
 @pytest.mark.parametrize("layout, packed", [("tp2", False), ("sp_tp2", True), ("sep2", True), ("sharding2", False)])
-def test_lora_learns_as_in_one_process(place, one_process, nvgpu_host, layout, packed):
-    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2")
+def test_lora_learns_as_in_one_process(place, one_process, warm_host, layout, packed):
     flags = LAYOUTS[layout] | (PACKED if packed else {})
-    losses, adapter = run(place, place / layout, 2, environment, lora_path=place / "start", **flags)
+    losses, adapter = run(place, place / layout, 2, warm_host, lora_path=place / "start", **flags)
     want, weights = one_process[packed]
     assert want[-1] < want[0] - 0.1 and losses == pytest.approx(want, rel=1e-5)
     assert adapter.keys() == weights.keys()  # whole, whatever the layout
@@ -122,21 +121,20 @@ SLOWLY = dict(learning_rate=1e-3)  # so that bf16's rounding stays small
 
 
 @pytest.fixture(scope="module")
-def exact(place, one_process):
-    return run(place, place / "slowly", lora_path=place / "start", **SLOWLY)[0]
+def exact(place, one_process, warm_start):
+    return run(place, place / "slowly", environment=warm_start, lora_path=place / "start", **SLOWLY)[0]
 
 
 @pytest.mark.parametrize(
     "layout, precision", [("sp_tp2", HALF), ("sharding2", FP8)], ids=["sp_tp2-bf16", "sharding2-fp8"]
 )
-def test_te_learns_as_in_one_process(place, exact, nvgpu_host, layout, precision):
+def test_te_learns_as_in_one_process(place, exact, warm_host, layout, precision):
     """With full recompute, as in pretraining."""
-    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2")
     flags = precision | SLOWLY | dict(lora_path=place / "start", script=EMULATED_TE)
     flags |= dict(recompute="true", recompute_granularity="full")
     name = f"{layout}-te"
-    want, weights = run(place, place / f"{name}-one", 1, environment, **flags)
-    losses, adapter = run(place, place / name, 2, environment, **LAYOUTS[layout], **flags)
+    want, weights = run(place, place / f"{name}-one", 1, warm_host, **flags)
+    losses, adapter = run(place, place / name, 2, warm_host, **LAYOUTS[layout], **flags)
     check_alike(losses, adapter, want, weights, exact)
 
 

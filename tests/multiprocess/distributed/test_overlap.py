@@ -26,13 +26,13 @@ WEIGHT_TOLERANCE = {"bf16": 1e-2, "fp8": 5e-2}
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory, nvgpu_host):
+def train(tmp_path_factory, warm_host):
     """train(flags, names, resumed): {variant: Run} of two processes."""
     weights = jobs.make_initial_weights(tmp_path_factory.mktemp("weights"))
 
     def launch(flags, names=VARIANTS, resumed=()):
         folder = tmp_path_factory.mktemp("job")
-        environment = nvgpu_host | dict(NVGPU_HOST_DEVICES="2", EMULATED_TE="1")
+        environment = warm_host | dict(EMULATED_TE="1")
         variants = jobs.variants(names, weights, folder, resumed)
         return jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", environment)
 
@@ -57,14 +57,14 @@ def test_losses_are_those_without_overlap(overlap, train, without):
     jobs.check_sizes(flags, runs["pd_bf16"].sizes, without["pd_bf16"].sizes[0])
 
 
-def test_saved_weights(tmp_path, nvgpu_host):
+def test_saved_weights(tmp_path, warm_host):
     """A checkpoint holds all ranks' weights of its step, also those that the next forward would have gathered."""
     name, weights = "pd_bf16_unclipped", jobs.make_initial_weights(tmp_path / "weights")
     saved = []
     for place, flags in {"plain": dict(sharding="stage1"), "overlapping": OVERLAPS["stage 1, split"]}.items():
         folder = tmp_path / place
         variants = jobs.variants([name], weights, folder, [name])[:1]
-        jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", nvgpu_host | dict(NVGPU_HOST_DEVICES="2"))
+        jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", warm_host)
         saved.append(paddle.load(str(folder / name / f"checkpoint-{jobs.SAVED_STEP}/model_state.pdparams")))
     plain, overlapping = saved
     assert plain.keys() == overlapping.keys()

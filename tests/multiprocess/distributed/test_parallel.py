@@ -44,16 +44,16 @@ def initial_weights(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory, initial_weights, nvgpu_host):
+def references(tmp_path_factory, initial_weights, warm_start, warm_host):
     """{layers: {variant: Run}} of one process: float32 on the plain CPU, bf16 (which that cannot) on nvgpu."""
     folder = tmp_path_factory.mktemp("reference")
     runs = {layers: {} for layers in initial_weights}
-    emulated = nvgpu_host | dict(EMULATED_TE="1")
+    emulated = warm_host | dict(EMULATED_TE="1")
     on_cpu, on_nvgpu = (
         ["none", "pd", TIGHT, "none_packed", "pd_packed"],
         [*BF16, FP8, ATTENTION[0], HEAD, "te_fp8_packed"],
     )
-    for device, names, environment in (("cpu", on_cpu, {}), ("nvgpu", on_nvgpu, emulated)):
+    for device, names, environment in (("cpu", on_cpu, warm_start), ("nvgpu", on_nvgpu, emulated)):
         variants = []
         for layers, init in initial_weights.items():
             made = jobs.variants(names, init, folder)
@@ -78,7 +78,7 @@ def test_one_process_none_and_pd_agree(references, layers):
 
 
 @pytest.mark.parametrize("layout", [name for name in jobs.LAYOUTS if name not in ("sharding4", "sep2", "cp2")])
-def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
+def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     processes, flags = jobs.LAYOUTS[layout]
     layers = layers_of(flags)
     reference = references[layers]
@@ -90,7 +90,7 @@ def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
     packed = PACKED if layout in PACKED_IN else {}
     names = [*FLOAT32, *BF16, HALF, FP8, *recomputed, *fused, *attention, *head, *packed]
     variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
-    environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes), EMULATED_TE="1")
+    environment = warm_host | dict(EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
 
     for name in FLOAT32:
@@ -121,12 +121,13 @@ def test_layout(layout, tmp_path, references, initial_weights, nvgpu_host):
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])
 
 
-def test_impossible_layout_by_hand(tmp_path, nvgpu_host):
+def test_impossible_layout_by_hand(tmp_path, warm_host):
     """run_pretrain.py under Paddle's launcher, without this project's: every rank says why, in one line, and stops."""
-    command = [sys.executable, "-m", "paddle.distributed.launch", "--log_dir", tmp_path / "logs", SCRIPT]
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--devices", "0,1"]
+    command += ["--log_dir", tmp_path / "logs", SCRIPT]
     flags = "--model_name_or_path tiny-llama-demo --tokenizer_name_or_path none --mock_data true --max_seq_length 32"
     command += [*flags.split(), "--output_dir", tmp_path / "out", "--pipeline_parallel_degree", "2"]
-    environment = os.environ | nvgpu_host | dict(PYTHONPATH=python_path(), NVGPU_HOST_DEVICES="2")
+    environment = os.environ | warm_host | dict(PYTHONPATH=python_path())
     done = run(command, env=environment)
     assert done.returncode
     for rank in range(2):

@@ -67,7 +67,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(folder, nvgpu_host):
+def runs(folder, warm_host):
     """{layout: {variant: Run}} of all that these tests look at, one launch a layout."""
     init = jobs.make_initial_weights(folder, layers=4)
     convert(init["none"], folder / "hf", "pd2hf")
@@ -78,8 +78,7 @@ def runs(folder, nvgpu_host):
         if layout != "split2":
             variants += [variant(name, hf) | dict(name=f"{name}_hf") for name in ("none", "pd")]
         variants += [resumed(run, name, folder, init) for run, name in moved]
-        environment = nvgpu_host | dict(NVGPU_HOST_DEVICES=str(processes))
-        made[layout] = jobs.launch(folder / layout, processes, flags, variants, "nvgpu", environment)
+        made[layout] = jobs.launch(folder / layout, processes, flags, variants, "nvgpu", warm_host)
     return made
 
 

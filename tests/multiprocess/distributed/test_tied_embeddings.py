@@ -28,20 +28,20 @@ FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def runs(request, tmp_path_factory, nvgpu_host):
+def runs(request, tmp_path_factory, warm_host):
     """{layout: {variant: Run}}; those called X_moved go on from the checkpoint of X in the layout before."""
     folder = tmp_path_factory.mktemp("tied")
     jobs.save_random_model(folder, tie_word_embeddings=True, **MODELS[request.param])
     convert(folder / "native", folder / "hf", "pd2hf", progress=False)
     init = dict.fromkeys(("none", "paddle", "transformer_engine"), str(folder / "hf"))
-    environment, made, before = nvgpu_host | dict(EMULATED_TE="1"), {}, None
+    environment, made, before = warm_host | dict(EMULATED_TE="1"), {}, None
     for layout, processes, flags in (("tp2", 2, TP2[request.param]), ("pp2", 2, {jobs.PP: 2}), ("one", 1, {})):
         names = FLOAT32[: 3 if layout == "pp2" else 2] + (["te_bf16", FP8_HEAD] if layout in TE_IN else [])
         wanted = [jobs.variant(name, init) | dict(save_strategy="steps", save_steps=jobs.SAVED_STEP) for name in names]
         for name in FLOAT32[:2] if before else []:
             resume = dict(resume=str(folder / before / name / f"checkpoint-{jobs.SAVED_STEP}"))
             wanted.append(jobs.variant(name, init) | resume | dict(name=f"{name}_moved"))
-        device, where = ("cpu", {}) if layout == "one" else ("nvgpu", environment | dict(NVGPU_HOST_DEVICES="2"))
+        device, where = ("cpu", {}) if layout == "one" else ("nvgpu", environment)
         flags = flags | dict(model_name_or_path=str(folder / "model"))
         made[layout] = jobs.launch(folder / layout, processes, flags, wanted, device, where)
         before = layout

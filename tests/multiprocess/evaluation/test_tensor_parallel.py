@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nvgpu_processes import build_host, run_ranks
+from tests.nvgpu_processes import run_ranks
 from tests.processes import run
 from tests.unit.training.small import save_models, save_tokenizer, write_lines
 
@@ -23,7 +23,7 @@ def place(tmp_path_factory):
 
 
 @pytest.mark.parametrize("backend", ["none", "paddle"])
-def test_two_processes_are_one(place, tmp_path, backend):
+def test_two_processes_are_one(place, tmp_path, backend, nvgpu_host, warm_start):
     def words(output, device):
         flags = dict(
             model_name_or_path=place / backend,
@@ -38,7 +38,8 @@ def test_two_processes_are_one(place, tmp_path, backend):
         )
         return [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
 
-    codes, outputs = run_ranks(build_host(), 2, SCRIPT, *words(tmp_path / "two.json", "nvgpu"))
+    arguments = words(tmp_path / "two.json", "nvgpu")
+    codes, outputs = run_ranks(nvgpu_host["CUSTOM_DEVICE_ROOT"], 2, SCRIPT, *arguments, **warm_start)
     assert codes == [0, 0], outputs
     assert "perplexity: loss" in outputs[0] and "perplexity: loss" not in outputs[1]
     run(["python", SCRIPT, *words(tmp_path / "one.json", "cpu")], check=True)
