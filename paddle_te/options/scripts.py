@@ -23,6 +23,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 # How much of a manifest is compared before a checkpoint is loaded; `manifest.damage` says what each means
 LEVELS = ("full", "size", "none")
 STAGING_DIR = "/dev/shm"  # memory, as a file system
+# How AdamW's state may be kept, and how many bytes of it belong to a number
+MOMENTS = {"float32": 4, "bfloat16": 2}
+MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
+STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 DELAYED = {"fp8_recipe": "delayed"}
 
 
@@ -177,6 +181,28 @@ TRAINING = (
         "Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks.",
         doc="recompute as a PyLayer; false: saved-tensor hooks",
         zh="以 PyLayer 方式重计算；false：saved-tensor hooks",
+    ),
+    Option(
+        "optim_moments",
+        choice(*MOMENTS),
+        "float32",
+        "What AdamW keeps its two moments in: float32, or bfloat16 with stochastic rounding.",
+        doc="what AdamW keeps its two moments in: `float32`, or `bfloat16` with stochastic rounding, which saves 4 "
+        "bytes a parameter; [what to know](../../docs/optimizer-memory.md)",
+        zh="AdamW 两个 moment 的存储格式：`float32`，或采用随机舍入的 `bfloat16`（每个参数节省 4 字节）；"
+        "[说明](../../docs/optimizer-memory.md)",
+    ),
+    Option(
+        "master_weights",
+        choice(*MASTER_WEIGHTS),
+        "float32",
+        "How AdamW keeps the float32 master weights of bfloat16 weights: float32, or bf16_remainder, the 16 bits that "
+        "the weight does not have.",
+        doc="how AdamW keeps the float32 master weights of bfloat16 weights: `float32`, or `bf16_remainder`, the 16 "
+        "bits that the weight itself does not have, which saves 2 bytes a parameter and loses nothing; "
+        "[what to know](../../docs/optimizer-memory.md)",
+        zh="AdamW 保存 bfloat16 权重的 float32 主权重的方式：`float32`，或 `bf16_remainder`，即只保存权重本身没有的 "
+        "16 位（每个参数节省 2 字节，不损失精度）；[说明](../../docs/optimizer-memory.md)",
     ),
     Option(
         "save_in_background",

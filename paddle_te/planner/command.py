@@ -15,6 +15,7 @@ from dataclasses import fields
 
 from paddle_te import configs
 from paddle_te.options import option
+from paddle_te.options.scripts import STATES
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
@@ -34,6 +35,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--tokens_per_step", type=positive, help="of all GPUs together; default: 16 sequences for each GPU"
     )
     parser.add_argument("--precision", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
+    for name, kinds in STATES.items():
+        parser.add_argument(f"--{name}", choices=kinds, default="float32", help="as in training; default %(default)s")
     parser.add_argument("--show", type=positive, default=10, help="how many layouts to print; default %(default)s")
     parser.add_argument(
         "--explain",
@@ -51,7 +54,8 @@ def main() -> int:
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
         tokens = arguments.tokens_per_step or 16 * gpus * sequence
-        found = search(model, gpu, gpus, sequence, tokens, arguments.precision)
+        states = {name: getattr(arguments, name) for name in STATES}
+        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **states)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -122,6 +126,7 @@ def launch_words(name: str, layout: Layout) -> list[str]:
         arguments |= {"OVERLAP": 1, "LOGGING_STEPS": 10}
     extra = ["--amp_master_grad true"] * (layout.main_grads and not layout.overlap)
     extra += ["--use_fused_linear_cross_entropy true"] * layout.loss_in_chunks
+    extra += [f"--{name} {kept}" for name in STATES if (kept := getattr(layout, name)) != "float32"]
     if extra:
         arguments["EXTRA_ARGS"] = " ".join(extra)
     return ["paddle-te", "pretrain", *(f"--{key}={value}" for key, value in arguments.items())]

@@ -12,7 +12,7 @@ class Layout:
     gpus: all of them. tp, pp, vp, sharding: degrees; what they leave of `gpus` is data parallel. batch: sequences of a
     micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1. loss_in_chunks, fp8_head,
     fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads: gradients are float32 and
-    added up inside the GEMMs, as OVERLAP=1 has them; release_grads: --release_grads.
+    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights: the flags.
     """
 
     gpus: int
@@ -32,6 +32,8 @@ class Layout:
     fp8_attention: bool = False
     main_grads: bool = False
     release_grads: bool = False
+    optim_moments: str = "float32"
+    master_weights: str = "float32"
 
     @property
     def data(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
@@ -61,7 +62,7 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
         Memory(
             weights=2 * local,
             gradients=gradient_bytes(layout) * local,
-            states=12 * local / layout.sharding,  # float32 master weights and two moments
+            states=state_bytes(layout) * local / layout.sharding,
             fp8_weights=layers * model.gemm_weights / layout.tp * fp8_copies(layout),
             activations=kept * layout.tokens / layout.tp,
             working=max(head, backward_of_a_layer(model, layout) * layout.tokens / layout.tp)
@@ -86,6 +87,11 @@ def gradient_bytes(layout: Layout) -> float:
     if layout.sharding > 1 and layout.stage > 1:
         return each / layout.sharding
     return each + (2 if layout.replicas > 1 and not layout.main_grads else 0)
+
+
+def state_bytes(layout: Layout) -> int:
+    """A parameter: its master weight and AdamW's two moments."""
+    return MASTER_WEIGHTS[layout.master_weights] + 2 * MOMENTS[layout.optim_moments]
 
 
 def fp8_copies(layout: Layout) -> int:

@@ -45,15 +45,17 @@ class Search:
     too_large: dict[str, Plan]
 
 
-def search(model: Model, gpu: Gpu, gpus: int, sequence: int, tokens_per_step: int, precision: str):
+def search(model: Model, gpu: Gpu, gpus: int, sequence: int, tokens_per_step: int, precision: str, **flags: str):
     """The Search among all layouts with exactly `tokens_per_step` tokens a step.
+
+    flags: further fields that all of them have, such as optim_moments.
 
     Raises ValueError where no layout has so many tokens.
     """
     if tokens_per_step % sequence:
         raise ValueError(f"tokens_per_step={tokens_per_step} is no multiple of the sequence length {sequence}")
     found, fitting, least = False, {}, {}
-    for layout in layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision):
+    for layout in layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags):
         found = True
         plan = Plan(layout, memory_of_step(model, layout), time_of_step(model, layout, gpu))
         if fits(plan.memory, model, layout, gpu):
@@ -75,10 +77,12 @@ def _rank(plan: Plan) -> tuple[float, float]:
     return plan.milliseconds, plan.memory.total
 
 
-def layouts(model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str) -> Iterator[Layout]:
+def layouts(
+    model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: str
+) -> Iterator[Layout]:
     """Those that the launcher accepts; of what is equally fast and large one."""
     for tp, pp, vp in _model_parallel(model, gpu, gpus):
-        whole = Layout(gpus, sequence, tp, pp, vp, precision=precision)
+        whole = Layout(gpus, sequence, tp, pp, vp, precision=precision, **flags)
         for batch in BATCHES:
             micro_batches, rest = divmod(sequences, whole.data * batch)
             if rest or not micro_batches:

@@ -13,9 +13,10 @@ import math
 
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
+from paddle_te.planner.memory import state_bytes
 from paddle_te.planner.model import Model
 
-OPTIMIZER_BYTES = 34  # a parameter, of clipping and AdamW with float32 master weights
+OPTIMIZER_BYTES = 10  # a parameter, of clipping and AdamW, beside the state that is read and written
 CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
 CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
@@ -39,7 +40,8 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
         "head": m * head,
         "bubble": (layout.pp - 1) / layout.vp * (layers * (layer + tp) + transfer + head),
         "sharding": communication,
-        "optimizer": local / layout.sharding * OPTIMIZER_BYTES / gpu.hbm / 1e6 + gradients_ms(local, layout, gpu),
+        "optimizer": local / layout.sharding * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
+        + gradients_ms(local, layout, gpu),
     }
 
 

@@ -16,7 +16,7 @@ from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.modeling import check_fp8_lm_head
 from paddle_te.options import BOUNDS, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
-from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, TRAINING
+from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, STATES, TRAINING
 from paddle_te.runs.checkpoints import check_writable
 from paddle_te.runs.parallelism import check_flags
 
@@ -48,6 +48,7 @@ class PreTrainingArguments(TrainingArguments):
         """Raises ValueError for wrong values and contradictions, before PaddleNLP's initialise fleet."""
         check_values(self, BOUNDS)
         self._check_layers()
+        self._check_optimizer_states()
         self._check_saving()
         try:
             super().__post_init__()
@@ -79,6 +80,29 @@ class PreTrainingArguments(TrainingArguments):
             )
         if self.use_fused_linear_cross_entropy and self.transformer_engine_backend == "none":
             self._check_paddlenlps_fused_loss()
+
+    def _check_optimizer_states(self):
+        """Refuses flags beside which AdamW's state is not ours to keep."""
+        flags = [f"--{name} {kept}" for name in STATES if (kept := getattr(self, name)) != "float32"]
+        if not flags:
+            return
+        said, sharding = " ".join(flags), f"{self.sharding} {self.sharding_parallel_config}"
+        if self.optim not in (OptimizerNames.ADAMW, OptimizerNames.ADAMW.value):
+            raise ValueError(f"{said} with --optim {self.optim}: it needs --optim adamw")
+        if self.master_weights != "float32" and self.model_dtype != "bfloat16":
+            raise ValueError(
+                f"--master_weights {self.master_weights} needs bfloat16 weights: --bf16 true --fp16_opt_level O2"
+            )
+        for name in ("offload", "enable_stage1_tensor_fusion", "enable_fuse_optimizer_states"):
+            if name in sharding:
+                raise ValueError(f"{said} with {name} of --sharding or --sharding_parallel_config: leave that out")
+        if self.offload_optim:
+            raise ValueError(f"{said} with --offload_optim: Paddle moves float32 states only; leave one of them out")
+        if self.master_weights != "float32" and self.unified_checkpoint_config:
+            raise ValueError(
+                f"--master_weights {self.master_weights} with --unified_checkpoint_config "
+                f"{self.unified_checkpoint_config}: a checkpoint must have weights and remainders; leave it out"
+            )
 
     def _check_ring_attention(self):
         flag = f"--context_parallel_degree {self.context_parallel_degree}"

@@ -5,6 +5,7 @@ it computes the factor only, and nvgpu has an AdamW that takes it. Same numbers:
 the gradient's type, as Paddle's multiplication does.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 
@@ -27,11 +28,11 @@ def fuse_clipping(optimizer):
     clip = optimizer._grad_clip
     groups = isinstance(optimizer._parameter_list[0], dict)  # each may have its own clipping
     if type(optimizer) is paddle.optimizer.AdamW and type(clip) is paddle.nn.ClipGradByGlobalNorm and not groups:
-        optimizer.__class__, clip.__class__ = _AdamW, _ClipGradByGlobalNorm
+        optimizer.__class__, clip.__class__ = FactorAdamW, _ClipGradByGlobalNorm
 
 
 class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
-    """Paddle's, or, where _AdamW can multiply all the gradients, only the `factor` that clips them."""
+    """Paddle's, or, where FactorAdamW can multiply all the gradients, only the `factor` that clips them."""
 
     factor = None  # float32 [1] of the last call; None: the gradients that it returned are clipped
     norm = None  # float32 [] of the last call's gradients, where there is a factor
@@ -89,7 +90,7 @@ def _clipped(params_grads):
 
 
 def _take_factor(clipped):
-    """Whether _AdamW can multiply all these gradients."""
+    """Whether FactorAdamW can multiply all these gradients."""
     return all(_takes_factor(param, grad) for param, grad in clipped)
 
 
@@ -102,13 +103,46 @@ def _takes_factor(param, grad):
 @cache
 def _operator():
     """The name of nvgpu's AdamW with a factor (its kernels/training.cc), which Paddle knows afterwards."""
-    name, path = "nvgpu_clipped_adamw", device.nvgpu_library()
+    name, path = "nvgpu_adamw", device.nvgpu_library()
     if name not in core.load_op_meta_info_and_register_op(path):
         raise RuntimeError(f"{path} is of another version and lacks the operator {name}: pip install ./nvgpu")
     return name
 
 
-class _AdamW(paddle.optimizer.AdamW):
+@dataclass(frozen=True)
+class Step:
+    """What one step of AdamW reads and changes: the inputs and attributes of nvgpu's operator, in its order.
+
+    factor: float32 [1] that the gradient is multiplied by, or None. master: the float32 master weight, the int16
+    remainder of one, or None. decay: 0 for a weight that does not decay. noise_key, noise_first: which random numbers
+    bfloat16 moments are rounded by (compact_states.noise).
+    """
+
+    param: paddle.Tensor
+    grad: paddle.Tensor
+    factor: paddle.Tensor | None
+    learning_rate: paddle.Tensor
+    moment1: paddle.Tensor
+    moment2: paddle.Tensor
+    moment2_max: paddle.Tensor | None
+    beta1_power: paddle.Tensor
+    beta2_power: paddle.Tensor
+    master: paddle.Tensor | None
+    beta1: float
+    beta2: float
+    epsilon: float
+    rate_ratio: float
+    decay: float
+    noise_key: int
+    noise_first: int
+
+
+def run_on_nvgpu(step):
+    """Makes a Step by nvgpu's operator."""
+    _C_ops._run_custom_op(_operator(), *vars(step).values())
+
+
+class FactorAdamW(paddle.optimizer.AdamW):
     """Paddle's, with the factor of its clipping."""
 
     def _apply_optimize(self, *args, **kwargs):
@@ -117,31 +151,41 @@ class _AdamW(paddle.optimizer.AdamW):
         return super()._apply_optimize(*args, **kwargs)
 
     def _append_optimize_op(self, block, param_and_grad):
-        param, grad = param_and_grad
-        factor = getattr(self._grad_clip, "factor", None)
-        if factor is None or not getattr(param, "need_clip", True):
+        step = self.step_of(param_and_grad)
+        if step.factor is None:
             return super()._append_optimize_op(block, param_and_grad)
+        run_on_nvgpu(step)
+
+    def noise_of(self, param):
+        """(key, number of the first element) of random numbers; what is kept in float32 needs none."""
+        return 0, 0
+
+    def step_of(self, param_and_grad):
+        """The Step of a parameter, whose state is there, and its gradient."""
+        param, grad = param_and_grad
 
         def state(name):
             return self._get_accumulator_master(name, param)
 
         has_master = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
         decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(param.name)
-        _C_ops._run_custom_op(
-            _operator(),
-            param,
-            grad,
-            factor,
-            self._create_param_lr(param_and_grad),
-            state(self._moment1_acc_str),
-            state(self._moment2_acc_str),
-            state(self._moment2_acc_max_str) if self._amsgrad else None,
-            state(self._beta1_pow_acc_str),
-            state(self._beta2_pow_acc_str),
-            self._master_weights[param.name] if has_master else None,
-            float(self._beta1),
-            float(self._beta2),
-            float(self._epsilon),
-            1.0 if self._lr_ratio is None else self._lr_ratio(param),
-            self._weight_decay if decays else 0.0,
+        noise_key, noise_first = self.noise_of(param)
+        return Step(
+            param=param,
+            grad=grad,
+            factor=getattr(self._grad_clip, "factor", None) if getattr(param, "need_clip", True) else None,
+            learning_rate=self._create_param_lr(param_and_grad),
+            moment1=state(self._moment1_acc_str),
+            moment2=state(self._moment2_acc_str),
+            moment2_max=state(self._moment2_acc_max_str) if self._amsgrad else None,
+            beta1_power=state(self._beta1_pow_acc_str),
+            beta2_power=state(self._beta2_pow_acc_str),
+            master=self._master_weights[param.name] if has_master else None,
+            beta1=float(self._beta1),
+            beta2=float(self._beta2),
+            epsilon=float(self._epsilon),
+            rate_ratio=1.0 if self._lr_ratio is None else self._lr_ratio(param),
+            decay=self._weight_decay if decays else 0.0,
+            noise_key=noise_key,
+            noise_first=noise_first,
         )

@@ -83,4 +83,6 @@ def layout_of(config, args):
         fp8_attention=args.fp8_dpa,
         main_grads=args.amp_master_grad,
         release_grads=args.release_grads,
+        optim_moments=args.optim_moments,
+        master_weights=args.master_weights,
     )

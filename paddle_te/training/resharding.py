@@ -27,7 +27,7 @@ from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError, Degrees
 from paddle_te.weights.folder import open_checkpoint, variant
 from paddle_te.weights.layout import SPLIT_AXIS
-from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, open_optimizer
+from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, kept_how, open_optimizer
 from paddle_te.weights.resharding import check_reshardable, saved_degrees
 
 logger = logging.getLogger(__name__)
@@ -39,12 +39,14 @@ def check_resumable(folder, args):
     """Refuses a checkpoint from which training cannot go on with these TrainingArguments.
 
     Reads names and shapes only. Raises CheckpointError, a ValueError: for one that is not whole, that cannot be divided
-    by this run's degrees, or that was saved in another precision.
+    by this run's degrees, or that was saved in another precision or with another kind of optimizer's state.
     """
     checkpoint = open_share(folder, args)
+    with_optimizer = not args.ignore_load_lr_and_optim
+    if with_optimizer:
+        _check_kept_alike(Path(folder), args)
     if checkpoint is None:
         return
-    with_optimizer = not args.ignore_load_lr_and_optim
     check_reshardable(checkpoint, degrees_of(args), max(args.virtual_pp_degree, 1), with_optimizer=with_optimizer)
     theirs = _dtype(checkpoint)
     if with_optimizer and theirs != args.model_dtype:
@@ -52,6 +54,15 @@ def check_resumable(folder, args):
             f"{checkpoint.folder}: its weights are {theirs}, this run's {args.model_dtype}: resume in the precision in "
             f"which it was saved, or start from its weights with --te_init_weight_path {checkpoint.folder}"
         )
+
+
+def _check_kept_alike(folder, args):
+    for flag, saved in kept_how(folder).items():
+        if saved != (mine := getattr(args, flag)):
+            raise CheckpointError(
+                f"{folder}: its optimizer's state was saved with --{flag} {saved}, and this run has --{flag} {mine}: "
+                f"resume with --{flag} {saved}, or start from its weights with --te_init_weight_path {folder}"
+            )
 
 
 def degrees_of(args):
@@ -136,26 +147,33 @@ class Held:
         return np.concatenate([flat, np.zeros(self.end - self.begin - flat.size, flat.dtype)])
 
 
+def layers_of(optimizer):
+    """An optimizer and those in it, which Paddle wraps for each kind of parallelism; Paddle's own is the last."""
+    layers = [optimizer]
+    while True:
+        held = vars(layers[-1])
+        inner = held.get("_inner_opt") or held.get("_optim")
+        if inner is None or inner is layers[-1]:  # stage 3 makes an optimizer its own _optim
+            return layers
+        layers.append(inner)
+
+
 def held_by(optimizer, parameters):
     """{parameter's name: Held} of those Paddle parameters of which this rank's optimizer keeps the state.
 
     optimizer: the outermost one, wrapped for the run's kind of sharding, before its first step.
     """
     group = None  # stage 3's
-    while True:
-        if isinstance(optimizer, DygraphShardingOptimizerV2):
-            return _held_in_buckets(optimizer)
-        if isinstance(optimizer, DygraphShardingOptimizer):
-            mine = {p.name for p in optimizer._rank2params[optimizer._sharding_rank]}
+    for layer in layers_of(optimizer):
+        if isinstance(layer, DygraphShardingOptimizerV2):
+            return _held_in_buckets(layer)
+        if isinstance(layer, DygraphShardingOptimizer):
+            mine = {p.name for p in layer._rank2params[layer._sharding_rank]}
             return {name: Held(name) for name in mine}
-        if isinstance(optimizer, GroupShardedOptimizerStage2):
-            mine = {name for name, rank in optimizer.param2rank.items() if rank == optimizer._rank}
+        if isinstance(layer, GroupShardedOptimizerStage2):
+            mine = {name for name, rank in layer.param2rank.items() if rank == layer._rank}
             return {name: Held(name) for name in mine}
-        group = vars(optimizer).get("_group") or group
-        inner = vars(optimizer).get("_inner_opt") or vars(optimizer).get("_optim")
-        if inner is None or inner is optimizer:  # stage 3 makes an optimizer its own _optim
-            break
-        optimizer = inner
+        group = vars(layer).get("_group") or group
     return {p.name: _held_in_slices(p, group) for p in parameters if not p.stop_gradient}
 
 

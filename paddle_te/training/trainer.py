@@ -24,6 +24,7 @@ from paddle_te.distributed import gather_objects, gather_weights
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
+from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
     CheckpointNotSaved,
@@ -33,6 +34,7 @@ from paddle_te.runs.checkpoints import (
     rotate_checkpoints,
 )
 from paddle_te.runs.identity import layout_values, model_values
+from paddle_te.training.compact_states import keep_compact, number_elements
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
 from paddle_te.training.optimizer import fuse_clipping
@@ -95,9 +97,11 @@ class PretrainingTrainer(Trainer):
         return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
 
     def create_optimizer(self, lr_scheduler=None):
-        """PaddleNLP's, with AdamW and clipping in one pass where that can be."""
+        """PaddleNLP's, with AdamW and clipping in one pass where that can be, and a state as the flags say."""
+        args = self.args
         optimizer = super().create_optimizer(lr_scheduler)
         fuse_clipping(optimizer)
+        keep_compact(optimizer, args.optim_moments, args.master_weights, args.seed)
         self.watch.guard(optimizer, self.model)
         return optimizer
 
@@ -155,13 +159,14 @@ class PretrainingTrainer(Trainer):
             )
 
     def _checkpoint_bytes(self):
-        """About what this rank writes at most: weights, AdamW's two float32 moments, float32 master weights."""
+        """About what this rank writes at most: weights, AdamW's two moments, master weights."""
         args = self.args
         trained = [p for p in self.model.parameters() if not p.stop_gradient]
         size = sum(p.size * p.element_size() for p in trained) if args.should_save_model_state else 0
         writes_optimizer = self.dp_group.rank <= 0 if args.use_hybrid_parallel else args.should_save
         if writes_optimizer and not args.ignore_save_lr_and_optim:
-            each = 8 + 4 * any(p.element_size() < 4 for p in trained)
+            each = 2 * MOMENTS[args.optim_moments]
+            each += MASTER_WEIGHTS[args.master_weights] * any(p.element_size() < 4 for p in trained)
             size += each * sum(p.size for p in trained) // max(args.sharding_parallel_degree, 1)
         return int(1.05 * size) + 2**24  # and names, scales, RNG states, the tokenizer
 
@@ -287,7 +292,9 @@ class PretrainingTrainer(Trainer):
             broadcast_dataset_rank0_model(self.model)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Raises CheckpointError as `_load_from_checkpoint`, which comes first."""
+        """Raises CheckpointError as `_load_from_checkpoint`, which comes first. The model and the optimizer are wrapped
+        for the run's parallelism by now; checkpoint: None where training begins."""
+        number_elements(self.optimizer, self.model.parameters())
         if self._share is None or self.args.ignore_load_lr_and_optim:
             super()._load_optimizer_and_scheduler(checkpoint)
             return

@@ -19,7 +19,7 @@ import sys
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.converter import FORMATS, MODES
 from paddle_te.weights.inspection import inspect
-from paddle_te.weights.tensors import STORAGE
+from paddle_te.weights.tensors import NUMBERS
 
 
 def size(text):
@@ -55,7 +55,7 @@ def make_parser():
     for flag in ("--tensor_parallel_degree", "--pipeline_parallel_degree"):
         parser.add_argument(flag, type=positive, help="of the output; if left out, as the input; 1 merges")
     parser.add_argument("--virtual_pp_degree", type=positive, help="of the output; if left out, 1")
-    parser.add_argument("--dtype", choices=STORAGE, help="of the output; if left out, as the input")
+    parser.add_argument("--dtype", choices=NUMBERS, help="of the output; if left out, as the input")
     parser.add_argument("--max_shard_size", type=size, help="larger files are written in shards (10GB)")
     parser.add_argument("--workers", type=positive, default=1, help="files written at the same time (1)")
     parser.add_argument(

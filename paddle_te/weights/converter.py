@@ -25,7 +25,7 @@ from paddle_te.weights.files import (
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.output_files import Target, check_degrees, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
-from paddle_te.weights.tensors import STORAGE, CheckpointError, cast
+from paddle_te.weights.tensors import NUMBERS, CheckpointError, cast
 
 # mode: (from, to); None: whatever the input's layout is, and the same again
 MODES = {
@@ -73,7 +73,7 @@ def convert(
         format: "pdparams" or "safetensors"; None: the input's (hf: always safetensors).
         tensor_parallel_degree, pipeline_parallel_degree: the output's; None: the input's (hf: 1).
         virtual_pp_degree: the output's; None: 1, or the input's where no degree is given.
-        dtype: of the output, one of STORAGE; numbers are rounded to the nearest even. None: the input's dtypes.
+        dtype: of the output, one of NUMBERS; numbers are rounded to the nearest even. None: the input's dtypes.
         max_shard_size: bytes; larger files are written in shards. None: MAX_SHARD_SIZE.
         workers: files written side by side; each holds a few copies of the tensor it is working on.
         with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
@@ -90,8 +90,8 @@ def convert(
     """
     if mode not in MODES:
         raise CheckpointError(f"mode {mode!r}: it may be one of {', '.join(MODES)}")
-    if dtype not in (None, *STORAGE):
-        raise CheckpointError(f"--dtype {dtype}: it may be one of {', '.join(STORAGE)}")
+    if dtype not in (None, *NUMBERS):
+        raise CheckpointError(f"--dtype {dtype}: it may be one of {', '.join(NUMBERS)}")
     input_path, output_path = Path(input_path), Path(output_path)
     _check_apart(input_path, output_path)
     check_new(output_path)

@@ -34,6 +34,28 @@ _TRAINER_FILES = re.compile(r"trainer_state\.json|scheduler\.pdparams|scaler\.pd
 _FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
 
 
+def kept_how(folder):
+    """{"optim_moments": …, "master_weights": …}: the values of these flags with which the optimizer's state in a
+    checkpoint folder was saved, as far as there is any. Raises CheckpointError.
+
+    Goes by the tensors' dtypes, of one of the files: all ranks have the same.
+    """
+    if is_unified(folder):
+        state = _unified_state(folder)
+        moments, masters = (state.get(kind, {}).values() for kind in (MOMENTS[0], MASTER))
+    else:
+        file = min(folder.glob("optimizer*.pdopt"), default=None)
+        state, master = pdparams.read_optimizer(file) if file else ({}, {})
+        moments, masters = [ref for key, ref in state.items() if key.endswith(MOMENTS[0])], master.values()
+    found = {}
+    if moments:
+        found["optim_moments"] = next(iter(moments)).dtype
+    if masters:
+        remainder = any(ref.dtype == "int16" for ref in masters)  # a float32 weight is its own master weight
+        found["master_weights"] = "bf16_remainder" if remainder else "float32"
+    return found
+
+
 def trainer_files(names, source, target):
     """Those of a folder's files that go along with the optimizer from one Layout to another."""
     fp8 = source.kind == target.kind == "te"
@@ -127,9 +149,13 @@ def _unified(checkpoint):
     """{kind: {weight: TensorRef}} of a unified checkpoint."""
     if (checkpoint.tp, checkpoint.pp) != (1, 1):
         raise CheckpointError(f"{checkpoint.folder}: a unified optimizer beside weights of single ranks")
+    return _unified_state(checkpoint.folder)
+
+
+def _unified_state(folder):
     found = {}
     for stem in ("optimizer", MASTER):
-        index = checkpoint.folder / safetensors_index(stem)
+        index = folder / safetensors_index(stem)
         if not index.exists():
             continue
         for key, ref in read_index(index, safetensors)[0].items():

@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 from paddle_te.weights.tensors import STORAGE, CheckpointError, TensorRef, sync_file, write_array
 
 SUFFIX = ".safetensors"
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U16": "bfloat16"}  # PaddleNLP saves bfloat16 as U16
+# PaddleNLP saves bfloat16 as U16
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U16": "bfloat16", "I16": "int16"}
 _CODES = {
-    "np": {"float32": "F32", "float16": "F16", "bfloat16": "U16"},
-    "pt": {"float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    "np": {"float32": "F32", "float16": "F16", "bfloat16": "U16", "int16": "I16"},
+    "pt": {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int16": "I16"},
 }
 
 
@@ -31,7 +32,7 @@ def read(path):
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in _DTYPES:
-            raise CheckpointError(f"{path}: {name!r} has dtype {entry['dtype']}, not float32, float16 or bfloat16")
+            raise CheckpointError(f"{path}: {name!r} has dtype {entry['dtype']}, not {', '.join(STORAGE)}")
         begin = start + entry["data_offsets"][0]
         tensors[name] = TensorRef(path, begin, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
     return tensors

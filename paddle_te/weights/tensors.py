@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 
 # Weights are moved as bits: bfloat16, which numpy does not have, is held as uint16, as Paddle does.
-STORAGE = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
+NUMBERS = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
+# What may stand in files: weights, and the remainders of master weights (training/compact_states.py)
+STORAGE = NUMBERS | {"int16": np.dtype("<i2")}
 
 
 class CheckpointError(ValueError):
@@ -17,7 +19,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A tensor in a file: where its bytes begin, its dtype ("float32", "float16", "bfloat16"), shape and order."""
+    """A tensor in a file: where its bytes begin, its dtype (of STORAGE), shape and order."""
 
     path: Path
     offset: int

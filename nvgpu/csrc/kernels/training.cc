@@ -74,25 +74,40 @@ struct Weight {
 struct AdamWSettings {
   double beta1, beta2, epsilon;
   float rate_ratio, decay;
+  uint32_t noise_key = 0, noise_first = 0;  // of the moments' stochastic rounding
 };
+
+void CheckTypes(const Weight& weight, const Tensor& learning_rate) {
+  const DataType type = weight.param->dtype(), moments = weight.moment1->dtype();
+  const DataType wide = type == DataType::FLOAT64 ? DataType::FLOAT64 : DataType::FLOAT32;
+  const DataType master = weight.master == nullptr ? wide : weight.master->dtype();
+  const bool rounded = moments == DataType::BFLOAT16 && wide == DataType::FLOAT32;
+  const bool remainder = master == DataType::INT16 && type == DataType::BFLOAT16;
+  const bool alike =
+      weight.moment2->dtype() == moments && (weight.moment2_max == nullptr || weight.moment2_max->dtype() == moments);
+  PADDLE_ENFORCE_EQ((moments == wide || rounded) && alike && (master == wide || remainder) &&
+                        learning_rate.dtype() == DataType::FLOAT32,
+                    true,
+                    common::errors::Unimplemented(
+                        "adamw on nvgpu keeps %s moments and master weights of %s weights, or bfloat16 moments, or "
+                        "int16 remainders of bfloat16 weights, and float32 learning rates; got %s moments, %s master "
+                        "weights and a %s learning rate",
+                        wide, type, moments, master, learning_rate.dtype()));
+}
 
 // grad_factor: float32 [1], what the gradient is multiplied by as it is read; nullptr for 1. Powers of beta are read
 // only.
 void Update(const Context& context, const Weight& weight, const Tensor& grad, const Tensor* grad_factor,
             const Tensor& learning_rate, const Tensor& beta1_power, const Tensor& beta2_power,
             const AdamWSettings& settings) {
-  const DataType moments = weight.moment1->dtype();
-  PADDLE_ENFORCE_EQ(moments == (weight.param->dtype() == DataType::FLOAT64 ? DataType::FLOAT64 : DataType::FLOAT32) &&
-                        learning_rate.dtype() == DataType::FLOAT32,
-                    true,
-                    common::errors::Unimplemented("adamw on nvgpu keeps float32 moments and learning rates, got %s "
-                                                  "moments and a %s learning rate",
-                                                  moments, learning_rate.dtype()));
+  CheckTypes(weight, learning_rate);
   math::AdamW step;
   step.param = weight.param->data();
   step.grad = grad.data();
   step.type = TypeOf(*weight.param);
   step.grad_type = TypeOf(grad);
+  step.moment_type = TypeOf(*weight.moment1);
+  step.master_type = weight.master == nullptr ? Type::kNone : TypeOf(*weight.master);
   step.moment1 = weight.moment1->data();
   step.moment2 = weight.moment2->data();
   step.moment2_max = weight.moment2_max == nullptr ? nullptr : weight.moment2_max->data();
@@ -108,6 +123,8 @@ void Update(const Context& context, const Weight& weight, const Tensor& grad, co
   step.epsilon = settings.epsilon;
   step.decay = settings.decay;
   step.rate_ratio = settings.rate_ratio;
+  step.noise_key = settings.noise_key;
+  step.noise_first = settings.noise_first;
   step.count = weight.param->numel();
   math::RunAdamW(StreamOf(context), step);
 }
@@ -140,22 +157,23 @@ void AdamW(const Context& context, const Tensor& param, const Tensor& grad, cons
   Advance(context, beta2_power, skip ? 1 : settings.beta2, beta2_power_out);
 }
 
-// ---- nvgpu_clipped_adamw: AdamW that multiplies the gradient by a factor, so that clipping needs no pass of its own
+// ---- nvgpu_adamw: AdamW with what Paddle's operation has no arguments for
 
 Tensor* DenseOf(const paddle::Tensor& tensor) { return static_cast<Tensor*>(tensor.impl().get()); }
 Tensor* DenseOf(const paddle::optional<paddle::Tensor>& tensor) { return tensor ? DenseOf(*tensor) : nullptr; }
 
-void ClippedAdamW(const paddle::Tensor& param, const paddle::Tensor& grad, const paddle::Tensor& factor,
-                  const paddle::Tensor& learning_rate, const paddle::Tensor& moment1, const paddle::Tensor& moment2,
-                  const paddle::optional<paddle::Tensor>& moment2_max, const paddle::Tensor& beta1_power,
-                  const paddle::Tensor& beta2_power, const paddle::optional<paddle::Tensor>& master_param, double beta1,
-                  double beta2, double epsilon, float rate_ratio, float decay) {
+void OurAdamW(const paddle::Tensor& param, const paddle::Tensor& grad, const paddle::optional<paddle::Tensor>& factor,
+              const paddle::Tensor& learning_rate, const paddle::Tensor& moment1, const paddle::Tensor& moment2,
+              const paddle::optional<paddle::Tensor>& moment2_max, const paddle::Tensor& beta1_power,
+              const paddle::Tensor& beta2_power, const paddle::optional<paddle::Tensor>& master_param, double beta1,
+              double beta2, double epsilon, float rate_ratio, float decay, int64_t noise_key, int64_t noise_first) {
   const auto& context = *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(param.place()));
   const Weight weight = {DenseOf(param), DenseOf(moment1), DenseOf(moment2), DenseOf(moment2_max),
                          DenseOf(master_param)};
   Tensor *power1 = DenseOf(beta1_power), *power2 = DenseOf(beta2_power);
-  Update(context, weight, *DenseOf(grad), DenseOf(factor), *DenseOf(learning_rate), *power1, *power2,
-         {beta1, beta2, epsilon, rate_ratio, decay});
+  const AdamWSettings settings = {
+      beta1, beta2, epsilon, rate_ratio, decay, static_cast<uint32_t>(noise_key), static_cast<uint32_t>(noise_first)};
+  Update(context, weight, *DenseOf(grad), DenseOf(factor), *DenseOf(learning_rate), *power1, *power2, settings);
   Advance(context, *power1, beta1, power1);
   Advance(context, *power2, beta2, power2);
 }
@@ -181,13 +199,15 @@ void RegisterTraining() {
 
 }  // namespace nvgpu
 
-// An operator of Paddle's for paddle_te.training.optimizer, which calls it by its name. Paddle's own has no input for
-// the factor, a float32 [1] on the device. decay: 0 for a weight that does not decay. It changes its inputs, which is
-// not declared: Paddle refuses operators of plug-ins that change a weight in place, even where no gradient is asked
-// for.
-PD_BUILD_OP(nvgpu_clipped_adamw)
-    .Inputs({"Param", "Grad", "Factor", "LearningRate", "Moment1", "Moment2", paddle::Optional("Moment2Max"),
-             "Beta1Pow", "Beta2Pow", paddle::Optional("MasterParam")})
+// An operator of Paddle's for paddle_te.training.optimizer, which calls it by its name. It has what Paddle's own lacks:
+// a factor of the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments,
+// for whose rounding noise_key and noise_first are (32 bits each); remainders of master weights. decay: 0 for a weight
+// that does not decay. It changes its inputs, which is not declared: Paddle refuses operators of plug-ins that change a
+// weight in place, even where no gradient is asked for.
+PD_BUILD_OP(nvgpu_adamw)
+    .Inputs({"Param", "Grad", paddle::Optional("Factor"), "LearningRate", "Moment1", "Moment2",
+             paddle::Optional("Moment2Max"), "Beta1Pow", "Beta2Pow", paddle::Optional("MasterParam")})
     .Outputs({})
-    .Attrs({"beta1: double", "beta2: double", "epsilon: double", "rate_ratio: float", "decay: float"})
-    .SetKernelFn(PD_KERNEL(nvgpu::ClippedAdamW));
+    .Attrs({"beta1: double", "beta2: double", "epsilon: double", "rate_ratio: float", "decay: float",
+            "noise_key: int64_t", "noise_first: int64_t"})
+    .SetKernelFn(PD_KERNEL(nvgpu::OurAdamW));

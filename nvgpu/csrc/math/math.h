@@ -111,18 +111,24 @@ void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_
                    int32_t* workspace);
 
 // One step of AdamW (Loshchilov & Hutter, arXiv 1711.05101), as Paddle's: decay first, epsilon scaled by the bias
-// correction. Moments and master have `moment_type`, float32 or float64; master may be null. The gradient times the
-// factor, both rounded to the gradient's type as in a product of tensors, is what the step takes for the gradient.
+// correction. The gradient times the factor, both rounded to the gradient's type as in a product of tensors, is what
+// the step takes for the gradient.
+//
+// Moments are float32 (float64 beside float64 weights), or bfloat16, rounded stochastically with random numbers that
+// follow from noise_key and noise_first + i alone. Master weights have the moments' wide type, or are kInt16 beside
+// bfloat16 weights: what the weight lacks of the float32 master weight, whose bits are (weight's << 16) + remainder, as
+// with store_param_remainders of Transformer Engine's FusedAdam.
 struct AdamW {
   void* param;
   const void* grad;
-  Type type, grad_type, moment_type;
-  void *moment1, *moment2, *moment2_max, *master;  // updated in place; moment2_max: null without amsgrad
+  Type type, grad_type, moment_type, master_type;
+  void *moment1, *moment2, *moment2_max, *master;  // updated in place; null: moment2_max without amsgrad, no master
   const float* grad_factor;                        // on the device; null: 1
   const void* learning_rate;                       // one float32 on the device
   const float *beta1_power, *beta2_power;          // on the device, or null: then the values below
   float beta1_power_value, beta2_power_value;
   double beta1, beta2, epsilon, decay, rate_ratio;
+  uint32_t noise_key, noise_first;
   int64_t count;
 };
 void RunAdamW(Stream stream, const AdamW& step);

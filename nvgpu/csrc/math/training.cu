@@ -58,21 +58,74 @@ struct EmbeddingGradTeam {
   }
 };
 
-template <typename T, typename G, typename M>
+// 32 random bits of a number: the hash "lowbias32" of Chris Wellons (nullprogram.com, "Prospecting for Hash
+// Functions").
+NVGPU_FN inline uint32_t Mix(uint32_t x) {
+  x = (x ^ x >> 16) * 0x7feb352du;
+  x = (x ^ x >> 15) * 0x846ca68bu;
+  return x ^ x >> 16;
+}
+
+// Of a NaN those of the one that stays a NaN in its upper half.
+NVGPU_FN inline uint32_t BitsOf(float value) { return value == value ? BitCast<uint32_t>(value) : 0x7fc00000u; }
+
+// Up with the probability that makes the expected value exact. noise: 16 random bits, as many as bfloat16 drops.
+NVGPU_FN inline bfloat16 RoundStochastically(float value, uint32_t noise) {
+  bfloat16 result;
+  result.bits = static_cast<uint16_t>((BitsOf(value) + noise) >> 16);
+  return result;
+}
+
+template <typename S, typename M>
+NVGPU_FN inline S StoreMoment(M value, uint32_t noise) {
+  if constexpr (std::is_same_v<S, bfloat16>) {
+    return RoundStochastically(value, noise);
+  } else {
+    return value;
+  }
+}
+
+// A master weight, and the weight that goes with it: the nearest (of a remainder: ties away from zero).
+template <typename M, typename T, typename W>
+NVGPU_FN inline M JoinMaster(T param, W master) {
+  if constexpr (std::is_same_v<W, int16_t>) {
+    return BitCast<float>((static_cast<uint32_t>(param.bits) << 16) + static_cast<uint32_t>(int32_t(master)));
+  } else {
+    return master;
+  }
+}
+template <typename M, typename T, typename W>
+NVGPU_FN inline void SplitMaster(M value, T* param, W* master) {
+  if constexpr (std::is_same_v<W, int16_t>) {
+    const uint32_t bits = BitsOf(value);
+    *master = static_cast<int16_t>(bits & 0xffffu);
+    param->bits = static_cast<uint16_t>((bits - static_cast<uint32_t>(int32_t(*master))) >> 16);
+  } else {
+    *master = value;
+    *param = Convert<T>(static_cast<Compute<T>>(value));
+  }
+}
+
+// Weights of type T, gradients G, arithmetic in M; moments are kept as S, master weights as W.
+template <typename T, typename G, typename M, typename S, typename W>
 struct AdamWLoop {
   T* param;
   const G* grad;
-  M *moment1, *moment2, *moment2_max, *master;
+  S *moment1, *moment2, *moment2_max;
+  W* master;
   const float *grad_factor, *learning_rate, *beta1_power, *beta2_power;
   float beta1_power_value, beta2_power_value;
   M beta1, beta2, epsilon, decay, rate_ratio;
-  static constexpr int kWidth = kPack<T, G, M>;
+  uint32_t noise_key, noise_first;
+  static constexpr int kWidth = kPack<T, G, S, W>;
+  static constexpr bool kRounds = !std::is_same_v<S, M>;
 
   bool Dense() const { return Aligned(param, grad, moment1, moment2, moment2_max, master); }
 
   template <int N>
   struct Loaded {
-    Pack<M, N> moment1, moment2, moment2_max, master;
+    Pack<S, N> moment1, moment2, moment2_max;
+    Pack<W, N> master;
     Pack<G, N> grad;
     Pack<T, N> param;
   };
@@ -83,11 +136,8 @@ struct AdamWLoop {
     loaded.moment1 = LoadPack<N>(moment1 + i);
     loaded.moment2 = LoadPack<N>(moment2 + i);
     if (moment2_max != nullptr) loaded.moment2_max = LoadPack<N>(moment2_max + i);
-    if (master != nullptr) {
-      loaded.master = LoadPack<N>(master + i);
-    } else {
-      loaded.param = LoadPack<N>(param + i);
-    }
+    if (master != nullptr) loaded.master = LoadPack<N>(master + i);
+    if (master == nullptr || std::is_same_v<W, int16_t>) loaded.param = LoadPack<N>(param + i);
     return loaded;
   }
   template <int N>
@@ -100,18 +150,19 @@ struct AdamWLoop {
     for (int n = 0; n < N; ++n) {
       const G clipped = Convert<G>(static_cast<Compute<G>>(loaded.grad.at[n]) * factor);
       const M g = static_cast<M>(static_cast<Compute<G>>(clipped));
-      M p = master != nullptr ? loaded.master.at[n] : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
+      M p = master != nullptr ? JoinMaster<M>(loaded.param.at[n], loaded.master.at[n])
+                              : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
       p *= M(1) - rate * decay;
-      const M m1 = beta1 * loaded.moment1.at[n] + (M(1) - beta1) * g;
-      const M m2 = beta2 * loaded.moment2.at[n] + (M(1) - beta2) * g * g;
+      const M m1 = beta1 * static_cast<M>(loaded.moment1.at[n]) + (M(1) - beta1) * g;
+      const M m2 = beta2 * static_cast<M>(loaded.moment2.at[n]) + (M(1) - beta2) * g * g;
       M largest = m2;
       if (moment2_max != nullptr && loaded.moment2_max.at[n] > m2) largest = loaded.moment2_max.at[n];
       p -= scaled_rate * m1 * scale / (std::sqrt(largest) + epsilon * scale);
-      loaded.moment1.at[n] = m1;
-      loaded.moment2.at[n] = m2;
-      loaded.moment2_max.at[n] = largest;
-      loaded.master.at[n] = p;
-      loaded.param.at[n] = Convert<T>(static_cast<Compute<T>>(p));
+      const uint32_t noise = kRounds ? Mix((noise_first + static_cast<uint32_t>(i + n)) ^ noise_key) : 0;
+      loaded.moment1.at[n] = StoreMoment<S>(m1, noise & 0xffffu);
+      loaded.moment2.at[n] = StoreMoment<S>(m2, noise >> 16);
+      loaded.moment2_max.at[n] = StoreMoment<S>(largest, noise >> 16);
+      SplitMaster(p, &loaded.param.at[n], &loaded.master.at[n]);
     }
     StorePack(moment1 + i, loaded.moment1);
     StorePack(moment2 + i, loaded.moment2);
@@ -121,26 +172,42 @@ struct AdamWLoop {
   }
 };
 
-template <typename T, typename G, typename M>
-void RunAs(Stream stream, const AdamW& step) {
-  const AdamWLoop<T, G, M> loop{static_cast<T*>(step.param),
-                                static_cast<const G*>(step.grad),
-                                static_cast<M*>(step.moment1),
-                                static_cast<M*>(step.moment2),
-                                static_cast<M*>(step.moment2_max),
-                                static_cast<M*>(step.master),
-                                step.grad_factor,
-                                static_cast<const float*>(step.learning_rate),
-                                step.beta1_power,
-                                step.beta2_power,
-                                step.beta1_power_value,
-                                step.beta2_power_value,
-                                static_cast<M>(step.beta1),
-                                static_cast<M>(step.beta2),
-                                static_cast<M>(step.epsilon),
-                                static_cast<M>(step.decay),
-                                static_cast<M>(step.rate_ratio)};
+template <typename T, typename G, typename M, typename S, typename W>
+void RunStored(Stream stream, const AdamW& step) {
+  const AdamWLoop<T, G, M, S, W> loop{static_cast<T*>(step.param),
+                                      static_cast<const G*>(step.grad),
+                                      static_cast<S*>(step.moment1),
+                                      static_cast<S*>(step.moment2),
+                                      static_cast<S*>(step.moment2_max),
+                                      static_cast<W*>(step.master),
+                                      step.grad_factor,
+                                      static_cast<const float*>(step.learning_rate),
+                                      step.beta1_power,
+                                      step.beta2_power,
+                                      step.beta1_power_value,
+                                      step.beta2_power_value,
+                                      static_cast<M>(step.beta1),
+                                      static_cast<M>(step.beta2),
+                                      static_cast<M>(step.epsilon),
+                                      static_cast<M>(step.decay),
+                                      static_cast<M>(step.rate_ratio),
+                                      step.noise_key,
+                                      step.noise_first};
   ForEachPack(stream, step.count, loop.Dense(), loop);
+}
+
+template <typename T, typename G, typename S>
+void RunWithMoments(Stream stream, const AdamW& step) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if (step.master_type == Type::kInt16) return RunStored<T, G, float, S, int16_t>(stream, step);
+  }
+  RunStored<T, G, float, S, float>(stream, step);
+}
+
+template <typename T, typename G>
+void RunAs(Stream stream, const AdamW& step) {
+  if (step.moment_type == Type::kBfloat16) return RunWithMoments<T, G, bfloat16>(stream, step);
+  RunWithMoments<T, G, float>(stream, step);
 }
 
 }  // namespace
@@ -173,11 +240,11 @@ void RunAdamW(Stream stream, const AdamW& step) {
   auto run = [&](auto t) {
     using T = decltype(t);
     if constexpr (std::is_same_v<T, double>) {
-      return RunAs<double, double, double>(stream, step);
+      return RunStored<double, double, double, double, double>(stream, step);
     } else if (step.grad_type == Type::kFloat) {
-      return RunAs<T, float, float>(stream, step);
+      return RunAs<T, float>(stream, step);
     } else {
-      return RunAs<T, T, float>(stream, step);
+      return RunAs<T, T>(stream, step);
     }
   };
   if (!ForFloats(step.type, run)) throw std::invalid_argument("nvgpu: adamw has no code for this element type");

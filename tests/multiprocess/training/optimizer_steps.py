@@ -1,4 +1,5 @@
-"""Six steps of AdamW with clipping, by Paddle alone and by paddle_te.training.optimizer: the same bits?
+"""Six steps of AdamW with clipping, by Paddle alone and by paddle_te.training.optimizer: the same bits? And on nvgpu
+those with states of fewer bytes: the same bits as in Paddle's operations on the CPU?
 
 python optimizer_steps.py DEVICE SEED. Started by test_optimizer.py, because nvgpu is loaded when Paddle is imported.
 """
@@ -9,10 +10,13 @@ import numpy as np
 import paddle
 
 from paddle_te import device
+from paddle_te.options.scripts import MASTER_WEIGHTS
+from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import fuse_clipping
 
 SHAPES = [(33, 65), (257,), (1,), (64, 64)]
 STEPS = 6
+MASTER = "master weight of "  # before a parameter's name
 # name: (dtype of weights, of gradients, more arguments of AdamW)
 CASES = {
     "float32": ("float32", "float32", {}),
@@ -23,8 +27,11 @@ CASES = {
 }
 
 
-def make(arrays, dtype, clip_norm, fused, **more):
-    """(parameters, optimizer) from the arrays; what the optimizer adds has the same names each time."""
+def make(arrays, dtype, clip_norm, fused, kept=None, **more):
+    """(parameters, optimizer) from the arrays; what the optimizer adds has the same names each time.
+
+    clip_norm: None: no clipping. kept: arguments of keep_compact; None: Paddle's states.
+    """
     paddle.utils.unique_name.switch()
     parameters = []
     for number, array in enumerate(arrays):
@@ -37,11 +44,13 @@ def make(arrays, dtype, clip_norm, fused, **more):
         parameters=parameters,
         weight_decay=0.1,
         apply_decay_param_fun=lambda name: name != "weight_2",
-        grad_clip=paddle.nn.ClipGradByGlobalNorm(clip_norm),
+        grad_clip=paddle.nn.ClipGradByGlobalNorm(clip_norm) if clip_norm else None,
         **more,
     )
     if fused:
         fuse_clipping(optimizer)
+    if kept:
+        keep_compact(optimizer, **kept)
     return parameters, optimizer
 
 
@@ -49,7 +58,8 @@ def state_of(parameters, optimizer):
     """{name: array} of weights and all that a checkpoint has of the optimizer."""
     tensors = {parameter.name: parameter for parameter in parameters}
     tensors |= {key: value for key, value in optimizer.state_dict().items() if isinstance(value, paddle.Tensor)}
-    tensors |= optimizer.state_dict().get("master_weights", {})
+    masters = optimizer.state_dict().get("master_weights", {})
+    tensors |= {f"{MASTER}{name}": tensor for name, tensor in masters.items()}
     return {name: tensor.astype("float32").numpy() for name, tensor in tensors.items()}
 
 
@@ -80,6 +90,44 @@ def run(case, clip_norm, fused, seed, resume=False):
     return state_of(parameters, optimizer)
 
 
+COMPACT_CASES = ("bfloat16", "bfloat16 main gradients", "float16 without master weights", "float32")
+
+
+def run_compact(device_name, case, seed, master_weights, clip_norm=None):
+    """state_of after three steps with moments in bfloat16."""
+    paddle.set_device(device_name)
+    dtype, grad_dtype, more = CASES[case]
+    generator = np.random.default_rng(seed)
+    arrays = [generator.standard_normal(shape).astype("float32") for shape in SHAPES]
+    kept = dict(moments="bfloat16", master_weights=master_weights, seed=seed)
+    parameters, optimizer = make(arrays, dtype, clip_norm, True, kept, **more)
+    for _ in range(3):
+        grads = [paddle.to_tensor(generator.standard_normal(p.shape).astype("float32")) for p in parameters]
+        pairs = [(p, grad.astype(grad_dtype)) for p, grad in zip(parameters, grads, strict=True)]
+        optimizer._apply_optimize(None, None, pairs)
+        optimizer._learning_rate.step()
+    return state_of(parameters, optimizer)
+
+
+def joined(state):
+    """{name: float32 bits} of the master weights whose remainders are in a state."""
+    weights = {name: state[name.removeprefix(MASTER)].view("uint32") for name in state if name.startswith(MASTER)}
+    return {name: bits + state[name].astype("int64").astype("uint32") for name, bits in weights.items()}
+
+
+def compare_compact(seed):
+    for case in COMPACT_CASES:
+        for master_weights in MASTER_WEIGHTS if case.startswith("bfloat16") else ("float32",):
+            want, got = (run_compact(name, case, seed, master_weights) for name in ("cpu", "nvgpu:0"))
+            assert got.keys() == want.keys(), got.keys() ^ want.keys()
+            wrong = [key for key in want if not (got[key] == want[key]).all()]
+            assert not wrong, (case, master_weights, wrong)
+    clipped, compact = (run_compact("nvgpu:0", "bfloat16", seed, kept, clip_norm=0.5) for kept in MASTER_WEIGHTS)
+    got = joined(compact)
+    assert len(got) == len(SHAPES) and all((got[name] == clipped[name].view("uint32")).all() for name in got)
+    print("EQUAL states of fewer bytes", flush=True)
+
+
 def main():
     name, seed = sys.argv[1], int(sys.argv[2])
     paddle.set_device(name)
@@ -97,6 +145,8 @@ def main():
         other = run(case, 0.5, True, seed + 1)
         assert not (other["weight_0"] == want["weight_0"]).all()
         print("EQUAL", case, flush=True)
+    if name != "cpu":
+        compare_compact(seed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,187 @@
+"""AdamW whose state takes fewer bytes: moments in bfloat16, and master weights of which only the lower half is kept.
+
+--optim_moments bfloat16: both moments are rounded to bfloat16 after each step, up with the probability that makes the
+expected value exact (stochastic rounding, Gupta et al. 2015, arXiv:1502.02551). To the nearest would not do: the second
+moment changes by (1 - beta2) of itself in a step, which is less than half of bfloat16's last place.
+
+--master_weights bf16_remainder: a bfloat16 weight is the upper half of its float32 master weight, and an int16 tensor
+in the master weight's place holds the rest (Transformer Engine's FusedAdam calls it store_param_remainders). The
+weight's bits, shifted by 16, plus the remainder are the master weight's bits, so nothing is lost. The weight is the
+nearest to its master weight, as without this; only a tie goes away from zero instead of to the even.
+
+On nvgpu its kernel computes (nvgpu/csrc/math/training.cu), elsewhere `step_in_paddle`, which is its specification: the
+kernel compiled for the host gives the same bits. A GPU's compiler joins products with sums, so its last bits differ.
+The random numbers of the rounding depend on the seed, the step and the element's place in its weight alone. A run that
+is resumed and ranks that share a weight by sharding therefore round as one process does that never stopped.
+"""
+
+import math
+
+import numpy as np
+import paddle
+from paddle.optimizer.lr import LRScheduler
+
+from paddle_te import device
+from paddle_te.training.optimizer import FactorAdamW, run_on_nvgpu
+from paddle_te.training.resharding import held_by, layers_of
+
+REMAINDER = "int16"  # dtype of what stands in a master weight's place
+
+
+def keep_compact(optimizer, moments, master_weights, seed=0):
+    """Lets Paddle's AdamW, before its first step, keep its state as --optim_moments and --master_weights say.
+
+    States and their names stay Paddle's; their dtypes tell what they are. Nothing changes where both are float32.
+
+    Args:
+        optimizer: an AdamW without groups of parameters and amsgrad, with a learning rate scheduler, whose count of
+            steps the random numbers of the rounding go by.
+        moments, master_weights: values of the two flags.
+        seed: of the random numbers.
+
+    Raises ValueError for another optimizer.
+    """
+    if moments == master_weights == "float32":
+        return
+    if not isinstance(optimizer, paddle.optimizer.AdamW) or isinstance(optimizer._parameter_list[0], dict):
+        raise ValueError("--optim_moments and --master_weights are AdamW's, without groups of parameters")
+    if optimizer._amsgrad or not isinstance(optimizer._learning_rate, LRScheduler):
+        raise ValueError("--optim_moments and --master_weights: AdamW without amsgrad, with a learning rate scheduler")
+    optimizer.__class__ = CompactAdamW
+    optimizer.moments, optimizer.master_weights, optimizer.seed = moments, master_weights, seed
+
+
+def number_elements(optimizer, parameters):
+    """Tells a CompactAdamW which elements of its weights a rank holds, so that it rounds them as one process would.
+
+    optimizer: the outermost one, wrapped for the run's kind of sharding, before its first step; any other kind of
+    optimizer is left alone. parameters: the model's.
+    """
+    inner = layers_of(optimizer)[-1]
+    if isinstance(inner, CompactAdamW):
+        inner.first_elements = {held.name: held.begin or 0 for held in held_by(optimizer, parameters).values()}
+
+
+class CompactAdamW(FactorAdamW):
+    """Paddle's AdamW with a state of fewer bytes. `keep_compact` makes one."""
+
+    first_elements = {}  # {name of a parameter, as the optimizer has it: place of its first element in the whole one}
+
+    def _create_master_weight(self, param):
+        """Paddle's, or zeros: a weight that has just been made is equal to its master weight."""
+        if self.master_weights == "float32":
+            return super()._create_master_weight(param)
+        master = self._master_weights.get(param.name)  # sharding stages 2 and 3 have made a float32 one
+        if master is None or master.dtype == paddle.float32:
+            remainder = paddle.zeros(param.shape, REMAINDER)
+            remainder.name = self._gen_master_weight_var_name(param) if master is None else master.name
+            self._master_weights[param.name] = master = remainder
+        return master
+
+    def _add_moments_pows(self, p):
+        """Paddle's, but that the moments have their own dtype. p: the parameter, or what is its master weight."""
+        for name in (self._moment1_acc_str, self._moment2_acc_str):
+            self._add_accumulator(name, p, dtype=self.moments)
+        for name, beta in ((self._beta1_pow_acc_str, self._beta1), (self._beta2_pow_acc_str, self._beta2)):
+            self._add_accumulator(name, p, dtype="float32", fill_value=beta, shape=[1], device="cpu")
+
+    def _append_optimize_op(self, block, param_and_grad):
+        step = self.step_of(param_and_grad)
+        run = run_on_nvgpu if device.kind(step.param.place) == "nvgpu" else step_in_paddle
+        run(step)
+
+    def noise_of(self, param):
+        """(key, number of the first element) of the random numbers for this step."""
+        return noise_key(self.seed, self._learning_rate.last_epoch), self.first_elements.get(param.name, 0)
+
+
+def mix(x):
+    """32 random bits of each number, uint32: the hash "lowbias32" of Chris Wellons (nullprogram.com, "Prospecting for
+    Hash Functions"), as in nvgpu/csrc/math/training.cu."""
+    x = (x ^ x >> 16) * np.uint32(0x7FEB352D)
+    x = (x ^ x >> 15) * np.uint32(0x846CA68B)
+    return x ^ x >> 16
+
+
+def noise_key(seed, step):
+    """What tells a step's random numbers from those of other steps and seeds, below 2**32."""
+    numbers = np.array([seed & 0xFFFFFFFF, step], "uint32")
+    return int(mix(mix(numbers[:1]) ^ numbers[1:])[0])
+
+
+def noise(key, first, shape):
+    """Random numbers below 2**16 for the first and the second moment, two int32 tensors of the shape.
+
+    They are alike in all weights, because the copies of one (tensor parallel ranks', tied embeddings of a pipeline's
+    first and last stage) must be rounded alike.
+    """
+    index = (np.arange(math.prod(shape), dtype="uint64") + first).astype("uint32")
+    bits = mix(index ^ np.uint32(key)).reshape(shape)
+    return [paddle.to_tensor(part.astype("int32")) for part in (bits & 0xFFFF, bits >> 16)]
+
+
+def _shifted(bits, places, left=False):
+    by = paddle.full([], places, "int32")
+    return bits << by if left else bits >> by
+
+
+def _bits(values):
+    """The bits of float32 numbers as int32; of a NaN those of the one that stays a NaN in its upper half."""
+    quiet = paddle.full_like(values, math.nan).view("int32")
+    return paddle.where(paddle.isnan(values), quiet, values.view("int32"))
+
+
+def round_stochastically(values, random_bits):
+    """float32 to bfloat16, up with the probability that makes the expected value exact.
+
+    random_bits: int32, uniform below 2**16, as many bits as bfloat16 drops.
+    """
+    return _shifted(_bits(values) + random_bits, 16).astype("int16").view("bfloat16")
+
+
+def join_master(weight, remainder):
+    """The float32 master weight of a bfloat16 weight and its int16 remainder."""
+    return (_shifted(weight.view("int16").astype("int32"), 16, left=True) + remainder.astype("int32")).view("float32")
+
+
+def split_master(master):
+    """(bfloat16 weight, int16 remainder) of a float32 master weight; that of a NaN is 0."""
+    bits = _bits(master)
+    remainder = bits.astype("int16")  # the lower half, with its sign
+    weight = _shifted(bits - remainder.astype("int32"), 16).astype("int16").view("bfloat16")
+    return weight, remainder
+
+
+def _square_root(x):
+    return paddle.sqrt(x.astype("float64")).astype("float32")  # Paddle's of float32 is not the nearest on every CPU
+
+
+@paddle.no_grad()
+def step_in_paddle(step):
+    """Makes a Step in float32, operation by operation as nvgpu's kernel does it."""
+    param, master = step.param, step.master
+    beta1, beta2, epsilon, ratio, decay, power1, power2 = (
+        paddle.full([], float(number), "float32")
+        for number in (step.beta1, step.beta2, step.epsilon, step.rate_ratio, step.decay)
+        + (step.beta1_power, step.beta2_power)
+    )
+    one = paddle.ones([])
+    rate = step.learning_rate.reshape([]) * ratio
+    scale, scaled_rate = _square_root(one - power2), rate / (one - power1)
+    g = step.grad.astype("float32")
+    remainder = master is not None and master.dtype == paddle.int16
+    p = join_master(param, master) if remainder else (param if master is None else master).astype("float32")
+    p = p * (one - rate * decay)
+    m1 = beta1 * step.moment1.astype("float32") + (one - beta1) * g
+    m2 = beta2 * step.moment2.astype("float32") + (one - beta2) * g * g
+    p = p - scaled_rate * m1 * scale / (_square_root(m2) + epsilon * scale)
+    if step.moment1.dtype == paddle.bfloat16:
+        random_bits = noise(step.noise_key, step.noise_first, param.shape)
+        m1, m2 = (round_stochastically(m, bits) for m, bits in zip((m1, m2), random_bits, strict=True))
+    weight, kept = split_master(p) if remainder else (p.astype(param.dtype), p)
+    new = [(param, weight), (step.moment1, m1), (step.moment2, m2)]
+    new += [(step.beta1_power, beta1 * power1), (step.beta2_power, beta2 * power2)]
+    if master is not None:
+        new.append((master, kept))
+    for tensor, value in new:
+        paddle.assign(value.reshape(tensor.shape), output=tensor)
