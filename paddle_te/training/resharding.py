@@ -43,7 +43,7 @@ def check_resumable(folder, args):
     """
     checkpoint = open_share(folder, args)
     with_optimizer = not args.ignore_load_lr_and_optim
-    if with_optimizer:
+    if with_optimizer and _is_adamw(args):
         _check_kept_alike(Path(folder), args)
     if checkpoint is None:
         return
@@ -99,7 +99,11 @@ def _is_adapter(folder):
 def _is_paddlenlps_own(args):
     """Whether only PaddleNLP knows how the optimizer's state is laid out."""
     fused = "enable_stage1_tensor_fusion" in (args.sharding_parallel_config or "")
-    return args.optim not in (OptimizerNames.ADAMW, OptimizerNames.ADAMW.value) or fused
+    return fused or not _is_adamw(args)
+
+
+def _is_adamw(args):
+    return args.optim in (OptimizerNames.ADAMW, OptimizerNames.ADAMW.value)
 
 
 def _check_own_files(folder, args):

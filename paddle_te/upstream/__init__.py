@@ -26,6 +26,7 @@ REPAIRS = (
     "pipeline_transfers",
     "sharding_alignment",
     "padding_slices",
+    "remainder_gather",
     "own_gradients",
     "overwritten_main_grads",
     "stage2_storage",

@@ -18,6 +18,7 @@ def arguments(**changes):
     """Of a run in one process."""
     degrees = dict.fromkeys(("tensor", "pipeline", "sharding"), 1)
     flags = {f"{name}_parallel_degree": degree for name, degree in degrees.items()} | dict(virtual_pp_degree=1)
+    flags |= dict(optim_moments="float32", master_weights="float32")
     flags |= dict(optim="adamw", sharding_parallel_config="", unified_checkpoint=False, unified_checkpoint_config=[""])
     return SimpleNamespace(
         **flags | dict(world_size=1, ignore_load_lr_and_optim=False, model_dtype="float32") | changes
@@ -69,6 +70,12 @@ def test_refusals(saved):
     refused("cannot be divided by tensor_parallel_degree=3", tensor_parallel_degree=3)
     refused("the model has only 5 parts", pipeline_parallel_degree=6)
     refused("its weights are float32, this run's bfloat16", model_dtype="bfloat16")
+    kept = (
+        "saved with --optim_moments float32, and this run has --optim_moments bfloat16: resume with --optim_moments f"
+    )
+    refused(kept, optim_moments="bfloat16")
+    refused(kept, optim_moments="bfloat16", degree=1)  # which PaddleNLP would load
+    check_resumable(saved[2], arguments(optim_moments="bfloat16", ignore_load_lr_and_optim=True))
     (saved[2] / "scheduler.pdparams").unlink()
     refused("scheduler.pdparams: missing")
     check_resumable(saved[2], arguments(ignore_load_lr_and_optim=True, model_dtype="bfloat16"))

@@ -57,6 +57,7 @@ PARTS = {
     "wgrad": dict(fuse_wgrad_accumulation=True),
     "unclipped": dict(max_grad_norm=0),
     "half": BF16 | dict(amp_master_grad=False),
+    "compact": dict(optim_moments="bfloat16", master_weights="bf16_remainder"),
     "packed": dict(reset_attention_mask=True, reset_position_ids=True),
     "tight": dict(max_grad_norm=0.05),  # which all gradients exceed
 }

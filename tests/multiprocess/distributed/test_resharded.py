@@ -14,8 +14,9 @@ from paddle_te.weights import convert
 from tests.multiprocess.distributed import jobs
 
 NAMES = ["none", "pd", "none_bf16", "pd_fp8", "none_unclipped"]
+COMPACT = "none_bf16_compact"  # moments in bfloat16, remainders of master weights
 # bf16 and fp8: a rounding may fall the other way
-TOLERANCE = {"none": 1e-5, "pd": 1e-5, "none_bf16": 1e-3, "pd_fp8": 1e-3, "none_unclipped": 1e-5}
+TOLERANCE = {"none": 1e-5, "pd": 1e-5, "none_bf16": 1e-3, COMPACT: 1e-3, "pd_fp8": 1e-3, "none_unclipped": 1e-5}
 FP8 = dict(use_fp8=True, fp8_lm_head=True, fp8_amax_history_len=4)  # emulated, in float32
 STEPS = range(jobs.SAVED_STEP + 1, jobs.STEPS + 1)
 # Stage 1 with split_param, as OVERLAP=1 has it: of each parameter a rank may have a part
@@ -23,8 +24,8 @@ SPLIT = jobs.BF16 | {jobs.SHARDING: 2, "sharding": "stage1"}
 SPLIT |= {"sharding_parallel_config": "split_param enable_stage1_overlap"}
 # layout: (processes, flags, what it saves, what it goes on with: (layout, what that saved))
 LAYOUTS = {
-    "tp2": (2, {jobs.TP: 2}, NAMES[:4], []),
-    "split2": (2, SPLIT, ["none_bf16", "unified_none_bf16"], [("tp2", "none_bf16")]),
+    "tp2": (2, {jobs.TP: 2}, [*NAMES[:4], f"unified_{COMPACT}"], []),
+    "split2": (2, SPLIT, ["none_bf16", "unified_none_bf16", COMPACT], [("tp2", "none_bf16")]),
     "pp2": (
         2,
         {jobs.PP: 2},
@@ -34,9 +35,10 @@ LAYOUTS = {
     "one": (
         1,
         {},
-        NAMES,
+        [*NAMES, COMPACT],
         [("tp2", "none"), ("tp2", "pd_fp8"), ("pp2", "pd_fp8"), ("pp2", "none_unclipped"), ("pp2", "unified_none")]
-        + [("split2", name) for name in ("none_bf16", "unified_none_bf16")],
+        + [("split2", name) for name in ("none_bf16", "unified_none_bf16", COMPACT)]
+        + [("tp2", f"unified_{COMPACT}")],
     ),
 }
 MOVED = [(run, name, layout) for layout, (*_, moved) in LAYOUTS.items() for run, name in moved]

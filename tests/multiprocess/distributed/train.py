@@ -144,8 +144,17 @@ def sizes(trainer):
         sliced_parameters=len(sliced),
         slices=sum(int(np.prod(p.fw_storage.shape)) for p in sliced),
         moments=sum(int(np.prod(v.shape)) for v in moments),
+        state_bytes=state_bytes(trainer.optimizer),
         clips_in_adamw=clips_in_adamw(trainer.optimizer),
     )
+
+
+def state_bytes(optimizer):
+    """Of the moments and the master weights that this rank keeps."""
+    state = optimizer.state_dict()
+    tensors = [tensor for name, tensor in state.items() if "moment" in name]
+    tensors += state.get("master_weights", {}).values()
+    return sum(tensor.size * tensor.element_size() for tensor in tensors)
 
 
 NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded")

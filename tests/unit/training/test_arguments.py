@@ -13,6 +13,8 @@ from paddle_te.training.arguments import ModelArguments, PreTrainingArguments, S
 from paddle_te.training.finetune_trainer import FinetuneModelArguments
 
 TE = ["--transformer_engine_backend", "transformer_engine"]
+COMPACT = ["--bf16", "true", "--fp16_opt_level", "O2", "--optim_moments", "bfloat16"]
+COMPACT += ["--master_weights", "bf16_remainder"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
 
 
@@ -50,6 +52,15 @@ def test_defaults_are_native_layers(tmp_path):
         ([*PD_FP8, "--fp8_dpa", "--context_parallel_degree", "2"], "--fp8_dpa with --context_parallel_degree 2: ring"),
         (["--fuse_wgrad_accumulation"], "--fuse_wgrad_accumulation needs --transformer_engine_backend"),
         (["--fuse_wgrad_accumulation", *TE], "--fuse_wgrad_accumulation needs --amp_master_grad true"),
+        (["--master_weights", "bf16_remainder"], "--master_weights bf16_remainder needs bfloat16 weights: --bf16 true"),
+        ([*COMPACT, "--optim", "adamw_mini"], "bf16_remainder with --optim adamw_mini: it needs --optim adamw"),
+        ([*COMPACT, "--sharding", "stage2 offload"], "--optim_moments bfloat16 .* with offload of --sharding"),
+        ([*COMPACT, "--sharding_parallel_config", "enable_fuse_optimizer_states"], "enable_fuse_optimizer_states of"),
+        ([*COMPACT, "--offload_optim", "true"], "bf16_remainder with --offload_optim"),
+        (
+            [*COMPACT, "--unified_checkpoint", "1", "--unified_checkpoint_config", "skip_save_model_weight"],
+            "with --unified_checkpoint_config skip_save_model_weight",
+        ),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),
