@@ -58,6 +58,16 @@ struct EmbeddingGradTeam {
   }
 };
 
+// Rounded by itself. nvcc would join a product with the sum that follows, and the last bits would not be the host's.
+template <typename M>
+NVGPU_FN inline M Product(M a, M b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<M, float>) return __fmul_rn(a, b);
+  if constexpr (std::is_same_v<M, double>) return __dmul_rn(a, b);
+#endif
+  return a * b;
+}
+
 // 32 random bits of a number: the hash "lowbias32" of Chris Wellons (nullprogram.com, "Prospecting for Hash
 // Functions").
 NVGPU_FN inline uint32_t Mix(uint32_t x) {
@@ -152,12 +162,12 @@ struct AdamWLoop {
       const M g = static_cast<M>(static_cast<Compute<G>>(clipped));
       M p = master != nullptr ? JoinMaster<M>(loaded.param.at[n], loaded.master.at[n])
                               : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
-      p *= M(1) - rate * decay;
-      const M m1 = beta1 * static_cast<M>(loaded.moment1.at[n]) + (M(1) - beta1) * g;
-      const M m2 = beta2 * static_cast<M>(loaded.moment2.at[n]) + (M(1) - beta2) * g * g;
+      p *= M(1) - Product(rate, decay);
+      const M m1 = Product(beta1, static_cast<M>(loaded.moment1.at[n])) + Product(M(1) - beta1, g);
+      const M m2 = Product(beta2, static_cast<M>(loaded.moment2.at[n])) + Product((M(1) - beta2) * g, g);
       M largest = m2;
       if (moment2_max != nullptr && loaded.moment2_max.at[n] > m2) largest = loaded.moment2_max.at[n];
-      p -= scaled_rate * m1 * scale / (std::sqrt(largest) + epsilon * scale);
+      p -= scaled_rate * m1 * scale / (std::sqrt(largest) + Product(epsilon, scale));
       const uint32_t noise = kRounds ? Mix((noise_first + static_cast<uint32_t>(i + n)) ^ noise_key) : 0;
       loaded.moment1.at[n] = StoreMoment<S>(m1, noise & 0xffffu);
       loaded.moment2.at[n] = StoreMoment<S>(m2, noise >> 16);
