@@ -126,7 +126,7 @@ def launch_words(name: str, layout: Layout) -> list[str]:
         arguments |= {"OVERLAP": 1, "LOGGING_STEPS": 10}
     extra = ["--amp_master_grad true"] * (layout.main_grads and not layout.overlap)
     extra += ["--use_fused_linear_cross_entropy true"] * layout.loss_in_chunks
-    extra += [f"--{name} {kept}" for name in STATES if (kept := getattr(layout, name)) != "float32"]
+    extra += [f"--{name} {kept}" for name, kept in layout.state_flags.items()]
     if extra:
         arguments["EXTRA_ARGS"] = " ".join(extra)
     return ["paddle-te", "pretrain", *(f"--{key}={value}" for key, value in arguments.items())]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paddle_te.options.scripts import STATES
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -34,6 +36,11 @@ class Layout:
     release_grads: bool = False
     optim_moments: str = "float32"
     master_weights: str = "float32"
+
+    @property
+    def state_flags(self) -> dict[str, str]:
+        """The flags that say how AdamW's state is kept, without those that have their default."""
+        return {name: kept for name in STATES if (kept := getattr(self, name)) != "float32"}
 
     @property
     def data(self) -> int:

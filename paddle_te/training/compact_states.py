@@ -10,8 +10,9 @@ weight's bits, shifted by 16, plus the remainder are the master weight's bits, s
 nearest to its master weight, as without this; only a tie goes away from zero instead of to the even.
 
 On nvgpu its kernel computes (nvgpu/csrc/math/training.cu), elsewhere `step_in_paddle`, which is its specification: both
-give the same bits. The random numbers of the rounding depend on the seed, the step and the element's place in its weight alone. A run that
-is resumed and ranks that share a weight by sharding therefore round as one process does that never stopped.
+give the same bits. The random numbers of the rounding depend on the seed, the step and the element's place in its
+weight alone. A run that is resumed and ranks that share a weight by sharding therefore round as one process does that
+never stopped.
 """
 
 import math

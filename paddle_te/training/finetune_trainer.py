@@ -56,7 +56,7 @@ def check_together(model_args, data_args, training_args):
         raise ValueError(f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: fp8 GEMMs need a multiple of 16")
     if training_args.sequence_parallel and not data_args.pad_to_max_length:
         raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
-    if model_args.lora and training_args.unified_checkpoint and training_args.master_weights != "float32":
+    if training_args.master_weights != "float32" and training_args.unified_checkpoint and model_args.lora:
         raise ValueError(
             f"--master_weights {training_args.master_weights} with --lora true --unified_checkpoint true: PaddleNLP, "
             "which loads such checkpoints, would take the remainders for master weights; leave one of them out"

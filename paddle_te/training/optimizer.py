@@ -2,7 +2,7 @@
 
 Paddle's ClipGradByGlobalNorm reads and writes all gradients between their norm and AdamW, which reads them again. Here
 it computes the factor only, and nvgpu has an AdamW that takes it. Same numbers: the kernel rounds factor and product to
-the gradient's type, as Paddle's multiplication does.
+the gradient's type, as Paddle's multiplication does. The same AdamW keeps a state of fewer bytes (compact_states).
 """
 
 from dataclasses import dataclass

@@ -44,13 +44,14 @@ def advice(problem, config, args, device):
     return told + (
         f"All layouts: paddle-te plan {config.name_or_path or 'MODEL'} --gpus {layout.gpus} --seq {layout.sequence} "
         f"--tokens_per_step {layout.tokens_per_step} --precision {layout.precision}"
+        + "".join(f" --{name} {kept}" for name, kept in layout.state_flags.items())
         + (f" --gpu {gpu[0]}" if gpu else "")
     )
 
 
 def _what_fits(model, layout, gpu):
     asked = layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision
-    plans = search(model, gpu, *asked).plans[:SUGGESTIONS]
+    plans = search(model, gpu, *asked, **layout.state_flags).plans[:SUGGESTIONS]
     if not plans:
         return "No layout of these GPUs fits. "
     found = "; ".join(

@@ -1,4 +1,4 @@
-"""What of fine-tuning's arguments does not go together where ranks share sequences."""
+"""What of fine-tuning's arguments does not go together."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,8 @@ def check(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, **
     )
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
-    check_together(SimpleNamespace(merge_lora=False), data_args, SimpleNamespace(**training_args | training))
+    training_args |= dict(master_weights="float32", unified_checkpoint=False)
+    check_together(SimpleNamespace(merge_lora=False, lora=True), data_args, SimpleNamespace(**training_args | training))
 
 
 SEP, CP = dict(sep_parallel_degree=2), dict(context_parallel_degree=2)
@@ -30,6 +31,12 @@ SEP, CP = dict(sep_parallel_degree=2), dict(context_parallel_degree=2)
 def test_what_does_not_go_with_shared_sequences(arguments, message):
     with pytest.raises(ValueError, match=message):
         check(**arguments)
+
+
+def test_an_adapters_remainders_are_not_left_to_paddlenlp():
+    check(master_weights="bf16_remainder")
+    with pytest.raises(ValueError, match="--master_weights bf16_remainder with --lora true --unified_checkpoint true"):
+        check(master_weights="bf16_remainder", unified_checkpoint=True)
 
 
 def test_what_goes_with_shared_sequences():
