@@ -2,7 +2,7 @@
 
 --optim_moments bfloat16: both moments are rounded to bfloat16 after each step, up with the probability that makes the
 expected value exact (stochastic rounding, Gupta et al. 2015, arXiv:1502.02551). To the nearest would not do: the second
-moment changes by (1 - beta2) of itself in a step, which is less than half of bfloat16's last place.
+moment changes by (1 - beta2) of itself in a step, which for 0.999 is less than half of bfloat16's last place.
 
 --master_weights bf16_remainder: a bfloat16 weight is the upper half of its float32 master weight, and an int16 tensor
 in the master weight's place holds the rest (Transformer Engine's FusedAdam calls it store_param_remainders). The

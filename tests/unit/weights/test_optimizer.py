@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from paddle_te import manifest
 from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights.optimizer import kept_how
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
 from tests.unit.runs.test_checkpoints import complete
 from tests.unit.weights.models import Model, assert_same, save_config, save_single
@@ -63,6 +64,27 @@ def in_layout(model, layout):
 @pytest.fixture
 def state_of(rng):
     return {kind: Model(rng, kv_heads=4) for kind in (*MOMENTS, "master_weights")}
+
+
+def test_how_a_state_was_kept_is_told_by_its_dtypes(tmp_path):
+    """In .pdopt files and unified checkpoints; of a folder without any state nothing is told."""
+    assert kept_how(tmp_path) == {}
+    ones = paddle.ones([3])
+    state = {"w_fp32_master_0_moment1_0": ones.astype("bfloat16"), "w_fp32_master_0_beta1_pow_acc_0": paddle.ones([1])}
+    for remainder, master_weights in (("int16", "bf16_remainder"), ("float32", "float32")):
+        paddle.save(state | {"master_weights": {"w": ones.astype(remainder)}}, str(tmp_path / "optimizer.pdopt"))
+        assert kept_how(tmp_path) == {"optim_moments": "bfloat16", "master_weights": master_weights}
+    paddle.save({"w_moment1_0": ones}, str(tmp_path / "optimizer.pdopt"))
+    assert kept_how(tmp_path) == {"optim_moments": "float32"}
+    for stem, tensors in {
+        "optimizer": {"w/moment1_0": np.zeros(3, "uint16"), "w/beta1_pow_acc_0": np.zeros(1, "float32")},
+        "master_weights": {"w": np.zeros(3, "int16")},
+    }.items():
+        file = f"{stem}-00001-of-00001.safetensors"
+        save_file(tensors, tmp_path / file)
+        index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}
+        (tmp_path / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
+    assert kept_how(tmp_path) == {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
 
 
 TRAINERS = ("trainer_state.json", "scheduler.pdparams", "rng_state.pth")
