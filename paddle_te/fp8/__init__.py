@@ -9,6 +9,7 @@ from .autocast import (
     AutocastState,
     autocast_state,
     fp8_autocast,
+    fp8_model_init,
     get_autocast_state,
     get_fp8_group,
     get_fp8_recipe,
@@ -19,6 +20,7 @@ from .checkpoint import check_file, load, name_modules, named_tensors, reduce_am
 from .module import GemmQuantizers, ModuleScaling, bind_model
 from .recipe import DelayedScaling, Float8CurrentScaling, Format
 from .state import Quantizer, amax_and_scale_update, drop_step, new_step
+from .stored import StoredWeight
 
 __all__ = [
     "AutocastState",
@@ -28,12 +30,14 @@ __all__ = [
     "GemmQuantizers",
     "ModuleScaling",
     "Quantizer",
+    "StoredWeight",
     "amax_and_scale_update",
     "autocast_state",
     "bind_model",
     "check_file",
     "drop_step",
     "fp8_autocast",
+    "fp8_model_init",
     "get_autocast_state",
     "get_fp8_group",
     "get_fp8_recipe",

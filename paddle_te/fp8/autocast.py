@@ -8,13 +8,15 @@ from .recipe import RECIPES, DelayedScaling
 
 
 class AutocastState(NamedTuple):
-    """All that forward passes read from their surroundings. in_recompute: this one is a recomputed forward."""
+    """All that layers read from their surroundings. in_recompute: this forward is a recomputed one. stored_weights:
+    layers are made with weights that exist in fp8 only."""
 
     enabled: bool = False
     recipe: Any = DelayedScaling()
     group: Any = None
     is_first_microbatch: bool | None = None
     in_recompute: bool = False
+    stored_weights: bool = False
 
 
 _states = ContextVar("_states", default=(AutocastState(),))  # of this thread, the innermost last
@@ -67,6 +69,18 @@ class microbatch(_Scope):  # noqa: N801, beside fp8_autocast
         if is_first not in (True, False, None):
             raise ValueError(f"is_first={is_first!r}; it must be True, False or None")
         super().__init__(is_first_microbatch=is_first)
+
+
+class fp8_model_init(_Scope):  # noqa: N801, TE's name
+    """Context manager: te and pd layers made inside have the weights of their GEMMs in fp8 only, when `enabled`.
+
+    Such weights are frozen, for training that leaves them as they are, such as LoRA's. A layer quantizes each weight as
+    soon as it is initialised, so that of a model one weight at a time exists in its own precision. The layers compute
+    inside `fp8_autocast` only.
+    """
+
+    def __init__(self, enabled=True):
+        super().__init__(stored_weights=bool(enabled))
 
 
 class autocast_state(_Scope):  # noqa: N801

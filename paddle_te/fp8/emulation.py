@@ -5,6 +5,7 @@ wrong numbers.
 """
 
 import paddle
+import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
 from .recipe import FP8_MAX
@@ -50,6 +51,38 @@ def scale_from_amax(amax, fp8_max):
     return paddle.where(usable, divide(fp8_max, paddle.where(usable, amax, ones)), ones)
 
 
+def _e4m3_numbers():
+    """The numbers that the bytes 0 to 126 stand for, which grow with them: 4 bits of exponent, 3 of mantissa."""
+    codes = [(code >> 3, code & 7) for code in range(127)]
+    return [(mantissa + (8 if exponent else 0)) * 2.0 ** (max(exponent, 1) - 10) for exponent, mantissa in codes]
+
+
+@paddle.no_grad()
+def quantize_weight(source, weight, stored, group=None):
+    """Quantizes a tensor into a weight that exists in fp8 only, under current scaling's scale.
+
+    source: float32, bfloat16 or float16. weight: uint8 of its shape, which gets the e4m3 bytes; stored: its
+    StoredWeight, which gets scale_inv. group: the greatest amax of its ranks counts; None: this tensor's.
+    """
+    source = source.astype("float32")
+    amax = _amax(source)
+    if group is not None:
+        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
+    scale = scale_from_amax(amax, stored.fp8_max)
+    values = round_to_fp8(source * scale, stored.dtype)
+    codes = paddle.searchsorted(paddle.to_tensor(_e4m3_numbers(), "float32"), values.abs())  # NaN: 127, which is NaN
+    weight.set_value((codes + 128 * (values < 0).astype(codes.dtype)).astype("uint8"))
+    stored.scale_inv.set_value(divide(1.0, scale).reshape([1]))
+
+
+@paddle.no_grad()
+def dequantize_weight(weight, stored):
+    """What the bytes of such a weight stand for: float32 of its shape."""
+    numbers = [*_e4m3_numbers(), float("nan")]
+    table = paddle.to_tensor([*numbers, *(-number for number in numbers)], "float32")
+    return paddle.gather(table, weight.flatten().astype("int32")).reshape(weight.shape) * stored.scale_inv
+
+
 @paddle.no_grad()
 def quantize_dequantize(x, quantizer):
     """x as fp8 sees it: rounded to fp8 under the quantizer's scale and multiplied by 1 / scale. float32, x's shape.
@@ -73,14 +106,20 @@ class _EmulatedFP8Linear(PyLayer):
         ctx.dtypes = x.dtype, weight.dtype
         ctx.needs_grad = not x.stop_gradient, not weight.stop_gradient
         x8 = quantize_dequantize(x, quantizers.input)
-        # the same scale gives the same values in every micro-batch: nothing to gain from quantizers.cache_weight
-        weight8 = quantize_dequantize(weight, quantizers.weight)
-        ctx.save_for_backward(x8, weight8)
+        if quantizers.weight.kind == "stored":
+            weight8 = dequantize_weight(weight, quantizers.weight)
+            ctx.save_for_backward(x8, weight)  # a copy of every weight in float32 would be what storing in fp8 spares
+        else:
+            # the same scale gives the same values in every micro-batch: nothing to gain from quantizers.cache_weight
+            weight8 = quantize_dequantize(weight, quantizers.weight)
+            ctx.save_for_backward(x8, weight8)
         return paddle.matmul(x8, weight8, transpose_y=transpose_y).astype(x.dtype)
 
     @staticmethod
     def backward(ctx, dy):
         x8, weight8 = ctx.saved_tensor()
+        if ctx.quantizers.weight.kind == "stored":
+            weight8 = dequantize_weight(weight8, ctx.quantizers.weight)
         dy8 = quantize_dequantize(dy, ctx.quantizers.grad_output)
         dx = dweight = None  # Paddle wants None for what needs no gradient
         if ctx.needs_grad[0]:
@@ -99,7 +138,8 @@ def emulated_fp8_linear(x, weight, quantizers, transpose_y=True):
 
     x: [..., in], weight: [out, in], or [in, out] without transpose_y, result [..., out] in x's dtype. quantizers:
     GemmQuantizers. y = q(x) · q(weight)ᵀ, dx = q(dy) · q(weight), dweight = q(dy)ᵀ · q(x), where q is
-    `quantize_dequantize`; a weight [in, out] and its gradient are the transposes of those.
+    `quantize_dequantize`; a weight [in, out] and its gradient are the transposes of those. Of a weight that exists in
+    fp8 only, uint8 [out, in], q is `dequantize_weight`.
     """
     return _EmulatedFP8Linear.apply(x, weight, quantizers, transpose_y)
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from . import autocast
 from .state import Quantizer, scaling_state
+from .stored import StoredWeight
 
 
 class GemmQuantizers:
@@ -13,7 +14,8 @@ class GemmQuantizers:
     forward_pass: the ForwardPass; backward calls forward_pass.backward_done() when it has finished, in a module with
     several GEMMs as often as it likes.
     amax_group: the group whose ranks have the same scales; None: each rank its own.
-    update_weight: True: quantize the weight now, then hand the result to `cache_weight`. False: `cached_weight` serves.
+    update_weight: True: quantize the weight now, then hand the result to `cache_weight`. False: `cached_weight` serves,
+    or for a weight that is a StoredWeight its own bytes.
     keeps_weight: whether `cache_weight` keeps it for the micro-batches to come: is_first_microbatch was not None.
     """
 
@@ -32,11 +34,13 @@ class GemmQuantizers:
     def __init__(self, gemm, forward_pass, is_first_microbatch, generation=0, amax_group=None):
         self.input, self.weight, self.grad_output, self._cache = gemm
         self.forward_pass, self.amax_group = forward_pass, amax_group
-        self.keeps_weight = is_first_microbatch is not None
+        stored = self.weight.kind == "stored"
+        self.keeps_weight = is_first_microbatch is not None and not stored
         self._generation = generation
         cache = self._cache
         # weights of another generation lie under another scale
-        self.update_weight = is_first_microbatch is not False or cache.value is None or cache.generation != generation
+        out_of_date = is_first_microbatch is not False or cache.value is None or cache.generation != generation
+        self.update_weight = out_of_date and not stored
 
     @property
     def cached_weight(self):
@@ -63,7 +67,7 @@ class Gemm(NamedTuple):
     """One GEMM's Quantizers and its WeightCache."""
 
     input: Quantizer
-    weight: Quantizer
+    weight: Quantizer | StoredWeight
     grad_output: Quantizer
     cache: WeightCache
 
@@ -71,20 +75,22 @@ class Gemm(NamedTuple):
 class Binding:
     """A module's quantizers for one recipe, and under delayed scaling its place among the other modules.
 
-    gemms, evaluation_gemms: a Gemm for each, which share their caches.
+    gemms, evaluation_gemms: a Gemm for each, which share their caches. stored: the StoredWeight of each, None for one
+    that is quantized in each step.
     Delayed scaling only: state, the ScalingState; pair, the BlockPair, and gemm, the place of the first GEMM in it;
     done, the generation of scales in which the module last completed a backward.
     """
 
-    def __init__(self, recipe, num_gemms, state=None):
+    def __init__(self, recipe, stored, state=None):
         dtypes = recipe.fp8_format.value
-        self.num_gemms = num_gemms
+        self.num_gemms = len(stored)
         self.state, self.pair, self.gemm, self.done = state, None, 0, None
-        caches = [WeightCache() for _ in range(num_gemms)]
+        weights = [(weight, WeightCache()) for weight in stored]
 
         def gemms(records):
-            of = (dtypes.forward, dtypes.forward, dtypes.backward)
-            return [Gemm(*[Quantizer(dtype, recipe.kind, records) for dtype in of], cache) for cache in caches]
+            new = lambda dtype: Quantizer(dtype, recipe.kind, records)  # noqa: E731
+            forward, backward = dtypes.forward, dtypes.backward
+            return [Gemm(new(forward), weight or new(forward), new(backward), cache) for weight, cache in weights]
 
         self.gemms, self.evaluation_gemms = gemms(True), gemms(False)
 
@@ -148,19 +154,21 @@ class ModuleScaling:
     name: the layer's structured name, its key in checkpoints; `name_modules` sets it.
     attention: it serves attention, and recipes with fp8_dpa only. As in TE attention counts as three GEMMs: inputs and
     output gradients are q, k, v together, the softmax, and the output; their weights' places stay empty.
+    stored: a StoredWeight for each GEMM where the weights exist in fp8 only, else empty.
     """
 
-    def __init__(self, num_gemms, update, attention=False):
+    def __init__(self, num_gemms, update, attention=False, stored=()):
         self.num_gemms = num_gemms
         self.update = update
         self.attention = attention
+        self.stored = stored
         self.name = self.model = None
         self._bindings = {}  # recipe -> Binding
         self._recipe = self._binding = None  # those of the last forward
 
     def __reduce__(self):
-        # a copied or unpickled layer has scales of its own
-        return ModuleScaling, (self.num_gemms, self.update, self.attention)
+        # a copied or unpickled layer has scales of its own, but for those of its weights
+        return ModuleScaling, (self.num_gemms, self.update, self.attention, self.stored)
 
     @classmethod
     def of_attention(cls, update):
@@ -181,11 +189,16 @@ class ModuleScaling:
         scales of its model are updated, if this module has completed a backward since the last update and no forward
         still waits for its backward. So neither recompute (its second forward comes before the backward) nor evaluation
         (training False: records no amax) updates scales, nor a pipeline's forward while others are in flight.
+        Raises RuntimeError outside `fp8_autocast` for weights that exist in fp8 only.
         A pipeline schedule with recompute, or a module that runs twice a step, must say is_first_microbatch, or use
         `distributed.recompute`: by itself no module can tell a recomputed forward from the next step's.
         """
         context = autocast.get_autocast_state()
         if not context.enabled or not self.serves(context.recipe):
+            if self.stored:
+                raise RuntimeError(
+                    f"the weights of {self.name or 'a layer'} exist in fp8 only: compute inside fp8_autocast"
+                )
             return None
         if is_first_microbatch is None:
             is_first_microbatch = context.is_first_microbatch
@@ -246,7 +259,7 @@ def bind_model(root):
 def _bind_together(modules, recipe):
     """Make the modules' Bindings for a recipe; under delayed scaling they share blocks and have one `update`."""
     state = scaling_state(modules[0].update, recipe) if recipe.kind == "delayed" else None
-    bindings = [Binding(recipe, module.num_gemms, state) for module in modules]
+    bindings = [Binding(recipe, module.stored or [None] * module.num_gemms, state) for module in modules]
     if state is not None:
         state.add(bindings)
     for module, binding in zip(modules, bindings, strict=True):

@@ -1,12 +1,14 @@
 """RMSNorm, LayerNorm, Linear, LayerNormLinear and LayerNormMLP."""
 
+from contextlib import nullcontext
+
 import paddle
 from paddle import nn
 from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
 from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_sequence_parallel_parameter
 
 from paddle_te.distributed import TensorParallel
-from paddle_te.fp8 import ModuleScaling
+from paddle_te.fp8 import ModuleScaling, StoredWeight, get_autocast_state
 from paddle_te.layers.checks import one_of, probability
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.ops import get_ops
@@ -53,15 +55,24 @@ class BackendLayer(nn.Layer):
 class _Layer(BackendLayer):
     """What the layers share: the ranks, the fp8 state and the creation of parameters.
 
+    GEMM_WEIGHTS: the names of the GEMMs' weights. Made inside `fp8.fp8_model_init` these are uint8, the bytes of e4m3
+    numbers, and `store_weight` gives them their values.
     Every forward takes parameters from `_parameters` and layers from `_sub_layers`: as attributes nn.Layer finds them
     after a lookup that failed, which takes several times as long.
     """
 
-    def __init__(self, backend, params_dtype, num_gemms=0, set_parallel_mode=False, sequence_parallel=False):
+    GEMM_WEIGHTS = ()
+
+    def __init__(self, backend, params_dtype, set_parallel_mode=False, sequence_parallel=False):
         super().__init__(backend)
         self.params_dtype = params_dtype or paddle.get_default_dtype()
         self.tp = TensorParallel.from_fleet(sequence_parallel) if set_parallel_mode or sequence_parallel else None
-        self.fp8 = ModuleScaling(num_gemms, self.ops.amax_and_scale_update) if num_gemms else None
+        self.fp8 = self._scaling() if self.GEMM_WEIGHTS else None
+
+    def _scaling(self):
+        gemms = len(self.GEMM_WEIGHTS)
+        stored = [StoredWeight() for _ in range(gemms)] if get_autocast_state().stored_weights else ()
+        return ModuleScaling(gemms, self.ops.amax_and_scale_update, stored=stored)
 
     def create_bias(self, size, split=False):
         """Zeros [size]; split: they are this rank's part."""
@@ -86,18 +97,41 @@ class _Layer(BackendLayer):
             [size], dtype=self.params_dtype, default_initializer=nn.initializer.Constant(value)
         )
 
-    def create_weight(self, shape, init_method, split_axis=None):
-        """A [out, in] weight; split_axis is the axis that the ranks share, None where each holds all of it."""
-        make = lambda: self.create_parameter(  # noqa: E731
-            shape, dtype=self.params_dtype, default_initializer=init_method or nn.initializer.Normal(0.0, 0.02)
-        )
-        if self.tp is None or split_axis is None:
-            return make()
-        with get_rng_state_tracker().rng_state():  # other random numbers on each rank
-            weight = make()
-        weight.is_distributed = True
-        weight.split_axis = split_axis
+    def create_weight(self, name, shape, init_method, split_axis=None):
+        """Makes the [out, in] weight of that name; split_axis is the axis that the ranks share, None where each holds
+        all of it."""
+        split = self.tp is not None and split_axis is not None
+        # other random numbers on each rank that has a share
+        with get_rng_state_tracker().rng_state() if split else nullcontext():
+            value = self.create_parameter(
+                shape, dtype=self.params_dtype, default_initializer=init_method or nn.initializer.Normal(0.0, 0.02)
+            )
+        weight = self._create_bytes(shape) if self.fp8.stored else value
+        if split:
+            weight.is_distributed, weight.split_axis = True, split_axis
+        setattr(self, name, weight)
+        if self.fp8.stored:
+            self.store_weight(name, value)
+
+    def _create_bytes(self, shape):
+        weight = self.create_parameter(shape, dtype="uint8", default_initializer=nn.initializer.Constant(0))
+        weight.stop_gradient = True
         return weight
+
+    @property
+    def stored_weights(self):
+        """The names of the weights that exist in fp8 only."""
+        return self.GEMM_WEIGHTS if self.fp8 is not None and self.fp8.stored else ()
+
+    @paddle.no_grad()
+    def store_weight(self, name, value):
+        """Quantizes a tensor, this rank's share, into the weight of that name, one of `stored_weights`.
+
+        The scale is that of all tensor parallel ranks' shares, so that a share is quantized as in the whole weight.
+        """
+        weight, stored = self._parameters[name], self.fp8.stored[self.GEMM_WEIGHTS.index(name)]
+        group = self.tp.group if weight.is_distributed else None
+        self.ops.quantize_weight(value.astype(self.params_dtype), weight, stored, group)
 
 
 class _Norm(_Layer):
@@ -152,6 +186,8 @@ class Linear(_Layer):
     Raises ValueError for another parallel_mode, and for sizes that the ranks do not divide.
     """
 
+    GEMM_WEIGHTS = ("weight",)
+
     def __init__(
         self,
         in_features,
@@ -165,14 +201,14 @@ class Linear(_Layer):
         backend="transformer_engine",
     ):
         one_of(PARALLEL_MODES, parallel_mode=parallel_mode)
-        super().__init__(backend, params_dtype, 1, parallel_mode is not None, sequence_parallel)
+        super().__init__(backend, params_dtype, parallel_mode is not None, sequence_parallel)
         self.parallel_mode = parallel_mode if self.tp is not None else None
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         split_axis = {"column": 0, "row": 1, None: None}[self.parallel_mode]
         shape = [out_features, in_features]
         if split_axis is not None:
             shape[split_axis] = local_size(shape[split_axis], self.tp, ("out_features", "in_features")[split_axis])
-        self.weight = self.create_weight(shape, init_method, split_axis)
+        self.create_weight("weight", shape, init_method, split_axis)
         self.bias = self.create_bias(shape[0], split_axis == 0) if bias else None
 
     def forward(self, x, residual=None, is_first_microbatch=None):
@@ -213,6 +249,8 @@ class LayerNormLinear(_BehindNorm):
     init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's.
     """
 
+    GEMM_WEIGHTS = ("weight",)
+
     def __init__(
         self,
         in_features,
@@ -228,11 +266,11 @@ class LayerNormLinear(_BehindNorm):
         zero_centered_gamma=False,
         backend="transformer_engine",
     ):
-        super().__init__(backend, params_dtype, 1, set_parallel_mode, sequence_parallel)
+        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.create_layer_norm(in_features, eps, normalization, zero_centered_gamma)
         rows = local_size(out_features, self.tp, "out_features")
-        self.weight = self.create_weight([rows, in_features], init_method, 0)
+        self.create_weight("weight", [rows, in_features], init_method, 0)
         self.bias = self.create_bias(rows, split=True) if bias else None
 
     def forward(self, x, is_first_microbatch=None):
@@ -263,6 +301,8 @@ class LayerNormMLP(_BehindNorm):
     Arguments: as TransformerLayer's.
     """
 
+    GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
+
     def __init__(
         self,
         hidden_size,
@@ -282,14 +322,14 @@ class LayerNormMLP(_BehindNorm):
         backend="transformer_engine",
     ):
         one_of(FC1_WIDTHS, activation=activation)
-        super().__init__(backend, params_dtype, 2, set_parallel_mode, sequence_parallel)
+        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
         self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
         self.activation, self.fuse_wgrad_accumulation = activation, fuse_wgrad_accumulation
         ffn = local_size(ffn_hidden_size, self.tp, "ffn_hidden_size")
         fc1_rows = FC1_WIDTHS[activation] * ffn
         self.create_layer_norm(hidden_size, eps, normalization, zero_centered_gamma)
-        self.fc1_weight = self.create_weight([fc1_rows, hidden_size], init_method, 0)
-        self.fc2_weight = self.create_weight([hidden_size, ffn], output_layer_init_method or init_method, 1)
+        self.create_weight("fc1_weight", [fc1_rows, hidden_size], init_method, 0)
+        self.create_weight("fc2_weight", [hidden_size, ffn], output_layer_init_method or init_method, 1)
         self.fc1_bias = self.create_bias(fc1_rows, split=True) if bias else None
         self.fc2_bias = self.create_bias(hidden_size) if bias else None
 

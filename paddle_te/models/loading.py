@@ -12,6 +12,7 @@ from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 from paddle_te import device
 from paddle_te.configs import MODEL_VALUES
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.fp8 import fp8_model_init
 from paddle_te.models.families import check_backend_name, config_class, model_class
 from paddle_te.ops import get_ops
 from paddle_te.options import DTYPES
@@ -47,41 +48,57 @@ def _no_views():
         paddle.set_flags(kept)
 
 
-def from_pretrained(model_class, folder, config, dtype):
+def from_pretrained(model_class, folder, config, dtype, in_fp8=False):
     """model_class(config) with the weights in `folder`: in the backend's layout, of any degrees, or in Hugging Face's.
 
+    in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read (`fp8_model_init`).
     Raises CheckpointError where PaddleNLP would only warn.
     """
     layout = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
-    if layout == "hf" or any(Path(folder).glob("model_state.[tp]p*")):  # the file of one of several ranks
-        return _translated(model_class, folder, config, dtype)
+    if in_fp8 or layout == "hf" or any(Path(folder).glob("model_state.[tp]p*")):  # the file of one of several ranks
+        with fp8_model_init(in_fp8):
+            model = model_class.from_config(config, dtype=dtype)
+        load_weights(model, open_checkpoint(folder))
+        return model
     with _no_views():
         return model_class.from_pretrained(str(folder), config=config, dtype=dtype)
-
-
-def _translated(model_class, folder, config, dtype):
-    model = model_class.from_config(config, dtype=dtype)
-    load_weights(model, open_checkpoint(folder))
-    return model
 
 
 def load_weights(model, checkpoint):
     """Gives a model the weights of an opened Checkpoint in any layout and degrees: each rank reads its own share.
 
-    The weights are translated on their way, tensor by tensor. Raises CheckpointError where one is missing or has
+    The weights are translated on their way, tensor by tensor, and quantized where the model has them in fp8 only; the
+    host holds at most twice the largest tensor at a time. Raises CheckpointError where one is missing or has
     another shape, or where the checkpoint has more layers than the model.
     """
     config, theirs = model.config, checkpoint.dims.num_hidden_layers
     if theirs != config.num_hidden_layers:
         raise CheckpointError(f"{checkpoint.folder}: has {theirs} layers, the model {config.num_hidden_layers}")
     weights = model.state_dict()  # this pipeline stage's; the parameters themselves
+    stored = stored_weights(model)
     for name, array in read_share(checkpoint, config, weights.keys()):
         if list(array.shape) != list(weights[name].shape):
             raise CheckpointError(
                 f"{checkpoint.folder}: {name} has shape {list(array.shape)}, in this model {list(weights[name].shape)}"
             )
-        tensor = paddle.to_tensor(np.ascontiguousarray(array), place=paddle.CPUPlace())  # uint16: bfloat16's bits
-        weights[name].set_value(tensor.astype(weights[name].dtype))
+        tensor = on_device(array)
+        if name in stored:
+            layer, weight = stored[name]
+            layer.store_weight(weight, tensor)
+        else:
+            weights[name].set_value(tensor.astype(weights[name].dtype))
+        del array, tensor  # before the next one is read
+
+
+def on_device(array):
+    """The tensor of one of `read_share`'s arrays on the present device, whose uint16 are bfloat16's bits."""
+    return paddle.to_tensor(np.ascontiguousarray(array))
+
+
+def stored_weights(model):
+    """{structured name: (layer, the weight's name in it)} of the weights that the model has in fp8 only."""
+    layers = model.named_sublayers()
+    return {f"{path}.{name}": (layer, name) for path, layer in layers for name in getattr(layer, "stored_weights", ())}
 
 
 def read_share(checkpoint, config, names, numbers=False):
@@ -99,6 +116,7 @@ def read_share(checkpoint, config, names, numbers=False):
         for here in {name, copies.get(name)} & set(names):
             yield here, array
             missing.discard(here)
+        del array  # before the next one is read
     if missing:
         raise CheckpointError(f"{checkpoint.folder}: has nothing for {', '.join(sorted(missing))} of this model")
 

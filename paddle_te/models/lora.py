@@ -24,8 +24,10 @@ from paddlenlp.utils.env import LORA_CONFIG_NAME, LORA_WEIGHTS_NAME
 from paddle_te.configs.families import family_of
 from paddle_te.layers import LayerNormLinear, LayerNormMLP, Linear, dropout_add
 from paddle_te.models.decoder import TEDecoderLayer
+from paddle_te.models.loading import on_device, read_share, stored_weights
 from paddle_te.models.tensor_parallel import model_dims
 from paddle_te.weights import SPLIT_AXIS, check_contents, te_layout
+from paddle_te.weights.folder import open_checkpoint
 
 ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o"))
 MLP = tuple(f"{part}_proj" for part in ("gate", "up", "down"))
@@ -86,10 +88,10 @@ class LowRank(nn.Layer):
 class _WithLoRA:
     """A te layer with LoRA on some of its parts; `enable` makes one out of the layer itself, as torch's parametrize.
 
-    PLACE, WEIGHTS: where it is in a decoder layer, and its weights. parts: `parts_of` its family.
+    PLACE: where it is in a decoder layer. parts: `parts_of` its family.
     """
 
-    PLACE, WEIGHTS = "", ()
+    PLACE = ""
     merged = disable_lora = False
 
     @classmethod
@@ -97,7 +99,7 @@ class _WithLoRA:
         """{name of a weight: (names of its parts as of PaddleNLP's native projections, parallel_mode)}."""
         slots = {slot.name: slot for slot in te_layout(family=family).layer}
         found = {}
-        for weight in cls.WEIGHTS:
+        for weight in cls.GEMM_WEIGHTS:
             parts = slots[f"transformer.{cls.PLACE}.{weight}"].parts
             found[weight] = tuple(f"{part}_proj" for part in parts), ("column", "row")[SPLIT_AXIS[parts[0]]]
         return found
@@ -111,7 +113,7 @@ class _WithLoRA:
             for part in parts:
                 if part in names:
                     shape = weight.shape[1], sizes[part]
-                    layer.add_sublayer(part, LowRank(*shape, config, weight.dtype, parallel_mode, layer.tp))
+                    layer.add_sublayer(part, LowRank(*shape, config, layer.params_dtype, parallel_mode, layer.tp))
         layer.__class__ = cls
 
     def plain(self):
@@ -138,20 +140,29 @@ class _WithLoRA:
         return [(f"{p}.lora_B", True) if mode[p] == "column" else (f"{p}.lora_A", False) for p in self._sub_layers]
 
     @paddle.no_grad()
+    def with_products(self, name, weight, sign=1):
+        """The weight of that name, a tensor, with the low-rank products added (sign -1: taken away)."""
+        parts, _ = self.parts[name]
+        deltas = [
+            self._sub_layers[part].delta()
+            if part in self._sub_layers
+            else paddle.zeros([self.part_sizes[part], weight.shape[1]], "float32")
+            for part in parts
+        ]
+        return (weight.astype("float32") + sign * paddle.concat(deltas, 0)).astype(weight.dtype)
+
     def merge(self, sign=1):
-        """Adds the low-rank products to the weights (sign -1: takes them away); forward is then the fused layer's."""
+        """Adds the low-rank products to the weights (sign -1: takes them away); forward is then the fused layer's.
+
+        Raises RuntimeError for weights in fp8, which would round them away.
+        """
         if self.merged == (sign == 1):
             return
-        for weight_name, (parts, _) in self.parts.items():
-            weight = getattr(self, weight_name)
-            deltas = [
-                self._sub_layers[part].delta()
-                if part in self._sub_layers
-                else paddle.zeros([self.part_sizes[part], weight.shape[1]], "float32")
-                for part in parts
-            ]
-            merged = weight.astype("float32") + sign * paddle.concat(deltas, 0)
-            weight.set_value(merged.astype(weight.dtype))
+        if self.stored_weights:
+            raise RuntimeError("the weights exist in fp8 only: merge into those that they were made from (save_merged)")
+        for name in self.parts:
+            weight = getattr(self, name)
+            weight.set_value(self.with_products(name, weight, sign))
         self.merged = sign == 1
 
     def unmerge(self):
@@ -178,7 +189,7 @@ class _WithLoRA:
 class LoRALayerNormLinear(_WithLoRA, LayerNormLinear):
     """layernorm_qkv with LoRA on q, k and v."""
 
-    PLACE, WEIGHTS = "self_attention.layernorm_qkv", ("weight",)
+    PLACE = "self_attention.layernorm_qkv"
 
     def forward(self, x, is_first_microbatch=None):
         if self.plain():
@@ -191,7 +202,7 @@ class LoRALayerNormLinear(_WithLoRA, LayerNormLinear):
 class LoRALinear(_WithLoRA, Linear):
     """proj with LoRA."""
 
-    PLACE, WEIGHTS = "self_attention.proj", ("weight",)
+    PLACE = "self_attention.proj"
 
     def forward(self, x, residual=None, is_first_microbatch=None):
         y = super().forward(x, residual, is_first_microbatch)
@@ -201,7 +212,7 @@ class LoRALinear(_WithLoRA, Linear):
 class LoRALayerNormMLP(_WithLoRA, LayerNormMLP):
     """layernorm_mlp with LoRA on gate, if there is one, up and down."""
 
-    PLACE, WEIGHTS = "layernorm_mlp", ("fc1_weight", "fc2_weight")
+    PLACE = "layernorm_mlp"
 
     def forward(self, x, is_first_microbatch=None):
         if self.plain():
@@ -261,6 +272,8 @@ class TELoRAModel(LoRAModel):
         extra = self.lora_config.trainable_modules or []
         for name, weight in self.model.state_dict().items():
             weight.stop_gradient = "lora_" not in name and not any(re.fullmatch(e, name) for e in extra)
+            if weight.dtype == paddle.uint8 and not weight.stop_gradient:
+                raise ValueError(f"LoRA: {name} of trainable_modules exists in fp8 only, in which it cannot be trained")
 
     def set_state_dict(self, state_dict):
         """As PaddleNLP's, and in the model's dtype: an adapter trained in bfloat16 serves a float32 model too."""
@@ -362,8 +375,19 @@ def _check_names(lora, folder):
         )
 
 
-def save_merged(lora, folder):
-    """Adds the adapter to the weights and saves the model, as a checkpoint without LoRA, in `folder`. One process."""
-    lora.merge()
-    weights = {name: weight for name, weight in lora.model.state_dict().items() if "lora_" not in name}
-    lora.model.save_pretrained(str(folder), state_dict=weights)
+def save_merged(lora, folder, base=None):
+    """Adds the adapter to the weights and saves the model, as a checkpoint without LoRA, in `folder`. One process.
+
+    base: the folder that the model was loaded from, for one whose weights exist in fp8 only: they are read there again
+    and stay on the host, so that the merged ones are those of a model that was never quantized.
+    """
+    model = lora.model
+    stored = stored_weights(model)
+    if not stored:
+        lora.merge()
+    weights = {name: weight for name, weight in model.state_dict().items() if "lora_" not in name}
+    for name, array in read_share(open_checkpoint(base), model.config, stored) if stored else ():
+        layer, own_name = stored[name]
+        weight = on_device(array).astype(layer.params_dtype)
+        weights[name] = (layer.with_products(own_name, weight) if isinstance(layer, _WithLoRA) else weight).cpu()
+    model.save_pretrained(str(folder), state_dict=weights)

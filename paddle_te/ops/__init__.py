@@ -26,9 +26,14 @@ activations' own precision.
 | rotary_attention(qkv, freqs, num_heads, num_kv_heads, scale, cu_seqlens, causal, window, …) | the two in one |
 | self_attention(x, norm, qkv_weight, freqs, proj_weight, num_heads, num_kv_heads, …) | x's shape; see below |
 | amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
+| quantize_weight(source, weight, stored, group) | None; see below |
 | check_attention(head_dim, window, masked, dropout) | None; raises where there is no such attention, saying why |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
 | check_packed_attention() | None; raises where attention takes no cu_seqlens, saying why |
+
+A weight that exists in fp8 only is uint8, and its GEMM's quantizers.weight a `fp8.StoredWeight`; `linear` takes it
+[out, in] alone, and it gets no gradient. quantize_weight fills both from a tensor `source`, whose scale is that of all
+the ranks of a group.
 
 parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss is float32, 0 for ignore_index.
 cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without

@@ -11,9 +11,10 @@ LAYOUT_VALUES = (
 ).split()
 
 
-def model_values(config, lora=None):
+def model_values(config, lora=None, quantized=None):
     """{name: value} of a model's configuration, an object with PaddleNLP's names: what `MODEL_VALUES` names, the layout
-    of its decoder layers' weights, and the adapter that is trained on it (lora: PaddleNLP's LoRAConfig).
+    of its decoder layers' weights, and the adapter that is trained on it (lora: PaddleNLP's LoRAConfig; quantized: the
+    precision in which alone the weights under it exist, None for the model's own).
     """
     values = {name: getattr(config, name, None) for name in MODEL_VALUES}
     values["num_key_value_heads"] = values["num_key_value_heads"] or values["num_attention_heads"]
@@ -21,6 +22,7 @@ def model_values(config, lora=None):
     values["weights"] = "Transformer Engine's" if te else native_weights(config)
     if lora is not None:
         values["adapter"] = f"rank {lora.r}, alpha {lora.lora_alpha}, on {' '.join(lora.target_modules)}"
+        values["adapter"] += f", over weights in {quantized}" if quantized else ""
     return values
 
 

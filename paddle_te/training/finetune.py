@@ -61,7 +61,8 @@ def make_config(model_args, data_args, training_args, datasets):
 
 def make_model(config, model_args, training_args):
     make = model_class(config)
-    model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype)
+    in_fp8 = model_args.quantize_base is not None
+    model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype, in_fp8)
     if training_args.recompute:
         model.recompute_enable()
     return add_lora(model, model_args, training_args) if model_args.lora else model
@@ -137,7 +138,7 @@ def finetune():
         config = make_config(model_args, data_args, training_args, datasets)
         identity = data_identity(data_args) if training_args.do_train else None
         if checkpoint:
-            values = model_values(config, new_adapter(model_args, training_args))
+            values = model_values(config, new_adapter(model_args, training_args), model_args.quantize_base)
             check_fits(checkpoint, values, identity, training_args)
         finished = is_finished(checkpoint, training_args)
         model = make_model(config, model_args, training_args)
@@ -156,7 +157,7 @@ def finetune():
             trainer.log_metrics("eval", trainer.evaluate())
     if model_args.merge_lora:
         folder = str(Path(training_args.output_dir) / "merged")
-        save_merged(model, folder)
+        save_merged(model, folder, model_args.model_name_or_path)
         tokenizer.save_pretrained(folder)
 
 

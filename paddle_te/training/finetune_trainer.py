@@ -47,6 +47,11 @@ def check_together(model_args, data_args, training_args):
     """Raises ValueError for arguments that do not fit each other."""
     if not (training_args.do_train or training_args.do_eval or model_args.merge_lora):
         raise ValueError("nothing to do: give --do_train, --do_eval or --merge_lora")
+    if model_args.quantize_base and not training_args.use_fp8:
+        raise ValueError(
+            f"--quantize_base {model_args.quantize_base} needs --use_fp8 true: weights that exist in fp8 only are "
+            "multiplied in fp8; leave --quantize_base out to compute in the activations' precision"
+        )
     if data_args.zero_padding:
         check_fp8_dpa(training_args, "--zero_padding")
         check_whole_sequences(training_args, "--zero_padding")

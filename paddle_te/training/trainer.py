@@ -24,6 +24,7 @@ from paddle_te.distributed import gather_objects, gather_weights
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.loading import stored_weights
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
@@ -215,7 +216,8 @@ class PretrainingTrainer(Trainer):
 
     def _run_values(self):
         """What the manifest says of this run."""
-        model = model_values(self.model.config, getattr(self.model, "lora_config", None))
+        quantized = "fp8" if stored_weights(self.model) else None
+        model = model_values(self.model.config, getattr(self.model, "lora_config", None), quantized)
         values = {"model": model, "layout": layout_values(self.args)}
         return values | {"step": self.state.global_step, "data": self.data_identity}
 

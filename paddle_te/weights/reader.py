@@ -40,7 +40,7 @@ def read_tensors(checkpoint, target, names, tensor_parallel_degree=1, tensor_par
             yield name, reader.number(tensor_parallel_rank, number, slot)[0]
         else:
             shape = checkpoint.dims.slot_shape(slot, tensor_parallel_degree)
-            yield name, np.concatenate(reader.blocks(tensor_parallel_rank, number, slot)).reshape(shape)
+            yield name, layout.concat(reader.blocks(tensor_parallel_rank, number, slot), 0).reshape(shape)
 
 
 class Reader:

@@ -4,6 +4,7 @@ Interface, shapes and dtypes: `paddle_te.ops`.
 """
 
 from paddle_te.fp8 import amax_and_scale_update
+from paddle_te.fp8.emulation import quantize_weight
 from paddle_te.ops.pd.attention import (
     attention_with_lse,
     attention_with_lse_backward,
@@ -35,6 +36,7 @@ __all__ = [
     "linear",
     "normalize",
     "parallel_cross_entropy",
+    "quantize_weight",
     "rotary_attention",
     "rotary_qkv",
     "self_attention",

@@ -18,7 +18,7 @@ from paddle_te.ops.te.float8_attention import check_fp8_attention
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, linear
 from paddle_te.ops.te.mlp import activate, layernorm_mlp
 from paddle_te.ops.te.norm import normalize
-from paddle_te.ops.te.quantized import amax_and_scale_update
+from paddle_te.ops.te.quantized import amax_and_scale_update, quantize_weight
 from paddle_te.ops.te.self_attention import self_attention
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "linear",
     "normalize",
     "parallel_cross_entropy",
+    "quantize_weight",
     "rotary_attention",
     "rotary_qkv",
     "self_attention",

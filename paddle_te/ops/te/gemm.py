@@ -18,6 +18,7 @@ from paddle_te.native import addition
 from paddle_te.ops.te.norm import Normed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
+    StoredMatrix,
     exchanged,
     operand_pieces,
     quantize,
@@ -33,12 +34,11 @@ def row_count(tensor):
 
 def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True):
     """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized."""
-    weight = rt.matrix(weight, code)
     if quantizers is None:
-        return x, weight
+        return x, rt.matrix(weight, code)
     pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise, transpose_y=transpose_y)
     x = quantize(rt, x, quantizers.input, pieces)
-    return x, quantized_weight(rt, weight, quantizers, pieces if transpose_y else exchanged(pieces))
+    return x, quantized_weight(rt, weight, code, quantizers, pieces if transpose_y else exchanged(pieces))
 
 
 def cast_in_kernels(quantizers):
@@ -84,6 +84,8 @@ def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True, bias=None):
 
 def dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
     """Into the native dx."""
+    if isinstance(weight, StoredMatrix):
+        weight = weight.transposed(rt)  # of one weight at a time: its memory is free again after the GEMM
     rt.te.gemm(weight.native, dy.native, dx, not transpose_y, False, rt.stream, False, fp8)
 
 
@@ -184,7 +186,6 @@ def _normed_operands(rt, x, weight, quantizers, tp, columnwise):
         whole = rt.matrix(tp.all_gather(local.memory), x.code) if gather else local
         operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise)
         return operand, weight, local if gather else operand
-    weight = rt.matrix(weight, x.code)
     pieces = operand_pieces(rt, quantizers, None if gather else shape, weight.shape, columnwise, x.statistics_bytes)
     if gather:
         local = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
@@ -192,7 +193,7 @@ def _normed_operands(rt, x, weight, quantizers, tp, columnwise):
         local = Float8Matrix(rt, shape, quantizers.input, *pieces)
     x.forward(rt, local.native, pieces[1])
     operand = local.gathered(rt, tp.all_gather(local.rowwise)) if gather else local
-    return operand, quantized_weight(rt, weight, quantizers, pieces), local
+    return operand, quantized_weight(rt, weight, x.code, quantizers, pieces), local
 
 
 def _rows_of_rank(local):
@@ -243,6 +244,13 @@ def column_forward(rt, normed, weight, bias, quantizers, tp, train):
     if train:
         drop_data(rt, *((operand, w) if kept is operand else (w,)))
     return out, SavedColumn(normed, kept, w, weight, bias, quantizers, tp)
+
+
+def check_weight(name, weight, shape, dtype, quantizers):
+    """Raises TypeError or ValueError for a weight that is not of that shape and of that dtype, or bytes where it exists
+    in fp8 only."""
+    stored = quantizers is not None and quantizers.weight.kind == "stored"
+    check_tensor(name, weight, shape, paddle.uint8 if stored else dtype)
 
 
 def check_bias(name, bias, size, dtype):

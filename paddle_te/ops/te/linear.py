@@ -10,6 +10,7 @@ from paddle_te.ops.te.gemm import (
     BiasGradient,
     check_bias,
     check_fp8,
+    check_weight,
     column_forward,
     dgrad,
     drop_data,
@@ -66,7 +67,7 @@ def linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, paralle
     code = dtype_code("x", x)
     out_features, in_features = weight.shape[0 if transpose_y else 1], x.shape[-1]
     expected = [out_features, in_features] if transpose_y else [in_features, out_features]
-    check_tensor("weight", weight, expected, x.dtype)
+    check_weight("weight", weight, expected, x.dtype, quantizers)
     check_bias("bias", bias, out_features, x.dtype)
     if bias is not None and not transpose_y:
         raise ValueError("backend transformer_engine: cuBLAS sums a bias's gradient beside weights [out, in] alone")
@@ -125,7 +126,7 @@ def _layernorm_linear_forward(rt, inputs, settings):
 
 def layernorm_linear_forward(rt, x, ln_weight, ln_bias, weight, bias, quantizers, tp, train, settings):
     """(the outputs of `layernorm_linear`, SavedColumn). settings: NormSettings."""
-    check_tensor("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype)
+    check_weight("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype, quantizers)
     check_bias("bias", bias, weight.shape[0], x.dtype)
     if quantizers is not None:
         check_fp8(tokens=row_count(x), in_features=weight.shape[1], out_features=weight.shape[0])

@@ -11,6 +11,7 @@ from paddle_te.ops.te.gemm import (
     cast_in_kernels,
     check_bias,
     check_fp8,
+    check_weight,
     column_forward,
     dgrad,
     drop_data,
@@ -23,7 +24,7 @@ from paddle_te.ops.te.gemm import (
 from paddle_te.ops.te.norm import Normed, NormSettings
 from paddle_te.ops.te.quantized import Float8Matrix, both_pieces, operand_pieces, quantize, quantized_weight
 from paddle_te.ops.te.recording import Op, Placeholder
-from paddle_te.ops.te.runtime import Matrix, check_tensor, dtype_code
+from paddle_te.ops.te.runtime import Matrix, dtype_code
 
 
 class _Kernels(NamedTuple):
@@ -76,8 +77,8 @@ def _forward(rt, inputs, settings):
     code, kernels = dtype_code("x", x), _KERNELS[settings.activation]
     hidden_size, ffn = x.shape[-1], fc2_weight.shape[1]
     fc1_rows = FC1_WIDTHS[settings.activation] * ffn
-    check_tensor("fc1_weight", fc1_weight, [fc1_rows, hidden_size], x.dtype)
-    check_tensor("fc2_weight", fc2_weight, [hidden_size, ffn], x.dtype)
+    check_weight("fc1_weight", fc1_weight, [fc1_rows, hidden_size], x.dtype, first)
+    check_weight("fc2_weight", fc2_weight, [hidden_size, ffn], x.dtype, second)
     check_bias("fc1_bias", fc1_bias, fc1_rows, x.dtype)
     check_bias("fc2_bias", fc2_bias, hidden_size, x.dtype)
     if first is not None:
@@ -117,11 +118,10 @@ def _activated(rt, hidden, kernels, weight, dtype, code, quantizers, train):
         act = rt.new_matrix(shape, dtype, code)
         activate(hidden.native, act.native, rt.stream)
         return forward_operands(rt, act, weight, code, quantizers, train)
-    weight = rt.matrix(weight, code)
     pieces = operand_pieces(rt, quantizers, shape, weight.shape, train)
     act = Float8Matrix(rt, shape, quantizers.input, *pieces)
     activate(hidden.native, act.native, rt.stream)
-    return act, quantized_weight(rt, weight, quantizers, pieces)
+    return act, quantized_weight(rt, weight, code, quantizers, pieces)
 
 
 def _activation_backward(rt, dact, hidden, kernels, dtype, code, quantizers, dbias):

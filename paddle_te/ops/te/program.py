@@ -132,7 +132,8 @@ class Program:
         places = zip(self.inputs.tensors, tensors, strict=True)
         given = [(place.index, tensor) for place, tensor in places if place is not None]
         pairs = [pair for pair in zip(self.inputs.quantizers, quantizers, strict=True) if pair[0] is not None]
-        given += [(place.cached_weight.index, q.cached_weight) for place, q in pairs if not place.update_weight]
+        kept = [pair for pair in pairs if pair[0].cached_weight and not pair[0].update_weight]
+        given += [(place.cached_weight.index, q.cached_weight) for place, q in kept]
         memories, bases = self._start(quantizers, given)
         with self._lock:
             self.steps.run(rt, memories, bases)

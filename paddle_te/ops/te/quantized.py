@@ -1,6 +1,7 @@
 """fp8 matrices: data, the transposed copy that Hopper's fp8 GEMM reads in backward, and scaling factors."""
 
 import paddle
+import paddle.distributed as dist
 
 from paddle_te.native import DType, scaling
 from paddle_te.ops.te import runtime
@@ -48,8 +49,11 @@ def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0, tran
 
     shape: of the input, None if that lies elsewhere. A weight that is cached, or will be, lies elsewhere too.
     more: bytes that backward keeps besides, a multiple of 256. transpose_y: False for a weight in `exchanged` pieces.
+    Of a weight that exists in fp8 only backward makes the transpose anew, and no gradient for which it would read the
+    input's.
     """
     size = 0 if shape is None else _size(shape, quantizers.input)
+    columnwise = columnwise and quantizers.weight.kind != "stored"
     weight = quantizers.update_weight and not quantizers.keeps_weight and _size(weight_shape, quantizers.weight)
     # TE makes no transpose alone, so that without backward there is room for both of a weight [in, out]
     rowwise = new_pieces(rt, size + weight * (1 if transpose_y or columnwise else 2))
@@ -130,17 +134,53 @@ class Float8Matrix:
         return out
 
 
+class StoredMatrix(Float8Matrix):
+    """A weight that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer."""
+
+    __slots__ = ()
+
+    def __init__(self, rt, weight, quantizer):
+        self.shape, self.quantizer, self.rowwise, self.columnwise = tuple(weight.shape), quantizer, weight, None
+        self._data, self._transpose, self._scale_inv = weight.data_ptr(), 0, quantizer.scale_inv_ptr
+        self._bind(rt)
+
+    def drop_data(self, rt):
+        """The parameter stays; backward makes the transpose of it."""
+
+    def transposed(self, rt):
+        """A Float8Matrix of the transposed copy, in memory of its own."""
+        return self.gathered(rt, self.rowwise, rowwise=False)
+
+
+def quantize_weight(source, weight, stored, group=None):
+    """See `paddle_te.fp8.emulation.quantize_weight`; of bfloat16 or float16."""
+    rt = runtime.current()
+    amax, scale = rt.empty([1], paddle.float32), rt.empty([1], paddle.float32)
+    factors = scale.data_ptr(), amax.data_ptr(), stored.scale_inv_ptr
+    native = rt.tensor(weight.data_ptr(), tuple(weight.shape), FP8[stored.dtype], 0, *factors)
+    source = rt.matrix(runtime.dense(source), runtime.dtype_code("the weight", source)).native
+    rt.te.compute_amax(source, native, rt.stream)
+    if group is not None:
+        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
+    rt.te.compute_scale_from_amax(native, rt.stream)
+    rt.te.quantize(source, native, rt.stream)
+
+
 def quantize(rt, source, quantizer, pieces=None, dbias=None):
     """A Float8Matrix of a Matrix, in the Pieces that it takes, or in new ones of its own. dbias: as `fill`'s."""
     pieces = pieces or both_pieces(rt, source.shape, quantizer)
     return Float8Matrix(rt, source.shape, quantizer, *pieces).fill(rt, source.native, dbias)
 
 
-def quantized_weight(rt, weight, quantizers, pieces):
-    """The weight, a Matrix, in fp8: the copy kept by an earlier micro-batch, or a new one.
+def quantized_weight(rt, weight, code, quantizers, pieces):
+    """The weight, a tensor, in fp8: itself where it exists so only, the copy kept by an earlier micro-batch, or a new
+    one.
 
-    pieces: operand_pieces', `exchanged` for a weight [in, out].
+    code: of its dtype where it is not in fp8. pieces: operand_pieces', `exchanged` for a weight [in, out].
     """
+    if quantizers.weight.kind == "stored":
+        return StoredMatrix(rt, weight, quantizers.weight)
+    weight = rt.matrix(weight, code)
     if not quantizers.update_weight:
         kept = Pieces(quantizers.cached_weight)
         return Float8Matrix(rt, weight.shape, quantizers.weight, kept, kept)

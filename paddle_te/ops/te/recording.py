@@ -192,6 +192,7 @@ class QuantizerSpec(NamedTuple):
 
     kind: "delayed" or "current". forward, backward: fp8 formats. same_scales: whether all tensor parallel ranks
     quantize alike, so that their fp8 bytes fit together. update_weight, keeps_weight: as GemmQuantizers has them.
+    stored_weight: whether the weight exists in fp8 only.
     """
 
     kind: str
@@ -200,13 +201,15 @@ class QuantizerSpec(NamedTuple):
     update_weight: bool
     keeps_weight: bool
     same_scales: bool
+    stored_weight: bool
 
     @classmethod
     def of(cls, quantizers, tp):
         """Of a GemmQuantizers, for the ranks of a TensorParallel or None."""
         kind, forward, backward = quantizers.input.kind, quantizers.input.dtype, quantizers.grad_output.dtype
         same_scales = kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
-        return cls(kind, forward, backward, quantizers.update_weight, quantizers.keeps_weight, same_scales)
+        stored = quantizers.weight.kind == "stored"
+        return cls(kind, forward, backward, quantizers.update_weight, quantizers.keeps_weight, same_scales, stored)
 
 
 @lru_cache
@@ -218,8 +221,9 @@ def _share_amaxes(tp, amax_group):
 class RecordedQuantizers:
     """In the place of a GemmQuantizers.
 
-    factors: the indices that stand for delayed scaling's numbers, which are others in each step (`factor_pointers`).
-    cached_weight: the Placeholder of the tensor that the kept fp8 weight lies in.
+    factors: the indices that stand for numbers which lie elsewhere in each call (`factor_pointers`): all of delayed
+    scaling's, and the scale_inv of a weight that exists in fp8 only.
+    cached_weight: the Placeholder of the tensor that the kept fp8 weight lies in, None where there is none.
     """
 
     def __init__(self, recorder, spec):
@@ -227,19 +231,20 @@ class RecordedQuantizers:
             spec.update_weight, spec.keeps_weight, spec.same_scales
         )  # fmt: skip
         first = recorder.count
+        of_weight = "stored" if spec.stored_weight else spec.kind
         self.input, self.weight, self.grad_output = quantizers = [
-            SimpleNamespace(kind=spec.kind, dtype=dtype, scale_ptr=0, amax_ptr=0, scale_inv_ptr=0)
-            for dtype in (spec.forward, spec.forward, spec.backward)
+            SimpleNamespace(kind=kind, dtype=dtype, scale_ptr=0, amax_ptr=0, scale_inv_ptr=0)
+            for kind, dtype in ((spec.kind, spec.forward), (of_weight, spec.forward), (spec.kind, spec.backward))
         ]
-        for quantizer in quantizers if spec.kind == "delayed" else ():
+        for quantizer in () if of_weight == "current" else quantizers:
             for name in ("scale_ptr", "amax_ptr", "scale_inv_ptr"):
                 setattr(quantizer, name, recorder.placeholder().data_ptr())
         self.factors = range(first, recorder.count)
-        self.cached_weight = None if spec.update_weight else recorder.placeholder()
+        self.cached_weight = None if spec.update_weight or spec.stored_weight else recorder.placeholder()
 
 
 def factor_pointers(quantizers):
-    """The addresses of delayed scaling's numbers in a GemmQuantizers, in the order of `RecordedQuantizers.factors`."""
+    """The addresses of a GemmQuantizers' numbers, in the order of `RecordedQuantizers.factors`."""
     i, w, g = quantizers.input, quantizers.weight, quantizers.grad_output
     return (
         i.scale_ptr, i.amax_ptr, i.scale_inv_ptr,

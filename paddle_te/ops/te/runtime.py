@@ -18,6 +18,7 @@ DTYPES = {
     paddle.float32: int(DType.FLOAT32),
 }
 FLOAT32, INT32, INT64, BYTE = int(DType.FLOAT32), int(DType.INT32), int(DType.INT64), int(DType.BYTE)
+WITH_BYTES = {**DTYPES, paddle.uint8: BYTE}  # fp8 weights are bytes to Paddle
 HALF = {dtype: DTYPES[dtype] for dtype in (paddle.bfloat16, paddle.float16)}
 _empty = paddle.base.core.eager.ops.empty  # paddle.empty without its checks: half the time
 view = paddle.base.core.eager.ops.view_shape  # Tensor.view likewise
@@ -104,7 +105,7 @@ def dtype_code(what, tensor, allowed=HALF):
 def check_tensor(what, tensor, shape, dtype):
     """Raises TypeError or ValueError, naming the tensor, where it is not of that dtype and shape: TE's kernels read
     memory as they are told, and would read another's."""
-    dtype_code(what, tensor, {dtype: DTYPES[dtype]})
+    dtype_code(what, tensor, {dtype: WITH_BYTES[dtype]})
     if list(tensor.shape) != list(shape):
         raise ValueError(f"backend transformer_engine: {what} is {list(tensor.shape)}; it must be {list(shape)}")
 
