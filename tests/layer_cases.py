@@ -14,6 +14,7 @@ from paddle_te.layers import (
     RMSNorm,
     RotaryPositionEmbedding,
     TransformerLayer,
+    stored_weights,
 )
 from paddle_te.ops import get_ops
 from tests.bfloat16 import truncated
@@ -249,6 +250,56 @@ def check_main_gradients(device, transformer, recipe):
             assert relative(parameter.main_grad.numpy(), 2 * want[f"d{name}"]) < 1e-2, name
         else:
             assert relative(parameter.grad.astype("float32").numpy(), 2 * want[f"d{name}"]) < 1e-2, name
+
+
+STORED = [
+    *((kind, "current") for kind in ("linear_bias", "layernorm_linear_zero_centered", "layernorm_mlp", "mlp_gelu")),
+    # with delayed scaling a layer's later GEMMs have seen other numbers in the first step, whose scales are 1
+    *((kind, "delayed") for kind in ("linear_bias", "layernorm_linear")),
+]
+
+
+def check_stored_weights(device, kind, backend, dtype, recipe):
+    """A layer whose weights exist in fp8 only has the bits of one that quantizes its weights in each step: forward in
+    training and evaluation, and all gradients but those of the weights, of which it has none."""
+    paddle.set_device(device)
+    results = []
+    plain, shapes = make(kind, 4, 2, backend=backend, params_dtype=dtype)
+    with fp8.fp8_model_init():
+        stored, _ = make(kind, 4, 2, backend=backend, params_dtype=dtype)
+    in_fp8 = stored_weights(paddle.nn.LayerList([stored]))
+    values = dict(plain.named_parameters())
+    for name, parameter in stored.named_parameters():
+        value = values[name]
+        if f"0.{name}" in in_fp8:
+            layer, weight = in_fp8[f"0.{name}"]
+            layer.store_weight(weight, value)
+            assert parameter.dtype == paddle.uint8 and parameter.stop_gradient
+        else:
+            parameter.set_value(value)
+    inputs, grads = [paddle.randn([2, 48, *shape]).astype(dtype) for shape in shapes], None
+    for layer in (plain, stored):
+        for _ in range(2):
+            layer.clear_gradients()
+            xs = [x.detach() for x in inputs]
+            for x in xs:
+                x.stop_gradient = False
+            with fp8.fp8_autocast(True, RECIPES[recipe]):
+                ys = layer(*xs)
+            ys = [ys] if isinstance(ys, paddle.Tensor) else list(ys)
+            grads = grads or [paddle.randn(y.shape).astype(dtype) for y in ys]
+            paddle.autograd.backward(ys, grads)
+        layer.eval()
+        with fp8.fp8_autocast(True, RECIPES[recipe]), paddle.no_grad():
+            evaluated = layer(*inputs)
+        found = {"evaluated": evaluated if isinstance(evaluated, paddle.Tensor) else evaluated[0]}
+        found |= {f"y{i}": y for i, y in enumerate(ys)} | {f"dx{i}": x.grad for i, x in enumerate(xs)}
+        found |= {f"d{name}": p.grad for name, p in layer.named_parameters() if p.grad is not None}
+        results.append({name: value.astype("float32").numpy() for name, value in found.items()})
+    want, got = results
+    assert want.keys() - got.keys() == {f"d{name.removeprefix('0.')}" for name in in_fp8} and in_fp8
+    for name, value in got.items():
+        np.testing.assert_array_equal(value, want[name], err_msg=name)
 
 
 def check_softmax_scale(backend, dtype):

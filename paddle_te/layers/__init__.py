@@ -7,7 +7,7 @@ Parameters and parallelism live here, the math in `paddle_te.ops`. Every layer t
 from paddle_te.layers.attention import DotProductAttention, MultiHeadAttention
 from paddle_te.layers.cross_entropy import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.dropout import dropout_add
-from paddle_te.layers.linear import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from paddle_te.layers.linear import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm, stored_weights
 from paddle_te.layers.replacement import replace_linear
 from paddle_te.layers.rotary import RotaryPositionEmbedding
 from paddle_te.layers.transformer import TransformerLayer
@@ -26,4 +26,5 @@ __all__ = [
     "linear_cross_entropy",
     "parallel_cross_entropy",
     "replace_linear",
+    "stored_weights",
 ]

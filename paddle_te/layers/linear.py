@@ -134,6 +134,12 @@ class _Layer(BackendLayer):
         self.ops.quantize_weight(value.astype(self.params_dtype), weight, stored, group)
 
 
+def stored_weights(model):
+    """{structured name: (layer, the weight's name in it)} of the weights that the model has in fp8 only."""
+    layers = model.named_sublayers()
+    return {f"{path}.{name}": (layer, name) for path, layer in layers for name in getattr(layer, "stored_weights", ())}
+
+
 class _Norm(_Layer):
     """A norm alone."""
 

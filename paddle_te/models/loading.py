@@ -13,6 +13,7 @@ from paddle_te import device
 from paddle_te.configs import MODEL_VALUES
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.fp8 import fp8_model_init
+from paddle_te.layers import stored_weights
 from paddle_te.models.families import check_backend_name, config_class, model_class
 from paddle_te.ops import get_ops
 from paddle_te.options import DTYPES
@@ -93,12 +94,6 @@ def load_weights(model, checkpoint):
 def on_device(array):
     """The tensor of one of `read_share`'s arrays on the present device, whose uint16 are bfloat16's bits."""
     return paddle.to_tensor(np.ascontiguousarray(array))
-
-
-def stored_weights(model):
-    """{structured name: (layer, the weight's name in it)} of the weights that the model has in fp8 only."""
-    layers = model.named_sublayers()
-    return {f"{path}.{name}": (layer, name) for path, layer in layers for name in getattr(layer, "stored_weights", ())}
 
 
 def read_share(checkpoint, config, names, numbers=False):

@@ -22,9 +22,9 @@ from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.utils.env import LORA_CONFIG_NAME, LORA_WEIGHTS_NAME
 
 from paddle_te.configs.families import family_of
-from paddle_te.layers import LayerNormLinear, LayerNormMLP, Linear, dropout_add
+from paddle_te.layers import LayerNormLinear, LayerNormMLP, Linear, dropout_add, stored_weights
 from paddle_te.models.decoder import TEDecoderLayer
-from paddle_te.models.loading import on_device, read_share, stored_weights
+from paddle_te.models.loading import on_device, read_share
 from paddle_te.models.tensor_parallel import model_dims
 from paddle_te.weights import SPLIT_AXIS, check_contents, te_layout
 from paddle_te.weights.folder import open_checkpoint

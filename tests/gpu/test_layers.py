@@ -14,6 +14,7 @@ from tests.layer_cases import (
     HIDDEN,
     KINDS,
     RECIPES,
+    STORED,
     WITHOUT_HEADS,
     bf16_bound,
     case,
@@ -21,6 +22,7 @@ from tests.layer_cases import (
     check_fp8,
     check_main_gradients,
     check_softmax_scale,
+    check_stored_weights,
     make,
     run,
     te,
@@ -50,6 +52,12 @@ def test_softmax_scale(gpu, poisoned, seed):
     """Yarn's attention factor is in it."""
     paddle.set_device(gpu)
     check_softmax_scale("transformer_engine", "bfloat16")
+
+
+@pytest.mark.parametrize("kind, recipe", STORED)
+def test_weights_in_fp8_only(gpu, poisoned, seed, kind, recipe):
+    """Not of whole layers, as attention's backward on the GPU adds in no fixed order."""
+    check_stored_weights(gpu, kind, "transformer_engine", "bfloat16", recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -120,7 +120,8 @@ class Float8Matrix:
         return cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None)
 
     def gathered(self, rt, whole, rowwise=True):
-        """The matrix of all ranks' `rowwise`, gathered as `whole`, with its transpose. Their scales must be alike."""
+        """The matrix whose data is the tensor `whole`, with its transpose, under this one's scale: of all ranks'
+        `rowwise`, whose scales must be alike."""
         out, code = Float8Matrix.__new__(Float8Matrix), FP8[self.quantizer.dtype]
         out.quantizer, out._scale_inv = self.quantizer, self._scale_inv
         out.rowwise = whole

@@ -20,6 +20,7 @@ from tests.layer_cases import (
     ATTENTION,
     KINDS,
     RECIPES,
+    STORED,
     WITHOUT_HEADS,
     bf16_bound,
     case,
@@ -27,6 +28,7 @@ from tests.layer_cases import (
     check_fp8,
     check_main_gradients,
     check_softmax_scale,
+    check_stored_weights,
     make,
     run,
     te,
@@ -68,6 +70,12 @@ def test_softmax_scale(seed, backend, dtype):
 ])  # fmt: skip
 def test_fp8(seed, kind, kv_heads, recipe):
     check_fp8("cpu", kind, 4, kv_heads, 2, 32, seed, RECIPES[recipe])
+
+
+@pytest.mark.parametrize("backend, dtype", [("transformer_engine", "bfloat16"), ("paddle", "float32")])
+@pytest.mark.parametrize("kind, recipe", [*STORED, ("transformer", "current")])
+def test_weights_in_fp8_only(seed, kind, recipe, backend, dtype):
+    check_stored_weights("cpu", kind, backend, dtype, recipe)
 
 
 @pytest.mark.parametrize("recipe", ATTENTION)

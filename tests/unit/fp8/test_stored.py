@@ -1,0 +1,69 @@
+"""Weights that exist in fp8 only: their bytes against ml_dtypes' e4m3, and what is refused."""
+
+import copy
+
+import ml_dtypes
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.fp8 import StoredWeight, fp8_model_init
+from paddle_te.fp8.emulation import dequantize_weight
+from paddle_te.layers import LayerNormMLP, Linear
+from paddle_te.ops import get_ops
+from tests import emulated_te
+
+
+def reference(values):
+    """(the bytes, scale_inv) under the scale that brings the greatest number to e4m3's greatest."""
+    scale = np.float32(448) / np.abs(values).max()
+    return (values * scale).astype(ml_dtypes.float8_e4m3fn).view(np.uint8), np.float32(1) / scale
+
+
+@pytest.mark.parametrize("backend, dtype", [("paddle", "float32"), ("transformer_engine", "bfloat16")])
+def test_bytes(monkeypatch, seed, backend, dtype):
+    emulated_te.install(monkeypatch.setattr)
+    values = np.random.standard_normal([48, 80]) * 10.0 ** np.random.uniform(-6, 0, [48, 80])
+    source = paddle.to_tensor(values.astype("float32")).astype(dtype)
+    weight, stored = paddle.zeros([48, 80], "uint8"), StoredWeight()
+    get_ops(backend).quantize_weight(source, weight, stored)
+    codes, scale_inv = reference(source.astype("float32").numpy())
+    codes = np.where(codes == 128, weight.numpy() & 128, codes)  # Paddle's zeros are positive
+    np.testing.assert_array_equal(weight.numpy(), codes)
+    np.testing.assert_allclose(stored.scale_inv.numpy(), [scale_inv], rtol=1e-6)
+
+
+def test_what_each_byte_stands_for():
+    codes, stored = np.arange(256, dtype=np.uint8), StoredWeight()
+    stored.scale_inv.set_value(paddle.to_tensor([0.25]))
+    got = dequantize_weight(paddle.to_tensor(codes.reshape([16, 16])), stored).numpy()
+    want = codes.view(ml_dtypes.float8_e4m3fn).astype("float32").reshape([16, 16])
+    np.testing.assert_array_equal(got, want / 4)
+
+
+def test_a_layer_is_made_with_them(seed):
+    """From the numbers that its initializer draws, and a copy has scales of its own."""
+    paddle.seed(seed)
+    plain = LayerNormMLP(64, 96, params_dtype="float32", backend="paddle")
+    paddle.seed(seed)
+    with fp8_model_init():
+        layer = LayerNormMLP(64, 96, params_dtype="float32", backend="paddle")
+    with fp8_model_init(enabled=False):
+        assert Linear(8, 8, params_dtype="float32", backend="paddle").stored_weights == ()
+    again = copy.deepcopy(layer)
+    for stored in layer.fp8.stored:
+        stored.scale_inv.set_value(paddle.to_tensor([0.0]))
+    for name, scale in zip(layer.stored_weights, again.fp8.stored, strict=True):
+        weight = getattr(again, name)
+        assert weight.element_size() == 1 and weight.stop_gradient
+        values = getattr(plain, name).numpy()
+        # half a step of e4m3's 3 bits of mantissa, and of its smallest numbers
+        bound = np.maximum(np.abs(values) / 16, np.abs(values).max() / 448 * 2.0**-10) * (1 + 1e-6)
+        assert (np.abs(dequantize_weight(weight, scale).numpy() - values) <= bound).all()
+
+
+def test_outside_of_fp8_they_are_refused():
+    with fp8_model_init():
+        layer = Linear(16, 16, params_dtype="float32", backend="paddle")
+    with pytest.raises(RuntimeError, match="exist in fp8 only: compute inside fp8_autocast"):
+        layer(paddle.ones([16, 16]))
