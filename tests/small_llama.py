@@ -4,6 +4,8 @@ import numpy as np
 import paddle
 from paddlenlp.transformers import LlamaConfig
 
+from paddle_te.fp8 import fp8_model_init
+from paddle_te.layers import stored_weights
 from paddle_te.models import model_class
 from tests.bfloat16 import truncated
 
@@ -30,11 +32,13 @@ def config(backend, **settings):
     return LlamaConfig(**(base | settings), transformer_engine_backend=backend)
 
 
-def make(device, backend, dtype, weights=None, **settings):
-    """A LlamaForCausalLM on `device`, with `weights` (see `weights_of`) where given."""
+def make(device, backend, dtype, weights=None, in_fp8=False, **settings):
+    """A LlamaForCausalLM on `device`, with `weights` (see `weights_of`) where given. in_fp8: its layers' weights exist
+    in fp8 only."""
     paddle.set_device(device)
     wanted = config(backend, **settings)
-    model = model_class(wanted)._from_config(wanted, dtype=dtype)
+    with fp8_model_init(in_fp8):
+        model = model_class(wanted)._from_config(wanted, dtype=dtype)
     if weights is not None:
         load(model, weights)
     return model
@@ -44,8 +48,14 @@ def load(model, weights):
     """Gives `model` the weights, which must be exactly its own."""
     parameters = dict(model.named_parameters())
     assert parameters.keys() == weights.keys()
+    stored = stored_weights(model)
     for name, parameter in parameters.items():
-        parameter.set_value(paddle.to_tensor(weights[name]).astype(parameter.dtype))
+        value = paddle.to_tensor(weights[name])
+        if name in stored:
+            layer, own_name = stored[name]
+            layer.store_weight(own_name, value)
+        else:
+            parameter.set_value(value.astype(parameter.dtype))
 
 
 def weights_of(model):

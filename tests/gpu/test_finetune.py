@@ -83,10 +83,11 @@ def test_lora_gradients(gpu, seed, targets):
     check_gradients(got[1], want[1], bound[1])
 
 
+@pytest.mark.parametrize("in_fp8", [False, True], ids=["base", "base_in_fp8_only"])
 @pytest.mark.parametrize("recipe", FP8)
-def test_lora_gradients_in_fp8(gpu, seed, recipe):
+def test_lora_gradients_in_fp8(gpu, seed, recipe, in_fp8):
     """The frozen GEMMs round as fp8 does, A and B do not: te's gradients are as far from the truth as pd's emulated."""
-    exact, _, te = lora_models(gpu, "all", **FP8[recipe])
+    exact, _, te = lora_models(gpu, "all", in_fp8=in_fp8, **FP8[recipe])
     paddle.set_device("cpu")
     weights = weights_of(exact.model)
     emulated = make(
@@ -224,11 +225,13 @@ def test_likelihoods(gpu, seed, precision):
 # ---- the scripts
 
 
-@pytest.mark.parametrize(
-    "flags", [dict(zero_padding="true"), dict(lora="true", learning_rate=1e-2)], ids=["full", "lora"]
-)
+LORA = dict(lora="true", learning_rate=1e-2)
+BASE_IN_FP8 = LORA | dict(use_fp8="true", fp8_recipe="current", quantize_base="fp8")
+
+
+@pytest.mark.parametrize("flags", [dict(zero_padding="true"), LORA, BASE_IN_FP8], ids=["full", "lora", "base_in_fp8"])
 def test_scripts(gpu, monkeypatch, place, tmp_path, flags):  # noqa: F811
-    """run_finetune.py and run_eval.py on te in bf16: the losses and the perplexity of pd in float32 on the CPU."""
+    """run_finetune.py and run_eval.py on te in bf16, also over a base in fp8: losses and perplexity of pd."""
     device = gpu.split(":")[0]
     half = dict(bf16="true", fp16_opt_level="O2", device=device)
     small = place / "paddle"  # its layout is te's, too

@@ -2,8 +2,9 @@
 
 import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -14,11 +15,13 @@ from paddle_te.weights.tensors import TensorSpec
 from tools.benchmark.problem import bf16_bits
 from tools.benchmark.trainings import Run
 
+RANDOM_WEIGHTS = Path(__file__).with_name("random_weights.py")
 SAMPLES, MEDIAN_LENGTH, SPREAD = 4000, 300, 1.0
 DEFINITION = (
     "Fine-tuning is llm/llama/run_finetune.py on questions and answers of random words, whose lengths are log-normal "
     f"(median {MEDIAN_LENGTH} tokens, sigma {SPREAD:g}) and at most half a row. A packed row has as many samples as "
-    "fit in. Otherwise each sample has a row of its own, padded to the longest of its batch. Padding does not count."
+    "fit in. Otherwise each sample has a row of its own, padded to the longest of its batch. Padding does not count. "
+    "With a base in fp8 the decoder layers' frozen weights exist in fp8 only (--quantize_base fp8)."
 )
 
 
@@ -26,17 +29,27 @@ DEFINITION = (
 class Finetuning(Run):
     """llm/llama/run_finetune.py, started by its launcher, from random weights.
 
-    method: the launcher's, full or lora. packed: several samples to a row of size.dims.sequence tokens.
+    method: the launcher's, full or lora. packed: several samples to a row of size.dims.sequence tokens. on_device: the
+    weights are made on the device, by random_weights.py, and not read from a file. fp8_base: frozen weights exist in
+    fp8 only.
     """
 
     method: str = "full"
     packed: bool = True
+    on_device: bool = False
+    fp8_base: bool = False
 
     job: ClassVar[str] = "finetune"
 
     @property
     def layout(self):
-        return ", ".join(filter(None, [super().layout, self.method, "packed" if self.packed else "a sample a row"]))
+        base = "base in fp8" if self.fp8_base else ""
+        rows = "packed" if self.packed else "a sample a row"
+        return ", ".join(filter(None, [super().layout, self.method, base, rows]))
+
+    @property
+    def tiny(self):
+        return replace(super().tiny, precision=self.precision if self.fp8_base else "bf16")
 
     @cached_property
     def lengths(self):
@@ -45,13 +58,16 @@ class Finetuning(Run):
         return drawn.clip(4, self.size.dims.sequence // 2).astype(int)
 
     def inputs(self, conditions):
-        shared = conditions.folder.parent / f"finetuning-{self.size.dims.hidden}-{self.size.layers}"
+        made = "-on-device" * self.on_device
+        shared = conditions.folder.parent / f"finetuning-{self.size.dims.hidden}-{self.size.layers}{made}"
         if not shared.exists():  # the runs of a size have the same weights and samples
             self.write_config(shared / "model")
             self._write_tokenizer(shared / "model")
-            self._write_weights(shared / "model/model.safetensors")
+            weights = shared / "model/model.safetensors"
+            weights.touch() if self.on_device else self._write_weights(weights)
             self._write_samples(shared / "data")
         return {
+            **({"training_script": RANDOM_WEIGHTS} if self.on_device else {}),
             "model_name": shared / "model",
             "dataset": shared / "data",
             "output": self.output(conditions),
@@ -60,9 +76,9 @@ class Finetuning(Run):
 
     @property
     def all_flags(self):
-        return (
-            f"--zero_padding true --greedy_zero_padding true {super().all_flags}" if self.packed else super().all_flags
-        )
+        packing = "--zero_padding true --greedy_zero_padding true" if self.packed else ""
+        base = "--quantize_base fp8" if self.fp8_base else ""
+        return " ".join(filter(None, [packing, base, super().all_flags]))
 
     def _write_tokenizer(self, folder):
         """One token for each word "w0", "w1" and so on; those of a vocabulary's beginning are special."""

@@ -32,10 +32,12 @@ from paddle_te.launch.flags import OVERLAPS  # noqa: E402
 from paddle_te.launch.machines import visible_devices  # noqa: E402
 from tools.benchmark import finetuning, report, step, timeline  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
+from tools.benchmark.problem import Dims  # noqa: E402
 from tools.benchmark.titan import TitanRun  # noqa: E402
 from tools.benchmark.trainings import Conditions, Run, python_path, quoted  # noqa: E402
 
 LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
+LLAMA_3_70B = step.Size(Dims(1, 4096, 8192, 28672, 64, 8, 500000.0), 128256, layers=80)
 LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
 
 # run_pretrain's flags. Weight gradients are added to float32 main gradients inside the GEMMs.
@@ -137,6 +139,16 @@ FINETUNING_RUNS = {
         ("lora-7b-x1", replace(FINETUNED_7B, method="lora", flags="--lora_rank 16"), 4),
     )
     for suffix, packed, batch in (("", True, 1), ("-unpacked", False, rows))
+}
+# The frozen base in fp8 only beside bf16, and the largest that one GPU holds. Their weights are made on the device.
+LORA = finetuning.Finetuning(LLAMA_3_8B, method="lora", on_device=True, flags="--lora_rank 16")
+LORA_FP8 = replace(LORA, fp8_base=True, base="lora-8b-x1")
+FINETUNING_RUNS |= {
+    "lora-8b-x1": LORA,
+    "lora-8b-x1-fp8-base": LORA_FP8,
+    "lora-70b-x1-fp8-base": replace(
+        LORA_FP8, size=LLAMA_3_70B, base=None, recompute="full", flags=f"{LORA.flags} {FUSED_LOSS}"
+    ),
 }
 RUNS = OUR_RUNS | FINETUNING_RUNS | TITAN_RUNS
 TRY_STEPS = 3  # of each try for the largest batch: the second step has all optimizer states, a third shows it stays

@@ -89,6 +89,7 @@ VARIANTS = {
     "lora": dict(lora="true"),
     "lora-dropout-recompute": dict(lora="true", lora_dropout=0.1, recompute="true"),
     "lora-fp8": dict(lora="true", lora_targets="mlp", use_fp8="true", fp8_amax_history_len=4, fp8_lm_head="true"),
+    "lora-fp8-base": dict(lora="true", lora_targets="mlp", use_fp8="true", quantize_base="fp8"),
     "packed": dict(zero_padding="true", per_device_train_batch_size=1),
 }
 
@@ -193,6 +194,17 @@ def test_adapter_and_merged_model_evaluate_alike(monkeypatch, place, tmp_path, b
     assert abs(losses["merged"] - losses["base"]) > 1e-3
 
 
+def test_a_base_in_fp8_learns_as_one_in_its_own_precision(monkeypatch, place, tmp_path):
+    flags = dict(lora="true", lora_rank=4, learning_rate=1e-2)
+    want = run(monkeypatch, place, tmp_path / "plain", **flags)
+    flags |= dict(use_fp8="true", fp8_recipe="current", quantize_base="fp8", merge_lora="true")
+    got = run(monkeypatch, place, tmp_path / "fp8", **flags)
+    assert want[6] < want[1] - 0.1 and got == pytest.approx(want, rel=5e-3)
+    check_layout(tmp_path / "fp8/merged", "te")
+    with pytest.raises(SystemExit):  # the same adapter, but over other weights
+        run(monkeypatch, place, tmp_path / "fp8", resume_from_checkpoint=tmp_path / "plain/checkpoint-3", **flags)
+
+
 def test_tokens_are_counted_without_padding(monkeypatch, place, tmp_path):
     run(monkeypatch, place, tmp_path / "out", max_steps=2)
     line = json.loads((tmp_path / "out/train_log.jsonl").read_text().splitlines()[-1])
@@ -207,6 +219,8 @@ def test_tokens_are_counted_without_padding(monkeypatch, place, tmp_path):
         (dict(lora_targets="query"), "all, attention, mlp"),
         (dict(merge_lora="true"), "--merge_lora true needs --lora true"),
         (dict(lora="true", lora_path="nowhere"), "holds no LoRA adapter"),
+        (dict(quantize_base="fp8", use_fp8="true"), "--quantize_base fp8 needs --lora true"),
+        (dict(quantize_base="fp8", lora="true"), "--quantize_base fp8 needs --use_fp8 true"),
         (dict(min_learning_rate=1e-6), "--min_learning_rate is for pretraining"),
         (dict(use_fp8="true", pad_to_multiple_of=8), "multiple of 16"),
         (dict(transformer_engine_backend="transformer_engine"), "transformer_engine"),

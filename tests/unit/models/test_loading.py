@@ -1,12 +1,17 @@
 """Models from checkpoint folders: the right weights, and errors before any work."""
 
+import tracemalloc
+
 import numpy as np
 import paddle
 import pytest
+from paddle.base import core
 
+from paddle_te import device
 from paddle_te.models.llama import LlamaForCausalLM
-from paddle_te.models.loading import check_same_model, load_model, read_config
+from paddle_te.models.loading import check_same_model, from_pretrained, load_config, load_model, read_config
 from paddle_te.weights import CheckpointError, convert
+from tests import emulated_te
 from tests.small_llama import first
 from tests.unit.models.native import relative, tiny_config, two_models
 
@@ -36,6 +41,43 @@ def test_files_of_single_ranks_are_read_whole(folder, tmp_path, backend, mode):
     assert (tmp_path / "ranks/model_state.tp01_pp01.pdparams").is_file()
     ids = paddle.randint(0, 96, [2, 9])
     assert relative(load_model(tmp_path / "ranks", backend)(ids), load_model(folder, "paddle")(ids)) < 1e-5
+
+
+def test_quantized_as_they_are_read(tmp_path, seed):
+    """The host holds at most twice the largest tensor at a time, and the bytes are those of any layout and run."""
+    sizes = dict(vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=3)
+    LlamaForCausalLM(tiny_config(**sizes)).save_pretrained(str(tmp_path / "te"))
+    convert(tmp_path / "te", tmp_path / "hf", "te2hf", progress=False)
+    states, largest = [], 4 * 1024 * 256
+    for layout in ("te", "hf"):
+        config = load_config(tmp_path / layout, "paddle", use_fp8=True, fp8_recipe="current")
+        tracemalloc.start()
+        model = from_pretrained(LlamaForCausalLM, tmp_path / layout, config, "float32", in_fp8=True)
+        _, peak = tracemalloc.get_traced_memory()  # NumPy's arrays and Python's objects
+        tracemalloc.stop()
+        states.append(model.state_dict())
+        assert peak < 2 * largest + 2**18
+        assert sum(4 * weight.size for weight in states[-1].values()) > 6 * largest
+    assert sum(weight.dtype == paddle.uint8 for weight in states[0].values()) == 3 * 4
+    for name, weight in states[0].items():
+        np.testing.assert_array_equal(weight.numpy(), states[1][name].numpy(), err_msg=name)
+
+
+def test_no_weight_stays_in_its_own_precision(monkeypatch, tmp_path, seed):
+    """On te's device, here the host's memory, which Paddle's allocator counts."""
+    emulated_te.install(monkeypatch.setattr)
+    sizes = dict(vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=6)
+    LlamaForCausalLM(tiny_config(**sizes)).save_pretrained(str(tmp_path))
+    config = load_config(tmp_path, "transformer_engine", use_fp8=True)
+    before = core.host_memory_stat_current_value("Allocated", 0)
+    device.reset_peak_memory()
+    model = from_pretrained(LlamaForCausalLM, tmp_path, config, "bfloat16", in_fp8=True)
+    held = core.host_memory_stat_current_value("Allocated", 0) - before
+    peak = device.peak_memory() - before
+    parameters = model.parameters()
+    in_bf16, largest = 2 * sum(p.size for p in parameters), 2 * max(p.size for p in parameters)
+    assert held < sum(p.size * p.element_size() for p in parameters) + 2**12  # and a scale for each weight
+    assert peak < held + 4 * largest < in_bf16  # of one weight what it is initialised from, or quantized from
 
 
 @pytest.mark.parametrize("family", ["qwen2", "mistral"])

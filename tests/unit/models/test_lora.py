@@ -10,9 +10,9 @@ from paddlenlp.peft import LoRAModel
 from paddlenlp.transformers.llama import modeling
 
 from paddle_te.configs.families import LLAMA
-from paddle_te.layers import LayerNormMLP
+from paddle_te.layers import LayerNormMLP, stored_weights
 from paddle_te.models.llama import LlamaForCausalLM
-from paddle_te.models.loading import load_model
+from paddle_te.models.loading import from_pretrained, load_config, load_model
 from paddle_te.models.lora import (
     TARGETS,
     LoRALayerNormMLP,
@@ -169,6 +169,49 @@ def test_in_fp8_frozen_weights_train(seed, fp8_recipe):
     assert losses[-1] < losses[0] - 0.1
     for name, parameter in lora.model.named_parameters():
         assert name not in frozen or (parameter.numpy() == frozen[name]).all(), name
+
+
+def lora_in_fp8(folder, in_fp8, targets="all", **settings):
+    """TELoRAModel of the model in a folder, whose weights exist in fp8 only or are quantized in each step."""
+    config = load_config(folder, "paddle", use_fp8=True, fp8_recipe="current", seq_length=16, **settings)
+    model = from_pretrained(LlamaForCausalLM, folder, config, "float32", in_fp8)
+    return TELoRAModel(model, lora_config(targets, r=4))
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+def test_over_weights_in_fp8_only(seed, tmp_path, targets):
+    """The numbers of weights that are quantized in each step, in a byte each, and merged the original weights."""
+    LlamaForCausalLM(tiny_config(initializer_range=0.1)).save_pretrained(str(tmp_path))
+    want, got = (lora_in_fp8(tmp_path, in_fp8, targets) for in_fp8 in (False, True))
+    stored = stored_weights(got.model)
+    assert len(stored) == 2 * 4 and all(getattr(*place).element_size() == 1 for place in stored.values())
+    draw_adapters(want)
+    theirs, ids = dict(want.model.named_parameters()), paddle.randint(0, 96, [2, 16])
+    got.set_state_dict({name: value for name, value in theirs.items() if "lora_" in name})
+    for lora in (want, got):
+        lora.train()
+        loss_of(lora, ids).backward()
+    trained = {name: p.grad for name, p in got.model.named_parameters() if not p.stop_gradient}
+    assert len(trained) == 2 * 2 * len(TARGETS[targets])
+    for name, gradient in trained.items():
+        np.testing.assert_array_equal(gradient.numpy(), theirs[name].grad.numpy(), err_msg=name)
+    with pytest.raises(RuntimeError, match="merge into those that they were made from"):
+        got.merge()
+    merged = []
+    for lora, base in ((want, None), (got, tmp_path)):
+        save_merged(lora, tmp_path / "merged", base)
+        merged.append(paddle.load(str(tmp_path / "merged/model_state.pdparams"), return_numpy=True))
+    assert merged[0].keys() == merged[1].keys() and len(merged[0]) == 2 * 6 + 3
+    for name, value in merged[0].items():
+        np.testing.assert_array_equal(merged[1][name], value, err_msg=name)
+
+
+def test_weights_in_fp8_only_are_not_trained(seed, tmp_path):
+    LlamaForCausalLM(tiny_config()).save_pretrained(str(tmp_path))
+    lora = lora_in_fp8(tmp_path, True)
+    lora.lora_config.trainable_modules = [r".*proj\.weight"]
+    with pytest.raises(ValueError, match="self_attention.proj.weight of trainable_modules exists in fp8 only"):
+        lora.mark_only_lora_as_trainable()
 
 
 @pytest.mark.parametrize("granularity", ["full", "core_attn"])
