@@ -37,6 +37,9 @@ COMMANDS = {
     "evaluate": Command(
         "paddle_te.evaluation.evaluate", "perplexity, BoolQ, LAMBADA, multiple choice, generation", needs=("paddle",)
     ),
+    "lm_eval": Command(
+        "paddle_te.evaluation.harness", "EleutherAI's command of that name, with --model paddle_te", needs=("paddle",)
+    ),
     "convert": Command(
         "paddle_te.weights.command", "convert a checkpoint to another layout, format or parallel degree"
     ),

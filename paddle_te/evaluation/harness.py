@@ -1,17 +1,27 @@
 """Tasks of EleutherAI's lm-evaluation-harness (the package lm_eval), asked of our models.
 
+    paddle-te evaluate --model_name_or_path CKPT --lm_eval hellaswag my_task.yaml
+    paddle-te lm_eval --model paddle_te --model_args pretrained=CKPT,dtype=bfloat16 --tasks hellaswag
+
+The first is run_eval.py with the harness's tasks among its own. The second is the harness's command, `lm_eval`, with
+all its arguments, and with paddle_te among its models (`paddle_te.evaluation.registered`). The command that the harness
+installs knows its own models only: it does not look for those of other packages.
+
 The harness asks a language model for three things, which `HarnessModel` answers. It is an extra, since it brings many
 packages along: pip install 'paddle_te[lm_eval]'.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
+import os
 from collections import defaultdict
 
 from paddle_te.evaluation.tasks import Request, Scorer, begun, tokenize, windows
 from paddle_te.models.generation import generate_tokens
+from paddle_te.training.ending import refusing_wrong_input
 from paddle_te.upstream import deferred_imports
 
 MAX_NEW_TOKENS = 256  # the harness's own, where a task says nothing
@@ -21,7 +31,7 @@ _SETTINGS = {"temperature", "top_k", "top_p"}  # of sampling, under the harness'
 def check_installed():
     """Raises ValueError, with the command that installs it, where there is no harness."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("--lm_eval needs EleutherAI's harness: pip install 'paddle_te[lm_eval]'")
+        raise ValueError("EleutherAI's harness is not installed: pip install 'paddle_te[lm_eval]'")
 
 
 class HarnessModel:
@@ -66,13 +76,15 @@ class HarnessModel:
 
     def _generate(self, contexts, until=(), max_gen_toks=MAX_NEW_TOKENS, do_sample=False, **settings):
         if others := settings.keys() - _SETTINGS:
-            raise ValueError(f"--lm_eval: a task generates with {', '.join(sorted(others))}, which is not supported")
+            raise ValueError(
+                f"a task of the harness generates with {', '.join(sorted(others))}, which is not supported"
+            )
         sampling = {"decode_strategy": "sampling"} | settings if do_sample else {"decode_strategy": "greedy_search"}
         room = self.scorer.max_seq_length - max_gen_toks
         if room < 1:
             raise ValueError(
-                f"--lm_eval: a task generates up to {max_gen_toks} tokens, and the model sees "
-                f"{self.scorer.max_seq_length}: give a larger --max_seq_length"
+                f"a task of the harness generates up to {max_gen_toks} tokens, and the model sees "
+                f"{self.scorer.max_seq_length}: give a larger max_seq_length"
             )
         prompts = [(self.tok(context)["input_ids"] or begun(self.tok, ""))[-room:] for context in contexts]
         model, size = self.scorer.model, self.scorer.batch_size
@@ -93,11 +105,11 @@ def evaluate_tasks(scorer: Scorer, tokenizer, tasks: list[str], limit: int | Non
     """
     deferred_imports.undo()  # the harness uses Hugging Face's datasets, and scikit-learn
     from lm_eval import simple_evaluate
-    from lm_eval.api.model import LM
 
-    model = type("PaddleTE", (HarnessModel, LM), {})(scorer, tokenizer)
+    from paddle_te.evaluation.registered import PaddleTE
+
     try:
-        found = simple_evaluate(model, tasks=list(tasks), limit=limit, log_samples=False)
+        found = simple_evaluate(PaddleTE(scorer, tokenizer), tasks=list(tasks), limit=limit, log_samples=False)
     except KeyError as error:
         raise ValueError(f"--lm_eval: {error.args[0]}") from None
     return {task: _metrics(values) for task, values in found["results"].items()}
@@ -106,3 +118,22 @@ def evaluate_tasks(scorer: Scorer, tokenizer, tasks: list[str], limit: int | Non
 def _metrics(values):
     """The harness names a metric "acc,none": by the filter of the answers as well, which mostly is none."""
     return {name.removesuffix(",none"): value for name, value in values.items() if isinstance(value, (int, float))}
+
+
+def make_parser():
+    """For `paddle-te completion`, which completes none of the harness's own arguments."""
+    return argparse.ArgumentParser(add_help=False)
+
+
+def main():
+    """The harness's own command, which knows our models. Ends the process with 2 for wrong arguments or data."""
+    with refusing_wrong_input():
+        check_installed()
+        deferred_imports.undo()
+        # of ranks that share a model, the harness has only the one with this number show results
+        os.environ.setdefault("LOCAL_RANK", os.environ.get("PADDLE_TRAINER_ID", "0"))
+        from lm_eval.__main__ import cli_evaluate
+
+        from paddle_te.evaluation import registered  # noqa: F401
+
+        cli_evaluate()

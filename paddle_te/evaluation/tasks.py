@@ -78,8 +78,15 @@ class Scorer:
             counts.append(min(len(request.continuation), self.max_seq_length))
         length = -(-max(len(row) - 1 for row in rows) // self.multiple) * self.multiple
         ids = paddle.to_tensor([row[:-1] + [0] * (length - len(row) + 1) for row in rows], dtype="int64")
+        return self._answers(ids, rows, counts)
+
+    def _answers(self, ids, rows, counts):
+        """[Likelihood] of the last `counts` tokens of the rows; ids: the rows but their last tokens, padded [b, s]."""
         logits = self.model(ids)
-        logits = logits[0] if isinstance(logits, tuple) else logits
+        return self._read(logits[0] if isinstance(logits, tuple) else logits, rows, counts)
+
+    @staticmethod
+    def _read(logits, rows, counts):
         return [
             _likelihood(logits[i, len(row) - 1 - count : len(row) - 1], row[-count:])
             for i, (row, count) in enumerate(zip(rows, counts, strict=True))

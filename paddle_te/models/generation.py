@@ -28,8 +28,17 @@ def left_padded(prompts, pad_token_id=0):
 
 
 def check_generates(settings):
-    """Raises ValueError where a model cannot generate; settings: an object with its backend and use_fp8."""
-    if settings.use_fp8 and settings.transformer_engine_backend == "transformer_engine":
+    """Raises ValueError where a model cannot generate.
+
+    settings: a model's configuration or a script's arguments, with its pipeline_parallel_degree.
+    """
+    if settings.pipeline_parallel_degree > 1:
+        raise ValueError(
+            "PaddleNLP's pipeline models generate no text: they have no key-value cache; leave "
+            "--pipeline_parallel_degree at 1, with which all processes share each layer"
+        )
+    layers = LayerOptions.of(settings)
+    if layers.use_fp8 and layers.transformer_engine_backend == "transformer_engine":
         raise ValueError(
             "backend transformer_engine generates no text in fp8: GEMMs take 16 tokens at a time, and decoding has "
             "one; leave out --use_fp8"
@@ -43,7 +52,7 @@ def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
     settings: PaddleNLP's GenerationConfig, such as max_new_tokens, decode_strategy ("greedy_search" or "sampling"),
     top_k, top_p, temperature; `paddle.seed` makes samples repeatable.
     """
-    check_generates(LayerOptions.of(model.config))
+    check_generates(model.config)
     eos = tokenizer.eos_token_id
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos
     rows = []

@@ -9,7 +9,7 @@ import paddle
 from paddlenlp.transformers import AutoTokenizer, LlamaTokenizer
 from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 
-from paddle_te import device
+from paddle_te import device, fp8
 from paddle_te.configs import MODEL_VALUES
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.fp8 import fp8_model_init
@@ -222,16 +222,44 @@ def load_config(folder, backend="none", **settings):
     check_layout(folder, "native" if backend == "none" else "te", hf=True)
     # a checkpoint of another run brings that run's flags along
     own = dict(transformer_engine_backend=backend, use_fp8=False, fp8_lm_head=False, sequence_parallel=False)
-    own |= dict(tensor_parallel_degree=1, use_fused_linear_cross_entropy=False)
+    own |= dict(tensor_parallel_degree=1, pipeline_parallel_degree=1, virtual_pp_degree=1)
+    own |= dict(use_fused_linear_cross_entropy=False)
     for name, value in {**own, **settings}.items():
         setattr(config, name, value)
     return config
 
 
 def load_model(folder, backend="none", dtype="float32", **settings):
-    """The whole model with the weights in `folder`, in evaluation mode. Raises what the two functions above raise."""
+    """The model with the weights in `folder`, in evaluation mode; of a pipeline (settings) this process's stage.
+
+    Raises what `check_backend` and `load_config` raise.
+    """
     check_backend(backend, dtype, settings.get("use_fp8", False))
     config = load_config(folder, backend, **settings)
-    model = from_pretrained(model_class(config), folder, config, dtype)
+    model = from_pretrained(model_class(config, config.pipeline_parallel_degree > 1), folder, config, dtype)
     model.eval()
     return model
+
+
+def stage_layer_names(model):
+    """{a layer's name on this pipeline stage: its name in the whole model}, for fp8 state that other stages read too.
+
+    {} for a model without stages.
+    """
+    model.state_dict()  # makes the mapping
+    weights = getattr(model, "_pp_to_single_mapping", None) or {}
+    return {name: _whole_name(name, weights) for name in (fp8.name_modules(model) if weights else ())}
+
+
+def _whole_name(name, weights):
+    """What the whole model calls a layer, from {its weight's name: the whole model's}; its parents' weights do too.
+
+    Raises KeyError for a layer that has no weight, and no parent with one.
+    """
+    parent = name
+    while parent:
+        for weight, whole in weights.items():
+            if weight.startswith(f"{parent}."):
+                return whole.removesuffix(weight.removeprefix(parent)) + name.removeprefix(parent)
+        parent = parent.rpartition(".")[0]
+    raise KeyError(f"{name}: no weight of this pipeline stage lies in it or in a layer around it")

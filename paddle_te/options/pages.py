@@ -25,7 +25,7 @@ TABLES = {
     "llama_finetune.sh, variables": (*launcher.FINETUNE_VARIABLES, *launcher.VARIABLES),
     "run_pretrain.py": (*_TRAINING, *scripts.PRETRAIN_MODEL, *scripts.PRETRAIN_DATA, *scripts.PRETRAINING),
     "run_finetune.py": (*scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA),
-    "run_eval.py": scripts.EVALUATION,
+    "run_eval.py": (*scripts.EVALUATED_MODEL, *scripts.EVALUATION_TASKS),
 }
 _HEADS = {
     "en": {

@@ -600,7 +600,7 @@ FINETUNE_DATA = (
     ),
 )
 
-EVALUATION = (
+EVALUATED_MODEL = (
     _CHECKPOINT,
     _TOKENIZER,
     Option(
@@ -638,6 +638,34 @@ EVALUATION = (
         doc="lm_head in fp8 as well, as the checkpoint was trained",
         zh="lm_head 也用 fp8，与训练时相同",
     ),
+    Option(
+        "max_seq_length",
+        whole(1),
+        None,
+        "Tokens that the model sees. Default: its seq_length.",
+        doc="tokens that the model sees",
+        zh="模型能看到的 token 数",
+        shown="what it was trained with; 2048 for Hugging Face's",
+        shown_zh="训练时的长度；Hugging Face 的模型为 2048",
+    ),
+    Option(
+        "batch_size",
+        whole(1),
+        8,
+        "Sequences computed together.",
+        doc="sequences computed together",
+        zh="一起计算的序列数",
+    ),
+    Option(
+        "pipeline_parallel_degree",
+        whole(1),
+        1,
+        "Groups of layers, each with its share of the processes; the rest is tensor parallelism.",
+        doc="of several processes: into so many groups of layers the model is divided; the rest is tensor parallelism",
+        zh="多个进程时，模型按层分为若干段；其余为张量并行",
+    ),
+)
+EVALUATION_TASKS = (
     Option(
         "perplexity",
         TEXT,
@@ -687,24 +715,6 @@ EVALUATION = (
         zh="样本数，或 `.bin`/`.idx` 的窗口数",
         shown="all",
         shown_zh="全部",
-    ),
-    Option(
-        "max_seq_length",
-        whole(1),
-        None,
-        "Tokens that the model sees. Default: its seq_length.",
-        doc="tokens that the model sees",
-        zh="模型能看到的 token 数",
-        shown="what it was trained with; 2048 for Hugging Face's",
-        shown_zh="训练时的长度；Hugging Face 的模型为 2048",
-    ),
-    Option(
-        "batch_size",
-        whole(1),
-        8,
-        "Sequences computed together.",
-        doc="sequences computed together",
-        zh="一起计算的序列数",
     ),
     Option(
         "prompts",

@@ -25,6 +25,7 @@ from paddle_te.layers import stored_weights
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.loading import stage_layer_names
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
@@ -273,7 +274,9 @@ class PretrainingTrainer(Trainer):
             fp8.reduce_amax(self.model, recipe)
             if self.args.dataset_rank == 0 and self.args.sequence_rank == 0 and self.args.tensor_parallel_rank <= 0:
                 stage = max(self.args.pipeline_parallel_rank, 0)
-                fp8.save(folder / f"fp8_state.pp{stage:02d}.pdparams", self.model, recipe, self._layer_names())
+                fp8.save(
+                    folder / f"fp8_state.pp{stage:02d}.pdparams", self.model, recipe, stage_layer_names(self.model)
+                )
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         """Raises CheckpointError for a checkpoint that cannot be loaded whole."""
@@ -285,7 +288,7 @@ class PretrainingTrainer(Trainer):
         recipe = self._scaled_recipe()
         if recipe and resume_from_checkpoint:
             files = sorted(Path(resume_from_checkpoint).glob("fp8_state.pp*.pdparams"))
-            fp8.load(files, self.model, recipe, self._layer_names())
+            fp8.load(files, self.model, recipe, stage_layer_names(self.model))
 
     def load_weights(self, checkpoint):
         """The weights of a checkpoint from which nothing is trained any more, on all ranks."""
@@ -307,12 +310,6 @@ class PretrainingTrainer(Trainer):
             self.scaler.load_state_dict(paddle.load(scaler, return_numpy=True))
         if self.args.offload_optim:
             self._offload_optimizer()
-
-    def _layer_names(self):
-        """{a layer's name on this pipeline stage: its name in the whole model}, so that other stages can be resumed."""
-        self.model.state_dict()  # makes the mapping
-        weights = getattr(self.model, "_pp_to_single_mapping", None) or {}
-        return {name: _whole_name(name, weights) for name in (fp8.name_modules(self.model) if weights else ())}
 
     def _scaled_recipe(self):
         """The fp8 recipe, if it has a state to keep; None otherwise."""
@@ -354,17 +351,3 @@ class PretrainingTrainer(Trainer):
 
     def _get_eval_sampler(self, eval_dataset):
         return self._sampler(eval_dataset, self.args.per_device_eval_batch_size)
-
-
-def _whole_name(name, weights):
-    """What the whole model calls a layer, from {its weight's name: the whole model's}; its parents' weights do too.
-
-    Raises KeyError for a layer that has no weight, and no parent with one.
-    """
-    parent = name
-    while parent:
-        for weight, whole in weights.items():
-            if weight.startswith(f"{parent}."):
-                return whole.removesuffix(weight.removeprefix(parent)) + name.removeprefix(parent)
-        parent = parent.rpartition(".")[0]
-    raise KeyError(f"{name}: no weight of this pipeline stage lies in it or in a layer around it")

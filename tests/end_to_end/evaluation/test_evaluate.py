@@ -13,6 +13,7 @@ import paddle
 import pytest
 
 from paddle_te.evaluation import evaluate
+from paddle_te.evaluation import harness as harness_command
 from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
 
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_eval.py"
@@ -105,6 +106,7 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
         (dict(prompts="a", use_fp8="true", fp8_dpa="true"), "--fp8_dpa true needs --fp8_recipe delayed"),
         (dict(prompts="a", fp8_lm_head="true"), "fp8_lm_head needs use_fp8"),
         (dict(prompts="a", model_name_or_path="nowhere"), "nowhere"),
+        (dict(prompts="a", pipeline_parallel_degree=2), "it must divide the number of processes, 1"),
     ],
 )
 def test_errors_are_one_line(monkeypatch, place, tmp_path, caplog, flags, message):
@@ -184,6 +186,48 @@ def test_tasks_of_the_harness(monkeypatch, place, tmp_path, backend, seed):
     for name in ("word_perplexity", "bits_per_byte"):
         assert got["lm_eval own_rolling"][name] == pytest.approx(own["perplexity"][name], rel=1e-6)
     assert got["lm_eval own_generation"]["exact_match"] == 1.0
+
+
+def harness(monkeypatch, place, output, model_args, **flags):
+    """The harness's own command on the model of backend paddle; its results."""
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    data = write_lines(
+        output / "choice.jsonl", [{"query": "the", "choices": ["names", "a"], "gold": i} for i in (0, 1)]
+    )
+    task = output / "choice.yaml"
+    task.write_text(TASK.format(name="own_choice", data=data, how=CHOICE))
+    flags = dict(model="paddle_te", model_args=model_args, tasks=task, output_path=output) | flags
+    words = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
+    monkeypatch.setattr(sys, "argv", ["paddle-te lm_eval", *words])
+    harness_command.main()
+    (found,) = output.rglob("results_*.json")
+    return json.loads(found.read_text())["results"]["own_choice"]
+
+
+@WITH_HARNESS
+def test_the_harness_knows_our_models(monkeypatch, place, tmp_path):
+    """Its own command gives run_eval.py's numbers, of a model by the name paddle_te."""
+    model = f"pretrained={place / 'paddle'},tokenizer={place / 'tokenizer'},transformer_engine_backend=paddle"
+    got = harness(monkeypatch, place, tmp_path, f"{model},max_seq_length=48", batch_size=3, device="cpu")
+    own = run(monkeypatch, place, "paddle", tmp_path / "own", multiple_choice=tmp_path / "choice.jsonl")
+    assert got["acc,none"] == own["multiple_choice"]["accuracy"]
+    assert got["acc_norm,none"] == own["multiple_choice"]["accuracy_norm"]
+
+
+@WITH_HARNESS
+@pytest.mark.parametrize(
+    "model_args, flags, message",
+    [
+        ("dtype=float32", {}, "give pretrained=FOLDER"),
+        ("pretrained=nowhere", {}, "nowhere: there is no such folder"),
+        ("pretrained=nowhere,revision=main", {}, "revision: there is no such name; there are pretrained, tokenizer"),
+        ("pretrained=nowhere", dict(batch_size="auto"), "--batch_size auto: give a number"),
+    ],
+)
+def test_the_harness_refuses_in_one_line(monkeypatch, place, tmp_path, caplog, model_args, flags, message):
+    with pytest.raises(SystemExit) as stop:
+        harness(monkeypatch, place, tmp_path, model_args, **flags)
+    assert stop.value.code == 2 and message in caplog.text
 
 
 @WITH_HARNESS

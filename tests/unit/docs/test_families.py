@@ -1,0 +1,52 @@
+"""docs/architecture.md says what each family of models costs in lines; here they are counted."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from paddle_te.configs.families import FAMILIES
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "paddle_te"
+
+
+def parsed(folder):
+    """All nodes of the syntax trees of a folder's files."""
+    return [node for path in sorted((PACKAGE / folder).glob("*.py")) for node in ast.walk(ast.parse(path.read_text()))]
+
+
+def lines(first, last):
+    return last.end_lineno - first.lineno + 1
+
+
+def folder_lines(family):
+    return sum(len(path.read_text().splitlines()) for path in (PACKAGE / "models" / family).glob("*.py"))
+
+
+def row_lines(family):
+    """Of its row in configs/families.py."""
+    calls = [node for node in parsed("configs") if isinstance(node, ast.Call) and ast.unparse(node.func) == "Family"]
+    (row,) = [call for call in calls if call.args[0].value == family]
+    return lines(row, row)
+
+
+def weights_lines(family):
+    """Of its own files and functions in weights/, and of what stands under its name in tables there."""
+    own = sum(len(path.read_text().splitlines()) for path in (PACKAGE / "weights").glob(f"{family}_*.py"))
+    for node in parsed("weights"):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith(f"_{family}s_"):
+            own += lines(node, node)
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            own += sum(lines(key, value) for key, value in pairs if getattr(key, "value", None) == family)
+    return own
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_lines_of_a_family(family):
+    text = (ROOT / "docs/architecture.md").read_text()
+    (row,) = re.findall(rf"^\| {family.title} \|(.*)\|$", text, re.MULTILINE)
+    counted = [count(family.model_type) for count in (folder_lines, row_lines, weights_lines)]
+    assert [int(cell) for cell in row.split("|")] == [*counted, sum(counted)]
