@@ -20,6 +20,6 @@ class PipelineScorer(Scorer):
 
     def _answers(self, ids, rows, counts):
         self._stages._p2p_helper.clear_meta_cache()  # batches differ in shape, which stages tell each other once
-        outputs = self._stages.eval_batch(iter([(ids, None)] * 2))
+        outputs = self._stages.eval_batch(iter([(ids, None)]))
         mine = self._read(outputs[0], rows, counts) if self._stages.is_pipeline_last_stage() else None
         return gather_objects(mine, dist.get_world_size())[-1]  # ranks of the last stage are the last

@@ -56,7 +56,10 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False):
     Raises CheckpointError where PaddleNLP would only warn.
     """
     layout = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
-    if in_fp8 or layout == "hf" or any(Path(folder).glob("model_state.[tp]p*")):  # the file of one of several ranks
+    of_a_rank = any(Path(folder).glob("model_state.[tp]p*"))
+    # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
+    whole_head = family_of(config).learned_positions and config.tensor_parallel_degree > 1
+    if in_fp8 or layout == "hf" or of_a_rank or whole_head:
         with fp8_model_init(in_fp8):
             model = model_class.from_config(config, dtype=dtype)
         load_weights(model, open_checkpoint(folder))

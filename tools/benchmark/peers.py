@@ -1,15 +1,16 @@
-"""The contestants: one small class for each implementation of a Llama decoder layer.
+"""The contestants: one small class for each implementation of a decoder layer.
 
 Each takes a `problem.Problem` and offers step() (gradients cleared, forward, backward), results(), the CUDA stream it
 works on and its peak memory. Frameworks are imported when a peer is built: an absent one costs only its own rows.
 """
 
 import contextlib
+from dataclasses import asdict
 from functools import partial
 
-from tools.benchmark.problem import EPSILON, as_float32
+from tools.benchmark.problem import EPSILON, GEMMS, Variant, as_float32
 
-GEMMS = ("qkv", "proj", "fc1", "fc2")
+QKV = ("qkv", "qkv_bias")
 
 
 class Peer:
@@ -65,15 +66,17 @@ class Peer:
 
 
 class TorchPeer(Peer):
-    """PyTorch's part. packs: it can keep packed documents apart."""
+    """PyTorch's part. packs: it can keep packed documents apart. llamas_only: it has no other family's layers."""
 
-    packs = False
+    packs, llamas_only = False, False
 
     def __init__(self, problem, device="cuda", dtype="bfloat16"):
         import torch
 
         if problem.dims.documents > 1 and not self.packs:
             raise NotImplementedError("this peer is measured on whole sequences only, not on packed documents")
+        if self.llamas_only and problem.dims.variant != Variant():
+            raise NotImplementedError("this peer is measured as a Llama's layer only")
         self.torch = torch
         self.dims, self.device, self.dtype = problem.dims, device, getattr(torch, dtype)
         if device != "cpu":
@@ -107,10 +110,13 @@ class PlainTorch(TorchPeer):
         torch, dims = self.torch, self.dims
         self.weights = {name: self.tensor(bits).requires_grad_() for name, bits in problem.weights.items()}
         self.module_parameters = list(self.weights.values())
-        frequency = dims.rope_base ** (-torch.arange(0, dims.head_dim, 2, dtype=torch.float32) / dims.head_dim)
-        angles = torch.outer(torch.arange(dims.sequence, dtype=torch.float32), frequency)
-        angles = torch.cat([angles, angles], -1)[:, None].to(self.device)
-        self.cos, self.sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        self.rotate = lambda t: t
+        if dims.rope_base is not None:
+            frequency = dims.rope_base ** (-torch.arange(0, dims.head_dim, 2, dtype=torch.float32) / dims.head_dim)
+            angles = torch.outer(torch.arange(dims.sequence, dtype=torch.float32), frequency)
+            angles = torch.cat([angles, angles], -1)[:, None].to(self.device)
+            self.cos, self.sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+            self.rotate = self._rotate
         self.attention = self._exact_attention if exact_attention else self._attention
         self.layer = torch.compile(self._layer, dynamic=False) if compile else self._layer
 
@@ -128,16 +134,30 @@ class PlainTorch(TorchPeer):
         with sdpa_kernel(SDPBackend.MATH):  # the others may use TF32 or bf16 inside
             return self._attention(q, k, v)
 
+    def _norm(self, name, x):
+        functional, weight = self.torch.nn.functional, self.weights[name]
+        if self.dims.variant.normalization == "LayerNorm":
+            return functional.layer_norm(x, weight.shape, weight, self.weights[f"{name}_bias"], EPSILON)
+        return functional.rms_norm(x, weight.shape, weight, EPSILON)
+
+    def _linear(self, name, x):
+        return self.torch.nn.functional.linear(x, self.weights[name], self.weights.get(f"{name}_bias"))
+
+    def _activate(self, x):
+        functional = self.torch.nn.functional
+        if self.dims.variant.activation == "gelu":
+            return functional.gelu(x, approximate="tanh")
+        gate, up = x.chunk(2, -1)
+        return functional.silu(gate) * up
+
     def _layer(self, x):
-        functional, dims, w = self.torch.nn.functional, self.dims, self.weights
+        dims = self.dims
         sizes = [dims.heads * dims.head_dim] + [dims.kv_heads * dims.head_dim] * 2
-        normed = functional.rms_norm(x, (dims.hidden,), w["ln1"], EPSILON)
-        q, k, v = (t.unflatten(-1, (-1, dims.head_dim)) for t in functional.linear(normed, w["qkv"]).split(sizes, -1))
-        context = self.attention(*(t.transpose(1, 2) for t in (self._rotate(q), self._rotate(k), v)))
-        h = x + functional.linear(context.transpose(1, 2).flatten(2), w["proj"])
-        normed = functional.rms_norm(h, (dims.hidden,), w["ln2"], EPSILON)
-        gate, up = functional.linear(normed, w["fc1"]).chunk(2, -1)
-        return h + functional.linear(functional.silu(gate) * up, w["fc2"])
+        qkv = self._linear("qkv", self._norm("ln1", x))
+        q, k, v = (t.unflatten(-1, (-1, dims.head_dim)) for t in qkv.split(sizes, -1))
+        context = self.attention(*(t.transpose(1, 2) for t in (self.rotate(q), self.rotate(k), v)))
+        h = x + self._linear("proj", context.transpose(1, 2).flatten(2))
+        return h + self._linear("fc2", self._activate(self._linear("fc1", self._norm("ln2", h))))
 
     def forward(self):
         return self.layer(self.x)
@@ -148,6 +168,8 @@ class PlainTorch(TorchPeer):
 
 class HuggingFace(TorchPeer):
     """transformers' LlamaDecoderLayer with SDPA."""
+
+    llamas_only = True
 
     def __init__(self, problem, **options):
         super().__init__(problem, **options)
@@ -186,11 +208,33 @@ class HuggingFace(TorchPeer):
         }
 
 
+def layer_parameters(layer, dims, norm):
+    """{name of dims.shapes: parameter} of a TransformerLayer; norm: what its norms' parameters begin with."""
+    qkv, proj, mlp = layer.self_attention.layernorm_qkv, layer.self_attention.proj, layer.layernorm_mlp
+    places = {
+        "ln1": (qkv, norm),
+        "qkv": (qkv, ""),
+        "proj": (proj, ""),
+        "ln2": (mlp, norm),
+        "fc1": (mlp, "fc1_"),
+        "fc2": (mlp, "fc2_"),
+    }
+    found = {}
+    for name in dims.shapes:
+        module, prefix = places[name.removesuffix("_bias")]
+        found[name] = getattr(module, prefix + ("bias" if name.endswith("_bias") else "weight"))
+    return found
+
+
 def te_torch_layer(dims, dtype, device, attn_input_format="bshd", **options):
-    """Transformer Engine's own PyTorch TransformerLayer, as a Llama has it. options: more of its arguments."""
+    """Transformer Engine's own PyTorch TransformerLayer of `dims`. options: more of its arguments.
+
+    It knows biases of all GEMMs or none: for those of qkv alone its LayerNormLinear is replaced by one that has them.
+    """
     import transformer_engine.pytorch as te
 
-    return te.TransformerLayer(
+    where = dict(params_dtype=dtype, device=device)
+    layer = te.TransformerLayer(
         dims.hidden,
         dims.ffn,
         dims.heads,
@@ -199,14 +243,29 @@ def te_torch_layer(dims, dtype, device, attn_input_format="bshd", **options):
         hidden_dropout=0.0,
         attention_dropout=0.0,
         fuse_qkv_params=True,
-        bias=False,
-        normalization="RMSNorm",
-        activation="swiglu",
+        bias=dims.variant.bias,
+        normalization=dims.variant.normalization,
+        activation=dims.variant.activation,
         attn_input_format=attn_input_format,
-        params_dtype=dtype,
-        device=device,
+        **where,
         **options,
     )
+    if dims.variant.add_qkv_bias:
+        kept = {name: value for name, value in options.items() if name == "fuse_wgrad_accumulation"}
+        out, hidden = dims.shapes["qkv"]
+        layer.self_attention.layernorm_qkv = te.LayerNormLinear(
+            hidden, out, eps=EPSILON, bias=True, normalization=dims.variant.normalization, **kept, **where
+        )
+    return layer
+
+
+def te_torch_angles(dims, device):
+    """Transformer Engine's own angles of rotary positions; None for a layer without."""
+    import transformer_engine.pytorch as te
+
+    if dims.rope_base is None:
+        return None
+    return te.RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence).to(device)
 
 
 class TETorch(TorchPeer):
@@ -229,29 +288,18 @@ class TETorch(TorchPeer):
         self.autocast = te.autocast
         layout = "thd" if dims.documents > 1 else "bshd"
         self.layer = te_torch_layer(dims, self.dtype, self.device, layout, fuse_wgrad_accumulation=fuse_wgrad)
-        attention, mlp = self.layer.self_attention, self.layer.layernorm_mlp
-        self.parameters = {
-            "ln1": attention.layernorm_qkv.layer_norm_weight,
-            "qkv": attention.layernorm_qkv.weight,
-            "proj": attention.proj.weight,
-            "ln2": mlp.layer_norm_weight,
-            "fc1": mlp.fc1_weight,
-            "fc2": mlp.fc2_weight,
-        }
+        self.parameters = layer_parameters(self.layer, dims, "layer_norm_")
         self.module_parameters = list(self.layer.parameters())
         with self.torch.no_grad():
             for name, parameter in self.parameters.items():
                 weight = self.tensor(problem.weights[name])
-                parameter.copy_(self._interleave(weight) if name == "qkv" else weight)
+                parameter.copy_(self._interleave(weight) if name in QKV else weight)
         self.main_grads = {}
         if fuse_wgrad:
             for name in GEMMS:
                 main_grad = self.torch.zeros_like(self.parameters[name], dtype=self.torch.float32)
                 self.main_grads[name] = self.parameters[name].main_grad = main_grad
-        self.freqs = te.RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence).to(
-            self.device
-        )
-        self.documents = {}
+        self.freqs, self.documents = te_torch_angles(dims, self.device), {}
         if dims.documents > 1:
             self._pack()
         self.is_first_microbatch = None
@@ -271,18 +319,18 @@ class TETorch(TorchPeer):
             self.documents |= {f"cu_seqlens_{side}": ends, f"max_seqlen_{side}": length}
 
     def _interleave(self, qkv):
-        """Rows q, k, v -> one group after another, each its q heads, its k and its v head."""
+        """Rows q, k, v of weight or bias -> one group after another, each its q heads, its k and its v head."""
         dims = self.dims
         q, k, v = qkv.split([dims.hidden] + [dims.kv_heads * dims.head_dim] * 2)
-        groups = [t.view(dims.kv_heads, -1, dims.head_dim, dims.hidden) for t in (q, k, v)]
+        groups = [t.view(dims.kv_heads, -1, dims.head_dim, *qkv.shape[1:]) for t in (q, k, v)]
         return self.torch.cat(groups, 1).view_as(qkv)
 
     def _stack(self, qkv):
         """_interleave's inverse."""
         dims = self.dims
-        groups = qkv.view(dims.kv_heads, -1, dims.head_dim, dims.hidden)
+        groups = qkv.view(dims.kv_heads, -1, dims.head_dim, *qkv.shape[1:])
         queries = dims.heads // dims.kv_heads
-        return self.torch.cat([t.reshape(-1, dims.hidden) for t in groups.split([queries, 1, 1], 1)])
+        return self.torch.cat([t.reshape(-1, *qkv.shape[1:]) for t in groups.split([queries, 1, 1], 1)])
 
     def scope(self):
         return self.autocast(enabled=self.recipe is not None, recipe=self.recipe)
@@ -308,7 +356,7 @@ class TETorch(TorchPeer):
 
     def gradients(self):
         gradients = {name: self.main_grads.get(name, parameter.grad) for name, parameter in self.parameters.items()}
-        return gradients | {"qkv": self._stack(gradients["qkv"])}
+        return {name: self._stack(grad) if name in QKV else grad for name, grad in gradients.items()}
 
 
 class _DeviceArray:
@@ -421,16 +469,9 @@ class PaddleTE(Peer):
             backend=backend,
             params_dtype=self.dtype,
             fuse_wgrad_accumulation=fuse_wgrad,
+            **asdict(dims.variant),
         )
-        attention, mlp = self.layer.self_attention, self.layer.layernorm_mlp
-        self.parameters = {
-            "ln1": attention.layernorm_qkv.ln_weight,
-            "qkv": attention.layernorm_qkv.weight,
-            "proj": attention.proj.weight,
-            "ln2": mlp.ln_weight,
-            "fc1": mlp.fc1_weight,
-            "fc2": mlp.fc2_weight,
-        }
+        self.parameters = layer_parameters(self.layer, dims, "ln_")
         self.module_parameters = self.layer.parameters()
         for name, parameter in self.parameters.items():
             parameter.set_value(self._array(problem.weights[name]))
@@ -439,8 +480,10 @@ class PaddleTE(Peer):
             for name in GEMMS:
                 main_grad = self.paddle.zeros(self.parameters[name].shape, "float32")
                 self.main_grads[name] = self.parameters[name].main_grad = main_grad
-        rope, self.cu_seqlens = RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base), None
-        self.freqs = rope(dims.sequence)
+        self.freqs = self.cu_seqlens = None
+        if dims.rope_base is not None:
+            rope = RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)
+            self.freqs = rope(dims.sequence)
         if dims.documents > 1:
             rows = [[dims.unpacked.sequence] * dims.documents] * dims.batch
             self.cu_seqlens = self.paddle.to_tensor(documents.cu_seqlens(rows))

@@ -1,4 +1,4 @@
-"""What every peer computes: one Llama decoder layer, forward and backward, on the same numbers."""
+"""What every peer computes: one decoder layer, forward and backward, on the same numbers."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +8,24 @@ from functools import partial
 import numpy as np
 
 EPSILON = 1e-5  # of both norms
+GEMMS = ("qkv", "proj", "fc1", "fc2")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a layer is made of, under the names of TransformerLayer's arguments; by default as a Llama's.
+
+    add_qkv_bias: the projection to q, k and v has a bias. bias: all GEMMs have.
+    """
+
+    add_qkv_bias: bool = False
+    bias: bool = False
+    normalization: str = "RMSNorm"
+    activation: str = "swiglu"
+
+
+QWEN2 = Variant(add_qkv_bias=True)
+GPT = Variant(bias=True, normalization="LayerNorm", activation="gelu")
 
 
 @dataclass(frozen=True)
@@ -15,6 +33,7 @@ class Dims:
     """Sizes of one layer and of its input [batch, sequence, hidden].
 
     documents: packed into each sequence, all of one length, which do not see each other.
+    rope_base: None for a layer without rotary positions.
     """
 
     batch: int
@@ -23,8 +42,9 @@ class Dims:
     ffn: int
     heads: int
     kv_heads: int
-    rope_base: float = 10000.0
+    rope_base: float | None = 10000.0
     documents: int = 1
+    variant: Variant = Variant()
 
     @property
     def unpacked(self):
@@ -38,7 +58,7 @@ class Dims:
 
     @property
     def config(self):
-        """These sizes as transformers' and PaddleNLP's LlamaConfig name them."""
+        """These sizes as transformers' and PaddleNLP's LlamaConfig, and Qwen2Config, name them."""
         return {
             "hidden_size": self.hidden,
             "intermediate_size": self.ffn,
@@ -51,19 +71,23 @@ class Dims:
 
     @property
     def shapes(self):
-        """Of the weights, [out, in]; qkv is q, k, v stacked on out, fc1 is gate, up."""
-        return {
+        """Of the weights, [out, in]; qkv is q, k, v stacked on out, fc1 is gate, up where there is a gate. Behind them
+        those of the biases, which have the name of what they are added to and _bias."""
+        weights = {
             "ln1": (self.hidden,),
             "qkv": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
             "proj": (self.hidden, self.hidden),
             "ln2": (self.hidden,),
-            "fc1": (2 * self.ffn, self.hidden),
+            "fc1": ((2 if self.variant.activation == "swiglu" else 1) * self.ffn, self.hidden),
             "fc2": (self.hidden, self.ffn),
         }
+        biased = ["ln1", "ln2"] if self.variant.normalization == "LayerNorm" else []
+        biased += [name for name in GEMMS if self.variant.bias or self.variant.add_qkv_bias and name == "qkv"]
+        return weights | {f"{name}_bias": weights[name][:1] for name in biased}
 
     @property
     def parameters(self):
-        """Number of elements in all weights."""
+        """Number of elements in all weights and biases."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
     @property
@@ -73,7 +97,7 @@ class Dims:
         6 per token and weight of the GEMMs; attention's two products, 4·s²·h·d forward and twice that backward,
         halved by the causal mask, s the length of a document.
         """
-        gemm = 6 * self.batch * self.sequence * (self.parameters - 2 * self.hidden)
+        gemm = 6 * self.batch * self.sequence * sum(int(np.prod(self.shapes[name])) for name in GEMMS)
         return gemm + 3 * 4 * self.unpacked.batch * self.unpacked.sequence**2 * self.hidden // 2
 
 
@@ -83,6 +107,8 @@ SIZES = {
     "8b-s8192": Dims(1, 8192, 4096, 14336, 32, 8, 500000.0),  # Llama-3-8B
     "8b-s8192-d8": Dims(1, 8192, 4096, 14336, 32, 8, 500000.0, documents=8),
     "70b-b1": Dims(1, 4096, 8192, 28672, 64, 8, 500000.0),  # Llama-3-70B; Llama-2-70B differs in the base alone
+    "qwen2.5-7b": Dims(1, 4096, 3584, 18944, 28, 4, 1000000.0, variant=QWEN2),
+    "gpt-5b": Dims(4, 2048, 4096, 16384, 32, 32, None, variant=GPT),
 }
 # Small enough that the GPU always waits for the host: its time is the host's cost of launching a layer.
 TINY = Dims(1, 128, 512, 1024, 8, 8)
@@ -102,13 +128,13 @@ def as_float32(bits):
 
 
 class Problem:
-    """Random weights (by name of `Dims.shapes`), input x and output gradient dy [b, s, h], as bf16_bits."""
+    """Random weights and biases (by name of `Dims.shapes`), input x and output gradient dy [b, s, h], as bf16_bits."""
 
     def __init__(self, dims, seed):
         self.dims = dims
         activations = (dims.batch, dims.sequence, dims.hidden)
         draws = {
-            name: partial(bf16_bits, shape, *((1.0, 0.1) if len(shape) == 1 else (0.0, 0.02)))
+            name: partial(bf16_bits, shape, *((1.0, 0.1) if name in ("ln1", "ln2") else (0.0, 0.02)))
             for name, shape in dims.shapes.items()
         }
         draws["x"] = partial(bf16_bits, activations, 0.0, 1.0)

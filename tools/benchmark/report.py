@@ -139,7 +139,10 @@ def heading(title, result):
 
 
 def describe(dims):
-    return ", ".join(f"{name} {value:g}" for name, value in dims.items())
+    """The values of `problem.Dims`, {name: value}, in words."""
+    values = dims | dims.get("variant", {})
+    numbers = [f"{name} {value:g}" for name, value in values.items() if type(value) in (int, float)]
+    return ", ".join([*numbers, *(f"{name} {value}" for name, value in values.items() if type(value) in (str, bool))])
 
 
 def rows(header, peers, row):

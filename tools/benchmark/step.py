@@ -1,5 +1,5 @@
-"""Times a whole training step of a Llama and accounts for it part by part. Its peers are the same model of Hugging
-Face's layers and of Transformer Engine's PyTorch layers, and te without recorded programs.
+"""Times a whole training step of a Llama or Qwen2.5 and accounts for it part by part. Its peers are the same model of
+Hugging Face's layers and of Transformer Engine's PyTorch layers, and te without recorded programs.
 
     python tools/benchmark/step.py [--peers hf_bf16 paddle_te_fp8 ...] [--sizes 8b-s8192 ...] [--layers 16] [--quick]
 
@@ -22,31 +22,50 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 
 import numpy as np  # noqa: E402
 
+from paddle_te.configs.families import FAMILIES  # noqa: E402
 from tools.benchmark import report, timing  # noqa: E402
 from tools.benchmark.layer import free_memory, run_sizes, sizes_in_words  # noqa: E402
-from tools.benchmark.peers import start_on_paddles, te_torch_layer  # noqa: E402
+from tools.benchmark.peers import start_on_paddles, te_torch_angles, te_torch_layer  # noqa: E402
 from tools.benchmark.problem import EPSILON, Dims  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
+
+# What config.json of a GPT has besides a Llama's sizes, and what of them it has not.
+GPT_CONFIG = dict(
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, tie_word_embeddings=True, ignore_index=-100
+)
+NOT_GPTS = ("num_key_value_heads", "rms_norm_eps", "rope_theta")
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model of so many `layers` of the same Dims, its vocabulary, and how many times Dims' batch a step takes."""
+    """A model of so many `layers` of the same Dims, its vocabulary, and how many times Dims' batch a step takes.
+
+    family: a name of `configs.families.FAMILIES`, whose layers Dims' are.
+    """
 
     dims: Dims
     vocabulary: int
     layers: int = 16
     micro_batches: int = 1
+    family: str = "llama"
+
+    @property
+    def title(self):
+        """What PaddleNLP's and transformers' names of the family's classes begin with."""
+        return FAMILIES[self.family].title
 
     @property
     def config(self):
-        """What of a LlamaConfig is the same for all peers."""
-        return self.dims.config | {
+        """What of the family's configuration is the same for all peers."""
+        config = self.dims.config | {
             "num_hidden_layers": self.layers,
             "vocab_size": self.vocabulary,
             "initializer_range": 0.02,
             "use_cache": False,
         }
+        if self.family != "gpt":
+            return config
+        return {name: value for name, value in config.items() if name not in NOT_GPTS} | GPT_CONFIG
 
     @property
     def tokens(self):
@@ -67,6 +86,7 @@ SIZES = {
     "8b-s8192": Size(LLAMA_8B, 128256),
     "8b-s4096": Size(replace(LLAMA_8B, sequence=4096), 128256),
     "7b-s4096": Size(LAYER_SIZES["7b-b1"], 32000),
+    "qwen2.5-7b-s4096": Size(LAYER_SIZES["qwen2.5-7b"], 152064, family="qwen2"),
 }
 LEARNING_RATE, WEIGHT_DECAY, CLIP_NORM = 1e-4, 0.1, 1.0
 BATCHES = 64  # micro-batches until the first one comes again
@@ -187,23 +207,23 @@ class TorchStep(TrainingStep):
 
 
 class HuggingFaceStep(TorchStep):
-    """transformers' LlamaForCausalLM with SDPA, PyTorch's fused AdamW.
+    """transformers' model with SDPA, PyTorch's fused AdamW.
 
     float32_weights: weights, gradients and moments in float32, computing in bf16 by autocast; False: all of it in bf16.
     """
 
     def __init__(self, size, device="cuda", float32_weights=False):
         super().__init__(size, device)
-        from transformers import LlamaConfig, LlamaForCausalLM
+        import transformers
 
         torch = self.torch
-        config = LlamaConfig(**size.config, attn_implementation="sdpa")
+        config = getattr(transformers, f"{size.title}Config")(**size.config, attn_implementation="sdpa")
         kept = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32 if float32_weights else torch.bfloat16)
         self.autocast = partial(torch.autocast, torch.device(device).type, torch.bfloat16, enabled=float32_weights)
         try:
             with torch.device(device):
-                self.model = LlamaForCausalLM(config).train()
+                self.model = getattr(transformers, f"{size.title}ForCausalLM")(config).train()
         finally:
             torch.set_default_dtype(kept)
         self.watch("register_forward_hook", self.model.model.embed_tokens, self.model.model.layers[-1])
@@ -218,7 +238,7 @@ class HuggingFaceStep(TorchStep):
 
 
 class TransformerEngineStep(TorchStep):
-    """A Llama of TE's own PyTorch layers, with TE's FusedAdam: bf16 weights, float32 master weights and moments.
+    """A model of TE's own PyTorch layers, with TE's FusedAdam: bf16 weights, float32 master weights and moments.
 
     use_fp8: delayed scaling. fp8_lm_head, fp8_dpa: the head, attention in fp8 as well.
     """
@@ -248,7 +268,7 @@ class TransformerEngineStep(TorchStep):
         for module in (self.embedding, self.head):
             torch.nn.init.normal_(module.weight, std=size.config["initializer_range"])
         self.model = torch.nn.ModuleList([self.embedding, self.layers, self.norm, self.head])
-        self.angles = te.RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence).to(device)
+        self.angles = te_torch_angles(dims, device)
         self.watch("register_forward_hook", self.embedding, self.layers[-1])
         self.optimizer = FusedAdam(
             self.model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, adam_w_mode=True, master_weights=True
@@ -267,7 +287,7 @@ class TransformerEngineStep(TorchStep):
 
 
 class PaddleStep(TrainingStep):
-    """PaddleNLP's LlamaForCausalLM with this project's decoder layers, Paddle's AdamW with master weights.
+    """PaddleNLP's model with this project's decoder layers, Paddle's AdamW with master weights.
 
     backend: the switch's value; "none" is PaddleNLP's own model. use_fp8: delayed scaling. flags: more of the config's.
     recorded: False runs te's ops without recorded programs.
@@ -285,7 +305,7 @@ class PaddleStep(TrainingStep):
     ):
         super().__init__(size)
         import paddle
-        from paddlenlp.transformers import LlamaConfig
+        from paddlenlp import transformers
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
@@ -295,7 +315,7 @@ class PaddleStep(TrainingStep):
         self.paddle, self.paddle_device, self.fp8, self.recorded = paddle, paddle_device, fp8, recorded
         self.precision = "fp8_delayed" if use_fp8 else "bf16"
         _, self.stream, self.memory = start_on_paddles(device)
-        config = LlamaConfig(
+        config = getattr(transformers, f"{size.title}Config")(
             **size.config,
             seq_length=size.dims.sequence,
             transformer_engine_backend=backend,
@@ -309,7 +329,8 @@ class PaddleStep(TrainingStep):
         finally:
             paddle.set_default_dtype(kept)
         self.model.train()
-        self.watch("register_forward_post_hook", self.model.llama.embed_tokens, self.model.llama.layers[-1])
+        inner = getattr(self.model, size.family)
+        self.watch("register_forward_post_hook", inner.embed_tokens, inner.layers[-1])
         self.optimizer = paddle.optimizer.AdamW(
             LEARNING_RATE,
             parameters=self.model.parameters(),

@@ -3,7 +3,7 @@ what it logs. Pretraining's peer is torchtitan's own trainer, with torch.compile
 
     python tools/benchmark/throughput.py [--runs 8b-x4 titan-8b-l16-x1 ...] [--largest_batch 8b-l16-x1] [--output FILE]
 
-Each run trains a Llama from random weights on random tokens for a few steps, without checkpoints or evaluation. Runs
+Each run trains a model from random weights on random tokens for a few steps, without checkpoints or evaluation. Runs
 follow each other in the order in which they are named; without --runs all of run_pretrain.py's that the GPUs suffice
 for. Writes benchmarks/throughput/<date>_<gpu>x<n>_<what>.json and a table of the same name, anew after each run. A run
 that fails, or whose framework is not there, keeps its row with the reason.
@@ -32,13 +32,15 @@ from paddle_te.launch.flags import OVERLAPS  # noqa: E402
 from paddle_te.launch.machines import visible_devices  # noqa: E402
 from tools.benchmark import finetuning, report, step, timeline  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
-from tools.benchmark.problem import Dims  # noqa: E402
+from tools.benchmark.problem import SIZES, Dims  # noqa: E402
 from tools.benchmark.titan import TitanRun  # noqa: E402
 from tools.benchmark.trainings import Conditions, Run, python_path, quoted  # noqa: E402
 
 LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_3_70B = step.Size(Dims(1, 4096, 8192, 28672, 64, 8, 500000.0), 128256, layers=80)
 LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
+QWEN2_7B_16 = step.SIZES["qwen2.5-7b-s4096"]
+GPT_5B = step.Size(SIZES["gpt-5b"], 50304, layers=24, family="gpt")  # without dropout
 
 # run_pretrain's flags. Weight gradients are added to float32 main gradients inside the GEMMs.
 MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true"
@@ -118,6 +120,10 @@ OUR_RUNS = {
     "7b-x4": sharded(SEVEN_B, 4),
     "7b-l16-x1": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), flags=""),
     "7b-l16-x1-bf16": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), precision="bf16", flags=""),
+    "qwen2.5-7b-l16-x1": Run(QWEN2_7B_16, batch=2),
+    "qwen2.5-7b-l16-x1-bf16": Run(QWEN2_7B_16, precision="bf16", batch=2),
+    "gpt-5b-x1": Run(GPT_5B, batch=GPT_5B.dims.batch),
+    "gpt-5b-x1-bf16": Run(GPT_5B, precision="bf16", batch=GPT_5B.dims.batch),
 }
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)

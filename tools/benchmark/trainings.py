@@ -84,7 +84,8 @@ class Training:
     @property
     def tiny(self):
         """The same with two small layers."""
-        return replace(self, size=replace(TINY, micro_batches=self.size.micro_batches))
+        dims = replace(TINY.dims, variant=self.size.dims.variant, rope_base=self.size.dims.rope_base)
+        return replace(self, size=replace(self.size, dims=dims, vocabulary=TINY.vocabulary, layers=TINY.layers))
 
     @property
     def described(self):
@@ -204,7 +205,7 @@ class Run(Training):
 
     def write_config(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({"model_type": "llama", **self.size.config}))
+        (folder / "config.json").write_text(json.dumps({"model_type": self.size.family, **self.size.config}))
 
     @staticmethod
     def output(conditions):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from tools.benchmark import layer, peers, report, timing
-from tools.benchmark.problem import SIZES, TINY, Dims, Problem, as_float32
+from tools.benchmark.problem import GPT, QWEN2, SIZES, TINY, Dims, Problem, as_float32
 
 GQA = Dims(2, 24, 32, 48, 4, 2, 500000.0)
+OF_QWEN2 = replace(GQA, variant=QWEN2)
+OF_GPT = Dims(2, 24, 32, 48, 4, 4, None, variant=GPT)
 
 
 class FakeClock(timing.HostClock):
@@ -60,6 +62,8 @@ def test_sizes_are_the_models():
     assert SIZES["7b-b1"].parameters == 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
     assert SIZES["8b-s8192"].parameters == 218_112_000
     assert SIZES["70b-b1"].parameters == 855_654_400
+    assert SIZES["qwen2.5-7b"].parameters == 233_057_792
+    assert SIZES["gpt-5b"].parameters == 12 * 4096**2 + 13 * 4096
 
 
 def test_flops_count_every_product():
@@ -284,13 +288,27 @@ def test_a_run_keeps_its_results_when_peers_fail(monkeypatch, tmp_path):
 # ---- peers
 
 
-def llama_layer(x, w, dims):
-    """The layer in NumPy float64, from the Llama papers' formulas: heads one by one, RoPE as complex rotation."""
+def layer_in_numpy(x, w, dims):
+    """The layer in NumPy float64, from the papers' formulas: heads one by one, RoPE as complex rotation."""
+    gelu, with_layernorm = dims.variant.activation == "gelu", dims.variant.normalization == "LayerNorm"
 
-    def norm(t, gain):
-        return t / np.sqrt((t**2).mean(-1, keepdims=True) + 1e-5) * gain
+    def norm(t, name):
+        if with_layernorm:
+            t = t - t.mean(-1, keepdims=True)
+        return t / np.sqrt((t**2).mean(-1, keepdims=True) + 1e-5) * w[name] + w.get(f"{name}_bias", 0)
+
+    def linear(t, name):
+        return t @ w[name].T + w.get(f"{name}_bias", 0)
+
+    def activate(t):
+        if gelu:  # Hendrycks and Gimpel's approximation by tanh
+            return t / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (t + 0.044715 * t**3)))
+        gate, up = np.split(t, 2, -1)
+        return gate / (1 + np.exp(-gate)) * up
 
     def rotate(t):  # [s, d]: element i pairs with i + d/2
+        if dims.rope_base is None:
+            return t
         half = dims.head_dim // 2
         angle = np.arange(dims.sequence)[:, None] * dims.rope_base ** (-np.arange(half) / half)
         turned = (t[:, :half] + 1j * t[:, half:]) * np.exp(1j * angle)
@@ -298,24 +316,23 @@ def llama_layer(x, w, dims):
 
     def attention(z):  # [s, hidden]
         d, heads = dims.head_dim, []
-        q, k, v = np.split(z @ w["qkv"].T, [dims.hidden, dims.hidden + dims.kv_heads * d], -1)
+        q, k, v = np.split(linear(z, "qkv"), [dims.hidden, dims.hidden + dims.kv_heads * d], -1)
         for h in range(dims.heads):
             g = h * dims.kv_heads // dims.heads
             scores = rotate(q[:, h * d :][:, :d]) @ rotate(k[:, g * d :][:, :d]).T / math.sqrt(d)
             p = np.exp(np.where(np.tri(dims.sequence), scores, -np.inf))
             heads.append(p / p.sum(-1, keepdims=True) @ v[:, g * d :][:, :d])
-        return np.concatenate(heads, -1) @ w["proj"].T
+        return linear(np.concatenate(heads, -1), "proj")
 
-    h = x + np.stack([attention(sample) for sample in norm(x, w["ln1"])])
-    gate, up = np.split(norm(h, w["ln2"]) @ w["fc1"].T, 2, -1)
-    return h + gate / (1 + np.exp(-gate)) * up @ w["fc2"].T
+    h = x + np.stack([attention(sample) for sample in norm(x, "ln1")])
+    return h + linear(activate(linear(norm(h, "ln2"), "fc1")), "fc2")
 
 
 def check_against_numpy(results, problem, seed):
     """y directly, each gradient by a central difference along a random direction."""
     tensors = {name: as_float32(bits).astype(np.float64) for name, bits in {"x": problem.x, **problem.weights}.items()}
     dy = as_float32(problem.dy).astype(np.float64)
-    run = lambda t: llama_layer(t["x"], t, problem.dims)  # noqa: E731
+    run = lambda t: layer_in_numpy(t["x"], t, problem.dims)  # noqa: E731
     assert np.allclose(results["y"].numpy(), run(tensors), atol=1e-5)
     rng, step = np.random.default_rng(seed), 1e-5
     for name, value in tensors.items():
@@ -325,10 +342,14 @@ def check_against_numpy(results, problem, seed):
         assert (gradient * direction).sum() == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-4), name
 
 
-@pytest.mark.parametrize("kv_heads, documents", [(4, 1), (2, 1), (2, 3)])
-def test_paddle_peer_computes_the_problem(seed, kv_heads, documents, monkeypatch):
+@pytest.mark.parametrize(
+    "dims",
+    [replace(GQA, kv_heads=4), GQA, replace(GQA, documents=3), OF_QWEN2, OF_GPT],
+    ids=["llama", "llama-gqa", "llama-packed", "qwen2", "gpt"],
+)
+def test_paddle_peer_computes_the_problem(seed, dims, monkeypatch):
     """Weights, angles and gradients reach the right places; te differs from this in its kernels alone."""
-    problem = Problem(Dims(2, 24, 32, 48, 4, kv_heads, 500000.0, documents), seed)
+    problem, documents = Problem(dims, seed), dims.documents
     peer = peers.PaddleTE(problem, backend="paddle", device="cpu", dtype="float32")
     monkeypatch.setattr(peer, "to_torch", lambda tensor: tensor)
     peer.step()
@@ -349,12 +370,14 @@ def test_paddle_peer_without_a_gpu_says_what_to_do():
         peers.PaddleTE(Problem(GQA, 0))
 
 
-@pytest.mark.parametrize("name", ["torch_bf16", "hf_bf16"])
-def test_torch_peers_compute_the_problem(seed, name):
+@pytest.mark.parametrize(
+    "name, dims", [("torch_bf16", GQA), ("hf_bf16", GQA), ("torch_bf16", OF_QWEN2), ("torch_bf16", OF_GPT)]
+)
+def test_torch_peers_compute_the_problem(seed, name, dims):
     pytest.importorskip("torch", reason="these peers need PyTorch")
     if name.startswith("hf"):
         pytest.importorskip("transformers", reason="this peer needs Hugging Face's transformers")
-    problem = Problem(GQA, seed)
+    problem = Problem(dims, seed)
     check_against_numpy(peers.PEERS[name](problem, device="cpu", dtype="float32").results(), problem, seed)
     reference = layer.float32_results(problem, "cpu")
     errors = layer.relative_errors(peers.PEERS[name](problem, device="cpu").results(), reference)

@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 
 from tools.benchmark import step, timing
-from tools.benchmark.problem import Dims
+from tools.benchmark.problem import QWEN2, Dims
 
 SMALL = step.Size(Dims(2, 24, 64, 112, 4, 2), 96, 2)
+OF_QWEN2 = replace(SMALL, dims=replace(SMALL.dims, variant=QWEN2), family="qwen2")
 CPU = dict(device="cpu", dtype="float32")
 FP8_HEAD = dict(use_fp8=True, fp8_lm_head=True)
 
@@ -27,13 +28,17 @@ def peer():
     return step.PaddleStep(SMALL, backend="paddle", **CPU)
 
 
-def test_parameters_and_operations_are_the_models(peer):
+@pytest.mark.parametrize("size", [SMALL, OF_QWEN2], ids=["llama", "qwen2"])
+def test_parameters_and_operations_are_the_models(size):
     """6 per token and weight of the GEMMs; attention's products besides."""
-    weights = {name: weight for name, weight in peer.model.named_parameters() if weight.ndim == 2}
-    del weights["llama.embed_tokens.weight"]
+    parameters = dict(step.PaddleStep(size, backend="paddle", **CPU).model.named_parameters())
+    weights = {name: weight for name, weight in parameters.items() if weight.ndim == 2}
+    del weights[f"{size.family}.embed_tokens.weight"]
     multiplied = sum(math.prod(weight.shape) for weight in weights.values())
-    attention = SMALL.layers * 3 * 4 * 2 * 24**2 * 64 // 2
-    assert SMALL.flops == 6 * SMALL.tokens * multiplied + attention
+    attention = size.layers * 3 * 4 * 2 * 24**2 * 64 // 2
+    assert size.flops == 6 * size.tokens * multiplied + attention
+    biases = [name for name in parameters if name.endswith("bias")]
+    assert len(biases) == (size.layers if size.family == "qwen2" else 0)
 
 
 def test_batches_differ_and_labels_are_the_next_tokens(peer, monkeypatch):

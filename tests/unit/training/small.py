@@ -36,7 +36,8 @@ def save_models(folder, seed, **config):
     settings = dict(vocab_size=VOCABULARY, initializer_range=0.2, max_position_embeddings=128, seq_length=64)
     config = tiny_config(**settings | config)
     model = model_class(config)(config)
-    for i, layer in enumerate(model.get_decoder().layers):
+    decoder = model.gpt.decoder if config.model_type == "gpt" else model.get_decoder()
+    for i, layer in enumerate(decoder.layers):
         randomise(layer, np.random.default_rng([seed, i]))
     model.save_pretrained(str(folder / "paddle"))
     convert(folder / "paddle", folder / "none", "te2pd", progress=False)
