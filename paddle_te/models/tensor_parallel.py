@@ -17,7 +17,7 @@ def model_dims(config):
         intermediate_size=config.intermediate_size,
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", config.num_attention_heads),
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
     )

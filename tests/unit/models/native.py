@@ -17,7 +17,7 @@ FAMILIES = {
     "mistral": (MistralConfig, mistral),
     "gpt": (GPTConfig, gpt),
 }
-GPTS = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, ignore_index=-100)
+GPTS = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, ignore_index=-100, num_key_value_heads=None)
 
 
 def tiny_config(family="llama", **kwargs):
