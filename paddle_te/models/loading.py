@@ -15,6 +15,7 @@ from paddle_te.configs.families import family_of, is_tied
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.layers import stored_weights
 from paddle_te.models.families import check_backend_name, config_class, model_class
+from paddle_te.models.modeling import TELMHead
 from paddle_te.ops import get_ops
 from paddle_te.options import DTYPES
 from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
@@ -251,7 +252,12 @@ def stage_layer_names(model):
     """
     model.state_dict()  # makes the mapping
     weights = getattr(model, "_pp_to_single_mapping", None) or {}
-    return {name: _whole_name(name, weights) for name in (fp8.name_modules(model) if weights else ())}
+    if not weights:
+        return {}
+    names = {name: _whole_name(name, weights) for name in fp8.name_modules(model)}
+    # PaddleNLP's GPT calls a stage's head after the embedding whose weight it has
+    heads = [name for name, layer in model.named_sublayers() if isinstance(layer, TELMHead)]
+    return names | {name: "lm_head" for name in heads if name in names}
 
 
 def _whole_name(name, weights):

@@ -7,9 +7,17 @@ import paddle
 import pytest
 from paddle.base import core
 
-from paddle_te import device
+from paddle_te import device, fp8
+from paddle_te.models.gpt import GPTForCausalLM
 from paddle_te.models.llama import LlamaForCausalLM
-from paddle_te.models.loading import check_same_model, from_pretrained, load_config, load_model, read_config
+from paddle_te.models.loading import (
+    check_same_model,
+    from_pretrained,
+    load_config,
+    load_model,
+    read_config,
+    stage_layer_names,
+)
 from paddle_te.weights import CheckpointError, convert
 from tests import emulated_te
 from tests.small_llama import first
@@ -146,3 +154,27 @@ def test_a_missing_folder_is_named(tmp_path):
         load_model(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="no config.json"):
         load_model(tmp_path)
+
+
+class LastStage(paddle.nn.Layer):
+    """What a pipeline's last stage has of a whole GPT: a decoder layer, and the head under the embedding's name."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.add_sublayer("2", model.gpt.decoder.layers[1])
+        self.shared_layers = paddle.nn.LayerDict({"gpt_shared_weight": model.lm_head})
+        self._pp_to_single_mapping = {
+            "2.transformer.self_attention.proj.weight": "gpt.decoder.layers.1.transformer.self_attention.proj.weight",
+            "2.transformer.layernorm_mlp.fc1_weight": "gpt.decoder.layers.1.transformer.layernorm_mlp.fc1_weight",
+            "2.transformer.self_attention.layernorm_qkv.weight": "gpt.decoder.layers.1.transformer.self_attention."
+            "layernorm_qkv.weight",
+            "shared_layers.gpt_shared_weight.weight": "gpt.embeddings.word_embeddings.weight",
+        }
+
+
+def test_a_stages_layers_have_the_whole_models_names():
+    """Of layers with fp8 state, the head's too, which PaddleNLP's GPT calls after the embedding."""
+    model = GPTForCausalLM(tiny_config("gpt", use_fp8=True, fp8_lm_head=True))
+    whole = {name for name in fp8.name_modules(model) if "layers.0" not in name}
+    assert {*stage_layer_names(LastStage(model)).values()} == whole and "lm_head" in whole
+    assert stage_layer_names(model) == {}
