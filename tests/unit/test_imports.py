@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "runs": {"configs", "weights", "options", "manifest", "table"},
     "training": LAYERS
     | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream", "manifest", "planner"},
-    "evaluation": {"training", "runs", "models", "device", "fp8", "options", "upstream"},
+    "evaluation": {"training", "runs", "models", "distributed", "device", "fp8", "options", "upstream"},
     "launch": {"runs", "configs", "weights", "options"},
     "planner": {"configs", "options", "runs", "table"},
     "data": set(),

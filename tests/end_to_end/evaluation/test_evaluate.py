@@ -224,10 +224,18 @@ def test_the_harness_knows_our_models(monkeypatch, place, tmp_path):
         ("pretrained=nowhere", dict(batch_size="auto"), "--batch_size auto: give a number"),
     ],
 )
-def test_the_harness_refuses_in_one_line(monkeypatch, place, tmp_path, caplog, model_args, flags, message):
+def test_models_that_the_harness_cannot_have(model_args, flags, message):
+    from paddle_te.evaluation.registered import PaddleTE
+
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        PaddleTE.create_from_arg_string(model_args, flags)
+
+
+@WITHOUT_HARNESS
+def test_its_command_says_how_the_harness_is_installed(caplog):
     with pytest.raises(SystemExit) as stop:
-        harness(monkeypatch, place, tmp_path, model_args, **flags)
-    assert stop.value.code == 2 and message in caplog.text
+        harness_command.main()
+    assert stop.value.code == 2 and "pip install 'paddle_te[lm_eval]'" in caplog.text
 
 
 @WITH_HARNESS
