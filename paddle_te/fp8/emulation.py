@@ -117,9 +117,9 @@ class _EmulatedFP8Linear(PyLayer):
 
     @staticmethod
     def backward(ctx, dy):
-        x8, weight8 = ctx.saved_tensor()
-        if ctx.quantizers.weight.kind == "stored":
-            weight8 = dequantize_weight(weight8, ctx.quantizers.weight)
+        x8, kept = ctx.saved_tensor()
+        of_weight = ctx.quantizers.weight
+        weight8 = dequantize_weight(kept, of_weight) if of_weight.kind == "stored" else kept
         dy8 = quantize_dequantize(dy, ctx.quantizers.grad_output)
         dx = dweight = None  # Paddle wants None for what needs no gradient
         if ctx.needs_grad[0]:

@@ -40,7 +40,9 @@ def read_tensors(checkpoint, target, names, tensor_parallel_degree=1, tensor_par
             yield name, reader.number(tensor_parallel_rank, number, slot)[0]
         else:
             shape = checkpoint.dims.slot_shape(slot, tensor_parallel_degree)
-            yield name, layout.concat(reader.blocks(tensor_parallel_rank, number, slot), 0).reshape(shape)
+            array = layout.concat(reader.blocks(tensor_parallel_rank, number, slot), 0)
+            yield name, np.ascontiguousarray(array).reshape(shape)
+            del array  # before the next one is read
 
 
 class Reader:

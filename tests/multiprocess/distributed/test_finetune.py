@@ -1,6 +1,6 @@
 """Fine-tuning with LoRA over several ranks, on nvgpu's host runtime, against one process.
 
-pd in float32; te in fp8 over weights that exist in fp8 only, with TE's kernels emulated in NumPy.
+pd in float32; te in bf16, and in fp8 over weights that exist in fp8 only, with TE's kernels emulated in NumPy.
 """
 
 import json
@@ -27,17 +27,15 @@ LAYOUTS = {
 
 SCRIPT = REPOSITORY / "llm/llama/run_finetune.py"
 EMULATED_TE = REPOSITORY / "tests/multiprocess/distributed/finetune.py"
-# weights that exist in fp8 only: tensor parallel ranks quantize their shares as one process does the whole
-FP8 = dict(
+HALF = dict(
     transformer_engine_backend="transformer_engine",
     device="nvgpu",
     bf16="true",
     fp16_opt_level="O2",
     amp_master_grad="true",
-    use_fp8="true",
-    fp8_recipe="current",
-    quantize_base="fp8",
 )
+# weights that exist in fp8 only: tensor parallel ranks quantize their shares as one process does the whole
+FP8 = HALF | dict(use_fp8="true", fp8_recipe="current", quantize_base="fp8")
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +127,16 @@ def exact(place, one_process, warm_start):
     return run(place, place / "slowly", environment=warm_start, lora_path=place / "start", **SLOWLY)[0]
 
 
-@pytest.mark.parametrize("layout", ["sp_tp2", "sharding2"])
-def test_te_learns_as_in_one_process(place, exact, warm_host, layout):
+@pytest.mark.parametrize(
+    "layout, precision",
+    [("sp_tp2", HALF), ("sp_tp2", FP8), ("sharding2", FP8)],
+    ids=["sp_tp2-bf16", "sp_tp2-fp8", "sharding2-fp8"],
+)
+def test_te_learns_as_in_one_process(place, exact, warm_host, layout, precision):
     """With full recompute, as in pretraining."""
-    flags = FP8 | SLOWLY | dict(lora_path=place / "start", script=EMULATED_TE)
+    flags = precision | SLOWLY | dict(lora_path=place / "start", script=EMULATED_TE)
     flags |= dict(recompute="true", recompute_granularity="full")
-    name = f"{layout}-te"
+    name = f"{layout}-te-{'fp8' if precision is FP8 else 'bf16'}"
     want, weights = run(place, place / f"{name}-one", 1, warm_host, **flags)
     losses, adapter = run(place, place / name, 2, warm_host, **LAYOUTS[layout], **flags)
     check_alike(losses, adapter, want, weights, exact)
