@@ -281,6 +281,11 @@ class TELoRAModel(LoRAModel):
         cast = lambda name, value: paddle.to_tensor(value).astype(own[name].dtype) if name in own else value  # noqa: E731
         super().set_state_dict({name: cast(name, value) for name, value in state_dict.items()})
 
+    @property
+    def base_precision(self):
+        """The precision in which alone the frozen weights exist: "fp8", or None for the model's own."""
+        return "fp8" if stored_weights(self.model) else None
+
     def lora_layers(self):
         """The layers with LoRA."""
         return [layer for layer in self.model.sublayers() if isinstance(layer, _WithLoRA)]

@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 
 from paddle_te import fp8
 from paddle_te.distributed import gather_objects, gather_weights
-from paddle_te.layers import stored_weights
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
@@ -217,7 +216,7 @@ class PretrainingTrainer(Trainer):
 
     def _run_values(self):
         """What the manifest says of this run."""
-        quantized = "fp8" if stored_weights(self.model) else None
+        quantized = getattr(self.model, "base_precision", None)  # a TELoRAModel's
         model = model_values(self.model.config, getattr(self.model, "lora_config", None), quantized)
         values = {"model": model, "layout": layout_values(self.args)}
         return values | {"step": self.state.global_step, "data": self.data_identity}
