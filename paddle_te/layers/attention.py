@@ -4,7 +4,7 @@ import paddle
 
 from paddle_te.distributed import ContextParallel, TensorParallel, random_numbers, recompute
 from paddle_te.fp8 import ModuleScaling
-from paddle_te.layers.checks import head_size, one_of, probability
+from paddle_te.layers.checks import head_size, one_of, probability, recomputed
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size
 from paddle_te.layers.masks import additive_mask, is_causal, keys_before
@@ -158,9 +158,11 @@ class MultiHeadAttention(BackendLayer):
         normalization="RMSNorm",
         zero_centered_gamma=False,
         cp_comm_type=None,
+        recompute_modules=(),
         backend="transformer_engine",
     ):
         super().__init__(backend)
+        self.recompute_core_attention = "core_attn" in recomputed(recompute_modules)
         self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
         num_gqa_groups = num_gqa_groups or num_attention_heads
         head_dim = head_size(hidden_size, num_attention_heads, num_gqa_groups, kv_channels)
@@ -184,6 +186,7 @@ class MultiHeadAttention(BackendLayer):
             bias=bias or add_qkv_bias,
             normalization=normalization,
             zero_centered_gamma=zero_centered_gamma,
+            recompute_modules=recompute_modules,
             **shared,
         )
         self.proj = Linear(
@@ -265,6 +268,7 @@ class MultiHeadAttention(BackendLayer):
         over ranks.
         """
         layers = self._sub_layers  # see layers.linear._Layer
+        recompute_core_attention = self.training and (recompute_core_attention or self.recompute_core_attention)
         dropout = self.dropout
         drops = dropout or layers["core_attention"].dropout
         with_cache = past_key_value is not None or use_cache
@@ -288,7 +292,7 @@ class MultiHeadAttention(BackendLayer):
             qkv = self.cp.heads_for_tokens(qkv, self._qkv_widths)
         if with_cache:
             context, key_value = self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, past_key_value)
-        elif recompute_core_attention and self.training:
+        elif recompute_core_attention:
             context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
         else:
             context = self._attend(qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)

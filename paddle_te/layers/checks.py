@@ -17,6 +17,18 @@ def one_of(allowed, **named):
     return value
 
 
+RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")  # the parts of a layer that backward may compute again
+
+
+def recomputed(recompute_modules):
+    """The names, a tuple. Raises ValueError for one that is not known, and for two of which one contains the other."""
+    for name in recompute_modules:
+        one_of(RECOMPUTE_MODULES, recompute_modules=name)
+    if {"mlp", "mlp_act"} <= {*recompute_modules}:
+        raise ValueError("recompute_modules: 'mlp' computes the activation again, too; leave 'mlp_act' out")
+    return tuple(recompute_modules)
+
+
 def head_size(hidden_size, num_attention_heads, num_gqa_groups, kv_channels):
     """kv_channels, or where it is None hidden_size / num_attention_heads. Raises ValueError where that is no size."""
     if not kv_channels and hidden_size % num_attention_heads:

@@ -9,7 +9,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, StoredWeight, get_autocast_state
-from paddle_te.layers.checks import one_of, probability
+from paddle_te.layers.checks import one_of, probability, recomputed
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.ops import get_ops
 from paddle_te.ops.activations import FC1_WIDTHS
@@ -239,12 +239,14 @@ class _BehindNorm(_Layer):
     def create_layer_norm(self, size, eps, normalization, zero_centered_gamma):
         """Creates them."""
         self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        self.recompute_norm = False
         self.ln_weight, self.ln_bias = self.create_norm(size, normalization, zero_centered_gamma)
 
     def norm(self):
         """The `ops.norms.Norm`."""
         parameters = self._parameters
-        return Norm(parameters["ln_weight"], self.eps, parameters.get("ln_bias"), self.zero_centered_gamma)
+        norm = parameters["ln_weight"], self.eps, parameters.get("ln_bias"), self.zero_centered_gamma
+        return Norm(*norm, self.recompute_norm)
 
 
 class LayerNormLinear(_BehindNorm):
@@ -252,7 +254,8 @@ class LayerNormLinear(_BehindNorm):
 
     Parameters: ln_weight [in_features], LayerNorm's ln_bias [in_features], weight [out_features / tp, in_features];
     with `bias`, bias [out_features / tp], zeros at first.
-    init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's.
+    init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's, of whose
+    recompute_modules "layernorm" concerns it.
     """
 
     GEMM_WEIGHTS = ("weight",)
@@ -270,11 +273,13 @@ class LayerNormLinear(_BehindNorm):
         bias=False,
         normalization="RMSNorm",
         zero_centered_gamma=False,
+        recompute_modules=(),
         backend="transformer_engine",
     ):
         super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.create_layer_norm(in_features, eps, normalization, zero_centered_gamma)
+        self.recompute_norm = "layernorm" in recomputed(recompute_modules)
         rows = local_size(out_features, self.tp, "out_features")
         self.create_weight("weight", [rows, in_features], init_method, 0)
         self.bias = self.create_bias(rows, split=True) if bias else None
@@ -304,7 +309,7 @@ class LayerNormMLP(_BehindNorm):
     hidden_size], where the activation is gated [2 · ffn_hidden_size / tp, hidden_size] (this rank's gate rows, then its
     up rows), fc2_weight [hidden_size, ffn_hidden_size / tp]; with `bias`, fc1_bias like fc1_weight's rows and fc2_bias
     [hidden_size].
-    Arguments: as TransformerLayer's.
+    Arguments: as TransformerLayer's; of recompute_modules all but "core_attn" concern it.
     """
 
     GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
@@ -325,6 +330,7 @@ class LayerNormMLP(_BehindNorm):
         normalization="RMSNorm",
         zero_centered_gamma=False,
         activation="swiglu",
+        recompute_modules=(),
         backend="transformer_engine",
     ):
         one_of(FC1_WIDTHS, activation=activation)
@@ -334,6 +340,9 @@ class LayerNormMLP(_BehindNorm):
         ffn = local_size(ffn_hidden_size, self.tp, "ffn_hidden_size")
         fc1_rows = FC1_WIDTHS[activation] * ffn
         self.create_layer_norm(hidden_size, eps, normalization, zero_centered_gamma)
+        modules = recomputed(recompute_modules)
+        self.recompute = next((name for name in ("mlp", "mlp_act") if name in modules), None)
+        self.recompute_norm = "layernorm" in modules and self.recompute != "mlp"  # which computes it again anyhow
         self.create_weight("fc1_weight", [fc1_rows, hidden_size], init_method, 0)
         self.create_weight("fc2_weight", [hidden_size, ffn], output_layer_init_method or init_method, 1)
         self.fc1_bias = self.create_bias(fc1_rows, split=True) if bias else None
@@ -351,6 +360,7 @@ class LayerNormMLP(_BehindNorm):
             fc2_bias=parameters.get("fc2_bias"),
             activation=self.activation,
             add_residual=not dropout,
+            recompute=self.recompute,
             tp=self.tp,
             quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,

@@ -36,6 +36,9 @@ class TransformerLayer(nn.Layer):
     activation: of the MLP: "swiglu" or "geglu", which are gated, "gelu" or "relu". gelu is its tanh form.
     cp_comm_type: how attention sees whole sequences whose tokens are split over fleet's sep group; TE's name, see
         `distributed.context_parallel`. None: sequences are whole. max_sequence_length is that of whole ones.
+    recompute_modules: parts that backward computes again, so that their results take no memory until then. Megatron's
+        names: "layernorm", the outputs of both norms; "core_attn", rotation and attention; "mlp", all of the MLP that
+        its second GEMM needs; and "mlp_act", the MLP's activation alone.
     backend: "transformer_engine" or "paddle".
     Raises ValueError for sizes that do not divide and for other names than these, and what the backend raises where it
     cannot run.
@@ -72,6 +75,7 @@ class TransformerLayer(nn.Layer):
         zero_centered_gamma=False,
         activation="swiglu",
         cp_comm_type=None,
+        recompute_modules=(),
         backend="transformer_engine",
     ):
         super().__init__()
@@ -87,6 +91,7 @@ class TransformerLayer(nn.Layer):
             params_dtype=params_dtype,
             fuse_wgrad_accumulation=fuse_wgrad_accumulation,
             hidden_dropout=hidden_dropout,
+            recompute_modules=recompute_modules,
             backend=backend,
         )
         self.self_attention = MultiHeadAttention(

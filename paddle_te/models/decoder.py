@@ -128,7 +128,7 @@ class TEDecoderLayer(nn.Layer):
                 )
             ops = get_ops(config.transformer_engine_backend)
             ops.check_fp8_attention(_head_dim(config), backward=self.fp8_recipe.fp8_dpa_bwd)
-        std = config.initializer_range
+        std, layers = config.initializer_range, LayerOptions.of(config)
         self.transformer = TransformerLayer(
             config.hidden_size,
             config.intermediate_size,
@@ -138,7 +138,8 @@ class TEDecoderLayer(nn.Layer):
             sequence_parallel=config.sequence_parallel,
             init_method=nn.initializer.Normal(0.0, std),
             output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
-            fuse_wgrad_accumulation=LayerOptions.of(config).fuse_wgrad_accumulation,
+            fuse_wgrad_accumulation=layers.fuse_wgrad_accumulation,
+            recompute_modules=layers.recompute_modules or (),
             cp_comm_type=cp_comm_type(config),
             backend=config.transformer_engine_backend,
             **self.layer_options(config),

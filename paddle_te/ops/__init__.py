@@ -40,8 +40,9 @@ cross_entropy takes and gives the same, but that the logits are lost and no grad
 `train`, is the gradient of the sum of the losses above 0.
 
 layernorm_linear's second value is x again, as the residual. norm: a `norms.Norm`. activation: one of `activations`.
-layernorm_mlp also takes add_residual, without which it returns (what would be added to x, x again), tp, quantizers and
-fuse_wgrad_accumulation.
+layernorm_mlp also takes add_residual, without which it returns (what would be added to x, x again), tp, quantizers,
+fuse_wgrad_accumulation, and recompute: what backward computes again instead of keeping it, "mlp_act" the activation,
+"mlp" all from the norm to the activation, None nothing. So it does with the norm where its `recompute` says so.
 bias: [out of this rank], or None; of a row-parallel GEMM [out], and added once to the sum over the ranks. Then each
 rank gets the bias's whole gradient, under sequence parallelism too.
 Attention also takes dropout and quantizers.

@@ -7,10 +7,12 @@ class Norm(NamedTuple):
     """x / sqrt(mean(x²) + eps) · weight, RMSNorm (Zhang and Sennrich, 2019).
 
     With a bias x loses its mean before, and gets the bias afterwards: LayerNorm (Ba et al., 2016).
-    weight, bias: tensors [hidden]. zero_centered_gamma: 1 + weight in the weight's place.
+    weight, bias: tensors [hidden]. zero_centered_gamma: 1 + weight in the weight's place. recompute: where a GEMM reads
+    the output, backward computes it again instead of keeping it.
     """
 
     weight: Any
     eps: float
     bias: Any = None
     zero_centered_gamma: bool = False
+    recompute: bool = False

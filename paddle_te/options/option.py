@@ -74,6 +74,12 @@ def choice(*values):
     return Kind(str, f"one of {', '.join(values)}", lambda value: value in values, values=values)
 
 
+def some_of(*values):
+    """One or more of some words, with blanks between them."""
+    words = f"one or more of {', '.join(values)}"
+    return Kind(List[str], words, lambda given: 0 < len(given) and {*given} <= {*values}, str.split, values)
+
+
 TEXT = Kind(str, "a text")
 TEXTS = Kind(List[str], "texts")
 FLAG = Kind(bool, "true or false")  # of a script, where PaddleNLP's parser reads it

@@ -14,6 +14,7 @@ from paddle_te.options.option import (
     choice,
     config_options,
     number,
+    some_of,
     whole,
 )
 
@@ -28,6 +29,8 @@ MOMENTS = {"float32": 4, "bfloat16": 2}
 MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
 STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 DELAYED = {"fp8_recipe": "delayed"}
+# The parts of a decoder layer that backward can compute again; `layers.TransformerLayer` says what each one is
+RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
 
 
 def proportions(split):
@@ -165,6 +168,20 @@ LAYERS = (
         zh="te：在 GEMM 内把权重梯度累加到 float32 主梯度；配合 `--amp_master_grad`。不用 sharding 时，"
         "加 `--release_grads true` 可让每步第一个 micro-batch 直接写入主梯度，无需清零；"
         "带 `split_param` 的 stage 1 自动如此",
+        config=True,
+    ),
+    Option(
+        "recompute_modules",
+        some_of(*RECOMPUTE_MODULES),
+        None,
+        "Parts of each decoder layer that backward computes again instead of keeping what they give: layernorm, "
+        "mlp_act (the MLP's activation), mlp (all of it but the last GEMM), core_attn.",
+        doc="parts of each decoder layer that backward computes again instead of keeping what they give, one or more "
+        "of `layernorm`, `mlp_act` (the MLP's activation), `mlp` (all of it but the last GEMM) and `core_attn`; "
+        "[what each one saves](../../docs/recompute.md). Not with `--recompute_granularity full`",
+        zh="每个 decoder 层中不保留结果、在反向时重新计算的部分：`layernorm`、`mlp_act`（MLP 的激活函数）、"
+        "`mlp`（除最后一个 GEMM 之外的整个 MLP）、`core_attn`，可写多个；[各节省多少](../../docs/recompute.md)。"
+        "不能与 `--recompute_granularity full` 同用",
         config=True,
     ),
 )

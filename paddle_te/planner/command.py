@@ -86,7 +86,7 @@ def _plans_table(plans: list[Plan]) -> list[str]:
     rows = []
     for plan in plans:
         layout = plan.layout
-        row = [str(layout), layout.recompute, f"{layout.batch} × {layout.micro_batches}"]
+        row = [str(layout), layout.recompute_text, f"{layout.batch} × {layout.micro_batches}"]
         row += ["yes" if layout.loss_in_chunks else "", f"{plan.tokens_per_second:,.0f}", f"{plan.milliseconds:,.0f}"]
         row += [f"{plan.memory.total / 1e9:.1f}", *(f"{getattr(plan.memory, part) / 1e9:.1f}" for part in parts)]
         rows.append(row)
@@ -95,7 +95,7 @@ def _plans_table(plans: list[Plan]) -> list[str]:
 
 def _too_large(plans: dict[str, Plan]) -> list[str]:
     rows = [
-        [f"  {shape}", f"{plan.memory.total / 1e9:.0f} GB", f"(recompute {plan.layout.recompute})"]
+        [f"  {shape}", f"{plan.memory.total / 1e9:.0f} GB", f"(recompute {plan.layout.recompute_text})"]
         for shape, plan in sorted(plans.items(), key=lambda item: item[1].memory.total)
     ]
     return in_columns(rows)
@@ -124,7 +124,8 @@ def launch_words(name: str, layout: Layout) -> list[str]:
     }
     if layout.overlap:
         arguments |= {"OVERLAP": 1, "LOGGING_STEPS": 10}
-    extra = ["--amp_master_grad true"] * (layout.main_grads and not layout.overlap)
+    extra = [f"--recompute_modules {' '.join(layout.recompute_modules)}"] * bool(layout.recompute_modules)
+    extra += ["--amp_master_grad true"] * (layout.main_grads and not layout.overlap)
     extra += ["--use_fused_linear_cross_entropy true"] * layout.loss_in_chunks
     extra += [f"--{name} {kept}" for name, kept in layout.state_flags.items()]
     if extra:

@@ -14,7 +14,8 @@ class Layout:
     gpus: all of them. tp, pp, vp, sharding: degrees; what they leave of `gpus` is data parallel. batch: sequences of a
     micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1. loss_in_chunks, fp8_head,
     fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads: gradients are float32 and
-    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights: the flags.
+    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights, recompute_modules: the
+    flags. recompute: the launcher's.
     """
 
     gpus: int
@@ -28,6 +29,7 @@ class Layout:
     micro_batches: int = 1
     precision: str = "fp8"
     recompute: str = "none"
+    recompute_modules: tuple[str, ...] = ()
     overlap: bool = False
     loss_in_chunks: bool = False
     fp8_head: bool = False
@@ -61,6 +63,16 @@ class Layout:
     def tokens_per_step(self) -> int:
         """Of all ranks."""
         return self.tokens * self.micro_batches * self.data
+
+    @property
+    def recomputed_modules(self) -> tuple[str, ...]:
+        """The parts of a layer that backward computes again, where it does not so with whole layers."""
+        return self.recompute_modules + ("core_attn",) * (self.recompute == "core_attn")
+
+    @property
+    def recompute_text(self) -> str:
+        """What backward computes again, in words for a table."""
+        return " + ".join(self.recomputed_modules) or self.recompute
 
     def __str__(self) -> str:
         degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp, f"stage{self.stage} over ": self.sharding}

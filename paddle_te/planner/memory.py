@@ -9,6 +9,7 @@ parallelism and pipelines in flight Korthikanti et al. 2022 (arXiv:2205.05198), 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.planner.gpus import Gpu
@@ -27,7 +28,7 @@ class Memory:
     activations: float
     working: float
 
-    @property
+    @cached_property
     def total(self) -> float:
         """Bytes of all parts."""
         return sum(getattr(self, part.name) for part in fields(self))
@@ -63,7 +64,7 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
             weights=2 * local,
             gradients=gradient_bytes(layout) * local,
             states=state_bytes(layout) * local / layout.sharding,
-            fp8_weights=layers * model.gemm_weights / layout.tp * fp8_copies(layout),
+            fp8_weights=layers * fp8_copies_of_a_layer(model, layout) / layout.tp,
             activations=kept * layout.tokens / layout.tp,
             working=max(head, backward_of_a_layer(model, layout) * layout.tokens / layout.tp)
             + _head_gradient(model, layout) * last,
@@ -94,14 +95,16 @@ def state_bytes(layout: Layout) -> int:
     return MASTER_WEIGHTS[layout.master_weights] + 2 * MOMENTS[layout.optim_moments]
 
 
-def fp8_copies(layout: Layout) -> int:
-    """Bytes of fp8 copies of a GEMM's weight that are kept: for one micro-batch the transpose that dgrad needs, which
-    full recompute makes anew; for several both, from one to the next."""
+def fp8_copies_of_a_layer(model: Model, layout: Layout) -> int:
+    """Bytes of fp8 copies of the GEMMs' weights that are kept: for one micro-batch the transposes that dgrad needs,
+    which a GEMM that is computed again makes anew; for several both, from one to the next."""
     if layout.precision != "fp8":
         return 0
     if layout.micro_batches > 1:
-        return 2
-    return 0 if layout.recompute == "full" else 1
+        return 2 * model.gemm_weights
+    if layout.recompute == "full":
+        return 0
+    return model.gemm_weights - model.hidden * model.fc1 * ("mlp" in layout.recomputed_modules)
 
 
 def kept_of_a_layer(model: Model, layout: Layout) -> float:
@@ -110,16 +113,16 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     entry = 2 * h  # the residual of the attention half, from which its norm is computed again
     if layout.recompute == "full":
         return entry
-    fp8 = layout.precision == "fp8"
+    fp8, again = layout.precision == "fp8", layout.recomputed_modules
     gemm = 1 if fp8 else 2  # of a GEMM's input: in fp8 its transpose alone
+    norm = 0 if "layernorm" in again else gemm * h + (8 if model.bias else 4)  # its output and float32 statistics
     qkv = (1 if layout.fp8_attention else 2) * model.qkv
-    attention = 2 * h + 4 * model.heads  # its output, and the softmax's statistics
-    if layout.recompute == "core_attn":
-        attention = 0
-    proj = h if fp8 else 2 * h * (layout.recompute == "core_attn")  # in bf16 its input is attention's output
+    attention = 0 if "core_attn" in again else 2 * h + 4 * model.heads  # its output, and the softmax's statistics
+    proj = h if fp8 else 2 * h * ("core_attn" in again)  # in bf16 its input is attention's output
     middle = 2 * h  # the residual of the MLP half
-    mlp = gemm * h + 2 * model.fc1 + gemm * f  # fc1's input, its output (gate and up), fc2's input
-    return entry + gemm * h + qkv + attention + proj + middle + mlp
+    fc1 = 0 if "mlp" in again else norm + 2 * model.fc1  # its input, and its output (gate and up)
+    activation = 0 if {"mlp", "mlp_act"} & {*again} else gemm * f  # fc2's input
+    return entry + norm + qkv + attention + proj + middle + fc1 + activation
 
 
 def head_of_a_token(model: Model, layout: Layout) -> float:
@@ -130,10 +133,12 @@ def head_of_a_token(model: Model, layout: Layout) -> float:
 
 def backward_of_a_layer(model: Model, layout: Layout) -> float:
     """Bytes a token for a moment: the gradients of the activation's output (bf16) and input (fp8 with its transpose, or
-    bf16); with full recompute also what the layer keeps."""
+    bf16); with full recompute also what the layer keeps, and where the MLP is computed again fc1's output."""
     again = 0
     if layout.recompute == "full":
         again = kept_of_a_layer(model, replace(layout, recompute="none")) - 2 * model.hidden
+    elif "mlp" in layout.recomputed_modules:
+        again = 2 * model.fc1
     return again + 2 * model.ffn + 2 * model.fc1
 
 

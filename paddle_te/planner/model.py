@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from paddle_te.configs.families import family_of, is_tied, value
 
@@ -50,38 +51,38 @@ class Model:
             pipeline=family.pipeline,
         )
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         """Width of one head."""
         return self.hidden // self.heads
 
-    @property
+    @cached_property
     def qkv(self) -> int:
         """Numbers of a token's queries, keys and values."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
-    @property
+    @cached_property
     def fc1(self) -> int:
         """Numbers of a token's output of the MLP's first GEMM."""
         return self.ffn * (2 if self.gated else 1)
 
-    @property
+    @cached_property
     def gemm_weights(self) -> int:
         """Elements of a layer's matrices."""
         return self.hidden * (self.qkv + self.hidden + self.fc1 + self.ffn)
 
-    @property
+    @cached_property
     def layer_weights(self) -> int:
         """Elements of a layer's weights."""
         all_biases = self.qkv + self.fc1 + 4 * self.hidden
         return self.gemm_weights + 2 * self.hidden + (all_biases if self.bias else self.qkv * self.qkv_bias)
 
-    @property
+    @cached_property
     def embedding(self) -> int:
         """Elements of the embedding, and of lm_head."""
         return self.vocabulary * self.hidden
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Elements of all weights."""
         outside = (1 if self.tied else 2) * self.embedding + self.positions * self.hidden

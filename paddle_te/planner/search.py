@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
@@ -13,7 +14,16 @@ from paddle_te.planner.model import Model
 from paddle_te.planner.speed import time_of_step
 from paddle_te.runs.parallelism import LayoutError, check_layout
 
-RECOMPUTE = ("none", "core_attn", "full")
+# What backward may compute again: first what saves most bytes in a millisecond (`speed.again_ms`), then more and more
+RECOMPUTE = (
+    {"recompute": "none"},
+    {"recompute_modules": ("layernorm",)},
+    {"recompute_modules": ("layernorm", "mlp_act")},
+    {"recompute_modules": ("layernorm", "mlp_act", "core_attn")},
+    {"recompute_modules": ("layernorm", "mlp")},
+    {"recompute_modules": ("layernorm", "mlp", "core_attn")},
+    {"recompute": "full"},
+)
 BATCHES = (1, 2, 4, 8)
 
 
@@ -25,7 +35,7 @@ class Plan:
     memory: Memory
     times: dict[str, float]
 
-    @property
+    @cached_property
     def milliseconds(self) -> float:
         """Of a step."""
         return sum(self.times.values())
@@ -38,7 +48,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Search:
-    """plans: those that fit, the fastest first; of those that differ in micro-batches and chunks alone the best.
+    """plans: those that fit, the fastest first; of those that differ in micro-batches, in chunks, or in the parts of a
+    layer that are computed again alone the best.
     too_large: {how the ranks share the model: the Plan of it that needs least memory}, where none fits."""
 
     plans: list[Plan]
@@ -57,17 +68,23 @@ def search(model: Model, gpu: Gpu, gpus: int, sequence: int, tokens_per_step: in
     found, fitting, least = False, {}, {}
     for layout in layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags):
         found = True
-        plan = Plan(layout, memory_of_step(model, layout), time_of_step(model, layout, gpu))
-        if fits(plan.memory, model, layout, gpu):
-            kind = str(layout), layout.recompute
+        shape, memory = str(layout), memory_of_step(model, layout)
+        fitted = fits(memory, model, layout, gpu)
+        smallest = shape not in least or memory.total < least[shape].memory.total
+        if not fitted and not smallest:
+            continue
+        plan = Plan(layout, memory, time_of_step(model, layout, gpu))
+        if fitted:
+            kind = shape, layout.recompute == "full", bool(layout.recomputed_modules)
             fitting[kind] = min(plan, fitting.get(kind, plan), key=_rank)
-        least[str(layout)] = min(plan, least.get(str(layout), plan), key=lambda each: each.memory.total)
+        if smallest:
+            least[shape] = plan
     if not found:
         raise ValueError(
             f"no layout of {gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
             f"{tokens_per_step // sequence} sequences a step evenly; try another tokens_per_step"
         )
-    shapes = {shape for shape, _ in fitting}
+    shapes = {shape for shape, *_ in fitting}
     too_large = {shape: plan for shape, plan in least.items() if shape not in shapes}
     return Search(sorted(fitting.values(), key=_rank), too_large)
 
@@ -89,9 +106,9 @@ def layouts(
                 continue
             filled = replace(whole, batch=batch, micro_batches=micro_batches)
             for shared in filter(_accepted, _data_parallel(filled)):
-                for recompute in RECOMPUTE:
+                for again in RECOMPUTE:
                     for in_chunks in (False, True) if pp == 1 else (False,):
-                        yield replace(shared, recompute=recompute, loss_in_chunks=in_chunks)
+                        yield replace(shared, loss_in_chunks=in_chunks, **again)
 
 
 def _model_parallel(model: Model, gpu: Gpu, gpus: int) -> Iterator[tuple[int, int, int]]:

@@ -56,8 +56,29 @@ def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     elementwise = tokens * moved * (1 if fp8 else 0.8) / gpu.hbm / 1e6
     casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
     once = gemms + attention + elementwise
-    again = {"none": 0, "core_attn": 1.3 * attention / 3, "full": once / 3}[layout.recompute]
+    again = once / 3 if layout.recompute == "full" else again_ms(model, layout, gpu, gemms, attention, cached)
     return (once + again + casts) / layout.tp
+
+
+def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: float, cached: bool) -> float:
+    """Of the parts of a layer that backward computes again. gemms, attention: what they take once, forward and
+    backward. Norms and activation read and write each number once; fc1's weight is cast again unless it is cached."""
+    again, times = layout.recomputed_modules, 0.0
+    norm, activation = 4 * model.hidden, 2 * model.fc1 + 2 * model.ffn  # bytes a token
+    moved = 0
+    if "layernorm" in again:
+        moved += norm if "mlp" in again else 2 * norm
+    if "mlp_act" in again:
+        moved += activation
+    if "mlp" in again:
+        fc1 = model.hidden * model.fc1
+        moved += norm + activation
+        times += gemms / 3 * fc1 / model.gemm_weights
+        if layout.precision == "fp8" and not cached:
+            times += fc1 * CAST_BYTES / gpu.hbm / 1e6
+    if "core_attn" in again:
+        times += 1.3 * attention / 3
+    return times + layout.tokens * moved / gpu.hbm / 1e6
 
 
 def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:

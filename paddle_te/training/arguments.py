@@ -66,6 +66,8 @@ class PreTrainingArguments(TrainingArguments):
     def _check_layers(self):
         if self.recompute_granularity == "full_attn" and self.transformer_engine_backend != "none":
             raise ValueError("--recompute_granularity full_attn: backends pd and te have full and core_attn")
+        if self.recompute_modules:
+            self._check_recompute_modules()
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
@@ -103,6 +105,18 @@ class PreTrainingArguments(TrainingArguments):
                 f"--master_weights {self.master_weights} with --unified_checkpoint_config "
                 f"{self.unified_checkpoint_config}: a checkpoint must have weights and remainders; leave it out"
             )
+
+    def _check_recompute_modules(self):
+        flag = f"--recompute_modules {' '.join(self.recompute_modules)}"
+        if self.transformer_engine_backend == "none":
+            raise ValueError(f"{flag} needs --transformer_engine_backend transformer_engine or paddle")
+        if self.recompute and self.recompute_granularity == "full":
+            raise ValueError(
+                f"{flag} with --recompute_granularity full: whole layers are computed again, and their parts with "
+                "them; leave out --recompute_modules, or --recompute"
+            )
+        if {"mlp", "mlp_act"} <= {*self.recompute_modules}:
+            raise ValueError(f"{flag}: mlp computes the activation again, too; leave out mlp_act")
 
     def _check_ring_attention(self):
         flag = f"--context_parallel_degree {self.context_parallel_degree}"

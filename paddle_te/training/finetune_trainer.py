@@ -66,6 +66,12 @@ def check_together(model_args, data_args, training_args):
             f"--master_weights {training_args.master_weights} with --lora true --unified_checkpoint true: PaddleNLP, "
             "which loads such checkpoints, would take the remainders for master weights; leave one of them out"
         )
+    singly = model_args.lora and {*(training_args.recompute_modules or ())} - {"core_attn"}
+    if singly:
+        raise ValueError(
+            f"--recompute_modules {' '.join(sorted(singly))} with --lora: layers with LoRA have core_attn alone, as "
+            "their norms and activations are operations of their own; or take --recompute true"
+        )
     if model_args.merge_lora and training_args.world_size > 1:
         raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
 

@@ -55,7 +55,7 @@ def _what_fits(model, layout, gpu):
     if not plans:
         return "No layout of these GPUs fits. "
     found = "; ".join(
-        f"{plan.layout}, recompute {plan.layout.recompute}, batch {plan.layout.batch}"
+        f"{plan.layout}, recompute {plan.layout.recompute_text}, batch {plan.layout.batch}"
         f"{', --use_fused_linear_cross_entropy true' * plan.layout.loss_in_chunks} ({plan.memory.total / 1e9:.0f} GB)"
         for plan in plans
     )
@@ -78,6 +78,7 @@ def layout_of(config, args):
         micro_batches=args.gradient_accumulation_steps,
         precision="fp8" if args.use_fp8 else "bf16",
         recompute=args.recompute_granularity if args.recompute else "none",
+        recompute_modules=tuple(args.recompute_modules or ()),
         overlap="overlap" in (args.sharding_parallel_config or ""),
         loss_in_chunks=config.use_fused_linear_cross_entropy,
         fp8_head=args.fp8_lm_head,

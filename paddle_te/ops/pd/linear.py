@@ -2,13 +2,14 @@
 
 import paddle
 import paddle.nn.functional as F
+from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
 from paddle_te.fp8.emulation import emulated_fp8_linear
 
 
 def normalize(x, norm):
     """x normed over its last axis by a Norm, in float32."""
-    z = x.astype("float32")
+    z = paddle.cast(x, "float32")
     if norm.bias is not None:
         z = z - z.mean(-1, keepdim=True)
     z = (z * paddle.rsqrt(z.square().mean(-1, keepdim=True) + norm.eps)).astype(norm.weight.dtype)
@@ -40,6 +41,16 @@ def _gemm(x, weight, quantizers, transpose_y=True):
     if quantizers is None:
         return paddle.matmul(x, weight, transpose_y=transpose_y)
     return emulated_fp8_linear(x, weight, quantizers, transpose_y)
+
+
+def _again(function, x, recompute):
+    """function(x), or with `recompute` the same computed again in backward. Nothing in it is random.
+
+    Autograd keeps what a GEMM reads: to keep it out of memory the GEMM must be computed again as well.
+    """
+    if recompute and paddle.is_grad_enabled() and not x.stop_gradient:
+        return paddle_recompute(function, x, preserve_rng_state=False)
+    return function(x)
 
 
 def _check_fusion(fuse_wgrad_accumulation):
@@ -87,7 +98,11 @@ def layernorm_linear(x, norm, weight, *, bias=None, tp=None, quantizers=None, fu
     The residual passes through so that an implementation can add both gradients of x in one kernel.
     """
     _check_fusion(fuse_wgrad_accumulation)
-    return _column(normalize(x, norm), weight, tp, quantizers, bias=bias), x
+    return _normed_column(x, norm, weight, tp, quantizers, bias), x
+
+
+def _normed_column(x, norm, weight, tp, quantizers, bias):
+    return _again(lambda x: _column(normalize(x, norm), weight, tp, quantizers, bias=bias), x, norm.recompute)
 
 
 def layernorm_mlp(
@@ -100,6 +115,7 @@ def layernorm_mlp(
     fc2_bias=None,
     activation="swiglu",
     add_residual=True,
+    recompute=None,
     tp=None,
     quantizers=(None, None),
     fuse_wgrad_accumulation=False,
@@ -108,10 +124,18 @@ def layernorm_mlp(
     gate and up stacked, fc2 row parallel.
 
     Without add_residual it returns (the second summand, x), as layernorm_linear does.
+    recompute: what backward computes again: "mlp_act" the activation, "mlp" all that fc2's GEMM needs; None: nothing.
     """
     _check_fusion(fuse_wgrad_accumulation)
-    hidden = _column(normalize(x, norm), fc1_weight, tp, quantizers[0], bias=fc1_bias)
-    y = _row(activate(hidden, activation), fc2_weight, tp, quantizers[1], bias=fc2_bias)
+
+    def second_half(hidden):
+        return _row(activate(hidden, activation), fc2_weight, tp, quantizers[1], bias=fc2_bias)
+
+    def both_halves(x):
+        hidden = _normed_column(x, norm, fc1_weight, tp, quantizers[0], fc1_bias)
+        return _again(second_half, hidden, recompute == "mlp_act")
+
+    y = _again(both_halves, x, recompute == "mlp")
     return x + y if add_residual else (y, x)
 
 

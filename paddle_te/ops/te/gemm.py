@@ -19,6 +19,7 @@ from paddle_te.ops.te.norm import Normed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
     StoredMatrix,
+    both_pieces,
     exchanged,
     operand_pieces,
     quantize,
@@ -32,13 +33,14 @@ def row_count(tensor):
     return math.prod(tensor.shape[:-1])
 
 
-def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True):
-    """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized."""
+def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True, recompute=False):
+    """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized. recompute: operand_pieces'."""
     if quantizers is None:
         return x, rt.matrix(weight, code)
-    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise, transpose_y=transpose_y)
-    x = quantize(rt, x, quantizers.input, pieces)
-    return x, quantized_weight(rt, weight, code, quantizers, pieces if transpose_y else exchanged(pieces))
+    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise, 0, transpose_y, recompute)
+    x = quantize(rt, x, quantizers.input, pieces.input)
+    of_weight = pieces.weight if transpose_y else exchanged(pieces.weight)
+    return x, quantized_weight(rt, weight, code, quantizers, of_weight)
 
 
 def cast_in_kernels(quantizers):
@@ -143,12 +145,16 @@ def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
     else the GEMM comes first, and where it takes all SMs the collective waits for it.
     """
     fp8 = quantizers is not None
-    gather = tp is not None and tp.sequence_parallel
-    pending = tp.start_all_gather(_rows_of_rank(operand)) if gather else None
+    gather = _gathers(tp)
+    if gather:
+        rows = _normed_rows(rt, x, quantizers, gather) if x.recompute else operand
+        pending = tp.start_all_gather(_to_gather(rows))
     dz = rt.new_matrix((dy.shape[0], x.x.shape[1]), x.dtype, x.code)
     dgrad(rt, dy, w, dz.native, fp8)
     if gather:
-        operand = _gathered_again(rt, operand, tp.finish(pending), x.code, quantizers)
+        operand = _gathered_again(rt, rows, tp.finish(pending), x.code, quantizers)
+    elif x.recompute:
+        operand = _normed_again(rt, x, quantizers)
     pending = None if tp is None else tp.start_reduce_output(dz.memory)
     dw = wgrad(rt, operand, dy, weight, x.code, fp8, dbias)
     return dz if tp is None else rt.matrix(tp.finish(pending), x.code), dw
@@ -176,36 +182,65 @@ def _normed_operands(rt, x, weight, quantizers, tp, columnwise):
     operand).
 
     Delayed scaling: the norm's kernel writes fp8. Under sequence parallelism each rank norms its own tokens and the
-    others' are gathered, in fp8 where the ranks' scales are the same; backward keeps its own and gathers again.
+    others' are gathered, in fp8 where the ranks' scales are the same; backward keeps its own and gathers again. A
+    Normed with `recompute` is normed again instead.
     """
-    gather = tp is not None and tp.sequence_parallel
+    gather, again = _gathers(tp), x.recompute
+    if not _normed_in_fp8(quantizers, gather):
+        rows = _normed_rows(rt, x, quantizers, gather)
+        whole = rt.matrix(tp.all_gather(rows.memory), x.code) if gather else rows
+        operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise, recompute=again)
+        return operand, weight, rows if gather else operand
+    shape = None if gather else x.x.shape
+    pieces = operand_pieces(rt, quantizers, shape, weight.shape, columnwise, x.statistics_bytes, recompute=again)
+    rows = _normed_rows(rt, x, quantizers, gather, pieces.input)
+    operand = rows.gathered(rt, tp.all_gather(rows.rowwise)) if gather else rows
+    return operand, quantized_weight(rt, weight, x.code, quantizers, pieces.weight), rows
+
+
+def _gathers(tp):
+    """Whether a column-parallel GEMM's input is gathered from the ranks."""
+    return tp is not None and tp.sequence_parallel
+
+
+def _normed_in_fp8(quantizers, gather):
+    """Whether a norm's kernel writes fp8: not where it is gathered, and other ranks' scales are others."""
+    return cast_in_kernels(quantizers) and (quantizers.same_scales or not gather)
+
+
+def _normed_rows(rt, x, quantizers, gather, pieces=None):
+    """What the kernel of a Normed writes of this rank's rows. pieces: (rowwise, columnwise) for fp8 that is not
+    gathered, and for the statistics; None: new ones."""
     shape = x.x.shape
-    if not cast_in_kernels(quantizers) or gather and not quantizers.same_scales:
-        local = rt.new_matrix(shape, x.dtype, x.code)
-        x.forward(rt, local.native)
-        whole = rt.matrix(tp.all_gather(local.memory), x.code) if gather else local
-        operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise)
-        return operand, weight, local if gather else operand
-    pieces = operand_pieces(rt, quantizers, None if gather else shape, weight.shape, columnwise, x.statistics_bytes)
-    if gather:
-        local = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
+    if not _normed_in_fp8(quantizers, gather):
+        rows = rt.new_matrix(shape, x.dtype, x.code)
+    elif gather:
+        rows = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
     else:
-        local = Float8Matrix(rt, shape, quantizers.input, *pieces)
-    x.forward(rt, local.native, pieces[1])
-    operand = local.gathered(rt, tp.all_gather(local.rowwise)) if gather else local
-    return operand, quantized_weight(rt, weight, x.code, quantizers, pieces), local
+        rows = Float8Matrix(rt, shape, quantizers.input, *(pieces or both_pieces(rt, shape, quantizers.input)))
+    x.forward(rt, rows.native, pieces and pieces[1])
+    return rows
 
 
-def _rows_of_rank(local):
+def _normed_again(rt, x, quantizers):
+    """In backward, where nothing is gathered: the operand of `_normed_operands`, with new statistics."""
+    rows = _normed_rows(rt, x, quantizers, gather=False)
+    if quantizers is not None and not isinstance(rows, Float8Matrix):
+        rows = quantize(rt, rows, quantizers.input)
+    drop_data(rt, rows)
+    return rows
+
+
+def _to_gather(rows):
     """What `_gathered_again` wants from all ranks."""
-    return local.rowwise if isinstance(local, Float8Matrix) else local.memory
+    return rows.rowwise if isinstance(rows, Float8Matrix) else rows.memory
 
 
-def _gathered_again(rt, local, rows, code, quantizers):
-    """In backward under sequence parallelism: the operand of `_normed_operands` from the ranks' own parts."""
-    if isinstance(local, Float8Matrix):
-        return local.gathered(rt, rows, rowwise=False)
-    whole = rt.matrix(rows, code)
+def _gathered_again(rt, rows, gathered, code, quantizers):
+    """In backward under sequence parallelism: the operand of `_normed_operands` from the ranks' own rows."""
+    if isinstance(rows, Float8Matrix):
+        return rows.gathered(rt, gathered, rowwise=False)
+    whole = rt.matrix(gathered, code)
     return whole if quantizers is None else quantize(rt, whole, quantizers.input)
 
 
@@ -213,11 +248,12 @@ def _gathered_again(rt, local, rows, code, quantizers):
 class SavedColumn:
     """What the backward of `column_forward` reads.
 
-    norm: the Normed. operand: of its output what `_normed_operands` keeps. w, weight: as the GEMM read it, as it is.
+    norm: the Normed. operand: of its output what `_normed_operands` keeps, None where it is computed again. w, weight:
+    as the GEMM read it, as it is.
     """
 
     norm: Normed
-    operand: Matrix | Float8Matrix
+    operand: Matrix | Float8Matrix | None
     w: Matrix | Float8Matrix
     weight: Placeholder
     bias: Placeholder | None
@@ -241,9 +277,10 @@ def column_forward(rt, normed, weight, bias, quantizers, tp, train):
     lead = normed.tensor.shape[:-1] if kept is operand else [operand.shape[0]]
     out = rt.matrix(rt.empty([*lead, w.shape[0]], normed.dtype), normed.code)
     _fprop(rt, operand, w, out.native, bias=bias)
+    again = normed.recompute
     if train:
-        drop_data(rt, *((operand, w) if kept is operand else (w,)))
-    return out, SavedColumn(normed, kept, w, weight, bias, quantizers, tp)
+        drop_data(rt, *((operand, w) if kept is operand and not again else (w,)))
+    return out, SavedColumn(normed, None if again else kept, w, weight, bias, quantizers, tp)
 
 
 def check_weight(name, weight, shape, dtype, quantizers):

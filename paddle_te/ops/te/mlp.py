@@ -1,7 +1,7 @@
 """The MLP half of a layer, and its activation, as Ops: see paddle_te.ops.te.recording."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.te import autograd
@@ -15,7 +15,6 @@ from paddle_te.ops.te.gemm import (
     column_forward,
     dgrad,
     drop_data,
-    forward_operands,
     grad_output,
     row_count,
     row_output,
@@ -23,7 +22,7 @@ from paddle_te.ops.te.gemm import (
 )
 from paddle_te.ops.te.norm import Normed, NormSettings
 from paddle_te.ops.te.quantized import Float8Matrix, both_pieces, operand_pieces, quantize, quantized_weight
-from paddle_te.ops.te.recording import Op, Placeholder
+from paddle_te.ops.te.recording import Op, OpInputs
 from paddle_te.ops.te.runtime import Matrix, dtype_code
 
 
@@ -49,33 +48,44 @@ _KERNELS = {activation: _Kernels.of(activation) for activation in FC1_WIDTHS}
 
 class MLPSettings(NamedTuple):
     """norm: its NormSettings. activation: its name. add_residual: x is added to the output, and else returned behind
-    it."""
+    it. recompute: as `layernorm_mlp` has it."""
 
     norm: NormSettings
     activation: str
     add_residual: bool
+    recompute: str | None
+
+
+class _Fc1(NamedTuple):
+    """The first GEMM's output, and what its backward reads."""
+
+    out: Matrix
+    saved: SavedColumn
+
+    @classmethod
+    def forward(cls, rt, inputs, norm):
+        """inputs: the MLP's OpInputs."""
+        x, ln_weight, ln_bias, weight, bias, *_ = inputs.tensors
+        normed = Normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
+        return cls(*column_forward(rt, normed, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train))
 
 
 @dataclass(slots=True)
 class _SavedMLP:
-    """What the MLP's backward reads. hidden: fc1's output. kernels: the activation's. act, w2: its output and fc2's
-    weight as its GEMM read them. fc2_weight, fc2_bias, quantizers: fc2's."""
+    """What the MLP's backward reads. inputs, settings: the op's. w2: fc2's weight as its GEMM read it. fc1; act: the
+    activation's output as fc2's GEMM read it. Either is None where backward computes it again."""
 
-    fc1: SavedColumn
-    hidden: Matrix
-    kernels: _Kernels
-    act: Matrix | Float8Matrix
+    inputs: OpInputs
+    settings: MLPSettings
     w2: Matrix | Float8Matrix
-    fc2_weight: Placeholder
-    fc2_bias: Placeholder | None
-    quantizers: Any
+    fc1: _Fc1 | None
+    act: Matrix | Float8Matrix | None
 
 
 def _forward(rt, inputs, settings):
-    x, ln_weight, ln_bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias = inputs.tensors
+    x, _, _, fc1_weight, fc1_bias, fc2_weight, fc2_bias = inputs.tensors
     (first, second), tp, train = inputs.quantizers, inputs.tp, inputs.train
-    code, kernels = dtype_code("x", x), _KERNELS[settings.activation]
-    hidden_size, ffn = x.shape[-1], fc2_weight.shape[1]
+    code, hidden_size, ffn = dtype_code("x", x), x.shape[-1], fc2_weight.shape[1]
     fc1_rows = FC1_WIDTHS[settings.activation] * ffn
     check_weight("fc1_weight", fc1_weight, [fc1_rows, hidden_size], x.dtype, first)
     check_weight("fc2_weight", fc2_weight, [hidden_size, ffn], x.dtype, second)
@@ -83,45 +93,65 @@ def _forward(rt, inputs, settings):
     check_bias("fc2_bias", fc2_bias, hidden_size, x.dtype)
     if first is not None:
         check_fp8(tokens=row_count(x), hidden_size=hidden_size, ffn_hidden_size=ffn)
-    normed = Normed(rt, x, ln_weight, ln_bias, settings.norm, code)
-    hidden, fc1 = column_forward(rt, normed, fc1_weight, fc1_bias, first, tp, train)
-    act, w2 = _activated(rt, hidden, kernels, fc2_weight, x.dtype, code, second, train)
-    out = rt.empty([*hidden.memory.shape[:-1], hidden_size], x.dtype)
+    fc1, again = _Fc1.forward(rt, inputs, settings.norm), settings.recompute
+    act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train)
+    out = rt.empty([*fc1.out.memory.shape[:-1], hidden_size], x.dtype)
     out = row_output(rt, act, w2, out, code, x if settings.add_residual else None, tp, bias=fc2_bias)
     if train:
-        drop_data(rt, act, w2)
-    saved = _SavedMLP(fc1, hidden, kernels, act, w2, fc2_weight, fc2_bias, second)
+        drop_data(rt, *((w2,) if again else (act, w2)))
+    saved = _SavedMLP(inputs, settings, w2, None if again == "mlp" else fc1, None if again else act)
     return out if settings.add_residual else (out, x), saved
 
 
 def _backward(rt, saved, dy, dresidual=None):
     """dresidual: where x was returned; else dy is its gradient."""
-    norm, tp = saved.fc1.norm, saved.fc1.tp
-    dtype, code, fp8 = norm.dtype, norm.code, saved.quantizers is not None
+    x, *_, fc2_weight, fc2_bias = saved.inputs.tensors
+    (first, second), tp, activation = saved.inputs.quantizers, saved.inputs.tp, saved.settings.activation
+    code, fp8 = dtype_code("x", x), second is not None
     gather = tp is not None and tp.sequence_parallel
-    dfc2_bias = BiasGradient.wanted(rt, saved.fc2_bias, saved.fc2_weight, fp8)
-    grad = grad_output(rt, dy, code, saved.quantizers, tp if gather else None, dfc2_bias)
-    dact = rt.new_matrix(saved.act.shape, dtype, code)
+    dfc2_bias = BiasGradient.wanted(rt, fc2_bias, fc2_weight, fp8)
+    grad = grad_output(rt, dy, code, second, tp if gather else None, dfc2_bias)
+    dact = rt.new_matrix((grad.shape[0], fc2_weight.shape[1]), x.dtype, code)
     dgrad(rt, grad, saved.w2, dact.native, fp8)
-    dw2 = wgrad(rt, saved.act, grad, saved.fc2_weight, code, fp8, dfc2_bias)
-    dfc1_bias = saved.fc1.bias_gradient(rt)
-    grad = _activation_backward(rt, dact, saved.hidden, saved.kernels, dtype, code, saved.fc1.quantizers, dfc1_bias)
-    of_fc1 = saved.fc1.backward(rt, grad, dfc1_bias, dy if dresidual is None else dresidual)
+    fc1 = saved.fc1 or _Fc1.forward(rt, saved.inputs, saved.settings.norm)
+    act = saved.act or _activated_again(rt, fc1.out, code, second, activation)
+    dw2 = wgrad(rt, act, grad, fc2_weight, code, fp8, dfc2_bias)
+    dfc1_bias = fc1.saved.bias_gradient(rt)
+    grad = _activation_backward(rt, dact, fc1.out, _KERNELS[activation], x.dtype, code, first, dfc1_bias)
+    of_fc1 = fc1.saved.backward(rt, grad, dfc1_bias, dy if dresidual is None else dresidual)
     return *of_fc1, dw2, dfc2_bias and dfc2_bias.in_its_dtype(rt)
 
 
-def _activated(rt, hidden, kernels, weight, dtype, code, quantizers, train):
-    """The activation's output and a weight as the forward GEMM reads them; delayed scaling writes fp8 in the same
-    kernel."""
-    shape, activate = (hidden.shape[0], weight.shape[1]), getattr(rt.te, kernels.forward)
-    if not cast_in_kernels(quantizers):
-        act = rt.new_matrix(shape, dtype, code)
+def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train):
+    """The activation's output and a weight as the forward GEMM reads them."""
+    activation = settings.activation
+    if quantizers is None:
+        return _activated(rt, hidden, code, None, activation), rt.matrix(weight, code)
+    shape = hidden.shape[0], weight.shape[1]
+    pieces = operand_pieces(rt, quantizers, shape, weight.shape, train, recompute=settings.recompute is not None)
+    act = _activated(rt, hidden, code, quantizers, activation, pieces.input)
+    return act, quantized_weight(rt, weight, code, quantizers, pieces.weight)
+
+
+def _activated(rt, hidden, code, quantizers, activation, pieces=None):
+    """The activation's output as a GEMM reads it; delayed scaling writes fp8 in the same kernel. pieces: (rowwise,
+    columnwise) for fp8; None: new ones for both."""
+    shape = hidden.shape[0], hidden.shape[1] // FC1_WIDTHS[activation]
+    activate = getattr(rt.te, _KERNELS[activation].forward)
+    if cast_in_kernels(quantizers):
+        act = Float8Matrix(rt, shape, quantizers.input, *(pieces or both_pieces(rt, shape, quantizers.input)))
         activate(hidden.native, act.native, rt.stream)
-        return forward_operands(rt, act, weight, code, quantizers, train)
-    pieces = operand_pieces(rt, quantizers, shape, weight.shape, train)
-    act = Float8Matrix(rt, shape, quantizers.input, *pieces)
+        return act
+    act = rt.new_matrix(shape, hidden.memory.dtype, code)
     activate(hidden.native, act.native, rt.stream)
-    return act, quantized_weight(rt, weight, code, quantizers, pieces)
+    return act if quantizers is None else quantize(rt, act, quantizers.input, pieces)
+
+
+def _activated_again(rt, hidden, code, quantizers, activation):
+    """In backward: what forward has not kept of `_activated`."""
+    act = _activated(rt, hidden, code, quantizers, activation)
+    drop_data(rt, act)
+    return act
 
 
 def _activation_backward(rt, dact, hidden, kernels, dtype, code, quantizers, dbias):
@@ -172,6 +202,7 @@ def layernorm_mlp(
     fc2_bias=None,
     activation="swiglu",
     add_residual=True,
+    recompute=None,
     tp=None,
     quantizers=(None, None),
     fuse_wgrad_accumulation=False,
@@ -180,7 +211,7 @@ def layernorm_mlp(
     return autograd.apply(
         _LAYERNORM_MLP,
         (x, norm.weight, norm.bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias),
-        MLPSettings(NormSettings.of(norm), activation, add_residual),
+        MLPSettings(NormSettings.of(norm), activation, add_residual, recompute),
         quantizers=quantizers,
         tp=tp,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,

@@ -15,21 +15,22 @@ class NormSettings(NamedTuple):
 
     eps: float
     zero_centered_gamma: bool
+    recompute: bool
 
     @classmethod
     def of(cls, norm):
-        return cls(norm.eps, norm.zero_centered_gamma)
+        return cls(norm.eps, norm.zero_centered_gamma, norm.recompute)
 
 
 class Normed:
     """x of a norm with its statistics, forward and backward.
 
-    x: Matrix; weight: parameter; bias: LayerNorm's, None for RMSNorm. statistics_bytes: of what backward reads, native
-    float32 [rows]: _rsigma, 1 / rms(x) or 1 / std(x), and for LayerNorm _mu, mean(x).
+    x: Matrix; weight: parameter; bias: LayerNorm's, None for RMSNorm. recompute: as a `Norm` has it. statistics_bytes:
+    of what backward reads, native float32 [rows]: _rsigma, 1 / rms(x) or 1 / std(x), and for LayerNorm _mu, mean(x).
     """
 
     __slots__ = (
-        "tensor", "x", "dtype", "code", "weight", "bias", "statistics_bytes",
+        "tensor", "x", "dtype", "code", "weight", "bias", "recompute", "statistics_bytes",
         "_settings", "_gamma", "_beta", "_mu", "_rsigma",
     )  # fmt: skip
 
@@ -38,7 +39,7 @@ class Normed:
         if bias is not None:
             check_tensor("the norm's bias", bias, tensor.shape[-1:], tensor.dtype)
         self.tensor, self.weight, self.bias, self.code, self.dtype = tensor, weight, bias, code, tensor.dtype
-        self._settings, self.x = settings, rt.matrix(tensor, code)
+        self._settings, self.recompute, self.x = settings, settings.recompute, rt.matrix(tensor, code)
         self._gamma = rt.view(weight, self.x.shape[1:], code)
         self._beta = None if bias is None else rt.view(bias, self.x.shape[1:], code)
         self.statistics_bytes = self._bytes_of_one * (1 if bias is None else 2)
@@ -49,7 +50,7 @@ class Normed:
 
     def forward(self, rt, z, pieces=None):
         """Writes the native tensor z, in x's dtype or fp8. pieces: Pieces for the statistics."""
-        pieces, (eps, zero_centered_gamma) = pieces or new_pieces(rt, self.statistics_bytes), self._settings
+        pieces, (eps, zero_centered_gamma, _) = pieces or new_pieces(rt, self.statistics_bytes), self._settings
         self._rsigma = self._statistic(rt, pieces)
         if self._beta is None:
             rt.te.rmsnorm_fwd(self.x.native, self._gamma, eps, z, self._rsigma, rt.stream, zero_centered_gamma)

@@ -1,5 +1,7 @@
 """fp8 matrices: data, the transposed copy that Hopper's fp8 GEMM reads in backward, and scaling factors."""
 
+from typing import NamedTuple
+
 import paddle
 import paddle.distributed as dist
 
@@ -44,11 +46,19 @@ def both_pieces(rt, shape, quantizer):
     return both, both
 
 
-def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0, transpose_y=True):
-    """(rowwise, columnwise) for a forward GEMM's operands, of which backward keeps the transposes only.
+class OperandPieces(NamedTuple):
+    """For the two operands of a forward GEMM: (rowwise, columnwise) of each, as Float8Matrix takes them."""
+
+    input: tuple
+    weight: tuple
+
+
+def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0, transpose_y=True, recompute=False):
+    """OperandPieces for a forward GEMM, of whose operands backward keeps the transposes only.
 
     shape: of the input, None if that lies elsewhere. A weight that is cached, or will be, lies elsewhere too.
-    more: bytes that backward keeps besides, a multiple of 256. transpose_y: False for a weight in `exchanged` pieces.
+    more: bytes that backward keeps beside the input, a multiple of 256. transpose_y: False for a weight in `exchanged`
+    pieces. recompute: backward makes the input again, and keeps the weight's transpose alone.
     Of a weight that exists in fp8 only backward makes the transpose anew, and no gradient for which it would read the
     input's.
     """
@@ -57,12 +67,15 @@ def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0, tran
     weight = quantizers.update_weight and not quantizers.keeps_weight and _size(weight_shape, quantizers.weight)
     # TE makes no transpose alone, so that without backward there is room for both of a weight [in, out]
     rowwise = new_pieces(rt, size + weight * (1 if transpose_y or columnwise else 2))
-    return rowwise, new_pieces(rt, size + weight + more) if columnwise else None
+    if not columnwise:
+        return OperandPieces((rowwise, None), (rowwise, None))
+    columnwise = new_pieces(rt, weight if recompute else size + weight + more)
+    return OperandPieces((rowwise, None if recompute else columnwise), (rowwise, columnwise))
 
 
 def exchanged(pieces):
-    """operand_pieces' for a weight [in, out], whose transpose forward reads and whose data backward keeps, with its
-    factors: Float8Matrix's pieces."""
+    """A weight's pieces for one that is [in, out], whose transpose forward reads and whose data backward keeps, with
+    its factors."""
     rowwise, columnwise = pieces
     kept = columnwise or rowwise
     return kept, rowwise, kept
@@ -174,15 +187,16 @@ def quantize(rt, source, quantizer, pieces=None, dbias=None):
 
 
 def quantized_weight(rt, weight, code, quantizers, pieces):
-    """The weight, a tensor, in fp8: itself where it exists so only, the copy kept by an earlier micro-batch, or a new
-    one.
+    """The weight, a tensor, in fp8: itself where it exists so only, the copy that an earlier micro-batch or this op's
+    forward has kept, or a new one.
 
-    code: of its dtype where it is not in fp8. pieces: operand_pieces', `exchanged` for a weight [in, out].
+    code: of its dtype where it is not in fp8. pieces: the weight's of `operand_pieces`, `exchanged` for a weight
+    [in, out].
     """
     if quantizers.weight.kind == "stored":
         return StoredMatrix(rt, weight, quantizers.weight)
     weight = rt.matrix(weight, code)
-    if not quantizers.update_weight:
+    if quantizers.cached_weight is not None:
         kept = Pieces(quantizers.cached_weight)
         return Float8Matrix(rt, weight.shape, quantizers.weight, kept, kept)
     result = quantize(rt, weight, quantizers.weight, None if quantizers.keeps_weight else pieces)

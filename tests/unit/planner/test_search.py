@@ -22,7 +22,13 @@ def test_all_have_the_tokens_that_were_asked_for():
     for plan in [*found.plans, *found.too_large.values()]:
         layout = plan.layout
         assert layout.tokens_per_step == 2**20 and layout.tp * layout.pp * layout.data == 8
-    assert {plan.layout.recompute for plan in found.plans} == {"none", "core_attn", "full"}
+    assert {plan.layout.recompute_text for plan in found.plans} == {"none", "layernorm", "full"}
+
+
+def test_parts_of_layers_that_are_computed_again():
+    """The cheapest that fit: the more, the less room there is."""
+    texts = {plan.layout.recompute_text for plan in find("meta-llama/Meta-Llama-3-70B", 16, sequence=8192).plans}
+    assert {"none", "layernorm", "layernorm + mlp", "layernorm + mlp + core_attn", "full"} <= texts
 
 
 def test_what_does_not_fit_says_what_it_needs():

@@ -7,14 +7,15 @@ import pytest
 from paddle_te.training.finetune_trainer import check_together
 
 
-def check(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, **training):
+def check(lora=False, zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, **training):
     data_args = SimpleNamespace(
         zero_padding=zero_padding, pad_to_multiple_of=pad_to_multiple_of, pad_to_max_length=pad_to_max_length
     )
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
+    training_args |= dict(recompute_modules=None)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(master_weights="float32", unified_checkpoint=False)
-    check_together(SimpleNamespace(merge_lora=False, lora=True), data_args, SimpleNamespace(**training_args | training))
+    check_together(SimpleNamespace(merge_lora=False, lora=lora), data_args, SimpleNamespace(**training_args | training))
 
 
 SEP, CP = dict(sep_parallel_degree=2), dict(context_parallel_degree=2)
@@ -44,3 +45,9 @@ def test_what_goes_with_shared_sequences():
     check(**SEP, zero_padding=True)
     check(**CP)
     check(**SEP, transformer_engine_backend="none", pad_to_max_length=True)
+
+
+def test_parts_computed_again_with_lora():
+    check(lora=True, recompute_modules=["core_attn"])
+    with pytest.raises(ValueError, match="--recompute_modules layernorm mlp with --lora: .* core_attn alone"):
+        check(lora=True, recompute_modules=["mlp", "core_attn", "layernorm"])
