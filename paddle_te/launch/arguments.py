@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paddle_te.launch import run_files
+from paddle_te.launch.auto import leave_to_planner
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import FALLBACKS, VARIABLES
 
@@ -102,4 +103,8 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
     """
     if run_files.is_run_file(words):
         words = run_files.as_arguments(job, words, environ)
-    return make_parser(job, environ).parse_args(by_name(job, words))
+    words = by_name(job, words)
+    args = make_parser(job, environ).parse_args(words)
+    given = {word[2:].partition("=")[0] for word in words}
+    leave_to_planner(args, given | {option.name for option in job.VARIABLES if _from(environ, option.name)})
+    return args

@@ -37,6 +37,11 @@ def count_gpus(listing: list[str] | None = None) -> int:
     return sum(line.startswith("GPU ") for line in (_gpu_listing() if listing is None else listing))
 
 
+def gpu_names() -> list[str]:
+    """What the driver calls each NVIDIA GPU of this machine."""
+    return re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", "\n".join(_gpu_listing()), re.MULTILINE)
+
+
 def _cuda_devices(chosen: str) -> list[str]:
     """The devices that CUDA shows of those that CUDA_VISIBLE_DEVICES names: up to the first one that is not there.
 

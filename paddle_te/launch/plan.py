@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paddle_te.launch.arguments import ROOT, parse
+from paddle_te.launch.auto import fill
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.options.launcher import VARIABLES
@@ -82,9 +83,11 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """`make_plan` of arguments that are parsed."""
     devices, nodes = find_devices(args, environ), find_nodes(args, environ)
     world = len(devices.ids) * nodes.count
+    config = job.model_config(args)
+    fill(args, config, world)
     if args.FSDP == "all":
         args.FSDP = max(1, world // ranks_of_a_sequence(args))
-    _check_together(args, job.model_config(args), devices, world)
+    _check_together(args, config, devices, world)
     folder, output = job.folders(args, nodes.count, world // (ranks_of_a_sequence(args) * args.FSDP))
     profile, logs = folder / "profile", folder / "logs"
     if nodes.count > 1:  # which share the folder

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import BACKENDS
-from paddle_te.options.launcher import BOOLEAN, FINETUNE, FINETUNE_VARIABLES, PRETRAIN, PRETRAIN_VARIABLES, VARIABLES
+from paddle_te.options.launcher import AUTO, FINETUNE, FINETUNE_VARIABLES, PRETRAIN, PRETRAIN_VARIABLES, VARIABLES
 from paddle_te.options.paddlenlp import without_unsupported
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -152,7 +152,7 @@ class _Translation:
         if name in self.options and not of_paddlenlp:
             if key != name and str(value) == "-1":  # PaddleNLP's word for: not given
                 return
-            if self.options[name].kind is BOOLEAN:
+            if self.options[name].kind.type is bool and value != AUTO:
                 value = _is_true(key, value)
             self.arguments[name] = ",".join(value) if isinstance(value, list) else _text(value)
         elif key in _LAUNCHERS and not of_paddlenlp:

@@ -6,6 +6,7 @@ Defaults are as the user would write them.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from paddle_te.options.option import NOT_NEGATIVE, POSITIVE, TEXT, Kind, Option, choice, whole
 from paddle_te.options.scripts import BACKENDS, LORA_TARGETS
@@ -29,6 +30,22 @@ STEP = Kind(str, "none, auto or the number of a saved step", read=_read_step)
 
 def _read_degree(text):
     return text if text == "all" else whole(1).parse(text)
+
+
+AUTO = "auto"
+
+
+def _or_auto(option):
+    """The option with one more value: auto, which leaves it to the planner."""
+    kind = option.kind
+    allowed = replace(
+        kind,
+        words=f"{kind.words}, or {AUTO}",
+        accepts=lambda value: value == AUTO or kind.accepts(value),
+        read=lambda text: text if text == AUTO else kind.read(text),
+        values=kind.values and (*kind.values, AUTO),
+    )
+    return option.but(kind=allowed)
 
 
 DEGREE_OR_ALL = Kind(str, "a whole number of at least 1, or all", read=_read_degree)
@@ -192,8 +209,12 @@ PRETRAIN = (
         doc="a folder, or a name that PaddleNLP downloads; `none` with `MOCK_DATA=1`",
         zh="文件夹，或由 PaddleNLP 下载的名称；`MOCK_DATA=1` 时可为 `none`",
     ),
-    *_shared(batch_size_per_device=2, FSDP=1, TP=2, PP=1, VP=1, GA=8, SP="false", max_seqlen=4096),
-    *_shared(sharding_stage="stage2", backend="none", precision="bf16", recompute="none", resume_step="none"),
+    *map(_or_auto, _shared(batch_size_per_device=2, FSDP=1, TP=2, PP=1, VP=1, GA=8, SP="false")),
+    *_shared(max_seqlen=4096),
+    *map(_or_auto, _shared(sharding_stage="stage2")),
+    *_shared(backend="none", precision="bf16"),
+    *map(_or_auto, _shared(recompute="none")),
+    *_shared(resume_step="none"),
     Option(
         "init_weight",
         TEXT,
@@ -531,6 +552,16 @@ PRETRAIN_VARIABLES = (
         "greatest learning rate; the least is a tenth of it",
         doc="the greatest; the least is a tenth of it",
         zh="最大学习率；最小为其十分之一",
+    ),
+    Option(
+        "TOKENS_PER_STEP",
+        whole(1),
+        None,
+        "with auto: tokens of a step, of all devices together",
+        doc="with [`auto`](../../docs/planner.md#in-the-launcher): tokens of a step, of all devices together",
+        zh="与 [`auto`](../../docs/planner.md#in-the-launcher) 同用：每步所有设备的 token 总数",
+        shown="16 sequences a device",
+        shown_zh="每个设备 16 个序列",
     ),
     Option(
         "OVERLAP",

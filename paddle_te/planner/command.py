@@ -19,7 +19,7 @@ from paddle_te.options.scripts import STATES
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
-from paddle_te.planner.search import Plan, Search, search
+from paddle_te.planner.search import SEQUENCES, Plan, Search, search, usual_tokens
 from paddle_te.table import in_columns
 
 
@@ -32,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", choices=GPUS, default="h200", help="their kind; default %(default)s")
     parser.add_argument("--seq", type=positive, help="tokens of a sequence; default: the model's, at most 8192")
     parser.add_argument(
-        "--tokens_per_step", type=positive, help="of all GPUs together; default: 16 sequences for each GPU"
+        "--tokens_per_step", type=positive, help=f"of all GPUs together; default: {SEQUENCES} sequences for each GPU"
     )
     parser.add_argument("--precision", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
     for name, kinds in STATES.items():
@@ -53,7 +53,7 @@ def main() -> int:
         config = configs.read(arguments.model)
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
-        tokens = arguments.tokens_per_step or 16 * gpus * sequence
+        tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence)
         states = {name: getattr(arguments, name) for name in STATES}
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **states)
     except ValueError as error:
@@ -107,30 +107,11 @@ def _command_lines(name: str, layout: Layout) -> list[str]:
 
 def launch_words(name: str, layout: Layout) -> list[str]:
     """The command line that trains with this layout."""
-    arguments = {
-        "model_name": name,
-        "batch_size_per_device": layout.batch,
-        "FSDP": layout.sharding,
-        "TP": layout.tp,
-        "PP": layout.pp,
-        "VP": layout.vp,
-        "GA": layout.micro_batches,
-        "SP": str(layout.tp > 1).lower(),
-        "max_seqlen": layout.sequence,
-        "sharding_stage": f"stage{layout.stage}",
-        "backend": "te",
-        "precision": layout.precision,
-        "recompute": layout.recompute,
-    }
-    if layout.overlap:
-        arguments |= {"OVERLAP": 1, "LOGGING_STEPS": 10}
-    extra = [f"--recompute_modules {' '.join(layout.recompute_modules)}"] * bool(layout.recompute_modules)
-    extra += ["--amp_master_grad true"] * (layout.main_grads and not layout.overlap)
-    extra += ["--use_fused_linear_cross_entropy true"] * layout.loss_in_chunks
-    extra += [f"--{name} {kept}" for name, kept in layout.state_flags.items()]
-    if extra:
-        arguments["EXTRA_ARGS"] = " ".join(extra)
-    return ["paddle-te", "pretrain", *(f"--{key}={value}" for key, value in arguments.items())]
+    arguments = {"model_name": name} | layout.launcher_arguments()
+    if extra := layout.extra_arguments():
+        arguments["EXTRA_ARGS"] = extra
+    values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in arguments.items()}
+    return ["paddle-te", "pretrain", *(f"--{key}={value}" for key, value in values.items())]
 
 
 def _explained(plan: Plan, gpu: Gpu) -> list[str]:

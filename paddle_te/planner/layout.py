@@ -14,8 +14,8 @@ class Layout:
     gpus: all of them. tp, pp, vp, sharding: degrees; what they leave of `gpus` is data parallel. batch: sequences of a
     micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1. loss_in_chunks, fp8_head,
     fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads: gradients are float32 and
-    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights, recompute_modules: the
-    flags. recompute: the launcher's.
+    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights and recompute_modules:
+    the flags. recompute: the launcher's.
     """
 
     gpus: int
@@ -73,6 +73,32 @@ class Layout:
     def recompute_text(self) -> str:
         """What backward computes again, in words for a table."""
         return " + ".join(self.recomputed_modules) or self.recompute
+
+    def launcher_arguments(self) -> dict[str, object]:
+        """The launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""
+        arguments = {
+            "batch_size_per_device": self.batch,
+            "FSDP": self.sharding,
+            "TP": self.tp,
+            "PP": self.pp,
+            "VP": self.vp,
+            "GA": self.micro_batches,
+            "SP": self.tp > 1,
+            "max_seqlen": self.sequence,
+            "sharding_stage": f"stage{self.stage}",
+            "backend": "te",
+            "precision": self.precision,
+            "recompute": self.recompute,
+        }
+        return arguments | ({"OVERLAP": True, "LOGGING_STEPS": 10} if self.overlap else {})
+
+    def extra_arguments(self) -> str:
+        """What stands in EXTRA_ARGS."""
+        extra = [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
+        extra += ["--amp_master_grad true"] * (self.main_grads and not self.overlap)
+        extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks
+        extra += [f"--{name} {kept}" for name, kept in self.state_flags.items()]
+        return " ".join(extra)
 
     def __str__(self) -> str:
         degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp, f"stage{self.stage} over ": self.sharding}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,6 +25,7 @@ RECOMPUTE = (
     {"recompute": "full"},
 )
 BATCHES = (1, 2, 4, 8)
+SEQUENCES = 16  # for each GPU in a step, where nothing else is asked for
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,22 @@ class Search:
     too_large: dict[str, Plan]
 
 
-def search(model: Model, gpu: Gpu, gpus: int, sequence: int, tokens_per_step: int, precision: str, **flags: str):
-    """The Search among all layouts with exactly `tokens_per_step` tokens a step.
+def usual_tokens(gpus: int, sequence: int) -> int:
+    """Of a step, where nothing else is asked for."""
+    return SEQUENCES * gpus * sequence
+
+
+def search(
+    model: Model,
+    gpu: Gpu,
+    gpus: int,
+    sequence: int,
+    tokens_per_step: int,
+    precision: str,
+    wanted: Callable[[Layout], bool] = lambda layout: True,
+    **flags: str,
+) -> Search:
+    """The Search among all layouts with exactly `tokens_per_step` tokens a step that are `wanted`.
 
     flags: further fields that all of them have, such as optim_moments.
 
@@ -66,7 +81,8 @@ def search(model: Model, gpu: Gpu, gpus: int, sequence: int, tokens_per_step: in
     if tokens_per_step % sequence:
         raise ValueError(f"tokens_per_step={tokens_per_step} is no multiple of the sequence length {sequence}")
     found, fitting, least = False, {}, {}
-    for layout in layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags):
+    every = layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags)
+    for layout in filter(wanted, every):
         found = True
         shape, memory = str(layout), memory_of_step(model, layout)
         fitted = fits(memory, model, layout, gpu)

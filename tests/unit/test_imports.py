@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "training": LAYERS
     | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream", "manifest", "planner"},
     "evaluation": {"training", "runs", "models", "distributed", "device", "fp8", "options", "upstream"},
-    "launch": {"runs", "configs", "weights", "options"},
+    "launch": {"runs", "configs", "weights", "options", "planner"},
     "planner": {"configs", "options", "runs", "table"},
     "data": set(),
     "scripts": {"training", "runs", "upstream"},

@@ -52,6 +52,7 @@ PARTS = {
     "dpa": dict(fp8_dpa=True),
     "head": dict(fp8_lm_head=True),
     "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
+    "parts": dict(recompute=True, recompute_granularity="core_attn", recompute_modules=["layernorm", "mlp"]),
     "full": dict(recompute=True, recompute_granularity="full"),
     "fused": dict(use_fused_linear_cross_entropy=True),
     "wgrad": dict(fuse_wgrad_accumulation=True),

@@ -16,10 +16,10 @@ from tests.processes import run
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_pretrain.py"
 
 TIGHT = "pd_tight"  # clipped in AdamW by a norm that all ranks have a part of; the reference by Paddle itself
-FLOAT32 = ["none", "pd", TIGHT, "pd_core_attn", "pd_full"]
+FLOAT32 = ["none", "pd", TIGHT, "pd_parts", "pd_full"]
 HALF = "pd_half"  # bf16 gradients, which Paddle alone cannot clip on nvgpu
 BF16 = ["none_bf16", "pd_bf16", "te_bf16"]
-FP8, FP8_RECOMPUTED = "te_fp8", ["te_fp8_core_attn", "te_fp8_full"]
+FP8, FP8_RECOMPUTED = "te_fp8", ["te_fp8_parts", "te_fp8_full"]
 # attention in fp8, whose layers have no weights: in places of its own where ranks share scales, named in a pipeline
 ATTENTION, ATTENTION_IN = ["te_fp8_dpa", "te_fp8_dpa_core_attn"], ("tp2", "pp2")
 # the head in fp8: of gathered tokens and a part of the vocabulary, on a stage of its own

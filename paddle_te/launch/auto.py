@@ -1,0 +1,128 @@
+"""Arguments that are `auto`: the planner chooses the layout for the GPUs that the job has."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from paddle_te.launch.machines import LaunchError, gpu_names
+from paddle_te.options.launcher import AUTO, PRETRAIN_VARIABLES
+from paddle_te.planner import GPUS, Gpu, Layout, Model, Plan, search, usual_tokens
+
+# What a layout consists of, in the order of the arguments
+LAYOUT = ("batch_size_per_device", "FSDP", "TP", "PP", "VP", "GA", "SP", "sharding_stage", "recompute")
+# What comes with overlap, and what it is without
+OF_OVERLAP = {
+    option.name: option.kind.parse(option.default_text())
+    for option in PRETRAIN_VARIABLES
+    if option.name in ("OVERLAP", "LOGGING_STEPS")
+}
+
+
+def leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
+    """Where one argument of the layout is auto, those that are not `given` are so, too.
+
+    Their defaults would be those of another layout. Raises LaunchError for TOKENS_PER_STEP where none is auto.
+    """
+    if not _left(args):
+        if getattr(args, "TOKENS_PER_STEP", None):
+            raise LaunchError("TOKENS_PER_STEP goes with auto, as in TP=auto; else batch_size_per_device and GA say it")
+        return
+    for name in {*LAYOUT, *OF_OVERLAP} - given:
+        setattr(args, name, AUTO)
+
+
+def _left(args: argparse.Namespace) -> list[str]:
+    """The names of what is auto."""
+    return [name for name in (*LAYOUT, *OF_OVERLAP) if getattr(args, name, None) == AUTO]
+
+
+def fill(args: argparse.Namespace, config: dict, world: int) -> None:
+    """Puts numbers in the place of auto, those of the fastest layout that fits and has what is given, and says so.
+
+    config: the model's. world: devices of the job.
+    Raises LaunchError where the planner does not know the job or its GPUs, and where no layout fits.
+    """
+    names = _left(args)
+    if not names:
+        return
+    _check_known(args)
+    gpu, tokens = _gpu(), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen)
+    plans = _plans(args, Model.of(config), gpu, world, tokens)
+    layout = plans[0].layout
+    values = OF_OVERLAP | layout.launcher_arguments()
+    for name in names:
+        setattr(args, name, values[name])
+    extra = layout.extra_arguments()
+    chosen = [_said(args, name) for name in names] + [extra] * bool(extra)
+    args.EXTRA_ARGS = " ".join(filter(None, (extra, args.EXTRA_ARGS)))
+    print(f"auto: {' '.join(chosen)}: {_reason(plans, gpu, tokens)}", file=sys.stderr)
+
+
+def _said(args: argparse.Namespace, name: str) -> str:
+    """An argument as it would be written."""
+    return f"{name}={str(getattr(args, name)).lower()}"
+
+
+def _check_known(args: argparse.Namespace) -> None:
+    if args.backend != "te" or args.precision == "fp32":
+        known = "the planner knows backend=te in bf16 and fp8"
+        raise LaunchError(f"auto: {known}, not {args.backend} in {args.precision}; give numbers instead of auto")
+    for name in ("SEP", "CP"):
+        if getattr(args, name) > 1:
+            raise LaunchError(f"auto: the planner does not know {name}={getattr(args, name)}; give numbers")
+    if args.TOKENS_PER_STEP and args.TOKENS_PER_STEP % args.max_seqlen:
+        raise LaunchError(f"TOKENS_PER_STEP={args.TOKENS_PER_STEP} must be a multiple of max_seqlen={args.max_seqlen}")
+
+
+def _plans(args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int) -> list[Plan]:
+    """Those that fit and have what is given, the fastest first; there is at least one."""
+    try:
+        asked = model, gpu, world, args.max_seqlen, tokens, args.precision
+        found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args))
+    except ValueError:
+        given = [_said(args, name) for name in LAYOUT if getattr(args, name) != AUTO]
+        having = f" with {' '.join(given)}" * bool(given)
+        raise LaunchError(
+            f"auto: no layout{having} has {tokens:,} tokens a step on {world} devices; set TOKENS_PER_STEP, or leave "
+            "more arguments to the planner"
+        ) from None
+    if not found.plans:
+        shape, least = min(found.too_large.items(), key=lambda item: item[1].memory.total)
+        raise LaunchError(
+            f"auto: no layout fits {world} x {gpu.title}; the smallest, {shape} with recompute "
+            f"{least.layout.recompute_text}, needs {least.memory.total / 1e9:.0f} GB on each; take more GPUs, or a "
+            "shorter max_seqlen"
+        )
+    return found.plans
+
+
+def _gpu() -> Gpu:
+    """The planner's numbers of this machine's GPUs."""
+    names = {*gpu_names()}
+    known = [gpu for gpu in GPUS.values() if names and all(gpu.title in name for name in names)]
+    if not known:
+        there = " and ".join(sorted(names)) or "no NVIDIA GPU"
+        raise LaunchError(
+            f"auto: the planner knows {' and '.join(gpu.title for gpu in GPUS.values())}, and here is {there}; give "
+            "numbers (paddle-te plan MODEL --gpus N --gpu h200 finds them for another machine)"
+        )
+    return known[0]
+
+
+def _has_what_is_given(layout: Layout, args: argparse.Namespace) -> bool:
+    """Whether it has the values of the arguments that are not auto."""
+    values = OF_OVERLAP | layout.launcher_arguments() | {"recompute": layout.recompute_text}
+    if args.FSDP == "all":
+        values["FSDP"] = "all" if layout.sharding == layout.data else layout.sharding
+    return all(getattr(args, name) in (AUTO, values[name]) for name in (*LAYOUT, *OF_OVERLAP))
+
+
+def _reason(plans: list[Plan], gpu: Gpu, tokens: int) -> str:
+    best, layout = plans[0], plans[0].layout
+    others = [plan for plan in plans if str(plan.layout) != str(layout)][:1]
+    return (
+        f"{layout} is the fastest that fits {layout.gpus} x {gpu.title} with {tokens:,} tokens a step, by the planner "
+        f"{best.tokens_per_second:,.0f} tokens/s and {best.memory.total / 1e9:.0f} of {gpu.memory:.0f} GB on each"
+        + "".join(f"; next is {each.layout} with {each.tokens_per_second:,.0f}" for each in others)
+    )

@@ -1,0 +1,88 @@
+"""`auto`: the planner chooses the layout for the GPUs that the launcher finds."""
+
+import json
+import shlex
+
+import pytest
+
+from paddle_te.launch import machines, pretrain
+from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.plan import make_plan
+
+WORDS = "--model_name=llama-3-8b --tokenizer_name=none --backend=te --precision=fp8 --max_seqlen=8192"
+ENVIRON = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "nvgpu", "CUSTOM_DEVICE_ROOT": ""}
+
+
+@pytest.fixture(autouse=True)
+def h200s(monkeypatch):
+    monkeypatch.setattr(machines, "_gpu_listing", lambda: [f"GPU {i}: NVIDIA H200 (UUID: GPU-{i})" for i in range(8)])
+
+
+def plan(words, devices=8, **environ):
+    devices = ",".join(map(str, range(devices)))
+    words = [*shlex.split(WORDS), *words.split(), f"--DEVICES={devices}"]
+    return make_plan(pretrain, words, ENVIRON | environ)
+
+
+def refusal(words, devices=8, **environ):
+    with pytest.raises(LaunchError) as error:
+        plan(words, devices, **environ)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_one_auto_leaves_all_that_is_not_given_to_the_planner(capsys):
+    made, args = plan("--TP=auto")
+    assert (args.TP, args.FSDP, args.sharding_stage, args.OVERLAP, args.LOGGING_STEPS) == (1, 8, "stage1", True, 10)
+    assert args.batch_size_per_device * args.GA == 16
+    assert "--sharding_parallel_degree 8" in shlex.join(made.command)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("auto: batch_size_per_device=1 FSDP=8 TP=1 ")
+    assert "fastest that fits 8 x H200 with 1,048,576 tokens a step" in line and "; next is stage2 over 8 with" in line
+
+
+def test_what_is_given_stays():
+    _, args = plan("--TP=auto --PP=2 --GA=32 --TOKENS_PER_STEP=2097152", LOGGING_STEPS="1")
+    assert (args.PP, args.GA, args.LOGGING_STEPS) == (2, 32, 1)
+    assert args.TP * args.FSDP > 1 and args.SP == (args.TP > 1)
+    _, args = plan("--PP=auto --FSDP=all", OVERLAP="0")
+    assert args.FSDP == 8 // (args.TP * args.PP) and args.OVERLAP is False
+    _, args = plan("--TP=auto --recompute=full")
+    assert args.recompute == "full" and not args.EXTRA_ARGS
+
+
+def test_a_run_file_may_say_auto(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(dict(tensor_parallel_degree="auto", sequence_parallel="auto")))
+    words = [str(tmp_path / "run.json"), *shlex.split(WORDS), "--DEVICES=0,1"]
+    _, args = make_plan(pretrain, words, ENVIRON)
+    assert args.TP * args.FSDP == 2 and args.SP == (args.TP > 1)
+
+
+def test_parts_of_layers_are_computed_again_where_that_fits():
+    """Llama-3-8B on one GPU, whose own EXTRA_ARGS stay."""
+    made, args = plan("--TP=auto --TOKENS_PER_STEP=8192 --EXTRA_ARGS=--seed=7", devices=1)
+    assert "--recompute_modules layernorm mlp core_attn" in args.EXTRA_ARGS and args.EXTRA_ARGS.endswith(" --seed=7")
+    assert made.command[-1] == "--seed=7"
+
+
+@pytest.mark.parametrize("words, message", [
+    ("--TP=auto --model_name=meta-llama/Meta-Llama-3-70B", "no layout fits 8 x H200; the smallest, TP8 with recompute"),
+    ("--TP=auto --GA=3 --SP=true", "auto: no layout with GA=3 SP=true has 1,048,576 tokens a step on 8 devices; set"),
+    ("--TP=auto --TOKENS_PER_STEP=1000", "TOKENS_PER_STEP=1000 must be a multiple of max_seqlen=8192"),
+    ("--TOKENS_PER_STEP=8192", "TOKENS_PER_STEP goes with auto"),
+    ("--TP=auto --backend=pd", "auto: the planner knows backend=te in bf16 and fp8, not pd in fp8"),
+    ("--TP=auto --SEP=2", "auto: the planner does not know SEP=2"),
+    ("--TP=automatic", "must be a whole number of at least 1, or auto"),
+    ("--recompute=some --TP=auto", "must be one of none, core_attn, full, or auto"),
+])  # fmt: skip
+def test_what_cannot_be_chosen_is_refused(words, message):
+    assert message in refusal(words)
+
+
+@pytest.mark.parametrize("listing, there", [
+    (["GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)"], "NVIDIA A100-SXM4-80GB"), ([], "no NVIDIA GPU"),
+    (["GPU 0: NVIDIA H200 (UUID: GPU-1)", "GPU 1: NVIDIA A10 (UUID: GPU-2)"], "NVIDIA A10 and NVIDIA H200"),
+])  # fmt: skip
+def test_gpus_that_the_planner_does_not_know(monkeypatch, listing, there):
+    monkeypatch.setattr(machines, "_gpu_listing", lambda: listing)
+    assert f"auto: the planner knows H200 and H100, and here is {there};" in refusal("--TP=auto", devices=1)
