@@ -54,12 +54,14 @@ def _what_fits(model, layout, gpu):
     plans = search(model, gpu, *asked, **layout.state_flags).plans[:SUGGESTIONS]
     if not plans:
         return "No layout of these GPUs fits. "
-    found = "; ".join(
-        f"{plan.layout}, recompute {plan.layout.recompute_text}, batch {plan.layout.batch}"
-        f"{', --use_fused_linear_cross_entropy true' * plan.layout.loss_in_chunks} ({plan.memory.total / 1e9:.0f} GB)"
-        for plan in plans
-    )
+    found = "; ".join(f"{_described(plan.layout)} ({plan.memory.total / 1e9:.0f} GB)" for plan in plans)
     return f"With as many tokens a step these would fit, the fastest first: {found}. "
+
+
+def _described(layout):
+    """A layout with the flags that it needs."""
+    words = [str(layout), f"recompute {layout.recompute}", f"batch {layout.batch}", layout.extra_arguments()]
+    return ", ".join(filter(None, words))
 
 
 def layout_of(config, args):

@@ -48,6 +48,24 @@ def test_bf16(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence):
         assert error < bf16_bound(kind) and error <= 1.2 * bound + 1e-4, (name, error, bound)
 
 
+@pytest.mark.parametrize("recipe", [None, RECIPES["delayed"], RECIPES["current"]], ids=["bf16", "delayed", "current"])
+@pytest.mark.parametrize("parts", [("layernorm", "mlp_act", "core_attn"), ("layernorm", "mlp")], ids=" ".join)
+@pytest.mark.parametrize("kind", ["transformer", "gpt"])
+def test_parts_that_are_computed_again(gpu, poisoned, monkeypatch, seed, kind, parts, recipe):
+    """Every bit is the same, where attention's backward adds without atomics."""
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    values, inputs, grads, _ = case(kind, 4, 2, 2, 64, seed)
+    paddle.set_device(gpu)
+
+    def train(parts):
+        shared = dict(backend="transformer_engine", params_dtype="bfloat16", recompute_modules=parts)
+        return run(make(kind, 4, 2, **shared)[0], values, inputs, grads, "bfloat16", recipe, steps=3)
+
+    got = train(parts)
+    for name, want in train(()).items():
+        assert (got[name] == want).all(), name
+
+
 def test_softmax_scale(gpu, poisoned, seed):
     """Yarn's attention factor is in it."""
     paddle.set_device(gpu)

@@ -9,6 +9,8 @@ from paddle_te.fp8.emulation import emulated_fp8_linear
 
 def normalize(x, norm):
     """x normed over its last axis by a Norm, in float32."""
+    # in float32 astype would give x itself; a cast has a gradient of its own, so that with recompute the gradients of x
+    # are added in the same order as without
     z = paddle.cast(x, "float32")
     if norm.bias is not None:
         z = z - z.mean(-1, keepdim=True)
