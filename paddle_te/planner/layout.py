@@ -14,8 +14,8 @@ class Layout:
     gpus: all of them. tp, pp, vp, sharding: degrees; what they leave of `gpus` is data parallel. batch: sequences of a
     micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1. loss_in_chunks, fp8_head,
     fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads: gradients are float32 and
-    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights and recompute_modules:
-    the flags. recompute: the launcher's.
+    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights and
+    recompute_modules: the flags. recompute: the launcher's.
     """
 
     gpus: int

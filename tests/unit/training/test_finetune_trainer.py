@@ -7,7 +7,7 @@ import pytest
 from paddle_te.training.finetune_trainer import check_together
 
 
-def check(lora=False, zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, **training):
+def check(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, **training):
     data_args = SimpleNamespace(
         zero_padding=zero_padding, pad_to_multiple_of=pad_to_multiple_of, pad_to_max_length=pad_to_max_length
     )
@@ -15,7 +15,8 @@ def check(lora=False, zero_padding=False, pad_to_multiple_of=16, pad_to_max_leng
     training_args |= dict(recompute_modules=None)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(master_weights="float32", unified_checkpoint=False)
-    check_together(SimpleNamespace(merge_lora=False, lora=lora), data_args, SimpleNamespace(**training_args | training))
+    model_args = SimpleNamespace(merge_lora=False, lora=True, quantize_base=None)
+    check_together(model_args, data_args, SimpleNamespace(**training_args | training))
 
 
 SEP, CP = dict(sep_parallel_degree=2), dict(context_parallel_degree=2)
@@ -48,6 +49,6 @@ def test_what_goes_with_shared_sequences():
 
 
 def test_parts_computed_again_with_lora():
-    check(lora=True, recompute_modules=["core_attn"])
+    check(recompute_modules=["core_attn"])
     with pytest.raises(ValueError, match="--recompute_modules layernorm mlp with --lora: .* core_attn alone"):
-        check(lora=True, recompute_modules=["mlp", "core_attn", "layernorm"])
+        check(recompute_modules=["mlp", "core_attn", "layernorm"])
