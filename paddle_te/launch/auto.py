@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.launcher import AUTO, PRETRAIN_VARIABLES
+from paddle_te.options.scripts import STATES
 from paddle_te.planner import GPUS, Gpu, Layout, Model, Plan, search, usual_tokens
 
 # What a layout consists of, in the order of the arguments
@@ -48,14 +50,15 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
         return
     _check_known(args)
     gpu, tokens = _gpu(), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen)
-    plans = _plans(args, Model.of(config), gpu, world, tokens)
+    states, others = _states(args.EXTRA_ARGS)
+    plans = _plans(args, Model.of(config), gpu, world, tokens, states)
     layout = plans[0].layout
     values = OF_OVERLAP | layout.launcher_arguments()
     for name in names:
         setattr(args, name, values[name])
     extra = layout.extra_arguments()
     chosen = [_said(args, name) for name in names] + [extra] * bool(extra)
-    args.EXTRA_ARGS = " ".join(filter(None, (extra, args.EXTRA_ARGS)))
+    args.EXTRA_ARGS = " ".join(filter(None, (extra, others)))
     print(f"auto: {' '.join(chosen)}: {_reason(plans, gpu, tokens)}", file=sys.stderr)
 
 
@@ -75,11 +78,13 @@ def _check_known(args: argparse.Namespace) -> None:
         raise LaunchError(f"TOKENS_PER_STEP={args.TOKENS_PER_STEP} must be a multiple of max_seqlen={args.max_seqlen}")
 
 
-def _plans(args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int) -> list[Plan]:
-    """Those that fit and have what is given, the fastest first; there is at least one."""
+def _plans(
+    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, states: dict[str, str]
+) -> list[Plan]:
+    """Those that fit and have what is given, the fastest first; there is at least one. states: `_states`'."""
     try:
         asked = model, gpu, world, args.max_seqlen, tokens, args.precision
-        found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args))
+        found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args), **states)
     except ValueError:
         given = [_said(args, name) for name in LAYOUT if getattr(args, name) != AUTO]
         having = f" with {' '.join(given)}" * bool(given)
@@ -95,6 +100,18 @@ def _plans(args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens:
             "shorter max_seqlen"
         )
     return found.plans
+
+
+def _states(extra_args: str) -> tuple[dict[str, str], str]:
+    """What EXTRA_ARGS says of how AdamW's state is kept, {flag: kind}, and its other flags."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name, kinds in STATES.items():
+        parser.add_argument(f"--{name}", choices=kinds, default=argparse.SUPPRESS)
+    try:
+        states, others = parser.parse_known_args(shlex.split(extra_args))
+    except (ValueError, argparse.ArgumentError) as error:
+        raise LaunchError(f"EXTRA_ARGS={extra_args!r}: {error}") from error
+    return vars(states), shlex.join(others)
 
 
 def _gpu() -> Gpu:

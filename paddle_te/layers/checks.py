@@ -1,5 +1,7 @@
 """What layers check of their arguments."""
 
+from paddle_te.options.scripts import RECOMPUTE_MODULES
+
 
 def probability(**named):
     """The one value that is given. Raises ValueError with its name for what is no probability below 1."""
@@ -15,9 +17,6 @@ def one_of(allowed, **named):
     if value not in allowed:
         raise ValueError(f"{name}={value!r}; it may be one of {', '.join(map(repr, allowed))}")
     return value
-
-
-RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")  # the parts of a layer that backward may compute again
 
 
 def recomputed(recompute_modules):

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "distributed": {"fp8", "device"},
     "upstream": {"device"},
     "ops": {"native", "fp8", "device"},
-    "layers": LAYERS,
+    "layers": LAYERS | {"options"},
     "weights": {"configs", "manifest", "table"},
     "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
     "configs": set(),

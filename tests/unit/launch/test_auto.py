@@ -65,6 +65,16 @@ def test_parts_of_layers_are_computed_again_where_that_fits():
     assert made.command[-1] == "--seed=7"
 
 
+def test_a_smaller_state_of_the_optimizer_is_counted():
+    """Llama-3-8B on one GPU, which then needs no recompute; the flags are passed on once."""
+    state = "--optim_moments bfloat16 --master_weights bf16_remainder"
+    words = "--TP=auto --TOKENS_PER_STEP=8192"
+    _, args = plan(words, devices=1, EXTRA_ARGS=f"--seed=7 {state}")
+    assert "--recompute_modules" not in args.EXTRA_ARGS and args.recompute == "none"
+    assert args.EXTRA_ARGS.endswith(f"{state} --seed=7") and args.EXTRA_ARGS.count("--optim_moments") == 1
+    assert "argument --optim_moments: invalid choice: 'half'" in refusal(words, EXTRA_ARGS="--optim_moments half")
+
+
 @pytest.mark.parametrize("words, message", [
     ("--TP=auto --model_name=meta-llama/Meta-Llama-3-70B", "no layout fits 8 x H200; the smallest, TP8 with recompute"),
     ("--TP=auto --GA=3 --SP=true", "auto: no layout with GA=3 SP=true has 1,048,576 tokens a step on 8 devices; set"),
