@@ -1,5 +1,6 @@
 """Processes that tests start: ports for their servers, their ends, and what they were doing where they hang."""
 
+import contextlib
 import os
 import random
 import signal
@@ -81,6 +82,14 @@ def write_stacks(*pids):
     if tree:
         time.sleep(1)
     return tree
+
+
+def kill_at_once(killed):
+    """Kills psutil's processes before one of them can notice that another has died."""
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for process in killed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signum)
 
 
 def end(process, timeout):

@@ -22,6 +22,7 @@ from tests import processes
 ROOT = Path(__file__).parents[2]
 # Packages that a user installs beside this one, one of several with the same modules
 CHOSEN = {"paddle", "nvtx", "torch", "transformer_engine", "transformers"}
+OF_AN_EXTRA = {"paddle_te/evaluation/registered.py"}  # files that are imported where the extra is installed
 
 
 def settings(monkeypatch):
@@ -55,12 +56,13 @@ def test_every_import_is_declared(monkeypatch):
     optional = {normalized(line) for lines in declared["extras_require"].values() for line in lines}
     installed, missing = packages_distributions(), {}
     for path in (ROOT / "paddle_te").rglob("*.py"):
+        file = str(path.relative_to(ROOT))
         for name, always in imports(path):
             if name in sys.stdlib_module_names or name in CHOSEN or name == "paddle_te":
                 continue
             distributions = {normalized(distribution) for distribution in installed.get(name, [name])}
-            if not distributions & (required if always else required | optional):
-                missing.setdefault(name, []).append(str(path.relative_to(ROOT)))
+            if not distributions & (required if always and file not in OF_AN_EXTRA else required | optional):
+                missing.setdefault(name, []).append(file)
     assert not missing
 
 

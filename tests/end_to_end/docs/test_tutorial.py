@@ -26,12 +26,14 @@ def blocks():
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory, demo_data):
+def out(tmp_path_factory, demo_data, warm_start):
     out = tmp_path_factory.mktemp("tutorial") / "out"
     shutil.copytree(demo_data, out / "data")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # DEVICE, BACKEND, TRAIN, EVALUATE and TOLERANCE as the page says run it on a GPU
     environment = dict(DEVICE="cpu") | os.environ | dict(OUT=str(out), STEPS=str(STEPS), PATH=path)
+    if environment["DEVICE"] == "cpu":
+        environment |= warm_start
     script = "set -euo pipefail\n" + "\n".join(blocks()[0])
     run(["bash", "-c", script], cwd=ROOT, env=environment, check=True)
     return out

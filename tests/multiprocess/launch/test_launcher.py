@@ -16,7 +16,7 @@ import pytest
 
 from paddle_te.launch.pretrain import ARGUMENTS
 from tests import processes
-from tests.processes import with_in_environment
+from tests.processes import kill_at_once, with_in_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "llm/llama/scripts/llama_single_node_interactive.sh"
@@ -208,8 +208,7 @@ class Job:
         return self
 
     def __exit__(self, *_):
-        for process in self.left():
-            process.kill()
+        kill_at_once(self.left())
         self.process.wait()
         self.output.close()
 
@@ -416,8 +415,7 @@ def test_a_node_that_dies_ends_the_other_which_names_it(tmp_path, victim):
         first.wait_for("ready.*", 2)
         time.sleep(3)  # the launchers have found each other well before training starts; here it starts at once
         dead, other = (first, second) if victim == 0 else (second, first)
-        for process in dead.left():
-            process.kill()
+        kill_at_once(dead.left())
         assert other.end() == os.EX_TEMPFAIL
         assert other.left() == []
         assert f"launch: node {victim} ({socket.gethostname()}) died" in other.screen(), other.screen()
