@@ -40,13 +40,14 @@ def pytest_configure(config):
     config.terminal_stderr = os.dup(2)  # nothing is captured yet
     processes.environment_of_children(os.environ)
     if WARM_STARTS not in os.environ:
-        os.environ[WARM_STARTS] = config.warm_starts = tempfile.mkdtemp(prefix="warm-starts-")
+        config.warm_starts = tempfile.mkdtemp(prefix="warm-starts-", dir="/tmp")  # sockets' paths must be short
+        os.environ[WARM_STARTS] = config.warm_starts
 
 
 def pytest_unconfigure(config):
     if folder := getattr(config, "warm_starts", None):
         del os.environ[WARM_STARTS]
-        shutil.rmtree(folder)  # which ends the servers
+        shutil.rmtree(folder, ignore_errors=True)  # which ends the servers; a killed test's processes may still come
 
 
 def pytest_collection_modifyitems(items):
