@@ -10,7 +10,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import simple_parse_args_string
 
 from paddle_te import device
-from paddle_te.evaluation.harness import HarnessModel
+from paddle_te.evaluation.harness_model import HarnessModel
 from paddle_te.evaluation.model import EvaluatedModel, make_model, make_scorer
 from paddle_te.models.loading import load_tokenizer
 
