@@ -4,7 +4,7 @@
 #   bash scripts/test.sh --quick                  lint and unit tests: while you work
 #   bash scripts/test.sh tests/unit/layers -k rope    pytest's arguments: these tests alone
 # PEERS=1 also compares with transformers and EleutherAI's harness, for which it installs them.
-# WORKERS=N runs N unit tests at a time (default: one a core, at most 4), and of the others two more, but those on a GPU
+# WORKERS=N runs N unit tests at a time (default: one a core, at most 4), and of the others one more, but those on a GPU
 # one at a time.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -49,6 +49,6 @@ say "unit tests"
 run "$workers" tests/unit
 if [ "${1:-}" != --quick ]; then
   say "tests with several processes, and of whole commands"
-  run $((workers + 2)) tests/multiprocess/distributed tests/multiprocess nvgpu/tests tests/end_to_end # they often wait
+  run $((workers + 1)) tests/multiprocess/distributed tests/multiprocess nvgpu/tests tests/end_to_end # they often wait
 fi
 exit $failed
