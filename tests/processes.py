@@ -97,11 +97,7 @@ def end(process, timeout):
     try:
         return process.wait(timeout)
     except BaseException as error:  # also pytest's own limit
-        for each in write_stacks(process.pid):
-            try:
-                each.kill()
-            except psutil.NoSuchProcess:
-                pass
+        kill_at_once(write_stacks(process.pid))
         process.wait()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise

@@ -51,18 +51,22 @@ def scale_from_amax(amax, fp8_max):
     return paddle.where(usable, divide(fp8_max, paddle.where(usable, amax, ones)), ones)
 
 
-def _e4m3_numbers():
-    """The numbers that the bytes 0 to 126 stand for, which grow with them: 4 bits of exponent, 3 of mantissa."""
-    codes = [(code >> 3, code & 7) for code in range(127)]
-    return [(mantissa + (8 if exponent else 0)) * 2.0 ** (max(exponent, 1) - 10) for exponent, mantissa in codes]
+def _e4m3_number(byte):
+    """The number that an e4m3 byte from 0 to 126 stands for: 4 bits of exponent, then 3 of mantissa."""
+    exponent, mantissa = byte >> 3, byte & 7
+    return (mantissa + (8 if exponent else 0)) * 2.0 ** (max(exponent, 1) - 10)
+
+
+_E4M3_NUMBERS = [_e4m3_number(byte) for byte in range(127)]  # ascending
 
 
 @paddle.no_grad()
 def quantize_weight(source, weight, stored, group=None):
     """Quantizes a tensor into a weight that exists in fp8 only, under current scaling's scale.
 
-    source: float32, bfloat16 or float16. weight: uint8 of its shape, which gets the e4m3 bytes; stored: its
-    StoredWeight, which gets scale_inv. group: the greatest amax of its ranks counts; None: this tensor's.
+    source: float32, bfloat16 or float16. weight: uint8 of the same shape, which gets the e4m3 bytes. stored: the
+    weight's StoredWeight, which gets scale_inv. group: ranks that each hold a part of the weight, whose greatest amax
+    gives the scale; None: this tensor is the whole weight.
     """
     source = source.astype("float32")
     amax = _amax(source)
@@ -70,7 +74,7 @@ def quantize_weight(source, weight, stored, group=None):
         dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
     scale = scale_from_amax(amax, stored.fp8_max)
     values = round_to_fp8(source * scale, stored.dtype)
-    codes = paddle.searchsorted(paddle.to_tensor(_e4m3_numbers(), "float32"), values.abs())  # NaN: 127, which is NaN
+    codes = paddle.searchsorted(paddle.to_tensor(_E4M3_NUMBERS, "float32"), values.abs())  # NaN: 127, which is NaN
     weight.set_value((codes + 128 * (values < 0).astype(codes.dtype)).astype("uint8"))
     stored.scale_inv.set_value(divide(1.0, scale).reshape([1]))
 
@@ -78,7 +82,7 @@ def quantize_weight(source, weight, stored, group=None):
 @paddle.no_grad()
 def dequantize_weight(weight, stored):
     """What the bytes of such a weight stand for: float32 of its shape."""
-    numbers = [*_e4m3_numbers(), float("nan")]
+    numbers = [*_E4M3_NUMBERS, float("nan")]
     table = paddle.to_tensor([*numbers, *(-number for number in numbers)], "float32")
     return paddle.gather(table, weight.flatten().astype("int32")).reshape(weight.shape) * stored.scale_inv
 

@@ -88,7 +88,9 @@ class Binding:
         weights = [(weight, WeightCache()) for weight in stored]
 
         def gemms(records):
-            new = lambda dtype: Quantizer(dtype, recipe.kind, records)  # noqa: E731
+            def new(dtype):
+                return Quantizer(dtype, recipe.kind, records)
+
             forward, backward = dtypes.forward, dtypes.backward
             return [Gemm(new(forward), weight or new(forward), new(backward), cache) for weight, cache in weights]
 

@@ -1,4 +1,4 @@
-"""Weights that exist in fp8 only: a frozen base, beside which no copy in higher precision is kept."""
+"""Weights that exist in fp8 only: a frozen base, of which no copy in higher precision is kept."""
 
 import paddle
 
@@ -6,15 +6,16 @@ from .recipe import FP8_MAX
 
 
 class StoredWeight:
-    """How such a weight is read: e4m3 bytes under one scale for the whole tensor. It has the place of the weight's
-    Quantizer, but nothing is quantized in a step: backends multiply the bytes by scale_inv.
+    """How such a weight is read: e4m3 numbers, all multiplied by the same scale_inv.
 
-    The bytes are the layer's parameter, uint8 of the weight's shape. A backend's `quantize_weight` writes both.
+    A StoredWeight takes the place of the weight's Quantizer in a Gemm, although no step quantizes anything for it. The
+    bytes of the numbers are the layer's parameter, uint8 of the weight's shape. A backend's `quantize_weight` writes
+    the bytes and scale_inv.
     scale_inv: float32 [1] on the present device, at a 16-byte aligned address.
     """
 
     kind, dtype, fp8_max = "stored", "e4m3", FP8_MAX["e4m3"]
-    scale_ptr = amax_ptr = 0  # of a Quantizer's addresses it has one only
+    scale_ptr = amax_ptr = 0  # a Quantizer has three addresses, a StoredWeight scale_inv's alone
 
     def __init__(self):
         self.scale_inv = paddle.ones([1], "float32")
@@ -27,4 +28,4 @@ class StoredWeight:
         return self.scale_inv.data_ptr()
 
     def move_to(self, block, column):
-        """Its scale is updated in no step: the column of a delayed scaling's block stays empty."""
+        """Does nothing: no step updates this scale, so its column in a block of delayed scaling stays empty."""

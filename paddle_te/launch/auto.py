@@ -13,7 +13,7 @@ from paddle_te.planner import GPUS, Gpu, Layout, Model, Plan, search, usual_toke
 
 # What a layout consists of, in the order of the arguments
 LAYOUT = ("batch_size_per_device", "FSDP", "TP", "PP", "VP", "GA", "SP", "sharding_stage", "recompute")
-# What comes with overlap, and what it is without
+# The variables that a layout with overlap sets, with their values in a layout without it
 OF_OVERLAP = {
     option.name: option.kind.parse(option.default_text())
     for option in PRETRAIN_VARIABLES
@@ -22,9 +22,10 @@ OF_OVERLAP = {
 
 
 def leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
-    """Where one argument of the layout is auto, those that are not `given` are so, too.
+    """Where one argument of the layout is auto, makes those auto, too, that are not `given`: their defaults belong to
+    another layout.
 
-    Their defaults would be those of another layout. Raises LaunchError for TOKENS_PER_STEP where none is auto.
+    Raises LaunchError where TOKENS_PER_STEP is given and no argument is auto.
     """
     if not _left(args):
         if getattr(args, "TOKENS_PER_STEP", None):
@@ -40,7 +41,7 @@ def _left(args: argparse.Namespace) -> list[str]:
 
 
 def fill(args: argparse.Namespace, config: dict, world: int) -> None:
-    """Puts numbers in the place of auto, those of the fastest layout that fits and has what is given, and says so.
+    """Replaces auto by the values of the fastest layout that fits and has what is given, and prints the choice.
 
     config: the model's. world: devices of the job.
     Raises LaunchError where the planner does not know the job or its GPUs, and where no layout fits.
@@ -81,7 +82,7 @@ def _check_known(args: argparse.Namespace) -> None:
 def _plans(
     args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, states: dict[str, str]
 ) -> list[Plan]:
-    """Those that fit and have what is given, the fastest first; there is at least one. states: `_states`'."""
+    """The plans that fit and have what is given, the fastest first; at least one. states: `_states`' first result."""
     try:
         asked = model, gpu, world, args.max_seqlen, tokens, args.precision
         found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args), **states)

@@ -98,8 +98,8 @@ class _Layer(BackendLayer):
         )
 
     def create_weight(self, name, shape, init_method, split_axis=None):
-        """Makes the [out, in] weight of that name; split_axis is the axis that the ranks share, None where each holds
-        all of it."""
+        """Makes the [out, in] weight `name`. split_axis: the axis along which tensor parallel ranks divide it; None:
+        each rank holds all of it."""
         split = self.tp is not None and split_axis is not None
         # other random numbers on each rank that has a share
         with get_rng_state_tracker().rng_state() if split else nullcontext():
@@ -125,9 +125,10 @@ class _Layer(BackendLayer):
 
     @paddle.no_grad()
     def store_weight(self, name, value):
-        """Quantizes a tensor, this rank's share, into the weight of that name, one of `stored_weights`.
+        """Quantizes a tensor into the weight `name`, one of `stored_weights`. value: this rank's share of the weight.
 
-        The scale is that of all tensor parallel ranks' shares, so that a share is quantized as in the whole weight.
+        Tensor parallel ranks that share the weight have one scale, so that each quantizes its share as one process
+        would quantize the whole weight.
         """
         weight, stored = self._parameters[name], self.fp8.stored[self.GEMM_WEIGHTS.index(name)]
         group = self.tp.group if weight.is_distributed else None

@@ -246,24 +246,25 @@ def load_model(folder, backend="none", dtype="float32", **settings):
 
 
 def stage_layer_names(model):
-    """{a layer's name on this pipeline stage: its name in the whole model}, for fp8 state that other stages read too.
+    """{name of a layer on this pipeline stage: its name in the whole model}; {} for a model without stages.
 
-    {} for a model without stages.
+    fp8 state is saved under the latter, so that a run with other stages can read it.
     """
     model.state_dict()  # makes the mapping
     weights = getattr(model, "_pp_to_single_mapping", None) or {}
     if not weights:
         return {}
     names = {name: _whole_name(name, weights) for name in fp8.name_modules(model)}
-    # PaddleNLP's GPT calls a stage's head after the embedding whose weight it has
+    # PaddleNLP's GPT names the head on a stage after the embedding, whose weight it shares
     heads = [name for name, layer in model.named_sublayers() if isinstance(layer, TELMHead)]
     return names | {name: "lm_head" for name in heads if name in names}
 
 
 def _whole_name(name, weights):
-    """What the whole model calls a layer, from {its weight's name: the whole model's}; its parents' weights do too.
+    """What the whole model calls a layer of a stage.
 
-    Raises KeyError for a layer that has no weight, and no parent with one.
+    weights: {a weight's name on the stage: its name in the whole model}. A layer without weights, such as attention,
+    is found by those of the layers around it. Raises KeyError where these have none either.
     """
     parent = name
     while parent:

@@ -33,6 +33,11 @@ DELAYED = {"fp8_recipe": "delayed"}
 RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
 
 
+def state_flags(kept):
+    """The flags of STATES that are not at their default, as on a command line. kept: has an attribute for each."""
+    return [f"--{name} {kind}" for name in STATES if (kind := getattr(kept, name)) != "float32"]
+
+
 def proportions(split):
     """Three numbers from "949,50,1" or "949/50/1". Raises ValueError where one is none."""
     return [float(part) for part in split.replace("/", ",").split(",")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paddle_te.options.scripts import STATES
+from paddle_te.options.scripts import STATES, state_flags
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Layout:
     master_weights: str = "float32"
 
     @property
-    def state_flags(self) -> dict[str, str]:
-        """The flags that say how AdamW's state is kept, without those that have their default."""
-        return {name: kept for name in STATES if (kept := getattr(self, name)) != "float32"}
+    def states(self) -> dict[str, str]:
+        """How AdamW's state is kept, by the names of the flags."""
+        return {name: getattr(self, name) for name in STATES}
 
     @property
     def data(self) -> int:
@@ -97,7 +97,7 @@ class Layout:
         extra = [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
         extra += ["--amp_master_grad true"] * (self.main_grads and not self.overlap)
         extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks
-        extra += [f"--{name} {kept}" for name, kept in self.state_flags.items()]
+        extra += state_flags(self)
         return " ".join(extra)
 
     def __str__(self) -> str:

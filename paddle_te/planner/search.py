@@ -25,7 +25,7 @@ RECOMPUTE = (
     {"recompute": "full"},
 )
 BATCHES = (1, 2, 4, 8)
-SEQUENCES = 16  # for each GPU in a step, where nothing else is asked for
+SEQUENCES = 16  # of a step for each GPU, where the user asks for no other number
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Search:
 
 
 def usual_tokens(gpus: int, sequence: int) -> int:
-    """Of a step, where nothing else is asked for."""
+    """Tokens of a step on all GPUs, where the user asks for no other number."""
     return SEQUENCES * gpus * sequence
 
 
@@ -72,7 +72,7 @@ def search(
     wanted: Callable[[Layout], bool] = lambda layout: True,
     **flags: str,
 ) -> Search:
-    """The Search among all layouts with exactly `tokens_per_step` tokens a step that are `wanted`.
+    """The Search among the layouts that have exactly `tokens_per_step` tokens a step and for which `wanted` is true.
 
     flags: further fields that all of them have, such as optim_moments.
 

@@ -6,16 +6,18 @@ moment changes by (1 - beta2) of itself in a step, which for 0.999 is less than 
 
 --master_weights bf16_remainder: a bfloat16 weight is the upper half of its float32 master weight, and an int16 tensor
 in the master weight's place holds the rest (Transformer Engine's FusedAdam calls it store_param_remainders). The
-weight's bits, shifted by 16, plus the remainder are the master weight's bits, so nothing is lost. The weight is the
-nearest to its master weight, as without this; only a tie goes away from zero instead of to the even.
+weight's bits, shifted by 16, plus the remainder are the master weight's bits, so nothing is lost. As with float32
+master weights, the weight is its master weight rounded to the nearest; only a tie is rounded away from zero instead of
+to the even number.
 
-On nvgpu its kernel computes (nvgpu/csrc/math/training.cu), elsewhere `step_in_paddle`, which is its specification: both
-give the same bits. The random numbers of the rounding depend on the seed, the step and the element's place in its
-weight alone. A run that is resumed and ranks that share a weight by sharding therefore round as one process does that
-never stopped.
+On nvgpu the step is a kernel (nvgpu/csrc/math/training.cu). Elsewhere it is `step_in_paddle`, which specifies that
+kernel; both give the same bits. The random numbers of the rounding depend only on the seed, the step and the element's
+place in its weight. Therefore a run that was resumed, and ranks that share a weight by sharding, round as one process
+that never stopped.
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import paddle
@@ -31,11 +33,11 @@ REMAINDER = "int16"  # dtype of what stands in a master weight's place
 def keep_compact(optimizer, moments, master_weights, seed=0):
     """Lets Paddle's AdamW, before its first step, keep its state as --optim_moments and --master_weights say.
 
-    States and their names stay Paddle's; their dtypes tell what they are. Nothing changes where both are float32.
+    States keep Paddle's names, and their dtypes tell how they are kept. Nothing changes where both flags are float32.
 
     Args:
-        optimizer: an AdamW without groups of parameters and amsgrad, with a learning rate scheduler, whose count of
-            steps the random numbers of the rounding go by.
+        optimizer: an AdamW with a learning rate scheduler, without groups of parameters and without amsgrad. The
+            random numbers of the rounding depend on the scheduler's count of steps.
         moments, master_weights: values of the two flags.
         seed: of the random numbers.
 
@@ -54,8 +56,8 @@ def keep_compact(optimizer, moments, master_weights, seed=0):
 def number_elements(optimizer, parameters):
     """Tells a CompactAdamW which elements of its weights a rank holds, so that it rounds them as one process would.
 
-    optimizer: the outermost one, wrapped for the run's kind of sharding, before its first step; any other kind of
-    optimizer is left alone. parameters: the model's.
+    optimizer: the outermost one, as it is wrapped for the run's kind of sharding, before its first step. Nothing
+    happens where there is no CompactAdamW in it. parameters: the model's.
     """
     inner = layers_of(optimizer)[-1]
     if isinstance(inner, CompactAdamW):
@@ -103,8 +105,9 @@ def mix(x):
     return x ^ x >> 16
 
 
+@lru_cache(maxsize=1)  # all weights of a step have the same
 def noise_key(seed, step):
-    """What tells a step's random numbers from those of other steps and seeds, below 2**32."""
+    """A number below 2**32, by which the random numbers of a step differ from those of other steps and seeds."""
     numbers = np.array([seed & 0xFFFFFFFF, step], "uint32")
     return int(mix(mix(numbers[:1]) ^ numbers[1:])[0])
 
@@ -112,8 +115,8 @@ def noise_key(seed, step):
 def noise(key, first, shape):
     """Random numbers below 2**16 for the first and the second moment, two int32 tensors of the shape.
 
-    They are alike in all weights, because the copies of one (tensor parallel ranks', tied embeddings of a pipeline's
-    first and last stage) must be rounded alike.
+    first: the place of the first element in its whole weight. All weights have the same numbers, because copies of a
+    weight must be rounded alike: those on tensor parallel ranks, and tied embeddings on a pipeline's two end stages.
     """
     index = (np.arange(math.prod(shape), dtype="uint64") + first).astype("uint32")
     bits = mix(index ^ np.uint32(key)).reshape(shape)

@@ -151,10 +151,13 @@ class FactorAdamW(paddle.optimizer.AdamW):
         return super()._apply_optimize(*args, **kwargs)
 
     def _append_optimize_op(self, block, param_and_grad):
-        step = self.step_of(param_and_grad)
-        if step.factor is None:
+        if self._factor_of(param_and_grad[0]) is None:
             return super()._append_optimize_op(block, param_and_grad)
-        run_on_nvgpu(step)
+        run_on_nvgpu(self.step_of(param_and_grad))
+
+    def _factor_of(self, param):
+        """What clips the parameter's gradient as it is read; None: nothing."""
+        return getattr(self._grad_clip, "factor", None) if getattr(param, "need_clip", True) else None
 
     def noise_of(self, param):
         """(key, number of the first element) of random numbers; what is kept in float32 needs none."""
@@ -173,7 +176,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
         return Step(
             param=param,
             grad=grad,
-            factor=getattr(self._grad_clip, "factor", None) if getattr(param, "need_clip", True) else None,
+            factor=self._factor_of(param),
             learning_rate=self._create_param_lr(param_and_grad),
             moment1=state(self._moment1_acc_str),
             moment2=state(self._moment2_acc_str),

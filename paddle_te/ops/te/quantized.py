@@ -47,7 +47,7 @@ def both_pieces(rt, shape, quantizer):
 
 
 class OperandPieces(NamedTuple):
-    """For the two operands of a forward GEMM: (rowwise, columnwise) of each, as Float8Matrix takes them."""
+    """Memory for a forward GEMM's input and weight: for each the (rowwise, columnwise) that Float8Matrix takes."""
 
     input: tuple
     weight: tuple
@@ -59,8 +59,8 @@ def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0, tran
     shape: of the input, None if that lies elsewhere. A weight that is cached, or will be, lies elsewhere too.
     more: bytes that backward keeps beside the input, a multiple of 256. transpose_y: False for a weight in `exchanged`
     pieces. recompute: backward makes the input again, and keeps the weight's transpose alone.
-    Of a weight that exists in fp8 only backward makes the transpose anew, and no gradient for which it would read the
-    input's.
+    Where the weight exists in fp8 only, backward keeps neither transpose: it makes the weight's anew, and it computes
+    no gradient of the weight, for which it would read the input's.
     """
     size = 0 if shape is None else _size(shape, quantizers.input)
     columnwise = columnwise and quantizers.weight.kind != "stored"
