@@ -141,8 +141,9 @@ def check_hidden(device, backend, kind, recipe, seed, dropout=0.4):
     got = _run(layer, x, dy, recipe, seed)
     want = _run(plain, x, dy, recipe, seed, lambda x, y: x + (y - x) * mask)
     for name, value in want.items():
-        # what differs in the last bit of bf16 may be rounded to another number of fp8
-        assert relative(got[name], value) < (8e-2 if recipe else ERROR[backend]), name
+        # Where a tensor's scale differs in its last bit, all its numbers are rounded anew. Rounding to E5M2 changes a
+        # number by 5 % (root mean square), so two roundings differ by 7 %, and a product of two such tensors by more.
+        assert relative(got[name], value) < (15e-2 if recipe else ERROR[backend]), name
     layer.eval()
     with paddle.no_grad(), fp8.fp8_autocast(recipe is not None, recipe):
         plain.eval()

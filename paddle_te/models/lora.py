@@ -44,7 +44,7 @@ def target_modules(targets):
 
 
 class LowRank(nn.Layer):
-    """x -> scaling·x·A·B. Parameters: lora_A [in_features, r], lora_B [r, out_features], of this rank.
+    """A and B of one part. Parameters: lora_A [in_features, r], lora_B [r, out_features], of this rank.
 
     parallel_mode: that of the GEMM beside it. "column" splits B, "row" splits A; the r columns between them are what
     travels, so A's (B's) gradient is whole on every rank, or under sequence parallelism summed by the trainer.
@@ -52,7 +52,6 @@ class LowRank(nn.Layer):
 
     def __init__(self, in_features, out_features, config, dtype, parallel_mode=None, tp=None):
         super().__init__()
-        self.parallel_mode = parallel_mode
         self.tp = tp
         self.scaling = config.scaling
         self.dropout = nn.Dropout(config.lora_dropout) if config.lora_dropout else None
@@ -72,17 +71,14 @@ class LowRank(nn.Layer):
         if self.tp.sequence_parallel:
             mark_as_sequence_parallel_parameter(whole)
 
-    def forward(self, x):
-        """[..., in_features of this rank] -> [..., out_features of this rank], as the GEMM beside it."""
-        z = paddle.matmul(x if self.dropout is None else self.dropout(x), self.lora_A)
-        if self.tp is not None:
-            z = self.tp.enter(z) if self.parallel_mode == "column" else self.tp.leave(z)
-        return paddle.matmul(z, self.lora_B) * self.scaling
-
     def delta(self):
         """What merging adds to the weight: float32 [out_features, in_features]."""
         a, b = self.lora_A.astype("float32"), self.lora_B.astype("float32")
         return paddle.matmul(a, b).transpose([1, 0]) * self.scaling
+
+
+def _side_by_side(tensors):
+    return tensors[0] if len(tensors) == 1 else paddle.concat(tensors, -1)
 
 
 class _WithLoRA:
@@ -121,18 +117,31 @@ class _WithLoRA:
         return self.merged or self.disable_lora
 
     def low_rank(self, x, weight):
-        """What is added to the output of a weight's GEMM: its parts' products side by side, zeros for parts without
-        LoRA; None where no part has it."""
-        parts, _ = self.parts[weight]
-        if not any(part in self._sub_layers for part in parts):
-            return None
-        products = [self._sub_layers[part](x) if part in self._sub_layers else self._zeros(x, part) for part in parts]
-        return products[0] if len(products) == 1 else paddle.concat(products, -1)
+        """What is added to the output of a weight's GEMM: scaling·x·A·B of its parts side by side, zeros for parts
+        without LoRA; None where no part has it.
 
-    def _zeros(self, x, part):
-        rows = x.shape[0] * (self.tp.size if x.ndim == 2 and self.tp is not None and self.tp.sequence_parallel else 1)
-        lead = [rows] if x.ndim == 2 else x.shape[:-1]
-        return paddle.zeros([*lead, self.part_sizes[part]], x.dtype)
+        The parts' A stand side by side and their B on a diagonal, so that there are two products for all of them: the
+        large tensors are read and written once. The parts share x, and with it what is dropped of it.
+        """
+        parts, parallel_mode = self.parts[weight]
+        found = [self._sub_layers[part] for part in parts if part in self._sub_layers]
+        if not found:
+            return None
+        dropout, scaling = found[0].dropout, found[0].scaling  # of all parts
+        z = paddle.matmul(x if dropout is None else dropout(x), _side_by_side([part.lora_A for part in found]))
+        if self.tp is not None:
+            z = self.tp.enter(z) if parallel_mode == "column" else self.tp.leave(z)
+        return paddle.matmul(z * scaling, self._diagonal_of_b(parts))
+
+    def _diagonal_of_b(self, parts):
+        """[sum of r, sum of the parts' rows]: B of each part with LoRA in rows of its own, in the part's columns."""
+        rows = []
+        for part in parts:
+            if part in self._sub_layers:
+                b = self._sub_layers[part].lora_B
+                zeros = lambda other, b=b: paddle.zeros([b.shape[0], self.part_sizes[other]], b.dtype)  # noqa: E731
+                rows.append(_side_by_side([b if other == part else zeros(other) for other in parts]))
+        return rows[0] if len(rows) == 1 else paddle.concat(rows, 0)
 
     def split_mapping(self):
         """[(parameter name, is_column)] of what tensor parallelism splits, for PaddleNLP's merging of ranks."""

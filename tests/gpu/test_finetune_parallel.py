@@ -24,4 +24,4 @@ def test_te_learns_as_on_one_gpu(gpu, place, exact, layout, precision):  # noqa:
     name = f"{layout}-{precision}"
     want, weights = test_finetune.run(place, place / f"{name}-one", 1, **flags)
     losses, adapter = test_finetune.run(place, place / name, 2, **test_finetune.LAYOUTS[layout], **flags)
-    test_finetune.check_alike(losses, adapter, want, weights, exact)
+    test_finetune.check_alike(place, losses, adapter, want, weights, exact)

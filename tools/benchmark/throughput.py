@@ -39,6 +39,7 @@ from tools.benchmark.trainings import Conditions, Run, python_path, quoted  # no
 LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_3_70B = step.Size(Dims(1, 4096, 8192, 28672, 64, 8, 500000.0), 128256, layers=80)
 LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
+LLAMA_2_13B = step.Size(Dims(1, 4096, 5120, 13824, 40, 40, 10000.0), 32000, layers=40)
 QWEN2_7B_16 = step.SIZES["qwen2.5-7b-s4096"]
 GPT_5B = step.Size(SIZES["gpt-5b"], 50304, layers=24, family="gpt")  # without dropout
 
@@ -49,6 +50,8 @@ MAIN_GRADS_ALONE = f"{MAIN_GRADS} --release_grads true"
 FUSED_LOSS = "--use_fused_linear_cross_entropy true"
 FP8_HEAD = "--fp8_lm_head true"
 FP8_ATTENTION = "--fp8_dpa true"
+# AdamW's state in 6 bytes a parameter; the master weights keep float32's precision.
+COMPACT = "--optim_moments bfloat16 --master_weights bf16_remainder"
 # Gradients are reduced and scattered during backward, weights gathered during the next forward, for which Paddle wants
 # the loss to be read not in each step. Stage 2 likewise: reduced during backward, broadcast during forward.
 OVERLAP_1, OVERLAP_2 = (
@@ -60,6 +63,7 @@ DATA_PARALLEL = "--amp_master_grad false"
 
 EIGHT_B = Run(LLAMA_3_8B, flags=MAIN_GRADS)
 EIGHT_B_16 = replace(EIGHT_B, size=replace(LLAMA_3_8B, layers=16))
+EIGHT_B_ACCUMULATED = replace(EIGHT_B, size=replace(LLAMA_3_8B, micro_batches=16))
 ALONE, ALONE_MAIN = "8b-l16-x1", "8b-l16-x1-main-grads"
 SEVEN_B = Run(LLAMA_2_7B, batch=2, flags=MAIN_GRADS)
 
@@ -102,6 +106,11 @@ OUR_RUNS = {
     "8b-x2-stage2-fp8-head": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FP8_HEAD}"),
     "8b-x2-stage2-bf16": sharded(EIGHT_B, 2, precision="bf16", stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
     "8b-x2-stage3": sharded(EIGHT_B, 2, stage="stage3", flags=f"--amp_master_grad true {FUSED_LOSS}"),
+    "8b-x2-accumulated": sharded(EIGHT_B_ACCUMULATED, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
+    # All of Llama-3-8B on one GPU: without recompute, and four sequences a step with it.
+    "8b-x1-compact": replace(EIGHT_B, flags=f"{FUSED_LOSS} {COMPACT}"),
+    "8b-x1-compact-full": replace(EIGHT_B, batch=4, recompute="full", flags=f"{FUSED_LOSS} {COMPACT}"),
+    "13b-x2-compact": sharded(Run(LLAMA_2_13B), 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS} {COMPACT}"),
     "8b-x2-tp2": replace(EIGHT_B, gpus=2, tp=2, sequence_parallel=True, batch=2, flags=MAIN_GRADS_ALONE),
     "7b-x2": sharded(SEVEN_B, 2),
     "8b-x4-bf16": sharded(EIGHT_B, 4, precision="bf16"),

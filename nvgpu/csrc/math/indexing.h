@@ -37,6 +37,23 @@ struct Indexer {
     }
   }
 
+  // Counts n neighbours as one element from now on, if they lie in a row in all tensors and no element is left over.
+  bool Group(int64_t n) {
+    if (rank == 0 || dims[rank - 1] % n != 0) return false;
+    for (const auto& tensor : strides) {
+      for (int axis = 0; axis < rank - 1; ++axis) {
+        if (tensor[axis] % n != 0) return false;
+      }
+      if (tensor[rank - 1] != 1) return false;
+    }
+    count /= n;
+    dims[rank - 1] /= n;
+    for (auto& tensor : strides) {
+      for (int axis = 0; axis < rank - 1; ++axis) tensor[axis] /= n;
+    }
+    return true;
+  }
+
   NVGPU_FN void At(int64_t i, int64_t (&offsets)[N]) const {
     for (int n = 0; n < N; ++n) offsets[n] = 0;
     if (rank == 1) {

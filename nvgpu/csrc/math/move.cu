@@ -137,11 +137,15 @@ void ForIndex(Type type, Function function) {
 
 void StridedCopy(Stream stream, size_t width, void* to, const Dims& to_strides, const void* from,
                  const Dims& from_strides, const Dims& dims) {
+  Indexer<2> indexer(dims, {to_strides, from_strides});
+  // Elements in a row are moved several at a time, up to 16 bytes.
+  const uintptr_t places = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
+  for (size_t wide = sizeof(Wide); wide > width; wide /= 2) {
+    if (places % wide == 0 && indexer.Group(wide / width)) width = wide;
+  }
   ForWidth(width, [&](auto t) {
     using T = decltype(t);
-    StridedCopyLoop<T> loop{static_cast<T*>(to), static_cast<const T*>(from),
-                            Indexer<2>(dims, {to_strides, from_strides})};
-    ForEach(stream, loop.indexer.count, loop);
+    ForEach(stream, indexer.count, StridedCopyLoop<T>{static_cast<T*>(to), static_cast<const T*>(from), indexer});
   });
 }
 

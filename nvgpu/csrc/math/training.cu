@@ -162,7 +162,7 @@ struct AdamWLoop {
       const M g = static_cast<M>(static_cast<Compute<G>>(clipped));
       M p = master != nullptr ? JoinMaster<M>(loaded.param.at[n], loaded.master.at[n])
                               : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
-      p *= M(1) - Product(rate, decay);
+      p = Product(p, M(1) - Product(rate, decay));
       const M m1 = Product(beta1, static_cast<M>(loaded.moment1.at[n])) + Product(M(1) - beta1, g);
       const M m2 = Product(beta2, static_cast<M>(loaded.moment2.at[n])) + Product((M(1) - beta2) * g, g);
       M largest = m2;

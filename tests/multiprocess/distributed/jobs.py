@@ -102,7 +102,7 @@ def launch(folder, processes, flags, variants, device, environment, timeout=500)
     """
     folder.mkdir(parents=True, exist_ok=True)
     data_ranks = processes // (flags.get(TP, 1) * flags.get(PP, 1) * flags.get(SEP, 1) * flags.get(CP, 1))
-    batch = dict(per_device_train_batch_size=2, gradient_accumulation_steps=6 // data_ranks)
+    batch = dict(per_device_train_batch_size=4 // data_ranks, gradient_accumulation_steps=3)
     job = dict(layout=batch | flags | dict(device=device), variants=variants, output=str(folder))
     (folder / "job.json").write_text(json.dumps(job))
     command = [sys.executable]

@@ -25,6 +25,7 @@ LAYOUTS = {
     "sharding2": dict(sharding_parallel_degree=2, sharding="stage2", per_device_train_batch_size=2),
 }
 
+ADAPTER = "lora_model_state.pdparams"
 SCRIPT = REPOSITORY / "llm/llama/run_finetune.py"
 EMULATED_TE = REPOSITORY / "tests/multiprocess/distributed/finetune.py"
 HALF = dict(
@@ -92,7 +93,7 @@ def run(place, output, processes=1, environment=(), script=SCRIPT, **flags):
         logs = "".join(log.read_text()[-3000:] for log in sorted((output / "logs").glob("workerlog.*")))
         pytest.fail(f"{error}\n{logs}")
     losses = [json.loads(line)["loss"] for line in (output / "train_log.jsonl").read_text().splitlines()]
-    adapter = paddle.load(str(output / "lora_model_state.pdparams"))
+    adapter = paddle.load(str(output / ADAPTER))
     return losses, {name: value.astype("float32").numpy() for name, value in adapter.items()}
 
 
@@ -139,14 +140,15 @@ def test_te_learns_as_in_one_process(place, exact, warm_host, layout, precision)
     name = f"{layout}-te-{'fp8' if precision is FP8 else 'bf16'}"
     want, weights = run(place, place / f"{name}-one", 1, warm_host, **flags)
     losses, adapter = run(place, place / name, 2, warm_host, **LAYOUTS[layout], **flags)
-    check_alike(losses, adapter, want, weights, exact)
+    check_alike(place, losses, adapter, want, weights, exact)
 
 
-def check_alike(losses, adapter, want, weights, exact):
-    """A run over several ranks beside one process, and that beside pd in float32."""
-    assert exact[-1] < exact[0] - 0.05
+def check_alike(place, losses, adapter, want, weights, exact):
+    """A run over several ranks beside one process, and that beside pd in float32; the adapter is not what it was."""
+    start = paddle.load(str(place / "start" / ADAPTER))
     assert want == pytest.approx(exact, rel=5e-3) and losses == pytest.approx(want, rel=5e-3)
     assert adapter.keys() == weights.keys()
     for name, value in weights.items():
         assert adapter[name].shape == value.shape
         assert relative(adapter[name], value) < 0.1, name
+        assert relative(adapter[name], start[name].astype("float32").numpy()) > 2e-3, name
