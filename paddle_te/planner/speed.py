@@ -19,6 +19,7 @@ from paddle_te.planner.model import Model
 OPTIMIZER_BYTES = 10  # a parameter, of clipping and AdamW, beside the state that is read and written
 CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
+ATTENTION_FORWARD = 0.25  # its share of attention's time, the rest is backward's (measured at 65,536 tokens)
 CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
 
 
@@ -38,6 +39,7 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
         "tensor parallel": m * layers * tp,
         "stage transfers": m * transfer,
         "head": m * head,
+        "main gradients": (m - 1) * main_gradients_ms(local, layout, gpu),
         "bubble": (layout.pp - 1) / layout.vp * (layers * (layer + tp) + transfer + head),
         "sharding": communication,
         "optimizer": local / layout.sharding * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
@@ -56,7 +58,10 @@ def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     elementwise = tokens * moved * (1 if fp8 else 0.8) / gpu.hbm / 1e6
     casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
     once = gemms + attention + elementwise
-    again = once / 3 if layout.recompute == "full" else again_ms(model, layout, gpu, gemms, attention, cached)
+    if layout.recompute == "full":
+        again = (gemms + elementwise) / 3 + ATTENTION_FORWARD * attention
+    else:
+        again = again_ms(model, layout, gpu, gemms, attention, cached)
     return (once + again + casts) / layout.tp
 
 
@@ -87,6 +92,11 @@ def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     gemms = 6 * tokens * model.embedding / (gpu.head_fp8 if layout.fp8_head else gpu.head_bf16) / 1e9
     loss = tokens * (LOSS_BYTES * model.vocabulary + 60 * model.hidden) / gpu.hbm / 1e6
     return (gemms + loss) * (CHUNKS_COST if layout.loss_in_chunks else 1)
+
+
+def main_gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
+    """Of a micro-batch after the first: the float32 gradients that its GEMMs add to are read and written."""
+    return 8 * local / gpu.hbm / 1e6 if layout.main_grads else 0.0
 
 
 def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu) -> float:

@@ -32,6 +32,8 @@ THROUGHPUT = [
         "2026-11-22_h200x1_timeline",
         "2026-11-22_h200x1_largest-batch",
         "2026-11-23_h200x1_torchtitan",
+        "2026-11-23_h200x1_8b-whole",
+        "2026-11-23_h200x2_8b-accumulated-13b",
     )
 ]
 NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512)
@@ -86,8 +88,15 @@ def _run(run):
         fp8_attention="--fp8_dpa true" in flags,
         main_grads="--amp_master_grad true" in flags,
         release_grads="--release_grads true" in flags,
+        optim_moments=_value(flags, "--optim_moments", "float32"),
+        master_weights=_value(flags, "--master_weights", "float32"),
     )
     return model, layout
+
+
+def _value(flags, name, default):
+    words = flags.split()
+    return words[words.index(name) + 1] if name in words else default
 
 
 def predicted(model, layout):
