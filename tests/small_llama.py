@@ -5,8 +5,8 @@ import paddle
 from paddlenlp.transformers import LlamaConfig
 
 from paddle_te.fp8 import fp8_model_init
+from paddle_te.hosts.paddlenlp import model_class
 from paddle_te.layers import stored_weights
-from paddle_te.models import model_class
 from tests.bfloat16 import truncated
 
 TE, PD = "transformer_engine", "paddle"

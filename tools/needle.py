@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 from paddlenlp.trainer import set_seed  # noqa: E402
 
-from paddle_te.models import causal_mask_only  # noqa: E402
+from paddle_te.hosts.paddlenlp import causal_mask_only  # noqa: E402
 from paddle_te.ops import documents  # noqa: E402
 from paddle_te.options import Option, with_options  # noqa: E402
 from paddle_te.options.option import whole  # noqa: E402

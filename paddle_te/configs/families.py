@@ -1,6 +1,6 @@
 """Families of models: what each is called, and in what its decoder layers differ from the others'.
 
-`paddle_te.models` has a folder for each, with its classes.
+`paddle_te.hosts.paddlenlp` has a folder for each, with its classes.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from paddle_te import device
 from paddle_te.evaluation import harness
 from paddle_te.evaluation.model import EvaluatedModel, make_model, make_scorer
 from paddle_te.evaluation.tasks import TASKS, evaluate_task, perplexity_of_corpus, perplexity_of_documents
-from paddle_te.models.generation import check_generates, generate_text
-from paddle_te.models.loading import load_tokenizer
+from paddle_te.hosts.paddlenlp.generation import check_generates, generate_text
+from paddle_te.hosts.paddlenlp.loading import load_tokenizer
 from paddle_te.options import with_options
 from paddle_te.options.scripts import EVALUATION_TASKS
 from paddle_te.runs import screen

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 
 from paddle_te.evaluation.tasks import Request, Scorer, begun, tokenize, windows
-from paddle_te.models.generation import generate_tokens
+from paddle_te.hosts.paddlenlp.generation import generate_tokens
 
 MAX_NEW_TOKENS = 256  # the harness's own, where a task says nothing
 _SETTINGS = {"temperature", "top_k", "top_p"}  # of sampling, under the harness's and PaddleNLP's names

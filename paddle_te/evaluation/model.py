@@ -9,10 +9,10 @@ from paddle.distributed import fleet
 from paddle_te import fp8, upstream
 from paddle_te.evaluation.pipeline import PipelineScorer
 from paddle_te.evaluation.tasks import Scorer
+from paddle_te.hosts.paddlenlp.loading import load_model, stage_layer_names
+from paddle_te.hosts.paddlenlp.lora import load_lora
+from paddle_te.hosts.paddlenlp.modeling import check_fp8_lm_head
 from paddle_te.models.decoder import fp8_recipe
-from paddle_te.models.loading import load_model, stage_layer_names
-from paddle_te.models.lora import load_lora
-from paddle_te.models.modeling import check_fp8_lm_head
 from paddle_te.options import LAYER_OPTIONS, check_values, with_options
 from paddle_te.options.scripts import EVALUATED_MODEL
 from paddle_te.training.arguments import check_weights_folder

@@ -12,7 +12,7 @@ from lm_eval.utils import simple_parse_args_string
 from paddle_te import device
 from paddle_te.evaluation.harness_model import HarnessModel
 from paddle_te.evaluation.model import EvaluatedModel, make_model, make_scorer
-from paddle_te.models.loading import load_tokenizer
+from paddle_te.hosts.paddlenlp.loading import load_tokenizer
 
 # The harness's words for an EvaluatedModel's. What it has besides, max_batch_size, is for looking for a batch size.
 _NAMES = {"pretrained": "model_name_or_path", "tokenizer": "tokenizer_name_or_path"}

@@ -16,7 +16,7 @@ import paddle.nn.functional as F
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from tqdm import tqdm
 
-from paddle_te.models.loading import check_token_ids
+from paddle_te.hosts.paddlenlp.loading import check_token_ids
 from paddle_te.training.jsonl import field, read_json_lines
 
 # --------------------------------------------------------------------------------------------- likelihood of tokens

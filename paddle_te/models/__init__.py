@@ -1,6 +1,1 @@
-"""Models: what all families share, and a folder for each, with its decoder layer and its classes."""
-
-from paddle_te.models.families import model_class
-from paddle_te.models.modeling import causal_mask_only, replace_decoder_layers
-
-__all__ = ["causal_mask_only", "model_class", "replace_decoder_layers"]
+"""What a model's decoder layers are made of, whatever host they serve (`paddle_te.hosts`)."""

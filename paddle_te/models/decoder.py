@@ -1,6 +1,7 @@
-"""Decoder layers in the place of PaddleNLP's, plain and pipeline, around a TransformerLayer: what families share.
+"""A decoder layer as every host has it: a TransformerLayer made from a model's configuration.
 
-A family says what PaddleNLP calls its layers with.
+A host (`paddle_te.hosts`) has a class of its own around it, which takes what that host calls its decoder layers with.
+Configurations are in PaddleNLP's words, which those of this package (`paddle_te.configs`) are written in.
 """
 
 from functools import lru_cache
@@ -10,19 +11,14 @@ from paddle import nn
 from paddle.distributed import fleet
 
 from paddle_te.configs.families import family_of
-from paddle_te.distributed import fp8_group, recompute
+from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
-from paddle_te.ops import documents, get_ops
-from paddle_te.ops.kept import copy_with_kept, kept_on
+from paddle_te.ops import get_ops
+from paddle_te.ops.kept import kept_on
 from paddle_te.options import LayerOptions
 from paddle_te.weights.rope import scaling_of
-
-# In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
-# numbers for each sequence, and those into angles for each sequence.
-FROM_ZERO = False
-FLASH_MASK = "attn_mask_startend_row_indices"  # PaddleNLP's name for where the documents of a packed sequence end
 
 
 @lru_cache
@@ -95,28 +91,17 @@ class MicroBatches:
         return first
 
 
-class TEDecoderLayer(nn.Layer):
-    """In place of PaddleNLP's decoder layer; config.transformer_engine_backend says which backend.
+class DecoderLayer(nn.Layer):
+    """A decoder layer of a model's configuration; config.transformer_engine_backend says which backend.
 
     Parameters: transformer.self_attention.layernorm_qkv.{ln_weight, weight} and, where the family has it, bias,
     transformer.self_attention.proj.weight, transformer.layernorm_mlp.{ln_weight, fc1_weight, fc2_weight}, initialised
     as PaddleNLP's.
-
-    further: what PaddleNLP's layer takes after use_cache, in its order.
     """
 
-    further = ()
-
-    def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
+    def __init__(self, config):
         super().__init__()
-        if skip_recompute_ops and any(skip_recompute_ops.values()):
-            raise ValueError("refined recompute (--refined_recompute) is not supported by backends pd and te")
         self.config = config
-        # read by PaddleNLP: the Trainer switches enable_recompute on, the model's loop looks at the others
-        self.enable_recompute = False
-        self.layerwise_recompute = layerwise_recompute
-        self.recompute_granularity = config.recompute_granularity
-        self.skip_recompute_ops = {}
         self.rope = None if family_of(config).learned_positions else rotary_embedding(config)
         self.fp8_recipe = fp8_recipe(config)
         if self.fp8_recipe:
@@ -155,42 +140,32 @@ class TEDecoderLayer(nn.Layer):
             softmax_scale=_head_dim(config) ** -0.5 * self.rope.attention_factor**2,
         )
 
-    def forward(
+    def compute(
         self,
         hidden_states,
         position_ids=None,
         attention_mask=None,
-        output_attentions=False,
+        *,
         past_key_value=None,
         use_cache=False,
-        *further,
+        cu_seqlens=None,
+        recompute_core_attention=False,
         is_first_microbatch=None,
-        npu_is_casual=False,
-        **others,
     ):
         """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape. Where ranks share
         sequences (config's sep_ or context_parallel_degree), they have this rank's tokens, and all else is of whole
         sequences.
 
-        position_ids: [b, s], or None or FROM_ZERO for tokens that follow past_key_value (or nothing).
-        past_key_value: (k, v), each [b, past, kv heads, d]. use_cache: return (output, (k, v)), x's appended.
-        attn_mask_startend_row_indices: where packed documents end, int32 [b, 1, s]; or their cu_seqlens, int32
-        [documents + 1], which spares waiting for numbers on the device (`ops.documents`).
-        Raises NotImplementedError for what the layer does not have, unless it is None or False.
+        position_ids: [b, s], or None for tokens that follow past_key_value (or nothing).
+        The others: as TransformerLayer's.
         """
-        others |= dict(zip(self.further, further, strict=False), output_attentions=output_attentions)
-        cu_seqlens = documents.boundaries(others.pop(FLASH_MASK, None))
-        for name, value in others.items():
-            if value is not None and value is not False:
-                raise NotImplementedError(f"{name} is not supported by the decoder layers of backends pd and te")
         freqs = self._angles(hidden_states, position_ids, past_key_value)
-        core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
         with fp8_scope(self.fp8_recipe):
             return self.transformer(
                 hidden_states,
                 attention_mask,
                 freqs,
-                core_attn,
+                recompute_core_attention,
                 is_first_microbatch,
                 past_key_value,
                 use_cache,
@@ -205,52 +180,6 @@ class TEDecoderLayer(nn.Layer):
         length = self.config.seq_length
         if hidden_states.ndim == 3:
             length = past + hidden_states.shape[1] * sequence_ranks(self.config)
-        given = position_ids is not None and position_ids is not FROM_ZERO
-        if given or past:
+        if position_ids is not None or past:
             self.rope.check_any_position(length)
-        return kept_on(position_ids, self.rope.at) if given else self.rope(length)[past:]
-
-
-def _by_name(tensors):
-    """{name: tensor} of what travels with hidden_states in PaddleNLP's pipelines, in its order.
-
-    PaddleNLP leaves out what is None, so that only dtypes tell what is there. Raises NotImplementedError for others.
-    """
-    names, found = {paddle.int32: FLASH_MASK, paddle.int64: "position_ids"}, {}
-    tensors = [tensor for tensor in tensors if tensor is not None]
-    for tensor in tensors:
-        name = "attention_mask" if tensor.is_floating_point() else names.get(tensor.dtype)
-        if name is None or name in found:
-            raise NotImplementedError(
-                f"pipelines of backends pd and te do not take {[str(t.dtype) for t in tensors]} beside hidden_states, "
-                "only an additive attention_mask, int32 attn_mask_startend_row_indices and int64 position_ids"
-            )
-        tensor.stop_gradient = True
-        found[name] = tensor
-    return found
-
-
-class TEDecoderLayerPipe(TEDecoderLayer):
-    """In place of PaddleNLP's pipeline layer: arguments travel between stages as a tuple."""
-
-    def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
-        super().__init__(config, layerwise_recompute, skip_recompute_ops)
-        self._micro_batches = MicroBatches()
-
-    def forward(self, args):
-        """args: hidden_states, or a tuple of them with any of additive attention_mask [b, 1, s, s], int32
-        attn_mask_startend_row_indices [b, 1, s] and int64 position_ids [b, s] -> the same of the output.
-
-        Raises NotImplementedError for what else PaddleNLP's tuple may hold.
-        """
-        hidden_states, *others = args if isinstance(args, tuple) else (args,)
-        others = _by_name(others)
-        first = self._micro_batches.is_first(self.training)
-        full = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"
-        run = super().forward
-        if full and not hidden_states.stop_gradient:
-            out = recompute(run, hidden_states, is_first_microbatch=first, **others)
-        else:
-            out = run(hidden_states, is_first_microbatch=first, **others)
-        # copies, because a pipeline lets go of what a stage has sent
-        return (out, *map(copy_with_kept, others.values())) if others else out
+        return self.rope(length)[past:] if position_ids is None else kept_on(position_ids, self.rope.at)

@@ -12,8 +12,8 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.trainer.trainer_utils import OptimizerNames, ShardingOption
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
+from paddle_te.hosts.paddlenlp.modeling import check_fp8_lm_head
 from paddle_te.models.context_parallel import context_parallel
-from paddle_te.models.modeling import check_fp8_lm_head
 from paddle_te.options import BOUNDS, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, TRAINING, state_flags

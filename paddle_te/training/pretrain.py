@@ -19,9 +19,9 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te import device
 from paddle_te.configs import resolve
-from paddle_te.models import causal_mask_only, model_class
-from paddle_te.models.families import check_packed, check_positions
-from paddle_te.models.loading import check_same_model, from_pretrained, load_tokenizer, read_config
+from paddle_te.hosts.paddlenlp import causal_mask_only, model_class
+from paddle_te.hosts.paddlenlp.families import check_packed, check_positions
+from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.ops import get_ops
 from paddle_te.options import configure
 from paddle_te.runs import screen

@@ -22,7 +22,7 @@ from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_sta
 from paddlenlp.trainer.trainer_utils import OptimizerNames
 
 from paddle_te import manifest
-from paddle_te.models.loading import layout_of, load_weights, read_share
+from paddle_te.hosts.paddlenlp.loading import layout_of, load_weights, read_share
 from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError, Degrees
 from paddle_te.weights.folder import open_checkpoint, variant

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from paddle_te import fp8, manifest
 from paddle_te.distributed import gather_objects
+from paddle_te.hosts.paddlenlp.loading import read_config
 from paddle_te.models.decoder import fp8_recipe
-from paddle_te.models.loading import read_config
 from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
 from paddle_te.weights import CheckpointError

@@ -4,8 +4,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.models.generation import left_padded
-from paddle_te.models.loading import check_backend
+from paddle_te.hosts.paddlenlp.generation import left_padded
+from paddle_te.hosts.paddlenlp.loading import check_backend
 from tests.small_llama import TE, VOCABULARY, array, first, make, relative, truth
 
 HALF = "bfloat16"

@@ -92,7 +92,7 @@ def test_own_models():
 @pytest.mark.parametrize("name", configs.known_names())
 def test_paddlenlp_reads_every_configuration(name):
     from paddle_te.configs.families import family_of
-    from paddle_te.models.families import config_class
+    from paddle_te.hosts.paddlenlp.families import config_class
 
     ours = json.loads((configs.resolve(name) / "config.json").read_text())
     theirs = config_class(family_of(ours)).from_pretrained(str(configs.resolve(name)))
@@ -135,8 +135,8 @@ def scaled(frequency, factor, low=1.0, high=4.0, length=8192):
 def test_angles(name, factor):
     import paddle
 
+    from paddle_te.hosts.paddlenlp.loading import read_config
     from paddle_te.models.decoder import rotary_embedding
-    from paddle_te.models.loading import read_config
 
     config = read_config(configs.resolve(f"llama-{name}"))
     dim = config.hidden_size // config.num_attention_heads
@@ -156,7 +156,7 @@ def test_angles(name, factor):
     ],
 )
 def test_what_paddlenlp_would_leave_out_is_refused(tmp_path, change, message):
-    from paddle_te.models.loading import read_config
+    from paddle_te.hosts.paddlenlp.loading import read_config
 
     (tmp_path / "config.json").write_text(json.dumps(configs.read("llama-3.2-1b") | change))
     with pytest.raises(ValueError, match=message):

@@ -20,12 +20,25 @@ MAY_IMPORT = {
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS | {"options"},
     "weights": {"configs", "manifest", "table"},
-    "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
+    "models": LAYERS | {"layers", "weights", "configs", "options"},
+    "hosts": LAYERS | {"models", "layers", "weights", "device", "configs", "options"},
     "configs": set(),
     "runs": {"configs", "weights", "options", "manifest", "table"},
     "training": LAYERS
-    | {"models", "weights", "device", "native", "configs", "runs", "options", "upstream", "manifest", "planner"},
-    "evaluation": {"training", "runs", "models", "distributed", "device", "fp8", "options", "upstream"},
+    | {
+        "hosts",
+        "models",
+        "weights",
+        "device",
+        "native",
+        "configs",
+        "runs",
+        "options",
+        "upstream",
+        "manifest",
+        "planner",
+    },
+    "evaluation": {"training", "runs", "hosts", "models", "distributed", "device", "fp8", "options", "upstream"},
     "launch": {"runs", "configs", "weights", "options", "planner"},
     "planner": {"configs", "options", "runs", "table"},
     "data": set(),
@@ -33,6 +46,16 @@ MAY_IMPORT = {
     "selftest": {"device", "env", "fp8", "layers", "runs", "table"},
     "env": {"native", "device", "options"},
     "completion": {"runs"},
+}
+# The libraries that models and a Trainer come from: their packages are called as their folders here.
+HOSTS = {path.parent.name for path in PACKAGE.glob("hosts/*/__init__.py")}
+# room: why it imports a host
+MAY_IMPORT_A_HOST = {
+    "hosts": "a folder for each host",
+    "upstream": "repairs of PaddleNLP's own code",
+    "training": "main functions around PaddleNLP's Trainer, its callbacks, arguments and data sets",
+    "evaluation": "data in the format of PaddleNLP's indexed data sets",
+    "data": "PaddleNLP's tokenizers, and the writer of its indexed data sets",
 }
 
 
@@ -68,6 +91,25 @@ def test_imports_go_downwards(room):
             other = rest.partition(".")[0]
             if package == "paddle_te" and other in MAY_IMPORT:
                 assert other == room or other in MAY_IMPORT[room], f"{path}: {name}"
+
+
+def hosts_of(path):
+    """The hosts that a file imports."""
+    return HOSTS & {name.partition(".")[0] for name in imported(path)}
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_only_some_rooms_import_a_host(room):
+    """A room that no longer imports one leaves the table."""
+    assert any(hosts_of(path) for path in files(room)) == (room in MAY_IMPORT_A_HOST)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_hosts_do_not_know_each_other(host):
+    for path in (PACKAGE / "hosts" / host).rglob("*.py"):
+        others = HOSTS - {host}
+        assert not others & hosts_of(path), path
+        assert not any(name.startswith(f"paddle_te.hosts.{other}") for name in imported(path) for other in others), path
 
 
 def test_backends_do_not_know_each_other():

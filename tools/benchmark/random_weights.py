@@ -11,7 +11,7 @@ from paddle_te.upstream import deferred_imports  # noqa: E402
 
 
 def initialised(model_class, folder, config, dtype, in_fp8=False):
-    """In the place of `paddle_te.models.loading.from_pretrained`, whose arguments it has: nothing is read."""
+    """In the place of `paddle_te.hosts.paddlenlp.loading.from_pretrained`, whose arguments it has: nothing is read."""
     from paddle_te.fp8 import fp8_model_init
 
     with fp8_model_init(in_fp8):
@@ -20,7 +20,7 @@ def initialised(model_class, folder, config, dtype, in_fp8=False):
 
 def main():
     deferred_imports.apply()
-    from paddle_te.models import loading
+    from paddle_te.hosts.paddlenlp import loading
     from paddle_te.training import finetune
 
     loading.check_layout = lambda folder, layout, hf=False: "te"

@@ -309,7 +309,7 @@ class PaddleStep(TrainingStep):
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
-        from paddle_te.models import model_class
+        from paddle_te.hosts.paddlenlp import model_class
         from paddle_te.training.optimizer import fuse_clipping
 
         self.paddle, self.paddle_device, self.fp8, self.recorded = paddle, paddle_device, fp8, recorded

@@ -274,8 +274,8 @@ def transformers():
 @pytest.mark.parametrize("backend", ["none", "paddle"])
 def test_likelihoods_and_tokens_are_transformers(transformers, place, backend, seed):
     from paddle_te.evaluation.tasks import Request, Scorer
-    from paddle_te.models.generation import left_padded
-    from paddle_te.models.loading import load_model
+    from paddle_te.hosts.paddlenlp.generation import left_padded
+    from paddle_te.hosts.paddlenlp.loading import load_model
 
     generator = np.random.default_rng(seed)
     model = load_model(place / backend, backend)

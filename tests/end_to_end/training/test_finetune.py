@@ -13,7 +13,7 @@ from paddle_te.layers import cross_entropy
 from paddle_te.training import finetune
 from paddle_te.training.finetune_trainer import FinetuningTrainer
 from paddle_te.weights import check_layout
-from tests.unit.models.test_lora import ours_name
+from tests.unit.hosts.paddlenlp.test_lora import ours_name
 from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
 
 COMMON = dict(

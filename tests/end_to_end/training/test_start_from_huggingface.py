@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from safetensors.numpy import save_file
 
-from paddle_te.models.loading import load_tokenizer
+from paddle_te.hosts.paddlenlp.loading import load_tokenizer
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401  (place is a fixture)
 from tests.pretraining import run as pretrain
 from tests.unit.weights.models import Model, save_single

@@ -14,9 +14,9 @@ import paddle
 import pytest
 from paddlenlp.transformers import AutoConfig
 
-from paddle_te.models import model_class
-from paddle_te.models.generation import left_padded
-from paddle_te.models.loading import load_model
+from paddle_te.hosts.paddlenlp import model_class
+from paddle_te.hosts.paddlenlp.generation import left_padded
+from paddle_te.hosts.paddlenlp.loading import load_model
 from paddle_te.weights import convert
 
 PYTHON = os.environ.get("PADDLE_TE_HF_PYTHON", sys.executable)

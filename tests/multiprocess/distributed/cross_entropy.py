@@ -13,8 +13,8 @@ from paddle.distributed import fleet
 from paddle_te.distributed import TensorParallel
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from tests import emulated_te
+from tests.unit.hosts.paddlenlp.native import relative
 from tests.unit.layers.test_cross_entropy import draw, reference
-from tests.unit.models.native import relative
 
 TOKENS, VOCAB = 38, 42
 

@@ -22,7 +22,7 @@ def lines(first, last):
 
 
 def folder_lines(family):
-    return sum(len(path.read_text().splitlines()) for path in (PACKAGE / "models" / family).glob("*.py"))
+    return sum(len(path.read_text().splitlines()) for path in (PACKAGE / "hosts/paddlenlp" / family).glob("*.py"))
 
 
 def row_lines(family):

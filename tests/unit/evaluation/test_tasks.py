@@ -10,8 +10,8 @@ from paddlenlp.data import indexed_dataset
 
 from paddle_te.evaluation import tasks
 from paddle_te.evaluation.tasks import Request, Scorer
-from paddle_te.models.generation import generate_text
-from paddle_te.models.loading import load_model
+from paddle_te.hosts.paddlenlp.generation import generate_text
+from paddle_te.hosts.paddlenlp.loading import load_model
 from tests.unit.training.small import VOCABULARY, random_words, save_models, save_tokenizer, write_lines
 
 

@@ -1,5 +1,5 @@
-"""The angles of scaled rotary positions against formulas in float64. tests/unit/models compares with PaddleNLP, and
-tests/end_to_end/weights with transformers."""
+"""The angles of scaled rotary positions against formulas in float64. tests/unit/hosts/paddlenlp compares
+with PaddleNLP, and tests/end_to_end/weights with transformers."""
 
 import numpy as np
 import paddle

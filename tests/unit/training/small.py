@@ -7,9 +7,9 @@ import numpy as np
 import sentencepiece
 from paddlenlp.transformers import LlamaTokenizer
 
-from paddle_te.models import model_class
+from paddle_te.hosts.paddlenlp import model_class
 from paddle_te.weights import convert
-from tests.unit.models.native import randomise, tiny_config
+from tests.unit.hosts.paddlenlp.native import randomise, tiny_config
 
 VOCABULARY = 400
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

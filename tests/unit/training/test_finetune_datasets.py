@@ -4,11 +4,11 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.models import model_class
+from paddle_te.hosts.paddlenlp import model_class
 from paddle_te.training import finetune_datasets as data
 from paddle_te.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from paddle_te.training.packing import needs_mask
-from tests.unit.models.native import relative, tiny_config
+from tests.unit.hosts.paddlenlp.native import relative, tiny_config
 from tests.unit.training.small import random_words, save_tokenizer, write_lines
 
 

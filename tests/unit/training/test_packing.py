@@ -7,14 +7,14 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.models import model_class
+from paddle_te.hosts.paddlenlp import model_class
 from paddle_te.ops import documents
 from paddle_te.training.datasets import collate_fn
 from paddle_te.training.packing import make_collator, separation, split_at
 from paddle_te.training.pretrain import end_of_document
 from tests import emulated_te
 from tests.packed_cases import spans
-from tests.unit.models.native import relative, tiny_config
+from tests.unit.hosts.paddlenlp.native import relative, tiny_config
 
 END = 2
 

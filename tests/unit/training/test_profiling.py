@@ -10,7 +10,7 @@ import paddle
 import pytest
 from paddlenlp.trainer import Trainer, TrainingArguments
 
-from paddle_te.models import model_class
+from paddle_te.hosts.paddlenlp import model_class
 from paddle_te.ops.te import counting, runtime
 from paddle_te.training import profiling
 from paddle_te.training.profiling import KernelsCallback, ProfilerCallback

@@ -8,10 +8,10 @@ import pytest
 from paddlenlp.transformers.conversion_utils import fuse_param_func
 
 from paddle_te.configs.families import GPT
-from paddle_te.models.loading import load_model, read_config
+from paddle_te.hosts.paddlenlp.loading import load_model, read_config
 from paddle_te.weights import CheckpointError, convert, layer_splits, native_to_te, te_layout, te_to_native
 from paddle_te.weights.layout import Dims
-from tests.unit.models.native import paddlenlps, tiny_config
+from tests.unit.hosts.paddlenlp.native import paddlenlps, tiny_config
 from tests.unit.weights.models import assert_same, load_folder, save_single
 
 KINDS = "weight", "bias"

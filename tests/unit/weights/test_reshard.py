@@ -102,10 +102,10 @@ def test_fused_weights_are_split_as_paddlenlp_splits_them(tmp_path, rng, fused):
 
 @pytest.mark.parametrize("mode", ["pd2te", "reshard"])
 def test_together_with_te(tmp_path, rng, mode):
-    """te's stacked weights are split as paddle_te.models's tensor parallel table says."""
+    """te's stacked weights are split as paddle_te.hosts.paddlenlp's tensor parallel table says."""
     from paddlenlp.transformers import LlamaConfig
 
-    from paddle_te.models.tensor_parallel import layer_mappings
+    from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings
 
     model = Model(rng, "bfloat16", layers=4, kv_heads=4)
     save_single(tmp_path / "in", model.native if mode == "pd2te" else model.te(), "bfloat16")

@@ -1,0 +1,88 @@
+"""From a configuration to the classes of its family, by their names."""
+
+import importlib
+
+from paddlenlp import transformers
+
+from paddle_te.configs.families import family_of
+from paddle_te.models.context_parallel import sequence_ranks
+from paddle_te.options import BACKENDS
+from paddle_te.weights.rope import check_paddlenlps_layers
+
+
+def check_backend_name(backend):
+    """Raises ValueError for a --transformer_engine_backend that there is not."""
+    if backend not in BACKENDS.values():
+        raise ValueError(f"transformer_engine_backend={backend!r}; it may be one of {', '.join(BACKENDS.values())}")
+
+
+def config_class(family):
+    """PaddleNLP's class for the configurations of a Family."""
+    return getattr(transformers, f"{family.title}Config")
+
+
+def _check_paddlenlps_layers(config, family):
+    """Raises ValueError for what PaddleNLP's own layers would leave out without a word."""
+    if config.sequence_parallel and not family.sequence_parallel:
+        raise ValueError(
+            f"PaddleNLP's own {family.title} has no sequence parallelism; backends paddle and transformer_engine have"
+        )
+    if (ranks := sequence_ranks(config)) > 1 and not family.segment_parallel:
+        raise ValueError(
+            f"sequences that {ranks} ranks share: PaddleNLP's own {family.title} would not see whole "
+            "sequences; backends paddle and transformer_engine do"
+        )
+    check_paddlenlps_layers(config)
+    length = getattr(config, "seq_length", None) or config.max_position_embeddings
+    window = config.sliding_window if family.window else None
+    if window and length > window:
+        raise ValueError(
+            f"sequences of {length} tokens with sliding_window={window}: PaddleNLP's own {family.title} would see all "
+            "tokens; use backend paddle or transformer_engine, or sequences that are no longer than the window"
+        )
+
+
+def check_packed(config):
+    """Raises ValueError where PaddleNLP's own model takes no mask that keeps packed documents apart."""
+    family = family_of(config)
+    if config.transformer_engine_backend == "none" and not family.packed:
+        raise ValueError(
+            f"packed documents: PaddleNLP's own {family.title} takes no mask that keeps them apart; use backend paddle "
+            "or transformer_engine, or do not pack"
+        )
+    if family.learned_positions and getattr(config, "pipeline_parallel_degree", 1) > 1:
+        raise ValueError(
+            f"packed documents: PaddleNLP's pipeline of {family.title} reads the mask that keeps them apart as another "
+            "one; leave --pipeline_parallel_degree at 1, or do not pack"
+        )
+
+
+def check_positions(config, length):
+    """Raises ValueError for sequences longer than the positions that a model has learned."""
+    if family_of(config).learned_positions and length > config.max_position_embeddings:
+        raise ValueError(
+            f"sequences of {length} tokens: the model has learned {config.max_position_embeddings} positions "
+            "(max_position_embeddings); give shorter ones"
+        )
+
+
+def model_class(config, pipeline=False):
+    """The class of a configuration's model for its transformer_engine_backend: PaddleNLP's own, untouched, for "none".
+
+    Raises ValueError for another backend, for a family that there is not, and for what PaddleNLP has not in this one.
+    """
+    backend, family = config.transformer_engine_backend, family_of(config)
+    check_backend_name(backend)
+    if pipeline and not family.pipeline:
+        raise ValueError(f"PaddleNLP has no pipeline for {family.title}: leave --pipeline_parallel_degree at 1")
+    if sequence_ranks(config) > 1 and family.learned_positions:
+        raise ValueError(
+            f"{family.title} has learned positions, which would begin anew on each rank that shares a sequence: leave "
+            "--sep_parallel_degree and --context_parallel_degree at 1"
+        )
+    if backend == "none":
+        _check_paddlenlps_layers(config, family)
+        module = f"paddlenlp.transformers.{family.model_type}.{'modeling_pp' if pipeline else 'modeling'}"
+    else:
+        module = f"paddle_te.hosts.paddlenlp.{family.model_type}"
+    return getattr(importlib.import_module(module), family.architecture + "Pipe" * pipeline)

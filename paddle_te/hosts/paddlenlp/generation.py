@@ -1,0 +1,71 @@
+"""Text from prompts, through PaddleNLP's `generate` and its key-value cache, in every backend.
+
+In fp8 backend transformer_engine cannot: GEMMs take multiples of 16 tokens, and decoding has one a prompt at a time.
+"""
+
+import paddle
+
+from paddle_te.hosts.paddlenlp.loading import check_token_ids
+from paddle_te.options import LayerOptions
+
+
+def left_padded(prompts, pad_token_id=0):
+    """A batch of prompts (lists of token ids) that end together, as `generate` needs them.
+
+    Returns {"input_ids", "attention_mask", "position_ids"}, int64 [b, s]: the mask is 0 on padding, and positions begin
+    with 0 at each prompt's first token. Raises ValueError for a prompt without tokens.
+    """
+    if not all(prompts):
+        raise ValueError("a prompt has no tokens")
+    length = max(map(len, prompts))
+    padding = [length - len(prompt) for prompt in prompts]
+    rows = {
+        "input_ids": [[pad_token_id] * n + list(prompt) for n, prompt in zip(padding, prompts, strict=True)],
+        "attention_mask": [[0] * n + [1] * (length - n) for n in padding],
+        "position_ids": [[0] * n + list(range(length - n)) for n in padding],
+    }
+    return {name: paddle.to_tensor(values, dtype="int64") for name, values in rows.items()}
+
+
+def check_generates(settings):
+    """Raises ValueError where a model cannot generate.
+
+    settings: a model's configuration or a script's arguments, with its pipeline_parallel_degree.
+    """
+    if settings.pipeline_parallel_degree > 1:
+        raise ValueError(
+            "PaddleNLP's pipeline models generate no text: they have no key-value cache; leave "
+            "--pipeline_parallel_degree at 1, with which all processes share each layer"
+        )
+    layers = LayerOptions.of(settings)
+    if layers.use_fp8 and layers.transformer_engine_backend == "transformer_engine":
+        raise ValueError(
+            "backend transformer_engine generates no text in fp8: GEMMs take 16 tokens at a time, and decoding has "
+            "one; leave out --use_fp8"
+        )
+
+
+def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
+    """The tokens after each prompt, lists of token ids as the prompts are.
+
+    model: in evaluation mode, of any family; tokenizer: PaddleNLP's, whose end-of-text token ends a row.
+    settings: PaddleNLP's GenerationConfig, such as max_new_tokens, decode_strategy ("greedy_search" or "sampling"),
+    top_k, top_p, temperature; `paddle.seed` makes samples repeatable.
+    """
+    check_generates(model.config)
+    eos = tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos
+    rows = []
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        check_token_ids(batch, model.config)
+        tokens, _ = model.generate(**left_padded(batch, pad), eos_token_id=eos, pad_token_id=pad, **settings)
+        rows += tokens.tolist()
+    return rows
+
+
+def generate_text(model, tokenizer, prompts, batch_size=8, **settings):
+    """Continuations of prompts, one string each; arguments as `generate_tokens`'s."""
+    tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    rows = generate_tokens(model, tokenizer, tokens, batch_size, **settings)
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]

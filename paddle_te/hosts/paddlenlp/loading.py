@@ -1,0 +1,275 @@
+"""Models from checkpoint folders."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddlenlp.transformers import AutoTokenizer, LlamaTokenizer
+from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
+
+from paddle_te import device, fp8
+from paddle_te.configs import MODEL_VALUES
+from paddle_te.configs.families import family_of, is_tied
+from paddle_te.fp8 import fp8_model_init
+from paddle_te.hosts.paddlenlp.families import check_backend_name, config_class, model_class
+from paddle_te.hosts.paddlenlp.modeling import TELMHead
+from paddle_te.layers import stored_weights
+from paddle_te.ops import get_ops
+from paddle_te.options import DTYPES
+from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
+from paddle_te.weights.folder import open_checkpoint
+
+
+def check_backend(backend, dtype, fp8=False):
+    """Raises ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run."""
+    check_backend_name(backend)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r}: it may be {', '.join(DTYPES)}")
+    if dtype != "float32" and not device.bf16_supported():
+        raise ValueError(f"dtype {dtype}: Paddle has no kernels for it on this device; use float32")
+    if fp8 and backend == "none":
+        raise ValueError("fp8 needs backend transformer_engine (or paddle, emulated)")
+    if backend != "none":
+        get_ops(backend).check(fp8=fp8)
+    if dtype == "float32" and backend == "transformer_engine":
+        raise ValueError("dtype float32: backend transformer_engine computes in bfloat16, float16 and fp8 only")
+
+
+@contextmanager
+def _no_views():
+    """While it lasts, slices are copies: Tensor.set_value copies a view from the host to a custom device without its
+    strides (Paddle 3.3.1), and PaddleNLP splits weights over tensor parallel ranks by slicing."""
+    flag = "FLAGS_use_stride_kernel"
+    kept = paddle.get_flags(flag)
+    paddle.set_flags({flag: False})
+    try:
+        yield
+    finally:
+        paddle.set_flags(kept)
+
+
+def from_pretrained(model_class, folder, config, dtype, in_fp8=False):
+    """model_class(config) with the weights in `folder`: in the backend's layout, of any degrees, or in Hugging Face's.
+
+    in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read (`fp8_model_init`).
+    Raises CheckpointError where PaddleNLP would only warn.
+    """
+    layout = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
+    of_a_rank = any(Path(folder).glob("model_state.[tp]p*"))
+    # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
+    whole_head = family_of(config).learned_positions and config.tensor_parallel_degree > 1
+    if in_fp8 or layout == "hf" or of_a_rank or whole_head:
+        with fp8_model_init(in_fp8):
+            model = model_class.from_config(config, dtype=dtype)
+        load_weights(model, open_checkpoint(folder))
+        return model
+    with _no_views():
+        return model_class.from_pretrained(str(folder), config=config, dtype=dtype)
+
+
+def load_weights(model, checkpoint):
+    """Gives a model the weights of an opened Checkpoint in any layout and degrees: each rank reads its own share.
+
+    The weights are translated on their way, tensor by tensor, and quantized where the model has them in fp8 only; the
+    host holds at most twice the largest tensor at a time. Raises CheckpointError where one is missing or has
+    another shape, or where the checkpoint has more layers than the model.
+    """
+    config, theirs = model.config, checkpoint.dims.num_hidden_layers
+    if theirs != config.num_hidden_layers:
+        raise CheckpointError(f"{checkpoint.folder}: has {theirs} layers, the model {config.num_hidden_layers}")
+    weights = model.state_dict()  # this pipeline stage's; the parameters themselves
+    stored = stored_weights(model)
+    for name, array in read_share(checkpoint, config, weights.keys()):
+        if list(array.shape) != list(weights[name].shape):
+            raise CheckpointError(
+                f"{checkpoint.folder}: {name} has shape {list(array.shape)}, in this model {list(weights[name].shape)}"
+            )
+        tensor = on_device(array)
+        if name in stored:
+            layer, weight = stored[name]
+            layer.store_weight(weight, tensor)
+        else:
+            weights[name].set_value(tensor.astype(weights[name].dtype))
+        del array, tensor  # before the next one is read
+
+
+def on_device(array):
+    """The tensor of one of `read_share`'s arrays on the present device, whose uint16 are bfloat16's bits."""
+    return paddle.to_tensor(np.ascontiguousarray(array))
+
+
+def read_share(checkpoint, config, names, numbers=False):
+    """Yields (name, numpy array) of the weights `names`, as this tensor parallel rank of a model has them.
+
+    checkpoint: a Checkpoint; or one kind of its weights' state, numbers as in `read_tensors`. Raises CheckpointError
+    where one is missing.
+    """
+    # tied embeddings are saved under one name, but the last pipeline stage has its own copy
+    layout = layout_of(config)
+    copies = {layout.model_name("embed"): layout.model_name("lm_head")} if is_tied(config) else {}
+    degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
+    missing = set(names)
+    for name, array in read_tensors(checkpoint, layout, missing | set(copies), degree, rank, numbers):
+        for here in {name, copies.get(name)} & set(names):
+            yield here, array
+            missing.discard(here)
+        del array  # before the next one is read
+    if missing:
+        raise CheckpointError(f"{checkpoint.folder}: has nothing for {', '.join(sorted(missing))} of this model")
+
+
+def layout_of(config):
+    """The Layout of a model's weights, from its configuration."""
+    tied, family = is_tied(config), family_of(config)
+    if config.transformer_engine_backend != "none":
+        return te_layout(tied, family)
+    return native_layout(config.fuse_attention_qkv, config.fuse_attention_ffn, tied, family)
+
+
+def read_config(folder):
+    """The configuration, PaddleNLP's object, of a folder's config.json, PaddleNLP's or Hugging Face's.
+
+    Raises CheckpointError, also for what PaddleNLP's model would take in silence and compute otherwise.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: has no config.json")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        translated = native_config(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    _check_attention(path, translated)
+    make = config_class(family_of(translated))
+    return make.from_pretrained(str(folder)) if translated is content else make.from_dict(translated)
+
+
+def _check_attention(path, config):
+    """Refuses what PaddleNLP's model would leave out without a word. Raises CheckpointError."""
+    family = family_of(config)
+    heads, size = config.get("num_attention_heads"), config.get("hidden_size")
+    if heads and size and config.get("head_dim") not in (None, size // heads):
+        raise CheckpointError(
+            f"{path}: head_dim={config['head_dim']}: PaddleNLP's {family.title} has hidden_size / num_attention_heads "
+            f"= {size // heads} only"
+        )
+
+
+def check_same_model(config, folder):
+    """Refuses weights of another model, with other shapes or with the same, such as Llama 3.1's for Llama 3, whose
+    angles are others.
+
+    Raises CheckpointError that names all values which differ. A folder without config.json tells nothing.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        return
+    there, here = ({name: getattr(each, name, None) for name in MODEL_VALUES} for each in (read_config(folder), config))
+    differ = [name for name in MODEL_VALUES if there[name] != here[name]]
+    if differ:
+        found, wanted = (", ".join(f"{name}={values[name]}" for name in differ) for values in (there, here))
+        raise CheckpointError(
+            f"{folder}: its weights belong to a model with {found}, this run's has {wanted}: give the folder as "
+            "model_name_or_path too, or change its config.json to go on with other values"
+        )
+
+
+def load_tokenizer(name_or_path):
+    """PaddleNLP's tokenizer of a folder or a known name; also of a folder that transformers has written.
+
+    There AutoTokenizer finds neither tokenizer.model (Llama 2), which PaddleNLP calls sentencepiece.bpe.model, nor the
+    class that reads a tokenizer.json alone (Llama 3).
+    """
+    folder = Path(name_or_path)
+    if not folder.is_dir() and (len(folder.parts) != 2 or folder.is_absolute()):  # names are organisation/model
+        raise ValueError(f"tokenizer {str(name_or_path)!r}: there is no such folder")
+    config = folder / "tokenizer_config.json"
+    kind = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
+    if kind in ("LlamaTokenizer", "LlamaTokenizerFast"):
+        for name in ("sentencepiece.bpe.model", "tokenizer.model"):
+            if (folder / name).is_file():
+                return LlamaTokenizer.from_pretrained(str(folder), vocab_file=str(folder / name))
+    # LlamaTokenizerFast: DeepSeek's distillations of Qwen2.5
+    fast = ("PreTrainedTokenizerFast", "PretrainedTokenizerFast", "LlamaTokenizerFast")
+    if kind in fast and (folder / "tokenizer.json").is_file():
+        return PretrainedTokenizerFast.from_pretrained(str(folder))
+    try:
+        return AutoTokenizer.from_pretrained(str(name_or_path))
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"tokenizer {str(name_or_path)!r}: neither a folder with a tokenizer that PaddleNLP reads nor a name that "
+            f"it can download ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def check_token_ids(rows, config):
+    """Raises ValueError where a row of token ids has one that the model's embedding has not."""
+    largest = max((max(row) for row in rows if len(row)), default=0)
+    if largest >= config.vocab_size:
+        raise ValueError(
+            f"the text has token id {largest}, but the model's vocab_size is {config.vocab_size}: the tokenizer is "
+            "another model's (--tokenizer_name_or_path)"
+        )
+
+
+def load_config(folder, backend="none", **settings):
+    """PaddleNLP's configuration of the checkpoint in `folder` for a run with `backend`; settings override it.
+
+    Raises FileNotFoundError, ValueError for an unknown backend, CheckpointError (a ValueError) for an unfit folder: the
+    layout must be the backend's or Hugging Face's.
+    """
+    check_backend_name(backend)
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder of a checkpoint")
+    config = read_config(folder)
+    check_layout(folder, "native" if backend == "none" else "te", hf=True)
+    # a checkpoint of another run brings that run's flags along
+    own = dict(transformer_engine_backend=backend, use_fp8=False, fp8_lm_head=False, sequence_parallel=False)
+    own |= dict(tensor_parallel_degree=1, pipeline_parallel_degree=1, virtual_pp_degree=1)
+    own |= dict(use_fused_linear_cross_entropy=False)
+    for name, value in {**own, **settings}.items():
+        setattr(config, name, value)
+    return config
+
+
+def load_model(folder, backend="none", dtype="float32", **settings):
+    """The model with the weights in `folder`, in evaluation mode; of a pipeline (settings) this process's stage.
+
+    Raises what `check_backend` and `load_config` raise.
+    """
+    check_backend(backend, dtype, settings.get("use_fp8", False))
+    config = load_config(folder, backend, **settings)
+    model = from_pretrained(model_class(config, config.pipeline_parallel_degree > 1), folder, config, dtype)
+    model.eval()
+    return model
+
+
+def stage_layer_names(model):
+    """{name of a layer on this pipeline stage: its name in the whole model}; {} for a model without stages.
+
+    fp8 state is saved under the latter, so that a run with other stages can read it.
+    """
+    model.state_dict()  # makes the mapping
+    weights = getattr(model, "_pp_to_single_mapping", None) or {}
+    if not weights:
+        return {}
+    names = {name: _whole_name(name, weights) for name in fp8.name_modules(model)}
+    # PaddleNLP's GPT names the head on a stage after the embedding, whose weight it shares
+    heads = [name for name, layer in model.named_sublayers() if isinstance(layer, TELMHead)]
+    return names | {name: "lm_head" for name in heads if name in names}
+
+
+def _whole_name(name, weights):
+    """What the whole model calls a layer of a stage.
+
+    weights: {a weight's name on the stage: its name in the whole model}. A layer without weights, such as attention,
+    is found by those of the layers around it. Raises KeyError where these have none either.
+    """
+    parent = name
+    while parent:
+        for weight, whole in weights.items():
+            if weight.startswith(f"{parent}."):
+                return whole.removesuffix(weight.removeprefix(parent)) + name.removeprefix(parent)
+        parent = parent.rpartition(".")[0]
+    raise KeyError(f"{name}: no weight of this pipeline stage lies in it or in a layer around it")

@@ -1,0 +1,339 @@
+"""The switch: PaddleNLP's models built with TE's decoder layers. Each family mixes these classes into PaddleNLP's."""
+
+import os
+from contextlib import contextmanager
+from functools import cache, partial
+
+import paddle
+from paddle.distributed.collective import _c_concat
+from paddle.distributed.fleet.utils.sequence_parallel_utils import GatherOp
+from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentions
+
+from paddle_te.configs.families import family_of
+from paddle_te.distributed import TensorParallel
+from paddle_te.fp8 import ModuleScaling, bind_model
+from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
+from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings
+from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
+from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
+from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope
+from paddle_te.ops import documents, get_ops
+from paddle_te.options import LayerOptions
+
+
+def check_fp8_lm_head(options):
+    """Raises ValueError for options.fp8_lm_head that cannot be. options: a model's configuration, or a script's
+    arguments, which know no vocabulary and may have no use_fused_linear_cross_entropy."""
+    layers = LayerOptions.of(options)
+    if not layers.fp8_lm_head:
+        return
+    if not layers.use_fp8:
+        raise ValueError("fp8_lm_head needs use_fp8: the head is in fp8 where the decoder layers are")
+    if getattr(options, "use_fused_linear_cross_entropy", False):
+        raise ValueError(
+            "fp8_lm_head with use_fused_linear_cross_entropy: its chunks are in the activations' precision; the one is "
+            "for speed, the other for memory"
+        )
+    vocabulary = getattr(options, "vocab_size", 0)
+    ranks = max(options.tensor_parallel_degree, 1) if vocabulary else 1
+    tokens = vocabulary if vocabulary % ranks else vocabulary // ranks
+    if tokens % 16:
+        raise ValueError(
+            f"fp8_lm_head: fp8 GEMMs need dimensions divisible by 16, each rank has {tokens} of "
+            f"vocab_size={vocabulary}; pad the vocabulary, or leave fp8_lm_head out"
+        )
+
+
+def take_over(layer, ours):
+    """Lets a layer that PaddleNLP has made compute as our class, mixed into its own. Returns the layer."""
+    layer.__class__ = _mixed(ours, type(layer))
+    layer.taken_over()
+    return layer
+
+
+@cache
+def _mixed(ours, theirs):
+    return type(theirs.__name__, (ours, theirs), {"__doc__": ours.__doc__})
+
+
+def _ignore_index(config):
+    """The label that has no loss, as PaddleNLP's criteria read it."""
+    return getattr(config, "ignore_index", -100)
+
+
+class TELMHead:
+    """PaddleNLP's head; in fp8 (config.fp8_lm_head), with its weight's gradient added to the main gradient in the GEMM
+    (config.fuse_wgrad_accumulation), or with its criterion in one (config.use_fused_linear_cross_entropy).
+
+    Not built in PaddleNLP's place, as decoder layers are: its constructor calls its base through its own name, then
+    ours. `take_over` makes one out of its.
+    """
+
+    fp8 = None  # a ModuleScaling for a head in fp8
+    transpose_y = False  # the weight is [in, out], unless PaddleNLP's head says otherwise
+
+    def taken_over(self):
+        """Makes what PaddleNLP's constructor has not."""
+        if LayerOptions.of(self.config).fp8_lm_head:
+            self.fp8 = ModuleScaling(1, get_ops(self.config.transformer_engine_backend).amax_and_scale_update)
+            self.fp8_recipe = fp8_recipe(self.config)
+
+    def forward(self, hidden_states, tensor_parallel_output=None, labels=None):
+        """PaddleNLP's logits, or with labels [b, s] the loss, with the logits of a chunk of tokens at a time.
+
+        The loss is computed in here because sharding stage 3 has the weight only while its layer is called.
+        """
+        if labels is not None:
+            return self._loss(hidden_states, labels)
+        if self._theirs_gathers() and self.fp8 is None and not self._fuses_wgrad():
+            return super().forward(hidden_states, tensor_parallel_output)
+        return self._logits(hidden_states, tensor_parallel_output)
+
+    def _theirs_gathers(self):
+        """Whether PaddleNLP's head makes sequences of what sequence parallelism leaves."""
+        family = family_of(self.config)
+        return not self.config.sequence_parallel or family.sequence_parallel and family.segment_parallel
+
+    def _with_ranks(self, hidden_states):
+        """(hidden_states, the TensorParallel ranks that share the vocabulary); where each has all of it: (those of all
+        tokens, None)."""
+        tp = TensorParallel.from_fleet(self.config.sequence_parallel)
+        if self.weight.is_distributed:
+            return hidden_states, tp
+        return GatherOp.apply(hidden_states) if self.config.sequence_parallel else hidden_states, None
+
+    def _is_first_microbatch(self):
+        return None  # the trainer's fp8.microbatch says it
+
+    def _fuses_wgrad(self):
+        return LayerOptions.of(self.config).fuse_wgrad_accumulation
+
+    def _quantizers(self):
+        if self.fp8 is None:
+            return None
+        with fp8_scope(self.fp8_recipe):
+            (quantizers,) = self.fp8.begin_forward(self.training, self._is_first_microbatch())
+        return quantizers
+
+    def _logits(self, hidden_states, tensor_parallel_output):
+        config = self.config
+        hidden_states, tp = self._with_ranks(hidden_states)
+        logits = get_ops(config.transformer_engine_backend).linear(
+            hidden_states,
+            self.weight,
+            parallel_mode=None if tp is None else "column",
+            tp=tp,
+            quantizers=self._quantizers(),
+            fuse_wgrad_accumulation=self._fuses_wgrad(),
+            transpose_y=self.transpose_y,
+        )
+        if config.sequence_parallel:
+            logits = logits.reshape([-1, rank_sequence_length(config), logits.shape[-1]])
+        if tensor_parallel_output is None:
+            tensor_parallel_output = config.tensor_parallel_output
+        return logits if tp is None or tensor_parallel_output else _c_concat(logits, group=tp.group)
+
+    def _loss(self, hidden_states, labels):
+        config = self.config
+        hidden_states, tp = self._with_ranks(hidden_states)
+        if tp is not None:
+            hidden_states = tp.enter(hidden_states)
+        return linear_cross_entropy(
+            hidden_states.reshape([*labels.shape, config.hidden_size]),
+            self.weight,
+            labels,
+            transpose_y=self.transpose_y,
+            ignore_index=_ignore_index(config),
+            tp=tp,
+            cp=context_parallel(config),
+            backend=config.transformer_engine_backend,
+        )
+
+
+class TELMHeadPipe(TELMHead):
+    """A pipeline calls its loss function after its last layer: where that is the head's own, the head waits for it."""
+
+    def taken_over(self):
+        super().taken_over()
+        self._micro_batches = MicroBatches()
+
+    def _is_first_microbatch(self):
+        return self._micro_batches.is_first(self.training)
+
+    def forward(self, hidden_states, tensor_parallel_output=None, labels=None):
+        if labels is None and self.config.use_fused_linear_cross_entropy:
+            return hidden_states
+        return super().forward(hidden_states, tensor_parallel_output, labels)
+
+
+class TECriterion:
+    """PaddleNLP's criterion, without its wait for the number of tokens that count, and in te on 16-bit logits."""
+
+    def taken_over(self):
+        """PaddleNLP's constructor makes all."""
+
+    def forward(self, prediction_scores, masked_lm_labels):
+        """The mean loss of logits [b, s, vocab], or [b, s, vocab / tensor_parallel_degree], and labels [b, s]."""
+        whole = prediction_scores.shape[-1] == self.config.vocab_size
+        return parallel_cross_entropy(
+            prediction_scores,
+            masked_lm_labels,
+            ignore_index=_ignore_index(self.config),
+            tp=None if whole else TensorParallel.from_fleet(self.config.sequence_parallel),
+            cp=context_parallel(self.config),
+            backend=self.config.transformer_engine_backend,
+        )
+
+
+@contextmanager
+def replace_decoder_layers(*models):
+    """While it lasts, PaddleNLP's constructors build the decoder layers of our classes `models`; afterwards nothing has
+    changed."""
+    names = {model: model.decoder_class.__name__.removeprefix("TE") for model in models}
+    kept = {model: getattr(model.paddlenlp, name) for model, name in names.items()}
+    for model, name in names.items():
+        setattr(model.paddlenlp, name, model.decoder_class)
+    try:
+        yield
+    finally:
+        for model, name in names.items():
+            setattr(model.paddlenlp, name, kept[model])
+
+
+@contextmanager
+def causal_mask_only():
+    """While it lasts, PaddleNLP's models make no [b, 1, s, s] mask: its layers get None, which means causal."""
+    kept = os.environ.get("USE_CASUAL_MASK")
+    os.environ["USE_CASUAL_MASK"] = "True"
+    try:
+        yield
+    finally:
+        os.environ.pop("USE_CASUAL_MASK")
+        if kept is not None:
+            os.environ["USE_CASUAL_MASK"] = kept
+
+
+class _TEModel:
+    """What the plain and the pipeline model share.
+
+    paddlenlp: the module whose constructors build decoder layers. decoder_class: ours; PaddleNLP's has the same name
+    without TE.
+    """
+
+    paddlenlp = decoder_class = None
+
+    @classmethod
+    def _get_tensor_parallel_mappings(cls, config, is_split=True):
+        mappings = super()._get_tensor_parallel_mappings(config, is_split)
+        kept = {name: action for name, action in mappings.items() if not name.startswith("layers.")}
+        return kept | layer_mappings(config, is_split)
+
+    @classmethod
+    def _get_fuse_or_split_param_mappings(cls, config, is_fuse=False):
+        return {}  # the layout is always fused
+
+
+class TEForCausalLM(_TEModel):
+    """PaddleNLP's model with TE's decoder layers, chosen by config.transformer_engine_backend."""
+
+    def __init__(self, config):
+        check_fp8_lm_head(config)
+        with replace_decoder_layers(type(self)):
+            super().__init__(config)
+        take_over(self.lm_head, TELMHead)
+        take_over(self.criterion, TECriterion)
+        bind_model(self)
+
+    def paddlenlps_forward(self, *arguments, **keywords):
+        """PaddleNLP's forward of the model, the head and the criterion."""
+        return super().forward(*arguments, **keywords)
+
+    def forward(
+        self,
+        input_ids=None,
+        position_ids=None,
+        attention_mask=None,
+        cu_seqlens=None,
+        attn_mask_startend_row_indices=None,
+        **kwargs,
+    ):
+        """As PaddleNLP's. Without attention_mask sequences are whole and causal, without position_ids from 0 on.
+
+        cu_seqlens: int32 [documents + 1], where the documents begin and end that are packed into the b·s tokens
+        (`ops.documents` makes them); each is causal and sees no other. attn_mask_startend_row_indices, int32 [b, 1, s],
+        is PaddleNLP's word for it: the host waits for its numbers; NotImplementedError for other patterns in it.
+
+        Raises ValueError for more than one of the three that say what tokens see, and under sequence parallelism for
+        another length than config.seq_length: there layers see tokens in a row, and would take parts of two sequences
+        for one. Where ranks share sequences (config's sep_ or context_parallel_degree), input_ids and labels are this
+        rank's tokens, and all else is of whole sequences.
+        """
+        if self.config.sequence_parallel and input_ids is not None:
+            length = rank_sequence_length(self.config)
+            if input_ids.shape[1] != length:
+                raise ValueError(f"sequences of {input_ids.shape[1]} tokens: with sequence_parallel all have {length}")
+        given = [attention_mask, cu_seqlens, attn_mask_startend_row_indices]
+        if sum(tensor is not None for tensor in given) > 1:
+            raise ValueError("attention_mask, cu_seqlens, attn_mask_startend_row_indices: give one of them")
+        if cu_seqlens is None:
+            cu_seqlens = documents.boundaries(attn_mask_startend_row_indices)
+        kwargs["attn_mask_startend_row_indices"] = cu_seqlens  # the name under which PaddleNLP's model passes it on
+        position_ids = FROM_ZERO if position_ids is None else position_ids
+        fused = self.config.use_fused_linear_cross_entropy and kwargs.get("labels") is not None
+        forward = self._forward_to_loss if fused else self.paddlenlps_forward
+        if attention_mask is not None:
+            return forward(input_ids, position_ids, attention_mask, **kwargs)
+        with causal_mask_only():
+            return forward(input_ids, position_ids, **kwargs)
+
+    def _forward_to_loss(self, input_ids, position_ids, attention_mask=None, *, labels, **kwargs):
+        """PaddleNLP's forward with its outputs, but that there are no logits: None stands in their place."""
+        defaults = dict(use_cache=False, output_attentions=None, return_dict=None)
+        model = getattr(self, self.base_model_prefix)
+        outputs = model(input_ids, position_ids, attention_mask, **defaults | kwargs)
+        loss = self.lm_head(outputs[0], labels=labels)
+        if isinstance(outputs, tuple):
+            return (loss, None, *outputs[1:])
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    @staticmethod
+    def prepare_attention_mask_for_generation(input_ids, pad_token_id, eos_token_id):
+        """The mask [b, s] of a `generate` that is given none: padding is hidden where it has a token of its own.
+
+        PaddleNLP's own is additive and [b, 1, 1, s], which its models do not read.
+        """
+        if pad_token_id is None or pad_token_id == eos_token_id:
+            return paddle.ones_like(input_ids)
+        return (input_ids != pad_token_id).astype(input_ids.dtype)
+
+    def adjust_logits_during_generation(self, logits):
+        """Tokens are chosen in float32 whatever the model computes in: bfloat16 has near ties, and lacks kernels."""
+        return logits.astype("float32")
+
+
+def _loss_of_head(head, hidden_states, labels):
+    """The loss function of a pipeline whose last stage's head computes the loss."""
+    return head(hidden_states, labels=labels)
+
+
+class TEForCausalLMPipe(_TEModel):
+    """PaddleNLP's pipeline model with TE's decoder layers."""
+
+    def __init__(self, config):
+        check_fp8_lm_head(config)
+        with replace_decoder_layers(type(self)):
+            super().__init__(config)
+        paddlenlps_head = getattr(self.paddlenlp, f"{family_of(config).title}LMHeadPipe")
+        for head in self.sublayers():
+            if isinstance(head, paddlenlps_head):  # the last stage's
+                take_over(head, TELMHeadPipe)
+                if config.use_fused_linear_cross_entropy:
+                    self._loss_fn[0] = partial(_loss_of_head, head)
+        if not config.use_fused_linear_cross_entropy and getattr(config, "dpo_config", None) is None:
+            take_over(self._loss_fn[0], TECriterion)
+        bind_model(self)

@@ -1,0 +1,13 @@
+"""Qwen2's decoder layers, in the place of PaddleNLP's."""
+
+from paddle_te.hosts.paddlenlp.decoder import FLASH_MASK, TEDecoderLayer, TEDecoderLayerPipe
+
+
+class TEQwen2DecoderLayer(TEDecoderLayer):
+    """See `TEDecoderLayer`."""
+
+    further = (FLASH_MASK,)
+
+
+class TEQwen2DecoderLayerPipe(TEDecoderLayerPipe):
+    """See `TEDecoderLayerPipe`."""

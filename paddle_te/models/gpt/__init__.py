@@ -1,5 +1,0 @@
-"""PaddleNLP's GPT with Transformer Engine's decoder layers."""
-
-from paddle_te.models.gpt.modeling import GPTForCausalLM, GPTForCausalLMPipe
-
-__all__ = ["GPTForCausalLM", "GPTForCausalLMPipe"]

@@ -1,0 +1,32 @@
+"""Fine-tuning, likelihoods, generation, the fused loss and dropout on backend transformer_engine where there is no GPU.
+
+The tests of tests/gpu themselves, in a process whose device is nvgpu's host runtime and whose TE kernels are NumPy.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from tests.nvgpu_processes import python_path
+from tests.processes import run
+
+ROOT = Path(__file__).parents[3]
+
+FILES = {
+    "test_finetune": 12,
+    "test_generation": 8,
+    "test_cross_entropy": 10,
+    "test_dropout": 12,
+}  # how many tests of each run here
+
+
+def test_on_emulated_kernels(nvgpu_host):
+    files = [f"tests/gpu/{name}.py" for name in FILES]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.unit.hosts.paddlenlp.emulated_gpu", *files]
+    environment = os.environ | nvgpu_host | {"PYTHONPATH": python_path()}
+    result = run(command, cwd=ROOT, env=environment)
+    assert result.returncode == 0, result.stdout[-6000:]
+    for name, least in FILES.items():
+        assert len(re.findall(rf"{name}.py::.* PASSED", result.stdout)) >= least, result.stdout[-6000:]
+    assert "SKIPPED" not in result.stdout, result.stdout[-1000:]
