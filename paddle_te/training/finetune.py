@@ -17,13 +17,13 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddle_te.hosts.paddlenlp import causal_mask_only, model_class
 from paddle_te.hosts.paddlenlp.families import check_packed, check_positions
 from paddle_te.hosts.paddlenlp.loading import (
-    check_backend,
     check_token_ids,
     from_pretrained,
     load_config,
     load_tokenizer,
 )
 from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_class, save_merged
+from paddle_te.models.backend import check_backend
 from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values

@@ -5,7 +5,7 @@ import paddle
 import pytest
 
 from paddle_te.hosts.paddlenlp.generation import left_padded
-from paddle_te.hosts.paddlenlp.loading import check_backend
+from paddle_te.models.backend import check_backend
 from tests.small_llama import TE, VOCABULARY, array, first, make, relative, truth
 
 HALF = "bfloat16"

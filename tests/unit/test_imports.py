@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS | {"options"},
     "weights": {"configs", "manifest", "table"},
-    "models": LAYERS | {"layers", "weights", "configs", "options"},
+    "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
     "hosts": LAYERS | {"models", "layers", "weights", "device", "configs", "options"},
     "configs": set(),
     "runs": {"configs", "weights", "options", "manifest", "table"},

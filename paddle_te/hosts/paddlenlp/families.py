@@ -5,15 +5,9 @@ import importlib
 from paddlenlp import transformers
 
 from paddle_te.configs.families import family_of
+from paddle_te.models.backend import check_backend_name
 from paddle_te.models.context_parallel import sequence_ranks
-from paddle_te.options import BACKENDS
 from paddle_te.weights.rope import check_paddlenlps_layers
-
-
-def check_backend_name(backend):
-    """Raises ValueError for a --transformer_engine_backend that there is not."""
-    if backend not in BACKENDS.values():
-        raise ValueError(f"transformer_engine_backend={backend!r}; it may be one of {', '.join(BACKENDS.values())}")
 
 
 def config_class(family):

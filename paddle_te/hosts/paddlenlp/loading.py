@@ -9,32 +9,16 @@ import paddle
 from paddlenlp.transformers import AutoTokenizer, LlamaTokenizer
 from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 
-from paddle_te import device, fp8
+from paddle_te import fp8
 from paddle_te.configs import MODEL_VALUES
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.fp8 import fp8_model_init
-from paddle_te.hosts.paddlenlp.families import check_backend_name, config_class, model_class
+from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.hosts.paddlenlp.modeling import TELMHead
 from paddle_te.layers import stored_weights
-from paddle_te.ops import get_ops
-from paddle_te.options import DTYPES
+from paddle_te.models.backend import check_backend, check_backend_name
 from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
 from paddle_te.weights.folder import open_checkpoint
-
-
-def check_backend(backend, dtype, fp8=False):
-    """Raises ValueError or native.BackendUnavailable for a backend or dtype that this device cannot run."""
-    check_backend_name(backend)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r}: it may be {', '.join(DTYPES)}")
-    if dtype != "float32" and not device.bf16_supported():
-        raise ValueError(f"dtype {dtype}: Paddle has no kernels for it on this device; use float32")
-    if fp8 and backend == "none":
-        raise ValueError("fp8 needs backend transformer_engine (or paddle, emulated)")
-    if backend != "none":
-        get_ops(backend).check(fp8=fp8)
-    if dtype == "float32" and backend == "transformer_engine":
-        raise ValueError("dtype float32: backend transformer_engine computes in bfloat16, float16 and fp8 only")
 
 
 @contextmanager

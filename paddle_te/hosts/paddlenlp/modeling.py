@@ -17,6 +17,7 @@ from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope
+from paddle_te.models.replacement import replace_decoder_layers
 from paddle_te.ops import documents, get_ops
 from paddle_te.options import LayerOptions
 
@@ -186,21 +187,6 @@ class TECriterion:
 
 
 @contextmanager
-def replace_decoder_layers(*models):
-    """While it lasts, PaddleNLP's constructors build the decoder layers of our classes `models`; afterwards nothing has
-    changed."""
-    names = {model: model.decoder_class.__name__.removeprefix("TE") for model in models}
-    kept = {model: getattr(model.paddlenlp, name) for model, name in names.items()}
-    for model, name in names.items():
-        setattr(model.paddlenlp, name, model.decoder_class)
-    try:
-        yield
-    finally:
-        for model, name in names.items():
-            setattr(model.paddlenlp, name, kept[model])
-
-
-@contextmanager
 def causal_mask_only():
     """While it lasts, PaddleNLP's models make no [b, 1, s, s] mask: its layers get None, which means causal."""
     kept = os.environ.get("USE_CASUAL_MASK")
@@ -216,11 +202,10 @@ def causal_mask_only():
 class _TEModel:
     """What the plain and the pipeline model share.
 
-    paddlenlp: the module whose constructors build decoder layers. decoder_class: ours; PaddleNLP's has the same name
-    without TE.
+    host_module, decoder_class: as `replace_decoder_layers` reads them.
     """
 
-    paddlenlp = decoder_class = None
+    host_module = decoder_class = None
 
     @classmethod
     def _get_tensor_parallel_mappings(cls, config, is_split=True):
@@ -328,7 +313,7 @@ class TEForCausalLMPipe(_TEModel):
         check_fp8_lm_head(config)
         with replace_decoder_layers(type(self)):
             super().__init__(config)
-        paddlenlps_head = getattr(self.paddlenlp, f"{family_of(config).title}LMHeadPipe")
+        paddlenlps_head = getattr(self.host_module, f"{family_of(config).title}LMHeadPipe")
         for head in self.sublayers():
             if isinstance(head, paddlenlps_head):  # the last stage's
                 take_over(head, TELMHeadPipe)

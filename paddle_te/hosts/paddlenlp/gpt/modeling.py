@@ -91,7 +91,7 @@ class _WithOurLayers:
 class GPTForCausalLM(TEForCausalLM, modeling.GPTForCausalLM):
     """See `TEForCausalLM`."""
 
-    paddlenlp, decoder_class = modeling, TEGPTDecoderLayer
+    host_module, decoder_class = modeling, TEGPTDecoderLayer
     # Llama's read what hides padding, and go on with positions; PaddleNLP's GPT generates without
     paddlenlps_forward = OfLlama.forward
     prepare_inputs_for_generation = OfLlama.prepare_inputs_for_generation
@@ -113,7 +113,7 @@ class GPTForCausalLM(TEForCausalLM, modeling.GPTForCausalLM):
 class GPTForCausalLMPipe(TEForCausalLMPipe, modeling_pp.GPTForCausalLMPipe):
     """See `TEForCausalLMPipe`."""
 
-    paddlenlp, decoder_class = modeling_pp, TEGPTDecoderLayerPipe
+    host_module, decoder_class = modeling_pp, TEGPTDecoderLayerPipe
 
     def __init__(self, config):
         super().__init__(config)

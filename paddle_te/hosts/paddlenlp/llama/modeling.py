@@ -9,10 +9,10 @@ from paddle_te.hosts.paddlenlp.modeling import TEForCausalLM, TEForCausalLMPipe
 class LlamaForCausalLM(TEForCausalLM, modeling.LlamaForCausalLM):
     """See `TEForCausalLM`."""
 
-    paddlenlp, decoder_class = modeling, TELlamaDecoderLayer
+    host_module, decoder_class = modeling, TELlamaDecoderLayer
 
 
 class LlamaForCausalLMPipe(TEForCausalLMPipe, modeling_pp.LlamaForCausalLMPipe):
     """See `TEForCausalLMPipe`."""
 
-    paddlenlp, decoder_class = modeling_pp, TELlamaDecoderLayerPipe
+    host_module, decoder_class = modeling_pp, TELlamaDecoderLayerPipe

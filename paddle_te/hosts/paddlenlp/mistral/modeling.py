@@ -43,7 +43,7 @@ class _WithLlamasForward:
 class MistralForCausalLM(TEForCausalLM, modeling.MistralForCausalLM):
     """See `TEForCausalLM`."""
 
-    paddlenlp, decoder_class = modeling, TEMistralDecoderLayer
+    host_module, decoder_class = modeling, TEMistralDecoderLayer
     paddlenlps_forward = of_llama.LlamaForCausalLM.forward
     llama = property(lambda self: self.mistral)  # as Llama's forward calls it
 

@@ -9,10 +9,10 @@ from paddle_te.hosts.paddlenlp.qwen2.decoder import TEQwen2DecoderLayer, TEQwen2
 class Qwen2ForCausalLM(TEForCausalLM, modeling.Qwen2ForCausalLM):
     """See `TEForCausalLM`."""
 
-    paddlenlp, decoder_class = modeling, TEQwen2DecoderLayer
+    host_module, decoder_class = modeling, TEQwen2DecoderLayer
 
 
 class Qwen2ForCausalLMPipe(TEForCausalLMPipe, modeling_pp.Qwen2ForCausalLMPipe):
     """See `TEForCausalLMPipe`."""
 
-    paddlenlp, decoder_class = modeling_pp, TEQwen2DecoderLayerPipe
+    host_module, decoder_class = modeling_pp, TEQwen2DecoderLayerPipe
