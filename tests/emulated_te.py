@@ -262,7 +262,7 @@ def compute_amax(input, output, stream):
 
 
 def compute_scale_from_amax(output, stream):
-    output.scale[...] = GREATEST[output.dtype] / output.amax
+    output.scale[...] = GREATEST[output.dtype] / output.amax if 0 < output.amax < np.inf else 1
 
 
 PACKED, THD = (QKVLayout.BS3HD, QKVLayout.T3HD), (QKVLayout.T3HD, QKVLayout.THD_THD_THD)

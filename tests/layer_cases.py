@@ -196,6 +196,27 @@ def check_fp8(device, kind, heads, kv_heads, batch, sequence, seed, recipe, head
         assert bound > 1e-2 or error < 2e-2, (name, error, bound)
 
 
+FIRST_STEP = ["linear_bias", "linear_in_out", "layernorm_linear_zero_centered", "layernorm_mlp", "mlp_gelu"]
+
+
+def check_first_step(device, kind, seed):
+    """Delayed scaling's first step has current scaling's bits, and leaves the amaxes of weights, input and gradient."""
+    values, inputs, grads, _ = case(kind, 4, 4, 2, 64, seed)
+    paddle.set_device(device)
+    layer, want = te(kind, 4, 4), run(te(kind, 4, 4), values, inputs, grads, "bfloat16", RECIPES["current"])
+    got = run(layer, values, inputs, grads, "bfloat16", RECIPES["delayed"])
+    for name, value in want.items():
+        assert (got[name] == value).all(), name
+    module = fp8.state_dict(layer, RECIPES["delayed"])["modules"][""]
+    forward, backward = (module[direction]["amax_history"] for direction in ("forward", "backward"))
+    amax = lambda values: np.abs(values).max()  # noqa: E731
+    assert list(forward[0, 1::2]) == [amax(values[name]) for name in values if values[name].ndim == 2]
+    assert backward[0, -1] == amax(grads[0]) and (backward[0] > 0).all() and not forward[1:].any()
+    if kind.startswith("linear"):
+        assert forward[0, 0] == amax(inputs[0])
+    assert module["fresh"] and (module["forward"]["scale"] == 1).all() and (module["backward"]["scale"] == 1).all()
+
+
 ATTENTION = {
     "dpa": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True),
     "dpa_e4m3": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_format=fp8.Format.E4M3),
@@ -253,9 +274,9 @@ def check_main_gradients(device, transformer, recipe):
 
 
 STORED = [
-    *((kind, "current") for kind in ("linear_bias", "layernorm_linear_zero_centered", "layernorm_mlp", "mlp_gelu")),
-    # with delayed scaling a layer's later GEMMs have seen other numbers in the first step, whose scales are 1
-    *((kind, "delayed") for kind in ("linear_bias", "layernorm_linear")),
+    (kind, recipe)
+    for kind in ("linear_bias", "layernorm_linear_zero_centered", "layernorm_mlp", "mlp_gelu")
+    for recipe in ("current", "delayed")
 ]
 
 

@@ -23,6 +23,7 @@ def name_modules(root):
 
 def _describe(recipe):
     fields = asdict(recipe)
+    fields.pop("first_step", None)  # what follows a saved state does not depend on it
     if not fields["fp8_dpa"]:  # states from before there was such a thing serve as well
         fields = {name: value for name, value in fields.items() if not name.startswith("fp8_dpa")}
     return {"name": type(recipe).__name__, **fields, "fp8_format": fields["fp8_format"].name}
@@ -92,11 +93,15 @@ def state_dict(root, recipe):
 
     {"version", "recipe": its fields, "modules": {name: {"forward": {"amax_history": [len, 2·GEMMs] (input and weight
     of each), "scale": [2·GEMMs]}, "backward": the same with [GEMMs], "done": whether it completed a backward since
-    the last update}}}. Current scaling has no state: no modules. It is this rank's; see `reduce_amax`.
+    the last update, "fresh": whether there has been no update yet}}}. Current scaling has no state: no modules. It is
+    this rank's; see `reduce_amax`.
     """
     bindings = _bindings(_serving(root, recipe), recipe)
     copies = _copies(bindings)
-    saved = {name: {"done": binding.done == binding.pair.generation} for name, binding in bindings.items()}
+    saved = {
+        name: {"done": binding.done == binding.pair.generation, "fresh": binding.pair.fresh}
+        for name, binding in bindings.items()
+    }
     for name, direction, block, columns in _columns(bindings):
         history, scale = copies[block]
         saved[name][direction] = {"amax_history": history[:, columns].copy(), "scale": scale[columns].copy()}
@@ -161,7 +166,10 @@ def set_state_dict(root, state, recipe):
             target[..., columns] = value
     for block, arrays in copies.items():
         block.restore(*arrays)
+    # states from before there was "fresh" began with scale 1, and go on with it
+    updated = {binding.pair for name, binding in bindings.items() if not state["modules"][name].get("fresh", False)}
     for pair in {binding.pair for binding in bindings.values()}:
+        pair.set_fresh(pair not in updated)
         pair.generation += 1  # weights quantized under the scales before are of no use any more
     for name, binding in bindings.items():
         binding.pair.active = True

@@ -95,11 +95,8 @@ def quantize_dequantize(x, quantizer):
     """
     x = x.astype("float32")
     amax = _amax(x)
-    if quantizer.kind == "delayed":
-        scale = quantizer.scale
-        quantizer.record_amax(amax)
-    else:
-        scale = scale_from_amax(amax, quantizer.fp8_max)
+    quantizer.record_amax(amax)
+    scale = quantizer.scale if quantizer.kind == "delayed" else scale_from_amax(amax, quantizer.fp8_max)
     return round_to_fp8(x * scale, quantizer.dtype) * divide(1.0, scale)
 
 

@@ -76,12 +76,12 @@ class Binding:
     """A module's quantizers for one recipe, and under delayed scaling its place among the other modules.
 
     gemms, evaluation_gemms: a Gemm for each, which share their caches. stored: the StoredWeight of each, None for one
-    that is quantized in each step.
+    that is quantized in each step. first_kind: the Quantizers' kind until the first update of the scales.
     Delayed scaling only: state, the ScalingState; pair, the BlockPair, and gemm, the place of the first GEMM in it;
     done, the generation of scales in which the module last completed a backward.
     """
 
-    def __init__(self, recipe, stored, state=None):
+    def __init__(self, recipe, first_kind, stored, state=None):
         dtypes = recipe.fp8_format.value
         self.num_gemms = len(stored)
         self.state, self.pair, self.gemm, self.done = state, None, 0, None
@@ -89,7 +89,7 @@ class Binding:
 
         def gemms(records):
             def new(dtype):
-                return Quantizer(dtype, recipe.kind, records)
+                return Quantizer(dtype, recipe.kind, first_kind, records)
 
             forward, backward = dtypes.forward, dtypes.backward
             return [Gemm(new(forward), weight or new(forward), new(backward), cache) for weight, cache in weights]
@@ -181,6 +181,11 @@ class ModuleScaling:
         """Whether the recipe has this module compute in fp8."""
         return not self.attention or recipe.fp8_dpa
 
+    def first_kind(self, recipe):
+        """Of which kind this module's Quantizers are until the first update of the recipe's scales."""
+        # attention's kernels round the softmax and its gradient inside, under scales that are known before
+        return recipe.kind if self.attention or recipe.kind == "current" else recipe.first_step
+
     def begin_forward(self, training=True, is_first_microbatch=None):
         """Call at the start of each forward: a tuple of GemmQuantizers, one a GEMM; None outside `fp8_autocast`,
         and for attention under a recipe without fp8_dpa.
@@ -261,7 +266,10 @@ def bind_model(root):
 def _bind_together(modules, recipe):
     """Make the modules' Bindings for a recipe; under delayed scaling they share blocks and have one `update`."""
     state = scaling_state(modules[0].update, recipe) if recipe.kind == "delayed" else None
-    bindings = [Binding(recipe, module.stored or [None] * module.num_gemms, state) for module in modules]
+    bindings = [
+        Binding(recipe, module.first_kind(recipe), module.stored or [None] * module.num_gemms, state)
+        for module in modules
+    ]
     if state is not None:
         state.add(bindings)
     for module, binding in zip(modules, bindings, strict=True):

@@ -39,6 +39,9 @@ class DelayedScaling:
     fp8_dpa: attention in fp8 as well: q, k, v, softmax and output, and the gradients of all. What comes in and goes
     out stays as it is. Pays at long sequences.
     fp8_dpa_bwd: with fp8_dpa, its backward too. False is TE's NVTE_FP8_DPA_BWD=0: backward in the inputs' precision.
+    first_step: how GEMMs are scaled until the first update, when no earlier step is known: "current" takes the scales
+    from the tensors at hand, "delayed" is TE's own beginning, with all scales 1. From the second step on both follow
+    the same rule. Attention's scales always begin with 1: inside its kernel nobody knows amax before.
 
     Raises ValueError for anything else.
     """
@@ -50,12 +53,13 @@ class DelayedScaling:
     reduce_amax: bool = True
     fp8_dpa: bool = False
     fp8_dpa_bwd: bool = True
+    first_step: str = LAYER_OPTIONS["fp8_first_step"].default
 
     kind = "delayed"
 
     def __post_init__(self):
         _check_format(self.fp8_format)
-        for name in ("margin", "amax_history_len", "amax_compute_algo"):
+        for name in ("margin", "amax_history_len", "amax_compute_algo", "first_step"):
             kind = LAYER_OPTIONS[f"fp8_{name}"].kind
             if not kind.accepts(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)!r}; it must be {kind.words}")

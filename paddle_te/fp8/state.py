@@ -2,6 +2,9 @@
 
 Within a step all forward passes, recomputed ones too, and all micro-batches in flight use the same scales. Each adds
 its amax (by maximum) to row 0 of a history; a recomputed forward adds the same values again and changes nothing.
+
+Before the first update no scale is known. As long as a Block is fresh, its quantizers may therefore be of kind
+"current" (`DelayedScaling.first_step`): all of a model's are so in all of its first step, recompute included.
 """
 
 import warnings
@@ -49,8 +52,10 @@ def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, sc
 class Quantizer:
     """How one tensor of one GEMM becomes fp8: attributes only, for backends to read anew at each call.
 
-    dtype: "e4m3" or "e5m2"; fp8_max: its largest value; kind: "delayed" or "current".
-    Delayed scaling only (else 0): addresses of float32 numbers on the device:
+    dtype: "e4m3" or "e5m2"; fp8_max: its largest value.
+    kind: "delayed": the scale is the one at scale_ptr. "current": it comes from the tensor itself, and under delayed
+    scaling, which may begin that way, the amax of the tensor is recorded all the same.
+    Under delayed scaling only (else 0): addresses of float32 numbers on the device:
     scale_ptr: read. amax_ptr: accumulates the maximum. scale_inv_ptr: 16-byte aligned, written with 1 / scale.
     """
 
@@ -61,17 +66,19 @@ class Quantizer:
         "scale_ptr",
         "amax_ptr",
         "scale_inv_ptr",
+        "_later_kind",
+        "_first_kind",
         "_block",
         "_column",
         "_records",
         "__weakref__",
     )
 
-    def __init__(self, dtype, kind, records=True):
-        """records: False for evaluation, whose amax is lost."""
+    def __init__(self, dtype, kind, first_kind, records=True):
+        """first_kind: the kind as long as its block is fresh. records: False for evaluation, whose amax is lost."""
         self.dtype = dtype
         self.fp8_max = FP8_MAX[dtype]
-        self.kind = kind
+        self.kind, self._later_kind, self._first_kind = kind, kind, first_kind
         self.scale_ptr = self.amax_ptr = self.scale_inv_ptr = 0
         self._block = self._column = None
         self._records = records
@@ -83,20 +90,21 @@ class Quantizer:
         self.bind()
 
     def bind(self):
-        """Take the addresses of the block's tensors."""
+        """Take the addresses of the block's tensors, and the kind that it has now."""
         block, column = self._block, self._column
+        self.kind = self._first_kind if block.fresh else self._later_kind
         self.scale_ptr = block.scale.data_ptr() + 4 * column
         self.scale_inv_ptr = block.scale_inv.data_ptr() + 16 * column
         self.amax_ptr = block.history.data_ptr() + 4 * column if self._records else block.scratch.data_ptr()
 
     @property
     def scale(self):
-        """The scale as a float32 tensor of shape []. Delayed scaling only."""
+        """The scale as a float32 tensor of shape []. Of kind "delayed" only."""
         return self._block.scale[self._column]
 
     def record_amax(self, amax):
-        """Add a float32 tensor of shape [] to the step's amax. Delayed scaling only."""
-        if self._records:
+        """Add a float32 tensor of shape [] to the step's amax, where the recipe has a history."""
+        if self._records and self._block is not None:
             seen = self._block.amaxes[self._column]
             self._block.amaxes[self._column] = amax if seen is None else paddle.maximum(seen, amax)
             self._block.recorded = True
@@ -106,11 +114,12 @@ class Block:
     """The numbers of n tensors of one fp8 dtype, side by side, so that one kernel updates them all.
 
     history [amax_history_len, n], scale [n], scale_inv [n, 4] (the first of 4 counts: fp8 GEMMs want 16-byte aligned
-    addresses): float32 tensors on one device.
+    addresses): float32 tensors on one device. fresh: the scales have never been updated.
     """
 
     def __init__(self, dtype, history, scale, scale_inv):
         self.dtype = dtype
+        self.fresh = True
         self.history, self.scale, self.scale_inv = history, scale, scale_inv
         self.scratch = paddle.zeros([4], dtype="float32")
         # recorded as tensors, not through pointers; `flush` brings them into row 0
@@ -138,8 +147,17 @@ class Block:
         moved = history.data_ptr() != self.history.data_ptr() or scale.data_ptr() != self.scale.data_ptr()
         self.history, self.scale = history, scale
         if moved:
-            for quantizer in self.quantizers:
-                quantizer.bind()
+            self._bind_quantizers()
+
+    def _bind_quantizers(self):
+        for quantizer in self.quantizers:
+            quantizer.bind()
+
+    def set_fresh(self, fresh):
+        """Say whether the scales have never been updated: all quantizers take the kind that follows from it."""
+        if fresh != self.fresh:
+            self.fresh = fresh
+            self._bind_quantizers()
 
     def drop(self):
         """Forget the amaxes of the step."""
@@ -184,11 +202,22 @@ class BlockPair:
         self.active, self.generation, self.in_flight = False, 0, 0
         self.warned = False  # that the scales stay as they are
 
+    @property
+    def fresh(self):
+        """Whether the scales have never been updated: the model's first step has not ended yet."""
+        return self.forward.fresh
+
+    def set_fresh(self, fresh):
+        """Say so, of both blocks."""
+        for block in (self.forward, self.backward):
+            block.set_fresh(fresh)
+
     def roll(self, recipe, update, group):
         """Update the scales, if they were used since the last update."""
         if self.active:
             self.forward.roll(recipe, update, group)
             self.backward.roll(recipe, update, group)
+            self.set_fresh(False)
             self.active = False
             self.generation += 1
 

@@ -64,6 +64,7 @@ def fp8_recipe(config):
         fp8_format=fp8_format,
         amax_history_len=layers.fp8_amax_history_len,
         amax_compute_algo=layers.fp8_amax_compute_algo,
+        first_step=layers.fp8_first_step,
         fp8_dpa=layers.fp8_dpa,
         fp8_dpa_bwd=layers.fp8_dpa_bwd,
     )

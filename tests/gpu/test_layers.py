@@ -11,6 +11,7 @@ from paddle_te.ops.te.counting import count_entry_points
 from tests.layer_cases import (
     ATTENTION,
     FFN,
+    FIRST_STEP,
     HIDDEN,
     KINDS,
     RECIPES,
@@ -19,6 +20,7 @@ from tests.layer_cases import (
     bf16_bound,
     case,
     check_amaxes_of_micro_batches,
+    check_first_step,
     check_fp8,
     check_main_gradients,
     check_softmax_scale,
@@ -100,6 +102,11 @@ def test_weights_in_fp8_only(gpu, poisoned, seed, kind, recipe):
 ])  # fmt: skip
 def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
     check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
+
+
+@pytest.mark.parametrize("kind", FIRST_STEP)
+def test_the_first_step_of_delayed_scaling(gpu, poisoned, seed, kind):
+    check_first_step(gpu, kind, seed)
 
 
 @pytest.mark.parametrize("head_dim, sequence", [(64, 48), (96, 64), (256, 128), (128, 37)])

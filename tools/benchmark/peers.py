@@ -440,7 +440,9 @@ class PaddleTE(Peer):
         self.paddle, self.paddle_device, self.next_layer = paddle, paddle_device, _next_layer()
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
         self.device, self.stream, self.before = start_on_paddles(device)
-        recipe = {"fp8_delayed": fp8.DelayedScaling, "fp8_current": fp8.Float8CurrentScaling}.get(precision)
+        # the other peers' beginning, so that all have the same histories; a cached one's first step never ends
+        delayed = partial(fp8.DelayedScaling, first_step="delayed")
+        recipe = {"fp8_delayed": delayed, "fp8_current": fp8.Float8CurrentScaling}.get(precision)
         self.autocast = contextlib.nullcontext
         if recipe:
             self.autocast = partial(fp8.fp8_autocast, True, recipe(fp8_dpa=fp8_dpa))

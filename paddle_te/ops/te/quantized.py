@@ -88,7 +88,9 @@ class Float8Matrix:
     native: what TE's functions take. rowwise, columnwise: the tensors that its data and its transpose lie in, or None.
     """
 
-    __slots__ = ("shape", "quantizer", "native", "rowwise", "columnwise", "_data", "_transpose", "_scale_inv")
+    __slots__ = (
+        "shape", "quantizer", "native", "rowwise", "columnwise", "_data", "_transpose", "_factors", "_scale_inv"
+    )  # fmt: skip
 
     def __init__(self, rt, shape, quantizer, rowwise, columnwise, factors=None):
         self.shape, self.quantizer = shape, quantizer
@@ -97,8 +99,9 @@ class Float8Matrix:
         self._transpose, self.columnwise = (columnwise.take(size), columnwise.memory) if columnwise else (0, None)
         scale, amax, self._scale_inv = quantizer.scale_ptr, quantizer.amax_ptr, quantizer.scale_inv_ptr
         if quantizer.kind == "current":
-            amax = (factors or columnwise or rowwise).take(FACTORS["current"])
-            scale, self._scale_inv = amax + 4, amax + 16
+            self._factors = (factors or columnwise or rowwise).take(FACTORS["current"])
+            scale, self._scale_inv = self._factors + 4, self._factors + 16
+            amax = amax or self._factors  # in delayed scaling's first step the history's, to which the cast adds
         self._bind(rt, scale, amax)
 
     def _bind(self, rt, scale=0, amax=0):
@@ -109,13 +112,21 @@ class Float8Matrix:
         """Quantizes the native tensor `source`. dbias: a native tensor for the sum of its rows, in the same pass."""
         te, native, stream = rt.te, self.native, rt.stream
         if self.quantizer.kind == "current":
-            te.compute_amax(source, native, stream)
-            te.compute_scale_from_amax(native, stream)
+            measured = self._measured(rt)
+            te.compute_amax(source, measured, stream)
+            te.compute_scale_from_amax(measured, stream)
         if dbias is None:
             te.quantize(source, native, stream)
         else:
             te.quantize_dbias(source, native, dbias, stream)
         return self
+
+    def _measured(self, rt):
+        """The native tensor with an amax of its own, which compute_amax overwrites."""
+        if not self.quantizer.amax_ptr:
+            return self.native
+        amax, scale, scale_inv = self._factors, self._factors + 4, self._scale_inv
+        return rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], 0, scale, amax, scale_inv)
 
     def drop_data(self, rt):
         """Lets go of the rowwise data: backward reads the transposed copy only."""

@@ -192,7 +192,8 @@ class QuantizerSpec(NamedTuple):
 
     kind: "delayed" or "current". forward, backward: fp8 formats. same_scales: whether all tensor parallel ranks
     quantize alike, so that their fp8 bytes fit together. update_weight, keeps_weight: as GemmQuantizers has them.
-    stored_weight: whether the weight exists in fp8 only.
+    stored_weight: whether the weight exists in fp8 only. records: whether there are amax histories, as under delayed
+    scaling, whose first step may be of kind "current".
     """
 
     kind: str
@@ -202,6 +203,7 @@ class QuantizerSpec(NamedTuple):
     keeps_weight: bool
     same_scales: bool
     stored_weight: bool
+    records: bool
 
     @classmethod
     def of(cls, quantizers, tp):
@@ -209,7 +211,8 @@ class QuantizerSpec(NamedTuple):
         kind, forward, backward = quantizers.input.kind, quantizers.input.dtype, quantizers.grad_output.dtype
         same_scales = kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
         stored = quantizers.weight.kind == "stored"
-        return cls(kind, forward, backward, quantizers.update_weight, quantizers.keeps_weight, same_scales, stored)
+        update, keeps, records = quantizers.update_weight, quantizers.keeps_weight, quantizers.input.amax_ptr != 0
+        return cls(kind, forward, backward, update, keeps, same_scales, stored, records)
 
 
 @lru_cache
@@ -236,9 +239,11 @@ class RecordedQuantizers:
             SimpleNamespace(kind=kind, dtype=dtype, scale_ptr=0, amax_ptr=0, scale_inv_ptr=0)
             for kind, dtype in ((spec.kind, spec.forward), (of_weight, spec.forward), (spec.kind, spec.backward))
         ]
-        for quantizer in () if of_weight == "current" else quantizers:
+        for quantizer in quantizers if spec.records or spec.stored_weight else ():
             for name in ("scale_ptr", "amax_ptr", "scale_inv_ptr"):
-                setattr(quantizer, name, recorder.placeholder().data_ptr())
+                address = recorder.placeholder().data_ptr()
+                if spec.records or quantizer.kind == "stored":
+                    setattr(quantizer, name, address)
         self.factors = range(first, recorder.count)
         self.cached_weight = None if spec.update_weight or spec.stored_weight else recorder.placeholder()
 

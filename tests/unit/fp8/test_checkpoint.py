@@ -49,7 +49,7 @@ def train(model, steps, seed, recipe=RECIPE):
 def assert_same(a, b):
     assert a.keys() == b.keys() and a["recipe"] == b["recipe"] and a["modules"].keys() == b["modules"].keys()
     for name, module in a["modules"].items():
-        assert module["done"] == b["modules"][name]["done"]
+        assert all(module[key] == b["modules"][name][key] for key in ("done", "fresh"))
         for direction in ("forward", "backward"):
             for key, value in module[direction].items():
                 np.testing.assert_array_equal(value, b["modules"][name][direction][key])
@@ -61,9 +61,18 @@ def test_names():
     assert model.inner[1].fp8.name == "inner.1"
 
 
-def test_resume_is_exact_after_building_in_another_order(tmp_path, seed):
+def evaluate(model, seed):
+    model.eval()
+    with paddle.no_grad(), fp8_autocast(fp8_recipe=RECIPE):
+        y = model(paddle.to_tensor(np.random.default_rng(seed).normal(0, 3, [4, 16]).astype(np.float32)))
+    model.train()
+    return y.numpy()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_resume_is_exact_after_building_in_another_order(tmp_path, seed, steps):
     model = Model()
-    train(model, 7, seed)
+    train(model, steps, seed)
     path = tmp_path / "fp8_state.tp00_pp00.pdparams"
     fp8.save(path, model, RECIPE)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
@@ -71,6 +80,7 @@ def test_resume_is_exact_after_building_in_another_order(tmp_path, seed):
     before = fp8.state_dict(model, RECIPE)
     assert before["modules"]["inner.1"]["forward"]["amax_history"].shape == (5, 4)
     assert all(module["done"] for module in before["modules"].values())
+    evaluated = evaluate(model, seed)
     expected = train(model, 6, seed + 1)
     after = fp8.state_dict(model, RECIPE)
 
@@ -78,12 +88,31 @@ def test_resume_is_exact_after_building_in_another_order(tmp_path, seed):
     resumed.set_state_dict(weights)
     fp8.load(path, resumed, RECIPE)
     assert_same(fp8.state_dict(resumed, RECIPE), before)
+    np.testing.assert_array_equal(evaluate(resumed, seed), evaluated)
     assert train(resumed, 6, seed + 1) == expected
     assert_same(fp8.state_dict(resumed, RECIPE), after)
 
     without = Model()
     without.set_state_dict(weights)
     assert train(without, 6, seed + 1) != expected  # the state matters
+
+
+def test_a_state_from_before_there_was_a_first_step_goes_on_as_it_was_saved(seed):
+    """Then all scales began with 1; what was saved in the first step has seen that one."""
+    begun = DelayedScaling(amax_history_len=5, first_step="delayed")
+    model = Model()
+    train(model, 1, seed, begun)
+    state = fp8.state_dict(model, begun)
+    assert "first_step" not in state["recipe"]
+    for module in state["modules"].values():
+        assert module.pop("fresh")
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    expected = train(model, 3, seed + 1, begun)
+    resumed = Model()
+    resumed.set_state_dict(weights)
+    fp8.set_state_dict(resumed, state, RECIPE)
+    assert not any(module["fresh"] for module in fp8.state_dict(resumed, RECIPE)["modules"].values())
+    assert train(resumed, 3, seed + 1) == expected
 
 
 def test_load_into_a_model_that_has_run(seed):

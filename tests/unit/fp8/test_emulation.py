@@ -91,13 +91,14 @@ def test_quantize_dequantize(fp8_format, x_dtype, seed):
     values = (np.random.randn(37, 53) * np.exp(np.random.uniform(-6, 6))).astype(np.float32)
     x = paddle.to_tensor(values).astype(x_dtype)
     values = x.astype("float32").numpy()
-    current, delayed = quantizers(Float8CurrentScaling(fp8_format)), quantizers(DelayedScaling(fp8_format=fp8_format))
+    current = quantizers(Float8CurrentScaling(fp8_format))
+    delayed = quantizers(DelayedScaling(fp8_format=fp8_format, first_step="delayed"))
     backward = fp8_format.value.backward
     for name, dtype in (("input", "e4m3"), ("weight", "e4m3"), ("grad_output", backward)):
         got = quantize_dequantize(x, getattr(current, name))
         assert got.dtype == paddle.float32
         np.testing.assert_array_equal(got.numpy(), reference(values, dtype))
-        got = quantize_dequantize(x, getattr(delayed, name))  # the first step's scale is 1
+        got = quantize_dequantize(x, getattr(delayed, name))  # whose scale is 1
         np.testing.assert_array_equal(got.numpy(), reference(values, dtype, np.float32(1)))
 
 
@@ -109,7 +110,9 @@ def test_zeros_empty_tensors_and_nan():
     np.testing.assert_array_equal(got, np.float32([np.nan, 2, -1]))
 
 
-@pytest.mark.parametrize("recipe", [Float8CurrentScaling(), Float8CurrentScaling(Format.E4M3), DelayedScaling()])
+@pytest.mark.parametrize(
+    "recipe", [Float8CurrentScaling(), Float8CurrentScaling(Format.E4M3), DelayedScaling(first_step="delayed")]
+)
 @pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("transpose_y", [True, False])
 def test_linear(recipe, x_dtype, transpose_y, seed):

@@ -6,7 +6,7 @@ from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format
 from paddle_te.fp8.recipe import FP8_MAX
 
 
-def test_defaults_are_transformer_engines():
+def test_defaults_are_transformer_engines_but_for_the_first_step():
     assert dataclasses.asdict(DelayedScaling()) == dict(
         margin=0,
         fp8_format=Format.HYBRID,
@@ -15,6 +15,7 @@ def test_defaults_are_transformer_engines():
         reduce_amax=True,
         fp8_dpa=False,
         fp8_dpa_bwd=True,  # TE's environment variable NVTE_FP8_DPA_BWD
+        first_step="current",  # TE begins with all scales 1
     )
     assert Float8CurrentScaling().fp8_format is Format.HYBRID
 
@@ -51,6 +52,7 @@ def test_equal_recipes_are_equal_and_frozen():
         dict(reduce_amax=1),
         dict(fp8_dpa=1),
         dict(fp8_dpa_bwd=None),
+        dict(first_step="block"),
         dict(fp8_format="HYBRID"),
         dict(fp8_format=None),
     ],

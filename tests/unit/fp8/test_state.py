@@ -438,7 +438,6 @@ def test_quantizers(recipe):
     for q in quantizers:
         assert [x.dtype for x in (q.input, q.weight, q.grad_output)] == ["e4m3", "e4m3", backward]
         assert q.grad_output.fp8_max == {"e4m3": 448, "e5m2": 57344}[backward]
-        assert q.input.kind == recipe.kind
         q.forward_pass.backward_done()
         q.forward_pass.backward_done()  # as often as it likes
 
@@ -578,6 +577,40 @@ def test_scale_inv_of_what_nobody_quantizes(fp8_dpa, seed):
     scales, inverses, _ = step()
     np.testing.assert_array_equal(np.float32(inverses), 1 / np.float32(scales))
     assert scales[0] == state["modules"]["0"]["forward"]["scale"][0]
+
+
+def kinds(scaling, recipe, training=True):
+    """Of the quantizers of a forward pass, which in training has its backward."""
+    with fp8_autocast(fp8_recipe=recipe):
+        gemms = scaling.begin_forward(training)
+    if training:
+        gemms[0].forward_pass.backward_done()
+    return {quantizer.kind for q in gemms for quantizer in (q.input, q.weight, q.grad_output)}
+
+
+def test_the_first_step_ends_with_the_first_update():
+    """For all modules of a model at once, attention left out; a step that is dropped was none."""
+    recipe, model = DelayedScaling(amax_history_len=2, fp8_dpa=True), paddle.nn.Sequential(*(Toy(1) for _ in range(3)))
+    model[2].fp8 = ModuleScaling.of_attention(fp8.amax_and_scale_update)
+    fp8.bind_model(model)
+    first, second, attention = (layer.fp8 for layer in model)
+    assert kinds(first, recipe, training=False) == {"current"}
+    assert kinds(first, recipe) == {"current"}
+    fp8.drop_step()
+    for scaling in (first, second):
+        assert kinds(scaling, recipe) == {"current"}
+        assert kinds(scaling, recipe, training=False) == {"current"}  # the step has not ended yet
+    assert kinds(attention, recipe) == {"delayed"}
+    for scaling in (second, first, attention):
+        assert kinds(scaling, recipe) == {"delayed"}
+    assert kinds(first, recipe, training=False) == {"delayed"}
+
+
+@pytest.mark.parametrize("recipe", [DelayedScaling(first_step="delayed"), Float8CurrentScaling()])
+def test_no_first_step_of_its_own(recipe):
+    scaling = ModuleScaling(2, fp8.amax_and_scale_update)
+    for _ in range(3):
+        assert kinds(scaling, recipe) == {recipe.kind}
 
 
 def test_weight_cache():

@@ -18,6 +18,7 @@ from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.layer_cases import (
     ATTENTION,
+    FIRST_STEP,
     KINDS,
     RECIPES,
     STORED,
@@ -25,6 +26,7 @@ from tests.layer_cases import (
     bf16_bound,
     case,
     check_amaxes_of_micro_batches,
+    check_first_step,
     check_fp8,
     check_main_gradients,
     check_softmax_scale,
@@ -76,6 +78,11 @@ def test_fp8(seed, kind, kv_heads, recipe):
 @pytest.mark.parametrize("kind, recipe", [*STORED, ("transformer", "current")])
 def test_weights_in_fp8_only(seed, kind, recipe, backend, dtype):
     check_stored_weights("cpu", kind, backend, dtype, recipe)
+
+
+@pytest.mark.parametrize("kind", FIRST_STEP)
+def test_the_first_step_of_delayed_scaling(seed, kind):
+    check_first_step("cpu", kind, seed)
 
 
 @pytest.mark.parametrize("recipe", ATTENTION)
@@ -296,7 +303,7 @@ def test_fp8_bytes_travel_only_among_ranks_that_share_amaxes(amax_ranks, gathere
     layer.tp = type("Ranks", (), vars(tp))  # hashable
     x = paddle.ones([16, 32], "bfloat16")
     group = type("Group", (), dict(nranks=len(amax_ranks), ranks=amax_ranks))
-    with fp8.fp8_autocast(fp8_recipe=RECIPES["delayed"], fp8_group=group):
+    with fp8.fp8_autocast(fp8_recipe=fp8.DelayedScaling(first_step="delayed"), fp8_group=group):
         y, _ = layer(x)
     y.sum().backward()
     assert y.shape == [32, 48] and dtypes == [gathered] * 2

@@ -32,7 +32,8 @@ LAYERS = {
     "llama": dict(add_qkv_bias=True),
     "gpt": dict(bias=True, normalization="LayerNorm", activation="geglu"),
 }
-RECIPES = {"bf16": None, "delayed": fp8.DelayedScaling(amax_history_len=2), "current": fp8.Float8CurrentScaling()}
+DELAYED = fp8.DelayedScaling(amax_history_len=2, first_step="delayed")
+RECIPES = {"bf16": None, "delayed": DELAYED, "current": fp8.Float8CurrentScaling()}
 ROW_PARALLEL = ("self_attention.proj.weight", "layernorm_mlp.fc2_weight")
 
 
@@ -190,6 +191,18 @@ def test_two_ranks_compute_what_one_does(seed, monkeypatch, sequence_parallel, r
             assert relative(mine, other) < bound, name
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
+def test_ranks_have_current_scalings_bits_in_the_first_step(seed, monkeypatch, sequence_parallel):
+    values, x, dy = draw_case(seed, make(monkeypatch, **LAYERS["llama"]))
+    results = [
+        train_ranks(monkeypatch, Group(RANKS), sequence_parallel, values, x, dy, recipe, LAYERS["llama"])
+        for recipe in (fp8.DelayedScaling(amax_history_len=2), RECIPES["current"])
+    ]
+    for got, want in zip(*results, strict=True):
+        for name, value in want.items():
+            assert (got[name] == value).all(), name
+
+
 @pytest.mark.parametrize("parts", [("layernorm", "mlp_act"), ("layernorm", "mlp")], ids=" ".join)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_parts_that_are_computed_again_with_gathered_tokens(seed, monkeypatch, recipe, parts):
@@ -209,12 +222,12 @@ def test_parts_that_are_computed_again_with_gathered_tokens(seed, monkeypatch, r
 @pytest.mark.parametrize("transpose_y", [True, False], ids=["out_in", "in_out"])
 @pytest.mark.parametrize("mode", ["column", "row"])
 @pytest.mark.parametrize("recipe, bound", [
-    (None, 1e-2), (fp8.DelayedScaling(amax_history_len=2), 1e-2), (fp8.Float8CurrentScaling(), 0.15)
+    (None, 1e-2), (DELAYED, 1e-2), (fp8.Float8CurrentScaling(), 0.15)
 ], ids=["bf16", "delayed", "current"])  # fmt: skip
 def test_a_gemm_of_two_ranks(seed, recipe, bound, mode, transpose_y, sequence_parallel):
     """y, dx and dW of weights [out, in] and [in, out], split over the ranks, are those of one rank.
 
-    Delayed scaling: all scales are 1 in the first step, and roundings the same.
+    Delayed scaling that begins with all scales 1 has the same roundings.
     """
     draw = np.random.default_rng(seed).standard_normal
     shape = [FFN, HIDDEN] if transpose_y else [HIDDEN, FFN]

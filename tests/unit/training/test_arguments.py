@@ -44,6 +44,7 @@ def test_defaults_are_native_layers(tmp_path):
         ([*PD_FP8, "--fp8_margin", "19"], "--fp8_margin 19: it must be a whole number from 0 to 18"),
         ([*PD_FP8, "--fp8_margin", "-1"], "--fp8_margin -1: it must be a whole number from 0 to 18"),
         ([*PD_FP8, "--fp8_recipe", "current", "--fp8_margin", "1"], "--fp8_margin 1 needs --fp8_recipe delayed"),
+        ([*PD_FP8, "--fp8_recipe", "current", "--fp8_first_step", "delayed"], "needs --fp8_recipe delayed"),
         ([*PD_FP8, "--fp8_recipe", "current", "--fp8_amax_history_len", "8"], "--fp8_amax_history_len 8 needs"),
         (["--fp8_lm_head"], "fp8_lm_head needs use_fp8"),
         (["--transformer_engine_backend", "paddle", "--fp8_lm_head"], "fp8_lm_head needs use_fp8"),

@@ -89,12 +89,12 @@ def test_main_gradients_and_the_kept_weight(seed, monkeypatch):
 def test_near_a_head_in_the_activations_precision(seed, recipe, tied):
     config, inputs = dict(fp8_recipe=recipe, tie_word_embeddings=tied), batch(seed)
     plain, head = (make(seed, on, **config) for on in (False, True))
-    for _ in range(2):  # then delayed scaling has scales
+    for _ in range(2):  # the first step is no exception
         (loss, grads), (fp8_loss, fp8_grads) = (step(model, inputs) for model in (plain, head))
-    assert fp8_loss == pytest.approx(loss, rel=1e-2) and fp8_loss != loss
-    assert fp8_grads.keys() == grads.keys()
-    for name, grad in grads.items():
-        assert 1e-3 < relative(fp8_grads[name], grad) < 0.4, name
+        assert fp8_loss == pytest.approx(loss, rel=1e-2) and fp8_loss != loss
+        assert fp8_grads.keys() == grads.keys()
+        for name, grad in grads.items():
+            assert 1e-3 < relative(fp8_grads[name], grad) < 0.4, name
 
 
 @both_layouts
