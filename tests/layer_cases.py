@@ -182,13 +182,13 @@ RECIPES = {
 }
 
 
-def check_fp8(device, kind, heads, kv_heads, batch, sequence, seed, recipe, head_dim=64):
-    """te's error against float32 is the emulation's own."""
+def check_fp8(device, kind, heads, kv_heads, batch, sequence, seed, recipe, head_dim=64, steps=3):
+    """te's error against float32 in the last of some steps is the emulation's own."""
     values, inputs, grads, truth = case(kind, heads, kv_heads, batch, sequence, seed, head_dim)
     emulated_layer, _ = make(kind, heads, kv_heads, head_dim, backend="paddle", params_dtype="float32")
-    emulated = run(emulated_layer, values, inputs, grads, "float32", recipe, steps=3)
+    emulated = run(emulated_layer, values, inputs, grads, "float32", recipe, steps)
     paddle.set_device(device)
-    got = run(te(kind, heads, kv_heads, head_dim), values, inputs, grads, "bfloat16", recipe, steps=3)
+    got = run(te(kind, heads, kv_heads, head_dim), values, inputs, grads, "bfloat16", recipe, steps)
     for name, want in truth.items():
         error, bound = relative(got[name], want), relative(emulated[name], want)
         # what fp8 does not touch (the residual passed on) has bf16's error only

@@ -4,6 +4,8 @@ Plain elementwise Paddle operations, for any device: Paddle's own float8 casts o
 wrong numbers.
 """
 
+import functools
+
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
@@ -93,11 +95,17 @@ def quantize_dequantize(x, quantizer):
 
     x: float32, or bfloat16 or float16, of any shape. Delayed scaling records x's amax for the steps to come.
     """
-    x = x.astype("float32")
-    amax = _amax(x)
+    return _quantize_dequantize_together([x], quantizer)[0]
+
+
+@paddle.no_grad()
+def _quantize_dequantize_together(tensors, quantizer):
+    """The same of several tensors, under one scale."""
+    tensors = [x.astype("float32") for x in tensors]
+    amax = functools.reduce(paddle.maximum, map(_amax, tensors))
     quantizer.record_amax(amax)
     scale = quantizer.scale if quantizer.kind == "delayed" else scale_from_amax(amax, quantizer.fp8_max)
-    return round_to_fp8(x * scale, quantizer.dtype) * divide(1.0, scale)
+    return [round_to_fp8(x * scale, quantizer.dtype) * divide(1.0, scale) for x in tensors]
 
 
 class _EmulatedFP8Linear(PyLayer):
@@ -157,7 +165,7 @@ class _EmulatedFP8Attention(PyLayer):
         b, s, h_kv, d = k.shape
         of_qkv, of_softmax, of_out = (quantizer.input for quantizer in quantizers)
         heads = lambda x: x.transpose([0, 2, 1, 3]).reshape([b, h_kv, -1, s, d])  # noqa: E731
-        q8, k8, v8 = (heads(quantize_dequantize(x, of_qkv)) for x in (q, k, v))
+        q8, k8, v8 = map(heads, _quantize_dequantize_together((q, k, v), of_qkv))
         scores = _causal_scores(q8, k8, scale)
         greatest = scores.max(-1, keepdim=True)
         statistics = greatest + (scores - greatest).exp().sum(-1, keepdim=True).log()
@@ -182,7 +190,9 @@ class _EmulatedFP8Attention(PyLayer):
         dv = paddle.matmul(cast(softmax, quantizers[1].input), dout, transpose_x=True)
         dq, dk = paddle.matmul(dscores, k), paddle.matmul(dscores, q, transpose_x=True)
         gradients = [dq, *(x.sum(2, keepdim=True) for x in (dk, dv))]
-        gradients = [_tokens(cast(x, of_qkv)).astype(dtype) for x in gradients]
+        if in_fp8:
+            gradients = _quantize_dequantize_together(gradients, of_qkv)
+        gradients = [_tokens(x).astype(dtype) for x in gradients]
         quantizers[0].forward_pass.backward_done()
         return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
 

@@ -76,13 +76,13 @@ class Binding:
     """A module's quantizers for one recipe, and under delayed scaling its place among the other modules.
 
     gemms, evaluation_gemms: a Gemm for each, which share their caches. stored: the StoredWeight of each, None for one
-    that is quantized in each step. first_kind: the Quantizers' kind until the first update of the scales.
+    that is quantized in each step.
     Delayed scaling only: state, the ScalingState; pair, the BlockPair, and gemm, the place of the first GEMM in it;
     done, the generation of scales in which the module last completed a backward.
     """
 
-    def __init__(self, recipe, first_kind, stored, state=None):
-        dtypes = recipe.fp8_format.value
+    def __init__(self, recipe, stored, state=None):
+        dtypes, first_kind = recipe.fp8_format.value, recipe.kind if state is None else recipe.first_step
         self.num_gemms = len(stored)
         self.state, self.pair, self.gemm, self.done = state, None, 0, None
         weights = [(weight, WeightCache()) for weight in stored]
@@ -181,11 +181,6 @@ class ModuleScaling:
         """Whether the recipe has this module compute in fp8."""
         return not self.attention or recipe.fp8_dpa
 
-    def first_kind(self, recipe):
-        """Of which kind this module's Quantizers are until the first update of the recipe's scales."""
-        # attention's kernels round the softmax and its gradient inside, under scales that are known before
-        return recipe.kind if self.attention or recipe.kind == "current" else recipe.first_step
-
     def begin_forward(self, training=True, is_first_microbatch=None):
         """Call at the start of each forward: a tuple of GemmQuantizers, one a GEMM; None outside `fp8_autocast`,
         and for attention under a recipe without fp8_dpa.
@@ -266,10 +261,7 @@ def bind_model(root):
 def _bind_together(modules, recipe):
     """Make the modules' Bindings for a recipe; under delayed scaling they share blocks and have one `update`."""
     state = scaling_state(modules[0].update, recipe) if recipe.kind == "delayed" else None
-    bindings = [
-        Binding(recipe, module.first_kind(recipe), module.stored or [None] * module.num_gemms, state)
-        for module in modules
-    ]
+    bindings = [Binding(recipe, module.stored or [None] * module.num_gemms, state) for module in modules]
     if state is not None:
         state.add(bindings)
     for module, binding in zip(modules, bindings, strict=True):

@@ -2,6 +2,8 @@
 
 import math
 import os
+from functools import partial
+from typing import NamedTuple
 
 import paddle
 
@@ -12,13 +14,35 @@ from paddle_te.ops.te.quantized import FP8
 from paddle_te.ops.te.runtime import FLOAT32
 
 CAUSAL = int(Mask.CAUSAL)
-AMAXES = 256  # bytes for two of them, with which memory for something else ends
+SLOT = 32  # bytes of an amax, a scale and a scale_inv, which begins at 16
+SLOTS = 256  # bytes for three slots, with which memory for something else ends
 
 
-def _float8(rt, address, shape, quantizer, amax=None):
-    """A native tensor in fp8 under the quantizer's factors, or another amax; address 0: the factors alone."""
-    factors = quantizer.scale_ptr, amax or quantizer.amax_ptr, quantizer.scale_inv_ptr
-    return rt.tensor(address, shape, FP8[quantizer.dtype], 0, *factors)
+class _Factors(NamedTuple):
+    """The format of what is in fp8 and the addresses of its factors, as a Quantizer has them."""
+
+    dtype: str
+    scale_ptr: int
+    amax_ptr: int
+    scale_inv_ptr: int
+
+    @classmethod
+    def of(cls, quantizer, slot, amax):
+        """amax: its address. Where the quantizer has no scale yet, scale and scale_inv lie in the slot."""
+        if quantizer.kind == "delayed":
+            return cls(quantizer.dtype, quantizer.scale_ptr, amax, quantizer.scale_inv_ptr)
+        return cls(quantizer.dtype, slot + 4, amax, slot + 16)
+
+    def set_scale(self, rt, amax):
+        """scale and scale_inv from the amax at an address."""
+        rt.te.compute_scale_from_amax(_float8(rt, 0, (0,), self._replace(amax_ptr=amax)), rt.stream)
+        scaling.reciprocals(rt.te, rt.stream, self.scale_ptr, self.scale_inv_ptr, 1)
+
+
+def _float8(rt, address, shape, factors):
+    """A native tensor in fp8. factors: _Factors, or a Quantizer; address 0: the factors alone."""
+    pointers = factors.scale_ptr, factors.amax_ptr, factors.scale_inv_ptr
+    return rt.tensor(address, shape, FP8[factors.dtype], 0, *pointers)
 
 
 class _QKV:
@@ -26,12 +50,12 @@ class _QKV:
 
     __slots__ = ("q", "k", "v", "whole")
 
-    def __init__(self, rt, heads, layout, address, quantizer, amax=None):
+    def __init__(self, rt, heads, layout, address, factors):
         to_k, to_v = heads.starts[layout]
-        self.q = _float8(rt, address, heads.q, quantizer, amax)
-        self.k = _float8(rt, address + to_k, heads.kv, quantizer, amax)
-        self.v = _float8(rt, address + to_v, heads.kv, quantizer, amax)
-        self.whole = _float8(rt, address, (heads.tokens, heads.width), quantizer)
+        self.q = _float8(rt, address, heads.q, factors)
+        self.k = _float8(rt, address + to_k, heads.kv, factors)
+        self.v = _float8(rt, address + to_v, heads.kv, factors)
+        self.whole = _float8(rt, address, (heads.tokens, heads.width), factors)
 
     def pairs(self, rt, heads, views):
         """[(fp8, 16-bit)] to be cast: views are of q, k and v, each in memory of its own, or the whole's alone."""
@@ -45,37 +69,41 @@ class Float8Attention:
     quantizers: of (q, k, v together; the softmax; the output), with those of their gradients. The kernels write no
     scale_inv: those of the softmax, the output and their gradients come from the update of the scales. And they
     overwrite amax (dq, dk and dv together with their greatest), which must be the greatest of all micro-batches'.
+
+    In the first step (quantizers of kind "current") there are no scales yet. Those of q, k and v and of the output's
+    gradient come from these tensors, those of what a kernel rounds from its amaxes: it runs until they are known.
     """
 
     def __init__(self, rt, heads, layout, scale, quantizers, stats=None):
         """heads: `attention._Heads`. stats: native, for the softmax's statistics; None: its own, for its backward."""
         self.heads, self.layout, self.scale, self.quantizers = heads, layout, scale, quantizers
-        qkv, softmax, out = quantizers
+        qkv, softmax, out = (of_one.input for of_one in quantizers)
         of_stats = heads.stats_bytes if stats is None else 0
-        self.memory, qkv_at, out_at, self.amaxes = self._allocate(rt, of_stats)
-        self.qkv = _QKV(rt, heads, layout, qkv_at, qkv.input)
-        self.softmax = _float8(rt, 0, (0,), softmax.input, self.amaxes)
-        self.out = _float8(rt, out_at, heads.q, out.input, self.amaxes + 4)
-        self.stats = stats or rt.tensor(self.amaxes + AMAXES, heads.stats, FLOAT32)
+        self.memory, qkv_at, out_at, self.slots = self._allocate(rt, of_stats)
+        self.results = _results(self.slots, softmax, out)
+        self.qkv = _QKV(rt, heads, layout, qkv_at, _Factors.of(qkv, self.slots[0], qkv.amax_ptr))
+        self.softmax = _float8(rt, 0, (0,), self.results[0])
+        self.out = _float8(rt, out_at, heads.q, self.results[1])
+        self.stats = stats or rt.tensor(self.slots[0] + SLOTS, heads.stats, FLOAT32)
 
     def _allocate(self, rt, more=0):
-        """(memory, addresses in it of q, k and v in fp8, of the output, and of two amaxes with `more` bytes behind)."""
+        """(memory, addresses in it of q, k and v in fp8, of the output, and of three slots); `more`: bytes behind."""
         heads = self.heads
         qkv, out = heads.tokens * heads.width, math.prod(heads.q)
-        memory = rt.empty([qkv + out + AMAXES + more], paddle.uint8)
+        memory = rt.empty([qkv + out + SLOTS + more], paddle.uint8)
         address = memory.data_ptr()
-        return memory, address, address + qkv, address + qkv + out
+        slots = address + qkv + out
+        return memory, address, address + qkv, (slots, slots + SLOT, slots + 2 * SLOT)
 
     def forward(self, rt, views, train):
         """out [b, s, h·d]; views: `_QKV.pairs`'."""
         te, heads, qkv = rt.te, self.heads, self.qkv
-        for target, source in qkv.pairs(rt, heads, views):
-            te.quantize(source, target, rt.stream)
+        of_qkv, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
+        _quantize(rt, [*qkv.pairs(rt, heads, views)], of_qkv, self.slots)
         tensors = qkv.q, qkv.k, qkv.v, self.out, self.stats
         options = self.scale, self.layout, CAUSAL, train, rt.stream, 0.0, None, None, None
-        te.attention_fwd(*tensors, *options, self.softmax)
-        _, softmax, of_out = (quantizers.input for quantizers in self.quantizers)
-        _raise_amaxes(rt, self.amaxes, softmax, of_out)
+        run = partial(te.attention_fwd, *tensors, *options, self.softmax)
+        _run_with_amaxes(rt, run, self.results, (softmax, of_out), self.slots[0])
         out = rt.empty(heads.out, heads.dtype)
         te.dequantize(self.out, heads.q_view(rt, out), rt.stream)
         return out
@@ -84,21 +112,54 @@ class Float8Attention:
         """Fills the gradients' views, which are as forward's."""
         te, heads, qkv = rt.te, self.heads, self.qkv
         of_qkv, of_softmax, of_out = (quantizers.grad_output for quantizers in self.quantizers)
-        _memory, dqkv_at, dout_at, amaxes = self._allocate(rt)
-        dout8 = _float8(rt, dout_at, heads.q, of_out)
-        te.quantize(heads.q_view(rt, dout), dout8, rt.stream)
-        dqkv = _QKV(rt, heads, self.layout, dqkv_at, of_qkv, amaxes + 4)
+        _memory, dqkv_at, dout_at, slots = self._allocate(rt)
+        dout8 = _float8(rt, dout_at, heads.q, _Factors.of(of_out, slots[0], of_out.amax_ptr))
+        _quantize(rt, [(dout8, heads.q_view(rt, dout))], of_out, slots)
+        results = _results(slots, of_softmax, of_qkv)
+        dsoftmax, dqkv = _float8(rt, 0, (0,), results[0]), _QKV(rt, heads, self.layout, dqkv_at, results[1])
         tensors = qkv.q, qkv.k, qkv.v, self.out, dout8, self.stats, dqkv.q, dqkv.k, dqkv.v
         options = self.scale, self.layout, CAUSAL, rt.stream, 0.0, deterministic(), None, None, None, None
-        te.attention_bwd(*tensors, *options, self.softmax, _float8(rt, 0, (0,), of_softmax, amaxes))
-        _raise_amaxes(rt, amaxes, of_softmax, of_qkv)
+        run = partial(te.attention_bwd, *tensors, *options, self.softmax, dsoftmax)
+        _run_with_amaxes(rt, run, results, (of_softmax, of_qkv), slots[0])
         for source, target in dqkv.pairs(rt, heads, views):
             te.dequantize(source, target, rt.stream)
 
 
-def _raise_amaxes(rt, amaxes, first, second):
-    """Adds the two amaxes at that address to those of two quantizers."""
-    scaling.raise_amaxes(rt.te, rt.stream, amaxes, first.amax_ptr, amaxes + 4, second.amax_ptr)
+def _results(slots, first, second):
+    """_Factors of what a kernel rounds: first inside, then what it makes of that. It overwrites the slots' amaxes."""
+    return tuple(_Factors.of(quantizer, slot, slot) for quantizer, slot in zip((first, second), slots[1:], strict=True))
+
+
+def _quantize(rt, pairs, quantizer, slots):
+    """Casts [(fp8, 16-bit)], one pair or three, under one scale; in the first step that of them all, in slots[0]."""
+    if quantizer.kind == "current":
+        of_each = [_Factors.of(quantizer, slot, slot) for slot in slots]
+        for (_, source), factors in zip(pairs, of_each, strict=False):
+            rt.te.compute_amax(source, _float8(rt, 0, (0,), factors), rt.stream)
+        if len(pairs) > 1:
+            scaling.raise_amaxes(rt.te, rt.stream, slots[1], slots[0], slots[2], slots[0])
+        of_each[0].set_scale(rt, slots[0])
+    for target, source in pairs:
+        rt.te.quantize(source, target, rt.stream)
+
+
+def _run_with_amaxes(rt, run, results, quantizers, amax):
+    """Runs a kernel and adds its two results' amaxes to those of the quantizers.
+
+    results: their _Factors. amax: the address of that of a tensor which the kernel reads. In the first step it gives
+    the scales to begin with. The first run then knows the amax of what is rounded inside, and the second one, which
+    rounds that rightly, the amax of what is made of it.
+    """
+    if quantizers[0].kind == "current":
+        for factors in results:
+            factors.set_scale(rt, amax)
+        for _ in results:
+            run()
+            for factors in results:
+                factors.set_scale(rt, factors.amax_ptr)
+    run()
+    (first, second), (of_first, of_second) = results, quantizers
+    scaling.raise_amaxes(rt.te, rt.stream, first.amax_ptr, of_first.amax_ptr, second.amax_ptr, of_second.amax_ptr)
 
 
 def deterministic():

@@ -187,12 +187,20 @@ def attention_in_numpy(q, k, v, dout, scale, cast, in_fp8=True):
     DelayedScaling(amax_history_len=2, fp8_dpa=True, fp8_format=Format.E4M3),
     DelayedScaling(amax_history_len=2, fp8_dpa=True, fp8_dpa_bwd=False),
 ])  # fmt: skip
-def test_attention(recipe, seed):
-    """Against float64 with the same roundings: much closer than to float64 without any, whose distance is fp8's own."""
+@pytest.mark.parametrize("steps", [1, 2])
+def test_attention(recipe, seed, steps):
+    """Against float64 with the same roundings: much closer than to float64 without any, whose distance is fp8's own.
+
+    The first step's scales are those of the amaxes that it records, the second step's are in the state.
+    """
     generator, shape = np.random.default_rng(seed), [2, 24, 3, 16]
     values = [generator.standard_normal(shape).astype("float32") for _ in range(4)]
-    scaling = ModuleScaling.of_attention(fp8.amax_and_scale_update)
-    for _ in range(2):  # the second step has scales
+    # The first token's output is its v, which is rounded to fp8 already. As the greatest number it would give the
+    # output a scale under which others lie exactly between two fp8 numbers: float32 and float64 round them differently.
+    values[2][:, 0] *= 0.01
+    layer = paddle.nn.Layer()
+    layer.fp8 = scaling = ModuleScaling.of_attention(fp8.amax_and_scale_update)
+    for _ in range(steps):
         q, k, v = (paddle.to_tensor(value, stop_gradient=False) for value in values[:3])
         with fp8_autocast(fp8_recipe=recipe):
             qkv, softmax, out = scaling.begin_forward()
@@ -201,6 +209,11 @@ def test_attention(recipe, seed):
         y = emulated_fp8_attention(q, k, v, 0.25, (qkv, softmax, out))
         y.backward(paddle.to_tensor(values[3]))
     got = [x.numpy() for x in (y, q.grad, k.grad, v.grad)]
+    if steps == 1:
+        state, formats = fp8.state_dict(layer, recipe)["modules"][""], recipe.fp8_format.value
+        forward, backward = (state[direction]["amax_history"][0] for direction in ("forward", "backward"))
+        scales = [*(MAX[formats.forward] / forward[::2])]
+        scales += [*(MAX[formats.backward] / backward)] if recipe.fp8_dpa_bwd else [1, 1, 1]
 
     scale_of = dict(zip("qkv s o dqkv dp do".split(), map(np.float32, scales), strict=True))
     formats = recipe.fp8_format.value
@@ -215,8 +228,9 @@ def test_attention(recipe, seed):
     distance = lambda a, b: np.linalg.norm(a - b) / np.linalg.norm(b)  # noqa: E731
     for mine, rounded, exact in zip(got, want, plain, strict=True):
         own = distance(rounded, exact)
-        # 150 seeds: 0.019 (dv of what is not in fp8 backward) to 0.126; mine at most 0.026 of it away
-        assert 0.005 < own < 0.25 and distance(mine, rounded) < 0.1 * own, (own, distance(mine, rounded))
+        # 150 seeds: 0.019 (dv of what is not in fp8 backward) to 0.126. Mine at most 0.026 of it away, but 0.103 in one
+        # seed of eighty, with such numbers among its gradients. A rounding that is missing: at least 0.47
+        assert 0.005 < own < 0.25 and distance(mine, rounded) < 0.25 * own, (own, distance(mine, rounded))
     assert scale_of["s"] == 448 and scale_of["qkv"] == np.float32(448) / np.float32(np.abs(values[:3]).max())
 
 
