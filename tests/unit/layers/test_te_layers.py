@@ -13,7 +13,7 @@ from paddle_te.distributed import Pending
 from paddle_te.layers import DotProductAttention, LayerNormLinear, RotaryPositionEmbedding
 from paddle_te.ops import get_ops
 from paddle_te.ops.norms import Norm
-from paddle_te.ops.te import float8_attention
+from paddle_te.ops.te import float8_attention, program
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.layer_cases import (
@@ -83,6 +83,27 @@ def test_weights_in_fp8_only(seed, kind, recipe, backend, dtype):
 @pytest.mark.parametrize("kind", FIRST_STEP)
 def test_the_first_step_of_delayed_scaling(seed, kind):
     check_first_step("cpu", kind, seed)
+
+
+@pytest.mark.parametrize("recipe", [RECIPES["delayed"], ATTENTION["dpa"]], ids=["gemms", "attention"])
+def test_the_first_steps_programs_are_recorded_once(recipe):
+    """In the first step's micro-batches, one that quantizes the weights and later ones; and so once more in the second
+    step, for all layers and the steps to come."""
+    layers, freqs = [te("transformer", 2, 2, 128).layer for _ in range(2)], RotaryPositionEmbedding(128)(16)
+    program.clear()
+    recorded = []
+    for _ in range(4):
+        for first in (True, False, False):
+            x = paddle.ones([1, 16, 256], "bfloat16")
+            x.stop_gradient = False
+            with fp8.fp8_autocast(True, recipe), fp8.microbatch(first):
+                for layer in layers:
+                    x = layer(x, None, freqs)
+                x.sum().backward()
+            recorded.append(program.program_of.cache_info().misses)
+    of_first, of_later = recorded[:2]
+    assert 0 < of_first < of_later
+    assert recorded == [of_first, of_later, of_later, of_later + of_first, *[2 * of_later] * 8]
 
 
 @pytest.mark.parametrize("recipe", ATTENTION)
