@@ -28,6 +28,8 @@ STAGING_DIR = "/dev/shm"  # memory, as a file system
 MOMENTS = {"float32": 4, "bfloat16": 2}
 MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
 STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
+# How --optimizer_in_backward may clip gradients
+IN_BACKWARD = ("unclipped", "last_norm")
 DELAYED = {"fp8_recipe": "delayed"}
 # The parts of a decoder layer that backward can compute again; `layers.TransformerLayer` says what each one is
 RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
@@ -238,6 +240,19 @@ TRAINING = (
         "[what to know](../../docs/optimizer-memory.md)",
         zh="AdamW 保存 bfloat16 权重的 float32 主权重的方式：`float32`，或 `bf16_remainder`，即只保存权重本身没有的 "
         "16 位（每个参数节省 2 字节，不损失精度）；[说明](../../docs/optimizer-memory.md)",
+    ),
+    Option(
+        "optimizer_in_backward",
+        choice("off", *IN_BACKWARD),
+        "off",
+        "Update each weight as soon as backward has its gradient, and let the gradient go: unclipped (with "
+        "--max_grad_norm 0), or last_norm, clipped by the norm of the step before.",
+        doc="updates each weight as soon as backward has its gradient, which is let go then, so that gradients of one "
+        "layer exist at a time: `unclipped` (with `--max_grad_norm 0`), or `last_norm`, which clips by the norm of the "
+        "step before; [what to know](../../docs/optimizer-memory.md#the-update-in-backward)",
+        zh="反向得到一个权重的梯度后立即更新该权重并释放梯度，因此同时只存在一层的梯度：`unclipped`（配合 "
+        "`--max_grad_norm 0`），或 `last_norm`，按上一步的范数裁剪；"
+        "[说明](../../docs/optimizer-memory.md#the-update-in-backward)",
     ),
     Option(
         "save_in_background",

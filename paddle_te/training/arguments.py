@@ -49,6 +49,8 @@ class PreTrainingArguments(TrainingArguments):
         check_values(self, BOUNDS)
         self._check_layers()
         self._check_optimizer_states()
+        if self.optimizer_in_backward != "off":
+            self._check_optimizer_in_backward()
         self._check_saving()
         try:
             super().__post_init__()
@@ -104,6 +106,52 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"--master_weights {self.master_weights} with --unified_checkpoint_config "
                 f"{self.unified_checkpoint_config}: a checkpoint must have weights and remainders; leave it out"
+            )
+
+    def _check_optimizer_in_backward(self):
+        """Refuses what needs all gradients at once, or gradients that are not complete after one backward."""
+        flag = f"--optimizer_in_backward {self.optimizer_in_backward}"
+        if self.optimizer_in_backward == "unclipped" and self.max_grad_norm > 0:
+            raise ValueError(
+                f"{flag} with --max_grad_norm {self.max_grad_norm:g}: a step's norm is not known before its last "
+                "gradient; give --max_grad_norm 0, or clip by the norm of the step before: last_norm"
+            )
+        if self.optimizer_in_backward == "last_norm" and self.max_grad_norm == 0:
+            raise ValueError(f"{flag} clips gradients: it needs --max_grad_norm above 0; unclipped needs none")
+        if self.optim not in (OptimizerNames.ADAMW, OptimizerNames.ADAMW.value):
+            raise ValueError(f"{flag} with --optim {self.optim}: it needs --optim adamw")
+        if self.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"{flag} with --gradient_accumulation_steps {self.gradient_accumulation_steps}: gradients that are "
+                "added up over several micro-batches must all be kept; it must be 1"
+            )
+        reasons = {
+            "amp_master_grad": "a gradient is used at once, so there is nothing to add up in float32",
+            "fp16": "a loss scale is known to be right only after the last gradient",
+            "offload_optim": "Paddle brings the states back only after backward",
+            "fuse_sequence_parallel_allreduce": "it sums gradients over the ranks only after the last one",
+        }
+        for name, reason in reasons.items():
+            if getattr(self, name):
+                raise ValueError(f"{flag} with --{name}: {reason}; leave one of them out")
+        if self.on_nan == "skip":
+            raise ValueError(f"{flag} with --on_nan skip: a bad step has updated weights already; stop or rollback")
+        self._check_whole_gradients(flag)
+
+    def _check_whole_gradients(self, flag):
+        """Refuses layouts in which backward leaves gradients of a part of the step's tokens."""
+        for kind in ("pipeline", "sharding", "sep", "context"):
+            name = f"{kind}_parallel_degree"
+            if getattr(self, name) > 1:
+                raise ValueError(
+                    f"{flag} with --{name} {getattr(self, name)}: there a gradient is complete only after backward; "
+                    "only --tensor_parallel_degree may be above 1"
+                )
+        others = self.world_size // max(self.tensor_parallel_degree, 1)
+        if others > 1:
+            raise ValueError(
+                f"{flag} with data parallelism or sharding over {others} ranks: their gradients must be summed first; "
+                "train on one GPU, or give all of them to --tensor_parallel_degree"
             )
 
     def _check_recompute_modules(self):

@@ -24,7 +24,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from paddle_te import device
-from paddle_te.training.optimizer import FactorAdamW, run_on_nvgpu
+from paddle_te.training.optimizer import FactorAdamW, multiplied, run_on_nvgpu
 from paddle_te.training.resharding import held_by, layers_of
 
 REMAINDER = "int16"  # dtype of what stands in a master weight's place
@@ -171,7 +171,7 @@ def step_in_paddle(step):
     one = paddle.ones([])
     rate = step.learning_rate.reshape([]) * ratio
     scale, scaled_rate = _square_root(one - power2), rate / (one - power1)
-    g = step.grad.astype("float32")
+    g = multiplied(step.grad, step.factor).astype("float32")
     remainder = master is not None and master.dtype == paddle.int16
     p = join_master(param, master) if remainder else (param if master is None else master).astype("float32")
     p = p * (one - rate * decay)

@@ -100,8 +100,11 @@ class Watch:
         if fault is None:
             self.in_a_row = 0
             return True
-        broken = self._broken(trained(model, optimizer)) if faults else None
-        if broken:
+        updated = self.args.optimizer_in_backward != "off"
+        broken = self._broken(trained(model, optimizer)) if faults and not updated else None
+        if updated:
+            fault += ", and weights have been updated by it (--optimizer_in_backward)"
+        elif broken:
             fault = f"{fault}, and before its update {broken}"
         elif self.args.on_nan == "skip":
             self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1

@@ -40,7 +40,7 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
     def _dygraph_clip(self, params_grads):
         clipped = _clipped(params_grads)
         if not clipped or self.auto_skip_clip or not _take_factor(clipped):
-            self.factor = None
+            self.factor = self.norm = None
             return super()._dygraph_clip(params_grads)
         self.factor = self._clip_factor([grad for _, grad in clipped])
         return params_grads
@@ -64,7 +64,7 @@ class _HybridParallelClipGrad(HybridParallelClipGrad):
         """As Paddle's: the sums of squares [1] of this rank's weights that differ between tensor parallel ranks, and of
         its others, become those of all ranks."""
         if not _take_factor(_clipped(params_grads)):
-            self.factor = None
+            self.factor = self.norm = None
             return super()._comm_and_clip(params_grads, squares_of_distributed, squares_of_others)
         self._global_norm(squares_of_distributed, squares_of_others)
         self.norm = norm = paddle.sqrt(squares_of_distributed + squares_of_others)
@@ -79,7 +79,7 @@ def gradient_norm(clip, params_grads):
 
     Clipping to a global norm keeps what is not finite: a factor of NaN spreads, and one of 0 times infinity is NaN.
     """
-    if getattr(clip, "factor", None) is not None:
+    if getattr(clip, "norm", None) is not None:
         return clip.norm.reshape([])
     squares = [_squared_l2_norm(grad).astype("float32").reshape([]) for _, grad in params_grads if grad is not None]
     return paddle.sqrt(paddle.stack(squares).sum()) if squares else paddle.zeros([], "float32")
@@ -142,6 +142,11 @@ def run_on_nvgpu(step):
     _C_ops._run_custom_op(_operator(), *vars(step).values())
 
 
+def multiplied(grad, factor):
+    """A gradient times a Step's factor, by Paddle's operations: both are rounded to the gradient's type."""
+    return grad if factor is None else grad * factor.astype(grad.dtype)
+
+
 class FactorAdamW(paddle.optimizer.AdamW):
     """Paddle's, with the factor of its clipping."""
 
@@ -151,9 +156,12 @@ class FactorAdamW(paddle.optimizer.AdamW):
         return super()._apply_optimize(*args, **kwargs)
 
     def _append_optimize_op(self, block, param_and_grad):
-        if self._factor_of(param_and_grad[0]) is None:
-            return super()._append_optimize_op(block, param_and_grad)
-        run_on_nvgpu(self.step_of(param_and_grad))
+        param, grad = param_and_grad
+        factor = self._factor_of(param)
+        if factor is not None and device.kind(param.place) == "nvgpu":
+            run_on_nvgpu(self.step_of(param_and_grad))
+        else:
+            super()._append_optimize_op(block, (param, multiplied(grad, factor)))
 
     def _factor_of(self, param):
         """What clips the parameter's gradient as it is read; None: nothing."""

@@ -19,7 +19,7 @@ from paddlenlp.trainer.utils.helper import broadcast_dataset_rank0_model
 from paddlenlp.utils.batch_sampler import DistributedBatchSampler
 from safetensors import SafetensorError
 
-from paddle_te import fp8
+from paddle_te import fp8, manifest
 from paddle_te.distributed import gather_objects, gather_weights
 from paddle_te.hosts.paddlenlp.loading import stage_layer_names
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
@@ -39,6 +39,7 @@ from paddle_te.training.compact_states import keep_compact, number_elements
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
 from paddle_te.training.optimizer import fuse_clipping
+from paddle_te.training.optimizer_in_backward import LAST_NORM, OptimizerInBackward
 from paddle_te.training.resharding import Share
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class PretrainingTrainer(Trainer):
     data_identity = None  # what says in the manifest which data the run reads, a dict
     _background = None  # BackgroundSaver, while training with --save_in_background
     _share = None  # of a checkpoint that PaddleNLP does not load itself
+    _in_backward = None  # OptimizerInBackward, with --optimizer_in_backward
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -101,7 +103,13 @@ class PretrainingTrainer(Trainer):
         """PaddleNLP's, with AdamW and clipping in one pass where that can be, and a state as the flags say."""
         args = self.args
         optimizer = super().create_optimizer(lr_scheduler)
-        fuse_clipping(optimizer)
+        if args.optimizer_in_backward == "off":
+            fuse_clipping(optimizer)
+        elif self._in_backward is None:  # train() may be called again
+            group = None
+            if args.tensor_parallel_degree > 1:
+                group = fleet.get_hybrid_communicate_group().get_model_parallel_group()
+            self._in_backward = OptimizerInBackward(optimizer, args.max_grad_norm or None, group)
         keep_compact(optimizer, args.optim_moments, args.master_weights, args.seed)
         self.watch.guard(optimizer, self.model)
         return optimizer
@@ -219,6 +227,8 @@ class PretrainingTrainer(Trainer):
         quantized = getattr(self.model, "base_precision", None)  # a TELoRAModel's
         model = model_values(self.model.config, getattr(self.model, "lora_config", None), quantized)
         values = {"model": model, "layout": layout_values(self.args)}
+        if norm := self._in_backward and self._in_backward.last_norm():
+            values[LAST_NORM] = norm
         return values | {"step": self.state.global_step, "data": self.data_identity}
 
     def _stage(self, folder, model, metrics):
@@ -301,7 +311,14 @@ class PretrainingTrainer(Trainer):
         number_elements(self.optimizer, self.model.parameters())
         if self._share is None or self.args.ignore_load_lr_and_optim:
             super()._load_optimizer_and_scheduler(checkpoint)
-            return
+        else:
+            self._load_share(checkpoint)
+        if self._in_backward:
+            goes_on = checkpoint and not self.args.ignore_load_lr_and_optim
+            saved = manifest.read(checkpoint) if goes_on else None
+            self._in_backward.attach(saved.run.get(LAST_NORM) if saved else None)
+
+    def _load_share(self, checkpoint):
         self.optimizer.set_state_dict(self._share.optimizer_state(self.optimizer))
         self.lr_scheduler.set_state_dict(paddle.load(os.path.join(checkpoint, SCHEDULER_NAME)))
         scaler = os.path.join(checkpoint, SCALER_NAME)

@@ -15,6 +15,7 @@ from paddle_te.training.finetune_trainer import FinetuneModelArguments
 TE = ["--transformer_engine_backend", "transformer_engine"]
 COMPACT = ["--bf16", "true", "--fp16_opt_level", "O2", "--optim_moments", "bfloat16"]
 COMPACT += ["--master_weights", "bf16_remainder"]
+UNCLIPPED = ["--optimizer_in_backward", "unclipped", "--max_grad_norm", "0"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
 
 
@@ -62,6 +63,13 @@ def test_defaults_are_native_layers(tmp_path):
             [*COMPACT, "--unified_checkpoint", "1", "--unified_checkpoint_config", "skip_save_model_weight"],
             "with --unified_checkpoint_config skip_save_model_weight",
         ),
+        (UNCLIPPED[:2], "unclipped with --max_grad_norm 1: .*give --max_grad_norm 0, or .*: last_norm"),
+        (["--optimizer_in_backward", "last_norm", "--max_grad_norm", "0"], "it needs --max_grad_norm above 0"),
+        ([*UNCLIPPED, "--optim", "adamw_mini"], "unclipped with --optim adamw_mini: it needs --optim adamw"),
+        ([*UNCLIPPED, "--gradient_accumulation_steps", "4"], "_steps 4: gradients that are .* it must be 1"),
+        ([*UNCLIPPED, "--amp_master_grad"], "with --amp_master_grad: .*nothing to add up in float32; leave one"),
+        ([*UNCLIPPED, "--on_nan", "skip"], "with --on_nan skip: a bad step has updated weights already"),
+        ([*UNCLIPPED, "--sharding_parallel_degree", "2"], "with --sharding_parallel_degree 2: .*complete only after"),
         (["--recompute_modules", "layernorm", "mpl"], "must be one or more of layernorm, mlp_act, mlp, core_attn"),
         (["--recompute_modules", "layernorm"], "--recompute_modules layernorm needs --transformer_engine_backend"),
         ([*TE, "--recompute_modules", "mlp", "--recompute"], "mlp with --recompute_granularity full: whole layers"),
@@ -75,6 +83,12 @@ def test_defaults_are_native_layers(tmp_path):
 def test_contradictions(tmp_path, words, message):
     with pytest.raises(ValueError, match=message):
         parse(tmp_path, *words)
+
+
+def test_the_update_in_backward_takes_no_data_parallelism(tmp_path, monkeypatch):
+    monkeypatch.setattr(PreTrainingArguments, "world_size", 4)
+    with pytest.raises(ValueError, match="with data parallelism or sharding over 2 ranks: their gradients must be"):
+        parse(tmp_path, *UNCLIPPED, "--tensor_parallel_degree", "2")
 
 
 def test_paddlenlps_fused_loss_where_it_can_run(tmp_path, monkeypatch):

@@ -1,0 +1,99 @@
+"""The optimizer's update of each weight as soon as its gradient is complete, while backward still runs.
+
+A gradient is let go after its update. So there are gradients of one layer at a time instead of the whole model's: of
+bfloat16 weights that saves nearly 2 bytes a parameter. Paddle calls a parameter's backward hooks when all its uses have
+added to the gradient, which makes this the same arithmetic, in another order of the weights.
+
+The norm of a step's gradients is known only after the last of them, when the weights are updated already. Hence
+gradients are clipped either not at all or by the norm of the step before. A run's first step has none before it: it
+measures the norm, and its gradients count as zeros. A checkpoint's manifest keeps the last norm (LAST_NORM).
+"""
+
+from functools import partial
+
+import paddle
+import paddle.distributed as dist
+from paddle.base.framework import default_main_program, program_guard
+from paddle.nn.clip import _squared_l2_norm
+
+from paddle_te.training.optimizer import FactorAdamW
+
+LAST_NORM = "gradient_norm"  # what the manifest calls it
+
+
+class OptimizerInBackward:
+    """Lets an AdamW of Paddle's update in backward. It stands in the place of the optimizer's clipping.
+
+    Args:
+        optimizer: an AdamW without groups of parameters and without amsgrad. Its step(), which finds no gradients any
+            more, ends the step.
+        max_norm: to which gradients are clipped by the last step's norm; None: they are not clipped.
+        group: the tensor parallel ranks, over which a norm is summed; None for one rank.
+
+    factor: float32 [1] that this step's gradients are multiplied by, or None. norm: float32 [] of the last complete
+    step's gradients of all ranks, before clipping; None where there is none.
+    """
+
+    def __init__(self, optimizer, max_norm=None, group=None):
+        optimizer.__class__, optimizer._grad_clip = FactorAdamW, self
+        self.factor = None if max_norm is None else paddle.zeros([1])
+        self.norm = None
+        self._optimizer, self._max_norm, self._group = optimizer, max_norm, group
+        self._begin_step = partial(optimizer._create_optimization_pass, [])  # before others guard it: sets the rate
+        self._squares = {}  # of the running step: {whether tensor parallel ranks have different parts: [float32 []]}
+        self._program = default_main_program()  # by which Paddle finds the learning rate
+        self._hooked = False
+
+    @paddle.no_grad()
+    def attach(self, last_norm=None):
+        """Makes the optimizer's state and begins to update with the next backward.
+
+        To be called when the weights and, where training goes on, the state are loaded, and when all hooks of others
+        that complete a gradient are there. last_norm: of the step before, a number, or None. A second call only sets
+        it.
+        """
+        if last_norm is not None:
+            self._set_norm(paddle.full([], last_norm, "float32"))
+        if self._hooked:
+            return
+        self._hooked = True
+        trained = [param for param in self._optimizer._parameter_list if not param.stop_gradient]
+        # now, as memory that is taken in the middle of the first backward would lie scattered
+        self._optimizer._create_accumulators(self._program.global_block(), trained)
+        for param in trained:
+            param._register_backward_hook(partial(self._update, param))
+
+    @paddle.no_grad()
+    def _update(self, param):
+        with program_guard(self._program):  # recompute's backward has another
+            if not self._squares:
+                self._begin_step()
+            self._optimizer._append_optimize_op(self._program.global_block(), (param, param.grad))
+        square = _squared_l2_norm(param.grad).astype("float32").reshape([])
+        self._squares.setdefault(bool(param.is_distributed), []).append(square)
+        param.clear_gradient(False)  # lets it go; by the argument's name Paddle would not be told, and would keep zeros
+
+    @paddle.no_grad()
+    def __call__(self, params_grads):
+        """Ends a step; params_grads: [], as all gradients are gone. Paddle's optimizer takes it for clipping."""
+        if params_grads:
+            names = ", ".join(param.name for param, _ in params_grads)
+            raise RuntimeError(f"gradients were made past the update in backward: {names}")
+        squares = {distributed: paddle.stack(each).sum() for distributed, each in self._squares.items()}
+        self._squares = {}
+        total = squares.get(False, paddle.zeros([]))
+        if self._group is not None:
+            total = total / self._group.nranks + squares.get(True, paddle.zeros([]))
+            dist.all_reduce(total, group=self._group)
+        self._set_norm(paddle.sqrt(total))
+        return []
+
+    def _set_norm(self, norm):
+        self.norm = norm
+        if self._max_norm is not None:
+            largest = paddle.full([1], self._max_norm, "float32")
+            self.factor = largest / paddle.maximum(norm, largest)
+
+    def last_norm(self):
+        """The norm as a number, for a checkpoint; None where clipping needs none. Waits for the device."""
+        return None if self._max_norm is None or self.norm is None else float(self.norm)
