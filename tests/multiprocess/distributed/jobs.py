@@ -60,6 +60,9 @@ PARTS = {
     "half": BF16 | dict(amp_master_grad=False),
     "compact": dict(optim_moments="bfloat16", master_weights="bf16_remainder"),
     "packed": dict(reset_attention_mask=True, reset_position_ids=True),
+    "whole": dict(per_device_train_batch_size=12, gradient_accumulation_steps=1),
+    "early": dict(optimizer_in_backward="unclipped"),
+    "late": dict(optimizer_in_backward="last_norm", max_grad_norm=0.05),
     "tight": dict(max_grad_norm=0.05),  # which all gradients exceed
 }
 STEPS, SAVED_STEP = 4, 2

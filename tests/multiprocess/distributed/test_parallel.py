@@ -38,6 +38,9 @@ PACKED = {
 }
 # the optimizer's state in 6 bytes a parameter instead of 12, of which ranks have weights of their own or slices
 COMPACT, COMPACT_IN = "none_bf16_compact", ("sharding2", "sharding3", "tp2_pp2")
+# the update in backward: the bits of the ordinary one; clipped by a norm that all ranks have a part of
+ORDINARY, EARLY, LATE = "te_fp8_half_unclipped_whole", "te_fp8_half_unclipped_whole_early", "pd_whole_late"
+EARLY_IN = ("sp_tp2",)
 RESUMED = ["pd", COMPACT, FP8, ATTENTION[0], HEAD]
 
 
@@ -54,7 +57,7 @@ def references(tmp_path_factory, initial_weights, warm_start, warm_host):
     runs = {layers: {} for layers in initial_weights}
     emulated = warm_host | dict(EMULATED_TE="1")
     on_cpu, on_nvgpu = (
-        ["none", "pd", TIGHT, "none_packed", "pd_packed"],
+        ["none", "pd", TIGHT, LATE, "none_packed", "pd_packed"],
         [*BF16, FP8, ATTENTION[0], HEAD, "te_fp8_packed"],
     )
     for device, names, environment in (("cpu", on_cpu, warm_start), ("nvgpu", on_nvgpu, emulated)):
@@ -94,7 +97,8 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     head = [HEAD] if layout in HEAD_IN else []
     compact = [COMPACT] if layout in COMPACT_IN else []
     packed = PACKED if layout in PACKED_IN else {}
-    names = [*float32, *BF16, HALF, FP8, *fp8_recomputed, *fused, *attention, *head, *compact, *packed]
+    early = [ORDINARY, EARLY, LATE] if layout in EARLY_IN else []
+    names = [*float32, *BF16, HALF, FP8, *fp8_recomputed, *fused, *attention, *head, *compact, *packed, *early]
     variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
     environment = warm_host | dict(EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
@@ -126,6 +130,10 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
             assert rank["state_bytes"] == 6 * rank["moments"] == plain["state_bytes"] / 2
     for name, (packed_reference, *tolerances) in packed.items():
         jobs.check_same(runs[name], reference[packed_reference], *tolerances)
+    if early:
+        jobs.check_same(runs[EARLY], runs[ORDINARY], 0, 0)
+        jobs.check_same(runs[LATE], reference[LATE], 1e-5, 1e-5)
+        assert runs[LATE].losses != runs["pd"].losses
     for name in set(RESUMED) & set(names):
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])
