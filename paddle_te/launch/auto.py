@@ -8,7 +8,7 @@ import sys
 
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.launcher import AUTO, PRETRAIN_VARIABLES
-from paddle_te.options.scripts import STATES
+from paddle_te.options.scripts import OPTIMIZER
 from paddle_te.planner import GPUS, Gpu, Layout, Model, Plan, search, usual_tokens
 
 # What a layout consists of, in the order of the arguments
@@ -50,9 +50,10 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
     if not names:
         return
     _check_known(args)
-    gpu, tokens = _gpu(), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen)
-    states, others = _states(args.EXTRA_ARGS)
-    plans = _plans(args, Model.of(config), gpu, world, tokens, states)
+    optimizer, others = _optimizer(args.EXTRA_ARGS)
+    in_backward = optimizer.get("optimizer_in_backward", "off")
+    gpu, tokens = _gpu(), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen, in_backward)
+    plans = _plans(args, Model.of(config), gpu, world, tokens, optimizer)
     layout = plans[0].layout
     values = OF_OVERLAP | layout.launcher_arguments()
     for name in names:
@@ -80,12 +81,12 @@ def _check_known(args: argparse.Namespace) -> None:
 
 
 def _plans(
-    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, states: dict[str, str]
+    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, optimizer: dict[str, str]
 ) -> list[Plan]:
-    """The plans that fit and have what is given, the fastest first; at least one. states: `_states`' first result."""
+    """The plans that fit and have what is given, the fastest first; at least one. optimizer: `_optimizer`'s first result."""
     try:
         asked = model, gpu, world, args.max_seqlen, tokens, args.precision
-        found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args), **states)
+        found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args), **optimizer)
     except ValueError:
         given = [_said(args, name) for name in LAYOUT if getattr(args, name) != AUTO]
         having = f" with {' '.join(given)}" * bool(given)
@@ -103,16 +104,16 @@ def _plans(
     return found.plans
 
 
-def _states(extra_args: str) -> tuple[dict[str, str], str]:
-    """What EXTRA_ARGS says of how AdamW's state is kept, {flag: kind}, and its other flags."""
+def _optimizer(extra_args: str) -> tuple[dict[str, str], str]:
+    """What EXTRA_ARGS says of OPTIMIZER's flags, {flag: kind}, and its other flags."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, kinds in STATES.items():
+    for name, kinds in OPTIMIZER.items():
         parser.add_argument(f"--{name}", choices=kinds, default=argparse.SUPPRESS)
     try:
-        states, others = parser.parse_known_args(shlex.split(extra_args))
+        chosen, others = parser.parse_known_args(shlex.split(extra_args))
     except (ValueError, argparse.ArgumentError) as error:
         raise LaunchError(f"EXTRA_ARGS={extra_args!r}: {error}") from error
-    return vars(states), shlex.join(others)
+    return vars(chosen), shlex.join(others)
 
 
 def _gpu() -> Gpu:

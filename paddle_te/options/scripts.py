@@ -28,16 +28,19 @@ STAGING_DIR = "/dev/shm"  # memory, as a file system
 MOMENTS = {"float32": 4, "bfloat16": 2}
 MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
 STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
-# How --optimizer_in_backward may clip gradients
-IN_BACKWARD = ("unclipped", "last_norm")
+# How an update in backward may clip gradients
+IN_BACKWARD = ("off", "unclipped", "last_norm")
+# The flags of the optimizer that memory depends on, with their values, of which the first is the default
+OPTIMIZER = STATES | {"optimizer_in_backward": IN_BACKWARD}
 DELAYED = {"fp8_recipe": "delayed"}
 # The parts of a decoder layer that backward can compute again; `layers.TransformerLayer` says what each one is
 RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
 
 
-def state_flags(kept):
-    """The flags of STATES that are not at their default, as on a command line. kept: has an attribute for each."""
-    return [f"--{name} {kind}" for name in STATES if (kind := getattr(kept, name)) != "float32"]
+def chosen(kept, flags):
+    """Those of STATES or OPTIMIZER that are not at their default, as on a command line. kept: has an attribute for
+    each."""
+    return [f"--{name} {kind}" for name, kinds in flags.items() if (kind := getattr(kept, name)) != next(iter(kinds))]
 
 
 def proportions(split):
@@ -243,7 +246,7 @@ TRAINING = (
     ),
     Option(
         "optimizer_in_backward",
-        choice("off", *IN_BACKWARD),
+        choice(*IN_BACKWARD),
         "off",
         "Update each weight as soon as backward has its gradient, and let the gradient go: unclipped (with "
         "--max_grad_norm 0), or last_norm, clipped by the norm of the step before.",

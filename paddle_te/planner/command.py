@@ -15,7 +15,7 @@ from dataclasses import fields
 
 from paddle_te import configs
 from paddle_te.options import option
-from paddle_te.options.scripts import STATES
+from paddle_te.options.scripts import OPTIMIZER
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
@@ -35,8 +35,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--tokens_per_step", type=positive, help=f"of all GPUs together; default: {SEQUENCES} sequences for each GPU"
     )
     parser.add_argument("--precision", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
-    for name, kinds in STATES.items():
-        parser.add_argument(f"--{name}", choices=kinds, default="float32", help="as in training; default %(default)s")
+    for name, kinds in OPTIMIZER.items():
+        default = next(iter(kinds))
+        parser.add_argument(f"--{name}", choices=kinds, default=default, help="as in training; default %(default)s")
     parser.add_argument("--show", type=positive, default=10, help="how many layouts to print; default %(default)s")
     parser.add_argument(
         "--explain",
@@ -53,9 +54,9 @@ def main() -> int:
         config = configs.read(arguments.model)
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
-        tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence)
-        states = {name: getattr(arguments, name) for name in STATES}
-        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **states)
+        tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward)
+        optimizer = {name: getattr(arguments, name) for name in OPTIMIZER}
+        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **optimizer)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

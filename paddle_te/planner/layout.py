@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paddle_te.options.scripts import STATES, state_flags
+from paddle_te.options.scripts import OPTIMIZER, chosen
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class Layout:
     gpus: all of them. tp, pp, vp, sharding: degrees; what they leave of `gpus` is data parallel. batch: sequences of a
     micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1. loss_in_chunks, fp8_head,
     fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads: gradients are float32 and
-    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights and
-    recompute_modules: the flags. recompute: the launcher's.
+    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights,
+    optimizer_in_backward and recompute_modules: the flags. recompute: the launcher's.
     """
 
     gpus: int
@@ -38,11 +38,12 @@ class Layout:
     release_grads: bool = False
     optim_moments: str = "float32"
     master_weights: str = "float32"
+    optimizer_in_backward: str = "off"
 
     @property
-    def states(self) -> dict[str, str]:
-        """How AdamW's state is kept, by the names of the flags."""
-        return {name: getattr(self, name) for name in STATES}
+    def optimizer(self) -> dict[str, str]:
+        """What the flags of the optimizer are, by their names."""
+        return {name: getattr(self, name) for name in OPTIMIZER}
 
     @property
     def data(self) -> int:
@@ -97,7 +98,8 @@ class Layout:
         extra = [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
         extra += ["--amp_master_grad true"] * (self.main_grads and not self.overlap)
         extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks
-        extra += state_flags(self)
+        extra += chosen(self, OPTIMIZER)
+        extra += ["--max_grad_norm 0"] * (self.optimizer_in_backward == "unclipped")
         return " ".join(extra)
 
     def __str__(self) -> str:

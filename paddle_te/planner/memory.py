@@ -62,7 +62,7 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
         layout,
         Memory(
             weights=2 * local,
-            gradients=gradient_bytes(layout) * local,
+            gradients=gradient_bytes(layout) * (gradients_at_once(model, layout) or local),
             states=state_bytes(layout) * local / layout.sharding,
             fp8_weights=layers * fp8_copies_of_a_layer(model, layout) / layout.tp,
             activations=kept * layout.tokens / layout.tp,
@@ -79,6 +79,14 @@ def _largest_moment(layout: Layout, memory: Memory) -> Memory:
     begin, end = memory.activations + memory.working + memory.fp8_weights, memory.gradients
     nothing = dict.fromkeys(("gradients",) if begin > end else ("activations", "working", "fp8_weights"), 0)
     return replace(memory, **nothing)
+
+
+def gradients_at_once(model: Model, layout: Layout) -> float:
+    """With an update in backward: elements of the gradients that there are at a time, the head's or those of the two
+    GEMMs of a layer's MLP, which te computes together. Else 0."""
+    if layout.optimizer_in_backward == "off":
+        return 0
+    return max(model.embedding, model.hidden * (model.fc1 + model.ffn)) / layout.tp
 
 
 def gradient_bytes(layout: Layout) -> float:

@@ -57,9 +57,10 @@ class Search:
     too_large: dict[str, Plan]
 
 
-def usual_tokens(gpus: int, sequence: int) -> int:
-    """Tokens of a step on all GPUs, where the user asks for no other number."""
-    return SEQUENCES * gpus * sequence
+def usual_tokens(gpus: int, sequence: int, optimizer_in_backward: str = "off") -> int:
+    """Tokens of a step on all GPUs, where the user asks for no other number. With an update in backward all GPUs share
+    one micro-batch."""
+    return (SEQUENCES * gpus if optimizer_in_backward == "off" else 1) * sequence
 
 
 def search(
@@ -142,7 +143,9 @@ def _model_parallel(model: Model, gpu: Gpu, gpus: int) -> Iterator[tuple[int, in
 
 
 def _accepted(layout: Layout) -> bool:
-    """Whether the launcher has nothing against it."""
+    """Whether the launcher, and what it starts, have nothing against it."""
+    if layout.optimizer_in_backward != "off" and (layout.data, layout.pp, layout.micro_batches) != (1, 1, 1):
+        return False  # gradients must be complete after one backward
     arguments = argparse.Namespace(
         TP=layout.tp,
         PP=layout.pp,

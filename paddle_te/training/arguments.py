@@ -16,7 +16,7 @@ from paddle_te.hosts.paddlenlp.modeling import check_fp8_lm_head
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.options import BOUNDS, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
-from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, TRAINING, state_flags
+from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, STATES, TRAINING, chosen
 from paddle_te.runs.checkpoints import check_writable
 from paddle_te.runs.parallelism import check_flags
 
@@ -87,7 +87,7 @@ class PreTrainingArguments(TrainingArguments):
 
     def _check_optimizer_states(self):
         """Refuses flags beside which AdamW's state is not ours to keep."""
-        flags = state_flags(self)
+        flags = chosen(self, STATES)
         if not flags:
             return
         said, sharding = " ".join(flags), f"{self.sharding} {self.sharding_parallel_config}"

@@ -5,7 +5,7 @@ import re
 from dataclasses import fields
 
 from paddle_te.models.context_parallel import sequence_ranks
-from paddle_te.options.scripts import state_flags
+from paddle_te.options.scripts import OPTIMIZER, chosen
 from paddle_te.planner import GPUS, Layout, Model, memory_of_step, search
 from paddle_te.runs.rollback import RunEnded
 from paddle_te.training.callbacks import device_name
@@ -45,14 +45,14 @@ def advice(problem, config, args, device):
     return told + (
         f"All layouts: paddle-te plan {config.name_or_path or 'MODEL'} --gpus {layout.gpus} --seq {layout.sequence} "
         f"--tokens_per_step {layout.tokens_per_step} --precision {layout.precision}"
-        + "".join(f" {flag}" for flag in state_flags(layout))
+        + "".join(f" {flag}" for flag in chosen(layout, OPTIMIZER))
         + (f" --gpu {gpu[0]}" if gpu else "")
     )
 
 
 def _what_fits(model, layout, gpu):
     asked = layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision
-    plans = search(model, gpu, *asked, **layout.states).plans[:SUGGESTIONS]
+    plans = search(model, gpu, *asked, **layout.optimizer).plans[:SUGGESTIONS]
     if not plans:
         return "No layout of these GPUs fits. "
     found = "; ".join(f"{_described(plan.layout)} ({plan.memory.total / 1e9:.0f} GB)" for plan in plans)
@@ -90,4 +90,5 @@ def layout_of(config, args):
         release_grads=args.release_grads,
         optim_moments=args.optim_moments,
         master_weights=args.master_weights,
+        optimizer_in_backward=args.optimizer_in_backward,
     )

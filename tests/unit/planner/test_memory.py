@@ -84,6 +84,14 @@ def test_gradients_that_are_released_and_activations_are_not_there_together():
     assert short.gradients > 0 and short.activations == 0
 
 
+def test_with_an_update_in_backward_there_are_the_largest_gradients_only():
+    """Here the head's, 1000 · 64; of a model with few words those of the MLP's two GEMMs, 64 · (2 · 256 + 256)."""
+    one, few_words = parts(), replace(SMALL, vocabulary=16)
+    assert parts(optimizer_in_backward="last_norm") == replace(one, gradients=2 * 64_000)
+    assert parts(model=few_words, optimizer_in_backward="unclipped").gradients == 2 * 64 * 768
+    assert parts(gpus=2, tp=2, optimizer_in_backward="unclipped").gradients == 64_000
+
+
 def test_room_for_the_logits_again():
     gpu, need = GPUS["h200"], parts()
     logits = 2 * 100 * 1000
