@@ -83,7 +83,7 @@ def _check_known(args: argparse.Namespace) -> None:
 def _plans(
     args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, optimizer: dict[str, str]
 ) -> list[Plan]:
-    """The plans that fit and have what is given, the fastest first; at least one. optimizer: `_optimizer`'s first result."""
+    """The plans that fit and have what is given, the fastest first; at least one. optimizer: its flags."""
     try:
         asked = model, gpu, world, args.max_seqlen, tokens, args.precision
         found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args), **optimizer)

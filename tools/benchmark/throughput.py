@@ -134,6 +134,15 @@ OUR_RUNS = {
     "gpt-5b-x1": Run(GPT_5B, batch=GPT_5B.dims.batch),
     "gpt-5b-x1-bf16": Run(GPT_5B, precision="bf16", batch=GPT_5B.dims.batch),
 }
+# All of Llama-3-8B on one GPU without recompute: AdamW's state in 6 bytes a parameter, gradients of a layer at a time.
+COMPACT = "--optim_moments bfloat16 --master_weights bf16_remainder"
+IN_BACKWARD = "--optimizer_in_backward last_norm"
+OUR_RUNS |= {
+    "8b-x1-compact": replace(EIGHT_B, flags=COMPACT),
+    "8b-x1-optimizer-in-backward": replace(EIGHT_B, flags=f"{COMPACT} {IN_BACKWARD}"),
+    # float32 states, for which parts of the layers must be computed again
+    "8b-x1-optimizer-in-backward-float32": replace(EIGHT_B, flags=f"{IN_BACKWARD} --recompute_modules layernorm mlp"),
+}
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
 # The same sizes and tokens a step as ours of like names; all 32 layers fit on two GPUs.

@@ -10,6 +10,7 @@ from paddle_te.launch.plan import make_plan
 from paddle_te.planner import GPUS, Model, command, search
 
 H200 = GPUS["h200"]
+EIGHT_B_ON_2 = Model.of(configs.read("llama-3-8b")), H200, 2, 8192, 8192, "fp8"
 
 
 def find(name, gpus, tokens=2**20, sequence=4096):
@@ -65,6 +66,14 @@ def test_the_launcher_takes_the_command(monkeypatch, capsys, gpus):
     flags = shlex.join(plan.command)
     assert f"--sharding_parallel_degree {gpus}" in flags or gpus == 1
     assert ("overlap" in flags) == (gpus > 1)
+
+
+def test_an_update_in_backward_takes_one_micro_batch_on_tensor_parallel_ranks(monkeypatch, capsys):
+    layouts = [plan.layout for plan in search(*EIGHT_B_ON_2, optimizer_in_backward="unclipped").plans]
+    assert layouts and {(layout.tp, layout.data, layout.micro_batches) for layout in layouts} == {(2, 1, 1)}
+    line = "llama-3-8b --gpus 1 --optim_moments bfloat16 --optimizer_in_backward unclipped"
+    status, shown = run(monkeypatch, capsys, line)
+    assert status == 0 and "--optimizer_in_backward unclipped --max_grad_norm 0" in shown.out
 
 
 def test_it_explains(monkeypatch, capsys):
