@@ -125,6 +125,43 @@ class Stream:
         self.handle = handle
 
 
+class HostMemory:
+    def __init__(self, bytes):
+        self.bytes, self._memory = bytes, np.empty(bytes, np.uint8)
+
+    def data_ptr(self):
+        return self._memory.ctypes.data
+
+
+class Event:
+    def __init__(self, copies):
+        self.copies, self.count = copies, copies.count
+
+    def hold(self, stream):
+        self.copies.run(self.count)
+
+
+class CopyStream:
+    """Copies as late as they may be: when somebody waits for them."""
+
+    def __init__(self):
+        self.pending, self.count = collections.deque(), 0
+
+    def follow(self, stream):
+        """All other work has been done by now."""
+
+    def copy(self, to, from_, bytes):
+        self.pending.append((to, from_, bytes))
+        self.count += 1
+
+    def mark(self):
+        return Event(self)
+
+    def run(self, count):
+        while self.count - len(self.pending) < count:
+            ctypes.memmove(*self.pending.popleft())
+
+
 def _gamma(gamma, zero_centered_gamma):
     return gamma.read() + (1 if zero_centered_gamma else 0)
 
@@ -518,6 +555,7 @@ def install(setattr=setattr):
 
     counts = collections.Counter()
     te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream, counts=lambda: dict(counts))
+    te.HostMemory, te.CopyStream = HostMemory, CopyStream
     te.Sequence = functools.partial(Sequence, te)
     for kernel in KERNELS:
         in_order = kernel if paddle.get_device() == "cpu" else _in_order(kernel)

@@ -4,7 +4,8 @@ A host (`paddle_te.hosts`) has a class of its own around it, which takes what th
 Configurations are in PaddleNLP's words, which those of this package (`paddle_te.configs`) are written in.
 """
 
-from functools import lru_cache
+from contextlib import nullcontext
+from functools import lru_cache, partial
 
 import paddle
 from paddle import nn
@@ -17,6 +18,7 @@ from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
 from paddle_te.ops.kept import kept_on
+from paddle_te.ops.te.offload import ActivationOffload
 from paddle_te.options import LayerOptions
 from paddle_te.weights.rope import scaling_of
 
@@ -105,6 +107,7 @@ class DecoderLayer(nn.Layer):
         self.config = config
         self.rope = None if family_of(config).learned_positions else rotary_embedding(config)
         self.fp8_recipe = fp8_recipe(config)
+        self.keeping = nullcontext  # makes the context of its forward, in which its activations are moved
         if self.fp8_recipe:
             fp8_group()  # collective: here, where all ranks are
         if self.fp8_recipe and self.fp8_recipe.fp8_dpa:
@@ -161,7 +164,7 @@ class DecoderLayer(nn.Layer):
         The others: as TransformerLayer's.
         """
         freqs = self._angles(hidden_states, position_ids, past_key_value)
-        with fp8_scope(self.fp8_recipe):
+        with fp8_scope(self.fp8_recipe), self.keeping():
             return self.transformer(
                 hidden_states,
                 attention_mask,
@@ -184,3 +187,17 @@ class DecoderLayer(nn.Layer):
         if position_ids is not None or past:
             self.rope.check_any_position(length)
         return self.rope(length)[past:] if position_ids is None else kept_on(position_ids, self.rope.at)
+
+
+def offload_activations(model):
+    """Lets the first decoder layers of a model keep their activations in host memory, as its configuration says.
+
+    Raises ValueError for more layers than can.
+    """
+    count = LayerOptions.of(model.config).offload_activations
+    if not count or model.config.transformer_engine_backend != "transformer_engine":
+        return
+    layers = [layer for layer in model.sublayers() if isinstance(layer, DecoderLayer)]
+    offload = ActivationOffload(len(layers), count)
+    for number, layer in enumerate(layers):
+        layer.keeping = partial(offload.forward_of, number)

@@ -31,6 +31,7 @@ namespace py = pybind11;
 using NVTETensor = void*;
 using NVTEConfig = void*;
 using cudaStream_t = void*;
+using cudaEvent_t = void*;
 
 struct NVTEShape {
   size_t data[15];
@@ -138,7 +139,14 @@ enum BwdParam {
 #define CUDART_FUNCTIONS(X)                                                \
   X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t)) \
   X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))              \
+  X(int, cudaMallocHost, (void**, size_t))                                 \
+  X(int, cudaFreeHost, (void*))                                            \
+  X(int, cudaStreamCreateWithFlags, (cudaStream_t*, unsigned))             \
   X(int, cudaStreamSynchronize, (cudaStream_t))                            \
+  X(int, cudaStreamWaitEvent, (cudaStream_t, cudaEvent_t, unsigned))       \
+  X(int, cudaEventCreateWithFlags, (cudaEvent_t*, unsigned))               \
+  X(int, cudaEventRecord, (cudaEvent_t, cudaStream_t))                     \
+  X(int, cudaEventDestroy, (cudaEvent_t))                                  \
   X(int, cudaGetDevice, (int*))                                            \
   X(int, cudaDeviceGetAttribute, (int*, int, int))                         \
   X(const char*, cudaGetErrorString, (int))
@@ -338,6 +346,8 @@ static int sms_without(const char* margin, int sm_count) {
   return sm_count - static_cast<int>(sms);
 }
 
+constexpr int kDefaultKind = 4;  // cudaMemcpyDefault: the direction follows from the addresses
+
 // A CUDA stream of the current device with the scratch memory its kernels share (they run one after another).
 class Stream {
  public:
@@ -384,6 +394,65 @@ class Stream {
   py::object memory_ = py::none();
   uintptr_t pointer_ = 0;
   size_t size_ = 0;
+};
+
+// ---- copies between device and host, beside other work -----------------------------------------------------------
+
+// Pinned memory of the host, without which copies wait for the host.
+class HostMemory {
+ public:
+  explicit HostMemory(size_t bytes) : bytes(bytes) {
+    check_bound();
+    check_cuda("cudaMallocHost", cudaMallocHost(&pointer_, bytes));
+  }
+  ~HostMemory() { cudaFreeHost(pointer_); }
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+  uintptr_t data_ptr() const { return reinterpret_cast<uintptr_t>(pointer_); }
+
+  const size_t bytes;
+
+ private:
+  void* pointer_ = nullptr;
+};
+
+// What a stream had been given when it was made.
+class Event {
+ public:
+  explicit Event(cudaStream_t stream) {
+    constexpr unsigned kDisableTiming = 2;
+    check_cuda("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&event_, kDisableTiming));
+    check_cuda("cudaEventRecord", cudaEventRecord(event_, stream));
+  }
+  ~Event() { cudaEventDestroy(event_); }  // CUDA lets it go when it is over
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void hold_stream(cudaStream_t stream) const {
+    check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, event_, 0));
+  }
+  void hold(const Stream& stream) const { hold_stream(stream.handle); }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+// A stream of its own, for copies alone. It is never destroyed: CUDA may be gone when the process's objects are.
+class CopyStream {
+ public:
+  CopyStream() {
+    check_bound();
+    constexpr unsigned kNonBlocking = 1;
+    check_cuda("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream_, kNonBlocking));
+  }
+  void follow(const Stream& stream) { Event(stream.handle).hold_stream(stream_); }
+  void copy(uintptr_t to, uintptr_t from, size_t bytes) {
+    check_cuda("cudaMemcpyAsync", cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from),
+                                                  bytes, kDefaultKind, stream_));
+  }
+  std::unique_ptr<Event> mark() const { return std::make_unique<Event>(stream_); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
 };
 
 // ---- the module's functions: counted, called at once or recorded ----------------------------------------------------
@@ -1056,7 +1125,6 @@ static void attention_bwd(const Tensor& q, const Tensor& k, const Tensor& v, con
 // ---- memory and own kernels ----------------------------------------------------------------------------------
 
 static void memcpy_async(const Tensor& destination, const Tensor& source, Stream& stream) {
-  constexpr int kDefaultKind = 4;  // cudaMemcpyDefault: the direction follows from the addresses
   if (source.bytes() != destination.bytes())
     raise(describe("cudaMemcpyAsync: sizes differ", {{"destination", &destination}, {"source", &source}}));
   check_cuda("cudaMemcpyAsync", cudaMemcpyAsync(destination.data.data_ptr, source.data.data_ptr, source.bytes(),
@@ -1145,6 +1213,22 @@ more scratch memory is needed than there is (after the stream has been synchroni
       .def_readonly("sm_count", &Stream::sm_count)
       .def_property_readonly("capability", [](const Stream& s) { return py::make_tuple(s.major, s.minor); })
       .def_property_readonly("workspace_size", &Stream::workspace_size);
+
+  py::class_<HostMemory>(m, "HostMemory", py::module_local(), "Pinned memory of the host, of so many bytes.")
+      .def(py::init<size_t>(), "bytes"_a)
+      .def_readonly("bytes", &HostMemory::bytes)
+      .def("data_ptr", &HostMemory::data_ptr);
+
+  py::class_<Event>(m, "Event", py::module_local(), "What a CopyStream had been given when `mark` made this.")
+      .def("hold", &Event::hold, "stream"_a, "What the Stream is given from now on waits for it.");
+
+  py::class_<CopyStream>(m, "CopyStream", py::module_local(),
+                         "A CUDA stream of its own, for copies that run beside other streams' work.")
+      .def(py::init<>())
+      .def("follow", &CopyStream::follow, "stream"_a, "Copies from now on wait for what the Stream has been given.")
+      .def("copy", &CopyStream::copy, "destination"_a, "source"_a, "bytes"_a,
+           "Between addresses on the device and in HostMemory, which must stay until the copy is over.")
+      .def("mark", &CopyStream::mark, "An Event of the copies so far.");
 
   define(m, "layernorm_fwd", &layernorm_fwd, "x"_a, "gamma"_a, "beta"_a, "epsilon"_a, "z"_a, "mu"_a, "rsigma"_a,
          "stream"_a, "zero_centered_gamma"_a = false,

@@ -207,6 +207,18 @@ LAYERS = (
         "不能与 `--recompute_granularity full` 同用",
         config=True,
     ),
+    Option(
+        "offload_activations",
+        whole(0),
+        0,
+        "Keep what the first N decoder layers save for backward in pinned host memory meanwhile (backend "
+        "transformer_engine).",
+        doc="te: what the first N decoder layers keep for backward lies in pinned host memory meanwhile, copied beside "
+        "computing; at most all layers but two. [What to know](../../docs/offload.md)",
+        zh="te：前 N 个 decoder 层为反向保存的内容在此期间放在锁页的主机内存中，拷贝与计算同时进行；"
+        "至多为总层数减二。[说明](../../docs/offload.md)",
+        config=True,
+    ),
 )
 LAYER_OPTIONS = {option.name: option for option in LAYERS}
 # What a model's configuration says about them: LayerOptions.of(config).fp8_recipe

@@ -133,6 +133,13 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     return entry + norm + qkv + attention + proj + middle + fc1 + activation
 
 
+def offloaded_bytes(model: Model, layout: Layout) -> float:
+    """Bytes of a layer that --offload_activations moves: all that the layer keeps, and with it the fp8 copies of its
+    weights where they are made for one micro-batch."""
+    copies = fp8_copies_of_a_layer(model, layout) if layout.micro_batches == 1 else 0
+    return (kept_of_a_layer(model, layout) * layout.tokens + copies) / layout.tp
+
+
 def head_of_a_token(model: Model, layout: Layout) -> float:
     """Bytes a token of the final norm, logits and their gradients, both bf16."""
     logits = 0 if layout.loss_in_chunks else 4 * model.vocabulary

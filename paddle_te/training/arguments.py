@@ -68,6 +68,8 @@ class PreTrainingArguments(TrainingArguments):
     def _check_layers(self):
         if self.recompute_granularity == "full_attn" and self.transformer_engine_backend != "none":
             raise ValueError("--recompute_granularity full_attn: backends pd and te have full and core_attn")
+        if self.offload_activations:
+            self._check_offload()
         if self.recompute_modules:
             self._check_recompute_modules()
         if self.context_parallel_degree > 1:
@@ -165,6 +167,23 @@ class PreTrainingArguments(TrainingArguments):
             )
         if {"mlp", "mlp_act"} <= {*self.recompute_modules}:
             raise ValueError(f"{flag}: mlp computes the activation again, too; leave out mlp_act")
+
+    def _check_offload(self):
+        flag = f"--offload_activations {self.offload_activations}"
+        if self.transformer_engine_backend != "transformer_engine":
+            raise ValueError(
+                f"{flag} needs --transformer_engine_backend transformer_engine: its layers alone move them"
+            )
+        if self.recompute and self.recompute_granularity == "full":
+            raise ValueError(
+                f"{flag} with --recompute_granularity full: whole layers are computed again, and keep their inputs "
+                "only; leave out --recompute, or compute parts again with --recompute_modules"
+            )
+        if self.pipeline_parallel_degree > 1:
+            raise ValueError(
+                f"{flag} with --pipeline_parallel_degree {self.pipeline_parallel_degree}: a stage keeps "
+                "several micro-batches at a time, and there is host memory for one; leave one of them out"
+            )
 
     def _check_ring_attention(self):
         flag = f"--context_parallel_degree {self.context_parallel_degree}"

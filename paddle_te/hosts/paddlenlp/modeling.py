@@ -16,7 +16,7 @@ from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
 from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
-from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope
+from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, offload_activations
 from paddle_te.models.replacement import replace_decoder_layers
 from paddle_te.ops import documents, get_ops
 from paddle_te.options import LayerOptions
@@ -227,6 +227,7 @@ class TEForCausalLM(_TEModel):
             super().__init__(config)
         take_over(self.lm_head, TELMHead)
         take_over(self.criterion, TECriterion)
+        offload_activations(self)
         bind_model(self)
 
     def paddlenlps_forward(self, *arguments, **keywords):

@@ -3,7 +3,7 @@
 import paddle
 from paddle.autograd import PyLayer
 
-from paddle_te.ops.te import runtime
+from paddle_te.ops.te import offload, runtime
 from paddle_te.ops.te.program import Signature, TensorSpec, program_of
 from paddle_te.ops.te.recording import QuantizerSpec
 from paddle_te.ops.te.runtime import dense
@@ -14,12 +14,13 @@ class _Apply(PyLayer):
     def forward(ctx, program, rt, quantizers, *tensors):
         outputs, kept = program.forward(rt, quantizers, tensors)
         if program.train:
-            ctx.saved = program, quantizers, kept
+            ctx.saved = program, quantizers, offload.keep(kept, program.activations)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @staticmethod
     def backward(ctx, *grads):
         (program, quantizers, kept), ctx.saved = ctx.saved, None
+        kept = offload.take(kept)
         results = program.backward(runtime.current(), quantizers, kept, [dense(grad) for grad in grads])
         for of_gemm in quantizers:
             if of_gemm is not None:

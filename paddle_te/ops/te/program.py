@@ -61,7 +61,8 @@ class _Backward(NamedTuple):
 class Program:
     """An op for a Signature. Its runs share native tensors: one thread at a time.
 
-    inputs, outputs: what stands for them, OpInputs and Placeholders. steps: of the forward.
+    inputs, outputs: what stands for them, OpInputs and Placeholders. steps: of the forward. activations: which of the
+    tensors that a run keeps for its backward are needed by nobody else.
     """
 
     def __init__(self, rt, op, signature):
@@ -81,6 +82,19 @@ class Program:
         factors = {index for q in self.inputs.quantizers if q for index in q.factors}
         # what a run keeps for its backward, by index
         self._kept = sorted(wanted - factors - self.steps.joined) + [WHOLE] * bool(self.steps.joined)
+        shared = self._shared()
+        self.activations = [position for position, index in enumerate(self._kept) if index not in shared]
+
+    def _shared(self):
+        """The indices of weights, of fp8 copies of them for several micro-batches, and of what all layers are given."""
+        tensors = [
+            place
+            for i, place in enumerate(self.inputs.tensors)
+            if place and (place.stop_gradient or i in self._op.weights)
+        ]
+        return {place.index for place in tensors}.union(
+            [q.cached_weight.index for q in self.inputs.quantizers if q and q.cached_weight]
+        )
 
     def _placeholders(self, signature):
         """The OpInputs that stand for what the signature describes."""

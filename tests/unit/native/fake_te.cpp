@@ -296,6 +296,38 @@ EXPORT int cudaMemsetAsync(void* to, int value, size_t n, T stream) {
   record("cudaMemsetAsync", number(to), value, n, number(stream));
   return cuda();
 }
+EXPORT int cudaMallocHost(void** pointer, size_t bytes) {
+  record("cudaMallocHost", bytes);
+  *pointer = reinterpret_cast<void*>(0x7000);
+  return cuda();
+}
+EXPORT int cudaFreeHost(void* pointer) {
+  record("cudaFreeHost", number(pointer));
+  return 0;
+}
+EXPORT int cudaStreamCreateWithFlags(T* stream, unsigned flags) {
+  *stream = reinterpret_cast<T>(0x6000);
+  record("cudaStreamCreateWithFlags", int(flags));
+  return cuda();
+}
+EXPORT int cudaStreamWaitEvent(T stream, T event, unsigned flags) {
+  record("cudaStreamWaitEvent", number(stream), number(event), int(flags));
+  return cuda();
+}
+static uintptr_t g_event = 0x800;
+EXPORT int cudaEventCreateWithFlags(T* event, unsigned flags) {
+  *event = reinterpret_cast<T>(++g_event);
+  record("cudaEventCreateWithFlags", number(*event), int(flags));
+  return cuda();
+}
+EXPORT int cudaEventRecord(T event, T stream) {
+  record("cudaEventRecord", number(event), number(stream));
+  return cuda();
+}
+EXPORT int cudaEventDestroy(T event) {
+  record("cudaEventDestroy", number(event));
+  return 0;
+}
 EXPORT int cudaStreamSynchronize(T stream) {
   record("cudaStreamSynchronize", number(stream));
   return cuda();

@@ -485,6 +485,39 @@ def test_memory(fake):
     fake.calls()
 
 
+def test_copies_beside_other_work(fake):
+    """A copy waits for what the stream has been given; what the stream is given later waits for the copy."""
+    memory, copies = fake.te.HostMemory(154), fake.te.CopyStream()
+    assert (memory.bytes, memory.data_ptr()) == (154, 0x7000)
+    non_blocking, untimed, own = 1, 2, 0x6000
+    assert fake.calls() == [["cudaMallocHost", 154], ["cudaStreamCreateWithFlags", non_blocking]]
+    copies.follow(fake.stream)
+    (_, before, flags), *calls = fake.calls()
+    assert flags == untimed
+    assert calls == [
+        ["cudaEventRecord", before, STREAM],
+        ["cudaStreamWaitEvent", own, before, 0],
+        ["cudaEventDestroy", before],
+    ]
+    copies.copy(memory.data_ptr(), 0x100, 154)
+    event = copies.mark()
+    copied, (_, after, _), *calls = fake.calls()
+    assert copied == ["cudaMemcpyAsync", 0x7000, 0x100, 154, 4, own]
+    assert calls == [["cudaEventRecord", after, own]]
+    event.hold(fake.stream)
+    del event, memory
+    gc.collect()
+    assert fake.calls() == [
+        ["cudaStreamWaitEvent", STREAM, after, 0],
+        ["cudaEventDestroy", after],
+        ["cudaFreeHost", 0x7000],
+    ]
+    fake.library.fake_cuda_error(2)
+    with pytest.raises(TransformerEngineError, match="cudaMallocHost failed: out of memory"):
+        fake.te.HostMemory(1)
+    fake.calls()
+
+
 def test_sequence_makes_its_calls_on_other_memory(fake):
     slot = lambda number, offset=0: number << 48 | offset  # noqa: E731
     x = fake.te.Tensor(slot(1), (6, 4), BF16)
