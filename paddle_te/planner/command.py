@@ -18,6 +18,7 @@ from paddle_te.options import option
 from paddle_te.options.scripts import OPTIMIZER
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
+from paddle_te.planner.memory import offloaded_bytes
 from paddle_te.planner.model import Model
 from paddle_te.planner.search import SEQUENCES, Plan, Search, search, usual_tokens
 from paddle_te.table import in_columns
@@ -71,7 +72,7 @@ def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain:
         lines.append(f"{gpu.title}: its speeds were not measured, but taken over from the H200")
     lines.append("")
     if found.plans:
-        lines += [*_plans_table(found.plans[:show]), "", *_command_lines(name, found.plans[0].layout)]
+        lines += [*_plans_table(found.plans[:show], model), "", *_command_lines(name, found.plans[0].layout)]
     else:
         lines.append(f"No layout fits. Each of these would need more than the {gpu.memory:g} GB of a {gpu.title}:")
     if found.too_large:
@@ -81,14 +82,25 @@ def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain:
     return "\n".join(lines)
 
 
-def _plans_table(plans: list[Plan]) -> list[str]:
+def _offloaded(plan: Plan, model: Model) -> str:
+    """The layers whose activations are moved, and the host's memory for them."""
+    count = plan.layout.offload_activations
+    return f"{count} layers, {count * offloaded_bytes(model, plan.layout) / 1e9:.1f} GB" if count else ""
+
+
+def _plans_table(plans: list[Plan], model: Model) -> list[str]:
     parts = [part.name for part in fields(plans[0].memory)]
-    header = ["layout", "recompute", "batch × GA", "loss in chunks", "tokens/s per GPU", "ms", "GB", *parts]
+    header = ["layout", "recompute", "batch × GA", "loss in chunks", "offload", "tokens/s per GPU", "ms", "GB", *parts]
     rows = []
     for plan in plans:
         layout = plan.layout
         row = [str(layout), layout.recompute_text, f"{layout.batch} × {layout.micro_batches}"]
-        row += ["yes" if layout.loss_in_chunks else "", f"{plan.tokens_per_second:,.0f}", f"{plan.milliseconds:,.0f}"]
+        row += [
+            "yes" if layout.loss_in_chunks else "",
+            _offloaded(plan, model),
+            f"{plan.tokens_per_second:,.0f}",
+            f"{plan.milliseconds:,.0f}",
+        ]
         row += [f"{plan.memory.total / 1e9:.1f}", *(f"{getattr(plan.memory, part) / 1e9:.1f}" for part in parts)]
         rows.append(row)
     return in_columns([header, *rows])

@@ -40,23 +40,30 @@ def memory_of_step(model: Model, layout: Layout) -> Memory:
     return max((_stage(model, layout, stage) for stage in stages), key=lambda memory: memory.total)
 
 
-def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
-    """Whether a GPU has room for it.
+def lacking(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> float:
+    """Bytes that a GPU has too little for it; where it fits, 0 or less.
 
     Paddle's allocator cannot join the free pieces that it has, so that there must be room for one more of the largest
     tensors, the logits.
     """
     logits = 0 if layout.loss_in_chunks else 2 * layout.tokens * model.vocabulary / layout.tp
     room = gpu.memory - (gpu.communicators if layout.gpus > 1 else 0)
-    return memory.total + logits <= room * 1e9
+    return memory.total + logits - room * 1e9
+
+
+def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
+    """Whether a GPU has room for it."""
+    return lacking(memory, model, layout, gpu) <= 0
 
 
 def _stage(model: Model, layout: Layout, stage: int) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
     layers = model.layers / layout.pp
+    here = layers - layout.offload_activations  # whose activations are on the device
     outside = model.embedding * (first + (last and not (first and model.tied)))
     local = (layers * model.layer_weights + outside) / layout.tp
-    kept = layers * kept_of_a_layer(model, layout) * _in_flight(layout, first)
+    kept = here * kept_of_a_layer(model, layout) * _in_flight(layout, first)
+    with_copies = here if layout.micro_batches == 1 else layers
     head = head_of_a_token(model, layout) * layout.tokens / layout.tp if last else 0
     return _largest_moment(
         layout,
@@ -64,7 +71,7 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
             weights=2 * local,
             gradients=gradient_bytes(layout) * (gradients_at_once(model, layout) or local),
             states=state_bytes(layout) * local / layout.sharding,
-            fp8_weights=layers * fp8_copies_of_a_layer(model, layout) / layout.tp,
+            fp8_weights=with_copies * fp8_copies_of_a_layer(model, layout) / layout.tp,
             activations=kept * layout.tokens / layout.tp,
             working=max(head, backward_of_a_layer(model, layout) * layout.tokens / layout.tp)
             + _head_gradient(model, layout) * last,

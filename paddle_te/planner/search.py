@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import Memory, fits, memory_of_step
+from paddle_te.planner.memory import Memory, fits, lacking, memory_of_step, offloaded_bytes
 from paddle_te.planner.model import Model
 from paddle_te.planner.speed import time_of_step
 from paddle_te.runs.parallelism import LayoutError, check_layout
@@ -85,6 +86,7 @@ def search(
     every = layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags)
     for layout in filter(wanted, every):
         found = True
+        layout = _with_offload(model, layout, gpu)
         shape, memory = str(layout), memory_of_step(model, layout)
         fitted = fits(memory, model, layout, gpu)
         smallest = shape not in least or memory.total < least[shape].memory.total
@@ -126,6 +128,16 @@ def layouts(
                 for again in RECOMPUTE:
                     for in_chunks in (False, True) if pp == 1 else (False,):
                         yield replace(shared, loss_in_chunks=in_chunks, **again)
+
+
+def _with_offload(model: Model, layout: Layout, gpu: Gpu) -> Layout:
+    """Where it does not fit, the layout that moves so many layers' activations to the host that it does; itself where
+    that is not enough, or not possible."""
+    lack = lacking(memory_of_step(model, layout), model, layout, gpu)
+    if lack <= 0 or layout.pp > 1 or layout.recompute == "full":
+        return layout
+    count = math.ceil(lack / offloaded_bytes(model, layout))
+    return replace(layout, offload_activations=count) if count <= model.layers - 2 else layout
 
 
 def _model_parallel(model: Model, gpu: Gpu, gpus: int) -> Iterator[tuple[int, int, int]]:

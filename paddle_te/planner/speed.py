@@ -13,7 +13,7 @@ import math
 
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import state_bytes
+from paddle_te.planner.memory import offloaded_bytes, state_bytes
 from paddle_te.planner.model import Model
 
 OPTIMIZER_BYTES = 10  # a parameter, of clipping and AdamW, beside the state that is read and written
@@ -42,6 +42,7 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
         "main gradients": (m - 1) * main_gradients_ms(local, layout, gpu),
         "bubble": (layout.pp - 1) / layout.vp * (layers * (layer + tp) + transfer + head),
         "sharding": communication,
+        "offload": m * offload_ms(model, layout, gpu, layer + tp),
         "optimizer": local / layout.sharding * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
         + gradients_ms(local, layout, gpu),
     }
@@ -84,6 +85,17 @@ def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: fl
     if "core_attn" in again:
         times += 1.3 * attention / 3
     return times + layout.tokens * moved / gpu.hbm / 1e6
+
+
+def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:
+    """Of a micro-batch: what computing waits for the copies of activations, which run one after another beside it.
+
+    layer: ms of a layer, a third of them forward's. The copies out begin behind the first layer's forward and must be
+    done before the last one's; those back begin behind the last layer's backward and must be done before the first's.
+    """
+    copies = layout.offload_activations * offloaded_bytes(model, layout) / gpu.pcie / 1e6
+    beside = model.layers - 2
+    return max(0.0, copies - beside * layer / 3) + max(0.0, copies - beside * layer * 2 / 3)
 
 
 def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:

@@ -142,6 +142,13 @@ OUR_RUNS |= {
     "8b-x1-optimizer-in-backward": replace(EIGHT_B, flags=f"{COMPACT} {IN_BACKWARD}"),
     # float32 states, for which parts of the layers must be computed again
     "8b-x1-optimizer-in-backward-float32": replace(EIGHT_B, flags=f"{IN_BACKWARD} --recompute_modules layernorm mlp"),
+    # or fewer parts, and the activations of some layers in host memory; what these alone cost
+    "8b-x1-offload-float32": replace(
+        EIGHT_B, flags=f"{IN_BACKWARD} {FUSED_LOSS} --recompute_modules layernorm mlp_act --offload_activations 5"
+    ),
+    "8b-x1-offload": replace(
+        EIGHT_B, flags=f"{COMPACT} {IN_BACKWARD} --offload_activations 5", base="8b-x1-optimizer-in-backward"
+    ),
 }
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)

@@ -1,4 +1,5 @@
-"""Fine-tuning, likelihoods, generation, the fused loss and dropout on backend transformer_engine where there is no GPU.
+"""Fine-tuning, likelihoods, generation, the fused loss, dropout and what saves memory, on backend transformer_engine
+where there is no GPU.
 
 The tests of tests/gpu themselves, in a process whose device is nvgpu's host runtime and whose TE kernels are NumPy.
 """
@@ -18,6 +19,7 @@ FILES = {
     "test_generation": 8,
     "test_cross_entropy": 10,
     "test_dropout": 12,
+    "test_memory": 3,
 }  # how many tests of each run here
 
 

@@ -92,6 +92,15 @@ def test_with_an_update_in_backward_there_are_the_largest_gradients_only():
     assert parts(gpus=2, tp=2, optimizer_in_backward="unclipped").gradients == 64_000
 
 
+def test_layers_whose_activations_are_on_the_host():
+    """tests/unit/ops/test_te_offload.py measures the bytes. Copies of weights for several micro-batches stay."""
+    one, two = parts(), parts(offload_activations=2)
+    assert two == replace(one, activations=one.activations / 2, fp8_weights=one.fp8_weights / 2)
+    assert memory.offloaded_bytes(SMALL, LAYOUT) == (one.activations + one.fp8_weights) / 4
+    several = parts(micro_batches=2)
+    assert parts(micro_batches=2, offload_activations=2) == replace(several, activations=one.activations / 2)
+
+
 def test_room_for_the_logits_again():
     gpu, need = GPUS["h200"], parts()
     logits = 2 * 100 * 1000

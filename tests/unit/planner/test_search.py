@@ -1,13 +1,15 @@
 """Which layouts are found, and the command."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from paddle_te import configs
 from paddle_te.launch import pretrain
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS, Model, command, search
+from paddle_te.planner import GPUS, Model, command, memory_of_step, search
+from paddle_te.planner.memory import fits
 
 H200 = GPUS["h200"]
 EIGHT_B_ON_2 = Model.of(configs.read("llama-3-8b")), H200, 2, 8192, 8192, "fp8"
@@ -30,6 +32,16 @@ def test_parts_of_layers_that_are_computed_again():
     """The cheapest that fit: the more, the less room there is."""
     texts = {plan.layout.recompute_text for plan in find("meta-llama/Meta-Llama-3-70B", 16, sequence=8192).plans}
     assert {"none", "layernorm", "layernorm + mlp", "layernorm + mlp + core_attn", "full"} <= texts
+
+
+def test_as_many_layers_go_to_the_host_as_must():
+    """With one layer fewer there the fastest would not fit: Llama-3-8B on one GPU, float32 states."""
+    model, gpu = EIGHT_B_ON_2[0], H200
+    best = search(model, gpu, 1, 8192, 8192, "fp8").plans[0]
+    count = best.layout.offload_activations
+    assert count > 0 and fits(best.memory, model, best.layout, gpu)
+    fewer = replace(best.layout, offload_activations=count - 1)
+    assert not fits(memory_of_step(model, fewer), model, fewer, gpu)
 
 
 def test_what_does_not_fit_says_what_it_needs():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paddle_te.planner import GPUS, Layout, Model, speed
+from paddle_te.planner import GPUS, Layout, Model, memory, speed
 
 # round numbers: nothing slows anything down, and nothing takes latency
 ROUND = replace(
@@ -51,6 +51,15 @@ def test_hops_of_a_ring():
     assert speed.ring_ms(0, 16, 1, 3, gpu) == pytest.approx(3 * (14 + 10 + 20) / 1e3)
     assert speed.ring_ms(0, 8, 1, 1, gpu) == pytest.approx((7 + 20) / 1e3)
     assert speed.ring_ms(0, 1, 1, 1, gpu) == 0
+
+
+def test_copies_that_computing_waits_for():
+    """Of 10 layers the first computes before the copies begin, and the last must wait for them: 8 hide them."""
+    moved = memory.offloaded_bytes(SMALL, layout()) / 1e6  # ms a layer at 1 GB/s
+    slow = replace(ROUND, pcie=1)
+    # of a layer's time forward has a third, and backward, which has the rest, hides all of them
+    for layer, ms in ((moved, (4 - 8 / 3) * moved), (2 * moved, 0.0), (0.0, 2 * 4 * moved)):
+        assert speed.offload_ms(SMALL, layout(offload_activations=4), slow, layer) == pytest.approx(ms)
 
 
 def test_a_layer_by_hand():

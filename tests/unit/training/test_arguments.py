@@ -70,6 +70,15 @@ def test_defaults_are_native_layers(tmp_path):
         ([*UNCLIPPED, "--amp_master_grad"], "with --amp_master_grad: .*nothing to add up in float32; leave one"),
         ([*UNCLIPPED, "--on_nan", "skip"], "with --on_nan skip: a bad step has updated weights already"),
         ([*UNCLIPPED, "--sharding_parallel_degree", "2"], "with --sharding_parallel_degree 2: .*complete only after"),
+        (
+            ["--offload_activations", "2"],
+            "--offload_activations 2 needs --transformer_engine_backend tr",
+        ),
+        (
+            [*TE, "--offload_activations", "2", "--recompute"],
+            "2 with --recompute_granularity full: whole layers",
+        ),
+        ([*TE, "--offload_activations", "2", "--pipeline_parallel_degree", "2"], "2 with --pipeline_parallel_degree 2"),
         (["--recompute_modules", "layernorm", "mpl"], "must be one or more of layernorm, mlp_act, mlp, core_attn"),
         (["--recompute_modules", "layernorm"], "--recompute_modules layernorm needs --transformer_engine_backend"),
         ([*TE, "--recompute_modules", "mlp", "--recompute"], "mlp with --recompute_granularity full: whole layers"),

@@ -1,0 +1,56 @@
+"""Activations in host memory and the optimizer's update in backward: whole models on te, with the bits of neither."""
+
+import numpy as np
+import paddle
+import pytest
+
+from paddle_te.ops.te import offload
+from paddle_te.training.compact_states import keep_compact
+from paddle_te.training.optimizer import fuse_clipping
+from paddle_te.training.optimizer_in_backward import OptimizerInBackward
+from tests.small_llama import TE, VOCABULARY, array, first, make, truth
+
+LAYERS, STEPS = 5, 3
+PRECISIONS = {
+    "bf16": {},
+    "fp8": dict(use_fp8=True),
+    "fp8-norms-again": dict(use_fp8=True, recompute_modules=["layernorm"]),
+}
+
+
+def train(gpu, weights, ids, in_backward=False, **settings):
+    """(losses, weights) of a few steps."""
+    model = make(gpu, TE, "bfloat16", weights, num_hidden_layers=LAYERS, **settings)
+    model.train()
+    optimizer = paddle.optimizer.AdamW(
+        paddle.optimizer.lr.LinearWarmup(1e-2, 2, 1e-3, 1e-2), parameters=model.parameters(), multi_precision=True
+    )
+    updating = OptimizerInBackward(optimizer) if in_backward else fuse_clipping(optimizer)
+    keep_compact(optimizer, "bfloat16", "bf16_remainder")
+    if in_backward:
+        updating.attach()
+    losses = []
+    for batch in ids:
+        tokens = paddle.to_tensor(batch)
+        loss = first(model(input_ids=tokens, labels=tokens))
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        optimizer._learning_rate.step()
+        losses.append(loss.item())
+    return losses, {name: array(parameter) for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_they_change_no_bit(gpu, poisoned, monkeypatch, seed, precision):
+    monkeypatch.setattr(offload, "LEAST", 1024)
+    settings = PRECISIONS[precision]
+    _, weights = truth(num_hidden_layers=LAYERS)
+    ids = np.random.default_rng(seed).integers(0, VOCABULARY, [STEPS, 2, 64])
+    losses, want = train(gpu, weights, ids, **settings)
+    assert np.isfinite(losses).all() and len({*losses}) == STEPS
+    for count, in_backward in ((LAYERS - offload.ON_DEVICE, False), (2, True)):
+        got = train(gpu, weights, ids, in_backward, offload_activations=count, **settings)
+        assert got[0] == losses
+        for name, value in want.items():
+            np.testing.assert_array_equal(got[1][name], value, err_msg=name)
