@@ -52,6 +52,8 @@ FP8_HEAD = "--fp8_lm_head true"
 FP8_ATTENTION = "--fp8_dpa true"
 # AdamW's state in 6 bytes a parameter; the master weights keep float32's precision.
 COMPACT = "--optim_moments bfloat16 --master_weights bf16_remainder"
+# A weight is updated as soon as its gradient is there, which is then let go.
+IN_BACKWARD = "--optimizer_in_backward last_norm"
 # Gradients are reduced and scattered during backward, weights gathered during the next forward, for which Paddle wants
 # the loss to be read not in each step. Stage 2 likewise: reduced during backward, broadcast during forward.
 OVERLAP_1, OVERLAP_2 = (
@@ -110,6 +112,16 @@ OUR_RUNS = {
     # All of Llama-3-8B on one GPU: without recompute, and four sequences a step with it.
     "8b-x1-compact": replace(EIGHT_B, flags=f"{FUSED_LOSS} {COMPACT}"),
     "8b-x1-compact-full": replace(EIGHT_B, batch=4, recompute="full", flags=f"{FUSED_LOSS} {COMPACT}"),
+    "8b-x1-optimizer-in-backward": replace(EIGHT_B, flags=f"{COMPACT} {IN_BACKWARD}"),
+    # With float32 states parts of the layers must be computed again, or fewer parts, and the activations of some layers
+    # be in host memory; then what these alone cost.
+    "8b-x1-optimizer-in-backward-float32": replace(EIGHT_B, flags=f"{IN_BACKWARD} --recompute_modules layernorm mlp"),
+    "8b-x1-offload-float32": replace(
+        EIGHT_B, flags=f"{IN_BACKWARD} {FUSED_LOSS} --recompute_modules layernorm mlp_act --offload_activations 5"
+    ),
+    "8b-x1-offload": replace(
+        EIGHT_B, flags=f"{COMPACT} {IN_BACKWARD} --offload_activations 5", base="8b-x1-optimizer-in-backward"
+    ),
     "13b-x2-compact": sharded(Run(LLAMA_2_13B), 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS} {COMPACT}"),
     "8b-x2-tp2": replace(EIGHT_B, gpus=2, tp=2, sequence_parallel=True, batch=2, flags=MAIN_GRADS_ALONE),
     "7b-x2": sharded(SEVEN_B, 2),
@@ -133,22 +145,6 @@ OUR_RUNS = {
     "qwen2.5-7b-l16-x1-bf16": Run(QWEN2_7B_16, precision="bf16", batch=2),
     "gpt-5b-x1": Run(GPT_5B, batch=GPT_5B.dims.batch),
     "gpt-5b-x1-bf16": Run(GPT_5B, precision="bf16", batch=GPT_5B.dims.batch),
-}
-# All of Llama-3-8B on one GPU without recompute: AdamW's state in 6 bytes a parameter, gradients of a layer at a time.
-COMPACT = "--optim_moments bfloat16 --master_weights bf16_remainder"
-IN_BACKWARD = "--optimizer_in_backward last_norm"
-OUR_RUNS |= {
-    "8b-x1-compact": replace(EIGHT_B, flags=COMPACT),
-    "8b-x1-optimizer-in-backward": replace(EIGHT_B, flags=f"{COMPACT} {IN_BACKWARD}"),
-    # float32 states, for which parts of the layers must be computed again
-    "8b-x1-optimizer-in-backward-float32": replace(EIGHT_B, flags=f"{IN_BACKWARD} --recompute_modules layernorm mlp"),
-    # or fewer parts, and the activations of some layers in host memory; what these alone cost
-    "8b-x1-offload-float32": replace(
-        EIGHT_B, flags=f"{IN_BACKWARD} {FUSED_LOSS} --recompute_modules layernorm mlp_act --offload_activations 5"
-    ),
-    "8b-x1-offload": replace(
-        EIGHT_B, flags=f"{COMPACT} {IN_BACKWARD} --offload_activations 5", base="8b-x1-optimizer-in-backward"
-    ),
 }
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
