@@ -94,7 +94,7 @@ def search(
             continue
         plan = Plan(layout, memory, time_of_step(model, layout, gpu))
         if fitted:
-            kind = shape, layout.recompute == "full", bool(layout.recomputed_modules)
+            kind = shape, layout.recompute == "full", bool(layout.recomputed_modules), layout.offload_activations > 0
             fitting[kind] = min(plan, fitting.get(kind, plan), key=_rank)
         if smallest:
             least[shape] = plan
