@@ -9,7 +9,7 @@ import sys
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.launcher import AUTO, PRETRAIN_VARIABLES
 from paddle_te.options.scripts import OPTIMIZER
-from paddle_te.planner import GPUS, Gpu, Layout, Model, Plan, search, usual_tokens
+from paddle_te.planner import GPUS, LONG, Gpu, Layout, Model, Plan, search, usual_tokens
 
 # What a layout consists of, in the order of the arguments
 LAYOUT = ("batch_size_per_device", "FSDP", "TP", "PP", "VP", "GA", "SP", "sharding_stage", "recompute")
@@ -73,9 +73,12 @@ def _check_known(args: argparse.Namespace) -> None:
     if args.backend != "te" or args.precision == "fp32":
         known = "the planner knows backend=te in bf16 and fp8"
         raise LaunchError(f"auto: {known}, not {args.backend} in {args.precision}; give numbers instead of auto")
-    for name in ("SEP", "CP"):
-        if getattr(args, name) > 1:
-            raise LaunchError(f"auto: the planner does not know {name}={getattr(args, name)}; give numbers")
+    if args.SEP * args.CP > 1 and args.max_seqlen < LONG:
+        name = "SEP" if args.SEP > 1 else "CP"
+        raise LaunchError(
+            f"auto: the planner considers {name} for sequences of at least {LONG} tokens, not of {args.max_seqlen}; "
+            f"give numbers instead of auto, or leave {name} out"
+        )
     if args.TOKENS_PER_STEP and args.TOKENS_PER_STEP % args.max_seqlen:
         raise LaunchError(f"TOKENS_PER_STEP={args.TOKENS_PER_STEP} must be a multiple of max_seqlen={args.max_seqlen}")
 
@@ -132,6 +135,8 @@ def _gpu() -> Gpu:
 def _has_what_is_given(layout: Layout, args: argparse.Namespace) -> bool:
     """Whether it has the values of the arguments that are not auto."""
     values = OF_OVERLAP | layout.launcher_arguments() | {"recompute": layout.recompute_text}
+    if (args.SEP, args.CP) != (layout.sep, layout.cp):
+        return False
     if args.FSDP == "all":
         values["FSDP"] = "all" if layout.sharding == layout.data else layout.sharding
     return all(getattr(args, name) in (AUTO, values[name]) for name in (*LAYOUT, *OF_OVERLAP))

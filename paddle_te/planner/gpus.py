@@ -18,6 +18,7 @@ class Gpu:
     measured: bool = number("whether the numbers below were measured, or taken over from another GPU")
     memory: float = number("GB that tensors may take, what CUDA and the libraries keep taken off")
     communicators: float = number("GB that NCCL keeps where there are several GPUs")
+    host: float = number("GB of the host's memory that may be pinned for each GPU; assumed")
     hbm: float = number("reached by element-wise kernels")
     gemm_bf16: float = number("reached by a layer's GEMMs in a running step, at the power limit")
     gemm_fp8: float = number("likewise in fp8")
@@ -45,6 +46,7 @@ _H200 = Gpu(
     measured=True,
     memory=145.5,
     communicators=2,
+    host=64,
     hbm=3400,
     gemm_bf16=690,
     gemm_fp8=1200,

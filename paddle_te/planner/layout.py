@@ -11,11 +11,12 @@ from paddle_te.options.scripts import OPTIMIZER, chosen
 class Layout:
     """The launcher's arguments of a job, as far as memory and time depend on them.
 
-    gpus: all of them. tp, pp, vp, sharding: degrees; what they leave of `gpus` is data parallel. batch: sequences of a
-    micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1. loss_in_chunks, fp8_head,
-    fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads: gradients are float32 and
-    added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments, master_weights,
-    optimizer_in_backward, recompute_modules and offload_activations: the flags. recompute: the launcher's.
+    gpus: all of them. tp, pp, vp, sep, cp, sharding: degrees; what they leave of `gpus` is data parallel. batch:
+    sequences of a micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1.
+    loss_in_chunks, fp8_head, fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads:
+    gradients are float32 and added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments,
+    master_weights, optimizer_in_backward, recompute_modules and offload_activations: the flags. recompute: the
+    launcher's.
     """
 
     gpus: int
@@ -23,6 +24,8 @@ class Layout:
     tp: int = 1
     pp: int = 1
     vp: int = 1
+    sep: int = 1
+    cp: int = 1
     sharding: int = 1
     stage: int = 1
     batch: int = 1
@@ -49,7 +52,12 @@ class Layout:
     @property
     def data(self) -> int:
         """Ranks with other sequences."""
-        return self.gpus // (self.tp * self.pp)
+        return self.gpus // (self.tp * self.pp * self.sharing)
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that have parts of the same sequences, by SEP or CP."""
+        return self.sep * self.cp
 
     @property
     def replicas(self) -> int:
@@ -58,13 +66,13 @@ class Layout:
 
     @property
     def tokens(self) -> int:
-        """Of a rank's micro-batch."""
-        return self.batch * self.sequence
+        """Of a rank's micro-batch, of whose sequences other ranks may have the rest."""
+        return self.batch * self.sequence // self.sharing
 
     @property
     def tokens_per_step(self) -> int:
         """Of all ranks."""
-        return self.tokens * self.micro_batches * self.data
+        return self.batch * self.sequence * self.micro_batches * self.data
 
     @property
     def recomputed_modules(self) -> tuple[str, ...]:
@@ -92,6 +100,7 @@ class Layout:
             "precision": self.precision,
             "recompute": self.recompute,
         }
+        arguments |= {name: degree for name, degree in (("SEP", self.sep), ("CP", self.cp)) if degree > 1}
         return arguments | ({"OVERLAP": True, "LOGGING_STEPS": 10} if self.overlap else {})
 
     def extra_arguments(self) -> str:
@@ -105,7 +114,8 @@ class Layout:
         return " ".join(extra)
 
     def __str__(self) -> str:
-        degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp, f"stage{self.stage} over ": self.sharding}
+        degrees = {"TP": self.tp, "PP": self.pp, "VP": self.vp, "SEP": self.sep, "CP": self.cp}
+        degrees |= {f"stage{self.stage} over ": self.sharding}
         degrees["DP"] = self.replicas
         words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
         return " × ".join(words)

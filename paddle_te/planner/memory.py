@@ -80,7 +80,13 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
 
 
 def _largest_moment(layout: Layout, memory: Memory) -> Memory:
-    """Gradients that are released after each step are there when the activations are gone: the greater of both."""
+    """Gradients that are released after each step are there when the activations are gone: the greater of both. So is
+    the copy of all gradients in which Paddle sums them over the ranks that share sequences."""
+    if layout.sharing > 1:
+        busy = memory.activations + memory.working + memory.fp8_weights
+        if memory.gradients <= busy:
+            return memory
+        return replace(memory, gradients=2 * memory.gradients, activations=0, working=0, fp8_weights=0)
     if not layout.release_grads or layout.micro_batches > 1:
         return memory
     begin, end = memory.activations + memory.working + memory.fp8_weights, memory.gradients
@@ -133,7 +139,8 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     norm = 0 if "layernorm" in again else gemm * h + (8 if model.bias else 4)  # its output and float32 statistics
     qkv = (1 if layout.fp8_attention else 2) * model.qkv
     attention = 0 if "core_attn" in again else 2 * h + 4 * model.heads  # its output, and the softmax's statistics
-    proj = h if fp8 else 2 * h * ("core_attn" in again)  # in bf16 its input is attention's output
+    # in bf16 its input is attention's output, unless that is exchanged for other tokens
+    proj = h if fp8 else 2 * h * ("core_attn" in again or layout.sep > 1)
     middle = 2 * h  # the residual of the MLP half
     fc1 = 0 if "mlp" in again else norm + 2 * model.fc1  # its input, and its output (gate and up)
     activation = 0 if {"mlp", "mlp_act"} & {*again} else gemm * f  # fc2's input

@@ -13,7 +13,8 @@ class Model:
     """A decoder: Llama's, with RMSNorm, a gated MLP and grouped key-value heads, or one that differs in what follows.
 
     tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
-    the norms too. gated: the MLP is. positions: those that are learned. pipeline: PaddleNLP has a pipeline model of it.
+    the norms too. gated: the MLP is. positions: those that are learned. window: attention has a sliding window.
+    pipeline: PaddleNLP has a pipeline model of it.
     """
 
     hidden: int
@@ -27,6 +28,7 @@ class Model:
     bias: bool = False
     gated: bool = True
     positions: int = 0
+    window: bool = False
     pipeline: bool = True
 
     @classmethod
@@ -48,6 +50,7 @@ class Model:
             bias=family.learned_positions,
             gated=family.gated,
             positions=value(config, "max_position_embeddings") if family.learned_positions else 0,
+            window=bool(family.window and value(config, "sliding_window")),
             pipeline=family.pipeline,
         )
 
@@ -60,6 +63,11 @@ class Model:
     def qkv(self) -> int:
         """Numbers of a token's queries, keys and values."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @cached_property
+    def kv(self) -> int:
+        """Numbers of a token's keys and values."""
+        return 2 * self.kv_heads * self.head_dim
 
     @cached_property
     def fc1(self) -> int:

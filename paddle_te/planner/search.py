@@ -26,6 +26,7 @@ RECOMPUTE = (
     {"recompute": "full"},
 )
 BATCHES = (1, 2, 4, 8)
+LONG = 16384  # tokens of a sequence from which on it may pay that ranks share it
 SEQUENCES = 16  # of a step for each GPU, where the user asks for no other number
 OFFLOAD_DOUBT = 1.03  # nothing has shown yet on a GPU that its copies hide as they should
 
@@ -119,8 +120,7 @@ def layouts(
     model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: str
 ) -> Iterator[Layout]:
     """Those that the launcher accepts; of what is equally fast and large one."""
-    for tp, pp, vp in _model_parallel(model, gpu, gpus):
-        whole = Layout(gpus, sequence, tp, pp, vp, precision=precision, **flags)
+    for whole in _model_parallel(model, gpu, Layout(gpus, sequence, precision=precision, **flags)):
         for batch in BATCHES:
             micro_batches, rest = divmod(sequences, whole.data * batch)
             if rest or not micro_batches:
@@ -128,7 +128,7 @@ def layouts(
             filled = replace(whole, batch=batch, micro_batches=micro_batches)
             for shared in filter(_accepted, _data_parallel(filled)):
                 for again in RECOMPUTE:
-                    for in_chunks in (False, True) if pp == 1 else (False,):
+                    for in_chunks in (False, True) if shared.pp == 1 else (False,):
                         yield replace(shared, loss_in_chunks=in_chunks, **again)
 
 
@@ -138,34 +138,52 @@ def _with_offload(model: Model, layout: Layout, gpu: Gpu) -> Layout:
     lack = lacking(memory_of_step(model, layout), model, layout, gpu)
     if lack <= 0 or layout.pp > 1 or layout.recompute == "full":
         return layout
-    count = math.ceil(lack / offloaded_bytes(model, layout))
-    return replace(layout, offload_activations=count) if count <= model.layers - 2 else layout
+    size = offloaded_bytes(model, layout)
+    count = math.ceil(lack / size)
+    possible = count <= model.layers - 2 and count * size <= gpu.host * 1e9
+    return replace(layout, offload_activations=count) if possible else layout
 
 
-def _model_parallel(model: Model, gpu: Gpu, gpus: int) -> Iterator[tuple[int, int, int]]:
-    """(tp, pp, vp): TP within a node, of what heads, MLP and vocabulary divide into; PP and VP of the layers."""
-    for tp in range(1, min(gpus, gpu.gpus_per_node) + 1):
-        if gpus % tp or any(size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)):
+def _model_parallel(model: Model, gpu: Gpu, one: Layout) -> Iterator[Layout]:
+    """TP within a node, of what heads, MLP and vocabulary divide into; SEP and CP of long sequences; PP and VP of the
+    layers."""
+    for tp in range(1, min(one.gpus, gpu.gpus_per_node) + 1):
+        if one.gpus % tp or any(size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)):
             continue
-        yield tp, 1, 1
-        for pp in range(2, gpus // tp + 1):
-            if not model.pipeline or gpus % (tp * pp) or model.layers % pp:
+        divided = replace(one, tp=tp)
+        yield divided
+        if one.sequence >= LONG and not model.positions:
+            yield from _shared_sequences(model, gpu, divided)
+        for pp in range(2, one.gpus // tp + 1):
+            if not model.pipeline or one.gpus % (tp * pp) or model.layers % pp:
                 continue
             for vp in (1, 2, 4):
                 if not model.layers % (pp * vp):
-                    yield tp, pp, vp
+                    yield replace(divided, pp=pp, vp=vp)
+
+
+def _shared_sequences(model: Model, gpu: Gpu, layout: Layout) -> Iterator[Layout]:
+    """Sequences over ranks of a node: by SEP, of what a rank's heads divide into, and by CP, which has no window."""
+    degree = 2
+    while layout.gpus % (layout.tp * degree) == 0 and layout.tp * degree <= gpu.gpus_per_node:
+        if model.kv_heads // layout.tp % degree == 0:  # and so the heads
+            yield replace(layout, sep=degree)
+        if not model.window:
+            yield replace(layout, cp=degree)
+        degree *= 2
 
 
 def _accepted(layout: Layout) -> bool:
     """Whether the launcher, and what it starts, have nothing against it."""
-    if layout.optimizer_in_backward != "off" and (layout.data, layout.pp, layout.micro_batches) != (1, 1, 1):
+    alone = layout.gpus == layout.tp and layout.micro_batches == 1
+    if layout.optimizer_in_backward != "off" and not alone:
         return False  # gradients must be complete after one backward
     arguments = argparse.Namespace(
         TP=layout.tp,
         PP=layout.pp,
         VP=layout.vp,
-        SEP=1,
-        CP=1,
+        SEP=layout.sep,
+        CP=layout.cp,
         FSDP=layout.sharding,
         GA=layout.micro_batches,
         SP=layout.tp > 1,
@@ -180,8 +198,9 @@ def _accepted(layout: Layout) -> bool:
 
 
 def _data_parallel(layout: Layout) -> Iterator[Layout]:
-    """Over the ranks with other data: DP, or sharding, with overlap where that goes: not with PP, nor in stage 3."""
+    """Over the ranks with other data: DP, or sharding, with overlap where that goes: not in stage 3, nor with PP, nor
+    where ranks share sequences."""
     yield layout
     for stage in (1, 2, 3) if layout.data > 1 else ():
-        overlap = stage < 3 and layout.pp == 1
+        overlap = stage < 3 and layout.pp == layout.sharing == 1
         yield replace(layout, sharding=layout.data, stage=stage, overlap=overlap, main_grads=overlap or stage == 3)

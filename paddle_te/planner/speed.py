@@ -4,7 +4,8 @@ A step is summed from first principles and the rates that a GPU reaches (`gpus`)
 2021 (arXiv:2104.04473), 2.2: a bubble of (p-1)/(v·m). Tensor and sequence parallelism: Korthikanti et al. 2022
 (arXiv:2205.05198), 4. Sharding: Rajbhandari et al. 2020 (arXiv:1910.02054), 7. Ring collectives: Patarasuk and Yuan
 2009: of S bytes over n ranks each sends S·(n-1)/n in all-gather and reduce-scatter, twice that in all-reduce, in n-1
-hops.
+hops. Sequences that ranks share: SEP Jacobs et al. 2023 (arXiv:2309.14509), 3.2: an all-to-all of S bytes sends
+S·(n-1)/n; CP Liu et al. 2023 (arXiv:2310.01889), 3: keys and values are on their way while attention computes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
 ATTENTION_FORWARD = 0.25  # its share of attention's time, the rest is backward's (measured at 65,536 tokens)
 CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
+EXCHANGE_PASSES = 3  # over what an all-to-all of SEP sends, to bring it into the order of the ranks and of the heads
+# Of CP, for each number that attention gives of a later step's keys: its output and the gradients of queries, keys and
+# values become float32 (6) and are added to the earlier steps' (12).
+MERGE_BYTES = 18
 
 
 def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
@@ -32,17 +37,19 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     head = head_ms(model, layout, gpu)  # on the last stage, for which the others wait
     local = model.parameters / (layout.tp * layout.pp)
     scatter, gather = sharding_ms(local, layout, gpu)
+    shared = shared_sequence_ms(model, layout, gpu)
     forward = layers * layer / 3
     communication = exposed_ms(scatter, 2 * forward, layout, gpu) + exposed_ms(gather, forward, layout, gpu)
     return {
         "layers": layers * (first + (m - 1) * layer),
         "tensor parallel": m * layers * tp,
+        "shared sequences": m * layers * shared + shared_gradients_ms(local, layout, gpu),
         "stage transfers": m * transfer,
         "head": m * head,
         "main gradients": (m - 1) * main_gradients_ms(local, layout, gpu),
-        "bubble": (layout.pp - 1) / layout.vp * (layers * (layer + tp) + transfer + head),
+        "bubble": (layout.pp - 1) / layout.vp * (layers * (layer + tp + shared) + transfer + head),
         "sharding": communication,
-        "offload": m * offload_ms(model, layout, gpu, layer + tp),
+        "offload": m * offload_ms(model, layout, gpu, layer + tp + shared),
         "optimizer": local / layout.sharding * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
         + gradients_ms(local, layout, gpu),
     }
@@ -52,8 +59,7 @@ def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     """Of a micro-batch in one layer, forward and backward. cached: its fp8 weights are kept from an earlier one."""
     fp8, tokens = layout.precision == "fp8", layout.tokens
     gemms = 6 * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
-    rate = gpu.attention_fp8 if layout.fp8_attention else gpu.attention_bf16
-    attention = 6 * tokens * layout.sequence * model.hidden / rate / 1e9
+    attention = attention_ms(model, layout, gpu)
     # norms, rotation, activation, casts and transposes: bytes that they move for a token
     moved = 40 * model.hidden + 12 * model.qkv + 11 * model.fc1
     elementwise = tokens * moved * (1 if fp8 else 0.8) / gpu.hbm / 1e6
@@ -64,6 +70,13 @@ def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     else:
         again = again_ms(model, layout, gpu, gemms, attention, cached)
     return (once + again + casts) / layout.tp
+
+
+def attention_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+    """Of a micro-batch in one layer, forward and backward, by all tensor parallel ranks. Where ranks share sequences
+    each has some heads of all tokens, or some queries and all keys, which is equally much."""
+    rate = gpu.attention_fp8 if layout.fp8_attention else gpu.attention_bf16
+    return 6 * layout.tokens * layout.sequence * model.hidden / rate / 1e9
 
 
 def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: float, cached: bool) -> float:
@@ -88,14 +101,16 @@ def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: fl
 
 
 def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:
-    """Of a micro-batch: what computing waits for the copies of activations, which run one after another beside it.
+    """Of a micro-batch: what computing waits for the copies of activations, which run one after another beside it, and
+    what it lacks of the memory's bandwidth meanwhile.
 
     layer: ms of a layer, a third of them forward's. The copies out begin behind the first layer's forward and must be
     done before the last one's; those back begin behind the last layer's backward and must be done before the first's.
     """
-    copies = layout.offload_activations * offloaded_bytes(model, layout) / gpu.pcie / 1e6
-    beside = model.layers - 2
-    return max(0.0, copies - beside * layer / 3) + max(0.0, copies - beside * layer * 2 / 3)
+    size = layout.offload_activations * offloaded_bytes(model, layout)
+    copies, beside = size / gpu.pcie / 1e6, model.layers - 2
+    waits = max(0.0, copies - beside * layer / 3) + max(0.0, copies - beside * layer * 2 / 3)
+    return waits + 2 * size / gpu.hbm / 1e6
 
 
 def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
@@ -147,6 +162,35 @@ def tensor_parallel_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     return 4 * gather + 2 * scatter + (1 - gpu.tp_overlap) * (2 * gather + 2 * scatter)
 
 
+def shared_sequence_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
+    """Of a micro-batch in one layer, forward and backward: what ranks that share sequences send and rearrange."""
+    if layout.sharing == 1:
+        return 0.0
+    forwards = 2 if layout.recompute == "full" else 1
+    if layout.sep > 1:
+        size = 2 * layout.tokens * (model.qkv + model.hidden) / layout.tp  # q, k and v there, the output back
+        copied = EXCHANGE_PASSES * 2 * size / gpu.hbm / 1e6
+        return (forwards + 1) * (ring_ms(size, layout.sep, layout.tp, 2, gpu) + copied)
+    kv, steps = 2 * layout.tokens * model.kv / layout.tp, layout.cp - 1
+
+    def shifts(size, count):
+        return count * ring_ms(2 * size, 2, layout.tp, 1, gpu)  # all of it goes to one rank
+
+    attention = attention_ms(model, layout, gpu) / layout.tp
+    sent = forwards * max(0.0, shifts(kv, steps) - attention / 3)
+    sent += max(0.0, shifts(kv, steps) + shifts(2 * kv, layout.cp) - attention * 2 / 3)  # gradients in float32
+    merged = steps * ((forwards + 1) * model.hidden + model.kv) * MERGE_BYTES
+    return sent + layout.tokens * merged / layout.tp / gpu.hbm / 1e6
+
+
+def shared_gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
+    """After backward: the sum of all gradients over the ranks that share sequences, from a copy and back."""
+    size = (4 if layout.main_grads else 2) * local
+    messages = math.ceil(size / gpu.bucket)
+    copied = 4 * size / gpu.hbm / 1e6 if layout.sharing > 1 else 0.0
+    return copied + 2 * ring_ms(size, layout.sharing, layout.tp, messages, gpu)
+
+
 def stage_transfer_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     """Of a micro-batch on one stage: an activation and its gradient, bf16, sent v times each."""
     if layout.pp == 1:
@@ -160,7 +204,7 @@ def stage_transfer_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
 def sharding_ms(local: float, layout: Layout, gpu: Gpu) -> tuple[float, float]:
     """ms of the collectives during backward, and of those during forward, for a rank's `local` parameters."""
     messages = math.ceil(2 * local / gpu.bucket)
-    stride = layout.tp * layout.pp
+    stride = layout.tp * layout.pp * layout.sharing
 
     def ring(bytes_each, ranks):
         return ring_ms(bytes_each * local, ranks, stride, messages, gpu)

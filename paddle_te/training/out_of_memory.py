@@ -4,7 +4,6 @@ import contextlib
 import re
 from dataclasses import fields
 
-from paddle_te.models.context_parallel import sequence_ranks
 from paddle_te.options.scripts import OPTIMIZER, chosen
 from paddle_te.planner import GPUS, Layout, Model, memory_of_step, search
 from paddle_te.runs.rollback import RunEnded
@@ -19,13 +18,13 @@ SUGGESTIONS = 3
 def advised(config, args):
     """Ends training that runs out of memory with RunEnded, whose line says what else would fit.
 
-    config: the model's. args: the TrainingArguments. What the planner does not know, other backends than te and
-    sequences that ranks share, ends with its own error.
+    config: the model's. args: the TrainingArguments. What the planner does not know, other backends than te, ends
+    with its own error.
     """
     try:
         yield
     except (MemoryError, RuntimeError, OSError, SystemError) as error:
-        known = args.transformer_engine_backend == "transformer_engine" and sequence_ranks(args) == 1
+        known = args.transformer_engine_backend == "transformer_engine"
         if isinstance(error, RunEnded) or not known or not OUT_OF_MEMORY.search(str(error)):
             raise
         raise RunEnded(advice(str(error), config, args, device_name())) from error
@@ -67,7 +66,8 @@ def _described(layout):
 
 def layout_of(config, args):
     """The planner's Layout of a run."""
-    tp, pp, sharding = (max(getattr(args, f"{kind}_parallel_degree"), 1) for kind in ("tensor", "pipeline", "sharding"))
+    kinds = ("tensor", "pipeline", "sep", "context", "sharding")
+    tp, pp, sep, cp, sharding = (max(getattr(args, f"{kind}_parallel_degree"), 1) for kind in kinds)
     stage = re.search(r"stage([123])", " ".join(str(getattr(each, "value", each)) for each in args.sharding or ()))
     return Layout(
         args.world_size,
@@ -75,6 +75,8 @@ def layout_of(config, args):
         tp=tp,
         pp=pp,
         vp=args.virtual_pp_degree,
+        sep=sep,
+        cp=cp,
         sharding=sharding,
         stage=int(stage[1]) if stage else 1,
         batch=args.per_device_train_batch_size,

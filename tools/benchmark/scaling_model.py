@@ -35,6 +35,7 @@ THROUGHPUT = [
         "2026-11-23_h200x1_torchtitan",
         "2026-11-23_h200x1_8b-whole",
         "2026-11-23_h200x2_8b-accumulated-13b",
+        "2026-11-23_h200x2_64k",
     )
 ]
 NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512)
@@ -77,6 +78,8 @@ def _run(run):
         run["gpus"],
         dims["sequence"],
         tp=run["tp"],
+        sep=run.get("sep", 1),
+        cp=run.get("cp", 1),
         sharding=run["sharding"],
         stage=int(run["stage"][-1]),
         batch=run["batch"],
@@ -90,6 +93,7 @@ def _run(run):
         main_grads="--amp_master_grad true" in flags,
         release_grads="--release_grads true" in flags,
         **{name: _value(flags, f"--{name}", next(iter(kinds))) for name, kinds in OPTIMIZER.items()},
+        offload_activations=int(_value(flags, "--offload_activations", 0)),
     )
     return model, layout
 

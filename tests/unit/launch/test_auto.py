@@ -66,6 +66,14 @@ def test_parts_of_layers_are_computed_again_and_others_moved_to_the_host_where_t
     assert made.command[-1] == "--seed=7"
 
 
+def test_sequences_that_devices_share():
+    """SEP and CP are the user's to choose: the planner takes what is given."""
+    _, args = plan("--TP=auto --max_seqlen=32768 --CP=2 --TOKENS_PER_STEP=262144")
+    assert (args.SEP, args.CP) == (1, 2) and args.TP * args.FSDP * args.CP <= 8
+    _, args = plan("--TP=auto --max_seqlen=32768 --TOKENS_PER_STEP=262144")
+    assert (args.SEP, args.CP) == (1, 1)
+
+
 def test_a_smaller_state_of_the_optimizer_is_counted():
     """Llama-3-8B on one GPU, which then needs no recompute; the flags are passed on once."""
     state = "--optim_moments bfloat16 --master_weights bf16_remainder"
@@ -82,7 +90,7 @@ def test_a_smaller_state_of_the_optimizer_is_counted():
     ("--TP=auto --TOKENS_PER_STEP=1000", "TOKENS_PER_STEP=1000 must be a multiple of max_seqlen=8192"),
     ("--TOKENS_PER_STEP=8192", "TOKENS_PER_STEP goes with auto"),
     ("--TP=auto --backend=pd", "auto: the planner knows backend=te in bf16 and fp8, not pd in fp8"),
-    ("--TP=auto --SEP=2", "auto: the planner does not know SEP=2"),
+    ("--TP=auto --SEP=2", "auto: the planner considers SEP for sequences of at least 16384 tokens, not of"),
     ("--TP=automatic", "must be a whole number of at least 1, or auto"),
     ("--recompute=some --TP=auto", "must be one of none, core_attn, full, or auto"),
 ])  # fmt: skip

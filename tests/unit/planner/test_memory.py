@@ -101,6 +101,17 @@ def test_layers_whose_activations_are_on_the_host():
     assert parts(micro_batches=2, offload_activations=2) == replace(several, activations=one.activations / 2)
 
 
+def test_ranks_that_share_sequences_have_parts_of_the_activations():
+    one, two = parts(sequence=10_000), parts(sequence=10_000, gpus=2, cp=2)
+    assert two == replace(one, activations=one.activations / 2, working=one.working / 2)
+    # with few tokens the copy of the gradients takes more than what is gone by then
+    few = parts(gpus=2, sep=2, precision="bf16", main_grads=True, sequence=16)
+    assert (few.gradients, few.activations, few.working, few.fp8_weights) == (8 * one.weights / 2, 0, 0, 0)
+    # in bf16 attention's output is there twice: before the exchange, and behind it as proj's input
+    bf16 = replace(LAYOUT, precision="bf16")
+    assert memory.kept_of_a_layer(SMALL, replace(bf16, gpus=2, sep=2)) == memory.kept_of_a_layer(SMALL, bf16) + 2 * 64
+
+
 def test_room_for_the_logits_again():
     gpu, need = GPUS["h200"], parts()
     logits = 2 * 100 * 1000

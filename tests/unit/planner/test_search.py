@@ -46,6 +46,22 @@ def test_as_many_layers_go_to_the_host_as_must():
     assert not fits(memory_of_step(model, fewer), model, fewer, gpu)
 
 
+def test_long_sequences_are_shared():
+    """SEP by heads, CP without a window, neither with learned positions, and none where sequences are short."""
+
+    def degrees(name, sequence, gpus=8):
+        found = find(name, gpus, gpus * sequence, sequence)
+        layouts = [plan.layout for plan in (*found.plans, *found.too_large.values())]
+        assert all(layout.stage == 1 or layout.sharing == 1 for layout in layouts)
+        return {layout.sep for layout in layouts}, {layout.cp for layout in layouts}
+
+    assert degrees("llama-3-8b", 8192) == ({1}, {1})
+    assert degrees("llama-3-8b", 65536) == ({1, 2, 4, 8}, {1, 2, 4, 8})
+    assert degrees("Qwen/Qwen2.5-0.5B", 32768)[0] == {1, 2}  # of 2 key-value heads
+    assert degrees("mistralai/Mistral-7B-v0.1", 32768)[1] == {1}
+    assert degrees("gpt-5b", 65536, gpus=4) == ({1}, {1})
+
+
 def test_what_does_not_fit_says_what_it_needs():
     """70B: 16 bytes a parameter are 1129 GB, which no rank of DP4 has."""
     found = find("meta-llama/Meta-Llama-3-70B", 4)

@@ -56,10 +56,40 @@ def test_hops_of_a_ring():
 def test_copies_that_computing_waits_for():
     """Of 10 layers the first computes before the copies begin, and the last must wait for them: 8 hide them."""
     moved = memory.offloaded_bytes(SMALL, layout()) / 1e6  # ms a layer at 1 GB/s
-    slow = replace(ROUND, pcie=1)
+    slow = replace(ROUND, pcie=1, hbm=1e30)
     # of a layer's time forward has a third, and backward, which has the rest, hides all of them
     for layer, ms in ((moved, (4 - 8 / 3) * moved), (2 * moved, 0.0), (0.0, 2 * 4 * moved)):
         assert speed.offload_ms(SMALL, layout(offload_activations=4), slow, layer) == pytest.approx(ms)
+    hidden = speed.offload_ms(SMALL, layout(offload_activations=4), ROUND, 1e6)
+    assert hidden == pytest.approx(2 * 4 * moved / 1000)  # read once and written once, at 1000 GB/s
+
+
+def test_heads_for_tokens():
+    """SEP 2 of 1000 tokens: 500 with 3000 numbers of q, k and v there and 1000 back, forward and backward; a rank sends
+    half of them, and copies all three times."""
+    size = 500 * 4000 * 2 / 1e6  # ms at 1 GB/s
+    want = 2 * (size / 2 / 100 + 3 * 2 * size / 1000)
+    assert speed.shared_sequence_ms(SMALL, layout(2, sep=2), ROUND) == pytest.approx(want)
+    again = speed.shared_sequence_ms(SMALL, layout(2, sep=2, recompute="full"), ROUND)
+    assert again == pytest.approx(1.5 * want)
+
+
+def test_keys_that_travel():
+    """CP 2: 500 tokens' keys and values of 2000 numbers travel once in forward, once again in backward, and there their
+    float32 gradients twice; merging moves 18 bytes a number. Attention that takes long enough hides what travels."""
+    kv = 500 * 2000 * 2 / 100 / 1e6
+    merged = 500 * (2 * 1000 + 2000) * 18 / 1e9
+    for rate, sent in ((1e9, 6 * kv), (1, 0)):
+        gpu = replace(ROUND, attention_bf16=rate)
+        found = speed.shared_sequence_ms(SMALL, layout(2, cp=2), gpu)
+        assert found == pytest.approx(sent + merged, rel=1e-3)
+
+
+def test_gradients_of_shared_sequences():
+    """Of 1000 float32 gradients a copy there and back, and the sum over two ranks."""
+    found = speed.shared_gradients_ms(1000, layout(2, cp=2, main_grads=True), ROUND)
+    assert found == pytest.approx(4 * 4e3 / 1e9 + 2 * 2e3 / 100e6)
+    assert speed.shared_gradients_ms(1000, layout(2), ROUND) == 0
 
 
 def test_a_layer_by_hand():
