@@ -1,5 +1,5 @@
 """Six steps of AdamW with clipping, by Paddle alone and by paddle_te.training.optimizer: the same bits? And on nvgpu
-those with states of fewer bytes: the same bits as in Paddle's operations on the CPU?
+those with states of fewer bytes: the same bits as in Paddle's operations on the CPU? And the update in backward?
 
 python optimizer_steps.py DEVICE SEED. Started by test_optimizer.py, because nvgpu is loaded when Paddle is imported.
 """
@@ -13,6 +13,7 @@ from paddle_te import device
 from paddle_te.options.scripts import MASTER_WEIGHTS
 from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import fuse_clipping
+from paddle_te.training.optimizer_in_backward import OptimizerInBackward
 
 SHAPES = [(33, 65), (257,), (1,), (64, 64)]
 STEPS = 6
@@ -128,6 +129,45 @@ def compare_compact(seed):
     print("EQUAL states of fewer bytes", flush=True)
 
 
+def run_in_backward(arrays, grads, kept):
+    """(state_of after steps in backward, clipped by the last norm; the factor of each)."""
+    parameters, optimizer = make(arrays, "bfloat16", None, False, multi_precision=True)
+    in_backward, factors = OptimizerInBackward(optimizer, max_norm=40.0), []
+    keep_compact(optimizer, **kept)
+    in_backward.attach()
+    for of_step in grads:
+        factors.append(in_backward.factor)
+        sum((p * grad).sum() for p, grad in zip(parameters, of_step, strict=True)).backward()
+        optimizer.step()
+        optimizer._learning_rate.step()
+    return state_of(parameters, optimizer), factors
+
+
+def run_with_factors(arrays, grads, kept, factors):
+    """state_of after ordinary steps with gradients that were multiplied by the factors."""
+    parameters, optimizer = make(arrays, "bfloat16", None, False, kept, multi_precision=True)
+    for of_step, factor in zip(grads, factors, strict=True):
+        clipped = [grad * factor.astype(grad.dtype) for grad in of_step]
+        clipped[1] = of_step[1]  # which `make` leaves out of clipping
+        optimizer._apply_optimize(None, None, list(zip(parameters, clipped, strict=True)))
+        optimizer._learning_rate.step()
+    return state_of(parameters, optimizer)
+
+
+def compare_in_backward(seed):
+    generator = np.random.default_rng(seed)
+    arrays, *grads = [[generator.standard_normal(shape).astype("float32") for shape in SHAPES] for _ in range(4)]
+    grads = [[paddle.to_tensor(array).astype("bfloat16") for array in of_step] for of_step in grads]
+    for moments, master_weights in (("float32", "float32"), ("bfloat16", "bf16_remainder")):
+        kept = dict(moments=moments, master_weights=master_weights, seed=seed)
+        got, factors = run_in_backward(arrays, grads, kept)
+        assert float(factors[0]) == 0 and all(0 < float(factor) < 1 for factor in factors[1:])
+        want = run_with_factors(arrays, grads, kept, factors)
+        wrong = [key for key in want if not (got[key] == want[key]).all()]
+        assert got.keys() == want.keys() and not wrong, (kept, wrong)
+    print("EQUAL update in backward", flush=True)
+
+
 def main():
     name, seed = sys.argv[1], int(sys.argv[2])
     paddle.set_device(name)
@@ -147,6 +187,7 @@ def main():
         print("EQUAL", case, flush=True)
     if name != "cpu":
         compare_compact(seed)
+        compare_in_backward(seed)
 
 
 if __name__ == "__main__":
