@@ -86,7 +86,7 @@ def test_lora_of_none_and_pd_learn_alike(monkeypatch, place, tmp_path):
 
 VARIANTS = {
     "full": {},
-    "lora": dict(lora="true"),
+    "lora-in-backward": dict(lora="true", optimizer_in_backward="last_norm"),
     "lora-dropout-recompute": dict(lora="true", lora_dropout=0.1, recompute="true"),
     "lora-fp8": dict(lora="true", lora_targets="mlp", use_fp8="true", fp8_amax_history_len=4, fp8_lm_head="true"),
     "lora-fp8-base": dict(lora="true", lora_targets="mlp", use_fp8="true", quantize_base="fp8"),
