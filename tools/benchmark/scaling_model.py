@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +87,7 @@ def _run(run):
         micro_batches=size.get("micro_batches", 1),
         precision=run["precision"],
         recompute=run["recompute"],
+        recompute_modules=_values(flags, "--recompute_modules"),
         overlap="overlap" in flags,
         loss_in_chunks="--use_fused_linear_cross_entropy true" in flags,
         fp8_head="--fp8_lm_head true" in flags,
@@ -99,8 +101,14 @@ def _run(run):
 
 
 def _value(flags, name, default):
+    return next(iter(_values(flags, name)), default)
+
+
+def _values(flags, name):
+    """What stands behind a flag, up to the next one."""
     words = flags.split()
-    return words[words.index(name) + 1] if name in words else default
+    behind = words[words.index(name) + 1 :] if name in words else ()
+    return tuple(takewhile(lambda word: not word.startswith("--"), behind))
 
 
 def predicted(model, layout):

@@ -1,6 +1,7 @@
 """tools/benchmark/scaling_model.py: the planner against all that was measured, and its tables."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -34,13 +35,15 @@ def test_a_row_is_read():
         "sharding": 2,
         "stage": "stage2",
     }
-    run |= {"batch": 3, "precision": "bf16", "recompute": "none", "flags": "--amp_master_grad true x_overlap"}
+    flags = "--amp_master_grad true x_overlap --recompute_modules layernorm mlp --offload_activations 1"
+    run |= {"batch": 3, "precision": "bf16", "recompute": "none", "flags": f"{flags} --optim_moments bfloat16", "cp": 1}
     good = {"status": "ok", "run": run, "step_ms": {"median": 20.0}, "peak_bytes": 7}
     rows = {"one": good, "other": {"status": "failed", "run": run}}
     rows["peer"] = good | {"run": run | {"framework": "torchtitan"}}
     tries = {"try": good}
     timed, tried = scaling_model.measured_points([{"runs": rows, "tries": tries}])
     expected = Layout(2, 100, sharding=2, stage=2, batch=3, precision="bf16", overlap=True, main_grads=True)
+    expected = replace(expected, recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16")
     assert timed.layout == tried.layout == expected
     assert (timed.name, timed.ms, timed.memory, tried.ms) == ("one", 20.0, 7, None)
 
