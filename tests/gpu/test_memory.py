@@ -8,6 +8,7 @@ from paddle_te.ops.te import offload
 from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
+from tests.gpu.test_finetune import HALF, SIZES, loss_and_gradients, whole, with_lora
 from tests.small_llama import TE, VOCABULARY, array, first, make, truth
 
 LAYERS, STEPS = 5, 3
@@ -20,7 +21,7 @@ PRECISIONS = {
 
 def train(gpu, weights, ids, in_backward=False, **settings):
     """(losses, weights) of a few steps."""
-    model = make(gpu, TE, "bfloat16", weights, num_hidden_layers=LAYERS, **settings)
+    model = make(gpu, TE, HALF, weights, num_hidden_layers=LAYERS, **settings)
     model.train()
     optimizer = paddle.optimizer.AdamW(
         paddle.optimizer.lr.LinearWarmup(1e-2, 2, 1e-3, 1e-2), parameters=model.parameters(), multi_precision=True
@@ -54,3 +55,18 @@ def test_they_change_no_bit(gpu, poisoned, monkeypatch, seed, precision):
         assert got[0] == losses
         for name, value in want.items():
             np.testing.assert_array_equal(got[1][name], value, err_msg=name)
+
+
+def test_activations_of_layers_with_lora(gpu, poisoned, monkeypatch, seed):
+    """Whose norms, GEMMs and activations are operations of their own, and whose weights are frozen."""
+    monkeypatch.setattr(offload, "LEAST", 1024)
+    _, weights = truth(num_hidden_layers=LAYERS, **SIZES)
+    batch, found = whole(np.random.default_rng(seed), length=64), []
+    for count in (0, 3):
+        np.random.seed(seed)  # of the adapter's weights
+        model = make(gpu, TE, HALF, weights, num_hidden_layers=LAYERS, use_fp8=True, offload_activations=count, **SIZES)
+        found.append(loss_and_gradients(with_lora(model, "all"), batch))
+    (loss, want), (other_loss, got) = found
+    assert np.isfinite(loss) and loss == other_loss and len(want) == LAYERS * 14 and want.keys() == got.keys()
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)

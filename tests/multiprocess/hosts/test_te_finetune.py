@@ -19,7 +19,7 @@ FILES = {
     "test_generation": 8,
     "test_cross_entropy": 10,
     "test_dropout": 12,
-    "test_memory": 3,
+    "test_memory": 4,
 }  # how many tests of each run here
 
 

@@ -43,7 +43,9 @@ def test_a_row_is_read():
     tries = {"try": good}
     timed, tried = scaling_model.measured_points([{"runs": rows, "tries": tries}])
     expected = Layout(2, 100, sharding=2, stage=2, batch=3, precision="bf16", overlap=True, main_grads=True)
-    expected = replace(expected, recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16")
+    expected = replace(
+        expected, recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16"
+    )
     assert timed.layout == tried.layout == expected
     assert (timed.name, timed.ms, timed.memory, tried.ms) == ("one", 20.0, 7, None)
 
