@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import paddle
 
-from paddle_te.native import DType, Mask, QKVLayout
+from paddle_te.native import DType, Mask, QKVLayout, ScalingMode
 
 NUMPY = {
     int(DType.BYTE): np.uint8,
@@ -53,19 +53,53 @@ def moved(address, bases):
     return bases[slot] + (address & (1 << 48) - 1) if slot else address
 
 
+class Blocks:
+    """The scale_inv of a matrix [rows, cols] with block scaling, where and how cuBLAS reads it."""
+
+    def __init__(self, pointer, shape, mode):
+        (self.rows, self.cols), self.height = shape, {ScalingMode.BLOCK_SCALING_1D: 1}.get(mode, 128)
+        assert self.rows % self.height == 0 and self.cols % 128 == 0
+        blocks = self.cols // 128
+        padded = (blocks, self.rows) if self.height == 1 else (self.rows // 128, -(-blocks // 4) * 4)
+        lies = at(pointer, padded, np.float32)
+        self.scale_inv = lies.T if self.height == 1 else lies[:, :blocks]
+
+    def of(self, matrix):
+        """The matrix as [rows / height, height, blocks, 128]."""
+        return matrix.reshape(self.rows // self.height, self.height, self.cols // 128, 128)
+
+    def quantize(self, values, limit, force_pow_2_scales, amax_epsilon):
+        """values, float32, multiplied with their blocks' scales, whose inverses are left behind."""
+        amax = np.maximum(np.abs(self.of(values)).max((1, 3)), np.float32(amax_epsilon))
+        scale = np.divide(np.float32(limit), amax, out=np.ones_like(amax), where=amax > 0)
+        if force_pow_2_scales:
+            scale = np.exp2(np.floor(np.log2(scale)))
+        self.scale_inv[...] = 1 / scale
+        return (self.of(values) * scale[:, None, :, None]).reshape(values.shape)
+
+    def dequantize(self, matrix):
+        return (self.of(matrix) * self.scale_inv[:, None, :, None]).reshape(matrix.shape)
+
+
 class Tensor:
-    def __init__(self, data, shape, dtype, columnwise=0, scale=0, amax=0, scale_inv=0):
+    def __init__(
+        self, data, shape, dtype, columnwise=0, scale=0, amax=0, scale_inv=0, columnwise_scale_inv=0, scaling_mode=0
+    ):
         assert all(type(n) is int for n in shape)
-        self.given = data, columnwise, scale, amax, scale_inv
+        self.given = self.pointers = data, columnwise, scale, amax, scale_inv, columnwise_scale_inv
         self.data_ptr, self.shape, self.dtype, self.columnwise = data, shape, dtype, columnwise
+        self.scaling_mode, self.in_blocks = scaling_mode, scaling_mode != ScalingMode.DELAYED_TENSOR_SCALING
+        if self.in_blocks:
+            assert not scale and not amax and (data == 0) == (scale_inv == 0)
+            assert (columnwise == 0) == (columnwise_scale_inv == 0)
         self.scale, self.amax, self.scale_inv = (
-            at(p, (1,), np.float32) if p else None for p in (scale, amax, scale_inv)
+            at(p, (1,), np.float32) if p and not self.in_blocks else None for p in (scale, amax, scale_inv)
         )
 
     def move(self, bases):
         given = self.given
         data, *others = [moved(address, bases) for address in given]
-        self.__init__(data, self.shape, self.dtype, *others)
+        self.__init__(data, self.shape, self.dtype, *others, self.scaling_mode)
         self.given = given
 
     @property
@@ -80,6 +114,12 @@ class Tensor:
     def transposed(self):
         rows, cols = self.shape
         return at(self.columnwise, (cols, rows), NUMPY[self.dtype])
+
+    def blocks(self, transposed):
+        """(values, their Blocks): of the data, or of the transposed copy."""
+        *_, scale_inv, transposed_scale_inv = self.pointers
+        values = self.transposed if transposed else self.array
+        return values, Blocks(transposed_scale_inv if transposed else scale_inv, values.shape, self.scaling_mode)
 
     def read(self):
         """As float32."""
@@ -104,6 +144,9 @@ class Tensor:
         """A GEMM's operand in float32, [k last] if not transposed, from the copy that Hopper's GEMM reads."""
         if not self.is_fp8:
             return self.read().T if transposed else self.read()
+        if self.in_blocks:
+            values, blocks = self.blocks(transposed)
+            return blocks.dequantize(values.astype(np.float32))
         return (self.transposed if transposed else self.array).astype(np.float32) * self.scale_inv
 
 
@@ -202,6 +245,15 @@ def quantize(input, output, stream):
     output.write(input.read())
 
 
+def quantize_blocks(input, output, force_pow_2_scales, amax_epsilon, stream):
+    limit = GREATEST[output.dtype]
+    for transposed in [False] * bool(output.data_ptr) + [True] * bool(output.columnwise):
+        values, blocks = output.blocks(transposed)
+        source = input.read().T if transposed else input.read()
+        scaled = blocks.quantize(np.ascontiguousarray(source), limit, force_pow_2_scales, amax_epsilon)
+        values[...] = np.clip(scaled, -limit, limit).astype(values.dtype)
+
+
 def quantize_dbias(input, output, dbias, stream):
     assert output.data_ptr and output.columnwise, "TE's kernel writes both copies"
     dbias.write(input.read().sum(0))
@@ -275,6 +327,10 @@ def _activations():
 
 
 def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, bias=None, dbias=None):
+    assert A.in_blocks == B.in_blocks, "cuBLAS multiplies no blocks with anything else"
+    if A.in_blocks:
+        assert split_accumulator and {A.scaling_mode, B.scaling_mode} != {ScalingMode.BLOCK_SCALING_2D}
+        assert not any(n % 128 for n in (*A.shape, *B.shape))
     result = B.operand(transb) @ A.operand(not transa).T
     if bias is not None:
         assert bias.dtype == D.dtype and dbias is None
@@ -436,7 +492,7 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
     name, _, dtype = kernel.rpartition("_")
-    typed = (rope, cross_entropy_stats, cross_entropy_gradient, add_to)
+    typed = (rope, cross_entropy_stats, cross_entropy_gradient, add_to, column_sums)
     {function.__name__: function for function in typed}[name](ELEMENTS[dtype], grid, *arguments)
 
 
@@ -504,6 +560,11 @@ def add_to(dtype, grid, out, other, n):
     out[:] = (out.astype(np.float32) + at(other, (n,), dtype).astype(np.float32)).astype(dtype)
 
 
+def column_sums(dtype, grid, x, out, rows, cols):
+    """kernels/column_sums.cu."""
+    at(out, (cols,), dtype)[:] = at(x, (rows, cols), dtype).astype(np.float32).sum(0).astype(dtype)
+
+
 def memcpy_async(destination, source, stream):
     destination.array.reshape(-1)[:] = source.array.reshape(-1)
 
@@ -513,9 +574,9 @@ def memset_async(destination, value, bytes, stream):
 
 
 KERNELS = (
-    layernorm_fwd, layernorm_bwd, rmsnorm_fwd, rmsnorm_bwd, quantize, quantize_dbias, dequantize, transpose,
-    *_activations(), gemm, amax_and_scale_update, compute_amax, compute_scale_from_amax, attention_fwd, attention_bwd,
-    launch, memcpy_async, memset_async,
+    layernorm_fwd, layernorm_bwd, rmsnorm_fwd, rmsnorm_bwd, quantize, quantize_blocks, quantize_dbias, dequantize,
+    transpose, *_activations(), gemm, amax_and_scale_update, compute_amax, compute_scale_from_amax, attention_fwd,
+    attention_bwd, launch, memcpy_async, memset_async,
 )  # fmt: skip
 
 
@@ -550,8 +611,8 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import addition, cross_entropy, rope, scaling
-    from paddle_te.ops.te import runtime
+    from paddle_te.native import addition, column_sums, cross_entropy, rope, scaling
+    from paddle_te.ops.te import quantized, runtime
 
     counts = collections.Counter()
     te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream, counts=lambda: dict(counts))
@@ -562,6 +623,7 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (addition, cross_entropy, rope, scaling):
+    for module in (addition, column_sums, cross_entropy, rope, scaling):
         setattr(module, "kernel", lambda name, file, capability: name)
     setattr(runtime, "_runtimes", {})
+    setattr(quantized, "cublas_version", lambda: (12, 9))

@@ -10,7 +10,7 @@
 
 from paddle_te.native.errors import BackendUnavailable, Problem, TransformerEngineError
 from paddle_te.native.library import diagnose, load, report
-from paddle_te.native.types import DType, Mask, QKVLayout
+from paddle_te.native.types import DType, Mask, QKVLayout, ScalingMode
 
 __all__ = [
     "BackendUnavailable",
@@ -18,6 +18,7 @@ __all__ = [
     "Mask",
     "Problem",
     "QKVLayout",
+    "ScalingMode",
     "TransformerEngineError",
     "diagnose",
     "load",

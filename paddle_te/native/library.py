@@ -64,6 +64,12 @@ def cudnn_version():
     return number // 10000, number // 100 % 100
 
 
+def cublas_version():
+    """(major, minor) of the cuBLASLt that `load` has loaded."""
+    number = loaded("cublasLt").cublasLtGetVersion()
+    return number // 10000, number // 100 % 100
+
+
 def diagnose(fp8=False):
     """Every condition that keeps Transformer Engine from running here, as a list of Problem; empty: `load` works.
 

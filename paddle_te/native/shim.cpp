@@ -50,7 +50,10 @@ static_assert(sizeof(NVTEShape) == 128 && sizeof(NVTEBasicTensor) == 144 && size
 
 enum DType { kByte = 0, kInt32 = 2, kInt64 = 3, kFloat32 = 4, kFloat16 = 5, kBFloat16 = 6, kE4M3 = 7, kE5M2 = 8 };
 enum TensorParam { kRowwiseData, kColumnwiseData, kScale, kAmax, kRowwiseScaleInv, kColumnwiseScaleInv };
-constexpr int kPerTensorScaling = 0;  // NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors
+// NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors; fp8 with a scale for each 1 x 128 or 128 x
+// 128.
+enum ScalingMode { kPerTensorScaling = 0, kBlockScaling1D = 2, kBlockScaling2D = 3 };
+constexpr int kForcePow2Scales = 0, kAmaxEpsilon = 1;                                     // of a quantization config
 constexpr int kBiasTensor = 0, kDBiasTensor = 1, kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
 enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
 constexpr int kFormatBSHD = 1, kFormatTHD = 2, kFormatNotSet = 8;
@@ -85,6 +88,7 @@ enum BwdParam {
   X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                   \
   X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                   \
   X(NVTEConfig, nvte_create_quantization_config, ())                                                                  \
+  X(void, nvte_set_quantization_config_attribute, (NVTEConfig, int, const void*, size_t))                             \
   X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                             \
   X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                                \
   X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
@@ -109,6 +113,7 @@ enum BwdParam {
     (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, NVTETensor, NVTEConfig,    \
      cudaStream_t))                                                                                                   \
   X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
+  X(void, nvte_quantize_v2, (NVTETensor, NVTETensor, NVTEConfig, cudaStream_t))                                       \
   X(void, nvte_quantize_dbias, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                        \
   X(void, nvte_quantize_dbias_dgelu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))      \
   X(void, nvte_quantize_dbias_drelu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))      \
@@ -219,9 +224,9 @@ static std::string dtype_name(int dtype) {
 // A TE handle for the length of a C++ scope.
 class Handle {
  public:
-  Handle() {
+  explicit Handle(int scaling_mode = kPerTensorScaling) {
     check_bound();
-    handle_ = nvte_create_tensor(kPerTensorScaling);
+    handle_ = nvte_create_tensor(scaling_mode);
   }
   ~Handle() { nvte_destroy_tensor(handle_); }
   Handle(const Handle&) = delete;
@@ -234,22 +239,38 @@ class Handle {
   NVTETensor handle_;
 };
 
+// The shape of scale_inv of a matrix's row-wise data; that of the columnwise data is the transposed matrix's. cuBLAS
+// wants the scales of 1 x 128 blocks transposed, and rows of scales whose lengths are multiples of 4
+// (Float8BlockQuantizer::get_scale_shape in TE's pytorch/csrc/quantizer.cpp).
+static NVTEShape scale_inv_shape(int scaling_mode, size_t rows, size_t cols) {
+  constexpr size_t kBlock = 128;
+  auto up = [](size_t n, size_t multiple) { return (n + multiple - 1) / multiple; };
+  switch (scaling_mode) {
+    case kBlockScaling1D: return {{up(cols, kBlock), 4 * up(rows, 4)}, 2};
+    case kBlockScaling2D: return {{up(rows, kBlock), 4 * up(up(cols, kBlock), 4)}, 2};
+    default: return {{1}, 1};
+  }
+}
+
 // A view of device memory; owns the handle, not the memory.
 struct Tensor {
   // Of the data, the transposed copy, and fp8's factors; 0 for none.
   struct Addresses {
-    uintptr_t data, columnwise, scale, amax, scale_inv;
+    uintptr_t data, columnwise, scale, amax, scale_inv, columnwise_scale_inv;
   };
 
   NVTEBasicTensor data{};
   uintptr_t columnwise = 0, scale = 0, amax = 0, scale_inv = 0;
   Addresses given{};  // to the constructor
+  int scaling_mode = kPerTensorScaling;
   Handle handle;
 
   Tensor() = default;  // an empty tensor, for what TE wants passed but does not use
   Tensor(uintptr_t pointer, const py::tuple& shape, int dtype, uintptr_t columnwise, uintptr_t scale, uintptr_t amax,
-         uintptr_t scale_inv)
-      : given{pointer, columnwise, scale, amax, scale_inv} {
+         uintptr_t scale_inv, uintptr_t columnwise_scale_inv, int scaling_mode)
+      : given{pointer, columnwise, scale, amax, scale_inv, columnwise_scale_inv},
+        scaling_mode(scaling_mode),
+        handle(scaling_mode) {
     if (shape.size() > 14) throw py::value_error("a tensor has at most 14 dimensions");
     data.dtype = dtype;
     for (; data.shape.ndim < shape.size(); data.shape.ndim++)
@@ -268,12 +289,19 @@ struct Tensor {
     }
     if (scale) handle.set_scalar(kScale, scale);
     if (amax) handle.set_scalar(kAmax, amax);
-    if (scale_inv) {
-      // cuBLASLt answers "functionality is not supported" otherwise, without saying why.
-      if (scale_inv % 16) throw py::value_error("scale_inv must be 16-byte aligned");
-      if (to.data || !columnwise) handle.set_scalar(kRowwiseScaleInv, scale_inv);
-      if (columnwise) handle.set_scalar(kColumnwiseScaleInv, scale_inv);
+    if (to.data || !columnwise) set_scale_inv(kRowwiseScaleInv, scale_inv, rows(), cols());
+    if (columnwise) {
+      const bool is_shared = scaling_mode == kPerTensorScaling;
+      set_scale_inv(kColumnwiseScaleInv, is_shared ? scale_inv : to.columnwise_scale_inv, cols(), rows());
     }
+  }
+
+  // rows, cols: of the data that is read with it.
+  void set_scale_inv(int param, uintptr_t pointer, size_t rows, size_t cols) {
+    if (!pointer) return;
+    // cuBLASLt answers "functionality is not supported" otherwise, without saying why.
+    if (pointer % 16) throw py::value_error("scale_inv must be 16-byte aligned");
+    handle.set(param, {reinterpret_cast<void*>(pointer), kFloat32, scale_inv_shape(scaling_mode, rows, cols)});
   }
 
   size_t cols() const { return data.shape.ndim ? data.shape.data[data.shape.ndim - 1] : 1; }
@@ -582,7 +610,8 @@ class Sequence {
     for (Tensor* tensor : moved_) {
       const auto& from = tensor->given;
       tensor->point({bases.of_tensor(from.data), bases.of_tensor(from.columnwise), bases.of_tensor(from.scale),
-                     bases.of_tensor(from.amax), bases.of_tensor(from.scale_inv)});
+                     bases.of_tensor(from.amax), bases.of_tensor(from.scale_inv),
+                     bases.of_tensor(from.columnwise_scale_inv)});
     }
     for (const auto& call : calls_) call(bases);
   }
@@ -777,6 +806,26 @@ static void quantize(const Tensor& input, const Tensor& output, Stream& stream) 
        [&] { nvte_quantize(input.handle, output.handle, stream.handle); });
 }
 
+// One for the process's life for each pair of settings.
+static NVTEConfig quantization_config(bool force_pow_2_scales, float amax_epsilon) {
+  static std::map<std::pair<bool, float>, NVTEConfig> configs;
+  NVTEConfig& config = configs[{force_pow_2_scales, amax_epsilon}];
+  if (!config) {
+    config = nvte_create_quantization_config();
+    const uint8_t force = force_pow_2_scales;
+    nvte_set_quantization_config_attribute(config, kForcePow2Scales, &force, sizeof force);
+    nvte_set_quantization_config_attribute(config, kAmaxEpsilon, &amax_epsilon, sizeof amax_epsilon);
+  }
+  return config;
+}
+
+static void quantize_blocks(const Tensor& input, const Tensor& output, bool force_pow_2_scales, float amax_epsilon,
+                            Stream& stream) {
+  call("nvte_quantize_v2", {{"input", &input}, {"output", &output}}, [&] {
+    nvte_quantize_v2(input.handle, output.handle, quantization_config(force_pow_2_scales, amax_epsilon), stream.handle);
+  });
+}
+
 // A cast to fp8 that also sums the rows of what it casts, into dbias. run(workspace): TE's function.
 template <class F>
 static void cast_with_dbias(EntryPoint entry, const char* name, Named named, const Tensor& input, const Tensor& output,
@@ -899,10 +948,8 @@ static void compute_amax(const Tensor& input, const Tensor& output, Stream& stre
 }
 
 static void compute_scale_from_amax(const Tensor& output, Stream& stream) {
-  call("nvte_compute_scale_from_amax", {{"output", &output}}, [&] {
-    static NVTEConfig config = nvte_create_quantization_config();  // TE's defaults; one for the process's life
-    nvte_compute_scale_from_amax(output.handle, config, stream.handle);
-  });
+  call("nvte_compute_scale_from_amax", {{"output", &output}},
+       [&] { nvte_compute_scale_from_amax(output.handle, quantization_config(false, 0), stream.handle); });
 }
 
 // ---- rotary embedding and attention --------------------------------------------------------------------------
@@ -1179,9 +1226,13 @@ data: device address of the row-major data (0: none, factors only); shape: tuple
 columnwise: address of the transposed copy [cols, rows] that Hopper's fp8 GEMM needs; 2 dimensions only.
 scale, amax, scale_inv: addresses of float32 scalars on the device; scale_inv must be 16-byte aligned. Functions that
 produce fp8 read `scale`, write `scale_inv`, and raise `amax` to the input's greatest magnitude. A bfloat16 output
-with `amax` makes rmsnorm_fwd and swiglu write it as well.)")
-      .def(py::init<uintptr_t, const py::tuple&, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t>(), "data"_a,
-           "shape"_a, "dtype"_a, "columnwise"_a = 0, "scale"_a = 0, "amax"_a = 0, "scale_inv"_a = 0)
+with `amax` makes rmsnorm_fwd and swiglu write it as well.
+scaling_mode: types.ScalingMode. With block scaling there is no scale and no amax. scale_inv is float32
+[cols / 128, rows] for blocks of 1 x 128 and [rows / 128, cols / 128 rounded up to 4] for 128 x 128; columnwise_scale_inv,
+of the transposed copy, the same of the transposed matrix.)")
+      .def(py::init<uintptr_t, const py::tuple&, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int>(),
+           "data"_a, "shape"_a, "dtype"_a, "columnwise"_a = 0, "scale"_a = 0, "amax"_a = 0, "scale_inv"_a = 0,
+           "columnwise_scale_inv"_a = 0, "scaling_mode"_a = int{kPerTensorScaling})
       .def_property_readonly("data_ptr", [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data.data_ptr); })
       .def_readonly("columnwise", &Tensor::columnwise)
       .def_property_readonly("shape", &Tensor::shape)
@@ -1245,6 +1296,10 @@ more scratch memory is needed than there is (after the stream has been synchroni
          "dx and dgamma from dz; dx has `add`, a residual's gradient, added. All in x's dtype.");
   define(m, "quantize", &quantize, "input"_a, "output"_a, "stream"_a,
          "fp8 output = input * scale, its transposed copy too where it has one; writes scale_inv and amax.");
+  define(m, "quantize_blocks", &quantize_blocks, "input"_a, "output"_a, "force_pow_2_scales"_a, "amax_epsilon"_a,
+         "stream"_a,
+         "fp8 output with block scaling from the input's amax in each block, its transposed copy too where it has one; "
+         "writes their scale_inv. force_pow_2_scales: scales are powers of 2. amax_epsilon: the least amax.");
   define(m, "quantize_dbias", &quantize_dbias, "input"_a, "output"_a, "dbias"_a, "stream"_a,
          "quantize, and dbias [cols] = the sum of input's rows, in input's dtype, in one pass. output [rows, cols] has "
          "its transposed copy.");

@@ -16,6 +16,14 @@ class DType(IntEnum):
     FLOAT8_E5M2 = 8
 
 
+class ScalingMode(IntEnum):
+    """`NVTEScalingMode` (transformer_engine.h): how many numbers of a tensor share a scale."""
+
+    DELAYED_TENSOR_SCALING = 0  # all; unquantized tensors too
+    BLOCK_SCALING_1D = 2  # 1 x 128 along the dimension that a GEMM sums over
+    BLOCK_SCALING_2D = 3  # 128 x 128
+
+
 class QKVLayout(IntEnum):
     """`NVTE_QKV_Layout` (fused_attn.h). b batch, s sequence, t tokens of all sequences, h heads, d head size."""
 

@@ -9,8 +9,19 @@ import pytest
 torch = pytest.importorskip("torch", reason="the references need PyTorch")
 
 from paddle_te import native  # noqa: E402
-from paddle_te.native import DType, Mask, QKVLayout, TransformerEngineError, addition, library, rope  # noqa: E402
+from paddle_te.native import (  # noqa: E402
+    DType,
+    Mask,
+    QKVLayout,
+    ScalingMode,
+    TransformerEngineError,
+    addition,
+    column_sums,
+    library,
+    rope,
+)
 from paddle_te.ops.te import program, runtime  # noqa: E402
+from tests import block_scaling  # noqa: E402
 
 DTYPES = {
     torch.bfloat16: DType.BFLOAT16,
@@ -204,6 +215,81 @@ def test_quantize(te, stream, dtype, shape):
     row = te.Tensor(x8.data.data_ptr(), shape, dtype, scale_inv=x8.factors.data_ptr() + 16)
     te.dequantize(row, view(te, back), stream)
     assert error(back, x8.dequantized()) < BF16_ERROR
+
+
+ONE_DIM, TWO_DIMS = ScalingMode.BLOCK_SCALING_1D, ScalingMode.BLOCK_SCALING_2D
+BLOCKS = {ONE_DIM: (1, 128), TWO_DIMS: (128, 128)}
+
+
+class Blocks:
+    """A bfloat16 matrix in fp8 with block scaling, with its transposed copy."""
+
+    def __init__(self, te, stream, source, mode, power_2_scale, dtype=E4M3):
+        (rows, cols), self.mode, self.float8 = source.shape, mode, TORCH_FP8[dtype][0]
+        self.data, self.columnwise = (
+            torch.full(shape, 0xFF, dtype=torch.uint8, device="cuda") for shape in ((rows, cols), (cols, rows))
+        )
+        self.scale_inv, self.columnwise_scale_inv = (
+            torch.full(self._scales(*shape), math.nan, device="cuda") for shape in ((rows, cols), (cols, rows))
+        )
+        addresses = [t.data_ptr() for t in (self.columnwise, self.scale_inv, self.columnwise_scale_inv)]
+        columnwise, *scale_invs = addresses
+        self.native = te.Tensor(self.data.data_ptr(), (rows, cols), dtype, columnwise, 0, 0, *scale_invs, mode)
+        te.quantize_blocks(view(te, source), self.native, power_2_scale, 0.0, stream)
+
+    def _scales(self, rows, cols):
+        if self.mode == ONE_DIM:
+            return cols // 128, rows
+        return rows // 128, -(-cols // 128 // 4) * 4
+
+    def dequantized(self, columnwise=False):
+        """float64; columnwise: what the transposed copy stands for, as a matrix of the data's shape."""
+        data, scales = (self.columnwise, self.columnwise_scale_inv) if columnwise else (self.data, self.scale_inv)
+        rows, cols = data.shape
+        each = scales.T if self.mode == ONE_DIM else scales[:, : cols // 128].repeat_interleave(128, 0)
+        values = data.view(self.float8).double() * each.repeat_interleave(128, 1).double()
+        return values.T if columnwise else values
+
+
+@pytest.mark.parametrize("power_2_scale", [True, False])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("mode", BLOCKS)
+@pytest.mark.parametrize("shape", [(128, 128), (384, 640)])
+def test_quantize_blocks(te, stream, shape, mode, dtype, power_2_scale):
+    """To the bit, with blocks of zeros and magnitudes that differ from row to row; the copy has blocks of its own."""
+    x = random(*shape) * torch.randn(shape[0], 1, device="cuda").mul(8).exp2().bfloat16()
+    x[:128, :128] = 0
+    got = Blocks(te, stream, x, mode, power_2_scale, dtype)
+    name = {E4M3: "e4m3", E5M2: "e5m2"}[dtype]
+    for columnwise in (False, True):
+        block = BLOCKS[mode][::-1] if columnwise else BLOCKS[mode]
+        want = block_scaling.quantized(x.float().cpu().numpy(), block, power_2_scale, name)
+        np.testing.assert_array_equal(got.dequantized(columnwise).float().cpu().numpy(), want)
+
+
+@pytest.mark.parametrize("tokens, inner, outer", [(128, 384, 640), (512, 1024, 2048)])
+@pytest.mark.parametrize("power_2_scale, grad_dtype", [(True, E4M3), (False, E4M3), (True, E5M2)])
+def test_gemms_of_blocks(te, stream, tokens, inner, outer, power_2_scale, grad_dtype):
+    """The three GEMMs of a layer, with what is added in them."""
+    x, w, dy, bias = random(tokens, inner), random(outer, inner), random(tokens, outer), random(outer)
+    x8, dy8 = (Blocks(te, stream, t, ONE_DIM, power_2_scale, dtype) for t, dtype in ((x, E4M3), (dy, grad_dtype)))
+    w8, residual = Blocks(te, stream, w, TWO_DIMS, power_2_scale), random(tokens, outer)
+    y, dx, main = residual.clone(), poisoned(tokens, inner), torch.ones(outer, inner, device="cuda")
+    te.gemm(w8.native, x8.native, view(te, y), True, False, stream, True, True, view(te, bias))
+    te.gemm(w8.native, dy8.native, view(te, dx), False, False, stream, False, True)
+    te.gemm(x8.native, dy8.native, view(te, main), False, True, stream, True, True)
+    want = x8.dequantized() @ w8.dequantized().T + bias.double() + residual.double()
+    assert error(y, want) < BF16_ERROR
+    assert error(dx, dy8.dequantized() @ w8.dequantized()) < BF16_ERROR
+    assert error(main, 1 + dy8.dequantized(True).T @ x8.dequantized(True)) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows, cols", [(1, 8), (130, 1000), (2048, 4096)])
+def test_column_sums(te, stream, dtype, rows, cols):
+    x, out = random(rows, cols, dtype=dtype), poisoned(cols, dtype=dtype)
+    column_sums.column_sums(te, stream, x.data_ptr(), out.data_ptr(), rows, cols, DTYPES[dtype])
+    assert error(out, x.double().sum(0)) < {torch.bfloat16: BF16_ERROR, torch.float16: 1e-3}.get(dtype, 1e-5)
 
 
 def test_quantize_saturates(te, stream):

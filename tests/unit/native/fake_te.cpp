@@ -25,6 +25,7 @@ struct Pack {
 using T = void*;
 
 static std::map<uintptr_t, std::map<int, Basic>> g_tensors;
+static std::map<uintptr_t, int> g_modes;  // of tensors whose scaling mode is not 0
 static uintptr_t g_next = 1;
 static int g_configs = 0;
 static std::map<std::pair<void*, int>, std::string> g_attributes;  // of configs, as hex bytes
@@ -37,6 +38,7 @@ static std::string show(T handle) {
   if (it == g_tensors.end()) return "\"dead handle\"";
   std::ostringstream out;
   out << "{";
+  if (auto mode = g_modes.find(it->first); mode != g_modes.end()) out << "\"mode\": " << mode->second;
   for (auto& [param, basic] : it->second) {
     out << (out.str().size() > 1 ? ", " : "") << "\"" << param << "\": [" << reinterpret_cast<uintptr_t>(basic.data_ptr)
         << ", " << basic.dtype << ", [";
@@ -158,16 +160,18 @@ EXPORT void fake_fail(const char* name, const char* message, int as_int) {
 }
 
 EXPORT T nvte_create_tensor(int mode) {
-  if (mode != 0) throw std::runtime_error("scaling mode");
+  if (mode != 0 && mode != 2 && mode != 3) throw std::runtime_error("scaling mode");
   if (g_fail_name == "nvte_create_tensor") {
     g_fail_name.clear();
     throw std::runtime_error(g_fail_message);
   }
   g_tensors[g_next];
+  if (mode) g_modes[g_next] = mode;
   return reinterpret_cast<T>(g_next++);
 }
 EXPORT void nvte_destroy_tensor(T t) {
   if (!g_tensors.erase(reinterpret_cast<uintptr_t>(t))) __builtin_trap();
+  g_modes.erase(reinterpret_cast<uintptr_t>(t));
 }
 EXPORT void nvte_set_tensor_param_v2(T t, int param, const void* buf, size_t size) {
   if (size != sizeof(Basic)) throw std::runtime_error("size of NVTEBasicTensor");
@@ -184,6 +188,9 @@ EXPORT void nvte_set_matmul_config_attribute(void* c, int a, const void* buf, si
 }
 EXPORT void nvte_destroy_matmul_config(void* c) { destroy_config(c); }
 EXPORT void* nvte_create_quantization_config() { return create_config(); }
+EXPORT void nvte_set_quantization_config_attribute(void* c, int a, const void* buf, size_t n) {
+  set_attribute(c, a, buf, n, "bft");
+}
 EXPORT void nvte_destroy_quantization_config(void* c) { destroy_config(c); }
 EXPORT void* nvte_create_fused_attn_fwd_params() { return create_config(); }
 EXPORT void nvte_set_fused_attn_fwd_params_attribute(void* c, int a, const void* b, size_t n) {
@@ -264,8 +271,11 @@ THREE(nvte_dgelu)
 THREE(nvte_drelu)
 THREE(nvte_dgeglu_cast_transpose)
 THREE(nvte_dswiglu_cast_transpose)
+EXPORT void nvte_quantize_v2(T input, T output, void* config, T stream) {
+  record("nvte_quantize_v2", input, output, attributes(config), number(stream));
+}
 EXPORT void nvte_compute_scale_from_amax(T output, void* config, T stream) {
-  record("nvte_compute_scale_from_amax", output, config != nullptr, number(stream));
+  record("nvte_compute_scale_from_amax", output, attributes(config), number(stream));
 }
 EXPORT void nvte_delayed_scaling_recipe_amax_and_scale_update(T history, T scale, T new_history, T new_scale,
                                                               const char* algo, int dtype, float margin, T stream) {

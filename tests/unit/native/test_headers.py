@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paddle_te.native import library
-from paddle_te.native.types import DType, Mask, QKVLayout
+from paddle_te.native.types import DType, Mask, QKVLayout, ScalingMode
 
 PROGRAM = r"""
 #include <cuda.h>
@@ -76,6 +76,10 @@ LONG = {
 }
 CONSTANTS = [
     ("kPerTensorScaling", "NVTE_DELAYED_TENSOR_SCALING"),
+    ("kBlockScaling1D", "NVTE_BLOCK_SCALING_1D"),
+    ("kBlockScaling2D", "NVTE_BLOCK_SCALING_2D"),
+    ("kForcePow2Scales", "kNVTEQuantizationConfigForcePow2Scales"),
+    ("kAmaxEpsilon", "kNVTEQuantizationConfigAmaxEpsilon"),
     ("kBiasTensor", "kNVTEMatmulConfigBiasTensor"),
     ("kDBiasTensor", "kNVTEMatmulConfigDBiasTensor"),
     ("kUseSplitAccumulator", "kNVTEMatmulConfigUseSplitAccumulator"),
@@ -133,6 +137,7 @@ def test_declarations(gxx, tmp_path):
     pairs += [(str(int(DType[name])), f"kNVTE{theirs}") for name, theirs in DTYPES.items()]
     pairs += [(str(int(Mask[name])), f"NVTE_{theirs}_MASK") for name, theirs in MASKS.items()]
     pairs += [(str(int(layout)), f"NVTE_{layout.name}") for layout in QKVLayout]
+    pairs += [(str(int(mode)), f"NVTE_{mode.name}") for mode in ScalingMode]
     assert set(DTYPES) == {d.name for d in DType} and set(MASKS) == {m.name for m in Mask}
 
     def compile(pairs):

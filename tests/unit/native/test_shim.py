@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from paddle_te.native import DType, Mask, QKVLayout, TransformerEngineError
+from paddle_te.native import DType, Mask, QKVLayout, ScalingMode, TransformerEngineError
 
 BF16, F32, E4M3 = DType.BFLOAT16, DType.FLOAT32, DType.FLOAT8_E4M3
 STREAM = 0x5000
@@ -63,9 +63,35 @@ def test_tensor_columnwise_only(fake):
     assert fake.calls() == [["nvte_quantize", shown, shown, STREAM]]
 
 
+@pytest.mark.parametrize("mode, scales, transposed_scales", [
+    (ScalingMode.BLOCK_SCALING_1D, [3, 256], [2, 384]),
+    (ScalingMode.BLOCK_SCALING_2D, [2, 4], [3, 4]),
+])  # fmt: skip
+def test_tensors_with_block_scaling(fake, mode, scales, transposed_scales):
+    """[256, 384] has 2 x 3 blocks of 128 x 128, and the rows of their scales are filled up to 4."""
+    addresses = dict(columnwise=0x2000, scale_inv=0x3000, columnwise_scale_inv=0x4000)
+    whole = fake.te.Tensor(0x1000, (256, 384), E4M3, **addresses, scaling_mode=mode)
+    transpose = fake.te.Tensor(0, (256, 384), E4M3, **addresses, scaling_mode=mode)
+    shown_transpose = {"mode": mode, "1": [0x2000, 7, [384, 256]], "5": [0x4000, F32, transposed_scales]}
+    shown = shown_transpose | {"0": [0x1000, 7, [256, 384]], "4": [0x3000, F32, scales]}
+    for force, epsilon in ((True, 0.0), (False, 0.25)):
+        fake.te.quantize_blocks(whole, transpose, force, epsilon, fake.stream)
+        config = {"0": int(force), "1": epsilon}
+        assert fake.calls() == [["nvte_quantize_v2", shown, shown_transpose, config, STREAM]]
+    slot = lambda number: number << 48  # noqa: E731
+    moved = fake.te.Tensor(
+        slot(1), (256, 384), E4M3, slot(2), scale_inv=slot(3), columnwise_scale_inv=slot(4), scaling_mode=mode
+    )
+    call = "quantize_blocks", (moved, moved, True, 0.0, fake.stream)
+    fake.te.Sequence((moved,), (call,)).run([0, 0x1000, 0x2000, 0x3000, 0x4000])
+    assert fake.calls()[0][1] == shown
+
+
 def test_tensor_refusals(fake):
     with pytest.raises(ValueError, match="16-byte aligned"):
         fake.te.Tensor(0x1000, (6, 4), E4M3, scale_inv=0x4004)
+    with pytest.raises(ValueError, match="16-byte aligned"):
+        fake.te.Tensor(0, (6, 4), E4M3, 0x2000, columnwise_scale_inv=0x4004, scaling_mode=ScalingMode.BLOCK_SCALING_1D)
     with pytest.raises(ValueError, match="2 dimensions"):
         fake.te.Tensor(0x1000, (2, 3, 4), E4M3, columnwise=0x2000)
     with pytest.raises(ValueError, match="14 dimensions"):
@@ -254,7 +280,7 @@ def test_scaling(fake, make):
     out = fake.te.Tensor(0x1000, (4, 4), E4M3, amax=0x2000, scale=0x3000)
     fake.te.compute_scale_from_amax(out, fake.stream)
     shown = {"0": [0x1000, 7, [4, 4]], "2": scalar(0x3000), "3": scalar(0x2000)}
-    assert fake.calls() == [["nvte_compute_scale_from_amax", shown, True, STREAM]]
+    assert fake.calls() == [["nvte_compute_scale_from_amax", shown, {"0": 0, "1": 0}, STREAM]]
 
 
 @pytest.mark.parametrize("backward", [False, True])
