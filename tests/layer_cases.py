@@ -20,7 +20,7 @@ from paddle_te.ops import get_ops
 from tests.bfloat16 import truncated
 from tests.small_llama import relative
 
-HIDDEN, FFN = 256, 448
+HIDDEN, FFN = 256, 384  # 128, for block scaling, divides them
 # kind: what the layer is made with
 LINEARS = {"linear": {}, "linear_bias": dict(bias=True)}
 LAYERNORM_LINEARS = {
@@ -179,6 +179,12 @@ RECIPES = {
     "delayed_e4m3": fp8.DelayedScaling(fp8_format=fp8.Format.E4M3, amax_history_len=4),
     "most_recent": fp8.DelayedScaling(amax_history_len=4, amax_compute_algo="most_recent"),
     "current": fp8.Float8CurrentScaling(),
+}
+
+
+BLOCKS = {
+    "block": fp8.Float8BlockScaling(),
+    "block_float": fp8.Float8BlockScaling(fp8_format=fp8.Format.HYBRID, power_2_scale=False),
 }
 
 

@@ -17,6 +17,7 @@ from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from tqdm import tqdm
 
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
+from paddle_te.options import FP8_RECIPES, LayerOptions
 from paddle_te.training.jsonl import field, read_json_lines
 
 # --------------------------------------------------------------------------------------------- likelihood of tokens
@@ -42,12 +43,12 @@ class Scorer:
     """Asks a model for likelihoods.
 
     model: in evaluation mode. max_seq_length: tokens it sees at most; of longer requests it sees the
-    end. pad_to_multiple_of: batches have lengths (and rows times length) that fp8 GEMMs take when it is 16.
+    end. pad_to_multiple_of: of batches' lengths; None: what fp8 GEMMs take under the model's recipe, in fp8 or not.
     """
 
-    def __init__(self, model, max_seq_length, batch_size=8, pad_to_multiple_of=16, progress=True):
+    def __init__(self, model, max_seq_length, batch_size=8, pad_to_multiple_of=None, progress=True):
         self.model, self.max_seq_length, self.batch_size = model, max_seq_length, batch_size
-        self.multiple = pad_to_multiple_of
+        self.multiple = pad_to_multiple_of or FP8_RECIPES[LayerOptions.of(model.config).fp8_recipe]
         self.progress = progress
         self.truncated = 0
 

@@ -18,19 +18,25 @@ from .autocast import (
 )
 from .checkpoint import check_file, load, name_modules, named_tensors, reduce_amax, save, set_state_dict, state_dict
 from .module import GemmQuantizers, ModuleScaling, bind_model
-from .recipe import DelayedScaling, Float8CurrentScaling, Format
+from .recipe import RECIPES, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Format
+from .scaling import BlockScaling, GemmScalings, TensorScaling
 from .state import Quantizer, amax_and_scale_update, drop_step, new_step
 from .stored import StoredWeight
 
 __all__ = [
     "AutocastState",
+    "BlockScaling",
     "DelayedScaling",
+    "Float8BlockScaling",
     "Float8CurrentScaling",
     "Format",
     "GemmQuantizers",
+    "GemmScalings",
     "ModuleScaling",
     "Quantizer",
+    "RECIPES",
     "StoredWeight",
+    "TensorScaling",
     "amax_and_scale_update",
     "autocast_state",
     "bind_model",

@@ -39,7 +39,7 @@ class _Scope(ContextDecorator):
 class fp8_autocast(_Scope):  # noqa: N801, TE's name
     """Context manager or decorator: GEMMs of te and pd layers inside run in fp8, when `enabled`.
 
-    fp8_recipe: DelayedScaling (the default) or Float8CurrentScaling.
+    fp8_recipe: DelayedScaling (the default), Float8CurrentScaling or Float8BlockScaling.
     fp8_group: a paddle.distributed group whose ranks share amax under DelayedScaling; None: each rank its own.
         All its ranks must run the same layers in the same order: it may span tensor and data parallel ranks,
         never pipeline stages.
@@ -50,8 +50,9 @@ class fp8_autocast(_Scope):  # noqa: N801, TE's name
     def __init__(self, enabled=True, fp8_recipe=None, fp8_group=None):
         if fp8_recipe is None:
             fp8_recipe = AutocastState().recipe
-        if not isinstance(fp8_recipe, RECIPES):
-            raise TypeError(f"fp8_recipe={fp8_recipe!r}; it must be a DelayedScaling or a Float8CurrentScaling object")
+        if not isinstance(fp8_recipe, tuple(RECIPES.values())):
+            names = ", ".join(recipe.__name__ for recipe in RECIPES.values())
+            raise TypeError(f"fp8_recipe={fp8_recipe!r}; it must be an object of one of {names}")
         if fp8_group is not None and not hasattr(fp8_group, "nranks"):
             raise TypeError(f"fp8_group={fp8_group!r}; it must be a paddle.distributed group or None")
         super().__init__(enabled=bool(enabled), recipe=fp8_recipe, group=fp8_group)

@@ -11,10 +11,20 @@ import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
 from .recipe import FP8_MAX
-from .state import divide
+from .scaling import BLOCK
+from .state import FLOAT32_MAX, divide
 
 # dtype -> (bits of the mantissa, smallest normal number), Micikevicius et al., 2022, table 1
 _FORMATS = {"e4m3": (3, 2.0**-6), "e5m2": (2, 2.0**-14)}
+
+
+def _power_2_below(x):
+    """2**floor(log2|x|) of a float32 tensor: exact from 2**-100 to 2**100; of smaller numbers no more than 2**-100.
+
+    Rump, Ogita and Oishi, "Accurate floating-point summation I", 2008, algorithm 3.5.
+    """
+    q = x * (2.0**23 + 1)
+    return (q - q * (1 - 2.0**-24)).abs()
 
 
 def round_to_fp8(x, dtype):
@@ -25,32 +35,35 @@ def round_to_fp8(x, dtype):
     """
     mantissa_bits, smallest_normal = _FORMATS[dtype]
     x = x.clip(-FP8_MAX[dtype], FP8_MAX[dtype])
-    # 2**floor(log2|x|), exact: Rump, Ogita and Oishi, "Accurate floating-point summation I", 2008, algorithm 3.5
-    q = x * (2.0**23 + 1)
-    binade = (q - q * (1 - 2.0**-24)).abs()
-    spacing = binade.clip(min=smallest_normal) * 2.0**-mantissa_bits
+    spacing = _power_2_below(x).clip(min=smallest_normal) * 2.0**-mantissa_bits
     # added to a number whose last bit is worth `spacing`, x is rounded to a multiple of it, ties to even
     shift = spacing * (1.5 * 2.0**23)
     return (x + shift) - shift
 
 
-def _amax(x):
-    """max |x| as a float32 tensor of shape []; passes over NaN, as fmaxf in TE's kernels."""
+def _amax(x, axis=None):
+    """max |x| over the axes (None: over all, a tensor of shape []) in float32; passes over NaN, as fmaxf in TE's
+    kernels."""
     if x.size == 0:
         return paddle.zeros([], dtype="float32")
     x = x.abs()
-    return paddle.where(x.isnan(), paddle.zeros_like(x), x).max()
+    return paddle.where(x.isnan(), paddle.zeros_like(x), x).max(axis)
 
 
-def scale_from_amax(amax, fp8_max):
-    """Current scaling's scale, a float32 tensor like amax: fp8_max / amax, 1 where amax is 0 or not finite.
+def scale_from_amax(amax, fp8_max, power_2_scale=False, greatest=FLOAT32_MAX):
+    """The scale that belongs to an amax, a float32 tensor like it: fp8_max / amax, 1 where amax is 0 or not finite.
 
-    `compute_scale_from_amax` in TE 2.20's common/recipe/recipe_common.cuh, with TE's defaults: no epsilon, no rounding
-    to powers of 2.
+    power_2_scale: rounded down to a power of 2. greatest: the scale where the quotient is beyond float32.
+    `compute_scale_from_amax` in TE 2.20's common/recipe/recipe_common.cuh, whose epsilon is the caller's.
     """
     ones = paddle.ones_like(amax)
     usable = amax.isfinite() & (amax > 0)
-    return paddle.where(usable, divide(fp8_max, paddle.where(usable, amax, ones)), ones)
+    scale = divide(fp8_max, paddle.where(usable, amax, ones))
+    scale = paddle.where(scale < FLOAT32_MAX, scale, paddle.full_like(scale, greatest))
+    if power_2_scale:
+        near_1 = paddle.where(scale > 1, paddle.full_like(scale, 2.0**-64), paddle.full_like(scale, 2.0**64))
+        scale = _power_2_below(scale * near_1) / near_1
+    return paddle.where(usable, scale, ones)
 
 
 def _e4m3_number(byte):
@@ -108,20 +121,50 @@ def _quantize_dequantize_together(tensors, quantizer):
     return [round_to_fp8(x * scale, quantizer.dtype) * divide(1.0, scale) for x in tensors]
 
 
+@paddle.no_grad()
+def quantize_dequantize_blocks(x, quantizer, columnwise=False):
+    """As quantize_dequantize, with block scaling.
+
+    x: [..., cols]. quantizer: with a BlockScaling. columnwise: for a GEMM that sums over the rows. Bit for bit TE
+    2.20's common/transpose/quantize_transpose_{vector,square}_blockwise.cu, where the values are not subnormal.
+    Raises ValueError where 128 does not divide cols, or the rows if blocks lie across them.
+    """
+    scaling, cols = quantizer.scaling, x.shape[-1]
+    greatest = paddle.finfo(x.dtype).max  # as TE has it: of what is quantized
+    across, along = (BLOCK, BLOCK) if scaling.block_scaling_dim == 2 else (BLOCK, 1) if columnwise else (1, BLOCK)
+    rows = x.size // cols
+    if rows % across or cols % along:
+        raise ValueError(f"block scaling needs dimensions divisible by {BLOCK}, not {rows} x {cols}")
+    blocks = x.astype("float32").reshape([rows // across, across, cols // along, along])
+    amax = _amax(blocks, [1, 3])
+    amax = paddle.maximum(amax, paddle.full_like(amax, scaling.amax_epsilon))  # clip would make inf finite
+    scale = scale_from_amax(amax, quantizer.fp8_max, scaling.power_2_scale, greatest).reshape([-1, 1, cols // along, 1])
+    return (round_to_fp8(blocks * scale, scaling.dtype) * divide(1.0, scale)).reshape(x.shape)
+
+
+def _operands(x, quantizer):
+    """x as a GEMM that sums over its columns reads it, and as one that sums over its rows does."""
+    if quantizer.kind != "block":
+        return (quantize_dequantize(x, quantizer),) * 2
+    if quantizer.scaling.block_scaling_dim == 2:
+        return (quantize_dequantize_blocks(x, quantizer),) * 2
+    return quantize_dequantize_blocks(x, quantizer), quantize_dequantize_blocks(x, quantizer, columnwise=True)
+
+
 class _EmulatedFP8Linear(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, quantizers, transpose_y):
         ctx.quantizers, ctx.transpose_y = quantizers, transpose_y
         ctx.dtypes = x.dtype, weight.dtype
         ctx.needs_grad = not x.stop_gradient, not weight.stop_gradient
-        x8 = quantize_dequantize(x, quantizers.input)
+        x8, x8_columnwise = _operands(x, quantizers.input)
         if quantizers.weight.kind == "stored":
             weight8 = dequantize_weight(weight, quantizers.weight)
-            ctx.save_for_backward(x8, weight)  # a copy of every weight in float32 would be what storing in fp8 spares
+            kept = weight  # a copy of every weight in float32 would be what storing in fp8 spares
         else:
             # the same scale gives the same values in every micro-batch: nothing to gain from quantizers.cache_weight
-            weight8 = quantize_dequantize(weight, quantizers.weight)
-            ctx.save_for_backward(x8, weight8)
+            kept = weight8 = _operands(weight, quantizers.weight)[0]
+        ctx.save_for_backward(x8_columnwise, kept)
         return paddle.matmul(x8, weight8, transpose_y=transpose_y).astype(x.dtype)
 
     @staticmethod
@@ -129,13 +172,13 @@ class _EmulatedFP8Linear(PyLayer):
         x8, kept = ctx.saved_tensor()
         of_weight = ctx.quantizers.weight
         weight8 = dequantize_weight(kept, of_weight) if of_weight.kind == "stored" else kept
-        dy8 = quantize_dequantize(dy, ctx.quantizers.grad_output)
+        dy8, dy8_columnwise = _operands(dy, ctx.quantizers.grad_output)
         dx = dweight = None  # Paddle wants None for what needs no gradient
         if ctx.needs_grad[0]:
             dx = paddle.matmul(dy8, weight8, transpose_y=not ctx.transpose_y).astype(ctx.dtypes[0])
         if ctx.needs_grad[1]:
             tokens = x8.size // x8.shape[-1]
-            rows, columns = (dy8, x8) if ctx.transpose_y else (x8, dy8)
+            rows, columns = (dy8_columnwise, x8) if ctx.transpose_y else (x8, dy8_columnwise)
             dweight = paddle.matmul(rows.reshape([tokens, -1]), columns.reshape([tokens, -1]), transpose_x=True)
             dweight = dweight.astype(ctx.dtypes[1])
         ctx.quantizers.forward_pass.backward_done()
@@ -147,8 +190,9 @@ def emulated_fp8_linear(x, weight, quantizers, transpose_y=True):
 
     x: [..., in], weight: [out, in], or [in, out] without transpose_y, result [..., out] in x's dtype. quantizers:
     GemmQuantizers. y = q(x) · q(weight)ᵀ, dx = q(dy) · q(weight), dweight = q(dy)ᵀ · q(x), where q is
-    `quantize_dequantize`; a weight [in, out] and its gradient are the transposes of those. Of a weight that exists in
-    fp8 only, uint8 [out, in], q is `dequantize_weight`.
+    `quantize_dequantize`; a weight [in, out] and its gradient are the transposes of those. With block scaling q is
+    `quantize_dequantize_blocks`, columnwise for dweight. Of a weight that exists in fp8 only, uint8 [out, in], q is
+    `dequantize_weight`.
     """
     return _EmulatedFP8Linear.apply(x, weight, quantizers, transpose_y)
 

@@ -1,6 +1,7 @@
 """What a layer holds for its fp8 GEMMs, and which layers are one model."""
 
 import weakref
+from functools import partial
 from typing import NamedTuple
 
 from . import autocast
@@ -82,17 +83,14 @@ class Binding:
     """
 
     def __init__(self, recipe, stored, state=None):
-        dtypes, first_kind = recipe.fp8_format.value, recipe.kind if state is None else recipe.first_step
         self.num_gemms = len(stored)
         self.state, self.pair, self.gemm, self.done = state, None, 0, None
         weights = [(weight, WeightCache()) for weight in stored]
 
         def gemms(records):
-            def new(dtype):
-                return Quantizer(dtype, recipe.kind, first_kind, records)
-
-            forward, backward = dtypes.forward, dtypes.backward
-            return [Gemm(new(forward), weight or new(forward), new(backward), cache) for weight, cache in weights]
+            pairs = zip(recipe.scalings, recipe.first_scalings, strict=True)
+            of_input, of_weight, of_grad = [partial(Quantizer, *pair, records) for pair in pairs]
+            return [Gemm(of_input(), weight or of_weight(), of_grad(), cache) for weight, cache in weights]
 
         self.gemms, self.evaluation_gemms = gemms(True), gemms(False)
 
@@ -140,7 +138,7 @@ class ForwardPass:
 
 
 class _Untracked:
-    """The ForwardPass of current scaling, which has no state."""
+    """The ForwardPass of recipes that have no state."""
 
     @staticmethod
     def backward_done():

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from paddle_te.fp8.scaling import BlockScaling, GemmScalings, TensorScaling
 from paddle_te.options import LAYER_OPTIONS
 
 # Largest finite values (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
@@ -25,6 +26,33 @@ class Format(Enum):
 def _check_format(fp8_format):
     if not isinstance(fp8_format, Format):
         raise ValueError(f"fp8_format={fp8_format!r}; it may be Format.HYBRID or Format.E4M3")
+
+
+def _check_options(recipe, *names):
+    """Raises ValueError for fields that hold what their options, named fp8_ and the field's name, may not be."""
+    for name in names:
+        kind = LAYER_OPTIONS[f"fp8_{name}"].kind
+        if not kind.accepts(getattr(recipe, name)):
+            raise ValueError(f"{name}={getattr(recipe, name)!r}; it must be {kind.words}")
+
+
+def _check_flags(recipe, *names):
+    for name in names:
+        if not isinstance(getattr(recipe, name), bool):
+            raise ValueError(f"{name}={getattr(recipe, name)!r}; it must be True or False")
+
+
+def _check_no_attention(recipe):
+    if recipe.fp8_dpa is not False:
+        raise ValueError(
+            f"fp8_dpa={recipe.fp8_dpa!r}: Transformer Engine has no fp8 attention with {recipe.kind} scaling on "
+            "Hopper; use DelayedScaling(fp8_dpa=True), or leave fp8_dpa out"
+        )
+
+
+def _one_scale_a_tensor(kind, fp8_format):
+    forward, backward = (TensorScaling(kind, dtype) for dtype in fp8_format.value)
+    return GemmScalings(input=forward, weight=forward, grad_output=backward)
 
 
 @dataclass(frozen=True)
@@ -59,13 +87,18 @@ class DelayedScaling:
 
     def __post_init__(self):
         _check_format(self.fp8_format)
-        for name in ("margin", "amax_history_len", "amax_compute_algo", "first_step"):
-            kind = LAYER_OPTIONS[f"fp8_{name}"].kind
-            if not kind.accepts(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)!r}; it must be {kind.words}")
-        for name in ("reduce_amax", "fp8_dpa", "fp8_dpa_bwd"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}; it must be True or False")
+        _check_options(self, "margin", "amax_history_len", "amax_compute_algo", "first_step")
+        _check_flags(self, "reduce_amax", "fp8_dpa", "fp8_dpa_bwd")
+
+    @property
+    def scalings(self):
+        """GemmScalings."""
+        return _one_scale_a_tensor("delayed", self.fp8_format)
+
+    @property
+    def first_scalings(self):
+        """GemmScalings until the first update of the scales."""
+        return _one_scale_a_tensor(self.first_step, self.fp8_format)
 
 
 @dataclass(frozen=True)
@@ -83,11 +116,52 @@ class Float8CurrentScaling:
 
     def __post_init__(self):
         _check_format(self.fp8_format)
-        if self.fp8_dpa is not False:
-            raise ValueError(
-                f"fp8_dpa={self.fp8_dpa!r}: Transformer Engine has no fp8 attention with current scaling on Hopper; "
-                "use DelayedScaling(fp8_dpa=True), or leave fp8_dpa out"
-            )
+        _check_no_attention(self)
+
+    @property
+    def scalings(self):
+        """GemmScalings."""
+        return _one_scale_a_tensor("current", self.fp8_format)
+
+    first_scalings = scalings
 
 
-RECIPES = (DelayedScaling, Float8CurrentScaling)
+@dataclass(frozen=True)
+class Float8BlockScaling:
+    """Each block of a tensor has a scale of its own, fp8_max / amax of the block at hand: 1 x 128 numbers of inputs and
+    output gradients, 128 x 128 of weights (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.3.2).
+
+    fp8_format: Format.E4M3 or Format.HYBRID. fp8_dpa: False; attention in fp8 is delayed scaling's.
+    power_2_scale: scales are rounded down to powers of 2. False is TE's NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1.
+    amax_epsilon: the least amax, 0 or more, which keeps the scales of blocks of tiny numbers down.
+
+    Raises ValueError for anything else.
+    """
+
+    fp8_format: Format = Format.E4M3
+    power_2_scale: bool = LAYER_OPTIONS["fp8_power_2_scale"].default
+    amax_epsilon: float = LAYER_OPTIONS["fp8_amax_epsilon"].default
+    fp8_dpa: bool = False
+
+    kind = "block"
+
+    def __post_init__(self):
+        _check_format(self.fp8_format)
+        _check_options(self, "amax_epsilon")
+        _check_flags(self, "power_2_scale")
+        _check_no_attention(self)
+
+    @property
+    def scalings(self):
+        """GemmScalings."""
+
+        def of(dtype, block_scaling_dim):
+            return BlockScaling(dtype, block_scaling_dim, self.power_2_scale, self.amax_epsilon)
+
+        forward, backward = self.fp8_format.value
+        return GemmScalings(input=of(forward, 1), weight=of(forward, 2), grad_output=of(backward, 1))
+
+    first_scalings = scalings
+
+
+RECIPES = {recipe.kind: recipe for recipe in (DelayedScaling, Float8CurrentScaling, Float8BlockScaling)}

@@ -52,36 +52,44 @@ def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, sc
 class Quantizer:
     """How one tensor of one GEMM becomes fp8: attributes only, for backends to read anew at each call.
 
-    dtype: "e4m3" or "e5m2"; fp8_max: its largest value.
-    kind: "delayed": the scale is the one at scale_ptr. "current": it comes from the tensor itself, and under delayed
-    scaling, which may begin that way, the amax of the tensor is recorded all the same.
+    scaling: a TensorScaling or BlockScaling, with its kind and dtype; fp8_max: the dtype's largest value.
+    Of kind "delayed" the scale is the one at scale_ptr. Delayed scaling may begin with "current": then the scale comes
+    from the tensor itself, and its amax is recorded all the same.
     Under delayed scaling only (else 0): addresses of float32 numbers on the device:
     scale_ptr: read. amax_ptr: accumulates the maximum. scale_inv_ptr: 16-byte aligned, written with 1 / scale.
     """
 
     __slots__ = (
-        "dtype",
-        "fp8_max",
-        "kind",
+        "scaling",
         "scale_ptr",
         "amax_ptr",
         "scale_inv_ptr",
-        "_later_kind",
-        "_first_kind",
+        "_later_scaling",
+        "_first_scaling",
         "_block",
         "_column",
         "_records",
         "__weakref__",
     )
 
-    def __init__(self, dtype, kind, first_kind, records=True):
-        """first_kind: the kind as long as its block is fresh. records: False for evaluation, whose amax is lost."""
-        self.dtype = dtype
-        self.fp8_max = FP8_MAX[dtype]
-        self.kind, self._later_kind, self._first_kind = kind, kind, first_kind
+    def __init__(self, scaling, first_scaling, records=True):
+        """first_scaling: as long as its block is fresh. records: False for evaluation, whose amax is lost."""
+        self.scaling, self._later_scaling, self._first_scaling = scaling, scaling, first_scaling
         self.scale_ptr = self.amax_ptr = self.scale_inv_ptr = 0
         self._block = self._column = None
         self._records = records
+
+    @property
+    def kind(self):
+        return self.scaling.kind
+
+    @property
+    def dtype(self):
+        return self.scaling.dtype
+
+    @property
+    def fp8_max(self):
+        return FP8_MAX[self.scaling.dtype]
 
     def move_to(self, block, column):
         """Keep the numbers of delayed scaling in that column of a block."""
@@ -90,9 +98,9 @@ class Quantizer:
         self.bind()
 
     def bind(self):
-        """Take the addresses of the block's tensors, and the kind that it has now."""
+        """Take the addresses of the block's tensors, and the scaling that holds now."""
         block, column = self._block, self._column
-        self.kind = self._first_kind if block.fresh else self._later_kind
+        self.scaling = self._first_scaling if block.fresh else self._later_scaling
         self.scale_ptr = block.scale.data_ptr() + 4 * column
         self.scale_inv_ptr = block.scale_inv.data_ptr() + 16 * column
         self.amax_ptr = block.history.data_ptr() + 4 * column if self._records else block.scratch.data_ptr()

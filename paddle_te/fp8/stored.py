@@ -3,6 +3,7 @@
 import paddle
 
 from .recipe import FP8_MAX
+from .scaling import TensorScaling
 
 
 class StoredWeight:
@@ -14,7 +15,8 @@ class StoredWeight:
     scale_inv: float32 [1] on the present device, at a 16-byte aligned address.
     """
 
-    kind, dtype, fp8_max = "stored", "e4m3", FP8_MAX["e4m3"]
+    scaling = TensorScaling("stored", "e4m3")
+    kind, dtype, fp8_max = *scaling, FP8_MAX[scaling.dtype]
     scale_ptr = amax_ptr = 0  # a Quantizer has three addresses, a StoredWeight scale_inv's alone
 
     def __init__(self):

@@ -5,6 +5,7 @@ Configurations are in PaddleNLP's words, which those of this package (`paddle_te
 """
 
 from contextlib import nullcontext
+from dataclasses import asdict, fields
 from functools import lru_cache, partial
 
 import paddle
@@ -13,13 +14,14 @@ from paddle.distributed import fleet
 
 from paddle_te.configs.families import family_of
 from paddle_te.distributed import fp8_group
-from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format, fp8_autocast
+from paddle_te.fp8 import RECIPES, Format, fp8_autocast
+from paddle_te.fp8.scaling import BLOCK
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
 from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te.offload import ActivationOffload
-from paddle_te.options import LayerOptions
+from paddle_te.options import LAYER_OPTIONS, LayerOptions
 from paddle_te.weights.rope import scaling_of
 
 
@@ -56,20 +58,24 @@ def fp8_recipe(config):
     layers = LayerOptions.of(config)
     if not layers.use_fp8:
         return None
-    fp8_format = Format[layers.fp8_format]
-    if layers.fp8_recipe == "current":
-        return Float8CurrentScaling(fp8_format=fp8_format, fp8_dpa=layers.fp8_dpa)
-    if layers.fp8_recipe != "delayed":
-        raise ValueError(f"fp8_recipe={layers.fp8_recipe!r}; it may be 'delayed' or 'current'")
-    return DelayedScaling(
-        margin=layers.fp8_margin,
-        fp8_format=fp8_format,
-        amax_history_len=layers.fp8_amax_history_len,
-        amax_compute_algo=layers.fp8_amax_compute_algo,
-        first_step=layers.fp8_first_step,
-        fp8_dpa=layers.fp8_dpa,
-        fp8_dpa_bwd=layers.fp8_dpa_bwd,
-    )
+    if layers.fp8_recipe not in RECIPES:
+        raise ValueError(f"fp8_recipe={layers.fp8_recipe!r}; it must be {LAYER_OPTIONS['fp8_recipe'].kind.words}")
+    recipe, options = RECIPES[layers.fp8_recipe], asdict(layers)
+    options["fp8_format"] = None if layers.fp8_format is None else Format[layers.fp8_format]
+    # a field's option has its name, behind fp8_; None leaves it to the recipe
+    given = {field.name: options.get(f"fp8_{field.name.removeprefix('fp8_')}") for field in fields(recipe)}
+    return recipe(**{name: value for name, value in given.items() if value is not None})
+
+
+def _check_block_scaling(layer, backend):
+    """Raises ValueError where a layer's GEMMs cannot have block scaling: on this device, or with these weights."""
+    get_ops(backend).check_block_scaling()
+    for name, weight in layer.named_parameters():
+        if weight.ndim == 2 and any(size % BLOCK for size in weight.shape):
+            raise ValueError(
+                f"fp8_recipe=block needs weights whose sizes {BLOCK} divides, and {name} is {list(weight.shape)} on a "
+                "rank; take another size or degree of tensor parallelism, or delayed or current scaling"
+            )
 
 
 def fp8_scope(recipe):
@@ -133,6 +139,8 @@ class DecoderLayer(nn.Layer):
             backend=config.transformer_engine_backend,
             **self.layer_options(config),
         )
+        if self.fp8_recipe and self.fp8_recipe.kind == "block":
+            _check_block_scaling(self.transformer, config.transformer_engine_backend)
 
     def layer_options(self, config):
         """TransformerLayer's arguments that families differ in."""

@@ -28,6 +28,7 @@ activations' own precision.
 | amax_and_scale_update(history, scale, fp8_max, margin, algorithm, scale_inv) | new ones, or None: see `fp8` |
 | quantize_weight(source, weight, stored, group) | None; see below |
 | check_attention(head_dim, window, masked, dropout) | None; raises where there is no such attention, saying why |
+| check_block_scaling() | None; raises where GEMMs have no block scaling, saying why |
 | check_fp8_attention(head_dim, sequence, backward) | None; raises where attention takes no quantizers, saying why |
 | check_packed_attention() | None; raises where attention takes no cu_seqlens, saying why |
 

@@ -12,12 +12,13 @@ variables, `paddlenlp` what PaddleNLP's own flags may be. From them are made
 
 from paddle_te.options.option import REQUIRED, Kind, Option, check_values, configure, with_options
 from paddle_te.options.paddlenlp import BOUNDS
-from paddle_te.options.scripts import BACKENDS, DTYPES, LAYER_OPTIONS, STAGING_DIR, LayerOptions
+from paddle_te.options.scripts import BACKENDS, DTYPES, FP8_RECIPES, LAYER_OPTIONS, STAGING_DIR, LayerOptions
 
 __all__ = [
     "BACKENDS",
     "BOUNDS",
     "DTYPES",
+    "FP8_RECIPES",
     "LAYER_OPTIONS",
     "REQUIRED",
     "STAGING_DIR",

@@ -69,9 +69,10 @@ FRACTION = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
 BELOW_ONE = number("a number of at least 0 and below 1", lambda x: 0 <= x < 1)
 
 
-def choice(*values):
-    """One of some words."""
-    return Kind(str, f"one of {', '.join(values)}", lambda value: value in values, values=values)
+def choice(*values, others=""):
+    """One of some words. others: why some that a user may know are not among them."""
+    words = f"one of {', '.join(values)}" + (f" ({others})" if others else "")
+    return Kind(str, words, lambda value: value in values, values=values)
 
 
 def some_of(*values):

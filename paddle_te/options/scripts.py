@@ -32,7 +32,11 @@ STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 IN_BACKWARD = ("off", "unclipped", "last_norm")
 # The flags of the optimizer that memory depends on, with their values, of which the first is the default
 OPTIMIZER = STATES | {"optimizer_in_backward": IN_BACKWARD}
+# fp8 recipes, and what must divide the dimensions of their GEMMs: cuBLASLt wants leading dimensions in multiples of 16,
+# and each dimension leads in fprop, dgrad or wgrad; a block has 128 numbers.
+FP8_RECIPES = {"delayed": 16, "current": 16, "block": 128}
 DELAYED = {"fp8_recipe": "delayed"}
+BLOCK = {"fp8_recipe": "block"}
 # The parts of a decoder layer that backward can compute again; `layers.TransformerLayer` says what each one is
 RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
 
@@ -78,11 +82,11 @@ _USE_FP8 = Option(
 )
 _RECIPE = Option(
     "fp8_recipe",
-    choice("delayed", "current"),
+    choice(*FP8_RECIPES, others="mxfp8 and nvfp4 need compute capability 10.0, Blackwell's"),
     "delayed",
-    "delayed or current scaling.",
-    doc="`delayed` or `current` scaling",
-    zh="`delayed` 或 `current` scaling",
+    "delayed, current or block scaling.",
+    doc="`delayed`, `current` or `block` scaling; [which one](../../docs/fp8.md#scaling)",
+    zh="`delayed`、`current` 或 `block` scaling；[如何选择](../../docs/fp8.md#scaling)",
     config=True,
 )
 _FP8_DPA = Option(
@@ -103,11 +107,11 @@ _FP8_LM_HEAD = Option(
     "fp8_lm_head",
     FLAG,
     False,
-    "The language model's head in fp8 as well (16 divides each rank's vocabulary).",
+    "The language model's head in fp8 as well (16, with block scaling 128, divides each rank's vocabulary).",
     doc="with `--use_fp8`: lm_head's GEMMs in fp8 as well; [when it pays](../../docs/faq.md#the-head-in-fp8-as-well). "
-    "Each rank's vocabulary a multiple of 16; not with `--use_fused_linear_cross_entropy`",
+    "Each rank's vocabulary a multiple of 16, with block scaling of 128; not with `--use_fused_linear_cross_entropy`",
     zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/faq.md#the-head-in-fp8-as-well)。"
-    "每个 rank 的词表大小须为 16 的倍数；不能与 `--use_fused_linear_cross_entropy` 同用",
+    "每个 rank 的词表大小须为 16 的倍数（block scaling 时为 128）；不能与 `--use_fused_linear_cross_entropy` 同用",
     config=True,
 )
 
@@ -119,11 +123,13 @@ LAYERS = (
     Option(
         "fp8_format",
         choice("HYBRID", "E4M3"),
-        "HYBRID",
-        "HYBRID (e4m3 forward, e5m2 gradients) or E4M3.",
-        doc="e4m3 forward, e5m2 gradients; or `E4M3`",
-        zh="前向 e4m3、梯度 e5m2；或 `E4M3`",
+        None,
+        "HYBRID (e4m3 forward, e5m2 gradients) or E4M3. Default: HYBRID; E4M3 with block scaling.",
+        doc="`HYBRID`: e4m3 forward, e5m2 gradients; `E4M3`: e4m3 for both",
+        zh="`HYBRID`：前向 e4m3、梯度 e5m2；`E4M3`：两者均为 e4m3",
         config=True,
+        shown="`HYBRID`, with block scaling `E4M3`",
+        shown_zh="`HYBRID`，block scaling 时为 `E4M3`",
     ),
     Option(
         "fp8_amax_history_len",
@@ -167,6 +173,28 @@ LAYERS = (
         "[说明](../../docs/fp8.md#the-first-step)",
         config=True,
         needs=DELAYED,
+    ),
+    Option(
+        "fp8_power_2_scale",
+        FLAG,
+        True,
+        "Scales are rounded down to powers of 2 (block scaling); false: TE's NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1.",
+        doc="block scaling: scales are rounded down to powers of 2, which adds no rounding of its own; false: TE's "
+        "`NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1`",
+        zh="block scaling：scale 向下取为 2 的幂，乘除 scale 不再引入舍入误差；false：TE 的 "
+        "`NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1`",
+        config=True,
+        needs=BLOCK,
+    ),
+    Option(
+        "fp8_amax_epsilon",
+        NOT_NEGATIVE,
+        0.0,
+        "The least amax of a block (block scaling).",
+        doc="block scaling: the least amax of a block, which bounds the scales of blocks of tiny numbers",
+        zh="block scaling：每个 block 的 amax 下限，用于限制数值极小的 block 的 scale",
+        config=True,
+        needs=BLOCK,
     ),
     _FP8_DPA,
     Option(
@@ -633,8 +661,8 @@ FINETUNE_DATA = (
         whole(1),
         16,
         "Batches are as long as their longest sample, rounded up to this.",
-        doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16",
-        zh="batch 长度取最长样本并向上取整；fp8 须为 16 的倍数",
+        doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16, with block scaling of 128",
+        zh="batch 长度取最长样本并向上取整；fp8 须为 16 的倍数，block scaling 时为 128",
     ),
     Option(
         "pad_to_max_length",

@@ -8,7 +8,7 @@ from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.models.context_parallel import sequence_ranks
-from paddle_te.options import check_values, with_options
+from paddle_te.options import FP8_RECIPES, check_values, with_options
 from paddle_te.options.scripts import FINETUNE_MODEL, PRETRAINING
 from paddle_te.training.arguments import PreTrainingArguments, check_weights_folder
 from paddle_te.training.callbacks import ThroughputCallback, model_flops_per_token
@@ -52,13 +52,21 @@ def check_together(model_args, data_args, training_args):
             f"--quantize_base {model_args.quantize_base} needs --use_fp8 true: weights that exist in fp8 only are "
             "multiplied in fp8; leave --quantize_base out to compute in the activations' precision"
         )
+    if model_args.quantize_base and training_args.fp8_recipe == "block":
+        raise ValueError(
+            f"--quantize_base {model_args.quantize_base} with --fp8_recipe block: such weights have one scale each, "
+            "which cuBLAS multiplies with no block scaling; take --fp8_recipe current or delayed"
+        )
     if data_args.zero_padding:
         check_fp8_dpa(training_args, "--zero_padding")
         check_whole_sequences(training_args, "--zero_padding")
     if sequence_ranks(training_args) > 1:
         _check_shared_sequences(data_args, training_args)
-    if training_args.use_fp8 and data_args.pad_to_multiple_of % 16:
-        raise ValueError(f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: fp8 GEMMs need a multiple of 16")
+    if data_args.pad_to_multiple_of % (multiple := _fp8_multiple(training_args)):
+        raise ValueError(
+            f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: GEMMs with --fp8_recipe {training_args.fp8_recipe} "
+            f"need a multiple of {multiple}"
+        )
     if training_args.sequence_parallel and not data_args.pad_to_max_length:
         raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
     if training_args.master_weights != "float32" and training_args.unified_checkpoint and model_args.lora:
@@ -76,13 +84,22 @@ def check_together(model_args, data_args, training_args):
         raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
 
 
+def _fp8_multiple(training_args):
+    """What must divide a sequence's tokens so that each rank's tokens fit its fp8 GEMMs; 1 without fp8."""
+    if not training_args.use_fp8:
+        return 1
+    shared_by = training_args.tensor_parallel_degree if training_args.sequence_parallel else 1
+    return FP8_RECIPES[training_args.fp8_recipe] * max(shared_by, 1)
+
+
 def _check_shared_sequences(data_args, training_args):
     ring, multiple = training_args.context_parallel_degree > 1, data_args.pad_to_multiple_of
     degree = sequence_ranks(training_args)
     flag = f"--{'context' if ring else 'sep'}_parallel_degree {degree}"
-    least = 16 * degree if training_args.use_fp8 else 2 * degree if ring else degree
+    of_fp8 = _fp8_multiple(training_args)
+    least = of_fp8 * degree if training_args.use_fp8 else 2 * degree if ring else degree
     if multiple % least:
-        why = "of 16 tokens a rank for fp8 GEMMs" if training_args.use_fp8 else "which splits sequences"
+        why = f"of {of_fp8} tokens a rank for fp8 GEMMs" if training_args.use_fp8 else "which splits sequences"
         raise ValueError(f"--pad_to_multiple_of {multiple} with {flag}: it must be a multiple of {least}, {why}")
     if training_args.transformer_engine_backend == "none" and not data_args.pad_to_max_length:
         raise ValueError(

@@ -10,6 +10,7 @@ from paddle_te.layers import (
 from paddle_te.ops.te.counting import count_entry_points
 from tests.layer_cases import (
     ATTENTION,
+    BLOCKS,
     FFN,
     FIRST_STEP,
     HIDDEN,
@@ -50,7 +51,11 @@ def test_bf16(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence):
         assert error < bf16_bound(kind) and error <= 1.2 * bound + 1e-4, (name, error, bound)
 
 
-@pytest.mark.parametrize("recipe", [None, RECIPES["delayed"], RECIPES["current"]], ids=["bf16", "delayed", "current"])
+@pytest.mark.parametrize(
+    "recipe",
+    [None, RECIPES["delayed"], RECIPES["current"], BLOCKS["block"]],
+    ids=["bf16", "delayed", "current", "block"],
+)
 @pytest.mark.parametrize("parts", [("layernorm", "mlp_act", "core_attn"), ("layernorm", "mlp")], ids=" ".join)
 @pytest.mark.parametrize("kind", ["transformer", "gpt"])
 def test_parts_that_are_computed_again(gpu, poisoned, monkeypatch, seed, kind, parts, recipe):
@@ -107,6 +112,28 @@ def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe
 @pytest.mark.parametrize("kind", FIRST_STEP)
 def test_the_first_step_of_delayed_scaling(gpu, poisoned, seed, kind):
     check_first_step(gpu, kind, seed)
+
+
+@pytest.mark.parametrize("recipe", BLOCKS)
+@pytest.mark.parametrize("kind, kv_heads", [
+    ("layernorm_linear_bias", 4), ("layernorm_mlp", 4), ("mlp_geglu_bias", 4), ("mlp_gelu", 4), ("mlp_relu_bias", 4),
+    ("transformer", 4), ("qkv_bias", 2), ("gpt", 2),
+])  # fmt: skip
+def test_block_scaling(gpu, poisoned, seed, kind, kv_heads, recipe):
+    check_fp8(gpu, kind, 4, kv_heads, 2, 64, seed, BLOCKS[recipe])
+
+
+@pytest.mark.parametrize("recipe", BLOCKS)
+@pytest.mark.parametrize("kind", ["linear", "linear_bias", "linear_in_out"])
+def test_block_scaling_rounds_as_pd_does(gpu, poisoned, seed, kind, recipe):
+    """Operands have the same bits, so that only the results' rounding to bf16 is left."""
+    values, inputs, grads, _ = case(kind, 4, 4, 2, 64, seed)
+    plain, _ = make(kind, 4, 4, backend="paddle", params_dtype="float32")
+    want = run(plain, values, inputs, grads, "float32", BLOCKS[recipe])
+    paddle.set_device(gpu)
+    got = run(te(kind, 4, 4), values, inputs, grads, "bfloat16", BLOCKS[recipe])
+    for name, value in want.items():
+        assert relative(got[name], value) < 5e-3, name
 
 
 @pytest.mark.parametrize("head_dim, sequence", [(64, 48), (96, 64), (256, 128), (128, 37)])
@@ -196,9 +223,9 @@ def test_a_side_stream_gives_the_same_bits(gpu, monkeypatch, seed, recipe):
         assert (got[name] == want[name]).all(), name
 
 
-@pytest.mark.parametrize("recipe", [None, "delayed", "current"])
+@pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
 def test_main_gradients_accumulate_inside_the_gemms(gpu, seed, recipe):
-    check_main_gradients(gpu, case("gpt", 4, 2, 2, 64, seed), RECIPES.get(recipe))
+    check_main_gradients(gpu, case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe))
 
 
 @pytest.mark.parametrize("kind", ["linear", "linear_in_out"])

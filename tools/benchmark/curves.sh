@@ -4,11 +4,12 @@
 #   bash tools/benchmark/curves.sh layouts DATA OUTPUT       te in fp8 under TP2, under sharding 2 and on one GPU: two GPUs
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets each run's train_log.jsonl as
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
-# over 20 steps. MODEL, STEPS, BATCH (sequences a step), SEQ, BACKEND (in te's place) and FLAGS (of all runs) may be set:
+# over 20 steps. MODEL, STEPS, BATCH (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs) and RECIPES (of
+# fp8's runs in precisions, by default delayed alone; RECIPES="delayed current block" makes three) may be set:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail
-usage() { sed -n '2,10s/^# \?//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,11s/^# \?//p' "$0" >&2; exit 2; }
 [ $# = 3 ] && [[ $1 =~ ^(precisions|layouts)$ ]] || usage
 kind=$1 data=$(realpath "$2") output=$(realpath -m "$3")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -49,8 +50,14 @@ precisions() {
   python3 llm/llama/te_llama_ckpt_converter.py --mode pd2te --input_ckpt_path "$start" --output_ckpt_path "$work/te.start"
   train none "" "${none[@]}" "${whole[@]}" --te_init_weight_path "$start"
   train te-bf16 "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start"
-  train te-fp8 "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start" --use_fp8 true
-  names=(none te-bf16 te-fp8)
+  names=(none te-bf16)
+  local recipe name
+  for recipe in ${RECIPES:-delayed}; do
+    name=te-fp8
+    [ "$recipe" = delayed ] || name+="-$recipe"
+    train "$name" "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start" --use_fp8 true --fp8_recipe "$recipe"
+    names+=("$name")
+  done
 }
 
 layouts() {

@@ -18,7 +18,7 @@ class Peer:
 
     module_parameters: all parameters. x, dy: input and output gradient.
     stream: the cudaStream_t as an int, None on a CPU.
-    precision: "bf16", "fp8_delayed" or "fp8_current": peers of one precision are compared with each other.
+    precision: "bf16" or one of FP8_RECIPES: peers of one precision are compared with each other.
     note: what a reader of the result should know, "" if nothing.
     """
 
@@ -268,6 +268,20 @@ def te_torch_angles(dims, device):
     return te.RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)(dims.sequence).to(device)
 
 
+# By precision, the name that recipes have in Transformer Engine and here.
+FP8_RECIPES = {
+    "fp8_delayed": "DelayedScaling",
+    "fp8_current": "Float8CurrentScaling",
+    "fp8_block": "Float8BlockScaling",
+}
+
+
+def _recipe(module, precision, **options):
+    """An object of a module's recipe for a precision, otherwise with its defaults; None for bf16."""
+    name = FP8_RECIPES.get(precision)
+    return name and getattr(module, name)(**options)
+
+
 class TETorch(TorchPeer):
     """Transformer Engine's own PyTorch TransformerLayer, fused qkv in its default (interleaved) order.
 
@@ -283,8 +297,7 @@ class TETorch(TorchPeer):
 
         dims = self.dims
         self.precision = precision
-        self.recipe = {"fp8_delayed": recipe.DelayedScaling, "fp8_current": recipe.Float8CurrentScaling}.get(precision)
-        self.recipe = self.recipe and self.recipe(fp8_dpa=fp8_dpa)  # HYBRID; delayed: history 1024, max
+        self.recipe = _recipe(recipe, precision, fp8_dpa=fp8_dpa)
         self.autocast = te.autocast
         layout = "thd" if dims.documents > 1 else "bshd"
         self.layer = te_torch_layer(dims, self.dtype, self.device, layout, fuse_wgrad_accumulation=fuse_wgrad)
@@ -441,11 +454,9 @@ class PaddleTE(Peer):
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
         self.device, self.stream, self.before = start_on_paddles(device)
         # the other peers' beginning, so that all have the same histories; a cached one's first step never ends
-        delayed = partial(fp8.DelayedScaling, first_step="delayed")
-        recipe = {"fp8_delayed": delayed, "fp8_current": fp8.Float8CurrentScaling}.get(precision)
-        self.autocast = contextlib.nullcontext
-        if recipe:
-            self.autocast = partial(fp8.fp8_autocast, True, recipe(fp8_dpa=fp8_dpa))
+        beginning = dict(first_step="delayed") if precision == "fp8_delayed" else {}
+        recipe = _recipe(fp8, precision, fp8_dpa=fp8_dpa, **beginning)
+        self.autocast = partial(fp8.fp8_autocast, True, recipe) if recipe else contextlib.nullcontext
         self.build(problem, backend, fuse_wgrad)
         self.x, self.dy = self._input(problem.x), self._input(problem.dy)
         self.x.stop_gradient = False
@@ -544,7 +555,7 @@ class PaddleTE(Peer):
 def _variants(prefix, peer):
     """The rows of a Transformer Engine layer. "cached": a later micro-batch, whose fp8 weights are kept."""
     variants = {prefix + "_bf16": partial(peer), prefix + "_bf16_fused_wgrad": partial(peer, fuse_wgrad=True)}
-    for precision in ("fp8_delayed", "fp8_current"):
+    for precision in FP8_RECIPES:
         variants[f"{prefix}_{precision}"] = partial(peer, precision=precision)
         variants[f"{prefix}_{precision}_cached"] = partial(peer, precision=precision, cached=True)
     for cached in (False, True):

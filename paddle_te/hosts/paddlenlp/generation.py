@@ -6,7 +6,7 @@ In fp8 backend transformer_engine cannot: GEMMs take multiples of 16 tokens, and
 import paddle
 
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
-from paddle_te.options import LayerOptions
+from paddle_te.options import FP8_RECIPES, LayerOptions
 
 
 def left_padded(prompts, pad_token_id=0):
@@ -38,10 +38,11 @@ def check_generates(settings):
             "--pipeline_parallel_degree at 1, with which all processes share each layer"
         )
     layers = LayerOptions.of(settings)
-    if layers.use_fp8 and layers.transformer_engine_backend == "transformer_engine":
+    backend, recipe = layers.transformer_engine_backend, layers.fp8_recipe
+    if layers.use_fp8 and (backend == "transformer_engine" or recipe == "block"):
         raise ValueError(
-            "backend transformer_engine generates no text in fp8: GEMMs take 16 tokens at a time, and decoding has "
-            "one; leave out --use_fp8"
+            f"backend {backend} generates no text with {recipe} scaling in fp8: GEMMs take {FP8_RECIPES[recipe]} "
+            "tokens at a time, and decoding has one; leave out --use_fp8"
         )
 
 

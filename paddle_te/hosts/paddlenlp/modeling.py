@@ -19,7 +19,7 @@ from paddle_te.models.context_parallel import context_parallel, rank_sequence_le
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, offload_activations
 from paddle_te.models.replacement import replace_decoder_layers
 from paddle_te.ops import documents, get_ops
-from paddle_te.options import LayerOptions
+from paddle_te.options import FP8_RECIPES, LayerOptions
 
 
 def check_fp8_lm_head(options):
@@ -38,9 +38,11 @@ def check_fp8_lm_head(options):
     vocabulary = getattr(options, "vocab_size", 0)
     ranks = max(options.tensor_parallel_degree, 1) if vocabulary else 1
     tokens = vocabulary if vocabulary % ranks else vocabulary // ranks
-    if tokens % 16:
+    multiple = FP8_RECIPES[layers.fp8_recipe]
+    if tokens % multiple:
         raise ValueError(
-            f"fp8_lm_head: fp8 GEMMs need dimensions divisible by 16, each rank has {tokens} of "
+            f"fp8_lm_head: GEMMs with {layers.fp8_recipe} scaling need dimensions divisible by {multiple}, each rank "
+            f"has {tokens} of "
             f"vocab_size={vocabulary}; pad the vocabulary, or leave fp8_lm_head out"
         )
 

@@ -27,6 +27,7 @@ __all__ = [
     "attention_with_lse_backward",
     "check",
     "check_attention",
+    "check_block_scaling",
     "check_fp8_attention",
     "check_packed_attention",
     "cross_entropy",
@@ -45,3 +46,7 @@ __all__ = [
 
 def check(fp8=False):
     """Runs wherever Paddle does; fp8 is emulated."""
+
+
+def check_block_scaling():
+    """Emulated wherever Paddle runs."""

@@ -18,7 +18,7 @@ from paddle_te.ops.te.float8_attention import check_fp8_attention
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, linear
 from paddle_te.ops.te.mlp import activate, layernorm_mlp
 from paddle_te.ops.te.norm import normalize
-from paddle_te.ops.te.quantized import amax_and_scale_update, quantize_weight
+from paddle_te.ops.te.quantized import amax_and_scale_update, check_block_scaling, quantize_weight
 from paddle_te.ops.te.self_attention import self_attention
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "attention_with_lse_backward",
     "check",
     "check_attention",
+    "check_block_scaling",
     "check_fp8_attention",
     "check_packed_attention",
     "cross_entropy",

@@ -6,7 +6,6 @@ transpose_y=False W is [in, out]: y = x·W, dx = dy·Wᵀ, dW = xᵀ·dy. TE pic
 GEMM reads, so that only flags differ, and which copy of W backward reads: the one that is not transposed.
 """
 
-import functools
 import math
 import operator
 from dataclasses import dataclass
@@ -80,8 +79,9 @@ def grad_output(rt, dy, code, quantizers, tp, dbias=None):
 
 def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True, bias=None):
     """Into the native `out`. bias: a tensor, to be added."""
-    epilogue = () if bias is None else (False, rt.view(bias, tuple(bias.shape), DTYPES[bias.dtype]))
-    rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, accumulate, *epilogue)
+    epilogue = () if bias is None else (rt.view(bias, tuple(bias.shape), DTYPES[bias.dtype]),)
+    options = accumulate, x.split_accumulator, *epilogue
+    rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, *options)
 
 
 def dgrad(rt, dy, weight, dx, fp8, transpose_y=True):
@@ -296,8 +296,14 @@ def check_bias(name, bias, size, dtype):
         check_tensor(name, bias, [size], dtype)
 
 
-def check_fp8(**sizes):
-    """Raises ValueError for a GEMM dimension that fp8 cannot have."""
-    if functools.reduce(operator.or_, sizes.values()) % 16:
-        wrong = ", ".join(f"{name} {size}" for name, size in sizes.items() if size % 16)
-        raise ValueError(f"fp8 GEMMs need dimensions divisible by 16, not {wrong}; choose other sizes or pad")
+def check_fp8(quantizers, **sizes):
+    """Raises ValueError for a GEMM dimension that fp8 cannot have. quantizers: None for a GEMM that is not in fp8."""
+    if quantizers is None:
+        return
+    multiple = quantizers.input.scaling.multiple
+    wrong = ", ".join([f"{name} {size}" for name, size in sizes.items() if size % multiple])
+    if wrong:
+        kind = "block scaling's" if quantizers.input.kind == "block" else "fp8"
+        raise ValueError(
+            f"{kind} GEMMs need dimensions divisible by {multiple}, not {wrong}; choose other sizes or pad"
+        )

@@ -71,8 +71,7 @@ def linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, paralle
     check_bias("bias", bias, out_features, x.dtype)
     if bias is not None and not transpose_y:
         raise ValueError("backend transformer_engine: cuBLAS sums a bias's gradient beside weights [out, in] alone")
-    if quantizers is not None:
-        check_fp8(tokens=row_count(x), in_features=in_features, out_features=out_features)
+    check_fp8(quantizers, tokens=row_count(x), in_features=in_features, out_features=out_features)
     column, row = (tp if parallel_mode == mode else None for mode in ("column", "row"))
     whole = column.all_gather(x) if column is not None and column.sequence_parallel else x
     shape = [*whole.shape[:-1], out_features]
@@ -128,8 +127,7 @@ def layernorm_linear_forward(rt, x, ln_weight, ln_bias, weight, bias, quantizers
     """(the outputs of `layernorm_linear`, SavedColumn). settings: NormSettings."""
     check_weight("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype, quantizers)
     check_bias("bias", bias, weight.shape[0], x.dtype)
-    if quantizers is not None:
-        check_fp8(tokens=row_count(x), in_features=weight.shape[1], out_features=weight.shape[0])
+    check_fp8(quantizers, tokens=row_count(x), in_features=weight.shape[1], out_features=weight.shape[0])
     normed = Normed(rt, x, ln_weight, ln_bias, settings, dtype_code("x", x))
     out, saved = column_forward(rt, normed, weight, bias, quantizers, tp, train)
     return (out.memory, x), saved

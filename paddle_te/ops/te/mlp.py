@@ -91,8 +91,7 @@ def _forward(rt, inputs, settings):
     check_weight("fc2_weight", fc2_weight, [hidden_size, ffn], x.dtype, second)
     check_bias("fc1_bias", fc1_bias, fc1_rows, x.dtype)
     check_bias("fc2_bias", fc2_bias, hidden_size, x.dtype)
-    if first is not None:
-        check_fp8(tokens=row_count(x), hidden_size=hidden_size, ffn_hidden_size=ffn)
+    check_fp8(first, tokens=row_count(x), hidden_size=hidden_size, ffn_hidden_size=ffn)
     fc1, again = _Fc1.forward(rt, inputs, settings.norm), settings.recompute
     act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train)
     out = rt.empty([*fc1.out.memory.shape[:-1], hidden_size], x.dtype)

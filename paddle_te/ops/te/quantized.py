@@ -5,13 +5,14 @@ from typing import NamedTuple
 import paddle
 import paddle.distributed as dist
 
-from paddle_te.native import DType, scaling
+from paddle_te.fp8.scaling import BLOCK
+from paddle_te.native import DType, ScalingMode, column_sums, scaling
+from paddle_te.native.library import cublas_version
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import FLOAT32
 
 FP8 = {"e4m3": int(DType.FLOAT8_E4M3), "e5m2": int(DType.FLOAT8_E5M2)}
-# Bytes of a matrix's own factors: amax, scale, two unused, scale_inv (16-byte aligned), rounded up for what follows.
-FACTORS = {"current": 256, "delayed": 0}
+BLOCK_SCALING = {1: int(ScalingMode.BLOCK_SCALING_1D), 2: int(ScalingMode.BLOCK_SCALING_2D)}
 
 
 class Pieces:
@@ -31,8 +32,8 @@ class Pieces:
 
 
 def _size(shape, quantizer):
-    """Bytes of an fp8 matrix (rows, cols), or of its transpose."""
-    return shape[0] * shape[1] + FACTORS[quantizer.kind]
+    """Bytes of an fp8 matrix (rows, cols), or of its transpose, with its factors."""
+    return shape[0] * shape[1] + MATRICES[quantizer.kind].factor_bytes(shape, quantizer)
 
 
 def new_pieces(rt, size):
@@ -82,51 +83,46 @@ def exchanged(pieces):
 
 
 class Float8Matrix:
-    """A matrix (rows, cols) in fp8, uninitialised, in the next pieces of `rowwise` and, if given, `columnwise`.
+    """A matrix (rows, cols) in fp8, uninitialised, in the next pieces of `rowwise` and, if given, `columnwise`; with
+    its quantizer's factors, as delayed scaling has them. The classes below have factors of their own.
 
-    factors: the Pieces for current scaling's, by default the transpose's.
+    factors: the Pieces for these, where they are not one copy's alone; by default the transpose's.
     native: what TE's functions take. rowwise, columnwise: the tensors that its data and its transpose lie in, or None.
     """
 
     __slots__ = (
-        "shape", "quantizer", "native", "rowwise", "columnwise", "_data", "_transpose", "_factors", "_scale_inv"
+        "shape", "quantizer", "native", "rowwise", "columnwise", "_data", "_transpose", "_scale_inv"
     )  # fmt: skip
+    split_accumulator = False  # whether the forward GEMM, too, must sum exactly
+
+    @staticmethod
+    def factor_bytes(shape, quantizer):
+        """Of a matrix's own factors, in either copy's pieces: a multiple of 256."""
+        return 0
 
     def __init__(self, rt, shape, quantizer, rowwise, columnwise, factors=None):
         self.shape, self.quantizer = shape, quantizer
         size = shape[0] * shape[1]
         self._data, self.rowwise = rowwise.take(size), rowwise.memory
         self._transpose, self.columnwise = (columnwise.take(size), columnwise.memory) if columnwise else (0, None)
-        scale, amax, self._scale_inv = quantizer.scale_ptr, quantizer.amax_ptr, quantizer.scale_inv_ptr
-        if quantizer.kind == "current":
-            self._factors = (factors or columnwise or rowwise).take(FACTORS["current"])
-            scale, self._scale_inv = self._factors + 4, self._factors + 16
-            amax = amax or self._factors  # in delayed scaling's first step the history's, to which the cast adds
-        self._bind(rt, scale, amax)
+        self._bind(rt, *self._take_factors(rowwise, columnwise, factors))
+
+    def _take_factors(self, rowwise, columnwise, factors):
+        """(scale, amax) for the native tensor."""
+        self._scale_inv = self.quantizer.scale_inv_ptr
+        return self.quantizer.scale_ptr, self.quantizer.amax_ptr
 
     def _bind(self, rt, scale=0, amax=0):
         code = FP8[self.quantizer.dtype]
         self.native = rt.tensor(self._data, self.shape, code, self._transpose, scale, amax, self._scale_inv)
 
     def fill(self, rt, source, dbias=None):
-        """Quantizes the native tensor `source`. dbias: a native tensor for the sum of its rows, in the same pass."""
-        te, native, stream = rt.te, self.native, rt.stream
-        if self.quantizer.kind == "current":
-            measured = self._measured(rt)
-            te.compute_amax(source, measured, stream)
-            te.compute_scale_from_amax(measured, stream)
+        """Quantizes the native tensor `source`. dbias: a native tensor for the sum of its rows."""
         if dbias is None:
-            te.quantize(source, native, stream)
+            rt.te.quantize(source, self.native, rt.stream)
         else:
-            te.quantize_dbias(source, native, dbias, stream)
+            rt.te.quantize_dbias(source, self.native, dbias, rt.stream)  # in the same pass
         return self
-
-    def _measured(self, rt):
-        """The native tensor with an amax of its own, which compute_amax overwrites."""
-        if not self.quantizer.amax_ptr:
-            return self.native
-        amax, scale, scale_inv = self._factors, self._factors + 4, self._scale_inv
-        return rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], 0, scale, amax, scale_inv)
 
     def drop_data(self, rt):
         """Lets go of the rowwise data: backward reads the transposed copy only."""
@@ -159,6 +155,74 @@ class Float8Matrix:
         return out
 
 
+class CurrentMatrix(Float8Matrix):
+    """One whose scale comes from its own numbers. Both copies have the same factors."""
+
+    __slots__ = ("_factors",)
+
+    @staticmethod
+    def factor_bytes(shape, quantizer):
+        return 256  # amax, scale, two unused, scale_inv (16-byte aligned), rounded up for what follows
+
+    def _take_factors(self, rowwise, columnwise, factors):
+        self._factors = (factors or columnwise or rowwise).take(self.factor_bytes(self.shape, self.quantizer))
+        scale, self._scale_inv = self._factors + 4, self._factors + 16
+        # in delayed scaling's first step the amax is the history's, to which the cast adds
+        return scale, self.quantizer.amax_ptr or self._factors
+
+    def fill(self, rt, source, dbias=None):
+        measured = self._measured(rt)
+        rt.te.compute_amax(source, measured, rt.stream)
+        rt.te.compute_scale_from_amax(measured, rt.stream)
+        return super().fill(rt, source, dbias)
+
+    def _measured(self, rt):
+        """The native tensor with an amax of its own, which compute_amax overwrites."""
+        if not self.quantizer.amax_ptr:
+            return self.native
+        amax, scale, scale_inv = self._factors, self._factors + 4, self._scale_inv
+        return rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], 0, scale, amax, scale_inv)
+
+
+class BlockMatrix(Float8Matrix):
+    """One with block scaling. Each copy has scales of its own, behind it in its pieces, and with blocks of 1 x 128
+    other values, too: both are quantized from the source."""
+
+    __slots__ = ("_transpose_scale_inv",)
+    split_accumulator = True
+
+    @staticmethod
+    def factor_bytes(shape, quantizer):
+        # the greater of both copies', whose last dimensions are rounded up to multiples of 4
+        rows, cols = shape
+        if quantizer.scaling.block_scaling_dim == 2:
+            rows, cols = (-(-size // (4 * BLOCK)) * 4 for size in shape)
+        else:
+            cols //= BLOCK
+        return -(-4 * rows * cols // 256) * 256
+
+    def _take_factors(self, rowwise, columnwise, factors):
+        size = self.factor_bytes(self.shape, self.quantizer)
+        self._scale_inv = rowwise.take(size)
+        self._transpose_scale_inv = columnwise.take(size) if columnwise else 0
+        return ()
+
+    def _bind(self, rt):
+        mode = BLOCK_SCALING[self.quantizer.scaling.block_scaling_dim]
+        scale_inv = self._scale_inv if self._data else 0
+        transpose_scale_inv = self._transpose_scale_inv if self._transpose else 0
+        factors = 0, 0, scale_inv, transpose_scale_inv, mode
+        self.native = rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], self._transpose, *factors)
+
+    def fill(self, rt, source, dbias=None):
+        scaling = self.quantizer.scaling
+        rt.te.quantize_blocks(source, self.native, scaling.power_2_scale, scaling.amax_epsilon, rt.stream)
+        if dbias is not None:
+            addresses = source.data_ptr, dbias.data_ptr
+            column_sums.column_sums(rt.te, rt.stream, *addresses, *self.shape, source.dtype)
+        return self
+
+
 class StoredMatrix(Float8Matrix):
     """A weight that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer."""
 
@@ -175,6 +239,9 @@ class StoredMatrix(Float8Matrix):
     def transposed(self, rt):
         """A Float8Matrix of the transposed copy, in memory of its own."""
         return self.gathered(rt, self.rowwise, rowwise=False)
+
+
+MATRICES = {"delayed": Float8Matrix, "current": CurrentMatrix, "block": BlockMatrix}  # by their quantizers' kind
 
 
 def quantize_weight(source, weight, stored, group=None):
@@ -194,7 +261,7 @@ def quantize_weight(source, weight, stored, group=None):
 def quantize(rt, source, quantizer, pieces=None, dbias=None):
     """A Float8Matrix of a Matrix, in the Pieces that it takes, or in new ones of its own. dbias: as `fill`'s."""
     pieces = pieces or both_pieces(rt, source.shape, quantizer)
-    return Float8Matrix(rt, source.shape, quantizer, *pieces).fill(rt, source.native, dbias)
+    return MATRICES[quantizer.kind](rt, source.shape, quantizer, *pieces).fill(rt, source.native, dbias)
 
 
 def quantized_weight(rt, weight, code, quantizers, pieces):
@@ -209,11 +276,26 @@ def quantized_weight(rt, weight, code, quantizers, pieces):
     weight = rt.matrix(weight, code)
     if quantizers.cached_weight is not None:
         kept = Pieces(quantizers.cached_weight)
-        return Float8Matrix(rt, weight.shape, quantizers.weight, kept, kept)
+        return MATRICES[quantizers.weight.kind](rt, weight.shape, quantizers.weight, kept, kept)
     result = quantize(rt, weight, quantizers.weight, None if quantizers.keeps_weight else pieces)
     if quantizers.keeps_weight:
         quantizers.cached_weight = result.rowwise
     return result
+
+
+def check_block_scaling():
+    """Raises ValueError where cuBLAS has no GEMM of fp8 with block scaling."""
+    major, minor = runtime.current().stream.capability
+    if major != 9:  # TE's PyTorch layers compute with MXFP8 in its place on Blackwell
+        raise ValueError(
+            f"fp8_recipe=block needs GPUs of compute capability 9.0, Hopper's, not {major}.{minor}; take delayed or "
+            "current scaling"
+        )
+    if cublas_version() < (12, 9):
+        raise ValueError(
+            "fp8_recipe=block needs cuBLAS 12.9 or newer, not {}.{}; update it, or take delayed or current "
+            "scaling".format(*cublas_version())
+        )
 
 
 def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, scale_inv=None):

@@ -11,6 +11,7 @@ from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from paddle_te.fp8 import BlockScaling, TensorScaling
 from paddle_te.ops.te import runtime
 
 OFFSET_BITS = 48  # an address is recorded as index << OFFSET_BITS | offset: see Sequence in native/shim.cpp
@@ -190,29 +191,27 @@ class RecordedRanks:
 class QuantizerSpec(NamedTuple):
     """All of a GemmQuantizers that decides on an op's calls.
 
-    kind: "delayed" or "current". forward, backward: fp8 formats. same_scales: whether all tensor parallel ranks
-    quantize alike, so that their fp8 bytes fit together. update_weight, keeps_weight: as GemmQuantizers has them.
-    stored_weight: whether the weight exists in fp8 only. records: whether there are amax histories, as under delayed
-    scaling, whose first step may be of kind "current".
+    input, weight, grad_output: its quantizers' scalings. same_scales: whether all tensor parallel ranks quantize alike,
+    so that their fp8 bytes fit together. update_weight, keeps_weight: as GemmQuantizers has them. records: whether
+    there are amax histories, as under delayed scaling, whose first step may be of kind "current".
     """
 
-    kind: str
-    forward: str
-    backward: str
+    input: TensorScaling | BlockScaling
+    weight: TensorScaling | BlockScaling
+    grad_output: TensorScaling | BlockScaling
     update_weight: bool
     keeps_weight: bool
     same_scales: bool
-    stored_weight: bool
     records: bool
 
     @classmethod
     def of(cls, quantizers, tp):
         """Of a GemmQuantizers, for the ranks of a TensorParallel or None."""
-        kind, forward, backward = quantizers.input.kind, quantizers.input.dtype, quantizers.grad_output.dtype
-        same_scales = kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
-        stored = quantizers.weight.kind == "stored"
+        of_input = quantizers.input.scaling
+        scalings = of_input, quantizers.weight.scaling, quantizers.grad_output.scaling
+        same_scales = of_input.kind == "delayed" and _share_amaxes(tp, quantizers.amax_group)
         update, keeps, records = quantizers.update_weight, quantizers.keeps_weight, quantizers.input.amax_ptr != 0
-        return cls(kind, forward, backward, update, keeps, same_scales, stored, records)
+        return cls(*scalings, update, keeps, same_scales, records)
 
 
 @lru_cache
@@ -234,18 +233,20 @@ class RecordedQuantizers:
             spec.update_weight, spec.keeps_weight, spec.same_scales
         )  # fmt: skip
         first = recorder.count
-        of_weight = "stored" if spec.stored_weight else spec.kind
         self.input, self.weight, self.grad_output = quantizers = [
-            SimpleNamespace(kind=kind, dtype=dtype, scale_ptr=0, amax_ptr=0, scale_inv_ptr=0)
-            for kind, dtype in ((spec.kind, spec.forward), (of_weight, spec.forward), (spec.kind, spec.backward))
+            SimpleNamespace(
+                scaling=scaling, kind=scaling.kind, dtype=scaling.dtype, scale_ptr=0, amax_ptr=0, scale_inv_ptr=0
+            )
+            for scaling in (spec.input, spec.weight, spec.grad_output)
         ]
-        for quantizer in quantizers if spec.records or spec.stored_weight else ():
+        stored = self.weight.kind == "stored"
+        for quantizer in quantizers if spec.records or stored else ():
             for name in ("scale_ptr", "amax_ptr", "scale_inv_ptr"):
                 address = recorder.placeholder().data_ptr()
                 if spec.records or quantizer.kind == "stored":
                     setattr(quantizer, name, address)
         self.factors = range(first, recorder.count)
-        self.cached_weight = None if spec.update_weight or spec.stored_weight else recorder.placeholder()
+        self.cached_weight = None if spec.update_weight or stored else recorder.placeholder()
 
 
 def factor_pointers(quantizers):

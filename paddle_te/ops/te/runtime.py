@@ -28,6 +28,7 @@ class Matrix:
     """A row-major matrix on a Paddle tensor's memory: `native` for TE's functions, `memory` to keep it alive."""
 
     __slots__ = ("memory", "native", "shape")
+    split_accumulator = False  # see quantized.Float8Matrix
 
     def __init__(self, rt, memory, shape, code):
         self.memory, self.shape = memory, shape

@@ -2,7 +2,15 @@ import dataclasses
 
 import pytest
 
-from paddle_te.fp8 import DelayedScaling, Float8CurrentScaling, Format
+from paddle_te.fp8 import (
+    BlockScaling,
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    Format,
+    GemmScalings,
+    TensorScaling,
+)
 from paddle_te.fp8.recipe import FP8_MAX
 
 
@@ -18,6 +26,20 @@ def test_defaults_are_transformer_engines_but_for_the_first_step():
         first_step="current",  # TE begins with all scales 1
     )
     assert Float8CurrentScaling().fp8_format is Format.HYBRID
+    block = Float8BlockScaling()
+    assert (block.fp8_format, block.power_2_scale, block.amax_epsilon) == (Format.E4M3, True, 0.0)
+
+
+def test_scalings():
+    """What recipes say of a GEMM's tensors, delayed scaling also of those in its first step."""
+    e4m3, e5m2 = (TensorScaling("current", dtype) for dtype in ("e4m3", "e5m2"))
+    assert Float8CurrentScaling().scalings == DelayedScaling().first_scalings == GemmScalings(e4m3, e4m3, e5m2)
+    assert Float8CurrentScaling(Format.E4M3).scalings == GemmScalings(e4m3, e4m3, e4m3)
+    assert {scaling.kind for scaling in DelayedScaling().scalings} == {"delayed"}
+    vectors, blocks = (BlockScaling("e4m3", dim, False, 0.5) for dim in (1, 2))
+    recipe = Float8BlockScaling(power_2_scale=False, amax_epsilon=0.5)
+    assert recipe.scalings == recipe.first_scalings == GemmScalings(vectors, blocks, vectors)
+    assert Float8BlockScaling(Format.HYBRID).scalings.grad_output.dtype == "e5m2"
 
 
 def test_formats():
@@ -66,6 +88,13 @@ def test_wrong_arguments_are_named(arguments):
             Float8CurrentScaling(**arguments)
 
 
-def test_current_scaling_has_no_attention():
-    with pytest.raises(ValueError, match="no fp8 attention with current scaling.*DelayedScaling"):
-        Float8CurrentScaling(fp8_dpa=True)
+@pytest.mark.parametrize("arguments", [dict(power_2_scale=1), dict(amax_epsilon=-1.0), dict(fp8_format="E4M3")])
+def test_wrong_arguments_of_block_scaling_are_named(arguments):
+    with pytest.raises(ValueError, match=f"{next(iter(arguments))}="):
+        Float8BlockScaling(**arguments)
+
+
+@pytest.mark.parametrize("recipe", [Float8CurrentScaling, Float8BlockScaling])
+def test_only_delayed_scaling_has_attention(recipe):
+    with pytest.raises(ValueError, match=f"no fp8 attention with {recipe.kind} scaling.*DelayedScaling"):
+        recipe(fp8_dpa=True)

@@ -18,6 +18,7 @@ from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.layer_cases import (
     ATTENTION,
+    BLOCKS,
     FIRST_STEP,
     KINDS,
     RECIPES,
@@ -72,6 +73,15 @@ def test_softmax_scale(seed, backend, dtype):
 ])  # fmt: skip
 def test_fp8(seed, kind, kv_heads, recipe):
     check_fp8("cpu", kind, 4, kv_heads, 2, 32, seed, RECIPES[recipe])
+
+
+@pytest.mark.parametrize("recipe", BLOCKS)
+@pytest.mark.parametrize("kind, kv_heads", [
+    ("linear_bias", 4), ("linear_in_out", 4), ("layernorm_linear_bias", 4), ("mlp_geglu_bias", 4), ("mlp_gelu", 4),
+    ("transformer", 4), ("gpt", 2),
+])  # fmt: skip
+def test_block_scaling(seed, kind, kv_heads, recipe):
+    check_fp8("cpu", kind, 4, kv_heads, 2, 64, seed, BLOCKS[recipe])
 
 
 @pytest.mark.parametrize("backend, dtype", [("transformer_engine", "bfloat16"), ("paddle", "float32")])
@@ -211,9 +221,9 @@ def test_gpus_and_heads_that_have_fp8_attention(monkeypatch, capability, head_di
         get_ops("transformer_engine").check_fp8_attention(head_dim)
 
 
-@pytest.mark.parametrize("recipe", [None, "delayed", "current"])
+@pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
 def test_main_gradients_accumulate_inside_the_gemms(seed, recipe):
-    check_main_gradients("cpu", case("gpt", 4, 2, 2, 32, seed), RECIPES.get(recipe))
+    check_main_gradients("cpu", case("gpt", 4, 2, 2, 64, seed), (RECIPES | BLOCKS).get(recipe))
 
 
 @pytest.mark.parametrize("recipe", [None, "delayed", "current"])

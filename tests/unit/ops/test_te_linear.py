@@ -9,17 +9,19 @@ import pytest
 from paddle_te import fp8
 from paddle_te.ops import get_ops
 from paddle_te.ops.te import packing, program
-from tests import emulated_te
+from tests import block_scaling, emulated_te
 from tests.bfloat16 import truncated
 from tests.poison import poison_allocations
 from tests.unit.fp8.test_emulation import reference as quantized
 
-TOKENS, IN, OUT = (2, 24), 32, 80
+TOKENS, IN, OUT = (2, 64), 128, 384  # the fewest that block scaling has, and more than one block
 RECIPES = {
     "delayed": fp8.DelayedScaling(amax_history_len=2, first_step="delayed"),
     "delayed_from_current": fp8.DelayedScaling(amax_history_len=2),
     "current": fp8.Float8CurrentScaling(),
     "current_e4m3": fp8.Float8CurrentScaling(fp8_format=fp8.Format.E4M3),
+    "block": fp8.Float8BlockScaling(),
+    "block_hybrid": fp8.Float8BlockScaling(fp8_format=fp8.Format.HYBRID, power_2_scale=False),
 }
 both_layouts = pytest.mark.parametrize("transpose_y", [True, False], ids=["out_in", "in_out"])
 
@@ -66,6 +68,10 @@ def array(tensor):
 def reference(arrays, recipe, transpose_y):
     """y, dx, dW in float64 of rounded operands, the first step's; recipe None: of the operands as they are."""
     x, weight, dy = arrays
+    if recipe is not None and recipe.kind == "block":
+        rows = [values.reshape(-1, values.shape[-1]) for values in (x, weight if transpose_y else weight.T, dy)]
+        y, dx, dw = block_scaling.gemms(*rows, recipe.power_2_scale, recipe.fp8_format.value.backward)
+        return y.reshape(dy.shape), dx.reshape(x.shape), dw if transpose_y else dw.T
     if recipe is not None:
         # all scales are 1, or each tensor's own
         scale = np.float32(1) if getattr(recipe, "first_step", None) == "delayed" else None
@@ -114,7 +120,7 @@ def test_whatever_is_frozen(seed, recipe, transpose_y):
 
 
 @both_layouts
-@pytest.mark.parametrize("recipe", [None, "delayed", "current"])
+@pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
 def test_later_steps_have_pds_scales(seed, recipe, transpose_y):
     """Three steps, each of other numbers; the scales of delayed scaling are those of the steps before."""
     recipe, states = RECIPES.get(recipe), []
@@ -181,7 +187,7 @@ def test_small_numbers_survive_the_first_step(seed, backend, dtype):
 
 
 @both_layouts
-@pytest.mark.parametrize("recipe", [None, "delayed", "current"])
+@pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
 def test_without_gradients(seed, recipe, transpose_y):
     recipe, arrays = RECIPES.get(recipe), draw(seed, transpose_y)
     x, weight, _ = tensors(arrays)
@@ -191,7 +197,7 @@ def test_without_gradients(seed, recipe, transpose_y):
 
 
 @both_layouts
-@pytest.mark.parametrize("recipe", [None, "delayed", "current"])
+@pytest.mark.parametrize("recipe", [None, "delayed", "current", "block"])
 def test_main_gradients(seed, recipe, transpose_y):
     """Of two micro-batches, in float32 and [in, out] as the weight; the second one's weight is the kept one."""
     recipe, arrays = RECIPES.get(recipe), draw(seed, transpose_y)
@@ -205,7 +211,7 @@ def test_main_gradients(seed, recipe, transpose_y):
 
 
 @both_layouts
-@pytest.mark.parametrize("recipe", ["delayed", "current"])
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
 def test_the_kept_weight_serves_later_micro_batches(seed, recipe, transpose_y):
     recipe, arrays = RECIPES[recipe], draw(seed, transpose_y)
     want_y, want_dx, _ = reference(arrays, recipe, transpose_y)
@@ -224,7 +230,7 @@ def test_the_kept_weight_serves_later_micro_batches(seed, recipe, transpose_y):
 
 @both_layouts
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("recipe", ["delayed", "current"])
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
 def test_forward_keeps_one_copy_of_each_operand(seed, monkeypatch, recipe, frozen, transpose_y):
     monkeypatch.setattr(packing, "JOINED", 0)  # memory as it is for large sizes
     program.clear()
@@ -239,7 +245,8 @@ def test_forward_keeps_one_copy_of_each_operand(seed, monkeypatch, recipe, froze
     x, weight, dy = tensors(draw(seed, transpose_y), frozen=(False, frozen, True))
     Head("transformer_engine", RECIPES[recipe], transpose_y)(x, weight).backward(dy)
     program.clear()
-    factors = 2 * 256 if recipe == "current" else 0
+    # block: a scale for each 128 numbers of x, and 1 x 3 or 3 x 1 scales of the weight, in rows of 4
+    factors = {"delayed": 0, "current": 2 * 256, "block": 4 * x.size // 128 + 256}[recipe]
     # x's transpose and one copy of the weight: in bytes, and in one allocation
     assert sum(kept) == x.size + weight.size + factors, kept
 

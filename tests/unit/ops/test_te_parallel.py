@@ -18,8 +18,9 @@ from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.poison import poison_allocations
 
-HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 128, 256, 8, 2, 16
-BATCH, TOKENS, RANKS = 2, 32, 2
+# 128, for block scaling, divides each rank's
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256, 256, 16, 8, 16
+BATCH, TOKENS, RANKS = 2, 128, 2
 STACKED = {
     "self_attention.layernorm_qkv.weight": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
     "self_attention.layernorm_qkv.bias": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
@@ -33,7 +34,8 @@ LAYERS = {
     "gpt": dict(bias=True, normalization="LayerNorm", activation="geglu"),
 }
 DELAYED = fp8.DelayedScaling(amax_history_len=2, first_step="delayed")
-RECIPES = {"bf16": None, "delayed": DELAYED, "current": fp8.Float8CurrentScaling()}
+BLOCK = fp8.Float8BlockScaling()
+RECIPES = {"bf16": None, "delayed": DELAYED, "current": fp8.Float8CurrentScaling(), "block": BLOCK}
 ROW_PARALLEL = ("self_attention.proj.weight", "layernorm_mlp.fc2_weight")
 
 
@@ -165,7 +167,7 @@ def draw_case(seed, layer):
 @pytest.mark.parametrize("recipe, bound", [
     # twice what 165 seeds show at most (0.009, 0.105, 0.18); numbers that differ in bfloat16's last bit may round to
     # fp8's neighbours
-    (RECIPES["bf16"], 2e-2), (RECIPES["delayed"], 0.2), (RECIPES["current"], 0.35)
+    (RECIPES["bf16"], 2e-2), (RECIPES["delayed"], 0.2), (RECIPES["current"], 0.35), (BLOCK, 0.2)
 ], ids=RECIPES)  # fmt: skip
 def test_two_ranks_compute_what_one_does(seed, monkeypatch, sequence_parallel, recipe, bound, kind):
     one = make(monkeypatch, **LAYERS[kind])
@@ -222,12 +224,13 @@ def test_parts_that_are_computed_again_with_gathered_tokens(seed, monkeypatch, r
 @pytest.mark.parametrize("transpose_y", [True, False], ids=["out_in", "in_out"])
 @pytest.mark.parametrize("mode", ["column", "row"])
 @pytest.mark.parametrize("recipe, bound", [
-    (None, 1e-2), (DELAYED, 1e-2), (fp8.Float8CurrentScaling(), 0.15)
-], ids=["bf16", "delayed", "current"])  # fmt: skip
+    (None, 1e-2), (DELAYED, 1e-2), (fp8.Float8CurrentScaling(), 0.15), (BLOCK, 1e-2)
+], ids=["bf16", "delayed", "current", "block"])  # fmt: skip
 def test_a_gemm_of_two_ranks(seed, recipe, bound, mode, transpose_y, sequence_parallel):
     """y, dx and dW of weights [out, in] and [in, out], split over the ranks, are those of one rank.
 
-    Delayed scaling that begins with all scales 1 has the same roundings.
+    Delayed scaling that begins with all scales 1 has the same roundings, and so has block scaling: no block lies on two
+    ranks.
     """
     draw = np.random.default_rng(seed).standard_normal
     shape = [FFN, HIDDEN] if transpose_y else [HIDDEN, FFN]

@@ -7,7 +7,7 @@ import pytest
 from paddle_te.training.finetune_trainer import check_together
 
 
-def check(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, **training):
+def check(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, quantize_base=None, **training):
     data_args = SimpleNamespace(
         zero_padding=zero_padding, pad_to_multiple_of=pad_to_multiple_of, pad_to_max_length=pad_to_max_length
     )
@@ -15,7 +15,8 @@ def check(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, **
     training_args |= dict(recompute_modules=None)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(master_weights="float32", unified_checkpoint=False)
-    model_args = SimpleNamespace(merge_lora=False, lora=True, quantize_base=None)
+    training_args |= dict(fp8_recipe="delayed", tensor_parallel_degree=1)
+    model_args = SimpleNamespace(merge_lora=False, lora=True, quantize_base=quantize_base)
     check_together(model_args, data_args, SimpleNamespace(**training_args | training))
 
 
@@ -33,6 +34,20 @@ SEP, CP = dict(sep_parallel_degree=2), dict(context_parallel_degree=2)
 def test_what_does_not_go_with_shared_sequences(arguments, message):
     with pytest.raises(ValueError, match=message):
         check(**arguments)
+
+
+def test_fp8_recipes_that_do_not_go_with_lengths_or_a_base_in_fp8():
+    block, shared = dict(use_fp8=True, fp8_recipe="block"), dict(sequence_parallel=True, tensor_parallel_degree=2)
+    check(**block, pad_to_multiple_of=128)
+    check(use_fp8=True, quantize_base="fp8", fp8_recipe="current")
+    with pytest.raises(
+        ValueError, match="--pad_to_multiple_of 64: GEMMs with --fp8_recipe block need a multiple of 128"
+    ):
+        check(**block, pad_to_multiple_of=64)
+    with pytest.raises(ValueError, match="need a multiple of 256"):
+        check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True)
+    with pytest.raises(ValueError, match="--quantize_base fp8 with --fp8_recipe block: such weights have one scale"):
+        check(**block, quantize_base="fp8", pad_to_multiple_of=128)
 
 
 def test_an_adapters_remainders_are_not_left_to_paddlenlp():

@@ -8,10 +8,12 @@ import pytest
 from paddle.distributed import fleet
 from paddlenlp.transformers.llama import modeling
 
+from paddle_te import fp8
 from paddle_te.hosts.paddlenlp import model_class
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayerPipe
 from paddle_te.models.decoder import fp8_recipe, rotary_embedding
-from tests import rope_formulas
+from paddle_te.ops.te import quantized
+from tests import emulated_te, rope_formulas
 from tests.unit.hosts.paddlenlp.native import (
     FAMILIES,
     copy_layer,
@@ -205,5 +207,41 @@ def test_fp8_recipe_follows_the_flags():
     assert recipe.fp8_dpa and not recipe.fp8_dpa_bwd
     with pytest.raises(ValueError, match="no fp8 attention with current scaling"):
         fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="current", fp8_dpa=True))
-    with pytest.raises(ValueError, match="fp8_recipe='other'"):
+    with pytest.raises(ValueError, match="fp8_recipe='other'; it must be one of delayed, current, block"):
         fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="other"))
+    block = tiny_config(use_fp8=True, fp8_recipe="block", fp8_power_2_scale=False, fp8_amax_epsilon=0.5)
+    assert fp8_recipe(block) == fp8.Float8BlockScaling(power_2_scale=False, amax_epsilon=0.5)
+    assert fp8_recipe(tiny_config(use_fp8=True, fp8_recipe="current")).fp8_format is fp8.Format.HYBRID
+
+
+BLOCK = dict(use_fp8=True, fp8_recipe="block", hidden_size=128, intermediate_size=128)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+def test_layers_with_block_scaling(family):
+    """Of the sizes that 128 divides; the others are refused when a layer is made."""
+    layer = model_class(config := tiny_config(family, **BLOCK)).decoder_class(config)
+    assert layer(paddle.ones([2, 64, 128])).shape == [2, 64, 128]
+    for name, size, weight in (("hidden_size", 64, "layernorm_qkv.weight"), ("intermediate_size", 192, "fc.*_weight")):
+        with pytest.raises(
+            ValueError, match=f"fp8_recipe=block needs weights whose sizes 128 divides, and .*{weight} is"
+        ):
+            model_class(config).decoder_class(tiny_config(family, **BLOCK | {name: size}))
+
+
+@pytest.mark.parametrize("capability, cublas, message", [
+    ((9, 0), (12, 9), None),
+    ((8, 9), (13, 1), "GPUs of compute capability 9.0, Hopper's, not 8.9"),
+    ((10, 0), (13, 1), "GPUs of compute capability 9.0, Hopper's, not 10.0"),
+    ((9, 0), (12, 8), "cuBLAS 12.9 or newer, not 12.8"),
+])  # fmt: skip
+def test_machines_with_block_scaling(monkeypatch, capability, cublas, message):
+    emulated_te.install(monkeypatch.setattr)
+    monkeypatch.setattr(emulated_te.Stream, "capability", capability)
+    monkeypatch.setattr(quantized, "cublas_version", lambda: cublas)
+    config = tiny_config(**BLOCK, transformer_engine_backend="transformer_engine")
+    if message is None:
+        model_class(config).decoder_class(config)
+        return
+    with pytest.raises(ValueError, match=f"fp8_recipe=block needs {message}; .*delayed or"):
+        model_class(config).decoder_class(config)

@@ -18,6 +18,9 @@ from tests.unit.ops.test_te_linear import array, close, reference, tensors
 FP8 = dict(use_fp8=True, fp8_amax_history_len=4)
 both_layouts = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 recipes = pytest.mark.parametrize("recipe", ["delayed", "current"])
+SIZES = dict(
+    hidden_size=128, intermediate_size=128, vocab_size=384
+)  # the fewest that block scaling has; logits in 3 blocks
 
 
 def make(seed, head=True, **config):
@@ -43,10 +46,10 @@ def step(model, inputs):
 
 def head_alone(seed, backend, tied, **config):
     """(head, its inputs and its output's gradient as arrays, the same as tensors) on a CPU: te's kernels emulated."""
-    model = make(seed, transformer_engine_backend=backend, tie_word_embeddings=tied, **config)
+    model = make(seed, transformer_engine_backend=backend, tie_word_embeddings=tied, **SIZES, **config)
     head, generator = model.lm_head, np.random.default_rng(seed)
     dtype = {"paddle": "float32", "transformer_engine": "bfloat16"}[backend]
-    numbers = [generator.standard_normal(s).astype("float32") for s in ([2, 24, 64], head.weight.shape, [2, 24, 96])]
+    numbers = [generator.standard_normal(s).astype("float32") for s in ([2, 64, 128], head.weight.shape, [2, 64, 384])]
     arrays = [truncated(n) for n in numbers]
     x, weight, dy = tensors(arrays, dtype)
     head.to(dtype=dtype)
@@ -56,13 +59,13 @@ def head_alone(seed, backend, tied, **config):
 
 @pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
 @both_layouts
-@recipes
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
 def test_logits_and_gradients_are_those_of_rounded_operands(seed, monkeypatch, recipe, tied, backend):
     emulated_te.install(monkeypatch.setattr)
     head, arrays, x, dy = head_alone(seed, backend, tied, fp8_recipe=recipe)
     logits = head(x)
     logits.backward(dy)
-    assert head.weight.shape == ([96, 64] if tied else [64, 96])
+    assert head.weight.shape == ([384, 128] if tied else [128, 384])
     want = reference(arrays, fp8_recipe(head.config), tied)
     for got, expected in zip((logits, x.grad, head.weight.grad), want, strict=True):
         close(array(got), expected)
@@ -180,6 +183,7 @@ def test_lora_leaves_the_head_as_it_is(seed):
     (dict(use_fused_linear_cross_entropy=True), "one is for speed, the other for memory"),
     (dict(vocab_size=100), "each rank has 100 of vocab_size=100; pad the vocabulary"),
     (dict(tensor_parallel_degree=4), "each rank has 24 of vocab_size=96; pad the vocabulary"),
+    (dict(fp8_recipe="block"), "block scaling need dimensions divisible by 128, each rank has 96 of vocab_size=96"),
 ])  # fmt: skip
 def test_refused_before_a_weight_is_made(monkeypatch, config, message):
     monkeypatch.setattr(modeling.LlamaForCausalLM, "__init__", lambda *_: pytest.fail("a model was built"))
