@@ -6,7 +6,7 @@ import pytest
 
 from paddle_te import device
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
-from tests.unit.hosts.paddlenlp.native import relative
+from tests.te_weights import relative
 from tests.unit.layers.test_cross_entropy import draw, reference
 
 

@@ -13,7 +13,7 @@ from paddle.distributed import fleet
 from paddle_te.distributed import TensorParallel
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from tests import emulated_te
-from tests.unit.hosts.paddlenlp.native import relative
+from tests.te_weights import relative
 from tests.unit.layers.test_cross_entropy import draw, reference
 
 TOKENS, VOCAB = 38, 42

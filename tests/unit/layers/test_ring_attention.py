@@ -5,7 +5,7 @@ import pytest
 
 from paddle_te.ops import get_ops, pd
 from tests import emulated_te, ring_cases
-from tests.unit.hosts.paddlenlp.native import relative
+from tests.te_weights import relative
 
 
 @pytest.mark.parametrize("backend, dtype, tolerance", [

@@ -9,7 +9,8 @@ from paddlenlp.transformers import LlamaTokenizer
 
 from paddle_te.hosts.paddlenlp import model_class
 from paddle_te.weights import convert
-from tests.unit.hosts.paddlenlp.native import randomise, tiny_config
+from tests.te_weights import randomise
+from tests.unit.hosts.paddlenlp.native import tiny_config
 
 VOCABULARY = 400
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

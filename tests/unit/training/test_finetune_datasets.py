@@ -8,7 +8,8 @@ from paddle_te.hosts.paddlenlp import model_class
 from paddle_te.training import finetune_datasets as data
 from paddle_te.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from paddle_te.training.packing import needs_mask
-from tests.unit.hosts.paddlenlp.native import relative, tiny_config
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import tiny_config
 from tests.unit.training.small import random_words, save_tokenizer, write_lines
 
 

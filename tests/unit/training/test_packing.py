@@ -14,7 +14,8 @@ from paddle_te.training.packing import make_collator, separation, split_at
 from paddle_te.training.pretrain import end_of_document
 from tests import emulated_te
 from tests.packed_cases import spans
-from tests.unit.hosts.paddlenlp.native import relative, tiny_config
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import tiny_config
 
 END = 2
 

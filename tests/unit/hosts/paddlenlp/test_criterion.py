@@ -7,7 +7,8 @@ from paddlenlp.transformers.llama import modeling
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.modeling import TECriterion, take_over
 from tests import emulated_te
-from tests.unit.hosts.paddlenlp.native import relative, tiny_config
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import tiny_config
 
 
 def ours(config):

@@ -14,15 +14,8 @@ from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayerPipe
 from paddle_te.models.decoder import fp8_recipe, rotary_embedding
 from paddle_te.ops.te import quantized
 from tests import emulated_te, rope_formulas
-from tests.unit.hosts.paddlenlp.native import (
-    FAMILIES,
-    copy_layer,
-    paddlenlps,
-    randomise,
-    relative,
-    te_gradients,
-    tiny_config,
-)
+from tests.te_weights import copy_layer, randomise, relative, te_gradients
+from tests.unit.hosts.paddlenlp.native import FAMILIES, paddlenlps, tiny_config
 
 ROTARY = [family for family in FAMILIES if family != "gpt"]
 

@@ -12,7 +12,8 @@ from paddle_te.models.decoder import fp8_recipe
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.bfloat16 import truncated
-from tests.unit.hosts.paddlenlp.native import draw_adapters, relative, tiny_config
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config
 from tests.unit.ops.test_te_linear import array, close, reference, tensors
 
 FP8 = dict(use_fp8=True, fp8_amax_history_len=4)

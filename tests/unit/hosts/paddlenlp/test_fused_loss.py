@@ -7,7 +7,8 @@ import pytest
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.layers import cross_entropy
-from tests.unit.hosts.paddlenlp.native import draw_adapters, relative, tiny_config
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,8 @@ import paddle
 import pytest
 
 from paddle_te.hosts.paddlenlp.generation import generate_text, left_padded
-from tests.unit.hosts.paddlenlp.native import FAMILIES, relative, two_models
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import FAMILIES, two_models
 
 
 def make_pair(family="llama"):

@@ -23,7 +23,8 @@ from paddle_te.hosts.paddlenlp.lora import (
 )
 from paddle_te.layers import LayerNormMLP, stored_weights
 from paddle_te.weights import CheckpointError, check_layout
-from tests.unit.hosts.paddlenlp.native import draw_adapters, relative, tiny_config, two_models
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config, two_models
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
 
 PLACES = {

@@ -11,7 +11,8 @@ from paddle_te.hosts.paddlenlp import causal_mask_only, model_class, replace_dec
 from paddle_te.hosts.paddlenlp.families import check_packed
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM, LlamaForCausalLMPipe
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
-from tests.unit.hosts.paddlenlp.native import FAMILIES, relative, tiny_config, two_models
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import FAMILIES, tiny_config, two_models
 
 
 def test_paddlenlp_is_itself_again_after_the_switch():

@@ -14,7 +14,8 @@ from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import documents
 from tests.packed_cases import random_rows, spans
-from tests.unit.hosts.paddlenlp.native import draw_adapters, relative, tiny_config
+from tests.te_weights import relative
+from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config
 
 ROWS, TOKENS = 3, 24
 

@@ -1,0 +1,32 @@
+"""python -m paddle_te.hosts.paddleformers train run.yaml [name=value ...]: a recipe of PaddleFormers in one process.
+
+The recipe is what paddleformers-cli takes, and may also say which decoder layers the model has, such as
+
+    transformer_engine_backend: transformer_engine
+    use_fp8: true
+    fp8_recipe: current
+"""
+
+import sys
+from pathlib import Path
+
+
+def main():
+    """Ends with 2 for a wrong command line or recipe, with what is wrong; what is raised later is shown whole."""
+    if len(sys.argv) < 3 or sys.argv[1] != "train" or not Path(sys.argv[2]).is_file():
+        print(__doc__, file=sys.stderr)
+        return 2
+    from paddle_te.hosts.paddleformers.recipes import check_recipe, read_recipe, train  # this takes 20 seconds
+
+    try:
+        recipe = read_recipe()
+        check_recipe(recipe)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    train(recipe)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

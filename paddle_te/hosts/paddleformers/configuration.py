@@ -1,0 +1,84 @@
+"""What our decoder layers read of PaddleFormers' configurations, and what they have not of what these may say."""
+
+from types import SimpleNamespace
+
+import paddle
+
+from paddle_te.models.backend import check_backend
+from paddle_te.options import LAYER_OPTIONS, LayerOptions
+
+# What PaddleNLP and PaddleFormers call alike.
+_SAME = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "rope_parameters",
+    "sequence_parallel",
+)
+# PaddleFormers' word: PaddleNLP's
+_TRANSLATED = {
+    "tensor_model_parallel_size": "tensor_parallel_degree",
+    "sep_parallel_size": "sep_parallel_degree",
+    "context_parallel_size": "context_parallel_degree",
+}
+# Degrees of parallelism, -1 or 1 where there is none, that were not tried with our layers in this host.
+_NOT_PARALLEL = (*_TRANSLATED, "pipeline_model_parallel_size")
+# What a configuration may say: the value that our layers compute, and what to do about another one
+_ONLY = {
+    "attention_bias": (False, "use backend none for this model"),
+    "mlp_bias": (False, "use backend none for this model"),
+    "attention_dropout": (0.0, "leave it at 0"),
+    "hidden_act": ("silu", "use backend none for this model"),
+    "is_lora": (False, "train all weights, or use backend none"),
+    "fp8_lm_head": (False, "the head is PaddleFormers' own"),
+    "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
+}
+
+
+def check_config(config):
+    """Raises ValueError for what a PaddleFormers configuration asks for and our layers have not in this host, and what
+    `models.backend.check_backend` raises where the backend cannot run in Paddle's default dtype."""
+    for name in _NOT_PARALLEL:
+        if getattr(config, name) > 1:
+            raise ValueError(
+                f"{name}={getattr(config, name)}: backends paddle and transformer_engine have no such parallelism in "
+                "PaddleFormers yet; leave it at 1, or train with PaddleNLP"
+            )
+    for name, (only, remedy) in _ONLY.items():
+        value = getattr(config, name, only)
+        if value is not None and value != only:
+            raise ValueError(
+                f"{name}={value!r}: backends paddle and transformer_engine have only {only!r} here; {remedy}"
+            )
+    if config.quantization_config.is_weight_quantize():
+        raise ValueError(
+            "weight_quantize_algo: backends paddle and transformer_engine quantize no weights; leave it out"
+        )
+    layers = LayerOptions.of(config)
+    if layers.use_fp8 and layers.fp8_recipe == "delayed":
+        raise ValueError(
+            "fp8_recipe='delayed' (which is the default): PaddleFormers' checkpoints have no place for its scaling "
+            "state, so that a resumed run would part from itself; set fp8_recipe to 'current', which has no state"
+        )
+    check_backend(config.transformer_engine_backend, paddle.get_default_dtype(), layers.use_fp8)
+
+
+def decoder_config(config):
+    """A PaddleFormers configuration in PaddleNLP's words, with what `models.decoder` reads and no more.
+
+    recompute_modules count where the host's recompute_granularity is "selective", as its Trainer has them.
+    """
+    theirs = {name: getattr(config, name) for name in _SAME}
+    theirs |= {ours: getattr(config, name) for name, ours in _TRANSLATED.items()}
+    theirs |= {name: getattr(config, name) for name in LAYER_OPTIONS if hasattr(config, name)}
+    if config.recompute_granularity != "selective":
+        theirs["recompute_modules"] = None
+    length = getattr(config, "max_sequence_length", None)  # a recipe says it, a configuration file does not
+    # the layers of PaddleFormers read θ there as well; its config.rope_theta may have another value
+    return SimpleNamespace(**theirs, seq_length=length, rope_theta=config.rope_parameters["rope_theta"])

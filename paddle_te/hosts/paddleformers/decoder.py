@@ -1,0 +1,57 @@
+"""Llama's decoder layer in the place of PaddleFormers'."""
+
+from paddle_te.hosts.paddleformers.configuration import decoder_config
+from paddle_te.models.decoder import DecoderLayer
+from paddle_te.ops import documents
+
+
+class TELlamaDecoderLayer(DecoderLayer):
+    """In place of PaddleFormers' LlamaDecoderLayer.
+
+    config: PaddleFormers'. layer_idx: the layer's place in the model, which is its place in a cache.
+    """
+
+    def __init__(self, config, layer_idx):
+        super().__init__(decoder_config(config))
+        self.layer_idx = layer_idx
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        attn_mask_startend_row_indices=None,
+        position_ids=None,
+        position_embeddings=None,
+        past_key_values=None,
+        use_cache=False,
+    ):
+        """hidden_states [b, s, h] -> the same shape.
+
+        attention_mask: additive, [b, 1, s, keys]. attn_mask_startend_row_indices: where packed documents end, int32
+        [b, 1, s, 1]; NotImplementedError for other patterns in it. position_ids: int64 [b, s]. position_embeddings:
+        the host's (cos, sin), which are not read: the angles come from position_ids. past_key_values: the host's
+        Cache, to which the keys and values of these tokens are added; use_cache adds nothing to that.
+        """
+        cached = past_key_values is not None
+        out = self.compute(
+            hidden_states,
+            position_ids,
+            attention_mask,
+            past_key_value=_keys_and_values(past_key_values, self.layer_idx) if cached else None,
+            use_cache=cached,
+            cu_seqlens=documents.boundaries(attn_mask_startend_row_indices),
+        )
+        if not cached:
+            return out
+        out, present = out
+        new = [tensor[:, -hidden_states.shape[1] :].transpose([0, 2, 1, 3]) for tensor in present]
+        past_key_values.update(*new, self.layer_idx)
+        return out
+
+
+def _keys_and_values(cache, layer):
+    """(k, v) of a layer, each [b, past, kv heads, d], in a PaddleFormers Cache; None where it has none yet."""
+    if not cache.get_seq_length(layer):
+        return None
+    held = cache.layers[layer]
+    return tuple(tensor.transpose([0, 2, 1, 3]) for tensor in (held.keys, held.values))

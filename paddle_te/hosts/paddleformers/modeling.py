@@ -1,0 +1,66 @@
+"""PaddleFormers' Llama with our decoder layers."""
+
+from paddleformers.transformers.llama import modeling
+
+from paddle_te.fp8 import bind_model
+from paddle_te.hosts.paddleformers.checkpoints import load_statements, save_statements
+from paddle_te.hosts.paddleformers.configuration import check_config
+from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer
+from paddle_te.models.backend import check_backend_name
+from paddle_te.models.replacement import replace_decoder_layers
+
+
+class LlamaForCausalLM(modeling.LlamaForCausalLM):
+    """PaddleFormers' model with our decoder layers, chosen by config.transformer_engine_backend.
+
+    Its embedding, last norm, head and criterion, its arguments and its checkpoints are PaddleFormers'. options: what a
+    subclass puts into the configuration of each of its models. Raises what `check_config` raises.
+    """
+
+    host_module, decoder_class = modeling, TELlamaDecoderLayer
+    options = {}
+
+    def __init__(self, config):
+        for name, value in self.options.items():
+            setattr(config, name, value)
+        check_config(config)
+        # Only what the host makes of it matters: no [b, 1, s, s] mask where sequences are whole and causal.
+        config._attn_implementation = "sdpa"
+        with replace_decoder_layers(type(self)):
+            super().__init__(config)
+        bind_model(self)
+
+    @classmethod
+    def _gen_aoa_config(cls, config):
+        return _with_our_layers(super()._gen_aoa_config(config), load_statements(config, f"{cls.base_model_prefix}."))
+
+    @classmethod
+    def _gen_inv_aoa_config(cls, config):
+        return _with_our_layers(
+            super()._gen_inv_aoa_config(config), save_statements(config, f"{cls.base_model_prefix}.")
+        )
+
+
+def _with_our_layers(aoa_config, statements):
+    """PaddleFormers' statements of what is outside of the layers, and ours of them."""
+    outside = [statement for statement in aoa_config["aoa_statements"] if "$LAYER_ID" not in statement]
+    return aoa_config | {"aoa_statements": outside + statements}
+
+
+def model_class(config):
+    """The class of a configuration's model for its transformer_engine_backend; PaddleFormers' own, untouched, for none.
+
+    Raises ValueError for another backend, and for a model that is not a Llama.
+    """
+    check_backend_name(config.transformer_engine_backend)
+    check_family(config)
+    return modeling.LlamaForCausalLM if config.transformer_engine_backend == "none" else LlamaForCausalLM
+
+
+def check_family(config):
+    """Raises ValueError for a configuration of another family than Llama."""
+    if config.model_type != "llama":
+        raise ValueError(
+            f"model_type={config.model_type!r}: in PaddleFormers the backends are there for llama only; its "
+            "other models are made by paddlefleet, which is not on PyPI. For qwen2, mistral and gpt use PaddleNLP"
+        )

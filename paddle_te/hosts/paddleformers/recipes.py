@@ -1,0 +1,60 @@
+"""PaddleFormers' own recipes with our decoder layers: what `paddleformers-cli train run.yaml` does in one process."""
+
+from contextlib import contextmanager
+
+from paddleformers.cli.hparams import read_args
+from paddleformers.cli.train.tuner import run_tuner
+from paddleformers.transformers import AutoConfig
+from paddleformers.transformers.llama import modeling
+
+from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, check_family
+from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
+
+# Options of our layers that a recipe may hold. recompute_modules is PaddleFormers' own, too, and reaches its
+# configurations without us.
+OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
+
+
+def check_recipe(recipe):
+    """Raises ValueError for values that our options in a recipe may not have, and for a model of another family."""
+    layers = LayerOptions(**_ours(recipe))
+    check_values(layers, options=OPTIONS)
+    if layers.transformer_engine_backend != "none":
+        check_family(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
+
+
+def train(recipe):
+    """Runs a recipe, a dict of PaddleFormers' arguments and of OPTIONS. Raises what `check_recipe` raises, and what
+    `check_config` raises where our layers cannot do what the recipe asks for."""
+    check_recipe(recipe)
+    with our_llama(**_ours(recipe)):
+        run_tuner({name: value for name, value in recipe.items() if name not in OPTIONS})
+
+
+def _ours(recipe):
+    return {name: value for name, value in recipe.items() if name in OPTIONS}
+
+
+@contextmanager
+def our_llama(**options):
+    """While it lasts, PaddleFormers' Auto classes build a Llama with our decoder layers and these options, as they
+    would stand in its config.json; with transformer_engine_backend "none" PaddleFormers' own."""
+    kept, layers = modeling.LlamaForCausalLM, LayerOptions(**options)
+    if layers.transformer_engine_backend != "none":
+        every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay
+        modeling.LlamaForCausalLM = type("LlamaForCausalLM", (LlamaForCausalLM,), dict(options=every))
+    try:
+        yield
+    finally:
+        modeling.LlamaForCausalLM = kept
+
+
+def read_recipe():
+    """The recipe that the command line names, with what follows it there in the form name=value.
+
+    Raises ValueError where it names no YAML or JSON file.
+    """
+    arguments = read_args()
+    if not isinstance(arguments, dict):
+        raise ValueError("give a recipe, a YAML or JSON file, as paddleformers-cli takes one")
+    return arguments

@@ -1,0 +1,44 @@
+"""PaddleFormers' Llama as the reference, and ours with the same weights."""
+
+import paddle
+from paddleformers.transformers import LlamaConfig
+
+from paddle_te.hosts.paddleformers import model_class
+from tests.te_weights import copy_layer, randomise
+
+SIZES = dict(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=112,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    fuse_rms_norm=False,  # its kernel is for GPUs
+    tie_word_embeddings=False,
+    use_cache=False,
+    _attn_implementation="eager",  # with sdpa PaddleFormers' own layers do not keep packed documents apart on a CPU
+)
+
+
+def tiny_config(backend="paddle", **kwargs):
+    return LlamaConfig(**(SIZES | dict(transformer_engine_backend=backend) | kwargs))
+
+
+def two_models(generator, **kwargs):
+    """PaddleFormers' model and ours, in evaluation mode, with the same random weights."""
+    host, ours = (model_class(config)(config) for config in (tiny_config(b, **kwargs) for b in ("none", "paddle")))
+    randomise(host, generator)
+    for source, target in zip(host.model.layers, ours.model.layers, strict=True):
+        copy_layer(source, target)
+    theirs = dict(host.named_parameters())
+    for name, parameter in ours.named_parameters():
+        if ".layers." not in name:
+            parameter.set_value(theirs[name])
+    host.eval(), ours.eval()
+    return host, ours
+
+
+def tokens(generator, *shape):
+    return paddle.to_tensor(generator.integers(0, SIZES["vocab_size"], shape))
