@@ -2,6 +2,7 @@
 # has Transformer Engine and the nvgpu plug-in too, with which Paddle's CPU wheel computes on the GPU; GPU=0: without.
 # PYTHON=python3.12 chooses the interpreter that a new .venv is made with.
 # PEERS=1 is for tests that compare with other software: EleutherAI's harness in .venv, transformers in .venv-peers.
+# HOST=paddleformers is for the tests of that host, which has .venv-paddleformers.
 
 say() { printf '\n== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -120,4 +121,17 @@ make_peers() {
   say "installing PyTorch and transformers into .venv-peers (first time: a few minutes)"
   .venv/bin/python -m venv --clear .venv-peers
   "$PADDLE_TE_HF_PYTHON" -m pip install --disable-pip-version-check --no-compile 'torch>=2.11' 'transformers>=5,<6'
+}
+
+# PaddleFormers wants other versions than PaddleNLP of what both require (locks/paddleformers.in).
+make_paddleformers() {
+  local lock stamp
+  lock="locks/paddleformers-python$(python_version .venv/bin/python).txt"
+  stamp=$(cat "$lock" paddle_te/native/shim.cpp <(pwd -P) | sha256sum)
+  [ "$(cat .venv-paddleformers/stamp 2>/dev/null)" != "$stamp" ] || return 0
+  say "installing PaddleFormers into .venv-paddleformers (first time: a few minutes)"
+  .venv/bin/python -m venv --clear .venv-paddleformers
+  .venv-paddleformers/bin/python -m pip install --disable-pip-version-check --no-compile -r "$lock"
+  .venv-paddleformers/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+  printf '%s\n' "$stamp" >.venv-paddleformers/stamp
 }

@@ -3,7 +3,8 @@
 #   bash scripts/test.sh                          everything that this machine can run
 #   bash scripts/test.sh --quick                  lint and unit tests: while you work
 #   bash scripts/test.sh tests/unit/layers -k rope    pytest's arguments: these tests alone
-# PEERS=1 also compares with transformers and EleutherAI's harness, for which it installs them.
+# PEERS=1 also compares with transformers and EleutherAI's harness, for which it installs them, and runs the tests of
+# PaddleFormers as a host. HOST=paddleformers runs these alone: tests/paddleformers, in an environment of their own.
 # WORKERS=N runs N unit tests at a time (default: one a core, at most 4), and of the others one more, but those on a GPU
 # one at a time.
 set -euo pipefail
@@ -11,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 
 make_venv
-[ "${PEERS:-0}" = 0 ] || make_peers
+[ "${PEERS:-0}" = 0 ] || { make_peers && make_paddleformers; }
 export PATH="$PWD/.venv/bin:$PATH" # what tests start finds this Python too
 cores=$(nproc)
 workers=${WORKERS:-$((cores < 4 ? cores : 4))}
@@ -29,6 +30,16 @@ find paddle_te nvgpu tests -regextype posix-extended -regex '.*\.(cc|cpp|h|cu|cu
 
 say "building the host runtime of nvgpu"
 python nvgpu/build.py --runtime host
+
+test_paddleformers() {
+  say "tests of PaddleFormers as a host"
+  OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv-paddleformers/bin/python -m pytest "${@:-tests/paddleformers}"
+}
+if [ "${HOST:-paddlenlp}" = paddleformers ]; then
+  make_paddleformers
+  test_paddleformers "$@"
+  exit
+fi
 
 if [ $# -gt 0 ] && [ "$1" != --quick ]; then
   say "pytest"
@@ -50,5 +61,8 @@ run "$workers" tests/unit
 if [ "${1:-}" != --quick ]; then
   say "tests with several processes, and of whole commands"
   run $((workers + 1)) tests/multiprocess/distributed tests/multiprocess nvgpu/tests tests/end_to_end # they often wait
+fi
+if [ "${1:-}" != --quick ] && [ "${PEERS:-0}" != 0 ]; then
+  test_paddleformers || failed=1
 fi
 exit $failed

@@ -1,11 +1,23 @@
-"""The weights of a host's own decoder layers, the reference, in the layout of ours: written out by hand.
+"""What the tests of every host share: the sizes of a small model, the weights of its host's own decoder layers in the
+layout of ours, written out by hand, and `relative`, which compares what both compute.
 
-Hosts call the parts of Llama's layers alike. `relative` compares what was computed with them.
+Hosts call the parts of Llama's layers alike.
 """
 
 import numpy as np
 import paddle
 
+SIZES = dict(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=112,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    use_cache=False,
+)
 # PaddleNLP's GPT: its names, and Llama's for the same
 GPTS_NAMES = {
     f"{gpts}.{kind}": f"{llamas}.{kind}"

@@ -4,26 +4,17 @@ import paddle
 from paddleformers.transformers import LlamaConfig
 
 from paddle_te.hosts.paddleformers import model_class
-from tests.te_weights import copy_layer, randomise
-
-SIZES = dict(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=112,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    fuse_rms_norm=False,  # its kernel is for GPUs
-    tie_word_embeddings=False,
-    use_cache=False,
-    _attn_implementation="eager",  # with sdpa PaddleFormers' own layers do not keep packed documents apart on a CPU
-)
+from tests.te_weights import SIZES, copy_layer, randomise
 
 
 def tiny_config(backend="paddle", **kwargs):
-    return LlamaConfig(**(SIZES | dict(transformer_engine_backend=backend) | kwargs))
+    own = dict(
+        transformer_engine_backend=backend,
+        tie_word_embeddings=False,
+        fuse_rms_norm=backend != "none",  # whose kernel is for GPUs only
+        _attn_implementation="eager",  # with sdpa PaddleFormers' own layers do not keep packed documents apart on a CPU
+    )
+    return LlamaConfig(**(SIZES | own | kwargs))
 
 
 def two_models(generator, **kwargs):

@@ -94,10 +94,17 @@ def test_padding_mask(seed):
     assert relative(our_logits[1, :17], logits[1, :17]) < 1e-5
 
 
-def test_full_recompute_changes_nothing(seed):
+RECOMPUTE = {
+    "full": dict(recompute_method="uniform", recompute_num_layers=1),
+    "selective": dict(recompute_modules=["mlp_act", "layernorm"]),
+}
+
+
+@pytest.mark.parametrize("granularity", RECOMPUTE)
+def test_recompute_changes_nothing(seed, granularity):
     generator = np.random.default_rng(seed)
-    full = dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
-    compare(*two_models(generator, **full), tokens(generator, 2, 24))
+    settings = dict(recompute_granularity=granularity, **RECOMPUTE[granularity])
+    compare(*two_models(generator, **settings), tokens(generator, 2, 24))
 
 
 def test_selective_recompute_is_that_of_our_layers():
@@ -140,6 +147,7 @@ def test_none_is_paddleformers_own():
         (dict(is_lora=True), "is_lora=True"),
         (dict(use_fp8=True), "fp8_recipe='delayed'.*'current'"),
         (dict(fp8_lm_head=True), "fp8_lm_head=True"),
+        (dict(offload_activations=1), "offload_activations=1"),
         (dict(transformer_engine_backend="transformer_engine"), "Transformer Engine|float32"),
         (dict(transformer_engine_backend="torch"), "transformer_engine_backend='torch'"),
         (dict(rope_scaling=LONGROPE), "longrope"),

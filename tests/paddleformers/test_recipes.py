@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paddle_te.hosts.paddleformers.recipes import check_recipe, train
-from tests.paddleformers.llama import SIZES, model_class, tiny_config
+from tests.paddleformers.llama import model_class, tiny_config
 from tests.paddleformers.test_checkpoints import weights_in
-from tests.te_weights import relative
+from tests.te_weights import SIZES, relative
 
 STEPS = 4
 

@@ -9,18 +9,9 @@ from paddle_te.options import LAYER_OPTIONS, LayerOptions
 
 # What PaddleNLP and PaddleFormers call alike.
 _SAME = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "initializer_range",
-    "rms_norm_eps",
-    "rope_parameters",
-    "sequence_parallel",
-)
+    "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "max_position_embeddings initializer_range rms_norm_eps rope_parameters sequence_parallel"
+).split()
 # PaddleFormers' word: PaddleNLP's
 _TRANSLATED = {
     "tensor_model_parallel_size": "tensor_parallel_degree",
@@ -37,6 +28,7 @@ _ONLY = {
     "hidden_act": ("silu", "use backend none for this model"),
     "is_lora": (False, "train all weights, or use backend none"),
     "fp8_lm_head": (False, "the head is PaddleFormers' own"),
+    "offload_activations": (0, "use recompute instead"),
     "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
 }
 

@@ -7,13 +7,27 @@ from paddle_te.hosts.paddleformers.checkpoints import load_statements, save_stat
 from paddle_te.hosts.paddleformers.configuration import check_config
 from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer
 from paddle_te.models.backend import check_backend_name
-from paddle_te.models.replacement import replace_decoder_layers
+from paddle_te.models.replacement import replace_decoder_layers, take_over
+from paddle_te.ops import get_ops
+from paddle_te.ops.norms import Norm
+
+
+class _OurNorm:
+    """Mixed into PaddleFormers' RMSNorm, the last norm: its fused kernel is for paddlepaddle-gpu only."""
+
+    def taken_over(self):
+        """PaddleFormers' constructor makes all."""
+
+    def forward(self, hidden_states):
+        """As PaddleFormers'."""
+        norm = Norm(self.weight, self.variance_epsilon)
+        return get_ops(self.config.transformer_engine_backend).normalize(hidden_states, norm)
 
 
 class LlamaForCausalLM(modeling.LlamaForCausalLM):
     """PaddleFormers' model with our decoder layers, chosen by config.transformer_engine_backend.
 
-    Its embedding, last norm, head and criterion, its arguments and its checkpoints are PaddleFormers'. options: what a
+    Its embedding, head and criterion, its arguments and its checkpoints are PaddleFormers'. options: what a
     subclass puts into the configuration of each of its models. Raises what `check_config` raises.
     """
 
@@ -28,6 +42,7 @@ class LlamaForCausalLM(modeling.LlamaForCausalLM):
         config._attn_implementation = "sdpa"
         with replace_decoder_layers(type(self)):
             super().__init__(config)
+        take_over(self.model.norm, _OurNorm)
         bind_model(self)
 
     @classmethod

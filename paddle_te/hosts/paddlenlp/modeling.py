@@ -2,7 +2,7 @@
 
 import os
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 
 import paddle
 from paddle.distributed.collective import _c_concat
@@ -17,7 +17,7 @@ from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, offload_activations
-from paddle_te.models.replacement import replace_decoder_layers
+from paddle_te.models.replacement import replace_decoder_layers, take_over
 from paddle_te.ops import documents, get_ops
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
@@ -45,18 +45,6 @@ def check_fp8_lm_head(options):
             f"has {tokens} of "
             f"vocab_size={vocabulary}; pad the vocabulary, or leave fp8_lm_head out"
         )
-
-
-def take_over(layer, ours):
-    """Lets a layer that PaddleNLP has made compute as our class, mixed into its own. Returns the layer."""
-    layer.__class__ = _mixed(ours, type(layer))
-    layer.taken_over()
-    return layer
-
-
-@cache
-def _mixed(ours, theirs):
-    return type(theirs.__name__, (ours, theirs), {"__doc__": ours.__doc__})
 
 
 def _ignore_index(config):

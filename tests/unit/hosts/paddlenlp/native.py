@@ -9,7 +9,7 @@ from paddlenlp.transformers.qwen2 import modeling as qwen2
 
 from paddle_te.configs.families import family_of
 from paddle_te.hosts.paddlenlp import model_class
-from tests.te_weights import copy_layer
+from tests.te_weights import SIZES, copy_layer
 
 FAMILIES = {
     "llama": (LlamaConfig, llama),
@@ -21,22 +21,9 @@ GPTS = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, ignore_in
 
 
 def tiny_config(family="llama", **kwargs):
-    base = dict(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=112,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        seq_length=24,
-        rms_norm_eps=1e-5,
-        use_cache=False,
-        transformer_engine_backend="paddle",
-        recompute_use_reentrant=True,
-    )
+    own = dict(seq_length=24, transformer_engine_backend="paddle", recompute_use_reentrant=True)
     make, _ = FAMILIES[family]
-    return make(**(base | (GPTS if family == "gpt" else {}) | kwargs))
+    return make(**(SIZES | own | (GPTS if family == "gpt" else {}) | kwargs))
 
 
 def paddlenlps(config, what):
