@@ -180,8 +180,7 @@ RECIPES = {
     "most_recent": fp8.DelayedScaling(amax_history_len=4, amax_compute_algo="most_recent"),
     "current": fp8.Float8CurrentScaling(),
 }
-
-
+FROM_CURRENT = fp8.DelayedScaling(amax_history_len=4, first_step="current")
 BLOCKS = {
     "block": fp8.Float8BlockScaling(),
     "block_float": fp8.Float8BlockScaling(fp8_format=fp8.Format.HYBRID, power_2_scale=False),
@@ -206,14 +205,14 @@ FIRST_STEP = ["linear_bias", "linear_in_out", "layernorm_linear_zero_centered", 
 
 
 def check_first_step(device, kind, seed):
-    """Delayed scaling's first step has current scaling's bits, and leaves the amaxes of weights, input and gradient."""
+    """Delayed scaling's first step "current" has current scaling's bits, and leaves the amaxes of weights, input and gradient."""
     values, inputs, grads, _ = case(kind, 4, 4, 2, 64, seed)
     paddle.set_device(device)
     layer, want = te(kind, 4, 4), run(te(kind, 4, 4), values, inputs, grads, "bfloat16", RECIPES["current"])
-    got = run(layer, values, inputs, grads, "bfloat16", RECIPES["delayed"])
+    got = run(layer, values, inputs, grads, "bfloat16", FROM_CURRENT)
     for name, value in want.items():
         assert (got[name] == value).all(), name
-    module = fp8.state_dict(layer, RECIPES["delayed"])["modules"][""]
+    module = fp8.state_dict(layer, FROM_CURRENT)["modules"][""]
     forward, backward = (module[direction]["amax_history"] for direction in ("forward", "backward"))
     amax = lambda values: np.abs(values).max()  # noqa: E731
     assert list(forward[0, 1::2]) == [amax(values[name]) for name in values if values[name].ndim == 2]
@@ -226,6 +225,7 @@ def check_first_step(device, kind, seed):
 ATTENTION = {
     "dpa": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True),
     "dpa_e4m3": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_format=fp8.Format.E4M3),
+    "dpa_from_current": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, first_step="current"),
     "dpa_forward": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_dpa_bwd=False),
 }
 
@@ -282,7 +282,7 @@ def check_main_gradients(device, transformer, recipe):
 STORED = [
     (kind, recipe)
     for kind in ("linear_bias", "layernorm_linear_zero_centered", "layernorm_mlp", "mlp_gelu")
-    for recipe in ("current", "delayed")
+    for recipe in (RECIPES["current"], FROM_CURRENT)
 ]
 
 
@@ -311,13 +311,13 @@ def check_stored_weights(device, kind, backend, dtype, recipe):
             xs = [x.detach() for x in inputs]
             for x in xs:
                 x.stop_gradient = False
-            with fp8.fp8_autocast(True, RECIPES[recipe]):
+            with fp8.fp8_autocast(True, recipe):
                 ys = layer(*xs)
             ys = [ys] if isinstance(ys, paddle.Tensor) else list(ys)
             grads = grads or [paddle.randn(y.shape).astype(dtype) for y in ys]
             paddle.autograd.backward(ys, grads)
         layer.eval()
-        with fp8.fp8_autocast(True, RECIPES[recipe]), paddle.no_grad():
+        with fp8.fp8_autocast(True, recipe), paddle.no_grad():
             evaluated = layer(*inputs)
         found = {"evaluated": evaluated if isinstance(evaluated, paddle.Tensor) else evaluated[0]}
         found |= {f"y{i}": y for i, y in enumerate(ys)} | {f"dx{i}": x.grad for i, x in enumerate(xs)}

@@ -67,9 +67,9 @@ class DelayedScaling:
     fp8_dpa: attention in fp8 as well: q, k, v, softmax and output, and the gradients of all. What comes in and goes
     out stays as it is. Pays at long sequences.
     fp8_dpa_bwd: with fp8_dpa, its backward too. False is TE's NVTE_FP8_DPA_BWD=0: backward in the inputs' precision.
-    first_step: where scales come from until the first update, when no earlier step is known: "current" takes them from
-    the tensors at hand, "delayed" is TE's own beginning, with all scales 1. From the second step on both follow the
-    same rule.
+    first_step: where scales come from until the first update, when no earlier step is known: "delayed" is TE's own
+    beginning, with all scales 1, "current" takes them from the tensors at hand. From the second step on both follow
+    the same rule.
 
     Raises ValueError for anything else.
     """

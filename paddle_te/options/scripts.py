@@ -164,12 +164,12 @@ LAYERS = (
     Option(
         "fp8_first_step",
         choice("current", "delayed"),
-        "current",
-        "Where delayed scaling takes the scales of the first step from: current, the tensors themselves; delayed, "
-        "Transformer Engine's own beginning, with all scales 1.",
-        doc="where delayed scaling takes the scales of the first step from: the tensors themselves; with `delayed` all "
-        "are 1, as Transformer Engine begins; [why](../../docs/fp8.md#the-first-step)",
-        zh="delayed scaling 第一步的 scale：取自张量本身；`delayed` 则全部为 1，与 Transformer Engine 相同；"
+        "delayed",
+        "Where delayed scaling takes the scales of the first step from: delayed, Transformer Engine's own beginning, "
+        "with all scales 1; current, the tensors themselves.",
+        doc="where delayed scaling takes the scales of the first step from: all are 1, as Transformer Engine begins; "
+        "with `current` from the tensors themselves; [why](../../docs/fp8.md#the-first-step)",
+        zh="delayed scaling 第一步的 scale：全部为 1，与 Transformer Engine 相同；`current` 则取自张量本身；"
         "[说明](../../docs/fp8.md#the-first-step)",
         config=True,
         needs=DELAYED,
@@ -661,7 +661,7 @@ FINETUNE_DATA = (
         whole(1),
         16,
         "Batches are as long as their longest sample, rounded up to this.",
-        doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16, with block scaling of 128",
+        doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16, `block` of 128",
         zh="batch 长度取最长样本并向上取整；fp8 须为 16 的倍数，block scaling 时为 128",
     ),
     Option(

@@ -183,9 +183,9 @@ def attention_in_numpy(q, k, v, dout, scale, cast, in_fp8=True):
 
 
 @pytest.mark.parametrize("recipe", [
-    DelayedScaling(amax_history_len=2, fp8_dpa=True),
-    DelayedScaling(amax_history_len=2, fp8_dpa=True, fp8_format=Format.E4M3),
-    DelayedScaling(amax_history_len=2, fp8_dpa=True, fp8_dpa_bwd=False),
+    DelayedScaling(amax_history_len=2, first_step="current", fp8_dpa=True),
+    DelayedScaling(amax_history_len=2, first_step="current", fp8_dpa=True, fp8_format=Format.E4M3),
+    DelayedScaling(amax_history_len=2, first_step="current", fp8_dpa=True, fp8_dpa_bwd=False),
 ])  # fmt: skip
 @pytest.mark.parametrize("steps", [1, 2])
 def test_attention(recipe, seed, steps):

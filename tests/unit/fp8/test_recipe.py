@@ -14,7 +14,7 @@ from paddle_te.fp8 import (
 from paddle_te.fp8.recipe import FP8_MAX
 
 
-def test_defaults_are_transformer_engines_but_for_the_first_step():
+def test_defaults_are_transformer_engines():
     assert dataclasses.asdict(DelayedScaling()) == dict(
         margin=0,
         fp8_format=Format.HYBRID,
@@ -23,7 +23,7 @@ def test_defaults_are_transformer_engines_but_for_the_first_step():
         reduce_amax=True,
         fp8_dpa=False,
         fp8_dpa_bwd=True,  # TE's environment variable NVTE_FP8_DPA_BWD
-        first_step="current",  # TE begins with all scales 1
+        first_step="delayed",
     )
     assert Float8CurrentScaling().fp8_format is Format.HYBRID
     block = Float8BlockScaling()
@@ -33,7 +33,9 @@ def test_defaults_are_transformer_engines_but_for_the_first_step():
 def test_scalings():
     """What recipes say of a GEMM's tensors, delayed scaling also of those in its first step."""
     e4m3, e5m2 = (TensorScaling("current", dtype) for dtype in ("e4m3", "e5m2"))
-    assert Float8CurrentScaling().scalings == DelayedScaling().first_scalings == GemmScalings(e4m3, e4m3, e5m2)
+    assert Float8CurrentScaling().scalings == GemmScalings(e4m3, e4m3, e5m2)
+    assert DelayedScaling(first_step="current").first_scalings == GemmScalings(e4m3, e4m3, e5m2)
+    assert DelayedScaling().first_scalings == DelayedScaling().scalings
     assert Float8CurrentScaling(Format.E4M3).scalings == GemmScalings(e4m3, e4m3, e4m3)
     assert {scaling.kind for scaling in DelayedScaling().scalings} == {"delayed"}
     vectors, blocks = (BlockScaling("e4m3", dim, False, 0.5) for dim in (1, 2))

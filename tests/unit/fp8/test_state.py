@@ -590,7 +590,8 @@ def kinds(scaling, recipe, training=True):
 
 def test_the_first_step_ends_with_the_first_update():
     """For all modules of a model at once; a step that is dropped was none."""
-    recipe, model = DelayedScaling(amax_history_len=2, fp8_dpa=True), paddle.nn.Sequential(*(Toy(1) for _ in range(3)))
+    recipe = DelayedScaling(amax_history_len=2, fp8_dpa=True, first_step="current")
+    model = paddle.nn.Sequential(*(Toy(1) for _ in range(3)))
     model[2].fp8 = ModuleScaling.of_attention(fp8.amax_and_scale_update)
     fp8.bind_model(model)
     first, second, attention = (layer.fp8 for layer in model)

@@ -20,6 +20,7 @@ from tests.layer_cases import (
     ATTENTION,
     BLOCKS,
     FIRST_STEP,
+    FROM_CURRENT,
     KINDS,
     RECIPES,
     STORED,
@@ -85,7 +86,7 @@ def test_block_scaling(seed, kind, kv_heads, recipe):
 
 
 @pytest.mark.parametrize("backend, dtype", [("transformer_engine", "bfloat16"), ("paddle", "float32")])
-@pytest.mark.parametrize("kind, recipe", [*STORED, ("transformer", "current")])
+@pytest.mark.parametrize("kind, recipe", [*STORED, ("transformer", RECIPES["current"])])
 def test_weights_in_fp8_only(seed, kind, recipe, backend, dtype):
     check_stored_weights("cpu", kind, backend, dtype, recipe)
 
@@ -95,7 +96,7 @@ def test_the_first_step_of_delayed_scaling(seed, kind):
     check_first_step("cpu", kind, seed)
 
 
-@pytest.mark.parametrize("recipe", [RECIPES["delayed"], ATTENTION["dpa"]], ids=["gemms", "attention"])
+@pytest.mark.parametrize("recipe", [FROM_CURRENT, ATTENTION["dpa_from_current"]], ids=["gemms", "attention"])
 def test_the_first_steps_programs_are_recorded_once(recipe):
     """In the first step's micro-batches, one that quantizes the weights and later ones; and so once more in the second
     step, for all layers and the steps to come."""
@@ -126,7 +127,7 @@ def test_fp8_attention(seed, kind, kv_heads, recipe):
 
 @pytest.mark.parametrize("kind", ["dot_product_attention", "multi_head_attention", "transformer"])
 def test_fp8_attention_in_the_first_step(seed, kind):
-    check_fp8("cpu", kind, 2, 1, 2, 48, seed, ATTENTION["dpa"], head_dim=128, steps=1)
+    check_fp8("cpu", kind, 2, 1, 2, 48, seed, ATTENTION["dpa_from_current"], head_dim=128, steps=1)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -17,7 +17,7 @@ from tests.unit.fp8.test_emulation import reference as quantized
 TOKENS, IN, OUT = (2, 64), 128, 384  # the fewest that block scaling has, and more than one block
 RECIPES = {
     "delayed": fp8.DelayedScaling(amax_history_len=2, first_step="delayed"),
-    "delayed_from_current": fp8.DelayedScaling(amax_history_len=2),
+    "delayed_from_current": fp8.DelayedScaling(amax_history_len=2, first_step="current"),
     "current": fp8.Float8CurrentScaling(),
     "current_e4m3": fp8.Float8CurrentScaling(fp8_format=fp8.Format.E4M3),
     "block": fp8.Float8BlockScaling(),

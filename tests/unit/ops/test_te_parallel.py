@@ -198,7 +198,7 @@ def test_ranks_have_current_scalings_bits_in_the_first_step(seed, monkeypatch, s
     values, x, dy = draw_case(seed, make(monkeypatch, **LAYERS["llama"]))
     results = [
         train_ranks(monkeypatch, Group(RANKS), sequence_parallel, values, x, dy, recipe, LAYERS["llama"])
-        for recipe in (fp8.DelayedScaling(amax_history_len=2), RECIPES["current"])
+        for recipe in (fp8.DelayedScaling(amax_history_len=2, first_step="current"), RECIPES["current"])
     ]
     for got, want in zip(*results, strict=True):
         for name, value in want.items():
