@@ -90,14 +90,14 @@ def without_step(losses, step):
     return {number: loss for number, loss in losses.items() if number != step}
 
 
-@pytest.mark.parametrize("backend", ["none", "pd", "pd-fp8"])
 def test_a_bad_step_that_has_updated_weights_in_backward_is_not_saved(train, tmp_path, caplog):
     flags = dict(optimizer_in_backward="last_norm", gradient_accumulation_steps=1, transformer_engine_backend="paddle")
     assert train(Injection("loss"), **flags) == 1
-    assert "gradient norm is nan, and weights have been updated by it (--optimizer_in_backward)" in caplog.text
+    assert "the loss is nan, and weights have been updated by it (--optimizer_in_backward)" in caplog.text
     assert saved(tmp_path / "out") == list(range(1, BAD_STEP))
 
 
+@pytest.mark.parametrize("backend", ["none", "pd", "pd-fp8"])
 def test_a_step_left_out_changes_nothing(train, tmp_path, backend):
     """Weights, moments, fp8 scales and the schedule are those of a run that never had the step: of one that goes on
     from the checkpoint before it with the data of the step skipped."""
