@@ -123,10 +123,10 @@ make_peers() {
   "$PADDLE_TE_HF_PYTHON" -m pip install --disable-pip-version-check --no-compile 'torch>=2.11' 'transformers>=5,<6'
 }
 
-# PaddleFormers wants other versions than PaddleNLP of what both require (locks/paddleformers.in).
+# PaddleFormers wants other versions than PaddleNLP of what both require (locks/paddleformers/requirements.in).
 make_paddleformers() {
   local lock stamp
-  lock="locks/paddleformers-python$(python_version .venv/bin/python).txt"
+  lock="locks/paddleformers/python$(python_version .venv/bin/python).txt"
   stamp=$(cat "$lock" paddle_te/native/shim.cpp <(pwd -P) | sha256sum)
   [ "$(cat .venv-paddleformers/stamp 2>/dev/null)" != "$stamp" ] || return 0
   say "installing PaddleFormers into .venv-paddleformers (first time: a few minutes)"

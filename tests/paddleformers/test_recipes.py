@@ -98,8 +98,8 @@ def test_te_trains_as_pd(losses, te, settings, bound):
 def test_options_are_checked(model_folder):
     recipe = dict(model_name_or_path=str(model_folder), transformer_engine_backend="paddle")
     check_recipe(recipe)
-    with pytest.raises(ValueError, match="--fp8_recipe block: it must be"):
-        check_recipe(recipe | dict(fp8_recipe="block"))
+    with pytest.raises(ValueError, match="--fp8_recipe blocks: it must be"):
+        check_recipe(recipe | dict(fp8_recipe="blocks"))
 
 
 def test_another_family_is_refused(tmp_path):
