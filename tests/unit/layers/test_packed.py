@@ -81,7 +81,8 @@ def test_in_fp8_layers_attention_is_that_of_a_dense_mask(seed, generator, backen
         for masked in (False, True)
     )
     for name, value in want.items():
-        assert relative(got[name], value) < 1e-2, name
+        # what differs in the last bit may become another number of fp8: see check_hidden in tests/dropout_cases.py
+        assert relative(got[name], value) < 15e-2, name
 
 
 def test_dot_product_attention_takes_documents(generator):
