@@ -5,10 +5,8 @@ from typing import NamedTuple
 import paddle
 from paddle import nn
 
-from paddle_te.fp8 import bind_model
+from paddle_te.fp8 import DelayedScaling, bind_model
 from paddle_te.layers.linear import Linear
-
-FP8_MULTIPLE = 16  # of tokens and features, in GEMMs of fp8
 
 
 def replace_linear(model, fp8=True, skip=("lm_head",), backend="transformer_engine"):
@@ -22,13 +20,14 @@ def replace_linear(model, fp8=True, skip=("lm_head",), backend="transformer_engi
             loss = model(batch)
 
     Backend transformer_engine takes weights and inputs in bfloat16 or float16, so call model.to(dtype="bfloat16")
-    before; in fp8 the number of tokens must be a multiple of 16.
+    before; in fp8 the number of tokens must be a multiple of 16, with block scaling of 128.
     Weights are new parameters, [out_features, in_features] where paddle.nn.Linear's are [in_features, out_features]:
     load older checkpoints before the call, and make the optimizer after it. Biases, frozen parameters, hooks and the
     mode stay as they are. Subclasses of paddle.nn.Linear stay, and so do fleet's ColumnParallelLinear and
     RowParallelLinear, in which collectives are part of the layer: a model of your own has `Linear` with parallel_mode.
 
-    fp8: the layers are to run in fp8, as one model (`bind_model`). skip: which layers stay: their full names, or parts
+    fp8: the layers are to run in fp8, as one model (`bind_model`): True, or the recipe, whose GEMMs' sizes they must
+    have (True: delayed or current scaling's). skip: which layers stay: their full names, or parts
     of these between dots.
 
     Returns {full name: Linear}.
@@ -44,7 +43,7 @@ def replace_linear(model, fp8=True, skip=("lm_head",), backend="transformer_engi
         )
     _check_tied(model, places)
     if fp8:
-        _check_fp8(places)
+        _check_fp8(places, DelayedScaling() if fp8 is True else fp8)
     made = {id(place.layer): _like(place.layer, backend) for place in places}
     for place in places:
         setattr(place.parent, place.attribute, made[id(place.layer)])
@@ -86,13 +85,14 @@ def _check_tied(model, places):
             raise ValueError(f"{' and '.join(of_weight)} share a weight and would no longer: name {place.name} in skip")
 
 
-def _check_fp8(places):
+def _check_fp8(places, recipe):
+    multiple = max(scaling.multiple for scaling in recipe.scalings)
     shapes = {place.name: list(place.layer.weight.shape) for place in places}
-    wrong = [f"{name} {shape}" for name, shape in shapes.items() if any(size % FP8_MULTIPLE for size in shape)]
+    wrong = [f"{name} {shape}" for name, shape in shapes.items() if any(size % multiple for size in shape)]
     if wrong:
         raise ValueError(
-            f"GEMMs in fp8 have sizes that are multiples of {FP8_MULTIPLE}, unlike those of {', '.join(wrong)}: name "
-            "them in skip, or set fp8 to False"
+            f"GEMMs in fp8 with {type(recipe).__name__} have sizes that are multiples of {multiple}, unlike those of "
+            f"{', '.join(wrong)}: name them in skip, or set fp8 to False"
         )
 
 

@@ -206,6 +206,11 @@ class PreTrainingArguments(TrainingArguments):
                 "PaddleNLP's asynchronous saving: a checkpoint could not be told from an incomplete one; use "
                 "--save_in_background true"
             )
+        if self.unified_checkpoint and ShardingOption.FULL_SHARD.value in str(self.sharding):
+            raise ValueError(
+                "--unified_checkpoint true with --sharding stage3: PaddleNLP has no such checkpoints, and would save "
+                "others; leave --unified_checkpoint out"
+            )
         if self.save_in_background and not os.access(self.staging_dir, os.W_OK | os.X_OK):
             raise ValueError(f"--staging_dir {self.staging_dir}: it must be a folder that can be written, on each node")
 

@@ -4,6 +4,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from paddle_te.fp8 import Float8BlockScaling
 from paddle_te.layers import Linear, replace_linear
 from tests import emulated_te
 from tests.replacement_cases import check
@@ -50,6 +51,7 @@ def tied():
 @pytest.mark.parametrize("make, options, message", [
     (tied, {}, "0 and 1 share a weight .*name 0 in skip"),
     (lambda: nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 10)), {}, r"multiples of 16, unlike those of 1 \[32, 10\]"),
+    (lambda: nn.Sequential(nn.Linear(128, 64)), {"fp8": Float8BlockScaling()}, r"multiples of 128, .* 0 \[128, 64\]"),
     (lambda: nn.Sequential(nn.Linear(16, 32)), {"skip": "0"}, "no paddle.nn.Linear but those to skip"),
     (lambda: nn.Sequential(nn.Linear(16, 32)), {"backend": "pd"}, "backend='pd'"),
 ])  # fmt: skip

@@ -54,6 +54,7 @@ def test_defaults_are_native_layers(tmp_path):
         ([*PD_FP8, "--fp8_amax_epsilon", "1e-3"], "--fp8_amax_epsilon 0.001 needs --fp8_recipe block"),
         ([*PD_FP8, "--fp8_recipe", "block", "--fp8_amax_epsilon", "-1"], "-1.0: it must be a number of at least 0"),
         (["--fp8_lm_head"], "fp8_lm_head needs use_fp8"),
+        (["--unified_checkpoint", "true", "--sharding", "stage3"], "--unified_checkpoint true with --sharding stage3"),
         (["--transformer_engine_backend", "paddle", "--fp8_lm_head"], "fp8_lm_head needs use_fp8"),
         ([*PD_FP8, "--fp8_lm_head", "--use_fused_linear_cross_entropy"], "fp8_lm_head with use_fused"),
         (["--context_parallel_degree", "2"], "--context_parallel_degree 2 with .* none is PaddleNLP's own: it needs"),
