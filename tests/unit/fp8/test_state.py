@@ -606,6 +606,24 @@ def test_the_first_step_ends_with_the_first_update():
     assert kinds(first, recipe, training=False) == {"delayed"}
 
 
+def test_the_step_after_one_that_was_dropped_warns_of_nothing():
+    """Its forward passes wait for their backward as those of any step."""
+    recipe, model = DelayedScaling(amax_history_len=2), paddle.nn.Sequential(Toy(1), Toy(1))
+    fp8.bind_model(model)
+
+    def step():
+        with fp8_autocast(fp8_recipe=recipe), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gemms = [layer.fp8.begin_forward()[0] for layer in model]
+        for gemm in reversed(gemms):
+            gemm.forward_pass.backward_done()
+
+    step()
+    fp8.drop_step()
+    step()
+    step()
+
+
 @pytest.mark.parametrize("recipe", [DelayedScaling(first_step="delayed"), Float8CurrentScaling()])
 def test_no_first_step_of_its_own(recipe):
     scaling = ModuleScaling(2, fp8.amax_and_scale_update)
