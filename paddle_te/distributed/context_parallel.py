@@ -113,13 +113,19 @@ class ContextParallel:
         b, s, w = x.shape
         parts = [part.reshape([b, s, self.size, -1]) for part in x.split(list(widths), -1)]
         pieces = self._all_to_all(paddle.concat(parts, -1).transpose([2, 0, 1, 3]))
-        return pieces.transpose([1, 0, 2, 3]).reshape([b, s * self.size, w // self.size])
+        return _swapped(pieces).reshape([b, s * self.size, w // self.size])
 
     def _to_tokens(self, x, widths):
         b, s, w = x.shape
-        pieces = self._all_to_all(x.reshape([b, self.size, s // self.size, w]).transpose([1, 0, 2, 3]))
+        pieces = self._all_to_all(_swapped(x.reshape([b, self.size, s // self.size, w])))
         parts = pieces.transpose([1, 2, 0, 3]).split([width // self.size for width in widths], -1)
         return paddle.concat([part.reshape([b, s // self.size, -1]) for part in parts], -1)
+
+
+def _swapped(x):
+    """[a, b, ...] -> [b, a, ...]; where one of both is 1, as of a single long sequence, nothing is copied."""
+    a, b, *others = x.shape
+    return x.reshape([b, a, *others]) if 1 in (a, b) else x.transpose([1, 0, *range(2, x.ndim)])
 
 
 class _Exchange(PyLayer):

@@ -202,7 +202,8 @@ class BlockPair:
     """The blocks of some modules: per GEMM two columns in `forward` (input, weight) and one in `backward`.
 
     active: a module of theirs had a training forward since the last update of the scales.
-    generation: counts the steps that were ended, by an update or by forgetting them. in_flight: forward passes whose backward has not been.
+    generation: counts the steps that were ended, by an update or by forgetting them.
+    in_flight: forward passes whose backward has not been.
     """
 
     def __init__(self, forward, backward):
