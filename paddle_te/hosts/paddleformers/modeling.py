@@ -7,7 +7,7 @@ from paddle_te.hosts.paddleformers.checkpoints import load_statements, save_stat
 from paddle_te.hosts.paddleformers.configuration import check_config
 from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer
 from paddle_te.models.backend import check_backend_name
-from paddle_te.models.replacement import replace_decoder_layers, take_over
+from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import get_ops
 from paddle_te.ops.norms import Norm
 

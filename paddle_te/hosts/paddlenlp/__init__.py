@@ -2,6 +2,6 @@
 
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
-from paddle_te.models.replacement import replace_decoder_layers
+from paddle_te.models.switch import replace_decoder_layers
 
 __all__ = ["causal_mask_only", "model_class", "replace_decoder_layers"]

@@ -17,7 +17,7 @@ from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, offload_activations
-from paddle_te.models.replacement import replace_decoder_layers, take_over
+from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents, get_ops
 from paddle_te.options import FP8_RECIPES, LayerOptions
 

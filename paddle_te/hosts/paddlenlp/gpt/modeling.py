@@ -14,7 +14,7 @@ from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
 from paddle_te.hosts.paddlenlp.families import check_positions
 from paddle_te.hosts.paddlenlp.gpt.decoder import LAYERNORM_EPSILON, TEGPTDecoderLayer, TEGPTDecoderLayerPipe
 from paddle_te.hosts.paddlenlp.modeling import TEForCausalLM, TEForCausalLMPipe
-from paddle_te.models.replacement import take_over
+from paddle_te.models.switch import take_over
 from paddle_te.ops import get_ops
 from paddle_te.ops.norms import Norm
 

@@ -10,7 +10,7 @@ from paddlenlp.transformers.mistral import modeling
 
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayer
 from paddle_te.hosts.paddlenlp.modeling import TEForCausalLM
-from paddle_te.models.replacement import take_over
+from paddle_te.models.switch import take_over
 
 # What Llama's forwards and our layers read of a configuration, and Mistral's does not have.
 _DEFAULTS = dict(

@@ -6,7 +6,7 @@ from paddlenlp.transformers.llama import modeling
 
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.modeling import TECriterion
-from paddle_te.models.replacement import take_over
+from paddle_te.models.switch import take_over
 from tests import emulated_te
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import tiny_config
