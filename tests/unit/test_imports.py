@@ -104,7 +104,7 @@ def test_only_some_rooms_import_a_host(room):
     assert any(hosts_of(path) for path in files(room)) == (room in MAY_IMPORT_A_HOST)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", sorted(HOSTS))
 def test_hosts_do_not_know_each_other(host):
     for path in (PACKAGE / "hosts" / host).rglob("*.py"):
         others = HOSTS - {host}
