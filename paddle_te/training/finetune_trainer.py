@@ -67,8 +67,8 @@ def check_together(model_args, data_args, training_args):
             f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: GEMMs with --fp8_recipe {training_args.fp8_recipe} "
             f"need a multiple of {multiple}"
         )
-    if training_args.sequence_parallel and not data_args.pad_to_max_length:
-        raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
+    if training_args.sequence_parallel:
+        _check_sequence_parallel(data_args, training_args)
     if training_args.master_weights != "float32" and training_args.unified_checkpoint and model_args.lora:
         raise ValueError(
             f"--master_weights {training_args.master_weights} with --lora true --unified_checkpoint true: PaddleNLP, "
@@ -85,11 +85,22 @@ def check_together(model_args, data_args, training_args):
 
 
 def _fp8_multiple(training_args):
-    """What must divide a sequence's tokens so that each rank's tokens fit its fp8 GEMMs; 1 without fp8."""
-    if not training_args.use_fp8:
-        return 1
-    shared_by = training_args.tensor_parallel_degree if training_args.sequence_parallel else 1
-    return FP8_RECIPES[training_args.fp8_recipe] * max(shared_by, 1)
+    """What must divide the tokens of fp8 GEMMs; 1 without fp8."""
+    return FP8_RECIPES[training_args.fp8_recipe] if training_args.use_fp8 else 1
+
+
+def _check_sequence_parallel(data_args, training_args):
+    if not data_args.pad_to_max_length:
+        raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
+    sequences = training_args.per_device_train_batch_size
+    ranks = training_args.tensor_parallel_degree * sequence_ranks(training_args)
+    tokens = sequences * data_args.max_length // ranks
+    if tokens % (multiple := _fp8_multiple(training_args)):
+        raise ValueError(
+            f"--max_length {data_args.max_length} with --per_device_train_batch_size {sequences}: GEMMs with "
+            f"--fp8_recipe {training_args.fp8_recipe} need a multiple of {multiple} tokens on each of {ranks} ranks, "
+            f"not {tokens}"
+        )
 
 
 def _check_shared_sequences(data_args, training_args):

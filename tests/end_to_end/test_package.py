@@ -22,7 +22,8 @@ from tests import processes
 ROOT = Path(__file__).parents[2]
 # Packages that a user installs beside this one, one of several with the same modules
 CHOSEN = {"paddle", "nvtx", "torch", "transformer_engine", "transformers"}
-OF_AN_EXTRA = {"paddle_te/evaluation/registered.py"}  # files that are imported where the extra is installed
+# What is imported where an extra, or another host's environment, is installed
+OPTIONAL = ("paddle_te/evaluation/registered.py", "paddle_te/hosts/paddleformers/")
 
 
 def settings(monkeypatch):
@@ -54,6 +55,8 @@ def test_every_import_is_declared(monkeypatch):
     declared = settings(monkeypatch)
     required = {normalized(line) for line in declared["install_requires"]}
     optional = {normalized(line) for lines in declared["extras_require"].values() for line in lines}
+    of_paddleformers = (ROOT / "locks/paddleformers/requirements.in").read_text().splitlines()
+    optional |= {normalized(line) for line in of_paddleformers if not line.startswith("#")}
     installed, missing = packages_distributions(), {}
     for path in (ROOT / "paddle_te").rglob("*.py"):
         file = str(path.relative_to(ROOT))
@@ -61,7 +64,7 @@ def test_every_import_is_declared(monkeypatch):
             if name in sys.stdlib_module_names or name in CHOSEN or name == "paddle_te":
                 continue
             distributions = {normalized(distribution) for distribution in installed.get(name, [name])}
-            if not distributions & (required if always and file not in OF_AN_EXTRA else required | optional):
+            if not distributions & (required | optional if file.startswith(OPTIONAL) or not always else required):
                 missing.setdefault(name, []).append(file)
     assert not missing
 

@@ -142,8 +142,8 @@ def test_recompute_gives_the_same_losses(monkeypatch, place, tmp_path):
         assert run(monkeypatch, place, tmp_path / granularity, **again, **flags) == plain
 
 
-@pytest.mark.parametrize("variant", ["full", "lora", "packed"])
-def test_fused_loss_learns_and_evaluates_alike(monkeypatch, place, tmp_path, variant):
+@pytest.mark.parametrize("flags", [{}, dict(lora="true"), VARIANTS["packed"]], ids=["full", "lora", "packed"])
+def test_fused_loss_learns_and_evaluates_alike(monkeypatch, place, tmp_path, flags):
     """Most labels are of questions, and ignored: chunks without any answer are among them."""
     monkeypatch.setattr(cross_entropy, "CHUNK_TOKENS", 10)
     evaluations, evaluate = [], FinetuningTrainer.evaluate
@@ -158,7 +158,7 @@ def test_fused_loss_learns_and_evaluates_alike(monkeypatch, place, tmp_path, var
             monkeypatch,
             place,
             tmp_path / switch,
-            **VARIANTS[variant],
+            **flags,
             do_eval="true",
             use_fused_linear_cross_entropy=switch,
         )

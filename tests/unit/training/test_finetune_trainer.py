@@ -7,17 +7,18 @@ import pytest
 from paddle_te.training.finetune_trainer import check_together
 
 
-def check(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, quantize_base=None, **training):
-    data_args = SimpleNamespace(
-        zero_padding=zero_padding, pad_to_multiple_of=pad_to_multiple_of, pad_to_max_length=pad_to_max_length
-    )
+DATA = dict(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, max_length=64)
+
+
+def check(quantize_base=None, **arguments):
+    data_args = SimpleNamespace(**{name: arguments.pop(name, default) for name, default in DATA.items()})
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
     training_args |= dict(recompute_modules=None)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(master_weights="float32", unified_checkpoint=False)
-    training_args |= dict(fp8_recipe="delayed", tensor_parallel_degree=1)
+    training_args |= dict(fp8_recipe="delayed", tensor_parallel_degree=1, per_device_train_batch_size=2)
     model_args = SimpleNamespace(merge_lora=False, lora=True, quantize_base=quantize_base)
-    check_together(model_args, data_args, SimpleNamespace(**training_args | training))
+    check_together(model_args, data_args, SimpleNamespace(**training_args | arguments))
 
 
 SEP, CP = dict(sep_parallel_degree=2), dict(context_parallel_degree=2)
@@ -44,7 +45,9 @@ def test_fp8_recipes_that_do_not_go_with_lengths_or_a_base_in_fp8():
         ValueError, match="--pad_to_multiple_of 64: GEMMs with --fp8_recipe block need a multiple of 128"
     ):
         check(**block, pad_to_multiple_of=64)
-    with pytest.raises(ValueError, match="need a multiple of 256"):
+    check(use_fp8=True, **shared, pad_to_max_length=True)
+    check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True, max_length=128)
+    with pytest.raises(ValueError, match="--max_length 64 .* multiple of 128 tokens on each of 2 ranks, not 64"):
         check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True)
     with pytest.raises(ValueError, match="--quantize_base fp8 with --fp8_recipe block: such weights have one scale"):
         check(**block, quantize_base="fp8", pad_to_multiple_of=128)
