@@ -6,7 +6,6 @@ import pytest
 
 from paddle_te.training.finetune_trainer import check_together
 
-
 DATA = dict(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, max_length=64)
 
 
