@@ -31,8 +31,9 @@ EXTRAS = {
     "cpu": ["paddlepaddle>=3.3,<3.4"],
     "data": ["zstandard"],
     "plots": ["matplotlib"],
-    # paddle-te evaluate --lm_eval. Since 0.4.10 it needs neither PyTorch nor transformers itself.
-    "lm_eval": ["lm_eval>=0.4.10,<0.5"],
+    # paddle-te evaluate --lm_eval. Since 0.4.10 it needs neither PyTorch nor transformers itself. No underscore in the
+    # extra's name: setuptools makes it a hyphen, and older pips do not find it then.
+    "harness": ["lm_eval>=0.4.10,<0.5"],
     # With the CUDA libraries that it loads; the `nvidia` packages of paddlepaddle-gpu or a toolkit serve as well.
     "te-cu12": [
         "transformer-engine-cu12>=2.20,<2.21",

@@ -61,7 +61,7 @@ print(version.value)'
 
 venv_extras() {
   local cuda=0 tests=test
-  [ "${PEERS:-0}" = 0 ] || tests=test,lm_eval
+  [ "${PEERS:-0}" = 0 ] || tests=test,harness
   [ "${GPU:-1}" = 0 ] || cuda=$(cuda_version .venv/bin/python)
   if [ "${cuda:=0}" -ge 13000 ]; then
     echo "cpu,$tests,te-cu13,nvgpu"

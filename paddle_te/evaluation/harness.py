@@ -7,7 +7,7 @@ The first is run_eval.py with the harness's tasks among its own. The second is t
 all its arguments, and with paddle_te among its models (`paddle_te.evaluation.registered`). The command that the harness
 installs knows its own models only: it does not look for those of other packages.
 
-The harness is an extra, since it brings many packages along: pip install 'paddle_te[lm_eval]'.
+The harness is an extra, since it brings many packages along: pip install 'paddle_te[harness]'.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paddle_te.upstream import deferred_imports
 def check_installed():
     """Raises ValueError, with the command that installs it, where there is no harness."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise ValueError("EleutherAI's harness is not installed: pip install 'paddle_te[lm_eval]'")
+        raise ValueError("EleutherAI's harness is not installed: pip install 'paddle_te[harness]'")
 
 
 def evaluate_tasks(scorer: Scorer, tokenizer, tasks: list[str], limit: int | None = None) -> dict[str, dict]:

@@ -796,8 +796,8 @@ EVALUATION_TASKS = (
         TEXTS,
         None,
         "Tasks of EleutherAI's lm-evaluation-harness: names, or .yaml files.",
-        doc="tasks of EleutherAI's harness: names, or `.yaml` files (`pip install 'paddle_te[lm_eval]'`)",
-        zh="EleutherAI harness 的任务：名称或 `.yaml` 文件（`pip install 'paddle_te[lm_eval]'`）",
+        doc="tasks of EleutherAI's harness: names, or `.yaml` files (`pip install 'paddle_te[harness]'`)",
+        zh="EleutherAI harness 的任务：名称或 `.yaml` 文件（`pip install 'paddle_te[harness]'`）",
     ),
     Option(
         "limit",

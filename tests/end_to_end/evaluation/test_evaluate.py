@@ -95,7 +95,7 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
     "flags, message",
     [
         (dict(), "nothing to do"),
-        pytest.param(dict(lm_eval="boolq"), "pip install 'paddle_te[lm_eval]'", marks=WITHOUT_HARNESS),
+        pytest.param(dict(lm_eval="boolq"), "pip install 'paddle_te[harness]'", marks=WITHOUT_HARNESS),
         (dict(lambada="nowhere.jsonl"), "nowhere.jsonl: no such file"),
         (dict(perplexity="nowhere"), "prepare-data"),
         (dict(prompts="a", decode_strategy="beam"), "one of greedy_search, sampling"),
@@ -235,7 +235,7 @@ def test_models_that_the_harness_cannot_have(model_args, flags, message):
 def test_its_command_says_how_the_harness_is_installed(caplog):
     with pytest.raises(SystemExit) as stop:
         harness_command.main()
-    assert stop.value.code == 2 and "pip install 'paddle_te[lm_eval]'" in caplog.text
+    assert stop.value.code == 2 and "pip install 'paddle_te[harness]'" in caplog.text
 
 
 @WITH_HARNESS
