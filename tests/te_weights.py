@@ -1,5 +1,7 @@
-"""What the tests of every host share: the sizes of a small model, the weights of its host's own decoder layers in the
-layout of ours, written out by hand, and `relative`, which compares what both compute.
+"""What the tests of every host share: a small model's sizes, its weights in both layouts, and a comparison.
+
+The weights of a host's own decoder layers are put into the layout of ours by hand, independently of the package's
+tables. `relative` compares what both compute.
 
 Hosts call the parts of Llama's layers alike.
 """

@@ -27,8 +27,8 @@ def replace_linear(model, fp8=True, skip=("lm_head",), backend="transformer_engi
     RowParallelLinear, in which collectives are part of the layer: a model of your own has `Linear` with parallel_mode.
 
     fp8: the layers are to run in fp8, as one model (`bind_model`): True, or the recipe, whose GEMMs' sizes they must
-    have (True: delayed or current scaling's). skip: which layers stay: their full names, or parts
-    of these between dots.
+    have (True: delayed or current scaling's).
+    skip: which layers stay: their full names, or parts of these between dots.
 
     Returns {full name: Linear}.
     Raises ValueError, and replaces nothing, for a weight that another layer has as well, for sizes that fp8 cannot

@@ -32,6 +32,7 @@ STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 IN_BACKWARD = ("off", "unclipped", "last_norm")
 # The flags of the optimizer that memory depends on, with their values, of which the first is the default
 OPTIMIZER = STATES | {"optimizer_in_backward": IN_BACKWARD}
+OPTIMIZER_DEFAULTS = {name: next(iter(kinds)) for name, kinds in OPTIMIZER.items()}
 # fp8 recipes, and what must divide the dimensions of their GEMMs: cuBLASLt wants leading dimensions in multiples of 16,
 # and each dimension leads in fprop, dgrad or wgrad; a block has 128 numbers.
 FP8_RECIPES = {"delayed": 16, "current": 16, "block": 128}
@@ -44,7 +45,7 @@ RECOMPUTE_MODULES = ("layernorm", "mlp_act", "mlp", "core_attn")
 def chosen(kept, flags):
     """Those of STATES or OPTIMIZER that are not at their default, as on a command line. kept: has an attribute for
     each."""
-    return [f"--{name} {kind}" for name, kinds in flags.items() if (kind := getattr(kept, name)) != next(iter(kinds))]
+    return [f"--{name} {kind}" for name in flags if (kind := getattr(kept, name)) != OPTIMIZER_DEFAULTS[name]]
 
 
 def proportions(split):

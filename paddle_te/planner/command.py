@@ -15,7 +15,7 @@ from dataclasses import fields
 
 from paddle_te import configs
 from paddle_te.options import option
-from paddle_te.options.scripts import OPTIMIZER
+from paddle_te.options.scripts import OPTIMIZER, OPTIMIZER_DEFAULTS
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.memory import offloaded_bytes
@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--precision", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
     for name, kinds in OPTIMIZER.items():
-        default = next(iter(kinds))
+        default = OPTIMIZER_DEFAULTS[name]
         parser.add_argument(f"--{name}", choices=kinds, default=default, help="as in training; default %(default)s")
     parser.add_argument("--show", type=positive, default=10, help="how many layouts to print; default %(default)s")
     parser.add_argument(

@@ -101,8 +101,8 @@ def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: fl
 
 
 def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:
-    """Of a micro-batch: what computing waits for the copies of activations, which run one after another beside it, and
-    what it lacks of the memory's bandwidth meanwhile.
+    """What the copies of activations cost a micro-batch. They run one after another beside computing, which waits for
+    those that are not done in time, and which they take some of the memory's bandwidth from.
 
     layer: ms of a layer, a third of them forward's. The copies out begin behind the first layer's forward and must be
     done before the last one's; those back begin behind the last layer's backward and must be done before the first's.

@@ -14,7 +14,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.hosts.paddlenlp.modeling import check_fp8_lm_head
 from paddle_te.models.context_parallel import context_parallel
-from paddle_te.options import BOUNDS, check_values, with_options
+from paddle_te.options import BOUNDS, FP8_RECIPES, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, STATES, TRAINING, chosen
 from paddle_te.runs.checkpoints import check_writable
@@ -231,6 +231,26 @@ class PreTrainingArguments(TrainingArguments):
         parallel = self.use_hybrid_parallel and self.world_size > 1
         clipped_otherwise = self.optim == OptimizerNames.ADAMW or ShardingOption.FULL_SHARD in self.sharding
         return custom and bf16 and self.max_grad_norm > 0 and parallel and not clipped_otherwise
+
+
+def fp8_multiple(arguments):
+    """What must divide the tokens of fp8 GEMMs; 1 without fp8."""
+    return FP8_RECIPES[arguments.fp8_recipe] if arguments.use_fp8 else 1
+
+
+def check_fp8_tokens(arguments, length, tokens, when="train", where="each rank"):
+    """Raises ValueError where fp8 GEMMs do not take the tokens of a rank's micro-batch.
+
+    length: the flag that says how long sequences are, with its value. when: "train" or "eval". where: the ranks, in
+    words.
+    """
+    multiple = fp8_multiple(arguments)
+    if tokens % multiple:
+        batch = f"per_device_{when}_batch_size"
+        raise ValueError(
+            f"{length} with --{batch} {getattr(arguments, batch)}: GEMMs with --fp8_recipe {arguments.fp8_recipe} need "
+            f"a multiple of {multiple} tokens on {where}, not {tokens}"
+        )
 
 
 def check_weights_folder(arguments, flag="model_name_or_path"):

@@ -8,9 +8,9 @@ from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.models.context_parallel import sequence_ranks
-from paddle_te.options import FP8_RECIPES, check_values, with_options
+from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_MODEL, PRETRAINING
-from paddle_te.training.arguments import PreTrainingArguments, check_weights_folder
+from paddle_te.training.arguments import PreTrainingArguments, check_fp8_tokens, check_weights_folder, fp8_multiple
 from paddle_te.training.callbacks import ThroughputCallback, model_flops_per_token
 from paddle_te.training.packing import check_fp8_dpa, check_whole_sequences
 from paddle_te.training.trainer import PretrainingTrainer
@@ -62,7 +62,7 @@ def check_together(model_args, data_args, training_args):
         check_whole_sequences(training_args, "--zero_padding")
     if sequence_ranks(training_args) > 1:
         _check_shared_sequences(data_args, training_args)
-    if data_args.pad_to_multiple_of % (multiple := _fp8_multiple(training_args)):
+    if data_args.pad_to_multiple_of % (multiple := fp8_multiple(training_args)):
         raise ValueError(
             f"--pad_to_multiple_of {data_args.pad_to_multiple_of}: GEMMs with --fp8_recipe {training_args.fp8_recipe} "
             f"need a multiple of {multiple}"
@@ -84,30 +84,19 @@ def check_together(model_args, data_args, training_args):
         raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
 
 
-def _fp8_multiple(training_args):
-    """What must divide the tokens of fp8 GEMMs; 1 without fp8."""
-    return FP8_RECIPES[training_args.fp8_recipe] if training_args.use_fp8 else 1
-
-
 def _check_sequence_parallel(data_args, training_args):
     if not data_args.pad_to_max_length:
         raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
-    sequences = training_args.per_device_train_batch_size
-    ranks = training_args.tensor_parallel_degree * sequence_ranks(training_args)
-    tokens = sequences * data_args.max_length // ranks
-    if tokens % (multiple := _fp8_multiple(training_args)):
-        raise ValueError(
-            f"--max_length {data_args.max_length} with --per_device_train_batch_size {sequences}: GEMMs with "
-            f"--fp8_recipe {training_args.fp8_recipe} need a multiple of {multiple} tokens on each of {ranks} ranks, "
-            f"not {tokens}"
-        )
+    length, ranks = data_args.max_length, training_args.tensor_parallel_degree * sequence_ranks(training_args)
+    tokens = training_args.per_device_train_batch_size * length // ranks
+    check_fp8_tokens(training_args, f"--max_length {length}", tokens, where=f"each of {ranks} ranks")
 
 
 def _check_shared_sequences(data_args, training_args):
     ring, multiple = training_args.context_parallel_degree > 1, data_args.pad_to_multiple_of
     degree = sequence_ranks(training_args)
     flag = f"--{'context' if ring else 'sep'}_parallel_degree {degree}"
-    of_fp8 = _fp8_multiple(training_args)
+    of_fp8 = fp8_multiple(training_args)
     least = of_fp8 * degree if training_args.use_fp8 else 2 * degree if ring else degree
     if multiple % least:
         why = f"of {of_fp8} tokens a rank for fp8 GEMMs" if training_args.use_fp8 else "which splits sequences"

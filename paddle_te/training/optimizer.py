@@ -51,8 +51,13 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
         squares = sorted((_squared_l2_norm(grad) for grad in grads), key=lambda square: str(square.dtype))
         sums = [paddle.stack(list(same)).sum() for _, same in groupby(squares, key=lambda square: square.dtype)]
         self.norm = paddle.sqrt(paddle.stack([total.astype("float32") for total in sums]).sum())
-        largest = paddle.full([1], self.clip_norm, "float32")
-        return largest / paddle.maximum(self.norm, largest)
+        return clip_factor(self.norm, self.clip_norm)
+
+
+def clip_factor(norm, greatest):
+    """float32 [1] by which gradients of a norm, float32 [], are multiplied so that it is at most `greatest`."""
+    largest = paddle.full([1], greatest, "float32")
+    return largest / paddle.maximum(norm, largest)
 
 
 class _HybridParallelClipGrad(HybridParallelClipGrad):

@@ -16,7 +16,7 @@ import paddle.distributed as dist
 from paddle.base.framework import default_main_program, program_guard
 from paddle.nn.clip import _squared_l2_norm
 
-from paddle_te.training.optimizer import FactorAdamW
+from paddle_te.training.optimizer import FactorAdamW, clip_factor
 
 LAST_NORM = "gradient_norm"  # what the manifest calls it
 
@@ -48,9 +48,11 @@ class OptimizerInBackward:
     def attach(self, last_norm=None):
         """Makes the optimizer's state and begins to update with the next backward.
 
-        To be called when the weights and, where training goes on, the state are loaded, and when all hooks of others
-        that complete a gradient are there. last_norm: of the step before, a number, or None. A second call only sets
-        it.
+        Call it after the weights are loaded, and after the optimizer's state where training goes on. Call it also
+        after others have registered the hooks that complete a gradient, such as a sum over ranks. A second call only
+        sets the norm.
+
+        last_norm: the norm of the step before, a number; None for a run's first step.
         """
         if last_norm is not None:
             self._set_norm(paddle.full([], last_norm, "float32"))
@@ -75,7 +77,7 @@ class OptimizerInBackward:
 
     @paddle.no_grad()
     def __call__(self, params_grads):
-        """Ends a step; params_grads: [], as all gradients are gone. Paddle's optimizer takes it for clipping."""
+        """Ends a step. Paddle's optimizer calls this as its clipping. params_grads: [], as all gradients are gone."""
         if params_grads:
             names = ", ".join(param.name for param, _ in params_grads)
             raise RuntimeError(f"gradients were made past the update in backward: {names}")
@@ -91,8 +93,7 @@ class OptimizerInBackward:
     def _set_norm(self, norm):
         self.norm = norm
         if self._max_norm is not None:
-            largest = paddle.full([1], self._max_norm, "float32")
-            self.factor = largest / paddle.maximum(norm, largest)
+            self.factor = clip_factor(norm, self._max_norm)
 
     def last_norm(self):
         """The norm as a number, for a checkpoint; None where clipping needs none. Waits for the device."""

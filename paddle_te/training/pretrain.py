@@ -24,10 +24,10 @@ from paddle_te.hosts.paddlenlp.families import check_packed, check_positions
 from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.models.context_parallel import rank_sequence_length
 from paddle_te.ops import get_ops
-from paddle_te.options import FP8_RECIPES, configure
+from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
-from paddle_te.training.arguments import ModelArguments, PreTrainingArguments, check_weights_folder
+from paddle_te.training.arguments import ModelArguments, PreTrainingArguments, check_fp8_tokens, check_weights_folder
 from paddle_te.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.training.datasets import DataArguments, create_pretrained_dataset, data_identity
@@ -55,15 +55,11 @@ def _check_fp8_tokens(training_args, config):
     """Raises ValueError where a rank has so many tokens of a micro-batch that fp8 GEMMs do not take them."""
     if not training_args.use_fp8:
         return
-    recipe, shared_by = training_args.fp8_recipe, config.tensor_parallel_degree if config.sequence_parallel else 1
+    shared_by = config.tensor_parallel_degree if config.sequence_parallel else 1
     for when in ("train", "eval") if training_args.do_eval else ("train",):
         sequences = getattr(training_args, f"per_device_{when}_batch_size")
         tokens = sequences * rank_sequence_length(config) // shared_by
-        if tokens % FP8_RECIPES[recipe]:
-            raise ValueError(
-                f"--max_seq_length {config.seq_length} with --per_device_{when}_batch_size {sequences}: GEMMs with "
-                f"--fp8_recipe {recipe} need a multiple of {FP8_RECIPES[recipe]} tokens on each rank, not {tokens}"
-            )
+        check_fp8_tokens(training_args, f"--max_seq_length {config.seq_length}", tokens, when)
 
 
 def make_config(model_args, data_args, training_args, tokenizer):

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te import configs  # noqa: E402
-from paddle_te.options.scripts import OPTIMIZER  # noqa: E402
+from paddle_te.options.scripts import OPTIMIZER_DEFAULTS  # noqa: E402
 from paddle_te.planner import GPUS, Layout, Model, Plan, memory_of_step, search, time_of_step  # noqa: E402
 
 H200 = GPUS["h200"]
@@ -94,7 +94,7 @@ def _run(run):
         fp8_attention="--fp8_dpa true" in flags,
         main_grads="--amp_master_grad true" in flags,
         release_grads="--release_grads true" in flags,
-        **{name: _value(flags, f"--{name}", next(iter(kinds))) for name, kinds in OPTIMIZER.items()},
+        **{name: _value(flags, f"--{name}", default) for name, default in OPTIMIZER_DEFAULTS.items()},
         offload_activations=int(_value(flags, "--offload_activations", 0)),
     )
     return model, layout

@@ -77,8 +77,8 @@ class LowRank(nn.Layer):
         return paddle.matmul(a, b).transpose([1, 0]) * self.scaling
 
 
-def _side_by_side(tensors):
-    return tensors[0] if len(tensors) == 1 else paddle.concat(tensors, -1)
+def _joined(tensors, axis):
+    return tensors[0] if len(tensors) == 1 else paddle.concat(tensors, axis)
 
 
 class _WithLoRA:
@@ -128,7 +128,7 @@ class _WithLoRA:
         if not found:
             return None
         dropout, scaling = found[0].dropout, found[0].scaling  # of all parts
-        z = paddle.matmul(x if dropout is None else dropout(x), _side_by_side([part.lora_A for part in found]))
+        z = paddle.matmul(x if dropout is None else dropout(x), _joined([part.lora_A for part in found], -1))
         if self.tp is not None:
             z = self.tp.enter(z) if parallel_mode == "column" else self.tp.leave(z)
         return paddle.matmul(z * scaling, self._diagonal_of_b(parts))
@@ -139,9 +139,12 @@ class _WithLoRA:
         for part in parts:
             if part in self._sub_layers:
                 b = self._sub_layers[part].lora_B
-                zeros = lambda other, b=b: paddle.zeros([b.shape[0], self.part_sizes[other]], b.dtype)  # noqa: E731
-                rows.append(_side_by_side([b if other == part else zeros(other) for other in parts]))
-        return rows[0] if len(rows) == 1 else paddle.concat(rows, 0)
+                columns = [
+                    b if other == part else paddle.zeros([b.shape[0], self.part_sizes[other]], b.dtype)
+                    for other in parts
+                ]
+                rows.append(_joined(columns, -1))
+        return _joined(rows, 0)
 
     def split_mapping(self):
         """[(parameter name, is_column)] of what tensor parallelism splits, for PaddleNLP's merging of ranks."""
