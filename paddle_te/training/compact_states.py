@@ -155,8 +155,14 @@ def split_master(master):
     return weight, remainder
 
 
+# Paddle's square root and quotient of float32 are MKL's, which are not the nearest number on every CPU. Those of
+# float64, rounded to float32, are.
 def _square_root(x):
-    return paddle.sqrt(x.astype("float64")).astype("float32")  # Paddle's of float32 is not the nearest on every CPU
+    return paddle.sqrt(x.astype("float64")).astype("float32")
+
+
+def _quotient(x, y):
+    return (x.astype("float64") / y.astype("float64")).astype("float32")
 
 
 @paddle.no_grad()
@@ -170,14 +176,14 @@ def step_in_paddle(step):
     )
     one = paddle.ones([])
     rate = step.learning_rate.reshape([]) * ratio
-    scale, scaled_rate = _square_root(one - power2), rate / (one - power1)
+    scale, scaled_rate = _square_root(one - power2), _quotient(rate, one - power1)
     g = multiplied(step.grad, step.factor).astype("float32")
     remainder = master is not None and master.dtype == paddle.int16
     p = join_master(param, master) if remainder else (param if master is None else master).astype("float32")
     p = p * (one - rate * decay)
     m1 = beta1 * step.moment1.astype("float32") + (one - beta1) * g
     m2 = beta2 * step.moment2.astype("float32") + (one - beta2) * g * g
-    p = p - scaled_rate * m1 * scale / (_square_root(m2) + epsilon * scale)
+    p = p - _quotient(scaled_rate * m1 * scale, _square_root(m2) + epsilon * scale)
     if step.moment1.dtype == paddle.bfloat16:
         random_bits = noise(step.noise_key, step.noise_first, param.shape)
         m1, m2 = (round_stochastically(m, bits) for m, bits in zip((m1, m2), random_bits, strict=True))

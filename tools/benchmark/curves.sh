@@ -37,7 +37,7 @@ train() {
   if ! python3 $launcher llm/llama/run_pretrain.py "${common[@]}" "${flags[@]}" --output_dir "$folder" \
     --data_cache "$folder" "$@" >"$folder/log" 2>&1; then
     echo "error: $name failed" >&2
-    tail -n 20 "$folder/log" "$work/$name".ranks/workerlog.* 2>/dev/null >&2
+    tail -n 20 "$folder/log" "$work/$name".ranks/workerlog.* >&2 2>/dev/null
     return 1
   fi
   echo "$name: done after $SECONDS s"
