@@ -10,6 +10,7 @@
 #include "kernels/common.h"
 #include "libraries.h"
 #include "paddle/phi/api/profiler/trace_event.h"
+#include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/backends/device_ext.h"
 #include "profiler.h"
 #include "runtime.h"
@@ -160,11 +161,24 @@ C_Status AllocateHost(const C_Device device, void** pointer, size_t size) {
 C_Status FreeHost(const C_Device device, void* pointer, size_t) {
   return On(device, [&] { runtime::FreeHost(pointer); });
 }
-C_Status Set(const C_Device device, void* pointer, unsigned char value, size_t size) {
+// The stream of the device's operations: what Paddle moves without naming a stream comes after the operations that
+// it launched before, which may still read or write the same memory. CUDA's default stream would wait for none of them.
+Stream OperationsStream(const C_Device device) {
+  if (!phi::DeviceContextPool::IsInitialized()) return nullptr;
+  const phi::CustomPlace place(kDeviceType, device->id);
+  return StreamOf(*static_cast<const Context*>(phi::DeviceContextPool::Instance().Get(place)));
+}
+// Runs `function` on that stream, and waits for it.
+template <typename Function>
+C_Status OnAndWait(const C_Device device, Function function) {
   return On(device, [&] {
-    runtime::Fill(pointer, value, size, nullptr);
-    runtime::Synchronize(nullptr);
+    const Stream stream = OperationsStream(device);
+    function(stream);
+    runtime::Synchronize(stream);
   });
+}
+C_Status Set(const C_Device device, void* pointer, unsigned char value, size_t size) {
+  return OnAndWait(device, [&](Stream stream) { runtime::Fill(pointer, value, size, stream); });
 }
 template <runtime::CopyKind kind>
 C_Status CopyAsync(const C_Device device, C_Stream stream, void* to, const void* from, size_t size) {
@@ -174,20 +188,15 @@ C_Status CopyAsync(const C_Device device, C_Stream stream, void* to, const void*
 template <runtime::CopyKind kind>
 C_Status Copy(const C_Device device, void* to, const void* from, size_t size) {
   TraceCopy(kind, size);
-  return On(device, [&] {
-    runtime::Copy(to, from, size, kind, nullptr);
-    runtime::Synchronize(nullptr);
-  });
+  return OnAndWait(device, [&](Stream stream) { runtime::Copy(to, from, size, kind, stream); });
 }
 C_Status CopyPeerAsync(const C_Device to_device, const C_Device from_device, C_Stream stream, void* to,
                        const void* from, size_t size) {
   return On(from_device, [&] { runtime::CopyPeer(to, to_device->id, from, from_device->id, size, stream); });
 }
 C_Status CopyPeer(const C_Device to_device, const C_Device from_device, void* to, const void* from, size_t size) {
-  return On(from_device, [&] {
-    runtime::CopyPeer(to, to_device->id, from, from_device->id, size, nullptr);
-    runtime::Synchronize(nullptr);
-  });
+  return OnAndWait(from_device,
+                   [&](Stream stream) { runtime::CopyPeer(to, to_device->id, from, from_device->id, size, stream); });
 }
 C_Status MemoryStats(const C_Device device, size_t* total, size_t* free) {
   return On(device, [&] { runtime::MemoryStats(total, free); });
@@ -459,8 +468,7 @@ extern "C" __attribute__((visibility("default"))) int nvgpu_group_end() { return
 // Called by loader.cc.
 extern "C" __attribute__((visibility("default"))) void NvgpuInitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);
-  static char device_type[] = "nvgpu";
-  params->device_type = device_type;
+  params->device_type = const_cast<char*>(nvgpu::kDeviceType);
   params->sub_device_type = const_cast<char*>(nvgpu::runtime::Name());
   nvgpu::FillTable(params->interface);
   nvgpu::RegisterMoves();

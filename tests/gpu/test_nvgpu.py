@@ -145,6 +145,18 @@ def test_raw_stream_follows_stream_guard_and_orders_work():
     assert raw() == main
 
 
+def test_copies_without_a_stream_come_after_what_was_launched_before():
+    """Tensor.set must not overwrite what waiting kernels still read."""
+    factor, x = paddle.rand([4096, 4096]), paddle.ones([1 << 20])
+    product = factor
+    for _ in range(50):  # some 100 ms of work, behind which the sum's kernel waits
+        product = paddle.matmul(product, factor)
+    y = x + 1
+    x.get_tensor().set(np.zeros(1 << 20, "float32"), paddle.CustomPlace("nvgpu", 0))
+    assert float(x.max()) == 0
+    assert float(y.min()) == float(y.max()) == 2
+
+
 def test_one_copy_of_each_cuda_library():
     paddle.matmul(paddle.ones([4, 4]), paddle.ones([4, 4]))
     with open("/proc/self/maps") as maps:

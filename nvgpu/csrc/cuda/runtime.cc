@@ -106,7 +106,7 @@ void Fill(void* pointer, unsigned char value, size_t bytes, Stream stream) {
   if (bytes > 0) CHECK(cudaMemsetAsync(pointer, value, bytes, Cuda(stream)));
 }
 
-// Not ordered with the legacy default stream, which nobody uses here.
+// Not ordered with CUDA's default stream: what another library launches there does not hold these up.
 Stream CreateStream() {
   cudaStream_t stream = nullptr;
   CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

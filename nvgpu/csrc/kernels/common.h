@@ -38,6 +38,8 @@ inline const Types kIntegers = {DataType::INT64, DataType::INT32, DataType::BOOL
                                 DataType::UINT8, DataType::INT8,  DataType::INT16};
 inline const Types kIndices = {DataType::INT64, DataType::INT32};
 
+inline constexpr char kDeviceType[] = "nvgpu";
+
 inline Stream StreamOf(const Context& context) { return context.stream(); }
 
 inline Type TypeOf(DataType type) {
@@ -112,7 +114,7 @@ void Register(const char* name, const Types& types, ArgsDef args_def = NoArgsDef
   using Signature = decltype(function);
   using Implementation = phi::KernelImpl<Signature, &Guarded<function, Signature>::Run>;
   for (DataType type : types) {
-    phi::KernelRegistrar(phi::RegType::OUTER, name, "nvgpu", phi::DataLayout::ALL_LAYOUT, type,
+    phi::KernelRegistrar(phi::RegType::OUTER, name, kDeviceType, phi::DataLayout::ALL_LAYOUT, type,
                          phi::KernelArgsParseFunctor<Signature>::Parse, args_def, &Implementation::Compute,
                          reinterpret_cast<void*>(&Implementation::VariadicCompute));
   }
