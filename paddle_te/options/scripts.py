@@ -165,12 +165,12 @@ LAYERS = (
     Option(
         "fp8_first_step",
         choice("current", "delayed"),
-        "delayed",
-        "Where delayed scaling takes the scales of the first step from: delayed, Transformer Engine's own beginning, "
-        "with all scales 1; current, the tensors themselves.",
-        doc="where delayed scaling takes the scales of the first step from: all are 1, as Transformer Engine begins; "
-        "with `current` from the tensors themselves; [why](../../docs/fp8.md#the-first-step)",
-        zh="delayed scaling 第一步的 scale：全部为 1，与 Transformer Engine 相同；`current` 则取自张量本身；"
+        "current",
+        "Where delayed scaling takes the scales of the first step from: current, the tensors themselves; delayed, "
+        "Transformer Engine's own beginning, with all scales 1.",
+        doc="where delayed scaling takes the scales of the first step from: the tensors themselves; with `delayed` all "
+        "are 1, as Transformer Engine begins; [why](../../docs/fp8.md#the-first-step)",
+        zh="delayed scaling 第一步的 scale：取自张量本身；`delayed` 则全部为 1，与 Transformer Engine 相同；"
         "[说明](../../docs/fp8.md#the-first-step)",
         config=True,
         needs=DELAYED,

@@ -23,7 +23,7 @@ def test_defaults_are_transformer_engines():
         reduce_amax=True,
         fp8_dpa=False,
         fp8_dpa_bwd=True,  # TE's environment variable NVTE_FP8_DPA_BWD
-        first_step="delayed",
+        first_step="current",
     )
     assert Float8CurrentScaling().fp8_format is Format.HYBRID
     block = Float8BlockScaling()
@@ -35,7 +35,7 @@ def test_scalings():
     e4m3, e5m2 = (TensorScaling("current", dtype) for dtype in ("e4m3", "e5m2"))
     assert Float8CurrentScaling().scalings == GemmScalings(e4m3, e4m3, e5m2)
     assert DelayedScaling(first_step="current").first_scalings == GemmScalings(e4m3, e4m3, e5m2)
-    assert DelayedScaling().first_scalings == DelayedScaling().scalings
+    assert DelayedScaling(first_step="delayed").first_scalings == DelayedScaling().scalings
     assert Float8CurrentScaling(Format.E4M3).scalings == GemmScalings(e4m3, e4m3, e4m3)
     assert {scaling.kind for scaling in DelayedScaling().scalings} == {"delayed"}
     vectors, blocks = (BlockScaling("e4m3", dim, False, 0.5) for dim in (1, 2))
