@@ -5,11 +5,12 @@
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets each run's train_log.jsonl as
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
 # over 20 steps. MODEL, STEPS, BATCH (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs) and RECIPES (of
-# fp8's runs in precisions, by default delayed alone; RECIPES="delayed current block" makes three) may be set:
+# fp8's runs in precisions, by default delayed alone; RECIPES="delayed current block" makes three) may be set. With
+# AT_ONCE=1 all runs of precisions share the GPU at the same time, if its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail
-usage() { sed -n '2,11s/^# \?//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,12s/^# \?//p' "$0" >&2; exit 2; }
 [ $# = 3 ] && [[ $1 =~ ^(precisions|layouts)$ ]] || usage
 kind=$1 data=$(realpath "$2") output=$(realpath -m "$3")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -44,20 +45,33 @@ train() {
 }
 ranks() { echo "-m paddle.distributed.launch --devices 0,1 --log_dir $work/$1.ranks"; }
 
+jobs=()
+# one_of_several trains as `train` does: with AT_ONCE=1 in the background, else until it is done. finish_runs waits for
+# those in the background, and fails if one of them did.
+one_of_several() { train "$@" & jobs+=($!); [ "${AT_ONCE:-0}" = 1 ] || finish_runs; }
+finish_runs() {
+  local job failed=0
+  for job in "${jobs[@]}"; do wait "$job" || failed=1; done
+  jobs=()
+  return $failed
+}
+
 precisions() {
   local start="$work/start/checkpoint-1" whole=("${all_steps[@]}" --per_device_train_batch_size "$batch")
   train start "" "${none[@]}" "${one_step[@]}"
   python3 llm/llama/te_llama_ckpt_converter.py --mode pd2te --input_ckpt_path "$start" --output_ckpt_path "$work/te.start"
-  train none "" "${none[@]}" "${whole[@]}" --te_init_weight_path "$start"
-  train te-bf16 "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start"
+  one_of_several none "" "${none[@]}" "${whole[@]}" --te_init_weight_path "$start"
+  one_of_several te-bf16 "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start"
   names=(none te-bf16)
   local recipe name
   for recipe in ${RECIPES:-delayed}; do
     name=te-fp8
     [ "$recipe" = delayed ] || name+="-$recipe"
-    train "$name" "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start" --use_fp8 true --fp8_recipe "$recipe"
+    one_of_several "$name" "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start" --use_fp8 true \
+      --fp8_recipe "$recipe"
     names+=("$name")
   done
+  finish_runs
 }
 
 layouts() {
