@@ -45,7 +45,7 @@ def test_defaults_are_native_layers(tmp_path):
         ([*PD_FP8, "--fp8_margin", "19"], "--fp8_margin 19: it must be a whole number from 0 to 18"),
         ([*PD_FP8, "--fp8_margin", "-1"], "--fp8_margin -1: it must be a whole number from 0 to 18"),
         ([*PD_FP8, "--fp8_recipe", "current", "--fp8_margin", "1"], "--fp8_margin 1 needs --fp8_recipe delayed"),
-        ([*PD_FP8, "--fp8_recipe", "current", "--fp8_first_step", "current"], "needs --fp8_recipe delayed"),
+        ([*PD_FP8, "--fp8_recipe", "current", "--fp8_first_step", "delayed"], "needs --fp8_recipe delayed"),
         ([*PD_FP8, "--fp8_recipe", "current", "--fp8_amax_history_len", "8"], "--fp8_amax_history_len 8 needs"),
         ([*PD_FP8, "--fp8_recipe", "mxfp8"], r"one of delayed, current, block \(mxfp8 and nvfp4 need .* Blackwell's\)"),
         ([*PD_FP8, "--fp8_recipe", "block", "--fp8_dpa"], "--fp8_dpa true needs --fp8_recipe delayed"),
