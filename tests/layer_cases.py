@@ -227,7 +227,7 @@ def check_first_step(device, kind, seed):
 ATTENTION = {
     "dpa": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True),
     "dpa_e4m3": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_format=fp8.Format.E4M3),
-    "dpa_from_current": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, first_step="current"),
+    "dpa_from_one": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, first_step="delayed"),
     "dpa_forward": fp8.DelayedScaling(amax_history_len=4, fp8_dpa=True, fp8_dpa_bwd=False),
 }
 

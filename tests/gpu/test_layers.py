@@ -158,7 +158,7 @@ def test_fp8_attention(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequen
 
 @pytest.mark.parametrize("kind", ["dot_product_attention", "multi_head_attention", "transformer"])
 def test_fp8_attention_in_the_first_step(gpu, poisoned, seed, kind):
-    check_fp8(gpu, kind, 2, 1, 2, 256, seed, ATTENTION["dpa_from_current"], head_dim=128, steps=1)
+    check_fp8(gpu, kind, 2, 1, 2, 256, seed, ATTENTION["dpa"], head_dim=128, steps=1)
 
 
 def test_fp8_attention_is_really_on(gpu, seed):
@@ -166,7 +166,7 @@ def test_fp8_attention_is_really_on(gpu, seed):
     values, inputs, grads, _ = case("multi_head_attention", 2, 1, 1, 128, seed, 128)
     paddle.set_device(gpu)
     # with the tensors' own scales the kernels run until their amaxes are known
-    for recipe, runs in ((ATTENTION["dpa_from_current"], 3), (ATTENTION["dpa"], 1)):
+    for recipe, runs in ((ATTENTION["dpa"], 3), (ATTENTION["dpa_from_one"], 1)):
         with count_entry_points() as counts:
             on = run(te("multi_head_attention", 2, 1, 128), values, inputs, grads, "bfloat16", recipe)
         assert counts["attention_fwd", "fp8"] == counts["attention_bwd", "fp8"] == runs

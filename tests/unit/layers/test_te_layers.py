@@ -96,7 +96,7 @@ def test_the_first_step_of_delayed_scaling(seed, kind):
     check_first_step("cpu", kind, seed)
 
 
-@pytest.mark.parametrize("recipe", [FROM_CURRENT, ATTENTION["dpa_from_current"]], ids=["gemms", "attention"])
+@pytest.mark.parametrize("recipe", [FROM_CURRENT, ATTENTION["dpa"]], ids=["gemms", "attention"])
 def test_the_first_steps_programs_are_recorded_once(recipe):
     """In the first step's micro-batches, one that quantizes the weights and later ones; and so once more in the second
     step, for all layers and the steps to come."""
@@ -127,7 +127,7 @@ def test_fp8_attention(seed, kind, kv_heads, recipe):
 
 @pytest.mark.parametrize("kind", ["dot_product_attention", "multi_head_attention", "transformer"])
 def test_fp8_attention_in_the_first_step(seed, kind):
-    check_fp8("cpu", kind, 2, 1, 2, 48, seed, ATTENTION["dpa_from_current"], head_dim=128, steps=1)
+    check_fp8("cpu", kind, 2, 1, 2, 48, seed, ATTENTION["dpa"], head_dim=128, steps=1)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
