@@ -492,7 +492,7 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
     name, _, dtype = kernel.rpartition("_")
-    typed = (rope, cross_entropy_stats, cross_entropy_gradient, add_to, column_sums)
+    typed = (rope, cross_entropy_stats, cross_entropy_gradient, add_to, column_sums, pack, unpack)
     {function.__name__: function for function in typed}[name](ELEMENTS[dtype], grid, *arguments)
 
 
@@ -565,6 +565,38 @@ def column_sums(dtype, grid, x, out, rows, cols):
     at(out, (cols,), dtype)[:] = at(x, (rows, cols), dtype).astype(np.float32).sum(0).astype(dtype)
 
 
+def _packed_parts(dtype, arguments):
+    """kernels/low_rank.cu's: (A and B of the parts, None for one that is not there, where these lie in the two
+    matrices), the matrices, the factor."""
+    starts, part_sizes = arguments[6:9], arguments[9:12]
+    a, b, inputs, outputs, r, width, bits = arguments[12:]
+    a, b = at(a, (inputs, width), dtype), at(b, (width, outputs), dtype)
+    parts = []
+    for part, (start, size) in enumerate(zip(starts, part_sizes, strict=True)):
+        columns = slice(part * r, (part + 1) * r)
+        places = a[:, columns], b[columns, start : start + size]
+        for address, shape, place in zip(arguments[part:6:3], ((inputs, r), (r, size)), places, strict=True):
+            parts.append((at(address, shape, dtype) if address else None, place))
+    return parts, a, b, np.uint32(bits).view(np.float32)
+
+
+def pack(dtype, grid, *arguments):
+    """kernels/low_rank.cu."""
+    parts, a, b, factor = _packed_parts(dtype, arguments)
+    a[...] = b[...] = 0
+    for i, (values, place) in enumerate(parts):
+        if values is not None:
+            place[...] = (values.astype(np.float32) * (factor if i % 2 else 1)).astype(dtype)
+
+
+def unpack(dtype, grid, *arguments):
+    """kernels/low_rank.cu, backward."""
+    parts, _, _, factor = _packed_parts(dtype, arguments)
+    for i, (values, place) in enumerate(parts):
+        if values is not None:
+            values[...] = (place.astype(np.float32) * (factor if i % 2 else 1)).astype(dtype)
+
+
 def memcpy_async(destination, source, stream):
     destination.array.reshape(-1)[:] = source.array.reshape(-1)
 
@@ -611,7 +643,7 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import addition, column_sums, cross_entropy, rope, scaling
+    from paddle_te.native import addition, column_sums, cross_entropy, low_rank, rope, scaling
     from paddle_te.ops.te import quantized, runtime
 
     counts = collections.Counter()
@@ -623,7 +655,7 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (addition, column_sums, cross_entropy, rope, scaling):
+    for module in (addition, column_sums, cross_entropy, low_rank, rope, scaling):
         setattr(module, "kernel", lambda name, file, capability: name)
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))

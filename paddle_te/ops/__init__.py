@@ -14,7 +14,7 @@ activations' own precision.
 | normalize(x, norm) | x's shape |
 | activate(x, activation) | x's shape, or where the activation is gated [..., half of it] |
 | accumulate_wgrad(x, dy, out) | xᵀ·dy in float32, + out in place; of matrices [n, in], [n, out], no gradients |
-| linear(x, weight, bias, residual, parallel_mode, tp, quantizers, fuse_wgrad_accumulation, transpose_y) | [..., out] |
+| linear(x, weight, bias, residual, parallel_mode, tp, quantizers, …, transpose_y, low_rank) | [..., out] |
 | layernorm_linear(x, norm, weight, bias, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x again) |
 | layernorm_mlp(x, norm, fc1_weight, fc2_weight, fc1_bias, fc2_bias, activation, …) | x's shape; see below |
 | parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
@@ -40,7 +40,8 @@ parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss 
 cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without
 `train`, is the gradient of the sum of the losses above 0.
 
-layernorm_linear's second value is x again, as the residual. norm: a `norms.Norm`. activation: one of `activations`.
+linear's low_rank: a `low_rank.LowRank`, whose product is added. layernorm_linear's second value is x again, as the
+residual. norm: a `norms.Norm`. activation: one of `activations`.
 layernorm_mlp also takes add_residual, without which it returns (what would be added to x, x again), tp, quantizers,
 fuse_wgrad_accumulation, and recompute: what backward computes again instead of keeping it, "mlp_act" the activation,
 "mlp" all from the norm to the activation, None nothing. So it does with the norm where its `recompute` says so.

@@ -74,6 +74,32 @@ def _row(x, weight, tp, quantizers, transpose_y=True, bias=None):
     return y if bias is None else y + bias
 
 
+def _joined(tensors, axis):
+    return tensors[0] if len(tensors) == 1 else paddle.concat(tensors, axis)
+
+
+def _low_rank_product(x, low_rank, parallel_mode, tp):
+    """A LowRank's scaling · x · A · B, of its parts side by side, zeros for parts without.
+
+    The parts' A stand side by side and their B on a diagonal, so that there are two products for all of them.
+    """
+    x = x if low_rank.x is None else low_rank.x
+    z = paddle.matmul(x, _joined([a for a in low_rank.a if a is not None], -1))
+    if tp is not None:
+        z = tp.enter(z) if parallel_mode == "column" else tp.leave(z)
+    return paddle.matmul(z * low_rank.scaling, _diagonal(low_rank))
+
+
+def _diagonal(low_rank):
+    """[sum of r, sum of the parts' sizes]: each B in rows of its own, in its part's columns."""
+
+    def row(part, b):
+        columns = enumerate(low_rank.sizes)
+        return _joined([b if i == part else paddle.zeros([b.shape[0], size], b.dtype) for i, size in columns], -1)
+
+    return _joined([row(part, b) for part, b in enumerate(low_rank.b) if b is not None], 0)
+
+
 def linear(
     x,
     weight,
@@ -85,12 +111,15 @@ def linear(
     quantizers=None,
     fuse_wgrad_accumulation=False,
     transpose_y=True,
+    low_rank=None,
 ):
-    """x · weightᵀ (+ bias) (+ residual), or x · weight without transpose_y; the weight is split by `parallel_mode`
-    ("column", "row" or None) over `tp`."""
+    """x · weightᵀ (+ bias) (+ residual) (+ a LowRank's product), or x · weight … without transpose_y; the weight is
+    split by `parallel_mode` ("column", "row" or None) over `tp`."""
     _check_fusion(fuse_wgrad_accumulation)
-    gemm = _row if parallel_mode == "row" else _column
-    y = gemm(x, weight, None if parallel_mode is None else tp, quantizers, transpose_y, bias)
+    gemm, tp = _row if parallel_mode == "row" else _column, None if parallel_mode is None else tp
+    y = gemm(x, weight, tp, quantizers, transpose_y, bias)
+    if low_rank is not None:
+        y = y + _low_rank_product(x, low_rank, parallel_mode, tp)
     return y if residual is None else y + residual
 
 

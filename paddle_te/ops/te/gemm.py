@@ -23,6 +23,7 @@ from paddle_te.ops.te.quantized import (
     operand_pieces,
     quantize,
     quantized_weight,
+    rowwise_pieces,
 )
 from paddle_te.ops.te.recording import Placeholder
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, Matrix, check_tensor
@@ -36,7 +37,8 @@ def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=Tr
     """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized. recompute: operand_pieces'."""
     if quantizers is None:
         return x, rt.matrix(weight, code)
-    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise, 0, transpose_y, recompute)
+    wgrad = not weight.stop_gradient
+    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise, wgrad, 0, transpose_y, recompute)
     x = quantize(rt, x, quantizers.input, pieces.input)
     of_weight = pieces.weight if transpose_y else exchanged(pieces.weight)
     return x, quantized_weight(rt, weight, code, quantizers, of_weight)
@@ -60,10 +62,11 @@ def drop_transpose(rt, weight):
         weight.drop_transpose(rt)
 
 
-def grad_output(rt, dy, code, quantizers, tp, dbias=None):
+def grad_output(rt, dy, code, quantizers, tp, weight, dbias=None):
     """dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks.
 
-    dbias: a BiasGradient of all those rows, which the cast to fp8 computes.
+    weight: of the GEMM; a frozen one needs no transpose of dy. dbias: a BiasGradient of all those rows, which the cast
+    to fp8 computes.
     """
     # a rank's own rows are cast without their sum, which needs the transpose as well
     if tp is not None and (quantizers is None or not quantizers.same_scales or dbias is not None):
@@ -72,7 +75,10 @@ def grad_output(rt, dy, code, quantizers, tp, dbias=None):
     if quantizers is None:
         return matrix
     if tp is None:
-        return quantize(rt, matrix, quantizers.grad_output, dbias=dbias and dbias.native)
+        pieces = None
+        if weight.stop_gradient and dbias is None:
+            pieces = rowwise_pieces(rt, matrix.shape, quantizers.grad_output)
+        return quantize(rt, matrix, quantizers.grad_output, pieces, dbias=dbias and dbias.native)
     local = Float8Matrix.rows_of_rank(rt, matrix.shape, quantizers.grad_output)
     return local.fill(rt, matrix.native).gathered(rt, tp.all_gather(local.rowwise))
 
@@ -192,7 +198,8 @@ def _normed_operands(rt, x, weight, quantizers, tp, columnwise):
         operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise, recompute=again)
         return operand, weight, rows if gather else operand
     shape = None if gather else x.x.shape
-    pieces = operand_pieces(rt, quantizers, shape, weight.shape, columnwise, x.statistics_bytes, recompute=again)
+    wgrad = not weight.stop_gradient
+    pieces = operand_pieces(rt, quantizers, shape, weight.shape, columnwise, wgrad, x.statistics_bytes, recompute=again)
     rows = _normed_rows(rt, x, quantizers, gather, pieces.input)
     operand = rows.gathered(rt, tp.all_gather(rows.rowwise)) if gather else rows
     return operand, quantized_weight(rt, weight, x.code, quantizers, pieces.weight), rows

@@ -21,6 +21,7 @@ from paddle_te.ops.te.gemm import (
     row_output,
     wgrad,
 )
+from paddle_te.ops.te.low_rank import LowRankProduct, LowRankSettings
 from paddle_te.ops.te.norm import Normed, NormSettings
 from paddle_te.ops.te.quantized import Float8Matrix
 from paddle_te.ops.te.recording import Op, Placeholder
@@ -105,7 +106,7 @@ def linear_backward(rt, saved, dy):
     fp8 = saved.quantizers is not None
     gather = saved.row if saved.row is not None and saved.row.sequence_parallel else None
     dbias = BiasGradient.wanted(rt, saved.bias, saved.weight, fp8)
-    grad = grad_output(rt, dy, code, saved.quantizers, gather, dbias)
+    grad = grad_output(rt, dy, code, saved.quantizers, gather, saved.weight, dbias)
     dx = None
     if not x.stop_gradient:
         dx = rt.empty(saved.whole, x.dtype)
@@ -116,6 +117,35 @@ def linear_backward(rt, saved, dy):
     dw = wgrad(rt, *operands, saved.weight, code, fp8, dbias)
     dresidual = None if residual is None or residual.stop_gradient else dy
     return dx, dw, dbias and dbias.in_its_dtype(rt), dresidual
+
+
+class LowRankLinearSettings(NamedTuple):
+    linear: LinearSettings
+    low_rank: LowRankSettings
+
+
+def _low_rank_linear_forward(rt, inputs, settings):
+    x, weight, bias, residual, dropped, *factors = inputs.tensors
+    (quantizers,) = inputs.quantizers
+    given = x, weight, bias, residual, quantizers, inputs.tp, inputs.train
+    out, saved = linear_forward(rt, *given, *settings.linear)
+    outputs = weight.shape[0 if settings.linear.transpose_y else 1]
+    of_product = x if dropped is None else dropped, factors, settings.low_rank, outputs
+    product = LowRankProduct.forward(rt, *of_product, saved.code, saved.column, saved.row)
+    product.add_to(rt, out)
+    return out, (saved, product, dropped)
+
+
+def _low_rank_linear_backward(rt, saved, dy):
+    saved_linear, product, dropped = saved
+    dx, *others = linear_backward(rt, saved_linear, dy)
+    ddropped = None
+    if dropped is None:
+        of_factors = product.backward(rt, dy, dx, accumulate=True)
+    else:
+        ddropped = None if dropped.stop_gradient else rt.empty(dropped.shape, dropped.dtype)
+        of_factors = product.backward(rt, dy, ddropped)
+    return dx, *others, ddropped, *of_factors
 
 
 def _layernorm_linear_forward(rt, inputs, settings):
@@ -136,11 +166,12 @@ def layernorm_linear_forward(rt, x, ln_weight, ln_bias, weight, bias, quantizers
 def layernorm_linear_backward(rt, saved, dy, dresidual):
     """(dx, the gradients of the norm's weight and bias, dW, dbias)."""
     dbias = saved.bias_gradient(rt)
-    grad = grad_output(rt, dy, saved.norm.code, saved.quantizers, None, dbias)
+    grad = grad_output(rt, dy, saved.norm.code, saved.quantizers, None, saved.weight, dbias)
     return saved.backward(rt, grad, dbias, dresidual)
 
 
 LINEAR = Op(_linear_forward, linear_backward, weights=(1,))
+_LOW_RANK_LINEAR = Op(_low_rank_linear_forward, _low_rank_linear_backward, weights=(1,))
 _LAYERNORM_LINEAR = Op(_layernorm_linear_forward, layernorm_linear_backward, weights=(3,))
 
 
@@ -155,13 +186,18 @@ def linear(
     quantizers=None,
     fuse_wgrad_accumulation=False,
     transpose_y=True,
+    low_rank=None,
 ):
-    """x · weightᵀ (+ bias) (+ residual), or x · weight without transpose_y; the weight is split by `parallel_mode`
-    ("column", "row" or None) over `tp`."""
+    """x · weightᵀ (+ bias) (+ residual) (+ a LowRank's product), or x · weight … without transpose_y; the weight is
+    split by `parallel_mode` ("column", "row" or None) over `tp`."""
+    op, tensors, settings = LINEAR, (x, weight, bias, residual), LinearSettings(parallel_mode, transpose_y)
+    if low_rank is not None:
+        op, tensors = _LOW_RANK_LINEAR, (*tensors, low_rank.x, *low_rank.a, *low_rank.b)
+        settings = LowRankLinearSettings(settings, LowRankSettings.of(low_rank))
     return autograd.apply(
-        LINEAR,
-        (x, weight, bias, residual),
-        LinearSettings(parallel_mode, transpose_y),
+        op,
+        tensors,
+        settings,
         quantizers=(quantizers,),
         tp=tp,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,

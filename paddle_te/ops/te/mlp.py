@@ -109,7 +109,7 @@ def _backward(rt, saved, dy, dresidual=None):
     code, fp8 = dtype_code("x", x), second is not None
     gather = tp is not None and tp.sequence_parallel
     dfc2_bias = BiasGradient.wanted(rt, fc2_bias, fc2_weight, fp8)
-    grad = grad_output(rt, dy, code, second, tp if gather else None, dfc2_bias)
+    grad = grad_output(rt, dy, code, second, tp if gather else None, fc2_weight, dfc2_bias)
     dact = rt.new_matrix((grad.shape[0], fc2_weight.shape[1]), x.dtype, code)
     dgrad(rt, grad, saved.w2, dact.native, fp8)
     fc1 = saved.fc1 or _Fc1.forward(rt, saved.inputs, saved.settings.norm)
@@ -127,7 +127,8 @@ def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train)
     if quantizers is None:
         return _activated(rt, hidden, code, None, activation), rt.matrix(weight, code)
     shape = hidden.shape[0], weight.shape[1]
-    pieces = operand_pieces(rt, quantizers, shape, weight.shape, train, recompute=settings.recompute is not None)
+    wgrad, again = not weight.stop_gradient, settings.recompute is not None
+    pieces = operand_pieces(rt, quantizers, shape, weight.shape, train, wgrad, recompute=again)
     act = _activated(rt, hidden, code, quantizers, activation, pieces.input)
     return act, quantized_weight(rt, weight, code, quantizers, pieces.weight)
 

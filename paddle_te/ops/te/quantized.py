@@ -47,6 +47,11 @@ def both_pieces(rt, shape, quantizer):
     return both, both
 
 
+def rowwise_pieces(rt, shape, quantizer):
+    """Likewise for one without a transpose."""
+    return new_pieces(rt, _size(shape, quantizer)), None
+
+
 class OperandPieces(NamedTuple):
     """Memory for a forward GEMM's input and weight: for each the (rowwise, columnwise) that Float8Matrix takes."""
 
@@ -54,24 +59,28 @@ class OperandPieces(NamedTuple):
     weight: tuple
 
 
-def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, more=0, transpose_y=True, recompute=False):
+def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, more=0, transpose_y=True, recompute=False):
     """OperandPieces for a forward GEMM, of whose operands backward keeps the transposes only.
 
     shape: of the input, None if that lies elsewhere. A weight that is cached, or will be, lies elsewhere too.
-    more: bytes that backward keeps beside the input, a multiple of 256. transpose_y: False for a weight in `exchanged`
-    pieces. recompute: backward makes the input again, and keeps the weight's transpose alone.
-    Where the weight exists in fp8 only, backward keeps neither transpose: it makes the weight's anew, and it computes
-    no gradient of the weight, for which it would read the input's.
+    columnwise: whether there is a backward; wgrad: whether it computes the weight's gradient, for which alone it reads
+    the input's transpose. more: bytes that backward keeps beside that, a multiple of 256. transpose_y: False for a
+    weight in `exchanged` pieces. recompute: backward makes the input again.
+    Where the weight exists in fp8 only, backward makes its transpose anew.
     """
-    size = 0 if shape is None else _size(shape, quantizers.input)
-    columnwise = columnwise and quantizers.weight.kind != "stored"
-    weight = quantizers.update_weight and not quantizers.keeps_weight and _size(weight_shape, quantizers.weight)
+    of_input = 0 if shape is None else _size(shape, quantizers.input)
+    updated = quantizers.update_weight and not quantizers.keeps_weight
+    of_weight = _size(weight_shape, quantizers.weight) if updated else 0
+    keeps_input = columnwise and wgrad and not recompute
+    keeps_weight = columnwise and quantizers.weight.kind != "stored"
     # TE makes no transpose alone, so that without backward there is room for both of a weight [in, out]
-    rowwise = new_pieces(rt, size + weight * (1 if transpose_y or columnwise else 2))
-    if not columnwise:
+    rowwise = new_pieces(rt, of_input + of_weight * (1 if transpose_y or keeps_weight else 2))
+    if not (keeps_input or keeps_weight):
         return OperandPieces((rowwise, None), (rowwise, None))
-    columnwise = new_pieces(rt, weight if recompute else size + weight + more)
-    return OperandPieces((rowwise, None if recompute else columnwise), (rowwise, columnwise))
+    columnwise = new_pieces(rt, (of_input + more) * keeps_input + of_weight * keeps_weight)
+    return OperandPieces(
+        (rowwise, columnwise if keeps_input else None), (rowwise, columnwise if keeps_weight else None)
+    )
 
 
 def exchanged(pieces):

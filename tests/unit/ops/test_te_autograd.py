@@ -9,6 +9,7 @@ import pytest
 
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import documents, get_ops
+from paddle_te.ops.low_rank import LowRank
 from paddle_te.ops.norms import Norm
 from tests import emulated_te
 from tests.bfloat16 import truncated
@@ -27,6 +28,7 @@ QKV_IN_THREE = dict(q=(2, 8, 4, 16), k=(2, 8, 2, 16), v=(2, 8, 2, 16))
 SELF_ATTENTION = dict(qkv_weight=(128, 32), proj_weight=(32, 64))
 MLP = dict(fc1_weight=(96, 32), fc2_weight=(32, 48))
 PLAIN_MLP = dict(fc1_weight=(48, 32), fc2_weight=(32, 48), fc1_bias=(48,), fc2_bias=(32,))
+FACTORS = dict(a0=(32, 3), b0=(3, 16), a2=(32, 3), b2=(3, 8))  # of the first and the third of three parts
 # op, shapes of its tensors, arguments, which of its outputs go on
 CASES = {
     "rms_norm": ("normalize", RMS_NORM, {}, [0]),
@@ -41,6 +43,11 @@ CASES = {
     "linear_in_out": ("linear", X | dict(weight=(32, 48)), dict(transpose_y=False), [0]),
     "linear_in_out_with_residual": (
         "linear", X | dict(weight=(32, 48), residual=(2, 8, 48)), dict(transpose_y=False), [0]
+    ),
+    "linear_with_low_rank": ("linear", X | LINEAR | FACTORS, dict(sizes=(16, 24, 8), scaling=0.75), [0]),
+    "linear_with_low_rank_of_dropped": (
+        "linear", X | LINEAR | dict(residual=(2, 8, 48), dropped=(2, 8, 32), a0=(32, 8), b0=(8, 48)),
+        dict(sizes=(48,), scaling=2.0), [0]
     ),
     "layernorm_linear": ("layernorm_linear", RMS_NORM | LINEAR, {}, [0, 1]),
     "layernorm_linear_without_residual": ("layernorm_linear", RMS_NORM | LINEAR, {}, [0]),
@@ -111,6 +118,10 @@ def run(backend, case, arrays, frozen, dense, generator):
     if "ln_weight" in shapes:
         centered = arguments.pop("zero_centered_gamma", False)
         arguments["norm"] = Norm(arguments.pop("ln_weight"), 1e-5, arguments.pop("ln_bias", None), centered)
+    if "sizes" in arguments:
+        sizes, scaling = arguments.pop("sizes"), arguments.pop("scaling")
+        a, b = (tuple(arguments.pop(f"{name}{part}", None) for part in range(len(sizes))) for name in "ab")
+        arguments["low_rank"] = LowRank(a, b, sizes, scaling, arguments.pop("dropped", None))
     if name.startswith("rotary") or name == "self_attention":
         arguments["freqs"] = RotaryPositionEmbedding(16)(8)
     outputs = getattr(get_ops(backend), name)(**arguments)

@@ -1,0 +1,114 @@
+"""The low-rank product beside a GEMM, as a part of `linear`'s Op."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from paddle_te.native import low_rank as kernels
+from paddle_te.native.low_rank import Part, Sizes
+from paddle_te.ops.te.recording import Placeholder
+from paddle_te.ops.te.runtime import Matrix, check_tensor
+
+
+class LowRankSettings(NamedTuple):
+    """What a `paddle_te.ops.low_rank.LowRank` has besides tensors."""
+
+    sizes: tuple
+    scaling: float
+
+    @classmethod
+    def of(cls, low_rank):
+        return cls(tuple(low_rank.sizes), low_rank.scaling)
+
+
+@dataclass(slots=True)
+class LowRankProduct:
+    """scaling · x · A · B of all parts in two GEMMs, forward and backward: see `kernels.pack`.
+
+    x: [..., inputs] of this rank. factors: Placeholders of the parts' A, then of their B, None for parts without.
+    a, b: the two matrices. z: x · A as B's GEMM reads it. column, row: the ranks, if the GEMM is parallel that way.
+    """
+
+    x: Placeholder
+    factors: tuple
+    settings: LowRankSettings
+    code: int
+    sizes: Sizes
+    a: Matrix
+    b: Matrix
+    z: Matrix
+    column: Any
+    row: Any
+
+    @classmethod
+    def forward(cls, rt, x, factors, settings, outputs, code, column, row):
+        """The product, of which `add_to` remains. outputs: columns of this rank's output."""
+        matrix, sizes = rt.matrix(x, code), _sizes(factors, settings, x, outputs)
+        a = rt.new_matrix((sizes.inputs, sizes.width), x.dtype, code)
+        b = rt.new_matrix((sizes.width, outputs), x.dtype, code)
+        z = rt.new_matrix((matrix.shape[0], sizes.width), x.dtype, code)
+        product = cls(x, factors, settings, code, sizes, a, b, z, column, row)
+        kernels.pack(rt.te, rt.stream, product._parts(factors), *product._packed(a, b), settings.scaling, code)
+        rt.te.gemm(a.native, matrix.native, z.native, False, False, rt.stream)
+        if column is not None and column.sequence_parallel:
+            product.z = rt.matrix(column.all_gather(z.memory), code)
+        elif row is not None:
+            product.z = rt.matrix(row.reduce_output(z.memory), code)
+        return product
+
+    def add_to(self, rt, out):
+        """out, a tensor, += the product."""
+        out = rt.matrix(out, self.code)
+        rt.te.gemm(self.b.native, self.z.native, out.native, False, False, rt.stream, True)
+
+    def backward(self, rt, dy, dx=None, accumulate=False):
+        """The gradients of the factors, in their order, from that of the output. dx: a tensor for x's, which it becomes
+        or, with accumulate, to which it is added; None: it is not wanted."""
+        x, sizes, dtype, code = rt.matrix(self.x, self.code), self.sizes, self.x.dtype, self.code
+        dy, te, stream = rt.matrix(dy, code), rt.te, rt.stream
+        db, da = (rt.new_matrix(matrix.shape, dtype, code) for matrix in (self.b, self.a))
+        te.gemm(dy.native, self.z.native, db.native, False, True, stream)
+        dz = rt.new_matrix((dy.shape[0], sizes.width), dtype, code)
+        te.gemm(self.b.native, dy.native, dz.native, True, False, stream)
+        if self.column is not None:
+            dz = rt.matrix(self.column.reduce_output(dz.memory), code)
+        elif self.row is not None and self.row.sequence_parallel:
+            dz = rt.matrix(self.row.all_gather(dz.memory), code)
+        te.gemm(dz.native, x.native, da.native, False, True, stream)
+        if dx is not None:
+            te.gemm(self.a.native, dz.native, rt.matrix(dx, code).native, True, False, stream, accumulate)
+        gradients = [
+            None if factor is None or factor.stop_gradient else rt.empty(factor.shape, dtype) for factor in self.factors
+        ]
+        kernels.unpack(te, stream, self._parts(gradients), *self._packed(da, db), self.settings.scaling, code)
+        return gradients
+
+    def _parts(self, tensors):
+        """[Part] of those that are there, with the addresses of their `tensors`."""
+        count, parts, start = len(self.settings.sizes), [], 0
+        for a, b, size, there in zip(
+            tensors[:count], tensors[count:], self.settings.sizes, self.factors[:count], strict=True
+        ):
+            if there is not None:
+                parts.append(Part(*[0 if tensor is None else tensor.data_ptr() for tensor in (a, b)], start, size))
+            start += size
+        return parts
+
+    def _packed(self, a, b):
+        return a.memory.data_ptr(), b.memory.data_ptr(), self.sizes
+
+
+def _sizes(factors, settings, x, outputs):
+    """The Sizes. Raises TypeError or ValueError for factors that do not fit."""
+    count = len(settings.sizes)
+    if sum(settings.sizes) != outputs:
+        raise ValueError(f"low rank: the parts' sizes are {settings.sizes}; their sum must be {outputs}")
+    if len(factors) != 2 * count:
+        raise ValueError(f"low rank: there are {len(factors)} factors; {count} parts have two each, or None")
+    there = [pair for pair in zip(factors[:count], factors[count:], settings.sizes, strict=True) if pair[0] is not None]
+    if not 0 < len(there) <= kernels.PARTS:
+        raise ValueError(f"low rank: {len(there)} parts have factors; it must be one to {kernels.PARTS}")
+    r = there[0][0].shape[1]
+    for a, b, size in there:
+        check_tensor("A of a low-rank product", a, [x.shape[-1], r], x.dtype)
+        check_tensor("B of a low-rank product", b, [r, size], x.dtype)
+    return Sizes.of(x.shape[-1], outputs, r, len(there))
