@@ -7,20 +7,8 @@ share, or the list of all shares into the whole.
 from functools import partial
 
 from paddle_te.configs.families import family_of
-from paddle_te.weights import Dims, layer_splits, te_layout
-
-
-def model_dims(config):
-    """The Dims of a model's configuration."""
-    return Dims(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-    )
+from paddle_te.models.dims import model_dims
+from paddle_te.weights import layer_splits, te_layout
 
 
 def layer_mappings(config, is_split):

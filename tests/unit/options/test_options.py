@@ -9,7 +9,7 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te.evaluation.evaluate import EvalArguments
-from paddle_te.hosts.paddlenlp.lora import TARGETS
+from paddle_te.models.lora import TARGETS
 from paddle_te.options import (
     BOUNDS,
     LAYER_OPTIONS,

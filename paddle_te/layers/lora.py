@@ -1,0 +1,202 @@
+"""LoRA (Hu et al., 2021) on Linear, LayerNormLinear and LayerNormMLP.
+
+y = W·x becomes y = W·x + scaling·B·A·x with W frozen. A fused weight is made of parts (q, k and v; gate and up), and
+each part has A and B of its own: {q,k,v}_proj.{lora_A [in, r], lora_B [r, out]} and so on, in the layer that has the
+weight.
+
+The low-rank products are added to the GEMMs' outputs, not to the weights: a sum W + scaling·B·A would keep a copy of
+every weight for backward, and its gradient needs the wgrad GEMMs that a frozen weight spares. So a layer with LoRA runs
+norm, fc1, activation and fc2 as single operations, of the same `ops`; merged, it is the fused layer again.
+"""
+
+import paddle
+from paddle import nn
+from paddle.distributed.fleet.layers.mpu.random import get_rng_state_tracker
+from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_sequence_parallel_parameter
+
+from paddle_te.layers.dropout import dropout_add
+from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear
+
+
+class LowRank(nn.Layer):
+    """A and B of one part. Parameters: lora_A [in_features, r], lora_B [r, out_features], of this rank.
+
+    parallel_mode: that of the GEMM beside it. "column" splits B, "row" splits A; the r columns between them are what
+    travels, so A's (B's) gradient is whole on every rank, or under sequence parallelism summed by the trainer.
+    """
+
+    def __init__(self, in_features, out_features, config, dtype, parallel_mode=None, tp=None):
+        super().__init__()
+        self.tp = tp
+        self.scaling = config.scaling
+        self.dropout = nn.Dropout(config.lora_dropout) if config.lora_dropout else None
+        uniform = nn.initializer.KaimingUniform(negative_slope=5**0.5, nonlinearity="leaky_relu")
+        make = lambda shape, init: self.create_parameter(shape, dtype=dtype, default_initializer=init)  # noqa: E731
+        if tp is not None and parallel_mode == "row":
+            with get_rng_state_tracker().rng_state():  # other random numbers on each rank
+                self.lora_A = make([in_features, config.r], uniform)
+        else:
+            self.lora_A = make([in_features, config.r], uniform)
+        self.lora_B = make([config.r, out_features], nn.initializer.Constant(0.0))
+        if tp is not None:
+            self._mark(*{"column": (self.lora_B, 1, self.lora_A), "row": (self.lora_A, 0, self.lora_B)}[parallel_mode])
+
+    def _mark(self, split, axis, whole):
+        split.is_distributed, split.split_axis = True, axis
+        if self.tp.sequence_parallel:
+            mark_as_sequence_parallel_parameter(whole)
+
+    def delta(self):
+        """What merging adds to the weight: float32 [out_features, in_features]."""
+        a, b = self.lora_A.astype("float32"), self.lora_B.astype("float32")
+        return paddle.matmul(a, b).transpose([1, 0]) * self.scaling
+
+
+def _joined(tensors, axis):
+    return tensors[0] if len(tensors) == 1 else paddle.concat(tensors, axis)
+
+
+class WithLoRA:
+    """A layer with LoRA on some of its parts; `enable` makes one out of the layer itself, as torch's parametrize.
+
+    PARALLEL_MODES: that of each of its GEMMs' weights. parts: {name of a weight: {name of a part: its rows on a rank}},
+    of all parts, in the order in which they stand in the weight.
+    """
+
+    PARALLEL_MODES = {}
+    merged = disable_lora = False
+
+    @classmethod
+    def enable(cls, layer, parts, names, config):
+        """Turns the layer, of the class that this one extends, into one with LoRA.
+
+        names: the parts that get A and B. config: a host's LoRAConfig, of which r, scaling and lora_dropout are read.
+        """
+        layer.parts = parts
+        for weight_name, rows in parts.items():
+            weight = getattr(layer, weight_name)
+            for part in rows:
+                if part in names:
+                    shape, parallel_mode = (weight.shape[1], rows[part]), cls.PARALLEL_MODES[weight_name]
+                    layer.add_sublayer(part, LowRank(*shape, config, layer.params_dtype, parallel_mode, layer.tp))
+        layer.__class__ = cls
+
+    def plain(self):
+        """Whether the layer computes as one without LoRA."""
+        return self.merged or self.disable_lora
+
+    def low_rank(self, x, weight):
+        """What is added to the output of a weight's GEMM: scaling·x·A·B of its parts side by side, zeros for parts
+        without LoRA; None where no part has it.
+
+        The parts' A stand side by side and their B on a diagonal, so that there are two products for all of them: the
+        large tensors are read and written once. The parts share x, and with it what is dropped of it.
+        """
+        parts = self.parts[weight]
+        found = [self._sub_layers[part] for part in parts if part in self._sub_layers]
+        if not found:
+            return None
+        dropout, scaling = found[0].dropout, found[0].scaling  # of all parts
+        z = paddle.matmul(x if dropout is None else dropout(x), _joined([part.lora_A for part in found], -1))
+        if self.tp is not None:
+            z = self.tp.enter(z) if self.PARALLEL_MODES[weight] == "column" else self.tp.leave(z)
+        return paddle.matmul(z * scaling, self._diagonal_of_b(parts))
+
+    def _diagonal_of_b(self, parts):
+        """[sum of r, sum of the parts' rows]: B of each part with LoRA in rows of its own, in the part's columns."""
+        rows = []
+        for part in parts:
+            if part in self._sub_layers:
+                b = self._sub_layers[part].lora_B
+                columns = [
+                    b if other == part else paddle.zeros([b.shape[0], size], b.dtype) for other, size in parts.items()
+                ]
+                rows.append(_joined(columns, -1))
+        return _joined(rows, 0)
+
+    def split_mapping(self):
+        """[(parameter name, is_column)] of what tensor parallelism splits, for a host's merging of ranks."""
+        mode = {part: self.PARALLEL_MODES[weight] for weight, parts in self.parts.items() for part in parts}
+        return [(f"{p}.lora_B", True) if mode[p] == "column" else (f"{p}.lora_A", False) for p in self._sub_layers]
+
+    @paddle.no_grad()
+    def with_products(self, name, weight, sign=1):
+        """The weight of that name, a tensor, with the low-rank products added (sign -1: taken away)."""
+        deltas = [
+            self._sub_layers[part].delta()
+            if part in self._sub_layers
+            else paddle.zeros([rows, weight.shape[1]], "float32")
+            for part, rows in self.parts[name].items()
+        ]
+        return (weight.astype("float32") + sign * paddle.concat(deltas, 0)).astype(weight.dtype)
+
+    def merge(self, sign=1):
+        """Adds the low-rank products to the weights (sign -1: takes them away); forward is then the fused layer's.
+
+        Raises RuntimeError for weights in fp8, which would round them away.
+        """
+        if self.merged == (sign == 1):
+            return
+        if self.stored_weights:
+            raise RuntimeError("the weights exist in fp8 only: merge into those that they were made from (save_merged)")
+        for name in self.parts:
+            weight = getattr(self, name)
+            weight.set_value(self.with_products(name, weight, sign))
+        self.merged = sign == 1
+
+    def unmerge(self):
+        self.merge(sign=-1)
+
+    def disable(self):
+        """Takes LoRA away, as it was before `enable` (but for what was merged)."""
+        for part in list(self._sub_layers):
+            del self._sub_layers[part]
+        del self.parts
+        for name in ("merged", "disable_lora"):
+            self.__dict__.pop(name, None)
+        self.__class__ = type(self).__mro__[2]  # the layer that it was
+
+    def gemm(self, x, weight, bias, quantizers, residual=None):
+        """x through a weight, by its name, with its bias and LoRA."""
+        ranks = dict(parallel_mode=self.PARALLEL_MODES[weight] if self.tp is not None else None, tp=self.tp)
+        options = dict(bias=bias, residual=residual, quantizers=quantizers, **ranks)
+        y, low_rank = self.ops.linear(x, self._parameters[weight], **options), self.low_rank(x, weight)
+        return y if low_rank is None else y + low_rank
+
+
+class LoRALayerNormLinear(WithLoRA, LayerNormLinear):
+    """LayerNormLinear with LoRA, such as on q, k and v."""
+
+    PARALLEL_MODES = {"weight": "column"}
+
+    def forward(self, x, is_first_microbatch=None):
+        if self.plain():
+            return super().forward(x, is_first_microbatch)
+        (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
+        z = self.ops.normalize(x, self.norm())
+        return self.gemm(z, "weight", self.bias, quantizers), x
+
+
+class LoRALinear(WithLoRA, Linear):
+    """A row-parallel Linear with LoRA, such as the projection behind attention."""
+
+    PARALLEL_MODES = {"weight": "row"}
+
+    def forward(self, x, residual=None, is_first_microbatch=None):
+        y = super().forward(x, residual, is_first_microbatch)
+        return y if self.plain() else y + self.low_rank(x, "weight")
+
+
+class LoRALayerNormMLP(WithLoRA, LayerNormMLP):
+    """LayerNormMLP with LoRA on gate, if there is one, up and down."""
+
+    PARALLEL_MODES = {"fc1_weight": "column", "fc2_weight": "row"}
+
+    def forward(self, x, is_first_microbatch=None):
+        if self.plain():
+            return super().forward(x, is_first_microbatch)
+        first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
+        z = self.ops.normalize(x, self.norm())
+        act = self.ops.activate(self.gemm(z, "fc1_weight", self.fc1_bias, first), self.activation)
+        y = self.gemm(act, "fc2_weight", self.fc2_bias, second, residual=None if self.dropout else x)
+        return dropout_add(y, x, self.dropout, self.tp) if self.dropout else y

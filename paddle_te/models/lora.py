@@ -1,0 +1,152 @@
+"""LoRA on a model's decoder layers, for the LoRAModel of every host.
+
+A and B have the names and shapes that a host's LoRALinear gives the native layer's projections, each in the layer that
+has the fused weight:
+
+    ….self_attention.layernorm_qkv.{q,k,v}_proj.{lora_A [in, r], lora_B [r, out]}
+    ….self_attention.proj.o_proj…, ….layernorm_mlp.{gate,up,down}_proj…
+"""
+
+import re
+
+import paddle
+
+from paddle_te.configs.families import family_of
+from paddle_te.layers import stored_weights
+from paddle_te.layers.lora import LoRALayerNormLinear, LoRALayerNormMLP, LoRALinear, WithLoRA
+from paddle_te.models.decoder import DecoderLayer
+from paddle_te.models.dims import model_dims
+from paddle_te.weights import te_layout
+
+ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o"))
+MLP = tuple(f"{part}_proj" for part in ("gate", "up", "down"))
+TARGETS = {"all": ATTENTION + MLP, "attention": ATTENTION, "mlp": MLP}
+
+# Where the layers with LoRA are in a decoder layer
+PLACES = {
+    "self_attention.layernorm_qkv": LoRALayerNormLinear,
+    "self_attention.proj": LoRALinear,
+    "layernorm_mlp": LoRALayerNormMLP,
+}
+
+
+def add_lora(model, config):
+    """Gives LoRA to the parts of a model's decoder layers that config.target_modules match, regular expressions of
+    names such as "….self_attention.proj.o_proj". Returns {name: layer} of the layers that have it now.
+
+    config: a host's LoRAConfig. Raises ValueError when nothing matches.
+    """
+    targets = config.target_modules
+    targets = [targets] if isinstance(targets, str) else targets
+    found = {}
+    for name, decoder_layer in model.named_sublayers():
+        if isinstance(decoder_layer, DecoderLayer):
+            found |= _add_to_decoder_layer(f"{name}.transformer", decoder_layer, targets, config)
+    if not found:
+        raise ValueError(f"LoRA: target_modules {targets} match nothing in {type(model).__name__}")
+    return found
+
+
+def _add_to_decoder_layer(prefix, decoder_layer, targets, config):
+    layers, found = dict(decoder_layer.transformer.named_sublayers()), {}
+    for place, lora_class in PLACES.items():
+        name, parts = f"{prefix}.{place}", _parts(decoder_layer.config, place, lora_class.GEMM_WEIGHTS)
+        names = [part for rows in parts.values() for part in rows]
+        matching = [part for part in names if any(re.fullmatch(target, f"{name}.{part}") for target in targets)]
+        if matching:
+            lora_class.enable(layers[place], parts, matching, config)
+            found[name] = layers[place]
+    return found
+
+
+def _parts(config, place, weights):
+    """{name of a weight: {name of a part: its rows on a rank}} of the layer at a place in a decoder layer."""
+    slots = {slot.name: slot for slot in te_layout(family=family_of(config)).layer}
+    dims, degree = model_dims(config), max(config.tensor_parallel_degree, 1)
+    return {
+        weight: {
+            f"{part}_proj": dims.part_shape(part, degree)[0] for part in slots[f"transformer.{place}.{weight}"].parts
+        }
+        for weight in weights
+    }
+
+
+class DecoderLoRA:
+    """What LoRA on our decoder layers is to a host's LoRAModel, which it is mixed into, as its first base.
+
+    It has of that the attributes model and lora_config, add_lora_split_mapping and set_state_dict.
+    """
+
+    def get_lora_model(self, model, lora_config):
+        """The model, with LoRA in those of its layers whose parts match lora_config.target_modules.
+
+        Raises ValueError for settings that LoRA on our layers does not have, or when nothing matches.
+        """
+        check_settings(lora_config)
+        for name, layer in add_lora(model, lora_config).items():
+            if layer.tp is not None:
+                for parameter, is_column in layer.split_mapping():
+                    self.add_lora_split_mapping(f"{name}.{parameter}", is_column)
+        return model
+
+    def mark_only_lora_as_trainable(self):
+        """Freezes all but LoRA and what matches lora_config.trainable_modules."""
+        extra = self.lora_config.trainable_modules or []
+        for name, weight in self.model.state_dict().items():
+            weight.stop_gradient = "lora_" not in name and not any(re.fullmatch(e, name) for e in extra)
+            if weight.dtype == paddle.uint8 and not weight.stop_gradient:
+                raise ValueError(f"LoRA: {name} of trainable_modules exists in fp8 only, in which it cannot be trained")
+
+    def set_state_dict(self, state_dict):
+        """As the host's, and in the model's dtype: an adapter trained in bfloat16 serves a float32 model too."""
+        own = self.model.state_dict()
+        cast = lambda name, value: paddle.to_tensor(value).astype(own[name].dtype) if name in own else value  # noqa: E731
+        super().set_state_dict({name: cast(name, value) for name, value in state_dict.items()})
+
+    @property
+    def base_precision(self):
+        """The precision in which alone the frozen weights exist: "fp8", or None for the model's own."""
+        return "fp8" if stored_weights(self.model) else None
+
+    def lora_layers(self):
+        """The layers with LoRA."""
+        return [layer for layer in self.model.sublayers() if isinstance(layer, WithLoRA)]
+
+    def merge(self):
+        """Adds LoRA to the weights it stands beside, in all layers; they compute as without it from then on."""
+        for layer in self.lora_layers():
+            layer.merge()
+
+    def unmerge(self):
+        """Takes it out again, but for the weights' rounding."""
+        for layer in self.lora_layers():
+            layer.unmerge()
+
+    def disable_lora(self):
+        """Computes without LoRA until `enable_lora`."""
+        for layer in self.lora_layers():
+            layer.disable_lora = True
+
+    def enable_lora(self):
+        """Undoes `disable_lora`."""
+        for layer in self.lora_layers():
+            layer.disable_lora = False
+
+    def restore_original_model(self):
+        """The model without LoRA. What was merged stays in its weights; what was not is gone."""
+        for layer in self.lora_layers():
+            layer.disable()
+        return self.model
+
+
+def check_settings(config):
+    """Raises ValueError for settings of a host's LoRAConfig that our layers do not have."""
+    plain = dict(
+        pissa=False, loraga=False, use_mora=False, lora_use_mixer=False, do_qat=False, use_quick_lora=False,
+        trainable_bias=None, enable_lora_list=None, lora_plus_scale=1.0,
+    )  # fmt: skip
+    for name, value in plain.items():
+        if getattr(config, name, value) != value:
+            raise ValueError(f"LoRA of backends paddle and transformer_engine has no {name}: leave it at {value}")
+    if config.r < 1:
+        raise ValueError(f"LoRA: r={config.r}; it must be at least 1")
