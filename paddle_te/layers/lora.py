@@ -16,6 +16,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import LayerNormLinear, LayerNormMLP, Linear
+from paddle_te.ops.low_rank import LowRankUpdate
 
 
 class LowRank(nn.Layer):
@@ -52,10 +53,6 @@ class LowRank(nn.Layer):
         return paddle.matmul(a, b).transpose([1, 0]) * self.scaling
 
 
-def _joined(tensors, axis):
-    return tensors[0] if len(tensors) == 1 else paddle.concat(tensors, axis)
-
-
 class WithLoRA:
     """A layer with LoRA on some of its parts; `enable` makes one out of the layer itself, as torch's parametrize.
 
@@ -86,33 +83,18 @@ class WithLoRA:
         return self.merged or self.disable_lora
 
     def low_rank(self, x, weight):
-        """What is added to the output of a weight's GEMM: scaling·x·A·B of its parts side by side, zeros for parts
-        without LoRA; None where no part has it.
+        """The LowRankUpdate of a weight, by its name, for the input x of its GEMM; None where no part has A and B.
 
-        The parts' A stand side by side and their B on a diagonal, so that there are two products for all of them: the
-        large tensors are read and written once. The parts share x, and with it what is dropped of it.
+        The parts share x, and with it what is dropped of it.
         """
         parts = self.parts[weight]
-        found = [self._sub_layers[part] for part in parts if part in self._sub_layers]
-        if not found:
+        layers = [self._sub_layers.get(part) for part in parts]
+        found = next(filter(None, layers), None)
+        if found is None:
             return None
-        dropout, scaling = found[0].dropout, found[0].scaling  # of all parts
-        z = paddle.matmul(x if dropout is None else dropout(x), _joined([part.lora_A for part in found], -1))
-        if self.tp is not None:
-            z = self.tp.enter(z) if self.PARALLEL_MODES[weight] == "column" else self.tp.leave(z)
-        return paddle.matmul(z * scaling, self._diagonal_of_b(parts))
-
-    def _diagonal_of_b(self, parts):
-        """[sum of r, sum of the parts' rows]: B of each part with LoRA in rows of its own, in the part's columns."""
-        rows = []
-        for part in parts:
-            if part in self._sub_layers:
-                b = self._sub_layers[part].lora_B
-                columns = [
-                    b if other == part else paddle.zeros([b.shape[0], size], b.dtype) for other, size in parts.items()
-                ]
-                rows.append(_joined(columns, -1))
-        return _joined(rows, 0)
+        a, b = ([layer and layer._parameters[name] for layer in layers] for name in ("lora_A", "lora_B"))
+        dropped = None if found.dropout is None else found.dropout(x)
+        return LowRankUpdate(a, b, parts.values(), found.scaling, dropped)
 
     def split_mapping(self):
         """[(parameter name, is_column)] of what tensor parallelism splits, for a host's merging of ranks."""
@@ -158,10 +140,16 @@ class WithLoRA:
 
     def gemm(self, x, weight, bias, quantizers, residual=None):
         """x through a weight, by its name, with its bias and LoRA."""
-        ranks = dict(parallel_mode=self.PARALLEL_MODES[weight] if self.tp is not None else None, tp=self.tp)
-        options = dict(bias=bias, residual=residual, quantizers=quantizers, **ranks)
-        y, low_rank = self.ops.linear(x, self._parameters[weight], **options), self.low_rank(x, weight)
-        return y if low_rank is None else y + low_rank
+        return self.ops.linear(
+            x,
+            self._parameters[weight],
+            bias=bias,
+            residual=residual,
+            parallel_mode=self.PARALLEL_MODES[weight] if self.tp is not None else None,
+            tp=self.tp,
+            quantizers=quantizers,
+            low_rank=self.low_rank(x, weight),
+        )
 
 
 class LoRALayerNormLinear(WithLoRA, LayerNormLinear):
@@ -183,8 +171,10 @@ class LoRALinear(WithLoRA, Linear):
     PARALLEL_MODES = {"weight": "row"}
 
     def forward(self, x, residual=None, is_first_microbatch=None):
-        y = super().forward(x, residual, is_first_microbatch)
-        return y if self.plain() else y + self.low_rank(x, "weight")
+        if self.plain():
+            return super().forward(x, residual, is_first_microbatch)
+        (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
+        return self.gemm(x, "weight", self.bias, quantizers, residual)
 
 
 class LoRALayerNormMLP(WithLoRA, LayerNormMLP):

@@ -40,8 +40,8 @@ parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss 
 cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without
 `train`, is the gradient of the sum of the losses above 0.
 
-linear's low_rank: a `low_rank.LowRank`, whose product is added. layernorm_linear's second value is x again, as the
-residual. norm: a `norms.Norm`. activation: one of `activations`.
+linear's low_rank: a `low_rank.LowRankUpdate`, whose product is added, or None.
+layernorm_linear's second value is x again, as the residual. norm: a `norms.Norm`. activation: one of `activations`.
 layernorm_mlp also takes add_residual, without which it returns (what would be added to x, x again), tp, quantizers,
 fuse_wgrad_accumulation, and recompute: what backward computes again instead of keeping it, "mlp_act" the activation,
 "mlp" all from the norm to the activation, None nothing. So it does with the norm where its `recompute` says so.

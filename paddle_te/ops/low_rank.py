@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 
-class LowRank(NamedTuple):
+class LowRankUpdate(NamedTuple):
     """scaling · x · A · B, which LoRA (Hu et al., 2021) adds to the parts of a linear operation's output.
 
     a, b: of each part A [in_features, r] and B [r, its size], tensors of this rank with one r, or None for a part that

@@ -173,6 +173,8 @@ LORA_FP8 = replace(LORA, fp8_base=True, base="lora-8b-x1")
 FINETUNING_RUNS |= {
     "lora-8b-x1": LORA,
     "lora-8b-x1-fp8-base": LORA_FP8,
+    "lora-7b-x1-fp8-base": replace(LORA_FP8, size=LLAMA_2_7B, base="lora-7b-x1"),
+    "lora-7b-x1-fp8-base-2-rows": replace(LORA_FP8, size=LLAMA_2_7B, batch=2, base="lora-7b-x1"),
     "lora-70b-x1-fp8-base": replace(
         LORA_FP8, size=LLAMA_3_70B, base=None, recompute="full", flags=f"{LORA.flags} {FUSED_LOSS}"
     ),

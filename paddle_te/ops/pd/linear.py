@@ -79,7 +79,7 @@ def _joined(tensors, axis):
 
 
 def _low_rank_product(x, low_rank, parallel_mode, tp):
-    """A LowRank's scaling · x · A · B, of its parts side by side, zeros for parts without.
+    """A LowRankUpdate's scaling · x · A · B, of its parts side by side, zeros for parts without.
 
     The parts' A stand side by side and their B on a diagonal, so that there are two products for all of them.
     """
@@ -113,8 +113,8 @@ def linear(
     transpose_y=True,
     low_rank=None,
 ):
-    """x · weightᵀ (+ bias) (+ residual) (+ a LowRank's product), or x · weight … without transpose_y; the weight is
-    split by `parallel_mode` ("column", "row" or None) over `tp`."""
+    """x · weightᵀ (+ bias) (+ residual) (+ the product of a LowRankUpdate), or x · weight … without transpose_y; the
+    weight is split by `parallel_mode` ("column", "row" or None) over `tp`."""
     _check_fusion(fuse_wgrad_accumulation)
     gemm, tp = _row if parallel_mode == "row" else _column, None if parallel_mode is None else tp
     y = gemm(x, weight, tp, quantizers, transpose_y, bias)

@@ -188,8 +188,8 @@ def linear(
     transpose_y=True,
     low_rank=None,
 ):
-    """x · weightᵀ (+ bias) (+ residual) (+ a LowRank's product), or x · weight … without transpose_y; the weight is
-    split by `parallel_mode` ("column", "row" or None) over `tp`."""
+    """x · weightᵀ (+ bias) (+ residual) (+ the product of a LowRankUpdate), or x · weight … without transpose_y; the
+    weight is split by `parallel_mode` ("column", "row" or None) over `tp`."""
     op, tensors, settings = LINEAR, (x, weight, bias, residual), LinearSettings(parallel_mode, transpose_y)
     if low_rank is not None:
         op, tensors = _LOW_RANK_LINEAR, (*tensors, low_rank.x, *low_rank.a, *low_rank.b)

@@ -10,7 +10,7 @@ from paddle_te.ops.te.runtime import Matrix, check_tensor
 
 
 class LowRankSettings(NamedTuple):
-    """What a `paddle_te.ops.low_rank.LowRank` has besides tensors."""
+    """What a `paddle_te.ops.low_rank.LowRankUpdate` has besides tensors."""
 
     sizes: tuple
     scaling: float

@@ -9,7 +9,7 @@ import pytest
 
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import documents, get_ops
-from paddle_te.ops.low_rank import LowRank
+from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm
 from tests import emulated_te
 from tests.bfloat16 import truncated
@@ -121,7 +121,7 @@ def run(backend, case, arrays, frozen, dense, generator):
     if "sizes" in arguments:
         sizes, scaling = arguments.pop("sizes"), arguments.pop("scaling")
         a, b = (tuple(arguments.pop(f"{name}{part}", None) for part in range(len(sizes))) for name in "ab")
-        arguments["low_rank"] = LowRank(a, b, sizes, scaling, arguments.pop("dropped", None))
+        arguments["low_rank"] = LowRankUpdate(a, b, sizes, scaling, arguments.pop("dropped", None))
     if name.startswith("rotary") or name == "self_attention":
         arguments["freqs"] = RotaryPositionEmbedding(16)(8)
     outputs = getattr(get_ops(backend), name)(**arguments)
