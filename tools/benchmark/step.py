@@ -240,10 +240,11 @@ class HuggingFaceStep(TorchStep):
 class TransformerEngineStep(TorchStep):
     """A model of TE's own PyTorch layers, with TE's FusedAdam: bf16 weights, float32 master weights and moments.
 
-    use_fp8: delayed scaling. fp8_lm_head, fp8_dpa: the head, attention in fp8 as well.
+    use_fp8: delayed scaling. fp8_lm_head, fp8_dpa: the head, attention in fp8 as well. compact: moments in bfloat16,
+    and the remainders of master weights alone.
     """
 
-    def __init__(self, size, device="cuda", use_fp8=False, fp8_lm_head=False, fp8_dpa=False):
+    def __init__(self, size, device="cuda", use_fp8=False, fp8_lm_head=False, fp8_dpa=False, compact=False):
         super().__init__(size, device)
         import transformer_engine.pytorch as te
         from transformer_engine.common.recipe import DelayedScaling
@@ -270,8 +271,16 @@ class TransformerEngineStep(TorchStep):
         self.model = torch.nn.ModuleList([self.embedding, self.layers, self.norm, self.head])
         self.angles = te_torch_angles(dims, device)
         self.watch("register_forward_hook", self.embedding, self.layers[-1])
+        moments = torch.bfloat16 if compact else torch.float32
         self.optimizer = FusedAdam(
-            self.model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, adam_w_mode=True, master_weights=True
+            self.model.parameters(),
+            lr=LEARNING_RATE,
+            weight_decay=WEIGHT_DECAY,
+            adam_w_mode=True,
+            master_weights=True,
+            exp_avg_dtype=moments,
+            exp_avg_sq_dtype=moments,
+            store_param_remainders=compact,
         )
 
     def loss(self, is_first_microbatch):
@@ -290,7 +299,7 @@ class PaddleStep(TrainingStep):
     """PaddleNLP's model with this project's decoder layers, Paddle's AdamW with master weights.
 
     backend: the switch's value; "none" is PaddleNLP's own model. use_fp8: delayed scaling. flags: more of the config's.
-    recorded: False runs te's ops without recorded programs.
+    recorded: False runs te's ops without recorded programs. compact: AdamW's state in 6 bytes a parameter.
     """
 
     def __init__(
@@ -301,6 +310,7 @@ class PaddleStep(TrainingStep):
         device="cuda",
         dtype="bfloat16",
         recorded=True,
+        compact=False,
         **flags,
     ):
         super().__init__(size)
@@ -310,6 +320,7 @@ class PaddleStep(TrainingStep):
         from paddle_te import device as paddle_device
         from paddle_te import fp8
         from paddle_te.hosts.paddlenlp import model_class
+        from paddle_te.training.compact_states import keep_compact
         from paddle_te.training.optimizer import fuse_clipping
 
         self.paddle, self.paddle_device, self.fp8, self.recorded = paddle, paddle_device, fp8, recorded
@@ -332,14 +343,17 @@ class PaddleStep(TrainingStep):
         self.model.train()
         inner = getattr(self.model, size.family)
         self.watch("register_forward_post_hook", inner.embed_tokens, inner.layers[-1])
+        self.schedule = paddle.optimizer.lr.LambdaDecay(LEARNING_RATE, lambda step: 1.0)  # its count seeds roundings
         self.optimizer = paddle.optimizer.AdamW(
-            LEARNING_RATE,
+            self.schedule,
             parameters=self.model.parameters(),
             weight_decay=WEIGHT_DECAY,
             grad_clip=paddle.nn.ClipGradByGlobalNorm(CLIP_NORM),
             multi_precision=dtype != "float32",
         )
         fuse_clipping(self.optimizer)
+        if compact:
+            keep_compact(self.optimizer, "bfloat16", "bf16_remainder")
         self._mark_clipping()
         self.tokens = paddle.to_tensor(self.tokens)
 
@@ -369,6 +383,7 @@ class PaddleStep(TrainingStep):
 
     def update(self):
         self.optimizer.step()
+        self.schedule.step()
         self.optimizer.clear_grad(set_to_zero=False)
 
     def peak_memory(self):
@@ -388,6 +403,10 @@ PEERS = {
         partial(PaddleStep, use_fp8=True, use_fused_linear_cross_entropy=True),
         "te, fp8, head and loss in chunks of tokens",
     ),
+    "paddle_te_fp8_compact": (
+        partial(PaddleStep, use_fp8=True, use_fused_linear_cross_entropy=True, compact=True),
+        "te, fp8, head and loss in chunks of tokens, AdamW's state in 6 bytes a parameter",
+    ),
     "paddle_te_fp8_dpa": (partial(PaddleStep, use_fp8=True, fp8_dpa=True), "te, fp8, attention in fp8 as well"),
     "paddle_te_fp8_head": (partial(PaddleStep, use_fp8=True, fp8_lm_head=True), "te, fp8, the head in fp8 as well"),
     "paddle_te_fp8_dpa_head": (
@@ -400,6 +419,10 @@ PEERS = {
     ),
     "te_torch_bf16": (TransformerEngineStep, "TE's PyTorch layers, FusedAdam with master weights, bf16"),
     "te_torch_fp8": (partial(TransformerEngineStep, use_fp8=True), "TE's PyTorch layers, fp8"),
+    "te_torch_fp8_compact": (
+        partial(TransformerEngineStep, use_fp8=True, compact=True),
+        "TE's PyTorch layers, fp8, FusedAdam with moments in bfloat16 and remainders of master weights",
+    ),
     "te_torch_fp8_head": (
         partial(TransformerEngineStep, use_fp8=True, fp8_lm_head=True),
         "TE's PyTorch layers, fp8, the head in fp8 as well",
