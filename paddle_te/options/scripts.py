@@ -24,8 +24,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 # How much of a manifest is compared before a checkpoint is loaded; `manifest.damage` says what each means
 LEVELS = ("full", "size", "none")
 STAGING_DIR = "/dev/shm"  # memory, as a file system
-# How AdamW's state may be kept, and how many bytes of it belong to a number
-MOMENTS = {"float32": 4, "bfloat16": 2}
+# How AdamW's state may be kept, and how many bytes of it belong to a number; int8 has a float32 unit for 256 numbers
+MOMENTS = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
 MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
 STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 # How an update in backward may clip gradients
@@ -267,10 +267,13 @@ TRAINING = (
         "optim_moments",
         choice(*MOMENTS),
         "float32",
-        "What AdamW keeps its two moments in: float32, or bfloat16 with stochastic rounding.",
-        doc="what AdamW keeps its two moments in: `float32`, or `bfloat16` with stochastic rounding, which saves 4 "
-        "bytes a parameter; [what to know](../../docs/optimizer-memory.md)",
-        zh="AdamW 两个 moment 的存储格式：`float32`，或采用随机舍入的 `bfloat16`（每个参数节省 4 字节）；"
+        "What AdamW keeps its two moments in: float32, or with stochastic rounding bfloat16, or int8 with a scale for "
+        "each 256 elements.",
+        doc="what AdamW keeps its two moments in: `float32`, or with stochastic rounding `bfloat16`, which saves 4 "
+        "bytes a parameter, or `int8` with a scale for each 256 elements, which saves 6; "
+        "[what to know](../../docs/optimizer-memory.md)",
+        zh="AdamW 两个 moment 的存储格式：`float32`，或采用随机舍入的 `bfloat16`（每个参数节省 4 字节）或 `int8`"
+        "（每 256 个元素一个缩放因子，每个参数节省 6 字节）；"
         "[说明](../../docs/optimizer-memory.md)",
     ),
     Option(

@@ -111,7 +111,7 @@ def gradient_bytes(layout: Layout) -> float:
     return each + (2 if layout.replicas > 1 and not layout.main_grads else 0)
 
 
-def state_bytes(layout: Layout) -> int:
+def state_bytes(layout: Layout) -> float:
     """A parameter: its master weight and AdamW's two moments."""
     return MASTER_WEIGHTS[layout.master_weights] + 2 * MOMENTS[layout.optim_moments]
 

@@ -110,6 +110,22 @@ class PreTrainingArguments(TrainingArguments):
                 f"{self.unified_checkpoint_config}: a checkpoint must have weights and remainders; leave it out"
             )
 
+        if self.optim_moments == "int8" and self.unified_checkpoint:
+            self._check_blocks_are_whole()
+
+    def _check_blocks_are_whole(self):
+        """Refuses unified checkpoints where PaddleNLP would join the moments of several ranks' parts of a weight: int8
+        moments are blocks, which it does not know."""
+        reasons = {
+            f"--tensor_parallel_degree {self.tensor_parallel_degree}": self.tensor_parallel_degree > 1,
+            "split_param of --sharding_parallel_config": "split_param" in (self.sharding_parallel_config or ""),
+        }
+        for reason in (name for name, holds in reasons.items() if holds):
+            raise ValueError(
+                f"--optim_moments int8 with --unified_checkpoint true and {reason}: such a checkpoint has whole "
+                "weights, and ranks keep blocks of their parts; save rank by rank with --unified_checkpoint false"
+            )
+
     def _check_optimizer_in_backward(self):
         """Refuses what needs all gradients at once, or gradients that are not complete after one backward."""
         flag = f"--optimizer_in_backward {self.optimizer_in_backward}"

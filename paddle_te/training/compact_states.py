@@ -1,8 +1,16 @@
-"""AdamW whose state takes fewer bytes: moments in bfloat16, and master weights of which only the lower half is kept.
+"""AdamW whose state takes fewer bytes: moments in 16 or 8 bits, and master weights of which only half is kept.
 
 --optim_moments bfloat16: both moments are rounded to bfloat16 after each step, up with the probability that makes the
 expected value exact (stochastic rounding, Gupta et al. 2015, arXiv:1502.02551). To the nearest would not do: the second
 moment changes by (1 - beta2) of itself in a step, which for 0.999 is less than half of bfloat16's last place.
+
+--optim_moments int8: 8 bits an element, and a float32 unit for each block of 256 elements (weights/blocks.py says where
+they lie). The first moment is unit * code * |code| with codes from -127 to 127. Of the second moment the square root is
+kept, as unit * code * code with codes from 0 to 255. The unit is such that the block's greatest number has the greatest
+code. Neighbours are 2 / code of the number apart: large numbers are kept more precisely, and small ones down to 1/16129
+and 1/65025 of the greatest. The dynamic maps of Dettmers et al. 2022 (arXiv:2110.02861) do the same by tables. Codes
+are rounded stochastically, so that the expected values of the first moment and of the root are exact. A root above 0
+never becomes 0, as the next step would then be far too large. A block with a number that is not finite is NaN.
 
 --master_weights bf16_remainder: a bfloat16 weight is the upper half of its float32 master weight, and an int16 tensor
 in the master weight's place holds the rest (Transformer Engine's FusedAdam calls it store_param_remainders). The
@@ -10,7 +18,7 @@ weight's bits, shifted by 16, plus the remainder are the master weight's bits, s
 master weights, the weight is its master weight rounded to the nearest; only a tie is rounded away from zero instead of
 to the even number.
 
-On nvgpu the step is a kernel (nvgpu/csrc/math/training.cu). Elsewhere it is `step_in_paddle`, which specifies that
+On nvgpu the step is a kernel (nvgpu/csrc/math/adamw.cu). Elsewhere it is `step_in_paddle`, which specifies that
 kernel; both give the same bits. The random numbers of the rounding depend only on the seed, the step and the element's
 place in its weight. Therefore a run that was resumed, and ranks that share a weight by sharding, round as one process
 that never stopped.
@@ -26,8 +34,11 @@ from paddle.optimizer.lr import LRScheduler
 from paddle_te import device
 from paddle_te.training.optimizer import FactorAdamW, multiplied, run_on_nvgpu
 from paddle_te.training.resharding import held_by, layers_of
+from paddle_te.weights.blocks import BLOCK, moment_shape, row_bytes
 
 REMAINDER = "int16"  # dtype of what stands in a master weight's place
+SIGNED, UNSIGNED = 127, 255  # greatest codes of the first moment and of the second's root
+_SMALLEST_UNIT = 2.0**-126  # float32's smallest normal number; smaller units are 0
 
 
 def keep_compact(optimizer, moments, master_weights, seed=0):
@@ -82,8 +93,9 @@ class CompactAdamW(FactorAdamW):
 
     def _add_moments_pows(self, p):
         """Paddle's, but that the moments have their own dtype. p: the parameter, or what is its master weight."""
+        shape = moment_shape(p.shape) if self.moments == "int8" else p.shape
         for name in (self._moment1_acc_str, self._moment2_acc_str):
-            self._add_accumulator(name, p, dtype=self.moments)
+            self._add_accumulator(name, p, dtype=self.moments, shape=list(shape))
         for name, beta in ((self._beta1_pow_acc_str, self._beta1), (self._beta2_pow_acc_str, self._beta2)):
             self._add_accumulator(name, p, dtype="float32", fill_value=beta, shape=[1], device="cpu")
 
@@ -99,7 +111,7 @@ class CompactAdamW(FactorAdamW):
 
 def mix(x):
     """32 random bits of each number, uint32: the hash "lowbias32" of Chris Wellons (nullprogram.com, "Prospecting for
-    Hash Functions"), as in nvgpu/csrc/math/training.cu."""
+    Hash Functions"), as in nvgpu/csrc/math/adamw.cu."""
     x = (x ^ x >> 16) * np.uint32(0x7FEB352D)
     x = (x ^ x >> 15) * np.uint32(0x846CA68B)
     return x ^ x >> 16
@@ -165,6 +177,84 @@ def _quotient(x, y):
     return (x.astype("float64") / y.astype("float64")).astype("float32")
 
 
+def _in_blocks(values):
+    """[..., width] as [rows, blocks of a row, BLOCK], with zeros behind a row's end."""
+    rows = values.reshape([-1, values.shape[-1] if values.ndim else 1])
+    missing = -rows.shape[1] % BLOCK
+    if missing:
+        rows = paddle.concat([rows, paddle.zeros([rows.shape[0], missing], rows.dtype)], -1)
+    return rows.reshape([rows.shape[0], -1, BLOCK])
+
+
+def encode(magnitudes, greatest, random_bits):
+    """(codes, units): numbers of at least 0 as unit * code * code.
+
+    Args:
+        magnitudes: float32 [rows, blocks, 256]. A block is NaN where one of its numbers is not finite.
+        greatest: of the codes.
+        random_bits: int32 of the shape, uniform below 2**16, by which codes are rounded up or down.
+
+    Returns float32 tensors [rows, blocks, 256] and [rows, blocks, 1].
+    """
+    largest = _bits(magnitudes).max(-1, keepdim=True).view("float32")  # as bits, among which a NaN is the greatest
+    units = _quotient(largest, paddle.full([], greatest**2, "float32"))
+    zeros, ones = paddle.zeros_like(units), paddle.ones_like(units)
+    units = paddle.where(units < _SMALLEST_UNIT, zeros, units)
+    usable = (units > 0) & paddle.isfinite(units)
+    inverses = paddle.where(usable, _quotient(ones, paddle.where(usable, units, ones)), zeros)
+    in_units = magnitudes * inverses
+    in_units = paddle.where(in_units > 0, in_units, paddle.zeros_like(in_units))  # a NaN becomes 0 too
+    codes = paddle.floor(_square_root(in_units)).clip(max=float(greatest))
+    # between the squares of code and code + 1, which are 2 code + 1 apart
+    up = (in_units - codes * codes) * 65536.0 > random_bits.astype("float32") * (2.0 * codes + 1.0)
+    return codes + (up & (codes < greatest)).astype("float32"), units
+
+
+def join_blocks(moment, shape, signed):
+    """The float32 numbers, unit * code * |code|, of a moment of a weight of a shape. signed: codes are int8, or uint8.
+
+    moment: int8 of `moment_shape(shape)`.
+    """
+    width = shape[-1] if len(shape) else 1
+    rows = moment.reshape([-1, row_bytes(width)])
+    blocks = -(-width // BLOCK)
+    missing = blocks * (BLOCK + 4) - rows.shape[1]
+    if missing:
+        rows = paddle.concat([rows, paddle.zeros([rows.shape[0], missing], "int8")], -1)
+    rows = rows.reshape([-1, BLOCK + 4])
+    units, codes = rows[:, :4].contiguous().view("float32"), rows[:, 4:].astype("int32")
+    codes = (codes if signed else codes % 256).astype("float32")
+    return (units * (codes * codes.abs())).reshape([-1, blocks * BLOCK])[:, :width].reshape(shape)
+
+
+def split_blocks(codes, units, shape):
+    """An int8 moment of a weight of a shape: the inverse of `join_blocks`. codes, units: as `encode`'s, with signs."""
+    codes = codes.astype("int32").astype("int8").reshape([-1, BLOCK])
+    whole = paddle.concat([units.reshape([-1, 1]).view("int8"), codes], -1)
+    width = shape[-1] if len(shape) else 1
+    rows = whole.reshape([math.prod(shape) // width, -1])
+    return rows[:, : row_bytes(width)].reshape(list(moment_shape(shape)))
+
+
+def _moments_in_blocks(m1, root2, random_bits):
+    """Both moments, the second by its root, as int8 tensors."""
+    bits1, bits2 = (_in_blocks(bits) for bits in random_bits)
+    blocks1, blocks2 = _in_blocks(m1), _in_blocks(root2)
+    codes1, units1 = encode(blocks1.abs(), SIGNED, bits1)
+    codes2, units2 = encode(blocks2, UNSIGNED, bits2)
+    codes1 = paddle.where(blocks1 < 0, -codes1, codes1)
+    codes2 = paddle.where((blocks2 > 0) & (codes2 == 0), paddle.ones_like(codes2), codes2)
+    return split_blocks(codes1, units1, m1.shape), split_blocks(codes2, units2, m1.shape)
+
+
+def _moments_of(step):
+    """Both moments as float32 of the weight's shape."""
+    if step.moment1.dtype != paddle.int8:
+        return step.moment1.astype("float32"), step.moment2.astype("float32")
+    root2 = join_blocks(step.moment2, step.param.shape, signed=False)
+    return join_blocks(step.moment1, step.param.shape, signed=True), root2 * root2
+
+
 @paddle.no_grad()
 def step_in_paddle(step):
     """Makes a Step in float32, operation by operation as nvgpu's kernel does it."""
@@ -181,12 +271,17 @@ def step_in_paddle(step):
     remainder = master is not None and master.dtype == paddle.int16
     p = join_master(param, master) if remainder else (param if master is None else master).astype("float32")
     p = p * (one - rate * decay)
-    m1 = beta1 * step.moment1.astype("float32") + (one - beta1) * g
-    m2 = beta2 * step.moment2.astype("float32") + (one - beta2) * g * g
-    p = p - _quotient(scaled_rate * m1 * scale, _square_root(m2) + epsilon * scale)
-    if step.moment1.dtype == paddle.bfloat16:
+    m1, m2 = _moments_of(step)
+    m1 = beta1 * m1 + (one - beta1) * g
+    m2 = beta2 * m2 + (one - beta2) * g * g
+    root2 = _square_root(m2)
+    p = p - _quotient(scaled_rate * m1 * scale, root2 + epsilon * scale)
+    if step.moment1.dtype != paddle.float32:
         random_bits = noise(step.noise_key, step.noise_first, param.shape)
+    if step.moment1.dtype == paddle.bfloat16:
         m1, m2 = (round_stochastically(m, bits) for m, bits in zip((m1, m2), random_bits, strict=True))
+    elif step.moment1.dtype == paddle.int8:
+        m1, m2 = _moments_in_blocks(m1, root2, random_bits)
     weight, kept = split_master(p) if remainder else (p.astype(param.dtype), p)
     new = [(param, weight), (step.moment1, m1), (step.moment2, m2)]
     new += [(step.beta1_power, beta1 * power1), (step.beta2_power, beta2 * power2)]

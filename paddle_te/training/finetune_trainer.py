@@ -74,6 +74,11 @@ def check_together(model_args, data_args, training_args):
             f"--master_weights {training_args.master_weights} with --lora true --unified_checkpoint true: PaddleNLP, "
             "which loads such checkpoints, would take the remainders for master weights; leave one of them out"
         )
+    if training_args.optim_moments == "int8" and training_args.unified_checkpoint and model_args.lora:
+        raise ValueError(
+            "--optim_moments int8 with --lora true --unified_checkpoint true: PaddleNLP, which loads such checkpoints, "
+            "does not know blocks of 8 bits; leave one of them out"
+        )
     singly = model_args.lora and {*(training_args.recompute_modules or ())} - {"core_attn"}
     if singly:
         raise ValueError(

@@ -25,6 +25,7 @@ from paddle_te import manifest
 from paddle_te.hosts.paddlenlp.loading import layout_of, load_weights, read_share
 from paddle_te.runs.checkpoints import is_complete
 from paddle_te.weights import CheckpointError, Degrees
+from paddle_te.weights.blocks import BLOCK, pack
 from paddle_te.weights.folder import open_checkpoint, variant
 from paddle_te.weights.layout import SPLIT_AXIS
 from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS, kept_how, open_optimizer
@@ -259,7 +260,9 @@ class Share:
         for kind in MOMENTS + POWERS:
             for name, array in self._read(kinds[kind], mine, kind in POWERS):
                 key = f"{called[name]}_{kind}"
-                state[key] = _tensor(array if kind in POWERS else mine[name].share(array), key)
+                if kind not in POWERS:
+                    array = self._moment(mine[name].share(array), name)
+                state[key] = _tensor(array, key)
         if half:
             if MASTER not in kinds:
                 raise CheckpointError(f"{self._checkpoint.folder}: has no master weights")
@@ -268,6 +271,18 @@ class Share:
                 for name, array in self._read(kinds[MASTER], half)
             }
         return state
+
+    def _moment(self, array, name):
+        """What the optimizer keeps of a moment; moments in 8 bits are elements until they are divided into blocks."""
+        if array.dtype != np.uint64:
+            return array
+        try:
+            return pack(array)
+        except ValueError:
+            raise CheckpointError(
+                f"{self._checkpoint.folder}: --optim_moments int8 keeps {name!r} in blocks of {BLOCK} elements, which "
+                "this run's layout would cut: resume in the layout in which it was saved"
+            ) from None
 
     def _read(self, checkpoint, names, numbers=False):
         return read_share(checkpoint, self._model.config, names, numbers)

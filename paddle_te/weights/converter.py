@@ -112,6 +112,11 @@ def convert(
     if with_optimizer:
         target = replace(_unified_target(layout, mode, format, dtype), **output)
         check_degrees(checkpoint, layout, *degrees)
+        if optimizer.kept_how(input_path).get("optim_moments") == "int8":
+            raise CheckpointError(
+                f"{input_path}: --with_optimizer does not convert moments of --optim_moments int8; a run goes on from "
+                "them as they are, with --resume_from_checkpoint"
+            )
         sources |= optimizer.open_optimizer(checkpoint)
         groups, indexes = _plan_with_optimizer(sources, target)
         carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)

@@ -12,6 +12,7 @@ from math import prod
 
 from paddle_te.configs.families import is_tied
 from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.blocks import BlocksRef, moment_shape
 from paddle_te.weights.folder import Rank, read_index
 from paddle_te.weights.output_files import OutputFile, plan_new_ranks, shards, weight_map
 from paddle_te.weights.tensors import CheckpointError, SlicedRef, same_bytes
@@ -137,6 +138,8 @@ def _fill(checkpoint, rank, found, kind):
             ref = found.get(kind, {}).get(other_name.get(name))
         if ref is None:
             raise CheckpointError(f"{checkpoint.folder}: the optimizer's state has no {kind} of {name!r}")
+        if kind in MOMENTS and ref.dtype == "int8" and ref.shape == moment_shape(weight.shape):
+            ref = BlocksRef(ref, weight.shape)
         if ref.shape != ((1,) if kind in POWERS else weight.shape):
             raise CheckpointError(
                 f"{ref.path}: {kind} of {name!r} has shape {list(ref.shape)}, the weight {list(weight.shape)}"
@@ -210,8 +213,12 @@ def shard_files(folder, rank_variant=""):
 def _one_tensor(refs, kind, name, shape, ranks):
     """What the files of the sharding ranks, in their order, have of a tensor: each the whole, or slices."""
     first, *others = refs
-    if first.shape == shape and all(same_bytes(first, other) for other in others):
+    in_blocks = kind in MOMENTS and first.dtype == "int8"
+    whole = moment_shape(shape) if in_blocks else shape
+    if first.shape == whole and all(same_bytes(first, other) for other in others):
         return first
+    if in_blocks:
+        refs = [BlocksRef.of_slice(ref) for ref in refs]
     sizes = [prod(ref.shape) for ref in refs]
     if kind in POWERS or not prod(shape) <= sum(sizes) <= prod(shape) + ranks * _PADDING:
         raise CheckpointError(

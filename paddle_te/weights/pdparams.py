@@ -18,7 +18,8 @@ from paddle_te.weights.tensors import STORAGE, CheckpointError, TensorRef, sync_
 
 SUFFIX = ".pdparams"
 NAME_TABLE = "StructuredToParameterName@@"  # paddle.save's {key: the parameter's name in the program}
-_DTYPES = {"f4": "float32", "f2": "float16", "u2": "bfloat16", "i2": "int16"}  # paddle.save stores bfloat16 as uint16
+# paddle.save stores bfloat16 as uint16
+_DTYPES = {"f4": "float32", "f2": "float16", "u2": "bfloat16", "i2": "int16", "i1": "int8"}
 
 
 class _Bytes:

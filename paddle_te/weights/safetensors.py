@@ -14,10 +14,10 @@ from paddle_te.weights.tensors import STORAGE, CheckpointError, TensorRef, sync_
 
 SUFFIX = ".safetensors"
 # PaddleNLP saves bfloat16 as U16
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U16": "bfloat16", "I16": "int16"}
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U16": "bfloat16", "I16": "int16", "I8": "int8"}
 _CODES = {
-    "np": {"float32": "F32", "float16": "F16", "bfloat16": "U16", "int16": "I16"},
-    "pt": {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int16": "I16"},
+    "np": {"float32": "F32", "float16": "F16", "bfloat16": "U16", "int16": "I16", "int8": "I8"},
+    "pt": {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int16": "I16", "int8": "I8"},
 }
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 # Weights are moved as bits: bfloat16, which numpy does not have, is held as uint16, as Paddle does.
 NUMBERS = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
-# What may stand in files: weights, and the remainders of master weights (training/compact_states.py)
-STORAGE = NUMBERS | {"int16": np.dtype("<i2")}
+# What may stand in files: weights, remainders of master weights, and moments in 8 bits (training/compact_states.py)
+STORAGE = NUMBERS | {"int16": np.dtype("<i2"), "int8": np.dtype("i1")}
 
 
 class CheckpointError(ValueError):

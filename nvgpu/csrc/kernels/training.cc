@@ -77,11 +77,23 @@ struct AdamWSettings {
   uint32_t noise_key = 0, noise_first = 0;  // of the moments' stochastic rounding
 };
 
+int64_t WidthOfRows(const Tensor& tensor) {
+  return tensor.dims().size() == 0 ? 1 : tensor.dims()[tensor.dims().size() - 1];
+}
+
+// Whether both moments have the size that 8 bits by blocks take, and nothing else is there that they exclude.
+bool InBlocks(const Weight& weight) {
+  const int64_t width = WidthOfRows(*weight.param);
+  const int64_t size = width == 0 ? 0 : weight.param->numel() / width * math::MomentRowBytes(width);
+  return weight.moment2_max == nullptr && weight.moment1->numel() == size && weight.moment2->numel() == size;
+}
+
 void CheckTypes(const Weight& weight, const Tensor& learning_rate) {
   const DataType type = weight.param->dtype(), moments = weight.moment1->dtype();
   const DataType wide = type == DataType::FLOAT64 ? DataType::FLOAT64 : DataType::FLOAT32;
   const DataType master = weight.master == nullptr ? wide : weight.master->dtype();
-  const bool rounded = moments == DataType::BFLOAT16 && wide == DataType::FLOAT32;
+  const bool rounded =
+      wide == DataType::FLOAT32 && (moments == DataType::BFLOAT16 || (moments == DataType::INT8 && InBlocks(weight)));
   const bool remainder = master == DataType::INT16 && type == DataType::BFLOAT16;
   const bool alike =
       weight.moment2->dtype() == moments && (weight.moment2_max == nullptr || weight.moment2_max->dtype() == moments);
@@ -90,7 +102,8 @@ void CheckTypes(const Weight& weight, const Tensor& learning_rate) {
                     true,
                     common::errors::Unimplemented(
                         "adamw on nvgpu keeps %s moments and master weights of %s weights, or bfloat16 moments, or "
-                        "int16 remainders of bfloat16 weights, and float32 learning rates; got %s moments, %s master "
+                        "int8 moments in blocks (without amsgrad), or int16 remainders of bfloat16 weights, and "
+                        "float32 learning rates; got %s moments, %s master "
                         "weights and a %s learning rate",
                         wide, type, moments, master, learning_rate.dtype()));
 }
@@ -126,6 +139,7 @@ void Update(const Context& context, const Weight& weight, const Tensor& grad, co
   step.noise_key = settings.noise_key;
   step.noise_first = settings.noise_first;
   step.count = weight.param->numel();
+  step.width = WidthOfRows(*weight.param);
   math::RunAdamW(StreamOf(context), step);
 }
 
@@ -201,8 +215,9 @@ void RegisterTraining() {
 
 // An operator of Paddle's for paddle_te.training.optimizer, which calls it by its name. It has what Paddle's own lacks:
 // a factor of the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments,
-// for whose rounding noise_key and noise_first are (32 bits each); remainders of master weights. decay: 0 for a weight
-// that does not decay. It changes its inputs, which is not declared: Paddle refuses operators of plug-ins that change a
+// or int8 moments in blocks, for whose rounding noise_key and noise_first are (32 bits each); remainders of master
+// weights. decay: 0 for a weight that does not decay. It changes its inputs, which is not declared: Paddle refuses
+// operators of plug-ins that change a
 // weight in place, even where no gradient is asked for.
 PD_BUILD_OP(nvgpu_adamw)
     .Inputs({"Param", "Grad", paddle::Optional("Factor"), "LearningRate", "Moment1", "Moment2",

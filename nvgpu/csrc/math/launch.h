@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -238,6 +239,32 @@ void ForEachRow(Stream stream, int64_t rows, Function function) {
   CheckLaunch();
 }
 
+template <typename Function>
+__global__ void __launch_bounds__(kThreads, 3) WarpKernel(int64_t count, Function function) {
+  const int lane = threadIdx.x % 32;
+  const int64_t first = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32, step = gridDim.x * (kThreads / 32);
+  for (int64_t i = first; i < count; i += step) {
+    auto state = function.Begin(i, lane);
+    for (uint32_t& largest : state.largest) {
+      for (int offset = 16; offset > 0; offset /= 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, largest, offset);
+        if (other > largest) largest = other;
+      }
+    }
+    function.End(i, lane, state);
+  }
+}
+
+// For every i < count a warp calls state = function.Begin(i, lane) and then function.End(i, lane, state), with the
+// greatest of all lanes' numbers in the array state.largest.
+template <typename Function>
+void ForEachWarp(Stream stream, int64_t count, Function function) {
+  if (count == 0) return;
+  const int64_t blocks = std::min<int64_t>((count + kThreads / 32 - 1) / (kThreads / 32), 1 << 20);
+  WarpKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(count, function);
+  CheckLaunch();
+}
+
 // What sums of float32 are kept in.
 template <typename T>
 using Sum = Compute<T>;
@@ -296,6 +323,22 @@ template <typename Function>
 void ForEachRow(Stream stream, int64_t rows, Function function) {
   runtime::Synchronize(stream);
   for (int64_t row = 0; row < rows; ++row) function(Team(), row);
+}
+
+template <typename Function>
+void ForEachWarp(Stream stream, int64_t count, Function function) {
+  constexpr int lanes = 32;
+  runtime::Synchronize(stream);
+  for (int64_t i = 0; i < count; ++i) {
+    decltype(function.Begin(0, 0)) states[lanes];
+    for (int lane = 0; lane < lanes; ++lane) states[lane] = function.Begin(i, lane);
+    for (size_t k = 0; k < std::size(states[0].largest); ++k) {
+      uint32_t largest = 0;
+      for (const auto& state : states) largest = std::max(largest, state.largest[k]);
+      for (auto& state : states) state.largest[k] = largest;
+    }
+    for (int lane = 0; lane < lanes; ++lane) function.End(i, lane, states[lane]);
+  }
 }
 
 // One loop adds thousands of numbers in a row, which float32 would round too often.

@@ -102,7 +102,7 @@ void FinishCrossEntropy(Stream stream, Type type, void* softmax, void* loss, con
                         const float* sum, const float* picked, const void* labels, Type label_type, int64_t ignored,
                         int64_t rows, int64_t columns);
 
-// ---- training.cu
+// ---- embedding_grad.cu, adamw.cu
 
 // weight_grad[v] = sum of out_grad[i] over the i with index[i] == v + first, in the order of i; [size, width].
 // workspace: 2 * count numbers.
@@ -118,6 +118,15 @@ void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_
 // follow from noise_key and noise_first + i alone. Master weights have the moments' wide type, or are kInt16 beside
 // bfloat16 weights: what the weight lacks of the float32 master weight, whose bits are (weight's << 16) + remainder, as
 // with store_param_remainders of Transformer Engine's FusedAdam.
+//
+// Moments of kInt8 (float32 arithmetic, no moment2_max) lie in blocks of kMomentBlock elements of a row, fewer at the
+// row's end: 4 bytes of a float32 unit, then a byte an element, then zeros up to a multiple of 4 bytes. The first
+// moment is unit * code * |code|, code an int8; the second moment's square root is unit * code * code, code a uint8.
+// Codes are rounded with the same random numbers, so that the expected values of what a code stands for are exact.
+constexpr int64_t kMomentBlock = 256;
+constexpr int64_t MomentRowBytes(int64_t width) {
+  return (width + 3) / 4 * 4 + (width + kMomentBlock - 1) / kMomentBlock * 4;
+}
 struct AdamW {
   void* param;
   const void* grad;
@@ -129,7 +138,7 @@ struct AdamW {
   float beta1_power_value, beta2_power_value;
   double beta1, beta2, epsilon, decay, rate_ratio;
   uint32_t noise_key, noise_first;
-  int64_t count;
+  int64_t count, width;  // of elements, and of those of a row, into which blocks divide it
 };
 void RunAdamW(Stream stream, const AdamW& step);
 

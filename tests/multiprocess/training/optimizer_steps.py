@@ -5,6 +5,7 @@ python optimizer_steps.py DEVICE SEED. Started by test_optimizer.py, because nvg
 """
 
 import sys
+from itertools import product
 
 import numpy as np
 import paddle
@@ -15,7 +16,7 @@ from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
 
-SHAPES = [(33, 65), (257,), (1,), (64, 64)]
+SHAPES = [(33, 65), (257,), (1,), (64, 64), (3, 512)]
 STEPS = 6
 MASTER = "master weight of "  # before a parameter's name
 # name: (dtype of weights, of gradients, more arguments of AdamW)
@@ -94,13 +95,13 @@ def run(case, clip_norm, fused, seed, resume=False):
 COMPACT_CASES = ("bfloat16", "bfloat16 main gradients", "float16 without master weights", "float32")
 
 
-def run_compact(device_name, case, seed, master_weights, clip_norm=None):
-    """state_of after three steps with moments in bfloat16."""
+def run_compact(device_name, case, seed, moments, master_weights, clip_norm=None):
+    """state_of after three steps with moments in 16 or 8 bits."""
     paddle.set_device(device_name)
     dtype, grad_dtype, more = CASES[case]
     generator = np.random.default_rng(seed)
     arrays = [generator.standard_normal(shape).astype("float32") for shape in SHAPES]
-    kept = dict(moments="bfloat16", master_weights=master_weights, seed=seed)
+    kept = dict(moments=moments, master_weights=master_weights, seed=seed)
     parameters, optimizer = make(arrays, dtype, clip_norm, True, kept, **more)
     for _ in range(3):
         grads = [paddle.to_tensor(generator.standard_normal(p.shape).astype("float32")) for p in parameters]
@@ -117,13 +118,15 @@ def joined(state):
 
 
 def compare_compact(seed):
-    for case in COMPACT_CASES:
+    for case, moments in product(COMPACT_CASES, ("bfloat16", "int8")):
         for master_weights in MASTER_WEIGHTS if case.startswith("bfloat16") else ("float32",):
-            want, got = (run_compact(name, case, seed, master_weights) for name in ("cpu", "nvgpu:0"))
+            want, got = (run_compact(name, case, seed, moments, master_weights) for name in ("cpu", "nvgpu:0"))
             assert got.keys() == want.keys(), got.keys() ^ want.keys()
             wrong = [key for key in want if not (got[key] == want[key]).all()]
-            assert not wrong, (case, master_weights, wrong)
-    clipped, compact = (run_compact("nvgpu:0", "bfloat16", seed, kept, clip_norm=0.5) for kept in MASTER_WEIGHTS)
+            assert not wrong, (case, moments, master_weights, wrong)
+    clipped, compact = (
+        run_compact("nvgpu:0", "bfloat16", seed, "bfloat16", kept, clip_norm=0.5) for kept in MASTER_WEIGHTS
+    )
     got = joined(compact)
     assert len(got) == len(SHAPES) and all((got[name] == clipped[name].view("uint32")).all() for name in got)
     print("EQUAL states of fewer bytes", flush=True)

@@ -29,6 +29,7 @@ def test_states_are_sixteen_bytes_a_parameter():
     assert (one.weights, one.gradients, one.states) == (2 * local, 2 * local, 12 * local)
     compact = parts(optim_moments="bfloat16", master_weights="bf16_remainder")
     assert compact == replace(one, states=6 * local)
+    assert parts(optim_moments="int8") == replace(one, states=(4 + 2 * 260 / 256) * local)
     assert one.fp8_weights == 4 * SMALL.gemm_weights  # a transpose; for several micro-batches both
     assert parts(micro_batches=2).fp8_weights == 8 * SMALL.gemm_weights
     assert parts(recompute="full").fp8_weights == parts(precision="bf16").fp8_weights == 0

@@ -15,6 +15,7 @@ from paddle_te.training.finetune_trainer import FinetuneModelArguments
 TE = ["--transformer_engine_backend", "transformer_engine"]
 COMPACT = ["--bf16", "true", "--fp16_opt_level", "O2", "--optim_moments", "bfloat16"]
 COMPACT += ["--master_weights", "bf16_remainder"]
+BLOCKS = ["--optim_moments", "int8", "--unified_checkpoint", "true"]
 UNCLIPPED = ["--optimizer_in_backward", "unclipped", "--max_grad_norm", "0"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
 
@@ -70,6 +71,11 @@ def test_defaults_are_native_layers(tmp_path):
             [*COMPACT, "--unified_checkpoint", "1", "--unified_checkpoint_config", "skip_save_model_weight"],
             "with --unified_checkpoint_config skip_save_model_weight",
         ),
+        (
+            [*BLOCKS, "--tensor_parallel_degree", "2"],
+            "int8 with --unified_checkpoint true and --tensor_parallel_degree",
+        ),
+        ([*BLOCKS, "--sharding_parallel_config", "split_param"], "and split_param of .*; save rank by rank with"),
         (UNCLIPPED[:2], "unclipped with --max_grad_norm 1: .*give --max_grad_norm 0, or .*: last_norm"),
         (["--optimizer_in_backward", "last_norm", "--max_grad_norm", "0"], "it needs --max_grad_norm above 0"),
         ([*UNCLIPPED, "--optim", "adamw_mini"], "unclipped with --optim adamw_mini: it needs --optim adamw"),

@@ -1,6 +1,8 @@
 """paddle_te.training.compact_states: its rounding, its two halves of a master weight, and AdamW's steps with them."""
 
 import math
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import paddle
@@ -10,8 +12,10 @@ from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.training import compact_states
 from paddle_te.training.compact_states import join_master, keep_compact, noise, noise_key, split_master
 from paddle_te.training.optimizer import Step
+from paddle_te.weights import blocks
 
 COMPACT = dict(moments="bfloat16", master_weights="bf16_remainder")
+SMALLEST = dict(moments="int8", master_weights="bf16_remainder")
 SHAPES = [(33, 65), (257,), (1,)]
 SETTINGS = dict(beta1=0.9, beta2=0.95, epsilon=1e-8, rate_ratio=1.0, decay=0.1)
 
@@ -90,6 +94,97 @@ def test_random_numbers_follow_from_seed_step_and_element(generator):
     assert all((wide(part) == own.ravel()[7:]).all() for part, own in zip(rest, ours, strict=True))
 
 
+CODES = {compact_states.SIGNED: np.arange(-127, 128), compact_states.UNSIGNED: np.arange(256)}
+
+
+@pytest.mark.parametrize("greatest", CODES)
+def test_the_expected_value_of_an_encoded_number_is_the_number(generator, greatest):
+    """The mean over all 65536 random numbers that there are, within float32's precision and 1 / 65536 of a step."""
+    numbers = np.abs(generator.standard_normal(256)).astype("float32") * np.float32(10.0 ** generator.integers(-30, 30))
+    for place in generator.integers(0, 256, 4):
+        values = np.zeros((256, 1, 256), "float32")
+        values[:, 0] = np.where(np.arange(256) == numbers.argmax(), numbers, numbers[place])
+        random_bits = np.arange(2**16, dtype="int32").reshape(256, 1, 256)
+        codes, units = (
+            t.numpy() for t in compact_states.encode(paddle.to_tensor(values), greatest, paddle.to_tensor(random_bits))
+        )
+        assert codes[:, 0, numbers.argmax()].max() == greatest
+        rest = np.delete(codes[:, 0], numbers.argmax(), axis=1).astype("float64")
+        assert rest.max() - rest.min() <= 1 and rest.max() <= greatest
+        mean = (rest**2).mean() * float(units[0, 0, 0])
+        assert abs(mean - numbers[place]) <= 0.01 * (2 * rest.max() + 1) * units[0, 0, 0]
+
+
+def test_blocks_of_what_has_no_code(generator):
+    """Zeros, and numbers too small for a unit, become 0; a block with a number that is not finite becomes NaN alone."""
+    values = generator.random((6, 1, 256), "float32")
+    values[0] = 0
+    values[1] = 1e-39
+    values[2, 0, 7], values[3, 0, 200] = np.nan, np.inf
+    bits = paddle.to_tensor(generator.integers(0, 2**16, values.shape, dtype="int32"))
+    codes, units = compact_states.encode(paddle.to_tensor(values), 127, bits)
+    kept = compact_states.split_blocks(codes, units, [6, 256])
+    got = compact_states.join_blocks(kept, [6, 256], signed=True).numpy()
+    assert (got[:2] == 0).all() and np.isnan(got[2:4]).all() and np.isfinite(got[4:]).all()
+    assert np.abs(got[4:] - values[4:, 0]).max() <= 255 / 127**2
+
+
+@pytest.mark.parametrize("shape", [(3, 700), (5, 2), (1,), (513,), (2, 3, 256)])
+def test_bytes_of_blocks_are_units_and_codes(generator, shape):
+    """As weights/blocks.py reads them from files: each row's blocks, and the numbers worked out by numpy."""
+    width, rows = shape[-1], math.prod(shape[:-1])
+    count = -(-width // 256)
+    codes = generator.integers(-127, 128, (rows, count, 256)).astype("float32")
+    codes[:, -1, width - 256 * (count - 1) :] = 0
+    units = generator.random((rows, count, 1), "float32")
+    kept = compact_states.split_blocks(paddle.to_tensor(codes), paddle.to_tensor(units), list(shape))
+    assert kept.dtype == paddle.int8 and tuple(kept.shape) == blocks.moment_shape(shape)
+    want = (units * (codes * np.abs(codes))).reshape(rows, -1)[:, :width].reshape(shape)
+    np.testing.assert_array_equal(compact_states.join_blocks(kept, list(shape), signed=True).numpy(), want)
+    unsigned = codes.astype("int8").view("uint8").astype("float32")
+    want = (units * unsigned**2).reshape(rows, -1)[:, :width].reshape(shape)
+    np.testing.assert_array_equal(compact_states.join_blocks(kept, list(shape), signed=False).numpy(), want)
+    elements = blocks.unpack(kept.numpy(), width)
+    in_file = (elements & 0xFF).astype("uint8").view("int8").astype("float32")
+    in_file = (elements >> 8).astype("uint32").view("float32") * (in_file * np.abs(in_file))
+    np.testing.assert_array_equal(in_file, compact_states.join_blocks(kept, list(shape), signed=True).numpy())
+
+
+def test_a_step_in_8_bits_is_adamw(generator, seed):
+    """Moments one step of a code apart at most, and the weight's change with moments as they were kept before."""
+    shape = (6, 700)
+    master, grad, moment1 = (generator.standard_normal(shape).astype("float32") for _ in range(3))
+    made = make_step((master, grad, moment1, moment1**2), False, seed, 0)
+    for _ in range(2):
+        moments = compact_states._moments_of(made)
+        kept = [moment.numpy().astype("float64") for moment in moments]
+        before = made.master.numpy().astype("float64")
+        if made.moment1.dtype != paddle.int8:
+            bits = noise(1, 0, shape)
+            made = replace(
+                made,
+                **dict(
+                    zip(
+                        ("moment1", "moment2"),
+                        compact_states._moments_in_blocks(moments[0], moments[1].sqrt(), bits),
+                        strict=True,
+                    )
+                ),
+            )
+            continue
+        compact_states.step_in_paddle(made)
+        want = adamw(before, grad.astype("float64"), *kept, 0)
+        assert np.abs(made.master.numpy() - want[0]).max() < 1e-6 * (np.abs(master).max() + 1)
+        got = [moment.numpy() for moment in compact_states._moments_of(made)]
+        for row, place in product(range(6), range(0, 700, 256)):
+            block = row, slice(place, place + 256)
+            for array, exact, greatest in ((got[0], want[1], 127), (np.sqrt(got[1]), np.sqrt(want[2]), 255)):
+                largest = np.abs(exact[block]).max()
+                step = 2 * np.sqrt(np.abs(exact[block]) / largest) * greatest + 2
+                assert (np.abs(array[block] - exact[block]) <= step * largest / greatest**2 * 1.001).all()
+        assert (got[1] > 0).all()
+
+
 def make_step(arrays, compact, seed, step):
     """A Step of arrays: a master weight, its gradient and two moments."""
     master, grad, moment1, moment2 = (paddle.to_tensor(array) for array in arrays)
@@ -160,15 +255,16 @@ def tensors_of(optimizer):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_training_goes_on_from_a_file_as_if_it_had_not_stopped(generator, seed, tmp_path, dtype):
+@pytest.mark.parametrize("kept", [COMPACT, SMALLEST], ids=lambda kept: kept["moments"])
+def test_training_goes_on_from_a_file_as_if_it_had_not_stopped(generator, seed, tmp_path, dtype, kept):
     arrays = [generator.standard_normal(shape).astype("float32") for shape in SHAPES]
     numbers, again = np.random.default_rng(seed), np.random.default_rng(seed)
-    whole, whole_optimizer = make(arrays, dtype, seed, **COMPACT)
+    whole, whole_optimizer = make(arrays, dtype, seed, **kept)
     train(whole, whole_optimizer, numbers, 6)
-    first, optimizer = make(arrays, dtype, seed, **COMPACT)
+    first, optimizer = make(arrays, dtype, seed, **kept)
     train(first, optimizer, again, 3)
     paddle.save(optimizer.state_dict(), str(tmp_path / "optimizer.pdopt"))
-    second, optimizer = make([wide(p) for p in first], dtype, seed, **COMPACT)
+    second, optimizer = make([wide(p) for p in first], dtype, seed, **kept)
     optimizer.set_state_dict(paddle.load(str(tmp_path / "optimizer.pdopt")))
     train(second, optimizer, again, 3)
     assert all((wide(a) == wide(b)).all() for a, b in zip(whole, second, strict=True))
@@ -176,7 +272,7 @@ def test_training_goes_on_from_a_file_as_if_it_had_not_stopped(generator, seed, 
     assert want.keys() == got.keys() and len(want) == len(SHAPES) * (5 if dtype == "bfloat16" else 4)
     assert all(got[name].dtype == want[name].dtype for name in want)
     assert all((wide(got[name]) == wide(want[name])).all() for name in want)
-    _, other = make(arrays, dtype, seed + 1, **COMPACT)
+    _, other = make(arrays, dtype, seed + 1, **kept)
     train(other._parameter_list, other, np.random.default_rng(seed), 6)
     assert any((wide(tensor) != wide(want[name])).any() for name, tensor in tensors_of(other).items())
 
@@ -192,7 +288,11 @@ def test_bytes_of_the_state(generator, moments, master_weights):
     train(parameters, optimizer, generator, 1)
     stored = sum(tensor.size * tensor.element_size() for tensor in tensors_of(optimizer).values())
     powers = 2 * 4 * len(SHAPES)
-    assert stored - powers == (2 * MOMENTS[moments] + MASTER_WEIGHTS[master_weights]) * sum(map(math.prod, SHAPES))
+    in_moments = sum(MOMENTS[moments] * math.prod(shape) for shape in SHAPES)
+    if moments == "int8":  # a unit for a row of 65, two for 257, one for a single number; bytes in fours
+        in_moments = 33 * (4 + 68) + (2 * 4 + 260) + (4 + 4)
+        assert MOMENTS["int8"] == blocks.row_bytes(4096) / 4096
+    assert stored - powers == 2 * in_moments + MASTER_WEIGHTS[master_weights] * sum(map(math.prod, SHAPES))
 
 
 def test_remainders_change_nothing_but_the_bytes(generator, seed):
@@ -213,19 +313,21 @@ def test_remainders_change_nothing_but_the_bytes(generator, seed):
     assert all((wide(tensor) == wide(want[name])).all() for name, tensor in got.items())
 
 
-def test_slices_of_a_weight_are_rounded_as_the_whole(generator, seed):
-    array = generator.standard_normal(100).astype("float32")
-    grads = generator.standard_normal((4, 100)).astype("float32")
+@pytest.mark.parametrize("kept, cut", [(COMPACT, 37), (SMALLEST, 512)], ids=["bfloat16", "int8"])
+def test_slices_of_a_weight_are_rounded_as_the_whole(generator, seed, kept, cut):
+    """Blocks of 8 bits begin at a slice's beginning, so that those of 256 are the whole's where it is a multiple."""
+    array = generator.standard_normal(700).astype("float32")
+    grads = generator.standard_normal((4, 700)).astype("float32")
 
     def moments(begin, end):
-        (weight,), optimizer = make([array[begin:end]], "float32", seed, **COMPACT)
+        (weight,), optimizer = make([array[begin:end]], "float32", seed, **kept)
         optimizer.first_elements = {weight.name: begin}
         for grad in grads:
             optimizer._apply_optimize(None, None, [(weight, paddle.to_tensor(grad[begin:end]))])
             optimizer._learning_rate.step()
         return [wide(optimizer._accumulators[kind][weight.name]) for kind in ("moment1", "moment2")]
 
-    for whole, first, rest in zip(moments(0, 100), moments(0, 37), moments(37, 100), strict=True):
+    for whole, first, rest in zip(moments(0, 700), moments(0, cut), moments(cut, 700), strict=True):
         np.testing.assert_array_equal(whole, np.concatenate([first, rest]))
 
 

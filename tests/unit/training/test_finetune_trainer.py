@@ -14,7 +14,7 @@ def check(quantize_base=None, **arguments):
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
     training_args |= dict(recompute_modules=None)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
-    training_args |= dict(master_weights="float32", unified_checkpoint=False)
+    training_args |= dict(optim_moments="float32", master_weights="float32", unified_checkpoint=False)
     training_args |= dict(fp8_recipe="delayed", tensor_parallel_degree=1, per_device_train_batch_size=2)
     model_args = SimpleNamespace(merge_lora=False, lora=True, quantize_base=quantize_base)
     check_together(model_args, data_args, SimpleNamespace(**training_args | arguments))
@@ -52,8 +52,10 @@ def test_fp8_recipes_that_do_not_go_with_lengths_or_a_base_in_fp8():
         check(**block, quantize_base="fp8", pad_to_multiple_of=128)
 
 
-def test_an_adapters_remainders_are_not_left_to_paddlenlp():
-    check(master_weights="bf16_remainder")
+def test_an_adapters_smaller_states_are_not_left_to_paddlenlp():
+    check(master_weights="bf16_remainder", optim_moments="int8")
+    with pytest.raises(ValueError, match="--optim_moments int8 with --lora true --unified_checkpoint true: PaddleNLP"):
+        check(optim_moments="int8", unified_checkpoint=True)
     with pytest.raises(ValueError, match="--master_weights bf16_remainder with --lora true --unified_checkpoint true"):
         check(master_weights="bf16_remainder", unified_checkpoint=True)
 

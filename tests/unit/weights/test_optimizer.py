@@ -11,7 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from paddle_te import manifest
 from paddle_te.weights import CheckpointError, convert
-from paddle_te.weights.optimizer import kept_how
+from paddle_te.weights.blocks import moment_shape, unpack
+from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.optimizer import kept_how, open_optimizer
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
 from tests.unit.runs.test_checkpoints import complete
 from tests.unit.weights.models import Model, assert_same, save_config, save_single
@@ -74,8 +76,9 @@ def test_how_a_state_was_kept_is_told_by_its_dtypes(tmp_path):
     for remainder, master_weights in (("int16", "bf16_remainder"), ("float32", "float32")):
         paddle.save(state | {"master_weights": {"w": ones.astype(remainder)}}, str(tmp_path / "optimizer.pdopt"))
         assert kept_how(tmp_path) == {"optim_moments": "bfloat16", "master_weights": master_weights}
-    paddle.save({"w_moment1_0": ones}, str(tmp_path / "optimizer.pdopt"))
-    assert kept_how(tmp_path) == {"optim_moments": "float32"}
+    for moments in ("float32", "int8"):
+        paddle.save({"w_moment1_0": ones.astype(moments)}, str(tmp_path / "optimizer.pdopt"))
+        assert kept_how(tmp_path) == {"optim_moments": moments}
     for stem, tensors in {
         "optimizer": {"w/moment1_0": np.zeros(3, "uint16"), "w/beta1_pow_acc_0": np.zeros(1, "float32")},
         "master_weights": {"w": np.zeros(3, "int16")},
@@ -85,6 +88,23 @@ def test_how_a_state_was_kept_is_told_by_its_dtypes(tmp_path):
         index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}
         (tmp_path / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
     assert kept_how(tmp_path) == {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
+
+
+def test_moments_in_blocks(tmp_path, rng, state_of):
+    """They are opened as elements of the weights' shapes, and not converted."""
+    model = Model(rng, kv_heads=4)
+    for kind in MOMENTS:
+        for name, weight in state_of[kind].native.items():
+            size = np.prod(moment_shape(weight.shape))
+            state_of[kind].native[name] = rng.integers(-128, 128, size, "int8").reshape(moment_shape(weight.shape))
+    save_trained(tmp_path / "in", model, state_of)
+    opened = open_optimizer(open_checkpoint(tmp_path / "in"))
+    for kind in MOMENTS:
+        for name, ref in next(iter(opened[kind].ranks.values())).tensors.items():
+            np.testing.assert_array_equal(ref.read(), unpack(state_of[kind].native[name], ref.shape[-1]))
+            assert ref.shape == model.native[name].shape
+    with pytest.raises(CheckpointError, match="does not convert moments of --optim_moments int8; a run goes on from"):
+        convert(tmp_path / "in", tmp_path / "out", "reshard", with_optimizer=True, progress=False)
 
 
 TRAINERS = ("trainer_state.json", "scheduler.pdparams", "rng_state.pth")

@@ -1,0 +1,102 @@
+"""Moments of AdamW in 8 bits by blocks: how they lie in memory and in files, and how they move between layouts.
+
+Blocks are those of Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization" (arXiv:2110.02861): each has a
+scale of its own, so that a large number spoils the precision of its block alone. A block is BLOCK elements of a row of
+the weight, fewer at the row's end, and lies as 4 bytes of a float32 unit, a byte an element, and zeros up to a multiple
+of 4 bytes. So a moment is an int8 tensor of the weight's shape, but that its last axis has `row_bytes`. What the bytes
+mean is defined in training/compact_states.py.
+
+A rank that holds a slice of a flat weight, as sharding has it, divides the slice into blocks from its own beginning.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from paddle_te.weights.tensors import CheckpointError
+
+BLOCK = 256
+_UNIT_BYTES = 4
+_INFINITY = 0x7F800000  # bits of float32; greater ones are NaNs
+
+
+def row_bytes(width):
+    """Bytes of a moment of a row of `width` elements."""
+    return -(-width // 4) * 4 + -(-width // BLOCK) * _UNIT_BYTES
+
+
+def moment_shape(shape):
+    """Shape of the int8 moment of a weight of a shape."""
+    return (*shape[:-1], row_bytes(shape[-1])) if len(shape) else (row_bytes(1),)
+
+
+def _width(size):
+    """Of the longest row that takes `size` bytes; the true one may be up to 3 elements shorter. None: there is none."""
+    width = size - -(-size // (BLOCK + _UNIT_BYTES)) * _UNIT_BYTES
+    return width if width >= 0 and row_bytes(width) == size else None
+
+
+def unpack(moment, width):
+    """A moment as elements that can be moved like a weight's: uint64 [..., width].
+
+    moment: int8 [..., row_bytes(width)]. An element is its code and, above that, the bits of its block's unit. One of
+    code 0 is 0, whatever its block's unit is.
+    """
+    blocks = -(-width // BLOCK)
+    rows = moment.view("u1").reshape(-1, moment.shape[-1])
+    whole = np.zeros((rows.shape[0], blocks * (BLOCK + _UNIT_BYTES)), "u1")
+    whole[:, : rows.shape[1]] = rows
+    whole = whole.reshape(-1, BLOCK + _UNIT_BYTES)
+    units = np.ascontiguousarray(whole[:, :_UNIT_BYTES]).view("<u4").astype("<u8")
+    codes = whole[:, _UNIT_BYTES:].astype("<u8")
+    elements = np.where((codes != 0) | (units >= _INFINITY), units << 8 | codes, 0)
+    return np.ascontiguousarray(elements.reshape(-1, blocks * BLOCK)[:, :width]).reshape(*moment.shape[:-1], width)
+
+
+def pack(elements):
+    """A moment, int8 [..., row_bytes(width)], from elements as `unpack` has made them, uint64 [..., width].
+
+    Raises ValueError where elements that come to lie in a block have several units, since the block would not be exact.
+    """
+    width = elements.shape[-1]
+    blocks = -(-width // BLOCK)
+    rows = elements.reshape(-1, width)
+    padded = np.zeros((rows.shape[0], blocks * BLOCK), "<u8")
+    padded[:, :width] = rows
+    padded = padded.reshape(-1, BLOCK)
+    units = (padded >> 8).max(-1, keepdims=True)
+    if ((padded != 0) & (padded >> 8 != units)).any():
+        raise ValueError("elements of several blocks would share one")
+    whole = np.concatenate([units.astype("<u4").view("u1"), padded.astype("u1")], -1)
+    return (
+        np.ascontiguousarray(whole.reshape(rows.shape[0], -1)[:, : row_bytes(width)])
+        .view("i1")
+        .reshape(*elements.shape[:-1], -1)
+    )
+
+
+@dataclass(frozen=True)
+class BlocksRef:
+    """A moment in a file, a TensorRef of int8, as a tensor of elements (see `unpack`) of the weight's shape."""
+
+    moment: object
+    shape: tuple
+    dtype = "uint64"
+
+    @classmethod
+    def of_slice(cls, moment):
+        """Of the int8 moment of a slice, whose elements may have up to 3 zeros behind them. Raises CheckpointError."""
+        width = _width(prod(moment.shape))
+        if width is None:
+            raise CheckpointError(f"{moment.path}: {prod(moment.shape)} bytes are no moment in blocks of {BLOCK}")
+        return cls(moment, (width,))
+
+    @property
+    def path(self):
+        """The moment's file."""
+        return self.moment.path
+
+    def read(self):
+        """uint64 of the shape. Raises as TensorRef's."""
+        return unpack(self.moment.read(), self.shape[-1] if self.shape else 1).reshape(self.shape)
