@@ -491,6 +491,8 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     """The kernels of native/kernels, by name."""
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
+    if "cast_transpose" in kernel:  # and what it is compiled with
+        return cast_transpose(*kernel.split()[1:5], *arguments)
     name, _, dtype = kernel.rpartition("_")
     typed = (rope, cross_entropy_stats, cross_entropy_gradient, add_to, column_sums, pack, unpack)
     {function.__name__: function for function in typed}[name](ELEMENTS[dtype], grid, *arguments)
@@ -597,6 +599,25 @@ def unpack(dtype, grid, *arguments):
             values[...] = (place.astype(np.float32) * (factor if i % 2 else 1)).astype(dtype)
 
 
+def cast_transpose(function, dtype, float8, rounded, dy, z, data, transposed, scale, amax, scale_inv, rows, cols):
+    """kernels/swiglu.cu."""
+    dtype = ELEMENTS[dtype]
+    gate, up = np.split(at(z, (rows, 2 * cols), dtype).astype(np.float32), 2, 1)
+    value, derivative = _silu(gate)
+    if function == "SwiGLU":
+        values = value * up
+    else:
+        dy = at(dy, (rows, cols), dtype).astype(np.float32)
+        values = np.concatenate([dy * up * derivative, dy * value], 1)
+    if int(rounded):
+        values = values.astype(dtype).astype(np.float32)
+    if data or transposed:
+        code = {"e4m3": DType.FLOAT8_E4M3, "e5m2": DType.FLOAT8_E5M2}[float8]
+        Tensor(data, values.shape, int(code), transposed, scale, amax, scale_inv).write(values)
+    else:
+        at(amax, (1,), np.float32)[0] = max(at(amax, (1,), np.float32)[0], np.abs(values).max())
+
+
 def memcpy_async(destination, source, stream):
     destination.array.reshape(-1)[:] = source.array.reshape(-1)
 
@@ -643,7 +664,7 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import addition, column_sums, cross_entropy, low_rank, rope, scaling
+    from paddle_te.native import addition, column_sums, cross_entropy, low_rank, rope, scaling, swiglu
     from paddle_te.ops.te import quantized, runtime
 
     counts = collections.Counter()
@@ -655,7 +676,7 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (addition, column_sums, cross_entropy, low_rank, rope, scaling):
-        setattr(module, "kernel", lambda name, file, capability: name)
+    for module in (addition, column_sums, cross_entropy, low_rank, rope, scaling, swiglu):
+        setattr(module, "kernel", lambda name, *_, **defines: " ".join([name, *map(str, defines.values())]))
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))

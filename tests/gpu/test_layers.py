@@ -8,6 +8,7 @@ from paddle_te.layers import (
     Linear,
 )
 from paddle_te.ops.te.counting import count_entry_points
+from tests import swiglu_cases
 from tests.layer_cases import (
     ATTENTION,
     BLOCKS,
@@ -107,6 +108,13 @@ def test_weights_in_fp8_only(gpu, poisoned, seed, kind, recipe):
 ])  # fmt: skip
 def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
     check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
+
+
+@pytest.mark.parametrize("recompute_modules", swiglu_cases.RECOMPUTED)
+@pytest.mark.parametrize("recipe", swiglu_cases.RECIPES)
+def test_swiglu_has_the_bits_of_te_s_functions(gpu, poisoned, seed, monkeypatch, recipe, recompute_modules):
+    recipe = swiglu_cases.RECIPES[recipe]
+    swiglu_cases.check_the_librarys_bits(seed, monkeypatch, recipe, recompute_modules)
 
 
 @pytest.mark.parametrize("kind", FIRST_STEP)

@@ -19,6 +19,7 @@ from paddle_te.native import (  # noqa: E402
     column_sums,
     library,
     rope,
+    swiglu,
 )
 from paddle_te.ops.te import program, runtime  # noqa: E402
 from tests import block_scaling  # noqa: E402
@@ -310,6 +311,79 @@ def test_current_scaling(te, stream):
     assert x8.amax == x.float().abs().max().item() and x8.scale == pytest.approx(448 / x8.amax, rel=1e-6)
     te.quantize(view(te, x), x8.native, stream)
     x8.check(x)
+
+
+def gated_inputs(rows, cols, dtype, special):
+    """(dy, z): numbers of many magnitudes, among them zeros, gates at which exp overflows, or what is not finite."""
+    values = [0.0, -0.0, 88.0, -88.0, 120.0, -120.0, 3e4, -3e4]
+    values = {"none": [], "finite": values, "infinite": [*values, math.inf, -math.inf, math.nan]}[special]
+    inputs = []
+    for shape in ((rows, cols), (rows, 2 * cols)):
+        x = random(*shape, dtype=torch.float32) * torch.exp2(torch.randint(-12, 4, shape, device="cuda"))
+        x = x.to(dtype)
+        for value in values:
+            x.view(-1)[torch.randint(0, x.numel(), [max(1, x.numel() // 300)], device="cuda")] = value
+        inputs.append(x)
+    return inputs
+
+
+def cast_swiglu(te, stream, name, dy, z, out, target=None, rounded=False):
+    """Our kernel. name: swiglu or dswiglu; out: a Float8."""
+    target = target or swiglu.CastTarget(
+        out.data.data_ptr(), out.columnwise.data_ptr(), *(out.factors.data_ptr() + 4 * i for i in (0, 1, 4))
+    )
+    inputs = [z.data_ptr()] if name == "swiglu" else [dy.data_ptr(), z.data_ptr()]
+    cast = getattr(swiglu, f"{name}_cast_transpose")
+    float8 = DType(out.native.dtype)
+    cast(te, stream, *inputs, target, *dy.shape, DTYPES[z.dtype], float8, rounded)
+
+
+def check_equal(got, want):
+    """Both Float8 to the bit."""
+    assert torch.equal(got.data, want.data) and torch.equal(got.columnwise, want.columnwise)
+    assert torch.equal(got.factors.view(torch.int32), want.factors.view(torch.int32))
+
+
+SWIGLU = pytest.mark.parametrize("name, float8", [("swiglu", E4M3), ("dswiglu", E5M2), ("dswiglu", E4M3)])
+GATED_SHAPES = pytest.mark.parametrize("rows, cols", [(256, 512), (16, 16), (208, 336), (1040, 1424)])
+SPECIAL = pytest.mark.parametrize("special", ["none", "finite", "infinite"])
+
+
+@pytest.mark.parametrize("scale", [0.37, 1e4, 1e30])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@SPECIAL
+@SWIGLU
+@GATED_SHAPES
+def test_our_swiglu_has_te_s_bits(te, stream, rows, cols, name, float8, special, dtype, scale):
+    """As delayed scaling casts: data, transpose, amax, which keeps what is greater, and scale_inv."""
+    dy, z = gated_inputs(rows, cols, dtype, special)
+    got, want = (Float8(te, (rows, cols if name == "swiglu" else 2 * cols), float8, scale) for _ in range(2))
+    if name == "swiglu":
+        te.swiglu(view(te, z), want.native, stream)
+    else:
+        te.dswiglu_cast_transpose(view(te, dy), view(te, z), want.native, stream)
+    cast_swiglu(te, stream, name, dy, z, got)
+    check_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@SPECIAL
+@SWIGLU
+@GATED_SHAPES
+def test_our_swiglu_has_te_s_bits_in_current_scaling(te, stream, rows, cols, name, float8, special, dtype):
+    """What TE stores in 16 bits before it measures and casts it, ours computes twice."""
+    dy, z = gated_inputs(rows, cols, dtype, special)
+    shape = rows, cols if name == "swiglu" else 2 * cols
+    got, want, stored = Float8(te, shape, float8), Float8(te, shape, float8), poisoned(*shape, dtype=dtype)
+    getattr(te, name)(*(view(te, x) for x in ([z] if name == "swiglu" else [dy, z])), view(te, stored), stream)
+    te.compute_amax(view(te, stored), want.native, stream)
+    te.compute_scale_from_amax(want.native, stream)
+    te.quantize(view(te, stored), want.native, stream)
+    amax = swiglu.CastTarget.only_amax(got.factors.data_ptr() + 4)
+    cast_swiglu(te, stream, name, dy, z, got, amax, rounded=True)
+    te.compute_scale_from_amax(got.native, stream)
+    cast_swiglu(te, stream, name, dy, z, got, rounded=True)
+    check_equal(got, want)
 
 
 def test_transpose(te, stream):

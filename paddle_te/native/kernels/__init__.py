@@ -14,24 +14,25 @@ ELEMENTS = {DType.BFLOAT16: ("bfloat16", 8), DType.FLOAT16: ("float16", 8), DTyp
 
 
 @cache
-def kernel(name, file, capability):
+def kernel(name, file, capability, **defines):
     """The kernel `name` of `file` (in this folder) for GPUs of compute capability (major, minor), as an int for
-    `_shim.launch`. Call `native.load` first. Raises TransformerEngineError with the compiler's log."""
-    module, handle = _module(file, capability), ctypes.c_void_p()
+    `_shim.launch`. defines: macros that the file leaves open, to be compiled with these only. Call `native.load` first.
+    Raises TransformerEngineError with the compiler's log."""
+    module, handle = _module(file, capability, **defines), ctypes.c_void_p()
     _check(library.driver().cuLibraryGetKernel(ctypes.byref(handle), module, name.encode()), f"no kernel {name}")
     return handle.value
 
 
 @cache
-def _module(file, capability):
+def _module(file, capability, **defines):
     """A CUlibrary, which unlike a CUmodule belongs to no context; kept for the life of the process."""
-    image, module = compile_cubin(library.loaded("nvrtc"), file, capability), ctypes.c_void_p()
+    image, module = compile_cubin(library.loaded("nvrtc"), file, capability, **defines), ctypes.c_void_p()
     load = library.driver().cuLibraryLoadData
     _check(load(ctypes.byref(module), image, None, None, 0, None, None, 0), f"the driver does not load {file}")
     return module
 
 
-def compile_cubin(nvrtc, file, capability):
+def compile_cubin(nvrtc, file, capability, **defines):
     """`file` compiled to machine code (bytes): not to PTX, which a driver older than NVRTC would not take."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     source, header = (Path(__file__).with_name(name).read_bytes() for name in (file, HEADER))
@@ -39,6 +40,7 @@ def compile_cubin(nvrtc, file, capability):
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 1, headers, names), "NVRTC")
     try:
         options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17"]
+        options += [f"-D{name}={value}".encode() for name, value in defines.items()]
         code = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         if code:
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))

@@ -24,3 +24,20 @@ struct alignas(16) Vector {
   static constexpr int size = 16 / sizeof(T);
   T x[size];
 };
+
+// fp8: pack's low byte is of the first number. Rounded to nearest even, and to the greatest number instead of infinity,
+// as Transformer Engine does.
+struct e4m3 {
+  __device__ static unsigned short pack(float low, float high) {
+    unsigned short bits;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+    return bits;
+  }
+};
+struct e5m2 {
+  __device__ static unsigned short pack(float low, float high) {
+    unsigned short bits;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+    return bits;
+  }
+};

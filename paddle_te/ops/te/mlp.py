@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paddle_te.ops.activations import FC1_WIDTHS
-from paddle_te.ops.te import autograd
+from paddle_te.ops.te import autograd, swiglu
 from paddle_te.ops.te.gemm import (
     BiasGradient,
     SavedColumn,
@@ -21,7 +21,7 @@ from paddle_te.ops.te.gemm import (
     wgrad,
 )
 from paddle_te.ops.te.norm import Normed, NormSettings
-from paddle_te.ops.te.quantized import Float8Matrix, both_pieces, operand_pieces, quantize, quantized_weight
+from paddle_te.ops.te.quantized import Float8Matrix, new_float8, operand_pieces, quantize, quantized_weight
 from paddle_te.ops.te.recording import Op, OpInputs
 from paddle_te.ops.te.runtime import Matrix, dtype_code
 
@@ -134,12 +134,14 @@ def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train)
 
 
 def _activated(rt, hidden, code, quantizers, activation, pieces=None):
-    """The activation's output as a GEMM reads it; delayed scaling writes fp8 in the same kernel. pieces: (rowwise,
-    columnwise) for fp8; None: new ones for both."""
+    """The activation's output as a GEMM reads it; SwiGLU and delayed scaling write fp8 in the same kernel. pieces:
+    (rowwise, columnwise) for fp8; None: new ones for both."""
     shape = hidden.shape[0], hidden.shape[1] // FC1_WIDTHS[activation]
+    if quantizers is not None and swiglu.takes(rt, activation, quantizers.input):
+        return swiglu.forward(rt, hidden, code, new_float8(rt, shape, quantizers.input, pieces))
     activate = getattr(rt.te, _KERNELS[activation].forward)
     if cast_in_kernels(quantizers):
-        act = Float8Matrix(rt, shape, quantizers.input, *(pieces or both_pieces(rt, shape, quantizers.input)))
+        act = new_float8(rt, shape, quantizers.input, pieces)
         activate(hidden.native, act.native, rt.stream)
         return act
     act = rt.new_matrix(shape, hidden.memory.dtype, code)
@@ -156,6 +158,8 @@ def _activated_again(rt, hidden, code, quantizers, activation):
 
 def _activation_backward(rt, dact, hidden, kernels, dtype, code, quantizers, dbias):
     """The gradient of fc1's output as the operand of its backward GEMMs. dbias: a BiasGradient, filled here in fp8."""
+    if quantizers is not None and dbias is None and swiglu.takes(rt, kernels.forward, quantizers.grad_output):
+        return swiglu.backward(rt, dact, hidden, code, new_float8(rt, hidden.shape, quantizers.grad_output))
     kernel = kernels.to_fp8 if dbias is None else kernels.to_fp8_with_dbias
     if kernel is None or not cast_in_kernels(quantizers):
         grad = rt.new_matrix(hidden.shape, dtype, code)
@@ -163,8 +167,7 @@ def _activation_backward(rt, dact, hidden, kernels, dtype, code, quantizers, dbi
         if quantizers is None:
             return grad
         return quantize(rt, grad, quantizers.grad_output, dbias=dbias and dbias.native)
-    pieces = both_pieces(rt, hidden.shape, quantizers.grad_output)
-    grad = Float8Matrix(rt, hidden.shape, quantizers.grad_output, *pieces)
+    grad = new_float8(rt, hidden.shape, quantizers.grad_output)
     operands = dact.native, hidden.native, grad.native
     getattr(rt.te, kernel)(*operands, *(() if dbias is None else (dbias.native,)), rt.stream)
     return grad

@@ -8,6 +8,7 @@ import paddle.distributed as dist
 from paddle_te.fp8.scaling import BLOCK
 from paddle_te.native import DType, ScalingMode, column_sums, scaling
 from paddle_te.native.library import cublas_version
+from paddle_te.native.swiglu import CastTarget
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import FLOAT32
 
@@ -133,6 +134,15 @@ class Float8Matrix:
             rt.te.quantize_dbias(source, self.native, dbias, rt.stream)  # in the same pass
         return self
 
+    def fill_by(self, rt, cast):
+        """Quantizes what `cast` computes: a function of a CastTarget, which it writes to, and of whether the numbers
+        are rounded to the activations' dtype before, as if they had been stored. Not with block scaling."""
+        cast(self._target(self.quantizer.scale_ptr, self.quantizer.amax_ptr), False)
+        return self
+
+    def _target(self, scale, amax):
+        return CastTarget(self._data, self._transpose, scale, amax, self._scale_inv)
+
     def drop_data(self, rt):
         """Lets go of the rowwise data: backward reads the transposed copy only."""
         self.rowwise, self._data = None, 0
@@ -175,15 +185,26 @@ class CurrentMatrix(Float8Matrix):
 
     def _take_factors(self, rowwise, columnwise, factors):
         self._factors = (factors or columnwise or rowwise).take(self.factor_bytes(self.shape, self.quantizer))
-        scale, self._scale_inv = self._factors + 4, self._factors + 16
+        self._scale_inv = self._factors + 16
+        return self._scale_and_amax()
+
+    def _scale_and_amax(self):
         # in delayed scaling's first step the amax is the history's, to which the cast adds
-        return scale, self.quantizer.amax_ptr or self._factors
+        return self._factors + 4, self.quantizer.amax_ptr or self._factors
 
     def fill(self, rt, source, dbias=None):
         measured = self._measured(rt)
         rt.te.compute_amax(source, measured, rt.stream)
         rt.te.compute_scale_from_amax(measured, rt.stream)
         return super().fill(rt, source, dbias)
+
+    def fill_by(self, rt, cast):
+        """In two passes over what `cast` reads, of which the first one writes the amax alone."""
+        rt.te.memset_async(self._factors, 0, 4, rt.stream)
+        cast(CastTarget.only_amax(self._factors), True)
+        rt.te.compute_scale_from_amax(self._measured(rt), rt.stream)
+        cast(self._target(*self._scale_and_amax()), True)
+        return self
 
     def _measured(self, rt):
         """The native tensor with an amax of its own, which compute_amax overwrites."""
@@ -267,10 +288,15 @@ def quantize_weight(source, weight, stored, group=None):
     rt.te.quantize(source, native, rt.stream)
 
 
+def new_float8(rt, shape, quantizer, pieces=None):
+    """A Float8Matrix of the quantizer's kind, uninitialised, in the (rowwise, columnwise) pieces, or in new ones for
+    both."""
+    return MATRICES[quantizer.kind](rt, shape, quantizer, *(pieces or both_pieces(rt, shape, quantizer)))
+
+
 def quantize(rt, source, quantizer, pieces=None, dbias=None):
-    """A Float8Matrix of a Matrix, in the Pieces that it takes, or in new ones of its own. dbias: as `fill`'s."""
-    pieces = pieces or both_pieces(rt, source.shape, quantizer)
-    return MATRICES[quantizer.kind](rt, source.shape, quantizer, *pieces).fill(rt, source.native, dbias)
+    """A Float8Matrix of a Matrix; pieces: `new_float8`'s. dbias: as `fill`'s."""
+    return new_float8(rt, source.shape, quantizer, pieces).fill(rt, source.native, dbias)
 
 
 def quantized_weight(rt, weight, code, quantizers, pieces):

@@ -1,4 +1,4 @@
-"""Kernels of paddle_te/native/kernels on threads of the CPU, by g++; in float32 only, as 16-bit casts are PTX."""
+"""Kernels of paddle_te/native/kernels on threads of the CPU, by g++; without casts to 16 bits, which are PTX."""
 
 import ctypes
 import re
@@ -9,22 +9,66 @@ from paddle_te.native import kernels
 
 FOLDER = Path(kernels.__file__).parent
 
-# CUDA's language: one thread a CUDA thread, blocks one after another.
+# CUDA's language: one thread a CUDA thread, blocks one after another; and casts to fp8, which are PTX too.
 HARNESS = r"""
 #include <math.h>
 #include <pthread.h>
 #include <string.h>
+#include <algorithm>
+#include <mutex>
 #include <thread>
 #include <vector>
 #define __device__ inline
 #define __global__
-#define __shared__
+#define __shared__ static
 #define __launch_bounds__(...)
 struct Index { unsigned x; };
 static thread_local Index threadIdx, blockIdx, blockDim;
 static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
 static float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
+static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
+static float exponential(float x) { return static_cast<float>(exp(static_cast<double>(x))); }
+#define expf exponential
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; i++) result |= (bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
+static void atomicMax(int* at, int value) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> guard(mutex);
+  *at = value > *at ? value : *at;
+}
+static unsigned of_threads[1024];
+static unsigned __reduce_max_sync(unsigned, unsigned value) {  // all threads of a block call it
+  of_threads[threadIdx.x] = value;
+  __syncthreads();
+  const unsigned* warp = of_threads + threadIdx.x / 32 * 32;
+  value = *std::max_element(warp, warp + 32);
+  __syncthreads();
+  return value;
+}
+template <int mantissa, int bias, int greatest>  // greatest: the bits of the greatest number
+struct Float8 {
+  static unsigned of(float x) {
+    const unsigned sign = signbit(x) ? 0x80 : 0;
+    if (x != x) return sign | 0x7f;
+    const int exponent = x == 0 ? 1 - bias : fmax(1 - bias, ilogb(x));
+    const double steps = nearbyint(ldexp(fabs(x), mantissa - exponent));  // of numbers with this exponent
+    const double bits = ((exponent + bias - 1) << mantissa) + steps;
+    return sign | (bits < greatest ? static_cast<int>(bits) : greatest);
+  }
+  static unsigned short pack(float low, float high) { return of(low) | of(high) << 8; }
+};
+#define e4m3 ptx_e4m3
+#define e5m2 ptx_e5m2
+#include "types.cuh"
+#undef e4m3
+#undef e5m2
+using e4m3 = Float8<3, 7, 0x7e>;
+using e5m2 = Float8<2, 15, 0x7b>;
 @KERNEL@
 template <class... P, size_t... I>
 static void call(void (*kernel)(P...), const long long* a, std::index_sequence<I...>) {
@@ -51,8 +95,9 @@ class OnCPU:
 
     capability = (9, 0)
 
-    def __init__(self, gxx, folder, file):
-        """file: in FOLDER; its last lines instantiate a macro for bfloat16, float16 and float."""
+    def __init__(self, gxx, folder, file, **defines):
+        """file: in FOLDER; its last lines instantiate a macro for bfloat16, float16 and float, or it is compiled with
+        these `defines`."""
         source = (FOLDER / file).read_text()
         source = re.sub(r"^[A-Z_]+\((bfloat16|float16)\)$", "", source, flags=re.M)
         source = re.sub(r"extern __shared__ float (\w+)\[\];", r"extern float \1[];", source)
@@ -66,6 +111,7 @@ class OnCPU:
         )
         (folder / "kernel.cpp").write_text(code)
         command = [gxx, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{FOLDER}"]
+        command += [f"-D{name}={value}" for name, value in defines.items()]
         subprocess.run([*command, folder / "kernel.cpp", "-o", folder / "libkernel.so"], check=True)
         self.file, self.library = file, ctypes.CDLL(str(folder / "libkernel.so"))
 

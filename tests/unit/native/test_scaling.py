@@ -1,49 +1,21 @@
 """The kernel of scaling.cu: its own source run on the CPU, and how it is launched."""
 
-import ctypes
-import subprocess
-
 import numpy as np
 import pytest
 
 from paddle_te.native import scaling
-from tests.unit.native.cuda_on_cpu import FOLDER, HARNESS
-
-LAUNCH = """
-#define LAUNCH(name) \\
-  extern "C" void launch_##name(unsigned grid, unsigned block, const long long* a) { run(name, grid, block, a); }
-LAUNCH(reciprocals)
-LAUNCH(raise_amaxes)
-"""
-
-
-class OnCPU:
-    """The extension and its stream."""
-
-    capability = (9, 0)
-
-    def __init__(self, library):
-        self.library = library
-
-    def launch(self, kernel, grid, block, shared, stream, *arguments):
-        name, file, capability = kernel
-        assert (file, capability, shared, stream) == ("scaling.cu", (9, 0), 0, self)
-        getattr(self.library, f"launch_{name}")(grid, block, (ctypes.c_longlong * len(arguments))(*arguments))
+from tests.unit.native.cuda_on_cpu import OnCPU
 
 
 @pytest.fixture(scope="module")
-def library(gxx, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("scaling")
-    (folder / "kernel.cpp").write_text(HARNESS.replace("@KERNEL@", (FOLDER / "scaling.cu").read_text()) + LAUNCH)
-    command = [gxx, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([*command, folder / "kernel.cpp", "-o", folder / "libkernel.so"], check=True)
-    return ctypes.CDLL(str(folder / "libkernel.so"))
+def cpu_kernel(gxx, tmp_path_factory):
+    return OnCPU(gxx, tmp_path_factory.mktemp("scaling"), "scaling.cu")
 
 
 @pytest.fixture
-def te(library, monkeypatch):
+def te(cpu_kernel, monkeypatch):
     monkeypatch.setattr(scaling, "kernel", lambda *key: key)
-    return OnCPU(library)
+    return cpu_kernel
 
 
 @pytest.mark.parametrize("n", [1, 255, 256, 700])

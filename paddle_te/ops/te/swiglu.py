@@ -1,0 +1,31 @@
+"""SwiGLU in fp8 by our own kernel: both copies, and current scaling's amax, without a pass over a copy in 16 bits."""
+
+from functools import partial
+
+from paddle_te.native import swiglu
+from paddle_te.ops.te.quantized import FP8
+
+BLACKWELL = (10, 0)  # from here on TE's own functions compute the sigmoid in another way, and fast enough
+
+
+def takes(rt, activation, quantizer):
+    """Whether our kernel stands in for TE's functions, whose bits it has. Tests and benchmarks replace this."""
+    return activation == "swiglu" and quantizer.kind in ("delayed", "current") and rt.stream.capability < BLACKWELL
+
+
+def forward(rt, hidden, code, out):
+    """Fills `out`, a Float8Matrix, with the activation of a Matrix [rows, 2 cols], whose dtype is `code`."""
+    rows, cols = out.shape
+    addresses, options = (hidden.native.data_ptr,), (rows, cols, code, FP8[out.quantizer.dtype])
+    return out.fill_by(rt, partial(_cast, rt, swiglu.swiglu_cast_transpose, addresses, options))
+
+
+def backward(rt, dact, hidden, code, out):
+    """Fills `out` with the gradient of `hidden`; dact: the Matrix of the gradient of forward's result."""
+    rows, cols = dact.shape
+    addresses, options = (dact.native.data_ptr, hidden.native.data_ptr), (rows, cols, code, FP8[out.quantizer.dtype])
+    return out.fill_by(rt, partial(_cast, rt, swiglu.dswiglu_cast_transpose, addresses, options))
+
+
+def _cast(rt, kernel, addresses, options, target, rounded):
+    kernel(rt.te, rt.stream, *addresses, target, *options, rounded)

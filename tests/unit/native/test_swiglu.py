@@ -1,0 +1,159 @@
+"""The kernel of swiglu.cu: its own source run on the CPU against NumPy, and the arguments it is launched with."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from paddle_te.native import DType, swiglu
+from tests.unit.native.cuda_on_cpu import OnCPU
+
+FLOAT8 = {
+    DType.FLOAT8_E4M3: (ml_dtypes.float8_e4m3fn, 448),
+    DType.FLOAT8_E5M2: (ml_dtypes.float8_e5m2, 57344),
+}
+NUMPY = {DType.FLOAT32: np.float32, DType.BFLOAT16: ml_dtypes.bfloat16}
+SMALL = swiglu.Tiling(tile_rows=64, band=2, blocks_per_sm=1)
+
+
+@pytest.fixture(scope="module")
+def compiled(gxx, tmp_path_factory):
+    """compiled(**defines): swiglu.cu on the CPU."""
+    kernels = {}
+
+    def compiled(**defines):
+        key = tuple(defines.values())
+        if key not in kernels:
+            kernels[key] = OnCPU(gxx, tmp_path_factory.mktemp("swiglu"), "swiglu.cu", **defines)
+        return kernels[key]
+
+    return compiled
+
+
+@pytest.fixture
+def te(monkeypatch, compiled):
+    """Launches what the wrapper asks for on the CPU."""
+
+    class Compiled:
+        capability = (9, 0)
+
+        def launch(self, kernel, grid, block, shared, stream, *arguments):
+            name, file, capability, defines = kernel
+            assert name == defines["NAME"]
+            on_cpu = compiled(**defines)
+            on_cpu.launch(("NAME", file, capability), grid, block, shared, on_cpu, *arguments)
+
+    monkeypatch.setattr(swiglu, "kernel", lambda *key, **defines: (*key, defines))
+    return Compiled()
+
+
+class Output:
+    """An fp8 matrix with its transpose and factors, poisoned, at addresses of 16 bytes."""
+
+    def __init__(self, shape, float8, scale):
+        rows, cols = shape
+        self.dtype, self.greatest = FLOAT8[float8]
+        self.data, self.transposed = aligned((rows, cols), np.uint8), aligned((cols, rows), np.uint8)
+        self.data[:], self.transposed[:] = 0x55, 0x55
+        self.scale, self.amax, self.scale_inv = (np.array([x], np.float32) for x in (scale, 0, np.nan))
+        arrays = self.data, self.transposed, self.scale, self.amax, self.scale_inv
+        self.target = swiglu.CastTarget(*(array.ctypes.data for array in arrays))
+
+    def bits(self, values):
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = np.clip(values * self.scale, -self.greatest, self.greatest)
+        return scaled.astype(self.dtype).view(np.uint8)
+
+
+def aligned(shape, dtype):
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + 16, np.uint8)
+    start = -memory.ctypes.data % 16
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def inputs(seed, rows, cols, dtype):
+    """(dy, z), among them zeros of both signs, and gates at which exp overflows."""
+    random = np.random.default_rng(seed)
+    arrays = []
+    for shape in ((rows, cols), (rows, 2 * cols)):
+        array = aligned(shape, NUMPY[dtype])
+        array[:] = random.standard_normal(shape) * np.exp2(random.integers(-4, 4, shape))
+        array.reshape(-1)[random.integers(0, array.size, 40)] = random.choice([0.0, -0.0, 120, -120], 40)
+        arrays.append(array)
+    return arrays
+
+
+def expected(dy, z):
+    """(y, dz) in float32, in TE's order."""
+    dy, z = dy.astype(np.float32), z.astype(np.float32)
+    gate, up = np.split(z, 2, 1)
+    one = np.float32(1)
+    with np.errstate(over="ignore"):
+        s = one / (one + np.exp(-gate.astype(np.float64)).astype(np.float32))
+    return gate * s * up, np.concatenate([(gate * (s * (one - s)) + s) * dy * up, dy * (gate * s)], 1)
+
+
+def run(te, function, dy, z, target, dtype, float8, **options):
+    rows, cols = dy.shape
+    before = (dy.ctypes.data,) if function == "DSwiGLU" else ()
+    call = swiglu.dswiglu_cast_transpose if before else swiglu.swiglu_cast_transpose
+    call(te, te, *before, z.ctypes.data, target, rows, cols, dtype, float8, **options)
+
+
+def of(function, dy, z):
+    return expected(dy, z)[function == "DSwiGLU"]
+
+
+CASES = pytest.mark.parametrize(
+    "function, float8, tiling",
+    [
+        ("SwiGLU", DType.FLOAT8_E4M3, SMALL),
+        ("DSwiGLU", DType.FLOAT8_E5M2, SMALL),
+        ("DSwiGLU", DType.FLOAT8_E4M3, swiglu.Tiling(128, 1, 1)),
+    ],
+)
+
+
+@CASES
+@pytest.mark.parametrize("rows, cols", [(64, 64), (208, 80), (16, 16), (176, 208)])
+def test_bits(te, monkeypatch, seed, function, float8, tiling, rows, cols):
+    """Both copies, amax and scale_inv; tiles, and bands of them, divide the sizes or not."""
+    monkeypatch.setitem(swiglu.TILINGS, function, tiling)
+    dy, z = inputs(seed, rows, cols, DType.BFLOAT16)
+    want = of(function, dy, z)
+    out = Output(want.shape, float8, 0.7)
+    run(te, function, dy, z, out.target, DType.BFLOAT16, float8)
+    np.testing.assert_array_equal(out.data, out.bits(want))
+    np.testing.assert_array_equal(out.transposed, out.data.T)
+    assert out.amax == np.abs(want).max()
+    assert out.scale_inv == np.float32(1) / out.scale
+
+
+def test_scaled_out_of_range(te, monkeypatch, seed):
+    """What is too large becomes the greatest number; amax keeps what it had where that is greater."""
+    monkeypatch.setitem(swiglu.TILINGS, "SwiGLU", SMALL)
+    dy, z = inputs(seed, 64, 64, DType.BFLOAT16)
+    want = of("SwiGLU", dy, z)
+    out = Output(want.shape, DType.FLOAT8_E4M3, 1e4)
+    out.amax[:] = 1e6
+    run(te, "SwiGLU", dy, z, out.target, DType.BFLOAT16, DType.FLOAT8_E4M3)
+    np.testing.assert_array_equal(out.data, out.bits(want))
+    assert (np.abs(out.data.view(out.dtype).astype(np.float32)) == 448).mean() > 0.3
+    assert out.amax == 1e6
+
+
+@pytest.mark.parametrize("function, float8", [("SwiGLU", DType.FLOAT8_E4M3), ("DSwiGLU", DType.FLOAT8_E5M2)])
+def test_what_is_not_wanted_is_not_written(te, monkeypatch, seed, function, float8):
+    """The data alone, the transpose alone, and the amax alone; rounded to the input's dtype, here float32, or not."""
+    monkeypatch.setitem(swiglu.TILINGS, function, SMALL)
+    dy, z = inputs(seed, 48, 48, DType.FLOAT32)
+    want = of(function, dy, z)
+    for name in ("data", "transposed"):
+        out = Output(want.shape, float8, 2)
+        run(te, function, dy, z, out.target._replace(**{name: 0}), DType.FLOAT32, float8, rounded=True)
+        assert (getattr(out, name) == 0x55).all()
+        kept = out.transposed.T if name == "data" else out.data
+        np.testing.assert_array_equal(kept, out.bits(want))
+    amax = np.zeros(1, np.float32)
+    run(te, function, dy, z, swiglu.CastTarget.only_amax(amax.ctypes.data), DType.FLOAT32, float8, rounded=True)
+    assert amax == np.abs(want).max()

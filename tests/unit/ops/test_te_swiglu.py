@@ -1,0 +1,31 @@
+"""The MLP with our SwiGLU kernel, on the emulated library."""
+
+import pytest
+
+from tests import emulated_te
+from tests.poison import poison_allocations
+from tests.swiglu_cases import RECIPES, RECOMPUTED, check_the_librarys_bits, steps
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch):
+    emulated_te.install(monkeypatch.setattr)
+    poison_allocations(monkeypatch)
+
+
+@pytest.mark.parametrize("recompute_modules", RECOMPUTED)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_bits_of_the_librarys_functions(seed, monkeypatch, recipe, recompute_modules):
+    check_the_librarys_bits(seed, monkeypatch, RECIPES[recipe], recompute_modules)
+
+
+def test_whose_kernel_it_is(monkeypatch):
+    """TE's where the scales are of blocks, the sum of the rows is wanted as well, or the GPU is Blackwell's."""
+
+    def of_te(recipe=RECIPES["delayed"], capability=(9, 0), **options):
+        monkeypatch.setattr(emulated_te.Stream, "capability", capability)
+        return {name for name in steps(1, recipe, **options)[1] if "swiglu" in name}
+
+    assert of_te(capability=(8, 9)) == set()
+    assert of_te(capability=(10, 0)) == {"swiglu", "dswiglu_cast_transpose"}
+    assert of_te(bias=True) == {"dswiglu"}
