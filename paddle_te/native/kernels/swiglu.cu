@@ -23,22 +23,31 @@ struct alignas(16) Chunk {  // of a column
   unsigned words[4];
 };
 
-__device__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+// s = 1 / (1 + exp(-x)) of a vector, rounded as the compiler's division rounds. Below 2^126 that is one of Newton's
+// steps, and a branch for each number to know it; here there is one for the vector, and the numbers run side by side.
+template <int size>
+__device__ void sigmoids(const float (&x)[size], float (&s)[size]) {
+  float least = x[0];
+  for (int i = 1; i < size; i++) least = fminf(least, x[i]);
+  if (least > -87.f)
+    for (int i = 0; i < size; i++) {
+      const float d = 1.f + expf(-x[i]), r = approximate_reciprocal(d);
+      s[i] = fmaf(r, fmaf(-d, r, 1.f), r);
+    }
+  else
+    for (int i = 0; i < size; i++) s[i] = 1.f / (1.f + expf(-x[i]));
+}
 
 struct SwiGLU {
   static constexpr int kOutputs = 1;
   float y[kOutputs];
-  __device__ SwiGLU(float, float gate, float up) {
-    const float s = sigmoid(gate);
-    y[0] = gate * s * up;
-  }
+  __device__ SwiGLU(float, float gate, float s, float up) { y[0] = gate * s * up; }
 };
 
 struct DSwiGLU {
   static constexpr int kOutputs = 2;
   float y[kOutputs];
-  __device__ DSwiGLU(float dy, float gate, float up) {
-    const float s = sigmoid(gate);
+  __device__ DSwiGLU(float dy, float gate, float s, float up) {
     y[0] = (gate * (s * (1.f - s)) + s) * dy * up;
     y[1] = dy * (gate * s);
   }
@@ -115,13 +124,16 @@ __device__ void cast_tile(const T* dy, const T* z, unsigned char* data, unsigned
 #pragma unroll
     for (int i = 0; i < kPatchRows; i++) {
       Row out[outputs];
+      float gate[size], s[size];
+      for (int k = 0; k < size; k++) gate[k] = to_float(gates[i].x[k]);
+      sigmoids(gate, s);
 #pragma unroll
       for (int w = 0; w < words; w++) {
         float y[outputs][4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const int k = 4 * w + j;
-          const Function f(outputs > 1 ? to_float(grads[i].x[k]) : 0.f, to_float(gates[i].x[k]), to_float(ups[i].x[k]));
+          const Function f(outputs > 1 ? to_float(grads[i].x[k]) : 0.f, gate[k], s[k], to_float(ups[i].x[k]));
           for (int o = 0; o < outputs; o++) {
             float value = f.y[o];
             if constexpr (kRound) value = rounded<T>(value);

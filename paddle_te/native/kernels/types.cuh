@@ -25,6 +25,13 @@ struct alignas(16) Vector {
   T x[size];
 };
 
+// 1 / x to 1 ulp, for x from 2^-126 to 2^126.
+__device__ float approximate_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // fp8: pack's low byte is of the first number. Rounded to nearest even, and to the greatest number instead of infinity,
 // as Transformer Engine does.
 struct e4m3 {

@@ -62,11 +62,15 @@ struct Float8 {
   }
   static unsigned short pack(float low, float high) { return of(low) | of(high) << 8; }
 };
+static float off_by_one(float x) { return nextafterf(1 / x, 0); }
 #define e4m3 ptx_e4m3
 #define e5m2 ptx_e5m2
+#define approximate_reciprocal ptx_approximate_reciprocal
 #include "types.cuh"
 #undef e4m3
 #undef e5m2
+#undef approximate_reciprocal
+#define approximate_reciprocal off_by_one
 using e4m3 = Float8<3, 7, 0x7e>;
 using e5m2 = Float8<2, 15, 0x7b>;
 @KERNEL@
