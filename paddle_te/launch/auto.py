@@ -7,18 +7,14 @@ import shlex
 import sys
 
 from paddle_te.launch.machines import LaunchError, gpu_names
-from paddle_te.options.launcher import AUTO, PRETRAIN_VARIABLES
+from paddle_te.options.launcher import AUTO
 from paddle_te.options.scripts import OPTIMIZER
 from paddle_te.planner import GPUS, LONG, Gpu, Layout, Model, Plan, search, usual_tokens
 
 # What a layout consists of, in the order of the arguments
 LAYOUT = ("batch_size_per_device", "FSDP", "TP", "PP", "VP", "GA", "SP", "sharding_stage", "recompute")
-# The variables that a layout with overlap sets, with their values in a layout without it
-OF_OVERLAP = {
-    option.name: option.kind.parse(option.default_text())
-    for option in PRETRAIN_VARIABLES
-    if option.name in ("OVERLAP", "LOGGING_STEPS")
-}
+# The variable whose auto is its default, and leaves the layout to the user; the planner fills it in with a layout
+OVERLAP = "OVERLAP"
 
 
 def leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
@@ -31,13 +27,13 @@ def leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
         if getattr(args, "TOKENS_PER_STEP", None):
             raise LaunchError("TOKENS_PER_STEP goes with auto, as in TP=auto; else batch_size_per_device and GA say it")
         return
-    for name in {*LAYOUT, *OF_OVERLAP} - given:
+    for name in {*LAYOUT} - given:
         setattr(args, name, AUTO)
 
 
 def _left(args: argparse.Namespace) -> list[str]:
-    """The names of what is auto."""
-    return [name for name in (*LAYOUT, *OF_OVERLAP) if getattr(args, name, None) == AUTO]
+    """The names of what of the layout is auto."""
+    return [name for name in LAYOUT if getattr(args, name, None) == AUTO]
 
 
 def fill(args: argparse.Namespace, config: dict, world: int) -> None:
@@ -49,19 +45,25 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
     names = _left(args)
     if not names:
         return
+    names += [OVERLAP] * (args.OVERLAP == AUTO)
     _check_known(args)
     optimizer, others = _optimizer(args.EXTRA_ARGS)
     in_backward = optimizer.get("optimizer_in_backward", "off")
     gpu, tokens = _gpu(), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen, in_backward)
     plans = _plans(args, Model.of(config), gpu, world, tokens, optimizer)
     layout = plans[0].layout
-    values = OF_OVERLAP | layout.launcher_arguments()
+    values = _values(layout)
     for name in names:
         setattr(args, name, values[name])
     extra = layout.extra_arguments()
     chosen = [_said(args, name) for name in names] + [extra] * bool(extra)
     args.EXTRA_ARGS = " ".join(filter(None, (extra, others)))
     print(f"auto: {' '.join(chosen)}: {_reason(plans, gpu, tokens)}", file=sys.stderr)
+
+
+def _values(layout: Layout) -> dict[str, object]:
+    """The launcher's arguments that make a layout."""
+    return {OVERLAP: False} | layout.launcher_arguments()
 
 
 def _said(args: argparse.Namespace, name: str) -> str:
@@ -134,12 +136,12 @@ def _gpu() -> Gpu:
 
 def _has_what_is_given(layout: Layout, args: argparse.Namespace) -> bool:
     """Whether it has the values of the arguments that are not auto."""
-    values = OF_OVERLAP | layout.launcher_arguments() | {"recompute": layout.recompute_text}
-    if (args.SEP, args.CP) != (layout.sep, layout.cp):
+    values = _values(layout) | {"recompute": layout.recompute_text}
+    if (args.SEP, args.CP) != (layout.sep, layout.cp) or layout.overlap and args.LOGGING_STEPS == 1:
         return False
     if args.FSDP == "all":
         values["FSDP"] = "all" if layout.sharding == layout.data else layout.sharding
-    return all(getattr(args, name) in (AUTO, values[name]) for name in (*LAYOUT, *OF_OVERLAP))
+    return all(getattr(args, name) in (AUTO, values[name]) for name in (*LAYOUT, OVERLAP))
 
 
 def _reason(plans: list[Plan], gpu: Gpu, tokens: int) -> str:

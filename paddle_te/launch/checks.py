@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from paddle_te import configs
-from paddle_te.launch.flags import OVERLAPS
 from paddle_te.launch.machines import LaunchError, count_gpus
 from paddle_te.runs.checkpoints import check_writable, find_checkpoint, saved_steps
 
@@ -83,25 +82,6 @@ def _check_fp8(args: argparse.Namespace, config: dict) -> None:
     for name, size in sizes.items():
         if size % 16:
             raise LaunchError(f"precision=fp8 needs multiples of 16; {name} is {size}")
-
-
-def check_overlap(args: argparse.Namespace, device: str) -> None:
-    """OVERLAP=1 against layout, device, precision and logging."""
-    if args.FSDP == 1 or args.sharding_stage not in OVERLAPS:
-        raise LaunchError(
-            f"OVERLAP=1 is for sharding in {' or '.join(OVERLAPS)}, not for FSDP={args.FSDP} in {args.sharding_stage}"
-        )
-    if args.PP > 1:
-        raise LaunchError(f"OVERLAP=1 does not go with PP={args.PP}")
-    if device == "cpu" or args.precision == "fp32":
-        raise LaunchError(
-            f"OVERLAP=1 needs a GPU (or nvgpu) and precision bf16 or fp8, not {device} and {args.precision}: Paddle "
-            "overlaps with float32 main gradients of 16-bit weights only"
-        )
-    if args.LOGGING_STEPS == 1:
-        raise LaunchError(
-            "OVERLAP=1 needs LOGGING_STEPS of 2 or more: reading each step's loss would wait for its communication"
-        )
 
 
 def check_data(args: argparse.Namespace) -> str | None:

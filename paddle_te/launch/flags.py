@@ -9,13 +9,6 @@ from pathlib import Path
 from paddle_te.options import BACKENDS, Option
 from paddle_te.options.launcher import VARIABLES
 
-# Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
-# (stage1) or waits for their broadcasts.
-OVERLAPS = {
-    "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
-    "stage2": "enable_stage2_overlap",
-}
-
 
 def common(
     options: Iterable[Option], args: argparse.Namespace, device: str, world: int, output: Path

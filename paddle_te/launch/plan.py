@@ -95,10 +95,11 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     check_output(args, folder, job.OUTPUT_NAME)
     check_start(args, output, job.OUTPUT_NAME)
 
+    extra = _extra_arguments(args)
     flags = job.flags(args, devices.kind, world, output)
     words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
     script = _training_script(args)
-    command = [*launch_command(devices, nodes, logs), script, *words, *_extra_arguments(args)]
+    command = [*launch_command(devices, nodes, logs), script, *words, *extra]
     _check_restarts(args, nodes)
     env, unset = _environment(args, devices, nodes, environ)
     env |= _profiling(args, nodes)

@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 
 from paddle_te import configs
-from paddle_te.launch.checks import check_data, check_overlap, check_tokenizer, read_config
-from paddle_te.launch.flags import OVERLAPS, common
+from paddle_te.launch.checks import check_data, check_tokenizer, read_config
+from paddle_te.launch.flags import common
 from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.overlap import overlap_flags
 from paddle_te.options import launcher as options
 
 ARGUMENTS = options.PRETRAIN
@@ -56,6 +57,7 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "te_init_weight_path": None if args.init_weight == "none" else Path(args.init_weight).expanduser().absolute(),
         **common((*ARGUMENTS, *VARIABLES), args, device, world, output),
         "pipeline_parallel_config": "disable_partial_send_recv" if args.SP else None,
+        "logging_steps": args.LOGGING_STEPS or 1,
         "split": "949,50,1",
         "use_flash_attention": cuda,
         "use_fused_rope": cuda,
@@ -71,15 +73,5 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "dataloader_num_workers": 1,
         "report_to": "visualdl",
         "continue_training": 0,
-        **(_overlap(args, device) if args.OVERLAP else {}),
-    }
-
-
-def _overlap(args: argparse.Namespace, device: str) -> dict[str, object]:
-    """Flags for OVERLAP=1, with which te adds gradients to the main gradients inside its GEMMs."""
-    check_overlap(args, device)
-    return {
-        "sharding_parallel_config": OVERLAPS[args.sharding_stage],
-        "amp_master_grad": 1,
-        "fuse_wgrad_accumulation": 1 if args.backend == "te" else None,
+        **overlap_flags(args, device, world),
     }

@@ -544,7 +544,17 @@ PRETRAIN_VARIABLES = (
     Option(
         "SAVE_STEPS", whole(1), 10000, "steps between checkpoints", zh="保存 checkpoint 的间隔步数", flag="save_steps"
     ),
-    Option("LOGGING_STEPS", whole(1), 1, "steps between log lines", zh="写日志的间隔步数", flag="logging_steps"),
+    Option(
+        "LOGGING_STEPS",
+        whole(1),
+        None,
+        "steps between log lines (default 1, with overlap 2)",
+        doc="steps between log lines",
+        zh="写日志的间隔步数",
+        shown="1, with overlap 2",
+        shown_zh="1，通信重叠时为 2",
+        flag="logging_steps",
+    ),
     Option(
         "LEARNING_RATE",
         POSITIVE,
@@ -563,14 +573,17 @@ PRETRAIN_VARIABLES = (
         shown="16 sequences a device",
         shown_zh="每个设备 16 个序列",
     ),
-    Option(
-        "OVERLAP",
-        SWITCH,
-        "0",
-        "1: sharding's communication at the same time as computation, in stage1 and stage2",
-        doc="1: sharding's communication [during computation](#overlap), in stage1 and stage2, with LOGGING_STEPS of 2 "
-        "or more",
-        zh="1：sharding 的通信[与计算重叠](#通信重叠)，用于 stage1 和 stage2，LOGGING_STEPS 须为 2 或更大",
+    _or_auto(
+        Option(
+            "OVERLAP",
+            SWITCH,
+            AUTO,
+            "sharding's communication at the same time as computation, in stage1 and stage2; auto: where it can be",
+            doc="1: sharding's communication [during computation](#overlap), in stage1 and stage2, with LOGGING_STEPS "
+            "of 2 or more; `auto`: where that can be, and one line in the log says so, or why not",
+            zh="1：sharding 的通信[与计算重叠](#通信重叠)，用于 stage1 和 stage2，LOGGING_STEPS 须为 2 或更大；"
+            "`auto`：条件满足时开启，日志中有一行说明是否开启及原因",
+        )
     ),
 )
 FINETUNE_VARIABLES = (

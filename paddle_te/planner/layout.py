@@ -101,7 +101,7 @@ class Layout:
             "recompute": self.recompute,
         }
         arguments |= {name: degree for name, degree in (("SEP", self.sep), ("CP", self.cp)) if degree > 1}
-        return arguments | ({"OVERLAP": True, "LOGGING_STEPS": 10} if self.overlap else {})
+        return arguments | ({"OVERLAP": True} if self.overlap else {})
 
     def extra_arguments(self) -> str:
         """What stands in EXTRA_ARGS."""

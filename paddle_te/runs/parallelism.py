@@ -123,6 +123,20 @@ def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] 
         raise LayoutError(f"{say('sharding_stage')} does not go with {say('TP')} in PaddleNLP; use stage1 or stage2")
 
 
+def overlap_obstacle(args: argparse.Namespace, world: int) -> str | None:
+    """What of a layout that `check_layout` accepts keeps sharding's communication from running at the same time as
+    computation, in the launcher's words, and what to change; None where nothing does."""
+    if args.FSDP == 1:
+        return "it is for sharding, and FSDP=1 shards nothing: FSDP=all shards over all data-parallel devices"
+    if args.sharding_stage == "stage3":
+        return "it is for sharding_stage=stage1 or stage2, not for stage3"
+    if args.PP > 1:
+        return f"it does not go with PP={args.PP}"
+    if args.sharding_stage == "stage2" and (dp := world // (ranks_of_a_sequence(args) * args.FSDP)) > 1:
+        return f"stage2 has no float32 main gradients in PaddleNLP where DP is {dp}: set FSDP=all, or stage1"
+    return None
+
+
 def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str] = LAUNCHER) -> None:
     """The layout against the model's dimensions, and what its family has."""
     family = family_of(config)

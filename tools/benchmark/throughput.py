@@ -28,8 +28,8 @@ from threading import Condition, Lock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
-from paddle_te.launch.flags import OVERLAPS  # noqa: E402
 from paddle_te.launch.machines import visible_devices  # noqa: E402
+from paddle_te.launch.overlap import OVERLAPS  # noqa: E402
 from tools.benchmark import finetuning, report, step, timeline  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
 from tools.benchmark.problem import SIZES, Dims  # noqa: E402

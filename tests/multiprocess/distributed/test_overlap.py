@@ -58,17 +58,27 @@ def test_losses_are_those_without_overlap(overlap, train, without):
 
 
 def test_saved_weights(tmp_path, warm_host):
-    """A checkpoint holds all ranks' weights of its step, also those that the next forward would have gathered."""
+    """A checkpoint holds all ranks' weights of its step, also those that the next forward would have gathered.
+
+    And a run goes on with overlap from the checkpoint of one without, which OVERLAP=auto makes of an earlier run, as
+    that one itself does.
+    """
     name, weights = "pd_bf16_unclipped", jobs.make_initial_weights(tmp_path / "weights")
-    saved = []
+    saved, runs = [], []
     for place, flags in {"plain": dict(sharding="stage1"), "overlapping": OVERLAPS["stage 1, split"]}.items():
         folder = tmp_path / place
         variants = jobs.variants([name], weights, folder, [name])[:1]
-        jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", warm_host)
+        if runs:
+            earlier = str(tmp_path / "plain" / name / f"checkpoint-{jobs.SAVED_STEP}")
+            variants.append(jobs.variant(name, weights) | dict(name="resumed", resume=earlier))
+        runs.append(jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", warm_host))
         saved.append(paddle.load(str(folder / name / f"checkpoint-{jobs.SAVED_STEP}/model_state.pdparams")))
     plain, overlapping = saved
     assert plain.keys() == overlapping.keys()
     assert [key for key in plain if not (plain[key] == overlapping[key]).all()] == []
+    without, resumed = runs[0][name], runs[1]["resumed"]
+    assert resumed.losses == {step: loss for step, loss in without.losses.items() if step > jobs.SAVED_STEP}
+    assert jobs.weight_difference(resumed, without) == 0
 
 
 def test_resume(train):

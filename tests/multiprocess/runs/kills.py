@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from paddle_te.launch.flags import OVERLAPS
+from paddle_te.launch.overlap import OVERLAPS
 from tests import processes
 from tests.multiprocess.distributed.jobs import BF16, LAYOUTS, MODEL
 from tests.nvgpu_processes import build_host, python_path

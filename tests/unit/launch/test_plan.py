@@ -97,15 +97,74 @@ def test_empty_variables_count_as_not_set():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (dict(FSDP=1), "sharding in stage1 or stage2, not for FSDP=1 in stage2"),
-        (dict(sharding_stage="stage3", TP=1, FSDP=8), "not for FSDP=8 in stage3"),
-        (dict(sharding_stage="stage1", PP=2), "does not go with PP=2"),
+        (dict(FSDP=1), "FSDP=1 shards nothing: FSDP=all shards over all"),
+        (dict(sharding_stage="stage3", TP=1, FSDP=8), "for sharding_stage=stage1 or stage2, not for stage3"),
+        (dict(FSDP=2), "stage2 has no float32 main gradients in PaddleNLP where DP is 2: set FSDP=all, or stage1"),
+        (dict(sharding_stage="stage1", PP=2, FSDP=2), "does not go with PP=2"),
         (dict(precision="fp32"), "not gpu and fp32"),
         (dict(LOGGING_STEPS=1), "needs LOGGING_STEPS of 2 or more"),
     ],
 )
 def test_overlap_is_refused(arguments, words):
-    assert words in refusal(**(dict(FSDP=2, OVERLAP=1, LOGGING_STEPS=2, precision="bf16") | arguments))
+    assert words in refusal(**(dict(FSDP=4, OVERLAP=1, LOGGING_STEPS=2, precision="bf16") | arguments))
+
+
+# What OVERLAP=1 sets on eight nvgpus, and a layout in which it can be
+OVERLAP_FLAGS = {"sharding_parallel_config", "fuse_wgrad_accumulation"}
+ON_NVGPU = dict(DEVICE="nvgpu", FSDP=4, backend="te", precision="bf16", DRY_RUN=1)
+
+
+def overlapping(capsys, **arguments):
+    """The flags of a run, whether the overlap is on, and what the launcher says of it."""
+    made = plan(**(ON_NVGPU | arguments))
+    given = flags(made.command, made.script)
+    return given, OVERLAP_FLAGS <= given.keys(), capsys.readouterr().err
+
+
+def test_overlap_is_the_default(capsys):
+    given, on, said = overlapping(capsys)
+    assert on and (given["sharding_parallel_config"], given["logging_steps"]) == ("enable_stage2_overlap", "2")
+    assert said.count("\n") == 1 and "OVERLAP=auto: on, sharding's communication in stage2 runs at the same" in said
+    assert "a line for every 2 steps; OVERLAP=0 turns it off" in said
+    by_itself = given
+    given, on, said = overlapping(capsys, OVERLAP=1)
+    assert given == by_itself and not said
+    given, on, said = overlapping(capsys, LOGGING_STEPS=10)
+    assert on and given["logging_steps"] == "10" and "log has" not in said
+    given, on, said = overlapping(capsys, OVERLAP=0)
+    assert not OVERLAP_FLAGS & given.keys() and given["logging_steps"] == "1" and not said
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (dict(FSDP=1), "off, because it is for sharding, and FSDP=1 shards nothing: FSDP=all"),
+        (dict(FSDP=2), "stage2 has no float32 main gradients in PaddleNLP where DP is 2"),
+        (dict(LOGGING_STEPS=1), "it needs LOGGING_STEPS of 2 or more"),
+        (dict(backend="pd", precision="fp32"), "precision bf16 or fp8, not nvgpu and fp32"),
+        (dict(DEVICE="gpu"), "it would add up gradients in float32, which this run does not"),
+        (dict(EXTRA_ARGS="--amp_master_grad false"), "it would add up gradients in float32"),
+        (
+            dict(EXTRA_ARGS="--sharding_parallel_config enable_stage2_overlap"),
+            "EXTRA_ARGS has --sharding_parallel_config, which says how",
+        ),
+        (dict(EXTRA_ARGS="--logging_steps 1"), "EXTRA_ARGS has --logging_steps 1, and it needs 2"),
+        (dict(EXTRA_ARGS="--optim adafactor"), "a run with --optim adafactor could not resume from one without"),
+    ],
+)
+def test_overlap_is_off_by_itself(capsys, arguments, words):
+    given, on, said = overlapping(capsys, **arguments)
+    assert not on and given["logging_steps"] == "1"
+    assert said.startswith("OVERLAP=auto: off, because ") and words in said and said.count("\n") == 1
+
+
+def test_without_ranks_to_shard_over_nothing_is_said_of_overlap(capsys):
+    assert overlapping(capsys, TP=8, FSDP=1)[1:] == (False, "")
+
+
+def test_overlap_on_paddlepaddle_gpu_with_main_gradients(capsys):
+    _, on, said = overlapping(capsys, DEVICE="gpu", EXTRA_ARGS="--amp_master_grad true")
+    assert on and "OVERLAP=auto: on" in said
 
 
 def test_unknown_arguments():

@@ -1,0 +1,104 @@
+"""OVERLAP: sharding's communication at the same time as computation; where that goes, and the flags for it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from paddle_te.launch.machines import LaunchError
+from paddle_te.options.launcher import AUTO
+from paddle_te.runs.parallelism import overlap_obstacle, ranks_of_a_sequence
+
+# Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
+# (stage1) or waits for their broadcasts.
+OVERLAPS = {
+    "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
+    "stage2": "enable_stage2_overlap",
+}
+LOGGING_STEPS = 2  # with overlap, where the user does not say how many: the least that it can be
+
+
+def overlap_flags(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
+    """The training script's flags for OVERLAP, with which te adds gradients to the main gradients inside its GEMMs;
+    none without overlap. OVERLAP=auto says in one line what was turned on, or why nothing was.
+
+    args: the launcher's. device: gpu, nvgpu or cpu. world: devices of the job.
+    Raises LaunchError where OVERLAP=1 cannot be.
+    """
+    if not args.OVERLAP:
+        return {}
+    obstacle = _obstacle(args, device, world)
+    if args.OVERLAP == AUTO:
+        obstacle = obstacle or _obstacle_by_itself(args, device)
+        if world > ranks_of_a_sequence(args):  # else there is nothing to shard
+            _say(args, obstacle)
+    elif obstacle:
+        raise LaunchError(f"OVERLAP=1: {obstacle}")
+    return {} if obstacle else _flags(args)
+
+
+def _flags(args: argparse.Namespace) -> dict[str, object]:
+    return {
+        "sharding_parallel_config": OVERLAPS[args.sharding_stage],
+        "amp_master_grad": 1,
+        "fuse_wgrad_accumulation": 1 if args.backend == "te" else None,
+        "logging_steps": args.LOGGING_STEPS or LOGGING_STEPS,
+    }
+
+
+def _say(args: argparse.Namespace, obstacle: str | None) -> None:
+    if obstacle:
+        print(f"OVERLAP=auto: off, because {obstacle}", file=sys.stderr)
+        return
+    logged = "" if args.LOGGING_STEPS else f", and the log has a line for every {LOGGING_STEPS} steps"
+    print(
+        f"OVERLAP=auto: on, sharding's communication in {args.sharding_stage} runs at the same time as computation"
+        f"{logged}; OVERLAP=0 turns it off",
+        file=sys.stderr,
+    )
+
+
+def _obstacle(args: argparse.Namespace, device: str, world: int) -> str | None:
+    """Why there can be no overlap, and what to change; None where there can be."""
+    if obstacle := overlap_obstacle(args, world):
+        return obstacle
+    if device == "cpu" or args.precision == "fp32":
+        return (
+            f"it needs a GPU (or nvgpu) and precision bf16 or fp8, not {device} and {args.precision}: Paddle overlaps "
+            "with float32 main gradients of 16-bit weights only"
+        )
+    if args.LOGGING_STEPS == 1:
+        return "it needs LOGGING_STEPS of 2 or more: reading each step's loss would wait for its communication"
+    return None
+
+
+def _obstacle_by_itself(args: argparse.Namespace, device: str) -> str | None:
+    """Why auto does not turn on what OVERLAP=1 would."""
+    said = _said(shlex.split(args.EXTRA_ARGS))
+    for name in ("sharding", "sharding_parallel_config"):
+        if name in said:
+            return f"EXTRA_ARGS has --{name}, which says how to shard; leave that out"
+    if said.get("logging_steps") == "1":
+        return "EXTRA_ARGS has --logging_steps 1, and it needs 2 or more"
+    if said.get("optim", "adamw") != "adamw":  # PaddleNLP resumes others from files that are divided as this run's
+        return f"a run with --optim {said['optim']} could not resume from one without overlap; OVERLAP=1 turns it on"
+    main_grads = said.get("amp_master_grad", "true" if device == "nvgpu" else "false")
+    if main_grads not in ("true", "1"):
+        return (
+            "it would add up gradients in float32, which this run does not: 2 more bytes of memory a parameter, and "
+            "other roundings; OVERLAP=1 turns it on"
+        )
+    return None
+
+
+def _said(words: list[str]) -> dict[str, str]:
+    """{name: value, in small letters} of the flags among a script's arguments; the last of two counts."""
+    said, name = {}, None
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            said[name] = value.lower()
+        elif name:
+            said[name], name = word.lower(), None
+    return said
