@@ -16,6 +16,11 @@ OVERLAPS = {
     "stage1": "split_param enable_stage1_overlap enable_stage1_allgather_overlap",
     "stage2": "enable_stage2_overlap",
 }
+# The same for the stages of a pipeline, where stage1 alone is possible: what is added to --pipeline_parallel_config
+# reduces gradients during the last micro-batch's backward, and the next forward waits for broadcasts of weights.
+# Without split_param, whose buckets Paddle makes only in the first step: a checkpoint's state could not be divided.
+PIPELINE_OVERLAP = "enable_sharding_comm_overlap"
+OVERLAP_IN_PIPELINES = "enable_stage1_broadcast_overlap"
 LOGGING_STEPS = 2  # with overlap, where the user does not say how many: the least that it can be
 
 
@@ -40,7 +45,8 @@ def overlap_flags(args: argparse.Namespace, device: str, world: int) -> dict[str
 
 def _flags(args: argparse.Namespace) -> dict[str, object]:
     return {
-        "sharding_parallel_config": OVERLAPS[args.sharding_stage],
+        "sharding_parallel_config": OVERLAPS[args.sharding_stage] if args.PP == 1 else OVERLAP_IN_PIPELINES,
+        "pipeline_parallel_config": PIPELINE_OVERLAP if args.PP > 1 else None,
         "amp_master_grad": 1,
         "fuse_wgrad_accumulation": 1 if args.backend == "te" else None,
         "logging_steps": args.LOGGING_STEPS or LOGGING_STEPS,
@@ -75,6 +81,8 @@ def _obstacle(args: argparse.Namespace, device: str, world: int) -> str | None:
 
 def _obstacle_by_itself(args: argparse.Namespace, device: str) -> str | None:
     """Why auto does not turn on what OVERLAP=1 would."""
+    if args.PP > 1:
+        return f"with PP={args.PP} it has run on nvgpu's host runtime only, on no GPU; OVERLAP=1 turns it on"
     said = _said(shlex.split(args.EXTRA_ARGS))
     for name in ("sharding", "sharding_parallel_config"):
         if name in said:

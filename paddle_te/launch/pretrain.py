@@ -49,6 +49,8 @@ def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
 def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
     # PaddleNLP takes "nvgpu:0" for a GPU with CUDA kernels, so what needs those is said here.
     cuda = int(device == "gpu")
+    overlap = overlap_flags(args, device, world)
+    pipeline = ["disable_partial_send_recv"] * args.SP + [overlap.pop("pipeline_parallel_config", None)]
     return {
         "model_name_or_path": configs.resolve(args.model_name),
         "tokenizer_name_or_path": check_tokenizer(args),
@@ -56,7 +58,7 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "mock_data": 1 if args.MOCK_DATA else None,
         "te_init_weight_path": None if args.init_weight == "none" else Path(args.init_weight).expanduser().absolute(),
         **common((*ARGUMENTS, *VARIABLES), args, device, world, output),
-        "pipeline_parallel_config": "disable_partial_send_recv" if args.SP else None,
+        "pipeline_parallel_config": " ".join(filter(None, pipeline)) or None,
         "logging_steps": args.LOGGING_STEPS or 1,
         "split": "949,50,1",
         "use_flash_attention": cuda,
@@ -73,5 +75,5 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "dataloader_num_workers": 1,
         "report_to": "visualdl",
         "continue_training": 0,
-        **overlap_flags(args, device, world),
+        **overlap,
     }

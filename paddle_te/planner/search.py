@@ -198,8 +198,8 @@ def _accepted(layout: Layout) -> bool:
 
 
 def _data_parallel(layout: Layout) -> Iterator[Layout]:
-    """Over the ranks with other data: DP, or sharding, with overlap where that goes: not in stage 3, nor with PP, nor
-    where ranks share sequences."""
+    """Over the ranks with other data: DP, or sharding, with overlap where that was measured: not with PP, nor where
+    ranks share sequences; stage 3 has none."""
     yield layout
     for stage in (1, 2, 3) if layout.data > 1 else ():
         overlap = stage < 3 and layout.pp == layout.sharing == 1

@@ -130,8 +130,9 @@ def overlap_obstacle(args: argparse.Namespace, world: int) -> str | None:
         return "it is for sharding, and FSDP=1 shards nothing: FSDP=all shards over all data-parallel devices"
     if args.sharding_stage == "stage3":
         return "it is for sharding_stage=stage1 or stage2, not for stage3"
-    if args.PP > 1:
-        return f"it does not go with PP={args.PP}"
+    if args.PP > 1 and _sharing(args):
+        name = _sharing(args)[0]
+        return f"Paddle has it for PP={args.PP} or for {name}={getattr(args, name)}, not for both"
     if args.sharding_stage == "stage2" and (dp := world // (ranks_of_a_sequence(args) * args.FSDP)) > 1:
         return f"stage2 has no float32 main gradients in PaddleNLP where DP is {dp}: set FSDP=all, or stage1"
     return None

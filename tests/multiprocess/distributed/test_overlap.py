@@ -8,6 +8,7 @@ its GEMMs. te's kernels are emulated.
 import paddle
 import pytest
 
+from paddle_te.launch.overlap import OVERLAP_IN_PIPELINES, PIPELINE_OVERLAP
 from tests.multiprocess.distributed import jobs
 
 # Clipping reads the norm of all gradients, whose squares sharding adds up in another order: from its last bit fp8 goes
@@ -19,6 +20,19 @@ SCATTERED = "split_param enable_stage1_overlap"
 OVERLAPS = {
     "stage 1, split": dict(sharding="stage1", sharding_parallel_config=f"{SCATTERED} enable_stage1_allgather_overlap"),
     "stage 2": dict(sharding="stage2", sharding_parallel_config="enable_stage2_overlap"),
+}
+# Processes, flags, and those for overlap
+LAYOUTS = {
+    "sharding": (2, {}, OVERLAPS["stage 1, split"]),
+    "pipeline": (
+        4,
+        {jobs.PP: 2},
+        dict(
+            sharding="stage1",
+            sharding_parallel_config=OVERLAP_IN_PIPELINES,
+            pipeline_parallel_config=PIPELINE_OVERLAP,
+        ),
+    ),
 }
 # Stage 2 adds up the micro-batches' gradients in another order. Seen with eight seeds in bf16: 7e-5, 1e-3.
 LOSS_TOLERANCE = {"bf16": 5e-4, "fp8": 2e-3}
@@ -57,25 +71,29 @@ def test_losses_are_those_without_overlap(overlap, train, without):
     jobs.check_sizes(flags, runs["pd_bf16"].sizes, without["pd_bf16"].sizes[0])
 
 
-def test_saved_weights(tmp_path, warm_host):
+@pytest.mark.parametrize("layout", ["sharding", "pipeline"])
+def test_saved_weights(layout, tmp_path, warm_host):
     """A checkpoint holds all ranks' weights of its step, also those that the next forward would have gathered.
 
     And a run goes on with overlap from the checkpoint of one without, which OVERLAP=auto makes of an earlier run, as
     that one itself does.
     """
     name, weights = "pd_bf16_unclipped", jobs.make_initial_weights(tmp_path / "weights")
+    processes, common, overlap = LAYOUTS[layout]
     saved, runs = [], []
-    for place, flags in {"plain": dict(sharding="stage1"), "overlapping": OVERLAPS["stage 1, split"]}.items():
+    for place, flags in {"plain": dict(sharding="stage1"), "overlapping": overlap}.items():
         folder = tmp_path / place
         variants = jobs.variants([name], weights, folder, [name])[:1]
         if runs:
             earlier = str(tmp_path / "plain" / name / f"checkpoint-{jobs.SAVED_STEP}")
             variants.append(jobs.variant(name, weights) | dict(name="resumed", resume=earlier))
-        runs.append(jobs.launch(folder, 2, COMMON | flags, variants, "nvgpu", warm_host))
-        saved.append(paddle.load(str(folder / name / f"checkpoint-{jobs.SAVED_STEP}/model_state.pdparams")))
+        runs.append(jobs.launch(folder, processes, COMMON | common | flags, variants, "nvgpu", warm_host))
+        files = sorted((folder / name / f"checkpoint-{jobs.SAVED_STEP}").glob("model_state*.pdparams"))
+        saved.append({(file.name, key): value for file in files for key, value in paddle.load(str(file)).items()})
     plain, overlapping = saved
     assert plain.keys() == overlapping.keys()
     assert [key for key in plain if not (plain[key] == overlapping[key]).all()] == []
+    jobs.check_same(runs[1][name], runs[0][name], 0, 0)
     without, resumed = runs[0][name], runs[1]["resumed"]
     assert resumed.losses == {step: loss for step, loss in without.losses.items() if step > jobs.SAVED_STEP}
     assert jobs.weight_difference(resumed, without) == 0

@@ -100,7 +100,7 @@ def test_empty_variables_count_as_not_set():
         (dict(FSDP=1), "FSDP=1 shards nothing: FSDP=all shards over all"),
         (dict(sharding_stage="stage3", TP=1, FSDP=8), "for sharding_stage=stage1 or stage2, not for stage3"),
         (dict(FSDP=2), "stage2 has no float32 main gradients in PaddleNLP where DP is 2: set FSDP=all, or stage1"),
-        (dict(sharding_stage="stage1", PP=2, FSDP=2), "does not go with PP=2"),
+        (dict(sharding_stage="stage1", TP=1, PP=2, CP=2, FSDP=2), "for PP=2 or for CP=2, not for both"),
         (dict(precision="fp32"), "not gpu and fp32"),
         (dict(LOGGING_STEPS=1), "needs LOGGING_STEPS of 2 or more"),
     ],
@@ -140,6 +140,7 @@ def test_overlap_is_the_default(capsys):
     [
         (dict(FSDP=1), "off, because it is for sharding, and FSDP=1 shards nothing: FSDP=all"),
         (dict(FSDP=2), "stage2 has no float32 main gradients in PaddleNLP where DP is 2"),
+        (dict(FSDP=2, PP=2, sharding_stage="stage1"), "with PP=2 it has run on nvgpu's host runtime only"),
         (dict(LOGGING_STEPS=1), "it needs LOGGING_STEPS of 2 or more"),
         (dict(backend="pd", precision="fp32"), "precision bf16 or fp8, not nvgpu and fp32"),
         (dict(DEVICE="gpu"), "it would add up gradients in float32, which this run does not"),
@@ -547,6 +548,14 @@ def test_the_original_flags_by_default(tmp_path):
             ),
         ),
         (dict(SP="true"), dict(sequence_parallel="1", pipeline_parallel_config="disable_partial_send_recv")),
+        (
+            dict(SP="true", PP=2, FSDP=2, sharding_stage="stage1", OVERLAP=1),
+            dict(
+                sharding_parallel_config="enable_stage1_broadcast_overlap",
+                pipeline_parallel_config="disable_partial_send_recv enable_sharding_comm_overlap",
+                logging_steps="2",
+            ),
+        ),
         (
             dict(DEVICE="nvgpu"),
             dict(device="nvgpu", use_flash_attention="0", use_fused_rope="0", amp_master_grad="1"),
