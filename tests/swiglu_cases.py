@@ -15,7 +15,12 @@ RECIPES = {
     "delayed_from_current": fp8.DelayedScaling(amax_history_len=2, first_step="current"),
     "current": fp8.Float8CurrentScaling(),
 }
-RECOMPUTED = [(), ("mlp_act",), ("mlp",)]
+OPTIONS = {  # of the layer
+    "kept": {},
+    "mlp_act_again": dict(recompute_modules=("mlp_act",)),
+    "mlp_again": dict(recompute_modules=("mlp",)),
+    "main_gradients": dict(fuse_wgrad_accumulation=True),  # whose later micro-batches have a backward of their own
+}
 
 
 def draw(random, shape):
@@ -23,29 +28,32 @@ def draw(random, shape):
 
 
 def steps(seed, recipe, **options):
-    """Outputs and gradients of three steps, and the names of what the last step called."""
+    """Outputs and gradients of three steps of two layers, which share what is recorded, and the names of what the last
+    step called."""
     program.clear()
     random, seen = np.random.default_rng(seed), []
-    layer = LayerNormMLP(HIDDEN, FFN, params_dtype="bfloat16", **options)
-    for weight in layer.parameters():
+    layers = [LayerNormMLP(HIDDEN, FFN, params_dtype="bfloat16", **options) for _ in range(2)]
+    weights = [weight for layer in layers for weight in layer.parameters()]
+    for weight in weights:
         weight.set_value(draw(random, weight.shape))
     for _ in range(3):
         x, dy = draw(random, (*TOKENS, HIDDEN)), draw(random, (*TOKENS, HIDDEN))
         x.stop_gradient = False
         with count_entry_points() as calls, fp8.fp8_autocast(True, recipe):
-            y = layer(x)
+            y = layers[1](layers[0](x))
             y.backward(dy)
-        tensors = y, x.grad, *(weight.grad for weight in layer.parameters())
+        tensors = y, x.grad, *(getattr(weight, "main_grad", weight.grad) for weight in weights)
         seen += [tensor.astype("float32").numpy() for tensor in tensors]
-        layer.clear_gradients()
+        for layer in layers:
+            layer.clear_gradients()
     return seen, {name for name, _ in calls}
 
 
-def check_the_librarys_bits(seed, monkeypatch, recipe, recompute_modules):
+def check_the_librarys_bits(seed, monkeypatch, recipe, options):
     """Outputs and gradients with our kernel are those with TE's functions, which then run instead."""
-    got, calls = steps(seed, recipe, recompute_modules=recompute_modules)
+    got, calls = steps(seed, recipe, **options)
     monkeypatch.setattr(swiglu, "takes", lambda *_: False)
-    want, of_library = steps(seed, recipe, recompute_modules=recompute_modules)
+    want, of_library = steps(seed, recipe, **options)
     for ours, theirs in zip(got, want, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert not any("swiglu" in name for name in calls)

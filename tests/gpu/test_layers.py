@@ -110,11 +110,11 @@ def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe
     check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
 
 
-@pytest.mark.parametrize("recompute_modules", swiglu_cases.RECOMPUTED)
+@pytest.mark.parametrize("options", swiglu_cases.OPTIONS)
 @pytest.mark.parametrize("recipe", swiglu_cases.RECIPES)
-def test_swiglu_has_the_bits_of_te_s_functions(gpu, poisoned, seed, monkeypatch, recipe, recompute_modules):
-    recipe = swiglu_cases.RECIPES[recipe]
-    swiglu_cases.check_the_librarys_bits(seed, monkeypatch, recipe, recompute_modules)
+def test_swiglu_has_the_bits_of_te_s_functions(gpu, poisoned, seed, monkeypatch, recipe, options):
+    recipe, options = swiglu_cases.RECIPES[recipe], swiglu_cases.OPTIONS[options]
+    swiglu_cases.check_the_librarys_bits(seed, monkeypatch, recipe, options)
 
 
 @pytest.mark.parametrize("kind", FIRST_STEP)

@@ -4,7 +4,7 @@ import pytest
 
 from tests import emulated_te
 from tests.poison import poison_allocations
-from tests.swiglu_cases import RECIPES, RECOMPUTED, check_the_librarys_bits, steps
+from tests.swiglu_cases import OPTIONS, RECIPES, check_the_librarys_bits, steps
 
 
 @pytest.fixture(autouse=True)
@@ -13,10 +13,10 @@ def emulated(monkeypatch):
     poison_allocations(monkeypatch)
 
 
-@pytest.mark.parametrize("recompute_modules", RECOMPUTED)
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_bits_of_the_librarys_functions(seed, monkeypatch, recipe, recompute_modules):
-    check_the_librarys_bits(seed, monkeypatch, RECIPES[recipe], recompute_modules)
+def test_the_bits_of_the_librarys_functions(seed, monkeypatch, recipe, options):
+    check_the_librarys_bits(seed, monkeypatch, RECIPES[recipe], OPTIONS[options])
 
 
 def test_whose_kernel_it_is(monkeypatch):
