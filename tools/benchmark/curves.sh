@@ -2,16 +2,17 @@
 # Loss curves of runs from the same weights:
 #   bash tools/benchmark/curves.sh precisions DATA OUTPUT    none, te in bf16 and te in fp8, on one GPU
 #   bash tools/benchmark/curves.sh layouts DATA OUTPUT       te in fp8 under TP2, under sharding 2 and on one GPU: two GPUs
+#   bash tools/benchmark/curves.sh states DATA OUTPUT        te in bf16 with each kind of AdamW's state, on one GPU
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets each run's train_log.jsonl as
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
-# over 20 steps. MODEL, STEPS, BATCH (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs) and RECIPES (of
+# over 20 steps, which is 0.01, and for states 0.003. MODEL, STEPS, BATCH (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs) and RECIPES (of
 # fp8's runs in precisions, by default delayed alone; RECIPES="delayed current block" makes three) may be set. With
-# AT_ONCE=1 all runs of precisions share the GPU at the same time, if its memory suffices:
+# AT_ONCE=1 all runs of precisions and states share the GPU at the same time, if its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail
-usage() { sed -n '2,12s/^# \?//p' "$0" >&2; exit 2; }
-[ $# = 3 ] && [[ $1 =~ ^(precisions|layouts)$ ]] || usage
+usage() { sed -n '2,13s/^# \?//p' "$0" >&2; exit 2; }
+[ $# = 3 ] && [[ $1 =~ ^(precisions|layouts|states)$ ]] || usage
 kind=$1 data=$(realpath "$2") output=$(realpath -m "$3")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -87,7 +88,21 @@ layouts() {
   names=(one tp2 sharding2)
 }
 
+states() {
+  tolerance=0.003
+  train start "" "${te[@]}" "${one_step[@]}"
+  local run=("${te[@]}" "${all_steps[@]}" --per_device_train_batch_size "$batch")
+  run+=(--te_init_weight_path "$work/start/checkpoint-1")
+  one_of_several float32 "" "${run[@]}"
+  one_of_several bfloat16 "" "${run[@]}" --optim_moments bfloat16
+  one_of_several int8 "" "${run[@]}" --optim_moments int8
+  one_of_several int8-remainder "" "${run[@]}" --optim_moments int8 --master_weights bf16_remainder
+  finish_runs
+  names=(float32 bfloat16 int8 int8-remainder)
+}
+
+tolerance=0.01
 $kind
 for name in "${names[@]}"; do cp "$work/$name/train_log.jsonl" "$output/$name.jsonl"; done
 cd "$work"
-python3 -m paddle_te.runs.convergence "${names[@]}" --smoothing 20 --tolerance "${TOLERANCE:-0.01}" --output "$output"
+python3 -m paddle_te.runs.convergence "${names[@]}" --smoothing 20 --tolerance "${TOLERANCE:-$tolerance}" --output "$output"

@@ -25,9 +25,13 @@ DEFINITIONS = [
 
 def operations(paddle, shrink):
     """{name: (bytes, function that makes the call)}. shrink: divides one axis of each tensor."""
+    from paddle_te.training.compact_states import keep_compact
+    from paddle_te.weights.blocks import row_bytes
+
     F, ops = paddle.nn.functional, paddle._C_ops
     weight, logits = [FFN // shrink, HIDDEN], [TOKENS // shrink, VOCABULARY]
     n, m = (shape[0] * shape[1] for shape in (weight, logits))
+    in_blocks = 4 * weight[0] * row_bytes(weight[1])  # both moments, read and written
 
     def tensor(shape, dtype="bfloat16"):
         return paddle.full(shape, 0.01, dtype)
@@ -43,12 +47,17 @@ def operations(paddle, shrink):
         x, factor = tensor(weight), tensor([1])
         return lambda: x * factor
 
-    def adamw():
-        parameter = paddle.base.framework.EagerParamBase.from_tensor(tensor(weight))
-        parameter.stop_gradient = False
-        optimizer = paddle.optimizer.AdamW(1e-4, parameters=[parameter], multi_precision=True)
-        (parameter * 0.5).sum().backward()
-        return optimizer.step
+    def adamw(moments="float32", master_weights="float32"):
+        def make():
+            parameter = paddle.base.framework.EagerParamBase.from_tensor(tensor(weight))
+            parameter.stop_gradient = False
+            rate = paddle.optimizer.lr.LinearWarmup(1e-4, 1, 0.0, 1e-4)
+            optimizer = paddle.optimizer.AdamW(rate, parameters=[parameter], multi_precision=True)
+            keep_compact(optimizer, moments, master_weights)
+            (parameter * 0.5).sum().backward()
+            return optimizer.step
+
+        return make
 
     def cross_entropy(backward):
         def make():
@@ -80,7 +89,10 @@ def operations(paddle, shrink):
         "cast, float32 to bf16": (6 * m, unary(lambda x: x.astype("bfloat16"), logits, "float32")),
         "squared_l2_norm, bf16": (2 * n, unary(ops.squared_l2_norm, weight)),
         "sum, float32": (4 * m, unary(lambda x: x.sum(), logits, "float32")),
-        "AdamW, bf16 with float32 master weights": (28 * n, adamw),
+        "AdamW, bf16 with float32 master weights": (28 * n, adamw()),
+        "AdamW, moments in bf16, remainders": (18 * n, adamw("bfloat16", "bf16_remainder")),
+        "AdamW, moments in 8 bits, float32 master weights": (12 * n + in_blocks, adamw("int8")),
+        "AdamW, moments in 8 bits, remainders": (10 * n + in_blocks, adamw("int8", "bf16_remainder")),
         "cross-entropy, float32": (12 * m, cross_entropy(backward=False)),
         "cross-entropy's gradient, float32": (8 * m, cross_entropy(backward=True)),
         "embedding's gradient, bf16": (2 * HIDDEN * (VOCABULARY // shrink + 2 * logits[0]), embedding_grad),

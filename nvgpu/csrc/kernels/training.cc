@@ -217,8 +217,7 @@ void RegisterTraining() {
 // a factor of the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments,
 // or int8 moments in blocks, for whose rounding noise_key and noise_first are (32 bits each); remainders of master
 // weights. decay: 0 for a weight that does not decay. It changes its inputs, which is not declared: Paddle refuses
-// operators of plug-ins that change a
-// weight in place, even where no gradient is asked for.
+// operators of plug-ins that change a weight in place, even where no gradient is asked for.
 PD_BUILD_OP(nvgpu_adamw)
     .Inputs({"Param", "Grad", paddle::Optional("Factor"), "LearningRate", "Moment1", "Moment2",
              paddle::Optional("Moment2Max"), "Beta1Pow", "Beta2Pow", paddle::Optional("MasterParam")})

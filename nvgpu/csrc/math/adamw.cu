@@ -175,13 +175,16 @@ struct AdamWLoop {
 
 // ---- Moments in 8 bits, see kMomentBlock in math.h
 
-// A moment of one element of a block. Codes are magnitudes: value = unit * code * code.
-NVGPU_FN inline float Decode(float unit, int code) { return Product(unit, static_cast<float>(code * code)); }
+// What a code stands for is unit * FourthPower(code).
+NVGPU_FN inline float FourthPower(int code) {
+  const float square = static_cast<float>(code * code);
+  return Product(square, square);
+}
 
 // The unit of a block whose largest magnitude has these bits: 0 where the unit would be no normal number.
 template <int levels>
 NVGPU_FN inline float UnitOf(uint32_t largest) {
-  const float unit = BitCast<float>(largest) / float(levels * levels);
+  const float unit = BitCast<float>(largest) / FourthPower(levels);
   return unit < 0x1p-126f ? 0 : unit;  // a NaN stays one
 }
 NVGPU_FN inline float InverseOf(float unit) { return unit > 0 && unit < BitCast<float>(0x7f800000u) ? 1 / unit : 0; }
@@ -192,10 +195,10 @@ template <int levels>
 NVGPU_FN inline int Encode(float magnitude, float inverse, uint32_t noise) {
   const float in_units = Product(magnitude, inverse);
   if (!(in_units > 0)) return 0;  // a NaN too
-  const float root = std::sqrt(in_units);
+  const float root = std::sqrt(std::sqrt(in_units));
   const int code = root < levels ? static_cast<int>(root) : levels;
-  const float above = in_units - static_cast<float>(code * code), step = static_cast<float>(2 * code + 1);
-  const bool up = code < levels && above * 65536.0f > Product(static_cast<float>(noise), step);
+  const float below = FourthPower(code), step = FourthPower(code + 1) - below;
+  const bool up = code < levels && (in_units - below) * 65536.0f > Product(static_cast<float>(noise), step);
   return code + up;
 }
 
@@ -269,7 +272,8 @@ struct AdamWBlocks {
       if (count <= 0) continue;
       for (int n = 0; n < kPart && n < count; ++n) {
         const int signed_code = static_cast<int8_t>(codes1[k] >> 8 * n & 0xffu);
-        const float size = Decode(unit1, signed_code), old_root = Decode(unit2, codes2[k] >> 8 * n & 0xffu);
+        const float size = Product(unit1, FourthPower(signed_code));
+        const float old_root = Product(unit2, FourthPower(codes2[k] >> 8 * n & 0xffu));
         float m1 = signed_code < 0 ? -size : size, m2 = Product(old_root, old_root);
         rule.Advance(grads[k].at[n], &m1, &m2);
         const float p = master != nullptr ? JoinMaster<float>(params[k].at[n], masters[k].at[n])

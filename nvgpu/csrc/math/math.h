@@ -121,8 +121,9 @@ void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_
 //
 // Moments of kInt8 (float32 arithmetic, no moment2_max) lie in blocks of kMomentBlock elements of a row, fewer at the
 // row's end: 4 bytes of a float32 unit, then a byte an element, then zeros up to a multiple of 4 bytes. The first
-// moment is unit * code * |code|, code an int8; the second moment's square root is unit * code * code, code a uint8.
-// Codes are rounded with the same random numbers, so that the expected values of what a code stands for are exact.
+// moment is unit * code^4 with the sign of code, an int8; the second moment's square root is unit * code^4, code a
+// uint8. Codes are rounded with the same random numbers, so that the expected values of what a code stands for are
+// exact.
 constexpr int64_t kMomentBlock = 256;
 constexpr int64_t MomentRowBytes(int64_t width) {
   return (width + 3) / 4 * 4 + (width + kMomentBlock - 1) / kMomentBlock * 4;

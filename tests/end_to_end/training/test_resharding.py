@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.training.resharding import Held, check_resumable, held_by, open_share
+from paddle_te.training.resharding import Held, Share, check_resumable, held_by, open_share
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.layout import te_layout
 from tests.unit.weights.models import Model
@@ -114,6 +114,15 @@ def test_what_is_not_resharded_is_resumed_in_its_own_layout(tmp_path, other):
 def test_a_share_of_a_tensor(begin, end, wanted):
     got = Held("w", begin, end).share(np.arange(6, dtype=np.float32).reshape(2, 3))
     assert got.dtype == np.float32 and got.tolist() == wanted
+
+
+def test_moments_in_8_bits_are_divided_anew_or_refused(seed):
+    """Elements of two blocks cannot share one, which the error says with the flag and the layout to take."""
+    elements = np.random.default_rng(seed).integers(1, 2**30, 2, dtype="uint64").repeat(256) << 8 | 1
+    share = Share(SimpleNamespace(folder="checkpoint-3"), SimpleNamespace(state_dict=dict))
+    assert share._moment(Held("w", 256, 520).share(elements), "w").size == 260 + 4 + 8
+    with pytest.raises(CheckpointError, match="checkpoint-3: --optim_moments int8 keeps 'w' .*resume in the layout in"):
+        share._moment(Held("w", 100, 356).share(elements), "w")
 
 
 def test_without_sharding_a_rank_holds_everything():

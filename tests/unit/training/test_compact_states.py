@@ -111,8 +111,8 @@ def test_the_expected_value_of_an_encoded_number_is_the_number(generator, greate
         assert codes[:, 0, numbers.argmax()].max() == greatest
         rest = np.delete(codes[:, 0], numbers.argmax(), axis=1).astype("float64")
         assert rest.max() - rest.min() <= 1 and rest.max() <= greatest
-        mean = (rest**2).mean() * float(units[0, 0, 0])
-        assert abs(mean - numbers[place]) <= 0.01 * (2 * rest.max() + 1) * units[0, 0, 0]
+        mean = (rest**4).mean() * float(units[0, 0, 0])
+        assert abs(mean - numbers[place]) <= 0.01 * ((rest.max() + 1) ** 4 - rest.max() ** 4) * units[0, 0, 0]
 
 
 def test_blocks_of_what_has_no_code(generator):
@@ -126,7 +126,7 @@ def test_blocks_of_what_has_no_code(generator):
     kept = compact_states.split_blocks(codes, units, [6, 256])
     got = compact_states.join_blocks(kept, [6, 256], signed=True).numpy()
     assert (got[:2] == 0).all() and np.isnan(got[2:4]).all() and np.isfinite(got[4:]).all()
-    assert np.abs(got[4:] - values[4:, 0]).max() <= 255 / 127**2
+    assert np.abs(got[4:] - values[4:, 0]).max() <= 1 - (126 / 127) ** 4
 
 
 @pytest.mark.parametrize("shape", [(3, 700), (5, 2), (1,), (513,), (2, 3, 256)])
@@ -139,15 +139,14 @@ def test_bytes_of_blocks_are_units_and_codes(generator, shape):
     units = generator.random((rows, count, 1), "float32")
     kept = compact_states.split_blocks(paddle.to_tensor(codes), paddle.to_tensor(units), list(shape))
     assert kept.dtype == paddle.int8 and tuple(kept.shape) == blocks.moment_shape(shape)
-    want = (units * (codes * np.abs(codes))).reshape(rows, -1)[:, :width].reshape(shape)
+    want = (units * (codes**2 * codes**2) * np.sign(codes)).reshape(rows, -1)[:, :width].reshape(shape)
     np.testing.assert_array_equal(compact_states.join_blocks(kept, list(shape), signed=True).numpy(), want)
     unsigned = codes.astype("int8").view("uint8").astype("float32")
-    want = (units * unsigned**2).reshape(rows, -1)[:, :width].reshape(shape)
+    want = (units * (unsigned**2 * unsigned**2)).reshape(rows, -1)[:, :width].reshape(shape)
     np.testing.assert_array_equal(compact_states.join_blocks(kept, list(shape), signed=False).numpy(), want)
     elements = blocks.unpack(kept.numpy(), width)
-    in_file = (elements & 0xFF).astype("uint8").view("int8").astype("float32")
-    in_file = (elements >> 8).astype("uint32").view("float32") * (in_file * np.abs(in_file))
-    np.testing.assert_array_equal(in_file, compact_states.join_blocks(kept, list(shape), signed=True).numpy())
+    in_file = (elements >> 8).astype("uint32").view("float32"), (elements & 0xFF).astype("uint8").astype("float32")
+    np.testing.assert_array_equal(in_file[0] * (in_file[1] ** 2 * in_file[1] ** 2), want)
 
 
 def test_a_step_in_8_bits_is_adamw(generator, seed):
@@ -180,8 +179,9 @@ def test_a_step_in_8_bits_is_adamw(generator, seed):
             block = row, slice(place, place + 256)
             for array, exact, greatest in ((got[0], want[1], 127), (np.sqrt(got[1]), np.sqrt(want[2]), 255)):
                 largest = np.abs(exact[block]).max()
-                step = 2 * np.sqrt(np.abs(exact[block]) / largest) * greatest + 2
-                assert (np.abs(array[block] - exact[block]) <= step * largest / greatest**2 * 1.001).all()
+                code = (np.abs(exact[block]) / largest) ** 0.25 * greatest
+                step = ((code + 1) ** 4 - code**4) * largest / greatest**4
+                assert (np.abs(array[block] - exact[block]) <= 1.001 * step).all()
         assert (got[1] > 0).all()
 
 
