@@ -30,6 +30,8 @@ REPAIRS = (
     "own_gradients",
     "overwritten_main_grads",
     "stage2_storage",
+    "stage3_prefetch",
+    "stage3_gradients",
     "segment_exchange",
     "segment_gradient_norm",
 )

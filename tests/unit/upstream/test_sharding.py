@@ -5,16 +5,25 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+from paddle import nn
 from paddle.base.framework import EagerParamBase
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
     DygraphShardingOptimizerV2,
 )
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimizer_stage2 as stage2
+from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3 as stage3
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
 from paddle.distributed.fleet.utils.tensor_fusion_helper import HOOK_ACTION, FusedCommBuffer
 from paddlenlp.trainer.unified_checkpoint import sharding_split_param_utils as split_params
 
-from paddle_te.upstream import overwritten_main_grads, own_gradients, padding_slices, stage2_storage
+from paddle_te.upstream import (
+    overwritten_main_grads,
+    own_gradients,
+    padding_slices,
+    stage2_storage,
+    stage3_gradients,
+    stage3_prefetch,
+)
 from paddle_te.upstream.stage2_storage import DeviceParamStorage
 
 
@@ -110,3 +119,154 @@ def test_a_slice_of_padding_is_neither_sent_nor_saved(repair, monkeypatch, rank)
     assert transfers == [[("from", 1, [2])], [("to", 0, [4, 5])], []][rank]
     whole = {"w_moment1_0": [[0, 1, 2], [3, 9, 9]]} if rank == 0 else {}
     assert {name: value.tolist() for name, value in merged.items()} == whole | {"w_beta1_pow_acc_0": [1]}
+
+
+class Scaled(nn.Layer):
+    """Its input times the sum of so many weights; `events` notes its forward and, behind it, its backward."""
+
+    def __init__(self, size, events):
+        super().__init__()
+        self.weight = self.create_parameter([size], default_initializer=nn.initializer.Uniform(0.5, 1.5))
+        self.size, self.events = size, events
+
+    def forward(self, x):
+        self.events.append(f"forward {self.size}")
+        return x * self.weight.sum()
+
+
+class Rank:
+    """One of two ranks in stage 3, whose other rank is like it: what GroupShardedStage3 has after its constructor.
+
+    Layers have 2, 4, 6, … weights. Events are their computing and what is sent.
+    """
+
+    def __init__(self, monkeypatch, layers):
+        self.events = []
+        self.layers = [Scaled(2 * n, self.events) for n in range(1, layers + 1)]
+        for layer in self.layers:
+            half = layer.weight[: layer.size // 2].detach()
+            layer.weight.set_value(paddle.concat([half, half]))
+        self.whole = [layer.weight.numpy() for layer in self.layers]
+        # Paddle's keeps its dicts for all instances
+        self._task_flow = stage3.TaskFlow(full_param={}, full_grad={}, use_calc={})
+        self._group = SimpleNamespace(nranks=2, process_group=SimpleNamespace(all_gather=self.gather))
+        self._order_tracer = {"order": 0, "layer": []}
+        self._rank, self._world_size_scaling, self._dp_group = 0, 0.5, None
+        self._sync_comm = self._offload = self.use_main_grad = False
+        self._trainable_params = {id(layer): [stage3._PartitionParam(layer.weight)] for layer in self.layers}
+        self._param2buffer_size = {layer.weight.name: layer.size for layer in self.layers}
+        self._param2buffer = {layer.weight.name: [(0, layer.size // 2)] for layer in self.layers}
+        for layer in self.layers:
+            layer.weight.fw_storage = layer.weight[: layer.size // 2].detach().clone()
+            layer.weight.status = "part"
+            layer.weight._clear_data()
+            stage3.GroupShardedStage3._register_forward_all_hooks(self, layer, self._task_flow)
+            hook = stage3.GroupShardedStage3._get_allreduce_fn(self, layer.weight)
+            layer.weight._register_backward_hook(self.noted(layer.size, hook))
+        for module in (stage3, stage3_gradients):
+            monkeypatch.setattr(
+                module, "dist", SimpleNamespace(all_reduce=self.all_reduce, reduce_scatter=self.reduce_scatter)
+            )
+
+    def noted(self, size, hook):
+        def backward(*_):
+            self.events.append(f"backward {size}")
+            hook()
+
+        return backward
+
+    def gather(self, part, out):
+        self.events.append(f"gather {out.size}")
+        out.set_value(paddle.concat([part, part]))
+        return SimpleNamespace(wait=lambda: self.events.append(f"wait {out.size}"))
+
+    def all_reduce(self, tensor, group):
+        tensor.scale_(2.0)
+
+    def reduce_scatter(self, part, whole, group, sync_op):
+        self.events.append(f"reduce {whole.size}")
+        part.set_value(2 * whole[: part.size])
+        return SimpleNamespace(wait=lambda: self.events.append(f"reduced {whole.size}"))
+
+    def pass_through(self, training=True):
+        """A micro-batch; its events."""
+        self.events.clear()
+        x = paddle.ones([1])
+        x.stop_gradient = False
+        with paddle.set_grad_enabled(training):
+            for layer in self.layers:
+                x = layer(x)
+        if training:
+            x.backward()
+        return x.item(), " ".join(self.events)
+
+
+def test_stage_3_gathers_ahead(monkeypatch, repair):
+    """From the third pass on a module's gather is launched before the module ahead of it computes, in forward and
+    backward; the last one's weights stay for its backward. A "backward" is that the weight's gradient is complete."""
+    repair(stage3_prefetch)
+    monkeypatch.setattr(stage3_prefetch, "AHEAD", 1)  # one module
+    rank = Rank(monkeypatch, 3)
+    passes = [rank.pass_through()[1] for _ in range(4)]
+    assert (
+        passes[2]
+        == passes[3]
+        == (
+            "gather 2 wait 2 gather 4 forward 2 wait 4 gather 6 forward 4 wait 6 gather 4 forward 6 "
+            "wait 4 gather 2 backward 6 wait 2 backward 4 backward 2"
+        )
+    )
+    monkeypatch.setattr(stage3_prefetch, "AHEAD", 7)
+    assert rank.pass_through()[1].startswith("gather 2 wait 2 gather 4 gather 6 forward 2 wait 4 ")
+    assert {layer.weight.status for layer in rank.layers} == {"part"}
+
+
+def test_stage_3_evaluates_between_steps(monkeypatch, repair):
+    """An evaluation is a pass of another kind: what it leaves gathered is used, and nothing stays; not behind an
+    update either."""
+    repair(stage3_prefetch)
+    monkeypatch.setattr(stage3_prefetch._update, "original", lambda self: None)
+    rank = Rank(monkeypatch, 3)
+    values = [rank.pass_through(training)[0] for training in (True, True, True, False, False, True, True)]
+    assert values == [values[0]] * 7
+    assert {layer.weight.status for layer in rank.layers} == {"part"} and not rank._task_flow.full_param
+    rank.pass_through(training=False)
+    assert rank._task_flow.full_param
+    stage3.GroupShardedStage3._update_params_slice(rank)
+    assert not rank._task_flow.full_param
+
+
+@pytest.mark.parametrize("under_way", [0, 1])
+def test_stage_3_reduces_beside_backward(monkeypatch, repair, under_way):
+    """A gradient's reduction ends after those of the layers below it have begun, or with the step."""
+    repair(stage3_gradients)
+    monkeypatch.setattr(stage3_gradients, "UNDER_WAY", under_way)
+    rank = Rank(monkeypatch, 3)
+    events = rank.pass_through()[1]
+    order = [event for event in events.split(" ") if "reduc" in event]
+    assert order == [["reduce", "reduced"] * 3, ["reduce", "reduce", "reduced", "reduce", "reduced"]][under_way]
+    stage3_gradients._finish(rank)
+    assert rank.events[-1] == "reduced 2"
+
+
+def test_stage_3_has_the_numbers_of_paddles(monkeypatch, seed):
+    """Outputs, and gradients added up over micro-batches, with the repairs and without, to the bit."""
+    found = []
+    for repairs in ((), (stage3_prefetch, stage3_gradients)):
+        for module in repairs:
+            module.apply()
+        try:
+            paddle.seed(seed)
+            rank = Rank(monkeypatch, 4)
+            outputs = [rank.pass_through()[0] for _ in range(4)]
+            if repairs:
+                stage3_gradients._finish(rank)
+            found.append((outputs, [layer.weight.bw_storage.tolist() for layer in rank.layers]))
+        finally:
+            for module in repairs:
+                module.undo()
+    assert found[0] == found[1]
+    product = np.prod([whole.sum() for whole in rank.whole])
+    expected = [[4 * product / whole.sum()] * (whole.size // 2) for whole in rank.whole]
+    for got, wanted in zip(found[0][1], expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)

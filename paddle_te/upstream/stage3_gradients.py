@@ -1,0 +1,69 @@
+"""Sharding stage 3 reduces a gradient to the rank that keeps it, beside the backward of the layers below.
+
+Paddle sums the whole gradient on all ranks (an all-reduce), which is twice the communication, while nothing computes,
+and divides all of it first; of the result each rank keeps its part. Here each rank receives its part of the sum alone,
+and divides that. The numbers are the same to the bit where the number of ranks is a power of two.
+"""
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3
+
+from paddle_te.upstream.replacement import Replacement, Replacements
+
+PACKAGE, VERSION = "paddle", "3.3."
+SYMPTOM = "Sharding stage 3 computes nothing while it sums gradients."
+
+UNDER_WAY = 3  # reductions at most, each of which keeps a whole gradient
+
+
+def _get_reduction(self, param):
+    """GroupShardedStage3._get_allreduce_fn: the hook that a parameter's gradient is complete for this micro-batch.
+
+    With offload, and among ranks that keep the same part (data parallelism), Paddle's.
+    """
+    if self._offload or self._dp_group is not None and self._dp_group.nranks > 1:
+        return _hook.original(self, param)
+    release = _hook.original(self, param)  # what is left of it without the gradient
+
+    @paddle.autograd.no_grad()
+    def reduce_(*_):
+        if param.name in self._task_flow.full_grad:
+            _start(self, param, self._task_flow.full_grad.pop(param.name))
+            if self.use_main_grad:
+                param.main_grad = None
+            else:
+                param.clear_gradient(False)
+            _finish(self, UNDER_WAY)
+        release()
+
+    return reduce_
+
+
+def _start(self, param, gradient):
+    part = paddle.empty([gradient.size // self._group.nranks], gradient.dtype)
+    task = dist.reduce_scatter(part, gradient, group=self._group, sync_op=False)
+    self.__dict__.setdefault("reductions", []).append((param, gradient, part, task))
+
+
+@paddle.autograd.no_grad()
+def _finish(self, left=0):
+    """Adds parts to those of earlier micro-batches, but for the last ones, which may be under way."""
+    reductions = vars(self).get("reductions", [])
+    while len(reductions) > left:
+        param, _, part, task = reductions.pop(0)
+        task.wait()
+        part.scale_(self._world_size_scaling)
+        param.bw_storage = part if param.bw_storage is None else paddle.add(param.bw_storage, part)
+
+
+def _update_params(self):
+    """GroupShardedStage3._update_params, which gives the optimizer the gradients."""
+    _finish(self)
+    return _update.original(self)
+
+
+_hook = Replacement(GroupShardedStage3, "_get_allreduce_fn", _get_reduction)
+_update = Replacement(GroupShardedStage3, "_update_params", _update_params)
+_replacements = Replacements(_hook, _update)
+apply, undo = _replacements.apply, _replacements.undo

@@ -1,0 +1,122 @@
+"""Sharding stage 3 gathers the weights of a whole decoder layer ahead, beside the layers before it.
+
+Paddle gathers those of one module ahead, which is too little: beside the small GEMM of attention's output it gathers
+the MLP, most of a layer's weights. What it cannot tell from the order of the first forward it gathers when it is
+needed: the head's at the beginning of backward, and what is computed again (recompute).
+
+Here the next pass, the forward and backward of a micro-batch, is expected to use the modules in the last pass's order.
+Gathers run on the group's stream, in the order of their launches; a module waits for its own. One that is used again
+next, as the head is by backward, keeps its weights. What is gathered, and what it is used for, stays the same.
+"""
+
+import paddle
+from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3 as stage3
+
+from paddle_te.upstream.replacement import Replacement, Replacements
+
+PACKAGE, VERSION = "paddle", "3.3."
+SYMPTOM = "Sharding stage 3 waits for most of its gathers of weights."
+
+AHEAD = 2**28  # elements that are gathered for what comes, and one module more: a layer of Llama-3-8B has 218 million
+
+
+class _Uses:
+    """The uses of modules in a pass, each a module's list of sharded parameters."""
+
+    def __init__(self):
+        self.last, self.present = [], []
+        self.kept = None  # the module in use, if the next use is its own
+
+    def begin(self):
+        """A pass begins."""
+        self.last, self.present = self.present, []
+
+    def add(self, parameters):
+        """The next use."""
+        self.present.append(parameters)
+
+    def to_come(self):
+        """The uses that are expected after the present one; none where the pass is another than the last."""
+        at = len(self.present)
+        if at > len(self.last) or self.last[at - 1] is not self.present[-1]:
+            return []
+        return self.last[at:]
+
+
+def _uses(task_flow):
+    if "uses" not in vars(task_flow):
+        task_flow.uses = _Uses()
+    return task_flow.uses
+
+
+def _before_forward(layer, order_tracer, *arguments):
+    """ForwardPreHooks, which sees a pass begin."""
+    order, task_flow = order_tracer["layer"], arguments[-1]
+    if order and order[0] == id(layer):
+        _uses(task_flow).begin()
+    return _forward.original(layer, order_tracer, *arguments)
+
+
+def _wait_and_go_on(trainable_params, task_flow, group, param2buffer_size, use_calc_stream, offload=False):
+    """_wait_layer, at each use of a module after the first forward; then the gathers of the uses to come."""
+    _waiting.original(trainable_params, task_flow, group, param2buffer_size, use_calc_stream, offload)
+    uses = _uses(task_flow)
+    uses.add(trainable_params)
+    to_come = uses.to_come()
+    # In backward gradients are off. There a weight is released with its gradient, which a frozen one has not.
+    again = bool(to_come) and to_come[0] is trainable_params and paddle.is_grad_enabled()
+    uses.kept = trainable_params if again and all(param.trainable for param in trainable_params) else None
+    _gather_ahead(to_come, task_flow, group, param2buffer_size, offload)
+    return task_flow
+
+
+def _gather_ahead(to_come, task_flow, group, param2buffer_size, offload):
+    ahead = 0
+    for parameters in to_come:
+        if ahead >= AHEAD:
+            return
+        sharded = [param for param in parameters if param.status != "all"]
+        ahead += sum(param2buffer_size[param.name] for param in sharded)
+        missing = [param for param in sharded if param.name not in task_flow.full_param]
+        if missing:
+            _gathering.original(missing, group, param2buffer_size, False, task_flow, offload=offload)
+
+
+def _gather_when_needed(trainable_params, group, param2buffer_size, use_calc_stream, task_flow, sync_wait=False, **how):
+    """_allgather_buffer, without Paddle's own gather of one module ahead, the only one that nothing waits for."""
+    if not sync_wait:
+        return task_flow
+    return _gathering.original(
+        trainable_params, group, param2buffer_size, use_calc_stream, task_flow, sync_wait=True, **how
+    )
+
+
+def _release_unless_kept(trainable_params, param2buffer, rank, task_flow, offload=False):
+    """_release_param, after a module's forward."""
+    if _uses(task_flow).kept is not trainable_params:
+        _releasing.original(trainable_params, param2buffer, rank, task_flow, offload)
+
+
+def _all_gather(tensor, buffer_size, group):
+    """_all_gather into memory that is not cleared first: the ranks' slices fill it."""
+    out = paddle.empty([buffer_size], dtype=tensor.dtype)
+    return out, group.process_group.all_gather(tensor, out)
+
+
+def _update_params_slice(self):
+    """GroupShardedStage3's, before an update: what was gathered for a use that did not come holds the old weights."""
+    for param in (param for parameters in self._trainable_params.values() for param in parameters):
+        if param.status == "part" and param.name in self._task_flow.full_param:
+            _, task = self._task_flow.full_param.pop(param.name)
+            task.wait()
+    return _update.original(self)
+
+
+_forward = Replacement(stage3, "ForwardPreHooks", _before_forward)
+_waiting = Replacement(stage3, "_wait_layer", _wait_and_go_on)
+_gathering = Replacement(stage3, "_allgather_buffer", _gather_when_needed)
+_releasing = Replacement(stage3, "_release_param", _release_unless_kept)
+_collective = Replacement(stage3, "_all_gather", _all_gather)
+_update = Replacement(stage3.GroupShardedStage3, "_update_params_slice", _update_params_slice)
+_replacements = Replacements(_forward, _waiting, _gathering, _releasing, _collective, _update)
+apply, undo = _replacements.apply, _replacements.undo
