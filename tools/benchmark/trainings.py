@@ -199,6 +199,7 @@ class Run(Training):
             "model_name": conditions.folder / "model",
             "tokenizer_name": "none",
             "MOCK_DATA": 1,
+            "OVERLAP": 0,  # a run's own flags say it
             "OUTPUT_BASE": conditions.folder,
             "EXP_NAME": "run",
         }
