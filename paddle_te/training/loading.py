@@ -1,5 +1,6 @@
 """Data loaders whose errors end the run with one line, and whose workers read on while the run is told to end."""
 
+import gc
 import os
 import signal
 import threading
@@ -20,16 +21,20 @@ def tell_errors(loader, trainer, what):
     if type(loader) is DataLoader:
         loader.__class__ = _TellingLoader
         loader.trainer, loader.what = trainer, what
-        loader.worker_init_fn = _outlast_sigterm
+        loader.worker_init_fn = _begin_worker
     return loader
 
 
-def _outlast_sigterm(worker):
-    """Called in a worker process, with its number: lets it end by its parent's SIGTERM alone.
+def _begin_worker(worker):
+    """Called in a worker process, with its number: keeps its parent's garbage, and ends by its parent's SIGTERM alone.
+
+    Its parent's garbage may be Paddle's readers and others that wait at their end for their threads. A fork does not
+    have these: a worker that freed them has been seen to hang, and the run with it.
 
     Slurm sends SIGTERM to all processes of a job. Paddle's workers would die of it, and each death raises SystemError
     in the rank, which is about to save its last checkpoint.
     """
+    gc.freeze()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_with_parent, args=[os.getppid()], daemon=True).start()
 

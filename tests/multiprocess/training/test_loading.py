@@ -1,6 +1,8 @@
 """Errors in the data end a run with one line, whether worker processes read or none, and nobody waits for ever."""
 
+import gc
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -125,6 +127,37 @@ class Slow(paddle.io.Dataset):
     def __getitem__(self, index):
         time.sleep(0.05)
         return np.full([2], index)
+
+
+class Collecting(Slow):
+    """Whose reader has Python look for garbage, as it does by itself sooner or later."""
+
+    def __getitem__(self, index):
+        gc.collect()
+        return super().__getitem__(index)
+
+
+class OfOneProcess:
+    """Garbage whose end waits, in another process, for what is not there: a thread, say."""
+
+    def __init__(self):
+        self.pid, self.itself = os.getpid(), self
+
+    def __del__(self):
+        if os.getpid() != self.pid:
+            time.sleep(60)
+
+
+@pytest.mark.timeout(30)  # else it waits for ever
+def test_a_worker_leaves_its_parents_garbage_alone():
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), watch=SimpleNamespace(done=1))
+    loader = tell_errors(paddle.io.DataLoader(Collecting(), batch_size=2, num_workers=1), trainer, "evaluation")
+    gc.disable()  # what is garbage here is still there in the worker
+    try:
+        OfOneProcess()
+        assert len(list(loader)) == 10
+    finally:
+        gc.enable()
 
 
 def test_a_workers_sigterm_is_its_parents_affair():
