@@ -10,6 +10,7 @@ import pytest
 
 from paddle_te.manifest import COMPLETE_MARK
 from paddle_te.training import pretrain
+from paddle_te.weights import convert
 from tests.pretraining import FLAGS, losses, run
 
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_pretrain.py"
@@ -46,11 +47,7 @@ def test_auto_takes_the_newest_complete_checkpoint(monkeypatch, tmp_path):
 def test_none_and_pd_train_alike_from_the_same_weights(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path / "start", max_steps=1, save_steps=1)
     native, converted = tmp_path / "start" / "checkpoint-1", tmp_path / "converted"
-    converter = SCRIPT.parent / "te_llama_ckpt_converter.py"
-    subprocess.run(
-        [sys.executable, converter, "--input_ckpt_path", native, "--output_ckpt_path", converted, "--mode", "pd2te"],
-        check=True,
-    )
+    convert(native, converted, "pd2te", progress=False)
     none = run(monkeypatch, tmp_path / "none", te_init_weight_path=native)
     pd = run(monkeypatch, tmp_path / "pd", te_init_weight_path=converted, transformer_engine_backend="paddle")
     for step, loss in none.items():

@@ -10,19 +10,27 @@ import pytest
 from paddlenlp.transformers import LlamaForCausalLM
 
 from paddle_te.hosts.paddlenlp import model_class
+from paddle_te.weights import command
 
 SCRIPT = Path(__file__).parents[3] / "llm" / "llama" / "te_llama_ckpt_converter.py"
 
 
 def run(*arguments):
-    command = [sys.executable, SCRIPT, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """The command as a user starts it."""
+    words = [sys.executable, SCRIPT, *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-def convert(source, target, mode, *arguments):
-    result = run("--input_ckpt_path", source, "--output_ckpt_path", target, "--mode", mode, *arguments)
-    assert result.returncode == 0, result.stderr
-    return result
+@pytest.fixture
+def convert(monkeypatch):
+    """The command in this process."""
+
+    def convert(source, target, mode, *arguments):
+        words = ["--input_ckpt_path", source, "--output_ckpt_path", target, "--mode", mode, *arguments]
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, words)])
+        command.main()
+
+    return convert
 
 
 def logits(model, tokens):
@@ -40,7 +48,7 @@ def tokens(seed, tiny_config):
 @pytest.mark.parametrize(
     "kv_heads, shard_size, safetensors", [(2, "10GB", False), (4, "40KB", False), (2, "40KB", True)]
 )
-def test_native_and_te_models_agree(tmp_path, tiny_config, tokens, kv_heads, shard_size, safetensors):
+def test_native_and_te_models_agree(convert, tmp_path, tiny_config, tokens, kv_heads, shard_size, safetensors):
     native = LlamaForCausalLM(tiny_config(num_key_value_heads=kv_heads))
     native.save_pretrained(str(tmp_path / "pd"), max_shard_size=shard_size, safe_serialization=safetensors)
     expected = logits(native, tokens)
@@ -57,7 +65,7 @@ def test_native_and_te_models_agree(tmp_path, tiny_config, tokens, kv_heads, sha
 
 
 @pytest.mark.parametrize("flags", [("--fuse_attention_qkv", "--fuse_attention_ffn"), ("--fuse_attention_ffn",)])
-def test_fused_weights_are_paddlenlps(tmp_path, tiny_config, tokens, flags):
+def test_fused_weights_are_paddlenlps(convert, tmp_path, tiny_config, tokens, flags):
     native = LlamaForCausalLM(tiny_config())
     native.save_pretrained(str(tmp_path / "pd"))
     fused = {flag[2:]: True for flag in flags}
