@@ -144,7 +144,10 @@ def test_none_is_paddleformers_own():
         (dict(pipeline_model_parallel_size=2), "pipeline_model_parallel_size=2"),
         (dict(context_parallel_size=2), "context_parallel_size=2"),
         (dict(attention_bias=True), "attention_bias=True.*backend none"),
-        (dict(is_lora=True), "is_lora=True"),
+        (
+            dict(is_lora=True, recompute_granularity="selective", recompute_modules=["mlp_act"]),
+            "mlp_act with LoRA: layers with LoRA have core_attn alone",
+        ),
         (dict(use_fp8=True), "fp8_recipe='delayed'.*'current'"),
         (dict(fp8_lm_head=True), "fp8_lm_head=True"),
         (dict(offload_activations=1), "offload_activations=1"),

@@ -1,4 +1,4 @@
-"""PaddleFormers' own recipe for pretraining, with packed documents, on a CPU: its own layers beside ours."""
+"""PaddleFormers' own recipes, pretraining, fine-tuning and LoRA, all packed, on a CPU: its own layers beside ours."""
 
 import json
 import re
@@ -8,9 +8,11 @@ import pytest
 
 pytest.importorskip("paddleformers", reason="needs PaddleFormers: HOST=paddleformers bash scripts/test.sh")
 
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from paddle_te.hosts.paddleformers.export import export
 from paddle_te.hosts.paddleformers.recipes import check_recipe, train
 from tests.paddleformers.llama import model_class, tiny_config
 from tests.paddleformers.test_checkpoints import weights_in
@@ -33,25 +35,33 @@ def model_folder(tmp_path_factory):
     return folder
 
 
+def words(generator, shortest, longest):
+    return " ".join(f"w{i}" for i in generator.integers(0, 90, generator.integers(shortest, longest)))
+
+
 @pytest.fixture(scope="module")
-def documents(tmp_path_factory):
-    generator = np.random.default_rng(0)
-    texts = [" ".join(f"w{i}" for i in generator.integers(0, 90, length)) for length in generator.integers(5, 40, 60)]
-    path = tmp_path_factory.mktemp("data") / "documents.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
+def data(tmp_path_factory):
+    """{stage: a file of documents, or of questions and answers}."""
+    generator, folder = np.random.default_rng(0), tmp_path_factory.mktemp("data")
+    lines = {
+        "PT": [{"text": words(generator, 5, 40)} for _ in range(60)],
+        "SFT": [{"src": [words(generator, 3, 9)], "tgt": [words(generator, 3, 9)]} for _ in range(60)],
+    }
+    for stage, samples in lines.items():
+        (folder / f"{stage}.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    return {stage: str(folder / f"{stage}.jsonl") for stage in lines}
 
 
 @pytest.fixture
-def losses(model_folder, documents, tmp_path, caplog):
+def losses(model_folder, data, tmp_path, caplog):
     """Runs the recipe into tmp_path/output and returns the loss of each step."""
 
-    def run(output, **settings):
-        data = {f"{part}_dataset_{name}": value for part in ("train", "eval") for name, value in (
-            ("type", "erniekit"), ("path", str(documents)), ("prob", "1.0")
+    def run(output, stage="PT", **settings):
+        files = {f"{part}_dataset_{name}": value for part in ("train", "eval") for name, value in (
+            ("type", "erniekit"), ("path", data[stage]), ("prob", "1.0")
         )}  # fmt: skip
         recipe = dict(
-            stage="PT",
+            stage=stage,
             fine_tuning="full",
             model_name_or_path=str(model_folder),
             _attn_implementation="eager",
@@ -61,7 +71,8 @@ def losses(model_folder, documents, tmp_path, caplog):
             device="cpu",
             amp_master_grad=False,
             max_steps=STEPS,
-            save_steps=STEPS,
+            save_steps=STEPS // 2,
+            lr_scheduler_type="constant",
             logging_steps=1,
             per_device_train_batch_size=2,
             learning_rate=0.001,
@@ -70,14 +81,15 @@ def losses(model_folder, documents, tmp_path, caplog):
         )
         caplog.clear()
         with caplog.at_level("INFO", "PaddleFormers"):
-            train(recipe | data | settings)
+            train(recipe | files | settings)
         return [float(loss) for loss in re.findall(r"loss: ([\d.]+), learning_rate", caplog.text)]
 
     return run
 
 
-def test_none_and_pd_train_alike(losses, tmp_path):
-    none, pd = (losses(backend, transformer_engine_backend=backend) for backend in ("none", "paddle"))
+@pytest.mark.parametrize("stage", ["PT", "SFT"])
+def test_none_and_pd_train_alike(losses, tmp_path, stage):
+    none, pd = (losses(backend, stage, transformer_engine_backend=backend) for backend in ("none", "paddle"))
     assert len(pd) == STEPS
     np.testing.assert_allclose(pd, none, rtol=1e-5)
     theirs, ours = weights_in(tmp_path / "none"), weights_in(tmp_path / "paddle")
@@ -86,10 +98,55 @@ def test_none_and_pd_train_alike(losses, tmp_path):
         assert relative(ours[name], array) < 1e-3, name
 
 
-@pytest.mark.parametrize("settings, bound", [({}, 0.01), (dict(use_fp8=True, fp8_recipe="current"), 0.05)])
+LORA = dict(stage="SFT", fine_tuning="lora", lora_rank=4)
+
+
+def adapter_in(folder):
+    index = json.loads((folder / "peft_model.safetensors.index.json").read_text())["weight_map"]
+    return {name: array for file in {*index.values()} for name, array in load_file(folder / file).items()}
+
+
+def test_lora_trains_alike_and_is_merged(losses, model_folder, tmp_path):
+    """From one adapter, which PaddleFormers' own layers have begun; its `export` merges what ours made of it."""
+    losses("start", transformer_engine_backend="none", **LORA)
+    start = dict(LORA, lora_path=str(tmp_path / "start"))
+    none, pd = (losses(backend, transformer_engine_backend=backend, **start) for backend in ("none", "paddle"))
+    assert len(pd) == STEPS
+    np.testing.assert_allclose(pd, none, rtol=1e-5)
+    theirs, ours = adapter_in(tmp_path / "none"), adapter_in(tmp_path / "paddle")
+    assert ours.keys() == theirs.keys() and len(ours) == 2 * 2 * 7
+    for name, array in theirs.items():
+        assert relative(ours[name], array) < 1e-3, name
+    places = dict(model_name_or_path=str(model_folder), output_dir=str(tmp_path / "paddle"))
+    export(dict(places, fine_tuning="lora", device="cpu", transformer_engine_backend="paddle"))
+    before, merged = weights_in(model_folder), weights_in(tmp_path / "paddle/export")
+    assert merged.keys() == before.keys()
+    for name, array in before.items():
+        projection = name.removesuffix(".weight")
+        if f"{projection}.lora_A" in ours:  # lora_alpha is twice the rank in PaddleFormers' recipes
+            array = array + 2 * (ours[f"{projection}.lora_A"] @ ours[f"{projection}.lora_B"]).T
+        np.testing.assert_allclose(merged[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("settings", [dict(stage="SFT"), LORA], ids=["full", "lora"])
+def test_resumed_exactly(losses, tmp_path, settings):
+    settings = dict(settings, transformer_engine_backend="paddle", device="nvgpu")  # see docs/paddleformers.md
+    whole = losses("whole", **settings)
+    resumed = losses("resumed", resume_from_checkpoint=str(tmp_path / f"whole/checkpoint-{STEPS // 2}"), **settings)
+    assert resumed == whole[STEPS // 2 :]
+    weights = adapter_in if "fine_tuning" in settings else weights_in
+    first, second = weights(tmp_path / "whole"), weights(tmp_path / "resumed")
+    for name, array in first.items():
+        np.testing.assert_array_equal(second[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "settings, bound", [({}, 0.01), (dict(use_fp8=True, fp8_recipe="current"), 0.05), (LORA, 0.01)]
+)
 def test_te_trains_as_pd(losses, te, settings, bound):
     """In bfloat16 on nvgpu, TE's kernels emulated, beside pd in float32 on it."""
-    pd = losses("paddle", transformer_engine_backend="paddle", device="nvgpu")
+    lora = settings if settings is LORA else {}
+    pd = losses("paddle", transformer_engine_backend="paddle", device="nvgpu", **lora)
     bf16 = dict(device="nvgpu", bf16=True, fp16_opt_level="O2", amp_master_grad=True, gradient_accumulation_steps=1)
     got = losses("te", transformer_engine_backend="transformer_engine", **bf16, **settings)
     np.testing.assert_allclose(got, pd, rtol=bound)
@@ -100,6 +157,11 @@ def test_options_are_checked(model_folder):
     check_recipe(recipe)
     with pytest.raises(ValueError, match="--fp8_recipe blocks: it must be"):
         check_recipe(recipe | dict(fp8_recipe="blocks"))
+    with pytest.raises(ValueError, match="stage: 'DPO': .* have only PT, SFT in PaddleFormers"):
+        check_recipe(recipe | dict(stage="DPO"))
+    with pytest.raises(ValueError, match="save_checkpoint_format: 'unified_checkpoint'"):
+        check_recipe(recipe | dict(save_checkpoint_format="unified_checkpoint"))
+    check_recipe(recipe | dict(transformer_engine_backend="none", stage="DPO"))
 
 
 def test_another_family_is_refused(tmp_path):

@@ -1,4 +1,7 @@
-"""python -m paddle_te.hosts.paddleformers train run.yaml [name=value ...]: a recipe of PaddleFormers in one process.
+"""A recipe of PaddleFormers with our decoder layers, in one process.
+
+    python -m paddle_te.hosts.paddleformers train run.yaml [name=value ...]     trains
+    python -m paddle_te.hosts.paddleformers export run.yaml [name=value ...]    merges the LoRA adapter in output_dir
 
 The recipe is what paddleformers-cli takes, and may also say which decoder layers the model has, such as
 
@@ -13,7 +16,7 @@ from pathlib import Path
 
 def main():
     """Ends with 2 for a wrong command line or recipe, with what is wrong; what is raised later is shown whole."""
-    if len(sys.argv) < 3 or sys.argv[1] != "train" or not Path(sys.argv[2]).is_file():
+    if len(sys.argv) < 3 or sys.argv[1] not in ("train", "export") or not Path(sys.argv[2]).is_file():
         print(__doc__, file=sys.stderr)
         return 2
     from paddle_te.hosts.paddleformers.recipes import check_recipe, read_recipe, train  # this takes 20 seconds
@@ -24,7 +27,12 @@ def main():
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    train(recipe)
+    if sys.argv[1] == "train":
+        train(recipe)
+    else:
+        from paddle_te.hosts.paddleformers.export import export
+
+        export(recipe)
     return 0
 
 

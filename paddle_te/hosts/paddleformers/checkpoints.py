@@ -36,5 +36,19 @@ def _weights(config):
             yield f"layers.{layer}.{slot.name}", parts
 
 
+def lora_names(model):
+    """{name in our model: name in an adapter's files, that of PaddleFormers' own layers} of LoRA's weights on all parts
+    of the decoder layers; `models.lora` says which those are."""
+    prefix, names = f"{model.base_model_prefix}.", {}
+    for ours, stored in _weights(model.config):
+        for theirs in stored:
+            projection, _, leaf = theirs.rpartition(".")
+            if leaf == "weight" and projection.endswith("_proj"):
+                layer, part = ours.rpartition(".")[0], projection.rpartition(".")[2]
+                for name in ("lora_A", "lora_B"):
+                    names[f"{prefix}{layer}.{part}.{name}"] = f"{projection}.{name}"
+    return names
+
+
 def _statement(left, right):
     return f"{', '.join(left)} -> {', '.join(right)}" + (", axis=0" if len(left) + len(right) > 2 else "")

@@ -10,7 +10,7 @@ from paddle_te.options import LAYER_OPTIONS, LayerOptions
 # What PaddleNLP and PaddleFormers call alike.
 _SAME = (
     "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-    "max_position_embeddings initializer_range rms_norm_eps rope_parameters sequence_parallel"
+    "max_position_embeddings vocab_size initializer_range rms_norm_eps rope_parameters sequence_parallel"
 ).split()
 # PaddleFormers' word: PaddleNLP's
 _TRANSLATED = {
@@ -26,7 +26,6 @@ _ONLY = {
     "mlp_bias": (False, "use backend none for this model"),
     "attention_dropout": (0.0, "leave it at 0"),
     "hidden_act": ("silu", "use backend none for this model"),
-    "is_lora": (False, "train all weights, or use backend none"),
     "fp8_lm_head": (False, "the head is PaddleFormers' own"),
     "offload_activations": (0, "use recompute instead"),
     "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
@@ -57,6 +56,12 @@ def check_config(config):
         raise ValueError(
             "fp8_recipe='delayed' (which is the default): PaddleFormers' checkpoints have no place for its scaling "
             "state, so that a resumed run would part from itself; set fp8_recipe to 'current', which has no state"
+        )
+    singly = {*(layers.recompute_modules or ())} - {"core_attn"}
+    if getattr(config, "is_lora", False) and config.recompute_granularity == "selective" and singly:
+        raise ValueError(
+            f"recompute_modules {' '.join(sorted(singly))} with LoRA: layers with LoRA have core_attn alone, as norms "
+            "and activations are operations of their own there"
         )
     check_backend(config.transformer_engine_backend, paddle.get_default_dtype(), layers.use_fp8)
 

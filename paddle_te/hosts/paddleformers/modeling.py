@@ -3,7 +3,7 @@
 from paddleformers.transformers.llama import modeling
 
 from paddle_te.fp8 import bind_model
-from paddle_te.hosts.paddleformers.checkpoints import load_statements, save_statements
+from paddle_te.hosts.paddleformers.checkpoints import load_statements, lora_names, save_statements
 from paddle_te.hosts.paddleformers.configuration import check_config
 from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer
 from paddle_te.models.backend import check_backend_name
@@ -54,6 +54,11 @@ class LlamaForCausalLM(modeling.LlamaForCausalLM):
         return _with_our_layers(
             super()._gen_inv_aoa_config(config), save_statements(config, f"{cls.base_model_prefix}.")
         )
+
+    def _gen_lora_inv_aoa_config(self, config):
+        """PaddleFormers asks for it where it saves an adapter."""
+        there = self.state_dict()
+        return [f"{ours} -> {theirs}" for ours, theirs in lora_names(self).items() if ours in there]
 
 
 def _with_our_layers(aoa_config, statements):

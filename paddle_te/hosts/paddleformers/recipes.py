@@ -3,16 +3,27 @@
 from contextlib import contextmanager
 
 from paddleformers.cli.hparams import read_args
+from paddleformers.cli.train.sft import workflow
 from paddleformers.cli.train.tuner import run_tuner
 from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
+from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, check_family
+from paddle_te.hosts.paddleformers.replaced import replaced
+from paddle_te.hosts.paddleformers.trainer import TETrainer
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 
 # Options of our layers that a recipe may hold. recompute_modules is PaddleFormers' own, too, and reaches its
 # configurations without us.
 OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
+
+# What a recipe may say with our layers: the values, and what to do about another one
+_ONLY = {
+    "stage": (("PT", "SFT"), "use backend none for this stage"),
+    "save_checkpoint_format": (("flex_checkpoint",), "leave it out, as others have no Hugging Face names"),
+    "load_checkpoint_format": (("flex_checkpoint",), "leave it out, as others have no Hugging Face names"),
+}
 
 
 def check_recipe(recipe):
@@ -20,6 +31,12 @@ def check_recipe(recipe):
     layers = LayerOptions(**_ours(recipe))
     check_values(layers, options=OPTIONS)
     if layers.transformer_engine_backend != "none":
+        for name, (values, remedy) in _ONLY.items():
+            if recipe.get(name) not in (None, *values):
+                raise ValueError(
+                    f"{name}: {recipe[name]!r}: backends paddle and transformer_engine have only {', '.join(values)} "
+                    f"in PaddleFormers; {remedy}"
+                )
         check_family(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
 
 
@@ -28,7 +45,12 @@ def train(recipe):
     `check_config` raises where our layers cannot do what the recipe asks for."""
     check_recipe(recipe)
     with our_llama(**_ours(recipe)):
-        run_tuner({name: value for name, value in recipe.items() if name not in OPTIONS})
+        run_tuner(without_ours(recipe))
+
+
+def without_ours(recipe):
+    """A recipe as PaddleFormers knows it."""
+    return {name: value for name, value in recipe.items() if name not in OPTIONS}
 
 
 def _ours(recipe):
@@ -38,15 +60,16 @@ def _ours(recipe):
 @contextmanager
 def our_llama(**options):
     """While it lasts, PaddleFormers' Auto classes build a Llama with our decoder layers and these options, as they
-    would stand in its config.json; with transformer_engine_backend "none" PaddleFormers' own."""
-    kept, layers = modeling.LlamaForCausalLM, LayerOptions(**options)
-    if layers.transformer_engine_backend != "none":
-        every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay
-        modeling.LlamaForCausalLM = type("LlamaForCausalLM", (LlamaForCausalLM,), dict(options=every))
-    try:
+    would stand in its config.json, and its recipes train it with LoRA and a Trainer for them; with
+    transformer_engine_backend "none" all is PaddleFormers' own."""
+    layers = LayerOptions(**options)
+    if layers.transformer_engine_backend == "none":
         yield
-    finally:
-        modeling.LlamaForCausalLM = kept
+        return
+    every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay
+    llama = type("LlamaForCausalLM", (LlamaForCausalLM,), dict(options=every))
+    with replaced(modeling, LlamaForCausalLM=llama), replaced(workflow, LoRAModel=TELoRAModel, SFTTrainer=TETrainer):
+        yield
 
 
 def read_recipe():

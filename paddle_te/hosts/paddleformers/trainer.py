@@ -1,0 +1,56 @@
+"""PaddleFormers' Trainer with what our decoder layers need of it: fp8 state, micro-batches, resuming in one process."""
+
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import paddle.distributed as dist
+from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
+
+from paddle_te import fp8
+from paddle_te.hosts.paddleformers.configuration import decoder_config
+from paddle_te.hosts.paddleformers.replaced import replaced
+from paddle_te.models.decoder import fp8_recipe
+
+FP8_STATE = "fp8_state.pdparams"
+
+
+class TETrainer(SFTTrainer):
+    """In place of PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike."""
+
+    def training_step(self, model, inputs, step_control=0):
+        """One micro-batch; step_control counts them within a step."""
+        several = self.args.gradient_accumulation_steps > 1
+        with fp8.microbatch(is_first=step_control == 0 if several else None):
+            return super().training_step(model, inputs, step_control)
+
+    def _save_flex_model_state(self, output_dir):
+        super()._save_flex_model_state(output_dir)
+        recipe = self._scaled_recipe()
+        if recipe:
+            fp8.reduce_amax(self.model, recipe)  # then all ranks have the same state
+            if dist.get_rank() == 0:
+                fp8.save(Path(output_dir) / FP8_STATE, self.model, recipe)
+
+    def _load_flex_checkpoint(self, resume_from_checkpoint):
+        with _of_one_process(self.optimizer) if self.args.world_size == 1 else nullcontext():
+            super()._load_flex_checkpoint(resume_from_checkpoint)
+        recipe = self._scaled_recipe()
+        if recipe:
+            fp8.load(Path(resume_from_checkpoint) / FP8_STATE, self.model, recipe)
+
+    def _scaled_recipe(self):
+        """The fp8 recipe, if it has a state to keep; None otherwise."""
+        recipe = fp8_recipe(decoder_config(self.model.config))
+        return recipe if recipe and recipe.kind == "delayed" else None
+
+
+@contextmanager
+def _of_one_process(optimizer):
+    """While it lasts, PaddleFormers 1.2.0 can load a checkpoint in one process: it asks for fleet's groups, which it
+    then does not use, and for the optimizer inside of the one that fleet wraps around it where there are several."""
+    optimizer._inner_opt = None
+    try:
+        with replaced(dist.fleet, get_hybrid_communicate_group=lambda: None):
+            yield
+    finally:
+        del optimizer._inner_opt
