@@ -10,6 +10,7 @@ import os
 import pytest
 
 from tests.nvgpu_processes import build_host
+from tests.paddleformers import recipe
 
 if importlib.util.find_spec("paddleformers"):
     os.environ["CUSTOM_DEVICE_ROOT"] = build_host()  # read when Paddle is imported
@@ -26,3 +27,18 @@ def te(monkeypatch):
     emulated_te.install(monkeypatch.setattr)
     yield
     paddle.set_device("cpu")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    recipe.write_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recipe_of(tmp_path_factory, model_folder):
+    """The recipe of a stage, as a function."""
+    data = tmp_path_factory.mktemp("data")
+    recipe.write_data(data)
+    return lambda stage: recipe.recipe(stage, model_folder, data)

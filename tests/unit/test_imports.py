@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "layers": LAYERS | {"options"},
     "weights": {"configs", "manifest", "table"},
     "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
-    "hosts": LAYERS | {"models", "layers", "weights", "device", "configs", "options"},
+    "hosts": LAYERS | {"models", "layers", "weights", "device", "configs", "options", "upstream"},
     "configs": set(),
     "runs": {"configs", "weights", "options", "manifest", "table"},
     "training": LAYERS

@@ -32,9 +32,12 @@ _ONLY = {
 }
 
 
-def check_config(config):
+def check_config(config, keeps_fp8_state=False):
     """Raises ValueError for what a PaddleFormers configuration asks for and our layers have not in this host, and what
-    `models.backend.check_backend` raises where the backend cannot run in Paddle's default dtype."""
+    `models.backend.check_backend` raises where the backend cannot run in Paddle's default dtype.
+
+    keeps_fp8_state: whether the Trainer saves the state of delayed scaling, as `trainer.TETrainer` does.
+    """
     for name in _NOT_PARALLEL:
         if getattr(config, name) > 1:
             raise ValueError(
@@ -52,10 +55,11 @@ def check_config(config):
             "weight_quantize_algo: backends paddle and transformer_engine quantize no weights; leave it out"
         )
     layers = LayerOptions.of(config)
-    if layers.use_fp8 and layers.fp8_recipe == "delayed":
+    if layers.use_fp8 and layers.fp8_recipe == "delayed" and not keeps_fp8_state:
         raise ValueError(
-            "fp8_recipe='delayed' (which is the default): PaddleFormers' checkpoints have no place for its scaling "
-            "state, so that a resumed run would part from itself; set fp8_recipe to 'current', which has no state"
+            "fp8_recipe='delayed' (which is the default): PaddleFormers' own Trainer does not save its scaling state, "
+            "so that a resumed run would part from itself; set fp8_recipe to 'current', which has no state, or train "
+            "by a recipe with python -m paddle_te.hosts.paddleformers"
         )
     singly = {*(layers.recompute_modules or ())} - {"core_attn"}
     if getattr(config, "is_lora", False) and config.recompute_granularity == "selective" and singly:

@@ -28,16 +28,17 @@ class LlamaForCausalLM(modeling.LlamaForCausalLM):
     """PaddleFormers' model with our decoder layers, chosen by config.transformer_engine_backend.
 
     Its embedding, head and criterion, its arguments and its checkpoints are PaddleFormers'. options: what a
-    subclass puts into the configuration of each of its models. Raises what `check_config` raises.
+    subclass puts into the configuration of each of its models. keeps_fp8_state: `check_config`'s, which raises what
+    the configuration cannot have.
     """
 
     host_module, decoder_class = modeling, TELlamaDecoderLayer
-    options = {}
+    options, keeps_fp8_state = {}, False
 
     def __init__(self, config):
         for name, value in self.options.items():
             setattr(config, name, value)
-        check_config(config)
+        check_config(config, self.keeps_fp8_state)
         # Only what the host makes of it matters: no [b, 1, s, s] mask where sequences are whole and causal.
         config._attn_implementation = "sdpa"
         with replace_decoder_layers(type(self)):

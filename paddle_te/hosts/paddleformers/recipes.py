@@ -1,4 +1,4 @@
-"""PaddleFormers' own recipes with our decoder layers: what `paddleformers-cli train run.yaml` does in one process."""
+"""PaddleFormers' own recipes with our decoder layers: what `paddleformers-cli train run.yaml` does in each process."""
 
 from contextlib import contextmanager
 
@@ -8,6 +8,7 @@ from paddleformers.cli.train.tuner import run_tuner
 from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
+from paddle_te import upstream
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
@@ -18,9 +19,12 @@ from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 # configurations without us.
 OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
 
+# Of Paddle, without which its sharding refuses nvgpu
+REPAIRS = ("sharding_alignment",)
 # What a recipe may say with our layers: the values, and what to do about another one
 _ONLY = {
     "stage": (("PT", "SFT"), "use backend none for this stage"),
+    "sharding": (("", "stage1"), "stages 2 and 3 were not tried with our layers"),
     "save_checkpoint_format": (("flex_checkpoint",), "leave it out, as others have no Hugging Face names"),
     "load_checkpoint_format": (("flex_checkpoint",), "leave it out, as others have no Hugging Face names"),
 }
@@ -34,8 +38,8 @@ def check_recipe(recipe):
         for name, (values, remedy) in _ONLY.items():
             if recipe.get(name) not in (None, *values):
                 raise ValueError(
-                    f"{name}: {recipe[name]!r}: backends paddle and transformer_engine have only {', '.join(values)} "
-                    f"in PaddleFormers; {remedy}"
+                    f"{name}: {recipe[name]!r}: backends paddle and transformer_engine have only "
+                    f"{' and '.join(filter(None, values))} in PaddleFormers; {remedy}"
                 )
         check_family(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
 
@@ -44,6 +48,7 @@ def train(recipe):
     """Runs a recipe, a dict of PaddleFormers' arguments and of OPTIONS. Raises what `check_recipe` raises, and what
     `check_config` raises where our layers cannot do what the recipe asks for."""
     check_recipe(recipe)
+    upstream.apply(*REPAIRS)
     with our_llama(**_ours(recipe)):
         run_tuner(without_ours(recipe))
 
@@ -67,7 +72,7 @@ def our_llama(**options):
         yield
         return
     every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay
-    llama = type("LlamaForCausalLM", (LlamaForCausalLM,), dict(options=every))
+    llama = type("LlamaForCausalLM", (LlamaForCausalLM,), dict(options=every, keeps_fp8_state=True))
     with replaced(modeling, LlamaForCausalLM=llama), replaced(workflow, LoRAModel=TELoRAModel, SFTTrainer=TETrainer):
         yield
 

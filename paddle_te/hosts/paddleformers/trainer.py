@@ -32,7 +32,7 @@ class TETrainer(SFTTrainer):
                 fp8.save(Path(output_dir) / FP8_STATE, self.model, recipe)
 
     def _load_flex_checkpoint(self, resume_from_checkpoint):
-        with _of_one_process(self.optimizer) if self.args.world_size == 1 else nullcontext():
+        with nullcontext() if self.args.use_hybrid_parallel else _without_fleet(self.optimizer):
             super()._load_flex_checkpoint(resume_from_checkpoint)
         recipe = self._scaled_recipe()
         if recipe:
@@ -45,12 +45,16 @@ class TETrainer(SFTTrainer):
 
 
 @contextmanager
-def _of_one_process(optimizer):
-    """While it lasts, PaddleFormers 1.2.0 can load a checkpoint in one process: it asks for fleet's groups, which it
-    then does not use, and for the optimizer inside of the one that fleet wraps around it where there are several."""
-    optimizer._inner_opt = None
+def _without_fleet(optimizer):
+    """While it lasts, PaddleFormers 1.2.0 can load a checkpoint where it has not initialised fleet, in one process or
+    under data parallelism alone: it asks for fleet's groups, which it then does not use, and for the optimizer inside
+    of another one, which in float32 is not there."""
+    alone = not hasattr(optimizer, "_inner_opt")
+    if alone:
+        optimizer._inner_opt = None
     try:
         with replaced(dist.fleet, get_hybrid_communicate_group=lambda: None):
             yield
     finally:
-        del optimizer._inner_opt
+        if alone:
+            del optimizer._inner_opt
