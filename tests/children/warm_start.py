@@ -1,4 +1,4 @@
-"""Starts Python programs in forks of a process that has imported Paddle and PaddleNLP already.
+"""Starts Python programs in forks of a process that has imported Paddle, PaddleNLP and our training already.
 
 A rank needs five seconds of a core to import them, often as long as for what is tested, and tests start hundreds. Where
 WARM_STARTS names a folder, a Python process that has just started (sitecustomize.py) hands its command, variables,
@@ -197,7 +197,12 @@ def _import_what_ranks_import():
     from paddle_te.upstream import deferred_imports
 
     deferred_imports.apply()
-    for name in ("paddle.distributed.launch", "paddlenlp.trainer", "paddlenlp.transformers"):
+    for name in (
+        "paddle.distributed.launch",
+        "paddlenlp.trainer",
+        "paddlenlp.transformers",
+        "paddle_te.training.pretrain",
+    ):
         importlib.import_module(name)
 
 

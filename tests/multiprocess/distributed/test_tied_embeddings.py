@@ -28,7 +28,7 @@ FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def runs(request, tmp_path_factory, warm_host):
+def runs(request, tmp_path_factory, warm_start, warm_host):
     """{layout: {variant: Run}}; those called X_moved go on from the checkpoint of X in the layout before."""
     folder = tmp_path_factory.mktemp("tied")
     jobs.save_random_model(folder, tie_word_embeddings=True, **MODELS[request.param])
@@ -43,7 +43,7 @@ def runs(request, tmp_path_factory, warm_host):
         for name in FLOAT32[:2] if before else []:
             resume = dict(resume=str(folder / before / name / f"checkpoint-{jobs.SAVED_STEP}"))
             wanted.append(jobs.variant(name, init) | resume | dict(name=f"{name}_moved"))
-        device, where = ("cpu", {}) if layout == "one" else ("nvgpu", environment)
+        device, where = ("cpu", warm_start) if layout == "one" else ("nvgpu", environment)
         flags = flags | dict(model_name_or_path=str(folder / "model"))
         made[layout] = jobs.launch(folder / layout, processes, flags, wanted, device, where)
         before = layout

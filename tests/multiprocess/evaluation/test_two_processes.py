@@ -2,6 +2,7 @@
 a single one."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_two_processes_are_one(place, tmp_path, backend, stages, nvgpu_host, war
     codes, outputs = run_ranks(nvgpu_host["CUSTOM_DEVICE_ROOT"], 2, SCRIPT, *two, **warm_start)
     assert codes == [0, 0], outputs
     assert "perplexity: loss" in outputs[0] and "perplexity: loss" not in outputs[1]
-    run(["python", SCRIPT, *words(tmp_path / "one.json", "cpu")], check=True)
+    run(["python", SCRIPT, *words(tmp_path / "one.json", "cpu")], check=True, env=os.environ | warm_start)
     one, two = (json.loads((tmp_path / f"{name}.json").read_text())["results"] for name in ("one", "two"))
     assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-5)
     assert two.get("generation") == one.get("generation")
