@@ -44,6 +44,7 @@ CASES = {
     "minimum_of_equals": (paddle.minimum, TIES),
     "minimum broadcast": (paddle.minimum, [(4, 5), (5,)]),
     "scale": (lambda x: paddle.scale(x, 2.5, 0.5, bias_after_scale=False), [(7,)]),
+    "div_scale": (lambda x: x / 2.5, [(7,)]),
     "pow": (lambda x: x.pow(3), [(4, 4)]),
     "square": (paddle.square, [(4, 4)]),
     "rsqrt": (paddle.rsqrt, [positive(9)]),

@@ -85,6 +85,9 @@ void Scale(const Context& context, const Tensor& x, const phi::Scalar& scale, co
   if (!bias_after_scale) addend = {addend.real * factor.real, addend.integer * factor.integer};
   Apply(context, Op::kScale, {&x}, x.dtype(), out, factor, addend);
 }
+void DivScale(const Context& context, const Tensor& x, const phi::Scalar& divisor, Tensor* out) {
+  Apply(context, Op::kDivideBy, {&x}, x.dtype(), out, NumberOf(divisor));
+}
 void Pow(const Context& context, const Tensor& x, const phi::Scalar& factor, Tensor* out) {
   Apply(context, Op::kPow, {&x}, x.dtype(), out, NumberOf(factor));
 }
@@ -260,6 +263,7 @@ void RegisterElementwise() {
 #undef NVGPU_UNARY
   NVGPU_KERNEL(gelu, Gelu, GeluKernel, kFloats);
   NVGPU_KERNEL(scale, Scale, ScaleKernel, kComputable);
+  NVGPU_KERNEL(div_scale, DivScale, DivScaleKernel, kFloats);
   NVGPU_KERNEL(pow, Pow, PowKernel, kFloats);
   NVGPU_KERNEL(clip, Clip, ClipKernel, kNumbers);
   NVGPU_KERNEL(isfinite, Test<Op::kIsFinite>, IsfiniteKernel, kNumbers, OutputIs<DataType::BOOL>);
