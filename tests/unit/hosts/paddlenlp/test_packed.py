@@ -103,7 +103,8 @@ def test_an_adapter_learns_from_documents(seed):
     (got, got_gradients), (want, want_gradients) = results
     assert got == pytest.approx(want, rel=1e-6) and got_gradients.keys() == want_gradients.keys()
     for name, value in want_gradients.items():
-        assert "lora_" in name and relative(got_gradients[name], value) < 1e-5, name
+        # rounding: at most 3e-5 of 61 seeds; with documents that see each other at least 0.2
+        assert "lora_" in name and relative(got_gradients[name], value) < 1e-3, name
 
 
 def test_evaluation_computes_the_same_loss(seed):
