@@ -8,7 +8,7 @@ import sys
 
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import AUTO
-from paddle_te.runs.parallelism import overlap_obstacle, ranks_of_a_sequence
+from paddle_te.runs.parallelism import overlap_obstacle
 
 # Of --sharding_parallel_config, by stage. Gradients are reduced during backward; the next forward gathers weights
 # (stage1) or waits for their broadcasts.
@@ -26,7 +26,7 @@ LOGGING_STEPS = 2  # with overlap, where the user does not say how many: the lea
 
 def overlap_flags(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
     """The training script's flags for OVERLAP, with which te adds gradients to the main gradients inside its GEMMs;
-    none without overlap. OVERLAP=auto says in one line what was turned on, or why nothing was.
+    none without overlap. Where there is sharding, OVERLAP=auto says in one line what was turned on, or why nothing was.
 
     args: the launcher's. device: gpu, nvgpu or cpu. world: devices of the job.
     Raises LaunchError where OVERLAP=1 cannot be.
@@ -36,7 +36,7 @@ def overlap_flags(args: argparse.Namespace, device: str, world: int) -> dict[str
     obstacle = _obstacle(args, device, world)
     if args.OVERLAP == AUTO:
         obstacle = obstacle or _obstacle_by_itself(args, device)
-        if world > ranks_of_a_sequence(args):  # else there is nothing to shard
+        if args.FSDP > 1:  # else nobody asked for sharding
             _say(args, obstacle)
     elif obstacle:
         raise LaunchError(f"OVERLAP=1: {obstacle}")

@@ -49,12 +49,13 @@ def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
 def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
     # PaddleNLP takes "nvgpu:0" for a GPU with CUDA kernels, so what needs those is said here.
     cuda = int(device == "gpu")
-    overlap = overlap_flags(args, device, world)
+    tokenizer, data = check_tokenizer(args), check_data(args)
+    overlap = overlap_flags(args, device, world)  # which says something, hence behind what may be refused
     pipeline = ["disable_partial_send_recv"] * args.SP + [overlap.pop("pipeline_parallel_config", None)]
     return {
         "model_name_or_path": configs.resolve(args.model_name),
-        "tokenizer_name_or_path": check_tokenizer(args),
-        "input_dir": check_data(args),
+        "tokenizer_name_or_path": tokenizer,
+        "input_dir": data,
         "mock_data": 1 if args.MOCK_DATA else None,
         "te_init_weight_path": None if args.init_weight == "none" else Path(args.init_weight).expanduser().absolute(),
         **common((*ARGUMENTS, *VARIABLES), args, device, world, output),

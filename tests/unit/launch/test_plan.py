@@ -131,14 +131,14 @@ def test_overlap_is_the_default(capsys):
     assert given == by_itself and not said
     given, on, said = overlapping(capsys, LOGGING_STEPS=10)
     assert on and given["logging_steps"] == "10" and "log has" not in said
-    given, on, said = overlapping(capsys, OVERLAP=0)
-    assert not OVERLAP_FLAGS & given.keys() and given["logging_steps"] == "1" and not said
+    for nothing_to_say in (dict(OVERLAP=0), dict(FSDP=1)):
+        given, on, said = overlapping(capsys, **nothing_to_say)
+        assert not OVERLAP_FLAGS & given.keys() and given["logging_steps"] == "1" and not said
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (dict(FSDP=1), "off, because it is for sharding, and FSDP=1 shards nothing: FSDP=all"),
         (dict(FSDP=2), "stage2 has no float32 main gradients in PaddleNLP where DP is 2"),
         (dict(FSDP=2, PP=2, sharding_stage="stage1"), "with PP=2 it has run on nvgpu's host runtime only"),
         (dict(LOGGING_STEPS=1), "it needs LOGGING_STEPS of 2 or more"),
