@@ -1,5 +1,6 @@
 """Processes that tests start: ports for their servers, their ends, and what they were doing where they hang."""
 
+import collections
 import contextlib
 import os
 import random
@@ -15,7 +16,15 @@ import psutil
 CHILDREN = Path(__file__).parent / "children"  # what Python processes that tests start do first
 # Below those that Linux takes connections' own ends from (32768 and up), and Slurm jobs' (launch/machines.py).
 PORTS, LAUNCHER_PORTS = range(10_000, 15_000), "15000:19999"
-_given = set()
+_LATELY = 100  # of the ports given: what was given before may be given again
+_given = collections.deque(maxlen=_LATELY)
+
+
+def _ports_of_worker():
+    """Each of pytest's workers has its own, because a port that one has chosen looks free until its server is there."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    each = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return PORTS[worker * each : (worker + 1) * each]
 
 
 def free_ports(count):
@@ -24,12 +33,12 @@ def free_ports(count):
     Not the kernel's choice (bind to 0), which any connection may take as its own end before the server is there; and
     who connects to such a port too early may even reach himself, about once in 28,000 times.
     """
-    chance = random.SystemRandom()  # not the tests' seed
+    chance, own = random.SystemRandom(), _ports_of_worker()  # not the tests' seed
     while True:
-        first = chance.randrange(PORTS.start, PORTS.stop - count)
+        first = chance.randrange(own.start, own.stop - count)
         ports = range(first, first + count)
-        if _given.isdisjoint(ports) and all(map(_is_free, ports)):
-            _given.update(ports)
+        if not {*_given}.intersection(ports) and all(map(_is_free, ports)):
+            _given.extend(ports)
             return list(ports)
 
 
