@@ -35,7 +35,7 @@ from paddle.optimizer.lr import LRScheduler
 from paddle_te import device
 from paddle_te.training.optimizer import FactorAdamW, multiplied, run_on_nvgpu
 from paddle_te.training.resharding import held_by, layers_of
-from paddle_te.weights.blocks import BLOCK, moment_shape, row_bytes
+from paddle_te.weights.blocks import BLOCK, UNIT_BYTES, moment_shape, row_bytes
 
 REMAINDER = "int16"  # dtype of what stands in a master weight's place
 SIGNED, UNSIGNED = 127, 255  # greatest codes of the first moment and of the second's root
@@ -225,11 +225,11 @@ def join_blocks(moment, shape, signed):
     width = shape[-1] if len(shape) else 1
     rows = moment.reshape([-1, row_bytes(width)])
     blocks = -(-width // BLOCK)
-    missing = blocks * (BLOCK + 4) - rows.shape[1]
+    missing = blocks * (BLOCK + UNIT_BYTES) - rows.shape[1]
     if missing:
         rows = paddle.concat([rows, paddle.zeros([rows.shape[0], missing], "int8")], -1)
-    rows = rows.reshape([-1, BLOCK + 4])
-    units, codes = rows[:, :4].contiguous().view("float32"), rows[:, 4:].astype("int32")
+    rows = rows.reshape([-1, BLOCK + UNIT_BYTES])
+    units, codes = rows[:, :UNIT_BYTES].contiguous().view("float32"), rows[:, UNIT_BYTES:].astype("int32")
     codes = (codes if signed else codes % 256).astype("float32")
     return (units * _fourth_power(codes) * codes.sign()).reshape([-1, blocks * BLOCK])[:, :width].reshape(shape)
 

@@ -28,8 +28,8 @@ def tell_errors(loader, trainer, what):
 def _begin_worker(worker):
     """Called in a worker process, with its number: keeps its parent's garbage, and ends by its parent's SIGTERM alone.
 
-    Its parent's garbage may be Paddle's readers and others that wait at their end for their threads. A fork does not
-    have these: a worker that freed them has been seen to hang, and the run with it.
+    A worker was seen to hang in Python's garbage collector, and the run with it. The likely cause is an object of the
+    parent, such as a reader of Paddle's, that waits at its end for threads, which a fork does not have.
 
     Slurm sends SIGTERM to all processes of a job. Paddle's workers would die of it, and each death raises SystemError
     in the rank, which is about to save its last checkpoint.

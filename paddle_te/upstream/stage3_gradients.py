@@ -1,8 +1,9 @@
-"""Sharding stage 3 reduces a gradient to the rank that keeps it, beside the backward of the layers below.
+"""Sharding stage 3 sends each rank its part of a gradient's sum while the layers below compute their backward.
 
-Paddle sums the whole gradient on all ranks (an all-reduce), which is twice the communication, while nothing computes,
-and divides all of it first; of the result each rank keeps its part. Here each rank receives its part of the sum alone,
-and divides that. The numbers are the same to the bit where the number of ranks is a power of two.
+Paddle divides a gradient by the number of ranks, sums all of it on every rank (an all-reduce), and lets each rank keep
+its part. Meanwhile nothing computes, and twice as much is sent as is needed. Here each rank receives its part of the
+sum alone (a reduce-scatter), and divides that. The numbers are equal to the bit where the number of ranks is a power of
+two.
 """
 
 import paddle

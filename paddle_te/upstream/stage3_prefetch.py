@@ -1,12 +1,13 @@
-"""Sharding stage 3 gathers the weights of a whole decoder layer ahead, beside the layers before it.
+"""Sharding stage 3 gathers the weights of about a decoder layer ahead of their use, while the layers before compute.
 
-Paddle gathers those of one module ahead, which is too little: beside the small GEMM of attention's output it gathers
-the MLP, most of a layer's weights. What it cannot tell from the order of the first forward it gathers when it is
-needed: the head's at the beginning of backward, and what is computed again (recompute).
+Paddle gathers the weights of one module ahead. That is too little: the MLP has most of a layer's weights, and they are
+gathered while the small GEMM of attention's output computes. Paddle expects the order of the first forward. Uses that
+are not in it wait for their gathers: the head's at the beginning of backward, and those of recompute.
 
-Here the next pass, the forward and backward of a micro-batch, is expected to use the modules in the last pass's order.
-Gathers run on the group's stream, in the order of their launches; a module waits for its own. One that is used again
-next, as the head is by backward, keeps its weights. What is gathered, and what it is used for, stays the same.
+A pass is the forward and backward of a micro-batch. Here the next pass is expected to use the modules in the order of
+the last one. Gathers run on the group's stream in the order in which they were started, and a module waits for its
+own. A module whose next use follows at once, as the head's in backward does, keeps its weights. What is gathered, and
+what it is used for, stays the same.
 """
 
 import paddle

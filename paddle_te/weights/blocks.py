@@ -1,10 +1,12 @@
 """Moments of AdamW in 8 bits by blocks: how they lie in memory and in files, and how they move between layouts.
 
-Blocks are those of Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization" (arXiv:2110.02861): each has a
-scale of its own, so that a large number spoils the precision of its block alone. A block is BLOCK elements of a row of
-the weight, fewer at the row's end, and lies as 4 bytes of a float32 unit, a byte an element, and zeros up to a multiple
-of 4 bytes. So a moment is an int8 tensor of the weight's shape, but that its last axis has `row_bytes`. What the bytes
-mean is defined in training/compact_states.py.
+Blocks are those of Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization" (arXiv:2110.02861). Each has a
+scale of its own, which is called its unit here, so that a large number spoils the precision of its block alone.
+
+A block is BLOCK elements of a row of the weight, or what is left at the row's end. In memory it is the unit, 4 bytes of
+a float32, then one byte for each element, then zeros up to a multiple of 4 bytes. So a moment is an int8 tensor with
+the weight's shape, except that its last axis has the length `row_bytes`. training/compact_states.py defines what the
+bytes mean.
 
 A rank that holds a slice of a flat weight, as sharding has it, divides the slice into blocks from its own beginning.
 """
@@ -17,13 +19,13 @@ import numpy as np
 from paddle_te.weights.tensors import CheckpointError
 
 BLOCK = 256
-_UNIT_BYTES = 4
+UNIT_BYTES = 4
 _INFINITY = 0x7F800000  # bits of float32; greater ones are NaNs
 
 
 def row_bytes(width):
     """Bytes of a moment of a row of `width` elements."""
-    return -(-width // 4) * 4 + -(-width // BLOCK) * _UNIT_BYTES
+    return -(-width // 4) * 4 + -(-width // BLOCK) * UNIT_BYTES
 
 
 def moment_shape(shape):
@@ -33,7 +35,7 @@ def moment_shape(shape):
 
 def _width(size):
     """Of the longest row that takes `size` bytes; the true one may be up to 3 elements shorter. None: there is none."""
-    width = size - -(-size // (BLOCK + _UNIT_BYTES)) * _UNIT_BYTES
+    width = size - -(-size // (BLOCK + UNIT_BYTES)) * UNIT_BYTES
     return width if width >= 0 and row_bytes(width) == size else None
 
 
@@ -45,11 +47,11 @@ def unpack(moment, width):
     """
     blocks = -(-width // BLOCK)
     rows = moment.view("u1").reshape(-1, moment.shape[-1])
-    whole = np.zeros((rows.shape[0], blocks * (BLOCK + _UNIT_BYTES)), "u1")
+    whole = np.zeros((rows.shape[0], blocks * (BLOCK + UNIT_BYTES)), "u1")
     whole[:, : rows.shape[1]] = rows
-    whole = whole.reshape(-1, BLOCK + _UNIT_BYTES)
-    units = np.ascontiguousarray(whole[:, :_UNIT_BYTES]).view("<u4").astype("<u8")
-    codes = whole[:, _UNIT_BYTES:].astype("<u8")
+    whole = whole.reshape(-1, BLOCK + UNIT_BYTES)
+    units = np.ascontiguousarray(whole[:, :UNIT_BYTES]).view("<u4").astype("<u8")
+    codes = whole[:, UNIT_BYTES:].astype("<u8")
     elements = np.where((codes != 0) | (units >= _INFINITY), units << 8 | codes, 0)
     return np.ascontiguousarray(elements.reshape(-1, blocks * BLOCK)[:, :width]).reshape(*moment.shape[:-1], width)
 

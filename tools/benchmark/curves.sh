@@ -5,9 +5,10 @@
 #   bash tools/benchmark/curves.sh states DATA OUTPUT        te in bf16 with each kind of AdamW's state, on one GPU
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets each run's train_log.jsonl as
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
-# over 20 steps, which is 0.01, and for states 0.003. MODEL, STEPS, BATCH (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs) and RECIPES (of
-# fp8's runs in precisions, by default delayed alone; RECIPES="delayed current block" makes three) may be set. With
-# AT_ONCE=1 all runs of precisions and states share the GPU at the same time, if its memory suffices:
+# over 20 steps; by default it is 0.01, and for states 0.003. MODEL, STEPS, BATCH (sequences a step), SEQ, BACKEND (in
+# te's place), FLAGS (of all runs) and RECIPES (of fp8's runs in precisions, by default delayed alone; RECIPES="delayed
+# current block" makes three) may be set. With AT_ONCE=1 all runs of precisions and states share the GPU at the same
+# time, if its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail

@@ -1,7 +1,7 @@
 """PaddleFormers' LoRAModel around a model with our decoder layers.
 
 Adapters have the names of PaddleFormers' own layers in their files, whichever backend made them: each backend reads
-them, and `paddleformers-cli export` merges them into the weights.
+them, and `python -m paddle_te.hosts.paddleformers export` merges them into the weights.
 """
 
 import json

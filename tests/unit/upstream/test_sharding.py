@@ -122,7 +122,7 @@ def test_a_slice_of_padding_is_neither_sent_nor_saved(repair, monkeypatch, rank)
 
 
 class Scaled(nn.Layer):
-    """Its input times the sum of so many weights; `events` notes its forward and, behind it, its backward."""
+    """Multiplies its input with the sum of `size` weights. Its forward and its backward are noted in `events`."""
 
     def __init__(self, size, events):
         super().__init__()
@@ -135,9 +135,9 @@ class Scaled(nn.Layer):
 
 
 class Rank:
-    """One of two ranks in stage 3, whose other rank is like it: what GroupShardedStage3 has after its constructor.
+    """One of two ranks in stage 3 that hold equal numbers, with what GroupShardedStage3 has after its constructor.
 
-    Layers have 2, 4, 6, … weights. Events are their computing and what is sent.
+    The layers have 2, 4, 6, … weights. `events` notes when each computes, and what is sent.
     """
 
     def __init__(self, monkeypatch, layers):
