@@ -6,15 +6,17 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.configs.families import FAMILIES
 from paddle_te.evaluation.tasks import Request, Scorer
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.models.lora import TARGETS
 from paddle_te.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from tests.end_to_end.evaluation.test_evaluate import run as run_eval
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
-from tests.small_llama import PD, TE, VOCABULARY, array, first, make, relative, truth, weights_of
+from tests.small_models import PD, TE, VOCABULARY, array, first, make, relative, truth, weights_of
 
 HALF = "bfloat16"
+OTHERS = [family for family in FAMILIES if family != "llama"]
 SIZES = dict(initializer_range=0.06)  # as well-conditioned as a trained model: roundings stay what they are
 FP8 = {"delayed": dict(use_fp8=True, fp8_recipe="delayed"), "current": dict(use_fp8=True, fp8_recipe="current")}
 
@@ -40,15 +42,16 @@ def with_lora(model, targets, weights=None):
     return lora
 
 
-def lora_models(gpu, targets, **settings):
+def lora_models(gpu, targets, family="llama", **settings):
     """(pd in float32, pd in bf16, te in bf16), with the same weights, A and B."""
-    model, weights = truth(**SIZES)
+    model, weights = truth(**SIZES, family=family)
     exact = with_lora(model, targets)
     adapter = weights_of(exact.model)
     for name, parameter in exact.model.named_parameters():
         parameter.set_value(paddle.to_tensor(adapter[name]))
-    plain = with_lora(make(gpu, PD, HALF, weights, **SIZES), targets, adapter)
-    return exact, plain, with_lora(make(gpu, TE, HALF, weights, **SIZES, **settings), targets, adapter)
+    plain = with_lora(make(gpu, PD, HALF, weights, **SIZES, family=family), targets, adapter)
+    te = make(gpu, TE, HALF, weights, **SIZES, family=family, **settings)
+    return exact, plain, with_lora(te, targets, adapter)
 
 
 def loss_and_gradients(lora, batch):
@@ -72,15 +75,18 @@ def check_gradients(got, want, plain):
         assert error <= 4 * yardstick + 3e-2, (name, error, yardstick)
 
 
-@pytest.mark.parametrize("targets", TARGETS)
-def test_lora_gradients(gpu, seed, targets):
-    exact, plain, te = lora_models(gpu, targets)
+@pytest.mark.parametrize(
+    "family, targets", [("llama", targets) for targets in TARGETS] + [(other, "all") for other in OTHERS]
+)
+def test_lora_gradients(gpu, seed, family, targets):
+    exact, plain, te = lora_models(gpu, targets, family)
     batch = whole(np.random.default_rng(seed))
     got, bound = loss_and_gradients(te, batch), loss_and_gradients(plain, batch)
     paddle.set_device("cpu")
     want = loss_and_gradients(exact, batch)
     assert got[0] == pytest.approx(want[0], rel=5e-3)
-    assert len(got[1]) == 2 * 2 * len(TARGETS[targets])
+    parts = len(TARGETS[targets]) - (not FAMILIES[family].gated)
+    assert len(got[1]) == 2 * 2 * parts  # A and B in two layers
     check_gradients(got[1], want[1], bound[1])
 
 
@@ -185,17 +191,20 @@ def train(model, batches):
     return losses, gradients
 
 
-@pytest.mark.parametrize("precision", ["bf16", *FP8])
-def test_packed_steps(gpu, seed, precision):
+@pytest.mark.parametrize(
+    "family, precision", [("llama", "current")] + [(family, p) for family in FAMILIES for p in ("bf16", "delayed")]
+)
+def test_packed_steps(gpu, seed, family, precision):
     """Full recompute runs the boundaries through backward as well."""
+    sizes = SIZES | dict(family=family)
     settings = dict(recompute=True, recompute_granularity="full") | FP8.get(precision, {})
     generator = np.random.default_rng(seed)
     batches = [batch_of_documents(generator) for _ in range(2)] * 4
-    exact, weights = truth(**SIZES)
+    exact, weights = truth(**sizes)
     want, exact_gradients = train(exact, batches)
     where = (gpu, PD, HALF) if precision == "bf16" else ("cpu", PD, "float32")
-    _, plain_gradients = train(make(*where, weights, **SIZES, **FP8.get(precision, {})), batches)
-    model = make(gpu, TE, HALF, weights, **SIZES, **settings)
+    _, plain_gradients = train(make(*where, weights, **sizes, **FP8.get(precision, {})), batches)
+    model = make(gpu, TE, HALF, weights, **sizes, **settings)
     model.recompute_enable()
     got, gradients = train(model, batches)
     assert want[-1] < want[0] - 0.3
@@ -207,14 +216,15 @@ def test_packed_steps(gpu, seed, precision):
 # ---- likelihoods
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_likelihoods(gpu, seed, precision):
+@pytest.mark.parametrize("family, precision", [("llama", "fp8")] + [(family, "bf16") for family in FAMILIES])
+def test_likelihoods(gpu, seed, family, precision):
     generator = np.random.default_rng(seed)
     requests = [Request(*documents(generator, 1 + n % 7, 1 + n % 5)) for n in range(24)]
-    exact, weights = truth(**SIZES)
+    exact, weights = truth(**SIZES, family=family)
     answers = lambda model: Scorer(model.eval() or model, 32, batch_size=8, progress=False)(requests)  # noqa: E731
     want = answers(exact)
-    got = answers(make(gpu, TE, HALF, weights, **SIZES, **(FP8["current"] if precision == "fp8" else {})))
+    settings = FP8["current"] if precision == "fp8" else {}
+    got = answers(make(gpu, TE, HALF, weights, **SIZES, family=family, **settings))
     per_token = lambda found: np.array(  # noqa: E731
         [answer.logprob / len(request.continuation) for answer, request in zip(found, requests, strict=True)]
     )

@@ -4,9 +4,10 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.configs.families import FAMILIES
 from paddle_te.hosts.paddlenlp.generation import left_padded
 from paddle_te.models.backend import check_backend
-from tests.small_llama import TE, VOCABULARY, array, first, make, relative, truth
+from tests.small_models import TE, VOCABULARY, array, first, make, relative, truth
 
 HALF = "bfloat16"
 NEVER = 1000  # an end-of-text token that no model makes
@@ -15,8 +16,12 @@ NEVER = 1000  # an end-of-text token that no model makes
 @pytest.fixture
 def pair(gpu, seed):
     """(pd in float32 on the CPU, te in bf16), in evaluation mode, the GPU being the current device."""
-    exact, weights = truth()
-    te = make(gpu, TE, HALF, weights)
+    return make_pair(gpu)
+
+
+def make_pair(gpu, **settings):
+    exact, weights = truth(**settings)
+    te = make(gpu, TE, HALF, weights, **settings)
     exact.eval(), te.eval()
     return exact, te
 
@@ -39,9 +44,13 @@ def exact_logits(exact, tokens):
     return logits
 
 
-@pytest.mark.parametrize("pieces", [[24], [13, 1, 1, 9], [60, 1, 1, 1, 1, 1, 1]])
-def test_logits_from_the_cache_are_those_of_the_whole(pair, pieces):
-    exact, te = pair
+@pytest.mark.parametrize(
+    "family, pieces",
+    [("llama", pieces) for pieces in ([24], [13, 1, 1, 9], [60, 1, 1, 1, 1, 1, 1])]
+    + [(family, [13, 1, 1, 9]) for family in FAMILIES if family != "llama"],
+)
+def test_logits_from_the_cache_are_those_of_the_whole(gpu, seed, family, pieces):
+    exact, te = make_pair(gpu, family=family)
     tokens = prompts(sum(pieces))[0]
     cache, got, start = None, [], 0
     with paddle.no_grad():
@@ -51,7 +60,7 @@ def test_logits_from_the_cache_are_those_of_the_whole(pair, pieces):
             got.append(array(logits)[0])
             start += size
     assert relative(np.concatenate(got), exact_logits(exact, tokens)) < 3e-2
-    assert list(cache[0][0].shape) == [1, sum(pieces), 2, 32]
+    assert list(cache[0][0].shape) == [1, sum(pieces), 4 if family == "gpt" else 2, 32]
 
 
 @pytest.mark.parametrize("lengths", [[9], [7, 7], [3, 12, 8, 1]])

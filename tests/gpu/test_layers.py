@@ -31,7 +31,7 @@ from tests.layer_cases import (
     run,
     te,
 )
-from tests.small_llama import relative
+from tests.small_models import relative
 
 
 @pytest.mark.parametrize("batch, sequence", [(2, 64), (3, 37)])

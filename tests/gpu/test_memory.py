@@ -9,7 +9,7 @@ from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
 from tests.gpu.test_finetune import HALF, SIZES, loss_and_gradients, whole, with_lora
-from tests.small_llama import TE, VOCABULARY, array, first, make, truth
+from tests.small_models import TE, VOCABULARY, array, first, make, truth
 
 LAYERS, STEPS = 5, 3
 PRECISIONS = {

@@ -38,7 +38,7 @@ from tests.layer_cases import (
     te,
 )
 from tests.poison import poison_allocations
-from tests.small_llama import relative
+from tests.small_models import relative
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from paddle_te.hosts.paddlenlp.loading import (
 )
 from paddle_te.weights import CheckpointError, convert
 from tests import emulated_te
-from tests.small_llama import first
+from tests.small_models import first
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import tiny_config, two_models
 

@@ -1,19 +1,28 @@
-"""One small Llama in several backends and precisions: pd in float32 on the CPU is the truth."""
+"""One small model of each family in several backends and precisions: pd in float32 on the CPU is the truth."""
 
 import numpy as np
 import paddle
-from paddlenlp.transformers import LlamaConfig
 
+from paddle_te.configs.families import FAMILIES, GPT, MISTRAL, QWEN2
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.hosts.paddlenlp import model_class
+from paddle_te.hosts.paddlenlp.families import config_class
 from paddle_te.layers import stored_weights
 from tests.bfloat16 import truncated
 
 TE, PD = "transformer_engine", "paddle"
 VOCABULARY = 128
+# What a family has that Llama has not, beside its biases.
+OWN = {
+    QWEN2.model_type: dict(tie_word_embeddings=True),
+    MISTRAL.model_type: dict(sliding_window=20),
+    GPT.model_type: dict(
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, ignore_index=-100, num_key_value_heads=None
+    ),
+}
 
 
-def config(backend, **settings):
+def config(backend, family="llama", **settings):
     """Sizes that fp8 GEMMs take, heads that cuDNN takes, and weights large enough that tokens differ."""
     base = dict(
         vocab_size=VOCABULARY,
@@ -29,12 +38,13 @@ def config(backend, **settings):
         use_cache=False,
         recompute_use_reentrant=True,
     )
-    return LlamaConfig(**(base | settings), transformer_engine_backend=backend)
+    settings = base | OWN.get(family, {}) | settings
+    return config_class(FAMILIES[family])(**settings, transformer_engine_backend=backend)
 
 
 def make(device, backend, dtype, weights=None, in_fp8=False, **settings):
-    """A LlamaForCausalLM on `device`, with `weights` (see `weights_of`) where given. in_fp8: its layers' weights exist
-    in fp8 only."""
+    """A whole model on `device`, with `weights` (see `weights_of`) where given, and `config`'s settings. in_fp8: its
+    layers' weights exist in fp8 only."""
     paddle.set_device(device)
     wanted = config(backend, **settings)
     with fp8_model_init(in_fp8):
@@ -64,8 +74,11 @@ def weights_of(model):
 
 
 def truth(**settings):
-    """(pd's model in float32 on the CPU, its weights)."""
+    """(pd's model in float32 on the CPU, its weights, biases too)."""
     model = make("cpu", PD, "float32", **settings)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # PaddleNLP makes them zeros
+            parameter.set_value(model.config.initializer_range * paddle.randn(parameter.shape))
     weights = weights_of(model)
     load(model, weights)
     return model, weights
