@@ -487,12 +487,20 @@ def attention_bwd(
         _store(target, gradient, layout)
 
 
+class Kernel(str):
+    """The name of a kernel and what it is compiled with."""
+
+    def __repr__(self):
+        return self.split()[0]
+
+
 def launch(kernel, grid, block, shared, stream, *arguments):
     """The kernels of native/kernels, by name."""
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
-    if "cast_transpose" in kernel:  # and what it is compiled with
-        return cast_transpose(*kernel.split()[1:5], *arguments)
+    if "cast_transpose" in kernel:
+        name, *defines = kernel.split()
+        return globals()[name](Form(*defines[:3]), *arguments)
     name, _, dtype = kernel.rpartition("_")
     typed = (rope, cross_entropy_stats, cross_entropy_gradient, add_to, column_sums, pack, unpack)
     {function.__name__: function for function in typed}[name](ELEMENTS[dtype], grid, *arguments)
@@ -500,7 +508,13 @@ def launch(kernel, grid, block, shared, stream, *arguments):
 
 def rope(dtype, tokens, *arguments):
     """kernels/rope.cu: source and target as addresses and strides of q, k, v."""
-    source, target, (angles, s, heads, kv_heads, d, backward) = arguments[:6], arguments[6:12], arguments[12:]
+    source, target, sizes = arguments[:6], arguments[6:12], arguments[12:]
+    for i, values in enumerate(_rotated(dtype, tokens, source, *sizes)):
+        strided(target[i], values.shape, target[3 + i], dtype)[...] = values.astype(dtype)
+
+
+def _rotated(dtype, tokens, source, angles, s, heads, kv_heads, d, backward):
+    """q, k and v, rotated, in float32."""
     angles = at(angles, (s, d), np.float32) if angles else np.zeros((s, d), np.float32)
     angles = np.tile(angles[:, : d // 2], (tokens // s, 1))[:, None]
     cos, sin = np.cos(angles), np.sin(angles) * (-1 if backward else 1)
@@ -509,7 +523,7 @@ def rope(dtype, tokens, *arguments):
         if i < 2:
             first, second = np.split(values, 2, -1)
             values = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-        strided(target[i], (tokens, n, d), target[3 + i], dtype)[...] = values.astype(dtype)
+        yield values
 
 
 def cross_entropy_stats(dtype, grid, logits, labels, stats, rows, columns, first):
@@ -599,23 +613,49 @@ def unpack(dtype, grid, *arguments):
             values[...] = (place.astype(np.float32) * (factor if i % 2 else 1)).astype(dtype)
 
 
-def cast_transpose(function, dtype, float8, rounded, dy, z, data, transposed, scale, amax, scale_inv, rows, cols):
+def cast_transpose(form, x, *arguments):
+    """kernels/cast.cu."""
+    *target, rows, cols = arguments
+    form.write(at(x, (rows, cols), form.dtype).astype(np.float32), *target)
+
+
+class Form:
+    """What kernels/cast_tile.cuh is compiled with, as text."""
+
+    def __init__(self, dtype, float8, rounded):
+        self.dtype, self.rounded = ELEMENTS[dtype], int(rounded)
+        self.float8 = int({"e4m3": DType.FLOAT8_E4M3, "e5m2": DType.FLOAT8_E5M2}[float8])
+
+    def write(self, values, data, transposed, scale, amax, scale_inv):
+        if self.rounded:
+            values = values.astype(self.dtype).astype(np.float32)
+        if data or transposed:
+            Tensor(data, values.shape, self.float8, transposed, scale, amax, scale_inv).write(values)
+        else:
+            at(amax, (1,), np.float32)[0] = max(at(amax, (1,), np.float32)[0], np.abs(values).max())
+
+
+def swiglu_cast_transpose(form, dy, z, *arguments):
     """kernels/swiglu.cu."""
-    dtype = ELEMENTS[dtype]
-    gate, up = np.split(at(z, (rows, 2 * cols), dtype).astype(np.float32), 2, 1)
+    *target, rows, cols = arguments
+    gate, up = np.split(at(z, (rows, 2 * cols), form.dtype).astype(np.float32), 2, 1)
+    form.write(_silu(gate)[0] * up, *target)
+
+
+def dswiglu_cast_transpose(form, dy, z, *arguments):
+    """kernels/swiglu.cu, backward."""
+    *target, rows, cols = arguments
+    gate, up = np.split(at(z, (rows, 2 * cols), form.dtype).astype(np.float32), 2, 1)
     value, derivative = _silu(gate)
-    if function == "SwiGLU":
-        values = value * up
-    else:
-        dy = at(dy, (rows, cols), dtype).astype(np.float32)
-        values = np.concatenate([dy * up * derivative, dy * value], 1)
-    if int(rounded):
-        values = values.astype(dtype).astype(np.float32)
-    if data or transposed:
-        code = {"e4m3": DType.FLOAT8_E4M3, "e5m2": DType.FLOAT8_E5M2}[float8]
-        Tensor(data, values.shape, int(code), transposed, scale, amax, scale_inv).write(values)
-    else:
-        at(amax, (1,), np.float32)[0] = max(at(amax, (1,), np.float32)[0], np.abs(values).max())
+    dy = at(dy, (rows, cols), form.dtype).astype(np.float32)
+    form.write(np.concatenate([dy * up * derivative, dy * value], 1), *target)
+
+
+def rope_cast_transpose(form, *arguments):
+    """kernels/rope_cast.cu."""
+    source, target, (angles, s, tokens, *sizes) = arguments[:6], arguments[6:11], arguments[11:]
+    parts = _rotated(form.dtype, tokens, source, angles, s, *sizes, True)
+    form.write(np.concatenate([part.reshape(tokens, -1) for part in parts], 1), *target)
 
 
 def memcpy_async(destination, source, stream):
@@ -664,7 +704,7 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import addition, column_sums, cross_entropy, low_rank, rope, scaling, swiglu
+    from paddle_te.native import addition, casts, column_sums, cross_entropy, low_rank, rope, scaling
     from paddle_te.ops.te import quantized, runtime
 
     counts = collections.Counter()
@@ -676,7 +716,7 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (addition, column_sums, cross_entropy, low_rank, rope, scaling, swiglu):
-        setattr(module, "kernel", lambda name, *_, **defines: " ".join([name, *map(str, defines.values())]))
+    for module in (addition, casts, column_sums, cross_entropy, low_rank, rope, scaling):
+        setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))

@@ -8,7 +8,7 @@ from paddle_te.layers import (
     Linear,
 )
 from paddle_te.ops.te.counting import count_entry_points
-from tests import swiglu_cases
+from tests import kernel_cases
 from tests.layer_cases import (
     ATTENTION,
     BLOCKS,
@@ -110,11 +110,20 @@ def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe
     check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
 
 
-@pytest.mark.parametrize("options", swiglu_cases.OPTIONS)
-@pytest.mark.parametrize("recipe", swiglu_cases.RECIPES)
-def test_swiglu_has_the_bits_of_te_s_functions(gpu, poisoned, seed, monkeypatch, recipe, options):
-    recipe, options = swiglu_cases.RECIPES[recipe], swiglu_cases.OPTIONS[options]
-    swiglu_cases.check_the_librarys_bits(seed, monkeypatch, recipe, options)
+@pytest.mark.parametrize("options", kernel_cases.OPTIONS)
+@pytest.mark.parametrize("recipe", kernel_cases.RECIPES)
+def test_our_kernels_have_the_bits_of_te_s_functions(gpu, poisoned, seed, monkeypatch, recipe, options):
+    recipe, options = kernel_cases.RECIPES[recipe], kernel_cases.OPTIONS[options]
+    kernel_cases.check_the_librarys_bits(seed, monkeypatch, recipe, options)
+
+
+@pytest.mark.parametrize("options", kernel_cases.OF_TRANSFORMER)
+@pytest.mark.parametrize("recipe", kernel_cases.RECIPES)
+def test_our_kernels_have_the_bits_of_te_s_functions_in_a_layer(gpu, poisoned, seed, monkeypatch, recipe, options):
+    """Where attention's backward adds without atomics."""
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    recipe, options = kernel_cases.RECIPES[recipe], kernel_cases.OF_TRANSFORMER[options]
+    kernel_cases.check_the_librarys_bits(seed, monkeypatch, recipe, options, kernel_cases.transformer)
 
 
 @pytest.mark.parametrize("kind", FIRST_STEP)

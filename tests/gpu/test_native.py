@@ -16,6 +16,7 @@ from paddle_te.native import (  # noqa: E402
     ScalingMode,
     TransformerEngineError,
     addition,
+    casts,
     column_sums,
     library,
     rope,
@@ -99,6 +100,12 @@ class Float8:
         self.native = te.Tensor(
             self.data.data_ptr(), shape, dtype, self.columnwise.data_ptr(), pointer, pointer + 4, pointer + 16
         )
+
+    @property
+    def target(self):
+        """What our kernels write to."""
+        factors = (self.factors.data_ptr() + 4 * i for i in (0, 1, 4))
+        return casts.CastTarget(self.data.data_ptr(), self.columnwise.data_ptr(), *factors)
 
     scale = property(lambda self: self.factors[0].item())
     amax = property(lambda self: self.factors[1].item())
@@ -329,9 +336,7 @@ def gated_inputs(rows, cols, dtype, special):
 
 def cast_swiglu(te, stream, name, dy, z, out, target=None, rounded=False):
     """Our kernel. name: swiglu or dswiglu; out: a Float8."""
-    target = target or swiglu.CastTarget(
-        out.data.data_ptr(), out.columnwise.data_ptr(), *(out.factors.data_ptr() + 4 * i for i in (0, 1, 4))
-    )
+    target = target or out.target
     inputs = [z.data_ptr()] if name == "swiglu" else [dy.data_ptr(), z.data_ptr()]
     cast = getattr(swiglu, f"{name}_cast_transpose")
     float8 = DType(out.native.dtype)
@@ -342,6 +347,35 @@ def check_equal(got, want):
     """Both Float8 to the bit."""
     assert torch.equal(got.data, want.data) and torch.equal(got.columnwise, want.columnwise)
     assert torch.equal(got.factors.view(torch.int32), want.factors.view(torch.int32))
+
+
+def of_many_magnitudes(shape, dtype, special):
+    x = torch.randn(shape, device="cuda") * torch.exp2(torch.randint(-12, 8, shape, device="cuda"))
+    values = {"none": [], "finite": [0.0, -0.0, 3e4, -3e4], "infinite": [0.0, math.inf, -math.inf, math.nan]}[special]
+    for value in values:
+        x.view(-1)[torch.randint(0, x.numel(), [max(1, x.numel() // 300)], device="cuda")] = value
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("copies", ["both", "data", "transposed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("float8", [E4M3, E5M2])
+@pytest.mark.parametrize("scale", [0.37, 1e30])
+@pytest.mark.parametrize("special", ["none", "finite", "infinite"])
+@pytest.mark.parametrize("shape", [(256, 512), (16, 16), (208, 336), (1040, 1424), (4096, 80)])
+def test_our_cast_has_te_s_bits(te, stream, shape, special, scale, float8, dtype, copies):
+    x = of_many_magnitudes(shape, dtype, special)
+    got, want = (Float8(te, shape, float8, scale) for _ in range(2))
+    for out in got, want:
+        out.factors[1] = 0.25  # an earlier micro-batch's amax
+    target = got.target if copies == "both" else got.target._replace(**{{"data": "transposed"}.get(copies, "data"): 0})
+    casts.cast_transpose(te, stream, x.data_ptr(), target, *shape, DTYPES[dtype], float8)
+    te.quantize(view(te, x), want.native, stream)
+    if copies != "both":
+        unwritten = got.columnwise if copies == "data" else got.data
+        assert (unwritten == 0xFF).all()
+        unwritten.copy_(want.columnwise if copies == "data" else want.data)
+    check_equal(got, want)
 
 
 SWIGLU = pytest.mark.parametrize("name, float8", [("swiglu", E4M3), ("dswiglu", E5M2), ("dswiglu", E4M3)])
@@ -379,7 +413,7 @@ def test_our_swiglu_has_te_s_bits_in_current_scaling(te, stream, rows, cols, nam
     te.compute_amax(view(te, stored), want.native, stream)
     te.compute_scale_from_amax(want.native, stream)
     te.quantize(view(te, stored), want.native, stream)
-    amax = swiglu.CastTarget.only_amax(got.factors.data_ptr() + 4)
+    amax = casts.CastTarget.only_amax(got.factors.data_ptr() + 4)
     cast_swiglu(te, stream, name, dy, z, got, amax, rounded=True)
     te.compute_scale_from_amax(got.native, stream)
     cast_swiglu(te, stream, name, dy, z, got, rounded=True)
@@ -549,6 +583,45 @@ def test_rope(te, stream, dtype, b, s, heads, kv_heads, d):
         single = poisoned(*parts[0].shape, dtype=dtype)  # TE's own kernel agrees
         te.rope(view(te, parts[0]), view(te, freqs.view(s, 1, 1, d)), view(te, single), backward, stream)
         assert error(single, expected[0]) < tolerance
+
+
+@pytest.mark.parametrize("scaling", ["delayed", "current"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("float8", [E4M3, E5M2])
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize(
+    "b, s, heads, kv_heads, d",
+    [(2, 80, 8, 8, 64), (1, 1024, 32, 8, 128), (3, 48, 6, 2, 96), (1, 16, 1, 1, 16), (2, 2048, 12, 12, 128)],
+)
+def test_rope_in_fp8_has_the_bits_of_rope_and_te_s_cast(
+    te, stream, b, s, heads, kv_heads, d, rotary, float8, dtype, scaling
+):
+    """From q, k and v in three buffers and in one, with outliers and what is not finite in the gradient of v."""
+    sizes = b * s, s, heads, kv_heads, d, DTYPES[dtype]
+    freqs = angles(s, d)
+    angles_at = freqs.data_ptr() if rotary else 0
+    qkv = of_many_magnitudes((b * s, heads + 2 * kv_heads, d), dtype, "none")
+    if scaling == "delayed":
+        qkv[:, -1, 0] = math.inf
+        qkv[-1, -1, 1] = math.nan
+    parts = [t.contiguous() for t in qkv.split([heads, kv_heads, kv_heads], 1)]
+    merged, shape = poisoned(*qkv.shape, dtype=dtype), (b * s, (heads + 2 * kv_heads) * d)
+    rope.rope_merge(te, stream, *(t.data_ptr() for t in (*parts, merged)), angles_at, *sizes)
+    stored = merged.view(shape)
+    for source in qkv.data_ptr(), tuple(t.data_ptr() for t in parts):
+        got, want = (Float8(te, shape, float8, 0.37) for _ in range(2))
+
+        def cast(target, source=source):
+            rope.rope_cast_transpose(te, stream, source, target, angles_at, *sizes, float8)
+
+        if scaling == "current":
+            te.compute_amax(view(te, stored), want.native, stream)
+            te.compute_scale_from_amax(want.native, stream)
+            cast(casts.CastTarget.only_amax(got.factors.data_ptr() + 4))
+            te.compute_scale_from_amax(got.native, stream)
+        te.quantize(view(te, stored), want.native, stream)
+        cast(got.target)
+        check_equal(got, want)
 
 
 def attention_reference(q, k, v, dout, scale, causal, bias=None):

@@ -8,19 +8,31 @@ from paddle_te.native import library
 from paddle_te.native.errors import TransformerEngineError
 from paddle_te.native.types import DType
 
-HEADER = "types.cuh"
+FOLDER = Path(__file__).parent
 # What it calls an element type, and how many its Vector has.
 ELEMENTS = {DType.BFLOAT16: ("bfloat16", 8), DType.FLOAT16: ("float16", 8), DType.FLOAT32: ("float", 4)}
 
 
 @cache
 def kernel(name, file, capability, **defines):
-    """The kernel `name` of `file` (in this folder) for GPUs of compute capability (major, minor), as an int for
-    `_shim.launch`. defines: macros that the file leaves open, to be compiled with these only. Call `native.load` first.
+    """The Kernel `name` of `file` (in this folder) for GPUs of compute capability (major, minor), for `_shim.launch`.
+    defines: macros that the file leaves open, to be compiled with these only. Call `native.load` first.
     Raises TransformerEngineError with the compiler's log."""
     module, handle = _module(file, capability, **defines), ctypes.c_void_p()
     _check(library.driver().cuLibraryGetKernel(ctypes.byref(handle), module, name.encode()), f"no kernel {name}")
-    return handle.value
+    return Kernel(handle.value, name)
+
+
+class Kernel(int):
+    """The address of a CUkernel, which is shown by its name."""
+
+    def __new__(cls, address, name):
+        kernel = super().__new__(cls, address)
+        kernel.name = name
+        return kernel
+
+    def __repr__(self):
+        return self.name
 
 
 @cache
@@ -35,9 +47,11 @@ def _module(file, capability, **defines):
 def compile_cubin(nvrtc, file, capability, **defines):
     """`file` compiled to machine code (bytes): not to PTX, which a driver older than NVRTC would not take."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    source, header = (Path(__file__).with_name(name).read_bytes() for name in (file, HEADER))
-    headers, names = (ctypes.c_char_p * 1)(header), (ctypes.c_char_p * 1)(HEADER.encode())
-    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 1, headers, names), "NVRTC")
+    headers = sorted(FOLDER.glob("*.cuh"))
+    names, texts = [path.name.encode() for path in headers], [path.read_bytes() for path in headers]
+    strings = ctypes.c_char_p * len(headers)
+    given = (FOLDER / file).read_bytes(), file.encode(), len(headers), strings(*texts), strings(*names)
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *given), "NVRTC")
     try:
         options = [b"--gpu-architecture=sm_%d%d" % capability, b"--std=c++17"]
         options += [f"-D{name}={value}".encode() for name, value in defines.items()]

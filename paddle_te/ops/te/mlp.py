@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paddle_te.ops.activations import FC1_WIDTHS
-from paddle_te.ops.te import autograd, swiglu
+from paddle_te.ops.te import autograd, kernel_choice, swiglu
 from paddle_te.ops.te.gemm import (
     BiasGradient,
     SavedColumn,
@@ -137,7 +137,7 @@ def _activated(rt, hidden, code, quantizers, activation, pieces=None):
     """The activation's output as a GEMM reads it; SwiGLU and delayed scaling write fp8 in the same kernel. pieces:
     (rowwise, columnwise) for fp8; None: new ones for both."""
     shape = hidden.shape[0], hidden.shape[1] // FC1_WIDTHS[activation]
-    if quantizers is not None and swiglu.takes(rt, activation, quantizers.input):
+    if quantizers is not None and kernel_choice.swiglu(rt, activation, quantizers.input):
         return swiglu.forward(rt, hidden, code, new_float8(rt, shape, quantizers.input, pieces))
     activate = getattr(rt.te, _KERNELS[activation].forward)
     if cast_in_kernels(quantizers):
@@ -158,7 +158,7 @@ def _activated_again(rt, hidden, code, quantizers, activation):
 
 def _activation_backward(rt, dact, hidden, kernels, dtype, code, quantizers, dbias):
     """The gradient of fc1's output as the operand of its backward GEMMs. dbias: a BiasGradient, filled here in fp8."""
-    if quantizers is not None and dbias is None and swiglu.takes(rt, kernels.forward, quantizers.grad_output):
+    if quantizers is not None and dbias is None and kernel_choice.swiglu(rt, kernels.forward, quantizers.grad_output):
         return swiglu.backward(rt, dact, hidden, code, new_float8(rt, hidden.shape, quantizers.grad_output))
     kernel = kernels.to_fp8 if dbias is None else kernels.to_fp8_with_dbias
     if kernel is None or not cast_in_kernels(quantizers):

@@ -6,10 +6,10 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_te.fp8.scaling import BLOCK
-from paddle_te.native import DType, ScalingMode, column_sums, scaling
+from paddle_te.native import DType, ScalingMode, casts, column_sums, scaling
+from paddle_te.native.casts import CastTarget
 from paddle_te.native.library import cublas_version
-from paddle_te.native.swiglu import CastTarget
-from paddle_te.ops.te import runtime
+from paddle_te.ops.te import kernel_choice, runtime
 from paddle_te.ops.te.runtime import FLOAT32
 
 FP8 = {"e4m3": int(DType.FLOAT8_E4M3), "e5m2": int(DType.FLOAT8_E5M2)}
@@ -120,6 +120,9 @@ class Float8Matrix:
     def _take_factors(self, rowwise, columnwise, factors):
         """(scale, amax) for the native tensor."""
         self._scale_inv = self.quantizer.scale_inv_ptr
+        return self._scale_and_amax()
+
+    def _scale_and_amax(self):
         return self.quantizer.scale_ptr, self.quantizer.amax_ptr
 
     def _bind(self, rt, scale=0, amax=0):
@@ -127,21 +130,24 @@ class Float8Matrix:
         self.native = rt.tensor(self._data, self.shape, code, self._transpose, scale, amax, self._scale_inv)
 
     def fill(self, rt, source, dbias=None):
-        """Quantizes the native tensor `source`. dbias: a native tensor for the sum of its rows."""
-        if dbias is None:
-            rt.te.quantize(source, self.native, rt.stream)
+        """Quantizes a Matrix. dbias: a native tensor for the sum of its rows."""
+        if dbias is not None:
+            rt.te.quantize_dbias(source.native, self.native, dbias, rt.stream)  # in the same pass
+        elif kernel_choice.cast():
+            dtypes = source.native.dtype, FP8[self.quantizer.dtype]
+            casts.cast_transpose(rt.te, rt.stream, source.memory.data_ptr(), self._target(), *self.shape, *dtypes)
         else:
-            rt.te.quantize_dbias(source, self.native, dbias, rt.stream)  # in the same pass
+            rt.te.quantize(source.native, self.native, rt.stream)
         return self
 
     def fill_by(self, rt, cast):
         """Quantizes what `cast` computes: a function of a CastTarget, which it writes to, and of whether the numbers
         are rounded to the activations' dtype before, as if they had been stored. Not with block scaling."""
-        cast(self._target(self.quantizer.scale_ptr, self.quantizer.amax_ptr), False)
+        cast(self._target(), False)
         return self
 
-    def _target(self, scale, amax):
-        return CastTarget(self._data, self._transpose, scale, amax, self._scale_inv)
+    def _target(self):
+        return CastTarget(self._data, self._transpose, *self._scale_and_amax(), self._scale_inv)
 
     def drop_data(self, rt):
         """Lets go of the rowwise data: backward reads the transposed copy only."""
@@ -194,7 +200,7 @@ class CurrentMatrix(Float8Matrix):
 
     def fill(self, rt, source, dbias=None):
         measured = self._measured(rt)
-        rt.te.compute_amax(source, measured, rt.stream)
+        rt.te.compute_amax(source.native, measured, rt.stream)
         rt.te.compute_scale_from_amax(measured, rt.stream)
         return super().fill(rt, source, dbias)
 
@@ -203,7 +209,7 @@ class CurrentMatrix(Float8Matrix):
         rt.te.memset_async(self._factors, 0, 4, rt.stream)
         cast(CastTarget.only_amax(self._factors), True)
         rt.te.compute_scale_from_amax(self._measured(rt), rt.stream)
-        cast(self._target(*self._scale_and_amax()), True)
+        cast(self._target(), True)
         return self
 
     def _measured(self, rt):
@@ -246,10 +252,10 @@ class BlockMatrix(Float8Matrix):
 
     def fill(self, rt, source, dbias=None):
         scaling = self.quantizer.scaling
-        rt.te.quantize_blocks(source, self.native, scaling.power_2_scale, scaling.amax_epsilon, rt.stream)
+        rt.te.quantize_blocks(source.native, self.native, scaling.power_2_scale, scaling.amax_epsilon, rt.stream)
         if dbias is not None:
-            addresses = source.data_ptr, dbias.data_ptr
-            column_sums.column_sums(rt.te, rt.stream, *addresses, *self.shape, source.dtype)
+            addresses = source.native.data_ptr, dbias.data_ptr
+            column_sums.column_sums(rt.te, rt.stream, *addresses, *self.shape, source.native.dtype)
         return self
 
 
@@ -296,7 +302,7 @@ def new_float8(rt, shape, quantizer, pieces=None):
 
 def quantize(rt, source, quantizer, pieces=None, dbias=None):
     """A Float8Matrix of a Matrix; pieces: `new_float8`'s. dbias: as `fill`'s."""
-    return new_float8(rt, source.shape, quantizer, pieces).fill(rt, source.native, dbias)
+    return new_float8(rt, source.shape, quantizer, pieces).fill(rt, source, dbias)
 
 
 def quantized_weight(rt, weight, code, quantizers, pieces):

@@ -5,13 +5,6 @@ from functools import partial
 from paddle_te.native import swiglu
 from paddle_te.ops.te.quantized import FP8
 
-BLACKWELL = (10, 0)  # from here on TE's own functions compute the sigmoid in another way, and fast enough
-
-
-def takes(rt, activation, quantizer):
-    """Whether our kernel stands in for TE's functions, whose bits it has. Tests and benchmarks replace this."""
-    return activation == "swiglu" and quantizer.kind in ("delayed", "current") and rt.stream.capability < BLACKWELL
-
 
 # Addresses come from what memory a Matrix lies in: native tensors are moved by each run, and a backward may be recorded
 # after some.

@@ -1,4 +1,4 @@
-"""Kernels of paddle_te/native/kernels on threads of the CPU, by g++; without casts to 16 bits, which are PTX."""
+"""Kernels of paddle_te/native/kernels on threads of the CPU, by g++; without float16, whose casts are PTX."""
 
 import ctypes
 import re
@@ -8,8 +8,9 @@ from pathlib import Path
 from paddle_te.native import kernels
 
 FOLDER = Path(kernels.__file__).parent
+SHARED = 48 << 10  # bytes of a block
 
-# CUDA's language: one thread a CUDA thread, blocks one after another; and casts to fp8, which are PTX too.
+# CUDA's language: one thread a CUDA thread, blocks one after another; and casts to bfloat16 and fp8, which are PTX too.
 HARNESS = r"""
 #include <math.h>
 #include <pthread.h>
@@ -66,11 +67,18 @@ static float off_by_one(float x) { return nextafterf(1 / x, 0); }
 #define e4m3 ptx_e4m3
 #define e5m2 ptx_e5m2
 #define approximate_reciprocal ptx_approximate_reciprocal
+#define from_float ptx_from_float
 #include "types.cuh"
 #undef e4m3
 #undef e5m2
 #undef approximate_reciprocal
+#undef from_float
 #define approximate_reciprocal off_by_one
+static void from_float(float x, bfloat16& y) {
+  const unsigned bits = __float_as_uint(x);
+  y.bits = x != x ? 0x7fff : bits + 0x7fff + (bits >> 16 & 1) >> 16;
+}
+static void from_float(float x, float& y) { y = x; }
 using e4m3 = Float8<3, 7, 0x7e>;
 using e5m2 = Float8<2, 15, 0x7b>;
 @KERNEL@
@@ -104,8 +112,9 @@ class OnCPU:
         these `defines`."""
         source = (FOLDER / file).read_text()
         source = re.sub(r"^[A-Z_]+\((bfloat16|float16)\)$", "", source, flags=re.M)
-        source = re.sub(r"extern __shared__ float (\w+)\[\];", r"extern float \1[];", source)
-        shared = "".join(f"float {name}[1024];\n" for name in re.findall(r"extern float (\w+)\[\];", source))
+        dynamic = r"extern __shared__ (\S+) (\w+)\[\];"
+        shared = "".join(f"{type} {name}[{SHARED} / sizeof({type})];\n" for type, name in re.findall(dynamic, source))
+        source = re.sub(dynamic, r"extern \1 \2[];", source)
         plain = re.sub(r"__launch_bounds__\([^)]*\)|\\\n", "", source)
         names = re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain)
         code = HARNESS.replace("@KERNEL@", shared + source) + "".join(
@@ -122,5 +131,5 @@ class OnCPU:
     def launch(self, kernel, grid, block, shared_bytes, stream, *arguments):
         name, file, capability = kernel
         assert (file, capability) == (self.file, self.capability) and stream is self
-        assert shared_bytes <= 4096  # the harness's
+        assert shared_bytes <= SHARED
         getattr(self.library, f"launch_{name}")(grid, block, (ctypes.c_longlong * len(arguments))(*map(int, arguments)))

@@ -5,11 +5,18 @@ import subprocess
 
 import pytest
 
-from paddle_te.native import DType, swiglu
+from paddle_te.native import DType, casts, rope, swiglu
+from paddle_te.native.casts import Form
 from tests.unit.native.cuda_on_cpu import FOLDER
 
-SWIGLU = FOLDER / "swiglu.cu"
-FUNCTIONS = ("SwiGLU", DType.FLOAT8_E4M3), ("DSwiGLU", DType.FLOAT8_E4M3), ("DSwiGLU", DType.FLOAT8_E5M2)
+CASTS = {  # by their files: the kernel's name, its tiling, and what else the file is compiled with
+    "swiglu.cu": [
+        ("swiglu", swiglu.TILINGS["SwiGLU"], dict(FUNCTION="SwiGLU")),
+        ("dswiglu", swiglu.TILINGS["DSwiGLU"], dict(FUNCTION="DSwiGLU")),
+    ],
+    "cast.cu": [("cast", casts.CAST_TILING, {})],
+    "rope_cast.cu": [("rope", rope.CAST_TILING, {})],
+}
 
 
 def compile(source, capability, folder, **defines):
@@ -23,18 +30,17 @@ def compile(source, capability, folder, **defines):
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("source", sorted({*FOLDER.glob("*.cu")} - {SWIGLU}), ids=lambda source: source.stem)
-def test_compiles(tmp_path, source, capability):
-    compile(source, capability, tmp_path)
+@pytest.mark.parametrize("file", sorted({path.name for path in FOLDER.glob("*.cu")} - CASTS.keys()))
+def test_compiles(tmp_path, file, capability):
+    compile(FOLDER / file, capability, tmp_path)
 
 
-@pytest.mark.parametrize("function, float8", FUNCTIONS)
-def test_swiglu_compiles(tmp_path, function, float8):
+@pytest.mark.parametrize("file, name, tiling, more", [(file, *cast) for file in CASTS for cast in CASTS[file]])
+def test_casts_compile(tmp_path, file, name, tiling, more):
     """For Hopper, and for the GPUs before it that compute in fp8."""
-    for capability, dtype, rounded in (
-        (89, DType.BFLOAT16, False),
-        (90, DType.BFLOAT16, True),
-        (90, DType.FLOAT16, False),
+    for capability, form in (
+        (89, Form(DType.BFLOAT16, DType.FLOAT8_E4M3)),
+        (90, Form(DType.BFLOAT16, DType.FLOAT8_E5M2, True)),
+        (90, Form(DType.FLOAT16, DType.FLOAT8_E4M3)),
     ):
-        defines = swiglu.defines(function, dtype, float8, rounded, swiglu.TILINGS[function])
-        compile(SWIGLU, capability, tmp_path, **defines)
+        compile(FOLDER / file, capability, tmp_path, **form.defines(name, tiling), **more)

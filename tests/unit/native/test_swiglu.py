@@ -1,74 +1,23 @@
 """The kernel of swiglu.cu: its own source run on the CPU against NumPy, and the arguments it is launched with."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-from paddle_te.native import DType, swiglu
-from tests.unit.native.cuda_on_cpu import OnCPU
+from paddle_te.native import DType, casts, swiglu
+from tests.unit.native.casts_on_cpu import NUMPY, CastsOnCPU, Output, aligned
 
-FLOAT8 = {
-    DType.FLOAT8_E4M3: (ml_dtypes.float8_e4m3fn, 448),
-    DType.FLOAT8_E5M2: (ml_dtypes.float8_e5m2, 57344),
-}
-NUMPY = {DType.FLOAT32: np.float32, DType.BFLOAT16: ml_dtypes.bfloat16}
-SMALL = swiglu.Tiling(tile_rows=64, band=2, blocks_per_sm=1)
+SMALL = casts.Tiling(tile_rows=64, band=2, blocks_per_sm=1)
 
 
 @pytest.fixture(scope="module")
-def compiled(gxx, tmp_path_factory):
-    """compiled(**defines): swiglu.cu on the CPU."""
-    kernels = {}
-
-    def compiled(**defines):
-        key = tuple(defines.values())
-        if key not in kernels:
-            kernels[key] = OnCPU(gxx, tmp_path_factory.mktemp("swiglu"), "swiglu.cu", **defines)
-        return kernels[key]
-
-    return compiled
+def on_cpu(gxx, tmp_path_factory):
+    return CastsOnCPU(gxx, tmp_path_factory.mktemp)
 
 
 @pytest.fixture
-def te(monkeypatch, compiled):
-    """Launches what the wrapper asks for on the CPU."""
-
-    class Compiled:
-        capability = (9, 0)
-
-        def launch(self, kernel, grid, block, shared, stream, *arguments):
-            name, file, capability, defines = kernel
-            assert name == defines["NAME"]
-            on_cpu = compiled(**defines)
-            on_cpu.launch(("NAME", file, capability), grid, block, shared, on_cpu, *arguments)
-
-    monkeypatch.setattr(swiglu, "kernel", lambda *key, **defines: (*key, defines))
-    return Compiled()
-
-
-class Output:
-    """An fp8 matrix with its transpose and factors, poisoned, at addresses of 16 bytes."""
-
-    def __init__(self, shape, float8, scale):
-        rows, cols = shape
-        self.dtype, self.greatest = FLOAT8[float8]
-        self.data, self.transposed = aligned((rows, cols), np.uint8), aligned((cols, rows), np.uint8)
-        self.data[:], self.transposed[:] = 0x55, 0x55
-        self.scale, self.amax, self.scale_inv = (np.array([x], np.float32) for x in (scale, 0, np.nan))
-        arrays = self.data, self.transposed, self.scale, self.amax, self.scale_inv
-        self.target = swiglu.CastTarget(*(array.ctypes.data for array in arrays))
-
-    def bits(self, values):
-        with np.errstate(over="ignore", invalid="ignore"):
-            scaled = np.clip(values * self.scale, -self.greatest, self.greatest)
-        return scaled.astype(self.dtype).view(np.uint8)
-
-
-def aligned(shape, dtype):
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + 16, np.uint8)
-    start = -memory.ctypes.data % 16
-    return memory[start : start + size].view(dtype).reshape(shape)
+def te(monkeypatch, on_cpu):
+    on_cpu.install(monkeypatch)
+    return on_cpu
 
 
 def inputs(seed, rows, cols, dtype):
@@ -109,7 +58,7 @@ CASES = pytest.mark.parametrize(
     [
         ("SwiGLU", DType.FLOAT8_E4M3, SMALL),
         ("DSwiGLU", DType.FLOAT8_E5M2, SMALL),
-        ("DSwiGLU", DType.FLOAT8_E4M3, swiglu.Tiling(128, 1, 1)),
+        ("DSwiGLU", DType.FLOAT8_E4M3, casts.Tiling(128, 1, 1)),
     ],
 )
 
@@ -155,5 +104,5 @@ def test_what_is_not_wanted_is_not_written(te, monkeypatch, seed, function, floa
         kept = out.transposed.T if name == "data" else out.data
         np.testing.assert_array_equal(kept, out.bits(want))
     amax = np.zeros(1, np.float32)
-    run(te, function, dy, z, swiglu.CastTarget.only_amax(amax.ctypes.data), DType.FLOAT32, float8, rounded=True)
+    run(te, function, dy, z, casts.CastTarget.only_amax(amax.ctypes.data), DType.FLOAT32, float8, rounded=True)
     assert amax == np.abs(want).max()

@@ -1,10 +1,10 @@
-"""The MLP with our SwiGLU kernel, on the emulated library."""
+"""Layers with our kernels, on the emulated library."""
 
 import pytest
 
 from tests import emulated_te
+from tests.kernel_cases import OF_TRANSFORMER, OPTIONS, RECIPES, check_the_librarys_bits, steps, transformer
 from tests.poison import poison_allocations
-from tests.swiglu_cases import OPTIONS, RECIPES, check_the_librarys_bits, steps
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +17,12 @@ def emulated(monkeypatch):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_bits_of_the_librarys_functions(seed, monkeypatch, recipe, options):
     check_the_librarys_bits(seed, monkeypatch, RECIPES[recipe], OPTIONS[options])
+
+
+@pytest.mark.parametrize("options", OF_TRANSFORMER)
+@pytest.mark.parametrize("recipe", ["delayed_from_current", "current"])
+def test_the_bits_of_a_whole_layer(seed, monkeypatch, recipe, options):
+    check_the_librarys_bits(seed, monkeypatch, RECIPES[recipe], OF_TRANSFORMER[options], transformer)
 
 
 def test_whose_kernel_it_is(monkeypatch):

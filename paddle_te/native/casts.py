@@ -1,0 +1,79 @@
+"""What kernels have in common that cast to fp8 with the transposed copy, in one pass (kernels/cast_tile.cuh).
+
+Addresses are ints, of 16 bytes' alignment. Rows and columns are multiples of 16.
+"""
+
+from typing import NamedTuple
+
+from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.types import DType
+
+_FLOAT8 = {DType.FLOAT8_E4M3: "e4m3", DType.FLOAT8_E5M2: "e5m2"}
+_VECTORS, _PATCH_ROWS = 8, 4  # of a row of a tile, and the rows of which a thread has a vector each
+
+
+class CastTarget(NamedTuple):
+    """Where a cast writes: data and transposed, of a DType in fp8 and of any size, 0 where one is not wanted; float32
+    amax, raised to the greatest magnitude before scaling; scale_inv, 1 / scale. scale: read; 0 for 1."""
+
+    data: int
+    transposed: int
+    scale: int
+    amax: int
+    scale_inv: int
+
+    @classmethod
+    def only_amax(cls, amax):
+        return cls(0, 0, 0, amax, 0)
+
+
+class Tiling(NamedTuple):
+    """How matrices are cut. tile_rows: of a block of threads. band: rows of tiles that are computed together, so that
+    what is written to the transposed copy at one time lies close together. blocks_per_sm: that the registers must
+    suffice for. tiles: beside each other that a block computes one after another."""
+
+    tile_rows: int
+    band: int
+    blocks_per_sm: int
+    tiles: int = 1
+
+
+class Form(NamedTuple):
+    """dtype: of what is read, a DType. float8: of what is written. rounded: whether the numbers are rounded to dtype
+    before they are measured and cast, as if they had been stored."""
+
+    dtype: int
+    float8: int
+    rounded: bool = False
+
+    def defines(self, name, tiling):
+        """What a file of kernels is compiled with for a kernel of this name."""
+        return dict(
+            ELEMENT=ELEMENTS[self.dtype][0],
+            FLOAT8=_FLOAT8[self.float8],
+            ROUND=int(self.rounded),
+            TILE_ROWS=tiling.tile_rows,
+            TILES=tiling.tiles,
+            BAND=tiling.band,
+            BLOCKS_PER_SM=tiling.blocks_per_sm,
+            NAME=name,
+        )
+
+
+def launch(te, stream, name, file, form, tiling, size, arguments, shared_bytes=0, **more):
+    """Runs the kernel `name` on a Source of `size` (rows, columns). more: what the file is compiled with beside the
+    Form's `defines`."""
+    compiled = kernel(name, file, stream.capability, **form.defines(name, tiling), **more)
+    (rows, columns), width = size, _VECTORS * ELEMENTS[form.dtype][1] * tiling.tiles
+    blocks = -(-rows // tiling.tile_rows) * -(-columns // width)
+    te.launch(compiled, blocks, tiling.tile_rows // _PATCH_ROWS * _VECTORS, shared_bytes, stream, *arguments)
+
+
+CAST_TILING = Tiling(128, 8, 6)
+
+
+def cast_transpose(te, stream, x, target, rows, cols, dtype, float8):
+    """x [rows, cols], row-major, cast to fp8 with its transposed copy, as TE's nvte_quantize does. target: a
+    CastTarget. dtype, float8: a Form's."""
+    kernel = "cast_transpose", "cast.cu", Form(dtype, float8), CAST_TILING
+    launch(te, stream, *kernel, (rows, cols), (x, *target, rows, cols))

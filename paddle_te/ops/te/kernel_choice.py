@@ -1,0 +1,21 @@
+"""Where our kernels stand in for TE's functions, whose bits they have. Tests and benchmarks replace these functions."""
+
+from paddle_te.native import rope
+
+BLACKWELL = (10, 0)  # from here on TE's own functions compute the sigmoid in another way, and fast enough
+ONE_SCALE = ("delayed", "current")  # kinds of quantizers with one scale for a tensor
+
+
+def swiglu(rt, activation, quantizer):
+    """Whether SwiGLU, or its gradient, is computed and cast in one pass."""
+    return activation == "swiglu" and quantizer.kind in ONE_SCALE and rt.stream.capability < BLACKWELL
+
+
+def cast():
+    """Whether our kernel casts what has one scale."""
+    return True
+
+
+def rotation(head_dim, code, quantizer):
+    """Whether the gradient of rotated q, k and v is turned back and cast in one pass. code: its dtype."""
+    return quantizer.kind in ONE_SCALE and rope.casts_head(head_dim, code)
