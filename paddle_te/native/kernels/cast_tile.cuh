@@ -5,10 +5,10 @@
 // when all words of the tile are in shared memory, where a column of the tile is one piece.
 //
 // What is cast is a Source, of `columns` columns:
-//   Element             the type of the inputs; Source::Vector<Element> are read
-//   kOutputs            numbers that come from an element's place: matrices that are cast have kOutputs * columns columns
-//   place(o, column)    the column of output o
-//   Patch(source, row, column), reads a patch; compute(i, y) computes the numbers y[o][j] of its row i
+//   Element             the type of the inputs
+//   kOutputs            numbers that come from one place of the inputs: what is written has kOutputs * columns columns
+//   place(o, column)    the column of the number o
+//   Patch               what a thread reads, at (source, row, column); compute(i, y): the numbers y[o][j] of row i
 //
 // The kernels' Python modules define TILE_ROWS, rows of a tile; TILES, tiles beside each other that a block computes;
 // BAND, rows of tiles that blocks beside each other compute; BLOCKS_PER_SM, which limits registers; and ELEMENT, FLOAT8

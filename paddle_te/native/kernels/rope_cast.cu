@@ -60,8 +60,8 @@ struct Rotation {
   };
 };
 
-// angles: float32 [s, d], of which the first half of each row is read; row t % s for token t. Shared memory: a float for
-// each row of a tile and number of a head, none without angles.
+// angles: float32 [s, d], of which the first half of each row is read; row t % s for token t. Shared memory: a float
+// for each row of a tile and number of a head, none without angles.
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
     NAME(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, long long q_stride, long long k_stride,
          long long v_stride, unsigned char* data, unsigned char* transposed, const float* scale, float* amax,
@@ -72,8 +72,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
   const unsigned half = d / 2;
   const long long columns = (heads + 2 * kv_heads) * half;
   const Place first = first_of_block<kTilesWidth<ELEMENT>>(tokens, columns);
-  const Rotation<ELEMENT> source{q, k, v, q_stride, k_stride, v_stride, static_cast<unsigned>(heads),
-                                 static_cast<unsigned>(kv_heads), half, angles ? table : nullptr, first.row};
+  const Rotation<ELEMENT> source{q,
+                                 k,
+                                 v,
+                                 q_stride,
+                                 k_stride,
+                                 v_stride,
+                                 static_cast<unsigned>(heads),
+                                 static_cast<unsigned>(kv_heads),
+                                 half,
+                                 angles ? table : nullptr,
+                                 first.row};
   if (angles) {
     for (unsigned i = threadIdx.x; i < kTileRows * half; i += kThreads) {
       const unsigned row = i / half, pair = i % half;

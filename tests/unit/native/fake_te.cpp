@@ -360,6 +360,81 @@ EXPORT int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsign
          "[" + values + "]", extra != nullptr);
   return cuda();
 }
+// cuBLASLt: descriptions are addresses of what has been set; a product shows all of it.
+struct Described {
+  std::string text;
+};
+static int g_products = 0;  // asked of the heuristic
+static void* described(const std::string& text) { return new Described{text}; }
+static const std::string& text(void* description) { return static_cast<Described*>(description)->text; }
+static std::map<void*, std::map<int, long long>> g_lt_attributes;
+static int set_lt(void* description, int attribute, const void* value, size_t size) {
+  long long number = 0;
+  memcpy(&number, value, size);  // little-endian, and none is negative
+  g_lt_attributes[description][attribute] = number;
+  return 0;
+}
+static std::string lt_attributes(void* description) {
+  std::string all = "{";
+  for (auto& [attribute, value] : g_lt_attributes[description])
+    all += (all.size() > 1 ? ", \"" : "\"") + std::to_string(attribute) + "\": " + std::to_string(value);
+  return all + "}";
+}
+EXPORT int cublasLtCreate(void** handle) {
+  *handle = reinterpret_cast<void*>(0x9000);
+  return 0;
+}
+EXPORT int cublasLtMatmulDescCreate(void** description, int compute, int scale) {
+  *description = described("[" + std::to_string(compute) + ", " + std::to_string(scale) + "]");
+  return 0;
+}
+EXPORT int cublasLtMatmulDescSetAttribute(void* description, int attribute, const void* value, size_t size) {
+  return set_lt(description, attribute, value, size);
+}
+EXPORT int cublasLtMatrixLayoutCreate(void** layout, int type, uint64_t rows, uint64_t cols, int64_t ld) {
+  std::ostringstream out;
+  out << "[" << type << ", " << rows << ", " << cols << ", " << ld << "]";
+  *layout = described(out.str());
+  return 0;
+}
+EXPORT int cublasLtMatmulPreferenceCreate(void** preference) {
+  *preference = described("");
+  return 0;
+}
+EXPORT int cublasLtMatmulPreferenceSetAttribute(void* preference, int attribute, const void* value, size_t size) {
+  return set_lt(preference, attribute, value, size);
+}
+EXPORT int cublasLtMatmulPreferenceDestroy(void* preference) {
+  g_lt_attributes.erase(preference);
+  delete static_cast<Described*>(preference);
+  return 0;
+}
+struct Heuristic {
+  unsigned long long algo[8];
+  size_t workspace;
+  int state;
+  float waves;
+  int reserved[4];
+};
+EXPORT int cublasLtMatmulAlgoGetHeuristic(void*, void* description, void* a, void* b, void* c, void* d,
+                                          void* preference, int wanted, Heuristic* result, int* found) {
+  record("cublasLtMatmulAlgoGetHeuristic", lt_attributes(description), text(a), text(b), text(c), text(d),
+         lt_attributes(preference), wanted);
+  result->algo[0] = ++g_products;
+  result->algo[7] = 77;
+  *found = 1;
+  return 0;
+}
+EXPORT int cublasLtMatmul(void* handle, void* description, const void* alpha, const void* a, void* a_layout,
+                          const void* b, void* b_layout, const void* beta, const void* c, void* c_layout, void* d,
+                          void* d_layout, const unsigned long long* algo, void* workspace, size_t bytes, T stream) {
+  record("cublasLtMatmul", number(handle), text(description), lt_attributes(description),
+         *static_cast<const float*>(alpha), number(a), text(a_layout), number(b), text(b_layout),
+         *static_cast<const float*>(beta), number(c), text(c_layout), number(d), text(d_layout),
+         algo[0] && algo[7] == 77, number(workspace), bytes, number(stream));
+  return cuda();
+}
+EXPORT const char* cublasLtGetStatusString(int) { return "a status"; }
 EXPORT int cuGetErrorString(int, const char** text) {
   *text = "launch failed";
   return 0;
