@@ -530,7 +530,7 @@ def test_gemm_adds_bias_and_residual(te, stream, tokens, inner, outer, fp8):
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8", "fp8_in_out", "bf16_in_out", "blocks"])
 @pytest.mark.parametrize("tokens, inner, outer", [(128, 256, 384), (512, 1024, 2048), (2048, 14336, 4096)])
 def test_a_gemm_with_an_addend_has_the_bits_of_a_copy_and_te_s(te, stream, tokens, inner, outer, precision, with_bias):
-    """Into other memory than the addend's; again with other scales and another bias. in_out: the weight is [in, out]."""
+    """Into other memory than the addend's; again with other scales and bias. in_out: W is [in, out]."""
     dtype, transa = torch.float16 if precision == "fp16" else torch.bfloat16, not precision.endswith("in_out")
     for _ in range(2):
         x, residual, bias = (random(*shape, dtype=dtype) for shape in ((tokens, inner), (tokens, outer), (outer,)))
