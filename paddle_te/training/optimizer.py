@@ -1,25 +1,23 @@
-"""Clipping to a global norm without a pass of its own: AdamW multiplies each gradient as it reads it.
+"""AdamW with clipping in one pass, and of all weights in one call.
 
 Paddle's ClipGradByGlobalNorm reads and writes all gradients between their norm and AdamW, which reads them again. Here
-it computes the factor only, and nvgpu has an AdamW that takes it. Same numbers: the kernel rounds factor and product to
-the gradient's type, as Paddle's multiplication does. The same AdamW keeps a state of fewer bytes (compact_states).
+it computes the factor only, and nvgpu has an AdamW that takes it and multiplies each gradient as it reads it. Same
+numbers: the kernel rounds factor and product to the gradient's type, as Paddle's multiplication does. The same AdamW
+keeps a state of fewer bytes (compact_states). Both the norm and the update take all weights at once (multi_tensor).
 """
 
-from dataclasses import dataclass
-from functools import cache
-from itertools import groupby
+from collections import defaultdict
 
 import paddle
-from paddle import _C_ops
-from paddle.base import core
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import HybridParallelClipGrad
 from paddle.nn.clip import _squared_l2_norm
 
 from paddle_te import device
+from paddle_te.training import multi_tensor
 
 
 def fuse_clipping(optimizer):
-    """Lets Paddle's AdamW with its ClipGradByGlobalNorm clip as it updates, where that is possible: on nvgpu.
+    """Lets Paddle's AdamW, without clipping or with ClipGradByGlobalNorm, do so where that is possible: on nvgpu.
 
     Both remain what they are but for their class: states, their names and checkpoints are the same; so does the
     HybridParallelClipGrad that Paddle puts around the clipping under tensor and pipeline parallelism and sharding. The
@@ -27,8 +25,13 @@ def fuse_clipping(optimizer):
     """
     clip = optimizer._grad_clip
     groups = isinstance(optimizer._parameter_list[0], dict)  # each may have its own clipping
-    if type(optimizer) is paddle.optimizer.AdamW and type(clip) is paddle.nn.ClipGradByGlobalNorm and not groups:
-        optimizer.__class__, clip.__class__ = FactorAdamW, _ClipGradByGlobalNorm
+    if type(optimizer) is not paddle.optimizer.AdamW or groups:
+        return
+    if type(clip) is paddle.nn.ClipGradByGlobalNorm:
+        clip.__class__ = _ClipGradByGlobalNorm
+    elif clip is not None:
+        return
+    optimizer.__class__ = FactorAdamW
 
 
 class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
@@ -48,9 +51,7 @@ class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
     @paddle.no_grad()
     def _clip_factor(self, grads):
         """clip_norm / max(norm, clip_norm), by Paddle's operations in Paddle's order."""
-        squares = sorted((_squared_l2_norm(grad) for grad in grads), key=lambda square: str(square.dtype))
-        sums = [paddle.stack(list(same)).sum() for _, same in groupby(squares, key=lambda square: square.dtype)]
-        self.norm = paddle.sqrt(paddle.stack([total.astype("float32") for total in sums]).sum())
+        self.norm = paddle.sqrt(multi_tensor.sum_of_squares(grads))
         return clip_factor(self.norm, self.clip_norm)
 
 
@@ -65,14 +66,19 @@ class _HybridParallelClipGrad(HybridParallelClipGrad):
 
     factor = norm = None
 
-    def _comm_and_clip(self, params_grads, squares_of_distributed, squares_of_others):
-        """As Paddle's: the sums of squares [1] of this rank's weights that differ between tensor parallel ranks, and of
-        its others, become those of all ranks."""
-        if not _take_factor(_clipped(params_grads)):
+    @paddle.no_grad()
+    def _dygraph_clip(self, params_grads):
+        clipped = _clipped(params_grads)
+        if not _take_factor(clipped):
             self.factor = self.norm = None
-            return super()._comm_and_clip(params_grads, squares_of_distributed, squares_of_others)
-        self._global_norm(squares_of_distributed, squares_of_others)
-        self.norm = norm = paddle.sqrt(squares_of_distributed + squares_of_others)
+            return super()._dygraph_clip(params_grads)
+        once = [(p, grad) for p, grad in clipped if getattr(p, "is_firstly_shared", True)]  # of all pipeline stages
+        distributed, others = (
+            multi_tensor.sum_of_squares([grad for p, grad in once if bool(p.is_distributed) is differs]).reshape([1])
+            for differs in (True, False)  # whether tensor parallel ranks have parts that differ
+        )
+        self._global_norm(distributed, others)
+        self.norm = norm = paddle.sqrt(distributed + others)
         largest = paddle.full([], self.clip_norm, norm.dtype)
         self.factor = largest / (paddle.maximum(norm, largest) + paddle.full([], 1e-6, norm.dtype))
         return params_grads
@@ -86,8 +92,14 @@ def gradient_norm(clip, params_grads):
     """
     if getattr(clip, "norm", None) is not None:
         return clip.norm.reshape([])
-    squares = [_squared_l2_norm(grad).astype("float32").reshape([]) for _, grad in params_grads if grad is not None]
-    return paddle.sqrt(paddle.stack(squares).sum()) if squares else paddle.zeros([], "float32")
+    params_grads = [(p, grad) for p, grad in params_grads if grad is not None]
+    grads = [grad for _, grad in params_grads]
+    if _take_factor(params_grads):
+        squares = multi_tensor.squared_norms(grads)
+    else:
+        squares = [_squared_l2_norm(grad) for grad in grads]
+    squares = [square.astype("float32").reshape([-1]) for square in squares]
+    return paddle.sqrt(paddle.concat(squares).sum()) if squares else paddle.zeros([], "float32")
 
 
 def _clipped(params_grads):
@@ -95,56 +107,18 @@ def _clipped(params_grads):
 
 
 def _take_factor(clipped):
-    """Whether FactorAdamW can multiply all these gradients."""
-    return all(_takes_factor(param, grad) for param, grad in clipped)
+    """Whether nvgpu's operators can take all these gradients, which lie on one device."""
+    on_nvgpu = not clipped or device.kind(clipped[0][1].place) == "nvgpu"
+    return on_nvgpu and all(_takes_factor(param, grad) for param, grad in clipped)
 
 
 def _takes_factor(param, grad):
-    dense = grad.is_dense() and not grad.is_dist() and grad.dtype != paddle.float64
     regularized = getattr(param, "regularizer", None) is not None  # between clipping and AdamW
-    return dense and not regularized and device.kind(grad.place) == "nvgpu"
+    return _is_dense(grad) and grad.dtype is not paddle.float64 and not regularized
 
 
-@cache
-def _operator():
-    """The name of nvgpu's AdamW with a factor (its kernels/training.cc), which Paddle knows afterwards."""
-    name, path = "nvgpu_adamw", device.nvgpu_library()
-    if name not in core.load_op_meta_info_and_register_op(path):
-        raise RuntimeError(f"{path} is of another version and lacks the operator {name}: pip install ./nvgpu")
-    return name
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one step of AdamW reads and changes: the inputs and attributes of nvgpu's operator, in its order.
-
-    factor: float32 [1] that the gradient is multiplied by, or None. master: the float32 master weight, the int16
-    remainder of one, or None. decay: 0 for a weight that does not decay. noise_key, noise_first: which random numbers
-    bfloat16 moments are rounded by (compact_states.noise).
-    """
-
-    param: paddle.Tensor
-    grad: paddle.Tensor
-    factor: paddle.Tensor | None
-    learning_rate: paddle.Tensor
-    moment1: paddle.Tensor
-    moment2: paddle.Tensor
-    moment2_max: paddle.Tensor | None
-    beta1_power: paddle.Tensor
-    beta2_power: paddle.Tensor
-    master: paddle.Tensor | None
-    beta1: float
-    beta2: float
-    epsilon: float
-    rate_ratio: float
-    decay: float
-    noise_key: int
-    noise_first: int
-
-
-def run_on_nvgpu(step):
-    """Makes a Step by nvgpu's operator."""
-    _C_ops._run_custom_op(_operator(), *vars(step).values())
+def _is_dense(grad):
+    return grad.is_dense() and not grad.is_dist()
 
 
 def multiplied(grad, factor):
@@ -153,55 +127,117 @@ def multiplied(grad, factor):
 
 
 class FactorAdamW(paddle.optimizer.AdamW):
-    """Paddle's, with the factor of its clipping."""
+    """Paddle's, with the factor of its clipping, which on nvgpu updates all weights in one call."""
+
+    _asked_for = _answers = None  # the functions that were asked for `_ratios_and_decays`, and {name: their answer}
 
     def _apply_optimize(self, *args, **kwargs):
         if type(self._grad_clip) is HybridParallelClipGrad:  # put there after this optimizer was made
             self._grad_clip.__class__ = _HybridParallelClipGrad
         return super()._apply_optimize(*args, **kwargs)
 
+    def _create_optimization_pass(self, parameters_and_grads, param_group_idx=0):
+        """Paddle's, of pairs of a parameter and its gradient, which on nvgpu are updated many by a call."""
+        together, others = [], parameters_and_grads
+        if isinstance(others, list):
+            there = [(p, grad) for p, grad in others if grad is not None and p._is_initialized() and not p.stop_gradient]
+            if there and device.kind(there[0][0].place) == "nvgpu":
+                together = [(p, grad) for p, grad in there if _is_dense(grad)]
+                others = [(p, grad) for p, grad in there if not _is_dense(grad)]
+        operations = super()._create_optimization_pass(others, param_group_idx)  # sets the learning rate, too
+        if not self._get_auxiliary_var("found_inf"):  # as Paddle does it, where a loss is scaled
+            self._update(together)
+        return operations
+
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad
-        factor = self._factor_of(param)
-        if factor is not None and device.kind(param.place) == "nvgpu":
-            run_on_nvgpu(self.step_of(param_and_grad))
+        if _is_dense(grad) and device.kind(param.place) == "nvgpu":
+            self._update([param_and_grad])
         else:
-            super()._append_optimize_op(block, (param, multiplied(grad, factor)))
+            self._update_elsewhere(block, param_and_grad)
+
+    def _update_elsewhere(self, block, param_and_grad):
+        param, grad = param_and_grad
+        super()._append_optimize_op(block, (param, multiplied(grad, self._factor_of(param))))
 
     def _factor_of(self, param):
         """What clips the parameter's gradient as it is read; None: nothing."""
         return getattr(self._grad_clip, "factor", None) if getattr(param, "need_clip", True) else None
 
-    def noise_of(self, param):
-        """(key, number of the first element) of random numbers; what is kept in float32 needs none."""
-        return 0, 0
+    def _noise_key(self):
+        """Which random numbers a step's moments are rounded by; those in float32 need none."""
+        return 0
 
-    def step_of(self, param_and_grad):
-        """The Step of a parameter, whose state is there, and its gradient."""
-        param, grad = param_and_grad
+    def _first_element(self, name):
+        """The place of a parameter's first element in its whole weight, for the random numbers."""
+        return 0
 
-        def state(name):
-            return self._get_accumulator_master(name, param)
+    def _update(self, pairs):
+        """Updates parameters on nvgpu, in one call for all that have the same learning rate and factor.
 
-        has_master = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
-        decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(param.name)
-        noise_key, noise_first = self.noise_of(param)
-        return Step(
-            param=param,
-            grad=grad,
-            factor=self._factor_of(param),
-            learning_rate=self._create_param_lr(param_and_grad),
-            moment1=state(self._moment1_acc_str),
-            moment2=state(self._moment2_acc_str),
-            moment2_max=state(self._moment2_acc_max_str) if self._amsgrad else None,
-            beta1_power=state(self._beta1_pow_acc_str),
-            beta2_power=state(self._beta2_pow_acc_str),
-            master=self._master_weights[param.name] if has_master else None,
-            beta1=float(self._beta1),
-            beta2=float(self._beta2),
-            epsilon=float(self._epsilon),
-            rate_ratio=1.0 if self._lr_ratio is None else self._lr_ratio(param),
-            decay=self._weight_decay if decays else 0.0,
-            noise_key=noise_key,
-            noise_first=noise_first,
+        Each step looks its states up anew, and each call reads their addresses, so that it does not matter who has
+        replaced or moved them.
+        """
+        new = [param for param, _ in pairs if param.name not in self._already_create_accumulator]
+        if new:
+            self._create_accumulators(paddle.static.default_main_program().global_block(), new)
+            self._maybe_refuse()  # Paddle's, which may want the states in one piece of memory
+        calls = defaultdict(list)
+        for pair in pairs:
+            calls[self._call_of(pair[0])].append(pair)
+        for alike in calls.values():
+            self._update_alike(alike)
+
+    def _call_of(self, param):
+        """What parameters must have alike to be updated by one call."""
+        attributes = getattr(param, "optimize_attr", None) or {}
+        rate = attributes.get("learning_rate", 1.0)
+        rate = rate if isinstance(rate, (int, float)) else id(rate)  # a tensor
+        return rate, getattr(param, "need_clip", True), self._has_master(param)
+
+    def _has_master(self, param):
+        return self._multi_precision and (param.dtype is paddle.bfloat16 or param.dtype is paddle.float16)
+
+    def _update_alike(self, pairs):
+        params, grads = ([*column] for column in zip(*pairs, strict=True))
+        names = [param.name for param in params]
+        masters = [self._master_weights[name] for name in names] if self._has_master(params[0]) else None
+        of_states = names if masters is None else [master.name for master in masters]
+
+        def states(kind):
+            kept = self._accumulators[kind if self._name is None else f"{self._name}_{kind}"]
+            return [kept[name] for name in of_states]
+
+        ratios, decays = zip(*self._ratios_and_decays(params, names), strict=True)
+        multi_tensor.adamw(
+            params,
+            grads,
+            self._factor_of(params[0]),
+            self._create_param_lr(pairs[0]),
+            states(self._moment1_acc_str),
+            states(self._moment2_acc_str),
+            states(self._moment2_acc_max_str) if self._amsgrad else None,
+            states(self._beta1_pow_acc_str),
+            states(self._beta2_pow_acc_str),
+            masters,
+            float(self._beta1),
+            float(self._beta2),
+            float(self._epsilon),
+            [*ratios],
+            [*decays],
+            self._noise_key(),
+            [self._first_element(name) for name in names],
         )
+
+    def _ratios_and_decays(self, params, names):
+        """[(ratio of the learning rate, decay)] of parameters, for which the functions that say so are asked once."""
+        functions = self._lr_ratio, self._apply_decay_param_fun, self._weight_decay
+        if self._asked_for != functions:
+            self._asked_for, self._answers = functions, {}
+        answers = self._answers
+        for param, name in zip(params, names, strict=True):
+            if name not in answers:
+                decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(name)
+                ratio = 1.0 if self._lr_ratio is None else self._lr_ratio(param)
+                answers[name] = ratio, self._weight_decay if decays else 0.0
+        return [answers[name] for name in names]

@@ -110,9 +110,8 @@ void CheckTypes(const Weight& weight, const Tensor& learning_rate) {
 
 // grad_factor: float32 [1], what the gradient is multiplied by as it is read; nullptr for 1. Powers of beta are read
 // only.
-void Update(const Context& context, const Weight& weight, const Tensor& grad, const Tensor* grad_factor,
-            const Tensor& learning_rate, const Tensor& beta1_power, const Tensor& beta2_power,
-            const AdamWSettings& settings) {
+math::AdamW StepOf(const Weight& weight, const Tensor& grad, const Tensor* grad_factor, const Tensor& learning_rate,
+                   const Tensor& beta1_power, const Tensor& beta2_power, const AdamWSettings& settings) {
   CheckTypes(weight, learning_rate);
   math::AdamW step;
   step.param = weight.param->data();
@@ -140,7 +139,7 @@ void Update(const Context& context, const Weight& weight, const Tensor& grad, co
   step.noise_first = settings.noise_first;
   step.count = weight.param->numel();
   step.width = WidthOfRows(*weight.param);
-  math::RunAdamW(StreamOf(context), step);
+  return step;
 }
 
 // Paddle's own operation.
@@ -164,33 +163,98 @@ void AdamW(const Context& context, const Tensor& param, const Tensor& grad, cons
   if (!skip) {
     const Weight weight = {param_out, moment1_out, moment2_out, amsgrad ? moment2_max_out : nullptr,
                            with_master ? master_param_out : nullptr};
-    Update(context, weight, grad, nullptr, learning_rate, beta1_power, beta2_power, settings);
+    math::RunAdamW(StreamOf(context),
+                   {StepOf(weight, grad, nullptr, learning_rate, beta1_power, beta2_power, settings)});
   }
   if (use_global_beta_power) return;
   Advance(context, beta1_power, skip ? 1 : settings.beta1, beta1_power_out);
   Advance(context, beta2_power, skip ? 1 : settings.beta2, beta2_power_out);
 }
 
-// ---- nvgpu_adamw: AdamW with what Paddle's operation has no arguments for
+// ---- Operators of the plug-in's own, for many weights in one call
 
-Tensor* DenseOf(const paddle::Tensor& tensor) { return static_cast<Tensor*>(tensor.impl().get()); }
-Tensor* DenseOf(const paddle::optional<paddle::Tensor>& tensor) { return tensor ? DenseOf(*tensor) : nullptr; }
+using Several = std::vector<paddle::Tensor>;
 
-void OurAdamW(const paddle::Tensor& param, const paddle::Tensor& grad, const paddle::optional<paddle::Tensor>& factor,
-              const paddle::Tensor& learning_rate, const paddle::Tensor& moment1, const paddle::Tensor& moment2,
-              const paddle::optional<paddle::Tensor>& moment2_max, const paddle::Tensor& beta1_power,
-              const paddle::Tensor& beta2_power, const paddle::optional<paddle::Tensor>& master_param, double beta1,
-              double beta2, double epsilon, float rate_ratio, float decay, int64_t noise_key, int64_t noise_first) {
-  const auto& context = *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(param.place()));
-  const Weight weight = {DenseOf(param), DenseOf(moment1), DenseOf(moment2), DenseOf(moment2_max),
-                         DenseOf(master_param)};
-  Tensor *power1 = DenseOf(beta1_power), *power2 = DenseOf(beta2_power);
-  const AdamWSettings settings = {
-      beta1, beta2, epsilon, rate_ratio, decay, static_cast<uint32_t>(noise_key), static_cast<uint32_t>(noise_first)};
-  Update(context, weight, *DenseOf(grad), DenseOf(factor), *DenseOf(learning_rate), *power1, *power2, settings);
-  Advance(context, *power1, beta1, power1);
-  Advance(context, *power2, beta2, power2);
+Tensor* DenseOf(const paddle::Tensor& tensor) {
+  auto* dense = dynamic_cast<Tensor*>(tensor.impl().get());
+  PADDLE_ENFORCE_NOT_NULL(dense, common::errors::InvalidArgument("nvgpu: %s is not a dense tensor", tensor.name()));
+  return dense;
 }
+Tensor* DenseOf(const paddle::optional<paddle::Tensor>& tensor) { return tensor ? DenseOf(*tensor) : nullptr; }
+Tensor* DenseOf(const paddle::optional<Several>& tensors, size_t i) { return tensors ? DenseOf((*tensors)[i]) : nullptr; }
+const Context& ContextOf(const paddle::Tensor& tensor) {
+  return *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(tensor.place()));
+}
+
+template <typename T>
+void CheckCount(const char* what, const T& values, size_t count) {
+  PADDLE_ENFORCE_EQ(values.size(), count,
+                    common::errors::InvalidArgument("nvgpu_multi_tensor_adamw: %d weights, but %d %s", count,
+                                                    values.size(), what));
+}
+
+void MultiTensorAdamW(const Several& params, const Several& grads, const paddle::optional<paddle::Tensor>& factor,
+                      const paddle::Tensor& learning_rate, const Several& moments1, const Several& moments2,
+                      const paddle::optional<Several>& moments2_max, const Several& beta1_powers,
+                      const Several& beta2_powers, const paddle::optional<Several>& master_params, double beta1,
+                      double beta2, double epsilon, const std::vector<float>& rate_ratios,
+                      const std::vector<float>& decays, int64_t noise_key, const std::vector<int64_t>& noise_firsts) {
+  const size_t count = params.size();
+  if (count == 0) return;
+  CheckCount("gradients", grads, count);
+  CheckCount("first moments", moments1, count);
+  CheckCount("second moments", moments2, count);
+  if (moments2_max) CheckCount("greatest second moments", *moments2_max, count);
+  CheckCount("powers of beta1", beta1_powers, count);
+  CheckCount("powers of beta2", beta2_powers, count);
+  if (master_params) CheckCount("master weights", *master_params, count);
+  CheckCount("ratios of the rate", rate_ratios, count);
+  CheckCount("decays", decays, count);
+  CheckCount("first elements", noise_firsts, count);
+  const Context& context = ContextOf(params[0]);
+  std::vector<math::AdamW> steps;
+  steps.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Weight weight = {DenseOf(params[i]), DenseOf(moments1[i]), DenseOf(moments2[i]), DenseOf(moments2_max, i),
+                           DenseOf(master_params, i)};
+    for (const Tensor* tensor : {DenseOf(grads[i]), weight.moment1, weight.moment2, weight.moment2_max, weight.master}) {
+      PADDLE_ENFORCE_EQ(tensor == nullptr || tensor->place() == params[0].place(), true,
+                        common::errors::InvalidArgument("nvgpu: %s, its gradient and its state must all lie on %s",
+                                                        params[i].name(), params[0].place()));
+    }
+    const AdamWSettings settings = {
+        beta1,     beta2, epsilon, rate_ratios[i], decays[i], static_cast<uint32_t>(noise_key),
+        static_cast<uint32_t>(noise_firsts[i])};
+    steps.push_back(StepOf(weight, *DenseOf(grads[i]), DenseOf(factor), *DenseOf(learning_rate),
+                           *DenseOf(beta1_powers[i]), *DenseOf(beta2_powers[i]), settings));
+  }
+  math::RunAdamW(StreamOf(context), steps);
+  for (size_t i = 0; i < count; ++i) {
+    Advance(context, *DenseOf(beta1_powers[i]), beta1, DenseOf(beta1_powers[i]));
+    Advance(context, *DenseOf(beta2_powers[i]), beta2, DenseOf(beta2_powers[i]));
+  }
+}
+
+Several MultiTensorSquaredNorms(const Several& tensors) {
+  const Context& context = ContextOf(tensors[0]);
+  const DataType type = tensors[0].dtype();
+  std::vector<const void*> in;
+  std::vector<int64_t> counts;
+  for (const paddle::Tensor& tensor : tensors) {
+    PADDLE_ENFORCE_EQ(tensor.dtype(), type,
+                      common::errors::InvalidArgument("nvgpu_multi_tensor_squared_l2_norm: tensors of one type"));
+    in.push_back(DenseOf(tensor)->data());
+    counts.push_back(tensor.numel());
+  }
+  auto out = std::make_shared<Tensor>(Temporary(context, type, {int64_t(tensors.size())}));
+  Tensor workspace = Temporary(context, DataType::UINT8, {math::SumsOfSquaresWorkspace(counts)});
+  math::SumsOfSquares(StreamOf(context), TypeOf(type), out->data(), in, counts, workspace.data());
+  return {paddle::Tensor(out)};
+}
+std::vector<std::vector<int64_t>> ShapeOfNorms(const std::vector<std::vector<int64_t>>& shapes) {
+  return {{int64_t(shapes.size())}};
+}
+std::vector<DataType> TypeOfNorms(const std::vector<DataType>& types) { return {types[0]}; }
 
 // Not moved to the device: the powers of beta and the flag to skip.
 void PowersStay(const phi::KernelKey&, phi::Kernel* kernel) {
@@ -213,15 +277,26 @@ void RegisterTraining() {
 
 }  // namespace nvgpu
 
-// An operator of Paddle's for paddle_te.training.optimizer, which calls it by its name. It has what Paddle's own lacks:
-// a factor of the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments,
-// or int8 moments in blocks, for whose rounding noise_key and noise_first are (32 bits each); remainders of master
-// weights. decay: 0 for a weight that does not decay. It changes its inputs, which is not declared: Paddle refuses
-// operators of plug-ins that change a weight in place, even where no gradient is asked for.
-PD_BUILD_OP(nvgpu_adamw)
-    .Inputs({"Param", "Grad", paddle::Optional("Factor"), "LearningRate", "Moment1", "Moment2",
-             paddle::Optional("Moment2Max"), "Beta1Pow", "Beta2Pow", paddle::Optional("MasterParam")})
+// Operators of Paddle's for paddle_te.training.optimizer, which calls them by their names.
+//
+// AdamW of many weights, which share a learning rate (float32 [1]), betas, and what only this operator has: a factor of
+// the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments, or int8 moments
+// in blocks, for whose rounding noise_key and noise_firsts are (32 bits each); remainders of master weights. decays: 0
+// for a weight that does not decay. It changes its inputs, which is not declared: Paddle refuses operators of plug-ins
+// that change a weight in place, even where no gradient is asked for.
+PD_BUILD_OP(nvgpu_multi_tensor_adamw)
+    .Inputs({paddle::Vec("Params"), paddle::Vec("Grads"), paddle::Optional("Factor"), "LearningRate",
+             paddle::Vec("Moments1"), paddle::Vec("Moments2"), paddle::Optional(paddle::Vec("Moments2Max")),
+             paddle::Vec("Beta1Pows"), paddle::Vec("Beta2Pows"), paddle::Optional(paddle::Vec("MasterParams"))})
     .Outputs({})
-    .Attrs({"beta1: double", "beta2: double", "epsilon: double", "rate_ratio: float", "decay: float",
-            "noise_key: int64_t", "noise_first: int64_t"})
-    .SetKernelFn(PD_KERNEL(nvgpu::OurAdamW));
+    .Attrs({"beta1: double", "beta2: double", "epsilon: double", "rate_ratios: std::vector<float>",
+            "decays: std::vector<float>", "noise_key: int64_t", "noise_firsts: std::vector<int64_t>"})
+    .SetKernelFn(PD_KERNEL(nvgpu::MultiTensorAdamW));
+
+// Paddle's squared_l2_norm of many tensors of one type: [count] of that type.
+PD_BUILD_OP(nvgpu_multi_tensor_squared_l2_norm)
+    .Inputs({paddle::Vec("Tensors")})
+    .Outputs({"Norms"})
+    .SetKernelFn(PD_KERNEL(nvgpu::MultiTensorSquaredNorms))
+    .SetInferShapeFn(PD_INFER_SHAPE(nvgpu::ShapeOfNorms))
+    .SetInferDtypeFn(PD_INFER_DTYPE(nvgpu::TypeOfNorms));

@@ -1,9 +1,14 @@
 // AdamW's step, with each way in which its state is kept.
+#include <array>
+#include <map>
+
 #include "launch.h"
 #include "math.h"
 
 namespace nvgpu::math {
 namespace {
+
+using Steps = std::vector<AdamW>;
 
 // Rounded by itself. nvcc would join a product with the sum that follows, and the last bits would not be the host's.
 template <typename M>
@@ -71,6 +76,7 @@ struct AdamWScalars {
   M beta1, beta2, epsilon, decay, rate_ratio;
   uint32_t noise_key, noise_first;
 
+  AdamWScalars() = default;
   explicit AdamWScalars(const AdamW& step)
       : grad_factor(step.grad_factor),
         learning_rate(static_cast<const float*>(step.learning_rate)),
@@ -320,60 +326,81 @@ struct AdamWBlocks {
 };
 
 template <typename T, typename G, typename M, typename S, typename W>
-void RunStored(Stream stream, const AdamW& step) {
-  const AdamWLoop<T, G, M, S, W> loop{
-      static_cast<T*>(step.param),   static_cast<const G*>(step.grad),  static_cast<S*>(step.moment1),
-      static_cast<S*>(step.moment2), static_cast<S*>(step.moment2_max), static_cast<W*>(step.master),
-      AdamWScalars<M>(step)};
-  ForEachPack(stream, step.count, loop.Dense(), loop);
+void RunStored(Stream stream, const Steps& steps) {
+  using Loop = AdamWLoop<T, G, M, S, W>;
+  std::vector<Part<Loop>> parts;
+  for (const AdamW& step : steps) {
+    const Loop loop{static_cast<T*>(step.param),   static_cast<const G*>(step.grad),  static_cast<S*>(step.moment1),
+                    static_cast<S*>(step.moment2), static_cast<S*>(step.moment2_max), static_cast<W*>(step.master),
+                    AdamWScalars<M>(step)};
+    parts.push_back({loop, step.count, loop.Dense()});
+  }
+  ForEachPack(stream, parts);
 }
 
 template <typename T, typename G, typename W>
-void RunBlocks(Stream stream, const AdamW& step) {
-  if (step.count == 0) return;
-  AdamWBlocks<T, G, W> blocks{static_cast<T*>(step.param),
-                              static_cast<const G*>(step.grad),
-                              static_cast<uint8_t*>(step.moment1),
-                              static_cast<uint8_t*>(step.moment2),
-                              static_cast<W*>(step.master),
-                              AdamWScalars<float>(step),
-                              step.width,
-                              (step.width + kMomentBlock - 1) / kMomentBlock,
-                              MomentRowBytes(step.width),
-                              false};
-  blocks.dense = step.width % blocks.kPart == 0 && Aligned(blocks.param, blocks.grad, blocks.master);
-  ForEachWarp(stream, step.count / step.width * blocks.blocks, blocks);
+void RunBlocks(Stream stream, const Steps& steps) {
+  using Blocks = AdamWBlocks<T, G, W>;
+  std::vector<Part<Blocks>> parts;
+  for (const AdamW& step : steps) {
+    if (step.count == 0) continue;
+    Blocks blocks{static_cast<T*>(step.param),
+                  static_cast<const G*>(step.grad),
+                  static_cast<uint8_t*>(step.moment1),
+                  static_cast<uint8_t*>(step.moment2),
+                  static_cast<W*>(step.master),
+                  AdamWScalars<float>(step),
+                  step.width,
+                  (step.width + kMomentBlock - 1) / kMomentBlock,
+                  MomentRowBytes(step.width),
+                  false};
+    blocks.dense = step.width % blocks.kPart == 0 && Aligned(blocks.param, blocks.grad, blocks.master);
+    parts.push_back({blocks, step.count / step.width * blocks.blocks});
+  }
+  ForEachWarp(stream, parts);
 }
 
 template <typename T, typename G, typename W>
-void RunWithMaster(Stream stream, const AdamW& step) {
-  if (step.moment_type == Type::kInt8) return RunBlocks<T, G, W>(stream, step);
-  if (step.moment_type == Type::kBfloat16) return RunStored<T, G, float, bfloat16, W>(stream, step);
-  RunStored<T, G, float, float, W>(stream, step);
+void RunWithMaster(Stream stream, const Steps& steps) {
+  const Type moments = steps.front().moment_type;
+  if (moments == Type::kInt8) return RunBlocks<T, G, W>(stream, steps);
+  if (moments == Type::kBfloat16) return RunStored<T, G, float, bfloat16, W>(stream, steps);
+  RunStored<T, G, float, float, W>(stream, steps);
 }
 
 template <typename T, typename G>
-void RunAs(Stream stream, const AdamW& step) {
+void RunAs(Stream stream, const Steps& steps) {
   if constexpr (std::is_same_v<T, bfloat16>) {
-    if (step.master_type == Type::kInt16) return RunWithMaster<T, G, int16_t>(stream, step);
+    if (steps.front().master_type == Type::kInt16) return RunWithMaster<T, G, int16_t>(stream, steps);
   }
-  RunWithMaster<T, G, float>(stream, step);
+  RunWithMaster<T, G, float>(stream, steps);
+}
+
+// steps: all of the same types.
+void RunAlike(Stream stream, const Steps& steps) {
+  auto run = [&](auto t) {
+    using T = decltype(t);
+    if constexpr (std::is_same_v<T, double>) {
+      return RunStored<double, double, double, double, double>(stream, steps);
+    } else if (steps.front().grad_type == Type::kFloat) {
+      return RunAs<T, float>(stream, steps);
+    } else {
+      return RunAs<T, T>(stream, steps);
+    }
+  };
+  if (!ForFloats(steps.front().type, run)) {
+    throw std::invalid_argument("nvgpu: adamw has no code for this element type");
+  }
 }
 
 }  // namespace
 
-void RunAdamW(Stream stream, const AdamW& step) {
-  auto run = [&](auto t) {
-    using T = decltype(t);
-    if constexpr (std::is_same_v<T, double>) {
-      return RunStored<double, double, double, double, double>(stream, step);
-    } else if (step.grad_type == Type::kFloat) {
-      return RunAs<T, float>(stream, step);
-    } else {
-      return RunAs<T, T>(stream, step);
-    }
-  };
-  if (!ForFloats(step.type, run)) throw std::invalid_argument("nvgpu: adamw has no code for this element type");
+void RunAdamW(Stream stream, const Steps& steps) {
+  std::map<std::array<Type, 4>, Steps> alike;
+  for (const AdamW& step : steps) {
+    alike[{step.type, step.grad_type, step.moment_type, step.master_type}].push_back(step);
+  }
+  for (const auto& [types, of_types] : alike) RunAlike(stream, of_types);
 }
 
 }  // namespace nvgpu::math

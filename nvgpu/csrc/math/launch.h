@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "../runtime.h"
 #include "types.h"
@@ -99,6 +100,15 @@ struct AddLoop : Inputs<In, K> {
   }
 };
 
+// One of several loops that run together: what ForEachPack, ForEachRow and ForEachWarp take for a loop of its own.
+// dense: ForEachPack's alone.
+template <typename Function>
+struct Part {
+  Function function;
+  int64_t count;
+  bool dense = false;
+};
+
 #ifdef __CUDACC__
 
 constexpr int kThreads = 256;
@@ -162,6 +172,63 @@ void ForEachPack(Stream stream, int64_t count, bool dense, Function function) {
   const int64_t blocks = std::min<int64_t>((count + turn - 1) / turn, 1 << 20);
   PackKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(count, dense, function);
   CheckLaunch();
+}
+
+// Parts of one launch: as many as fit into 4 KB of a kernel's arguments, as in apex's multi_tensor_apply. A part's blocks
+// of threads lie behind those of the parts before.
+template <typename Function>
+struct Parts {
+  static constexpr int kMost = 4000 / (sizeof(Part<Function>) + sizeof(int64_t));
+  static_assert(kMost > 0);
+  Part<Function> parts[kMost];
+  int64_t ends[kMost];
+  int size;
+
+  // The part of this block. block, blocks: this one's number in it, and of how many.
+  __device__ const Part<Function>& Find(int64_t* block, int64_t* blocks) const {
+    int n = 0;
+    while (ends[n] <= blockIdx.x) ++n;
+    const int64_t first = n == 0 ? 0 : ends[n - 1];
+    *block = blockIdx.x - first;
+    *blocks = ends[n] - first;
+    return parts[n];
+  }
+};
+
+// kernel<<<blocks of a launch>>>(Parts) for all parts. blocks_of(part): for 1 <= count. The grid has at most 2**31 - 1.
+template <typename Function, typename Kernel, typename BlocksOf>
+void Launch(Stream stream, const std::vector<Part<Function>>& parts, Kernel kernel, BlocksOf blocks_of) {
+  for (size_t next = 0; next < parts.size();) {
+    Parts<Function> launched;
+    launched.size = 0;
+    int64_t blocks = 0;
+    for (; next < parts.size() && launched.size < launched.kMost; ++next) {
+      if (parts[next].count == 0) continue;
+      blocks += std::min<int64_t>(blocks_of(parts[next]), 1 << 20);
+      launched.parts[launched.size] = parts[next];
+      launched.ends[launched.size++] = blocks;
+    }
+    if (blocks == 0) continue;
+    kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(launched);
+    CheckLaunch();
+  }
+}
+
+template <typename Function>
+__global__ void __launch_bounds__(kThreads) PackPartsKernel(const __grid_constant__ Parts<Function> parts) {
+  int64_t block, blocks;
+  const Part<Function>& part = parts.Find(&block, &blocks);
+  RunPacks(block, blocks, part.count, part.dense, part.function);
+}
+
+// The loops over their counts of elements, together.
+template <typename Function>
+void ForEachPack(Stream stream, const std::vector<Part<Function>>& parts) {
+  Launch(stream, parts, PackPartsKernel<Function>, [](const Part<Function>& part) {
+    constexpr int N = Function::kWidth;
+    const int64_t turn = kThreads * (N > 1 && part.dense ? N * kAhead<N, Function> : 1);
+    return (part.count + turn - 1) / turn;
+  });
 }
 
 // The threads that work on one row together.
@@ -240,10 +307,25 @@ void ForEachRow(Stream stream, int64_t rows, Function function) {
 }
 
 template <typename Function>
-__global__ void __launch_bounds__(kThreads, 3) WarpKernel(int64_t count, Function function) {
+__global__ void __launch_bounds__(kThreads) RowPartsKernel(const __grid_constant__ Parts<Function> parts) {
+  int64_t block, blocks;
+  const Part<Function>& part = parts.Find(&block, &blocks);
+  for (int64_t row = block; row < part.count; row += blocks) part.function(Team(), row);
+}
+
+// function(team, row) for the rows of each, together.
+template <typename Function>
+void ForEachRow(Stream stream, const std::vector<Part<Function>>& parts) {
+  Launch(stream, parts, RowPartsKernel<Function>, [](const Part<Function>& part) { return part.count; });
+}
+
+template <typename Function>
+__global__ void __launch_bounds__(kThreads, 3) WarpPartsKernel(const __grid_constant__ Parts<Function> parts) {
   const int lane = threadIdx.x % 32;
-  const int64_t first = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32, step = gridDim.x * (kThreads / 32);
-  for (int64_t i = first; i < count; i += step) {
+  int64_t block, blocks;
+  const Part<Function>& part = parts.Find(&block, &blocks);
+  const Function& function = part.function;
+  for (int64_t i = block * (kThreads / 32) + threadIdx.x / 32; i < part.count; i += blocks * (kThreads / 32)) {
     auto state = function.Begin(i, lane);
     for (uint32_t& largest : state.largest) {
       for (int offset = 16; offset > 0; offset /= 2) {
@@ -255,14 +337,12 @@ __global__ void __launch_bounds__(kThreads, 3) WarpKernel(int64_t count, Functio
   }
 }
 
-// For every i < count a warp calls state = function.Begin(i, lane) and then function.End(i, lane, state), with the
-// greatest of all lanes' numbers in the array state.largest.
+// For every i < count of each part a warp calls state = function.Begin(i, lane) and then function.End(i, lane, state),
+// with the greatest of all lanes' numbers in the array state.largest.
 template <typename Function>
-void ForEachWarp(Stream stream, int64_t count, Function function) {
-  if (count == 0) return;
-  const int64_t blocks = std::min<int64_t>((count + kThreads / 32 - 1) / (kThreads / 32), 1 << 20);
-  WarpKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(count, function);
-  CheckLaunch();
+void ForEachWarp(Stream stream, const std::vector<Part<Function>>& parts) {
+  Launch(stream, parts, WarpPartsKernel<Function>,
+         [](const Part<Function>& part) { return (part.count + kThreads / 32 - 1) / (kThreads / 32); });
 }
 
 // What sums of float32 are kept in.
@@ -289,6 +369,11 @@ template <typename Function>
 void ForEachPack(Stream stream, int64_t count, bool dense, Function function) {
   runtime::Synchronize(stream);
   RunPacks(count, dense, function);
+}
+template <typename Function>
+void ForEachPack(Stream stream, const std::vector<Part<Function>>& parts) {
+  runtime::Synchronize(stream);
+  for (const auto& part : parts) RunPacks(part.count, part.dense, part.function);
 }
 
 struct Team {
@@ -324,20 +409,26 @@ void ForEachRow(Stream stream, int64_t rows, Function function) {
   runtime::Synchronize(stream);
   for (int64_t row = 0; row < rows; ++row) function(Team(), row);
 }
+template <typename Function>
+void ForEachRow(Stream stream, const std::vector<Part<Function>>& parts) {
+  for (const auto& part : parts) ForEachRow(stream, part.count, part.function);
+}
 
 template <typename Function>
-void ForEachWarp(Stream stream, int64_t count, Function function) {
+void ForEachWarp(Stream stream, const std::vector<Part<Function>>& parts) {
   constexpr int lanes = 32;
   runtime::Synchronize(stream);
-  for (int64_t i = 0; i < count; ++i) {
-    decltype(function.Begin(0, 0)) states[lanes];
-    for (int lane = 0; lane < lanes; ++lane) states[lane] = function.Begin(i, lane);
-    for (size_t k = 0; k < std::size(states[0].largest); ++k) {
-      uint32_t largest = 0;
-      for (const auto& state : states) largest = std::max(largest, state.largest[k]);
-      for (auto& state : states) state.largest[k] = largest;
+  for (const auto& [function, count, dense] : parts) {
+    for (int64_t i = 0; i < count; ++i) {
+      decltype(function.Begin(0, 0)) states[lanes];
+      for (int lane = 0; lane < lanes; ++lane) states[lane] = function.Begin(i, lane);
+      for (size_t k = 0; k < std::size(states[0].largest); ++k) {
+        uint32_t largest = 0;
+        for (const auto& state : states) largest = std::max(largest, state.largest[k]);
+        for (auto& state : states) state.largest[k] = largest;
+      }
+      for (int lane = 0; lane < lanes; ++lane) function.End(i, lane, states[lane]);
     }
-    for (int lane = 0; lane < lanes; ++lane) function.End(i, lane, states[lane]);
   }
 }
 

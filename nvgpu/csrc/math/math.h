@@ -77,6 +77,11 @@ enum class Reduction { kSum, kMean, kMax, kMin, kProduct, kAll, kAny, kSumOfSqua
 size_t ReduceWorkspace(const Dims& dims, const std::vector<bool>& reduced);
 void Reduce(Stream stream, Reduction reduction, Type type, void* out, const void* in, const Dims& dims,
             const std::vector<bool>& reduced, void* workspace);
+// out[n]: the sum of the squares of in[n], of counts[n] elements, rounded to their type; all arrays in few launches. A
+// sum's bits are those of kSumOfSquares. Workspace: SumsOfSquaresWorkspace() bytes.
+int64_t SumsOfSquaresWorkspace(const std::vector<int64_t>& counts);
+void SumsOfSquares(Stream stream, Type type, void* out, const std::vector<const void*>& in,
+                   const std::vector<int64_t>& counts, void* workspace);
 // The first index of the largest (smallest) element of each row, as int64 or int32.
 void ArgExtreme(Stream stream, bool largest, Type type, void* out, Type out_type, const void* in, int64_t outer,
                 int64_t size, int64_t inner);
@@ -141,7 +146,8 @@ struct AdamW {
   uint32_t noise_key, noise_first;
   int64_t count, width;  // of elements, and of those of a row, into which blocks divide it
 };
-void RunAdamW(Stream stream, const AdamW& step);
+// Those of the same types together, dozens in a launch, each with the bits of a launch of its own.
+void RunAdamW(Stream stream, const std::vector<AdamW>& steps);
 
 // ---- random.cu: Philox 4x32-10 (Salmon et al., SC 2011), one counter an element: the same numbers in both runtimes
 

@@ -161,6 +161,35 @@ void Run(Stream stream, void* out, const void* in, const Plan& plan, void* works
   }
 }
 
+// The sum of squares of one of several arrays: its parts, then these together, exactly as `Run` adds them.
+template <typename T>
+struct SquaresLoop {
+  using S = Sum<T>;
+  const T* in;
+  S* sums;
+  int64_t count, length;
+  NVGPU_DEVICE void operator()(const Team& team, int64_t part) const {
+    using R = Rule<Reduction::kSumOfSquares, S>;
+    const auto add = [](S& sum, const auto& values) {
+      for (T value : values) sum = R()(sum, R::Map(static_cast<S>(value)));
+    };
+    const int64_t first = part * length, rest = count - first, taken = rest < 0 ? 0 : (rest < length ? rest : length);
+    const S sum = team.Reduce(taken, Inputs<T, 1>{in + first}, R::Identity(), add, R());
+    team.Once([&] { sums[part] = sum; });
+  }
+};
+template <typename T>
+struct SquaresFinish {
+  const Sum<T>* sums;
+  T* out;
+  int64_t parts;
+  NVGPU_DEVICE void operator()(const Team& team, int64_t) const {
+    using R = Rule<Reduction::kSumOfSquares, Sum<T>>;
+    const Sum<T> sum = team.Reduce(parts, R::Identity(), [&](int64_t part) { return sums[part]; }, R());
+    team.Once([&] { *out = Convert<T>(static_cast<Compute<T>>(sum)); });
+  }
+};
+
 template <typename T>
 struct ArgLoop {
   const T* in;
@@ -228,6 +257,31 @@ void Reduce(Stream stream, Reduction reduction, Type type, void* out, const void
 #undef NVGPU_REDUCTION
   }
   if (!found) NoCode("a reduction");
+}
+
+int64_t SumsOfSquaresWorkspace(const std::vector<int64_t>& counts) {
+  int64_t parts = 0;
+  for (int64_t count : counts) parts += Plan({count}, {true}).parts;
+  return sizeof(double) * parts;
+}
+
+void SumsOfSquares(Stream stream, Type type, void* out, const std::vector<const void*>& in,
+                   const std::vector<int64_t>& counts, void* workspace) {
+  auto run = [&](auto t) {
+    using T = decltype(t);
+    auto* sums = static_cast<Sum<T>*>(workspace);
+    std::vector<Part<SquaresLoop<T>>> loops;
+    std::vector<Part<SquaresFinish<T>>> finishes;
+    for (size_t n = 0; n < in.size(); ++n) {
+      const Plan plan({counts[n]}, {true});
+      loops.push_back({{static_cast<const T*>(in[n]), sums, counts[n], plan.Length()}, plan.parts});
+      finishes.push_back({{sums, static_cast<T*>(out) + n, plan.parts}, 1});
+      sums += plan.parts;
+    }
+    ForEachRow(stream, loops);
+    ForEachRow(stream, finishes);
+  };
+  if (!ForFloats(type, run)) NoCode("sums of squares");
 }
 
 void ArgExtreme(Stream stream, bool largest, Type type, void* out, Type out_type, const void* in, int64_t outer,

@@ -1,5 +1,6 @@
 """Six steps of AdamW with clipping, by Paddle alone and by paddle_te.training.optimizer: the same bits? And on nvgpu
-those with states of fewer bytes: the same bits as in Paddle's operations on the CPU? And the update in backward?
+those with states of fewer bytes: the same bits as in Paddle's operations on the CPU? And the update in backward? And
+many weights in one call?
 
 python optimizer_steps.py DEVICE SEED. Started by test_optimizer.py, because nvgpu is loaded when Paddle is imported.
 """
@@ -12,6 +13,7 @@ import paddle
 
 from paddle_te import device
 from paddle_te.options.scripts import MASTER_WEIGHTS
+from paddle_te.training import multi_tensor
 from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
@@ -171,6 +173,84 @@ def compare_in_backward(seed):
     print("EQUAL update in backward", flush=True)
 
 
+MANY = 100  # weights: more than a launch of a kernel takes
+KINDS = [("float32", "float32"), ("bfloat16", "bf16_remainder"), ("int8", "float32"), ("int8", "bf16_remainder")]
+
+
+def unaligned(tensor):
+    """A copy whose memory begins one element behind an address that packs of 16 bytes can be read from."""
+    return paddle.concat([paddle.zeros([1], tensor.dtype), tensor.flatten()])[1:].reshape(tensor.shape)
+
+
+def replace_states(parameters, optimizer):
+    """Puts copies in the place of all states and moves the weights, as loading and offloading do."""
+    for of_each in (*optimizer._accumulators.values(), optimizer._master_weights):
+        for key, tensor in of_each.items():
+            of_each[key] = tensor.clone() if tensor.place.is_custom_place() else tensor.cpu()
+            of_each[key].name = tensor.name
+    for parameter in parameters:
+        before = parameter.data_ptr()
+        parameter.clone()._share_buffer_to(parameter)
+        assert parameter.data_ptr() != before
+
+
+def run_many(arrays, grads, kept, how):
+    """state_of after steps of which the second leaves out every third weight.
+
+    how: "paddle": Paddle's own AdamW without clipping, one weight after another; "single": ours, in a call for each;
+    "together": in one call, after the first step with other tensors in the states' places.
+    """
+    parameters, optimizer = make(arrays, "bfloat16", None, how != "paddle", kept, multi_precision=True)
+    parameters[3].optimize_attr["learning_rate"] = 0.5
+    calls, operator = [], multi_tensor.adamw
+    multi_tensor.adamw = lambda *arguments: (calls.append(len(arguments[0])), operator(*arguments))
+    try:
+        for step, of_step in enumerate(grads):
+            pairs = [pair for n, pair in enumerate(zip(parameters, of_step, strict=True)) if step != 1 or n % 3]
+            if how == "single":
+                with paddle.no_grad():
+                    optimizer._create_optimization_pass([])
+                    optimizer._create_accumulators(paddle.static.default_main_program().global_block(), parameters)
+                    for pair in pairs:
+                        optimizer._append_optimize_op(paddle.static.default_main_program().global_block(), pair)
+            else:
+                optimizer._apply_optimize(None, None, pairs)
+            optimizer._learning_rate.step()
+            if how == "together" and step == 0:
+                replace_states(parameters, optimizer)
+    finally:
+        multi_tensor.adamw = operator
+    most = {"paddle": 0, "single": 1, "together": len(parameters) - 2}[how]  # one has its own rate, one no clipping
+    assert max(calls, default=0) == most, (how, calls)
+    return state_of(parameters, optimizer)
+
+
+def compare_many(seed):
+    generator = np.random.default_rng(seed)
+    shapes = [(int(rows), int(width)) for rows, width in generator.integers(1, 130, (MANY, 2))]
+    shapes[:4] = [(1, 1), (3, 3000), (600, 200), (257, 1)]
+    arrays, *grads = [[generator.standard_normal(shape).astype("float32") for shape in shapes] for _ in range(4)]
+    for dtype in ("bfloat16", "float32"):
+        of_type = [[paddle.to_tensor(array).astype(dtype) for array in of_step] for of_step in grads]
+        of_type = [[unaligned(g) if n % 5 == 2 else g for n, g in enumerate(of_step)] for of_step in of_type]
+        squares = multi_tensor.squared_norms(of_type[0])
+        each = [paddle._C_ops.squared_l2_norm(grad).reshape([1]) for grad in of_type[0]]
+        assert len(squares) == 1 and squares[0].dtype == each[0].dtype
+        assert (squares[0] == paddle.concat(each)).all()
+        exact = [float((grad.astype("float32").numpy().astype("float64") ** 2).sum()) for grad in of_type[0]]
+        np.testing.assert_allclose(squares[0].astype("float32").numpy(), exact, rtol=2**-8)
+        for moments, master_weights in KINDS:
+            kept = dict(moments=moments, master_weights=master_weights, seed=seed)
+            together, single = (run_many(arrays, of_type, kept, how) for how in ("together", "single"))
+            wrong = [key for key in single if not (together[key] == single[key]).all()]
+            assert together.keys() == single.keys() and not wrong, (kept, dtype, wrong[:5])
+        want = run_many(arrays, of_type, None, "paddle")
+        got = run_many(arrays, of_type, None, "together")
+        wrong = [key for key in want if not (got[key] == want[key]).all()]
+        assert got.keys() == want.keys() and len(want) == 6 * MANY and not wrong, (dtype, wrong[:5])
+    print("EQUAL many weights in one call", flush=True)
+
+
 def main():
     name, seed = sys.argv[1], int(sys.argv[2])
     paddle.set_device(name)
@@ -191,6 +271,7 @@ def main():
     if name != "cpu":
         compare_compact(seed)
         compare_in_backward(seed)
+        compare_many(seed)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import pytest
 
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.training import compact_states
-from paddle_te.training.compact_states import join_master, keep_compact, noise, noise_key, split_master
-from paddle_te.training.optimizer import Step
+from paddle_te.training.compact_states import Step, join_master, keep_compact, noise, noise_key, split_master
 from paddle_te.weights import blocks
 
 COMPACT = dict(moments="bfloat16", master_weights="bf16_remainder")
@@ -192,7 +191,7 @@ def make_step(arrays, compact, seed, step):
     if compact:
         moment1, moment2 = (moment.astype("bfloat16") for moment in (moment1, moment2))
     powers = (paddle.full([1], SETTINGS[beta] ** (step + 1)) for beta in ("beta1", "beta2"))
-    tensors = (param, grad, None, paddle.full([1], 1e-2), moment1, moment2, None, *powers)
+    tensors = (param, grad, None, paddle.full([1], 1e-2), moment1, moment2, *powers)
     return Step(*tensors, remainder if compact else master, **SETTINGS, noise_key=noise_key(seed, step), noise_first=0)
 
 
