@@ -40,7 +40,8 @@ NOT_GPTS = ("num_key_value_heads", "rms_norm_eps", "rope_theta")
 class Size:
     """A model of so many `layers` of the same Dims, its vocabulary, and how many times Dims' batch a step takes.
 
-    family: a name of `configs.families.FAMILIES`, whose layers Dims' are.
+    family: a name of `configs.families.FAMILIES`, whose layers Dims' are. tied: whether the head has the embedding's
+    weight.
     """
 
     dims: Dims
@@ -48,6 +49,7 @@ class Size:
     layers: int = 16
     micro_batches: int = 1
     family: str = "llama"
+    tied: bool = False
 
     @property
     def title(self):
@@ -62,6 +64,7 @@ class Size:
             "vocab_size": self.vocabulary,
             "initializer_range": 0.02,
             "use_cache": False,
+            **({"tie_word_embeddings": True} if self.tied else {}),
         }
         if self.family != "gpt":
             return config

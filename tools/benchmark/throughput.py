@@ -38,6 +38,7 @@ from tools.benchmark.trainings import Conditions, Run, python_path, quoted  # no
 
 LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_3_70B = step.Size(Dims(1, 4096, 8192, 28672, 64, 8, 500000.0), 128256, layers=80)
+LLAMA_32_1B = replace(step.SIZES["1b-s1024"], dims=replace(step.LLAMA_1B, sequence=2048), tied=True)  # Llama-3.2-1B
 LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
 LLAMA_2_13B = step.Size(Dims(1, 4096, 5120, 13824, 40, 40, 10000.0), 32000, layers=40)
 QWEN2_7B_16 = step.SIZES["qwen2.5-7b-s4096"]
@@ -143,6 +144,10 @@ OUR_RUNS = {
     "7b-l16-x1-bf16": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), precision="bf16", flags=""),
     "qwen2.5-7b-l16-x1": Run(QWEN2_7B_16, batch=2),
     "qwen2.5-7b-l16-x1-bf16": Run(QWEN2_7B_16, precision="bf16", batch=2),
+    # So little work for the GPU that it may wait for the host.
+    "1b-x1": Run(LLAMA_32_1B),
+    "1b-x1-main-grads": Run(LLAMA_32_1B, flags=MAIN_GRADS_ALONE),
+    "1b-x1-released": Run(LLAMA_32_1B, flags="--release_grads true"),
     "gpt-5b-x1": Run(GPT_5B, batch=GPT_5B.dims.batch),
     "gpt-5b-x1-bf16": Run(GPT_5B, precision="bf16", batch=GPT_5B.dims.batch),
 }
