@@ -1,4 +1,4 @@
-"""nvgpu's operators that take many tensors in one call, for the parts of a step that do little with each of many weights.
+"""nvgpu's operators that take many tensors in one call, for what a step does to each of its weights.
 
 A call of Paddle's costs the host 5 to 100 microseconds, which a small weight's work on the device does not last. The
 kernels run in few launches (nvgpu/csrc/math/launch.h), and each tensor's result has the bits of a call of its own.

@@ -9,6 +9,7 @@ keeps a state of fewer bytes (compact_states). Both the norm and the update take
 from collections import defaultdict
 
 import paddle
+import paddle.distributed as dist
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import HybridParallelClipGrad
 from paddle.nn.clip import _squared_l2_norm
 
@@ -140,7 +141,9 @@ class FactorAdamW(paddle.optimizer.AdamW):
         """Paddle's, of pairs of a parameter and its gradient, which on nvgpu are updated many by a call."""
         together, others = [], parameters_and_grads
         if isinstance(others, list):
-            there = [(p, grad) for p, grad in others if grad is not None and p._is_initialized() and not p.stop_gradient]
+            there = [
+                (p, grad) for p, grad in others if grad is not None and p._is_initialized() and not p.stop_gradient
+            ]
             if there and device.kind(there[0][0].place) == "nvgpu":
                 together = [(p, grad) for p, grad in there if _is_dense(grad)]
                 others = [(p, grad) for p, grad in there if not _is_dense(grad)]
@@ -148,6 +151,11 @@ class FactorAdamW(paddle.optimizer.AdamW):
         if not self._get_auxiliary_var("found_inf"):  # as Paddle does it, where a loss is scaled
             self._update(together)
         return operations
+
+    def clear_grad(self, set_to_zero=True):
+        """Paddle's; in one process gradients are let go. Paddle would fill them with zeros, which the next backward
+        replaces without reading them, and hold their memory until then."""
+        super().clear_grad(set_to_zero and dist.get_world_size() > 1)
 
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad

@@ -181,16 +181,18 @@ Tensor* DenseOf(const paddle::Tensor& tensor) {
   return dense;
 }
 Tensor* DenseOf(const paddle::optional<paddle::Tensor>& tensor) { return tensor ? DenseOf(*tensor) : nullptr; }
-Tensor* DenseOf(const paddle::optional<Several>& tensors, size_t i) { return tensors ? DenseOf((*tensors)[i]) : nullptr; }
+Tensor* DenseOf(const paddle::optional<Several>& tensors, size_t i) {
+  return tensors ? DenseOf((*tensors)[i]) : nullptr;
+}
 const Context& ContextOf(const paddle::Tensor& tensor) {
   return *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(tensor.place()));
 }
 
 template <typename T>
 void CheckCount(const char* what, const T& values, size_t count) {
-  PADDLE_ENFORCE_EQ(values.size(), count,
-                    common::errors::InvalidArgument("nvgpu_multi_tensor_adamw: %d weights, but %d %s", count,
-                                                    values.size(), what));
+  PADDLE_ENFORCE_EQ(
+      values.size(), count,
+      common::errors::InvalidArgument("nvgpu_multi_tensor_adamw: %d weights, but %d %s", count, values.size(), what));
 }
 
 void MultiTensorAdamW(const Several& params, const Several& grads, const paddle::optional<paddle::Tensor>& factor,
@@ -217,14 +219,19 @@ void MultiTensorAdamW(const Several& params, const Several& grads, const paddle:
   for (size_t i = 0; i < count; ++i) {
     const Weight weight = {DenseOf(params[i]), DenseOf(moments1[i]), DenseOf(moments2[i]), DenseOf(moments2_max, i),
                            DenseOf(master_params, i)};
-    for (const Tensor* tensor : {DenseOf(grads[i]), weight.moment1, weight.moment2, weight.moment2_max, weight.master}) {
+    for (const Tensor* tensor :
+         {DenseOf(grads[i]), weight.moment1, weight.moment2, weight.moment2_max, weight.master}) {
       PADDLE_ENFORCE_EQ(tensor == nullptr || tensor->place() == params[0].place(), true,
                         common::errors::InvalidArgument("nvgpu: %s, its gradient and its state must all lie on %s",
                                                         params[i].name(), params[0].place()));
     }
-    const AdamWSettings settings = {
-        beta1,     beta2, epsilon, rate_ratios[i], decays[i], static_cast<uint32_t>(noise_key),
-        static_cast<uint32_t>(noise_firsts[i])};
+    const AdamWSettings settings = {beta1,
+                                    beta2,
+                                    epsilon,
+                                    rate_ratios[i],
+                                    decays[i],
+                                    static_cast<uint32_t>(noise_key),
+                                    static_cast<uint32_t>(noise_firsts[i])};
     steps.push_back(StepOf(weight, *DenseOf(grads[i]), DenseOf(factor), *DenseOf(learning_rate),
                            *DenseOf(beta1_powers[i]), *DenseOf(beta2_powers[i]), settings));
   }
@@ -280,10 +287,10 @@ void RegisterTraining() {
 // Operators of Paddle's for paddle_te.training.optimizer, which calls them by their names.
 //
 // AdamW of many weights, which share a learning rate (float32 [1]), betas, and what only this operator has: a factor of
-// the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments, or int8 moments
-// in blocks, for whose rounding noise_key and noise_firsts are (32 bits each); remainders of master weights. decays: 0
-// for a weight that does not decay. It changes its inputs, which is not declared: Paddle refuses operators of plug-ins
-// that change a weight in place, even where no gradient is asked for.
+// the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments, or int8
+// moments in blocks, for whose rounding noise_key and noise_firsts are (32 bits each); remainders of master weights.
+// decays: 0 for a weight that does not decay. It changes its inputs, which is not declared: Paddle refuses operators of
+// plug-ins that change a weight in place, even where no gradient is asked for.
 PD_BUILD_OP(nvgpu_multi_tensor_adamw)
     .Inputs({paddle::Vec("Params"), paddle::Vec("Grads"), paddle::Optional("Factor"), "LearningRate",
              paddle::Vec("Moments1"), paddle::Vec("Moments2"), paddle::Optional(paddle::Vec("Moments2Max")),

@@ -174,8 +174,8 @@ void ForEachPack(Stream stream, int64_t count, bool dense, Function function) {
   CheckLaunch();
 }
 
-// Parts of one launch: as many as fit into 4 KB of a kernel's arguments, as in apex's multi_tensor_apply. A part's blocks
-// of threads lie behind those of the parts before.
+// Parts of one launch: as many as fit into 4 KB of a kernel's arguments, as in apex's multi_tensor_apply. A part's
+// blocks of threads lie behind those of the parts before.
 template <typename Function>
 struct Parts {
   static constexpr int kMost = 4000 / (sizeof(Part<Function>) + sizeof(int64_t));
