@@ -93,6 +93,19 @@ def long_sequences(thousands):
     }
 
 
+# What backward computes again at each length, in thousands of tokens, so that it is the least with which one H200 holds
+# 16 layers with a compact state; at 128k gradients of one layer at a time, too.
+MLP_AGAIN = "--recompute_modules layernorm mlp"
+FROM_8K_TO_128K = {8: "", 16: "", 32: "", 64: MLP_AGAIN, 128: f"{MLP_AGAIN} {IN_BACKWARD}"}
+
+
+def fastest_of_length(thousands):
+    """{name: run} of one GPU with the flags that are fastest for sequences of so many times 1024 tokens."""
+    size = replace(EIGHT_B_16.size, dims=replace(LLAMA_3_8B.dims, sequence=1024 * thousands))
+    flags = [FUSED_LOSS, FP8_ATTENTION, COMPACT, FROM_8K_TO_128K[thousands]]
+    return {f"8b-l16-{thousands}k-x1-fastest": Run(size, flags=" ".join(filter(None, flags)))}
+
+
 # In the order in which they are worth the machine's time.
 OUR_RUNS = {
     "8b-x4": sharded(EIGHT_B, 4),
@@ -153,6 +166,8 @@ OUR_RUNS = {
 }
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
+for thousands in FROM_8K_TO_128K:
+    OUR_RUNS |= fastest_of_length(thousands)
 # The same sizes and tokens a step as ours of like names; all 32 layers fit on two GPUs.
 TITAN_RUNS = {
     f"titan-{name}{suffix}": TitanRun(size, gpus, precision)
@@ -171,6 +186,13 @@ FINETUNING_RUNS = {
         ("lora-7b-x1", replace(FINETUNED_7B, method="lora", flags="--lora_rank 16"), 4),
     )
     for suffix, packed, batch in (("", True, 1), ("-unpacked", False, rows))
+}
+# All weights on one GPU, 16 packed rows a GPU and step as in NeMo's recipe for eight (global batch 128, micro-batch 1),
+# and two rows at a time.
+SFT_ALONE = replace(FINETUNED_7B, on_device=True, flags=f"{MAIN_GRADS_ALONE} {COMPACT}")
+FINETUNING_RUNS |= {
+    name: replace(SFT_ALONE, size=replace(LLAMA_2_7B, micro_batches=16 // rows), batch=rows)
+    for name, rows in (("sft-7b-x1", 1), ("sft-7b-x1-2-rows", 2))
 }
 # The frozen base in fp8 only beside bf16, and the largest that one GPU holds. Their weights are made on the device.
 LORA = finetuning.Finetuning(LLAMA_3_8B, method="lora", on_device=True, flags="--lora_rank 16")
