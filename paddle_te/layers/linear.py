@@ -332,12 +332,14 @@ class LayerNormMLP(_BehindNorm):
         zero_centered_gamma=False,
         activation="swiglu",
         recompute_modules=(),
+        mlp_chunk_tokens=0,
         backend="transformer_engine",
     ):
         one_of(FC1_WIDTHS, activation=activation)
         super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
         self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
         self.activation, self.fuse_wgrad_accumulation = activation, fuse_wgrad_accumulation
+        self.chunk_tokens = mlp_chunk_tokens
         ffn = local_size(ffn_hidden_size, self.tp, "ffn_hidden_size")
         fc1_rows = FC1_WIDTHS[activation] * ffn
         self.create_layer_norm(hidden_size, eps, normalization, zero_centered_gamma)
@@ -362,6 +364,7 @@ class LayerNormMLP(_BehindNorm):
             activation=self.activation,
             add_residual=not dropout,
             recompute=self.recompute,
+            chunk_tokens=self.chunk_tokens,
             tp=self.tp,
             quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,

@@ -39,6 +39,10 @@ class TransformerLayer(nn.Layer):
     recompute_modules: parts that backward computes again, so that their results take no memory until then. Megatron's
         names: "layernorm", the outputs of both norms; "core_attn", rotation and attention; "mlp", all of the MLP that
         its second GEMM needs; and "mlp_act", the MLP's activation alone.
+    mlp_chunk_tokens: where there are more tokens, the MLP's GEMMs take so many of them at a time, in forward and in
+        backward, which computes each such chunk again, so that what the MLP needs in between takes the memory of one
+        chunk. In fp8 a multiple of 16, with block scaling of 128, for each rank of sequence parallelism; hidden_size a
+        multiple of 8. 0: all tokens at once.
     backend: "transformer_engine" or "paddle".
     Raises ValueError for sizes that do not divide and for other names than these, and what the backend raises where it
     cannot run.
@@ -76,6 +80,7 @@ class TransformerLayer(nn.Layer):
         activation="swiglu",
         cp_comm_type=None,
         recompute_modules=(),
+        mlp_chunk_tokens=0,
         backend="transformer_engine",
     ):
         super().__init__()
@@ -115,7 +120,12 @@ class TransformerLayer(nn.Layer):
             **shared,
         )
         self.layernorm_mlp = LayerNormMLP(
-            hidden_size, ffn_hidden_size, layernorm_epsilon, activation=activation, **shared
+            hidden_size,
+            ffn_hidden_size,
+            layernorm_epsilon,
+            activation=activation,
+            mlp_chunk_tokens=mlp_chunk_tokens,
+            **shared,
         )
         bind_model(self)
 

@@ -44,7 +44,8 @@ linear's low_rank: a `low_rank.LowRankUpdate`, whose product is added, or None.
 layernorm_linear's second value is x again, as the residual. norm: a `norms.Norm`. activation: one of `activations`.
 layernorm_mlp also takes add_residual, without which it returns (what would be added to x, x again), tp, quantizers,
 fuse_wgrad_accumulation, and recompute: what backward computes again instead of keeping it, "mlp_act" the activation,
-"mlp" all from the norm to the activation, None nothing. So it does with the norm where its `recompute` says so.
+"mlp" all from the norm to the activation, None nothing. So it does with the norm where its `recompute` says so. With
+more than chunk_tokens tokens (0: with none) its GEMMs take so many at a time, and backward computes each chunk again.
 bias: [out of this rank], or None; of a row-parallel GEMM [out], and added once to the sum over the ranks. Then each
 rank gets the bias's whole gradient, under sequence parallelism too.
 Attention also takes dropout and quantizers.

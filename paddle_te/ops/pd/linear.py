@@ -1,10 +1,13 @@
 """Norms and GEMMs of a decoder layer."""
 
+import math
+
 import paddle
 import paddle.nn.functional as F
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
 from paddle_te.fp8.emulation import emulated_fp8_linear
+from paddle_te.ops.chunks import chunk_rows, ranges
 
 
 def normalize(x, norm):
@@ -147,6 +150,7 @@ def layernorm_mlp(
     activation="swiglu",
     add_residual=True,
     recompute=None,
+    chunk_tokens=0,
     tp=None,
     quantizers=(None, None),
     fuse_wgrad_accumulation=False,
@@ -156,6 +160,7 @@ def layernorm_mlp(
 
     Without add_residual it returns (the second summand, x), as layernorm_linear does.
     recompute: what backward computes again: "mlp_act" the activation, "mlp" all that fc2's GEMM needs; None: nothing.
+    chunk_tokens: where there are more tokens, the GEMMs take so many at a time, and backward computes each chunk again.
     """
     _check_fusion(fuse_wgrad_accumulation)
 
@@ -166,8 +171,16 @@ def layernorm_mlp(
         hidden = _normed_column(x, norm, fc1_weight, tp, quantizers[0], fc1_bias)
         return _again(second_half, hidden, recompute == "mlp_act")
 
-    y = _again(both_halves, x, recompute == "mlp")
+    rows = chunk_rows(math.prod(x.shape[:-1]), chunk_tokens, tp)
+    y = _again(both_halves, x, recompute == "mlp") if rows is None else _in_chunks(both_halves, x, rows)
     return x + y if add_residual else (y, x)
+
+
+def _in_chunks(function, x, rows):
+    """function(x) of so many rows of x at a time, each computed again in backward."""
+    tokens = x.reshape([-1, x.shape[-1]])
+    chunks = [tokens[first : first + count] for first, count in ranges(tokens.shape[0], rows)]
+    return paddle.concat([_again(function, chunk, True) for chunk in chunks]).reshape(x.shape)
 
 
 def accumulate_wgrad(x, dy, out=None):

@@ -4,6 +4,7 @@ Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle'
 """
 
 from paddle_te import native
+from paddle_te.ops.te.activation import activate
 from paddle_te.ops.te.attention import (
     attention_with_lse,
     attention_with_lse_backward,
@@ -16,7 +17,7 @@ from paddle_te.ops.te.attention import (
 from paddle_te.ops.te.cross_entropy import cross_entropy, parallel_cross_entropy
 from paddle_te.ops.te.float8_attention import check_fp8_attention
 from paddle_te.ops.te.linear import accumulate_wgrad, layernorm_linear, linear
-from paddle_te.ops.te.mlp import activate, layernorm_mlp
+from paddle_te.ops.te.mlp import layernorm_mlp
 from paddle_te.ops.te.norm import normalize
 from paddle_te.ops.te.quantized import amax_and_scale_update, check_block_scaling, quantize_weight
 from paddle_te.ops.te.self_attention import self_attention

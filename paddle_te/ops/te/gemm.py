@@ -34,15 +34,26 @@ def row_count(tensor):
     return math.prod(tensor.shape[:-1])
 
 
-def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True, recompute=False):
-    """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized. recompute: operand_pieces'."""
+def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True, recompute=False, w=None):
+    """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized. recompute: operand_pieces'. w: the
+    weight as `weight_operand` has made it before."""
     if quantizers is None:
-        return x, rt.matrix(weight, code)
-    wgrad = not weight.stop_gradient
-    pieces = operand_pieces(rt, quantizers, x.shape, weight.shape, columnwise, wgrad, 0, transpose_y, recompute)
+        return x, w or rt.matrix(weight, code)
+    wgrad, weight_shape = not weight.stop_gradient, None if w else weight.shape
+    pieces = operand_pieces(rt, quantizers, x.shape, weight_shape, columnwise, wgrad, 0, transpose_y, recompute)
     x = quantize(rt, x, quantizers.input, pieces.input)
+    if w:
+        return x, w
     of_weight = pieces.weight if transpose_y else exchanged(pieces.weight)
     return x, quantized_weight(rt, weight, code, quantizers, of_weight)
+
+
+def weight_operand(rt, weight, code, quantizers, columnwise):
+    """A weight [out, in] as several forward GEMMs read it, and with `columnwise` the backward GEMMs, too."""
+    if quantizers is None:
+        return rt.matrix(weight, code)
+    pieces = operand_pieces(rt, quantizers, None, weight.shape, columnwise, not weight.stop_gradient)
+    return quantized_weight(rt, weight, code, quantizers, pieces.weight)
 
 
 def cast_in_kernels(quantizers):
@@ -118,25 +129,32 @@ class BiasGradient:
 
     __slots__ = ("native", "_bias", "_memory")
 
-    def __init__(self, rt, bias, dtype):
-        self._bias, self._memory = bias, rt.empty(bias.shape, dtype)
-        self.native = rt.view(self._memory, tuple(bias.shape), DTYPES[dtype])
+    def __init__(self, rt, bias, memory):
+        self._bias, self._memory = bias, memory
+        self.native = rt.view(memory, tuple(bias.shape), DTYPES[memory.dtype])
 
     @classmethod
     def wanted(cls, rt, bias, weight, fp8):
         """None for no bias, or a frozen one. weight: the one beside it."""
         if bias is None or bias.stop_gradient:
             return None
-        return cls(rt, bias, bias.dtype if fp8 or weight.main_grad is None else paddle.float32)
+        return cls(rt, bias, rt.empty(bias.shape, cls.dtype(bias, weight, fp8)))
+
+    @staticmethod
+    def dtype(bias, weight, fp8):
+        """What its memory must be."""
+        return bias.dtype if fp8 or weight.main_grad is None else paddle.float32
 
     def in_its_dtype(self, rt):
         """The gradient once it is written."""
-        bias, memory = self._bias, self._memory
-        if memory.dtype is bias.dtype:
-            return memory
-        return rt.on_memory(
-            operator.methodcaller("astype", bias.dtype), memory, out=rt.placeholder(bias.shape, bias.dtype)
-        )
+        return cast(rt, self._memory, self._bias.dtype)
+
+
+def cast(rt, memory, dtype):
+    """The tensor in that dtype: itself, or a new one."""
+    if memory.dtype is dtype:
+        return memory
+    return rt.on_memory(operator.methodcaller("astype", dtype), memory, out=rt.placeholder(memory.shape, dtype))
 
 
 def wgrad(rt, x, dy, weight, code, fp8, dbias=None):
@@ -194,9 +212,9 @@ def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=No
     return out
 
 
-def _normed_operands(rt, x, weight, quantizers, tp, columnwise):
+def _normed_operands(rt, x, weight, quantizers, tp, columnwise, w):
     """A Normed's output and a weight as a column-parallel GEMM reads them: (operand, weight, what backward keeps of
-    operand).
+    operand). w: `column_forward`'s.
 
     Delayed scaling: the norm's kernel writes fp8. Under sequence parallelism each rank norms its own tokens and the
     others' are gathered, in fp8 where the ranks' scales are the same; backward keeps its own and gathers again. A
@@ -206,14 +224,14 @@ def _normed_operands(rt, x, weight, quantizers, tp, columnwise):
     if not _normed_in_fp8(quantizers, gather):
         rows = _normed_rows(rt, x, quantizers, gather)
         whole = rt.matrix(tp.all_gather(rows.memory), x.code) if gather else rows
-        operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise, recompute=again)
+        operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise, recompute=again, w=w)
         return operand, weight, rows if gather else operand
-    shape = None if gather else x.x.shape
+    shape, weight_shape = None if gather else x.x.shape, None if w else weight.shape
     wgrad = not weight.stop_gradient
-    pieces = operand_pieces(rt, quantizers, shape, weight.shape, columnwise, wgrad, x.statistics_bytes, recompute=again)
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, x.statistics_bytes, recompute=again)
     rows = _normed_rows(rt, x, quantizers, gather, pieces.input)
     operand = rows.gathered(rt, tp.all_gather(rows.rowwise)) if gather else rows
-    return operand, quantized_weight(rt, weight, x.code, quantizers, pieces.weight), rows
+    return operand, w or quantized_weight(rt, weight, x.code, quantizers, pieces.weight), rows
 
 
 def _gathers(tp):
@@ -282,23 +300,28 @@ class SavedColumn:
         """The BiasGradient to be filled by what makes dy or by `backward`, or None."""
         return BiasGradient.wanted(rt, self.bias, self.weight, self.quantizers is not None)
 
-    def backward(self, rt, dy, dbias, dresidual):
-        """(dx, the gradients of the norm's weight and bias, dW, dbias) from dy as the backward GEMMs read it."""
-        given = self.operand, self.w, self.weight, self.norm, self.quantizers, self.tp
+    def backward(self, rt, dy, dbias, dresidual, weight=None, into=None):
+        """(dx, the gradients of the norm's weight and bias, dW) from dy as the backward GEMMs read it.
+
+        dbias: a BiasGradient to fill, or None. weight: in the place of its own, whose gradient is to be added up
+        elsewhere. into: `Normed.backward`'s.
+        """
+        given = self.operand, self.w, weight or self.weight, self.norm, self.quantizers, self.tp
         dz, dw = _column_backward(rt, dy, *given, dbias)
-        return *self.norm.backward(rt, dz.native, dresidual), dw, dbias and dbias.in_its_dtype(rt)
+        return *self.norm.backward(rt, dz.native, dresidual, into), dw
 
 
-def column_forward(rt, normed, weight, bias, quantizers, tp, train):
-    """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks."""
-    operand, w, kept = _normed_operands(rt, normed, weight, quantizers, tp, train)
+def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None):
+    """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks. w: the weight's
+    `weight_operand`, which the caller lets go of; None: it is made here."""
+    operand, of_weight, kept = _normed_operands(rt, normed, weight, quantizers, tp, train, w)
     lead = normed.tensor.shape[:-1] if kept is operand else [operand.shape[0]]
-    out = rt.matrix(rt.empty([*lead, w.shape[0]], normed.dtype), normed.code)
-    _fprop(rt, operand, w, out.native, bias=bias)
+    out = rt.matrix(rt.empty([*lead, of_weight.shape[0]], normed.dtype), normed.code)
+    _fprop(rt, operand, of_weight, out.native, bias=bias)
     again = normed.recompute
     if train:
-        drop_data(rt, *((operand, w) if kept is operand and not again else (w,)))
-    return out, SavedColumn(normed, None if again else kept, w, weight, bias, quantizers, tp)
+        drop_data(rt, *[operand] * (kept is operand and not again), *[of_weight] * (w is None))
+    return out, SavedColumn(normed, None if again else kept, of_weight, weight, bias, quantizers, tp)
 
 
 def check_weight(name, weight, shape, dtype, quantizers):

@@ -167,7 +167,7 @@ def layernorm_linear_backward(rt, saved, dy, dresidual):
     """(dx, the gradients of the norm's weight and bias, dW, dbias)."""
     dbias = saved.bias_gradient(rt)
     grad = grad_output(rt, dy, saved.norm.code, saved.quantizers, None, saved.weight, dbias)
-    return saved.backward(rt, grad, dbias, dresidual)
+    return *saved.backward(rt, grad, dbias, dresidual), dbias and dbias.in_its_dtype(rt)
 
 
 LINEAR = Op(_linear_forward, linear_backward, weights=(1,))

@@ -1,14 +1,25 @@
-"""The MLP half of a layer, and its activation, as Ops: see paddle_te.ops.te.recording."""
+"""The MLP half of a layer as Ops: see paddle_te.ops.te.recording.
+
+For all tokens at once, or in chunks of tokens. Chunks are tiled computation as DeepSpeed's ALST has it ("TiledMLP",
+Bekman et al., 2025, arXiv:2506.13996): forward keeps nothing but its input, and backward goes through the chunks,
+computing each again, so that what lies between norm and output exists of one chunk at a time. The weights' gradients
+are added up in float32, in the GEMMs.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import paddle
+
+from paddle_te.native import column_sums
 from paddle_te.ops.activations import FC1_WIDTHS
-from paddle_te.ops.te import autograd, kernel_choice, swiglu
+from paddle_te.ops.chunks import chunk_rows, ranges
+from paddle_te.ops.te import autograd
+from paddle_te.ops.te.activation import activated, activated_again, activation_backward
 from paddle_te.ops.te.gemm import (
     BiasGradient,
     SavedColumn,
-    cast_in_kernels,
+    cast,
     check_bias,
     check_fp8,
     check_weight,
@@ -18,42 +29,26 @@ from paddle_te.ops.te.gemm import (
     grad_output,
     row_count,
     row_output,
+    weight_operand,
     wgrad,
 )
 from paddle_te.ops.te.norm import Normed, NormSettings
-from paddle_te.ops.te.quantized import Float8Matrix, new_float8, operand_pieces, quantize, quantized_weight
-from paddle_te.ops.te.recording import Op, OpInputs
-from paddle_te.ops.te.runtime import Matrix, dtype_code
+from paddle_te.ops.te.quantized import Float8Matrix, operand_pieces, quantized_weight, rowwise_pieces
+from paddle_te.ops.te.recording import Op, OpInputs, Placeholder
+from paddle_te.ops.te.runtime import DTYPES, Matrix, dtype_code
 
-
-class _Kernels(NamedTuple):
-    """TE's names of an activation's functions: itself and its gradient, and the gradient in fp8 with its transpose,
-    alone and with the sum of its rows, None where there is none."""
-
-    forward: str
-    backward: str
-    to_fp8: str
-    to_fp8_with_dbias: str | None
-
-    @classmethod
-    def of(cls, activation):
-        backward = f"d{activation}"
-        if FC1_WIDTHS[activation] == 2:
-            return cls(activation, backward, f"{backward}_cast_transpose", None)
-        return cls(activation, backward, backward, f"quantize_dbias_{backward}")
-
-
-_KERNELS = {activation: _Kernels.of(activation) for activation in FC1_WIDTHS}
+FC1, FC2 = 3, 5  # the weights' places among an op's tensors
 
 
 class MLPSettings(NamedTuple):
     """norm: its NormSettings. activation: its name. add_residual: x is added to the output, and else returned behind
-    it. recompute: as `layernorm_mlp` has it."""
+    it. recompute: as `layernorm_mlp` has it. chunk_rows: of x in a chunk, None for all tokens at once."""
 
     norm: NormSettings
     activation: str
     add_residual: bool
     recompute: str | None
+    chunk_rows: int | None
 
 
 class _Fc1(NamedTuple):
@@ -63,11 +58,11 @@ class _Fc1(NamedTuple):
     saved: SavedColumn
 
     @classmethod
-    def forward(cls, rt, inputs, norm):
-        """inputs: the MLP's OpInputs."""
+    def forward(cls, rt, inputs, norm, w=None):
+        """inputs: the MLP's OpInputs. w: `column_forward`'s."""
         x, ln_weight, ln_bias, weight, bias, *_ = inputs.tensors
         normed = Normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-        return cls(*column_forward(rt, normed, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train))
+        return cls(*column_forward(rt, normed, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w))
 
 
 @dataclass(slots=True)
@@ -82,19 +77,25 @@ class _SavedMLP:
     act: Matrix | Float8Matrix | None
 
 
-def _forward(rt, inputs, settings):
+def _check(inputs, settings):
     x, _, _, fc1_weight, fc1_bias, fc2_weight, fc2_bias = inputs.tensors
-    (first, second), tp, train = inputs.quantizers, inputs.tp, inputs.train
-    code, hidden_size, ffn = dtype_code("x", x), x.shape[-1], fc2_weight.shape[1]
+    first, second = inputs.quantizers
+    hidden_size, ffn = x.shape[-1], fc2_weight.shape[1]
     fc1_rows = FC1_WIDTHS[settings.activation] * ffn
     check_weight("fc1_weight", fc1_weight, [fc1_rows, hidden_size], x.dtype, first)
     check_weight("fc2_weight", fc2_weight, [hidden_size, ffn], x.dtype, second)
     check_bias("fc1_bias", fc1_bias, fc1_rows, x.dtype)
     check_bias("fc2_bias", fc2_bias, hidden_size, x.dtype)
     check_fp8(first, tokens=row_count(x), hidden_size=hidden_size, ffn_hidden_size=ffn)
+
+
+def _forward(rt, inputs, settings):
+    _check(inputs, settings)
+    x, *_, fc2_weight, fc2_bias = inputs.tensors
+    second, tp, train, code = inputs.quantizers[1], inputs.tp, inputs.train, dtype_code("x", x)
     fc1, again = _Fc1.forward(rt, inputs, settings.norm), settings.recompute
     act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train)
-    out = rt.empty([*fc1.out.memory.shape[:-1], hidden_size], x.dtype)
+    out = rt.empty([*fc1.out.memory.shape[:-1], x.shape[-1]], x.dtype)
     out = row_output(rt, act, w2, out, code, x if settings.add_residual else None, tp, bias=fc2_bias)
     if train:
         drop_data(rt, *((w2,) if again else (act, w2)))
@@ -105,94 +106,202 @@ def _forward(rt, inputs, settings):
 def _backward(rt, saved, dy, dresidual=None):
     """dresidual: where x was returned; else dy is its gradient."""
     x, *_, fc2_weight, fc2_bias = saved.inputs.tensors
-    (first, second), tp, activation = saved.inputs.quantizers, saved.inputs.tp, saved.settings.activation
-    code, fp8 = dtype_code("x", x), second is not None
-    gather = tp is not None and tp.sequence_parallel
-    dfc2_bias = BiasGradient.wanted(rt, fc2_bias, fc2_weight, fp8)
-    grad = grad_output(rt, dy, code, second, tp if gather else None, fc2_weight, dfc2_bias)
-    dact = rt.new_matrix((grad.shape[0], fc2_weight.shape[1]), x.dtype, code)
-    dgrad(rt, grad, saved.w2, dact.native, fp8)
+    second, activation, code = saved.inputs.quantizers[1], saved.settings.activation, dtype_code("x", x)
+    dfc2_bias = BiasGradient.wanted(rt, fc2_bias, fc2_weight, second is not None)
+    grad, dact = _fc2_backward(rt, saved.inputs, dy, saved.w2, dfc2_bias)
     fc1 = saved.fc1 or _Fc1.forward(rt, saved.inputs, saved.settings.norm)
-    act = saved.act or _activated_again(rt, fc1.out, code, second, activation)
-    dw2 = wgrad(rt, act, grad, fc2_weight, code, fp8, dfc2_bias)
+    act = saved.act or activated_again(rt, fc1.out, code, second, activation)
+    dw2 = wgrad(rt, act, grad, fc2_weight, code, second is not None, dfc2_bias)
     dfc1_bias = fc1.saved.bias_gradient(rt)
-    grad = _activation_backward(rt, dact, fc1.out, _KERNELS[activation], x.dtype, code, first, dfc1_bias)
+    grad = activation_backward(rt, dact, fc1.out, activation, x.dtype, code, saved.inputs.quantizers[0], dfc1_bias)
     of_fc1 = fc1.saved.backward(rt, grad, dfc1_bias, dy if dresidual is None else dresidual)
-    return *of_fc1, dw2, dfc2_bias and dfc2_bias.in_its_dtype(rt)
+    dfc1_bias, dfc2_bias = (bias and bias.in_its_dtype(rt) for bias in (dfc1_bias, dfc2_bias))
+    return *of_fc1, dfc1_bias, dw2, dfc2_bias
+
+
+def _fc2_backward(rt, inputs, dy, w2, dbias):
+    """(dy for the backward GEMMs, the Matrix of the gradient of the activation's output). dbias: fc2's, to fill."""
+    x, *_, weight, _ = inputs.tensors
+    quantizers, tp, code = inputs.quantizers[1], inputs.tp, dtype_code("x", x)
+    gather = tp is not None and tp.sequence_parallel
+    grad = grad_output(rt, dy, code, quantizers, tp if gather else None, weight, dbias)
+    dact = rt.new_matrix((grad.shape[0], weight.shape[1]), x.dtype, code)
+    dgrad(rt, grad, w2, dact.native, quantizers is not None)
+    return grad, dact
 
 
 def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train):
     """The activation's output and a weight as the forward GEMM reads them."""
     activation = settings.activation
     if quantizers is None:
-        return _activated(rt, hidden, code, None, activation), rt.matrix(weight, code)
+        return activated(rt, hidden, code, None, activation), rt.matrix(weight, code)
     shape = hidden.shape[0], weight.shape[1]
     wgrad, again = not weight.stop_gradient, settings.recompute is not None
     pieces = operand_pieces(rt, quantizers, shape, weight.shape, train, wgrad, recompute=again)
-    act = _activated(rt, hidden, code, quantizers, activation, pieces.input)
+    act = activated(rt, hidden, code, quantizers, activation, pieces.input)
     return act, quantized_weight(rt, weight, code, quantizers, pieces.weight)
 
 
-def _activated(rt, hidden, code, quantizers, activation, pieces=None):
-    """The activation's output as a GEMM reads it; SwiGLU and delayed scaling write fp8 in the same kernel. pieces:
-    (rowwise, columnwise) for fp8; None: new ones for both."""
-    shape = hidden.shape[0], hidden.shape[1] // FC1_WIDTHS[activation]
-    if quantizers is not None and kernel_choice.swiglu(rt, activation, quantizers.input):
-        return swiglu.forward(rt, hidden, code, new_float8(rt, shape, quantizers.input, pieces))
-    activate = getattr(rt.te, _KERNELS[activation].forward)
-    if cast_in_kernels(quantizers):
-        act = new_float8(rt, shape, quantizers.input, pieces)
-        activate(hidden.native, act.native, rt.stream)
-        return act
-    act = rt.new_matrix(shape, hidden.memory.dtype, code)
-    activate(hidden.native, act.native, rt.stream)
-    return act if quantizers is None else quantize(rt, act, quantizers.input, pieces)
+def _chunks(inputs, settings):
+    """[(first row, rows)] of x; what GEMMs cannot take raises ValueError."""
+    check_fp8(inputs.quantizers[0], tokens_of_a_chunk=settings.chunk_rows)
+    return ranges(row_count(inputs.tensors[0]), settings.chunk_rows)
 
 
-def _activated_again(rt, hidden, code, quantizers, activation):
-    """In backward: what forward has not kept of `_activated`."""
-    act = _activated(rt, hidden, code, quantizers, activation)
-    drop_data(rt, act)
-    return act
+def _rows_of(inputs, rows, train):
+    """The OpInputs of a chunk. rows: its (first row, rows)."""
+    x, *others = inputs.tensors
+    return inputs._replace(tensors=(x.rows(*rows), *others), train=train)
 
 
-def _activation_backward(rt, dact, hidden, kernels, dtype, code, quantizers, dbias):
-    """The gradient of fc1's output as the operand of its backward GEMMs. dbias: a BiasGradient, filled here in fp8."""
-    if quantizers is not None and dbias is None and kernel_choice.swiglu(rt, kernels.forward, quantizers.grad_output):
-        return swiglu.backward(rt, dact, hidden, code, new_float8(rt, hidden.shape, quantizers.grad_output))
-    kernel = kernels.to_fp8 if dbias is None else kernels.to_fp8_with_dbias
-    if kernel is None or not cast_in_kernels(quantizers):
-        grad = rt.new_matrix(hidden.shape, dtype, code)
-        getattr(rt.te, kernels.backward)(dact.native, hidden.native, grad.native, rt.stream)
-        if quantizers is None:
-            return grad
-        return quantize(rt, grad, quantizers.grad_output, dbias=dbias and dbias.native)
-    grad = new_float8(rt, hidden.shape, quantizers.grad_output)
-    operands = dact.native, hidden.native, grad.native
-    getattr(rt.te, kernel)(*operands, *(() if dbias is None else (dbias.native,)), rt.stream)
-    return grad
+def _weights(rt, inputs, columnwise):
+    """fc1's and fc2's as the GEMMs of all chunks read them."""
+    code = dtype_code("x", inputs.tensors[0])
+    pairs = zip((FC1, FC2), inputs.quantizers, strict=True)
+    return [weight_operand(rt, inputs.tensors[i], code, quantizers, columnwise) for i, quantizers in pairs]
 
 
-def _activate_forward(rt, inputs, kernels):
-    (x,) = inputs.tensors
-    code = dtype_code("x", x)
-    hidden = rt.matrix(x, code)
-    width = FC1_WIDTHS[kernels.forward]
-    out = rt.empty([*x.shape[:-1], x.shape[-1] // width], x.dtype)
-    getattr(rt.te, kernels.forward)(hidden.native, rt.matrix(out, code).native, rt.stream)
-    return out, (x, hidden, code, kernels)
+def _forward_in_chunks(rt, inputs, settings):
+    _check(inputs, settings)
+    x = inputs.tensors[0]
+    out, weights = rt.empty(x.shape, x.dtype), _weights(rt, inputs, columnwise=False)
+    for rows in _chunks(inputs, settings):
+        _forward_of_chunk(rt, _rows_of(inputs, rows, train=False), settings, *weights, out.rows(*rows))
+    return out if settings.add_residual else (out, x), (inputs, settings)
 
 
-def _activate_backward(rt, saved, dy):
-    x, hidden, code, kernels = saved
-    dx = rt.empty(x.shape, x.dtype)
-    operands = rt.matrix(dy, code).native, hidden.native, rt.matrix(dx, code).native
-    getattr(rt.te, kernels.backward)(*operands, rt.stream)
-    return (dx,)
+def _forward_of_chunk(rt, inputs, settings, w1, w2, out):
+    """Writes the rows `out` of the output."""
+    x, *_, fc2_bias = inputs.tensors
+    second, tp, code = inputs.quantizers[1], inputs.tp, dtype_code("x", x)
+    hidden = _Fc1.forward(rt, inputs, settings.norm, w1).out
+    pieces = second and rowwise_pieces(rt, (hidden.shape[0], w2.shape[1]), second.input)
+    act = activated(rt, hidden, code, second, settings.activation, pieces)
+    # a sum over ranks is a tensor of its own
+    summed = out if tp is None else rt.empty([hidden.shape[0], x.shape[-1]], x.dtype)
+    summed = row_output(rt, act, w2, summed, code, x if settings.add_residual else None, tp, bias=fc2_bias)
+    if summed is not out:
+        rt.te.memcpy_async(rt.matrix(out, code).native, rt.matrix(summed, code).native, rt.stream)
 
 
-_LAYERNORM_MLP = Op(_forward, _backward, weights=(3, 5))
-_ACTIVATE = Op(_activate_forward, _activate_backward)
+def _backward_in_chunks(rt, saved, dy, dresidual=None):
+    """dresidual: as `_backward`'s."""
+    inputs, settings = saved
+    settings = settings._replace(norm=settings.norm._replace(recompute=False))  # of a chunk nothing waits for long
+    chunks, dresidual = _chunks(inputs, settings), dy if dresidual is None else dresidual
+    w1, w2 = _weights(rt, inputs, columnwise=True)
+    drop_data(rt, w2)
+    gradients = _Gradients(rt, inputs, len(chunks))
+    for i, rows in enumerate(chunks):
+        of_chunk, rows_of_dy = gradients.of_chunk(rt, i, rows), (dy.rows(*rows), dresidual.rows(*rows))
+        _backward_of_chunk(rt, _rows_of(inputs, rows, train=True), settings, w1, w2, *rows_of_dy, of_chunk)
+    return gradients.results(rt)
+
+
+class _ChunkGradients(NamedTuple):
+    """What the backward of a chunk writes or adds to.
+
+    norm: the rows of x's gradient, and memory for the chunk's part of the norm's weight's and bias's. fc1, fc2: what
+    stands for the weights, with main_grad. fc1_bias, fc2_bias: BiasGradients of the chunk, or None.
+    """
+
+    norm: tuple
+    fc1: Placeholder
+    fc2: Placeholder
+    fc1_bias: BiasGradient | None
+    fc2_bias: BiasGradient | None
+
+
+def _backward_of_chunk(rt, inputs, settings, w1, w2, dy, dresidual, gradients):
+    x, activation, (first, second) = inputs.tensors[0], settings.activation, inputs.quantizers
+    code, fp8 = dtype_code("x", x), second is not None
+    grad, dact = _fc2_backward(rt, inputs, dy, w2, gradients.fc2_bias)
+    fc1 = _Fc1.forward(rt, inputs, settings.norm, w1)
+    act = activated_again(rt, fc1.out, code, second, activation)
+    wgrad(rt, act, grad, gradients.fc2, code, fp8, gradients.fc2_bias)
+    grad = activation_backward(rt, dact, fc1.out, activation, x.dtype, code, first, gradients.fc1_bias)
+    fc1.saved.backward(rt, grad, gradients.fc1_bias, dresidual, gradients.fc1, gradients.norm)
+
+
+class _Gradients:
+    """Of the tensors of an op's OpInputs, whose x is taken in so many chunks."""
+
+    def __init__(self, rt, inputs, chunks):
+        x, ln_weight, ln_bias, fc1, fc1_bias, fc2, fc2_bias = self._tensors = inputs.tensors
+        fp8 = inputs.quantizers[0] is not None
+        self._dx = rt.empty(x.shape, x.dtype)
+        self._fc1, self._fc2 = _AddedUp(rt, fc1), _AddedUp(rt, fc2)
+
+        def of_bias(bias, weight):
+            dtype = bias and BiasGradient.dtype(bias, weight.stand_in, fp8)
+            return None if bias is None or bias.stop_gradient else _PartsOfVector(rt, bias, dtype, chunks)
+
+        self._fc1_bias, self._fc2_bias = of_bias(fc1_bias, self._fc1), of_bias(fc2_bias, self._fc2)
+        self._norm = [vector and _PartsOfVector(rt, vector, vector.dtype, chunks) for vector in (ln_weight, ln_bias)]
+
+    def of_chunk(self, rt, number, rows):
+        """The _ChunkGradients; to be called in the chunks' order."""
+        biases = [
+            parts and BiasGradient(rt, parts.vector, parts.part(number)) for parts in (self._fc1_bias, self._fc2_bias)
+        ]
+        norm = self._dx.rows(*rows), *[parts and parts.part(number) for parts in self._norm]
+        return _ChunkGradients(norm, self._fc1.next_part(), self._fc2.next_part(), *biases)
+
+    def results(self, rt):
+        """The gradients of the tensors, None where there is none."""
+        dln_weight, dln_bias = (parts and parts.total(rt) for parts in self._norm)
+        dfc1_bias, dfc2_bias = (parts and parts.total(rt) for parts in (self._fc1_bias, self._fc2_bias))
+        found = self._dx, dln_weight, dln_bias, self._fc1.total(rt), dfc1_bias, self._fc2.total(rt), dfc2_bias
+        pairs = zip(self._tensors, found, strict=True)
+        return tuple(None if tensor is None or tensor.stop_gradient else gradient for tensor, gradient in pairs)
+
+
+class _AddedUp:
+    """A weight's gradient as the sum of the chunks', in float32: in its main gradient, or in memory of its own.
+
+    stand_in: the weight with that as main_grad, for `wgrad`; a frozen weight itself.
+    """
+
+    def __init__(self, rt, weight):
+        self._weight, self.stand_in, self._begun = weight, weight, False
+        if not weight.stop_gradient:
+            self.stand_in = Placeholder(weight.index, weight.shape, weight.dtype, stop_gradient=False)
+            self.stand_in.main_grad = weight.main_grad or rt.empty(weight.shape, paddle.float32)
+
+    def next_part(self):
+        """stand_in, to be written by the first chunk unless the main gradient is to be added to, and added to by the
+        others."""
+        self.stand_in.accumulate = self._begun or bool(self._weight.accumulate)
+        self._begun = True
+        return self.stand_in
+
+    def total(self, rt):
+        """The gradient; None for a frozen weight, and where it is in the main gradient."""
+        weight = self._weight
+        return None if weight.stop_gradient or weight.main_grad else cast(rt, self.stand_in.main_grad, weight.dtype)
+
+
+class _PartsOfVector:
+    """A vector's gradient as the sum of the chunks', which are kept in rows and added up in float32."""
+
+    def __init__(self, rt, vector, dtype, chunks):
+        self.vector, self._parts = vector, rt.empty([chunks, vector.shape[0]], dtype)
+
+    def part(self, number):
+        """Memory for a chunk's."""
+        return self._parts.rows(number, 1)
+
+    def total(self, rt):
+        """The gradient in the vector's dtype."""
+        parts = self._parts
+        out = rt.empty(self.vector.shape, parts.dtype)
+        addresses = parts.data_ptr(), out.data_ptr()
+        column_sums.column_sums(rt.te, rt.stream, *addresses, *parts.shape, DTYPES[parts.dtype])
+        return cast(rt, out, self.vector.dtype)
+
+
+_AT_ONCE = Op(_forward, _backward, weights=(FC1, FC2))
+_IN_CHUNKS = Op(_forward_in_chunks, _backward_in_chunks, weights=(FC1, FC2))
 
 
 def layernorm_mlp(
@@ -206,21 +315,18 @@ def layernorm_mlp(
     activation="swiglu",
     add_residual=True,
     recompute=None,
+    chunk_tokens=0,
     tp=None,
     quantizers=(None, None),
     fuse_wgrad_accumulation=False,
 ):
     """See `paddle_te.ops.pd.linear.layernorm_mlp`."""
+    rows = chunk_rows(row_count(x), chunk_tokens, tp)
     return autograd.apply(
-        _LAYERNORM_MLP,
+        _AT_ONCE if rows is None else _IN_CHUNKS,
         (x, norm.weight, norm.bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias),
-        MLPSettings(NormSettings.of(norm), activation, add_residual, recompute),
+        MLPSettings(NormSettings.of(norm), activation, add_residual, recompute, rows),
         quantizers=quantizers,
         tp=tp,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,
     )
-
-
-def activate(x, activation):
-    """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
-    return autograd.apply(_ACTIVATE, (x,), _KERNELS[activation])

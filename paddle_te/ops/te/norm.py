@@ -62,10 +62,10 @@ class Normed:
     def _statistic(self, rt, pieces):
         return rt.tensor(pieces.take(self._bytes_of_one), self.x.shape[:1], FLOAT32)
 
-    def backward(self, rt, dz, add=None):
+    def backward(self, rt, dz, add=None, into=None):
         """The gradients of x, the weight and the bias from the native dz; the tensor `add`, the residual's gradient, is
-        added to that of x."""
-        dx, dgamma, dbeta = rt.empty(self.tensor.shape, self.dtype), self._like(rt, self.weight), None
+        added to that of x. into: the three tensors to write them to, None for new ones."""
+        dx, dgamma, dbeta = into or self._new_gradients(rt)
         native_dx, native_dgamma = rt.view(dx, self.x.shape, self.code), self._parameter_view(rt, dgamma)
         zero_centered_gamma = self._settings.zero_centered_gamma
         if self.bias is None:
@@ -73,7 +73,6 @@ class Normed:
             added = None if add is None else rt.view(add, self.x.shape, self.code)
             rt.te.rmsnorm_bwd(*operands, added, zero_centered_gamma)
         else:
-            dbeta = self._like(rt, self.bias)
             operands = dz, self.x.native, self._mu, self._rsigma, self._gamma, native_dx, native_dgamma
             rt.te.layernorm_bwd(*operands, self._parameter_view(rt, dbeta), rt.stream, zero_centered_gamma)
             if add is not None:  # the library's kernel adds none
@@ -83,8 +82,9 @@ class Normed:
             for tensor, gradient in ((self.tensor, dx), (self.weight, dgamma), (self.bias, dbeta))
         )
 
-    def _like(self, rt, parameter):
-        return rt.empty(parameter.shape, parameter.dtype)
+    def _new_gradients(self, rt):
+        tensors = self.tensor, self.weight, self.bias
+        return [None if tensor is None else rt.empty(tensor.shape, tensor.dtype) for tensor in tensors]
 
     def _parameter_view(self, rt, tensor):
         return rt.view(tensor, self.x.shape[1:], self.code)

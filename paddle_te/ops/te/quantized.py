@@ -63,17 +63,17 @@ class OperandPieces(NamedTuple):
 def operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, more=0, transpose_y=True, recompute=False):
     """OperandPieces for a forward GEMM, of whose operands backward keeps the transposes only.
 
-    shape: of the input, None if that lies elsewhere. A weight that is cached, or will be, lies elsewhere too.
+    shape, weight_shape: None for what lies elsewhere, as a weight does that is cached, or will be.
     columnwise: whether there is a backward; wgrad: whether it computes the weight's gradient, for which alone it reads
     the input's transpose. more: bytes that backward keeps beside that, a multiple of 256. transpose_y: False for a
     weight in `exchanged` pieces. recompute: backward makes the input again.
     Where the weight exists in fp8 only, backward makes its transpose anew.
     """
     of_input = 0 if shape is None else _size(shape, quantizers.input)
-    updated = quantizers.update_weight and not quantizers.keeps_weight
+    updated = weight_shape is not None and quantizers.update_weight and not quantizers.keeps_weight
     of_weight = _size(weight_shape, quantizers.weight) if updated else 0
     keeps_input = columnwise and wgrad and not recompute
-    keeps_weight = columnwise and quantizers.weight.kind != "stored"
+    keeps_weight = columnwise and weight_shape is not None and quantizers.weight.kind != "stored"
     # TE makes no transpose alone, so that without backward there is room for both of a weight [in, out]
     rowwise = new_pieces(rt, of_input + of_weight * (1 if transpose_y or keeps_weight else 2))
     if not (keeps_input or keeps_weight):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from paddle_te.fp8 import BlockScaling, TensorScaling
 from paddle_te.ops.te import runtime
+from paddle_te.ops.te.packing import SIZES
 
 OFFSET_BITS = 48  # an address is recorded as index << OFFSET_BITS | offset: see Sequence in native/shim.cpp
 
@@ -44,25 +45,36 @@ class OpInputs(NamedTuple):
 
 
 class Placeholder:
-    """Memory that is another in each run. An op's functions take it for a contiguous Paddle tensor.
+    """Memory that is another in each run, or rows of it. An op's functions take it for a contiguous Paddle tensor.
 
-    index: its number among the memories of a run.
+    index: its number among the memories of a run. first: for `rows` the number of the first one, else None.
     main_grad: the Placeholder to put a weight's gradient in, or to add it to (accumulate); None: memory of its own.
     """
 
-    __slots__ = ("index", "shape", "dtype", "stop_gradient", "main_grad", "accumulate")
+    __slots__ = ("index", "shape", "dtype", "stop_gradient", "first", "main_grad", "accumulate")
 
-    def __init__(self, index, shape=(), dtype=None, stop_gradient=True):
+    def __init__(self, index, shape=(), dtype=None, stop_gradient=True, first=None):
         self.index, self.shape, self.dtype, self.stop_gradient = index, list(shape), dtype, stop_gradient
-        self.main_grad = self.accumulate = None
+        self.first, self.main_grad, self.accumulate = first, None, None
 
     def data_ptr(self):
         """What stands for the address until a run knows it."""
-        return self.index << OFFSET_BITS
+        offset = 0 if self.first is None else self.first * self.shape[-1] * SIZES[self.dtype]
+        return self.index << OFFSET_BITS | offset
 
     def reshaped(self, shape):
         """The same memory."""
         return Placeholder(self.index, shape, self.dtype, self.stop_gradient)
+
+    def rows(self, first, count):
+        """So many rows [count, cols] of the memory, [..., cols], from one of them on."""
+        return Placeholder(self.index, [count, self.shape[-1]], self.dtype, self.stop_gradient, first)
+
+    def of(self, memory):
+        """What it stands for in a run, of the memory with its index."""
+        if self.first is None:
+            return memory
+        return runtime.view(memory, [-1, self.shape[-1]])[self.first : self.first + self.shape[0]]
 
 
 class Call(NamedTuple):
@@ -139,14 +151,13 @@ class Recorder(runtime.Runtime):
 
     def on_memory(self, function, *placeholders, out=None):
         """Calls function(*tensors) in each run; what it returns is the memory of the new Placeholder `out`, if any."""
-        indices = [placeholder.index for placeholder in placeholders]
 
         def run(memories, bases):
-            result = function(*[memories[index] for index in indices])
+            result = function(*[placeholder.of(memories[placeholder.index]) for placeholder in placeholders])
             if out is not None:
                 memories[out.index], bases[out.index] = result, result.data_ptr()
 
-        self._taken.append(Call(run, None, (), {*indices}))
+        self._taken.append(Call(run, None, (), {placeholder.index for placeholder in placeholders}))
         return out
 
 
@@ -155,7 +166,7 @@ class RecordedRanks:
 
     def __init__(self, recorder, tp):
         self._recorder, self._tp = recorder, tp
-        self.rank, self.sequence_parallel = tp.rank, tp.sequence_parallel
+        self.rank, self.size, self.sequence_parallel = tp.rank, tp.size, tp.sequence_parallel
 
     def all_gather(self, x):
         return self._call(self._tp.all_gather, x, self._gathered_shape(x))

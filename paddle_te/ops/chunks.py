@@ -1,0 +1,20 @@
+"""The tokens of a rank in chunks, which an operation takes one after another, to need memory for one of them."""
+
+
+def chunk_rows(rows, chunk_tokens, tp):
+    """How many of a rank's `rows` tokens a chunk has, so that the GEMMs of all ranks together have chunk_tokens.
+
+    tp: the TensorParallel or None: under sequence parallelism the GEMMs have the tokens of all its ranks. Returns None
+    where all tokens are one chunk, and where chunk_tokens is 0. Raises ValueError where the ranks cannot share a chunk.
+    """
+    ranks = tp.size if tp is not None and tp.sequence_parallel else 1
+    if not chunk_tokens or rows * ranks <= chunk_tokens:
+        return None
+    if chunk_tokens % ranks:
+        raise ValueError(f"chunks of {chunk_tokens} tokens cannot be shared by {ranks} sequence-parallel ranks")
+    return chunk_tokens // ranks
+
+
+def ranges(rows, of_chunk):
+    """[(first row, number of rows)] of the chunks. of_chunk: rows of each but the last, which may have fewer."""
+    return [(first, min(of_chunk, rows - first)) for first in range(0, rows, of_chunk)]

@@ -1,0 +1,97 @@
+"""The MLP's activation: as parts of other Ops, with the casts to fp8, and as one: see paddle_te.ops.te.recording."""
+
+from typing import NamedTuple
+
+from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.te import autograd, kernel_choice, swiglu
+from paddle_te.ops.te.gemm import cast_in_kernels, drop_data
+from paddle_te.ops.te.quantized import new_float8, quantize
+from paddle_te.ops.te.recording import Op
+from paddle_te.ops.te.runtime import dtype_code
+
+
+class _Kernels(NamedTuple):
+    """TE's names of an activation's functions: itself and its gradient, and the gradient in fp8 with its transpose,
+    alone and with the sum of its rows, None where there is none."""
+
+    forward: str
+    backward: str
+    to_fp8: str
+    to_fp8_with_dbias: str | None
+
+    @classmethod
+    def of(cls, activation):
+        backward = f"d{activation}"
+        if FC1_WIDTHS[activation] == 2:
+            return cls(activation, backward, f"{backward}_cast_transpose", None)
+        return cls(activation, backward, backward, f"quantize_dbias_{backward}")
+
+
+_KERNELS = {activation: _Kernels.of(activation) for activation in FC1_WIDTHS}
+
+
+def activated(rt, hidden, code, quantizers, activation, pieces=None):
+    """The activation's output as a GEMM reads it; SwiGLU and delayed scaling write fp8 in the same kernel. pieces:
+    (rowwise, columnwise) for fp8; None: new ones for both."""
+    shape = hidden.shape[0], hidden.shape[1] // FC1_WIDTHS[activation]
+    if quantizers is not None and kernel_choice.swiglu(rt, activation, quantizers.input):
+        return swiglu.forward(rt, hidden, code, new_float8(rt, shape, quantizers.input, pieces))
+    activate = getattr(rt.te, _KERNELS[activation].forward)
+    if cast_in_kernels(quantizers):
+        act = new_float8(rt, shape, quantizers.input, pieces)
+        activate(hidden.native, act.native, rt.stream)
+        return act
+    act = rt.new_matrix(shape, hidden.memory.dtype, code)
+    activate(hidden.native, act.native, rt.stream)
+    return act if quantizers is None else quantize(rt, act, quantizers.input, pieces)
+
+
+def activated_again(rt, hidden, code, quantizers, activation):
+    """In backward: what forward has not kept of `activated`."""
+    act = activated(rt, hidden, code, quantizers, activation)
+    drop_data(rt, act)
+    return act
+
+
+def activation_backward(rt, dact, hidden, activation, dtype, code, quantizers, dbias):
+    """The gradient of fc1's output as the operand of its backward GEMMs. dbias: a BiasGradient, filled here in fp8."""
+    kernels = _KERNELS[activation]
+    if quantizers is not None and dbias is None and kernel_choice.swiglu(rt, activation, quantizers.grad_output):
+        return swiglu.backward(rt, dact, hidden, code, new_float8(rt, hidden.shape, quantizers.grad_output))
+    kernel = kernels.to_fp8 if dbias is None else kernels.to_fp8_with_dbias
+    if kernel is None or not cast_in_kernels(quantizers):
+        grad = rt.new_matrix(hidden.shape, dtype, code)
+        getattr(rt.te, kernels.backward)(dact.native, hidden.native, grad.native, rt.stream)
+        if quantizers is None:
+            return grad
+        return quantize(rt, grad, quantizers.grad_output, dbias=dbias and dbias.native)
+    grad = new_float8(rt, hidden.shape, quantizers.grad_output)
+    operands = dact.native, hidden.native, grad.native
+    getattr(rt.te, kernel)(*operands, *(() if dbias is None else (dbias.native,)), rt.stream)
+    return grad
+
+
+def _activate_forward(rt, inputs, kernels):
+    (x,) = inputs.tensors
+    code = dtype_code("x", x)
+    hidden = rt.matrix(x, code)
+    width = FC1_WIDTHS[kernels.forward]
+    out = rt.empty([*x.shape[:-1], x.shape[-1] // width], x.dtype)
+    getattr(rt.te, kernels.forward)(hidden.native, rt.matrix(out, code).native, rt.stream)
+    return out, (x, hidden, code, kernels)
+
+
+def _activate_backward(rt, saved, dy):
+    x, hidden, code, kernels = saved
+    dx = rt.empty(x.shape, x.dtype)
+    operands = rt.matrix(dy, code).native, hidden.native, rt.matrix(dx, code).native
+    getattr(rt.te, kernels.backward)(*operands, rt.stream)
+    return (dx,)
+
+
+_ACTIVATE = Op(_activate_forward, _activate_backward)
+
+
+def activate(x, activation):
+    """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
+    return autograd.apply(_ACTIVATE, (x,), _KERNELS[activation])
