@@ -135,6 +135,7 @@ class DecoderLayer(nn.Layer):
             output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
             fuse_wgrad_accumulation=layers.fuse_wgrad_accumulation,
             recompute_modules=layers.recompute_modules or (),
+            mlp_chunk_tokens=layers.mlp_chunk_tokens,
             cp_comm_type=cp_comm_type(config),
             backend=config.transformer_engine_backend,
             **self.layer_options(config),

@@ -237,6 +237,19 @@ LAYERS = (
         config=True,
     ),
     Option(
+        "mlp_chunk_tokens",
+        whole(0),
+        0,
+        "The MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
+        "backward, for long sequences; 0: all at once.",
+        doc="the MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
+        "backward, so that what it needs in between takes the memory of one chunk; "
+        "[for long sequences](../../docs/long-sequences.md#the-mlp-in-chunks)",
+        zh="MLP 的前向和反向每次至多处理 N 个 token，反向时逐块重新计算，因此中间结果只占一块的显存；"
+        "[用于长序列](../../docs/long-sequences.md#the-mlp-in-chunks)",
+        config=True,
+    ),
+    Option(
         "offload_activations",
         whole(0),
         0,

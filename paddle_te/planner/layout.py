@@ -15,8 +15,8 @@ class Layout:
     sequences of a micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1.
     loss_in_chunks, fp8_head, fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads:
     gradients are float32 and added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments,
-    master_weights, optimizer_in_backward, recompute_modules and offload_activations: the flags. recompute: the
-    launcher's.
+    master_weights, optimizer_in_backward, recompute_modules, mlp_chunk_tokens and offload_activations: the flags.
+    recompute: the launcher's.
     """
 
     gpus: int
@@ -33,6 +33,7 @@ class Layout:
     precision: str = "fp8"
     recompute: str = "none"
     recompute_modules: tuple[str, ...] = ()
+    mlp_chunk_tokens: int = 0
     offload_activations: int = 0
     overlap: bool = False
     loss_in_chunks: bool = False
@@ -106,6 +107,7 @@ class Layout:
     def extra_arguments(self) -> str:
         """What stands in EXTRA_ARGS."""
         extra = [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
+        extra += [f"--mlp_chunk_tokens {self.mlp_chunk_tokens}"] * bool(self.mlp_chunk_tokens)
         extra += [f"--offload_activations {self.offload_activations}"] * bool(self.offload_activations)
         extra += ["--amp_master_grad true"] * (self.main_grads and not self.overlap)
         extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks

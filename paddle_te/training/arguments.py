@@ -72,6 +72,8 @@ class PreTrainingArguments(TrainingArguments):
             self._check_offload()
         if self.recompute_modules:
             self._check_recompute_modules()
+        if self.mlp_chunk_tokens:
+            self._check_mlp_chunks()
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
@@ -183,6 +185,14 @@ class PreTrainingArguments(TrainingArguments):
             )
         if {"mlp", "mlp_act"} <= {*self.recompute_modules}:
             raise ValueError(f"{flag}: mlp computes the activation again, too; leave out mlp_act")
+
+    def _check_mlp_chunks(self):
+        flag = f"--mlp_chunk_tokens {self.mlp_chunk_tokens}"
+        if self.transformer_engine_backend == "none":
+            raise ValueError(f"{flag} needs --transformer_engine_backend transformer_engine or paddle")
+        multiple = fp8_multiple(self) * (self.tensor_parallel_degree if self.sequence_parallel else 1)
+        if self.mlp_chunk_tokens % multiple:
+            raise ValueError(f"{flag}: it must be a multiple of {multiple}, of which each rank's GEMMs have a share")
 
     def _check_offload(self):
         flag = f"--offload_activations {self.offload_activations}"

@@ -85,6 +85,11 @@ def check_together(model_args, data_args, training_args):
             f"--recompute_modules {' '.join(sorted(singly))} with --lora: layers with LoRA have core_attn alone, as "
             "their norms and activations are operations of their own; or take --recompute true"
         )
+    if training_args.mlp_chunk_tokens and model_args.lora:
+        raise ValueError(
+            f"--mlp_chunk_tokens {training_args.mlp_chunk_tokens} with --lora: layers with LoRA compute the MLP in "
+            "operations of their own, which have no chunks; leave it out, or take --recompute true"
+        )
     if model_args.merge_lora and training_args.world_size > 1:
         raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
 

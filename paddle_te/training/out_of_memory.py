@@ -84,6 +84,7 @@ def layout_of(config, args):
         precision="fp8" if args.use_fp8 else "bf16",
         recompute=args.recompute_granularity if args.recompute else "none",
         recompute_modules=tuple(args.recompute_modules or ()),
+        mlp_chunk_tokens=args.mlp_chunk_tokens,
         offload_activations=args.offload_activations,
         overlap="overlap" in (args.sharding_parallel_config or ""),
         loss_in_chunks=config.use_fused_linear_cross_entropy,

@@ -88,6 +88,7 @@ def _run(run):
         precision=run["precision"],
         recompute=run["recompute"],
         recompute_modules=_values(flags, "--recompute_modules"),
+        mlp_chunk_tokens=int(_value(flags, "--mlp_chunk_tokens", 0)),
         overlap="overlap" in flags,
         loss_in_chunks="--use_fused_linear_cross_entropy true" in flags,
         fp8_head="--fp8_lm_head true" in flags,

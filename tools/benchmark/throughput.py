@@ -94,9 +94,10 @@ def long_sequences(thousands):
 
 
 # What backward computes again at each length, in thousands of tokens, so that it is the least with which one H200 holds
-# 16 layers with a compact state; at 128k gradients of one layer at a time, too.
+# 16 layers with a compact state.
 MLP_AGAIN = "--recompute_modules layernorm mlp"
-FROM_8K_TO_128K = {8: "", 16: "", 32: "", 64: MLP_AGAIN, 128: f"{MLP_AGAIN} {IN_BACKWARD}"}
+MLP_CHUNKS = "--mlp_chunk_tokens 16384"
+FROM_8K_TO_128K = {8: "", 16: "", 32: "", 64: MLP_AGAIN, 128: f"{MLP_AGAIN} {MLP_CHUNKS}"}
 
 
 def fastest_of_length(thousands):
@@ -104,6 +105,12 @@ def fastest_of_length(thousands):
     size = replace(EIGHT_B_16.size, dims=replace(LLAMA_3_8B.dims, sequence=1024 * thousands))
     flags = [FUSED_LOSS, FP8_ATTENTION, COMPACT, FROM_8K_TO_128K[thousands]]
     return {f"8b-l16-{thousands}k-x1-fastest": Run(size, flags=" ".join(filter(None, flags)))}
+
+
+def chunks_compared(name):
+    """{name: run}: one of `long_sequences` with the MLP in chunks."""
+    run = OUR_RUNS[name]
+    return {f"{name}-chunks": replace(run, flags=f"{run.flags} {MLP_CHUNKS}", base=name)}
 
 
 # In the order in which they are worth the machine's time.
@@ -168,6 +175,13 @@ for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
 for thousands in FROM_8K_TO_128K:
     OUR_RUNS |= fastest_of_length(thousands)
+OUR_RUNS |= chunks_compared("8b-l16-64k-x1-dpa") | chunks_compared("8b-l16-128k-x1-dpa")
+# The same length with the MLP at once, for which gradients of one layer at a time make room.
+OUR_RUNS["8b-l16-128k-x1-at-once"] = replace(
+    OUR_RUNS["8b-l16-128k-x1-fastest"],
+    flags=f"{FUSED_LOSS} {FP8_ATTENTION} {COMPACT} {MLP_AGAIN} {IN_BACKWARD}",
+    base="8b-l16-128k-x1-fastest",
+)
 # The same sizes and tokens a step as ours of like names; all 32 layers fit on two GPUs.
 TITAN_RUNS = {
     f"titan-{name}{suffix}": TitanRun(size, gpus, precision)

@@ -75,7 +75,7 @@ def test_te_gives_the_same(seed, options, micro_batches, recipe):
     )
     check(want, got, BOUNDS[recipe])
     if recipe == "delayed":  # the first step's scales are 1, so that its amaxes are the same
-        for name, module in scales.items():
+        for name in scales:
             for direction in ("forward", "backward"):
                 history, other = (states[name][direction]["amax_history"] for states in (scales, scales_of_chunks))
                 np.testing.assert_allclose(other, history, rtol=2e-2)
