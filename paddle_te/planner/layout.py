@@ -81,9 +81,15 @@ class Layout:
         return self.recompute_modules + ("core_attn",) * (self.recompute == "core_attn")
 
     @property
+    def mlp_in_chunks(self) -> bool:
+        """Whether the GEMMs of a layer's MLP have more tokens than a chunk."""
+        return 0 < self.mlp_chunk_tokens < self.tokens
+
+    @property
     def recompute_text(self) -> str:
         """What backward computes again, in words for a table."""
-        return " + ".join(self.recomputed_modules) or self.recompute
+        text = " + ".join(self.recomputed_modules) or self.recompute
+        return text + f", MLP in chunks of {self.mlp_chunk_tokens}" * self.mlp_in_chunks
 
     def launcher_arguments(self) -> dict[str, object]:
         """The launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""

@@ -73,8 +73,7 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
             states=state_bytes(layout) * local / layout.sharding,
             fp8_weights=with_copies * fp8_copies_of_a_layer(model, layout) / layout.tp,
             activations=kept * layout.tokens / layout.tp,
-            working=max(head, backward_of_a_layer(model, layout) * layout.tokens / layout.tp)
-            + _head_gradient(model, layout) * last,
+            working=max(head, backward_of_a_layer(model, layout) / layout.tp) + _head_gradient(model, layout) * last,
         ),
     )
 
@@ -99,7 +98,7 @@ def gradients_at_once(model: Model, layout: Layout) -> float:
     GEMMs of a layer's MLP, which te computes together. Else 0."""
     if layout.optimizer_in_backward == "off":
         return 0
-    return max(model.embedding, model.hidden * (model.fc1 + model.ffn)) / layout.tp
+    return max(model.embedding, model.mlp_weights) / layout.tp
 
 
 def gradient_bytes(layout: Layout) -> float:
@@ -125,6 +124,8 @@ def fp8_copies_of_a_layer(model: Model, layout: Layout) -> int:
         return 2 * model.gemm_weights
     if layout.recompute == "full":
         return 0
+    if layout.mlp_in_chunks:
+        return model.gemm_weights - model.mlp_weights
     return model.gemm_weights - model.hidden * model.fc1 * ("mlp" in layout.recomputed_modules)
 
 
@@ -135,10 +136,15 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     if layout.recompute == "full":
         return entry
     fp8, again = layout.precision == "fp8", layout.recomputed_modules
+    if layout.mlp_in_chunks:
+        again += ("mlp",)
     gemm = 1 if fp8 else 2  # of a GEMM's input: in fp8 its transpose alone
     norm = 0 if "layernorm" in again else gemm * h + (8 if model.bias else 4)  # its output and float32 statistics
-    qkv = (1 if layout.fp8_attention else 2) * model.qkv
-    attention = 0 if "core_attn" in again else 2 * h + 4 * model.heads  # its output, and the softmax's statistics
+    of_attention = 1 if layout.fp8_attention else 2
+    qkv = of_attention * model.qkv
+    attention = (
+        0 if "core_attn" in again else of_attention * h + 4 * model.heads
+    )  # its output, the softmax's statistics
     # in bf16 its input is attention's output, unless that is exchanged for other tokens
     proj = h if fp8 else 2 * h * ("core_attn" in again or layout.sep > 1)
     middle = 2 * h  # the residual of the MLP half
@@ -161,14 +167,41 @@ def head_of_a_token(model: Model, layout: Layout) -> float:
 
 
 def backward_of_a_layer(model: Model, layout: Layout) -> float:
-    """Bytes a token for a moment: the gradients of the activation's output (bf16) and input (fp8 with its transpose, or
-    bf16); with full recompute also what the layer keeps, and where the MLP is computed again fc1's output."""
-    again = 0
-    if layout.recompute == "full":
-        again = kept_of_a_layer(model, replace(layout, recompute="none")) - 2 * model.hidden
-    elif "mlp" in layout.recomputed_modules:
+    """Bytes for a moment, of all tensor parallel ranks: the gradients of the activation's output (bf16) and input (fp8
+    with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
+    fc1's output."""
+    again = _kept_again(model, layout)
+    gradients = 2 * model.ffn + 2 * model.fc1
+    if layout.mlp_in_chunks:
+        return _backward_in_chunks(model, layout, again, gradients + 2 * model.fc1)
+    if layout.recompute != "full" and "mlp" in layout.recomputed_modules:
         again = 2 * model.fc1
-    return again + 2 * model.ffn + 2 * model.fc1
+    return (again + gradients) * layout.tokens
+
+
+def _kept_again(model: Model, layout: Layout) -> float:
+    """Bytes a token of what a layer keeps that is computed again as a whole, besides its input; else 0."""
+    if layout.recompute != "full":
+        return 0
+    return kept_of_a_layer(model, replace(layout, recompute="none")) - 2 * model.hidden
+
+
+def _backward_in_chunks(model: Model, layout: Layout, again: float, of_mlp: float) -> float:
+    """The greater of two moments, of a layer whose MLP is taken in chunks.
+
+    In the MLP: `of_mlp` bytes for each token of a chunk, both weights in fp8 and their gradients in float32; the
+    gradients of its input and output; with full recompute its output, and the copy of its gradient that Paddle makes.
+    In attention: dq, dk and dv before and after they are rotated back, or beside them what attention in 16 bits reads;
+    and as above without the gradient of the MLP's output. What the layer keeps of attention and projection is gone.
+    """
+    h, fp8, full = model.hidden, layout.precision == "fp8", layout.recompute == "full"
+    weights = 2 * model.mlp_weights * fp8 + (0 if layout.main_grads else 4 * model.mlp_weights)
+    of_mlp = of_mlp * layout.mlp_chunk_tokens + weights + (again + (8 if full else 4) * h) * layout.tokens
+    norm = 0 if "layernorm" in layout.recomputed_modules else (1 if fp8 else 2) * h
+    gone = 0 if full else kept_of_a_layer(model, layout) - 2 * h - norm
+    in_16_bits = 0 if layout.fp8_attention else 4 * h
+    of_attention = (6 if full else 2) * h + norm * full + 4 * model.qkv + in_16_bits - gone
+    return max(of_mlp, of_attention * layout.tokens)
 
 
 def _head_gradient(model: Model, layout: Layout) -> float:

@@ -75,9 +75,14 @@ class Model:
         return self.ffn * (2 if self.gated else 1)
 
     @cached_property
+    def mlp_weights(self) -> int:
+        """Elements of the two matrices of a layer's MLP."""
+        return self.hidden * (self.fc1 + self.ffn)
+
+    @cached_property
     def gemm_weights(self) -> int:
         """Elements of a layer's matrices."""
-        return self.hidden * (self.qkv + self.hidden + self.fc1 + self.ffn)
+        return self.hidden * (self.qkv + self.hidden) + self.mlp_weights
 
     @cached_property
     def layer_weights(self) -> int:

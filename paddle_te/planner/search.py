@@ -25,6 +25,13 @@ RECOMPUTE = (
     {"recompute_modules": ("layernorm", "mlp", "core_attn")},
     {"recompute": "full"},
 )
+# The same with the MLP in chunks, where a rank has so many tokens that this makes one layer's backward much smaller.
+CHUNK = 16384
+IN_CHUNKS = tuple(
+    again | {"mlp_chunk_tokens": CHUNK}
+    for again in RECOMPUTE
+    if again.get("recompute") == "full" or "mlp" in again.get("recompute_modules", ())
+)
 BATCHES = (1, 2, 4, 8)
 LONG = 16384  # tokens of a sequence from which on it may pay that ranks share it
 SEQUENCES = 16  # of a step for each GPU, where the user asks for no other number
@@ -127,7 +134,7 @@ def layouts(
                 continue
             filled = replace(whole, batch=batch, micro_batches=micro_batches)
             for shared in filter(_accepted, _data_parallel(filled)):
-                for again in RECOMPUTE:
+                for again in RECOMPUTE + IN_CHUNKS * (shared.tokens >= 2 * CHUNK):
                     for in_chunks in (False, True) if shared.pp == 1 else (False,):
                         yield replace(shared, loss_in_chunks=in_chunks, **again)
 

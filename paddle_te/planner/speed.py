@@ -69,7 +69,7 @@ def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
         again = (gemms + elementwise) / 3 + ATTENTION_FORWARD * attention
     else:
         again = again_ms(model, layout, gpu, gemms, attention, cached)
-    return (once + again + casts) / layout.tp
+    return (once + again + casts + chunks_ms(model, layout, gpu, gemms)) / layout.tp
 
 
 def attention_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
@@ -83,6 +83,8 @@ def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: fl
     """Of the parts of a layer that backward computes again. gemms, attention: what they take once, forward and
     backward. Norms and activation read and write each number once; fc1's weight is cast again unless it is cached."""
     again, times = layout.recomputed_modules, 0.0
+    if layout.mlp_in_chunks:
+        again = tuple({*again} - {"mlp", "mlp_act"})  # `chunks_ms` has them
     norm, activation = 4 * model.hidden, 2 * model.fc1 + 2 * model.ffn  # bytes a token
     moved = 0
     if "layernorm" in again:
@@ -98,6 +100,18 @@ def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: fl
     if "core_attn" in again:
         times += 1.3 * attention / 3
     return times + layout.tokens * moved / gpu.hbm / 1e6
+
+
+def chunks_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float) -> float:
+    """Of an MLP in chunks: norm, fc1 and activation again, and the weights' gradients, float32, which each chunk but
+    the first reads and writes. gemms: what the layer's take once, forward and backward."""
+    if not layout.mlp_in_chunks:
+        return 0.0
+    fc1 = model.hidden * model.fc1
+    moved = layout.tokens * (4 * model.hidden + 2 * model.fc1 + 2 * model.ffn)
+    moved += 8 * model.mlp_weights * (math.ceil(layout.tokens / layout.mlp_chunk_tokens) - 1)
+    casts = fc1 * CAST_BYTES if layout.precision == "fp8" and layout.micro_batches == 1 else 0
+    return gemms / 3 * fc1 / model.gemm_weights + (moved + casts) / gpu.hbm / 1e6
 
 
 def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:

@@ -14,6 +14,7 @@ from paddle_te import fp8
 from paddle_te.distributed import Pending, TensorParallel
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
 from paddle_te.ops import get_ops
+from paddle_te.ops.chunks import chunk_rows
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.poison import poison_allocations
@@ -218,6 +219,29 @@ def test_parts_that_are_computed_again_with_gathered_tokens(seed, monkeypatch, r
     for want, got in zip(ranks(), ranks(recompute_modules=parts), strict=True):
         for name, value in want.items():
             assert (got[name] == value).all(), name
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
+@pytest.mark.parametrize("recipe, bound", [("bf16", 1e-2), ("delayed", 0.1)])
+def test_chunks_of_tokens(seed, monkeypatch, sequence_parallel, recipe, bound):
+    """The ranks together take 96 of 256 tokens at a time: numbers differ from all at once by rounding."""
+    values, x, dy = draw_case(seed, make(monkeypatch, **LAYERS["gpt"]))
+
+    def ranks(**options):
+        options |= LAYERS["gpt"]
+        return train_ranks(monkeypatch, Group(RANKS), sequence_parallel, values, x, dy, RECIPES[recipe], options)
+
+    for want, got in zip(ranks(), ranks(mlp_chunk_tokens=96), strict=True):
+        for name, value in want.items():
+            assert relative(got[name], value) < bound, name
+
+
+def test_ranks_that_cannot_share_a_chunk(seed, monkeypatch):
+    group = Group(3)
+    tp = Rank(group, 0, 3, sequence_parallel=True)
+    with pytest.raises(ValueError, match="chunks of 64 tokens cannot be shared by 3 sequence-parallel ranks"):
+        chunk_rows(128, 64, tp)
+    assert chunk_rows(128, 96, tp) == 32 and chunk_rows(128, 384, tp) is None and chunk_rows(128, 0, tp) is None
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])

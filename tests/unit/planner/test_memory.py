@@ -63,8 +63,8 @@ def test_a_layer_keeps_these_tensors():
     # in bf16 proj's input is attention's output
     bf16 = 2 * 64 + 2 * 64 + 2 * 128 + (2 * 64 + 4 * 4) + 2 * 64 + 2 * 64 + 4 * 256 + 2 * 256 + statistics
     assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, precision="bf16")) == bf16
-    # attention in fp8 keeps q, k and v in one byte
-    assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, fp8_attention=True)) == fp8 - 128
+    # attention in fp8 keeps q, k, v and its output in one byte
+    assert memory.kept_of_a_layer(SMALL, replace(LAYOUT, fp8_attention=True)) == fp8 - 128 - 64
 
 
 def test_the_first_stage_keeps_what_is_in_flight():
@@ -83,6 +83,21 @@ def test_gradients_that_are_released_and_activations_are_not_there_together():
     long, short = (parts(sequence=tokens, main_grads=True, release_grads=True) for tokens in (10_000, 16))
     assert long.gradients == 0 and long.activations > 0
     assert short.gradients > 0 and short.activations == 0
+
+
+def test_the_mlp_in_chunks():
+    """tests/unit/layers/test_mlp_chunks.py measures them. A layer keeps nothing of the MLP but its input, and no fp8
+    copies of its weights; the gradients of one layer's weights are there in float32, unless they are main gradients."""
+    chunks = replace(LAYOUT, mlp_chunk_tokens=10)
+    attention_half = memory.kept_of_a_layer(SMALL, replace(LAYOUT, recompute_modules=("mlp",)))
+    assert memory.kept_of_a_layer(SMALL, chunks) == attention_half
+    assert memory.fp8_copies_of_a_layer(SMALL, chunks) == 64 * (4 + 2 * 2) * 16 + 64 * 64
+    weights = 64 * (2 * 256 + 256)
+    assert memory.backward_of_a_layer(SMALL, chunks) == 100 * 4 * 64 + 10 * 2 * (2 * 512 + 256) + (2 + 4) * weights
+    main_grads = replace(chunks, main_grads=True)
+    assert memory.backward_of_a_layer(SMALL, main_grads) == memory.backward_of_a_layer(SMALL, chunks) - 4 * weights
+    few = replace(chunks, mlp_chunk_tokens=100)
+    assert parts(few) == parts()
 
 
 def test_with_an_update_in_backward_there_are_the_largest_gradients_only():

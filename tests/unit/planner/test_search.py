@@ -46,6 +46,17 @@ def test_as_many_layers_go_to_the_host_as_must():
     assert not fits(memory_of_step(model, fewer), model, fewer, gpu)
 
 
+def test_the_mlp_in_chunks():
+    """Where it does not fit otherwise, and never of short sequences."""
+    model, states = EIGHT_B_ON_2[0], dict(optim_moments="bfloat16", master_weights="bf16_remainder")
+    best = search(model, H200, 1, 131072, 2 * 131072, "fp8", **states).plans[0].layout
+    assert best.mlp_in_chunks and "--mlp_chunk_tokens 16384" in best.extra_arguments()
+    at_once = replace(best, mlp_chunk_tokens=0)
+    assert not fits(memory_of_step(model, at_once), model, at_once, H200)
+    assert "MLP in chunks of 16384" in best.recompute_text
+    assert not any(plan.layout.mlp_chunk_tokens for plan in find("llama-3-8b", 8).plans)
+
+
 def test_long_sequences_are_shared():
     """SEP by heads, CP without a window, neither with learned positions, and none where sequences are short."""
 

@@ -53,6 +53,17 @@ def test_hops_of_a_ring():
     assert speed.ring_ms(0, 1, 1, 1, gpu) == 0
 
 
+def test_the_mlp_in_chunks_computes_again_and_adds_up():
+    """As with the MLP computed again, and of both weights' gradients, 12 million numbers, three chunks of four read and
+    write each: 8 bytes at 1000 GB/s. With full recompute fc1, norm and activation come once more."""
+    again, adding = times(recompute_modules=("mlp",))["layers"], 10 * 3 * 8 * 12e6 / 1e9
+    for chunks in (dict(mlp_chunk_tokens=250), dict(mlp_chunk_tokens=250, recompute_modules=("mlp",))):
+        assert times(**chunks)["layers"] == pytest.approx(again + adding)
+    once_more = times(recompute="full", mlp_chunk_tokens=250)["layers"] - times(recompute="full")["layers"]
+    assert once_more == pytest.approx(again - times()["layers"] + adding)
+    assert times(mlp_chunk_tokens=1000) == times()
+
+
 def test_copies_that_computing_waits_for():
     """Of 10 layers the first computes before the copies begin, and the last must wait for them: 8 hide them."""
     moved = memory.offloaded_bytes(SMALL, layout()) / 1e6  # ms a layer at 1 GB/s

@@ -96,6 +96,8 @@ def test_defaults_are_native_layers(tmp_path):
         (["--recompute_modules", "layernorm"], "--recompute_modules layernorm needs --transformer_engine_backend"),
         ([*TE, "--recompute_modules", "mlp", "--recompute"], "mlp with --recompute_granularity full: whole layers"),
         ([*TE, "--recompute_modules", "mlp_act", "mlp"], "--recompute_modules mlp_act mlp: .*leave out mlp_act"),
+        (["--mlp_chunk_tokens", "16384"], "--mlp_chunk_tokens 16384 needs --transformer_engine_backend tr"),
+        ([*PD_FP8, "--mlp_chunk_tokens", "1000"], "--mlp_chunk_tokens 1000: it must be a multiple of 16"),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),
