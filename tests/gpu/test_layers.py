@@ -31,6 +31,8 @@ from tests.layer_cases import (
     run,
     te,
 )
+from tests.mlp_chunk_cases import CHUNK, GPT, LLAMA, check, train
+from tests.mlp_chunk_cases import RECIPES as MLP_RECIPES
 from tests.small_models import relative
 
 
@@ -72,6 +74,17 @@ def test_parts_that_are_computed_again(gpu, poisoned, monkeypatch, seed, kind, p
     got = train(parts)
     for name, want in train(()).items():
         assert (got[name] == want).all(), name
+
+
+@pytest.mark.parametrize("recipe, bound", [("16bits", 1e-2), ("delayed", 0.1), ("block", 0.1), ("current", 0.2)])
+@pytest.mark.parametrize("options, micro_batches", [(LLAMA, 2), (GPT, 1)], ids=["llama", "gpt"])
+def test_the_mlp_in_chunks_of_tokens(gpu, poisoned, seed, options, micro_batches, recipe, bound):
+    """As tests/unit/layers/test_mlp_chunks.py; cuBLAS adds up in another order for fewer rows, so that more numbers
+    round to a neighbour."""
+    paddle.set_device(gpu)
+    given = seed, "transformer_engine", MLP_RECIPES[recipe], micro_batches
+    (want, _), (got, _) = train(*given, **options), train(*given, mlp_chunk_tokens=CHUNK, **options)
+    check(want, got, bound)
 
 
 def test_softmax_scale(gpu, poisoned, seed):
