@@ -67,7 +67,7 @@ def _backward(rt, saved, dy):
     if saved.frozen:
         return *[None] * 5, *of_proj
     if _casts_gradient(saved):
-        return *saved.qkv.backward(rt, _gradient_in_fp8(rt, saved, dcontext), None, dy), *of_proj
+        return *saved.qkv.backward(rt, _gradient_in_fp8(rt, saved, dcontext), None, dy), None, *of_proj
     dqkv, *_ = rotary_attention_backward(rt, saved.attention, dcontext)
     return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj
 
