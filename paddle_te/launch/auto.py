@@ -103,7 +103,7 @@ def _plans(
         shape, least = min(found.too_large.items(), key=lambda item: item[1].memory.total)
         raise LaunchError(
             f"auto: no layout fits {world} x {gpu.title}; the smallest, {shape} with recompute "
-            f"{least.layout.recompute_text}, needs {least.memory.total / 1e9:.0f} GB on each; take more GPUs, or a "
+            f"{least.layout.memory_text}, needs {least.memory.total / 1e9:.0f} GB on each; take more GPUs, or a "
             "shorter max_seqlen"
         )
     return found.plans

@@ -94,7 +94,7 @@ def _plans_table(plans: list[Plan], model: Model) -> list[str]:
     rows = []
     for plan in plans:
         layout = plan.layout
-        row = [str(layout), layout.recompute_text, f"{layout.batch} × {layout.micro_batches}"]
+        row = [str(layout), layout.memory_text, f"{layout.batch} × {layout.micro_batches}"]
         row += [
             "yes" if layout.loss_in_chunks else "",
             _offloaded(plan, model),
@@ -108,7 +108,7 @@ def _plans_table(plans: list[Plan], model: Model) -> list[str]:
 
 def _too_large(plans: dict[str, Plan]) -> list[str]:
     rows = [
-        [f"  {shape}", f"{plan.memory.total / 1e9:.0f} GB", f"(recompute {plan.layout.recompute_text})"]
+        [f"  {shape}", f"{plan.memory.total / 1e9:.0f} GB", f"(recompute {plan.layout.memory_text})"]
         for shape, plan in sorted(plans.items(), key=lambda item: item[1].memory.total)
     ]
     return in_columns(rows)

@@ -88,8 +88,12 @@ class Layout:
     @property
     def recompute_text(self) -> str:
         """What backward computes again, in words for a table."""
-        text = " + ".join(self.recomputed_modules) or self.recompute
-        return text + f", MLP in chunks of {self.mlp_chunk_tokens}" * self.mlp_in_chunks
+        return " + ".join(self.recomputed_modules) or self.recompute
+
+    @property
+    def memory_text(self) -> str:
+        """The same, and how many tokens the MLP takes at a time where these are not all."""
+        return self.recompute_text + f", MLP in chunks of {self.mlp_chunk_tokens}" * self.mlp_in_chunks
 
     def launcher_arguments(self) -> dict[str, object]:
         """The launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""

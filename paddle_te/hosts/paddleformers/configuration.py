@@ -67,6 +67,11 @@ def check_config(config, keeps_fp8_state=False):
             f"recompute_modules {' '.join(sorted(singly))} with LoRA: layers with LoRA have core_attn alone, as norms "
             "and activations are operations of their own there"
         )
+    if getattr(config, "is_lora", False) and layers.mlp_chunk_tokens:
+        raise ValueError(
+            f"mlp_chunk_tokens {layers.mlp_chunk_tokens} with LoRA: layers with LoRA compute the MLP in operations of "
+            "their own, which have no chunks; leave it out"
+        )
     check_backend(config.transformer_engine_backend, paddle.get_default_dtype(), layers.use_fp8)
 
 

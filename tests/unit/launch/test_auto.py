@@ -68,6 +68,14 @@ def test_parts_of_layers_are_computed_again_and_others_moved_to_the_host_where_t
     assert made.command[-1] == "--seed=7"
 
 
+def test_the_mlp_is_taken_in_chunks_where_that_fits():
+    """All of Llama-3-8B on one GPU with full recompute, which is given, and 131,072 tokens."""
+    state = "--optim_moments bfloat16 --master_weights bf16_remainder"
+    words = "--GA=auto --recompute=full --max_seqlen=131072 --TOKENS_PER_STEP=262144"
+    _, args = plan(words, devices=1, EXTRA_ARGS=state)
+    assert "--mlp_chunk_tokens 16384" in args.EXTRA_ARGS and args.recompute == "full"
+
+
 def test_sequences_that_devices_share():
     """SEP and CP are the user's to choose: the planner takes what is given."""
     _, args = plan("--TP=auto --max_seqlen=32768 --CP=2 --TOKENS_PER_STEP=262144")

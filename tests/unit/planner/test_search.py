@@ -53,7 +53,7 @@ def test_the_mlp_in_chunks():
     assert best.mlp_in_chunks and "--mlp_chunk_tokens 16384" in best.extra_arguments()
     at_once = replace(best, mlp_chunk_tokens=0)
     assert not fits(memory_of_step(model, at_once), model, at_once, H200)
-    assert "MLP in chunks of 16384" in best.recompute_text
+    assert best.memory_text == "full, MLP in chunks of 16384"
     assert not any(plan.layout.mlp_chunk_tokens for plan in find("llama-3-8b", 8).plans)
 
 
