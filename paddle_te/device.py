@@ -8,6 +8,7 @@ import re
 from functools import cache
 
 import paddle
+from paddle import _C_ops
 from paddle.base import core
 
 from paddle_te.native import library
@@ -70,6 +71,22 @@ def nvgpu_library():
     with open("/proc/self/maps") as maps:
         found = re.search(r"/.*/libnvgpu_(cuda|host)\.so", maps.read())
     return found and found[0]
+
+
+@cache
+def _nvgpu_operators():
+    """The names of nvgpu's own operators (its kernels/training.cc). Paddle tells them once, and knows them then."""
+    return {*core.load_op_meta_info_and_register_op(nvgpu_library())}
+
+
+def nvgpu_operator(name, *arguments):
+    """Calls one of nvgpu's own operators, with its inputs and attributes. Returns the list of its outputs.
+
+    Raises RuntimeError where the plug-in lacks it.
+    """
+    if name not in _nvgpu_operators():
+        raise RuntimeError(f"{nvgpu_library()} is of another version and lacks {name}: pip install ./nvgpu")
+    return _C_ops._run_custom_op(name, *arguments)
 
 
 def _on_nvgpu_host_runtime():

@@ -5,27 +5,15 @@ kernels run in few launches (nvgpu/csrc/math/launch.h), and each tensor's result
 """
 
 from collections import defaultdict
-from functools import cache
 
 import paddle
-from paddle import _C_ops
-from paddle.base import core
 
 from paddle_te import device
 
 
-@cache
-def _operators():
-    """The names of nvgpu's operators (its kernels/training.cc), which Paddle knows afterwards."""
-    names, path = ("nvgpu_multi_tensor_adamw", "nvgpu_multi_tensor_squared_l2_norm"), device.nvgpu_library()
-    if missing := {*names} - {*core.load_op_meta_info_and_register_op(path)}:
-        raise RuntimeError(f"{path} is of another version and lacks {min(missing)}: pip install ./nvgpu")
-    return names
-
-
 def adamw(*arguments):
     """A step of AdamW of many weights: the inputs and attributes of nvgpu's operator, in its order."""
-    _C_ops._run_custom_op(_operators()[0], *arguments)
+    device.nvgpu_operator("nvgpu_multi_tensor_adamw", *arguments)
 
 
 def squared_norms(tensors):
@@ -37,7 +25,7 @@ def squared_norms(tensors):
     for tensor in tensors:
         by_type[id(tensor.dtype)].append(tensor)  # a dtype's hash takes longer than all the rest
     by_type = sorted(by_type.values(), key=lambda alike: str(alike[0].dtype))
-    return [_C_ops._run_custom_op(_operators()[1], alike)[0] for alike in by_type]
+    return [device.nvgpu_operator("nvgpu_multi_tensor_squared_l2_norm", alike)[0] for alike in by_type]
 
 
 def sum_of_squares(tensors):

@@ -38,6 +38,7 @@ from paddle_te.runs.identity import layout_values, model_values
 from paddle_te.training.compact_states import keep_compact, number_elements
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
+from paddle_te.training.modes import TrainingModes
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import LAST_NORM, OptimizerInBackward
 from paddle_te.training.resharding import Share
@@ -62,6 +63,7 @@ class PretrainingTrainer(Trainer):
         if self.cp:
             self._share_sequences()
         self.watch = Watch(self.args)
+        self._modes = TrainingModes()
         self.callback_handler.callbacks.insert(0, HealthCallback(self.watch))
 
     def _share_sequences(self):
@@ -85,7 +87,7 @@ class PretrainingTrainer(Trainer):
         """One micro-batch; step_control counts them within a step."""
         inputs = self._own_tokens(inputs)
         several = self.args.gradient_accumulation_steps > 1
-        with fp8.microbatch(is_first=step_control == 0 if several else None):
+        with fp8.microbatch(is_first=step_control == 0 if several else None), self._modes.kept(model):
             loss = super().training_step(model, inputs, step_control)
         self.watch.add_loss(loss, first=step_control == 0)
         return loss

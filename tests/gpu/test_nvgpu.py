@@ -10,6 +10,7 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
+from tests import embedding_cases
 from tests.nvgpu_cases import CASES, FLOATS, check
 from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, llama, run, run_ranks
 from tools.benchmark import device_trace
@@ -103,6 +104,10 @@ def test_large_embedding_gradient_is_exact_and_repeatable(generator):
     np.add.at(want, index, gradient)
     np.testing.assert_allclose(grads[0], want, rtol=2**-8)
     assert (grads[0] == grads[1]).all()
+
+
+def test_the_embeddings_main_gradient_is_a_sum_in_float32(seed):
+    embedding_cases.check(seed)
 
 
 def test_adamw_has_the_same_bits(seed):

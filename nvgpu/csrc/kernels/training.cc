@@ -17,13 +17,16 @@ void Lookup(const Context& context, const Tensor& index, const Tensor& weight, i
   math::Gather(StreamOf(context), WidthOf(weight), to, weight.data(), index.data(), TypeOf(index), 1, weight.dims()[0],
                index.numel(), weight.dims()[1], first, padding);
 }
+math::EmbeddingIndex IndexOf(const Tensor& index, const Tensor& weight, int64_t first, int64_t padding) {
+  return {index.data(), TypeOf(index), index.numel(), weight.dims()[0], weight.dims()[1], first, padding};
+}
 void LookupGrad(const Context& context, const Tensor& index, const Tensor& weight, const Tensor& out_grad,
                 int64_t first, int64_t padding, Tensor* weight_grad) {
   weight_grad->Resize(weight.dims());
   void* to = context.Alloc(weight_grad, out_grad.dtype());
   Tensor workspace = Temporary(context, DataType::INT32, {2 * index.numel()});
-  math::EmbeddingGrad(StreamOf(context), TypeOf(out_grad), to, out_grad.data(), index.data(), TypeOf(index),
-                      index.numel(), weight.dims()[0], weight.dims()[1], first, padding, workspace.data<int32_t>());
+  math::EmbeddingGrad(StreamOf(context), TypeOf(out_grad), to, out_grad.data(), IndexOf(index, weight, first, padding),
+                      workspace.data<int32_t>());
 }
 
 void Embedding(const Context& context, const Tensor& index, const Tensor& weight, int64_t padding, Tensor* out) {
@@ -263,6 +266,22 @@ std::vector<std::vector<int64_t>> ShapeOfNorms(const std::vector<std::vector<int
 }
 std::vector<DataType> TypeOfNorms(const std::vector<DataType>& types) { return {types[0]}; }
 
+void AddEmbeddingGrad(const paddle::Tensor& main_grad, const paddle::Tensor& index, const paddle::Tensor& out_grad,
+                      int64_t first, int64_t padding) {
+  const Context& context = ContextOf(main_grad);
+  const Tensor &rows = *DenseOf(main_grad), &grad = *DenseOf(out_grad);
+  const bool fits = main_grad.dtype() == DataType::FLOAT32 && out_grad.dtype() != DataType::FLOAT64 &&
+                    rows.dims().size() == 2 && grad.numel() == DenseOf(index)->numel() * rows.dims()[1];
+  PADDLE_ENFORCE_EQ(
+      fits, true,
+      common::errors::InvalidArgument("nvgpu_embedding_wgrad_accumulation: a float32 gradient [vocabulary, width] "
+                                      "and one of at most 32 bits [tokens, width], not %s and %s",
+                                      rows.dims(), grad.dims()));
+  Tensor workspace = Temporary(context, DataType::INT32, {2 * index.numel()});
+  math::AddEmbeddingGrad(StreamOf(context), TypeOf(grad), static_cast<float*>(DenseOf(main_grad)->data()), grad.data(),
+                         IndexOf(*DenseOf(index), rows, first, padding), workspace.data<int32_t>());
+}
+
 // Not moved to the device: the powers of beta and the flag to skip.
 void PowersStay(const phi::KernelKey&, phi::Kernel* kernel) {
   for (int input : {6, 7, 9}) kernel->InputAt(input).SetBackend(phi::Backend::ALL_BACKEND);
@@ -284,7 +303,7 @@ void RegisterTraining() {
 
 }  // namespace nvgpu
 
-// Operators of Paddle's for paddle_te.training.optimizer, which calls them by their names.
+// Operators of Paddle's for paddle_te, which calls them by their names.
 //
 // AdamW of many weights, which share a learning rate (float32 [1]), betas, and what only this operator has: a factor of
 // the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments, or int8
@@ -307,3 +326,11 @@ PD_BUILD_OP(nvgpu_multi_tensor_squared_l2_norm)
     .SetKernelFn(PD_KERNEL(nvgpu::MultiTensorSquaredNorms))
     .SetInferShapeFn(PD_INFER_SHAPE(nvgpu::ShapeOfNorms))
     .SetInferDtypeFn(PD_INFER_DTYPE(nvgpu::TypeOfNorms));
+
+// What the embedding's gradient adds to a main gradient [vocabulary, width], float32, in place. first: the vocabulary's
+// number of its first row; padding: the number of a token that has no gradient, -1 for none.
+PD_BUILD_OP(nvgpu_embedding_wgrad_accumulation)
+    .Inputs({"MainGrad", "Index", "OutGrad"})
+    .Outputs({})
+    .Attrs({"first: int64_t", "padding: int64_t"})
+    .SetKernelFn(PD_KERNEL(nvgpu::AddEmbeddingGrad));

@@ -35,53 +35,71 @@ struct ChainRow {
   }
 };
 
-// A team adds up one chain for one stretch of columns: the same sum in every run, and no atomics.
-template <typename T, typename Index>
+// A team adds up one chain for one stretch of columns: the same sum in every run, and no atomics. adds: to what the
+// gradient, Out, holds.
+template <typename T, typename Out, typename Index>
 struct EmbeddingGradTeam {
-  T* weight_grad;
+  Out* weight_grad;
   const T* out_grad;
   const Index* index;
   const int32_t *next, *first;
   int64_t width, stretch, stretches, begin;
+  bool adds;
 
   NVGPU_DEVICE void operator()(const Team& team, int64_t work) const {
     const int64_t i = work / stretches, start = work % stretches * stretch;
     if (!first[i]) return;
     const int64_t row = index[i] - begin, columns = width - start < stretch ? width - start : stretch;
     team.ForEach(columns, [&](int64_t column) {
+      Out* to = weight_grad + row * width + start + column;
       Sum<T> sum = 0;
       for (int64_t j = i; j >= 0; j = next[j]) {
         sum += static_cast<Sum<T>>(static_cast<Compute<T>>(out_grad[j * width + start + column]));
       }
-      weight_grad[row * width + start + column] = Convert<T>(static_cast<Compute<T>>(sum));
+      if (adds) sum += static_cast<Sum<T>>(static_cast<Compute<Out>>(*to));
+      *to = Convert<Out>(static_cast<Compute<Out>>(sum));
     });
   }
 };
 
-}  // namespace
-
-void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_grad, const void* index,
-                   Type index_type, int64_t count, int64_t size, int64_t width, int64_t first, int64_t padding,
-                   int32_t* workspace) {
-  runtime::Fill(weight_grad, 0, size * width * SizeOf(type), stream);
-  if (width == 0) return;
-  const int64_t stretch = 1024, stretches = (width + stretch - 1) / stretch;
-  int32_t *next = workspace, *starts = workspace + count;
+// Out: float for what is added to, else T.
+template <bool adds>
+void Run(Stream stream, Type type, void* weight_grad, const void* out_grad, const EmbeddingIndex& index,
+         int32_t* workspace) {
+  if (index.width == 0) return;
+  const int64_t stretch = 1024, stretches = (index.width + stretch - 1) / stretch;
+  int32_t *next = workspace, *starts = workspace + index.count;
   auto run_index = [&](auto j) {
     using Index = decltype(j);
-    const auto* indices = static_cast<const Index*>(index);
-    ForEachRow(stream, count, ChainRow<Index>{indices, next, starts, count, size, first, padding});
+    const auto* indices = static_cast<const Index*>(index.index);
+    ForEachRow(stream, index.count,
+               ChainRow<Index>{indices, next, starts, index.count, index.size, index.first, index.padding});
     auto run = [&](auto t) {
       using T = decltype(t);
-      ForEachRow(stream, count * stretches,
-                 EmbeddingGradTeam<T, Index>{static_cast<T*>(weight_grad), static_cast<const T*>(out_grad), indices,
-                                             next, starts, width, stretch, stretches, first});
+      using Out = std::conditional_t<adds && !std::is_same_v<T, double>, float, T>;
+      ForEachRow(
+          stream, index.count * stretches,
+          EmbeddingGradTeam<T, Out, Index>{static_cast<Out*>(weight_grad), static_cast<const T*>(out_grad), indices,
+                                           next, starts, index.width, stretch, stretches, index.first, adds});
     };
     if (!ForFloats(type, run)) throw std::invalid_argument("nvgpu: embedding_grad has no code for this element type");
   };
-  if (!Match<decltype(run_index), int64_t, int32_t>(index_type, run_index)) {
+  if (!Match<decltype(run_index), int64_t, int32_t>(index.type, run_index)) {
     throw std::invalid_argument("nvgpu: an embedding's index must be int32 or int64");
   }
+}
+
+}  // namespace
+
+void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_grad, const EmbeddingIndex& index,
+                   int32_t* workspace) {
+  runtime::Fill(weight_grad, 0, index.size * index.width * SizeOf(type), stream);
+  Run<false>(stream, type, weight_grad, out_grad, index, workspace);
+}
+
+void AddEmbeddingGrad(Stream stream, Type type, float* main_grad, const void* out_grad, const EmbeddingIndex& index,
+                      int32_t* workspace) {
+  Run<true>(stream, type, main_grad, out_grad, index, workspace);
 }
 
 }  // namespace nvgpu::math

@@ -109,11 +109,20 @@ void FinishCrossEntropy(Stream stream, Type type, void* softmax, void* loss, con
 
 // ---- embedding_grad.cu, adamw.cu
 
+// An embedding's lookup: `count` indices of rows of `width` elements, of which those from `first` to first + size - 1
+// are here. padding: an index whose row has no gradient; -1: none. type: of the indices, kInt32 or kInt64.
+struct EmbeddingIndex {
+  const void* index;
+  Type type;
+  int64_t count, size, width, first, padding;
+};
 // weight_grad[v] = sum of out_grad[i] over the i with index[i] == v + first, in the order of i; [size, width].
 // workspace: 2 * count numbers.
-void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_grad, const void* index,
-                   Type index_type, int64_t count, int64_t size, int64_t width, int64_t first, int64_t padding,
+void EmbeddingGrad(Stream stream, Type type, void* weight_grad, const void* out_grad, const EmbeddingIndex& index,
                    int32_t* workspace);
+// main_grad[v] += the same sum, in float32, which has not been rounded to out_grad's `type`, one of at most 4 bytes.
+void AddEmbeddingGrad(Stream stream, Type type, float* main_grad, const void* out_grad, const EmbeddingIndex& index,
+                      int32_t* workspace);
 
 // One step of AdamW (Loshchilov & Hutter, arXiv 1711.05101), as Paddle's: decay first, epsilon scaled by the bias
 // correction. The gradient times the factor, both rounded to the gradient's type as in a product of tensors, is what

@@ -6,6 +6,7 @@ from functools import partial
 
 import paddle
 from paddle.distributed.collective import _c_concat
+from paddle.distributed.fleet.meta_parallel import VocabParallelEmbedding
 from paddle.distributed.fleet.utils.sequence_parallel_utils import GatherOp
 from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentions
 
@@ -19,6 +20,7 @@ from paddle_te.models.context_parallel import context_parallel, rank_sequence_le
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, offload_activations
 from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents, get_ops
+from paddle_te.ops.embedding import adds_to_main_grad, embedding
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
 
@@ -157,6 +159,32 @@ class TELMHeadPipe(TELMHead):
         return super().forward(hidden_states, tensor_parallel_output, labels)
 
 
+class TEEmbedding:
+    """PaddleNLP's embedding, plain or of a part of the vocabulary, with its gradient added to the float32 main gradient
+    (config.fuse_wgrad_accumulation) on the devices that have a kernel for it; on others as it is."""
+
+    def taken_over(self):
+        """PaddleNLP's constructor makes all."""
+
+    def forward(self, x):
+        forward = super().forward
+        if not adds_to_main_grad(self.weight):
+            return forward(x)
+        if isinstance(self, VocabParallelEmbedding):
+            return embedding(self.weight, x, forward, self.vocab_start_index if self.is_mp else 0)
+        padding = self._padding_idx
+        if padding is not None and padding < 0:
+            padding += self._num_embeddings
+        return embedding(self.weight, x, forward, padding=padding)
+
+
+def _take_over_embeddings(model):
+    if LayerOptions.of(model.config).fuse_wgrad_accumulation:
+        for layer in model.sublayers():
+            if isinstance(layer, (paddle.nn.Embedding, VocabParallelEmbedding)):
+                take_over(layer, TEEmbedding)
+
+
 class TECriterion:
     """PaddleNLP's criterion, without its wait for the number of tokens that count, and in te on 16-bit logits."""
 
@@ -217,6 +245,7 @@ class TEForCausalLM(_TEModel):
             super().__init__(config)
         take_over(self.lm_head, TELMHead)
         take_over(self.criterion, TECriterion)
+        _take_over_embeddings(self)
         offload_activations(self)
         bind_model(self)
 
@@ -312,4 +341,5 @@ class TEForCausalLMPipe(_TEModel):
                     self._loss_fn[0] = partial(_loss_of_head, head)
         if not config.use_fused_linear_cross_entropy and getattr(config, "dpo_config", None) is None:
             take_over(self._loss_fn[0], TECriterion)
+        _take_over_embeddings(self)
         bind_model(self)
