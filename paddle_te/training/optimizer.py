@@ -35,6 +35,17 @@ def fuse_clipping(optimizer):
     optimizer.__class__ = FactorAdamW
 
 
+def decay_matrices(optimizer):
+    """Lets an AdamW of Paddle's apply its weight decay to parameters of two axes and more, and to no biases and weights
+    of norms, which have one.
+
+    PaddleNLP's Trainer asks for "bias" and "norm" in their names. It thereby decays the matrices of its own layers, but
+    not the qkv, fc1 and fc2 of Transformer Engine's names, which begin with layernorm_qkv and layernorm_mlp.
+    """
+    decaying = {param.name for param in optimizer._parameter_list if param.ndim > 1}
+    optimizer._apply_decay_param_fun = decaying.__contains__
+
+
 class _ClipGradByGlobalNorm(paddle.nn.ClipGradByGlobalNorm):
     """Paddle's, or, where FactorAdamW can multiply all the gradients, only the `factor` that clips them."""
 

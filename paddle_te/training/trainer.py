@@ -39,7 +39,7 @@ from paddle_te.training.compact_states import keep_compact, number_elements
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
 from paddle_te.training.modes import TrainingModes
-from paddle_te.training.optimizer import fuse_clipping
+from paddle_te.training.optimizer import decay_matrices, fuse_clipping
 from paddle_te.training.optimizer_in_backward import LAST_NORM, OptimizerInBackward
 from paddle_te.training.resharding import Share
 
@@ -102,9 +102,11 @@ class PretrainingTrainer(Trainer):
         return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
 
     def create_optimizer(self, lr_scheduler=None):
-        """PaddleNLP's, with AdamW and clipping in one pass where that can be, and a state as the flags say."""
+        """PaddleNLP's, with the same weights decayed in all backends, with AdamW and clipping in one pass where that can
+        be, and a state as the flags say."""
         args = self.args
         optimizer = super().create_optimizer(lr_scheduler)
+        decay_matrices(optimizer)
         if args.optimizer_in_backward == "off":
             fuse_clipping(optimizer)
         elif self._in_backward is None:  # train() may be called again

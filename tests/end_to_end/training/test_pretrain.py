@@ -48,8 +48,10 @@ def test_none_and_pd_train_alike_from_the_same_weights(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path / "start", max_steps=1, save_steps=1)
     native, converted = tmp_path / "start" / "checkpoint-1", tmp_path / "converted"
     convert(native, converted, "pd2te", progress=False)
-    none = run(monkeypatch, tmp_path / "none", te_init_weight_path=native)
-    pd = run(monkeypatch, tmp_path / "pd", te_init_weight_path=converted, transformer_engine_backend="paddle")
+    flags = dict(weight_decay=20)  # a fiftieth of the weights a step: it shows which of them decay
+    none = run(monkeypatch, tmp_path / "none", te_init_weight_path=native, **flags)
+    flags["transformer_engine_backend"] = "paddle"
+    pd = run(monkeypatch, tmp_path / "pd", te_init_weight_path=converted, **flags)
     for step, loss in none.items():
         assert abs(pd[step] - loss) < 1e-5 * loss
     scratch = run(monkeypatch, tmp_path / "scratch", transformer_engine_backend="paddle")
