@@ -228,7 +228,7 @@ def layernorm_bwd(dz, x, mu, rsigma, gamma, dx, dgamma, dbeta, stream, zero_cent
 
 def rmsnorm_fwd(x, gamma, epsilon, z, rsigma, stream, zero_centered_gamma=False):
     values = x.read()
-    rsigma.array[...] = 1 / np.sqrt((values**2).mean(1) + epsilon)
+    rsigma.array[...] = _rsigma(values, epsilon)
     z.write(values * rsigma.array[:, None] * _gamma(gamma, zero_centered_gamma))
 
 
@@ -502,6 +502,9 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     """The kernels of native/kernels, by name."""
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
+    if kernel.startswith("rmsnorm_statistics"):
+        _, dtype, hidden, *_ = kernel.split()
+        return rmsnorm_statistics(types.SimpleNamespace(dtype=ELEMENTS[dtype], hidden=int(hidden)), *arguments)
     if "cast_transpose" in kernel:
         name, *defines = kernel.split()
         return globals()[name](Form(*defines[:3]), *arguments)
@@ -617,6 +620,30 @@ def unpack(dtype, grid, *arguments):
             values[...] = (place.astype(np.float32) * (factor if i % 2 else 1)).astype(dtype)
 
 
+def _rsigma(values, epsilon):
+    return 1 / np.sqrt((values**2).mean(1) + epsilon)
+
+
+def rmsnorm_statistics(form, x, gamma, rsigma, amax, rows, epsilon, zero_centered_gamma):
+    """kernels/rmsnorm_statistics.cu."""
+    values = at(x, (rows, form.hidden), form.dtype).astype(np.float32)
+    epsilon = np.uint32(epsilon).view(np.float32)
+    inverse = at(rsigma, (rows,), np.float32)
+    inverse[...] = _rsigma(values, epsilon)
+    if amax:
+        gamma = at(gamma, (form.hidden,), form.dtype).astype(np.float32) + (1 if zero_centered_gamma else 0)
+        normed = (values * inverse[:, None] * gamma).astype(form.dtype).astype(np.float32)
+        at(amax, (1,), np.float32)[0] = max(at(amax, (1,), np.float32)[0], np.abs(normed).max())
+
+
+def rmsnorm_cast_transpose(form, x, gamma, rsigma, *arguments):
+    """kernels/rmsnorm_cast.cu."""
+    *target, rows, cols, zero_centered_gamma = arguments
+    gamma = at(gamma, (cols,), form.dtype).astype(np.float32) + (1 if zero_centered_gamma else 0)
+    values = at(x, (rows, cols), form.dtype).astype(np.float32)
+    form.write(values * at(rsigma, (rows,), np.float32)[:, None] * gamma, *target)
+
+
 def cast_transpose(form, x, *arguments):
     """kernels/cast.cu."""
     *target, rows, cols = arguments
@@ -708,7 +735,7 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import addition, casts, column_sums, cross_entropy, low_rank, rope, scaling
+    from paddle_te.native import addition, casts, column_sums, cross_entropy, low_rank, rmsnorm, rope, scaling
     from paddle_te.ops.te import quantized, runtime
 
     counts = collections.Counter()
@@ -720,7 +747,7 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (addition, casts, column_sums, cross_entropy, low_rank, rope, scaling):
+    for module in (addition, casts, column_sums, cross_entropy, low_rank, rmsnorm, rope, scaling):
         setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))

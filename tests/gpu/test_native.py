@@ -19,6 +19,7 @@ from paddle_te.native import (  # noqa: E402
     casts,
     column_sums,
     library,
+    rmsnorm,
     rope,
     swiglu,
 )
@@ -210,6 +211,39 @@ def test_rmsnorm_to_fp8_and_with_amax(te, stream):
     z8 = Float8(te, (96, 512), scale=50.0)
     te.rmsnorm_fwd(*inputs, z8.native, view(te, rsigma), stream)
     z8.check(z, exact=False)
+
+
+@pytest.mark.parametrize("scaling", ["delayed", "current"])
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [16, 208, 4096])
+@pytest.mark.parametrize("hidden", rmsnorm.WARPS)
+def test_our_rmsnorm_has_te_s_bits(te, stream, hidden, rows, dtype, zero_centered, scaling):
+    """Statistics, data, transpose and factors, of rows of many magnitudes, some with a mean, one of zeros."""
+    shape, epsilon = (rows, hidden), 1e-5
+    x = torch.randn(shape, device="cuda") * torch.exp2(torch.randint(-6, 4, (rows, 1), device="cuda"))
+    x = x + torch.where(torch.rand(rows, 1, device="cuda") < 0.3, torch.randn(rows, 1, device="cuda") * 8, 0.0)
+    x.view(-1)[torch.randint(0, x.numel(), [rows], device="cuda")] = 300.0
+    x[3] = 0
+    x, gamma = x.to(dtype), random(hidden, dtype=dtype)
+    rsigma, want_rsigma = (poisoned(rows, dtype=torch.float32) for _ in range(2))
+    got, want, normed = Float8(te, shape, scale=21.0), Float8(te, shape, scale=21.0), poisoned(*shape, dtype=dtype)
+    inputs, current = (view(te, x), view(te, gamma), epsilon), scaling == "current"
+    output = view(te, normed) if current else want.native
+    te.rmsnorm_fwd(*inputs, output, view(te, want_rsigma), stream, zero_centered)
+    if current:
+        te.compute_amax(output, want.native, stream)
+        te.compute_scale_from_amax(want.native, stream)
+        te.quantize(output, want.native, stream)
+    amax = got.factors.data_ptr() + 4 if current else 0
+    operands = x.data_ptr(), gamma.data_ptr(), rsigma.data_ptr()
+    rmsnorm.statistics(te, stream, *operands, amax, *shape, DTYPES[dtype], epsilon, zero_centered)
+    if current:
+        te.compute_scale_from_amax(got.native, stream)
+    options = DTYPES[dtype], E4M3, zero_centered, current
+    rmsnorm.cast_transpose(te, stream, *operands, got.target, *shape, *options)
+    assert torch.equal(rsigma, want_rsigma)
+    check_equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])

@@ -45,7 +45,7 @@ SIZES = {
     "8b": Size(8192, 4096, 14336, 32, 8, 128),  # Llama-3-8B
     "7b": Size(4096, 4096, 11008, 32, 32, 128),  # Llama-2-7B
     "1b": Size(8192, 2048, 8192, 32, 8, 64),  # Llama-3.2-1B
-    "tiny": Size(48, 64, 80, 4, 2, 16),  # to try this program out
+    "tiny": Size(48, 512, 80, 4, 2, 16),  # to try this program out
 }
 
 
@@ -98,6 +98,7 @@ class Bench:
 
         self.rt = runtime.current()
         self.te, self.stream, self.dtype = self.rt.te, self.rt.stream, int(DType.BFLOAT16)
+        self.float32 = DType.FLOAT32
         self.e4m3, self.e5m2 = int(DType.FLOAT8_E4M3), int(DType.FLOAT8_E5M2)
 
     def random(self, *shape):
@@ -196,6 +197,36 @@ def _cast(bench, shape, float8, scaling):
     return case
 
 
+def norm(bench, size, scaling):
+    import paddle
+
+    from paddle_te.native import rmsnorm
+
+    te, stream, shape = bench.te, bench.stream, (size.tokens, size.hidden)
+    x, gamma, normed = bench.random(*shape), bench.random(size.hidden), paddle.empty(list(shape), "bfloat16")
+    # each way has statistics of its own, which lie in one tensor
+    rsigma = paddle.empty([2, size.tokens], "float32")
+    addresses = x.data_ptr(), gamma.data_ptr(), rsigma.data_ptr() + 4 * size.tokens
+    statistics = te.Tensor(rsigma.data_ptr(), (size.tokens,), int(bench.float32))
+    inputs, stored, epsilon = (bench.native(x), bench.native(gamma)), bench.native(normed), 1e-5
+
+    def compute(kept=normed):
+        te.rmsnorm_fwd(*inputs, epsilon, stored, statistics, stream)
+
+    def in_one(target):
+        te.rmsnorm_fwd(*inputs, epsilon, target.native, statistics, stream)
+
+    def cast(target, kept=(x, gamma, rsigma)):
+        if scaling == "delayed" or not target.data:
+            amax = 0 if target.data else target.amax
+            rmsnorm.statistics(te, stream, *addresses, amax, *shape, bench.dtype, epsilon, False)
+        if target.data:
+            options = bench.dtype, bench.e4m3, False, scaling == "current"
+            rmsnorm.cast_transpose(te, stream, *addresses, target, *shape, *options)
+
+    return bench.case(scaling, shape, bench.e4m3, x.size * 2, compute, stored, cast, in_one)
+
+
 def cast_of_activations(bench, size, scaling):
     return _cast(bench, (size.tokens, size.hidden), bench.e5m2, scaling)
 
@@ -242,6 +273,7 @@ def swiglu_gradient(bench, size, scaling):
 
 FUNCTIONS = {
     "rotation": ("gradient of the rotation", rotation),
+    "norm": ("RMSNorm", norm),
     "cast": ("cast of [tokens, hidden]", cast_of_activations),
     "weight": ("cast of [2 ffn, hidden]", cast_of_weights),
     "swiglu": ("SwiGLU", swiglu),
@@ -335,12 +367,13 @@ def measure(arguments):
 
 def times_of_tilings(watch, case, function):
     """{a Tiling as text: microseconds}."""
-    from paddle_te.native import casts, rope
+    from paddle_te.native import casts, rmsnorm, rope
     from paddle_te.native import swiglu as of_swiglu
 
     chosen, found = casts.Tiling, {}
     holders = {
         "rotation": (rope, "CAST_TILING", [chosen(64, band, n, tiles) for n, tiles, band in TILINGS_OF_ROTATION]),
+        "norm": (rmsnorm, "CAST_TILING", [chosen(*tiling) for tiling in TILINGS]),
         "cast": (casts, "CAST_TILING", [chosen(*tiling) for tiling in TILINGS]),
         "swiglu": (of_swiglu.TILINGS, "SwiGLU", [chosen(*tiling) for tiling in TILINGS]),
         "dswiglu": (of_swiglu.TILINGS, "DSwiGLU", [chosen(*tiling) for tiling in TILINGS]),

@@ -60,7 +60,12 @@ struct Place {
 template <int width>
 __device__ Place first_of_block(long long rows, long long columns) {
   const unsigned across = (columns + width - 1) / width, down = (rows + kTileRows - 1) / kTileRows;
-  const unsigned band = blockIdx.x / (BAND * across), in_band = blockIdx.x % (BAND * across);
+#ifdef FROM_THE_END
+  const unsigned block = across * down - 1 - blockIdx.x;
+#else
+  const unsigned block = blockIdx.x;
+#endif
+  const unsigned band = block / (BAND * across), in_band = block % (BAND * across);
   const unsigned rest = down - band * BAND, height = rest < BAND ? rest : BAND;
   return {static_cast<long long>(band * BAND + in_band % height) * kTileRows,
           static_cast<long long>(in_band / height) * width};

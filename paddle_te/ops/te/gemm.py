@@ -21,6 +21,7 @@ from paddle_te.ops.te.quantized import (
     StoredMatrix,
     both_pieces,
     exchanged,
+    new_float8,
     operand_pieces,
     quantize,
     quantized_weight,
@@ -216,12 +217,12 @@ def _normed_operands(rt, x, weight, quantizers, tp, columnwise, w):
     """A Normed's output and a weight as a column-parallel GEMM reads them: (operand, weight, what backward keeps of
     operand). w: `column_forward`'s.
 
-    Delayed scaling: the norm's kernel writes fp8. Under sequence parallelism each rank norms its own tokens and the
-    others' are gathered, in fp8 where the ranks' scales are the same; backward keeps its own and gathers again. A
-    Normed with `recompute` is normed again instead.
+    The norm's kernels write fp8, TE's under delayed scaling alone. Under sequence parallelism each rank norms its own
+    tokens and the others' are gathered, in fp8 where the ranks' scales are the same; backward keeps its own and gathers
+    again. A Normed with `recompute` is normed again instead.
     """
     gather, again = _gathers(tp), x.recompute
-    if not _normed_in_fp8(quantizers, gather):
+    if not _normed_in_fp8(rt, x, quantizers, gather):
         rows = _normed_rows(rt, x, quantizers, gather)
         whole = rt.matrix(tp.all_gather(rows.memory), x.code) if gather else rows
         operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise, recompute=again, w=w)
@@ -239,21 +240,26 @@ def _gathers(tp):
     return tp is not None and tp.sequence_parallel
 
 
-def _normed_in_fp8(quantizers, gather):
+def _normed_in_fp8(rt, x, quantizers, gather):
     """Whether a norm's kernel writes fp8: not where it is gathered, and other ranks' scales are others."""
-    return cast_in_kernels(quantizers) and (quantizers.same_scales or not gather)
+    if gather:
+        return cast_in_kernels(quantizers) and quantizers.same_scales
+    return cast_in_kernels(quantizers) or quantizers is not None and x.casts(rt, quantizers.input)
 
 
 def _normed_rows(rt, x, quantizers, gather, pieces=None):
     """What the kernel of a Normed writes of this rank's rows. pieces: (rowwise, columnwise) for fp8 that is not
     gathered, and for the statistics; None: new ones."""
     shape = x.x.shape
-    if not _normed_in_fp8(quantizers, gather):
+    if not _normed_in_fp8(rt, x, quantizers, gather):
         rows = rt.new_matrix(shape, x.dtype, x.code)
     elif gather:
         rows = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
     else:
-        rows = Float8Matrix(rt, shape, quantizers.input, *(pieces or both_pieces(rt, shape, quantizers.input)))
+        rows = new_float8(rt, shape, quantizers.input, pieces)
+        if x.casts(rt, quantizers.input):
+            x.forward_in_fp8(rt, rows, pieces and pieces[1])
+            return rows
     x.forward(rt, rows.native, pieces and pieces[1])
     return rows
 

@@ -1,7 +1,9 @@
 """Where our kernels and calls stand in for TE's functions, whose bits they have. Tests and benchmarks replace what is
 here."""
 
-from paddle_te.native import rope
+import os
+
+from paddle_te.native import rmsnorm, rope
 
 BLACKWELL = (10, 0)  # where TE computes the sigmoid in another way, and fast enough, and reads fp8 GEMMs' operands in
 # another; none of ours has run there
@@ -21,6 +23,17 @@ def cast():
 def addend(rt):
     """Whether a GEMM adds what lies in other memory than its result, so that it needs no copy before."""
     return rt.stream.capability < BLACKWELL
+
+
+def norm(rt, hidden, code, quantizer):
+    """Whether RMSNorm is computed and cast in one pass behind a pass for the rows' statistics. code: its dtype."""
+    by_cudnn = os.environ.get("NVTE_NORM_FWD_USE_CUDNN") == "1"  # TE's switch, under which its bits are others
+    return (
+        quantizer.kind in ONE_SCALE
+        and rmsnorm.takes(hidden, code)
+        and rt.stream.capability < BLACKWELL
+        and not by_cudnn
+    )
 
 
 def rotation(head_dim, code, quantizer):

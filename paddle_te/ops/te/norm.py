@@ -3,9 +3,9 @@
 import math
 from typing import NamedTuple
 
-from paddle_te.native import addition
-from paddle_te.ops.te import autograd
-from paddle_te.ops.te.quantized import new_pieces
+from paddle_te.native import addition, rmsnorm
+from paddle_te.ops.te import autograd, kernel_choice
+from paddle_te.ops.te.quantized import FP8, new_pieces
 from paddle_te.ops.te.recording import Op
 from paddle_te.ops.te.runtime import FLOAT32, check_tensor, dtype_code
 
@@ -50,7 +50,8 @@ class Normed:
 
     def forward(self, rt, z, pieces=None):
         """Writes the native tensor z, in x's dtype or fp8. pieces: Pieces for the statistics."""
-        pieces, (eps, zero_centered_gamma, _) = pieces or new_pieces(rt, self.statistics_bytes), self._settings
+        pieces = pieces or new_pieces(rt, self.statistics_bytes)
+        eps, zero_centered_gamma, _ = self._settings
         self._rsigma = self._statistic(rt, pieces)
         if self._beta is None:
             rt.te.rmsnorm_fwd(self.x.native, self._gamma, eps, z, self._rsigma, rt.stream, zero_centered_gamma)
@@ -58,6 +59,31 @@ class Normed:
         self._mu = self._statistic(rt, pieces)
         operands = self.x.native, self._gamma, self._beta, eps
         rt.te.layernorm_fwd(*operands, z, self._mu, self._rsigma, rt.stream, zero_centered_gamma)
+
+    def casts(self, rt, quantizer):
+        """Whether `forward_in_fp8` comes in the place of `forward`."""
+        return self._beta is None and kernel_choice.norm(rt, self.x.shape[1], self.code, quantizer)
+
+    def forward_in_fp8(self, rt, out, pieces=None):
+        """Fills the Float8Matrix `out`, by our kernels. pieces: as forward's."""
+        pieces, (eps, zero_centered_gamma, _) = pieces or new_pieces(rt, self.statistics_bytes), self._settings
+        at = pieces.take(self._bytes_of_one)
+        self._rsigma = rt.tensor(at, self.x.shape[:1], FLOAT32)
+        operands = rt.te, rt.stream, self.x.memory.data_ptr(), self.weight.data_ptr(), at
+
+        def statistics(amax):
+            rmsnorm.statistics(*operands, amax, *self.x.shape, self.code, eps, zero_centered_gamma)
+
+        def cast(target, rounded):
+            if target.data or target.transposed:
+                options = *self.x.shape, self.code, FP8[out.quantizer.dtype], zero_centered_gamma, rounded
+                rmsnorm.cast_transpose(*operands, target, *options)
+            else:
+                statistics(target.amax)
+
+        if out.quantizer.kind == "delayed":
+            statistics(0)  # current scaling asks for them with the amax
+        out.fill_by(rt, cast)
 
     def _statistic(self, rt, pieces):
         return rt.tensor(pieces.take(self._bytes_of_one), self.x.shape[:1], FLOAT32)

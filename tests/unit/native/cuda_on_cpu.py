@@ -42,12 +42,20 @@ static void atomicMax(int* at, int value) {
   std::lock_guard<std::mutex> guard(mutex);
   *at = value > *at ? value : *at;
 }
+static float rsqrtf(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
 static unsigned of_threads[1024];
 static unsigned __reduce_max_sync(unsigned, unsigned value) {  // all threads of a block call it
   of_threads[threadIdx.x] = value;
   __syncthreads();
   const unsigned* warp = of_threads + threadIdx.x / 32 * 32;
   value = *std::max_element(warp, warp + 32);
+  __syncthreads();
+  return value;
+}
+static float __shfl_xor_sync(unsigned, float value, int lanes) {  // likewise
+  of_threads[threadIdx.x] = __float_as_uint(value);
+  __syncthreads();
+  value = __uint_as_float(of_threads[threadIdx.x ^ lanes]);
   __syncthreads();
   return value;
 }

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from paddle_te.native import DType, casts, rope, swiglu
+from paddle_te.native import DType, casts, rmsnorm, rope, swiglu
 from paddle_te.native.casts import Form
 from tests.unit.native.cuda_on_cpu import FOLDER
 
@@ -15,8 +15,11 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
         ("dswiglu", swiglu.TILINGS["DSwiGLU"], dict(FUNCTION="DSwiGLU")),
     ],
     "cast.cu": [("cast", casts.CAST_TILING, {})],
+    "rmsnorm_cast.cu": [("rmsnorm", rmsnorm.CAST_TILING, {})],
     "rope_cast.cu": [("rope", rope.CAST_TILING, {})],
 }
+
+STATISTICS = "rmsnorm_statistics.cu"
 
 
 def compile(source, capability, folder, **defines):
@@ -30,7 +33,7 @@ def compile(source, capability, folder, **defines):
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("file", sorted({path.name for path in FOLDER.glob("*.cu")} - CASTS.keys()))
+@pytest.mark.parametrize("file", sorted({path.name for path in FOLDER.glob("*.cu")} - {*CASTS, STATISTICS}))
 def test_compiles(tmp_path, file, capability):
     compile(FOLDER / file, capability, tmp_path)
 
@@ -44,3 +47,10 @@ def test_casts_compile(tmp_path, file, name, tiling, more):
         (90, Form(DType.FLOAT16, DType.FLOAT8_E4M3)),
     ):
         compile(FOLDER / file, capability, tmp_path, **form.defines(name, tiling), **more)
+
+
+@pytest.mark.parametrize("hidden, element", [(2048, "float16"), (4096, "bfloat16")])
+def test_statistics_compile(tmp_path, hidden, element):
+    for capability in (89, 90):
+        defines = dict(NAME="statistics", HIDDEN=hidden, WARPS=rmsnorm.WARPS[hidden], ELEMENT=element)
+        compile(FOLDER / STATISTICS, capability, tmp_path, **defines)

@@ -19,8 +19,15 @@ def test_the_bits_of_the_librarys_functions(seed, monkeypatch, recipe, options):
     check_the_librarys_bits(seed, monkeypatch, RECIPES[recipe], OPTIONS[options])
 
 
-@pytest.mark.parametrize("options", OF_TRANSFORMER)
-@pytest.mark.parametrize("recipe", ["delayed_from_current", "current"])
+@pytest.mark.parametrize(
+    "recipe, options",
+    [
+        ("delayed_from_current", "groups"),
+        ("delayed", "main_gradients"),
+        ("current", "heads"),
+        ("current", "recompute"),
+    ],
+)
 def test_the_bits_of_a_whole_layer(seed, monkeypatch, recipe, options):
     check_the_librarys_bits(seed, monkeypatch, RECIPES[recipe], OF_TRANSFORMER[options], transformer)
 

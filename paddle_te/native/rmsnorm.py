@@ -1,0 +1,43 @@
+"""RMSNorm in fp8 with the transposed copy, in two kernels: of the rows' statistics (kernels/rmsnorm_statistics.cu), and
+of the norm and its cast (kernels/rmsnorm_cast.cu). x is read twice, what is written is in fp8.
+
+Addresses and sizes are as in `casts`. The results have the bits of TE's functions for hidden sizes of which these have
+kernels of their own, see `takes`. gamma: x's dtype, [hidden]; 1 + gamma with zero_centered. rsigma: float32 [rows].
+"""
+
+import struct
+
+from paddle_te.native import casts
+from paddle_te.native.casts import Form, Tiling
+from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.types import DType
+
+# How many warps share a row in TE's kernel for a hidden size (REGISTER_NORM_LAUNCHER in rmsnorm_fwd_cuda_kernel.cu)
+WARPS = {512: 1, 768: 1, 1024: 1, 2048: 1, 4096: 4, 8192: 4}
+CAST_TILING = Tiling(128, 8, 6)
+_WARPS_OF_BLOCK = 4
+
+
+def takes(hidden, dtype):
+    """Whether these functions have TE's bits."""
+    return hidden in WARPS and dtype in (DType.BFLOAT16, DType.FLOAT16)
+
+
+def statistics(te, stream, x, gamma, rsigma, amax, rows, hidden, dtype, epsilon, zero_centered):
+    """rsigma = 1 / sqrt(mean(x²) + epsilon) of each row. amax: the address of a number that is raised to the greatest
+    magnitude of the norm, rounded to dtype, as if that had been stored; 0 for none."""
+    element, warps = ELEMENTS[dtype][0], WARPS[hidden]
+    options = dict(ELEMENT=element, HIDDEN=hidden, WARPS=warps, NAME="rmsnorm_statistics")
+    compiled = kernel("rmsnorm_statistics", "rmsnorm_statistics.cu", stream.capability, **options)
+    (bits,) = struct.unpack("I", struct.pack("f", epsilon))
+    blocks = -(-rows // (_WARPS_OF_BLOCK // warps))
+    arguments = x, gamma, rsigma, amax, rows, bits, zero_centered
+    te.launch(compiled, blocks, 32 * _WARPS_OF_BLOCK, 0, stream, *arguments)
+
+
+def cast_transpose(te, stream, x, gamma, rsigma, target, rows, hidden, dtype, float8, zero_centered, rounded=False):
+    """x · rsigma · gamma, cast to fp8 with its transposed copy. target: a CastTarget. dtype, float8, rounded: a
+    Form's."""
+    cast = "rmsnorm_cast_transpose", "rmsnorm_cast.cu", Form(dtype, float8, rounded), CAST_TILING
+    arguments = x, gamma, rsigma, *target, rows, hidden, zero_centered
+    casts.launch(te, stream, *cast, (rows, hidden), arguments)
