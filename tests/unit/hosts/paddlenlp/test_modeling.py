@@ -11,6 +11,7 @@ from paddle_te.hosts.paddlenlp import causal_mask_only, model_class, replace_dec
 from paddle_te.hosts.paddlenlp.families import check_packed
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM, LlamaForCausalLMPipe
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
+from paddle_te.layers import LayerNormMLP
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import FAMILIES, tiny_config, two_models
 
@@ -166,6 +167,16 @@ def test_recompute_gives_the_same_losses(seed, family, settings):
     for granularity in ("core_attn", "full"):
         config = tiny_config(family, recompute_granularity=granularity, recompute=True, **settings)
         assert losses(config, seed, enable=True) == plain, granularity
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt"])
+def test_chunks_of_the_mlp_give_the_same_losses(seed, family):
+    """The option reaches the layers; with full recompute each chunk is computed twice more."""
+    plain = losses(tiny_config(family), seed, enable=False)
+    config = tiny_config(family, mlp_chunk_tokens=20, recompute_granularity="full", recompute=True)
+    model = model_class(config)(config)
+    assert {layer.chunk_tokens for layer in model.sublayers() if isinstance(layer, LayerNormMLP)} == {20}
+    np.testing.assert_allclose(losses(config, seed, enable=True), plain, rtol=1e-6)
 
 
 def peak_memory(granularity):
