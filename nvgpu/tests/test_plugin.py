@@ -96,6 +96,36 @@ def test_a_full_device(plugin):
     assert "Out of memory error on nvgpu:0. Cannot allocate 2.0" in result.stdout
 
 
+FULL_IN_BACKWARD = """
+import os
+import paddle
+paddle.set_device("nvgpu:0")
+x = paddle.ones([1024, 1024]).astype("bfloat16")
+x.stop_gradient = False
+def tensors(size):
+    while True:
+        try:
+            yield paddle.empty([size], "uint8")
+        except MemoryError:
+            return
+for name in ("softplus", "elu", "exp"):  # a kernel via the CPU, Paddle's fallback, a kernel of the device
+    loss = getattr(paddle.nn.functional, name, paddle.exp)(x.astype("float32")).sum()
+    os.environ["NVGPU_HOST_MEMORY"] = "0"
+    held = [*tensors(2**20), *tensors(2**14), *tensors(256)]
+    try:
+        loss.backward()
+    except (MemoryError, OSError) as error:
+        print(f"{name}: {error}")
+    del held, os.environ["NVGPU_HOST_MEMORY"]
+"""
+
+
+def test_a_full_device_in_backward(plugin):
+    result = run(plugin, "-c", FULL_IN_BACKWARD)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.count("Out of memory error on nvgpu:0") == 3
+
+
 def test_benchmark_of_kernels(plugin, tmp_path):
     script = ROOT / "tools/benchmark/nvgpu_kernels.py"
     result = run(plugin, script, "--quick", "--device", "cpu", "--output", tmp_path / "kernels.json")

@@ -102,8 +102,8 @@ class PretrainingTrainer(Trainer):
         return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
 
     def create_optimizer(self, lr_scheduler=None):
-        """PaddleNLP's, with the same weights decayed in all backends, with AdamW and clipping in one pass where that can
-        be, and a state as the flags say."""
+        """PaddleNLP's, with the same weights decayed in all backends, AdamW and clipping in one pass where that can be,
+        and a state as the flags say."""
         args = self.args
         optimizer = super().create_optimizer(lr_scheduler)
         decay_matrices(optimizer)

@@ -1,7 +1,10 @@
 // The host runtime: device memory is plain memory, and a "device" only a number. See stream.h for its streams and
 // communicator.cc for its collectives.
+#include <malloc.h>
 #include <sys/sysinfo.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -33,6 +36,13 @@ struct HostEvent {
 };
 HostEvent& EventOf(void* event) { return *static_cast<HostEvent*>(event); }
 thread_local int current_device = 0;
+
+std::atomic<size_t> used_memory{0};  // of all devices together
+// What a process may take of them: NVGPU_HOST_MEMORY, in bytes, as it is at the moment. Unless told, all there is.
+size_t MemoryLimit() {
+  const char* bytes = std::getenv("NVGPU_HOST_MEMORY");
+  return bytes == nullptr ? SIZE_MAX : std::strtoull(bytes, nullptr, 10);
+}
 }  // namespace
 
 HostStream& Of(void* stream) {
@@ -64,15 +74,25 @@ void SynchronizeDevice(int) {
 }
 Properties GetProperties(int) { return {0, 1, 1, 1, {1, 1, 1}, 0, 0}; }
 
-void* Allocate(size_t bytes) { return std::aligned_alloc(256, (bytes + 255) / 256 * 256); }
-void Free(void* pointer) { std::free(pointer); }
-void* AllocateHost(size_t bytes) { return Allocate(bytes); }
+void* Allocate(size_t bytes) {
+  void* pointer = AllocateHost(bytes);
+  used_memory += malloc_usable_size(pointer);
+  if (used_memory <= MemoryLimit()) return pointer;
+  Free(pointer);
+  return nullptr;
+}
+void Free(void* pointer) {
+  used_memory -= malloc_usable_size(pointer);
+  std::free(pointer);
+}
+void* AllocateHost(size_t bytes) { return std::aligned_alloc(256, (bytes + 255) / 256 * 256); }
 void FreeHost(void* pointer) { std::free(pointer); }
 void MemoryStats(size_t* total, size_t* free) {
   struct sysinfo info;
   sysinfo(&info);
-  *total = info.totalram * info.mem_unit;
-  *free = (info.freeram + info.bufferram) * info.mem_unit;
+  const size_t limit = MemoryLimit(), used = used_memory;
+  *total = std::min<size_t>(info.totalram * info.mem_unit, limit);
+  *free = std::min<size_t>((info.freeram + info.bufferram) * info.mem_unit, limit - std::min(limit, used));
 }
 void Copy(void* to, const void* from, size_t bytes, CopyKind, Stream stream) {
   Of(stream).Drain();
