@@ -28,6 +28,8 @@ STAGING_DIR = "/dev/shm"  # memory, as a file system
 MOMENTS = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
 MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
 STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
+# Elements of weights whose states the device holds at a time where they are offloaded; the GPU waits less with more
+OFFLOADED_AT_ONCE = 12 * 2**23
 # How an update in backward may clip gradients
 IN_BACKWARD = ("off", "unclipped", "last_norm")
 # The flags of the optimizer that memory depends on, with their values, of which the first is the default

@@ -101,9 +101,10 @@ class CompactAdamW(FactorAdamW):
             self._add_accumulator(name, p, dtype="float32", fill_value=beta, shape=[1], device="cpu")
 
     def _append_optimize_op(self, block, param_and_grad):
-        step = self.step_of(param_and_grad)
-        run = run_on_nvgpu if device.kind(step.param.place) == "nvgpu" else step_in_paddle
-        run(step)
+        self._update(self.step_of(param_and_grad))
+
+    def _run(self, step):
+        (run_on_nvgpu if device.kind(step.param.place) == "nvgpu" else step_in_paddle)(step)
 
     def noise_of(self, param):
         """(key, number of the first element) of the random numbers for this step."""

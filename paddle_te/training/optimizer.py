@@ -6,7 +6,7 @@ the gradient's type, as Paddle's multiplication does. The same AdamW keeps a sta
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 
 import paddle
@@ -147,26 +147,77 @@ def run_on_nvgpu(step):
     _C_ops._run_custom_op(_operator(), *vars(step).values())
 
 
+def run_in_paddle(step):
+    """Makes a Step by Paddle's operation, which has no factor and no state in fewer bytes."""
+    grad, master = multiplied(step.grad, step.factor), step.master
+    betas = step.beta1, step.beta2, step.epsilon
+    states = step.moment1, step.moment2, step.moment2_max, step.beta1_power, step.beta2_power, master
+    decay = step.rate_ratio, step.decay, step.decay != 0
+    _C_ops.adamw_(
+        *(step.param, grad, step.learning_rate, *states, None, *betas, *decay),
+        *(False, 1000, master is not None, False, step.moment2_max is not None),
+    )
+
+
 def multiplied(grad, factor):
     """A gradient times a Step's factor, by Paddle's operations: both are rounded to the gradient's type."""
     return grad if factor is None else grad * factor.astype(grad.dtype)
 
 
 class FactorAdamW(paddle.optimizer.AdamW):
-    """Paddle's, with the factor of its clipping."""
+    """Paddle's, with the factor of its clipping. Its states may lie in host memory.
+
+    offload: an OptimizerOffload (optimizer_offload), which has put itself there; None: they are on the device.
+    """
+
+    offload = None
 
     def _apply_optimize(self, *args, **kwargs):
         if type(self._grad_clip) is HybridParallelClipGrad:  # put there after this optimizer was made
             self._grad_clip.__class__ = _HybridParallelClipGrad
         return super()._apply_optimize(*args, **kwargs)
 
+    def _create_accumulators(self, block, parameters):
+        create = partial(super()._create_accumulators, block)
+        if self.offload is None:
+            create(parameters)
+        else:
+            self.offload.create(parameters, create)
+
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad
         factor = self._factor_of(param)
-        if factor is not None and device.kind(param.place) == "nvgpu":
-            run_on_nvgpu(self.step_of(param_and_grad))
+        offloaded = self.offload is not None and self.offload.has(param)
+        if offloaded or factor is not None and device.kind(param.place) == "nvgpu":
+            self._update(self.step_of(param_and_grad))
         else:
             super()._append_optimize_op(block, (param, multiplied(grad, factor)))
+
+    def _update(self, step):
+        if self.offload is not None and self.offload.has(step.param):
+            self.offload.update(step, self._run)
+        else:
+            self._run(step)
+
+    def _run(self, step):
+        """Makes a Step whose tensors are on the device."""
+        (run_on_nvgpu if device.kind(step.param.place) == "nvgpu" else run_in_paddle)(step)
+
+    def state_dict(self):
+        """Paddle's."""
+        if self.offload is not None:
+            self.offload.settle()
+        return super().state_dict()
+
+    def set_state_dict(self, state_dict):
+        """Paddle's."""
+        if self.offload is not None:
+            self.offload.settle()
+        super().set_state_dict(state_dict)
+        if self.offload is not None:
+            self.offload.restore()
+
+    load_state_dict = set_state_dict
 
     def _factor_of(self, param):
         """What clips the parameter's gradient as it is read; None: nothing."""
