@@ -25,6 +25,8 @@ from paddle.base import core
 from paddle_te import device
 from paddle_te.ops.te import runtime
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.training.optimizer import FactorAdamW
+from paddle_te.training.resharding import held_by, layers_of
 from paddle_te.weights.blocks import row_bytes
 
 PIECE = 2**23  # elements at most, unless one row has more; of a flat weight a multiple of the blocks of 8-bit moments
@@ -48,14 +50,43 @@ def spread(sizes, fraction):
     return chosen
 
 
-class OptimizerOffload:
-    """Keeps states of a FactorAdamW (or a CompactAdamW) in host memory, from its first step on or before.
+def keep_on_host(optimizer, fraction):
+    """Lets an AdamW of Paddle's, which has no states yet, keep this share of them in host memory.
 
-    optimizer: without groups of parameters and without amsgrad, and without states yet. fraction: of all states.
+    Call it after `fuse_clipping`, `keep_compact` and what makes an OptimizerInBackward; nothing happens for 0, and in a
+    second call. Raises ValueError for another optimizer, groups of parameters and amsgrad.
     """
+    if not fraction or getattr(optimizer, "offload", None) is not None:
+        return
+    groups = isinstance(optimizer._parameter_list[0], dict)
+    if not isinstance(optimizer, paddle.optimizer.AdamW) or groups or optimizer._amsgrad:
+        raise ValueError("--offload_optimizer is AdamW's, without groups of parameters and without amsgrad")
+    if not isinstance(optimizer, FactorAdamW):
+        optimizer.__class__ = FactorAdamW
+    optimizer.offload = OptimizerOffload(optimizer, fraction)
+
+
+@paddle.no_grad()
+def make_states(optimizer, parameters):
+    """Makes all states of an optimizer some of which are to be in host memory; nothing happens for another one.
+
+    Before the first forward, so that those states are never on the device beside activations. optimizer: the outermost
+    one, wrapped for the run's kind of sharding, with the state of a checkpoint if there is one. parameters: the model's.
+    """
+    inner = layers_of(optimizer)[-1]
+    if getattr(inner, "offload", None) is None:
+        return
+    trained = [param for param in parameters if not param.stop_gradient]
+    slices = [param.fw_storage for param in trained if hasattr(param, "fw_storage")]  # stage 3's
+    by_name = {param.name: param for param in (*trained, *slices, *inner._parameter_list)}
+    held = [by_name[each.name] for each in held_by(optimizer, trained).values()]
+    inner._create_accumulators(paddle.base.framework.default_main_program().global_block(), held)
+
+
+class OptimizerOffload:
+    """Keeps states of a FactorAdamW in host memory. fraction: of all its states."""
 
     def __init__(self, optimizer, fraction):
-        optimizer.offload = self
         self._optimizer, self._fraction = optimizer, fraction
         self._weights = {}  # {name: _Weight} of those that are offloaded
         self._free = deque()

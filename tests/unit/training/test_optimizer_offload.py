@@ -9,7 +9,7 @@ from paddle_te.training import optimizer_offload
 from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import FactorAdamW
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
-from paddle_te.training.optimizer_offload import OptimizerOffload, spread
+from paddle_te.training.optimizer_offload import keep_on_host, spread
 from tests import emulated_te
 
 SHAPES = [(40, 24), (24,), (700,), (3, 512), (9, 30)]  # in pieces of 256 elements, of rows or of a flat weight
@@ -38,8 +38,7 @@ def make(seed, kept, fraction, dtype="float32"):
     optimizer = paddle.optimizer.AdamW(schedule, parameters=parameters, weight_decay=0.1, multi_precision=True)
     optimizer.__class__ = FactorAdamW
     keep_compact(optimizer, *kept)
-    if fraction:
-        OptimizerOffload(optimizer, fraction)
+    keep_on_host(optimizer, fraction)
     return parameters, optimizer
 
 
@@ -106,8 +105,7 @@ def test_updates_in_backward(seed, kept):
         first, scale, *_ = parameters
         updating = OptimizerInBackward(optimizer)
         keep_compact(optimizer, *kept)
-        if fraction:
-            OptimizerOffload(optimizer, fraction)
+        keep_on_host(optimizer, fraction)
         updating.attach()
         draw = np.random.default_rng(seed).standard_normal
         for _ in range(STEPS):
