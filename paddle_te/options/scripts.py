@@ -310,9 +310,9 @@ TRAINING = (
         "Keep this share of AdamW's master weights and moments in pinned host memory, 0 to 1, and copy them to the "
         "device for each update (backend transformer_engine). Not PaddleNLP's --offload_optim, which copies all of "
         "them and computes nothing meanwhile.",
-        doc="te: this share of AdamW's master weights and moments, 0 to 1, lies in pinned host memory, and is copied to "
-        "the GPU and back for each update, beside computing. PaddleNLP's `--offload_optim` copies all of them to the "
-        "GPU before the update and back after it; the two exclude each other. "
+        doc="te: this share of AdamW's master weights and moments, 0 to 1, lies in pinned host memory, and is copied "
+        "to the GPU and back for each update, beside computing. PaddleNLP's `--offload_optim`, which it excludes, "
+        "copies all of them to the GPU before the update and back after it. "
         "[What to know](../../docs/offload.md#the-optimizers-states)",
         zh="te：AdamW 的主权重和 moment 中的这一比例（0 到 1）放在锁页的主机内存中，每次更新时拷贝到 GPU 再拷回，"
         "与计算同时进行。PaddleNLP 的 `--offload_optim` 在更新前把全部状态拷到 GPU、更新后拷回；二者不能同用。"

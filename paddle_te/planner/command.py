@@ -18,7 +18,7 @@ from paddle_te.options import option
 from paddle_te.options.scripts import OPTIMIZER, OPTIMIZER_DEFAULTS
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import offloaded_bytes
+from paddle_te.planner.memory import host_bytes
 from paddle_te.planner.model import Model
 from paddle_te.planner.search import SEQUENCES, Plan, Search, search, usual_tokens
 from paddle_te.table import in_columns
@@ -39,6 +39,12 @@ def make_parser() -> argparse.ArgumentParser:
     for name, kinds in OPTIMIZER.items():
         default = OPTIMIZER_DEFAULTS[name]
         parser.add_argument(f"--{name}", choices=kinds, default=default, help="as in training; default %(default)s")
+    parser.add_argument(
+        "--offload_optimizer",
+        type=option.FRACTION.argument,
+        default=0.0,
+        help="as in training; default: as much as must be for a layout to fit",
+    )
     parser.add_argument("--show", type=positive, default=10, help="how many layouts to print; default %(default)s")
     parser.add_argument(
         "--explain",
@@ -56,7 +62,7 @@ def main() -> int:
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
         tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward)
-        optimizer = {name: getattr(arguments, name) for name in OPTIMIZER}
+        optimizer = {name: getattr(arguments, name) for name in (*OPTIMIZER, "offload_optimizer")}
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **optimizer)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -83,9 +89,11 @@ def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain:
 
 
 def _offloaded(plan: Plan, model: Model) -> str:
-    """The layers whose activations are moved, and the host's memory for them."""
-    count = plan.layout.offload_activations
-    return f"{count} layers, {count * offloaded_bytes(model, plan.layout) / 1e9:.1f} GB" if count else ""
+    """The layers whose activations are moved, the share of the optimizer's states, and the host's memory for both."""
+    layout = plan.layout
+    words = [f"{layout.offload_activations} layers"] * bool(layout.offload_activations)
+    words += [f"{layout.offload_optimizer:.0%} of states"] * bool(layout.offload_optimizer)
+    return f"{', '.join(words)}: {host_bytes(model, layout) / 1e9:.1f} GB" if words else ""
 
 
 def _plans_table(plans: list[Plan], model: Model) -> list[str]:

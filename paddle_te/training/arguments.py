@@ -107,8 +107,8 @@ class PreTrainingArguments(TrainingArguments):
                 raise ValueError(f"{said} with {name} of --sharding or --sharding_parallel_config: leave that out")
         if self.offload_optim:
             raise ValueError(
-                f"{said} with --offload_optim: that is PaddleNLP's, which moves all states in float32 to the device and "
-                "back; leave one of them out"
+                f"{said} with --offload_optim: that is PaddleNLP's, which moves all states to the device and back, "
+                "in float32; leave one of them out"
             )
         if self.master_weights != "float32" and self.unified_checkpoint_config:
             raise ValueError(

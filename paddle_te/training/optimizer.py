@@ -167,10 +167,10 @@ def multiplied(grad, factor):
 class FactorAdamW(paddle.optimizer.AdamW):
     """Paddle's, with the factor of its clipping. Its states may lie in host memory.
 
-    offload: an OptimizerOffload (optimizer_offload), which has put itself there; None: they are on the device.
+    host_states: an OptimizerOffload (optimizer_offload), which has put itself there; None: they are on the device.
     """
 
-    offload = None
+    host_states = None
 
     def _apply_optimize(self, *args, **kwargs):
         if type(self._grad_clip) is HybridParallelClipGrad:  # put there after this optimizer was made
@@ -179,23 +179,23 @@ class FactorAdamW(paddle.optimizer.AdamW):
 
     def _create_accumulators(self, block, parameters):
         create = partial(super()._create_accumulators, block)
-        if self.offload is None:
+        if self.host_states is None:
             create(parameters)
         else:
-            self.offload.create(parameters, create)
+            self.host_states.create(parameters, create)
 
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad
         factor = self._factor_of(param)
-        offloaded = self.offload is not None and self.offload.has(param)
+        offloaded = self.host_states is not None and self.host_states.has(param)
         if offloaded or factor is not None and device.kind(param.place) == "nvgpu":
             self._update(self.step_of(param_and_grad))
         else:
             super()._append_optimize_op(block, (param, multiplied(grad, factor)))
 
     def _update(self, step):
-        if self.offload is not None and self.offload.has(step.param):
-            self.offload.update(step, self._run)
+        if self.host_states is not None and self.host_states.has(step.param):
+            self.host_states.update(step, self._run)
         else:
             self._run(step)
 
@@ -205,17 +205,17 @@ class FactorAdamW(paddle.optimizer.AdamW):
 
     def state_dict(self):
         """Paddle's."""
-        if self.offload is not None:
-            self.offload.settle()
+        if self.host_states is not None:
+            self.host_states.settle()
         return super().state_dict()
 
     def set_state_dict(self, state_dict):
         """Paddle's."""
-        if self.offload is not None:
-            self.offload.settle()
+        if self.host_states is not None:
+            self.host_states.settle()
         super().set_state_dict(state_dict)
-        if self.offload is not None:
-            self.offload.restore()
+        if self.host_states is not None:
+            self.host_states.restore()
 
     load_state_dict = set_state_dict
 

@@ -21,6 +21,9 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle.base import core
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+    DygraphShardingOptimizerV2,
+)
 
 from paddle_te import device
 from paddle_te.ops.te import runtime
@@ -56,14 +59,14 @@ def keep_on_host(optimizer, fraction):
     Call it after `fuse_clipping`, `keep_compact` and what makes an OptimizerInBackward; nothing happens for 0, and in a
     second call. Raises ValueError for another optimizer, groups of parameters and amsgrad.
     """
-    if not fraction or getattr(optimizer, "offload", None) is not None:
+    if not fraction or getattr(optimizer, "host_states", None) is not None:
         return
     groups = isinstance(optimizer._parameter_list[0], dict)
     if not isinstance(optimizer, paddle.optimizer.AdamW) or groups or optimizer._amsgrad:
         raise ValueError("--offload_optimizer is AdamW's, without groups of parameters and without amsgrad")
     if not isinstance(optimizer, FactorAdamW):
         optimizer.__class__ = FactorAdamW
-    optimizer.offload = OptimizerOffload(optimizer, fraction)
+    optimizer.host_states = OptimizerOffload(optimizer, fraction)
 
 
 @paddle.no_grad()
@@ -71,16 +74,26 @@ def make_states(optimizer, parameters):
     """Makes all states of an optimizer some of which are to be in host memory; nothing happens for another one.
 
     Before the first forward, so that those states are never on the device beside activations. optimizer: the outermost
-    one, wrapped for the run's kind of sharding, with the state of a checkpoint if there is one. parameters: the model's.
+    one, wrapped for its kind of sharding, with the state of a checkpoint if there is one. parameters: the model's.
     """
     inner = layers_of(optimizer)[-1]
-    if getattr(inner, "offload", None) is None:
+    if getattr(inner, "host_states", None) is None:
         return
     trained = [param for param in parameters if not param.stop_gradient]
     slices = [param.fw_storage for param in trained if hasattr(param, "fw_storage")]  # stage 3's
     by_name = {param.name: param for param in (*trained, *slices, *inner._parameter_list)}
     held = [by_name[each.name] for each in held_by(optimizer, trained).values()]
+    _fill_slices(optimizer)
     inner._create_accumulators(paddle.base.framework.default_main_program().global_block(), held)
+
+
+def _fill_slices(optimizer):
+    """Stage 1 with split_param has the rank's slices of weights without their memory until the first step."""
+    for layer in layers_of(optimizer):
+        for bucket in layer._comm_buffer_list if isinstance(layer, DygraphShardingOptimizerV2) else ():
+            for name, view in bucket._sharding_param_grad_view.items():
+                if view._param_begin < view._param_end:
+                    view.fill_slice_param(layer._slice_params[name])
 
 
 class OptimizerOffload:

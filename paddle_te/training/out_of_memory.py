@@ -85,6 +85,7 @@ def layout_of(config, args):
         recompute=args.recompute_granularity if args.recompute else "none",
         recompute_modules=tuple(args.recompute_modules or ()),
         offload_activations=args.offload_activations,
+        offload_optimizer=args.offload_optimizer,
         overlap="overlap" in (args.sharding_parallel_config or ""),
         loss_in_chunks=config.use_fused_linear_cross_entropy,
         fp8_head=args.fp8_lm_head,

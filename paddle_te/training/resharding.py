@@ -256,7 +256,7 @@ class Share:
             made = masters.get(mine[name].name)
             called[name] = f"{mine[name].name}_fp32_master_0" if made is None else made.name
         state = {key: before[key] for key in ("LR_Scheduler",) if key in before}
-        offloads = getattr(layers_of(optimizer)[-1], "offload", None) is not None
+        offloads = getattr(layers_of(optimizer)[-1], "host_states", None) is not None
         place = paddle.CPUPlace() if offloads else None
         kinds = open_optimizer(self._checkpoint)
         for kind in MOMENTS + POWERS:

@@ -40,7 +40,8 @@ NOT_GPTS = ("num_key_value_heads", "rms_norm_eps", "rope_theta")
 class Size:
     """A model of so many `layers` of the same Dims, its vocabulary, and how many times Dims' batch a step takes.
 
-    family: a name of `configs.families.FAMILIES`, whose layers Dims' are.
+    family: a name of `configs.families.FAMILIES`, whose layers Dims' are. tied: the head is the embedding, as GPT's
+    always is.
     """
 
     dims: Dims
@@ -48,6 +49,7 @@ class Size:
     layers: int = 16
     micro_batches: int = 1
     family: str = "llama"
+    tied: bool = False
 
     @property
     def title(self):
@@ -57,12 +59,16 @@ class Size:
     @property
     def config(self):
         """What of the family's configuration is the same for all peers."""
-        config = self.dims.config | {
-            "num_hidden_layers": self.layers,
-            "vocab_size": self.vocabulary,
-            "initializer_range": 0.02,
-            "use_cache": False,
-        }
+        config = (
+            self.dims.config
+            | {
+                "num_hidden_layers": self.layers,
+                "vocab_size": self.vocabulary,
+                "initializer_range": 0.02,
+                "use_cache": False,
+            }
+            | ({"tie_word_embeddings": True} if self.tied else {})
+        )
         if self.family != "gpt":
             return config
         return {name: value for name, value in config.items() if name not in NOT_GPTS} | GPT_CONFIG
