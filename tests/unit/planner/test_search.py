@@ -1,14 +1,14 @@
 """Which layouts are found, and the command."""
 
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from paddle_te import configs
 from paddle_te.launch import pretrain
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS, Model, command, memory_of_step, search
+from paddle_te.planner import GPUS, Model, command, formulas, memory_of_step, search
 from paddle_te.planner.memory import fits
 
 H200 = GPUS["h200"]
@@ -121,6 +121,10 @@ def test_it_explains(monkeypatch, capsys):
     status, shown = run(monkeypatch, capsys, "llama-3-8b --gpus 4 --explain --gpu h100")
     assert status == 0 and "taken over from the H200" in shown.out
     assert "nvlink" in shown.out and "optimizer" in shown.out
+    assert formulas.TIME["layers"] in shown.out and formulas.MEMORY["states"] in shown.out
+    best = search(*EIGHT_B_ON_2).plans[0]
+    parts = {part.name for part in fields(best.memory)}
+    assert formulas.TIME.keys() == best.times.keys() and formulas.MEMORY.keys() == parts
 
 
 def test_nothing_fits(monkeypatch, capsys):
