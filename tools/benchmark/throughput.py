@@ -127,7 +127,7 @@ OUR_RUNS = {
     ),
     # States of the optimizer in host memory, whose copies several micro-batches or backward must hide.
     "8b-x1-offload-optimizer": replace(
-        EIGHT_B, size=replace(LLAMA_3_8B, micro_batches=4), flags="--offload_optimizer 0.4"
+        EIGHT_B, size=replace(LLAMA_3_8B, micro_batches=4), flags="--offload_optimizer 0.45"
     ),
     "8b-x1-offload-optimizer-in-backward": replace(EIGHT_B, flags=f"{IN_BACKWARD} --offload_optimizer 0.2"),
     "8b-x1-offload": replace(
