@@ -1281,7 +1281,8 @@ more scratch memory is needed than there is (after the stream has been synchroni
                          "A CUDA stream of its own, for copies that run beside other streams' work.")
       .def(py::init<>())
       .def("follow", &CopyStream::follow, "stream"_a, "Copies from now on wait for what the Stream has been given.")
-      .def("follow", &CopyStream::follow_event, "event"_a, "Copies from now on wait for an Event of another CopyStream.")
+      .def("follow", &CopyStream::follow_event, "event"_a,
+           "Copies from now on wait for an Event of another CopyStream.")
       .def("copy", &CopyStream::copy, "destination"_a, "source"_a, "bytes"_a,
            "Between addresses on the device and in HostMemory, which must stay until the copy is over.")
       .def("mark", &CopyStream::mark, "An Event of the copies so far.");
