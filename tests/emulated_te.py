@@ -181,6 +181,9 @@ class Event:
         self.copies, self.count = copies, copies.count
 
     def hold(self, stream):
+        self.wait()
+
+    def wait(self):
         self.copies.run(self.count)
 
 
@@ -190,11 +193,16 @@ class CopyStream:
     def __init__(self):
         self.pending, self.count = collections.deque(), 0
 
-    def follow(self, stream):
-        """All other work has been done by now."""
+    def follow(self, what):
+        """What a Stream was given has been done by now. An Event of another CopyStream's copies has not."""
+        if isinstance(what, Event):
+            self._add(what.wait)
 
     def copy(self, to, from_, bytes):
-        self.pending.append((to, from_, bytes))
+        self._add(ctypes.memmove, to, from_, bytes)
+
+    def _add(self, *call):
+        self.pending.append(call)
         self.count += 1
 
     def mark(self):
@@ -202,7 +210,8 @@ class CopyStream:
 
     def run(self, count):
         while self.count - len(self.pending) < count:
-            ctypes.memmove(*self.pending.popleft())
+            function, *arguments = self.pending.popleft()
+            function(*arguments)
 
 
 def _gamma(gamma, zero_centered_gamma):

@@ -7,6 +7,7 @@ import shlex
 import sys
 
 from paddle_te.launch.machines import LaunchError, gpu_names
+from paddle_te.options import option
 from paddle_te.options.launcher import AUTO
 from paddle_te.options.scripts import OPTIMIZER
 from paddle_te.planner import GPUS, LONG, Gpu, Layout, Model, Plan, search, usual_tokens
@@ -86,7 +87,7 @@ def _check_known(args: argparse.Namespace) -> None:
 
 
 def _plans(
-    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, optimizer: dict[str, str]
+    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, optimizer: dict[str, object]
 ) -> list[Plan]:
     """The plans that fit and have what is given, the fastest first; at least one. optimizer: its flags."""
     try:
@@ -109,11 +110,12 @@ def _plans(
     return found.plans
 
 
-def _optimizer(extra_args: str) -> tuple[dict[str, str], str]:
-    """What EXTRA_ARGS says of OPTIMIZER's flags, {flag: kind}, and its other flags."""
+def _optimizer(extra_args: str) -> tuple[dict[str, object], str]:
+    """What EXTRA_ARGS says of OPTIMIZER's flags and offload_optimizer, {flag: value}, and its other flags."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, kinds in OPTIMIZER.items():
         parser.add_argument(f"--{name}", choices=kinds, default=argparse.SUPPRESS)
+    parser.add_argument("--offload_optimizer", type=option.FRACTION.argument, default=argparse.SUPPRESS)
     try:
         chosen, others = parser.parse_known_args(shlex.split(extra_args))
     except (ValueError, argparse.ArgumentError) as error:

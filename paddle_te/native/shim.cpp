@@ -167,6 +167,7 @@ enum LtPreference { kLtMaxWorkspace = 1, kLtAlignmentA = 5, kLtAlignmentB, kLtAl
   X(int, cudaStreamWaitEvent, (cudaStream_t, cudaEvent_t, unsigned))       \
   X(int, cudaEventCreateWithFlags, (cudaEvent_t*, unsigned))               \
   X(int, cudaEventRecord, (cudaEvent_t, cudaStream_t))                     \
+  X(int, cudaEventSynchronize, (cudaEvent_t))                              \
   X(int, cudaEventDestroy, (cudaEvent_t))                                  \
   X(int, cudaGetDevice, (int*))                                            \
   X(int, cudaDeviceGetAttribute, (int*, int, int))                         \
@@ -489,6 +490,7 @@ class Event {
     check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, event_, 0));
   }
   void hold(const Stream& stream) const { hold_stream(stream.handle); }
+  void wait() const { check_cuda("cudaEventSynchronize", cudaEventSynchronize(event_)); }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -503,6 +505,7 @@ class CopyStream {
     check_cuda("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream_, kNonBlocking));
   }
   void follow(const Stream& stream) { Event(stream.handle).hold_stream(stream_); }
+  void follow_event(const Event& event) { event.hold_stream(stream_); }
   void copy(uintptr_t to, uintptr_t from, size_t bytes) {
     check_cuda("cudaMemcpyAsync", cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from),
                                                   bytes, kDefaultKind, stream_));
@@ -1464,12 +1467,15 @@ more scratch memory is needed than there is (after the stream has been synchroni
       .def("data_ptr", &HostMemory::data_ptr);
 
   py::class_<Event>(m, "Event", py::module_local(), "What a CopyStream had been given when `mark` made this.")
-      .def("hold", &Event::hold, "stream"_a, "What the Stream is given from now on waits for it.");
+      .def("hold", &Event::hold, "stream"_a, "What the Stream is given from now on waits for it.")
+      .def("wait", &Event::wait, py::call_guard<py::gil_scoped_release>(), "The host waits for it.");
 
   py::class_<CopyStream>(m, "CopyStream", py::module_local(),
                          "A CUDA stream of its own, for copies that run beside other streams' work.")
       .def(py::init<>())
       .def("follow", &CopyStream::follow, "stream"_a, "Copies from now on wait for what the Stream has been given.")
+      .def("follow", &CopyStream::follow_event, "event"_a,
+           "Copies from now on wait for an Event of another CopyStream.")
       .def("copy", &CopyStream::copy, "destination"_a, "source"_a, "bytes"_a,
            "Between addresses on the device and in HostMemory, which must stay until the copy is over.")
       .def("mark", &CopyStream::mark, "An Event of the copies so far.");

@@ -28,6 +28,8 @@ STAGING_DIR = "/dev/shm"  # memory, as a file system
 MOMENTS = {"float32": 4, "bfloat16": 2, "int8": 1 + 4 / 256}
 MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
 STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
+# Elements of weights whose states the device holds at a time where they are offloaded; the GPU waits less with more
+OFFLOADED_AT_ONCE = 12 * 2**23
 # How an update in backward may clip gradients
 IN_BACKWARD = ("off", "unclipped", "last_norm")
 # The flags of the optimizer that memory depends on, with their values, of which the first is the default
@@ -314,6 +316,21 @@ TRAINING = (
         zh="反向得到一个权重的梯度后立即更新该权重并释放梯度，因此同时只存在一层的梯度：`unclipped`（配合 "
         "`--max_grad_norm 0`），或 `last_norm`，按上一步的范数裁剪；"
         "[说明](../../docs/optimizer-memory.md#the-update-in-backward)",
+    ),
+    Option(
+        "offload_optimizer",
+        FRACTION,
+        0.0,
+        "Keep this share of AdamW's master weights and moments in pinned host memory, 0 to 1, and copy them to the "
+        "device for each update (backend transformer_engine). Not PaddleNLP's --offload_optim, which copies all of "
+        "them and computes nothing meanwhile.",
+        doc="te: this share of AdamW's master weights and moments, 0 to 1, lies in pinned host memory, and is copied "
+        "to the GPU and back for each update, beside computing. PaddleNLP's `--offload_optim`, which it excludes, "
+        "copies all of them to the GPU before the update and back after it. "
+        "[What to know](../../docs/offload.md#the-optimizers-states)",
+        zh="te：AdamW 的主权重和 moment 中的这一比例（0 到 1）放在锁页的主机内存中，每次更新时拷贝到 GPU 再拷回，"
+        "与计算同时进行。PaddleNLP 的 `--offload_optim` 在更新前把全部状态拷到 GPU、更新后拷回；二者不能同用。"
+        "[说明](../../docs/offload.md#the-optimizers-states)",
     ),
     Option(
         "save_in_background",

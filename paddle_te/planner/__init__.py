@@ -7,6 +7,7 @@
 | `gpus` | what a GPU has and reaches |
 | `memory` | the greatest memory of a step, by part |
 | `speed` | the time of a step, by part |
+| `formulas` | both in words, with their sources |
 | `search` | all layouts of so many GPUs: which fit, in the order of their speed, and why the others do not |
 | `command` | `paddle-te plan` |
 

@@ -16,9 +16,10 @@ from dataclasses import fields
 from paddle_te import configs
 from paddle_te.options import option
 from paddle_te.options.scripts import OPTIMIZER, OPTIMIZER_DEFAULTS
+from paddle_te.planner import formulas
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import offloaded_bytes
+from paddle_te.planner.memory import Memory, host_bytes
 from paddle_te.planner.model import Model
 from paddle_te.planner.search import SEQUENCES, Plan, Search, search, usual_tokens
 from paddle_te.table import in_columns
@@ -39,11 +40,18 @@ def make_parser() -> argparse.ArgumentParser:
     for name, kinds in OPTIMIZER.items():
         default = OPTIMIZER_DEFAULTS[name]
         parser.add_argument(f"--{name}", choices=kinds, default=default, help="as in training; default %(default)s")
+    parser.add_argument(
+        "--offload_optimizer",
+        type=option.FRACTION.argument,
+        default=0.0,
+        help="as in training; default: as much as must be for a layout to fit",
+    )
     parser.add_argument("--show", type=positive, default=10, help="how many layouts to print; default %(default)s")
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="also print what the best one's time consists of, and the numbers of the GPU that it is computed from",
+        help="also print what the best one's memory and time consist of, by which formulas and from which sources, and "
+        "the numbers of the GPU that they are computed from",
     )
     return parser
 
@@ -56,7 +64,7 @@ def main() -> int:
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
         tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward)
-        optimizer = {name: getattr(arguments, name) for name in OPTIMIZER}
+        optimizer = {name: getattr(arguments, name) for name in (*OPTIMIZER, "offload_optimizer")}
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **optimizer)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -83,9 +91,11 @@ def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain:
 
 
 def _offloaded(plan: Plan, model: Model) -> str:
-    """The layers whose activations are moved, and the host's memory for them."""
-    count = plan.layout.offload_activations
-    return f"{count} layers, {count * offloaded_bytes(model, plan.layout) / 1e9:.1f} GB" if count else ""
+    """The layers whose activations are moved, the share of the optimizer's states, and the host's memory for both."""
+    layout = plan.layout
+    words = [f"{layout.offload_activations} layers"] * bool(layout.offload_activations)
+    words += [f"{layout.offload_optimizer:.0%} of states"] * bool(layout.offload_optimizer)
+    return f"{', '.join(words)}: {host_bytes(model, layout) / 1e9:.1f} GB" if words else ""
 
 
 def _plans_table(plans: list[Plan], model: Model) -> list[str]:
@@ -108,10 +118,22 @@ def _plans_table(plans: list[Plan], model: Model) -> list[str]:
 
 def _too_large(plans: dict[str, Plan]) -> list[str]:
     rows = [
-        [f"  {shape}", f"{plan.memory.total / 1e9:.0f} GB", f"(recompute {plan.layout.memory_text})"]
+        [
+            f"  {shape}",
+            f"{plan.memory.total / 1e9:.0f} GB",
+            f"(recompute {plan.layout.memory_text})",
+            _largest(plan.memory),
+        ]
         for shape, plan in sorted(plans.items(), key=lambda item: item[1].memory.total)
     ]
     return in_columns(rows)
+
+
+def _largest(memory: Memory) -> str:
+    """The parts of a memory that are more than a tenth of it, the largest first."""
+    sizes = {part.name.replace("_", " "): getattr(memory, part.name) for part in fields(memory)}
+    large = sorted((size, part) for part, size in sizes.items() if size > memory.total / 10)
+    return ", ".join(f"{part} {size / 1e9:.0f}" for size, part in reversed(large))
 
 
 def _command_lines(name: str, layout: Layout) -> list[str]:
@@ -128,15 +150,32 @@ def launch_words(name: str, layout: Layout) -> list[str]:
 
 
 def _explained(plan: Plan, gpu: Gpu) -> list[str]:
-    times = [[f"  {part}", f"{ms:,.1f} ms", f"{ms / plan.milliseconds:.1%}"] for part, ms in plan.times.items() if ms]
+    total = plan.memory.total
+    sizes = [(part, getattr(plan.memory, part)) for part in formulas.MEMORY]
+    memory = [
+        [f"  {part}", f"{size / 1e9:,.1f} GB", f"{size / total:.1%}", formulas.MEMORY[part]]
+        for part, size in sizes
+        if size
+    ]
+    times = [
+        [f"  {part}", f"{ms:,.1f} ms", f"{ms / plan.milliseconds:.1%}", formulas.TIME[part]]
+        for part, ms in plan.times.items()
+        if ms
+    ]
     numbers = [
         [f"  {each.name}", f"{getattr(gpu, each.name):g}", each.metadata["what"]]
         for each in fields(gpu)
         if each.name not in ("title", "measured")
     ]
     return [
-        "The first one's step (paddle_te/planner/speed.py has the formulas with their sources):",
+        "The first one's memory (paddle_te/planner/memory.py has the formulas in full):",
+        *in_columns(memory),
+        "",
+        "Its step (paddle_te/planner/speed.py):",
         *in_columns(times),
+        "",
+        "Sources:",
+        *(f"  {source}" for source in formulas.SOURCES),
         "",
         f"Of a {gpu.title}, in GB, GB/s, µs, TFLOP/s:",
         *in_columns(numbers),

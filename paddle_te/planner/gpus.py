@@ -29,7 +29,9 @@ class Gpu:
     gpus_per_node: int = number("joined by NVLink; nodes are joined by InfiniBand")
     nvlink: float = number("reached in collectives, of 450 (measured between four GPUs: 290 to 300)")
     network: float = number("InfiniBand, per GPU, reached of 50 (400 Gbit/s, a card for each GPU); not measured")
-    pcie: float = number("between device and pinned host memory, of 63 (PCIe 5.0 x16); not measured")
+    pcie: float = number(
+        "between device and pinned host memory, of 63 (PCIe 5.0 x16), also in both directions at once; not measured"
+    )
     collective: float = number("µs that each collective takes besides its bytes and hops")
     nvlink_hop: float = number("latency of a step of a ring within a node; not measured")
     network_hop: float = number("and between nodes; not measured")

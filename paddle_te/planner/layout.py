@@ -15,7 +15,8 @@ class Layout:
     sequences of a micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1.
     loss_in_chunks, fp8_head, fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads:
     gradients are float32 and added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments,
-    master_weights, optimizer_in_backward, recompute_modules, mlp_chunk_tokens and offload_activations: the flags.
+    master_weights, optimizer_in_backward, recompute_modules, mlp_chunk_tokens, offload_activations and
+    offload_optimizer: the flags.
     recompute: the launcher's.
     """
 
@@ -35,6 +36,7 @@ class Layout:
     recompute_modules: tuple[str, ...] = ()
     mlp_chunk_tokens: int = 0
     offload_activations: int = 0
+    offload_optimizer: float = 0.0
     overlap: bool = False
     loss_in_chunks: bool = False
     fp8_head: bool = False
@@ -86,6 +88,11 @@ class Layout:
         return 0 < self.mlp_chunk_tokens < self.tokens
 
     @property
+    def offloads(self) -> bool:
+        """Whether anything lies in host memory."""
+        return self.offload_activations > 0 or self.offload_optimizer > 0
+
+    @property
     def recompute_text(self) -> str:
         """What backward computes again, in words for a table."""
         return " + ".join(self.recomputed_modules) or self.recompute
@@ -119,6 +126,7 @@ class Layout:
         extra = [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
         extra += [f"--mlp_chunk_tokens {self.mlp_chunk_tokens}"] * bool(self.mlp_chunk_tokens)
         extra += [f"--offload_activations {self.offload_activations}"] * bool(self.offload_activations)
+        extra += [f"--offload_optimizer {self.offload_optimizer:g}"] * bool(self.offload_optimizer)
         extra += ["--amp_master_grad true"] * (self.main_grads and not self.overlap)
         extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks
         extra += chosen(self, OPTIMIZER)

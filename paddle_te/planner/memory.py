@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
+from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
@@ -70,7 +70,7 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
         Memory(
             weights=2 * local,
             gradients=gradient_bytes(layout) * (gradients_at_once(model, layout) or local),
-            states=state_bytes(layout) * local / layout.sharding,
+            states=state_bytes(layout) * states_on_device(local / layout.sharding, layout),
             fp8_weights=with_copies * fp8_copies_of_a_layer(model, layout) / layout.tp,
             activations=kept * layout.tokens / layout.tp,
             working=max(head, backward_of_a_layer(model, layout) / layout.tp) + _head_gradient(model, layout) * last,
@@ -113,6 +113,18 @@ def gradient_bytes(layout: Layout) -> float:
 def state_bytes(layout: Layout) -> float:
     """A parameter: its master weight and AdamW's two moments."""
     return MASTER_WEIGHTS[layout.master_weights] + 2 * MOMENTS[layout.optim_moments]
+
+
+def states_on_device(local: float, layout: Layout) -> float:
+    """Of so many weights that a rank has states of, those whose states are on the device at a time."""
+    moved = layout.offload_optimizer * local
+    return local - moved + min(moved, OFFLOADED_AT_ONCE)
+
+
+def states_on_host(model: Model, layout: Layout) -> float:
+    """Bytes of the optimizer's states that a rank has in host memory, on average over the pipeline's stages."""
+    local = model.parameters / (layout.tp * layout.pp * layout.sharding)
+    return layout.offload_optimizer * state_bytes(layout) * local
 
 
 def fp8_copies_of_a_layer(model: Model, layout: Layout) -> int:
@@ -158,6 +170,11 @@ def offloaded_bytes(model: Model, layout: Layout) -> float:
     weights where they are made for one micro-batch."""
     copies = fp8_copies_of_a_layer(model, layout) if layout.micro_batches == 1 else 0
     return (kept_of_a_layer(model, layout) * layout.tokens + copies) / layout.tp
+
+
+def host_bytes(model: Model, layout: Layout) -> float:
+    """Bytes of host memory that are pinned for a GPU."""
+    return layout.offload_activations * offloaded_bytes(model, layout) + states_on_host(model, layout)
 
 
 def head_of_a_token(model: Model, layout: Layout) -> float:

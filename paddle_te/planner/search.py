@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import Memory, fits, lacking, memory_of_step, offloaded_bytes
+from paddle_te.planner.memory import Memory, fits, host_bytes, lacking, memory_of_step, offloaded_bytes, state_bytes
 from paddle_te.planner.model import Model
 from paddle_te.planner.speed import time_of_step
 from paddle_te.runs.parallelism import LayoutError, check_layout
@@ -59,8 +60,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Search:
-    """plans: those that fit, the fastest first; of those that differ in micro-batches, in chunks, or in the parts of a
-    layer that are computed again alone the best.
+    """plans: those that fit, the fastest first; of those that differ in micro-batches, in chunks, or in which parts of
+    a layer are computed again alone the best.
     too_large: {how the ranks share the model: the Plan of it that needs least memory}, where none fits."""
 
     plans: list[Plan]
@@ -81,7 +82,7 @@ def search(
     tokens_per_step: int,
     precision: str,
     wanted: Callable[[Layout], bool] = lambda layout: True,
-    **flags: str,
+    **flags: object,
 ) -> Search:
     """The Search among the layouts that have exactly `tokens_per_step` tokens a step and for which `wanted` is true.
 
@@ -93,9 +94,8 @@ def search(
         raise ValueError(f"tokens_per_step={tokens_per_step} is no multiple of the sequence length {sequence}")
     found, fitting, least = False, {}, {}
     every = layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags)
-    for layout in filter(wanted, every):
+    for layout in _with_offload(model, filter(wanted, every), gpu):
         found = True
-        layout = _with_offload(model, layout, gpu)
         shape, memory = str(layout), memory_of_step(model, layout)
         fitted = fits(memory, model, layout, gpu)
         smallest = shape not in least or memory.total < least[shape].memory.total
@@ -103,7 +103,8 @@ def search(
             continue
         plan = Plan(layout, memory, time_of_step(model, layout, gpu))
         if fitted:
-            kind = shape, layout.recompute == "full", bool(layout.recomputed_modules), layout.offload_activations > 0
+            again = layout.recompute == "full", bool(layout.recomputed_modules)
+            kind = shape, *again, layout.offload_activations > 0, layout.offload_optimizer > 0
             fitting[kind] = min(plan, fitting.get(kind, plan), key=_rank)
         if smallest:
             least[shape] = plan
@@ -119,12 +120,12 @@ def search(
 
 def _rank(plan: Plan) -> tuple[float, float]:
     """The faster first, of equally fast ones that with less memory. Offload must gain more than its time may be off."""
-    doubt = OFFLOAD_DOUBT if plan.layout.offload_activations else 1
+    doubt = OFFLOAD_DOUBT if plan.layout.offloads else 1
     return doubt * plan.milliseconds, plan.memory.total
 
 
 def layouts(
-    model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: str
+    model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: object
 ) -> Iterator[Layout]:
     """Those that the launcher accepts; of what is equally fast and large one."""
     for whole in _model_parallel(model, gpu, Layout(gpus, sequence, precision=precision, **flags)):
@@ -139,16 +140,30 @@ def layouts(
                         yield replace(shared, loss_in_chunks=in_chunks, **again)
 
 
-def _with_offload(model: Model, layout: Layout, gpu: Gpu) -> Layout:
-    """Where it does not fit, the layout that moves so many layers' activations to the host that it does; itself where
-    that is not enough, or not possible."""
-    lack = lacking(memory_of_step(model, layout), model, layout, gpu)
-    if lack <= 0 or layout.pp > 1 or layout.recompute == "full":
-        return layout
-    size = offloaded_bytes(model, layout)
-    count = math.ceil(lack / size)
-    possible = count <= model.layers - 2 and count * size <= gpu.host * 1e9
-    return replace(layout, offload_activations=count) if possible else layout
+def _with_offload(model: Model, every: Iterable[Layout], gpu: Gpu) -> Iterator[Layout]:
+    """Each layout that fits; in the place of one that does not, those that move so much to the host that they do,
+    either activations or states of the optimizer; itself where neither is enough or possible."""
+    for layout in every:
+        memory = memory_of_step(model, layout)
+        lack = lacking(memory, model, layout, gpu)
+        moved = [] if lack <= 0 else [*_activations_moved(model, layout, lack), *_states_moved(layout, memory, lack)]
+        yield from [each for each in moved if host_bytes(model, each) <= gpu.host * 1e9] or [layout]
+
+
+def _activations_moved(model: Model, layout: Layout, lack: float) -> Iterator[Layout]:
+    """The layout with the activations of as many layers in host memory as must be, where there are so many."""
+    count = math.ceil(lack / offloaded_bytes(model, layout))
+    if layout.pp == 1 and layout.recompute != "full" and count <= model.layers - 2:
+        yield replace(layout, offload_activations=count)
+
+
+def _states_moved(layout: Layout, memory: Memory, lack: float) -> Iterator[Layout]:
+    """The layout with as many hundredths of the optimizer's states in host memory as must be, where that is enough and
+    the user has not said how many."""
+    slots = OFFLOADED_AT_ONCE * state_bytes(layout)
+    hundredths = math.ceil(100 * (lack + slots) / memory.states)
+    if not layout.offload_optimizer and hundredths <= 100:
+        yield replace(layout, offload_optimizer=hundredths / 100)
 
 
 def _model_parallel(model: Model, gpu: Gpu, one: Layout) -> Iterator[Layout]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 
+from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import offloaded_bytes, state_bytes
+from paddle_te.planner.memory import offloaded_bytes, state_bytes, states_on_host
 from paddle_te.planner.model import Model
 
 OPTIMIZER_BYTES = 10  # a parameter, of clipping and AdamW, beside the state that is read and written
@@ -39,6 +40,8 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     scatter, gather = sharding_ms(local, layout, gpu)
     shared = shared_sequence_ms(model, layout, gpu)
     forward = layers * layer / 3
+    update = local / layout.sharding * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
+    backward = (layers * (layer + tp) + head) * 2 / 3
     communication = exposed_ms(scatter, 2 * forward, layout, gpu) + exposed_ms(gather, forward, layout, gpu)
     return {
         "layers": layers * (first + (m - 1) * layer),
@@ -49,9 +52,9 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
         "main gradients": (m - 1) * main_gradients_ms(local, layout, gpu),
         "bubble": (layout.pp - 1) / layout.vp * (layers * (layer + tp + shared) + transfer + head),
         "sharding": communication,
-        "offload": m * offload_ms(model, layout, gpu, layer + tp + shared),
-        "optimizer": local / layout.sharding * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
-        + gradients_ms(local, layout, gpu),
+        "offload": m * offload_ms(model, layout, gpu, layer + tp + shared)
+        + states_ms(model, layout, gpu, update + backward * (layout.optimizer_in_backward != "off")),
+        "optimizer": update + gradients_ms(local, layout, gpu),
     }
 
 
@@ -125,6 +128,14 @@ def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:
     copies, beside = size / gpu.pcie / 1e6, model.layers - 2
     waits = max(0.0, copies - beside * layer / 3) + max(0.0, copies - beside * layer * 2 / 3)
     return waits + 2 * size / gpu.hbm / 1e6
+
+
+def states_ms(model: Model, layout: Layout, gpu: Gpu, beside: float) -> float:
+    """What the copies of the optimizer's states cost a step: in and out at the same time, beside `beside` ms of updates
+    and, with an update in backward, of backward. The slots on the device are filled during forward."""
+    size = states_on_host(model, layout)
+    ahead = min(size, OFFLOADED_AT_ONCE * state_bytes(layout))
+    return max(0.0, (size - ahead) / gpu.pcie / 1e6 - beside) + 2 * size / gpu.hbm / 1e6
 
 
 def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:

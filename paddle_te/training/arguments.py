@@ -92,6 +92,9 @@ class PreTrainingArguments(TrainingArguments):
     def _check_optimizer_states(self):
         """Refuses flags beside which AdamW's state is not ours to keep."""
         flags = chosen(self, STATES)
+        if self.offload_optimizer:
+            self._check_optimizer_offload()
+            flags.append(f"--offload_optimizer {self.offload_optimizer:g}")
         if not flags:
             return
         said, sharding = " ".join(flags), f"{self.sharding} {self.sharding_parallel_config}"
@@ -105,27 +108,42 @@ class PreTrainingArguments(TrainingArguments):
             if name in sharding:
                 raise ValueError(f"{said} with {name} of --sharding or --sharding_parallel_config: leave that out")
         if self.offload_optim:
-            raise ValueError(f"{said} with --offload_optim: Paddle moves float32 states only; leave one of them out")
+            raise ValueError(
+                f"{said} with --offload_optim: that is PaddleNLP's, which moves all states to the device and back, "
+                "in float32; leave one of them out"
+            )
         if self.master_weights != "float32" and self.unified_checkpoint_config:
             raise ValueError(
                 f"--master_weights {self.master_weights} with --unified_checkpoint_config "
                 f"{self.unified_checkpoint_config}: a checkpoint must have weights and remainders; leave it out"
             )
 
-        if self.optim_moments == "int8" and self.unified_checkpoint:
-            self._check_blocks_are_whole()
+        if self.optim_moments == "int8":
+            self._check_unified_checkpoint("--optim_moments int8", "ranks keep blocks of their parts")
+        if self.offload_optimizer:
+            flag = f"--offload_optimizer {self.offload_optimizer:g}"
+            self._check_unified_checkpoint(flag, "PaddleNLP joins them on the device, where they are not")
 
-    def _check_blocks_are_whole(self):
-        """Refuses unified checkpoints where PaddleNLP would join the moments of several ranks' parts of a weight: int8
-        moments are blocks, which it does not know."""
-        reasons = {
+    def _check_unified_checkpoint(self, flag, reason):
+        """Refuses unified checkpoints where PaddleNLP would join several ranks' parts of the optimizer's states."""
+        if not self.unified_checkpoint:
+            return
+        layouts = {
             f"--tensor_parallel_degree {self.tensor_parallel_degree}": self.tensor_parallel_degree > 1,
             "split_param of --sharding_parallel_config": "split_param" in (self.sharding_parallel_config or ""),
         }
-        for reason in (name for name, holds in reasons.items() if holds):
+        for layout in (name for name, holds in layouts.items() if holds):
             raise ValueError(
-                f"--optim_moments int8 with --unified_checkpoint true and {reason}: such a checkpoint has whole "
-                "weights, and ranks keep blocks of their parts; save rank by rank with --unified_checkpoint false"
+                f"{flag} with --unified_checkpoint true and {layout}: such a checkpoint has whole weights, and "
+                f"{reason}; save rank by rank with --unified_checkpoint false"
+            )
+
+    def _check_optimizer_offload(self):
+        flag = f"--offload_optimizer {self.offload_optimizer:g}"
+        if self.transformer_engine_backend != "transformer_engine":
+            raise ValueError(
+                f"{flag} needs --transformer_engine_backend transformer_engine: its native module copies the states, "
+                "and on a CPU there is no device memory to save"
             )
 
     def _check_optimizer_in_backward(self):

@@ -26,7 +26,6 @@ that never stopped.
 """
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -101,67 +100,16 @@ class CompactAdamW(FactorAdamW):
             self._add_accumulator(name, p, dtype="float32", fill_value=beta, shape=[1], device="cpu")
 
     def _update_elsewhere(self, block, param_and_grad):
-        step_in_paddle(self.step_of(param_and_grad))
+        self._run(self.step_of(param_and_grad))
+
+    def _run_elsewhere(self, step):
+        step_in_paddle(step)
 
     def _noise_key(self):
         return noise_key(self.seed, self._learning_rate.last_epoch)
 
     def _first_element(self, name):
         return self.first_elements.get(name, 0)
-
-    def step_of(self, param_and_grad):
-        """The Step of a parameter, whose state is there, and its gradient."""
-        param, grad = param_and_grad
-
-        def state(name):
-            return self._get_accumulator_master(name, param)
-
-        ((ratio, decay),) = self._ratios_and_decays([param], [param.name])
-        return Step(
-            param=param,
-            grad=grad,
-            factor=self._factor_of(param),
-            learning_rate=self._create_param_lr(param_and_grad),
-            moment1=state(self._moment1_acc_str),
-            moment2=state(self._moment2_acc_str),
-            beta1_power=state(self._beta1_pow_acc_str),
-            beta2_power=state(self._beta2_pow_acc_str),
-            master=self._master_weights[param.name] if self._has_master(param) else None,
-            beta1=float(self._beta1),
-            beta2=float(self._beta2),
-            epsilon=float(self._epsilon),
-            rate_ratio=ratio,
-            decay=decay,
-            noise_key=self._noise_key(),
-            noise_first=self._first_element(param.name),
-        )
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one weight's step of AdamW reads and changes.
-
-    factor: float32 [1] that the gradient is multiplied by, or None. master: the float32 master weight, the int16
-    remainder of one, or None. decay: 0 for a weight that does not decay. noise_key, noise_first: which random numbers
-    moments are rounded by (`noise`).
-    """
-
-    param: paddle.Tensor
-    grad: paddle.Tensor
-    factor: paddle.Tensor | None
-    learning_rate: paddle.Tensor
-    moment1: paddle.Tensor
-    moment2: paddle.Tensor
-    beta1_power: paddle.Tensor
-    beta2_power: paddle.Tensor
-    master: paddle.Tensor | None
-    beta1: float
-    beta2: float
-    epsilon: float
-    rate_ratio: float
-    decay: float
-    noise_key: int
-    noise_first: int
 
 
 def mix(x):

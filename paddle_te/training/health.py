@@ -228,6 +228,8 @@ def trained(model, optimizer):
 
     optimizer: Paddle's own, without what its parallelism puts around it.
     """
+    if (host_states := getattr(optimizer, "host_states", None)) is not None:
+        host_states.settle()
     weights = [*model.named_parameters(), *model.named_buffers()]
     whole = getattr(model, "_pp_to_single_mapping", None) or {}  # a pipeline stage's names to the whole model's
     weights = [(whole.get(name, name), tensor) for name, tensor in weights]

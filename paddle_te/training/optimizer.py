@@ -7,9 +7,12 @@ keeps a state of fewer bytes (compact_states). Both the norm and the update take
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
 
 import paddle
 import paddle.distributed as dist
+from paddle import _C_ops
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import HybridParallelClipGrad
 from paddle.nn.clip import _squared_l2_norm
 
@@ -133,14 +136,82 @@ def _is_dense(grad):
     return grad.is_dense() and not grad.is_dist()
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one weight's step of AdamW reads and changes.
+
+    factor: float32 [1] that the gradient is multiplied by, or None. master: the float32 master weight, the int16
+    remainder of one, or None. decay: 0 for a weight that does not decay. noise_key, noise_first: which random numbers
+    moments are rounded by (compact_states.noise).
+    """
+
+    param: paddle.Tensor
+    grad: paddle.Tensor
+    factor: paddle.Tensor | None
+    learning_rate: paddle.Tensor
+    moment1: paddle.Tensor
+    moment2: paddle.Tensor
+    moment2_max: paddle.Tensor | None
+    beta1_power: paddle.Tensor
+    beta2_power: paddle.Tensor
+    master: paddle.Tensor | None
+    beta1: float
+    beta2: float
+    epsilon: float
+    rate_ratio: float
+    decay: float
+    noise_key: int
+    noise_first: int
+
+
+def run_on_nvgpu(step):
+    """Makes a Step by nvgpu's operator."""
+    multi_tensor.adamw(
+        [step.param],
+        [step.grad],
+        step.factor,
+        step.learning_rate,
+        [step.moment1],
+        [step.moment2],
+        None if step.moment2_max is None else [step.moment2_max],
+        [step.beta1_power],
+        [step.beta2_power],
+        None if step.master is None else [step.master],
+        step.beta1,
+        step.beta2,
+        step.epsilon,
+        [step.rate_ratio],
+        [step.decay],
+        step.noise_key,
+        [step.noise_first],
+    )
+
+
+def run_in_paddle(step):
+    """Makes a Step by Paddle's operation, which has no factor and no state in fewer bytes."""
+    grad, master = multiplied(step.grad, step.factor), step.master
+    betas = step.beta1, step.beta2, step.epsilon
+    states = step.moment1, step.moment2, step.moment2_max, step.beta1_power, step.beta2_power, master
+    decay = step.rate_ratio, step.decay, step.decay != 0
+    _C_ops.adamw_(
+        *(step.param, grad, step.learning_rate, *states, None, *betas, *decay),
+        *(False, 1000, master is not None, False, step.moment2_max is not None),
+    )
+
+
 def multiplied(grad, factor):
     """A gradient times a Step's factor, by Paddle's operations: both are rounded to the gradient's type."""
     return grad if factor is None else grad * factor.astype(grad.dtype)
 
 
 class FactorAdamW(paddle.optimizer.AdamW):
-    """Paddle's, with the factor of its clipping, which on nvgpu updates all weights in one call."""
+    """Paddle's, with the factor of its clipping, which on nvgpu updates all weights in one call.
 
+    host_states: an OptimizerOffload (optimizer_offload), which has put itself there, for the weights whose states lie
+    in host memory; None: all states are on the device.
+    """
+
+    host_states = None
     _asked_for = _answers = None  # the functions that were asked for `_ratios_and_decays`, and {name: their answer}
 
     def _apply_optimize(self, *args, **kwargs):
@@ -168,16 +239,54 @@ class FactorAdamW(paddle.optimizer.AdamW):
         replaces without reading them, and hold their memory until then."""
         super().clear_grad(set_to_zero and dist.get_world_size() > 1)
 
+    def _create_accumulators(self, block, parameters):
+        create = partial(super()._create_accumulators, block)
+        if self.host_states is None:
+            create(parameters)
+        else:
+            self.host_states.create(parameters, create)
+
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad
         if _is_dense(grad) and device.kind(param.place) == "nvgpu":
             self._update([param_and_grad])
+        elif self._is_on_host(param):
+            self.host_states.update(self.step_of(param_and_grad), self._run)
         else:
             self._update_elsewhere(block, param_and_grad)
 
     def _update_elsewhere(self, block, param_and_grad):
         param, grad = param_and_grad
         super()._append_optimize_op(block, (param, multiplied(grad, self._factor_of(param))))
+
+    def _run(self, step):
+        """Makes a Step whose tensors are on the device."""
+        if device.kind(step.param.place) == "nvgpu":
+            run_on_nvgpu(step)
+        else:
+            self._run_elsewhere(step)
+
+    def _run_elsewhere(self, step):
+        run_in_paddle(step)
+
+    def _is_on_host(self, param):
+        return self.host_states is not None and self.host_states.has(param)
+
+    def state_dict(self):
+        """Paddle's."""
+        if self.host_states is not None:
+            self.host_states.settle()
+        return super().state_dict()
+
+    def set_state_dict(self, state_dict):
+        """Paddle's."""
+        if self.host_states is not None:
+            self.host_states.settle()
+        super().set_state_dict(state_dict)
+        if self.host_states is not None:
+            self.host_states.restore()
+
+    load_state_dict = set_state_dict
 
     def _factor_of(self, param):
         """What clips the parameter's gradient as it is read; None: nothing."""
@@ -192,7 +301,8 @@ class FactorAdamW(paddle.optimizer.AdamW):
         return 0
 
     def _update(self, pairs):
-        """Updates parameters on nvgpu, in one call for all that have the same learning rate and factor.
+        """Updates parameters on nvgpu, in one call for all that have the same learning rate and factor, but those whose
+        states are in host memory one after another.
 
         Each step looks its states up anew, and each call reads their addresses, so that it does not matter who has
         replaced or moved them.
@@ -203,7 +313,10 @@ class FactorAdamW(paddle.optimizer.AdamW):
             self._maybe_refuse()  # Paddle's, which may want the states in one piece of memory
         calls = defaultdict(list)
         for pair in pairs:
-            calls[self._call_of(pair[0])].append(pair)
+            if self._is_on_host(pair[0]):
+                self.host_states.update(self.step_of(pair), self._run)
+            else:
+                calls[self._call_of(pair[0])].append(pair)
         for alike in calls.values():
             self._update_alike(alike)
 
@@ -216,6 +329,34 @@ class FactorAdamW(paddle.optimizer.AdamW):
 
     def _has_master(self, param):
         return self._multi_precision and (param.dtype is paddle.bfloat16 or param.dtype is paddle.float16)
+
+    def step_of(self, param_and_grad):
+        """The Step of a parameter, whose state is there, and its gradient."""
+        param, grad = param_and_grad
+
+        def state(name):
+            return self._get_accumulator_master(name, param)
+
+        ((ratio, decay),) = self._ratios_and_decays([param], [param.name])
+        return Step(
+            param=param,
+            grad=grad,
+            factor=self._factor_of(param),
+            learning_rate=self._create_param_lr(param_and_grad),
+            moment1=state(self._moment1_acc_str),
+            moment2=state(self._moment2_acc_str),
+            moment2_max=state(self._moment2_acc_max_str) if self._amsgrad else None,
+            beta1_power=state(self._beta1_pow_acc_str),
+            beta2_power=state(self._beta2_pow_acc_str),
+            master=self._master_weights[param.name] if self._has_master(param) else None,
+            beta1=float(self._beta1),
+            beta2=float(self._beta2),
+            epsilon=float(self._epsilon),
+            rate_ratio=ratio,
+            decay=decay,
+            noise_key=self._noise_key(),
+            noise_first=self._first_element(param.name),
+        )
 
     def _update_alike(self, pairs):
         params, grads = ([*column] for column in zip(*pairs, strict=True))

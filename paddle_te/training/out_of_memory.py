@@ -86,6 +86,7 @@ def layout_of(config, args):
         recompute_modules=tuple(args.recompute_modules or ()),
         mlp_chunk_tokens=args.mlp_chunk_tokens,
         offload_activations=args.offload_activations,
+        offload_optimizer=args.offload_optimizer,
         overlap="overlap" in (args.sharding_parallel_config or ""),
         loss_in_chunks=config.use_fused_linear_cross_entropy,
         fp8_head=args.fp8_lm_head,

@@ -90,7 +90,7 @@ def open_share(folder, args, layout=None):
     # stages 1 and 2, and stage 1 with and without split_param, divide differently, which files' names do not tell
     undivided = args.sharding_parallel_degree <= 1
     own = undivided and saved_degrees(checkpoint) == degrees_of(args) and layout in (None, checkpoint.layout)
-    return None if own else checkpoint
+    return None if own and not args.offload_optimizer else checkpoint  # PaddleNLP would load all states on the device
 
 
 def _is_adapter(folder):
@@ -256,18 +256,20 @@ class Share:
             made = masters.get(mine[name].name)
             called[name] = f"{mine[name].name}_fp32_master_0" if made is None else made.name
         state = {key: before[key] for key in ("LR_Scheduler",) if key in before}
+        offloads = getattr(layers_of(optimizer)[-1], "host_states", None) is not None
+        place = paddle.CPUPlace() if offloads else None
         kinds = open_optimizer(self._checkpoint)
         for kind in MOMENTS + POWERS:
             for name, array in self._read(kinds[kind], mine, kind in POWERS):
                 key = f"{called[name]}_{kind}"
                 if kind not in POWERS:
                     array = self._moment(mine[name].share(array), name)
-                state[key] = _tensor(array, key)
+                state[key] = _tensor(array, key, place)
         if half:
             if MASTER not in kinds:
                 raise CheckpointError(f"{self._checkpoint.folder}: has no master weights")
             state["master_weights"] = {
-                mine[name].name: _tensor(mine[name].share(array), called[name])
+                mine[name].name: _tensor(mine[name].share(array), called[name], place)
                 for name, array in self._read(kinds[MASTER], half)
             }
         return state
@@ -288,7 +290,7 @@ class Share:
         return read_share(checkpoint, self._model.config, names, numbers)
 
 
-def _tensor(array, name):
-    tensor = paddle.to_tensor(np.ascontiguousarray(array))
+def _tensor(array, name, place):
+    tensor = paddle.to_tensor(np.ascontiguousarray(array), place=place)
     tensor.name = name
     return tensor

@@ -41,6 +41,7 @@ from paddle_te.training.loading import tell_errors
 from paddle_te.training.modes import TrainingModes
 from paddle_te.training.optimizer import decay_matrices, fuse_clipping
 from paddle_te.training.optimizer_in_backward import LAST_NORM, OptimizerInBackward
+from paddle_te.training.optimizer_offload import keep_on_host, make_states
 from paddle_te.training.resharding import Share
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ class PretrainingTrainer(Trainer):
                 group = fleet.get_hybrid_communicate_group().get_model_parallel_group()
             self._in_backward = OptimizerInBackward(optimizer, args.max_grad_norm or None, group)
         keep_compact(optimizer, args.optim_moments, args.master_weights, args.seed)
+        keep_on_host(optimizer, args.offload_optimizer)
         self.watch.guard(optimizer, self.model)
         return optimizer
 
@@ -317,6 +319,7 @@ class PretrainingTrainer(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
         else:
             self._load_share(checkpoint)
+        make_states(self.optimizer, self.model.parameters())
         if self._in_backward:
             goes_on = checkpoint and not self.args.ignore_load_lr_and_optim
             saved = manifest.read(checkpoint) if goes_on else None

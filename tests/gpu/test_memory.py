@@ -1,13 +1,16 @@
-"""Activations in host memory and the optimizer's update in backward: whole models on te, with the bits of neither."""
+"""Activations and the optimizer's states in host memory, and its update in backward: whole models on te, with the bits
+that they have without."""
 
 import numpy as np
 import paddle
 import pytest
 
 from paddle_te.ops.te import offload
+from paddle_te.training import optimizer_offload
 from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
+from paddle_te.training.optimizer_offload import keep_on_host
 from tests.gpu.test_finetune import HALF, SIZES, loss_and_gradients, whole, with_lora
 from tests.small_models import TE, VOCABULARY, array, first, make, truth
 
@@ -19,15 +22,16 @@ PRECISIONS = {
 }
 
 
-def train(gpu, weights, ids, in_backward=False, **settings):
-    """(losses, weights) of a few steps."""
+def train(gpu, weights, ids, in_backward=False, kept=("bfloat16", "bf16_remainder"), on_host=0, **settings):
+    """(losses, weights) of a few steps. kept: of keep_compact. on_host: share of the optimizer's states."""
     model = make(gpu, TE, HALF, weights, num_hidden_layers=LAYERS, **settings)
     model.train()
     optimizer = paddle.optimizer.AdamW(
         paddle.optimizer.lr.LinearWarmup(1e-2, 2, 1e-3, 1e-2), parameters=model.parameters(), multi_precision=True
     )
     updating = OptimizerInBackward(optimizer) if in_backward else fuse_clipping(optimizer)
-    keep_compact(optimizer, "bfloat16", "bf16_remainder")
+    keep_compact(optimizer, *kept)
+    keep_on_host(optimizer, on_host)
     if in_backward:
         updating.attach()
     losses = []
@@ -52,6 +56,23 @@ def test_they_change_no_bit(gpu, poisoned, monkeypatch, seed, precision):
     assert np.isfinite(losses).all() and len({*losses}) == STEPS
     for count, in_backward in ((LAYERS - offload.ON_DEVICE, False), (2, True)):
         got = train(gpu, weights, ids, in_backward, offload_activations=count, **settings)
+        assert got[0] == losses
+        for name, value in want.items():
+            np.testing.assert_array_equal(got[1][name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("kept", [("float32", "float32"), ("int8", "bf16_remainder")])
+def test_the_optimizers_states_change_no_bit(gpu, poisoned, monkeypatch, seed, kept):
+    """In many small pieces, whose copies are behind and ahead of the updates."""
+    monkeypatch.setattr(optimizer_offload, "LEAST", 1024)
+    monkeypatch.setattr(optimizer_offload, "PIECE", 2048)
+    monkeypatch.setattr(optimizer_offload, "OFFLOADED_AT_ONCE", 4 * 2048)
+    _, weights = truth(num_hidden_layers=LAYERS)
+    ids = np.random.default_rng(seed).integers(0, VOCABULARY, [2 * STEPS, 2, 64])
+    losses, want = train(gpu, weights, ids, kept=kept, use_fp8=True)
+    assert np.isfinite(losses).all()
+    for on_host, in_backward in ((1.0, False), (0.5, True)):
+        got = train(gpu, weights, ids, in_backward, kept, on_host, use_fp8=True)
         assert got[0] == losses
         for name, value in want.items():
             np.testing.assert_array_equal(got[1][name], value, err_msg=name)

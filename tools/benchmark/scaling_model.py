@@ -1,6 +1,9 @@
 """Compares the planner with what throughput.py measured, and predicts Llama-3 8B and 70B on 8 to 512 H200s.
 
     python tools/benchmark/scaling_model.py [--throughput FILE ...] [--output FILE.md]
+    python tools/benchmark/scaling_model.py --predict RUN ... [--output FILE.md]
+
+The second form writes what the planner computes for runs of throughput.py, before they are measured.
 
 The model of a step's time and memory is the package's (`paddle_te.planner`). The results that are taken where none is
 given are named below: THROUGHPUT. Prints Markdown: the numbers of the GPU, predictions compared with what was measured,
@@ -20,6 +23,7 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 from paddle_te import configs  # noqa: E402
 from paddle_te.options.scripts import OPTIMIZER_DEFAULTS  # noqa: E402
 from paddle_te.planner import GPUS, Layout, Model, Plan, memory_of_step, search, time_of_step  # noqa: E402
+from tools.benchmark.throughput import OUR_RUNS  # noqa: E402
 
 H200 = GPUS["h200"]
 NAMES = {"8B": "meta-llama/Meta-Llama-3-8B", "70B": "meta-llama/Meta-Llama-3-70B"}
@@ -72,8 +76,18 @@ def measured_points(results):
 def _run(run):
     """(Model, Layout) of what a row says that it has run."""
     size, dims, flags = run["size"], run["size"]["dims"], run["flags"]
-    model = Model(
-        dims["hidden"], dims["ffn"], size["layers"], dims["heads"], dims["kv_heads"], size["vocabulary"], tied=False
+    model = Model.of(
+        {
+            "model_type": size.get("family", "llama"),  # older rows do not say it, nor the next but one
+            "hidden_size": dims["hidden"],
+            "intermediate_size": dims["ffn"],
+            "num_hidden_layers": size["layers"],
+            "num_attention_heads": dims["heads"],
+            "num_key_value_heads": dims["kv_heads"],
+            "vocab_size": size["vocabulary"],
+            "max_position_embeddings": dims["sequence"],
+            "tie_word_embeddings": size.get("tied", False),
+        }
     )
     layout = Layout(
         run["gpus"],
@@ -97,6 +111,7 @@ def _run(run):
         release_grads="--release_grads true" in flags,
         **{name: _value(flags, f"--{name}", default) for name, default in OPTIMIZER_DEFAULTS.items()},
         offload_activations=int(_value(flags, "--offload_activations", 0)),
+        offload_optimizer=float(_value(flags, "--offload_optimizer", 0)),
     )
     return model, layout
 
@@ -141,12 +156,24 @@ def _compared(said, measured, unit):
     return [f"{said / unit:.1f}", f"{measured / unit:.1f}", f"{said / measured - 1:+.1%}"]
 
 
+def runs_table(names):
+    """Predicted time and memory of runs of throughput.py, by name."""
+    lines = ["| run | ms | tokens/s per GPU | GB | by part |", "|---" * 5 + "|"]
+    for name in names:
+        plan = predicted(*_run(OUR_RUNS[name].described))
+        parts = ((part.name.replace("_", " "), getattr(plan.memory, part.name) / 1e9) for part in fields(plan.memory))
+        bill = ", ".join(f"{part} {size:.1f}" for part, size in parts if size >= 0.05)
+        cells = [name, f"{plan.milliseconds:.1f}", f"{plan.tokens_per_second:,.0f}", f"{plan.memory.total / 1e9:.1f}"]
+        lines.append("| " + " | ".join([*cells, bill]) + " |")
+    return lines
+
+
 def prediction_table(model, precision):
     """The best layout on each number of GPUs, with one sequence for each."""
     rows, first = [], None
     for gpus in NUMBERS_OF_GPUS:
         found = search(model, H200, gpus, SEQUENCE, gpus * SEQUENCE, precision).plans
-        plans = [plan for plan in found if not plan.layout.offload_activations]  # whose speed nothing has shown yet
+        plans = [plan for plan in found if not plan.layout.offloads]  # whose speed nothing has shown yet
         if not plans:
             rows.append(f"| {gpus} | none fits | | | | | |")
             continue
@@ -176,12 +203,17 @@ def main(argv=None):
     parser.add_argument(
         "--throughput", type=Path, nargs="*", default=THROUGHPUT, help="of throughput.py; default %(default)s"
     )
+    parser.add_argument(
+        "--predict", nargs="+", choices=OUR_RUNS, metavar="RUN", help="these runs of throughput.py alone"
+    )
     parser.add_argument("--output", type=Path, help="Markdown file (default: print alone)")
     arguments = parser.parse_args(argv)
     if missing := [str(path) for path in arguments.throughput if not path.is_file()]:
         parser.error(f"there is no file {', '.join(missing)}; --throughput names others")
     results = [json.loads(path.read_text()) for path in arguments.throughput]
-    text = markdown(results, ", ".join(f"{path.parent.name}/{path.name}" for path in arguments.throughput))
+    sources = ", ".join(f"{path.parent.name}/{path.name}" for path in arguments.throughput)
+    predictions = ["# Runs of throughput.py: predicted", "", *runs_table(arguments.predict or [])]
+    text = "\n".join(predictions) if arguments.predict else markdown(results, sources)
     print(text)
     if arguments.output:
         arguments.output.write_text(text + "\n")

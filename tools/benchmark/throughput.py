@@ -32,7 +32,7 @@ from paddle_te.launch.machines import visible_devices  # noqa: E402
 from paddle_te.launch.overlap import OVERLAPS  # noqa: E402
 from tools.benchmark import finetuning, report, step, timeline  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
-from tools.benchmark.problem import SIZES, Dims  # noqa: E402
+from tools.benchmark.problem import GPT, QWEN2, SIZES, Dims  # noqa: E402
 from tools.benchmark.titan import TitanRun  # noqa: E402
 from tools.benchmark.trainings import Conditions, Run, python_path, quoted  # noqa: E402
 
@@ -42,6 +42,12 @@ LLAMA_32_1B = replace(step.SIZES["1b-s1024"], dims=replace(step.LLAMA_1B, sequen
 LLAMA_2_7B = replace(step.SIZES["7b-s4096"], layers=32)
 LLAMA_2_13B = step.Size(Dims(1, 4096, 5120, 13824, 40, 40, 10000.0), 32000, layers=40)
 QWEN2_7B_16 = step.SIZES["qwen2.5-7b-s4096"]
+LLAMA_3_2_3B = step.Size(Dims(1, 4096, 3072, 8192, 24, 8, 500000.0), 128256, layers=28, tied=True)
+LLAMA_3_2_1B = step.Size(Dims(1, 32768, 2048, 8192, 32, 8, 500000.0), 128256, layers=16, tied=True)
+QWEN2_3B = step.Size(
+    Dims(1, 8192, 2048, 11008, 16, 2, 1e6, variant=QWEN2), 151936, layers=36, family="qwen2", tied=True
+)
+GPT_1_3B = step.Size(Dims(1, 2048, 2048, 8192, 16, 16, None, variant=GPT), 50304, layers=24, family="gpt", tied=True)
 GPT_5B = step.Size(SIZES["gpt-5b"], 50304, layers=24, family="gpt")  # without dropout
 
 # run_pretrain's flags. Weight gradients are added to float32 main gradients inside the GEMMs.
@@ -140,6 +146,11 @@ OUR_RUNS = {
     "8b-x1-offload-float32": replace(
         EIGHT_B, flags=f"{IN_BACKWARD} {FUSED_LOSS} --recompute_modules layernorm mlp_act --offload_activations 5"
     ),
+    # States of the optimizer in host memory, whose copies several micro-batches or backward must hide.
+    "8b-x1-offload-optimizer": replace(
+        EIGHT_B, size=replace(LLAMA_3_8B, micro_batches=4), flags="--offload_optimizer 0.45"
+    ),
+    "8b-x1-offload-optimizer-in-backward": replace(EIGHT_B, flags=f"{IN_BACKWARD} --offload_optimizer 0.2"),
     "8b-x1-offload": replace(
         EIGHT_B, flags=f"{COMPACT} {IN_BACKWARD} --offload_activations 5", base="8b-x1-optimizer-in-backward"
     ),
@@ -170,6 +181,21 @@ OUR_RUNS = {
     "1b-x1-released": Run(LLAMA_32_1B, flags="--release_grads true"),
     "gpt-5b-x1": Run(GPT_5B, batch=GPT_5B.dims.batch),
     "gpt-5b-x1-bf16": Run(GPT_5B, precision="bf16", batch=GPT_5B.dims.batch),
+}
+# Models, lengths and options that were new to the planner when they were chosen: benchmarks/scaling has what it had
+# computed before they ran.
+OUR_RUNS |= {
+    "llama-3.2-3b-x1": Run(LLAMA_3_2_3B, batch=3),
+    "llama-3.2-1b-32k-x1": Run(
+        LLAMA_3_2_1B, flags=f"{FUSED_LOSS} --recompute_modules layernorm mlp_act", recompute="core_attn"
+    ),
+    "qwen2.5-3b-x1-bf16": Run(QWEN2_3B, precision="bf16", recompute="full", batch=2),
+    "gpt-1.3b-x1": Run(GPT_1_3B, batch=8, flags="--optim_moments bfloat16"),
+    "7b-l24-2k-x1": Run(
+        replace(LLAMA_2_7B, dims=replace(LLAMA_2_7B.dims, sequence=2048), layers=24, micro_batches=3),
+        batch=4,
+        flags=f"{MAIN_GRADS_ALONE} --recompute_modules layernorm mlp",
+    ),
 }
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)

@@ -60,6 +60,7 @@ PARTS = {
     "half": BF16 | dict(amp_master_grad=False),
     "compact": dict(optim_moments="bfloat16", master_weights="bf16_remainder"),
     "blocks": dict(optim_moments="int8", master_weights="bf16_remainder"),
+    "offload": dict(offload_optimizer=0.9),
     "packed": dict(reset_attention_mask=True, reset_position_ids=True),
     "whole": dict(per_device_train_batch_size=12, gradient_accumulation_steps=1),
     "early": dict(optimizer_in_backward="unclipped"),

@@ -14,6 +14,7 @@ from tests.multiprocess.distributed import jobs
 # Clipping reads the norm of all gradients, whose squares sharding adds up in another order: from its last bit fp8 goes
 # other ways within a few steps. te is trained without, where stage 1's sums are the same, and compared to the last bit.
 VARIANTS = ["pd_bf16", "te_bf16_wgrad_unclipped", "te_fp8_wgrad_unclipped"]
+OFFLOADED = "te_fp8_wgrad_unclipped_offload"
 # logging_steps 2: Paddle refuses what lasts into the next step where each step's loss is read
 COMMON = jobs.BF16 | {jobs.SHARDING: 2, "logging_steps": 2}
 SCATTERED = "split_param enable_stage1_overlap"
@@ -60,10 +61,13 @@ def without(train):
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_losses_are_those_without_overlap(overlap, train, without):
-    flags = OVERLAPS[overlap]
-    runs = train(flags)
+    flags, split = OVERLAPS[overlap], overlap == "stage 1, split"
+    runs = train(flags, [*VARIANTS, OFFLOADED] if split else VARIANTS)
+    if split:  # a rank's slices of weights have states in host memory
+        jobs.check_same(runs[OFFLOADED], runs[OFFLOADED.removesuffix("_offload")], 0, 0)
+        assert all(rank["host_bytes"] > 0.8 * rank["state_bytes"] for rank in runs[OFFLOADED].sizes)
     for name, run in without.items():
-        if overlap == "stage 1, split" and "unclipped" in name:
+        if split and "unclipped" in name:
             jobs.check_same(runs[name], run, 0, 0)
         else:
             precision = name.split("_")[1]

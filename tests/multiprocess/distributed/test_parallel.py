@@ -42,10 +42,12 @@ COMPACT, COMPACT_IN = ("none_bf16_compact", "none_bf16_blocks"), ("sharding2", "
 # the update in backward: the bits of the ordinary one; clipped by a norm that all ranks have a part of
 ORDINARY, EARLY, LATE = "te_fp8_half_unclipped_whole", "te_fp8_half_unclipped_whole_early", "pd_whole_late"
 EARLY_IN = ("sp_tp2",)
+# the optimizer's states in host memory: the bits of those on the device, of whole weights, slices and stages
+OFFLOADED, OFFLOADED_IN = "te_fp8_offload", ("sharding2", "sharding3", "tp2_pp2")
 # Where two kinds of parallelism meet, what each does alone is proven already: these are for what they share, which are
 # the norm that clips, scales, recompute's groups and checkpoints. COMPACT is compared with "none_bf16".
 MIXED, MIXED_IN = ["none", "pd", TIGHT, "pd_full", "none_bf16", FP8], ("tp2_pp2", "tp2_sharding2")
-RESUMED = ["pd", *COMPACT, FP8, ATTENTION[0], HEAD]
+RESUMED = ["pd", *COMPACT, FP8, ATTENTION[0], HEAD, OFFLOADED]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,8 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     compact = COMPACT if layout in COMPACT_IN else []
     packed = PACKED if layout in PACKED_IN else {}
     early = [ORDINARY, EARLY, LATE] if layout in EARLY_IN else []
-    names = [*names, *fused, *attention, *head, *compact, *packed, *early]
+    offloaded = [OFFLOADED] if layout in OFFLOADED_IN else []
+    names = [*names, *fused, *attention, *head, *compact, *packed, *early, *offloaded]
     variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
     environment = warm_host | dict(EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
@@ -142,6 +145,10 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
         jobs.check_same(runs[EARLY], runs[ORDINARY], 0, 0)
         jobs.check_same(runs[LATE], reference[LATE], 1e-5, 1e-5)
         assert runs[LATE].losses != runs["pd"].losses
+    for name in offloaded:
+        jobs.check_same(runs[name], runs[FP8], 0, 0)
+        for rank, plain in zip(runs[name].sizes, runs[FP8].sizes, strict=True):
+            assert rank["host_bytes"] > 0.8 * rank["state_bytes"] and plain["host_bytes"] == 0
     for name in set(RESUMED) & set(names):
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])

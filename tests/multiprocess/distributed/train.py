@@ -26,7 +26,7 @@ from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallbac
 
 from paddle_te import upstream
 from paddle_te.layers import cross_entropy
-from paddle_te.training import pretrain
+from paddle_te.training import optimizer_offload, pretrain
 from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
 from paddle_te.training.datasets import DataArguments, MockDataset
 from paddle_te.training.packing import make_collator
@@ -70,6 +70,11 @@ def several_buckets():
     DygraphShardingOptimizerV2._build_comm_buffers = lambda self, steps, size, free=False: original(
         self, steps, 2**14, free
     )
+
+
+def several_pieces():
+    """Offload takes weights of 2**18 elements or more, in pieces of up to 2**23."""
+    optimizer_offload.LEAST, optimizer_offload.PIECE, optimizer_offload.OFFLOADED_AT_ONCE = 128, 1024, 4 * 1024
 
 
 def parse(flags):
@@ -143,17 +148,18 @@ def sizes(trainer):
         sliced_parameters=len(sliced),
         slices=sum(int(np.prod(p.fw_storage.shape)) for p in sliced),
         moments=sum(int(np.prod(v.shape)) for v in moments),
-        state_bytes=state_bytes(trainer.optimizer),
+        **dict(zip(("state_bytes", "host_bytes"), state_bytes(trainer.optimizer), strict=True)),
         clips_in_adamw=clips_in_adamw(trainer.optimizer),
     )
 
 
 def state_bytes(optimizer):
-    """Of the moments and the master weights that this rank keeps."""
+    """Of the moments and the master weights that this rank keeps, and those of them that are in the host's memory."""
     state = optimizer.state_dict()
     tensors = [tensor for name, tensor in state.items() if "moment" in name]
     tensors += state.get("master_weights", {}).values()
-    return sum(tensor.size * tensor.element_size() for tensor in tensors)
+    sizes = [(tensor.size * tensor.element_size(), tensor.place.is_cpu_place()) for tensor in tensors]
+    return sum(size for size, _ in sizes), sum(size for size, on_host in sizes if on_host)
 
 
 NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded")
@@ -205,6 +211,7 @@ def main():
         emulated_te.Stream.capability = 10, 0  # where attention in fp8 takes heads of 16
     slice_small_parameters()
     several_buckets()
+    several_pieces()
     cross_entropy.CHUNK_TOKENS = 24  # of a micro-batch's 64
     for variant in job["variants"]:
         print(f"variant {variant['name']}", flush=True)

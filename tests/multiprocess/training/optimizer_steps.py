@@ -1,22 +1,28 @@
 """Six steps of AdamW with clipping, by Paddle alone and by paddle_te.training.optimizer: the same bits? And on nvgpu
 those with states of fewer bytes: the same bits as in Paddle's operations on the CPU? And the update in backward? And
-many weights in one call?
+many weights in one call? And with states in host memory, of which so many bytes are on the device as the planner says?
 
 python optimizer_steps.py DEVICE SEED. Started by test_optimizer.py, because nvgpu is loaded when Paddle is imported.
 """
 
+import gc
 import sys
 from itertools import product
 
 import numpy as np
 import paddle
+from paddle.base import core
 
 from paddle_te import device
-from paddle_te.options.scripts import MASTER_WEIGHTS
-from paddle_te.training import multi_tensor
+from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
+from paddle_te.planner import Layout
+from paddle_te.planner.memory import state_bytes
+from paddle_te.training import multi_tensor, optimizer_offload
 from paddle_te.training.compact_states import keep_compact
 from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
+from paddle_te.training.optimizer_offload import keep_on_host
+from tests import emulated_te
 
 SHAPES = [(33, 65), (257,), (1,), (64, 64), (3, 512)]
 STEPS = 6
@@ -251,6 +257,42 @@ def compare_many(seed):
     print("EQUAL many weights in one call", flush=True)
 
 
+def run_offload(arrays, grads, kept, fraction):
+    """(state_of after clipped steps, bytes that the optimizer has taken on the device).
+
+    kept: arguments of keep_compact. fraction: of the states in host memory.
+    """
+    gc.collect()  # an optimizer from before is a cycle
+    before = core.device_memory_stat_current_value("Allocated", 0)
+    parameters, optimizer = make(arrays, "bfloat16", 0.5, True, kept, multi_precision=True)
+    keep_on_host(optimizer, fraction)
+    weights = sum(parameter.size * 2 for parameter in parameters)
+    for of_step in grads:
+        optimizer._apply_optimize(None, None, list(zip(parameters, of_step, strict=True)))
+        optimizer._learning_rate.step()
+    gc.collect()
+    taken = core.device_memory_stat_current_value("Allocated", 0) - before - weights
+    return state_of(parameters, optimizer), taken
+
+
+def compare_offload(seed):
+    emulated_te.install()
+    optimizer_offload.LEAST, optimizer_offload.PIECE, optimizer_offload.OFFLOADED_AT_ONCE = 1024, 1024, 3 * 1024
+    generator = np.random.default_rng(seed)
+    shapes = [(32, 512), (256,), (64, 256)]
+    arrays, *grads = [[generator.standard_normal(shape).astype("float32") for shape in shapes] for _ in range(4)]
+    grads = [[paddle.to_tensor(array).astype("bfloat16") for array in of_step] for of_step in grads]
+    for moments, master_weights in product(MOMENTS, MASTER_WEIGHTS):
+        kept = dict(moments=moments, master_weights=master_weights, seed=seed)
+        (want, on_device), (got, taken) = (run_offload(arrays, grads, kept, fraction) for fraction in (0, 1.0))
+        wrong = [key for key in want if not (got[key] == want[key]).all()]
+        assert got.keys() == want.keys() and not wrong, (kept, wrong)
+        layout = Layout(1, 1, optim_moments=moments, master_weights=master_weights)
+        saved = state_bytes(layout) * (32 * 512 + 64 * 256 - 3 * 1024)
+        assert abs(on_device - taken - saved) <= 2048, (kept, on_device, taken, saved)  # Paddle rounds up to 256
+    print("EQUAL states in host memory", flush=True)
+
+
 def main():
     name, seed = sys.argv[1], int(sys.argv[2])
     paddle.set_device(name)
@@ -272,6 +314,7 @@ def main():
         compare_compact(seed)
         compare_in_backward(seed)
         compare_many(seed)
+        compare_offload(seed)
 
 
 if __name__ == "__main__":

@@ -94,8 +94,18 @@ def test_a_smaller_state_of_the_optimizer_is_counted():
     assert "argument --optim_moments: invalid choice: 'half'" in refusal(words, EXTRA_ARGS="--optim_moments half")
 
 
+def test_states_that_the_user_has_put_on_the_host():
+    """Stay there, and the layout is chosen with them; where the user says nothing the planner may put them there."""
+    words = "--TP=auto --recompute=none --TOKENS_PER_STEP=131072"
+    _, args = plan(words, devices=1, EXTRA_ARGS="--offload_optimizer 0.5 --seed=7")
+    assert args.EXTRA_ARGS == "--offload_optimizer 0.5 --seed=7"
+    _, args = plan(words, devices=1)
+    assert args.EXTRA_ARGS == "--offload_optimizer 0.38"
+    assert "must be a number from 0 to 1" in refusal(words, devices=1, EXTRA_ARGS="--offload_optimizer 2")
+
+
 @pytest.mark.parametrize("words, message", [
-    ("--TP=auto --model_name=meta-llama/Meta-Llama-3-70B", "no layout fits 8 x H200; the smallest, TP8 with recompute"),
+    ("--TP=auto --model_name=gpt-175b", "no layout fits 8 x H200; the smallest, TP8 with recompute"),
     ("--TP=auto --GA=3 --SP=true", "auto: no layout with GA=3 SP=true has 1,048,576 tokens a step on 8 devices; set"),
     ("--TP=auto --TOKENS_PER_STEP=1000", "TOKENS_PER_STEP=1000 must be a multiple of max_seqlen=8192"),
     ("--TOKENS_PER_STEP=8192", "TOKENS_PER_STEP goes with auto"),

@@ -330,6 +330,10 @@ EXPORT int cudaEventCreateWithFlags(T* event, unsigned flags) {
   record("cudaEventCreateWithFlags", number(*event), int(flags));
   return cuda();
 }
+EXPORT int cudaEventSynchronize(T event) {
+  record("cudaEventSynchronize", number(event));
+  return cuda();
+}
 EXPORT int cudaEventRecord(T event, T stream) {
   record("cudaEventRecord", number(event), number(stream));
   return cuda();

@@ -604,10 +604,14 @@ def test_copies_beside_other_work(fake):
     assert copied == ["cudaMemcpyAsync", 0x7000, 0x100, 154, 4, own]
     assert calls == [["cudaEventRecord", after, own]]
     event.hold(fake.stream)
+    copies.follow(event)  # as another stream's copies do
+    event.wait()
     del event, memory
     gc.collect()
     assert fake.calls() == [
         ["cudaStreamWaitEvent", STREAM, after, 0],
+        ["cudaStreamWaitEvent", own, after, 0],
+        ["cudaEventSynchronize", after],
         ["cudaEventDestroy", after],
         ["cudaFreeHost", 0x7000],
     ]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paddle_te import configs
+from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner import GPUS, Layout, Model, memory
 
 SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, vocabulary=1000)
@@ -33,6 +34,16 @@ def test_states_are_sixteen_bytes_a_parameter():
     assert one.fp8_weights == 4 * SMALL.gemm_weights  # a transpose; for several micro-batches both
     assert parts(micro_batches=2).fp8_weights == 8 * SMALL.gemm_weights
     assert parts(recompute="full").fp8_weights == parts(precision="bf16").fp8_weights == 0
+
+
+def test_states_on_the_host():
+    """Those of a few pieces are on the device; tests/unit/training/test_optimizer_offload.py measures them."""
+    large = replace(SMALL, layers=10_000)
+    one, moved = parts(model=large), parts(model=large, offload_optimizer=0.75)
+    assert moved == replace(one, states=one.states / 4 + 12 * OFFLOADED_AT_ONCE)
+    assert parts(offload_optimizer=0.75) == parts()  # which fit into the slots
+    of_a_rank = memory.states_on_host(large, replace(LAYOUT, gpus=4, sharding=4, offload_optimizer=0.5))
+    assert of_a_rank == 12 * large.parameters / 8
 
 
 @pytest.mark.parametrize(

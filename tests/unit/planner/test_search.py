@@ -1,14 +1,14 @@
 """Which layouts are found, and the command."""
 
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from paddle_te import configs
 from paddle_te.launch import pretrain
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS, Model, command, memory_of_step, search
+from paddle_te.planner import GPUS, Model, command, formulas, memory_of_step, search
 from paddle_te.planner.memory import fits
 
 H200 = GPUS["h200"]
@@ -21,7 +21,7 @@ def find(name, gpus, tokens=2**20, sequence=4096):
 
 def test_all_have_the_tokens_that_were_asked_for():
     found = find("llama-3-8b", 8)
-    ranks = [plan.milliseconds * (1.03 if plan.layout.offload_activations else 1) for plan in found.plans]
+    ranks = [plan.milliseconds * (1.03 if plan.layout.offloads else 1) for plan in found.plans]
     assert ranks == sorted(ranks)
     for plan in [*found.plans, *found.too_large.values()]:
         layout = plan.layout
@@ -55,6 +55,17 @@ def test_the_mlp_in_chunks():
     assert not fits(memory_of_step(model, at_once), model, at_once, H200)
     assert best.memory_text == "full, MLP in chunks of 16384"
     assert not any(plan.layout.mlp_chunk_tokens for plan in find("llama-3-8b", 8).plans)
+
+
+def test_as_many_states_go_to_the_host_as_must():
+    """With a hundredth less there it would not fit: Llama-3-8B, whose many micro-batches a step hide the copies."""
+    model, gpu = EIGHT_B_ON_2[0], H200
+    best = search(model, gpu, 1, 8192, 16 * 8192, "fp8").plans[0]
+    assert best.layout.offload_optimizer > 0 and fits(best.memory, model, best.layout, gpu)
+    less = replace(best.layout, offload_optimizer=best.layout.offload_optimizer - 0.01)
+    assert not fits(memory_of_step(model, less), model, less, gpu)
+    given = search(model, gpu, 1, 8192, 16 * 8192, "fp8", offload_optimizer=0.5)
+    assert {plan.layout.offload_optimizer for plan in given.plans} == {0.5}
 
 
 def test_long_sequences_are_shared():
@@ -121,6 +132,10 @@ def test_it_explains(monkeypatch, capsys):
     status, shown = run(monkeypatch, capsys, "llama-3-8b --gpus 4 --explain --gpu h100")
     assert status == 0 and "taken over from the H200" in shown.out
     assert "nvlink" in shown.out and "optimizer" in shown.out
+    assert formulas.TIME["layers"] in shown.out and formulas.MEMORY["states"] in shown.out
+    best = search(*EIGHT_B_ON_2).plans[0]
+    parts = {part.name for part in fields(best.memory)}
+    assert formulas.TIME.keys() == best.times.keys() and formulas.MEMORY.keys() == parts
 
 
 def test_nothing_fits(monkeypatch, capsys):

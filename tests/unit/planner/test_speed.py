@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner import GPUS, Layout, Model, memory, speed
 
 # round numbers: nothing slows anything down, and nothing takes latency
@@ -73,6 +74,20 @@ def test_copies_that_computing_waits_for():
         assert speed.offload_ms(SMALL, layout(offload_activations=4), slow, layer) == pytest.approx(ms)
     hidden = speed.offload_ms(SMALL, layout(offload_activations=4), ROUND, 1e6)
     assert hidden == pytest.approx(2 * 4 * moved / 1000)  # read once and written once, at 1000 GB/s
+
+
+def test_copies_of_the_optimizers_states():
+    """Half of 12 bytes a parameter in both directions at once; those in the slots come during forward."""
+    gpu, settings = replace(ROUND, pcie=1, hbm=1e30), layout(offload_optimizer=0.5)
+    assert speed.states_ms(SMALL, settings, gpu, 3.0) == pytest.approx(0)  # the slots take all
+    large = replace(SMALL, layers=100)
+    moved, ahead = 6 * large.parameters, 12 * OFFLOADED_AT_ONCE
+    assert speed.states_ms(large, settings, gpu, 3.0) == pytest.approx((moved - ahead) / 1e6 - 3)
+    assert speed.states_ms(large, settings, gpu, 1e9) == pytest.approx(0)
+    one, in_backward = (
+        speed.time_of_step(large, replace(settings, optimizer_in_backward=how), gpu) for how in ("off", "last_norm")
+    )
+    assert one["offload"] - in_backward["offload"] == pytest.approx(one["layers"] * 2 / 3 + one["head"] * 2 / 3)
 
 
 def test_heads_for_tokens():

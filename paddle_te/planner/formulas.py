@@ -1,0 +1,35 @@
+"""What --explain says: the formulas of `memory` and `speed` in short, and where they come from."""
+
+# {field of Memory: formula}
+MEMORY = {
+    "weights": "2 bytes of each of a stage's weights / TP",
+    "gradients": "2 or 4 bytes likewise; / sharding in stages 2 and 3; one layer's with an update in backward [1]",
+    "states": "master weight and two moments (12 bytes, or as the flags say) / sharding; less the host's share [1]",
+    "fp8_weights": "1 byte of each weight of a GEMM for its transpose; 2 with several micro-batches",
+    "activations": "what a layer keeps of a token (a sum of its tensors) × layers × tokens / TP × those in flight [2]",
+    "working": "the greater of: logits and their gradients; what a layer's backward needs for a moment",
+}
+# {part of `time_of_step`: formula}
+TIME = {
+    "layers": "micro-batches × layers × (6·tokens·weights / GEMM rate + 6·tokens·sequence·hidden / attention rate + "
+    "bytes of norms, casts and activation / HBM rate, and what is computed again) / TP",
+    "tensor parallel": "4 all-gathers and 4 reduce-scatters of a layer, 2 more gathers in backward [2, 3]",
+    "shared sequences": "SEP: all-to-alls of q, k, v and the output [4]; CP: keys and values beside attention [5]",
+    "stage transfers": "an activation and its gradient for each micro-batch and virtual stage / link",
+    "head": "micro-batches × (6·tokens·embedding / head's GEMM rate + bytes of the loss / HBM rate)",
+    "main gradients": "8 bytes a weight / HBM rate for each micro-batch after the first",
+    "bubble": "(PP - 1) / VP × a micro-batch's time [6]",
+    "sharding": "reduce-scatter of gradients, all-gather of weights (ring [3]), less what computation hides [1]",
+    "offload": "bytes / PCIe rate, less what runs beside: the layers between, updates, with an update in backward "
+    "backward [7]",
+    "optimizer": "bytes of AdamW, of clipping and of the states / HBM rate",
+}
+SOURCES = (
+    "[1] Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054)",
+    "[2] Korthikanti et al. 2022, sequence parallelism and recompute (arXiv:2205.05198)",
+    "[3] Patarasuk and Yuan 2009, ring collectives: S bytes over n ranks send S·(n-1)/n",
+    "[4] Jacobs et al. 2023, DeepSpeed-Ulysses (arXiv:2309.14509)",
+    "[5] Liu et al. 2023, ring attention (arXiv:2310.01889)",
+    "[6] Narayanan et al. 2021, Megatron-LM (arXiv:2104.04473)",
+    "[7] Ren et al. 2021, ZeRO-Offload (arXiv:2101.06840), but that the GPU computes the update",
+)
