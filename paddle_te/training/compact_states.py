@@ -33,7 +33,7 @@ import paddle
 from paddle.optimizer.lr import LRScheduler
 
 from paddle_te import device
-from paddle_te.training.optimizer import FactorAdamW, multiplied, run_on_nvgpu
+from paddle_te.optimizer import FactorAdamW, multiplied, run_on_nvgpu
 from paddle_te.training.resharding import held_by, layers_of
 from paddle_te.weights.blocks import BLOCK, UNIT_BYTES, moment_shape, row_bytes
 

@@ -38,7 +38,7 @@ from paddle_te.runs.identity import layout_values, model_values
 from paddle_te.training.compact_states import keep_compact, number_elements
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
-from paddle_te.training.optimizer import fuse_clipping
+from paddle_te.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import LAST_NORM, OptimizerInBackward
 from paddle_te.training.resharding import Share
 

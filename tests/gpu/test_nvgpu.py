@@ -107,7 +107,7 @@ def test_large_embedding_gradient_is_exact_and_repeatable(generator):
 
 def test_adamw_has_the_same_bits(seed):
     """With its clipping those of clipping before it, with states of fewer bytes those of Paddle's operations."""
-    result = run(PLUGIN, ROOT / "tests/multiprocess/training/optimizer_steps.py", "nvgpu:0", seed)
+    result = run(PLUGIN, ROOT / "tests/multiprocess/optimizer_steps.py", "nvgpu:0", seed)
     assert result.returncode == 0 and result.stdout.count("EQUAL") == 7, result.stderr[-3000:]
 
 

@@ -213,7 +213,7 @@ void RegisterTraining() {
 
 }  // namespace nvgpu
 
-// An operator of Paddle's for paddle_te.training.optimizer, which calls it by its name. It has what Paddle's own lacks:
+// An operator of Paddle's for paddle_te.optimizer, which calls it by its name. It has what Paddle's own lacks:
 // a factor of the gradient (float32 [1] on the device), so that clipping needs no pass of its own; bfloat16 moments,
 // or int8 moments in blocks, for whose rounding noise_key and noise_first are (32 bits each); remainders of master
 // weights. decay: 0 for a weight that does not decay. It changes its inputs, which is not declared: Paddle refuses

@@ -1,4 +1,4 @@
-"""Six steps of AdamW with clipping, by Paddle alone and by paddle_te.training.optimizer: the same bits? And on nvgpu
+"""Six steps of AdamW with clipping, by Paddle alone and by paddle_te.optimizer: the same bits? And on nvgpu
 those with states of fewer bytes: the same bits as in Paddle's operations on the CPU? And the update in backward?
 
 python optimizer_steps.py DEVICE SEED. Started by test_optimizer.py, because nvgpu is loaded when Paddle is imported.
@@ -13,7 +13,7 @@ import paddle
 from paddle_te import device
 from paddle_te.options.scripts import MASTER_WEIGHTS
 from paddle_te.training.compact_states import keep_compact
-from paddle_te.training.optimizer import fuse_clipping
+from paddle_te.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
 
 SHAPES = [(33, 65), (257,), (1,), (64, 64), (3, 512)]
