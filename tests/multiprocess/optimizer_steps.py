@@ -11,9 +11,9 @@ import numpy as np
 import paddle
 
 from paddle_te import device
+from paddle_te.optimizer import fuse_clipping
 from paddle_te.options.scripts import MASTER_WEIGHTS
 from paddle_te.training.compact_states import keep_compact
-from paddle_te.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
 
 SHAPES = [(33, 65), (257,), (1,), (64, 64), (3, 512)]

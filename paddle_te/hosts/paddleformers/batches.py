@@ -1,7 +1,7 @@
 """PaddleFormers' batches as our decoder layers take them, made before they go to the device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 
@@ -12,8 +12,8 @@ FLASH_MASK = "attn_mask_startend_row_indices"
 
 @dataclass(frozen=True)
 class Collator:
-    """PaddleFormers' collator `collate`, whose FlashMask rows become the boundaries of documents, cu_seqlens, or nothing
-    where each sequence is one document: a layer would have to wait for the rows on the device, and whole causal
+    """PaddleFormers' collator `collate`, whose FlashMask rows become the boundaries of documents, cu_seqlens, or
+    nothing where each sequence is one document: a layer would have to wait for the rows on the device, and whole causal
     sequences have the faster attention.
 
     Raises NotImplementedError as `documents.rows_of`.
