@@ -53,7 +53,7 @@ def from_flash_mask(mask):
 
     Waits for the mask's numbers. Raises NotImplementedError for what is not one causal document after another.
     """
-    return paddle.to_tensor(cu_seqlens(_rows(mask)), place=mask.place)
+    return paddle.to_tensor(cu_seqlens(rows_of(mask.numpy())), place=mask.place)
 
 
 def boundaries(mask):
@@ -61,15 +61,16 @@ def boundaries(mask):
     return mask if mask is None or mask.ndim == 1 else kept_on(mask, from_flash_mask)
 
 
-def _rows(mask):
-    """The lengths of the documents in each row of a FlashMask."""
-    shape = mask.shape[:3] if mask.ndim == 4 and mask.shape[3] == 1 else mask.shape
+def rows_of(mask):
+    """The lengths of the documents in each row of a FlashMask, an array. Raises NotImplementedError as
+    `from_flash_mask`."""
+    shape = list(mask.shape[:3] if mask.ndim == 4 and mask.shape[3] == 1 else mask.shape)
     if len(shape) not in (2, 3) or shape[1:-1] not in ([], [1]):
         raise NotImplementedError(
             f"attn_mask_startend_row_indices {list(mask.shape)}: backends pd and te take [b, 1, s], where the document "
             "of each token ends; give other masks as attention_mask"
         )
-    return [_lengths(i, ends) for i, ends in enumerate(mask.numpy().reshape([shape[0], shape[-1]]))]
+    return [_lengths(i, ends) for i, ends in enumerate(mask.reshape([shape[0], shape[-1]]))]
 
 
 def _lengths(row, ends):

@@ -32,7 +32,7 @@ import numpy as np
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
-from paddle_te.training.optimizer import FactorAdamW, multiplied
+from paddle_te.optimizer import FactorAdamW, multiplied
 from paddle_te.training.resharding import held_by, layers_of
 from paddle_te.weights.blocks import BLOCK, UNIT_BYTES, moment_shape, row_bytes
 

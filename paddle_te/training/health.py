@@ -25,9 +25,9 @@ from paddlenlp.trainer import TrainerCallback
 
 from paddle_te import device, fp8
 from paddle_te.distributed import gather_objects
+from paddle_te.optimizer import gradient_norm
 from paddle_te.runs import rollback
 from paddle_te.runs.rollback import UnsoundStep
-from paddle_te.training.optimizer import gradient_norm
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import paddle.distributed as dist
 from paddle.base.framework import default_main_program, program_guard
 from paddle.nn.clip import _squared_l2_norm
 
-from paddle_te.training.optimizer import FactorAdamW, clip_factor
+from paddle_te.optimizer import FactorAdamW, clip_factor
 
 LAST_NORM = "gradient_norm"  # what the manifest calls it
 

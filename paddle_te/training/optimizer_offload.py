@@ -27,8 +27,8 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 
 from paddle_te import device
 from paddle_te.ops.te import runtime
+from paddle_te.optimizer import FactorAdamW
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
-from paddle_te.training.optimizer import FactorAdamW
 from paddle_te.training.resharding import held_by, layers_of
 from paddle_te.weights.blocks import row_bytes
 

@@ -25,6 +25,7 @@ from paddle_te.hosts.paddlenlp.loading import stage_layer_names
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
+from paddle_te.optimizer import fuse_clipping
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
@@ -39,7 +40,6 @@ from paddle_te.training.compact_states import keep_compact, number_elements
 from paddle_te.training.health import HealthCallback, Watch
 from paddle_te.training.loading import tell_errors
 from paddle_te.training.modes import TrainingModes
-from paddle_te.training.optimizer import decay_matrices, fuse_clipping
 from paddle_te.training.optimizer_in_backward import LAST_NORM, OptimizerInBackward
 from paddle_te.training.optimizer_offload import keep_on_host, make_states
 from paddle_te.training.resharding import Share

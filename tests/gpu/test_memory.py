@@ -6,9 +6,9 @@ import paddle
 import pytest
 
 from paddle_te.ops.te import offload
+from paddle_te.optimizer import fuse_clipping
 from paddle_te.training import optimizer_offload
 from paddle_te.training.compact_states import keep_compact
-from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
 from paddle_te.training.optimizer_offload import keep_on_host
 from tests.gpu.test_finetune import HALF, SIZES, loss_and_gradients, whole, with_lora

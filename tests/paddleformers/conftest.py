@@ -37,8 +37,13 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def recipe_of(tmp_path_factory, model_folder):
+def data_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    recipe.write_data(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recipe_of(model_folder, data_folder):
     """The recipe of a stage, as a function."""
-    data = tmp_path_factory.mktemp("data")
-    recipe.write_data(data)
-    return lambda stage: recipe.recipe(stage, model_folder, data)
+    return lambda stage: recipe.recipe(stage, model_folder, data_folder)

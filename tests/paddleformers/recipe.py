@@ -35,6 +35,26 @@ def write_data(folder):
         (folder / f"{stage}.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
 
 
+def write_indexed(folder):
+    """PT.bin and PT.idx: documents of token ids, and LONG.bin and LONG.idx: one that fills all sequences."""
+    import paddle
+    from paddleformers.data.indexed_dataset import MMapIndexedDatasetBuilder
+
+    generator = np.random.default_rng(0)
+    for name, lengths in (("PT", generator.integers(5, 40, 60)), ("LONG", [2000])):
+        builder = MMapIndexedDatasetBuilder(str(folder / f"{name}.bin"), np.uint16)
+        for length in lengths:
+            builder.add_item(paddle.to_tensor(generator.integers(3, 93, length)))
+            builder.end_document()
+        builder.finalize(str(folder / f"{name}.idx"))
+
+
+def indexed(prefix):
+    """What a recipe says of its data to pretrain on what `write_indexed` wrote, in the order of the index."""
+    data = dict(dataset_type="pretrain", input_dir=f"1.0 {prefix}", split="100,0,0", dataloader_shuffle=False)
+    return data | dict(eval_iters=1, eval_steps=1000)
+
+
 def _words(generator, shortest, longest):
     return " ".join(f"w{i}" for i in generator.integers(0, 90, generator.integers(shortest, longest)))
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from paddle_te.hosts.paddleformers.export import export
 from paddle_te.hosts.paddleformers.recipes import check_recipe, train
-from tests.paddleformers.recipe import STEPS, losses_in
+from tests.paddleformers.recipe import STEPS, indexed, losses_in, write_indexed
 from tests.paddleformers.test_checkpoints import weights_in
 from tests.te_weights import SIZES, relative
 
@@ -38,6 +38,16 @@ def test_none_and_pd_train_alike(losses, tmp_path, stage):
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
         assert relative(ours[name], array) < 1e-3, name
+
+
+@pytest.mark.parametrize("data", ["PT", "LONG"])
+def test_indexed_data(losses, data_folder, data):
+    """Several documents in a sequence, and one that fills it, for which our layers get no boundaries."""
+    write_indexed(data_folder)
+    settings = indexed(data_folder / data)
+    none, pd = (losses(backend, transformer_engine_backend=backend, **settings) for backend in ("none", "paddle"))
+    assert len(pd) == STEPS
+    np.testing.assert_allclose(pd, none, rtol=1e-5)
 
 
 LORA = dict(stage="SFT", fine_tuning="lora", lora_rank=4)

@@ -1,5 +1,6 @@
 """Measures training end to end: starts llm/llama/run_pretrain.py or run_finetune.py through its launcher, and reads
-what it logs. Pretraining's peer is torchtitan's own trainer, with torch.compile and torchao's float8.
+what it logs. Pretraining's peer is torchtitan's own trainer, with torch.compile and torchao's float8. Runs whose names
+begin with formers train the same in PaddleFormers.
 
     python tools/benchmark/throughput.py [--runs 8b-x4 titan-8b-l16-x1 ...] [--largest_batch 8b-l16-x1] [--output FILE]
 
@@ -31,6 +32,7 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 from paddle_te.launch.machines import visible_devices  # noqa: E402
 from paddle_te.launch.overlap import OVERLAPS  # noqa: E402
 from tools.benchmark import finetuning, report, step, timeline  # noqa: E402
+from tools.benchmark.formers import FormersRun  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
 from tools.benchmark.problem import GPT, QWEN2, SIZES, Dims  # noqa: E402
 from tools.benchmark.titan import TitanRun  # noqa: E402
@@ -218,6 +220,11 @@ TITAN_RUNS = {
     )
     for suffix, precision in (("", "fp8 tensorwise"), ("-rowwise", "fp8 rowwise"), ("-bf16", "bf16"))
 }
+# The same as ours of like names, in another host.
+FORMERS_RUNS = {
+    "formers-8b-l16-x1": FormersRun(EIGHT_B_16.size, base=ALONE),
+    "formers-8b-l16-x1-bf16": FormersRun(EIGHT_B_16.size, precision="bf16", base="8b-l16-x1-bf16"),
+}
 FINETUNED_7B = finetuning.Finetuning(LLAMA_2_7B)
 FINETUNING_RUNS = {
     f"{name}{suffix}": replace(run, packed=packed, batch=batch)
@@ -246,7 +253,7 @@ FINETUNING_RUNS |= {
         LORA_FP8, size=LLAMA_3_70B, base=None, recompute="full", flags=f"{LORA.flags} {FUSED_LOSS}"
     ),
 }
-RUNS = OUR_RUNS | FINETUNING_RUNS | TITAN_RUNS
+RUNS = OUR_RUNS | FORMERS_RUNS | FINETUNING_RUNS | TITAN_RUNS
 TRY_STEPS = 3  # of each try for the largest batch: the second step has all optimizer states, a third shows it stays
 
 DEFINITIONS = [
@@ -264,6 +271,11 @@ TITAN_DEFINITION = (
     "like for like: torchtitan keeps its weights in float32, paddle_te in bf16 with float32 master weights. "
     "torchtitan's times are means of two steps; compiling counts for its first step, so not for start. Its peak GB "
     "are what PyTorch's allocator had reserved, hence somewhat more than what its tensors took."
+)
+
+FORMERS_DEFINITION = (
+    "Runs of paddle_te in PaddleFormers are its own Trainer and recipe with our decoder layers, on random tokens in an "
+    "indexed corpus of one document. It waits for the loss in each step before it updates the weights."
 )
 
 
@@ -294,6 +306,12 @@ def parse_arguments(argv=None):
         help="folder with torchtitan, torchao and what they import besides PyTorch, searched in place of PYTHONPATH; "
         "default: where Python finds them by itself",
     )
+    parser.add_argument(
+        "--paddleformers",
+        type=Path,
+        metavar="PYTHON",
+        help="the interpreter of an environment with PaddleFormers, for the runs in that host",
+    )
     parser.add_argument("--timeout", type=float, default=180, help="seconds for a run; default %(default)s")
     report.add_destination(parser, "throughput")
     parser.add_argument("--logs", type=Path, help="folder to keep the runs' outputs and logs in (default: not kept)")
@@ -304,6 +322,9 @@ def parse_arguments(argv=None):
     if arguments.torchtitan and not arguments.torchtitan.is_dir():
         parser.error(f"--torchtitan: there is no folder {arguments.torchtitan}")
     arguments.torchtitan = arguments.torchtitan and arguments.torchtitan.resolve()  # processes may change theirs
+    if arguments.paddleformers and not os.access(arguments.paddleformers, os.X_OK):
+        parser.error(f"--paddleformers: {arguments.paddleformers} is no program")
+    arguments.paddleformers = arguments.paddleformers and arguments.paddleformers.absolute()  # a venv's is a link
     arguments.devices = visible_devices("nvgpu", os.environ)
     needed = max((RUNS[name].gpus for name in arguments.runs or ()), default=1)
     if needed > len(arguments.devices):
@@ -509,6 +530,7 @@ def main(argv=None):
     arguments = parse_arguments(argv)
     named = {arguments.largest_batch, *arguments.runs}
     definitions = DEFINITIONS + [finetuning.DEFINITION] * bool(named & FINETUNING_RUNS.keys())
+    definitions += [FORMERS_DEFINITION] * bool(named & FORMERS_RUNS.keys())
     definitions += [TITAN_DEFINITION] * bool(named & TITAN_RUNS.keys())
     result = report.header("throughput", argv, definitions) | {
         "versions": packages(),
@@ -529,7 +551,12 @@ def main(argv=None):
             run = run.tiny if arguments.tiny else run
             wanted = dict(steps=arguments.steps, warmup=arguments.warmup, profiled=arguments.profile) | options
             conditions = Conditions(
-                Path(folder, name), devices, timeout=arguments.timeout, torchtitan=arguments.torchtitan, **wanted
+                Path(folder, name),
+                devices,
+                timeout=arguments.timeout,
+                torchtitan=arguments.torchtitan,
+                paddleformers=arguments.paddleformers,
+                **wanted,
             )
             row = execute(run, conditions)
             found = f"{row['step_ms']['median']:.1f} ms" if row["status"] == "ok" else row["reason"]

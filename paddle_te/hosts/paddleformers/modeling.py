@@ -5,6 +5,7 @@ from paddleformers.transformers.llama import modeling
 from paddle_te.fp8 import bind_model
 from paddle_te.hosts.paddleformers.checkpoints import load_statements, lora_names, save_statements
 from paddle_te.hosts.paddleformers.configuration import check_config
+from paddle_te.hosts.paddleformers.criterion import OurCriterion
 from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer
 from paddle_te.models.backend import check_backend_name
 from paddle_te.models.switch import replace_decoder_layers, take_over
@@ -27,7 +28,7 @@ class _OurNorm:
 class LlamaForCausalLM(modeling.LlamaForCausalLM):
     """PaddleFormers' model with our decoder layers, chosen by config.transformer_engine_backend.
 
-    Its embedding, head and criterion, its arguments and its checkpoints are PaddleFormers'. options: what a
+    Its embedding, head and loss, its arguments and its checkpoints are PaddleFormers'. options: what a
     subclass puts into the configuration of each of its models. keeps_fp8_state: `check_config`'s, which raises what
     the configuration cannot have.
     """
@@ -44,6 +45,7 @@ class LlamaForCausalLM(modeling.LlamaForCausalLM):
         with replace_decoder_layers(type(self)):
             super().__init__(config)
         take_over(self.model.norm, _OurNorm)
+        take_over(self.criterion, OurCriterion)
         bind_model(self)
 
     @classmethod

@@ -1,4 +1,5 @@
-"""PaddleFormers' Trainer with what our decoder layers need of it: fp8 state, micro-batches, resuming in one process."""
+"""PaddleFormers' Trainer with what our decoder layers need of it: fp8 state, micro-batches, where documents end,
+resuming in one process; and with clipping in AdamW's pass."""
 
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -7,15 +8,28 @@ import paddle.distributed as dist
 from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
 
 from paddle_te import fp8
+from paddle_te.hosts.paddleformers.batches import Collator
 from paddle_te.hosts.paddleformers.configuration import decoder_config
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.models.decoder import fp8_recipe
+from paddle_te.optimizer import decay_matrices, fuse_clipping
 
 FP8_STATE = "fp8_state.pdparams"
 
 
 class TETrainer(SFTTrainer):
     """In place of PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike."""
+
+    def __init__(self, *args, data_collator, **kwargs):
+        super().__init__(*args, data_collator=Collator(data_collator), **kwargs)
+
+    def create_optimizer(self, lr_scheduler=None):
+        """PaddleFormers', which decays the same weights with every backend, with AdamW and clipping in one pass where
+        that can be."""
+        optimizer = super().create_optimizer(lr_scheduler)
+        decay_matrices(optimizer)
+        fuse_clipping(optimizer)
+        return optimizer
 
     def training_step(self, model, inputs, step_control=0):
         """One micro-batch; step_control counts them within a step."""

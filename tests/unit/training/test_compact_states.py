@@ -8,9 +8,10 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.optimizer import Step
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.training import compact_states
-from paddle_te.training.compact_states import Step, join_master, keep_compact, noise, noise_key, split_master
+from paddle_te.training.compact_states import join_master, keep_compact, noise, noise_key, split_master
 from paddle_te.weights import blocks
 
 COMPACT = dict(moments="bfloat16", master_weights="bf16_remainder")

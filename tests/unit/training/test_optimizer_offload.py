@@ -4,10 +4,10 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.optimizer import FactorAdamW
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.training import optimizer_offload
 from paddle_te.training.compact_states import keep_compact
-from paddle_te.training.optimizer import FactorAdamW
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
 from paddle_te.training.optimizer_offload import keep_on_host, spread
 from tests import emulated_te

@@ -17,7 +17,7 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_
 from paddle.nn.clip import _squared_l2_norm
 
 from paddle_te import device
-from paddle_te.training import multi_tensor
+from paddle_te.optimizer import multi_tensor
 
 
 def fuse_clipping(optimizer):

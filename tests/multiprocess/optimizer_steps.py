@@ -1,4 +1,4 @@
-"""Six steps of AdamW with clipping, by Paddle alone and by paddle_te.training.optimizer: the same bits? And on nvgpu
+"""Six steps of AdamW with clipping, by Paddle alone and by paddle_te.optimizer: the same bits? And on nvgpu
 those with states of fewer bytes: the same bits as in Paddle's operations on the CPU? And the update in backward? And
 many weights in one call? And with states in host memory, of which so many bytes are on the device as the planner says?
 
@@ -14,12 +14,12 @@ import paddle
 from paddle.base import core
 
 from paddle_te import device
+from paddle_te.optimizer import fuse_clipping, multi_tensor
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.planner import Layout
 from paddle_te.planner.memory import state_bytes
-from paddle_te.training import multi_tensor, optimizer_offload
+from paddle_te.training import optimizer_offload
 from paddle_te.training.compact_states import keep_compact
-from paddle_te.training.optimizer import fuse_clipping
 from paddle_te.training.optimizer_in_backward import OptimizerInBackward
 from paddle_te.training.optimizer_offload import keep_on_host
 from tests import emulated_te

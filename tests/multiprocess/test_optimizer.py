@@ -1,11 +1,11 @@
-"""paddle_te.training.optimizer: the same bits as Paddle's clipping and AdamW, on the CPU and on nvgpu."""
+"""paddle_te.optimizer: the same bits as Paddle's clipping and AdamW, on the CPU and on nvgpu."""
 
 from pathlib import Path
 
 import paddle
 import pytest
 
-from paddle_te.training.optimizer import fuse_clipping
+from paddle_te.optimizer import fuse_clipping
 from tests.nvgpu_processes import build_host, run
 
 STEPS = Path(__file__).parent / "optimizer_steps.py"
