@@ -25,7 +25,7 @@ from paddle_te.hosts.paddlenlp.loading import stage_layer_names
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
-from paddle_te.optimizer import fuse_clipping
+from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import (
