@@ -335,9 +335,7 @@ def _activations():
     return kernels.values()
 
 
-def gemm(
-    A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, bias=None, dbias=None, addend=None
-):
+def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, bias=None, dbias=None):
     assert A.in_blocks == B.in_blocks, "cuBLAS multiplies no blocks with anything else"
     if A.in_blocks:
         assert split_accumulator and {A.scaling_mode, B.scaling_mode} != {ScalingMode.BLOCK_SCALING_2D}
@@ -349,9 +347,7 @@ def gemm(
     if dbias is not None:
         assert dbias.dtype == D.dtype and not B.is_fp8, "cuBLAS has no such epilogue"
         dbias.write(B.operand(transb).sum(1))
-    assert addend is None or not accumulate and dbias is None
-    added = D if accumulate else addend
-    D.write(result if added is None else result + added.read())
+    D.write(result + D.read() if accumulate else result)
 
 
 def amax_and_scale_update(amax_history, scale, algo, fp8_dtype, margin, stream):

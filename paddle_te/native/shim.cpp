@@ -26,7 +26,7 @@
 
 namespace py = pybind11;
 
-// ---- declarations of transformer_engine.h, gemm.h, fused_attn.h, cuda_runtime_api.h, cuda.h, cublasLt.h ---------
+// ---- declarations of transformer_engine.h, gemm.h, fused_attn.h, cuda_runtime_api.h, cuda.h ----------------------
 
 using NVTETensor = void*;
 using NVTEConfig = void*;
@@ -56,16 +56,6 @@ enum ScalingMode { kPerTensorScaling = 0, kBlockScaling1D = 2, kBlockScaling2D =
 constexpr int kForcePow2Scales = 0, kAmaxEpsilon = 1;                                     // of a quantization config
 constexpr int kBiasTensor = 0, kDBiasTensor = 1, kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
 enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
-constexpr int kLtNoEpilogue = 1, kLtBias = 4, kLtScaleOf128 = 4, kLtScaleOf128x128 = 5;
-constexpr int kCuda32F = 0, kCuda16F = 2, kCuda16BF = 14, kCudaE4M3 = 28, kCudaE5M2 = 29, kCompute32F = 68;
-struct LtHeuristic {
-  uint64_t algo[8];
-  size_t workspace;
-  int state;
-  float waves;
-  int reserved[4];
-};
-
 constexpr int kFormatBSHD = 1, kFormatTHD = 2, kFormatNotSet = 8;
 constexpr int kLayoutT3HD = 10, kLayoutTHD = 14;  // the first and the last of the layouts of THD
 constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
@@ -86,12 +76,6 @@ enum BwdParam {
   kBwdQKVLayout, kBwdOFormat, kBwdDOFormat, kBwdDQKVLayout, kBwdScaleInvFormat, kBwdDOScaleInvFormat, kBwdMaxSeqlenQ,
   kBwdMaxSeqlenKV, kBwdWorkspace, kBwdStream
 };
-// cuBLASLt's: attributes of a product's description, and of a preference among its algorithms
-enum LtDesc {
-  kLtTransA = 3, kLtTransB = 4, kLtEpilogue = 7, kLtBiasPointer = 8, kLtSMCountTarget = 15, kLtAScalePointer = 17,
-  kLtBScalePointer = 18, kLtFastAccum = 25, kLtBiasDataType = 26, kLtAScaleMode = 31, kLtBScaleMode = 32
-};
-enum LtPreference { kLtMaxWorkspace = 1, kLtAlignmentA = 5, kLtAlignmentB, kLtAlignmentC, kLtAlignmentD };
 // clang-format on
 
 // X(result, name, arguments): every foreign function used here.
@@ -177,33 +161,18 @@ enum LtPreference { kLtMaxWorkspace = 1, kLtAlignmentA = 5, kLtAlignmentB, kLtAl
     (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cudaStream_t, void**, void**)) \
   X(int, cuGetErrorString, (int, const char**))
 
-#define CUBLASLT_FUNCTIONS(X)                                                                                          \
-  X(int, cublasLtCreate, (void**))                                                                                     \
-  X(int, cublasLtMatmulDescCreate, (void**, int, int))                                                                 \
-  X(int, cublasLtMatmulDescSetAttribute, (void*, int, const void*, size_t))                                            \
-  X(int, cublasLtMatrixLayoutCreate, (void**, int, uint64_t, uint64_t, int64_t))                                       \
-  X(int, cublasLtMatmulPreferenceCreate, (void**))                                                                     \
-  X(int, cublasLtMatmulPreferenceSetAttribute, (void*, int, const void*, size_t))                                      \
-  X(int, cublasLtMatmulPreferenceDestroy, (void*))                                                                     \
-  X(int, cublasLtMatmulAlgoGetHeuristic, (void*, void*, void*, void*, void*, void*, void*, int, LtHeuristic*, int*))   \
-  X(int, cublasLtMatmul,                                                                                               \
-    (void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*, void*, \
-     const uint64_t*, void*, size_t, cudaStream_t))                                                                    \
-  X(const char*, cublasLtGetStatusString, (int))
-
 #define DECLARE(result, name, arguments) static result(*name) arguments = nullptr;
 TE_FUNCTIONS(DECLARE)
 CUDART_FUNCTIONS(DECLARE)
 DRIVER_FUNCTIONS(DECLARE)
-CUBLASLT_FUNCTIONS(DECLARE)
 #undef DECLARE
 
 // ---- end of declarations ----------------------------------------------------------------------------------------
 
 static bool g_bound = false;
 
-// Resolves every function above in the libraries (handles of dlopen). Raises ImportError naming those missing.
-static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver, uintptr_t cublaslt) {
+// Resolves every function above in the three libraries (handles of dlopen). Raises ImportError naming those missing.
+static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver) {
   if (g_bound) throw py::import_error("already bound: tensors and statics hold handles of that library");
   std::string missing;
   auto find = [&](uintptr_t library, const char* name) {
@@ -215,11 +184,9 @@ static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver, uintptr_t cub
 #define RESOLVE_TE(result, name, arguments) RESOLVE_IN(te, name)
 #define RESOLVE_CUDART(result, name, arguments) RESOLVE_IN(cudart, name)
 #define RESOLVE_DRIVER(result, name, arguments) RESOLVE_IN(driver, name)
-#define RESOLVE_CUBLASLT(result, name, arguments) RESOLVE_IN(cublaslt, name)
   TE_FUNCTIONS(RESOLVE_TE)
   CUDART_FUNCTIONS(RESOLVE_CUDART)
   DRIVER_FUNCTIONS(RESOLVE_DRIVER)
-  CUBLASLT_FUNCTIONS(RESOLVE_CUBLASLT)
   g_bound = missing.empty();
   if (!g_bound) throw py::import_error("entry points missing from the libraries: " + missing);
 }
@@ -294,7 +261,7 @@ struct Tensor {
   };
 
   NVTEBasicTensor data{};
-  uintptr_t columnwise = 0, scale = 0, amax = 0, scale_inv = 0, columnwise_scale_inv = 0;
+  uintptr_t columnwise = 0, scale = 0, amax = 0, scale_inv = 0;
   Addresses given{};  // to the constructor
   int scaling_mode = kPerTensorScaling;
   Handle handle;
@@ -315,7 +282,6 @@ struct Tensor {
   // Moves the view to other memory.
   void point(const Addresses& to) {
     columnwise = to.columnwise, scale = to.scale, amax = to.amax, scale_inv = to.scale_inv;
-    columnwise_scale_inv = scaling_mode == kPerTensorScaling ? scale_inv : to.columnwise_scale_inv;
     data.data_ptr = reinterpret_cast<void*>(to.data);
     if (to.data || !columnwise) handle.set(kRowwiseData, data);
     if (columnwise) {
@@ -325,7 +291,10 @@ struct Tensor {
     if (scale) handle.set_scalar(kScale, scale);
     if (amax) handle.set_scalar(kAmax, amax);
     if (to.data || !columnwise) set_scale_inv(kRowwiseScaleInv, scale_inv, rows(), cols());
-    if (columnwise) set_scale_inv(kColumnwiseScaleInv, columnwise_scale_inv, cols(), rows());
+    if (columnwise) {
+      const bool is_shared = scaling_mode == kPerTensorScaling;
+      set_scale_inv(kColumnwiseScaleInv, is_shared ? scale_inv : to.columnwise_scale_inv, cols(), rows());
+    }
   }
 
   // rows, cols: of the data that is read with it.
@@ -415,6 +384,7 @@ class Stream {
   Stream(uintptr_t handle, py::function allocate)
       : handle(reinterpret_cast<cudaStream_t>(handle)), allocate_(std::move(allocate)) {
     check_bound();
+    int device = 0;
     check_cuda("cudaGetDevice", cudaGetDevice(&device));
     auto get = [&](int* value, DeviceAttribute attribute) {
       check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, attribute, device));
@@ -445,7 +415,7 @@ class Stream {
   py::object temporary(size_t bytes) { return allocate_(bytes); }
 
   const cudaStream_t handle;
-  int device = 0, sm_count = 0, major = 0, minor = 0;
+  int sm_count = 0, major = 0, minor = 0;
   int gemm_sms = 0, norm_fwd_sms = 0, norm_bwd_sms = 0;  // of sm_count, those that these kernels use
 
  private:
@@ -927,165 +897,10 @@ ACTIVATION_GRADIENT_WITH_DBIAS(quantize_dbias_drelu, kQuantizeDbiasDrelu)
 
 // ---- GEMM ----------------------------------------------------------------------------------------------------
 
-// TE's GEMM adds to what lies in its result's memory. What lies elsewhere is added here, without a copy of it before,
-// by the calls to cuBLASLt that TE 2.20 makes (cublas_gemm in common/gemm/cublaslt_gemm.cu): the same algorithm runs,
-// and the bits are those of a copy and TE's GEMM.
-namespace lt {
-
-static void check(const char* name, int status) {
-  if (status) throw std::runtime_error(std::string(name) + ": " + cublasLtGetStatusString(status));
-}
-
-static int type_of(const Tensor& tensor) {
-  switch (tensor.data.dtype) {
-    case kFloat32: return kCuda32F;
-    case kFloat16: return kCuda16F;
-    case kBFloat16: return kCuda16BF;
-    case kE4M3: return kCudaE4M3;
-    case kE5M2: return kCudaE5M2;
-    default: throw std::runtime_error("no GEMM of " + dtype_name(tensor.data.dtype));
-  }
-}
-
-static uint32_t alignment(const void* pointer) {
-  uint32_t bytes = 256;
-  while (reinterpret_cast<uintptr_t>(pointer) % bytes) bytes /= 2;
-  return bytes;
-}
-
-// An operand as cuBLASLt reads it: Hopper multiplies fp8 along the rows of both matrices only, hence the transposed
-// copy.
-struct Operand {
-  const void* data;
-  uintptr_t scale_inv;
-  int type, scaling_mode;
-  bool transposed;    // op in BLAS's words
-  size_t rows, cols;  // column by column
-
-  // along_rows: whether the product's sum runs along the rows of the tensor
-  Operand(const Tensor& t, bool is_a, bool along_rows) : type(type_of(t)), scaling_mode(t.scaling_mode) {
-    const bool copy = t.is_fp8() && !along_rows;
-    data = copy ? reinterpret_cast<const void*>(t.columnwise) : t.data.data_ptr;
-    scale_inv = copy ? t.columnwise_scale_inv : t.scale_inv;
-    if (!data) throw std::runtime_error(std::string(is_a ? "A" : "B") + " lacks the copy that this GEMM reads");
-    transposed = is_a == (copy || along_rows);
-    rows = copy ? t.rows() : t.cols(), cols = copy ? t.cols() : t.rows();
-  }
-};
-
-struct Product {  // a description with its algorithm, for the process's life
-  void *description, *a, *b, *c;
-  LtHeuristic heuristic;
-};
-
-using Key = std::array<int64_t, 16>;
-
-static void* handle(int device) {
-  static std::map<int, void*> handles;
-  void*& found = handles[device];
-  if (!found) check("cublasLtCreate", cublasLtCreate(&found));
-  return found;
-}
-
-template <class T>
-static void set(void* description, int attribute, const T& value) {
-  check("cublasLtMatmulDescSetAttribute", cublasLtMatmulDescSetAttribute(description, attribute, &value, sizeof value));
-}
-
-static int scale_mode(const Operand& operand) {
-  return operand.scaling_mode == kBlockScaling1D ? kLtScaleOf128 : kLtScaleOf128x128;
-}
-
-// What changes from call to call. bias: nullptr for none.
-static void point(void* description, const Operand& a, const Operand& b, const void* bias) {
-  if (a.scale_inv) {
-    set(description, kLtAScalePointer, a.scale_inv);
-    set(description, kLtBScalePointer, b.scale_inv);
-  }
-  if (bias) set(description, kLtBiasPointer, bias);
-}
-
-static Product make(const Operand& a, const Operand& b, const Tensor& d, bool fast, const void* bias, Stream& stream,
-                    const std::array<uint32_t, 4>& alignments) {
-  Product made{};
-  const int type = type_of(d), sms = stream.gemm_sms;
-  const int64_t m = d.cols(), n = d.rows();
-  check("cublasLtMatrixLayoutCreate", cublasLtMatrixLayoutCreate(&made.a, a.type, a.rows, a.cols, a.rows));
-  check("cublasLtMatrixLayoutCreate", cublasLtMatrixLayoutCreate(&made.b, b.type, b.rows, b.cols, b.rows));
-  check("cublasLtMatrixLayoutCreate", cublasLtMatrixLayoutCreate(&made.c, type, m, n, m));
-  check("cublasLtMatmulDescCreate", cublasLtMatmulDescCreate(&made.description, kCompute32F, kCuda32F));
-  set(made.description, kLtTransA, int32_t{a.transposed});
-  set(made.description, kLtTransB, int32_t{b.transposed});
-  if (sms < stream.sm_count) set(made.description, kLtSMCountTarget, int32_t{sms});
-  if (a.scale_inv) {
-    set(made.description, kLtFastAccum, int8_t{fast});
-    if (a.scaling_mode != kPerTensorScaling) {
-      set(made.description, kLtAScaleMode, int32_t{scale_mode(a)});
-      set(made.description, kLtBScaleMode, int32_t{scale_mode(b)});
-    }
-    if (bias) set(made.description, kLtBiasDataType, int32_t{type});
-  }
-  set(made.description, kLtEpilogue, int32_t{bias ? kLtBias : kLtNoEpilogue});
-  point(made.description, a, b, bias);
-  void* preference = nullptr;
-  check("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&preference));
-  auto wish = [&](int attribute, const auto& value) {
-    check("cublasLtMatmulPreferenceSetAttribute",
-          cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
-  };
-  wish(kLtMaxWorkspace, kGemmWorkspace);
-  for (int i = 0; i < 4; i++) wish(kLtAlignmentA + i, alignments[i]);
-  int found = 0;
-  check("cublasLtMatmulAlgoGetHeuristic",
-        cublasLtMatmulAlgoGetHeuristic(handle(stream.device), made.description, made.a, made.b, made.c, made.c,
-                                       preference, 1, &made.heuristic, &found));
-  check("cublasLtMatmulPreferenceDestroy", cublasLtMatmulPreferenceDestroy(preference));
-  if (!found) throw std::runtime_error("cuBLASLt has no algorithm for this product");
-  return made;
-}
-
-// D = op(B) · op(A) (+ bias) + C, see gemm.
-static void gemm(const Tensor& a_, const Tensor& b_, const Tensor& c, const Tensor& d, bool transa, bool transb,
-                 Stream& stream, bool split_accumulator, const Tensor* bias) {
-  static std::map<Key, Product> products;
-  const Operand a(a_, true, transa), b(b_, false, !transb);
-  const void *c_at = c.data.data_ptr, *bias_at = bias ? bias->data.data_ptr : nullptr;
-  void *d_at = d.data.data_ptr, *workspace = stream.workspace(kGemmWorkspace);
-  const std::array<uint32_t, 4> alignments = {alignment(a.data), alignment(b.data), alignment(c_at), alignment(d_at)};
-  const bool fast = a.scale_inv && !split_accumulator;
-  const Key key = {stream.device,
-                   stream.gemm_sms,
-                   a.type,
-                   b.type,
-                   type_of(d),
-                   a.scaling_mode,
-                   b.scaling_mode,
-                   a.transposed | b.transposed << 1 | fast << 2 | (bias ? 8 : 0),
-                   static_cast<int64_t>(a.rows),
-                   static_cast<int64_t>(a.cols),
-                   static_cast<int64_t>(b.rows),
-                   static_cast<int64_t>(b.cols),
-                   alignments[0],
-                   alignments[1],
-                   alignments[2],
-                   alignments[3]};
-  auto found = products.find(key);
-  if (found == products.end()) found = products.emplace(key, make(a, b, d, fast, bias_at, stream, alignments)).first;
-  const Product& product = found->second;
-  point(product.description, a, b, bias_at);
-  const float one = 1;
-  check("cublasLtMatmul", cublasLtMatmul(handle(stream.device), product.description, &one, a.data, product.a, b.data,
-                                         product.b, &one, c_at, product.c, d_at, product.c, product.heuristic.algo,
-                                         workspace, kGemmWorkspace, stream.handle));
-}
-
-}  // namespace lt
-
 static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, Stream& stream,
-                 bool accumulate, bool split_accumulator, const Tensor* bias, const Tensor* dbias,
-                 const Tensor* addend) {
-  const char* name = addend ? "cublasLtMatmul" : "nvte_cublas_gemm_v2";
-  Named named = {{"A", &a}, {"B", &b}, {"D", &d}, {"bias", bias}, {"dbias", dbias}, {"addend", addend}};
+                 bool accumulate, bool split_accumulator, const Tensor* bias, const Tensor* dbias) {
+  const char* name = "nvte_cublas_gemm_v2";
+  Named named = {{"A", &a}, {"B", &b}, {"D", &d}, {"bias", bias}, {"dbias", dbias}};
   // cuBLAS is column-major: in rows and columns this is D[n, m] = op(B)[n, k] · op(A)[k, m]. TE trusts D's shape.
   const size_t m = transa ? a.rows() : a.cols(), k = transa ? a.cols() : a.rows();
   const size_t n = transb ? b.cols() : b.rows(), kb = transb ? b.rows() : b.cols();
@@ -1097,14 +912,6 @@ static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa,
   for (auto [vector, size] : {std::pair{bias, m}, std::pair{dbias, n}})
     if (vector && (vector->numel() != size || vector->data.dtype != d.data.dtype))
       raise(describe(std::string(name) + ": bias needs D's columns, dbias its rows, and both D's dtype", named));
-  if (addend) {
-    if (accumulate || dbias || stream.major >= 10)
-      raise(describe("a GEMM with an addend has neither `accumulate` nor dbias, and runs on GPUs before Blackwell",
-                     named));
-    if (addend->rows() != n || addend->cols() != m || addend->data.dtype != d.data.dtype)
-      raise(describe("a GEMM's addend needs D's shape and dtype", named));
-    return call(name, named, [&] { lt::gemm(a, b, *addend, d, transa, transb, stream, split_accumulator, bias); });
-  }
   call(name, named, [&] {
     static std::map<std::tuple<bool, int, bool, bool>, NVTEConfig> configs;  // for the process's life
     NVTEConfig& config = configs[{split_accumulator, stream.gemm_sms, bias, dbias}];
@@ -1411,8 +1218,8 @@ PYBIND11_MODULE(_shim, m) {
     }
   });
 
-  m.def("bind", &bind, "te"_a, "cudart"_a, "driver"_a, "cublaslt"_a,
-        "Resolves all entry points in dlopen handles. ImportError names the missing ones.");
+  m.def("bind", &bind, "te"_a, "cudart"_a, "driver"_a,
+        "Resolves all entry points in three dlopen handles. ImportError names the missing ones.");
   m.attr("SIZES") = py::dict("NVTEShape"_a = sizeof(NVTEShape), "NVTEBasicTensor"_a = sizeof(NVTEBasicTensor),
                              "NVTETensorPack"_a = sizeof(NVTETensorPack));
 
@@ -1530,12 +1337,11 @@ more scratch memory is needed than there is (after the stream has been synchroni
   define(m, "quantize_dbias_drelu", &quantize_dbias_drelu, "grad"_a, "input"_a, "output"_a, "dbias"_a, "stream"_a,
          with_dbias);
   define(m, "gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
-         "split_accumulator"_a = false, "bias"_a = nullptr, "dbias"_a = nullptr, "addend"_a = nullptr,
+         "split_accumulator"_a = false, "bias"_a = nullptr, "dbias"_a = nullptr,
          R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:
 A is [m, k] if transa else [k, m]; B is [k, n] if transb else [n, k]. With weight W [out, in], tokens x [t, in]:
 y = gemm(W, x, y, True, False); dx = gemm(W, dy, dx, False, False); dW = gemm(x, dy, dW, False, True).
-accumulate: adds to D (a float32 main gradient). addend: a residual, like D, is added instead, and D only written; not
-on Blackwell. split_accumulator: fp8's exact sum, for gradients.
+accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.
 bias [m]: added to each row of D (of y). dbias [n]: written, the sum of op(B)'s columns (of dW's GEMM the bias's
 gradient); cuBLAS has none in fp8, see quantize_dbias. Both in D's dtype.)");
   define(m, "amax_and_scale_update", &amax_and_scale_update, "amax_history"_a, "scale"_a, "algo"_a, "fp8_dtype"_a,

@@ -560,29 +560,6 @@ def test_gemm_adds_bias_and_residual(te, stream, tokens, inner, outer, fp8):
     assert error(y, residual.double() + xd @ wd.T + bias.double()) < 2 * BF16_ERROR
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8", "fp8_in_out", "bf16_in_out", "blocks"])
-@pytest.mark.parametrize("tokens, inner, outer", [(128, 256, 384), (512, 1024, 2048), (2048, 14336, 4096)])
-def test_a_gemm_with_an_addend_has_the_bits_of_a_copy_and_te_s(te, stream, tokens, inner, outer, precision, with_bias):
-    """Into other memory than the addend's; again with other scales and bias. in_out: W is [in, out]."""
-    dtype, transa = torch.float16 if precision == "fp16" else torch.bfloat16, not precision.endswith("in_out")
-    for _ in range(2):
-        x, residual, bias = (random(*shape, dtype=dtype) for shape in ((tokens, inner), (tokens, outer), (outer,)))
-        w = random(outer, inner, dtype=dtype) if transa else random(inner, outer, dtype=dtype)
-        vx, vw, split = view(te, x), view(te, w), False
-        if precision.startswith("fp8"):
-            x8, w8 = quantized(te, stream, x), quantized(te, stream, w * 3)
-            vx, vw = x8.native, w8.native
-        elif precision == "blocks":
-            x8, w8 = Blocks(te, stream, x, ONE_DIM, True), Blocks(te, stream, w, TWO_DIMS, True)
-            vx, vw, split = x8.native, w8.native, True
-        added, want, got = residual.clone(), residual.clone(), poisoned(tokens, outer, dtype=dtype)
-        epilogue = view(te, bias) if with_bias else None
-        te.gemm(vw, vx, view(te, want), transa, False, stream, True, split, epilogue)
-        te.gemm(vw, vx, view(te, got), transa, False, stream, False, split, epilogue, None, view(te, residual))
-        assert torch.equal(got, want) and torch.equal(residual, added)
-
-
 @pytest.mark.parametrize("algo", ["max", "most_recent"])
 @pytest.mark.parametrize("margin", [0, 2])
 def test_amax_and_scale_update(te, stream, algo, margin):

@@ -14,7 +14,6 @@ from typing import Any
 import paddle
 
 from paddle_te.native import addition
-from paddle_te.ops.te import kernel_choice
 from paddle_te.ops.te.norm import Normed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
@@ -100,17 +99,10 @@ def grad_output_pieces(rt, shape, quantizers, weight):
     return pieces(rt, shape, quantizers.grad_output)
 
 
-def _fprop(rt, x, weight, out, addend=None, transpose_y=True, bias=None):
-    """Into the native `out`. addend: native, to be added; bias: a tensor, likewise."""
-    epilogue = None if bias is None else rt.view(bias, tuple(bias.shape), DTYPES[bias.dtype])
-    copied = addend is not None and not kernel_choice.addend(rt)
-    options = [copied, x.split_accumulator]
-    if copied:
-        rt.te.memcpy_async(out, addend, rt.stream)
-    if addend is not None and not copied:
-        options += epilogue, None, addend
-    elif epilogue is not None:
-        options.append(epilogue)
+def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True, bias=None):
+    """Into the native `out`. bias: a tensor, to be added."""
+    epilogue = () if bias is None else (rt.view(bias, tuple(bias.shape), DTYPES[bias.dtype]),)
+    options = accumulate, x.split_accumulator, *epilogue
     rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, *options)
 
 
@@ -204,8 +196,9 @@ def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=No
     adds = tp is None or tp.rank == 0
     accumulate = residual is not None and not scatter and adds
     result = rt.matrix(out, code)
-    addend = rt.view(residual, result.shape, code) if accumulate else None
-    _fprop(rt, x, weight, result.native, addend, transpose_y, bias if adds else None)
+    if accumulate:
+        rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
+    _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias if adds else None)
     if tp is not None:
         out = tp.reduce_output(out)
     if scatter and residual is not None:

@@ -1,12 +1,10 @@
-"""Where our kernels and calls stand in for TE's functions, whose bits they have. Tests and benchmarks replace what is
-here."""
+"""Where our kernels stand in for TE's functions, whose bits they have. Tests and benchmarks replace these functions."""
 
 import os
 
 from paddle_te.native import rmsnorm, rope
 
-BLACKWELL = (10, 0)  # where TE computes the sigmoid in another way, and fast enough, and reads fp8 GEMMs' operands in
-# another; none of ours has run there
+BLACKWELL = (10, 0)  # from here on TE's own functions compute the sigmoid in another way, and fast enough
 ONE_SCALE = ("delayed", "current")  # kinds of quantizers with one scale for a tensor
 
 
@@ -18,11 +16,6 @@ def swiglu(rt, activation, quantizer):
 def cast():
     """Whether our kernel casts what has one scale."""
     return True
-
-
-def addend(rt):
-    """Whether a GEMM adds what lies in other memory than its result, so that it needs no copy before."""
-    return rt.stream.capability < BLACKWELL
 
 
 def norm(rt, hidden, code, quantizer):

@@ -10,7 +10,6 @@ from paddle_te.native import library
 from paddle_te.native.types import DType, Mask, QKVLayout, ScalingMode
 
 PROGRAM = r"""
-#include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -49,14 +48,12 @@ template <class R, class... A> struct Types<R(A...)> { using list = List<R, A...
   static_assert(equal(Types<std::remove_pointer_t<decltype(shim::name)>>::list{},            \
                       Types<std::remove_pointer_t<decltype(&::name)>>::list{}), #name);
 TE_FUNCTIONS(CHECK_FUNCTION) CUDART_FUNCTIONS(CHECK_FUNCTION) DRIVER_FUNCTIONS(CHECK_FUNCTION)
-CUBLASLT_FUNCTIONS(CHECK_FUNCTION)
 
 #define SAME(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs), #theirs);
 @ENUMERATORS@
 static_assert(sizeof(shim::NVTEShape) == sizeof(NVTEShape) &&
               sizeof(shim::NVTEBasicTensor) == sizeof(NVTEBasicTensor) &&
-              sizeof(shim::NVTETensorPack) == sizeof(NVTETensorPack) &&
-              sizeof(shim::LtHeuristic) == sizeof(cublasLtMatmulHeuristicResult_t), "sizes");
+              sizeof(shim::NVTETensorPack) == sizeof(NVTETensorPack), "sizes");
 static_assert(offsetof(shim::NVTEBasicTensor, dtype) == offsetof(NVTEBasicTensor, dtype) &&
               offsetof(shim::NVTEBasicTensor, shape) == offsetof(NVTEBasicTensor, shape) &&
               offsetof(shim::NVTEShape, ndim) == offsetof(NVTEShape, ndim) &&
@@ -100,32 +97,6 @@ CONSTANTS = [
     ("kMultiProcessorCount", "cudaDevAttrMultiProcessorCount"),
     ("kComputeCapabilityMajor", "cudaDevAttrComputeCapabilityMajor"),
     ("kComputeCapabilityMinor", "cudaDevAttrComputeCapabilityMinor"),
-    ("kLtTransA", "CUBLASLT_MATMUL_DESC_TRANSA"),
-    ("kLtTransB", "CUBLASLT_MATMUL_DESC_TRANSB"),
-    ("kLtEpilogue", "CUBLASLT_MATMUL_DESC_EPILOGUE"),
-    ("kLtBiasPointer", "CUBLASLT_MATMUL_DESC_BIAS_POINTER"),
-    ("kLtSMCountTarget", "CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET"),
-    ("kLtAScalePointer", "CUBLASLT_MATMUL_DESC_A_SCALE_POINTER"),
-    ("kLtBScalePointer", "CUBLASLT_MATMUL_DESC_B_SCALE_POINTER"),
-    ("kLtFastAccum", "CUBLASLT_MATMUL_DESC_FAST_ACCUM"),
-    ("kLtBiasDataType", "CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE"),
-    ("kLtAScaleMode", "CUBLASLT_MATMUL_DESC_A_SCALE_MODE"),
-    ("kLtBScaleMode", "CUBLASLT_MATMUL_DESC_B_SCALE_MODE"),
-    ("kLtMaxWorkspace", "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES"),
-    ("kLtAlignmentA", "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES"),
-    ("kLtAlignmentB", "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES"),
-    ("kLtAlignmentC", "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES"),
-    ("kLtAlignmentD", "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES"),
-    ("kLtNoEpilogue", "CUBLASLT_EPILOGUE_DEFAULT"),
-    ("kLtBias", "CUBLASLT_EPILOGUE_BIAS"),
-    ("kLtScaleOf128", "CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F"),
-    ("kLtScaleOf128x128", "CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F"),
-    ("kCuda32F", "CUDA_R_32F"),
-    ("kCuda16F", "CUDA_R_16F"),
-    ("kCuda16BF", "CUDA_R_16BF"),
-    ("kCudaE4M3", "CUDA_R_8F_E4M3"),
-    ("kCudaE5M2", "CUDA_R_8F_E5M2"),
-    ("kCompute32F", "CUBLAS_COMPUTE_32F"),
     ("kE4M3", "kNVTEFloat8E4M3"),
     ("kE5M2", "kNVTEFloat8E5M2"),
     ("kByte", "kNVTEByte"),
