@@ -687,13 +687,6 @@ def dswiglu_cast_transpose(form, dy, z, *arguments):
     form.write(np.concatenate([dy * up * derivative, dy * value], 1), *target)
 
 
-def rope_cast_transpose(form, *arguments):
-    """kernels/rope_cast.cu."""
-    source, target, (angles, s, tokens, *sizes) = arguments[:6], arguments[6:11], arguments[11:]
-    parts = _rotated(form.dtype, tokens, source, angles, s, *sizes, True)
-    form.write(np.concatenate([part.reshape(tokens, -1) for part in parts], 1), *target)
-
-
 def memcpy_async(destination, source, stream):
     destination.array.reshape(-1)[:] = source.array.reshape(-1)
 

@@ -60,13 +60,13 @@ class Form(NamedTuple):
         )
 
 
-def launch(te, stream, name, file, form, tiling, size, arguments, shared_bytes=0, **more):
+def launch(te, stream, name, file, form, tiling, size, arguments, **more):
     """Runs the kernel `name` on a Source of `size` (rows, columns). more: what the file is compiled with beside the
     Form's `defines`."""
     compiled = kernel(name, file, stream.capability, **form.defines(name, tiling), **more)
     (rows, columns), width = size, _VECTORS * ELEMENTS[form.dtype][1] * tiling.tiles
     blocks = -(-rows // tiling.tile_rows) * -(-columns // width)
-    te.launch(compiled, blocks, tiling.tile_rows // _PATCH_ROWS * _VECTORS, shared_bytes, stream, *arguments)
+    te.launch(compiled, blocks, tiling.tile_rows // _PATCH_ROWS * _VECTORS, 0, stream, *arguments)
 
 
 CAST_TILING = Tiling(128, 8, 6)

@@ -1,19 +1,14 @@
-"""Rotary position embedding on packed q, k, v (kernels/rope.cu), and its gradient in fp8 (kernels/rope_cast.cu).
+"""Rotary position embedding on packed q, k, v (kernels/rope.cu).
 
 Addresses are ints, strides are elements a token. `angles`: float32 [s, d], row t % s for token t, of which the first
 half of each row is read (both halves are equal in the half-split convention); 0 for none: nothing is rotated. d must be
 a multiple of 16 (bfloat16, float16) or 8 (float32), and all addresses and strides of 16 bytes.
 """
 
-from paddle_te.native import casts
-from paddle_te.native.casts import Form, Tiling
 from paddle_te.native.kernels import ELEMENTS, kernel
 from paddle_te.native.types import DType
 
 _NAMES = {dtype: (f"rope_{name}", vector) for dtype, (name, vector) in ELEMENTS.items()}
-
-CAST_TILING = Tiling(64, 8, 5, 4)
-MOST_SHARED = 48 << 10  # bytes that a block has without asking for more
 
 
 def rope_packed(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, backward=False):
@@ -40,35 +35,6 @@ def rope_merge(te, stream, dq, dk, dv, dqkv, angles, tokens, s, heads, kv_heads,
     *target, stride = _packed(dqkv, heads, kv_heads, d, dtype)
     source = (dq, dk, dv, heads * d, kv_heads * d, kv_heads * d)
     _launch(te, stream, source, (*target, stride, stride, stride), angles, tokens, s, heads, kv_heads, d, dtype, True)
-
-
-def casts_head(d, dtype):
-    """Whether `rope_cast_transpose` takes heads of size d."""
-    size = ELEMENTS[dtype][1]
-    tile = CAST_TILING.tile_rows * 2 * 8 * size
-    return d % 16 == 0 and d % (2 * size) == 0 and _table_bytes(d) + tile + 256 <= MOST_SHARED
-
-
-def rope_cast_transpose(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, float8):
-    """The backward of `rope_packed` or `rope_split`, rounded to dtype, cast to fp8 with its transposed copy.
-
-    source: the address of the packed gradients, or a tuple of those of dq, dk and dv. target: a CastTarget. tokens: a
-    multiple of 16. d: see `casts_head`.
-    """
-    if isinstance(source, tuple):
-        read = (*source, heads * d, kv_heads * d, kv_heads * d)
-    else:
-        *addresses, stride = _packed(source, heads, kv_heads, d, dtype)
-        read = (*addresses, stride, stride, stride)
-    kernel = "rope_cast_transpose", "rope_cast.cu", Form(dtype, float8, True), CAST_TILING
-    arguments = *read, *target, angles, s, tokens, heads, kv_heads, d
-    size = tokens, (heads + 2 * kv_heads) * d // 2
-    casts.launch(te, stream, *kernel, size, arguments, _table_bytes(d) if angles else 0)
-
-
-def _table_bytes(d):
-    """Cosines and sines of a tile's rows."""
-    return CAST_TILING.tile_rows * d * 4
 
 
 def _packed(qkv, heads, kv_heads, d, dtype):

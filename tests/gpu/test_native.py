@@ -619,45 +619,6 @@ def test_rope(te, stream, dtype, b, s, heads, kv_heads, d):
         assert error(single, expected[0]) < tolerance
 
 
-@pytest.mark.parametrize("scaling", ["delayed", "current"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("float8", [E4M3, E5M2])
-@pytest.mark.parametrize("rotary", [True, False])
-@pytest.mark.parametrize(
-    "b, s, heads, kv_heads, d",
-    [(2, 80, 8, 8, 64), (1, 1024, 32, 8, 128), (3, 48, 6, 2, 96), (1, 16, 1, 1, 16), (2, 2048, 12, 12, 128)],
-)
-def test_rope_in_fp8_has_the_bits_of_rope_and_te_s_cast(
-    te, stream, b, s, heads, kv_heads, d, rotary, float8, dtype, scaling
-):
-    """From q, k and v in three buffers and in one, with outliers and what is not finite in the gradient of v."""
-    sizes = b * s, s, heads, kv_heads, d, DTYPES[dtype]
-    freqs = angles(s, d)
-    angles_at = freqs.data_ptr() if rotary else 0
-    qkv = of_many_magnitudes((b * s, heads + 2 * kv_heads, d), dtype, "none")
-    if scaling == "delayed":
-        qkv[:, -1, 0] = math.inf
-        qkv[-1, -1, 1] = math.nan
-    parts = [t.contiguous() for t in qkv.split([heads, kv_heads, kv_heads], 1)]
-    merged, shape = poisoned(*qkv.shape, dtype=dtype), (b * s, (heads + 2 * kv_heads) * d)
-    rope.rope_merge(te, stream, *(t.data_ptr() for t in (*parts, merged)), angles_at, *sizes)
-    stored = merged.view(shape)
-    for source in qkv.data_ptr(), tuple(t.data_ptr() for t in parts):
-        got, want = (Float8(te, shape, float8, 0.37) for _ in range(2))
-
-        def cast(target, source=source):
-            rope.rope_cast_transpose(te, stream, source, target, angles_at, *sizes, float8)
-
-        if scaling == "current":
-            te.compute_amax(view(te, stored), want.native, stream)
-            te.compute_scale_from_amax(want.native, stream)
-            cast(casts.CastTarget.only_amax(got.factors.data_ptr() + 4))
-            te.compute_scale_from_amax(got.native, stream)
-        te.quantize(view(te, stored), want.native, stream)
-        cast(got.target)
-        check_equal(got, want)
-
-
 def attention_reference(q, k, v, dout, scale, causal, bias=None):
     """out, dq, dk, dv in float64. All [b, s, h, d]; bias: [b or 1, 1, s, s of k]."""
     q, k, v = (t.double().detach().requires_grad_() for t in (q, k, v))

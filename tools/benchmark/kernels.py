@@ -1,6 +1,6 @@
 """Times our kernels that cast to fp8 beside Transformer Engine's functions, and compares their bits.
 
-    python tools/benchmark/kernels.py [--sizes 8b 7b 1b] [--functions rotation ...] [--quick]
+    python tools/benchmark/kernels.py [--sizes 8b 7b 1b] [--functions norm ...] [--quick]
 
 Writes benchmarks/kernels/<date>_<gpu>x<n>_<what>.json and a table of the same name. --tilings times our kernels with
 other tilings as well, which are chosen in paddle_te/native.
@@ -146,40 +146,6 @@ class Bench:
         return Case(inputs, 2 * shape[0] * shape[1], library, ours, want, got, prepare)
 
 
-def rotation(bench, size, scaling):
-    """The gradient of rotary position embedding, from where cuDNN leaves it to what the projection's GEMMs read."""
-    import paddle
-
-    from paddle_te.native import rope
-
-    te, stream = bench.te, bench.stream
-    tokens, heads, kv_heads, d = size.tokens, size.heads, size.kv_heads, size.head_dim
-    shape = tokens, (heads + 2 * kv_heads) * d
-    gradients, merged = bench.random(*shape), paddle.empty(list(shape), "bfloat16")
-    angles = paddle.rand([tokens, d]) * 1000
-    sizes = angles.data_ptr(), tokens, tokens, heads, kv_heads, d, bench.dtype
-    at, stored = gradients.data_ptr(), bench.native(merged)
-    if heads == kv_heads:
-
-        def prepare():
-            te.memcpy_async(stored, bench.native(gradients), stream)
-
-        def compute():
-            rope.rope_packed(te, stream, merged.data_ptr(), merged.data_ptr(), *sizes, backward=True)
-
-        source = at
-    else:
-        prepare, source = None, tuple(at + 2 * tokens * start for start in (0, heads * d, (heads + kv_heads) * d))
-
-        def compute():
-            rope.rope_merge(te, stream, *source, merged.data_ptr(), *sizes)
-
-    def cast(target, kept=(gradients, angles)):
-        rope.rope_cast_transpose(te, stream, source, target, *sizes, bench.e5m2)
-
-    return bench.case(scaling, shape, bench.e5m2, gradients.size * 2, compute, stored, cast, prepare=prepare)
-
-
 def _cast(bench, shape, float8, scaling):
     from paddle_te.native import casts
 
@@ -272,7 +238,6 @@ def swiglu_gradient(bench, size, scaling):
 
 
 FUNCTIONS = {
-    "rotation": ("gradient of the rotation", rotation),
     "norm": ("RMSNorm", norm),
     "cast": ("cast of [tokens, hidden]", cast_of_activations),
     "weight": ("cast of [2 ffn, hidden]", cast_of_weights),
@@ -367,12 +332,11 @@ def measure(arguments):
 
 def times_of_tilings(watch, case, function):
     """{a Tiling as text: microseconds}."""
-    from paddle_te.native import casts, rmsnorm, rope
+    from paddle_te.native import casts, rmsnorm
     from paddle_te.native import swiglu as of_swiglu
 
     chosen, found = casts.Tiling, {}
     holders = {
-        "rotation": (rope, "CAST_TILING", [chosen(64, band, n, tiles) for n, tiles, band in TILINGS_OF_ROTATION]),
         "norm": (rmsnorm, "CAST_TILING", [chosen(*tiling) for tiling in TILINGS]),
         "cast": (casts, "CAST_TILING", [chosen(*tiling) for tiling in TILINGS]),
         "swiglu": (of_swiglu.TILINGS, "SwiGLU", [chosen(*tiling) for tiling in TILINGS]),
@@ -393,9 +357,6 @@ def times_of_tilings(watch, case, function):
 
 
 # blocks of an SM, tiles, rows of tiles in a band
-TILINGS_OF_ROTATION = [
-    (5, 4, 8), (5, 2, 8), (5, 8, 8), (4, 4, 8), (6, 4, 8), (3, 4, 8), (5, 4, 2), (5, 4, 16), (5, 1, 8),
-]  # fmt: skip
 # Tiling's rows, band, blocks of an SM, tiles
 TILINGS = [
     (128, 8, 3), (128, 8, 4), (128, 8, 6), (128, 8, 8), (128, 4, 6), (128, 16, 6), (64, 8, 8), (64, 8, 12),

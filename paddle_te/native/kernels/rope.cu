@@ -8,7 +8,6 @@
 //
 // Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
 
-#include "rotation.cuh"
 #include "types.cuh"
 
 // One block a token; blockDim.x is a multiple of d / (2 Vector::size), so that each thread keeps its place in the head
@@ -42,10 +41,9 @@ __device__ void rope(const T* q_in, const T* k_in, const T* v_in, long long q_in
     T* y = (head < q_heads ? q_out + head * d : k_out + (head - q_heads) * d) + place;
     Vector<T> low = *reinterpret_cast<const Vector<T>*>(x), high = *reinterpret_cast<const Vector<T>*>(x + d / 2);
     for (int i = 0; i < size; i++) {
-      float a = to_float(low.x[i]), b = to_float(high.x[i]);
-      if (angles) rotate(a, b, c[i], z[i]);
-      from_float(a, low.x[i]);
-      from_float(b, high.x[i]);
+      const float a = to_float(low.x[i]), b = to_float(high.x[i]);
+      from_float(a * c[i] - b * z[i], low.x[i]);
+      from_float(b * c[i] + a * z[i], high.x[i]);
     }
     *reinterpret_cast<Vector<T>*>(y) = low;
     *reinterpret_cast<Vector<T>*>(y + d / 2) = high;

@@ -15,9 +15,8 @@ from paddle.autograd import PyLayer
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.kept import kept_on
-from paddle_te.ops.te import autograd, kernel_choice, runtime
+from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
-from paddle_te.ops.te.quantized import FP8
 from paddle_te.ops.te.recording import Op, Placeholder
 from paddle_te.ops.te.runtime import DTYPES, FLOAT32, INT32, INT64, check_tensor, dense, dtype_code, needs_grad
 
@@ -396,46 +395,18 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, quantizers, 
 
 def rotary_attention_backward(rt, saved, dout):
     """(dqkv, None for the angles, the documents and the random state)."""
-    heads = saved.heads
+    heads, attention = saved.heads, saved.in_16_bits
     dqkv = rt.empty(saved.qkv.shape, heads.dtype)
     buffer = dqkv if heads.packed else heads.new_buffer(rt)
     grads = heads.views(rt, buffer.data_ptr())
-    _rotated_backward(rt, saved, dout, buffer, grads)
-    if not _stays(heads, saved.freqs):
-        _rotate_back(rt, heads, grads, dqkv, saved.freqs)
-    return dqkv, None, None, None
-
-
-def casts_gradient(saved, quantizer):
-    """Whether `rotary_attention_backward_in_fp8` comes in the place of `rotary_attention_backward` and a cast."""
-    heads = saved.heads
-    return not _stays(heads, saved.freqs) and kernel_choice.rotation(heads.q[-1], heads.code, quantizer)
-
-
-def rotary_attention_backward_in_fp8(rt, saved, dout, out):
-    """Fills the Float8Matrix `out` with dqkv: the gradients of rotated q, k and v are read where attention leaves them,
-    and turned back as they are cast."""
-    heads = saved.heads
-    buffer = heads.new_buffer(rt)
-    _rotated_backward(rt, saved, dout, buffer, heads.views(rt, buffer.data_ptr()))
-    base, to_k_and_v = buffer.data_ptr(), heads.starts[heads.layout]
-    source = base if heads.packed else (base, *(base + 2 * start for start in to_k_and_v))
-
-    def cast(target, _rounded):
-        options = _angles(saved.freqs), *heads.rope, FP8[out.quantizer.dtype]
-        rope.rope_cast_transpose(rt.te, rt.stream, source, target, *options)
-
-    return out.fill_by(rt, cast)
-
-
-def _rotated_backward(rt, saved, dout, buffer, grads):
-    """Fills the native gradients of q, k and v as attention has read them; they lie in the buffer."""
-    heads, attention = saved.heads, saved.in_16_bits
     if saved.in_fp8:
         saved.in_fp8.backward(rt, dout, (heads.whole_view(rt, buffer.data_ptr()),))
     else:
         of_forward = attention.qkv, attention.out, attention.stats
         _attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
+    if not _stays(heads, saved.freqs):
+        _rotate_back(rt, heads, grads, dqkv, saved.freqs)
+    return dqkv, None, None, None
 
 
 _ROTARY_ATTENTION = Op(_rotary_attention_forward, rotary_attention_backward)

@@ -2,7 +2,7 @@
 
 import os
 
-from paddle_te.native import rmsnorm, rope
+from paddle_te.native import rmsnorm
 
 BLACKWELL = (10, 0)  # from here on TE's own functions compute the sigmoid in another way, and fast enough
 ONE_SCALE = ("delayed", "current")  # kinds of quantizers with one scale for a tensor
@@ -27,8 +27,3 @@ def norm(rt, hidden, code, quantizer):
         and rt.stream.capability < BLACKWELL
         and not by_cudnn
     )
-
-
-def rotation(head_dim, code, quantizer):
-    """Whether the gradient of rotated q, k and v is turned back and cast in one pass. code: its dtype."""
-    return quantizer.kind in ONE_SCALE and rope.casts_head(head_dim, code)

@@ -4,14 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from paddle_te.ops.te import autograd
-from paddle_te.ops.te.attention import (
-    AttentionSettings,
-    casts_gradient,
-    rotary_attention_backward,
-    rotary_attention_backward_in_fp8,
-    rotary_attention_forward,
-)
-from paddle_te.ops.te.gemm import grad_output_pieces
+from paddle_te.ops.te.attention import AttentionSettings, rotary_attention_backward, rotary_attention_forward
 from paddle_te.ops.te.linear import (
     layernorm_linear_backward,
     layernorm_linear_forward,
@@ -19,7 +12,6 @@ from paddle_te.ops.te.linear import (
     linear_forward,
 )
 from paddle_te.ops.te.norm import NormSettings
-from paddle_te.ops.te.quantized import new_float8
 from paddle_te.ops.te.recording import Op
 
 
@@ -66,26 +58,8 @@ def _backward(rt, saved, dy):
     of_proj = None, dproj_weight, dproj_bias, None
     if saved.frozen:
         return *[None] * 5, *of_proj
-    if _casts_gradient(saved):
-        return *saved.qkv.backward(rt, _gradient_in_fp8(rt, saved, dcontext), None, dy), None, *of_proj
     dqkv, *_ = rotary_attention_backward(rt, saved.attention, dcontext)
     return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj
-
-
-def _casts_gradient(saved):
-    """Whether dqkv is turned back and cast in one pass, which has no sum of its rows for a bias."""
-    quantizers, bias = saved.qkv.quantizers, saved.qkv.bias
-    alone = quantizers is not None and (bias is None or bias.stop_gradient)
-    return alone and casts_gradient(saved.attention, quantizers.grad_output)
-
-
-def _gradient_in_fp8(rt, saved, dcontext):
-    """dqkv as the GEMMs of the projection's backward read it."""
-    heads, quantizers = saved.attention.heads, saved.qkv.quantizers
-    shape = heads.tokens, heads.width
-    pieces = grad_output_pieces(rt, shape, quantizers, saved.qkv.weight)
-    out = new_float8(rt, shape, quantizers.grad_output, pieces)
-    return rotary_attention_backward_in_fp8(rt, saved.attention, dcontext, out)
 
 
 _SELF_ATTENTION = Op(_forward, _backward, weights=(3, 6))

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from paddle_te.native import DType, casts, rmsnorm, rope, swiglu
+from paddle_te.native import DType, casts, rmsnorm, swiglu
 from paddle_te.native.casts import Form
 from tests.unit.native.cuda_on_cpu import FOLDER
 
@@ -16,7 +16,6 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
     ],
     "cast.cu": [("cast", casts.CAST_TILING, {})],
     "rmsnorm_cast.cu": [("rmsnorm", rmsnorm.CAST_TILING, {})],
-    "rope_cast.cu": [("rope", rope.CAST_TILING, {})],
 }
 
 STATISTICS = "rmsnorm_statistics.cu"

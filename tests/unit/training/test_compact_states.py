@@ -192,7 +192,7 @@ def make_step(arrays, compact, seed, step):
     if compact:
         moment1, moment2 = (moment.astype("bfloat16") for moment in (moment1, moment2))
     powers = (paddle.full([1], SETTINGS[beta] ** (step + 1)) for beta in ("beta1", "beta2"))
-    tensors = (param, grad, None, paddle.full([1], 1e-2), moment1, moment2, *powers)
+    tensors = (param, grad, None, paddle.full([1], 1e-2), moment1, moment2, None, *powers)
     return Step(*tensors, remainder if compact else master, **SETTINGS, noise_key=noise_key(seed, step), noise_first=0)
 
 

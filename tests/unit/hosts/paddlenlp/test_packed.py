@@ -147,8 +147,8 @@ def test_what_travels_through_a_pipeline_is_told_by_its_dtype(seed, pipeline_lay
 
 def test_what_a_batch_tells_all_layers_is_computed_once(monkeypatch, seed, pipeline_layer):
     """In a pipeline's stage, where each layer copies what travels on, and in a model: documents, and angles."""
-    read, at, calls = documents._rows, RotaryPositionEmbedding.at, []
-    monkeypatch.setattr(documents, "_rows", lambda mask: calls.append("documents") or read(mask))
+    read, at, calls = documents.rows_of, RotaryPositionEmbedding.at, []
+    monkeypatch.setattr(documents, "rows_of", lambda mask: calls.append("documents") or read(mask))
     monkeypatch.setattr(RotaryPositionEmbedding, "at", lambda *args: calls.append("angles") or at(*args))
     _, inputs = batch(np.random.default_rng(seed), "attn_mask_startend_row_indices")
     args = paddle.randn([ROWS, TOKENS, 64]), inputs["attn_mask_startend_row_indices"], inputs["position_ids"]
