@@ -11,9 +11,9 @@ from tests.nvgpu_processes import build_host, run
 STEPS = Path(__file__).parent / "optimizer_steps.py"
 
 
-@pytest.mark.parametrize("device, cases", [("cpu", 2), ("nvgpu:0", 8)])
-def test_six_steps_are_bitwise_paddles(device, cases, seed):
-    result = run(build_host(), STEPS, device, seed)
+@pytest.mark.parametrize("device, more, cases", [("cpu", [], 2), ("nvgpu:0", ["emulated"], 9)])
+def test_six_steps_are_bitwise_paddles(device, more, cases, seed):
+    result = run(build_host(), STEPS, device, seed, *more)
     assert result.returncode == 0 and result.stdout.count("EQUAL") == cases, result.stderr[-3000:]
 
 
