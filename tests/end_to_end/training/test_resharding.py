@@ -21,7 +21,9 @@ def arguments(**changes):
     flags |= dict(optim_moments="float32", master_weights="float32")
     flags |= dict(optim="adamw", sharding_parallel_config="", unified_checkpoint=False, unified_checkpoint_config=[""])
     return SimpleNamespace(
-        **flags | dict(world_size=1, ignore_load_lr_and_optim=False, model_dtype="float32") | changes
+        **flags
+        | dict(world_size=1, ignore_load_lr_and_optim=False, model_dtype="float32", offload_optimizer=0.0)
+        | changes
     )
 
 
