@@ -82,7 +82,8 @@ def test_main_gradients_and_the_kept_weight(seed, monkeypatch):
     for first in (True, False):
         with count_entry_points() as counts, fp8.microbatch(first):
             head(x).backward(dy)
-        quantized.append(sum(count for (name, _), count in counts.items() if name == "quantize"))
+        # by our kernel for casts, the only one that is launched here
+        quantized.append(sum(count for (name, _), count in counts.items() if name == "launch"))
     assert quantized == [3, 2] and head.weight.grad is None
     want = 2 * reference(arrays, fp8_recipe(head.config), False)[2]
     np.testing.assert_allclose(head.weight.main_grad.numpy(), want, rtol=1e-5, atol=1e-4)
