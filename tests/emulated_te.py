@@ -520,13 +520,7 @@ def launch(kernel, grid, block, shared, stream, *arguments):
 
 def rope(dtype, tokens, *arguments):
     """kernels/rope.cu: source and target as addresses and strides of q, k, v."""
-    source, target, sizes = arguments[:6], arguments[6:12], arguments[12:]
-    for i, values in enumerate(_rotated(dtype, tokens, source, *sizes)):
-        strided(target[i], values.shape, target[3 + i], dtype)[...] = values.astype(dtype)
-
-
-def _rotated(dtype, tokens, source, angles, s, heads, kv_heads, d, backward):
-    """q, k and v, rotated, in float32."""
+    source, target, (angles, s, heads, kv_heads, d, backward) = arguments[:6], arguments[6:12], arguments[12:]
     angles = at(angles, (s, d), np.float32) if angles else np.zeros((s, d), np.float32)
     angles = np.tile(angles[:, : d // 2], (tokens // s, 1))[:, None]
     cos, sin = np.cos(angles), np.sin(angles) * (-1 if backward else 1)
@@ -535,7 +529,7 @@ def _rotated(dtype, tokens, source, angles, s, heads, kv_heads, d, backward):
         if i < 2:
             first, second = np.split(values, 2, -1)
             values = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-        yield values
+        strided(target[i], (tokens, n, d), target[3 + i], dtype)[...] = values.astype(dtype)
 
 
 def cross_entropy_stats(dtype, grid, logits, labels, stats, rows, columns, first):

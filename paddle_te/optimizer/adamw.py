@@ -325,9 +325,10 @@ class FactorAdamW(paddle.optimizer.AdamW):
         attributes = getattr(param, "optimize_attr", None) or {}
         rate = attributes.get("learning_rate", 1.0)
         rate = rate if isinstance(rate, (int, float)) else id(rate)  # a tensor
-        return rate, getattr(param, "need_clip", True), self._has_master(param)
+        return rate, getattr(param, "need_clip", True), self.has_master(param)
 
-    def _has_master(self, param):
+    def has_master(self, param):
+        """Whether a parameter has a master weight beside it."""
         return self._multi_precision and (param.dtype is paddle.bfloat16 or param.dtype is paddle.float16)
 
     def step_of(self, param_and_grad):
@@ -348,7 +349,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
             moment2_max=state(self._moment2_acc_max_str) if self._amsgrad else None,
             beta1_power=state(self._beta1_pow_acc_str),
             beta2_power=state(self._beta2_pow_acc_str),
-            master=self._master_weights[param.name] if self._has_master(param) else None,
+            master=self._master_weights[param.name] if self.has_master(param) else None,
             beta1=float(self._beta1),
             beta2=float(self._beta2),
             epsilon=float(self._epsilon),
@@ -361,7 +362,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
     def _update_alike(self, pairs):
         params, grads = ([*column] for column in zip(*pairs, strict=True))
         names = [param.name for param in params]
-        masters = [self._master_weights[name] for name in names] if self._has_master(params[0]) else None
+        masters = [self._master_weights[name] for name in names] if self.has_master(params[0]) else None
         of_states = names if masters is None else [master.name for master in masters]
 
         def states(kind):

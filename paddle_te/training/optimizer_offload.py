@@ -161,9 +161,9 @@ class OptimizerOffload:
     def _places(self, param):
         """[(field of a Step, dictionary of the optimizer's, key there)] of a parameter's states."""
         optimizer, name = self._optimizer, param.name
-        half = optimizer._multi_precision and optimizer._is_dtype_fp16_or_bf16(param.dtype)
-        places = [("master", optimizer._master_weights, name)] if half else []
-        key = optimizer._master_weights[name].name if half else name
+        has_master = optimizer.has_master(param)
+        places = [("master", optimizer._master_weights, name)] if has_master else []
+        key = optimizer._master_weights[name].name if has_master else name
         moments = dict(moment1=optimizer._moment1_acc_str, moment2=optimizer._moment2_acc_str)
         return places + [(moment, optimizer._accumulators[kind], key) for moment, kind in moments.items()]
 

@@ -185,7 +185,7 @@ KINDS = [("float32", "float32"), ("bfloat16", "bf16_remainder"), ("int8", "float
 
 
 def unaligned(tensor):
-    """A copy whose memory begins one element behind an address that packs of 16 bytes can be read from."""
+    """A copy that does not begin at a multiple of 16 bytes, so that the kernels cannot read packs of 16 bytes."""
     return paddle.concat([paddle.zeros([1], tensor.dtype), tensor.flatten()])[1:].reshape(tensor.shape)
 
 

@@ -18,7 +18,6 @@ from paddle_te.ops.te.norm import Normed
 from paddle_te.ops.te.quantized import (
     Float8Matrix,
     StoredMatrix,
-    both_pieces,
     exchanged,
     new_float8,
     operand_pieces,
@@ -87,16 +86,12 @@ def grad_output(rt, dy, code, quantizers, tp, weight, dbias=None):
     if quantizers is None:
         return matrix
     if tp is None:
-        pieces = None if dbias is not None else grad_output_pieces(rt, matrix.shape, quantizers, weight)
+        pieces = None
+        if weight.stop_gradient and dbias is None:
+            pieces = rowwise_pieces(rt, matrix.shape, quantizers.grad_output)
         return quantize(rt, matrix, quantizers.grad_output, pieces, dbias=dbias and dbias.native)
     local = Float8Matrix.rows_of_rank(rt, matrix.shape, quantizers.grad_output)
     return local.fill(rt, matrix).gathered(rt, tp.all_gather(local.rowwise))
-
-
-def grad_output_pieces(rt, shape, quantizers, weight):
-    """The (rowwise, columnwise) for a gradient in fp8, without a bias's."""
-    pieces = rowwise_pieces if weight.stop_gradient else both_pieces
-    return pieces(rt, shape, quantizers.grad_output)
 
 
 def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True, bias=None):

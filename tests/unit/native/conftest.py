@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.native.casts_on_cpu import CastsOnCPU
+
 HERE = Path(__file__).parent
 
 
@@ -20,6 +22,12 @@ def gxx():
     if not path:
         pytest.skip("needs g++")
     return path
+
+
+@pytest.fixture(scope="module")
+def on_cpu(gxx, tmp_path_factory):
+    """The kernels that cast to fp8, compiled for the CPU."""
+    return CastsOnCPU(gxx, tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")

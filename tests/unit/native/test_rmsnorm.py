@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, casts, rmsnorm
-from tests.unit.native.casts_on_cpu import NUMPY, CastsOnCPU, Output, aligned
+from tests.unit.native.casts_on_cpu import NUMPY, Output, aligned
 
 EPSILON = 1e-3
-
-
-@pytest.fixture(scope="module")
-def on_cpu(gxx, tmp_path_factory):
-    return CastsOnCPU(gxx, tmp_path_factory.mktemp)
 
 
 @pytest.fixture

@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 
 from paddle_te.native import DType, casts, swiglu
-from tests.unit.native.casts_on_cpu import NUMPY, CastsOnCPU, Output, aligned
+from tests.unit.native.casts_on_cpu import NUMPY, Output, aligned
 
 SMALL = casts.Tiling(tile_rows=64, band=2, blocks_per_sm=1)
-
-
-@pytest.fixture(scope="module")
-def on_cpu(gxx, tmp_path_factory):
-    return CastsOnCPU(gxx, tmp_path_factory.mktemp)
 
 
 @pytest.fixture

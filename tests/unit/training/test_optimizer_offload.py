@@ -1,4 +1,4 @@
-"""paddle_te.training.optimizer_offload: the bits of states on the device, whenever the copies run."""
+"""States of AdamW in host memory give the bits of states on the device, at whatever time the copies run."""
 
 import numpy as np
 import paddle
