@@ -1,6 +1,7 @@
-"""The sizes of a model, from its configuration."""
+"""The sizes of a model, and how tensor parallel ranks share it, from its configuration."""
 
-from paddle_te.weights import Dims
+from paddle_te.configs.families import family_of
+from paddle_te.weights import Dims, layer_splits, te_layout
 
 
 def model_dims(config):
@@ -14,3 +15,8 @@ def model_dims(config):
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
     )
+
+
+def decoder_splits(config):
+    """{name of a decoder layer's weight of ours: Split} of those that tensor parallel ranks share; config as above."""
+    return layer_splits(te_layout(family=family_of(config)), model_dims(config))

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paddle_te.models.pipeline import FLASH_MASK
 from paddle_te.ops import documents
 
-FLASH_MASK = "attn_mask_startend_row_indices"
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,13 @@ class Collator:
     nothing where each sequence is one document: a layer would have to wait for the rows on the device, and whole causal
     sequences have the faster attention.
 
+    in_pipeline: the rows stay as they are, [b, 1, s, 1], because pipelines need batches of one shape.
+
     Raises NotImplementedError as `documents.rows_of`.
     """
 
     collate: Callable
+    in_pipeline: bool = False
 
     def __call__(self, samples):
         batch = self.collate(samples)
@@ -27,7 +30,10 @@ class Collator:
         if ends is None:
             return batch
         # in pretraining on indexed data a sample has one token more than the sequence, and its rows count that
-        rows = documents.rows_of(np.minimum(ends, batch["input_ids"].shape[1]))
-        if any(len(row) > 1 for row in rows):
+        ends = np.minimum(ends, batch["input_ids"].shape[1])
+        rows = documents.rows_of(ends)
+        if self.in_pipeline:
+            batch[FLASH_MASK] = ends
+        elif any(len(row) > 1 for row in rows):
             batch[FLASH_MASK] = documents.cu_seqlens(rows)
         return batch

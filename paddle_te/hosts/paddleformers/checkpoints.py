@@ -4,35 +4,95 @@ PaddleFormers translates between a checkpoint and a model by statements for Padd
 classes give: "a, b -> c, axis=0" concatenates, "c -> a, b, axis=0" divides into equal shares.
 """
 
+import math
+
+from paddle.distributed.flex_checkpoint.dcp.sharded_weight import build_sharded_state_dict
+
 from paddle_te.configs.families import family_of
+from paddle_te.models.dims import decoder_splits
 from paddle_te.weights.layout import hf_layout, te_layout
+
+
+def sharded_state_dict(layer, prefix):
+    """A decoder layer's weights as Paddle's flex_checkpoint takes them, under tensor parallelism: of each the whole
+    tensor's shape and where this rank's share stands in it, one rank's after the other's.
+
+    In a weight of several parts, such as q, k and v, a rank has its share of every part, so that the whole tensor in a
+    checkpoint is that of its degree of tensor parallelism: q, k and v of the first rank, then of the second.
+    """
+    axes = {name: split.axis for name, split in decoder_splits(layer.config).items()}
+    return build_sharded_state_dict(layer.state_dict(structured_name_prefix=""), axes, prefix)
 
 
 def load_statements(config, prefix):
     """From the decoder layers' weights of a checkpoint to those of a model, whose names begin with prefix."""
-    return [_statement(list(stored), [prefix + ours]) for ours, stored in _weights(config)]
+    statements, ranks = [], _ranks(config)
+    for ours, stored in _weights(config):
+        shares = _taken_apart(stored, dict.fromkeys(stored, ranks if len(stored) > 1 else 1))
+        statements += [_statement([name], part) for name, part in shares.items() if len(part) > 1]
+        statements.append(_statement(_in_order_of_ranks(shares, ranks), [prefix + ours]))
+    return statements
 
 
 def save_statements(config, prefix):
     """The other way round. q, k and v have different sizes: their heads are divided first, and each put together."""
-    statements = []
+    statements, ranks = [], _ranks(config)
     for ours, stored in _weights(config):
-        shares = {
-            name: [f"{name}_{i}" for i in range(count)] if count > 1 else [name] for name, count in stored.items()
-        }
-        statements.append(_statement([prefix + ours], [share for part in shares.values() for share in part]))
+        shares = _taken_apart(stored, _equal_shares(stored, ranks))
+        statements.append(_statement([prefix + ours], _in_order_of_ranks(shares, ranks)))
         statements += [_statement(part, [name]) for name, part in shares.items() if len(part) > 1]
     return statements
 
 
+def resharding_statements(config, prefix, saved_ranks):
+    """From the decoder layers' weights of a run with saved_ranks tensor parallel ranks to those of this model."""
+    statements, ranks = [], _ranks(config)
+    for ours, stored in _weights(config):
+        if len(stored) > 1:
+            shares = _taken_apart(stored, _equal_shares(stored, math.lcm(ranks, saved_ranks)))
+            statements.append(_statement([prefix + ours], _in_order_of_ranks(shares, saved_ranks)))
+            statements.append(_statement(_in_order_of_ranks(shares, ranks), [prefix + ours]))
+    return statements
+
+
+def _ranks(config):
+    return max(config.tensor_model_parallel_size, 1)
+
+
+def _equal_shares(stored, ranks):
+    """{name: how many shares it is taken apart into}, so that all of one of our weights are equally large, and each
+    belongs to one rank."""
+    if len(stored) == 1:
+        return dict.fromkeys(stored, 1)
+    return {name: heads or ranks for name, heads in stored.items()}
+
+
+def _taken_apart(stored, counts):
+    """{name: the names of its shares}."""
+    return {name: [f"{name}_{i}" for i in range(counts[name])] if counts[name] > 1 else [name] for name in stored}
+
+
+def _in_order_of_ranks(shares, ranks):
+    """The shares of one of our weights as they lie in it: of the first rank those of each part, then of the second."""
+    if len(shares) == 1:
+        return [share for part in shares.values() for share in part]
+    return [
+        share
+        for rank in range(ranks)
+        for part in shares.values()
+        for share in part[len(part) * rank // ranks : len(part) * (rank + 1) // ranks]
+    ]
+
+
 def _weights(config):
-    """(our name, {name in a checkpoint: how many equal shares of ours it is}) of each weight of the decoder layers."""
+    """(our name, {name in a checkpoint: how many heads that part has, None if it has none}) of each weight of the decoder
+    layers."""
     family = family_of(config)
     names = {slot.parts[0]: slot.name for slot in hf_layout(family=family).layer}
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
     for layer in range(config.num_hidden_layers):
         for slot in te_layout(family=family).layer:
-            parts = {f"model.layers.{layer}.{names[part]}": heads.get(part, 1) for part in slot.parts}
+            parts = {f"model.layers.{layer}.{names[part]}": heads.get(part) for part in slot.parts}
             yield f"layers.{layer}.{slot.name}", parts
 
 

@@ -18,8 +18,6 @@ _TRANSLATED = {
     "sep_parallel_size": "sep_parallel_degree",
     "context_parallel_size": "context_parallel_degree",
 }
-# Degrees of parallelism, -1 or 1 where there is none, that were not tried with our layers in this host.
-_NOT_PARALLEL = (*_TRANSLATED, "pipeline_model_parallel_size")
 # What a configuration may say: the value that our layers compute, and what to do about another one
 _ONLY = {
     "attention_bias": (False, "use backend none for this model"),
@@ -38,11 +36,11 @@ def check_config(config, keeps_fp8_state=False):
 
     keeps_fp8_state: whether the Trainer saves the state of delayed scaling, as `trainer.TETrainer` does.
     """
-    for name in _NOT_PARALLEL:
+    for name in ("sep_parallel_size", "context_parallel_size"):
         if getattr(config, name) > 1:
             raise ValueError(
-                f"{name}={getattr(config, name)}: backends paddle and transformer_engine have no such parallelism in "
-                "PaddleFormers yet; leave it at 1, or train with PaddleNLP"
+                f"{name}={getattr(config, name)}: PaddleFormers' Llama has no attention for sequences that ranks share; "
+                "leave it at 1, or train with PaddleNLP"
             )
     for name, (only, remedy) in _ONLY.items():
         value = getattr(config, name, only)

@@ -15,7 +15,10 @@ class OurCriterion:
 
     def forward(self, logits, labels, loss_mask=None, **kwargs):
         """The loss of logits [b, s, vocab], or [b, s, vocab / ranks], and labels [b, s], as PaddleFormers': the mean
-        over all labels that are not ignored, or what loss_mask [b, s] says."""
+        over all labels that are not ignored, or what loss_mask [b, s] says. A pipeline's labels may be a tuple of them
+        and another mask, which PaddleFormers does not read there."""
+        if isinstance(labels, tuple):
+            labels, _ = labels
         if self._divides() or self.loss_type != "sft":
             return super().forward(logits, labels, loss_mask, **kwargs)
         ops, config = get_ops(self.config.transformer_engine_backend), self.config

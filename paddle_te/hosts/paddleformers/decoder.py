@@ -1,7 +1,9 @@
 """Llama's decoder layer in the place of PaddleFormers'."""
 
+from paddle_te.hosts.paddleformers.checkpoints import sharded_state_dict
 from paddle_te.hosts.paddleformers.configuration import decoder_config
 from paddle_te.models.decoder import DecoderLayer
+from paddle_te.models.pipeline import InPipeline
 from paddle_te.ops import documents
 
 
@@ -24,8 +26,9 @@ class TELlamaDecoderLayer(DecoderLayer):
         position_embeddings=None,
         past_key_values=None,
         use_cache=False,
+        is_first_microbatch=None,
     ):
-        """hidden_states [b, s, h] -> the same shape.
+        """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape.
 
         attention_mask: additive, [b, 1, s, keys]. attn_mask_startend_row_indices: where packed documents end, int32
         [b, 1, s, 1]; NotImplementedError for other patterns in it. position_ids: int64 [b, s]. position_embeddings:
@@ -40,6 +43,7 @@ class TELlamaDecoderLayer(DecoderLayer):
             past_key_value=_keys_and_values(past_key_values, self.layer_idx) if cached else None,
             use_cache=cached,
             cu_seqlens=documents.boundaries(attn_mask_startend_row_indices),
+            is_first_microbatch=is_first_microbatch,
         )
         if not cached:
             return out
@@ -47,6 +51,24 @@ class TELlamaDecoderLayer(DecoderLayer):
         new = [tensor[:, -hidden_states.shape[1] :].transpose([0, 2, 1, 3]) for tensor in present]
         past_key_values.update(*new, self.layer_idx)
         return out
+
+    def sharded_state_dict(self, structured_name_prefix=""):
+        """Paddle's, of the weights that tensor parallel ranks share as well."""
+        if self.config.tensor_parallel_degree > 1:
+            return sharded_state_dict(self, structured_name_prefix)
+        return super().sharded_state_dict(structured_name_prefix)
+
+
+class TELlamaDecoderLayerPipe(InPipeline, TELlamaDecoderLayer):
+    """In place of PaddleFormers' pipeline layer; see `InPipeline`."""
+
+    def __init__(self, config, layer_idx):
+        super().__init__(config, layer_idx)
+        self.recompute = config.recompute_granularity, config.recompute_method, config.recompute_num_layers
+
+    def recomputes_whole(self):
+        """As PaddleFormers' own layers read the configuration."""
+        return self.recompute == ("full", "uniform", 1)
 
 
 def _keys_and_values(cache, layer):

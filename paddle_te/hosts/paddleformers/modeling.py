@@ -1,16 +1,19 @@
 """PaddleFormers' Llama with our decoder layers."""
 
+from paddleformers.nn.pp_model import CriterionLayerPipe, RMSNormPipe
 from paddleformers.transformers.llama import modeling
 
 from paddle_te.fp8 import bind_model
 from paddle_te.hosts.paddleformers.checkpoints import load_statements, lora_names, save_statements
 from paddle_te.hosts.paddleformers.configuration import check_config
 from paddle_te.hosts.paddleformers.criterion import OurCriterion
-from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer
+from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
 from paddle_te.models.backend import check_backend_name
 from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import get_ops
 from paddle_te.ops.norms import Norm
+
+PREFIX = f"{modeling.LlamaForCausalLM.base_model_prefix}."  # of the names of all but the head
 
 
 class _OurNorm:
@@ -25,21 +28,53 @@ class _OurNorm:
         return get_ops(self.config.transformer_engine_backend).normalize(hidden_states, norm)
 
 
-class LlamaForCausalLM(modeling.LlamaForCausalLM):
-    """PaddleFormers' model with our decoder layers, chosen by config.transformer_engine_backend.
+class _OurNormPipe(_OurNorm, RMSNormPipe):
+    """A pipeline's last norm, which gets what travels between stages and passes hidden_states on alone."""
 
-    Its embedding, head and loss, its arguments and its checkpoints are PaddleFormers'. options: what a
+    def forward(self, args):
+        return super().forward(args[0] if isinstance(args, tuple) else args)
+
+
+class _OurCriterionPipe(OurCriterion, CriterionLayerPipe):
+    """A pipeline's loss function."""
+
+
+class _OurModel:
+    """What PaddleFormers' models with our decoder layers share, which config.transformer_engine_backend chooses.
+
+    Their embedding, head and loss, their arguments and their checkpoints are PaddleFormers'. options: what a
     subclass puts into the configuration of each of its models. keeps_fp8_state: `check_config`'s, which raises what
     the configuration cannot have.
     """
 
-    host_module, decoder_class = modeling, TELlamaDecoderLayer
     options, keeps_fp8_state = {}, False
 
-    def __init__(self, config):
+    def _prepare(self, config):
         for name, value in self.options.items():
             setattr(config, name, value)
         check_config(config, self.keeps_fp8_state)
+
+    @classmethod
+    def _gen_aoa_config(cls, config):
+        return _with_our_layers(super()._gen_aoa_config(config), load_statements(config, PREFIX))
+
+    @classmethod
+    def _gen_inv_aoa_config(cls, config):
+        return _with_our_layers(super()._gen_inv_aoa_config(config), save_statements(config, PREFIX))
+
+    def _gen_lora_inv_aoa_config(self, config):
+        """PaddleFormers asks for it where it saves an adapter."""
+        there = self.state_dict()
+        return [f"{ours} -> {theirs}" for ours, theirs in lora_names(self).items() if ours in there]
+
+
+class LlamaForCausalLM(_OurModel, modeling.LlamaForCausalLM):
+    """PaddleFormers' model with our decoder layers; see `_OurModel`."""
+
+    host_module, decoder_class = modeling, TELlamaDecoderLayer
+
+    def __init__(self, config):
+        self._prepare(config)
         # Only what the host makes of it matters: no [b, 1, s, s] mask where sequences are whole and causal.
         config._attn_implementation = "sdpa"
         with replace_decoder_layers(type(self)):
@@ -48,20 +83,19 @@ class LlamaForCausalLM(modeling.LlamaForCausalLM):
         take_over(self.criterion, OurCriterion)
         bind_model(self)
 
-    @classmethod
-    def _gen_aoa_config(cls, config):
-        return _with_our_layers(super()._gen_aoa_config(config), load_statements(config, f"{cls.base_model_prefix}."))
 
-    @classmethod
-    def _gen_inv_aoa_config(cls, config):
-        return _with_our_layers(
-            super()._gen_inv_aoa_config(config), save_statements(config, f"{cls.base_model_prefix}.")
-        )
+class LlamaForCausalLMPipe(_OurModel, modeling.LlamaForCausalLMPipe):
+    """PaddleFormers' pipeline model with our decoder layers; see `_OurModel`."""
 
-    def _gen_lora_inv_aoa_config(self, config):
-        """PaddleFormers asks for it where it saves an adapter."""
-        there = self.state_dict()
-        return [f"{ours} -> {theirs}" for ours, theirs in lora_names(self).items() if ours in there]
+    _decoder_layer_pipe_cls = TELlamaDecoderLayerPipe
+    _rms_norm_pipe_cls, _criterion_pipe_cls = _OurNormPipe, _OurCriterionPipe
+
+    def __init__(self, config):
+        self._prepare(config)
+        # Then no cosines and sines travel between stages. PaddleFormers' would be without the rope scaling, too.
+        config.apply_rope_fusion = True
+        super().__init__(config)
+        bind_model(self)
 
 
 def _with_our_layers(aoa_config, statements):

@@ -10,7 +10,7 @@ from paddleformers.transformers.llama import modeling
 
 from paddle_te import upstream
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
-from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, check_family
+from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.trainer import TETrainer
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
@@ -24,7 +24,6 @@ REPAIRS = ("sharding_alignment",)
 # What a recipe may say with our layers: the values, and what to do about another one
 _ONLY = {
     "stage": (("PT", "SFT"), "use backend none for this stage"),
-    "sharding": (("", "stage1"), "stages 2 and 3 were not tried with our layers"),
     "save_checkpoint_format": (("flex_checkpoint",), "leave it out, as others have no Hugging Face names"),
     "load_checkpoint_format": (("flex_checkpoint",), "leave it out, as others have no Hugging Face names"),
 }
@@ -72,8 +71,11 @@ def our_llama(**options):
         yield
         return
     every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay
-    llama = type("LlamaForCausalLM", (LlamaForCausalLM,), dict(options=every, keeps_fp8_state=True))
-    with replaced(modeling, LlamaForCausalLM=llama), replaced(workflow, LoRAModel=TELoRAModel, SFTTrainer=TETrainer):
+    models = {
+        ours.__name__: type(ours.__name__, (ours,), dict(options=every, keeps_fp8_state=True))
+        for ours in (LlamaForCausalLM, LlamaForCausalLMPipe)
+    }
+    with replaced(modeling, **models), replaced(workflow, LoRAModel=TELoRAModel, SFTTrainer=TETrainer):
         yield
 
 

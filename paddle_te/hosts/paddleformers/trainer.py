@@ -12,16 +12,16 @@ from paddle_te.hosts.paddleformers.batches import Collator
 from paddle_te.hosts.paddleformers.configuration import decoder_config
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.pipeline import stage_layer_names
 from paddle_te.optimizer import decay_matrices, fuse_clipping
-
-FP8_STATE = "fp8_state.pdparams"
 
 
 class TETrainer(SFTTrainer):
     """In place of PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike."""
 
-    def __init__(self, *args, data_collator, **kwargs):
-        super().__init__(*args, data_collator=Collator(data_collator), **kwargs)
+    def __init__(self, *, args, data_collator, **kwargs):
+        collator = Collator(data_collator, in_pipeline=args.pipeline_model_parallel_size > 1)
+        super().__init__(args=args, data_collator=collator, **kwargs)
 
     def create_optimizer(self, lr_scheduler=None):
         """PaddleFormers', which decays the same weights with every backend, with AdamW and clipping in one pass where
@@ -39,18 +39,21 @@ class TETrainer(SFTTrainer):
 
     def _save_flex_model_state(self, output_dir):
         super()._save_flex_model_state(output_dir)
-        recipe = self._scaled_recipe()
+        recipe, args = self._scaled_recipe(), self.args
         if recipe:
-            fp8.reduce_amax(self.model, recipe)  # then all ranks have the same state
-            if dist.get_rank() == 0:
-                fp8.save(Path(output_dir) / FP8_STATE, self.model, recipe)
+            fp8.reduce_amax(self.model, recipe)  # then all ranks of a pipeline stage have the same state
+            if args.dataset_rank == 0 and args.tensor_parallel_rank <= 0:
+                stage = max(args.pipeline_parallel_rank, 0)
+                path = Path(output_dir) / f"fp8_state.pp{stage:02d}.pdparams"
+                fp8.save(path, self.model, recipe, stage_layer_names(self.model))
 
     def _load_flex_checkpoint(self, resume_from_checkpoint):
         with nullcontext() if self.args.use_hybrid_parallel else _without_fleet(self.optimizer):
             super()._load_flex_checkpoint(resume_from_checkpoint)
         recipe = self._scaled_recipe()
         if recipe:
-            fp8.load(Path(resume_from_checkpoint) / FP8_STATE, self.model, recipe)
+            files = sorted(Path(resume_from_checkpoint).glob("fp8_state*.pdparams"))
+            fp8.load(files, self.model, recipe, stage_layer_names(self.model))
 
     def _scaled_recipe(self):
         """The fp8 recipe, if it has a state to keep; None otherwise."""

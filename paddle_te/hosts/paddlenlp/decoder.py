@@ -3,17 +3,13 @@
 A family says what PaddleNLP calls its layers with.
 """
 
-import paddle
-
-from paddle_te.distributed import recompute
-from paddle_te.models.decoder import DecoderLayer, MicroBatches
+from paddle_te.models.decoder import DecoderLayer
+from paddle_te.models.pipeline import FLASH_MASK, InPipeline
 from paddle_te.ops import documents
-from paddle_te.ops.kept import copy_with_kept
 
 # In place of position_ids where positions are 0, 1, 2, ... or follow the cache: PaddleNLP's model would turn None into
 # numbers for each sequence, and those into angles for each sequence.
 FROM_ZERO = False
-FLASH_MASK = "attn_mask_startend_row_indices"  # PaddleNLP's name for where the documents of a packed sequence end
 
 
 class TEDecoderLayer(DecoderLayer):
@@ -75,46 +71,9 @@ class TEDecoderLayer(DecoderLayer):
         )
 
 
-def _by_name(tensors):
-    """{name: tensor} of what travels with hidden_states in PaddleNLP's pipelines, in its order.
+class TEDecoderLayerPipe(InPipeline, TEDecoderLayer):
+    """In place of PaddleNLP's pipeline layer; see `InPipeline`."""
 
-    PaddleNLP leaves out what is None, so that only dtypes tell what is there. Raises NotImplementedError for others.
-    """
-    names, found = {paddle.int32: FLASH_MASK, paddle.int64: "position_ids"}, {}
-    tensors = [tensor for tensor in tensors if tensor is not None]
-    for tensor in tensors:
-        name = "attention_mask" if tensor.is_floating_point() else names.get(tensor.dtype)
-        if name is None or name in found:
-            raise NotImplementedError(
-                f"pipelines of backends pd and te do not take {[str(t.dtype) for t in tensors]} beside hidden_states, "
-                "only an additive attention_mask, int32 attn_mask_startend_row_indices and int64 position_ids"
-            )
-        tensor.stop_gradient = True
-        found[name] = tensor
-    return found
-
-
-class TEDecoderLayerPipe(TEDecoderLayer):
-    """In place of PaddleNLP's pipeline layer: arguments travel between stages as a tuple."""
-
-    def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
-        super().__init__(config, layerwise_recompute, skip_recompute_ops)
-        self._micro_batches = MicroBatches()
-
-    def forward(self, args):
-        """args: hidden_states, or a tuple of them with any of additive attention_mask [b, 1, s, s], int32
-        attn_mask_startend_row_indices [b, 1, s] and int64 position_ids [b, s] -> the same of the output.
-
-        Raises NotImplementedError for what else PaddleNLP's tuple may hold.
-        """
-        hidden_states, *others = args if isinstance(args, tuple) else (args,)
-        others = _by_name(others)
-        first = self._micro_batches.is_first(self.training)
-        full = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"
-        run = super().forward
-        if full and not hidden_states.stop_gradient:
-            out = recompute(run, hidden_states, is_first_microbatch=first, **others)
-        else:
-            out = run(hidden_states, is_first_microbatch=first, **others)
-        # copies, because a pipeline lets go of what a stage has sent
-        return (out, *map(copy_with_kept, others.values())) if others else out
+    def recomputes_whole(self):
+        """PaddleNLP's flags: a pipeline recomputes layer by layer, or not at all."""
+        return self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "full"

@@ -9,13 +9,13 @@ import paddle
 from paddlenlp.transformers import AutoTokenizer, LlamaTokenizer
 from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 
-from paddle_te import fp8
 from paddle_te.configs import MODEL_VALUES
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.hosts.paddlenlp.modeling import TELMHead
 from paddle_te.layers import stored_weights
+from paddle_te.models import pipeline
 from paddle_te.models.backend import check_backend, check_backend_name
 from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
 from paddle_te.weights.folder import open_checkpoint
@@ -230,30 +230,8 @@ def load_model(folder, backend="none", dtype="float32", **settings):
 
 
 def stage_layer_names(model):
-    """{name of a layer on this pipeline stage: its name in the whole model}; {} for a model without stages.
-
-    fp8 state is saved under the latter, so that a run with other stages can read it.
-    """
-    model.state_dict()  # makes the mapping
-    weights = getattr(model, "_pp_to_single_mapping", None) or {}
-    if not weights:
-        return {}
-    names = {name: _whole_name(name, weights) for name in fp8.name_modules(model)}
-    # PaddleNLP's GPT names the head on a stage after the embedding, whose weight it shares
+    """`models.pipeline.stage_layer_names`, the head's too: PaddleNLP's GPT names it on a stage after the embedding, whose
+    weight it shares."""
+    names = pipeline.stage_layer_names(model)
     heads = [name for name, layer in model.named_sublayers() if isinstance(layer, TELMHead)]
     return names | {name: "lm_head" for name in heads if name in names}
-
-
-def _whole_name(name, weights):
-    """What the whole model calls a layer of a stage.
-
-    weights: {a weight's name on the stage: its name in the whole model}. A layer without weights, such as attention,
-    is found by those of the layers around it. Raises KeyError where these have none either.
-    """
-    parent = name
-    while parent:
-        for weight, whole in weights.items():
-            if weight.startswith(f"{parent}."):
-                return whole.removesuffix(weight.removeprefix(parent)) + name.removeprefix(parent)
-        parent = parent.rpartition(".")[0]
-    raise KeyError(f"{name}: no weight of this pipeline stage lies in it or in a layer around it")

@@ -1,6 +1,7 @@
 """Llama's decoder layers, in the place of PaddleNLP's."""
 
-from paddle_te.hosts.paddlenlp.decoder import FLASH_MASK, TEDecoderLayer, TEDecoderLayerPipe
+from paddle_te.hosts.paddlenlp.decoder import TEDecoderLayer, TEDecoderLayerPipe
+from paddle_te.models.pipeline import FLASH_MASK
 
 
 class TELlamaDecoderLayer(TEDecoderLayer):

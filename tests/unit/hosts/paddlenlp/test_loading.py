@@ -11,7 +11,6 @@ from paddle_te import device, fp8
 from paddle_te.hosts.paddlenlp.gpt import GPTForCausalLM
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.loading import (
-    _whole_name,
     check_same_model,
     from_pretrained,
     load_config,
@@ -19,6 +18,7 @@ from paddle_te.hosts.paddlenlp.loading import (
     read_config,
     stage_layer_names,
 )
+from paddle_te.models.pipeline import _whole_name
 from paddle_te.weights import CheckpointError, convert
 from tests import emulated_te
 from tests.small_models import first
