@@ -5,8 +5,11 @@ classes give: "a, b -> c, axis=0" concatenates, "c -> a, b, axis=0" divides into
 """
 
 import math
+from pathlib import Path
 
+import paddle
 from paddle.distributed.flex_checkpoint.dcp.sharded_weight import build_sharded_state_dict
+from paddleformers.utils.env import MODEL_STATE_DIC
 
 from paddle_te.configs.families import family_of
 from paddle_te.models.dims import decoder_splits
@@ -53,6 +56,14 @@ def resharding_statements(config, prefix, saved_ranks):
             statements.append(_statement([prefix + ours], _in_order_of_ranks(shares, saved_ranks)))
             statements.append(_statement(_in_order_of_ranks(shares, ranks), [prefix + ours]))
     return statements
+
+
+def saved_ranks(folder):
+    """How many tensor parallel ranks had shares of the decoder layers' weights in a checkpoint of a Trainer."""
+    (path,) = Path(folder).glob(f"{MODEL_STATE_DIC}/*.metadata")
+    weights = paddle.load(str(path)).state_dict_metadata
+    shares = next(shares for name, shares in weights.items() if name.endswith(".layernorm_qkv.weight"))
+    return shares[0].global_shape[0] // shares[0].local_shape[0]
 
 
 def _ranks(config):

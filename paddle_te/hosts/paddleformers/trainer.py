@@ -5,11 +5,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import paddle.distributed as dist
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 import GroupShardedOptimizerStage2
 from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
 
 from paddle_te import fp8
 from paddle_te.hosts.paddleformers.batches import Collator
+from paddle_te.hosts.paddleformers.checkpoints import resharding_statements, saved_ranks
 from paddle_te.hosts.paddleformers.configuration import decoder_config
+from paddle_te.hosts.paddleformers.modeling import PREFIX
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.models.pipeline import stage_layer_names
@@ -48,12 +51,22 @@ class TETrainer(SFTTrainer):
                 fp8.save(path, self.model, recipe, stage_layer_names(self.model))
 
     def _load_flex_checkpoint(self, resume_from_checkpoint):
-        with nullcontext() if self.args.use_hybrid_parallel else _without_fleet(self.optimizer):
+        fleet = nullcontext() if self.args.use_hybrid_parallel else _without_fleet()
+        with fleet, _ready_to_load(self.optimizer), self._resharding(resume_from_checkpoint):
             super()._load_flex_checkpoint(resume_from_checkpoint)
         recipe = self._scaled_recipe()
         if recipe:
             files = sorted(Path(resume_from_checkpoint).glob("fp8_state*.pdparams"))
             fp8.load(files, self.model, recipe, stage_layer_names(self.model))
+
+    def _resharding(self, checkpoint):
+        """While it lasts, PaddleFormers translates the decoder layers' weights, and their states, from a checkpoint with
+        another degree of tensor parallelism; all else it does without being told."""
+        config, saved = self.model.config, saved_ranks(checkpoint)
+        if saved == max(config.tensor_model_parallel_size, 1):
+            return nullcontext()
+        statements = resharding_statements(config, PREFIX, saved)
+        return replaced(self.args, aoa_config={"aoa_statements": statements})
 
     def _scaled_recipe(self):
         """The fp8 recipe, if it has a state to keep; None otherwise."""
@@ -61,17 +74,25 @@ class TETrainer(SFTTrainer):
         return recipe if recipe and recipe.kind == "delayed" else None
 
 
-@contextmanager
-def _without_fleet(optimizer):
+def _without_fleet():
     """While it lasts, PaddleFormers 1.2.0 can load a checkpoint where it has not initialised fleet, in one process or
-    under data parallelism alone: it asks for fleet's groups, which it then does not use, and for the optimizer inside
-    of another one, which in float32 is not there."""
-    alone = not hasattr(optimizer, "_inner_opt")
-    if alone:
-        optimizer._inner_opt = None
+    under data parallelism alone: it asks for fleet's groups, which it then does not use."""
+    return replaced(dist.fleet, get_hybrid_communicate_group=lambda: None)
+
+
+@contextmanager
+def _ready_to_load(optimizer):
+    """While it lasts, PaddleFormers 1.2.0 can load a checkpoint into an optimizer that is not around another one, in
+    float32 or in sharding stage 2: it asks which kind the inner one is, and makes stage 2's states in the optimizer
+    that only distributes them, where nothing reads them."""
+    own = {}
+    if not hasattr(optimizer, "_inner_opt"):
+        own["_inner_opt"] = None
+    if isinstance(optimizer, GroupShardedOptimizerStage2):
+        own["_create_accumulators"] = optimizer._optim._create_accumulators
+    vars(optimizer).update(own)
     try:
-        with replaced(dist.fleet, get_hybrid_communicate_group=lambda: None):
-            yield
+        yield
     finally:
-        if alone:
-            del optimizer._inner_opt
+        for name in own:
+            delattr(optimizer, name)
