@@ -1,7 +1,6 @@
-"""The sizes of a model, and how tensor parallel ranks share it, from its configuration."""
+"""The sizes of a model, from its configuration."""
 
-from paddle_te.configs.families import family_of
-from paddle_te.weights import Dims, layer_splits, te_layout
+from paddle_te.weights import Dims
 
 
 def model_dims(config):
@@ -15,8 +14,3 @@ def model_dims(config):
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
     )
-
-
-def decoder_splits(config):
-    """{name of a decoder layer's weight of ours: Split} of those that tensor parallel ranks share; config as above."""
-    return layer_splits(te_layout(family=family_of(config)), model_dims(config))

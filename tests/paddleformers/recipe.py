@@ -8,8 +8,8 @@ import numpy as np
 STEPS = 4
 
 
-def write_model(folder):
-    """A small Llama with a tokenizer of one token a word."""
+def write_model(folder, **settings):
+    """A small Llama with a tokenizer of one token a word. settings: of its configuration."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -20,7 +20,7 @@ def write_model(folder):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     special = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    config = tiny_config("none")
+    config = tiny_config("none", **settings)
     model_class(config)(config).save_pretrained(str(folder))
 
 

@@ -12,7 +12,6 @@ from paddle.distributed.flex_checkpoint.dcp.sharded_weight import build_sharded_
 from paddleformers.utils.env import MODEL_STATE_DIC
 
 from paddle_te.configs.families import family_of
-from paddle_te.models.dims import decoder_splits
 from paddle_te.weights.layout import hf_layout, te_layout
 
 
@@ -23,8 +22,9 @@ def sharded_state_dict(layer, prefix):
     In a weight of several parts, such as q, k and v, a rank has its share of every part, so that the whole tensor in a
     checkpoint is that of its degree of tensor parallelism: q, k and v of the first rank, then of the second.
     """
-    axes = {name: split.axis for name, split in decoder_splits(layer.config).items()}
-    return build_sharded_state_dict(layer.state_dict(structured_name_prefix=""), axes, prefix)
+    weights = layer.state_dict(structured_name_prefix="")
+    axes = {name: weight.split_axis for name, weight in weights.items() if weight.is_distributed}
+    return build_sharded_state_dict(weights, axes, prefix)
 
 
 def load_statements(config, prefix):
@@ -59,9 +59,14 @@ def resharding_statements(config, prefix, saved_ranks):
 
 
 def saved_ranks(folder):
-    """How many tensor parallel ranks had shares of the decoder layers' weights in a checkpoint of a Trainer."""
-    (path,) = Path(folder).glob(f"{MODEL_STATE_DIC}/*.metadata")
-    weights = paddle.load(str(path)).state_dict_metadata
+    """How many tensor parallel ranks had shares of the decoder layers' weights in a checkpoint of a Trainer.
+
+    Raises FileNotFoundError where there is no such checkpoint.
+    """
+    paths = [*Path(folder).glob(f"{MODEL_STATE_DIC}/*.metadata")]
+    if len(paths) != 1:
+        raise FileNotFoundError(f"{folder}: holds no checkpoint of PaddleFormers' format flex_checkpoint, all of it")
+    weights = paddle.load(str(paths[0])).state_dict_metadata
     shares = next(shares for name, shares in weights.items() if name.endswith(".layernorm_qkv.weight"))
     return shares[0].global_shape[0] // shares[0].local_shape[0]
 

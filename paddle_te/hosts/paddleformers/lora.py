@@ -46,13 +46,18 @@ class TELoRAModel(DecoderLoRA, LoRAModel):
         dist.load_state_dict(
             {name: weights[name] for name in stored},
             path=str(folder),
-            aoa_config={"aoa_statements": [f"{theirs} -> {ours}" for ours, theirs in stored.items()]},
+            aoa_config={"aoa_statements": [_cast(theirs, ours, weights[ours]) for ours, theirs in stored.items()]},
             safetensors=True,
             offload=load_via_cpu,
         )
 
     def _trained(self):
         return self.get_trainable_state_dict().keys()
+
+
+def _cast(theirs, ours, weight):
+    """The statement with which a weight of an adapter's files becomes one of the model, in the model's dtype."""
+    return f"{theirs} -> {ours}, dtype='{str(weight.local_tensor.dtype).removeprefix('paddle.')}'"
 
 
 def _names_in(folder):

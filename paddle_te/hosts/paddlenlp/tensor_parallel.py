@@ -6,14 +6,17 @@ share, or the list of all shares into the whole.
 
 from functools import partial
 
-from paddle_te.models.dims import decoder_splits
+from paddle_te.configs.families import family_of
+from paddle_te.models.dims import model_dims
+from paddle_te.weights import layer_splits, te_layout
 
 
 def layer_mappings(config, is_split):
     """{name: action} of every decoder layer's split weights, names without the family's prefix."""
     degree, rank = config.tensor_parallel_degree, config.tensor_parallel_rank
+    splits = layer_splits(te_layout(family=family_of(config)), model_dims(config))
     return {
         f"layers.{layer}.{name}": partial(split.share, degree=degree, rank=rank) if is_split else split.whole
         for layer in range(config.num_hidden_layers)
-        for name, split in decoder_splits(config).items()
+        for name, split in splits.items()
     }
