@@ -122,8 +122,6 @@ def test_options_are_checked(model_folder):
         check_recipe(recipe | dict(stage="DPO"))
     with pytest.raises(ValueError, match="save_checkpoint_format: 'unified_checkpoint'"):
         check_recipe(recipe | dict(save_checkpoint_format="unified_checkpoint"))
-    with pytest.raises(ValueError, match="sharding: 'stage2'"):
-        check_recipe(recipe | dict(sharding="stage2"))
     check_recipe(recipe | dict(transformer_engine_backend="none", stage="DPO"))
 
 

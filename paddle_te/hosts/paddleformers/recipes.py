@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import paddle.distributed as dist
 from paddleformers.cli.hparams import read_args
 from paddleformers.cli.train.sft import workflow
 from paddleformers.cli.train.tuner import run_tuner
@@ -9,6 +10,7 @@ from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
 from paddle_te import upstream
+from paddle_te.hosts.paddleformers.layouts import check_layout
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
@@ -19,8 +21,16 @@ from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 # configurations without us.
 OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
 
-# Of Paddle, without which its sharding refuses nvgpu
-REPAIRS = ("sharding_alignment",)
+# Of Paddle: without them its sharding refuses nvgpu, stages 2 and 3 and virtual pipeline stages are slow or hang there,
+# and pipelines clip a model with tied embeddings too much
+REPAIRS = (
+    "sharding_alignment",
+    "stage2_storage",
+    "stage3_prefetch",
+    "stage3_gradients",
+    "pipeline_transfers",
+    "shared_weights",
+)
 # What a recipe may say with our layers: the values, and what to do about another one
 _ONLY = {
     "stage": (("PT", "SFT"), "use backend none for this stage"),
@@ -43,10 +53,17 @@ def check_recipe(recipe):
         check_family(AutoConfig.from_pretrained(recipe["model_name_or_path"]))
 
 
-def train(recipe):
-    """Runs a recipe, a dict of PaddleFormers' arguments and of OPTIONS. Raises what `check_recipe` raises, and what
-    `check_config` raises where our layers cannot do what the recipe asks for."""
+def check_training(recipe):
+    """Raises ValueError as `check_recipe`, and for a layout that PaddleFormers has not, in as many processes as were
+    started."""
     check_recipe(recipe)
+    check_layout(recipe, dist.get_world_size())
+
+
+def train(recipe):
+    """Runs a recipe, a dict of PaddleFormers' arguments and of OPTIONS. Raises what `check_training` raises, and what
+    `check_config` raises where our layers cannot do what the recipe asks for."""
+    check_training(recipe)
     upstream.apply(*REPAIRS)
     with our_llama(**_ours(recipe)):
         run_tuner(without_ours(recipe))
