@@ -44,7 +44,7 @@ JOBS = {
     "fp8-sharding": (2, FP8 | SHARDING),
     "fp8-pp": (2, FP8 | PIPELINE),
 }
-RESUMED = ("lora-dp", "fp8-sharding", "fp8-pp", "te-stage2", "te-stage3", "te-sp-sharding")
+RESUMED = ("lora-dp", "fp8-sharding", "fp8-pp", "te-stage2")
 # {a job: the job from whose checkpoint it goes on, in its own layout}
 GO_ON = dict(zip(RESUMED, RESUMED, strict=True)) | {"plain": "plain-sp", "plain-sp": "plain-pp"}
 

@@ -47,28 +47,39 @@ def save_statements(config, prefix):
     return statements
 
 
-def resharding_statements(config, prefix, saved_ranks):
-    """From the decoder layers' weights of a run with saved_ranks tensor parallel ranks to those of this model."""
+def resharding_statements(config, prefix, saved_ranks, folder):
+    """From the decoder layers' weights of a run with saved_ranks tensor parallel ranks to those of this model.
+
+    folder: of a checkpoint's weights, or of their states. Statements are there for what it holds, as Paddle refuses
+    others: an adapter's base has no states, and in float32 there are no master weights.
+    """
     statements, ranks = [], _ranks(config)
+    there = _saved(folder)
     for ours, stored in _weights(config):
-        if len(stored) > 1:
+        weight = prefix + ours
+        if len(stored) > 1 and any(name == weight or name.startswith(f"{weight}.") for name in there):
             shares = _taken_apart(stored, _equal_shares(stored, math.lcm(ranks, saved_ranks)))
-            statements.append(_statement([prefix + ours], _in_order_of_ranks(shares, saved_ranks)))
-            statements.append(_statement(_in_order_of_ranks(shares, ranks), [prefix + ours]))
+            statements.append(_statement([weight], _in_order_of_ranks(shares, saved_ranks)))
+            statements.append(_statement(_in_order_of_ranks(shares, ranks), [weight]))
     return statements
 
 
-def saved_ranks(folder):
+def saved_ranks(checkpoint):
     """How many tensor parallel ranks had shares of the decoder layers' weights in a checkpoint of a Trainer.
 
     Raises FileNotFoundError where there is no such checkpoint.
     """
-    paths = [*Path(folder).glob(f"{MODEL_STATE_DIC}/*.metadata")]
-    if len(paths) != 1:
-        raise FileNotFoundError(f"{folder}: holds no checkpoint of PaddleFormers' format flex_checkpoint, all of it")
-    weights = paddle.load(str(paths[0])).state_dict_metadata
+    weights = _saved(Path(checkpoint) / MODEL_STATE_DIC)
     shares = next(shares for name, shares in weights.items() if name.endswith(".layernorm_qkv.weight"))
     return shares[0].global_shape[0] // shares[0].local_shape[0]
+
+
+def _saved(folder):
+    """{name: what Paddle notes of each of its shares} of what a folder of a checkpoint holds."""
+    paths = [*Path(folder).glob("*.metadata")]
+    if len(paths) != 1:
+        raise FileNotFoundError(f"{folder}: is not a whole part of a checkpoint of PaddleFormers, in flex_checkpoint")
+    return paddle.load(str(paths[0])).state_dict_metadata
 
 
 def _ranks(config):

@@ -59,14 +59,22 @@ class TETrainer(SFTTrainer):
             files = sorted(Path(resume_from_checkpoint).glob("fp8_state*.pdparams"))
             fp8.load(files, self.model, recipe, stage_layer_names(self.model))
 
+    @contextmanager
     def _resharding(self, checkpoint):
-        """While it lasts, PaddleFormers translates the decoder layers' weights, and their states, from a checkpoint with
-        another degree of tensor parallelism; all else it does without being told."""
-        config, saved = self.model.config, saved_ranks(checkpoint)
+        """While it lasts, the decoder layers' weights, and their states, are translated from a checkpoint with another
+        degree of tensor parallelism; all else of another layout Paddle does without being told."""
+        config, saved, load = self.model.config, saved_ranks(checkpoint), dist.load_state_dict
         if saved == max(config.tensor_model_parallel_size, 1):
-            return nullcontext()
-        statements = resharding_statements(config, PREFIX, saved)
-        return replaced(self.args, aoa_config={"aoa_statements": statements})
+            yield
+            return
+
+        def translated(states, folder, aoa_config=None, **others):
+            if aoa_config is not None:  # else PaddleFormers takes these weights from others that it has loaded
+                aoa_config = {"aoa_statements": resharding_statements(config, PREFIX, saved, folder)}
+            load(states, folder, aoa_config=aoa_config, **others)
+
+        with replaced(self.args, aoa_config={"aoa_statements": []}), replaced(dist, load_state_dict=translated):
+            yield
 
     def _scaled_recipe(self):
         """The fp8 recipe, if it has a state to keep; None otherwise."""
