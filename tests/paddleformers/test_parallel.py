@@ -1,4 +1,4 @@
-"""Recipes of PaddleFormers with several processes, on nvgpu's host runtime, TE's kernels emulated, beside one process."""
+"""Recipes of PaddleFormers with several processes beside one, on nvgpu's host runtime, TE's kernels emulated."""
 
 import json
 import subprocess

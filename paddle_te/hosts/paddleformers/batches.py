@@ -9,7 +9,6 @@ from paddle_te.models.pipeline import FLASH_MASK
 from paddle_te.ops import documents
 
 
-
 @dataclass(frozen=True)
 class Collator:
     """PaddleFormers' collator `collate`, whose FlashMask rows become the boundaries of documents, cu_seqlens, or

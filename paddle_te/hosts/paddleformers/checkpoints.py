@@ -112,8 +112,8 @@ def _in_order_of_ranks(shares, ranks):
 
 
 def _weights(config):
-    """(our name, {name in a checkpoint: how many heads that part has, None if it has none}) of each weight of the decoder
-    layers."""
+    """(our name, {name in a checkpoint: how many heads that part has, None if it has none}) of each weight of the
+    decoder layers."""
     family = family_of(config)
     names = {slot.parts[0]: slot.name for slot in hf_layout(family=family).layer}
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}

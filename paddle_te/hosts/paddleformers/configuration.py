@@ -39,8 +39,8 @@ def check_config(config, keeps_fp8_state=False):
     for name in ("sep_parallel_size", "context_parallel_size"):
         if getattr(config, name) > 1:
             raise ValueError(
-                f"{name}={getattr(config, name)}: PaddleFormers' Llama has no attention for sequences that ranks share; "
-                "leave it at 1, or train with PaddleNLP"
+                f"{name}={getattr(config, name)}: PaddleFormers' Llama has no attention for sequences that ranks "
+                "share; leave it at 1, or train with PaddleNLP"
             )
     for name, (only, remedy) in _ONLY.items():
         value = getattr(config, name, only)

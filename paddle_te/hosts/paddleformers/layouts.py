@@ -81,8 +81,8 @@ def _missing(layout, recipe, config):
         yield "lora_path: PaddleFormers loads no LoRA adapter in pipelines; train from it in another layout"
     if layout.pipeline > 1 and own_layers and _scales_positions(config):
         yield (
-            "pipeline_model_parallel_size: the pipelines of PaddleFormers' own layers read neither the rope scaling nor "
-            "the theta in rope_parameters; set transformer_engine_backend to paddle or transformer_engine"
+            "pipeline_model_parallel_size: PaddleFormers' own pipelines read neither the rope scaling nor the theta in "
+            "rope_parameters; set transformer_engine_backend to paddle or transformer_engine"
         )
     if recipe.get("resume_from_checkpoint") and own_layers and _cannot_load(layout, recipe):
         yield (

@@ -230,8 +230,8 @@ def load_model(folder, backend="none", dtype="float32", **settings):
 
 
 def stage_layer_names(model):
-    """`models.pipeline.stage_layer_names`, the head's too: PaddleNLP's GPT names it on a stage after the embedding, whose
-    weight it shares."""
+    """`models.pipeline.stage_layer_names`, the head's too: PaddleNLP's GPT names it on a stage after the embedding,
+    whose weight it shares."""
     names = pipeline.stage_layer_names(model)
     heads = [name for name, layer in model.named_sublayers() if isinstance(layer, TELMHead)]
     return names | {name: "lm_head" for name in heads if name in names}
