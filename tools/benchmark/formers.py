@@ -19,6 +19,20 @@ LINE = re.compile(
     r"(?:.*?max_memory_allocated: (?P<gib>[\d.e-]+),)?.*?interval_runtime: (?P<seconds>[\d.]+)"
 )
 VERSION = "from importlib import metadata; print(metadata.version('paddleformers'))"
+# What recipes of pretraining on indexed data, in the order of the index, have in common
+RECIPE = {
+    "stage": "PT",
+    "fine_tuning": "full",
+    "dataset_type": "pretrain",
+    "dataloader_shuffle": False,
+    "eval_iters": 1,
+    "eval_steps": 1_000_000,
+    "do_train": True,
+    "device": "nvgpu",
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "disable_tqdm": True,
+}
 UNKNOWN, END = "<unk>", "</s>"  # of a tokenizer that is asked for, and not used
 
 
@@ -89,20 +103,7 @@ def recipe_command(conditions, settings, words=()):
     """
     conditions.folder.mkdir(parents=True, exist_ok=True)
     path = conditions.folder / "recipe.json"
-    lines = {
-        "stage": "PT",
-        "fine_tuning": "full",
-        "dataset_type": "pretrain",
-        "dataloader_shuffle": False,
-        "eval_iters": 1,
-        "eval_steps": 1_000_000,
-        "do_train": True,
-        "device": "nvgpu",
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-    }
-    path.write_text(json.dumps(lines | settings, indent=1))
+    path.write_text(json.dumps(RECIPE | settings, indent=1))
     train = [str(conditions.paddleformers), "-m", "paddle_te.hosts.paddleformers", "train", str(path), *words]
     return Command(train, {"FLAGS_selected_nvgpus": conditions.devices[0]})
 
