@@ -1,5 +1,5 @@
 """PaddleFormers: its Llama. What works and what is refused stands in docs/paddleformers.md."""
 
-from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, model_class
+from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, model_class
 
-__all__ = ["LlamaForCausalLM", "model_class"]
+__all__ = ["LlamaForCausalLM", "LlamaForCausalLMPipe", "model_class"]

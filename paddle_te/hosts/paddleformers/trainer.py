@@ -1,5 +1,5 @@
 """PaddleFormers' Trainer with what our decoder layers need of it: fp8 state, micro-batches, where documents end,
-resuming in one process; and with clipping in AdamW's pass."""
+resuming in each layout and from another one; and with clipping in AdamW's pass."""
 
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
