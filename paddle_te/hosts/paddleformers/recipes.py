@@ -9,6 +9,7 @@ from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
 from paddle_te import upstream
+from paddle_te.hosts.paddleformers import launched
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
@@ -45,17 +46,18 @@ def check_recipe(recipe):
 
 
 def train(recipe):
-    """Runs a recipe, a dict of PaddleFormers' arguments and of OPTIONS. Raises what `check_recipe` raises, and what
-    `check_config` raises where our layers cannot do what the recipe asks for."""
+    """Runs a recipe, a dict of PaddleFormers' arguments, of OPTIONS and of `launched.OPTIONS`. Raises what
+    `check_recipe` raises, and what `check_config` raises where our layers cannot do what the recipe asks for."""
     check_recipe(recipe)
     upstream.apply(*REPAIRS)
-    with our_llama(**_ours(recipe)):
+    said = {name: recipe[name] for name in launched.OPTIONS if name in recipe}
+    with our_llama(**_ours(recipe)), launched.launched(**said):
         run_tuner(without_ours(recipe))
 
 
 def without_ours(recipe):
     """A recipe as PaddleFormers knows it."""
-    return {name: value for name, value in recipe.items() if name not in OPTIONS}
+    return {name: value for name, value in recipe.items() if name not in {*OPTIONS, *launched.OPTIONS}}
 
 
 def _ours(recipe):
