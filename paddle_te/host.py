@@ -5,9 +5,8 @@ Imports none of them, nor Paddle.
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 from collections.abc import Iterable
-from importlib.machinery import PathFinder
 
 # {name of its package, of its folder in paddle_te/hosts and of the extra that installs it: what it is called}
 PADDLENLP, PADDLEFORMERS = "paddlenlp", "paddleformers"
@@ -24,13 +23,8 @@ def installed() -> list[str]:
 
 
 def _is_there(name: str) -> bool:
-    # Not by the finders of imports: `upstream.deferred_imports` puts one there that answers for what is not installed.
-    if PathFinder.find_spec(name) is not None:
-        return True
-    try:  # an editable installation has a finder of its own
-        return bool(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None  # else it is just a folder of that name
 
 
 def find(wanted: str | None = None, of: Iterable[str] = tuple(HOSTS), what: str = "this") -> str:
