@@ -30,7 +30,6 @@ SPLITS = ("train", "valid", "test")
 DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
 # What they change where a sequence has several documents: who sees whom, positions, and what is trained on
 DOCUMENT_FLAGS = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
-IGNORED = -100  # the label of a token that is not trained on
 SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
 
 

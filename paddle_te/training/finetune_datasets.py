@@ -12,12 +12,12 @@ import numpy as np
 import paddle
 from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 
+from paddle_te.data.questions import IGNORED, encode
 from paddle_te.ops import documents
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_DATA
 from paddle_te.runs.identity import fingerprint
 from paddle_te.training import jsonl
-from paddle_te.training.datasets import IGNORED
 from paddle_te.training.packing import separation
 
 
@@ -37,19 +37,12 @@ class FinetuneDataArguments:
 
 
 def tokenize(tokenizer, where, record, src_length, max_length):
-    """{"input_ids": [n], "labels": [n]}, n < max_length: a label is the token after its input, IGNORED within src.
+    """The sample of a record, as `encode` makes it of its src and tgt, texts or lists of one.
 
-    src and tgt are texts or lists of one. Raises ValueError, with `where`, for another record.
+    Raises ValueError, with `where`, for another record.
     """
     src, tgt = (_text(where, record, name) for name in ("src", "tgt"))
-    source = tokenizer(src)["input_ids"]
-    if len(source) > src_length:
-        begin = source[:1] if source[0] == tokenizer.bos_token_id else []
-        source = begin + source[len(source) - src_length + len(begin) :]
-    room = max_length - len(source)
-    target = tokenizer(tgt, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    tokens = source + target[:room]
-    return {"input_ids": tokens[:-1], "labels": [IGNORED] * (len(source) - 1) + tokens[len(source) :]}
+    return encode(tokenizer, src, tgt, src_length, max_length)
 
 
 def _text(where, record, name):

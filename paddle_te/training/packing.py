@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paddle_te.data.questions import IGNORED
 from paddle_te.ops import documents, get_ops
-from paddle_te.training.datasets import DOCUMENT_FLAGS, IGNORED, collate_fn
+from paddle_te.training.datasets import DOCUMENT_FLAGS, collate_fn
 
 logger = logging.getLogger(__name__)
 

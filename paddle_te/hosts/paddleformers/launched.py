@@ -1,7 +1,8 @@
 """What the launcher's recipes say beside PaddleFormers' lines and those of our layers, and what its runs leave.
 
 With these a job means in PaddleFormers what it means in PaddleNLP, with each backend: whether the documents of a
-sequence see each other, random tokens instead of data, the learning rate of each step, which projections LoRA is for.
+sequence see each other, random tokens instead of data, the learning rate of each step, what a sample of fine-tuning
+consists of, which projections LoRA is for.
 """
 
 import json
@@ -11,20 +12,31 @@ from pathlib import Path
 
 import numpy as np
 from paddleformers.cli.train.sft import workflow
+from paddleformers.datasets.SFTDataset import IteratorSFTDataset, Sequence
 from paddleformers.transformers.optimization import CosineAnnealingWithWarmupDecay, LinearAnnealingWithWarmupDecay
 
 from paddle_te.data.mock import MockDataset
+from paddle_te.data.questions import encode
 from paddle_te.hosts.paddleformers.batches import FLASH_MASK
 from paddle_te.hosts.paddleformers.callbacks import ExitSignalCallback, RunCallback
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.models.lora import TARGETS
-from paddle_te.options.scripts import FINETUNE_MODEL, PRETRAIN_DATA, PRETRAINING
+from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, PRETRAIN_DATA, PRETRAINING
 from paddle_te.runs.heartbeat import has_launcher
 
+_NAMES = {
+    "mock_data",
+    "reset_attention_mask",
+    "reset_position_ids",
+    "min_learning_rate",
+    "src_length",
+    "pad_to_multiple_of",
+    "lora_targets",
+}
 OPTIONS = {
     option.name: option
-    for option in (*PRETRAIN_DATA, *PRETRAINING, *FINETUNE_MODEL)
-    if option.name in ("mock_data", "reset_attention_mask", "reset_position_ids", "min_learning_rate", "lora_targets")
+    for option in (*PRETRAIN_DATA, *PRETRAINING, *FINETUNE_DATA, *FINETUNE_MODEL)
+    if option.name in _NAMES
 }
 # Of a recipe that says nothing about them: PaddleFormers' own
 _Said = make_dataclass("_Said", [(name, object, None) for name in OPTIONS])
@@ -44,8 +56,13 @@ def launched(**said):
         ours["get_lora_target_modules"] = lambda model: [f".*{part}.*" for part in TARGETS[said.lora_targets]]
     if has_launcher() or said.min_learning_rate is not None:
         ours["SFTTrainer"] = _trainer(workflow.SFTTrainer, said.min_learning_rate)
+    if said.pad_to_multiple_of:
+        ours["collate_fn"] = _padded(said.pad_to_multiple_of)
     with ExitStack() as stack:
         stack.enter_context(replaced(workflow, **ours))
+        if said.src_length:
+            samples = _questions(said.src_length)
+            stack.enter_context(replaced(IteratorSFTDataset, _process_sft_sequence=samples))
         yield
 
 
@@ -74,6 +91,34 @@ def _schedule(args, least):
         decay_step=args.decay_steps or args.max_steps,
         last_epoch=0,
     )
+
+
+def _questions(src_length):
+    """In place of PaddleFormers' method that makes a sample of an example: what PaddleNLP's fine-tuning has, but for
+    conversations of several turns, which are PaddleFormers'."""
+    theirs = IteratorSFTDataset._process_sft_sequence
+
+    def sample(self, example, count):
+        turns = [(message["role"], message["content"]) for message in example["messages"]]
+        if example.get("system") or [role for role, _ in turns] != ["user", "assistant"]:
+            return theirs(self, example, count)
+        (_, src), (_, tgt) = turns
+        made = encode(self.tokenizer, src, tgt, src_length, self.max_seq_len)
+        positions = list(range(len(made["input_ids"])))
+        return Sequence(made["input_ids"], positions, made["labels"], count)
+
+    return sample
+
+
+def _padded(multiple):
+    """PaddleFormers' function that makes batches, which are as long as their longest sample, rounded up."""
+    theirs = workflow.collate_fn
+
+    def collate(batch, *args, max_seq_len, **kwargs):
+        longest = max(sum(len(sample.token_ids) for sample in samples) for samples in batch)
+        return theirs(batch, *args, max_seq_len=max_seq_len or -(-longest // multiple) * multiple, **kwargs)
+
+    return collate
 
 
 def _indexed(apart, anew):

@@ -47,8 +47,6 @@ _SILENT = {
     "fuse_attention_ffn",
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
-    "src_length",
-    "pad_to_multiple_of",
     "lora_alpha",
 }
 # Ours, which PaddleFormers has under the same name, or hosts/paddleformers reads
@@ -62,6 +60,8 @@ _TAKEN = {
     "decay_steps",
     "eval_iters",
     "recompute_use_reentrant",
+    "src_length",
+    "pad_to_multiple_of",
     "lora",
     "lora_rank",
     "lora_targets",
@@ -109,7 +109,7 @@ def check_arguments(job, args: argparse.Namespace, device: str, nodes: Nodes) ->
             raise LaunchError(f"{name}={str(getattr(args, name)).lower()}: {WITHOUT}")
     for name in options:
         if getattr(args, name) == launcher.AUTO and name not in ("OVERLAP", "resume_step"):
-            raise LaunchError(f"{name}=auto: the planner knows PaddleNLP's layouts, not PaddleFormers'; give numbers")
+            raise LaunchError("auto: the planner knows PaddleNLP's layouts, not PaddleFormers'; give numbers")
     if nodes.count > 1:
         raise LaunchError(f"NNODES={nodes.count}: with PaddleFormers the launcher has one node; use HOST=paddlenlp")
     if device == "cpu" and args.GA > 1:
@@ -182,6 +182,7 @@ def _fine_tuning(args: argparse.Namespace, given: dict) -> dict:
         "lora_rank": given.get("lora_rank", 32) if lora else None,
         "num_train_epochs": given.get("num_train_epochs", 3),  # PaddleNLP's default; PaddleFormers' is 1
         "packing": given.get("zero_padding", False),
+        "pad_to_multiple_of": given.get("pad_to_multiple_of", 16),
         **({"evaluation_strategy": given.get("evaluation_strategy", "epoch")} if given.get("do_eval") else {}),
     }
 
