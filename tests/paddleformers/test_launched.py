@@ -1,6 +1,6 @@
 """The launcher with HOST=paddleformers, as a user starts it: what its runs do and leave, beside PaddleNLP's.
 
-PADDLE_TE_PADDLENLP_PYTHON names a Python with PaddleNLP, as scripts/test.sh does; without it that comparison is left out.
+PADDLE_TE_PADDLENLP_PYTHON names a Python with PaddleNLP, as scripts/test.sh does; without it nothing is compared.
 """
 
 import json
@@ -65,13 +65,19 @@ def pretraining(start, **arguments):
     return places | layout | run | arguments
 
 
-def test_pretraining_and_resuming(start, tmp_path):
-    folder, said = launch("pretrain", **pretraining(start, OUTPUT_DIR=tmp_path / "whole"))
+@pytest.fixture(scope="module")
+def whole(start, tmp_path_factory):
+    """A run in float32: its folder, and what the launcher said."""
+    return launch("pretrain", **pretraining(start, OUTPUT_DIR=tmp_path_factory.mktemp("whole")))
+
+
+def test_pretraining_and_resuming(start, whole, tmp_path, capsys):
+    folder, said = whole
     assert "launch: the host is PaddleFormers (HOST=paddleformers, the one that is installed)\n" in said
     whole = losses(folder)
-    assert len(whole) == STEPS and whole[-1] < whole[0]
+    assert len({*whole}) == STEPS
     assert [step for step, _ in complete_checkpoints(folder)] == [2, 4]
-    assert verify([str(folder)]) == 0
+    assert verify([str(folder)]) == 0 and "trainer_state.bin is a pickle" in capsys.readouterr().out
     resumed = tmp_path / "resumed"
     shutil.copytree(folder / "checkpoint-2", resumed / "checkpoint-2")
     (resumed / "checkpoint-3").mkdir()  # one that is not complete
@@ -98,14 +104,13 @@ def test_fine_tuning(start, tmp_path, method):
         np.testing.assert_allclose(ours[:alike], theirs[:alike], rtol=1e-5)
 
 
-def test_two_processes_shard(start, tmp_path, monkeypatch):
-    """On nvgpu's host runtime, in fp8 with delayed scaling, which pd emulates."""
+def test_two_processes_shard(start, whole, tmp_path, monkeypatch):
+    """On nvgpu's host runtime, in fp8 with delayed scaling, which pd emulates, beside one process in float32."""
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", build_host())
     layout = dict(batch_size_per_device=1, FSDP=2, sharding_stage="stage1", precision="fp8")
     arguments = pretraining(start, DEVICE="nvgpu", DEVICES="0,1", OUTPUT_DIR=tmp_path / "run", **layout)
     folder, said = launch("pretrain", **arguments)
     assert "OVERLAP=auto: off, because it is not there in PaddleFormers yet" in said
-    ours = losses(folder)
-    assert len(ours) == STEPS and ours[-1] < ours[0]
+    np.testing.assert_allclose(losses(folder), losses(whole[0]), rtol=0.02)
     assert (folder / "checkpoint-4/fp8_state.pdparams").is_file()
     assert [step for step, _ in complete_checkpoints(folder)] == [2, 4]

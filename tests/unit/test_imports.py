@@ -36,9 +36,10 @@ MAY_IMPORT = {
         "data",
         "runs",
         "manifest",
+        "host",
     },
     "configs": set(),
-    "runs": {"configs", "weights", "options", "manifest", "table"},
+    "runs": {"configs", "weights", "options", "manifest", "table", "host"},
     "training": LAYERS
     | {
         "hosts",
