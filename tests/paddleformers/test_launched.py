@@ -38,7 +38,8 @@ def start(tmp_path_factory):
     prepare.prepare([folder / "texts.jsonl.gz"], folder / "data/corpus", folder / "tokenizer", workers=1)
     (folder / "questions").mkdir()
     line = json.dumps({"src": texts[0][:40], "tgt": texts[1][:60]}) + "\n"
-    (folder / "questions/train.json").write_text(line * 16)  # all alike: the hosts shuffle differently
+    for name in ("train", "dev"):
+        (folder / f"questions/{name}.json").write_text(line * 16)  # all alike: the hosts shuffle differently
     config = tiny_config("none", vocab_size=VOCABULARY)
     model_class(config)(config).save_pretrained(str(folder / "model"))
     return folder
@@ -93,7 +94,7 @@ def test_fine_tuning(start, tmp_path, method):
     settings = dict(model_name=start / "model", tokenizer_name=start / "tokenizer", dataset=start / "questions")
     settings |= dict(method=method, batch_size_per_device=2, max_seqlen=64, backend="pd", precision="fp32")
     settings |= dict(DEVICE="cpu", MAX_STEPS=STEPS, EXTRA_ARGS="--learning_rate 0.01")
-    folder, _ = launch("finetune", **settings, output=tmp_path / method)
+    folder, _ = launch("finetune", **settings, output=tmp_path / method)  # and evaluates
     ours = losses(folder)
     assert len(ours) == STEPS and ours[-1] < ours[0]
     made = "peft_model.safetensors.index.json" if method == "lora" else "model.safetensors.index.json"
