@@ -18,6 +18,7 @@ from paddle_te.launch.auto import fill
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.options.launcher import VARIABLES
+from paddle_te.runs.checkpoints import find_checkpoint, host_of
 from paddle_te.runs.parallelism import LayoutError, check_layout, check_model, ranks_of_a_sequence
 
 HOSTS = "HOSTS"  # in a command: the nodes' addresses, where only the nodes' meeting tells them
@@ -107,6 +108,7 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         logs /= f"node{nodes.rank}"
     check_output(args, folder, job.OUTPUT_NAME)
     check_start(args, output, job.OUTPUT_NAME)
+    _check_checkpoint(args, output)
 
     program = _program(job, args, config, devices, world, folder, output)
     command = [*launch_command(devices, nodes, logs), program.script, *program.words]
@@ -138,6 +140,18 @@ def _find_host(args: argparse.Namespace) -> str:
         return host.find()
     except host.HostError as error:
         raise LaunchError(str(error)) from error
+
+
+def _check_checkpoint(args: argparse.Namespace, output: Path) -> None:
+    """That the checkpoint to resume from is the host's own."""
+    checkpoint = find_checkpoint(str(args.resume_step), output)
+    if checkpoint is None or (saved_by := host_of(checkpoint)) == args.HOST:
+        return
+    raise LaunchError(
+        f"resume_step={args.resume_step}: {checkpoint} was saved by {host.HOSTS[saved_by]}, and the host is "
+        f"{host.HOSTS[args.HOST]}; go on with HOST={saved_by}, or start from the weights with init_weight and another "
+        "output folder"
+    )
 
 
 @dataclass(frozen=True)

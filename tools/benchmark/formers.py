@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.options import BACKENDS
 from tools.benchmark.trainings import Command, Run
 
@@ -19,7 +20,6 @@ LINE = re.compile(
     r"(?:.*?max_memory_allocated: (?P<gib>[\d.e-]+),)?.*?interval_runtime: (?P<seconds>[\d.]+)"
 )
 VERSION = "from importlib import metadata; print(metadata.version('paddleformers'))"
-UNKNOWN, END = "<unk>", "</s>"  # of a tokenizer that is asked for, and not used
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,8 @@ def write_config(folder, size):
 def write_tokenizer(folder):
     """A tokenizer of two tokens, for PaddleFormers reads one whatever the data are."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = {UNKNOWN: 0, END: 1}
-    model = {"type": "WordLevel", "vocab": tokens, "unk_token": UNKNOWN}
-    special = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
-    added = [dict(id=number, content=token) | special for token, number in tokens.items()]
-    kept = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
-    whole = {"version": "1.0", "added_tokens": added, **kept, "model": model}
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
-    config = dict(tokenizer_class="PreTrainedTokenizerFast", unk_token=UNKNOWN, eos_token=END, pad_token=END)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, text in two_tokens().items():
+        (folder / name).write_text(text)
 
 
 def write_document(prefix, tokens):

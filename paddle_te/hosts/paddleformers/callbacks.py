@@ -12,12 +12,9 @@ import paddle.distributed as dist
 from paddleformers.trainer import TrainerCallback
 
 from paddle_te import device, manifest
-from paddle_te.host import PADDLEFORMERS
 from paddle_te.runs.checkpoints import STOPPED_MARK, flush
 from paddle_te.runs.convergence import TRAIN_LOG
 from paddle_te.runs.heartbeat import ENDING, EVALUATING, LOADING, SAVING, STACK_SIGNAL, STARTING, STEPPING, Heartbeat
-
-RUN = {"host": PADDLEFORMERS}  # what a manifest says of the run
 
 
 class RunCallback(TrainerCallback):
@@ -86,7 +83,7 @@ class RunCallback(TrainerCallback):
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             flush(folder)
             names = manifest.file_names(folder)
-            manifest.mark_complete(folder, manifest.Manifest(manifest.records(folder, names), RUN))
+            manifest.mark_complete(folder, manifest.Manifest(manifest.records(folder, names), {}))
         self._heartbeat.beat(LOADING, state.global_step)
         self._pause()
 

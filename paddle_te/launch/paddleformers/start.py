@@ -15,7 +15,6 @@ from paddle_te.weights.layout import hf_layout, te_layout
 from paddle_te.weights.tensors import CheckpointError
 
 START = "start"  # in the run's folder
-# A tokenizer of two tokens, where none is needed: PaddleFormers wants one
 UNKNOWN, END = "<unk>", "</s>"
 VOCABULARY_MULTIPLE = 128  # GEMMs want it
 # Files of a folder with a tokenizer that are not the tokenizer's
@@ -62,7 +61,7 @@ def _hugging_face(config: dict) -> dict:
 def _tokenizer(name: str) -> tuple[dict[str, str | Path], int]:
     """The tokenizer's files, and how many tokens it knows."""
     if name == "none":
-        return _two_tokens(), 2
+        return two_tokens(), 2
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise LaunchError(f"tokenizer_name: {name!r} is no folder, and PaddleFormers downloads no tokenizer here")
@@ -88,7 +87,8 @@ def _is_tokenizers(path: Path) -> bool:
     )
 
 
-def _two_tokens() -> dict[str, str]:
+def two_tokens() -> dict[str, str]:
+    """{file: its text} of a tokenizer that is asked for, and not used."""
     tokens = {UNKNOWN: 0, END: 1}
     special = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
     added = [dict(id=number, content=token) | special for token, number in tokens.items()]

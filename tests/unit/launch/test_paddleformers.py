@@ -10,6 +10,7 @@ from paddle_te import configs, host
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
+from paddle_te.manifest import COMPLETE_MARK
 from paddle_te.weights.layout import hf_layout
 
 GPUS = {"DRY_RUN": "1", "HOST": "paddleformers", "DEVICE": "nvgpu", "DEVICES": "0,1"}
@@ -198,3 +199,20 @@ def test_a_machines_name_is_no_host(monkeypatch):
     assert plan(environ=GPUS | {"HOST": "node7"}, **TINY).script.endswith("run_pretrain.py")
     with pytest.raises(LaunchError, match="HOST: 'node8' must be one of paddlenlp, paddleformers"):
         plan(environ=GPUS | {"HOST": "node8"}, **TINY)
+
+
+@pytest.mark.parametrize(
+    "state, saved_by", [("trainer_state.json", "paddlenlp"), ("trainer_state.bin", "paddleformers")]
+)
+def test_each_host_resumes_its_own_checkpoints(tmp_path, state, saved_by):
+    (tmp_path / "checkpoint-3").mkdir()
+    for name in (state, COMPLETE_MARK):
+        (tmp_path / "checkpoint-3" / name).write_text("")
+    (tmp_path / "checkpoint-4").mkdir()  # not complete
+    (other,) = host.HOSTS.keys() - {saved_by}
+    arguments = TINY | dict(OUTPUT_DIR=tmp_path, resume_step="auto", backend="pd")
+    made = plan(**arguments, HOST=saved_by)
+    if saved_by == "paddleformers":
+        assert recipe(made)["resume_from_checkpoint"] == str(tmp_path / "checkpoint-3")
+    words = f"checkpoint-3 was saved by {host.HOSTS[saved_by]}, and the host is {host.HOSTS[other]}; go on with HOST="
+    assert words in refusal(**arguments, HOST=other)
