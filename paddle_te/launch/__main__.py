@@ -14,7 +14,7 @@ import sys
 from paddle_te.host import HostError, find
 from paddle_te.launch import arguments, finetune, pretrain
 from paddle_te.launch.machines import LaunchError
-from paddle_te.launch.paddleformers import RECIPE
+from paddle_te.launch.paddleformers.recipe import RECIPE
 from paddle_te.launch.plan import make_plan
 from paddle_te.launch.run_files import PRINT_CONFIG, complete
 

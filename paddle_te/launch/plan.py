@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paddle_te import host
-from paddle_te.launch import paddleformers
 from paddle_te.launch.arguments import ROOT, name_of, parse, script_of
 from paddle_te.launch.auto import fill
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
+from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options.launcher import VARIABLES
 from paddle_te.runs.checkpoints import find_checkpoint, host_of
 from paddle_te.runs.parallelism import LayoutError, check_layout, check_model, ranks_of_a_sequence
@@ -174,9 +174,11 @@ def _program(
         return Program(script, [*words, *extra], {})
     if Path(script).name != script_of(job):
         raise LaunchError(f"training_script: {script} is for PaddleNLP; PaddleFormers runs a recipe")
-    recipe, start = folder / paddleformers.RECIPE, folder / paddleformers.START
+    from paddle_te.launch.paddleformers.start import START, start_files  # here, as it imports NumPy
+
+    recipe, start = folder / paddleformers.RECIPE, folder / START
     text = paddleformers.recipe_text(name_of(job), args, flags, extra, devices.kind, start, output)
-    files = paddleformers.start_files(args, flags, config, start, devices.kind)
+    files = start_files(args, flags, config, start, devices.kind)
     return Program(str(paddleformers.SCRIPT), ["train", str(recipe)], {recipe: text, **files})
 
 

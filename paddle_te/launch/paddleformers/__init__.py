@@ -5,10 +5,5 @@ the model starts from. What has no counterpart there is refused, naming PaddleFo
 - `start`: configuration, tokenizer and weights, which the launcher takes from three places, as the one folder that
   PaddleFormers reads.
 
-Imports no Paddle.
+Neither imports Paddle; `start` imports NumPy, and is imported only where it is needed.
 """
-
-from paddle_te.launch.paddleformers.recipe import RECIPE, SCRIPT, check_arguments, recipe_text
-from paddle_te.launch.paddleformers.start import START, start_files
-
-__all__ = ["RECIPE", "SCRIPT", "START", "check_arguments", "recipe_text", "start_files"]
