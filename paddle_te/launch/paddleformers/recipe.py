@@ -94,6 +94,20 @@ _FLAGS = {name for name, option in _OURS.items() if option.kind is FLAG} | {
     "recompute",
     "unified_checkpoint",
 }
+# What the launcher itself must know: the flag, and its argument or variable for it
+_LAUNCHERS = {
+    "model_name_or_path": "model_name",
+    "tokenizer_name_or_path": "tokenizer_name",
+    "te_init_weight_path": "init_weight",
+    "continue_training": "init_weight",
+    "resume_from_checkpoint": "resume_step",
+    "sharding": "FSDP and sharding_stage",
+    "output_dir": "OUTPUT_DIR or output",
+    "device": "DEVICE",
+    "bf16": "precision",
+    "fp16": "precision",
+    "use_fp8": "precision",
+}
 # The launcher's variables and arguments without a counterpart
 _NOT_THERE = ("nsys_profile", "PROFILER", "STRAGGLER_STEPS", "OVERLAP")
 
@@ -138,7 +152,11 @@ def recipe_text(
     Raises LaunchError for a flag without a counterpart.
     """
     given = {name: _typed(name, value) for name, value in flags.items() if value is not None}
-    given |= {name: _typed(name, value) for name, value in _pairs(extra).items()}
+    said = {name: _typed(name, value) for name, value in _pairs(extra).items()}
+    for name in said.keys() & _LAUNCHERS:
+        if said[name] not in (False, 0):
+            raise LaunchError(f"EXTRA_ARGS: --{name}: with PaddleFormers say it by {_LAUNCHERS[name]}")
+    given |= said
     for name, nothing in _REFUSED.items():
         if given.get(name, nothing) != nothing:
             raise LaunchError(f"{name}={_said(given[name])}: {WITHOUT}")

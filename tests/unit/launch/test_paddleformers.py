@@ -134,6 +134,7 @@ def test_the_positions_of_fine_tuning(weights, tmp_path):
         (dict(FSDP=2, precision="fp32"), "FSDP=2: PaddleFormers shards the optimizer in bf16"),
         (dict(recompute="core_attn"), "recompute=core_attn: PaddleFormers' own layers have full"),
         (dict(EXTRA_ARGS="--optim_moments int8"), "optim_moments=int8: PaddleFormers has nothing like it"),
+        (dict(EXTRA_ARGS="--sharding stage2"), "EXTRA_ARGS: --sharding: with PaddleFormers say it by FSDP and"),
         (dict(EXTRA_ARGS="--on_nan skip"), "on_nan=skip: PaddleFormers has nothing like it"),
         (dict(EXTRA_ARGS="--unified_checkpoint 1"), "unified_checkpoint=true: PaddleFormers has nothing like it"),
         (
