@@ -148,7 +148,7 @@ class DecoderLayer(nn.Layer):
         return dict(
             num_gqa_groups=config.num_key_value_heads,
             layernorm_epsilon=config.rms_norm_eps,
-            add_qkv_bias=family_of(config).qkv_bias,
+            add_qkv_bias=family_of(config).has_bias("q"),
             window_size=_window_size(config),
             softmax_scale=_head_dim(config) ** -0.5 * self.rope.attention_factor**2,
         )
