@@ -14,6 +14,7 @@ FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
 # (PaddleNLP takes its own fuse flags from arguments, not from config.json, so they would say nothing there.)
 RECORD = "paddle_te_native_layout"
 
+
 def fused_before(config):
     """{flag: bool}: how a te checkpoint's native one was fused."""
     return {flag: bool((config or {}).get(RECORD, {}).get(flag)) for flag in FUSE_FLAGS}

@@ -21,7 +21,7 @@ from itertools import chain
 import numpy as np
 
 from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied, value
-from paddle_te.weights.names import HF, NATIVE
+from paddle_te.weights.names import FUSED, HF, NATIVE
 from paddle_te.weights.tensors import CheckpointError
 
 # The parts and the axis, of [out, in] or [out], that tensor parallelism splits; None: every rank has the whole.
@@ -110,11 +110,7 @@ class Layout:
         return [embed, *((layer, slot) for layer in range(num_layers) for slot in self.layer), *last]
 
 
-_QKV, _QKV_BIAS, _GATE_UP = ("q", "k", "v"), ("q_bias", "k_bias", "v_bias"), ("gate", "up")
-
-
-# Modules that hold several parts
-_FUSED = {"qkv": _QKV, "gate_up": _GATE_UP}
+_QKV, _QKV_BIAS, _GATE_UP = FUSED["qkv"], ("q_bias", "k_bias", "v_bias"), FUSED["gate_up"]
 
 
 def te_layout(tied=False, family=LLAMA):
@@ -141,8 +137,8 @@ def te_layout(tied=False, family=LLAMA):
 
 
 def _slots(family, name, module, transposed=False, grouped=False):
-    """The weight and, where the family has it, the bias of a module of that name. module: a part, or one of _FUSED."""
-    parts = _FUSED.get(module, (module,))
+    """The weight and, where the family has it, the bias of a module of that name. module: a part, or one of FUSED."""
+    parts = FUSED.get(module, (module,))
     transposed = transposed and not module.endswith("norm")
     slots = [Slot(f"{name}.weight", parts, transposed, grouped)]
     if family.has_bias(parts[0]):
@@ -156,8 +152,7 @@ def _layer(family, names, fuse_qkv=False, fuse_ffn=False, grouped=False):
     mlp = ("up",) if not family.gated else ("gate_up",) if fuse_ffn else _GATE_UP
     modules = ("attention_norm", *qkv, "o", "mlp_norm", *mlp, "down")
     slots = [
-        _slots(family, names.layer[module], module, names.transposed, grouped and module == "qkv")
-        for module in modules
+        _slots(family, names.layer[module], module, names.transposed, grouped and module == "qkv") for module in modules
     ]
     return tuple(chain.from_iterable(slots))
 

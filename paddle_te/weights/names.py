@@ -5,15 +5,17 @@
 
 from dataclasses import dataclass
 
+# Modules that hold several parts
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
 
 @dataclass(frozen=True)
 class Names:
     """One layout's names.
 
-    layers: the decoder layers, before a layer's number. layer: {part of a layer: the module that holds it}; "qkv" and
-    "gate_up" hold several parts. embed, norm, positions: outside of the layers.
-    base: what stands before all names but those inside of a layer and lm_head's; None: the family's model_type and ".".
-    transposed: the GEMMs' weights are [in, out].
+    layer: {part of a decoder layer, or one of FUSED: its module}. layers: what stands before a layer's number. embed,
+    norm, positions: the modules outside of the layers. base: what stands before all these names; None: the family's
+    model_type and ".". transposed: the GEMMs' weights are [in, out].
     """
 
     layer: dict
@@ -36,7 +38,7 @@ _LLAMA = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-# PaddleNLP's own layers, which may fuse q, k and v, and gate and up. What they fuse keeps a name for each part, too.
+# PaddleNLP's own layers, which fuse q, k and v, and gate and up, or do not.
 NATIVE = {
     "llama": Names(_LLAMA | {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_fused_proj"}, transposed=True),
     "gpt": Names(

@@ -1,4 +1,4 @@
-"""What config.json says of each family's models, in PaddleNLP's words and in transformers': tables that `config` reads."""
+"""What config.json says of each family's models, in PaddleNLP's words and in transformers': tables for `config`."""
 
 from dataclasses import dataclass, field
 
