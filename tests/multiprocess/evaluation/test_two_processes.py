@@ -11,13 +11,15 @@ from tests.nvgpu_processes import run_ranks
 from tests.processes import run
 from tests.unit.training.small import save_models, save_tokenizer, write_lines
 
+FAMILIES = {"llama": {}, "qwen2": dict(tie_word_embeddings=True), "gpt": {}}
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_eval.py"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("eval")
-    save_models(folder, seed=5)
+    for family, own in FAMILIES.items():
+        save_models(folder / family, seed=5, family=family, **own)
     (folder / "tokenizer").mkdir()
     save_tokenizer(folder / "tokenizer")
     texts = "the names of the frames", "a function returns its value", "the class of the frames has a name"
@@ -25,11 +27,14 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("backend, stages", [("none", 1), ("paddle", 1), ("paddle", 2)])
-def test_two_processes_are_one(place, tmp_path, backend, stages, nvgpu_host, warm_start):
+@pytest.mark.parametrize("family, backend, stages", [
+    ("llama", "none", 1), ("llama", "paddle", 1), ("llama", "paddle", 2),
+    ("qwen2", "none", 1), ("qwen2", "paddle", 1), ("gpt", "paddle", 1), ("gpt", "paddle", 2),
+])  # fmt: skip
+def test_two_processes_are_one(place, tmp_path, family, backend, stages, nvgpu_host, warm_start):
     def words(output, device, **more):
         flags = dict(
-            model_name_or_path=place / backend,
+            model_name_or_path=place / family / backend,
             tokenizer_name_or_path=place / "tokenizer",
             transformer_engine_backend=backend,
             perplexity=place / "docs.jsonl",
