@@ -3,17 +3,19 @@
 #   bash tools/benchmark/curves.sh precisions DATA OUTPUT    none, te in bf16 and te in fp8, on one GPU
 #   bash tools/benchmark/curves.sh layouts DATA OUTPUT       te in fp8 under TP2, under sharding 2 and on one GPU: two GPUs
 #   bash tools/benchmark/curves.sh states DATA OUTPUT        te in bf16 with each kind of AdamW's state, on one GPU
+#   bash tools/benchmark/curves.sh seeds DATA OUTPUT         none and te in bf16 from each of several weights, on one GPU
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets each run's train_log.jsonl as
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
-# over 20 steps; by default it is 0.01, and for states 0.003. MODEL, STEPS, BATCH (sequences a step), SEQ, BACKEND (in
-# te's place), FLAGS (of all runs) and RECIPES (of fp8's runs in precisions, by default delayed alone; RECIPES="delayed
-# current block" makes three) may be set. With AT_ONCE=1 all runs of precisions and states share the GPU at the same
-# time, if its memory suffices:
+# over 20 steps; by default it is 0.01, and for states 0.003. seeds leaves pairs.json instead of loss.png and
+# summary.json (tools/benchmark/paired.py makes it), and its exit status is 0. MODEL, STEPS, BATCH (sequences a step),
+# SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in precisions, by default delayed alone;
+# RECIPES="delayed current block" makes three) and SEEDS (of seeds, by default "42 43 44 45") may be set. With AT_ONCE=1
+# all runs of precisions and states, and the two of each seed, share the GPU at the same time, if its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail
-usage() { sed -n '2,13s/^# \?//p' "$0" >&2; exit 2; }
-[ $# = 3 ] && [[ $1 =~ ^(precisions|layouts|states)$ ]] || usage
+usage() { sed -n '2,15s/^# \?//p' "$0" >&2; exit 2; }
+[ $# = 3 ] && [[ $1 =~ ^(precisions|layouts|states|seeds)$ ]] || usage
 kind=$1 data=$(realpath "$2") output=$(realpath -m "$3")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -102,8 +104,28 @@ states() {
   names=(float32 bfloat16 int8 int8-remainder)
 }
 
-tolerance=0.01
+seeds() {
+  local seed start whole=("${all_steps[@]}" --per_device_train_batch_size "$batch")
+  for seed in ${SEEDS:-42 43 44 45}; do
+    start="$work/start-$seed/checkpoint-1"
+    train "start-$seed" "" "${none[@]}" "${one_step[@]}" --seed "$seed"
+    python3 llm/llama/te_llama_ckpt_converter.py --mode pd2te --input_ckpt_path "$start" \
+      --output_ckpt_path "$work/te.start-$seed"
+    one_of_several "none-$seed" "" "${none[@]}" "${whole[@]}" --te_init_weight_path "$start" --seed "$seed"
+    one_of_several "te-bf16-$seed" "" "${te[@]}" "${whole[@]}" --te_init_weight_path "$work/te.start-$seed" \
+      --seed "$seed"
+    finish_runs
+    rm -rf "$work/start-$seed" "$work/te.start-$seed"
+    names+=("none-$seed" "te-bf16-$seed")
+  done
+}
+
+tolerance=0.01 names=()
 $kind
 for name in "${names[@]}"; do cp "$work/$name/train_log.jsonl" "$output/$name.jsonl"; done
 cd "$work"
+if [ "$kind" = seeds ]; then
+  python3 "$OLDPWD/tools/benchmark/paired.py" "${names[@]}" --output "$output/pairs.json"
+  exit
+fi
 python3 -m paddle_te.runs.convergence "${names[@]}" --smoothing 20 --tolerance "${TOLERANCE:-$tolerance}" --output "$output"
