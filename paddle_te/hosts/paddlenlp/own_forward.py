@@ -53,7 +53,14 @@ class OwnForward:
         attn_mask_startend_row_indices=None,
     ):
         """As PaddleNLP's LlamaModel's, but that sequences are causal without attention_mask. position_ids and
-        attn_mask_startend_row_indices: as TEDecoderLayer's."""
+        attn_mask_startend_row_indices: as TEDecoderLayer's. What may be True or False is the configuration's if None.
+        Raises ValueError for a cache under sequence parallelism."""
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        output_hidden_states = (
+            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        )
+        return_dict = self.config.use_return_dict if return_dict is None else return_dict
         if self.config.sequence_parallel and use_cache:
             raise ValueError("sequence parallelism has no key-value cache: leave one of the two out")
         shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
@@ -66,7 +73,8 @@ class OwnForward:
         of_layers["attn_mask_startend_row_indices"] = attn_mask_startend_row_indices
         states, presents = [], []
         for number, layer in enumerate(self.stack.layers):
-            states.append(hidden)
+            if output_hidden_states:
+                states.append(hidden)
             cache, caches[number] = caches[number], None  # a layer's cache is let go of when there is a longer one
             again = self._is_recomputed(number, layer) and not hidden.stop_gradient
             run = partial(recompute, layer) if again else layer
