@@ -10,6 +10,7 @@ import pytest
 
 from paddle_te.launch.overlap import OVERLAP_IN_PIPELINES, PIPELINE_OVERLAP
 from tests.multiprocess.distributed import jobs
+from tests.multiprocess.distributed.test_tied_embeddings import MODELS
 
 # Clipping reads the norm of all gradients, whose squares sharding adds up in another order: from its last bit fp8 goes
 # other ways within a few steps. te is trained without, where stage 1's sums are the same, and compared to the last bit.
@@ -75,14 +76,15 @@ def test_losses_are_those_without_overlap(overlap, train, without):
     jobs.check_sizes(flags, runs["pd_bf16"].sizes, without["pd_bf16"].sizes[0])
 
 
-QWEN2 = dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", tie_word_embeddings=True)
+TIED = {family: MODELS[family] | dict(tie_word_embeddings=True) for family in ("qwen2", "gpt")}
 
 
 @pytest.mark.parametrize("layout, name, model", [
     ("sharding", "pd_bf16_unclipped", {}),
     ("pipeline", "pd_bf16_unclipped", {}),
-    ("pipeline", "te_bf16_wgrad_unclipped", QWEN2),
-], ids=["sharding", "pipeline", "pipeline-qwen2"])  # fmt: skip
+    ("pipeline", "te_bf16_wgrad_unclipped", TIED["qwen2"]),
+    ("pipeline", "te_bf16_wgrad_unclipped", TIED["gpt"]),
+], ids=["sharding", "pipeline", "pipeline-qwen2", "pipeline-gpt"])  # fmt: skip
 def test_saved_weights(layout, name, model, tmp_path, warm_host):
     """A checkpoint holds all ranks' weights of its step, also those that the next forward would have gathered.
 
