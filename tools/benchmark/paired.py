@@ -14,7 +14,6 @@ import json
 import math
 import statistics
 import sys
-from itertools import batched
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -38,7 +37,7 @@ def compare(folders, last):
     if len(folders) % 2:
         raise ValueError("an even number of folders is needed: A1 B1 A2 B2 …")
     pairs = []
-    for runs in batched(map(str, folders), 2):
+    for runs in zip(map(str, folders[::2]), map(str, folders[1::2]), strict=True):
         a, b = (last_mean(folder, last) for folder in runs)
         pairs.append(dict(runs=runs, losses=(a, b), difference=a / b - 1))
     differences = [pair["difference"] for pair in pairs]
