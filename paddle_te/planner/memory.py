@@ -34,10 +34,20 @@ class Memory:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def memory_of_step(model: Model, layout: Layout) -> Memory:
-    """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head."""
+def memory_of_step(model: Model, layout: Layout, released: bool | None = None) -> Memory:
+    """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head.
+
+    released: whether a step lets its gradients go, so that the next one begins without them; None: as te does it.
+    """
+    released = releases_gradients(layout) if released is None else released
     stages = {0, layout.pp - 1}
-    return max((_stage(model, layout, stage) for stage in stages), key=lambda memory: memory.total)
+    return max((_stage(model, layout, stage, released) for stage in stages), key=lambda memory: memory.total)
+
+
+def releases_gradients(layout: Layout) -> bool:
+    """Whether a step's gradients are gone before the next one begins. One process lets those in bf16 go
+    (`optimizer.adamw.FactorAdamW.clear_grad`), main gradients go with --release_grads."""
+    return layout.release_grads or (layout.gpus == 1 and not layout.main_grads)
 
 
 def lacking(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> float:
@@ -56,7 +66,7 @@ def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
     return lacking(memory, model, layout, gpu) <= 0
 
 
-def _stage(model: Model, layout: Layout, stage: int) -> Memory:
+def _stage(model: Model, layout: Layout, stage: int, released: bool) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
     layers = model.layers / layout.pp
     here = layers - layout.offload_activations  # whose activations are on the device
@@ -65,32 +75,48 @@ def _stage(model: Model, layout: Layout, stage: int) -> Memory:
     kept = here * kept_of_a_layer(model, layout) * _in_flight(layout, first)
     with_copies = here if layout.micro_batches == 1 else layers
     head = head_of_a_token(model, layout) * layout.tokens / layout.tp if last else 0
-    return _largest_moment(
-        layout,
-        Memory(
-            weights=2 * local,
-            gradients=gradient_bytes(layout) * (gradients_at_once(model, layout) or local),
-            states=state_bytes(layout) * states_on_device(local / layout.sharding, layout),
-            fp8_weights=with_copies * fp8_copies_of_a_layer(model, layout) / layout.tp,
-            activations=kept * layout.tokens / layout.tp,
-            working=max(head, backward_of_a_layer(model, layout) / layout.tp) + _head_gradient(model, layout) * last,
-        ),
+    of_a_layer = backward_of_a_layer(model, layout) / layout.tp
+    memory = Memory(
+        weights=2 * local,
+        gradients=gradient_bytes(layout) * (gradients_at_once(model, layout) or local),
+        states=state_bytes(layout) * states_on_device(local / layout.sharding, layout),
+        fp8_weights=with_copies * fp8_copies_of_a_layer(model, layout) / layout.tp,
+        activations=kept * layout.tokens / layout.tp,
+        working=max(head, of_a_layer) + _head_gradient(model, layout) * last,
     )
-
-
-def _largest_moment(layout: Layout, memory: Memory) -> Memory:
-    """Gradients that are released after each step are there when the activations are gone: the greater of both. So is
-    the copy of all gradients in which Paddle sums them over the ranks that share sequences."""
     if layout.sharing > 1:
-        busy = memory.activations + memory.working + memory.fp8_weights
-        if memory.gradients <= busy:
-            return memory
-        return replace(memory, gradients=2 * memory.gradients, activations=0, working=0, fp8_weights=0)
-    if not layout.release_grads or layout.micro_batches > 1:
+        return _with_a_copy_of_gradients(memory)
+    if not released or layout.micro_batches > 1 or layout.optimizer_in_backward != "off":
         return memory
-    begin, end = memory.activations + memory.working + memory.fp8_weights, memory.gradients
-    nothing = dict.fromkeys(("gradients",) if begin > end else ("activations", "working", "fp8_weights"), 0)
-    return replace(memory, **nothing)
+    # the embedding's gradient is the last one, unless it is the head's, too
+    after_layers = local if last and model.tied else local - model.embedding * first / layout.tp
+    return _largest_moment(memory, after_layers / local, 1 / layers, of_a_layer)
+
+
+def _with_a_copy_of_gradients(memory: Memory) -> Memory:
+    """Paddle sums gradients over the ranks that share sequences in a copy of all of them, when the activations are
+    gone: the greater of both."""
+    if memory.gradients <= memory.activations + memory.working + memory.fp8_weights:
+        return memory
+    return replace(memory, gradients=2 * memory.gradients, activations=0, working=0, fp8_weights=0)
+
+
+def _largest_moment(memory: Memory, of_gradients: float, of_layers: float, of_a_layer: float) -> Memory:
+    """Of a step that begins without gradients, which come as activations go: the largest of backward's beginning, of
+    the first layer's backward, its end, and of the optimizer's step.
+
+    of_gradients: their share that is there in the first layer's backward. of_layers: that layer's share of what all
+    keep. of_a_layer: bytes that a layer's backward needs for a moment.
+    """
+    first_layer = replace(
+        memory,
+        gradients=of_gradients * memory.gradients,
+        activations=of_layers * memory.activations,
+        fp8_weights=of_layers * memory.fp8_weights,
+        working=of_a_layer,
+    )
+    moments = replace(memory, gradients=0), first_layer, replace(memory, activations=0, working=0, fp8_weights=0)
+    return max(moments, key=lambda moment: moment.total)
 
 
 def gradients_at_once(model: Model, layout: Layout) -> float:

@@ -13,7 +13,7 @@ and predictions for more GPUs.
 import argparse
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -23,7 +23,8 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 from paddle_te import configs  # noqa: E402
 from paddle_te.options.scripts import OPTIMIZER_DEFAULTS  # noqa: E402
 from paddle_te.planner import GPUS, Layout, Model, Plan, memory_of_step, search, time_of_step  # noqa: E402
-from tools.benchmark.throughput import OUR_RUNS  # noqa: E402
+from tools.benchmark import finetuning  # noqa: E402
+from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS  # noqa: E402
 
 H200 = GPUS["h200"]
 NAMES = {"8B": "meta-llama/Meta-Llama-3-8B", "70B": "meta-llama/Meta-Llama-3-70B"}
@@ -43,6 +44,8 @@ THROUGHPUT = [
         "2026-11-23_h200x2_64k",
     )
 ]
+# LoRA trains other weights than those that the planner counts.
+PREDICTABLE = OUR_RUNS | {name: run for name, run in FINETUNING_RUNS.items() if run.method == "full"}
 NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512)
 
 
@@ -113,7 +116,16 @@ def _run(run):
         offload_activations=int(_value(flags, "--offload_activations", 0)),
         offload_optimizer=float(_value(flags, "--offload_optimizer", 0)),
     )
+    if run.get("packed"):
+        layout = _of_documents(layout)
     return model, layout
+
+
+def _of_documents(layout):
+    """A layout of packed rows, as one of sequences that have as many tokens and as much attention as the documents."""
+    lengths = finetuning.lengths_of_samples(layout.sequence) - 1.0
+    length = (lengths**2).sum() / lengths.sum()
+    return replace(layout, sequence=length, batch=layout.batch * layout.sequence / length)
 
 
 def _value(flags, name, default):
@@ -160,7 +172,7 @@ def runs_table(names):
     """Predicted time and memory of runs of throughput.py, by name."""
     lines = ["| run | ms | tokens/s per GPU | GB | by part |", "|---" * 5 + "|"]
     for name in names:
-        plan = predicted(*_run(OUR_RUNS[name].described))
+        plan = predicted(*_run(PREDICTABLE[name].described))
         parts = ((part.name.replace("_", " "), getattr(plan.memory, part.name) / 1e9) for part in fields(plan.memory))
         bill = ", ".join(f"{part} {size:.1f}" for part, size in parts if size >= 0.05)
         cells = [name, f"{plan.milliseconds:.1f}", f"{plan.tokens_per_second:,.0f}", f"{plan.memory.total / 1e9:.1f}"]
@@ -204,7 +216,7 @@ def main(argv=None):
         "--throughput", type=Path, nargs="*", default=THROUGHPUT, help="of throughput.py; default %(default)s"
     )
     parser.add_argument(
-        "--predict", nargs="+", choices=OUR_RUNS, metavar="RUN", help="these runs of throughput.py alone"
+        "--predict", nargs="+", choices=PREDICTABLE, metavar="RUN", help="these runs of throughput.py alone"
     )
     parser.add_argument("--output", type=Path, help="Markdown file (default: print alone)")
     arguments = parser.parse_args(argv)
