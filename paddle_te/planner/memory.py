@@ -8,6 +8,7 @@ parallelism and pipelines in flight Korthikanti et al. 2022 (arXiv:2205.05198), 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -16,10 +17,14 @@ from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
 
+GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim.cpp)
+LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their gradient, both bf16
+
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU. working: what head and loss, or a layer's backward, need for a moment, the greater of both."""
+    """Bytes of one GPU at the moment of a step when it has most. gradients: those that are there then. working: what
+    the loss, lm_head's backward or a layer's backward needs for a moment."""
 
     weights: float
     gradients: float
@@ -34,14 +39,18 @@ class Memory:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def memory_of_step(model: Model, layout: Layout, released: bool | None = None) -> Memory:
+def memory_of_step(
+    model: Model, layout: Layout, *, released: bool | None = None, logit_bytes: int = LOGIT_BYTES
+) -> Memory:
     """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head.
 
-    released: whether a step lets its gradients go, so that the next one begins without them; None: as te does it.
+    released, logit_bytes: what older code did otherwise, to compare with its measurements. released: whether a step
+    lets its gradients go, so that the next one begins without them; None: as te does it (`releases_gradients`).
     """
     released = releases_gradients(layout) if released is None else released
     stages = {0, layout.pp - 1}
-    return max((_stage(model, layout, stage, released) for stage in stages), key=lambda memory: memory.total)
+    moments = (moment for stage in stages for moment in _moments(model, layout, stage, released, logit_bytes))
+    return max(moments, key=lambda memory: memory.total)
 
 
 def releases_gradients(layout: Layout) -> bool:
@@ -66,65 +75,67 @@ def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
     return lacking(memory, model, layout, gpu) <= 0
 
 
-def _stage(model: Model, layout: Layout, stage: int, released: bool) -> Memory:
+def _moments(model: Model, layout: Layout, stage: int, released: bool, logit_bytes: int) -> Iterator[Memory]:
+    """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
+    layer's backward, in the first layer's, and in the optimizer's step."""
     first, last = stage == 0, stage == layout.pp - 1
     layers = model.layers / layout.pp
     here = layers - layout.offload_activations  # whose activations are on the device
-    outside = model.embedding * (first + (last and not (first and model.tied)))
-    local = (layers * model.layer_weights + outside) / layout.tp
-    kept = here * kept_of_a_layer(model, layout) * _in_flight(layout, first)
-    with_copies = here if layout.micro_batches == 1 else layers
-    head = head_of_a_token(model, layout) * layout.tokens / layout.tp if last else 0
-    of_a_layer = backward_of_a_layer(model, layout) / layout.tp
-    memory = Memory(
+    embedding = model.embedding / layout.tp
+    local = layers * model.layer_weights / layout.tp + embedding * (first + (last and not (first and model.tied)))
+    several = layout.micro_batches > 1
+    at_once = layout.optimizer_in_backward != "off"
+    each = 0 if at_once else gradient_bytes(layout)
+    before = 0 if released and not several else each * local  # when backward begins
+    after_the_head = before or each * embedding * last
+    # the embedding's gradient comes last, unless it is the head's, too
+    after_the_layers = before or each * (local if last and model.tied else local - embedding * first)
+    # Paddle sums the gradients of ranks that share sequences in a copy of all of them
+    after_backward = each * local * (2 if layout.sharing > 1 else 1)
+    new = new_gradients(model, layout)
+    copies, head_copies = (size / layout.tp for size in fp8_copies(model, layout, last))
+    kept = kept_of_a_layer(model, layout) * layout.tokens / layout.tp * _in_flight(layout, first)
+    nothing = Memory(
         weights=2 * local,
-        gradients=gradient_bytes(layout) * (gradients_at_once(model, layout) or local),
+        gradients=before,
         states=state_bytes(layout) * states_on_device(local / layout.sharding, layout),
-        fp8_weights=with_copies * fp8_copies_of_a_layer(model, layout) / layout.tp,
-        activations=kept * layout.tokens / layout.tp,
-        working=max(head, of_a_layer) + _head_gradient(model, layout) * last,
+        fp8_weights=layers * copies + head_copies if several else 0,
+        activations=0,
+        working=GEMM_WORKSPACE,
     )
-    if layout.sharing > 1:
-        return _with_a_copy_of_gradients(memory)
-    if not released or layout.micro_batches > 1 or layout.optimizer_in_backward != "off":
-        return memory
-    # the embedding's gradient is the last one, unless it is the head's, too
-    after_layers = local if last and model.tied else local - model.embedding * first / layout.tp
-    return _largest_moment(memory, after_layers / local, 1 / layers, of_a_layer)
+    full = replace(nothing, activations=here * kept, fp8_weights=nothing.fp8_weights or here * copies)
+    if last:
+        waiting = replace(full, fp8_weights=full.fp8_weights + (0 if several else head_copies))
+        yield from _moments_of_the_head(model, layout, waiting, logit_bytes)
+    # beside the gradient of the layer's output, which the residual passes on
+    layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp
+    layer += GEMM_WORKSPACE
+    yield replace(full, gradients=after_the_head + new, working=layer)
+    rest = replace(nothing, activations=kept, fp8_weights=nothing.fp8_weights or copies)
+    yield replace(rest, gradients=after_the_layers or new, working=layer)
+    yield replace(nothing, gradients=after_backward)
 
 
-def _with_a_copy_of_gradients(memory: Memory) -> Memory:
-    """Paddle sums gradients over the ranks that share sequences in a copy of all of them, when the activations are
-    gone: the greater of both."""
-    if memory.gradients <= memory.activations + memory.working + memory.fp8_weights:
-        return memory
-    return replace(memory, gradients=2 * memory.gradients, activations=0, working=0, fp8_weights=0)
+def _moments_of_the_head(model: Model, layout: Layout, waiting: Memory, logit_bytes: int) -> Iterator[Memory]:
+    """The loss, and lm_head's backward, while all activations wait. In chunks both are one, which adds lm_head's
+    gradient up in float32. Of the norm's input and output and their gradients, tensor parallel ranks have parts, but
+    all of what is lm_head's input and the gradient of that."""
+    embedding, logits = model.embedding / layout.tp, model.vocabulary * layout.tokens / layout.tp
+    norm = (8 / layout.tp + 4) * model.hidden * layout.tokens + waiting.working
+    new = 0 if layout.main_grads else 2 * embedding
+    backward = replace(waiting, gradients=waiting.gradients + new)
+    if layout.loss_in_chunks:
+        yield replace(backward, working=norm + 2 * new)
+        return
+    yield replace(waiting, working=norm + logit_bytes * logits)
+    casts = 2 if layout.fp8_head else 0  # of the logits' gradient, and its transpose
+    yield replace(backward, working=norm + (2 + casts) * logits)
 
 
-def _largest_moment(memory: Memory, of_gradients: float, of_layers: float, of_a_layer: float) -> Memory:
-    """Of a step that begins without gradients, which come as activations go: the largest of backward's beginning, of
-    the first layer's backward, its end, and of the optimizer's step.
-
-    of_gradients: their share that is there in the first layer's backward. of_layers: that layer's share of what all
-    keep. of_a_layer: bytes that a layer's backward needs for a moment.
-    """
-    first_layer = replace(
-        memory,
-        gradients=of_gradients * memory.gradients,
-        activations=of_layers * memory.activations,
-        fp8_weights=of_layers * memory.fp8_weights,
-        working=of_a_layer,
-    )
-    moments = replace(memory, gradients=0), first_layer, replace(memory, activations=0, working=0, fp8_weights=0)
-    return max(moments, key=lambda moment: moment.total)
-
-
-def gradients_at_once(model: Model, layout: Layout) -> float:
-    """With an update in backward: elements of the gradients that there are at a time, the head's or those of the two
-    GEMMs of a layer's MLP, which te computes together. Else 0."""
-    if layout.optimizer_in_backward == "off":
-        return 0
-    return max(model.embedding, model.mlp_weights) / layout.tp
+def new_gradients(model: Model, layout: Layout) -> float:
+    """Bytes of the gradients that a layer's backward makes at once, those of the two GEMMs of the MLP, before they take
+    their place or are used up. GEMMs add to main gradients; of an MLP in chunks `backward_of_a_layer` counts them."""
+    return 0 if layout.main_grads or layout.mlp_in_chunks else 2 * model.mlp_weights / layout.tp
 
 
 def gradient_bytes(layout: Layout) -> float:
@@ -151,6 +162,14 @@ def states_on_host(model: Model, layout: Layout) -> float:
     """Bytes of the optimizer's states that a rank has in host memory, on average over the pipeline's stages."""
     local = model.parameters / (layout.tp * layout.pp * layout.sharding)
     return layout.offload_optimizer * state_bytes(layout) * local
+
+
+def fp8_copies(model: Model, layout: Layout, last: bool) -> tuple[float, float]:
+    """Bytes of all tensor parallel ranks' fp8 copies, for a layer and for the last stage's head: of their weights, and
+    of what --fp8_lm_head keeps of the head's input."""
+    of_the_weight = model.embedding * (2 if layout.micro_batches > 1 else 1)
+    head = of_the_weight + model.hidden * layout.tokens if last and layout.fp8_head else 0
+    return fp8_copies_of_a_layer(model, layout), head
 
 
 def fp8_copies_of_a_layer(model: Model, layout: Layout) -> int:
@@ -203,12 +222,6 @@ def host_bytes(model: Model, layout: Layout) -> float:
     return layout.offload_activations * offloaded_bytes(model, layout) + states_on_host(model, layout)
 
 
-def head_of_a_token(model: Model, layout: Layout) -> float:
-    """Bytes a token of the final norm, logits and their gradients, both bf16."""
-    logits = 0 if layout.loss_in_chunks else 4 * model.vocabulary
-    return logits + 12 * model.hidden
-
-
 def backward_of_a_layer(model: Model, layout: Layout) -> float:
     """Bytes for a moment, of all tensor parallel ranks: the gradients of the activation's output (bf16) and input (fp8
     with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
@@ -245,11 +258,6 @@ def _backward_in_chunks(model: Model, layout: Layout, again: float, of_mlp: floa
     in_16_bits = 0 if layout.fp8_attention else 4 * h
     of_attention = (6 if full else 2) * h + norm * full + 4 * model.qkv + in_16_bits - gone
     return max(of_mlp, of_attention * layout.tokens)
-
-
-def _head_gradient(model: Model, layout: Layout) -> float:
-    """Loss in chunks adds lm_head's gradient up in float32, where that is not a main gradient anyhow."""
-    return 4 * model.embedding / layout.tp if layout.loss_in_chunks and not layout.main_grads else 0
 
 
 def _in_flight(layout: Layout, first: bool) -> float:
