@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
@@ -39,17 +39,21 @@ class Memory:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def memory_of_step(
-    model: Model, layout: Layout, *, released: bool | None = None, logit_bytes: int = LOGIT_BYTES
-) -> Memory:
-    """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head.
+@dataclass(frozen=True)
+class Measured:
+    """What a measurement is of, where that is not what a user needs to know. rank: of those that share the weights,
+    in place of the one that has most. released, logit_bytes: what older code did otherwise. released: whether a step
+    lets its gradients go, so that the next one begins without them; None: as te does it (`releases_gradients`)."""
 
-    released, logit_bytes: what older code did otherwise, to compare with its measurements. released: whether a step
-    lets its gradients go, so that the next one begins without them; None: as te does it (`releases_gradients`).
-    """
-    released = releases_gradients(layout) if released is None else released
+    rank: int | None = None
+    released: bool | None = None
+    logit_bytes: int = LOGIT_BYTES
+
+
+def memory_of_step(model: Model, layout: Layout, measured: Measured = Measured()) -> Memory:
+    """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head."""
     stages = {0, layout.pp - 1}
-    moments = (moment for stage in stages for moment in _moments(model, layout, stage, released, logit_bytes))
+    moments = (moment for stage in stages for moment in _moments(model, layout, stage, measured))
     return max(moments, key=lambda memory: memory.total)
 
 
@@ -75,7 +79,7 @@ def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
     return lacking(memory, model, layout, gpu) <= 0
 
 
-def _moments(model: Model, layout: Layout, stage: int, released: bool, logit_bytes: int) -> Iterator[Memory]:
+def _moments(model: Model, layout: Layout, stage: int, measured: Measured) -> Iterator[Memory]:
     """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
     layer's backward, in the first layer's, and in the optimizer's step."""
     first, last = stage == 0, stage == layout.pp - 1
@@ -83,22 +87,24 @@ def _moments(model: Model, layout: Layout, stage: int, released: bool, logit_byt
     here = layers - layout.offload_activations  # whose activations are on the device
     embedding = model.embedding / layout.tp
     local = layers * model.layer_weights / layout.tp + embedding * (first + (last and not (first and model.tied)))
+    own = own_elements(model, layout, local, measured.rank)
     several = layout.micro_batches > 1
-    at_once = layout.optimizer_in_backward != "off"
-    each = 0 if at_once else gradient_bytes(layout)
-    before = 0 if released and not several else each * local  # when backward begins
+    released = releases_gradients(layout) if measured.released is None else measured.released
+    each = gradient_bytes(layout) if layout.optimizer_in_backward == "off" else 0  # they are used up at once
+    complete = each * (own if layout.shards_gradients else local)
+    before = 0 if released and not several else complete  # when backward begins
     after_the_head = before or each * embedding * last
     # the embedding's gradient comes last, unless it is the head's, too
-    after_the_layers = before or each * (local if last and model.tied else local - embedding * first)
+    after_the_layers = before or complete - (0 if last and model.tied else each * embedding * first)
     # Paddle sums the gradients of ranks that share sequences in a copy of all of them
-    after_backward = each * local * (2 if layout.sharing > 1 else 1)
+    after_backward = complete * (2 if layout.sharing > 1 else 1)
     new = new_gradients(model, layout)
     copies, head_copies = (size / layout.tp for size in fp8_copies(model, layout, last))
     kept = kept_of_a_layer(model, layout) * layout.tokens / layout.tp * _in_flight(layout, first)
     nothing = Memory(
         weights=2 * local,
         gradients=before,
-        states=state_bytes(layout) * states_on_device(local / layout.sharding, layout),
+        states=state_bytes(layout) * states_on_device(own, layout),
         fp8_weights=layers * copies + head_copies if several else 0,
         activations=0,
         working=GEMM_WORKSPACE,
@@ -106,7 +112,7 @@ def _moments(model: Model, layout: Layout, stage: int, released: bool, logit_byt
     full = replace(nothing, activations=here * kept, fp8_weights=nothing.fp8_weights or here * copies)
     if last:
         waiting = replace(full, fp8_weights=full.fp8_weights + (0 if several else head_copies))
-        yield from _moments_of_the_head(model, layout, waiting, logit_bytes)
+        yield from _moments_of_the_head(model, layout, waiting, measured.logit_bytes)
     # beside the gradient of the layer's output, which the residual passes on
     layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp
     layer += GEMM_WORKSPACE
@@ -125,7 +131,7 @@ def _moments_of_the_head(model: Model, layout: Layout, waiting: Memory, logit_by
     new = 0 if layout.main_grads else 2 * embedding
     backward = replace(waiting, gradients=waiting.gradients + new)
     if layout.loss_in_chunks:
-        yield replace(backward, working=norm + 2 * new)
+        yield replace(backward, working=norm + 4 * embedding)
         return
     yield replace(waiting, working=norm + logit_bytes * logits)
     casts = 2 if layout.fp8_head else 0  # of the logits' gradient, and its transpose
@@ -138,13 +144,32 @@ def new_gradients(model: Model, layout: Layout) -> float:
     return 0 if layout.main_grads or layout.mlp_in_chunks else 2 * model.mlp_weights / layout.tp
 
 
+def own_elements(model: Model, layout: Layout, local: float, rank: int | None = None) -> float:
+    """Of a stage's `local` weights, those that a sharding rank has the states of, or the one that has most. Stage 2
+    leaves each weight whole, stages 1 and 3 divide all evenly."""
+    if layout.sharding == 1 or layout.stage != 2 or layout.pp > 1:
+        return local / layout.sharding
+    shares = shares_of_whole_weights(model, layout.tp, layout.sharding)
+    return max(shares) if rank is None else shares[rank]
+
+
+@cache
+def shares_of_whole_weights(model: Model, tp: int, ranks: int) -> tuple[float, ...]:
+    """Elements of each sharding rank's weights in stage 2: Paddle's GroupShardedOptimizerStage2 gives each weight, in
+    the model's order, to the first of those ranks that have fewest elements by then."""
+    h, shares = model.hidden, [0.0] * ranks
+    layer = (h, h * model.qkv / tp, h * h / tp, h, h * model.fc1 / tp, h * model.ffn / tp)
+    ends = [model.embedding / tp], [h] + [model.embedding / tp] * (not model.tied)
+    for weight in (*ends[0], *layer * model.layers, *ends[1]):
+        shares[shares.index(min(shares))] += weight
+    return tuple(shares)
+
+
 def gradient_bytes(layout: Layout) -> float:
-    """A parameter. Stage 2 and 3 keep a rank's share; stage 1 with overlap keeps all, in float32. paddle.DataParallel
+    """A parameter that a rank keeps the gradient of. Stage 1 with overlap has them in float32. paddle.DataParallel
     copies bf16 gradients into buffers of its own."""
     each = 4 if layout.main_grads or layout.overlap else 2
-    if layout.sharding > 1 and layout.stage > 1:
-        return each / layout.sharding
-    return each + (2 if layout.replicas > 1 and not layout.main_grads else 0)
+    return each + (2 if layout.replicas > 1 and not layout.main_grads and not layout.shards_gradients else 0)
 
 
 def state_bytes(layout: Layout) -> float:

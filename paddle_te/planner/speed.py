@@ -15,7 +15,7 @@ import math
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import offloaded_bytes, state_bytes, states_on_host
+from paddle_te.planner.memory import offloaded_bytes, own_elements, state_bytes, states_on_host
 from paddle_te.planner.model import Model
 
 OPTIMIZER_BYTES = 10  # a parameter, of clipping and AdamW, beside the state that is read and written
@@ -40,7 +40,7 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     scatter, gather = sharding_ms(local, layout, gpu)
     shared = shared_sequence_ms(model, layout, gpu)
     forward = layers * layer / 3
-    update = local / layout.sharding * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
+    update = own_elements(model, layout, local) * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
     backward = (layers * (layer + tp) + head) * 2 / 3
     communication = exposed_ms(scatter, 2 * forward, layout, gpu) + exposed_ms(gather, forward, layout, gpu)
     return {

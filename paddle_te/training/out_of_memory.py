@@ -35,10 +35,11 @@ def advice(problem, config, args, device):
     lists all of them. device: the GPU's name, as its driver says it."""
     model, layout = Model.of(config), layout_of(config, args)
     need = memory_of_step(model, layout)
-    parts = sorted(fields(need), key=lambda part: -getattr(need, part.name))
-    bill = ", ".join(f"{part.name.replace('_', ' ')} {getattr(need, part.name) / 1e9:.1f}" for part in parts)
+    sizes = {part.name.replace("_", " "): getattr(need, part.name) / 1e9 for part in fields(need)}
+    parts = sorted(((size, part) for part, size in sizes.items() if size >= 0.05), reverse=True)
+    bill = ", ".join(f"{part} {size:.1f}" for size, part in parts)
     words = next(line for line in problem.splitlines() if OUT_OF_MEMORY.search(line)).strip()
-    told = f"{words[:200].rstrip('.')}. The planner counts {need.total / 1e9:.1f} GB on each GPU ({bill}). "
+    told = f"{words[:200].rstrip('.')}. The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most ({bill}). "
     gpu = next(((name, gpu) for name, gpu in GPUS.items() if gpu.title in device), None)
     told += _what_fits(model, layout, gpu[1]) if gpu else ""
     return told + (

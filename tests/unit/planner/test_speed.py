@@ -179,7 +179,7 @@ def test_tensor_parallel():
     "settings, shards, bytes_each",
     [
         (dict(gpus=4, sharding=4, overlap=True), 4, 8 / 4),  # a quarter of the main gradients is divided
-        (dict(gpus=4, sharding=4, stage=2, overlap=True), 4, 4 + 4 + 8 / 4),  # cleared, and read as wgrad adds to them
+        (dict(gpus=4, sharding=4, stage=3, overlap=True), 4, 4 + 4 + 8 / 4),  # cleared, and read as wgrad adds to them
         (dict(gpus=4), 1, 4 + 4 + 4),  # into a buffer, out of it, divided
         (dict(gpus=4, tp=4), 1, 0),
     ],
@@ -187,3 +187,10 @@ def test_tensor_parallel():
 def test_optimizer_and_gradients(settings, shards, bytes_each):
     local = SMALL.parameters / settings.get("tp", 1)
     assert times(**settings)["optimizer"] == pytest.approx((34 / shards + bytes_each) * local / 1000 / 1e6)
+
+
+def test_the_rank_with_most_weights_updates_last():
+    """Stage 2 gives each rank whole weights."""
+    stage2, stage3 = (times(gpus=4, sharding=4, stage=stage, main_grads=True)["optimizer"] for stage in (2, 3))
+    more = max(memory.shares_of_whole_weights(SMALL, 1, 4)) - SMALL.parameters / 4
+    assert more > 0 and stage2 - stage3 == pytest.approx(34 * more / 1000 / 1e6)
