@@ -3,8 +3,8 @@
 # {field of Memory: formula}
 MEMORY = {
     "weights": "2 bytes of each of a stage's weights / TP",
-    "gradients": "2 or 4 bytes likewise, of those that are there when a step needs most: none yet where the last step let "
-    "them go, with an update in backward only new ones; a rank's own in stages 2 and 3 [1]",
+    "gradients": "2 or 4 bytes likewise, of those that are there when a step needs most: none yet where the last step "
+    "let them go, with an update in backward only new ones; a rank's own in stages 2 and 3 [1]",
     "states": "master weight and two moments (12 bytes, or as the flags say) / sharding; less the host's share [1]",
     "fp8_weights": "1 byte of each weight of a GEMM for its transpose; 2 with several micro-batches",
     "activations": "what a layer keeps of a token (a sum of its tensors) × layers × tokens / TP × those in flight [2]",

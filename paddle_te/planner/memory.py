@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
+from typing import NamedTuple
 
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
@@ -39,6 +40,15 @@ class Memory:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
+class Moment(NamedTuple):
+    """Of a Memory, what a step does not have all the time."""
+
+    gradients: float
+    fp8_weights: float
+    activations: float
+    working: float
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a measurement is of, where that is not what a user needs to know. rank: of those that share the weights,
@@ -53,8 +63,7 @@ class Measured:
 def memory_of_step(model: Model, layout: Layout, measured: Measured = Measured()) -> Memory:
     """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head."""
     stages = {0, layout.pp - 1}
-    moments = (moment for stage in stages for moment in _moments(model, layout, stage, measured))
-    return max(moments, key=lambda memory: memory.total)
+    return max((_stage(model, layout, stage, measured) for stage in stages), key=lambda memory: memory.total)
 
 
 def releases_gradients(layout: Layout) -> bool:
@@ -79,63 +88,63 @@ def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
     return lacking(memory, model, layout, gpu) <= 0
 
 
-def _moments(model: Model, layout: Layout, stage: int, measured: Measured) -> Iterator[Memory]:
-    """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
-    layer's backward, in the first layer's, and in the optimizer's step."""
+def _stage(model: Model, layout: Layout, stage: int, measured: Measured) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
-    layers = model.layers / layout.pp
-    here = layers - layout.offload_activations  # whose activations are on the device
-    embedding = model.embedding / layout.tp
-    local = layers * model.layer_weights / layout.tp + embedding * (first + (last and not (first and model.tied)))
+    embeddings = first + (last and not (first and model.tied))
+    local = (model.layers / layout.pp * model.layer_weights + embeddings * model.embedding) / layout.tp
     own = own_elements(model, layout, local, measured.rank)
-    several = layout.micro_batches > 1
-    released = releases_gradients(layout) if measured.released is None else measured.released
-    each = gradient_bytes(layout) if layout.optimizer_in_backward == "off" else 0  # they are used up at once
-    complete = each * (own if layout.shards_gradients else local)
-    before = 0 if released and not several else complete  # when backward begins
-    after_the_head = before or each * embedding * last
-    # the embedding's gradient comes last, unless it is the head's, too
-    after_the_layers = before or complete - (0 if last and model.tied else each * embedding * first)
-    # Paddle sums the gradients of ranks that share sequences in a copy of all of them
-    after_backward = complete * (2 if layout.sharing > 1 else 1)
-    new = new_gradients(model, layout)
-    copies, head_copies = (size / layout.tp for size in fp8_copies(model, layout, last))
+    gradients = gradient_bytes(layout) * (own if layout.shards_gradients else local)
+    moment = max(_moments(model, layout, first, last, gradients, measured), key=sum)
+    states = state_bytes(layout) * states_on_device(own, layout)
+    return Memory(weights=2 * local, states=states, **moment._asdict())
+
+
+def _moments(
+    model: Model, layout: Layout, first: bool, last: bool, gradients: float, measured: Measured
+) -> Iterator[Moment]:
+    """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
+    layer's backward, in the first layer's, and in the optimizer's step. gradients: bytes of all that it keeps."""
+    layers, several = model.layers / layout.pp, layout.micro_batches > 1
+    here = layers - layout.offload_activations  # whose activations are on the device
     kept = kept_of_a_layer(model, layout) * layout.tokens / layout.tp * _in_flight(layout, first)
-    nothing = Memory(
-        weights=2 * local,
-        gradients=before,
-        states=state_bytes(layout) * states_on_device(own, layout),
-        fp8_weights=layers * copies + head_copies if several else 0,
-        activations=0,
-        working=GEMM_WORKSPACE,
-    )
-    full = replace(nothing, activations=here * kept, fp8_weights=nothing.fp8_weights or here * copies)
+    copies, head_copies = (size / layout.tp for size in fp8_copies(model, layout, last))
+    always = layers * copies + head_copies if several else 0  # of several micro-batches
+    while_layers_wait = always or here * copies
+
+    if layout.optimizer_in_backward != "off":
+        gradients = 0  # they are used up at once
+    released = releases_gradients(layout) if measured.released is None else measured.released
+    before = 0 if released and not several else gradients  # when backward begins
+    of_an_embedding = gradient_bytes(layout) * model.embedding / layout.tp if gradients else 0
+    after_the_head = before or of_an_embedding * last
+    # the embedding's gradient comes last, unless it is the head's, too
+    after_the_layers = before or gradients - of_an_embedding * (first and not (last and model.tied))
+    new = new_gradients(model, layout)
+
     if last:
-        waiting = replace(full, fp8_weights=full.fp8_weights + (0 if several else head_copies))
+        waiting = Moment(before, while_layers_wait + (0 if several else head_copies), here * kept, GEMM_WORKSPACE)
         yield from _moments_of_the_head(model, layout, waiting, measured.logit_bytes)
     # beside the gradient of the layer's output, which the residual passes on
-    layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp
-    layer += GEMM_WORKSPACE
-    yield replace(full, gradients=after_the_head + new, working=layer)
-    rest = replace(nothing, activations=kept, fp8_weights=nothing.fp8_weights or copies)
-    yield replace(rest, gradients=after_the_layers or new, working=layer)
-    yield replace(nothing, gradients=after_backward)
+    layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp + GEMM_WORKSPACE
+    yield Moment(after_the_head + new, while_layers_wait, here * kept, layer)
+    yield Moment(after_the_layers or new, always or copies, kept, layer)
+    # Paddle sums the gradients of ranks that share sequences in a copy of all of them
+    yield Moment(gradients * (2 if layout.sharing > 1 else 1), always, 0, GEMM_WORKSPACE)
 
 
-def _moments_of_the_head(model: Model, layout: Layout, waiting: Memory, logit_bytes: int) -> Iterator[Memory]:
+def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, logit_bytes: int) -> Iterator[Moment]:
     """The loss, and lm_head's backward, while all activations wait. In chunks both are one, which adds lm_head's
     gradient up in float32. Of the norm's input and output and their gradients, tensor parallel ranks have parts, but
     all of what is lm_head's input and the gradient of that."""
     embedding, logits = model.embedding / layout.tp, model.vocabulary * layout.tokens / layout.tp
     norm = (8 / layout.tp + 4) * model.hidden * layout.tokens + waiting.working
-    new = 0 if layout.main_grads else 2 * embedding
-    backward = replace(waiting, gradients=waiting.gradients + new)
+    backward = waiting._replace(gradients=waiting.gradients + (0 if layout.main_grads else 2 * embedding))
     if layout.loss_in_chunks:
-        yield replace(backward, working=norm + 4 * embedding)
+        yield backward._replace(working=norm + 4 * embedding)
         return
-    yield replace(waiting, working=norm + logit_bytes * logits)
+    yield waiting._replace(working=norm + logit_bytes * logits)
     casts = 2 if layout.fp8_head else 0  # of the logits' gradient, and its transpose
-    yield replace(backward, working=norm + (2 + casts) * logits)
+    yield backward._replace(working=norm + (2 + casts) * logits)
 
 
 def new_gradients(model: Model, layout: Layout) -> float:

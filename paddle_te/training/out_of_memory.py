@@ -39,7 +39,8 @@ def advice(problem, config, args, device):
     parts = sorted(((size, part) for part, size in sizes.items() if size >= 0.05), reverse=True)
     bill = ", ".join(f"{part} {size:.1f}" for size, part in parts)
     words = next(line for line in problem.splitlines() if OUT_OF_MEMORY.search(line)).strip()
-    told = f"{words[:200].rstrip('.')}. The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most ({bill}). "
+    told = f"{words[:200].rstrip('.')}. "
+    told += f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most ({bill}). "
     gpu = next(((name, gpu) for name, gpu in GPUS.items() if gpu.title in device), None)
     told += _what_fits(model, layout, gpu[1]) if gpu else ""
     return told + (
