@@ -17,6 +17,7 @@ from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
+from paddle_te.planner.offloaded import whole_weights
 
 GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim.cpp)
 LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their gradient, both bf16
@@ -166,10 +167,8 @@ def own_elements(model: Model, layout: Layout, local: float, rank: int | None = 
 def shares_of_whole_weights(model: Model, tp: int, ranks: int) -> tuple[float, ...]:
     """Elements of each sharding rank's weights in stage 2: Paddle's GroupShardedOptimizerStage2 gives each weight, in
     the model's order, to the first of those ranks that have fewest elements by then."""
-    h, shares = model.hidden, [0.0] * ranks
-    layer = (h, h * model.qkv / tp, h * h / tp, h, h * model.fc1 / tp, h * model.ffn / tp)
-    ends = [model.embedding / tp], [h] + [model.embedding / tp] * (not model.tied)
-    for weight in (*ends[0], *layer * model.layers, *ends[1]):
+    shares = [0.0] * ranks
+    for weight in whole_weights(model, tp):
         shares[shares.index(min(shares))] += weight
     return tuple(shares)
 

@@ -29,28 +29,9 @@ from paddle_te import device
 from paddle_te.ops.te import runtime
 from paddle_te.optimizer import FactorAdamW
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.planner.offloaded import LEAST, PIECE, spread
 from paddle_te.training.resharding import held_by, layers_of
 from paddle_te.weights.blocks import row_bytes
-
-PIECE = 2**23  # elements at most, unless one row has more; of a flat weight a multiple of the blocks of 8-bit moments
-LEAST = 2**18  # elements of a weight that is offloaded: starting the copies of a smaller one takes longer than them
-
-
-def spread(sizes, fraction):
-    """Which weights have their states on the host, so that it is about `fraction` of all elements. A list of bools.
-
-    sizes: elements of the weights, in the model's order. Of equally large ones those at equal distances are chosen, so
-    that copies come as evenly as backward goes through the layers.
-    """
-    chosen, seen, moved = [False] * len(sizes), 0, 0
-    for size in sorted({*sizes}, reverse=True):
-        alike = [number for number, each in enumerate(sizes) if each == size]
-        seen += size * len(alike)
-        count = min(max(round((fraction * seen - moved) / size), 0), len(alike)) if size >= LEAST else 0
-        moved += size * count
-        for place, number in enumerate(alike):
-            chosen[number] = (place + 1) * count // len(alike) > place * count // len(alike)
-    return chosen
 
 
 def keep_on_host(optimizer, fraction):
@@ -115,7 +96,8 @@ class OptimizerOffload:
         create: makes those of a list, on the device.
         """
         new = [param for param in parameters if param.name not in self._optimizer._already_create_accumulator]
-        for param, moved in zip(new, spread([math.prod(param.shape) for param in new], self._fraction), strict=True):
+        sizes = [math.prod(param.shape) for param in new]
+        for param, moved in zip(new, spread(sizes, self._fraction, LEAST), strict=True):
             create([param])
             if moved:
                 self._weights[param.name] = self._move(param)

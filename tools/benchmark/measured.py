@@ -100,6 +100,24 @@ CHANGES = (
         "fc2fcfa",
         lambda layout: layout.gpus == 1 and not layout.main_grads and layout.optimizer_in_backward == "off",
         dict(released=False),
+        lambda model, layout: 2 * model.parameters,  # and filled them with zeros
+    ),
+    Change(
+        "SwiGLU, its gradient and RMSNorm were cast to fp8 by the library (until 495d8fc and 2677240)",
+        "fc2fcfa",
+        lambda layout: layout.precision == "fp8",
+        {},
+        # 4 bytes a token and number of fc1's output, 2 of a hidden state; half of that in forward, maybe twice
+        lambda model, layout: (
+            (4 * model.fc1 + 2 * model.hidden)
+            * (1.5 if layout.recompute == "full" else 1)
+            * model.layers
+            * layout.tokens
+            * layout.micro_batches
+            / layout.tp
+            / layout.pp
+            * model.gated
+        ),
     ),
 )
 

@@ -41,7 +41,7 @@ def test_advice(config, arguments):
     assert told.startswith("Out of memory error on nvgpu:0. Cannot allocate 7.828125GB")
     assert "The planner counts 153.6 GB on each GPU when a step needs most (states 96.4," in told
     assert "\n" not in told and "gradients" not in told  # which are not there yet
-    parts = "--recompute_modules layernorm mlp_act --offload_activations 7"
+    parts = "--recompute_modules layernorm mlp_act --offload_activations 4 --use_fused_linear_cross_entropy true"
     assert f"would fit, the fastest first: one GPU, recompute none, batch 1, {parts} (" in told
     assert "; one GPU, recompute none, batch 1, --recompute_modules layernorm mlp_act --offload_optimizer 0.05" in told
     assert told.endswith("--gpus 1 --seq 8192 --tokens_per_step 8192 --precision fp8 --gpu h200")
