@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
+from paddle_te.options.scripts import LOSS_CHUNK_TOKENS, MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
@@ -134,13 +134,19 @@ def _moments(
 
 
 def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, logit_bytes: int) -> Iterator[Moment]:
-    """The loss, and lm_head's backward, while all activations wait. In chunks both are one, which adds lm_head's
-    gradient up in float32. Of the norm's input and output and their gradients, tensor parallel ranks have parts, but
-    all of what is lm_head's input and the gradient of that."""
+    """The loss, and lm_head's backward, while all activations wait. In chunks the loss has its gradients, too, and adds
+    lm_head's up in float32; backward multiplies them by the loss's, in float32.
+
+    Of the norm's input and output and their gradients tensor parallel ranks have parts, but all of what is lm_head's
+    input and the gradient of that.
+    """
     embedding, logits = model.embedding / layout.tp, model.vocabulary * layout.tokens / layout.tp
     norm = (8 / layout.tp + 4) * model.hidden * layout.tokens + waiting.working
     backward = waiting._replace(gradients=waiting.gradients + (0 if layout.main_grads else 2 * embedding))
     if layout.loss_in_chunks:
+        chunk = min(layout.tokens, LOSS_CHUNK_TOKENS) * model.vocabulary / layout.tp
+        norm_and_gradient = norm - 6 * model.hidden * layout.tokens
+        yield waiting._replace(working=norm_and_gradient + 4 * embedding + logit_bytes * chunk)
         yield backward._replace(working=norm + 4 * embedding)
         return
     yield waiting._replace(working=norm + logit_bytes * logits)

@@ -141,14 +141,18 @@ def test_whose_gradients_are_released():
 def test_lm_heads_backward():
     """In chunks the gradient is summed in float32, and becomes a new bf16 one, unless it is added to a main gradient.
     In fp8 the logits' gradient is cast twice, and a transpose of the weight and of the head's input is kept."""
-    one, embedding, tokens = parts(), 64_000, 100
-    chunks = parts(loss_in_chunks=True)
-    assert chunks == replace(one, gradients=one.gradients + 2 * embedding, working=12 * 64 * tokens + 4 * embedding)
-    main = parts(loss_in_chunks=True, main_grads=True)
-    assert (main.gradients, main.working) == (2 * one.gradients, chunks.working)
+    embedding, long, narrow = 64_000, 40_000, replace(SMALL, ffn=32)  # whose layers take less than the head
+    chunks, main = (parts(LAYOUT, narrow, loss_in_chunks=True, sequence=long, main_grads=main) for main in (0, 1))
+    assert chunks.working == main.working == 12 * 64 * long + 4 * embedding
+    held = parts(model=narrow).gradients
+    assert (chunks.gradients, main.gradients) == (held + 2 * embedding, 2 * held)
+    # of few tokens the loss needs more, with a chunk's logits and their gradient
+    one, tokens = parts(), 100
+    few = parts(loss_in_chunks=True)
+    assert few == replace(one, working=6 * 64 * tokens + 4 * embedding + 4 * 1000 * tokens)
     fp8 = parts(fp8_head=True)
     kept = embedding + 64 * tokens
-    assert fp8 == replace(one, gradients=chunks.gradients, fp8_weights=one.fp8_weights + kept)
+    assert fp8 == replace(one, gradients=one.gradients + 2 * embedding, fp8_weights=one.fp8_weights + kept)
     several = parts(fp8_head=True, micro_batches=2).fp8_weights
     assert several == 8 * SMALL.gemm_weights + 2 * embedding + 64 * tokens
 
