@@ -44,6 +44,7 @@ from paddle_te.training.finetune_trainer import (
     check_together,
     count_real_tokens,
 )
+from paddle_te.training.out_of_memory import advised
 from paddle_te.training.packing import needs_mask
 from paddle_te.training.resuming import check_fits, check_fp8_state, is_finished
 
@@ -154,7 +155,8 @@ def finetune():
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring one where it is needed
-    with contextlib.nullcontext() if data_args.zero_padding else causal_mask_only():
+    mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
+    with mask, advised(config, training_args, model_args.lora):
         if training_args.do_train:
             count_real_tokens(trainer, model.config, tokens_per_sample(trainer.train_dataset), model_args.lora)
             if not train_and_save(trainer, checkpoint, finished, exit_signal):

@@ -15,16 +15,16 @@ SUGGESTIONS = 3
 
 
 @contextlib.contextmanager
-def advised(config, args):
+def advised(config, args, lora=False):
     """Ends training that runs out of memory with RunEnded, whose line says what else would fit.
 
-    config: the model's. args: the TrainingArguments. What the planner does not know, other backends than te, ends
-    with its own error.
+    config: the model's. args: the TrainingArguments. lora: whether an adapter is trained alone. What the planner does
+    not know, other backends than te and frozen weights, ends with its own error.
     """
     try:
         yield
     except (MemoryError, RuntimeError, OSError, SystemError) as error:
-        known = args.transformer_engine_backend == "transformer_engine"
+        known = args.transformer_engine_backend == "transformer_engine" and not lora
         if isinstance(error, RunEnded) or not known or not OUT_OF_MEMORY.search(str(error)):
             raise
         raise RunEnded(advice(str(error), config, args, device_name())) from error

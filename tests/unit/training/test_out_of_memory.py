@@ -1,12 +1,14 @@
 """What a run says when its GPU has no memory left: what takes the memory, and which layouts would fit."""
 
 import pytest
+from paddlenlp.trainer import PdArgumentParser
 from paddlenlp.transformers import LlamaConfig
 
 from paddle_te import configs
 from paddle_te.planner import Layout
 from paddle_te.runs.rollback import RunEnded
 from paddle_te.training import out_of_memory
+from paddle_te.training.finetune_trainer import FinetuningArguments
 from tests.unit.training.test_arguments import parse
 
 PADDLES = """(External) CustomDevice error
@@ -49,8 +51,8 @@ def test_advice(config, arguments):
     assert "would fit" not in unknown and unknown.endswith("--precision fp8")
 
 
-def end(error, config, arguments):
-    with out_of_memory.advised(config, arguments):
+def end(error, config, arguments, **more):
+    with out_of_memory.advised(config, arguments, **more):
         raise error
 
 
@@ -61,6 +63,16 @@ def test_what_else_ends_a_run_stays_as_it_is(monkeypatch, config, arguments):
     for error in (RuntimeError("another"), RunEnded("out of memory, said by another")):
         with pytest.raises(type(error), match=str(error)):
             end(error, config, arguments)
+    with pytest.raises(MemoryError):
+        end(MemoryError(PADDLES), config, arguments, lora=True)
     arguments.transformer_engine_backend = "paddle"
     with pytest.raises(MemoryError):
         end(MemoryError(PADDLES), config, arguments)
+
+
+def test_fine_tuning_has_the_arguments(config, tmp_path):
+    """A layout is read of those, too."""
+    words = ["--output_dir", str(tmp_path), *TE_FP8, "--per_device_train_batch_size", "4", "--optim_moments", "int8"]
+    (arguments,) = PdArgumentParser(FinetuningArguments).parse_args_into_dataclasses(words)
+    found = out_of_memory.layout_of(config, arguments)
+    assert found == Layout(1, 8192, batch=4, optim_moments="int8", vp=arguments.virtual_pp_degree)
