@@ -286,17 +286,26 @@ def _backward_in_chunks(model: Model, layout: Layout, again: float, of_mlp: floa
 
     In the MLP: `of_mlp` bytes for each token of a chunk, both weights in fp8 and their gradients in float32; the
     gradients of its input and output; with full recompute its output, and the copy of its gradient that Paddle makes.
-    In attention: dq, dk and dv before and after they are rotated back, or beside them what attention in 16 bits reads;
-    and as above without the gradient of the MLP's output. What the layer keeps of attention and projection is gone.
+    In attention: dq, dk and dv before and after they are rotated back, and as above without the gradient of the MLP's
+    output; beside them what attention reads in 16 bits, when what the layer keeps of attention and projection is gone,
+    or attention in fp8 itself, when it is not.
     """
     h, fp8, full = model.hidden, layout.precision == "fp8", layout.recompute == "full"
     weights = 2 * model.mlp_weights * fp8 + (0 if layout.main_grads else 4 * model.mlp_weights)
     of_mlp = of_mlp * layout.mlp_chunk_tokens + weights + (again + (8 if full else 4) * h) * layout.tokens
     norm = 0 if "layernorm" in layout.recomputed_modules else (1 if fp8 else 2) * h
-    gone = 0 if full else kept_of_a_layer(model, layout) - 2 * h - norm
-    in_16_bits = 0 if layout.fp8_attention else 4 * h
-    of_attention = (6 if full else 2) * h + norm * full + 4 * model.qkv + in_16_bits - gone
+    of_attention = (6 if full else 2) * h + norm * full + 4 * model.qkv
+    if layout.fp8_attention:
+        of_attention += fp8_attention_workspace(model)
+    else:
+        of_attention += 4 * h - (0 if full else kept_of_a_layer(model, layout) - 2 * h - norm)
     return max(of_mlp, of_attention * layout.tokens)
+
+
+def fp8_attention_workspace(model: Model) -> float:
+    """Bytes a token of cuDNN's backward in fp8: dq in float32, and where queries share keys and values dk and dv of
+    each query's head in float32, before they are summed (cudnn-frontend, node/sdpa_fp8_bwd.h: dK_fullhead)."""
+    return 4 * model.hidden * (3 if model.kv_heads < model.heads else 1)
 
 
 def _in_flight(layout: Layout, first: bool) -> float:

@@ -176,6 +176,10 @@ def test_the_mlp_in_chunks():
     assert memory.backward_of_a_layer(SMALL, main_grads) == memory.backward_of_a_layer(SMALL, chunks) - 4 * weights
     few = replace(chunks, mlp_chunk_tokens=100)
     assert parts(few) == parts()
+    # cuDNN's backward in fp8 has dq, and dk and dv of each of the four query heads, in float32
+    in_fp8 = replace(chunks, fp8_attention=True, sequence=10_000)
+    assert memory.backward_of_a_layer(SMALL, in_fp8) == 10_000 * (2 * 64 + 4 * 128 + 12 * 64)
+    assert memory.fp8_attention_workspace(replace(SMALL, kv_heads=4)) == 4 * 64
 
 
 def test_with_an_update_in_backward_there_are_new_gradients_only():
