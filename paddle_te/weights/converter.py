@@ -119,7 +119,7 @@ def convert(
         target = replace(_target(checkpoint, layout, mode, format, *degrees), **output)
         groups, indexes = plan_new_ranks(checkpoint, target, always_index=True)
         sources |= _state_for_formers(checkpoint, with_optimizer, dtype)
-        state_groups = flex.plan(sources, flex.flex_layout(checkpoint.layout, layout))
+        state_groups = flex.plan(sources, layout)
         groups += state_groups
         carried += _trainer_files_for_formers(checkpoint)
         _run_of(checkpoint)  # raises for a damaged one

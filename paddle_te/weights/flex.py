@@ -9,9 +9,10 @@ class of theirs is imported: the pickles are written instruction by instruction.
 import pickle
 import struct
 from dataclasses import replace
+from typing import NamedTuple
 
 from paddle_te.weights import pdparams
-from paddle_te.weights.layout import native_layout, te_layout
+from paddle_te.weights.layout import Layout, Slot, native_layout, te_layout
 from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS
 from paddle_te.weights.output_files import OutputFile, Target, plan_new_ranks
 from paddle_te.weights.tensors import CheckpointError
@@ -29,30 +30,43 @@ _TRAINER_FIELDS = (
 ).split()
 
 
-def flex_layout(source, hf):
-    """The Layout of PaddleFormers' own state: of a Layout te the layers of backends paddle and transformer_engine, of
-    PaddleNLP's native one those of none. hf: Hugging Face's Layout of the model, whose names all the rest has."""
-    family, tied = source.family, "lm_head" not in {part for slot in hf.model for part in slot.parts}
-    layers = te_layout(tied, family) if source.kind == "te" else native_layout(tied=tied, family=family)
-    return replace(layers, title="PaddleFormers'", prefix=hf.prefix, model=hf.model)
-
-
-def plan(sources, layout):
-    """[[OutputFile]] of the state, in a Layout of `flex_layout`, of opened checkpoints {kind: Checkpoint}, those of
-    `optimizer.open_optimizer` and, with the kind "", of the weights."""
+def plan(sources, hf):
+    """[[OutputFile]] of the state of opened checkpoints {kind: Checkpoint}, those of `optimizer.open_optimizer` and,
+    with the kind "", of the weights. hf: Hugging Face's Layout of the model, whose names all has that is outside of the
+    layers."""
+    layouts = _layouts(sources[""].layout, hf)
     kinds = {WEIGHTS: ("",), STATE: MOMENTS + POWERS, MASTERS: (MASTER,)}
-    own_masters = {entry.spec.name for entry in _planned(sources[""], layout) if entry.spec.dtype == "float32"}
+    own_masters = {entry.spec.name for entry in _planned(sources[""], layouts.state) if entry.spec.dtype == "float32"}
     groups = []
     for folder, wanted in kinds.items():
         entries = [
             replace(entry, spec=_spec(entry.spec, kind), kind=kind)
             for kind in wanted
             if kind in sources
-            for entry in _planned(sources[kind], layout)
+            for entry in _planned(sources[kind], layouts.state if kind else layouts.weights)
             if not (kind == MASTER and entry.spec.name in own_masters)
         ]
         groups.append([OutputFile(f"{folder}/{_FILE}", 0, entries)])
     return groups
+
+
+class _Layouts(NamedTuple):
+    weights: Layout
+    state: Layout  # of the optimizer
+
+
+def _layouts(source, hf):
+    """Of PaddleFormers' state: from a Layout te, layers of the backends paddle and transformer_engine, from PaddleNLP's
+    native one those of none. Tied weights are saved under both their names, their optimizer's state under the head's.
+    """
+    family, tied = source.family, all(slot.parts != ("lm_head",) for slot in hf.model)
+    layers = te_layout(tied, family) if source.kind == "te" else native_layout(tied=tied, family=family)
+    weights = state = hf.model
+    if tied:
+        embed, *others = hf.model
+        head = Slot("lm_head.weight", embed.parts)
+        weights, state = (*hf.model, head), (head, *others)
+    return _Layouts(*(replace(layers, title="PaddleFormers'", prefix=hf.prefix, model=m) for m in (weights, state)))
 
 
 def _planned(checkpoint, layout):

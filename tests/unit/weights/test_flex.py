@@ -86,6 +86,51 @@ def test_weights_and_state(tmp_path, monkeypatch, state_of, trained, kind, dtype
     assert (out / "scheduler.pdparams").read_bytes() == (source / "scheduler.pdparams").read_bytes()
 
 
+def test_tied_weights(tmp_path, state_of, trained):
+    """They are saved under both names, their optimizer's state under the head's."""
+    model, source = trained("pd", "bfloat16")
+    native = tmp_path / "native"
+    (native / "config.json").write_text(json.dumps(model.config | {"tie_word_embeddings": True}))
+    for name in ("model_state.pdparams", "optimizer.pdopt"):  # a tied model has one parameter
+        saved = paddle.load(str(native / name))
+        head = len(saved.pop("StructuredToParameterName@@", model.native)) - 1
+        for content in (saved, saved.get("master_weights", {})):
+            for key in [key for key in content if key == "lm_head.weight" or key.startswith(f"linear_{head}.")]:
+                del content[key]
+        paddle.save(saved, str(native / name))
+    out = tmp_path / "out"
+    convert(native, out, "pd2formers", progress=False)
+    files = {
+        folder: paddle.load(str(out / folder / "0_0.distcp"), return_numpy=True)
+        for folder in ("model_state", "optimizer_state", "master_weight")
+    }
+    embedding = "llama.embed_tokens.weight"
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert_same({name: files["model_state"][name]}, {name: model.native[embedding]})
+    wanted = {f"lm_head.weight.{kind}": state_of[kind].native[embedding] for kind in MOMENTS}
+    wanted |= {f"lm_head.weight.{kind}": np.array([value], np.float32) for kind, value in POWERS.items()}
+    outside = {key: value for key, value in files["optimizer_state"].items() if "embed" in key or "lm_head" in key}
+    assert_same(outside, wanted)
+    masters = {key: value for key, value in files["master_weight"].items() if "embed" in key or "lm_head" in key}
+    assert_same(masters, {"lm_head.weight.w_0": state_of["master_weights"].native[embedding]})
+
+
+def test_from_the_files_of_ranks(tmp_path, rng):
+    """Tensor parallelism over 2 and sharding over 3 give the same files as one process."""
+    model, state_of = Model(rng, kv_heads=4), {kind: Model(rng, kv_heads=4) for kind in MOMENTS}
+    for folder, degree, shards in ((tmp_path / "one", 1, None), (tmp_path / "ranks", 2, 3)):
+        for tp in range(degree):
+            save_trained(folder, model, state_of, tp, degree, shards)
+        (folder / "trainer_state.json").write_text(json.dumps(STATE))
+        paddle.save({"last_epoch": 3, "last_lr": 0.1}, str(folder / "scheduler.pdparams"))
+        convert(folder, tmp_path / f"out_{folder.name}", "pd2formers", progress=False)
+    one, ranks = (
+        {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        for out in (tmp_path / "out_one", tmp_path / "out_ranks")
+    )
+    assert one == ranks and len(one) == 12
+
+
 def paddleformers_modules():
     """PaddleFormers' module with the class that its Trainer's state is of, and the packages around it."""
     *packages, module = (
