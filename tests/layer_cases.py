@@ -18,7 +18,7 @@ from paddle_te.layers import (
 )
 from paddle_te.ops import get_ops
 from tests.bfloat16 import truncated
-from tests.small_models import relative
+from tests.te_weights import relative
 
 HIDDEN, FFN = 256, 384  # 128, for block scaling, divides them
 # kind: what the layer is made with

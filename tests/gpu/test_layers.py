@@ -33,7 +33,7 @@ from tests.layer_cases import (
 )
 from tests.mlp_chunk_cases import CHUNK, GPT, LLAMA, check, train
 from tests.mlp_chunk_cases import RECIPES as MLP_RECIPES
-from tests.small_models import relative
+from tests.te_weights import relative
 
 
 @pytest.mark.parametrize("batch, sequence", [(2, 64), (3, 37)])

@@ -13,6 +13,7 @@ import pytest
 from tests import embedding_cases
 from tests.nvgpu_cases import CASES, FLOATS, check
 from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, llama, run, run_ranks
+from tests.te_weights import relative
 from tools.benchmark import device_trace
 
 PLUGIN = os.environ.get("CUSTOM_DEVICE_ROOT", "")
@@ -42,11 +43,6 @@ def cudart():
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_agrees_with_the_cpu(name, dtype, generator):
     check(name, dtype, generator)
-
-
-def relative(got, want):
-    got, want = (np.asarray(x, "float64") for x in (got, want))
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 # A running sum of n terms of one size rounds n times: in all sqrt(n) / 3 · 2**-24 of the result (root mean square).

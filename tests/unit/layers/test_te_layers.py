@@ -38,7 +38,7 @@ from tests.layer_cases import (
     te,
 )
 from tests.poison import poison_allocations
-from tests.small_models import relative
+from tests.te_weights import relative
 
 
 @pytest.fixture(autouse=True)

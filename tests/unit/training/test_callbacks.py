@@ -27,16 +27,10 @@ from paddle_te.training.callbacks import (
     peak_tflops,
 )
 from paddle_te.training.progress import ProgressBarCallback
+from tests.sizes import TINY
 
 SEQ_LENGTH = 32
-CONFIG = dict(
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    vocab_size=128,
-    seq_length=SEQ_LENGTH,
-)
+CONFIG = TINY | dict(seq_length=SEQ_LENGTH)
 
 
 class RandomTokens(paddle.io.Dataset):
