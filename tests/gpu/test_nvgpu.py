@@ -10,9 +10,9 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from tests import embedding_cases
+from tests import embedding_cases, nvgpu_processes
 from tests.nvgpu_cases import CASES, FLOATS, check
-from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, llama, run, run_ranks
+from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, run, run_ranks
 from tests.te_weights import relative
 from tools.benchmark import device_trace
 
@@ -181,14 +181,7 @@ def test_memory_is_given_back_and_used_again():
 
 @pytest.fixture(scope="module")
 def llama_runs():
-    """Losses of the same model in three processes, and what the bfloat16 one printed with tracing on."""
-    seed = int.from_bytes(os.urandom(2), "little")
-    print(f"seed {seed}")
-    cpu, _ = llama(PLUGIN, "cpu", "float32", seed)
-    nvgpu, _ = llama(PLUGIN, "nvgpu:0", "float32", seed)
-    # Paddle itself aborts while a process with this GLOG variable exits; the losses are out by then.
-    half, trace = llama(PLUGIN, "nvgpu:0", "bfloat16", seed, NVGPU_TRACE=1, GLOG_vmodule="kernel_factory=3")
-    return cpu, nvgpu, half, trace
+    return nvgpu_processes.llama_runs(PLUGIN)
 
 
 def test_llama_float32_equals_the_cpu(llama_runs):

@@ -12,6 +12,7 @@ import time
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paddle_te.launch.pretrain import ARGUMENTS
@@ -219,15 +220,15 @@ class Job:
     def wait_for(self, pattern, count):
         self.wait_until(lambda: len(list(self.seen.glob(pattern))) >= count)
 
-    def wait_until(self, condition, seconds=90):
+    def wait_until(self, condition, seconds=200):
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None and time.monotonic() < deadline, self.screen()
             time.sleep(0.05)
 
     def end(self):
-        status = processes.end(self.process, 90)
-        assert status is not None, f"no end after 90 s:\n{self.screen()}"
+        status = processes.end(self.process, 200)
+        assert status is not None, f"no end after 200 s:\n{self.screen()}"
         return status
 
     def screen(self):
@@ -279,13 +280,14 @@ def test_a_killed_rank_is_named_and_not_its_victim(tmp_path):
         while not victim.exists() or not victim.read_text():
             time.sleep(0.02)
         while pathlib.Path(f"/proc/{victim.read_text()}/cmdline").read_text():  # empty for a zombie
+            (seen / "watching").touch()
             time.sleep(0.02)
         time.sleep(0.3)
         raise ConnectionResetError("peer is gone")
     """
     with Job(tmp_path, code) as job:
-        job.wait_for("pid.1", 1)
-        time.sleep(0.3)
+        job.wait_for("watching", 1)
+        time.sleep(1)  # for the launcher to find its ranks, which it looks for ten times a second
         os.kill(int((job.seen / "pid.1").read_text()), signal.SIGKILL)
         assert job.end() == 128 + signal.SIGKILL
         assert job.left() == []
@@ -315,7 +317,7 @@ def test_a_killed_launcher_leaves_no_ranks(tmp_path):
     with Job(tmp_path, "ready(); time.sleep(600)") as job:
         job.wait_for("ready.*", 2)
         job.process.kill()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while job.left() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert job.left() == []
@@ -377,6 +379,19 @@ def two_nodes():
     return {"NNODES": "2", "MASTER": master, "IP_STR": "127.0.0.2,127.0.0.3", "JOB_TOKEN": str(uuid.uuid4())}
 
 
+def wait_for_peers(job, nodes):
+    """Until the launchers watch each other. That is well before training starts, but the jobs here start at once."""
+    address, port = nodes["MASTER"].split(":")
+    head = address, int(port) + 1
+
+    def connected():
+        connections = psutil.net_connections("tcp4")
+        return any(each.laddr == head and each.status == psutil.CONN_ESTABLISHED for each in connections)
+
+    job.wait_until(connected)
+    time.sleep(1)  # for the words by which they join
+
+
 def test_two_nodes_without_slurm(tmp_path):
     """The same script by hand on each node, with the head's address and the node's rank."""
     nodes = two_nodes()
@@ -413,7 +428,7 @@ def test_a_node_that_dies_ends_the_other_which_names_it(tmp_path, victim):
         Job(tmp_path, "ready(); time.sleep(600)", devices="0", name="1", NODE_RANK="1", **nodes) as second,
     ):
         first.wait_for("ready.*", 2)
-        time.sleep(3)  # the launchers have found each other well before training starts; here it starts at once
+        wait_for_peers(first, nodes)
         dead, other = (first, second) if victim == 0 else (second, first)
         kill_at_once(dead.left())
         assert other.end() == os.EX_TEMPFAIL
@@ -426,7 +441,8 @@ def test_a_rank_that_fails_ends_the_other_node(tmp_path):
         ready()
         everyone()
         if rank == "1":
-            time.sleep(3)
+            while not (seen / "go").exists():
+                time.sleep(0.02)
             sys.exit("no memory")
         time.sleep(600)
     """
@@ -435,6 +451,8 @@ def test_a_rank_that_fails_ends_the_other_node(tmp_path):
         Job(tmp_path, code, devices="0", name="0", NODE_RANK="0", **nodes) as first,
         Job(tmp_path, code, devices="0", name="1", NODE_RANK="1", **nodes) as second,
     ):
+        wait_for_peers(first, nodes)
+        (first.seen / "go").touch()
         assert second.end() == 1 and first.end() == os.EX_UNAVAILABLE
         assert "[rank 1] no memory" in second.screen()
         assert f"launch: node 1 ({socket.gethostname()}): rank 1 ended with status 1" in first.screen(), first.screen()

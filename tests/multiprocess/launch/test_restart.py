@@ -108,7 +108,8 @@ def test_what_starts_anew():
 
 
 HANG = """
-        everyone = lambda: None
+        ready()
+        everyone()  # or the first one would be late before the other has begun
         for number in range(1, 4):
             step(number)
         if start > 1:

@@ -80,7 +80,7 @@ class Gate:
 
     def __call__(self, *paths):
         self.waiting.set()
-        assert self.open.wait(60)
+        assert self.open.wait(300)
         return self.copy(*paths)
 
 
@@ -135,7 +135,7 @@ def test_files_of_one_name_from_several_ranks(staging, tmp_path):
 def test_one_at_a_time(saver, tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     saver.start(stage(saver, "checkpoint-1")[1], tmp_path / "checkpoint-1")
-    assert gate.waiting.wait(60) and not is_complete(tmp_path / "checkpoint-1")
+    assert gate.waiting.wait(300) and not is_complete(tmp_path / "checkpoint-1")
     saver.check()  # does not wait
     threading.Timer(0.2, gate.open.set).start()
     staged = stage(saver, "checkpoint-2")[1]
@@ -276,8 +276,8 @@ def test_training_goes_on_meanwhile_and_waits_at_the_end(monkeypatch, tmp_path, 
     output, gate, seen = tmp_path / "out", Gate(monkeypatch), []
 
     def open_when_step_3_is_there():
-        gate.waiting.wait(60)
-        log, deadline = output / "train_log.jsonl", time.monotonic() + 60
+        gate.waiting.wait(300)
+        log, deadline = output / "train_log.jsonl", time.monotonic() + 300
         while (not seen or '"step": 3,' not in seen[-1]) and time.monotonic() < deadline:
             seen.append(log.read_text())
             time.sleep(0.01)
@@ -297,7 +297,7 @@ def test_training_that_fails_loses_no_checkpoint_on_its_way(monkeypatch, tmp_pat
 
     def fail_in_step_2(self, *args, **kwargs):
         if self.state.global_step == 1:
-            assert gate.waiting.wait(60) and not is_complete(tmp_path / "out/checkpoint-1")
+            assert gate.waiting.wait(300) and not is_complete(tmp_path / "out/checkpoint-1")
             threading.Timer(0.3, gate.open.set).start()
             raise RuntimeError("the loss is NaN")
         return step(self, *args, **kwargs)
