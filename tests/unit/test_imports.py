@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "data": set(),
     "scripts": {"training", "runs", "upstream"},
     "selftest": {"device", "env", "fp8", "layers", "runs", "table"},
-    "env": {"native", "device", "options"},
+    "env": {"native", "device", "options", "runs"},
     "completion": {"runs"},
 }
 # The libraries that models and a Trainer come from: their packages are called as their folders here.
