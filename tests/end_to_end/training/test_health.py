@@ -67,7 +67,6 @@ INJECTIONS = [
     ("optimizer state", float("nan"), "llama.embed_tokens.weight is not finite"),
     ("saved weight", float("nan"), "layers.1"),
 ]
-# more than 20 together
 CASES = [
     *(("pd", *injection) for injection in INJECTIONS),
     *((backend, *INJECTIONS[i]) for backend in ("none", "pd-fused") for i in (2, 4, 5, 6)),
