@@ -4,8 +4,7 @@ import paddle
 
 from paddle_te.configs.families import FAMILIES, GPT, MISTRAL, QWEN2
 from paddle_te.fp8 import fp8_model_init
-from paddle_te.hosts.paddlenlp import model_class
-from paddle_te.hosts.paddlenlp.families import config_class
+from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.layers import stored_weights
 from tests.bfloat16 import truncated
 from tests.sizes import GPTS, TINY

@@ -184,7 +184,7 @@ def multiplied(grad, factor):
 class FactorAdamW(paddle.optimizer.AdamW):
     """Paddle's, with the factor of its clipping, which on nvgpu updates all weights in one call.
 
-    host_states: an OptimizerOffload (optimizer_offload), which has put itself there, for the weights whose states lie
+    host_states: an OptimizerOffload (`offloaded_states`), which has put itself there, for the weights whose states lie
     in host memory; None: all states are on the device.
     """
 

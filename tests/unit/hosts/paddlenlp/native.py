@@ -8,7 +8,7 @@ from paddlenlp.transformers.mistral import modeling as mistral
 from paddlenlp.transformers.qwen2 import modeling as qwen2
 
 from paddle_te.configs.families import family_of
-from paddle_te.hosts.paddlenlp import model_class
+from paddle_te.hosts.paddlenlp.families import model_class
 from tests.sizes import GPTS
 from tests.te_weights import SIZES, copy_layer
 
