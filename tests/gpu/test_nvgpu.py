@@ -10,9 +10,10 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from tests import embedding_cases
+from tests import embedding_cases, nvgpu_processes
 from tests.nvgpu_cases import CASES, FLOATS, check
-from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, llama, run, run_ranks
+from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, run, run_ranks
+from tests.te_weights import relative
 from tools.benchmark import device_trace
 
 PLUGIN = os.environ.get("CUSTOM_DEVICE_ROOT", "")
@@ -42,11 +43,6 @@ def cudart():
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_agrees_with_the_cpu(name, dtype, generator):
     check(name, dtype, generator)
-
-
-def relative(got, want):
-    got, want = (np.asarray(x, "float64") for x in (got, want))
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 # A running sum of n terms of one size rounds n times: in all sqrt(n) / 3 · 2**-24 of the result (root mean square).
@@ -248,14 +244,7 @@ def test_memory_is_given_back_and_used_again():
 
 @pytest.fixture(scope="module")
 def llama_runs():
-    """Losses of the same model in three processes, and what the bfloat16 one printed with tracing on."""
-    seed = int.from_bytes(os.urandom(2), "little")
-    print(f"seed {seed}")
-    cpu, _ = llama(PLUGIN, "cpu", "float32", seed)
-    nvgpu, _ = llama(PLUGIN, "nvgpu:0", "float32", seed)
-    # Paddle itself aborts while a process with this GLOG variable exits; the losses are out by then.
-    half, trace = llama(PLUGIN, "nvgpu:0", "bfloat16", seed, NVGPU_TRACE=1, GLOG_vmodule="kernel_factory=3")
-    return cpu, nvgpu, half, trace
+    return nvgpu_processes.llama_runs(PLUGIN)
 
 
 def test_llama_float32_equals_the_cpu(llama_runs):

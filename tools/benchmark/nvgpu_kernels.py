@@ -25,7 +25,7 @@ DEFINITIONS = [
 
 def operations(paddle, shrink):
     """{name: (bytes, function that makes the call)}. shrink: divides one axis of each tensor."""
-    from paddle_te.training.compact_states import keep_compact
+    from paddle_te.optimizer.compact_states import keep_compact
     from paddle_te.weights.blocks import row_bytes
 
     F, ops = paddle.nn.functional, paddle._C_ops

@@ -62,7 +62,7 @@ import json, sys
 from paddle_te.upstream import deferred_imports
 deferred_imports.apply()
 deferred_imports.apply()
-import paddle_te.training.trainer, paddlenlp
+import paddle_te.hosts.paddlenlp.training.trainer, paddlenlp
 from datasets import Dataset
 from paddlenlp.trl import SFTTrainer
 found = {"imported": [name for name in ("sklearn.base", "scipy.stats", "pandas", "pyarrow") if name in sys.modules]}
