@@ -43,7 +43,7 @@ def test_states_are_sixteen_bytes_a_parameter():
 
 
 def test_states_on_the_host():
-    """Those of a few pieces are on the device; tests/unit/training/test_optimizer_offload.py measures them."""
+    """Those of a few pieces are on the device; tests/unit/optimizer/test_offloaded_states.py measures them."""
     large = replace(SMALL, layers=10_000)
     one, moved = parts(model=large), parts(model=large, offload_optimizer=0.75)
     assert moved == replace(one, states=one.states / 4 + 12 * OFFLOADED_AT_ONCE)
