@@ -1,10 +1,10 @@
 """The planner's memory of a whole step beside what Paddle's allocator counts on nvgpu's host runtime."""
 
 import pytest
-from tests.multiprocess.training import step_memory
 
 from paddle_te.planner import Layout, Model, memory_of_step
 from paddle_te.planner.memory import GEMM_WORKSPACE
+from tests.multiprocess.hosts import step_memory
 from tests.nvgpu_processes import build_host, run
 
 
