@@ -35,16 +35,22 @@ COMMANDS = {
     "pretrain": Command("paddle_te.launch.__main__", "pretrain a model on this machine's devices", ("pretrain",)),
     "finetune": Command("paddle_te.launch.__main__", "fine-tune a model, whole or with LoRA", ("finetune",)),
     "evaluate": Command(
-        "paddle_te.evaluation.evaluate", "perplexity, BoolQ, LAMBADA, multiple choice, generation", needs=("paddle",)
+        "paddle_te.hosts.paddlenlp.evaluation.evaluate",
+        "perplexity, BoolQ, LAMBADA, multiple choice, generation",
+        needs=("paddle",),
     ),
     "lm_eval": Command(
-        "paddle_te.evaluation.harness", "EleutherAI's command of that name, with --model paddle_te", needs=("paddle",)
+        "paddle_te.hosts.paddlenlp.evaluation.harness",
+        "EleutherAI's command of that name, with --model paddle_te",
+        needs=("paddle",),
     ),
     "convert": Command(
         "paddle_te.weights.command", "convert a checkpoint to another layout, format or parallel degree"
     ),
     "plan": Command("paddle_te.planner.command", "find the layouts in which a model fits and trains fastest"),
-    "prepare-data": Command("paddle_te.data.prepare", "turn texts into the files that pretraining reads"),
+    "prepare-data": Command(
+        "paddle_te.hosts.paddlenlp.prepare_data", "turn texts into the files that pretraining reads"
+    ),
     "compare": Command("paddle_te.runs.compare", "compare runs: speed, memory, loss"),
     "verify": Command("paddle_te.runs.verify", "say which checkpoints are complete and undamaged"),
     "selftest": Command("paddle_te.selftest", "check this machine's numbers in a minute", needs=("paddle",)),

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Prepares data sets: see paddle_te.data.prepare, or --help. `paddle-te prepare-data` is the same command."""
+"""Prepares data sets: see paddle_te.hosts.paddlenlp.prepare_data, or --help. `paddle-te prepare-data` is the same."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a checkout that is not installed
 
-from paddle_te.data.prepare import main  # noqa: E402
+from paddle_te.hosts.paddlenlp.prepare_data import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

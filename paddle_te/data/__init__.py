@@ -1,1 +1,1 @@
-"""Text to the files that training reads. Imports PaddleNLP only where it is used, since that takes seconds."""
+"""Reading the files that training reads, whatever the host."""

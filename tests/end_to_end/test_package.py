@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 # Packages that a user installs beside this one, one of several with the same modules
 CHOSEN = {"paddle", "nvtx", "torch", "transformer_engine", "transformers"}
 # What is imported where an extra, or another host's environment, is installed
-OPTIONAL = ("paddle_te/evaluation/registered.py", "paddle_te/hosts/paddleformers/")
+OPTIONAL = ("paddle_te/hosts/paddlenlp/evaluation/registered.py", "paddle_te/hosts/paddleformers/")
 
 
 def settings(monkeypatch):

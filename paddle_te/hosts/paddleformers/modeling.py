@@ -71,6 +71,7 @@ def check_family(config):
     """Raises ValueError for a configuration of another family than Llama."""
     if config.model_type != "llama":
         raise ValueError(
-            f"model_type={config.model_type!r}: in PaddleFormers the backends are there for llama only; its "
-            "other models are made by paddlefleet, which is not on PyPI. For qwen2, mistral and gpt use PaddleNLP"
+            f"model_type={config.model_type!r}: in PaddleFormers the backends are there for llama only; Qwen's models "
+            "and most mixtures of experts are made there by paddlefleet, which is not on PyPI, and for which no layers "
+            "of ours are made (docs/paddleformers.md). For qwen2, mistral and gpt use PaddleNLP"
         )

@@ -1,7 +1,4 @@
-"""PaddleNLP: what all families share, and a folder for each, with its decoder layer and its classes."""
+"""PaddleNLP: what all its families share, a folder for each of them, training and evaluation.
 
-from paddle_te.hosts.paddlenlp.families import model_class
-from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
-from paddle_te.models.switch import replace_decoder_layers
-
-__all__ = ["causal_mask_only", "model_class", "replace_decoder_layers"]
+Nothing is imported here, because PaddleNLP takes seconds, and `prepare_data` answers a wrong argument without it.
+"""

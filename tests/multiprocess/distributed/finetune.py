@@ -14,7 +14,7 @@ if __name__ == "__main__":
     deferred_imports.apply()
     import paddle
 
-    from paddle_te.training import finetune
+    from paddle_te.hosts.paddlenlp.training import finetune
     from tests import emulated_te
 
     paddle.set_device("nvgpu")

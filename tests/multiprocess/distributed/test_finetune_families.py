@@ -16,8 +16,8 @@ from tests.multiprocess.distributed.test_finetune import ADAPTER, EMULATED_TE, H
 from tests.nvgpu_processes import python_path
 from tests.pretraining import words
 from tests.processes import run as run_process
+from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.te_weights import relative
-from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
 
 OWN = {"qwen2": dict(tie_word_embeddings=True), "mistral": dict(sliding_window=20), "gpt": {}}
 COMMON = dict(
