@@ -38,13 +38,13 @@ COMMANDS = {
     "pretrain": Command("paddle_te.launch.__main__", "pretrain a model on this machine's devices", ("pretrain",)),
     "finetune": Command("paddle_te.launch.__main__", "fine-tune a model, whole or with LoRA", ("finetune",)),
     "evaluate": Command(
-        "paddle_te.evaluation.evaluate",
+        "paddle_te.hosts.paddlenlp.evaluation.evaluate",
         "perplexity, BoolQ, LAMBADA, multiple choice, generation",
         needs=("paddle",),
         host=PADDLENLP,
     ),
     "lm_eval": Command(
-        "paddle_te.evaluation.harness",
+        "paddle_te.hosts.paddlenlp.evaluation.harness",
         "EleutherAI's command of that name, with --model paddle_te",
         needs=("paddle",),
         host=PADDLENLP,

@@ -17,6 +17,7 @@ from pathlib import Path
 from paddle_te import host, native
 from paddle_te.native import Problem
 from paddle_te.options import BACKENDS
+from paddle_te.runs import screen
 
 PRECISIONS = ("fp32", "bf16", "fp8")
 PACKAGES = (
@@ -256,6 +257,7 @@ def make_parser():
 def main(argv=None):
     """The command line."""
     args = make_parser().parse_args(argv)
+    screen.before_imports()
     found = report()
     if args.save:
         args.save.parent.mkdir(parents=True, exist_ok=True)

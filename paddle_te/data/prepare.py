@@ -6,7 +6,7 @@
 
 Input is one JSON object a line, ``{"text": "..."}``, plain, ``.gz`` or ``.zst`` (the form of OpenWebText2). Output is
 ``PREFIX.bin`` (all token ids, one document after another), ``PREFIX.idx`` (where each begins) and ``PREFIX.json``
-(counts; the largest token id, which `paddle_te.training.datasets` checks against the model's vocabulary). The bytes do
+(counts; the largest token id, which `training.datasets` checks against the model's vocabulary). The bytes do
 not depend on --workers.
 
 ``--demo`` needs no download: it makes a corpus from the docstrings, comments and documentation topics of Python's own

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 # Packages that a user installs beside this one, one of several with the same modules
 CHOSEN = {"paddle", "nvtx", "torch", "transformer_engine", "transformers"}
 # What is imported where an extra, such as a host, is installed
-OPTIONAL = tuple(f"paddle_te/{room}/" for room in ("data", "evaluation", "hosts", "training", "upstream"))
+OPTIONAL = tuple(f"paddle_te/{room}/" for room in ("data", "hosts", "upstream"))
 
 
 def settings(monkeypatch):

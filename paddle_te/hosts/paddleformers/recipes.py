@@ -14,15 +14,15 @@ from paddle_te.hosts.paddleformers import launched
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
-from paddle_te.hosts.paddleformers.trainer import TETrainer
+from paddle_te.hosts.paddleformers.trainer import ResumingTrainer, TETrainer
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 
 # Options of our layers that a recipe may hold. recompute_modules is PaddleFormers' own, too, and reaches its
 # configurations without us.
 OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
 
-# Of Paddle, without which its sharding refuses nvgpu
-REPAIRS = ("sharding_alignment",)
+# Of Paddle, without which its sharding and FlashMask refuse nvgpu
+REPAIRS = ("sharding_alignment", "flash_attention_flags")
 # What a recipe may say with our layers: the values, and what to do about another one
 _ONLY = {
     "stage": (("PT", "SFT"), "use backend none for this stage"),
@@ -82,10 +82,11 @@ def _ours(recipe):
 def our_llama(**options):
     """While it lasts, PaddleFormers' Auto classes build a Llama with our decoder layers and these options, as they
     would stand in its config.json, and its recipes train it with LoRA and a Trainer for them; with
-    transformer_engine_backend "none" all is PaddleFormers' own."""
+    transformer_engine_backend "none" all is PaddleFormers' own, but that its Trainer can resume in one process."""
     layers = LayerOptions(**options)
     if layers.transformer_engine_backend == "none":
-        yield
+        with replaced(workflow, SFTTrainer=ResumingTrainer):
+            yield
         return
     every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay
     llama = type("LlamaForCausalLM", (LlamaForCausalLM,), dict(options=every, keeps_fp8_state=True))

@@ -17,8 +17,16 @@ from paddle_te.optimizer import decay_matrices, fuse_clipping
 FP8_STATE = "fp8_state.pdparams"
 
 
-class TETrainer(SFTTrainer):
-    """In place of PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike."""
+class ResumingTrainer(SFTTrainer):
+    """PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike, that can resume in one process."""
+
+    def _load_flex_checkpoint(self, resume_from_checkpoint):
+        with nullcontext() if self.args.use_hybrid_parallel else _without_fleet(self.optimizer):
+            super()._load_flex_checkpoint(resume_from_checkpoint)
+
+
+class TETrainer(ResumingTrainer):
+    """In place of PaddleFormers' SFTTrainer."""
 
     def __init__(self, *args, data_collator, **kwargs):
         super().__init__(*args, data_collator=Collator(data_collator), **kwargs)
@@ -46,16 +54,26 @@ class TETrainer(SFTTrainer):
                 fp8.save(Path(output_dir) / FP8_STATE, self.model, recipe)
 
     def _load_flex_checkpoint(self, resume_from_checkpoint):
-        with nullcontext() if self.args.use_hybrid_parallel else _without_fleet(self.optimizer):
-            super()._load_flex_checkpoint(resume_from_checkpoint)
+        super()._load_flex_checkpoint(resume_from_checkpoint)
         recipe = self._scaled_recipe()
         if recipe:
-            fp8.load(Path(resume_from_checkpoint) / FP8_STATE, self.model, recipe)
+            _load_fp8_state(Path(resume_from_checkpoint), self.model, recipe)
 
     def _scaled_recipe(self):
         """The fp8 recipe, if it has a state to keep; None otherwise."""
         recipe = fp8_recipe(decoder_config(self.model.config))
         return recipe if recipe and recipe.kind == "delayed" else None
+
+
+def _load_fp8_state(folder, model, recipe):
+    """From a checkpoint of ours, or from one that the converter has made of PaddleNLP's: its files, one a pipeline
+    stage, call a layer as PaddleNLP's whole model does."""
+    path, stages = folder / FP8_STATE, sorted(folder.glob("fp8_state.pp*.pdparams"))
+    if path.is_file() or not stages:
+        return fp8.load(path, model, recipe)
+    ours, theirs = f"{model.base_model_prefix}.", f"{model.config.model_type}."
+    names = {name: theirs + name.removeprefix(ours) for name, _ in model.named_sublayers() if name.startswith(ours)}
+    fp8.load(stages, model, recipe, names)
 
 
 @contextmanager
