@@ -1,11 +1,11 @@
 """Random tokens in the place of data."""
 
 import numpy as np
-import paddle
 
 
-class MockDataset(paddle.io.Dataset):
-    """Random tokens in the form of the hosts' causal datasets; sample i depends on (seed, i) only.
+class MockDataset:
+    """Random tokens in the form of the hosts' causal datasets, which Paddle's DataLoader takes; sample i depends on (seed, i)
+    only.
 
     Args:
         num_samples: length of the dataset.
@@ -17,7 +17,6 @@ class MockDataset(paddle.io.Dataset):
     """
 
     def __init__(self, num_samples, max_seq_length, vocab_size, seed=0):
-        super().__init__()
         self.num_samples, self.length, self.vocab_size = num_samples, max_seq_length + 1, vocab_size
         self.seed = list(np.atleast_1d(seed))
 
