@@ -12,7 +12,7 @@ COPY . /opt/paddle_te
 WORKDIR /opt/paddle_te
 ENV PATH=/opt/venv/bin:$PATH
 RUN python3 -m venv /opt/venv
-RUN pip install --no-cache-dir -c locks/python3.12.txt '.[cpu,data,te-cu13,nvgpu]'
+RUN pip install --no-cache-dir -c locks/python3.12.txt '.[cpu,paddlenlp,data,te-cu13,nvgpu]'
 RUN pip install --no-cache-dir ./nvgpu
 
 WORKDIR /work

@@ -5,29 +5,40 @@ from pathlib import Path
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import find_packages, setup
 
-# PaddleNLP 3.0.0b4 does not import with newer huggingface_hub, aistudio_sdk, datasets and pyarrow.
 REQUIRES = [
-    "paddlenlp>=3.0.0b4,<3.0.1",
-    "visualdl>=2.5.3,<3",
-    "regex",
-    "huggingface_hub>=0.25,<0.26",
-    "aistudio_sdk>=0.2,<0.3",
-    "datasets>=2.21,<3",
-    "pyarrow>=15,<18",
-    "protobuf>=3.20.2,<7",
-    "numpy>=1.24,<2",
+    "numpy>=1.24,<3",
     "safetensors",
     "psutil",
-    "fast_dataindex",
-    "sentencepiece",
     "tqdm",
     "shtab>=1.7,<2",
     "xxhash>=3",
 ]
 
+# A host is an extra, since the two exclude each other's versions: each needs an environment of its own.
+HOSTS = {
+    # PaddleNLP 3.0.0b4 does not import with newer huggingface_hub, aistudio_sdk, datasets and pyarrow.
+    "paddlenlp": [
+        "paddlenlp>=3.0.0b4,<3.0.1",
+        "visualdl>=2.5.3,<3",
+        "regex",
+        "huggingface_hub>=0.25,<0.26",
+        "aistudio_sdk>=0.2,<0.3",
+        "datasets>=2.21,<3",
+        "pyarrow>=15,<18",
+        "protobuf>=3.20.2,<7",
+        "numpy<2",
+        "fast_dataindex",
+        "sentencepiece",
+    ],
+    # datasets 5 requires pyarrow 24, which needs NumPy 2; fast_dataindex, which PaddleFormers requires, needs NumPy 1.
+    "paddleformers": ["paddleformers>=1.2,<1.3", "datasets<5", "pyarrow<24", "numpy<2"],
+}
+
 # Paddle itself is an extra: paddlepaddle and paddlepaddle-gpu install the same files, so requiring one would break
-# the other. `pip install '.[cpu]'` takes the CPU wheel; on a GPU machine install paddlepaddle-gpu and then `.`.
+# the other. `pip install '.[cpu,paddlenlp]'` takes the CPU wheel; with paddlepaddle-gpu install that first, and then
+# `.[paddlenlp]`.
 EXTRAS = {
+    **HOSTS,
     "cpu": ["paddlepaddle>=3.3,<3.4"],
     "data": ["zstandard"],
     "plots": ["matplotlib"],
@@ -78,7 +89,7 @@ EXTRAS["test"] = [
 setup(
     name="paddle_te",
     version="0.1.0",
-    description="Transformer Engine for PaddlePaddle and PaddleNLP: one switch decides what a decoder layer is made of",
+    description="Transformer Engine for PaddlePaddle, PaddleNLP and PaddleFormers: one switch chooses decoder layers",
     long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

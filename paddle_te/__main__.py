@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from paddle_te import __version__
+from paddle_te.host import PADDLENLP
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,14 @@ class Command:
 
     `module`.make_parser(*words) is its parser, for `paddle-te completion`.
     words: stand before the user's. needs: packages that are not required by this one, since there are several of them.
+    host: which one it needs, where one alone will do.
     """
 
     module: str
     help: str
     words: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    host: str | None = None
 
     def missing(self) -> bool:
         """Whether one of the packages that it needs is not installed."""
@@ -35,10 +38,16 @@ COMMANDS = {
     "pretrain": Command("paddle_te.launch.__main__", "pretrain a model on this machine's devices", ("pretrain",)),
     "finetune": Command("paddle_te.launch.__main__", "fine-tune a model, whole or with LoRA", ("finetune",)),
     "evaluate": Command(
-        "paddle_te.evaluation.evaluate", "perplexity, BoolQ, LAMBADA, multiple choice, generation", needs=("paddle",)
+        "paddle_te.hosts.paddlenlp.evaluation.evaluate",
+        "perplexity, BoolQ, LAMBADA, multiple choice, generation",
+        needs=("paddle",),
+        host=PADDLENLP,
     ),
     "lm_eval": Command(
-        "paddle_te.evaluation.harness", "EleutherAI's command of that name, with --model paddle_te", needs=("paddle",)
+        "paddle_te.hosts.paddlenlp.evaluation.harness",
+        "EleutherAI's command of that name, with --model paddle_te",
+        needs=("paddle",),
+        host=PADDLENLP,
     ),
     "convert": Command(
         "paddle_te.weights.command", "convert a checkpoint to another layout, format or parallel degree"
@@ -51,7 +60,7 @@ COMMANDS = {
     "env": Command("paddle_te.env", "say what this machine can run, and what the rest needs"),
     "completion": Command("paddle_te.completion", "write the script with which bash, zsh or fish completes arguments"),
 }
-PADDLE = "pip install 'paddle_te[cpu]', or paddlepaddle-gpu for an NVIDIA GPU"
+PADDLE = "pip install 'paddle_te[cpu,paddlenlp]', or paddlepaddle-gpu for an NVIDIA GPU"
 
 
 def usage() -> str:
@@ -90,7 +99,7 @@ def main(argv: list[str] | None = None) -> int | None:
     if command.needs:
         from paddle_te import scripts  # here, since --help needs none of what it imports
 
-        return scripts.run(command.module)
+        return scripts.run(command.module, command.host)
     return importlib.import_module(command.module).main()
 
 

@@ -14,9 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paddle_te import native
+from paddle_te import host, native
 from paddle_te.native import Problem
 from paddle_te.options import BACKENDS
+from paddle_te.runs import screen
 
 PRECISIONS = ("fp32", "bf16", "fp8")
 PACKAGES = (
@@ -24,11 +25,19 @@ PACKAGES = (
     "paddlepaddle",
     "paddlepaddle-gpu",
     "paddlenlp",
+    "paddleformers",
     "transformer-engine-cu12",
     "transformer-engine-cu13",
     "numpy",
     "visualdl",
 )
+# What brings Paddle's CPU wheel and a host, in versions that work together
+INSTALL = {
+    host.PADDLENLP: "pip install -c constraints.txt '.[cpu,paddlenlp]'",
+    host.PADDLEFORMERS: "pip install -c locks/paddleformers/python{}.{}.txt '.[cpu,paddleformers]'".format(
+        *sys.version_info[:2]
+    ),
+}
 
 
 def package_versions():
@@ -43,10 +52,11 @@ def package_versions():
 
 
 def import_problems():
-    """Problems that keep Paddle and PaddleNLP from being imported."""
+    """Problems that keep Paddle and the host that is installed, or PaddleNLP, from being imported."""
+    hosts = host.installed() or [host.PADDLENLP]
     for name, remedy in (
-        ("paddle", "pip install -c constraints.txt '.[cpu]', or paddlepaddle-gpu for an NVIDIA GPU"),
-        ("paddlenlp.transformers", "pip install -c constraints.txt '.[cpu]': newer dependencies of PaddleNLP break it"),
+        ("paddle", f"{INSTALL[hosts[0]]}, or paddlepaddle-gpu for an NVIDIA GPU"),
+        *((f"{each}.transformers", f"{INSTALL[each]}: other versions of what it requires break it") for each in hosts),
     ):
         try:
             importlib.import_module(name)
@@ -247,6 +257,7 @@ def make_parser():
 def main(argv=None):
     """The command line."""
     args = make_parser().parse_args(argv)
+    screen.before_imports()
     found = report()
     if args.save:
         args.save.parent.mkdir(parents=True, exist_ok=True)

@@ -64,11 +64,11 @@ venv_extras() {
   [ "${PEERS:-0}" = 0 ] || tests=test,harness
   [ "${GPU:-1}" = 0 ] || cuda=$(cuda_version .venv/bin/python)
   if [ "${cuda:=0}" -ge 13000 ]; then
-    echo "cpu,$tests,te-cu13,nvgpu"
+    echo "cpu,paddlenlp,$tests,te-cu13,nvgpu"
   else
     [ "$cuda" = 0 ] || say "the NVIDIA driver is for CUDA $((cuda / 1000)).$((cuda % 1000 / 10)): the GPU needs one for \
 CUDA 13 (580 or newer) here, or paddlepaddle-gpu (docs/faq.md). Everything runs on the CPU" >&2
-    echo "cpu,$tests"
+    echo "cpu,paddlenlp,$tests"
   fi
 }
 
@@ -123,15 +123,15 @@ make_peers() {
   "$PADDLE_TE_HF_PYTHON" -m pip install --disable-pip-version-check --no-compile 'torch>=2.11' 'transformers>=5,<6'
 }
 
-# PaddleFormers wants other versions than PaddleNLP of what both require (locks/paddleformers/requirements.in).
+# PaddleFormers wants other versions than PaddleNLP of what both require, so it has an environment of its own.
 make_paddleformers() {
   local lock stamp
   lock="locks/paddleformers/python$(python_version .venv/bin/python).txt"
-  stamp=$(cat "$lock" paddle_te/native/shim.cpp <(pwd -P) | sha256sum)
+  stamp=$(cat "$lock" setup.py paddle_te/native/shim.cpp <(pwd -P) | sha256sum)
   [ "$(cat .venv-paddleformers/stamp 2>/dev/null)" != "$stamp" ] || return 0
   say "installing PaddleFormers into .venv-paddleformers (first time: a few minutes)"
   .venv/bin/python -m venv --clear .venv-paddleformers
-  .venv-paddleformers/bin/python -m pip install --disable-pip-version-check --no-compile -r "$lock"
-  .venv-paddleformers/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+  .venv-paddleformers/bin/python -m pip install --disable-pip-version-check --no-compile -c "$lock" \
+    -e '.[cpu,paddleformers]' pytest pytest-timeout
   printf '%s\n' "$stamp" >.venv-paddleformers/stamp
 }

@@ -33,7 +33,8 @@ python nvgpu/build.py --runtime host
 
 test_paddleformers() {
   say "tests of PaddleFormers as a host"
-  OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv-paddleformers/bin/python -m pytest "${@:-tests/paddleformers}"
+  PADDLE_TE_PADDLENLP_PYTHON=$PWD/.venv/bin/python OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} \
+    .venv-paddleformers/bin/python -m pytest "${@:-tests/paddleformers}"
 }
 if [ "${HOST:-paddlenlp}" = paddleformers ]; then
   make_paddleformers

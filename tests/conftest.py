@@ -15,6 +15,7 @@ import pytest
 
 from tests import processes
 from tests.nvgpu_processes import build_host
+from tests.sizes import TINY
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 WARM_STARTS = "PYTEST_WARM_STARTS"  # the folder of children/warm_start.py's servers, which pytest's workers share
@@ -118,17 +119,6 @@ def tiny_config():
     from paddlenlp.transformers import LlamaConfig
 
     def make(**overrides):
-        settings = dict(
-            vocab_size=128,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            seq_length=32,
-            use_flash_attention=False,
-        )
-        return LlamaConfig(**{**settings, **overrides})
+        return LlamaConfig(**(TINY | dict(seq_length=32, use_flash_attention=False) | overrides))
 
     return make

@@ -12,7 +12,7 @@ from paddle_te.distributed import recompute
 from paddle_te.layers import DotProductAttention, LayerNormMLP, MultiHeadAttention, TransformerLayer
 from paddle_te.layers import RotaryPositionEmbedding as Rotary
 from tests.layer_cases import RECIPES, weights
-from tests.small_models import relative
+from tests.te_weights import relative
 
 DTYPE = {"paddle": "float32", "transformer_engine": "bfloat16"}
 ERROR = {"paddle": 1e-5, "transformer_engine": 2e-2}

@@ -18,7 +18,7 @@ from paddle_te.layers import (
 )
 from paddle_te.ops import get_ops
 from tests.bfloat16 import truncated
-from tests.small_models import relative
+from tests.te_weights import relative
 
 HIDDEN, FFN = 256, 384  # 128, for block scaling, divides them
 # kind: what the layer is made with
@@ -165,9 +165,13 @@ def case(kind, heads, kv_heads, batch, sequence, seed, head_dim=64):
     return values, inputs, grads, truth
 
 
-def bf16_bound(kind):
-    """Of te's error in bf16. Rounding moves some numbers over the step in relu's gradient."""
-    return 5e-2 if "relu" in kind else 2e-2
+def bf16_bounds(kind):
+    """(bound of te's error in bf16, how many times the error of plain bf16 it may be).
+
+    Rounding moves some numbers over the step in relu's gradient. They are few, so their number is a matter of chance,
+    and with them most of the error of dx: 0.024 beside 0.019 was seen once in some 3,000 comparisons.
+    """
+    return (5e-2, 2) if "relu" in kind else (2e-2, 1.2)
 
 
 def te(kind, heads, kv_heads, head_dim=64):

@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 
 from paddle_te.layers import DotProductAttention
-from tests.small_models import relative
+from tests.te_weights import relative
 
 B, S, HEADS, KV_HEADS, D = 2, 12, 4, 2, 16
 CAUSAL = np.tri(S, dtype=bool)[None, None]

@@ -5,7 +5,7 @@ import paddle
 
 from paddle_te import fp8
 from paddle_te.layers import LayerNormMLP
-from tests.small_models import relative
+from tests.te_weights import relative
 
 HIDDEN, FFN, BATCH, TOKENS, CHUNK = 128, 256, 2, 192, 256  # 384 tokens: a chunk and half a one
 LLAMA = dict(fuse_wgrad_accumulation=True)

@@ -23,6 +23,67 @@ def positive(*shape):
     return ("positive", shape)
 
 
+class Fused:
+    """A function that only the device has, and a reference of plain operations, which the CPU computes in float64."""
+
+    def __init__(self, function, reference):
+        self.function, self.reference = function, reference
+
+    def __call__(self, *tensors):
+        return self.function(*tensors)
+
+
+def rms_norm(x, weight, epsilon=1e-3):
+    return x * paddle.rsqrt((x * x).mean(-1, keepdim=True) + epsilon) * weight
+
+
+def causal_softmax(x):
+    return F.softmax(paddle.where(paddle.tril(paddle.ones_like(x)) > 0, x, paddle.full_like(x, -np.inf)))
+
+
+def hidden_by(bound, causal, queries):
+    """Which scores FlashMask's bounds [b, heads, keys, n] hide, [b, heads, queries, keys]; as math/math.h has them."""
+    query, bound = np.arange(queries)[:, None], np.moveaxis(bound, -1, 0)[:, :, :, None]
+    if len(bound) == 1:
+        return query >= bound[0]
+    if len(bound) == 2:
+        return (query >= bound[0]) & (query < bound[1]) if causal else (query >= bound[0]) | (query < bound[1])
+    return ((query >= bound[0]) & (query < bound[1])) | ((query >= bound[2]) & (query < bound[3]))
+
+
+def attention_in_float64(q, k, v, causal, bound=None):
+    (queries, heads), (keys, kv_heads) = q.shape[1:3], k.shape[1:3]
+    hidden = np.zeros([1, 1, queries, keys], bool)
+    if bound is not None:
+        hidden = hidden | np.repeat(hidden_by(bound, causal, queries), heads // bound.shape[1], 1)
+    if causal:
+        hidden = hidden | ~np.tri(queries, keys, keys - queries, dtype=bool)
+    q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q, k, v))
+    k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+    scores = q @ k.transpose([0, 1, 3, 2]) / q.shape[-1] ** 0.5
+    seen = paddle.to_tensor(~hidden).astype(scores.dtype)  # zeros for a query that sees nothing
+    weights = paddle.exp(scores - scores.detach().max(-1, keepdim=True)) * seen
+    return (weights / weights.sum(-1, keepdim=True).clip(min=1e-30) @ v).transpose([0, 2, 1, 3])
+
+
+def attention(causal, *bounds):
+    """Paddle's FlashAttention, or FlashMask with these bounds, of q, k and v, and its reference."""
+
+    def fused(q, k, v):
+        settings = (None, 0.0, causal, False, False, "")  # seed, dropout, causal, return_softmax, is_test, rng_name
+        if not bounds:
+            return paddle._C_ops.flash_attn(q, k, v, settings[0], None, *settings[1:])[0]
+        return paddle._C_ops.flashmask_attention(q, k, v, paddle.to_tensor(bounds[0].astype("int32")), *settings)[0]
+
+    return Fused(fused, lambda q, k, v: attention_in_float64(q, k, v, causal, *bounds))
+
+
+# Documents of 4, 2 and 3 tokens, and of 9; and bounds at random, one of them for each of two heads
+DOCUMENTS = np.array([[4] * 4 + [6] * 2 + [9] * 3, [9] * 9]).reshape([2, 1, 9, 1])
+BOUNDS = np.random.default_rng(7).integers(0, 10, [2, 2, 9, 4])
+QKV = [(2, 9, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8)]
+
+
 def assigned(x, where, value):
     y = x.detach().clone()
     y[where] = value.detach() if isinstance(value, paddle.Tensor) else value
@@ -152,6 +213,23 @@ CASES = {
         lambda x, y: F.cross_entropy(x, y, reduction="none", ignore_index=-100),
         [(4, 2000), index([1999, -100, 0, 1000])],
     ),
+    "rms_norm": (
+        Fused(lambda x, w: paddle.incubate.nn.functional.fused_rms_norm_ext(x, w, 1e-3)[0], rms_norm),
+        [(2, 3, 8), (8,)],
+    ),
+    "rms_norm of many rows": (
+        Fused(lambda x, w: paddle.incubate.nn.functional.fused_rms_norm_ext(x, w, 1e-3)[0], rms_norm),
+        [(67, 61), (61,)],
+    ),
+    "causal softmax": (Fused(paddle.incubate.softmax_mask_fuse_upper_triangle, causal_softmax), [(1, 3, 33, 33)]),
+    "attention": (attention(False), QKV),
+    "attention causal": (attention(True), QKV),
+    # several stretches of queries, and keys before the first query, as from a cache
+    "attention of more keys": (attention(True), [(1, 40, 4, 4), (1, 300, 2, 4), (1, 300, 2, 6)]),
+    "attention of documents": (attention(True, DOCUMENTS), QKV),
+    "attention causal, two bounds": (attention(True, BOUNDS[..., :2]), QKV),
+    "attention with two bounds": (attention(False, BOUNDS[:, :1, :, :2]), QKV),
+    "attention with four bounds": (attention(False, BOUNDS), QKV),
     "arange": (lambda x: paddle.arange(0, 9, 2).astype("float32") + x.sum(), [(2,)]),
 }
 # Rounding to the type, and a few operations on rounded numbers.
@@ -187,14 +265,17 @@ def run(function, arrays, weights, device, dtype, compute):
         results += [t.grad for t in tensors if not t.stop_gradient and t.grad is not None]
     if device != "cpu":
         assert all("nvgpu" in str(r.place) for r in results), f"left the device: {[str(r.place) for r in results]}"
-    return [r.astype("float32").numpy().astype("float64") for r in results]
+    return [r.astype("float64" if r.dtype == paddle.float64 else "float32").numpy().astype("float64") for r in results]
 
 
 def check(name, dtype, generator):
     function, specifications = CASES[name]
     arrays = list(make_inputs(specifications, generator))
     weights = generator.choice([-1.0, 0.5, 1.0, 2.0], 4096).astype("float32")  # exact in every type
-    want = run(function, arrays, weights, "cpu", dtype, "float32")
+    fused = isinstance(function, Fused)
+    want = run(
+        function.reference if fused else function, arrays, weights, "cpu", dtype, "float64" if fused else "float32"
+    )
     got = run(function, arrays, weights, "nvgpu:0", dtype, dtype)
     assert len(got) == len(want), f"{len(got)} results, {len(want)} on the CPU"
     for position, (a, b) in enumerate(zip(got, want, strict=True)):

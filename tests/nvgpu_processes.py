@@ -92,6 +92,17 @@ def llama(plugin, device, dtype, seed, **more):
     return [float(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("LOSS")], result.stderr
 
 
+def llama_runs(plugin):
+    """Losses of the same model: on the CPU and on nvgpu in float32, on nvgpu in bfloat16; and the last one's trace."""
+    seed = int.from_bytes(os.urandom(2), "little")
+    print(f"seed {seed}")
+    cpu, _ = llama(plugin, "cpu", "float32", seed)
+    nvgpu, _ = llama(plugin, "nvgpu:0", "float32", seed)
+    # Paddle itself aborts while a process with this GLOG variable exits; the losses are out by then.
+    half, trace = llama(plugin, "nvgpu:0", "bfloat16", seed, NVGPU_TRACE=1, GLOG_vmodule="kernel_factory=3")
+    return cpu, nvgpu, half, trace
+
+
 def check_on_device(trace):
     """That the plug-in's trace of a Llama's training has no step whose activations or kernels left the device."""
     steps = trace.split("STEP 1")[1]

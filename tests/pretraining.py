@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import paddle
 
+from paddle_te.hosts.paddlenlp.training import pretrain
 from paddle_te.manifest import STATE_SUFFIXES
 from paddle_te.runs.checkpoints import complete_checkpoints
-from paddle_te.training import pretrain
 
 ON_MOCK_DATA = dict(
     tokenizer_name_or_path="none",

@@ -8,7 +8,7 @@ from paddle_te import fp8
 from paddle_te.layers import Linear, replace_linear
 from paddle_te.ops.te.counting import count_entry_points
 from tests.layer_cases import RECIPES
-from tests.small_models import relative
+from tests.te_weights import relative
 
 
 class TwoLayers(nn.Layer):

@@ -1,36 +1,29 @@
 """One small model of each family in several backends and precisions: pd in float32 on the CPU is the truth."""
 
-import numpy as np
 import paddle
 
 from paddle_te.configs.families import FAMILIES, GPT, MISTRAL, QWEN2
 from paddle_te.fp8 import fp8_model_init
-from paddle_te.hosts.paddlenlp import model_class
-from paddle_te.hosts.paddlenlp.families import config_class
+from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.layers import stored_weights
 from tests.bfloat16 import truncated
+from tests.sizes import GPTS, TINY
 
 TE, PD = "transformer_engine", "paddle"
-VOCABULARY = 128
+VOCABULARY = TINY["vocab_size"]
 # What a family has that Llama has not, beside its biases.
 OWN = {
     QWEN2.model_type: dict(tie_word_embeddings=True),
     MISTRAL.model_type: dict(sliding_window=20),
-    GPT.model_type: dict(
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, ignore_index=-100, num_key_value_heads=None
-    ),
+    GPT.model_type: GPTS,
 }
 
 
 def config(backend, family="llama", **settings):
     """Sizes that fp8 GEMMs take, heads that cuDNN takes, and weights large enough that tokens differ."""
-    base = dict(
-        vocab_size=VOCABULARY,
+    base = TINY | dict(
         hidden_size=128,
         intermediate_size=224,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=128,
         seq_length=64,
         rms_norm_eps=1e-5,
@@ -86,13 +79,6 @@ def truth(**settings):
 
 def array(tensor):
     return tensor.astype("float32").numpy()
-
-
-def relative(got, want):
-    """‖got - want‖ / ‖want‖."""
-    got, want = (np.asarray(value, "float64") for value in (got, want))
-    assert got.shape == want.shape
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 def first(output):

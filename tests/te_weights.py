@@ -9,17 +9,9 @@ Hosts call the parts of Llama's layers alike.
 import numpy as np
 import paddle
 
-SIZES = dict(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=112,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-5,
-    use_cache=False,
-)
+from tests.sizes import TINY
+
+SIZES = TINY | dict(vocab_size=96, intermediate_size=112, rms_norm_eps=1e-5, use_cache=False)
 # PaddleNLP's GPT: its names, and Llama's for the same
 GPTS_NAMES = {
     f"{gpts}.{kind}": f"{llamas}.{kind}"
@@ -95,4 +87,5 @@ def copy_layer(native, ours):
 def relative(got, want):
     """‖got - want‖ / ‖want‖."""
     got, want = (np.asarray(t, "float64") for t in (got, want))
+    assert got.shape == want.shape
     return np.linalg.norm(got - want) / np.linalg.norm(want)

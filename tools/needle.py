@@ -26,16 +26,16 @@ import numpy as np  # noqa: E402
 import paddle  # noqa: E402
 from paddlenlp.trainer import set_seed  # noqa: E402
 
-from paddle_te.hosts.paddlenlp import causal_mask_only  # noqa: E402
+from paddle_te.hosts.paddlenlp.modeling import causal_mask_only  # noqa: E402
+from paddle_te.hosts.paddlenlp.training import pretrain  # noqa: E402
+from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments  # noqa: E402
+from paddle_te.hosts.paddlenlp.training.beginning import parse_arguments  # noqa: E402
+from paddle_te.hosts.paddlenlp.training.datasets import DataArguments  # noqa: E402
+from paddle_te.hosts.paddlenlp.training.packing import separation  # noqa: E402
+from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer  # noqa: E402
 from paddle_te.ops import documents  # noqa: E402
 from paddle_te.options import Option, with_options  # noqa: E402
 from paddle_te.options.option import whole  # noqa: E402
-from paddle_te.training import pretrain  # noqa: E402
-from paddle_te.training.arguments import ModelArguments, PreTrainingArguments  # noqa: E402
-from paddle_te.training.beginning import parse_arguments  # noqa: E402
-from paddle_te.training.datasets import DataArguments  # noqa: E402
-from paddle_te.training.packing import separation  # noqa: E402
-from paddle_te.training.trainer import PretrainingTrainer  # noqa: E402
 
 NEEDLES, OTHERS, QUESTION = 8, 8, 16  # tokens: 0 to 7, 8 to 15, 16
 DISTANCE = 64  # tokens between questions

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Prepares data sets: see paddle_te.data.prepare, or --help. `paddle-te prepare-data` is the same command."""
+"""Prepares data sets: see paddle_te.data.prepare, or --help. `paddle-te prepare-data` is the same."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Fine-tunes a model: see paddle_te.training.finetune, or --help."""
+"""Fine-tunes a model: see paddle_te.hosts.paddlenlp.training.finetune, or --help."""
 
 from paddle_te.scripts import run
 
 if __name__ == "__main__":
-    run("paddle_te.training.finetune")
+    run("paddle_te.hosts.paddlenlp.training.finetune")

@@ -476,6 +476,8 @@ extern "C" __attribute__((visibility("default"))) void NvgpuInitPlugin(CustomRun
   nvgpu::RegisterReductions();
   nvgpu::RegisterProducts();
   nvgpu::RegisterLosses();
+  nvgpu::RegisterNorms();
+  nvgpu::RegisterAttention();
   nvgpu::RegisterTraining();
   nvgpu::RegisterRandom();
   nvgpu::RegisterViaCpu();

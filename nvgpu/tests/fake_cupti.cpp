@@ -1,7 +1,7 @@
 // CUPTI as far as the nvgpu plug-in uses it, with records of its own: a kernel, a copy and a memset, started by calls
 // of the thread that ends the recording, a call that started nothing, and a kernel that has not ended. They lie in a
 // pause when the recording ends, for Paddle drops calls that begin in one of its own events and end outside. Fields are
-// written at the offsets that CUDA 13's headers give (tests/tools/test_nvgpu_profiler.py compares them where the
+// written at the offsets that CUDA 13's headers give (test_profiler.py compares them where the
 // headers are).
 #include <sys/syscall.h>
 #include <time.h>

@@ -14,9 +14,11 @@ class Family:
 
     model_type: as in config.json; PaddleNLP also puts it before the names of all weights but lm_head's.
     title: what PaddleNLP's and transformers' names of classes begin with.
-    qkv_bias: the projections to q, k and v have biases.
+    normalization: RMSNorm or LayerNorm, whose norms have biases.
+    biases: the GEMMs that have some: none, those of "qkv", or "all".
     gated: the MLP's activation is. learned_positions: there is an embedding of positions, and no rotation.
-    names: what PaddleNLP and transformers call its weights (`weights.layout`).
+    tied: the head is always the embedding; else config.json says it.
+    names: what PaddleNLP and transformers call its weights (`weights.names`).
     hf_model_type, hf_architecture: transformers' words, where they are not PaddleNLP's.
     rope_scaling: PaddleNLP's layers have scaled rotary positions.
     window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all.
@@ -28,9 +30,11 @@ class Family:
 
     model_type: str
     title: str
-    qkv_bias: bool = False
+    normalization: str = "RMSNorm"
+    biases: str | None = None
     gated: bool = True
     learned_positions: bool = False
+    tied: bool = False
     names: str = "llama"
     hf_model_type: str | None = None
     hf_architecture: str | None = None
@@ -47,15 +51,24 @@ class Family:
         """The name of the class of a whole model, PaddleNLP's and transformers'."""
         return f"{self.title}ForCausalLM"
 
+    def has_bias(self, part: str) -> bool:
+        """Whether a part of a layer, a norm or a projection such as q or down, has a bias."""
+        if part.endswith("norm"):
+            return self.normalization == "LayerNorm"
+        return self.biases == "all" or self.biases == "qkv" and part in ("q", "k", "v")
+
 
 LLAMA = Family("llama", "Llama", rope_scaling=True, segment_parallel=True)
-QWEN2 = Family("qwen2", "Qwen2", qkv_bias=True)
+QWEN2 = Family("qwen2", "Qwen2", biases="qkv")
 MISTRAL = Family("mistral", "Mistral", window=True, pipeline=False, sequence_parallel=False, fused=False, packed=False)
 GPT = Family(
     "gpt",
     "GPT",
+    normalization="LayerNorm",
+    biases="all",
     gated=False,
     learned_positions=True,
+    tied=True,
     names="gpt",
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
@@ -76,7 +89,7 @@ def is_tied(config) -> bool:
     """
     if config is None:
         return False
-    return bool(value(config, "tie_word_embeddings")) or family_of(config).learned_positions
+    return bool(value(config, "tie_word_embeddings")) or family_of(config).tied
 
 
 def family_of(config) -> Family:

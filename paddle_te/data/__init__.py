@@ -1,1 +1,1 @@
-"""Text to the files that training reads. Imports PaddleNLP only where it is used, since that takes seconds."""
+"""Texts to the files that training reads, their readers, and samples that all hosts have alike."""

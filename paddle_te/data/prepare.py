@@ -1,4 +1,4 @@
-"""Turn JSON lines into the memory-mapped ``.bin``/``.idx`` pair that PaddleNLP's causal dataset reads.
+"""Turn JSON lines into the memory-mapped ``.bin``/``.idx`` pair that the hosts' causal datasets read.
 
     paddle-te prepare-data --input_path openwebtext2/ --output_prefix data/openwebtext2 \
         --tokenizer_name facebook/llama-7b --workers 16
@@ -6,7 +6,7 @@
 
 Input is one JSON object a line, ``{"text": "..."}``, plain, ``.gz`` or ``.zst`` (the form of OpenWebText2). Output is
 ``PREFIX.bin`` (all token ids, one document after another), ``PREFIX.idx`` (where each begins) and ``PREFIX.json``
-(counts; the largest token id, which `paddle_te.training.datasets` checks against the model's vocabulary). The bytes do
+(counts; the largest token id, which `training.datasets` checks against the model's vocabulary). The bytes do
 not depend on --workers.
 
 ``--demo`` needs no download: it makes a corpus from the docstrings, comments and documentation topics of Python's own
@@ -17,6 +17,7 @@ import argparse
 import ast
 import ctypes
 import gzip
+import importlib
 import inspect
 import io
 import json
@@ -27,6 +28,7 @@ import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 import textwrap
 import threading
 import zlib
@@ -42,7 +44,11 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-# PaddleNLP is imported where it is first needed: it takes seconds, and wrong arguments are told before that.
+from paddle_te import host
+from paddle_te.data.sentencepiece import MODEL_FILES, tokenizer_files
+
+# The host, PaddleNLP or PaddleFormers, is imported where it is first needed: it takes seconds, and wrong arguments are
+# told before that.
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # taken from a folder; a file given by name may have any
 READ_BYTES = 1 << 18
@@ -253,12 +259,22 @@ def encode_all(encoder, chunks, workers):
                 future.cancel()
 
 
-def load_tokenizer(name):
-    from paddlenlp.transformers import AutoTokenizer
+def _of_host(module):
+    """A module of the host that is installed: both have those that are used here. Raises HostError without one."""
+    return importlib.import_module(f"{host.find(what='paddle-te prepare-data')}.{module}")
 
+
+def load_tokenizer(name):
+    auto, folder = _of_host("transformers").AutoTokenizer, Path(name)
+    models = [folder / file for file in MODEL_FILES if (folder / file).is_file()]
     try:
-        return AutoTokenizer.from_pretrained(str(name))
-    except Exception as error:  # PaddleNLP raises whatever its download or the tokenizer's class raises
+        if host.find() == host.PADDLENLP or not models or (folder / "tokenizer.json").is_file():
+            return auto.from_pretrained(str(name))
+        with tempfile.TemporaryDirectory() as readable:
+            for file, text in tokenizer_files(models[0]).items():
+                (Path(readable) / file).write_text(text, encoding="utf-8")
+            return auto.from_pretrained(readable)
+    except Exception as error:  # the host raises whatever its download or the tokenizer's class raises
         raise PrepareError(f"cannot load the tokenizer {name}: {type(error).__name__}: {error}") from error
 
 
@@ -290,15 +306,14 @@ def remove_index_cache(prefix):
 
 
 def write_corpus(folder, encoder, files, workers, title):
-    """Encodes `files` into FOLDER/bin and FOLDER/idx, PaddleNLP's indexed dataset.
+    """Encodes `files` into FOLDER/bin and FOLDER/idx, the host's indexed dataset.
 
     Returns:
         dict: documents, tokens, skipped_malformed, skipped_empty, max_token_id (-1 where there is no token).
     Raises:
         PrepareError: a malformed line, or no document at all.
     """
-    from paddlenlp.data.indexed_dataset import make_builder
-
+    make_builder = _of_host("data.indexed_dataset").make_builder
     counts = dict(documents=0, tokens=0, skipped_malformed=0, skipped_empty=0, max_token_id=-1)
     # Not merge_file_: it turns sizes into int32, whose sum, the pointers, overflows beyond 2 GiB with NumPy 2.
     builder = make_builder(str(folder / "bin"), "mmap", encoder.dtype)
@@ -452,7 +467,6 @@ def _prose(source, tree):
 def train_tokenizer(texts, vocab_size, folder):
     """Train a byte-fallback BPE sentencepiece model (Llama's settings) and save it as PaddleNLP's LlamaTokenizer."""
     import sentencepiece
-    from paddlenlp.transformers import LlamaTokenizer
 
     model = io.BytesIO()
     try:
@@ -472,11 +486,12 @@ def train_tokenizer(texts, vocab_size, folder):
     except RuntimeError as error:
         raise PrepareError(f"cannot train a tokenizer with --vocab_size {vocab_size}: {error}") from error
     folder.mkdir()
-    model_file = folder / LlamaTokenizer.resource_files_names["vocab_file"]
-    model_file.write_bytes(model.getvalue())
-    tokenizer = LlamaTokenizer(str(model_file))
-    tokenizer.save_pretrained(str(folder))
-    return tokenizer
+    (folder / MODEL_FILES[0]).write_bytes(model.getvalue())
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = special | {"add_bos_token": True, "add_eos_token": False, "tokenizer_class": "LlamaTokenizer"}
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return load_tokenizer(folder)
 
 
 def write_jsonl_gz(texts, path):
@@ -510,7 +525,7 @@ def make_demo(out_dir, *, vocab_size=4096, sources=False, library=None, workers=
     if existing and not overwrite:
         raise PrepareError(f"{out_dir} was made with {existing['demo']}: choose another folder or add --overwrite")
 
-    import paddlenlp  # noqa: F401 (here, because Paddle sets its own handler of SIGTERM at import)
+    _of_host("transformers")  # here, because Paddle sets its own handler of SIGTERM at import
 
     with scratch_folder(out_dir) as folder:
         print("Collecting the standard library's documentation ...", flush=True)
@@ -536,7 +551,7 @@ def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input_path", nargs="+", metavar="PATH", help="files or folders of JSON lines")
     parser.add_argument("--output_prefix", metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
-    parser.add_argument("--tokenizer_name", metavar="NAME", help="PaddleNLP's name of a tokenizer, or its folder")
+    parser.add_argument("--tokenizer_name", metavar="NAME", help="a tokenizer's folder, or PaddleNLP's name of it")
     parser.add_argument("--json_key", default="text", help="key of the text in a line's object (%(default)s)")
     parser.add_argument(
         "--append_eos", action=argparse.BooleanOptionalAction, default=True,
@@ -579,6 +594,9 @@ def main(argv=None):
                 overwrite=args.overwrite,
             )  # fmt: skip
             prefix = args.output_prefix
+    except host.HostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (PrepareError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

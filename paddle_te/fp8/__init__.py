@@ -16,7 +16,17 @@ from .autocast import (
     is_fp8_enabled,
     microbatch,
 )
-from .checkpoint import check_file, load, name_modules, named_tensors, reduce_amax, save, set_state_dict, state_dict
+from .checkpoint import (
+    check_file,
+    load,
+    name_modules,
+    named_tensors,
+    reduce_amax,
+    save,
+    saved_modules,
+    set_state_dict,
+    state_dict,
+)
 from .module import GemmQuantizers, ModuleScaling, bind_model
 from .recipe import RECIPES, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Format
 from .scaling import BlockScaling, GemmScalings, TensorScaling
@@ -55,6 +65,7 @@ __all__ = [
     "new_step",
     "reduce_amax",
     "save",
+    "saved_modules",
     "set_state_dict",
     "state_dict",
 ]

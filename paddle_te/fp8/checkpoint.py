@@ -197,6 +197,12 @@ def check_file(path, recipe):
         raise ValueError(f"{path}: {error}") from error
 
 
+def saved_modules(paths):
+    """The names that files of `save` have of layers; none of a file that is not there or of another kind."""
+    states = [paddle.load(str(path), return_numpy=True) for path in paths if os.path.isfile(path)]
+    return {name for state in states if isinstance(state, dict) for name in state.get("modules", ())}
+
+
 def load(path, root, recipe, names=None):
     """`set_state_dict` from a file of `save`, or from a list of them, of all pipeline stages: it takes its own.
 

@@ -11,8 +11,10 @@ import importlib.util
 import os
 import sys
 
+from paddle_te.host import HostError, find
 from paddle_te.launch import arguments, finetune, pretrain
 from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.paddleformers.recipe import RECIPE
 from paddle_te.launch.plan import make_plan
 from paddle_te.launch.run_files import PRINT_CONFIG, complete
 
@@ -35,16 +37,21 @@ def main(argv: list[str] | None = None) -> int:
         plan, args = make_plan(JOBS[name], words, {**os.environ, **({"DRY_RUN": "1"} if print_config else {})})
         if not args.DRY_RUN and importlib.util.find_spec("paddle") is None:
             raise LaunchError(
-                f"PYTHON: {sys.executable} has no paddle; install one (pip install 'paddle_te[cpu]', or "
+                f"PYTHON: {sys.executable} has no paddle; install one (pip install 'paddle_te[cpu,paddlenlp]', or "
                 "paddlepaddle-gpu; in the repository scripts/quickstart.sh does), or set PYTHON to another Python"
             )
-    except LaunchError as error:
+        if not args.DRY_RUN:
+            find(args.HOST, what=f"paddle-te {name}")
+    except (LaunchError, HostError) as error:
         print(f"error: {error}".replace("\n", " "), file=sys.stderr)
         return 2
     if print_config:
         print(complete(JOBS[name], args))
         return 0
     if args.DRY_RUN:
+        for path, text in plan.files.items():
+            if path.name == RECIPE:
+                print(f"# {path}\n{text}", end="")
         print(plan.shell())
         return 0
     from paddle_te.launch.job import run

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from paddle_te.host import HOSTS
 from paddle_te.launch import run_files
 from paddle_te.launch.auto import leave_to_planner
 from paddle_te.launch.machines import LaunchError
@@ -32,7 +34,7 @@ def by_name(job, words: list[str]) -> list[str]:
         elif not word.startswith("--"):
             positional.append(word)
         elif name not in known:
-            remedy = f"EXTRA_ARGS takes {_script(job)}'s flags"
+            remedy = f"EXTRA_ARGS takes {script_of(job)}'s flags"
             raise LaunchError(f"unknown argument {word}: {remedy}; --help lists them all")
         elif equals:
             options.append(word)
@@ -47,16 +49,20 @@ def by_name(job, words: list[str]) -> list[str]:
     return options + [f"--{name}={value}" for name, value in zip(names, positional, strict=False) if value]
 
 
-def _name(job) -> str:
+def name_of(job) -> str:
+    """pretrain or finetune."""
     return job.__name__.rpartition(".")[2]
 
 
-def _script(job) -> str:
-    return f"run_{_name(job)}.py"
+def script_of(job) -> str:
+    """The name of the file that each process runs, with PaddleNLP."""
+    return f"run_{name_of(job)}.py"
 
 
 def _from(environ: Mapping[str, str], name: str) -> str:
-    return environ.get(name) or environ.get(FALLBACKS.get(name, "")) or ""
+    value = environ.get(name) or environ.get(FALLBACKS.get(name, "")) or ""
+    # tcsh and others keep the machine's name there
+    return "" if name == "HOST" and value not in HOSTS and value == socket.gethostname() else value
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,8 +73,8 @@ class _Parser(argparse.ArgumentParser):
 def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """The parser of a job's arguments and variables, by name, of which the environment may hold defaults."""
     parser = _Parser(
-        prog=f"paddle-te {_name(job)}",
-        description=f"{job.__doc__.splitlines()[0]} Arguments in capitals from DEVICE on may also stand in the "
+        prog=f"paddle-te {name_of(job)}",
+        description=f"{job.__doc__.splitlines()[0]} Arguments in capitals from HOST on may also stand in the "
         "environment. A run file may come first, a recipe of the package or a file of your own, in these names or "
         "PaddleNLP's: FILE.json [--name value ...]; with --print-config it is completed, printed, and not run. "
         f"Recipes: {', '.join(run_files.recipes())}.",
@@ -87,7 +93,7 @@ def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
             choices=option.kind.values or None,  # for completion: its reader refuses others before
         )
     parser.add_argument(
-        "--training_script", default=str(SCRIPTS / _script(job)), type=str, help="what each process runs"
+        "--training_script", default=str(SCRIPTS / script_of(job)), type=str, help="what each process runs"
     )
     parser.set_defaults(**job.FIXED)
     return parser

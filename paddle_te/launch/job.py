@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from paddle_te.host import HOSTS, installed
 from paddle_te.launch.machines import LaunchError, find_devices
 from paddle_te.launch.peers import Peers
 from paddle_te.launch.plan import Plan, plan_for
@@ -41,6 +42,7 @@ def run(job, plan: Plan, args: argparse.Namespace) -> int:
         if peers and peers.meet() is None:
             say(peers.failure)
             return OTHER_NODE_DIED if peers.died else OTHER_NODE_FAILED
+        say(f"the host is {HOSTS[args.HOST]} (HOST={args.HOST}{_alone()})")
         return _starts(job, plan, args, peers)
     finally:
         if peers:
@@ -48,6 +50,10 @@ def run(job, plan: Plan, args: argparse.Namespace) -> int:
         remove_leftovers(_staging_dir(plan.command))  # ranks that were killed could not
         if lock:
             lock.release()
+
+
+def _alone() -> str:
+    return "" if len(installed()) > 1 else ", the one that is installed"
 
 
 def _token() -> str:
@@ -62,6 +68,7 @@ def _starts(job, plan: Plan, args: argparse.Namespace, peers: Peers | None) -> i
     restarts = Restarts(args.MAX_RESTARTS)
     watchdog = Watchdog(args.STEP_TIMEOUT, args.START_TIMEOUT)
     while True:
+        plan.write_files()
         print(f"+ {plan.shell()}", file=sys.stderr, flush=True)
         outcome = _start(plan, args, peers, watchdog)
         why_not = restarts.why_not(outcome)

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 
+from paddle_te.host import PADDLEFORMERS
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import AUTO
 from paddle_te.runs.parallelism import overlap_obstacle
@@ -67,6 +68,8 @@ def _say(args: argparse.Namespace, obstacle: str | None) -> None:
 
 def _obstacle(args: argparse.Namespace, device: str, world: int) -> str | None:
     """Why there can be no overlap, and what to change; None where there can be."""
+    if args.HOST == PADDLEFORMERS:
+        return "it is not there in PaddleFormers yet; HOST=paddlenlp has it"
     if obstacle := overlap_obstacle(args, world):
         return obstacle
     if device == "cpu" or args.precision == "fp32":

@@ -11,11 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paddle_te.launch.arguments import ROOT, parse
+from paddle_te import host
+from paddle_te.launch.arguments import ROOT, name_of, parse, script_of
 from paddle_te.launch.auto import fill
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
+from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options.launcher import VARIABLES
+from paddle_te.runs.checkpoints import find_checkpoint, host_of
 from paddle_te.runs.parallelism import LayoutError, check_layout, check_model, ranks_of_a_sequence
 
 HOSTS = "HOSTS"  # in a command: the nodes' addresses, where only the nodes' meeting tells them
@@ -36,11 +39,19 @@ class Plan:
     devices: Devices
     nodes: Nodes
     folders: list[Path] = field(default_factory=list)  # to make before the start
+    files: dict[Path, str | Path] = field(default_factory=dict)  # to write: a text, or the file to link to
 
     def shell(self) -> str:
         """The command as a line for a shell."""
         unset = [word for name in self.unset for word in ("-u", name)]
         return shlex.join(["env", *unset, *(f"{key}={value}" for key, value in self.env.items()), *self.command])
+
+    def write_files(self) -> None:
+        """Writes `files`, over those of an earlier start."""
+        for path, content in self.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.symlink_to(content) if isinstance(content, Path) else path.write_text(content, encoding="utf-8")
 
     def command_on(self, hosts: list[str] | None) -> list[str]:
         """The command with the nodes' addresses; None on a single one."""
@@ -81,7 +92,10 @@ def make_plan(job, words: list[str], environ: Mapping[str, str]) -> tuple[Plan, 
 
 def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """`make_plan` of arguments that are parsed."""
+    args.HOST = _find_host(args)
     devices, nodes = find_devices(args, environ), find_nodes(args, environ)
+    if args.HOST == host.PADDLEFORMERS:
+        paddleformers.check_arguments(job, args, devices.kind, nodes)
     world = len(devices.ids) * nodes.count
     config = job.model_config(args)
     fill(args, config, world)
@@ -94,12 +108,10 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         logs /= f"node{nodes.rank}"
     check_output(args, folder, job.OUTPUT_NAME)
     check_start(args, output, job.OUTPUT_NAME)
+    _check_checkpoint(args, output)
 
-    extra = _extra_arguments(args)
-    flags = job.flags(args, devices.kind, world, output)
-    words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
-    script = _training_script(args)
-    command = [*launch_command(devices, nodes, logs), script, *words, *extra]
+    program = _program(job, args, config, devices, world, folder, output)
+    command = [*launch_command(devices, nodes, logs), program.script, *program.words]
     _check_restarts(args, nodes)
     env, unset = _environment(args, devices, nodes, environ)
     env |= _profiling(args, nodes)
@@ -108,7 +120,7 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         command=[*_nsys(profile / folder.name), *command] if nsys else command,
         env=env,
         unset=unset,
-        script=script,
+        script=program.script,
         processes=len(devices.ids),
         logs=logs,
         folder=folder,
@@ -116,7 +128,58 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         devices=devices,
         nodes=nodes,
         folders=[logs, output, *([profile] if nsys else [])],
+        files=program.files,
     )
+
+
+def _find_host(args: argparse.Namespace) -> str:
+    """HOST, or the one that is installed. Where none is, a dry run is for another machine: PaddleNLP's."""
+    try:
+        if args.HOST is not None or not host.installed():
+            return args.HOST or host.PADDLENLP
+        return host.find()
+    except host.HostError as error:
+        raise LaunchError(str(error)) from error
+
+
+def _check_checkpoint(args: argparse.Namespace, output: Path) -> None:
+    """That the checkpoint to resume from is the host's own."""
+    checkpoint = find_checkpoint(str(args.resume_step), output)
+    if checkpoint is None or (saved_by := host_of(checkpoint)) == args.HOST:
+        return
+    raise LaunchError(
+        f"resume_step={args.resume_step}: {checkpoint} was saved by {host.HOSTS[saved_by]}, and the host is "
+        f"{host.HOSTS[args.HOST]}; go on with HOST={saved_by}, or start from the weights with init_weight and another "
+        "output folder"
+    )
+
+
+@dataclass(frozen=True)
+class Program:
+    """What each process runs, with its arguments, and the files that it reads."""
+
+    script: str
+    words: list[str]
+    files: dict[Path, str | Path]
+
+
+def _program(
+    job, args: argparse.Namespace, config: dict, devices: Devices, world: int, folder: Path, output: Path
+) -> Program:
+    """The job in its host's words."""
+    extra, flags = _extra_arguments(args), job.flags(args, devices.kind, world, output)
+    script = _training_script(args)
+    if args.HOST == host.PADDLENLP:
+        words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
+        return Program(script, [*words, *extra], {})
+    if Path(script).name != script_of(job):
+        raise LaunchError(f"training_script: {script} is for PaddleNLP; PaddleFormers runs a recipe")
+    from paddle_te.launch.paddleformers.start import START, start_files  # here, as it imports NumPy
+
+    recipe, start = folder / paddleformers.RECIPE, folder / START
+    text = paddleformers.recipe_text(name_of(job), args, flags, extra, devices.kind, start, output)
+    files = start_files(args, flags, config, start, devices.kind)
+    return Program(str(paddleformers.SCRIPT), ["train", str(recipe)], {recipe: text, **files})
 
 
 def _check_together(args: argparse.Namespace, config: dict, devices: Devices, world: int) -> None:

@@ -12,11 +12,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddle_te.ops import get_ops
-
-# Each chunk reads and writes the float32 gradient of the whole weight once. Smaller chunks are slower and save little
-# memory, because that gradient dominates: with 2048 tokens of Llama-3-8B the logits take 0.5 GB (in pd their float32
-# copy another 1.1), the weight's gradient 2.1 GB. Liger's rule, logits as large as the hidden states, would give 256.
-CHUNK_TOKENS = 2048
+from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
 
 
 def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=None, backend="paddle"):

@@ -52,7 +52,7 @@ def replace_linear(model, fp8=True, skip=("lm_head",), backend="transformer_engi
     return {place.name: made[id(place.layer)] for place in places}
 
 
-class _Place(NamedTuple):
+class _Occurrence(NamedTuple):
     """Where an nn.Linear is: parent.attribute; name: its full name in the model."""
 
     name: str
@@ -66,7 +66,7 @@ def _linear_places(model):
     for prefix, parent in model.named_sublayers(include_self=True):
         for attribute, child in parent._sub_layers.items():
             if type(child) is nn.Linear:
-                yield _Place(f"{prefix}.{attribute}".lstrip("."), parent, attribute, child)
+                yield _Occurrence(f"{prefix}.{attribute}".lstrip("."), parent, attribute, child)
 
 
 def _is_skipped(name, skip):

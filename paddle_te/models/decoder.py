@@ -111,7 +111,8 @@ class DecoderLayer(nn.Layer):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.rope = None if family_of(config).learned_positions else rotary_embedding(config)
+        family = family_of(config)
+        self.rope = None if family.learned_positions else rotary_embedding(config)
         self.fp8_recipe = fp8_recipe(config)
         self.keeping = nullcontext  # makes the context of its forward, in which its activations are moved
         if self.fp8_recipe:
@@ -137,6 +138,9 @@ class DecoderLayer(nn.Layer):
             recompute_modules=layers.recompute_modules or (),
             mlp_chunk_tokens=layers.mlp_chunk_tokens,
             cp_comm_type=cp_comm_type(config),
+            normalization=family.normalization,
+            bias=family.biases == "all",
+            add_qkv_bias=family.has_bias("q"),
             backend=config.transformer_engine_backend,
             **self.layer_options(config),
         )
@@ -144,11 +148,10 @@ class DecoderLayer(nn.Layer):
             _check_block_scaling(self.transformer, config.transformer_engine_backend)
 
     def layer_options(self, config):
-        """TransformerLayer's arguments that families differ in."""
+        """TransformerLayer's arguments that families read from their configurations under names of their own."""
         return dict(
             num_gqa_groups=config.num_key_value_heads,
             layernorm_epsilon=config.rms_norm_eps,
-            add_qkv_bias=family_of(config).qkv_bias,
             window_size=_window_size(config),
             softmax_scale=_head_dim(config) ** -0.5 * self.rope.attention_factor**2,
         )

@@ -1,6 +1,7 @@
 """AdamW as the trainers of every host have it: with clipping in the same pass, and of all weights in one call.
 
-`training.compact_states`, `training.optimizer_in_backward` and `training.optimizer_offload` build on it.
+`compact_states`, `in_backward` and `offloaded_states` build on it, each for flags of the scripts. `holding` says which
+states a rank has.
 """
 
 from paddle_te.optimizer.adamw import (

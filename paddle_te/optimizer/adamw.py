@@ -136,7 +136,7 @@ def _is_dense(grad):
     return grad.is_dense() and not grad.is_dist()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: there is one for each weight, and making a frozen one takes three times as long
 class Step:
     """What one weight's step of AdamW reads and changes.
 
@@ -164,29 +164,6 @@ class Step:
     noise_first: int
 
 
-def run_on_nvgpu(step):
-    """Makes a Step by nvgpu's operator."""
-    multi_tensor.adamw(
-        [step.param],
-        [step.grad],
-        step.factor,
-        step.learning_rate,
-        [step.moment1],
-        [step.moment2],
-        None if step.moment2_max is None else [step.moment2_max],
-        [step.beta1_power],
-        [step.beta2_power],
-        None if step.master is None else [step.master],
-        step.beta1,
-        step.beta2,
-        step.epsilon,
-        [step.rate_ratio],
-        [step.decay],
-        step.noise_key,
-        [step.noise_first],
-    )
-
-
 def run_in_paddle(step):
     """Makes a Step by Paddle's operation, which has no factor and no state in fewer bytes."""
     grad, master = multiplied(step.grad, step.factor), step.master
@@ -207,12 +184,12 @@ def multiplied(grad, factor):
 class FactorAdamW(paddle.optimizer.AdamW):
     """Paddle's, with the factor of its clipping, which on nvgpu updates all weights in one call.
 
-    host_states: an OptimizerOffload (optimizer_offload), which has put itself there, for the weights whose states lie
+    host_states: an OptimizerOffload (`offloaded_states`), which has put itself there, for the weights whose states lie
     in host memory; None: all states are on the device.
     """
 
     host_states = None
-    _asked_for = _answers = None  # the functions that were asked for `_ratios_and_decays`, and {name: their answer}
+    _asked_for = _answers = None  # the functions that were asked for `_ratio_and_decay`, and {name: their answer}
 
     def _apply_optimize(self, *args, **kwargs):
         if type(self._grad_clip) is HybridParallelClipGrad:  # put there after this optimizer was made
@@ -262,7 +239,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
     def _run(self, step):
         """Makes a Step whose tensors are on the device."""
         if device.kind(step.param.place) == "nvgpu":
-            run_on_nvgpu(step)
+            multi_tensor.adamw([step])
         else:
             self._run_elsewhere(step)
 
@@ -318,7 +295,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
             else:
                 calls[self._call_of(pair[0])].append(pair)
         for alike in calls.values():
-            self._update_alike(alike)
+            multi_tensor.adamw(self._steps_of(alike))
 
     def _call_of(self, param):
         """What parameters must have alike to be updated by one call."""
@@ -333,72 +310,60 @@ class FactorAdamW(paddle.optimizer.AdamW):
 
     def step_of(self, param_and_grad):
         """The Step of a parameter, whose state is there, and its gradient."""
-        param, grad = param_and_grad
+        (step,) = self._steps_of([param_and_grad])
+        return step
 
-        def state(name):
-            return self._get_accumulator_master(name, param)
+    def _steps_of(self, pairs):
+        """The Steps of parameters that one call updates (`_call_of`), whose states are there, and their gradients.
 
-        ((ratio, decay),) = self._ratios_and_decays([param], [param.name])
-        return Step(
-            param=param,
-            grad=grad,
-            factor=self._factor_of(param),
-            learning_rate=self._create_param_lr(param_and_grad),
-            moment1=state(self._moment1_acc_str),
-            moment2=state(self._moment2_acc_str),
-            moment2_max=state(self._moment2_acc_max_str) if self._amsgrad else None,
-            beta1_power=state(self._beta1_pow_acc_str),
-            beta2_power=state(self._beta2_pow_acc_str),
-            master=self._master_weights[param.name] if self.has_master(param) else None,
+        A model has hundreds of weights. Therefore what they share is asked for once.
+        """
+        one = pairs[0][0]
+        shared = dict(
+            factor=self._factor_of(one),
+            learning_rate=self._create_param_lr(pairs[0]),
             beta1=float(self._beta1),
             beta2=float(self._beta2),
             epsilon=float(self._epsilon),
-            rate_ratio=ratio,
-            decay=decay,
             noise_key=self._noise_key(),
-            noise_first=self._first_element(param.name),
         )
+        moments1, moments2 = self._states(self._moment1_acc_str), self._states(self._moment2_acc_str)
+        powers1, powers2 = self._states(self._beta1_pow_acc_str), self._states(self._beta2_pow_acc_str)
+        greatest = self._states(self._moment2_acc_max_str) if self._amsgrad else None
+        has_master, steps = self.has_master(one), []
+        for param, grad in pairs:
+            name = param.name
+            master = self._master_weights[name] if has_master else None
+            key = name if master is None else master.name
+            rate_ratio, decay = self._ratio_and_decay(param, name)
+            step = Step(
+                param=param,
+                grad=grad,
+                moment1=moments1[key],
+                moment2=moments2[key],
+                moment2_max=None if greatest is None else greatest[key],
+                beta1_power=powers1[key],
+                beta2_power=powers2[key],
+                master=master,
+                rate_ratio=rate_ratio,
+                decay=decay,
+                noise_first=self._first_element(name),
+                **shared,
+            )
+            steps.append(step)
+        return steps
 
-    def _update_alike(self, pairs):
-        params, grads = ([*column] for column in zip(*pairs, strict=True))
-        names = [param.name for param in params]
-        masters = [self._master_weights[name] for name in names] if self.has_master(params[0]) else None
-        of_states = names if masters is None else [master.name for master in masters]
+    def _states(self, kind):
+        """{name of a parameter, or of its master weight: tensor} of Paddle's states of a kind."""
+        return self._accumulators[kind if self._name is None else f"{self._name}_{kind}"]
 
-        def states(kind):
-            kept = self._accumulators[kind if self._name is None else f"{self._name}_{kind}"]
-            return [kept[name] for name in of_states]
-
-        ratios, decays = zip(*self._ratios_and_decays(params, names), strict=True)
-        multi_tensor.adamw(
-            params,
-            grads,
-            self._factor_of(params[0]),
-            self._create_param_lr(pairs[0]),
-            states(self._moment1_acc_str),
-            states(self._moment2_acc_str),
-            states(self._moment2_acc_max_str) if self._amsgrad else None,
-            states(self._beta1_pow_acc_str),
-            states(self._beta2_pow_acc_str),
-            masters,
-            float(self._beta1),
-            float(self._beta2),
-            float(self._epsilon),
-            [*ratios],
-            [*decays],
-            self._noise_key(),
-            [self._first_element(name) for name in names],
-        )
-
-    def _ratios_and_decays(self, params, names):
-        """[(ratio of the learning rate, decay)] of parameters, for which the functions that say so are asked once."""
+    def _ratio_and_decay(self, param, name):
+        """(ratio of the learning rate, decay) of a parameter, for which the functions that say so are asked once."""
         functions = self._lr_ratio, self._apply_decay_param_fun, self._weight_decay
         if self._asked_for != functions:
             self._asked_for, self._answers = functions, {}
-        answers = self._answers
-        for param, name in zip(params, names, strict=True):
-            if name not in answers:
-                decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(name)
-                ratio = 1.0 if self._lr_ratio is None else self._lr_ratio(param)
-                answers[name] = ratio, self._weight_decay if decays else 0.0
-        return [answers[name] for name in names]
+        if name not in self._answers:
+            decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(name)
+            ratio = 1.0 if self._lr_ratio is None else self._lr_ratio(param)
+            self._answers[name] = ratio, self._weight_decay if decays else 0.0
+        return self._answers[name]

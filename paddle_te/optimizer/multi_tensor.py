@@ -11,9 +11,25 @@ import paddle
 from paddle_te import device
 
 
-def adamw(*arguments):
-    """A step of AdamW of many weights: the inputs and attributes of nvgpu's operator, in its order."""
-    device.nvgpu_operator("nvgpu_multi_tensor_adamw", *arguments)
+def adamw(steps):
+    """Makes Steps of AdamW (adamw.py) of weights that lie on one nvgpu.
+
+    They have the same factor, learning rate, betas, epsilon and noise_key. Either all have a master weight or none has;
+    the same goes for greatest second moments.
+    """
+    one = steps[0]
+
+    def each(name):
+        return [getattr(step, name) for step in steps]
+
+    device.nvgpu_operator(
+        "nvgpu_multi_tensor_adamw",
+        *(each("param"), each("grad"), one.factor, one.learning_rate, each("moment1"), each("moment2")),
+        each("moment2_max") if one.moment2_max is not None else None,
+        *(each("beta1_power"), each("beta2_power")),
+        each("master") if one.master is not None else None,
+        *(one.beta1, one.beta2, one.epsilon, each("rate_ratio"), each("decay"), one.noise_key, each("noise_first")),
+    )
 
 
 def squared_norms(tensors):

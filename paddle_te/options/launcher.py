@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from paddle_te.host import HOSTS
 from paddle_te.options.option import NOT_NEGATIVE, POSITIVE, TEXT, Kind, Option, choice, whole
 from paddle_te.options.scripts import BACKENDS, LORA_TARGETS
 
@@ -285,6 +286,16 @@ FINETUNE = (
 
 # Variables that all jobs have. One that is empty counts as not set.
 VARIABLES = (
+    Option(
+        "HOST",
+        choice(*HOSTS),
+        None,
+        "library that the model and its Trainer come from; found if not given",
+        doc="`paddlenlp` or [`paddleformers`](../../docs/paddleformers.md): where the model and its Trainer come from",
+        zh="`paddlenlp` 或 [`paddleformers`](../../docs/paddleformers.md)：模型及其 Trainer 的来源",
+        shown="the one that is installed",
+        shown_zh="已安装的那个",
+    ),
     Option(
         "DEVICE",
         choice("gpu", "nvgpu", "cpu"),

@@ -30,6 +30,11 @@ MASTER_WEIGHTS = {"float32": 4, "bf16_remainder": 2}
 STATES = {"optim_moments": MOMENTS, "master_weights": MASTER_WEIGHTS}
 # Elements of weights whose states the device holds at a time where they are offloaded; the GPU waits less with more
 OFFLOADED_AT_ONCE = 12 * 2**23
+# Tokens whose logits exist at a time with --use_fused_linear_cross_entropy. Each chunk reads and writes the float32
+# gradient of the whole weight once. Smaller chunks are slower and save little memory, because that gradient dominates:
+# with 2048 tokens of Llama-3-8B the logits take 0.5 GB (in pd their float32 copy another 1.1), the weight's gradient
+# 2.1 GB. Liger's rule, logits as large as the hidden states, would give 256.
+LOSS_CHUNK_TOKENS = 2048
 # How an update in backward may clip gradients
 IN_BACKWARD = ("off", "unclipped", "last_norm")
 # The flags of the optimizer that memory depends on, with their values, of which the first is the default

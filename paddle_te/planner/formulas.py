@@ -3,16 +3,20 @@
 # {field of Memory: formula}
 MEMORY = {
     "weights": "2 bytes of each of a stage's weights / TP",
-    "gradients": "2 or 4 bytes likewise; / sharding in stages 2 and 3; one layer's with an update in backward [1]",
+    "gradients": "2 or 4 bytes likewise, of those that are there when a step needs most: none yet where the last step "
+    "let them go, with an update in backward only new ones; a rank's own in stages 2 and 3 [1]",
     "states": "master weight and two moments (12 bytes, or as the flags say) / sharding; less the host's share [1]",
     "fp8_weights": "1 byte of each weight of a GEMM for its transpose; 2 with several micro-batches",
     "activations": "what a layer keeps of a token (a sum of its tensors) × layers × tokens / TP × those in flight [2]",
-    "working": "the greater of: logits and their gradients; what a layer's backward needs for a moment",
+    "working": "the greatest of: logits and their gradients; lm_head's backward; what a layer's backward needs for a "
+    "moment; and 32 MiB of cuBLAS",
 }
 # {part of `time_of_step`: formula}
 TIME = {
     "layers": "micro-batches × layers × (6·tokens·weights / GEMM rate + 6·tokens·sequence·hidden / attention rate + "
     "bytes of norms, casts and activation / HBM rate, and what is computed again) / TP",
+    "host": "ms of the trainer between two steps, and what the CPU takes longer to launch the layers than the GPU to "
+    "compute them",
     "tensor parallel": "4 all-gathers and 4 reduce-scatters of a layer, 2 more gathers in backward [2, 3]",
     "shared sequences": "SEP: all-to-alls of q, k, v and the output [4]; CP: keys and values beside attention [5]",
     "stage transfers": "an activation and its gradient for each micro-batch and virtual stage / link",
@@ -21,8 +25,8 @@ TIME = {
     "bubble": "(PP - 1) / VP × a micro-batch's time [6]",
     "sharding": "reduce-scatter of gradients, all-gather of weights (ring [3]), less what computation hides [1]",
     "offload": "bytes / PCIe rate, less what runs beside: the layers between, updates, with an update in backward "
-    "backward [7]",
-    "optimizer": "bytes of AdamW, of clipping and of the states / HBM rate",
+    "backward; at least the copies of pieces that have no slot [7]",
+    "optimizer": "bytes of gradients, weights and states / AdamW's rate; what ranks do with gradients / HBM rate",
 }
 SOURCES = (
     "[1] Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054)",

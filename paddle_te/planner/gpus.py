@@ -12,7 +12,7 @@ def number(what: str, **more):
 
 @dataclass(frozen=True)
 class Gpu:
-    """Units: GB, GB/s in one direction, µs, TFLOP/s."""
+    """Units: GB, GB/s in one direction, µs, TFLOP/s, and ms where it says so."""
 
     title: str = number("")
     measured: bool = number("whether the numbers below were measured, or taken over from another GPU")
@@ -20,6 +20,7 @@ class Gpu:
     communicators: float = number("GB that NCCL keeps where there are several GPUs")
     host: float = number("GB of the host's memory that may be pinned for each GPU; assumed")
     hbm: float = number("reached by element-wise kernels")
+    update: float = number("reached by AdamW of all weights and the norm of all gradients (measured: 3800 to 4200)")
     gemm_bf16: float = number("reached by a layer's GEMMs in a running step, at the power limit")
     gemm_fp8: float = number("likewise in fp8")
     attention_bf16: float = number("by causal attention, forward and backward, half of the products counted")
@@ -29,9 +30,7 @@ class Gpu:
     gpus_per_node: int = number("joined by NVLink; nodes are joined by InfiniBand")
     nvlink: float = number("reached in collectives, of 450 (measured between four GPUs: 290 to 300)")
     network: float = number("InfiniBand, per GPU, reached of 50 (400 Gbit/s, a card for each GPU); not measured")
-    pcie: float = number(
-        "between device and pinned host memory, of 63 (PCIe 5.0 x16), also in both directions at once; not measured"
-    )
+    pcie: float = number("between device and pinned host memory, of 63 (PCIe 5.0 x16), in both directions at once")
     collective: float = number("µs that each collective takes besides its bytes and hops")
     nvlink_hop: float = number("latency of a step of a ring within a node; not measured")
     network_hop: float = number("and between nodes; not measured")
@@ -40,6 +39,8 @@ class Gpu:
     tp_overlap: float = number(
         "of the collectives that run during backward's GEMMs: gained, as these get slower (measured at TP4)"
     )
+    launch: float = number("ms that the CPU takes to launch a layer, forward and backward; differs between machines")
+    gap: float = number("ms of a step in which the GPU waits for the trainer, which reads the loss (measured: 2 to 5)")
     bucket: float = number("bytes of bf16 weights that are gathered, or whose gradients are reduced, at once")
 
 
@@ -50,6 +51,7 @@ _H200 = Gpu(
     communicators=2,
     host=64,
     hbm=3400,
+    update=4150,
     gemm_bf16=690,
     gemm_fp8=1200,
     attention_bf16=430,
@@ -59,15 +61,17 @@ _H200 = Gpu(
     gpus_per_node=8,
     nvlink=300,
     network=45,
-    pcie=50,
+    pcie=48,
     collective=20,
     nvlink_hop=1,
     network_hop=5,
     overlap=0.9,
     slowdown=0.35,
     tp_overlap=0.4,
+    launch=1.2,
+    gap=4,
     bucket=256e6,
 )
 # The same tensor cores, power limit and links, but 80 GB of 3.35 TB/s instead of 141 GB of 4.8 TB/s.
-_H100 = replace(_H200, title="H100", measured=False, memory=79.5, hbm=2400)
+_H100 = replace(_H200, title="H100", measured=False, memory=79.5, hbm=2400, update=2900)
 GPUS = {"h200": _H200, "h100": _H100}

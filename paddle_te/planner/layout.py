@@ -68,6 +68,11 @@ class Layout:
         return self.data // self.sharding
 
     @property
+    def shards_gradients(self) -> bool:
+        """Whether a rank keeps the gradients of its own weights only."""
+        return self.sharding > 1 and self.stage > 1
+
+    @property
     def tokens(self) -> int:
         """Of a rank's micro-batch, of whose sequences other ranks may have the rest."""
         return self.batch * self.sequence // self.sharing

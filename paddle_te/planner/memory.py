@@ -8,18 +8,25 @@ parallelism and pipelines in flight Korthikanti et al. 2022 (arXiv:2205.05198), 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import NamedTuple
 
-from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
+from paddle_te.options.scripts import LOSS_CHUNK_TOKENS, MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Model
+from paddle_te.planner.offloaded import whole_weights
+
+GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim.cpp)
+LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their gradient, both bf16
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one GPU. working: what head and loss, or a layer's backward, need for a moment, the greater of both."""
+    """Bytes of one GPU at the moment of a step when it has most. gradients: those that are there then. working: what
+    the loss, lm_head's backward or a layer's backward needs for a moment."""
 
     weights: float
     gradients: float
@@ -34,10 +41,36 @@ class Memory:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-def memory_of_step(model: Model, layout: Layout) -> Memory:
+class Moment(NamedTuple):
+    """Of a Memory, what a step does not have all the time."""
+
+    gradients: float
+    fp8_weights: float
+    activations: float
+    working: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a measurement is of, where that is not what a user needs to know. rank: of those that share the weights,
+    in place of the one that has most. released, logit_bytes: what older code did otherwise. released: whether a step
+    lets its gradients go, so that the next one begins without them; None: as te does it (`releases_gradients`)."""
+
+    rank: int | None = None
+    released: bool | None = None
+    logit_bytes: int = LOGIT_BYTES
+
+
+def memory_of_step(model: Model, layout: Layout, measured: Measured = Measured()) -> Memory:
     """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head."""
     stages = {0, layout.pp - 1}
-    return max((_stage(model, layout, stage) for stage in stages), key=lambda memory: memory.total)
+    return max((_stage(model, layout, stage, measured) for stage in stages), key=lambda memory: memory.total)
+
+
+def releases_gradients(layout: Layout) -> bool:
+    """Whether a step's gradients are gone before the next one begins. One process lets those in bf16 go
+    (`optimizer.adamw.FactorAdamW.clear_grad`), main gradients go with --release_grads."""
+    return layout.release_grads or (layout.gpus == 1 and not layout.main_grads)
 
 
 def lacking(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> float:
@@ -56,58 +89,101 @@ def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
     return lacking(memory, model, layout, gpu) <= 0
 
 
-def _stage(model: Model, layout: Layout, stage: int) -> Memory:
+def _stage(model: Model, layout: Layout, stage: int, measured: Measured) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
-    layers = model.layers / layout.pp
+    embeddings = first + (last and not (first and model.tied))
+    local = (model.layers / layout.pp * model.layer_weights + embeddings * model.embedding) / layout.tp
+    own = own_elements(model, layout, local, measured.rank)
+    gradients = gradient_bytes(layout) * (own if layout.shards_gradients else local)
+    moment = max(_moments(model, layout, first, last, gradients, measured), key=sum)
+    states = state_bytes(layout) * states_on_device(own, layout)
+    return Memory(weights=2 * local, states=states, **moment._asdict())
+
+
+def _moments(
+    model: Model, layout: Layout, first: bool, last: bool, gradients: float, measured: Measured
+) -> Iterator[Moment]:
+    """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
+    layer's backward, in the first layer's, and in the optimizer's step. gradients: bytes of all that it keeps."""
+    layers, several = model.layers / layout.pp, layout.micro_batches > 1
     here = layers - layout.offload_activations  # whose activations are on the device
-    outside = model.embedding * (first + (last and not (first and model.tied)))
-    local = (layers * model.layer_weights + outside) / layout.tp
-    kept = here * kept_of_a_layer(model, layout) * _in_flight(layout, first)
-    with_copies = here if layout.micro_batches == 1 else layers
-    head = head_of_a_token(model, layout) * layout.tokens / layout.tp if last else 0
-    return _largest_moment(
-        layout,
-        Memory(
-            weights=2 * local,
-            gradients=gradient_bytes(layout) * (gradients_at_once(model, layout) or local),
-            states=state_bytes(layout) * states_on_device(local / layout.sharding, layout),
-            fp8_weights=with_copies * fp8_copies_of_a_layer(model, layout) / layout.tp,
-            activations=kept * layout.tokens / layout.tp,
-            working=max(head, backward_of_a_layer(model, layout) / layout.tp) + _head_gradient(model, layout) * last,
-        ),
-    )
+    kept = kept_of_a_layer(model, layout) * layout.tokens / layout.tp * _in_flight(layout, first)
+    copies, head_copies = (size / layout.tp for size in fp8_copies(model, layout, last))
+    always = layers * copies + head_copies if several else 0  # of several micro-batches
+    while_layers_wait = always or here * copies
+
+    if layout.optimizer_in_backward != "off":
+        gradients = 0  # they are used up at once
+    released = releases_gradients(layout) if measured.released is None else measured.released
+    before = 0 if released and not several else gradients  # when backward begins
+    of_an_embedding = gradient_bytes(layout) * model.embedding / layout.tp if gradients else 0
+    after_the_head = before or of_an_embedding * last
+    # the embedding's gradient comes last, unless it is the head's, too
+    after_the_layers = before or gradients - of_an_embedding * (first and not (last and model.tied))
+    new = new_gradients(model, layout)
+
+    if last:
+        waiting = Moment(before, while_layers_wait + (0 if several else head_copies), here * kept, GEMM_WORKSPACE)
+        yield from _moments_of_the_head(model, layout, waiting, measured.logit_bytes)
+    # beside the gradient of the layer's output, which the residual passes on
+    layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp + GEMM_WORKSPACE
+    yield Moment(after_the_head + new, while_layers_wait, here * kept, layer)
+    yield Moment(after_the_layers or new, always or copies, kept, layer)
+    # Paddle sums the gradients of ranks that share sequences in a copy of all of them
+    yield Moment(gradients * (2 if layout.sharing > 1 else 1), always, 0, GEMM_WORKSPACE)
 
 
-def _largest_moment(layout: Layout, memory: Memory) -> Memory:
-    """Gradients that are released after each step are there when the activations are gone: the greater of both. So is
-    the copy of all gradients in which Paddle sums them over the ranks that share sequences."""
-    if layout.sharing > 1:
-        busy = memory.activations + memory.working + memory.fp8_weights
-        if memory.gradients <= busy:
-            return memory
-        return replace(memory, gradients=2 * memory.gradients, activations=0, working=0, fp8_weights=0)
-    if not layout.release_grads or layout.micro_batches > 1:
-        return memory
-    begin, end = memory.activations + memory.working + memory.fp8_weights, memory.gradients
-    nothing = dict.fromkeys(("gradients",) if begin > end else ("activations", "working", "fp8_weights"), 0)
-    return replace(memory, **nothing)
+def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, logit_bytes: int) -> Iterator[Moment]:
+    """The loss, and lm_head's backward, while all activations wait. In chunks the loss has its gradients, too, and adds
+    lm_head's up in float32; backward multiplies them by the loss's, in float32.
+
+    Of the norm's input and output and their gradients tensor parallel ranks have parts, but all of what is lm_head's
+    input and the gradient of that.
+    """
+    embedding, logits = model.embedding / layout.tp, model.vocabulary * layout.tokens / layout.tp
+    norm = (8 / layout.tp + 4) * model.hidden * layout.tokens + waiting.working
+    backward = waiting._replace(gradients=waiting.gradients + (0 if layout.main_grads else 2 * embedding))
+    if layout.loss_in_chunks:
+        chunk = min(layout.tokens, LOSS_CHUNK_TOKENS) * model.vocabulary / layout.tp
+        norm_and_gradient = norm - 6 * model.hidden * layout.tokens
+        yield waiting._replace(working=norm_and_gradient + 4 * embedding + logit_bytes * chunk)
+        yield backward._replace(working=norm + 4 * embedding)
+        return
+    yield waiting._replace(working=norm + logit_bytes * logits)
+    casts = 2 if layout.fp8_head else 0  # of the logits' gradient, and its transpose
+    yield backward._replace(working=norm + (2 + casts) * logits)
 
 
-def gradients_at_once(model: Model, layout: Layout) -> float:
-    """With an update in backward: elements of the gradients that there are at a time, the head's or those of the two
-    GEMMs of a layer's MLP, which te computes together. Else 0."""
-    if layout.optimizer_in_backward == "off":
-        return 0
-    return max(model.embedding, model.mlp_weights) / layout.tp
+def new_gradients(model: Model, layout: Layout) -> float:
+    """Bytes of the gradients that a layer's backward makes at once, those of the two GEMMs of the MLP, before they take
+    their place or are used up. GEMMs add to main gradients; of an MLP in chunks `backward_of_a_layer` counts them."""
+    return 0 if layout.main_grads or layout.mlp_in_chunks else 2 * model.mlp_weights / layout.tp
+
+
+def own_elements(model: Model, layout: Layout, local: float, rank: int | None = None) -> float:
+    """Of a stage's `local` weights, those that a sharding rank has the states of, or the one that has most. Stage 2
+    leaves each weight whole, stages 1 and 3 divide all evenly."""
+    if layout.sharding == 1 or layout.stage != 2 or layout.pp > 1:
+        return local / layout.sharding
+    shares = shares_of_whole_weights(model, layout.tp, layout.sharding)
+    return max(shares) if rank is None else shares[rank]
+
+
+@cache
+def shares_of_whole_weights(model: Model, tp: int, ranks: int) -> tuple[float, ...]:
+    """Elements of each sharding rank's weights in stage 2: Paddle's GroupShardedOptimizerStage2 gives each weight, in
+    the model's order, to the first of those ranks that have fewest elements by then."""
+    shares = [0.0] * ranks
+    for weight in whole_weights(model, tp):
+        shares[shares.index(min(shares))] += weight
+    return tuple(shares)
 
 
 def gradient_bytes(layout: Layout) -> float:
-    """A parameter. Stage 2 and 3 keep a rank's share; stage 1 with overlap keeps all, in float32. paddle.DataParallel
+    """A parameter that a rank keeps the gradient of. Stage 1 with overlap has them in float32. paddle.DataParallel
     copies bf16 gradients into buffers of its own."""
     each = 4 if layout.main_grads or layout.overlap else 2
-    if layout.sharding > 1 and layout.stage > 1:
-        return each / layout.sharding
-    return each + (2 if layout.replicas > 1 and not layout.main_grads else 0)
+    return each + (2 if layout.replicas > 1 and not layout.main_grads and not layout.shards_gradients else 0)
 
 
 def state_bytes(layout: Layout) -> float:
@@ -125,6 +201,14 @@ def states_on_host(model: Model, layout: Layout) -> float:
     """Bytes of the optimizer's states that a rank has in host memory, on average over the pipeline's stages."""
     local = model.parameters / (layout.tp * layout.pp * layout.sharding)
     return layout.offload_optimizer * state_bytes(layout) * local
+
+
+def fp8_copies(model: Model, layout: Layout, last: bool) -> tuple[float, float]:
+    """Bytes of all tensor parallel ranks' fp8 copies, for a layer and for the last stage's head: of their weights, and
+    of what --fp8_lm_head keeps of the head's input."""
+    of_the_weight = model.embedding * (2 if layout.micro_batches > 1 else 1)
+    head = of_the_weight + model.hidden * layout.tokens if last and layout.fp8_head else 0
+    return fp8_copies_of_a_layer(model, layout), head
 
 
 def fp8_copies_of_a_layer(model: Model, layout: Layout) -> int:
@@ -177,12 +261,6 @@ def host_bytes(model: Model, layout: Layout) -> float:
     return layout.offload_activations * offloaded_bytes(model, layout) + states_on_host(model, layout)
 
 
-def head_of_a_token(model: Model, layout: Layout) -> float:
-    """Bytes a token of the final norm, logits and their gradients, both bf16."""
-    logits = 0 if layout.loss_in_chunks else 4 * model.vocabulary
-    return logits + 12 * model.hidden
-
-
 def backward_of_a_layer(model: Model, layout: Layout) -> float:
     """Bytes for a moment, of all tensor parallel ranks: the gradients of the activation's output (bf16) and input (fp8
     with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
@@ -208,22 +286,26 @@ def _backward_in_chunks(model: Model, layout: Layout, again: float, of_mlp: floa
 
     In the MLP: `of_mlp` bytes for each token of a chunk, both weights in fp8 and their gradients in float32; the
     gradients of its input and output; with full recompute its output, and the copy of its gradient that Paddle makes.
-    In attention: dq, dk and dv before and after they are rotated back, or beside them what attention in 16 bits reads;
-    and as above without the gradient of the MLP's output. What the layer keeps of attention and projection is gone.
+    In attention: dq, dk and dv before and after they are rotated back, and as above without the gradient of the MLP's
+    output; beside them what attention reads in 16 bits, when what the layer keeps of attention and projection is gone,
+    or attention in fp8 itself, when it is not.
     """
     h, fp8, full = model.hidden, layout.precision == "fp8", layout.recompute == "full"
     weights = 2 * model.mlp_weights * fp8 + (0 if layout.main_grads else 4 * model.mlp_weights)
     of_mlp = of_mlp * layout.mlp_chunk_tokens + weights + (again + (8 if full else 4) * h) * layout.tokens
     norm = 0 if "layernorm" in layout.recomputed_modules else (1 if fp8 else 2) * h
-    gone = 0 if full else kept_of_a_layer(model, layout) - 2 * h - norm
-    in_16_bits = 0 if layout.fp8_attention else 4 * h
-    of_attention = (6 if full else 2) * h + norm * full + 4 * model.qkv + in_16_bits - gone
+    of_attention = (6 if full else 2) * h + norm * full + 4 * model.qkv
+    if layout.fp8_attention:
+        of_attention += fp8_attention_workspace(model)
+    else:
+        of_attention += 4 * h - (0 if full else kept_of_a_layer(model, layout) - 2 * h - norm)
     return max(of_mlp, of_attention * layout.tokens)
 
 
-def _head_gradient(model: Model, layout: Layout) -> float:
-    """Loss in chunks adds lm_head's gradient up in float32, where that is not a main gradient anyhow."""
-    return 4 * model.embedding / layout.tp if layout.loss_in_chunks and not layout.main_grads else 0
+def fp8_attention_workspace(model: Model) -> float:
+    """Bytes a token of cuDNN's backward in fp8: dq in float32, and where queries share keys and values dk and dv of
+    each query's head in float32, before they are summed (cudnn-frontend, node/sdpa_fp8_bwd.h: dK_fullhead)."""
+    return 4 * model.hidden * (3 if model.kv_heads < model.heads else 1)
 
 
 def _in_flight(layout: Layout, first: bool) -> float:

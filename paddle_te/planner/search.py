@@ -36,7 +36,7 @@ IN_CHUNKS = tuple(
 BATCHES = (1, 2, 4, 8)
 LONG = 16384  # tokens of a sequence from which on it may pay that ranks share it
 SEQUENCES = 16  # of a step for each GPU, where the user asks for no other number
-OFFLOAD_DOUBT = 1.03  # nothing has shown yet on a GPU that its copies hide as they should
+OFFLOAD_DOUBT = 1.03  # by which four runs with something in host memory differed from what is computed
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import math
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import offloaded_bytes, state_bytes, states_on_host
+from paddle_te.planner.memory import offloaded_bytes, own_elements, state_bytes, states_on_host
 from paddle_te.planner.model import Model
+from paddle_te.planner.offloaded import PIECE, late_pieces
 
-OPTIMIZER_BYTES = 10  # a parameter, of clipping and AdamW, beside the state that is read and written
 CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
 ATTENTION_FORWARD = 0.25  # its share of attention's time, the rest is backward's (measured at 65,536 tokens)
@@ -40,11 +40,13 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     scatter, gather = sharding_ms(local, layout, gpu)
     shared = shared_sequence_ms(model, layout, gpu)
     forward = layers * layer / 3
-    update = local / layout.sharding * (OPTIMIZER_BYTES + 2 * state_bytes(layout)) / gpu.hbm / 1e6
+    update = update_ms(own_elements(model, layout, local), layout, gpu)
     backward = (layers * (layer + tp) + head) * 2 / 3
     communication = exposed_ms(scatter, 2 * forward, layout, gpu) + exposed_ms(gather, forward, layout, gpu)
+    launch = max(0.0, layers * (m * gpu.launch - first - (m - 1) * layer - m * (tp + shared)))
     return {
         "layers": layers * (first + (m - 1) * layer),
+        "host": gpu.gap + launch,
         "tensor parallel": m * layers * tp,
         "shared sequences": m * layers * shared + shared_gradients_ms(local, layout, gpu),
         "stage transfers": m * transfer,
@@ -58,14 +60,19 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     }
 
 
+def update_ms(own: float, layout: Layout, gpu: Gpu) -> float:
+    """Of AdamW and of the norm of the gradients: both read these, and the former reads and writes the states and writes
+    the weight."""
+    gradients = 2 * (4 if layout.main_grads or layout.overlap else 2)
+    return own * (gradients + 2 + 2 * state_bytes(layout)) / gpu.update / 1e6
+
+
 def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     """Of a micro-batch in one layer, forward and backward. cached: its fp8 weights are kept from an earlier one."""
     fp8, tokens = layout.precision == "fp8", layout.tokens
     gemms = 6 * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     attention = attention_ms(model, layout, gpu)
-    # norms, rotation, activation, casts and transposes: bytes that they move for a token
-    moved = 40 * model.hidden + 12 * model.qkv + 11 * model.fc1
-    elementwise = tokens * moved * (1 if fp8 else 0.8) / gpu.hbm / 1e6
+    elementwise = tokens * elementwise_bytes(model, layout) / gpu.hbm / 1e6
     casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
     once = gemms + attention + elementwise
     if layout.recompute == "full":
@@ -73,6 +80,15 @@ def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     else:
         again = again_ms(model, layout, gpu, gemms, attention, cached)
     return (once + again + casts + chunks_ms(model, layout, gpu, gemms)) / layout.tp
+
+
+def elementwise_bytes(model: Model, layout: Layout) -> float:
+    """A token of a layer, forward and backward, of norms, rotation, activation, casts and transposes. In fp8 our
+    kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass."""
+    if layout.precision != "fp8":
+        return 0.8 * (40 * model.hidden + 12 * model.qkv + 11 * model.fc1)
+    norm, activation = (38, 7) if model.gated else (40, 11)
+    return norm * model.hidden + 12 * model.qkv + activation * model.fc1
 
 
 def attention_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
@@ -132,10 +148,15 @@ def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:
 
 def states_ms(model: Model, layout: Layout, gpu: Gpu, beside: float) -> float:
     """What the copies of the optimizer's states cost a step: in and out at the same time, beside `beside` ms of updates
-    and, with an update in backward, of backward. The slots on the device are filled during forward."""
+    and, with an update in backward, of backward. The slots on the device are filled during forward. In backward updates
+    also wait for the pieces of a weight that the slots have no room for."""
     size = states_on_host(model, layout)
     ahead = min(size, OFFLOADED_AT_ONCE * state_bytes(layout))
-    return max(0.0, (size - ahead) / gpu.pcie / 1e6 - beside) + 2 * size / gpu.hbm / 1e6
+    waits = max(0.0, (size - ahead) / gpu.pcie / 1e6 - beside)
+    if layout.optimizer_in_backward != "off":
+        late = late_pieces(model, layout.tp, layout.offload_optimizer) if layout.offload_optimizer else 0
+        waits = max(waits, late * PIECE * state_bytes(layout) / gpu.pcie / 1e6)
+    return waits + 2 * size / gpu.hbm / 1e6
 
 
 def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:

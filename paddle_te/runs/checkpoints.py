@@ -12,8 +12,10 @@ import shutil
 from itertools import count
 from pathlib import Path
 
+from paddle_te.host import PADDLEFORMERS, PADDLENLP
 from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged, damage, sync
 
+PADDLEFORMERS_STATE = "trainer_state.bin"  # PaddleNLP's is trainer_state.json
 # in output_dir: training was asked to stop, saved and ended before its last step, whose number it holds
 STOPPED_MARK = "stopped"
 
@@ -34,6 +36,11 @@ def not_saved(folder, error):
 
 def is_complete(folder):
     return (Path(folder) / COMPLETE_MARK).is_file()
+
+
+def host_of(folder):
+    """The host whose Trainer saved a checkpoint, by the file that holds the Trainer's state."""
+    return PADDLEFORMERS if (Path(folder) / PADDLEFORMERS_STATE).is_file() else PADDLENLP
 
 
 def checkpoints_in(output_dir):

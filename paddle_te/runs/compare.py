@@ -81,7 +81,7 @@ COLUMNS = {  # of the table: key in a row, text
     "step (ms)": ("step_time", lambda seconds: f"{seconds * 1000:.1f}"),
     "tokens/s/device": ("tokens_per_second_per_device", "{:.0f}".format),
     "speedup": ("speedup", "{:.2f}x".format),
-    "TFLOP/s/device": ("model_tflops_per_device", "{:.1f}".format),
+    "TFLOP/s/device": ("model_tflops_per_device", lambda rate: f"{rate:.1f}" if rate >= 10 else f"{rate:.2g}"),
     "of peak": ("mfu", "{:.1%}".format),
     "memory (GiB)": ("peak_memory_bytes", lambda size: f"{size / 2**30:.2f}"),
     "steps": ("steps", str),

@@ -84,7 +84,8 @@ _details = _Details()  # the present one's, while `shown` lasts
 
 
 def before_imports() -> None:
-    """To be called before Paddle is imported, whose C++ code else reports each plug-in that it loads."""
+    """To be called before Paddle is imported, whose C++ code else reports each plug-in that it loads, and whose Python
+    code warns of a compiler's cache that nobody here needs."""
     os.environ.setdefault("GLOG_minloglevel", "1")  # from warnings on
     logging.captureWarnings(True)
     _PYTHON_WARNINGS.propagate = False  # to Paddle's handler, which prints

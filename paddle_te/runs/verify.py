@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddle_te import manifest
-from paddle_te.runs.checkpoints import checkpoints_in, is_complete
+from paddle_te.host import PADDLEFORMERS
+from paddle_te.runs.checkpoints import PADDLEFORMERS_STATE, checkpoints_in, host_of, is_complete
 from paddle_te.table import in_columns
 from paddle_te.weights.contents import TRAINER_STATE, check_contents, read_object, read_state
 from paddle_te.weights.tensors import CheckpointError
@@ -30,7 +31,7 @@ def damage(folder, level="full", rank=0, ranks=1):
     if wrong:
         return wrong
     names = manifest.file_names(folder)
-    if TRAINER_STATE not in names:
+    if TRAINER_STATE not in names and host_of(folder) != PADDLEFORMERS:
         return [f"{TRAINER_STATE} is missing"]
     mine = manifest.share({name: (folder / name).stat().st_size for name in names}, rank, ranks)
     return [line for name in sorted(mine) if (line := _unreadable(folder / name))]
@@ -85,6 +86,8 @@ def verify(folder, level="full"):
         wrong = damage(folder, level)
         if not wrong and manifest.read(folder) is None:
             note = "no manifest: saved by an older version; it can be read, and no more is known"
+        elif not wrong and host_of(folder) == PADDLEFORMERS:
+            note = f"PaddleFormers': {PADDLEFORMERS_STATE} is a pickle, which is not looked into"
     return Verdict(folder, wrong, note, len(names), size, time.perf_counter() - start)
 
 

@@ -4,13 +4,24 @@ All commands that need Paddle begin with `run`.
 """
 
 import importlib
+import sys
 
+from paddle_te.host import PADDLENLP, HostError, find
 from paddle_te.runs import screen
 from paddle_te.upstream import deferred_imports
 
 
-def run(module):
-    """What the main() of `module` returns, which may import Paddle and PaddleNLP: neither may be imported before."""
+def run(module, host=PADDLENLP):
+    """What the main() of `module` returns, which may import Paddle and its host: neither may be imported before.
+
+    Ends the process with 2 where the host is not installed; None: it needs none.
+    """
+    try:
+        if host:
+            find(host, what=sys.argv[0].rpartition("/")[2])
+    except HostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     screen.before_imports()
     deferred_imports.apply()
     return importlib.import_module(module).main()

@@ -1,6 +1,6 @@
-"""The program of each process of `paddle-te finetune`: see paddle_te.training.finetune."""
+"""The program of each process of `paddle-te finetune`: see paddle_te.hosts.paddlenlp.training.finetune."""
 
 from paddle_te.scripts import run
 
 if __name__ == "__main__":
-    run("paddle_te.training.finetune")
+    run("paddle_te.hosts.paddlenlp.training.finetune")

@@ -1,6 +1,6 @@
-"""The program of each process of `paddle-te pretrain`: see paddle_te.training.pretrain."""
+"""The program of each process of `paddle-te pretrain`: see paddle_te.hosts.paddlenlp.training.pretrain."""
 
 from paddle_te.scripts import run
 
 if __name__ == "__main__":
-    run("paddle_te.training.pretrain")
+    run("paddle_te.hosts.paddlenlp.training.pretrain")

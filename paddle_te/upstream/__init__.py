@@ -25,6 +25,7 @@ REPAIRS = (
     "shared_weights",
     "pipeline_transfers",
     "sharding_alignment",
+    "flash_attention_flags",
     "padding_slices",
     "remainder_gather",
     "own_gradients",

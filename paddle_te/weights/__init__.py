@@ -10,7 +10,7 @@ from paddle_te.weights.folder import check_layout
 from paddle_te.weights.layout import SPLIT_AXIS, Dims, native_layout, native_to_te, te_layout, te_to_native
 from paddle_te.weights.reader import read_tensors, read_weights
 from paddle_te.weights.resharding import Degrees, why_not_resumable
-from paddle_te.weights.splits import layer_splits
+from paddle_te.weights.splits import Split, layer_splits
 from paddle_te.weights.tensors import CheckpointError
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "CheckpointError",
     "Degrees",
     "Dims",
+    "Split",
     "check_contents",
     "check_layout",
     "convert",

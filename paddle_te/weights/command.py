@@ -4,6 +4,7 @@
     python te_llama_ckpt_converter.py --inspect --input_ckpt_path DIR
 
 Layouts: pd, PaddleNLP's native one; te, Transformer Engine's; hf, Hugging Face's. `--mode reshard` keeps the layout.
+te2formers and pd2formers write hf, with the optimizer's and the Trainer's state from which PaddleFormers resumes.
 Files: single, sharded with an index, or one to each tensor and pipeline parallel rank (model_state.tp00_pp01.pdparams);
 other degrees and another format may be asked for in every mode.
 

@@ -2,39 +2,17 @@
 
 import math
 
-from paddle_te.configs.families import family_of
-from paddle_te.weights import gpt_config
+from paddle_te.configs.families import FAMILIES, family_of
 from paddle_te.weights.rope import check_paddlenlps_layers, scaling_of
 from paddle_te.weights.rope import to_paddlenlp as rope_in_paddlenlp
 from paddle_te.weights.tensors import CheckpointError
+from paddle_te.weights.words import WORDS
 
 FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
 
 # In a te checkpoint's config.json: how the native checkpoint it was made from was fused, so that te2pd gives it back.
 # (PaddleNLP takes its own fuse flags from arguments, not from config.json, so they would say nothing there.)
 RECORD = "paddle_te_native_layout"
-
-# What both call the same. Hugging Face's defaults differ from PaddleNLP's, so each is written.
-_SHARED = {
-    "vocab_size": None,
-    "hidden_size": None,
-    "intermediate_size": None,
-    "num_hidden_layers": None,
-    "num_attention_heads": None,
-    "num_key_value_heads": None,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.02,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
-# transformers leaves out of a config.json what is its default for the family.
-_DEFAULTS = {
-    "qwen2": {"max_position_embeddings": 32768, "bos_token_id": None, "eos_token_id": None},
-    "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096},
-}
 
 
 def fused_before(config):
@@ -106,39 +84,6 @@ def _family(config):
         raise CheckpointError(f"config.json: {error}") from None
 
 
-def _shared(config):
-    family = _family(config)
-    defaults = _SHARED | _DEFAULTS.get(family.model_type, {})
-    shared = {key: config.get(key, default) for key, default in defaults.items()}
-    shared["num_key_value_heads"] = shared["num_key_value_heads"] or config["num_attention_heads"]
-    return {"architectures": [family.architecture], "model_type": family.model_type, **shared}
-
-
-# What makes a model Hugging Face's with what PaddleNLP's has, by family: {key: its values, the default first}. Weights
-# do not tell: those of a model with a sliding window have the names and shapes of one without.
-_ONLY = {
-    "llama": {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "sliding_window": (None,)},
-    "qwen2": {
-        "hidden_act": ("silu",),
-        "use_sliding_window": (False,),
-        "attention_dropout": (0.0,),
-        "rope_scaling_type": (None,),
-    },
-    "mistral": {
-        "hidden_act": ("silu",),
-        "attention_dropout": (0.0,),
-        "rope_scaling_type": (None,),
-        "tie_word_embeddings": (False,),
-    },
-    "gpt": {
-        "hidden_activation": ("gelu", "relu"),
-        "normalize_before": (True,),
-        "rope_scaling": (None,),
-        "scale_qk_coeff": (1.0,),
-        "tie_word_embeddings": (True,),
-    },
-}
-
 _COUNTS = (
     "vocab_size",
     "hidden_size",
@@ -152,10 +97,12 @@ _COUNTS = (
 _POSITIVE = ("rope_theta", "rms_norm_eps", "rope_scaling_factor")
 
 
-def _checked(config):
-    """The config. Raises CheckpointError for values that PaddleNLP's model would not look at, or that no model has."""
+def _checked(config, hf=False):
+    """The config, PaddleNLP's or (hf) transformers'. Raises CheckpointError for values that PaddleNLP's model would not
+    look at, or that no model has."""
     family = _family(config)
-    for key, possible in _ONLY[family.model_type].items():
+    words = WORDS[family.model_type]
+    for key, possible in (words.hf_only if hf and words.hf_only else words.only).items():
         if config.get(key, possible[0]) not in possible:
             wanted = " or ".join(map(repr, possible))
             raise CheckpointError(f"config.json: {key}={config[key]!r}: PaddleNLP's {family.title} has only {wanted}")
@@ -186,31 +133,37 @@ def check_head_dim(config):
         )
 
 
+def in_paddlenlps_words(config):
+    """A config.json's content for who reads sizes of it: translated where it has words that only transformers has.
+
+    Raises CheckpointError for a model that PaddleNLP cannot express.
+    """
+    alone = [family.hf_model_type for family in FAMILIES.values() if family.hf_model_type]
+    return _from_hf(config, None) if config.get("model_type") in alone else config
+
+
 def _from_hf(config, dtype):
-    if gpt_config.is_hf(config):
-        return _checked(gpt_config.from_hf(config, dtype))
-    _checked(config)
-    # transformers 5 keeps theta and scaling together in rope_parameters
-    theta = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta", 10000.0))
-    rope = rope_in_paddlenlp(scaling_of(config), _family(config))
-    return _checked(_shared(config) | {"rope_theta": theta, "dtype": dtype} | rope)
+    _checked(config, hf=True)
+    family = _family(config)
+    said = WORDS[family.model_type].read(config, hf=True)
+    said |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
+    if not family.learned_positions:
+        # transformers 5 keeps theta and scaling together in rope_parameters
+        theta = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta", 10000.0))
+        said |= {"rope_theta": theta} | rope_in_paddlenlp(scaling_of(config), family)
+    return _checked(said)
 
 
 def _to_hf(config, dtype):
-    if _family(config).model_type == "gpt":
-        return gpt_config.to_hf(config, dtype)
-    scaling = scaling_of(config)
+    family, scaling = _family(config), scaling_of(config)
     if config.get("alibi"):
         raise CheckpointError("config.json: alibi: Hugging Face's models have only rotary positions")
     if scaling and scaling["rope_type"] == "ntk":
         raise CheckpointError("config.json: rope_scaling_type='ntk': Hugging Face's models have no such scaling")
-    only = {key: values[0] for key, values in _ONLY[_family(config).model_type].items() if values[0] is not None}
-    return (
-        _shared(config)
-        | only
-        | {
-            "rope_theta": config.get("rope_theta", 10000.0),
-            "rope_scaling": scaling,
-            "torch_dtype": dtype,
-        }
-    )
+    words = WORDS[family.model_type]
+    said = words.in_hf(words.read(config, hf=False))
+    said |= {"architectures": [family.hf_architecture or family.architecture], "torch_dtype": dtype}
+    said["model_type"] = family.hf_model_type or family.model_type
+    if not family.learned_positions:
+        said |= {"rope_theta": config.get("rope_theta", 10000.0), "rope_scaling": scaling}
+    return said

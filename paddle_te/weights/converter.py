@@ -10,10 +10,10 @@ from tqdm import tqdm
 
 from paddle_te import manifest
 from paddle_te.configs.families import is_tied
+from paddle_te.weights import flex, optimizer, pdparams, safetensors
 from paddle_te.weights import layout as layouts
-from paddle_te.weights import optimizer, pdparams, safetensors
 from paddle_te.weights.config import FUSE_FLAGS, companion_name, convert_config, fused_before
-from paddle_te.weights.contents import check_contents, check_own
+from paddle_te.weights.contents import TRAINER_STATE, check_contents, check_own, read_state
 from paddle_te.weights.files import (
     check_new,
     copy_file,
@@ -28,6 +28,7 @@ from paddle_te.weights.reader import Reader
 from paddle_te.weights.tensors import NUMBERS, CheckpointError, cast
 
 # mode: (from, to); None: whatever the input's layout is, and the same again
+# …2formers: Hugging Face's folder that also holds what PaddleFormers' Trainer resumes from
 MODES = {
     "pd2te": ("pd", "te"),
     "te2pd": ("te", "pd"),
@@ -35,8 +36,11 @@ MODES = {
     "hf2pd": ("hf", "pd"),
     "te2hf": ("te", "hf"),
     "pd2hf": ("pd", "hf"),
+    "te2formers": ("te", "hf"),
+    "pd2formers": ("pd", "hf"),
     "reshard": (None, None),
 }
+FORMERS = ("te2formers", "pd2formers")
 FORMATS = ("pdparams", "safetensors")
 MAX_SHARD_SIZE = 10 * 10**9
 
@@ -66,7 +70,9 @@ def convert(
     Args:
         input_path, output_path: folders; the output must be new or empty. It appears only when it is complete.
         mode: from and to which layout: "pd2te", "te2pd", "hf2te", "hf2pd", "te2hf", "pd2hf", where pd is PaddleNLP's
-            native layout, te Transformer Engine's and hf Hugging Face's; or "reshard": the layout stays.
+            native layout, te Transformer Engine's and hf Hugging Face's; or "reshard": the layout stays; or
+            "te2formers", "pd2formers": as to hf, with the optimizer's and the Trainer's state beside the weights as
+            PaddleFormers' Trainer resumes from them (Llama).
         num_attention_heads, num_key_value_heads: needed only when the folder has no config.json.
         fuse_attention_qkv, fuse_attention_ffn: to pd: fuse the native weights so; None: as they were before pd2te
             (noted in config.json), else not fused.
@@ -108,8 +114,16 @@ def convert(
             "--format, --dtype or --max_shard_size"
         )
     output = dict(dtype=dtype, max_shard_size=max_shard_size or MAX_SHARD_SIZE)
-    sources, carried, run = {"": checkpoint}, list(checkpoint.companions), None
-    if with_optimizer:
+    sources, carried, run, state_groups = {"": checkpoint}, list(checkpoint.companions), None, []
+    if mode in FORMERS:
+        target = replace(_target(checkpoint, layout, mode, format, *degrees), **output)
+        groups, indexes = plan_new_ranks(checkpoint, target, always_index=True)
+        sources |= _state_for_formers(checkpoint, with_optimizer, dtype)
+        state_groups = flex.plan(sources, layout)
+        groups += state_groups
+        carried += _trainer_files_for_formers(checkpoint)
+        _run_of(checkpoint)  # raises for a damaged one
+    elif with_optimizer:
         target = replace(_unified_target(layout, mode, format, dtype), **output)
         check_degrees(checkpoint, layout, *degrees)
         if optimizer.kept_how(input_path).get("optim_moments") == "int8":
@@ -138,14 +152,48 @@ def convert(
             copy_file(checkpoint.folder / name, folder / companion_name(name, carried, checkpoint.layout, layout))
         for name, content in (indexes | ({"config.json": config} if config else {})).items():
             write_json(folder / name, content)
+        if state_groups:
+            flex.write_metadata(folder, state_groups)
+            flex.write_trainer_state(folder / flex.TRAINER_STATE, read_state(input_path))
+            (folder / flex.SIGNAL).write_text("1")
         if checksums:
             write_checksums(folder, workers)
         if run is not None:
             files = manifest.records(folder, manifest.file_names(folder), workers)
             manifest.mark_complete(folder, manifest.Manifest(files, run))
     written = carried + [manifest.COMPLETE_MARK, manifest.MANIFEST] * (run is not None)
-    state = [name for name in checkpoint.left_out if with_optimizer and optimizer.STATE_FILES.fullmatch(name)]
+    with_state = with_optimizer or mode in FORMERS
+    state = [name for name in checkpoint.left_out if with_state and optimizer.STATE_FILES.fullmatch(name)]
+    state += [TRAINER_STATE] * bool(state_groups)
     return [name for name in checkpoint.left_out if name not in written + state]
+
+
+def _state_for_formers(checkpoint, with_optimizer, dtype):
+    """The opened optimizer of a Checkpoint for PaddleFormers. Raises CheckpointError where it has nothing like it."""
+    if checkpoint.layout.family.model_type != "llama":
+        raise CheckpointError(
+            f"{checkpoint.folder}: PaddleFormers makes {checkpoint.layout.family.title} with paddlefleet, whose "
+            "checkpoints are not known here; weights alone go there by te2hf or pd2hf"
+        )
+    if with_optimizer or dtype is not None:
+        flag = "with_optimizer" if with_optimizer else "dtype"
+        raise CheckpointError(f"--{flag}: a conversion for PaddleFormers takes all state along as it is, leave it out")
+    if optimizer.kept_how(checkpoint.folder).get("optim_moments") == "int8":
+        raise CheckpointError(
+            f"{checkpoint.folder}: moments of --optim_moments int8; PaddleFormers has them in float32 only"
+        )
+    if not (checkpoint.folder / TRAINER_STATE).is_file():
+        raise CheckpointError(f"{checkpoint.folder / TRAINER_STATE}: missing; training cannot go on without it")
+    read_state(checkpoint.folder)
+    return optimizer.open_optimizer(checkpoint)
+
+
+def _trainer_files_for_formers(checkpoint):
+    """The schedule and, of te's layers, the scales of fp8; random states are each host's own."""
+    names = optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, checkpoint.layout)
+    if "scheduler.pdparams" not in names:
+        raise CheckpointError(f"{checkpoint.folder / 'scheduler.pdparams'}: missing; training cannot go on without it")
+    return [name for name in names if name == "scheduler.pdparams" or name.startswith("fp8_state")]
 
 
 def _run_of(checkpoint):
@@ -274,6 +322,8 @@ def _write_files(sources, target, folder, files, bar, stop):
     stop: an Event; once it is set, nothing more is written.
     """
     readers = {kind: Reader(checkpoint, target.tp) for kind, checkpoint in sources.items()}
+    for file in files:
+        (folder / file.name).parent.mkdir(exist_ok=True)
     writers = [_writer(target, folder / file.name, [entry.spec for entry in file.entries]) for file in files]
     for shares in zip(*(file.entries for file in files), strict=True):
         if stop.is_set():
@@ -287,6 +337,6 @@ def _write_files(sources, target, folder, files, bar, stop):
 
 
 def _writer(target, path, specs):
-    if target.suffix == pdparams.SUFFIX:
+    if target.suffix == pdparams.SUFFIX or path.suffix == flex.SUFFIX:
         return pdparams.Writer(path, specs)
     return safetensors.Writer(path, specs, "pt" if target.layout.kind == "hf" else "np")

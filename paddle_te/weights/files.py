@@ -90,7 +90,8 @@ def copy_file(source, target):
 
 def write_checksums(folder, workers=1):
     """Writes checksums.json for all files of a folder."""
-    names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = sorted(str(path) for path in paths if path.name != CHECKSUMS)
     with ThreadPoolExecutor(workers) as pool:
         write_json(
             folder / CHECKSUMS, dict(zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True))

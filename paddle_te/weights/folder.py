@@ -10,8 +10,8 @@ from itertools import product
 from pathlib import Path
 
 from paddle_te.configs.families import family_of, is_tied
-from paddle_te.weights import gpt_config, pdparams, safetensors
-from paddle_te.weights.config import check_head_dim
+from paddle_te.weights import pdparams, safetensors
+from paddle_te.weights.config import check_head_dim, in_paddlenlps_words
 from paddle_te.weights.contents import files_of_index
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, detect
@@ -216,10 +216,8 @@ def _read_config(folder):
 
 def _in_paddlenlps_words(folder, config):
     """What config.json says of sizes; None where there is none."""
-    if config is None or not gpt_config.is_hf(config):
-        return config
     try:
-        return gpt_config.from_hf(config)
+        return config and in_paddlenlps_words(config)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
 

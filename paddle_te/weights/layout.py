@@ -9,17 +9,19 @@ of models:
 - "pd": PaddleNLP's native layers, weights [in, out]; fuse_attention_qkv and fuse_attention_ffn each fuse or not.
   A fused qkv keeps each kv head together with its queries: [q1, q2, k1, v1, q3, q4, k2, v2] (see fuse_param_func in
   paddlenlp/transformers/conversion_utils.py). Its rope turns the same halves of a head as Hugging Face's and ours.
-- "hf": Hugging Face transformers, weights [out, in], nothing fused.
+- "hf": Hugging Face transformers, weights [out, in], nothing fused; in GPT-2 [in, out], and q, k, v stacked on out.
 """
 
 import difflib
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
 from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied, value
+from paddle_te.weights.names import FUSED, HF, NATIVE
 from paddle_te.weights.tensors import CheckpointError
 
 # The parts and the axis, of [out, in] or [out], that tensor parallelism splits; None: every rank has the whole.
@@ -108,16 +110,7 @@ class Layout:
         return [embed, *((layer, slot) for layer in range(num_layers) for slot in self.layer), *last]
 
 
-def _model(prefix, head_transposed):
-    """What is outside of the layers, by the names of Llama and those like it."""
-    return (
-        Slot(f"{prefix}embed_tokens.weight", ("embed",)),
-        Slot(f"{prefix}norm.weight", ("norm",)),
-        Slot("lm_head.weight", ("lm_head",), transposed=head_transposed),
-    )
-
-
-_QKV, _QKV_BIAS, _GATE_UP = ("q", "k", "v"), ("q_bias", "k_bias", "v_bias"), ("gate", "up")
+_QKV, _QKV_BIAS, _GATE_UP = FUSED["qkv"], ("q_bias", "k_bias", "v_bias"), FUSED["gate_up"]
 
 
 def te_layout(tied=False, family=LLAMA):
@@ -143,100 +136,48 @@ def te_layout(tied=False, family=LLAMA):
     return Layout(family, "te", "Transformer Engine's", native.prefix, layer, native.model)
 
 
-def _split_layer(family, transposed, fuse_qkv=False, fuse_ffn=False):
-    """Native and Hugging Face's names of a decoder layer of Llama and those like it: they differ in transposition and
-    fusing only."""
-    qkv = [Slot(f"self_attn.{part}_proj.weight", (part,), transposed) for part in _QKV]
-    bias = [Slot(f"self_attn.{part}_proj.bias", (f"{part}_bias",)) for part in _QKV]
-    gate_up = [Slot(f"mlp.{part}_proj.weight", (part,), transposed) for part in _GATE_UP]
-    if fuse_qkv:
-        qkv = [Slot("self_attn.qkv_proj.weight", _QKV, transposed, grouped=True)]
-        bias = [Slot("self_attn.qkv_proj.bias", _QKV_BIAS, grouped=True)]
-    if fuse_ffn:
-        gate_up = [Slot("mlp.gate_up_fused_proj.weight", _GATE_UP, transposed)]
+def _slots(family, name, module, transposed=False, grouped=False):
+    """The weight and, where the family has it, the bias of a module of that name. module: a part, or one of FUSED."""
+    parts = FUSED.get(module, (module,))
+    transposed = transposed and not module.endswith("norm")
+    slots = [Slot(f"{name}.weight", parts, transposed, grouped)]
+    if family.has_bias(parts[0]):
+        slots.append(Slot(f"{name}.bias", tuple(f"{part}_bias" for part in parts), grouped=grouped))
+    return slots
+
+
+def _layer(family, names, fuse_qkv=False, fuse_ffn=False, grouped=False):
+    """The Slots of a decoder layer under a Names. grouped: q, k and v in one weight lie as PaddleNLP puts them."""
+    qkv = ("qkv",) if fuse_qkv else _QKV
+    mlp = ("up",) if not family.gated else ("gate_up",) if fuse_ffn else _GATE_UP
+    modules = ("attention_norm", *qkv, "o", "mlp_norm", *mlp, "down")
+    slots = [
+        _slots(family, names.layer[module], module, names.transposed, grouped and module == "qkv") for module in modules
+    ]
+    return tuple(chain.from_iterable(slots))
+
+
+def _model(family, names, base, head_transposed=False):
+    """The Slots of what is outside of the layers. base: what stands before all names but the head's."""
     return (
-        Slot("input_layernorm.weight", ("attention_norm",)),
-        *qkv,
-        *(bias if family.qkv_bias else ()),
-        Slot("self_attn.o_proj.weight", ("o",), transposed),
-        Slot("post_attention_layernorm.weight", ("mlp_norm",)),
-        *gate_up,
-        Slot("mlp.down_proj.weight", ("down",), transposed),
+        Slot(f"{base}{names.embed}.weight", ("embed",)),
+        *([Slot(f"{base}{names.positions}.weight", ("positions",))] if family.learned_positions else ()),
+        *_slots(family, f"{base}{names.norm}", "norm"),
+        Slot("lm_head.weight", ("lm_head",), transposed=head_transposed),
     )
-
-
-def _with_bias(name, part, transposed=False):
-    """The weight and the bias of a projection or of a LayerNorm."""
-    return Slot(f"{name}.weight", (part,), transposed), Slot(f"{name}.bias", (f"{part}_bias",))
-
-
-def _gpts_native(family, tied, fuse_qkv, fuse_ffn):
-    """PaddleNLP's GPT: (prefix of the layers, a layer, what is outside). Its head is the embedding, [vocab, hidden],
-    and it fuses no MLP."""
-    qkv = [slot for part in _QKV for slot in _with_bias(f"self_attn.{part}_proj", part, True)]
-    if fuse_qkv:
-        qkv = [
-            Slot("self_attn.qkv_proj.weight", _QKV, True, grouped=True),
-            Slot("self_attn.qkv_proj.bias", _QKV_BIAS, grouped=True),
-        ]
-    layer = (
-        *_with_bias("norm1", "attention_norm"),
-        *qkv,
-        *_with_bias("self_attn.out_proj", "o", True),
-        *_with_bias("norm2", "mlp_norm"),
-        *_with_bias("linear1", "up", True),
-        *_with_bias("linear2", "down", True),
-    )
-    outside = (
-        Slot("gpt.embeddings.word_embeddings.weight", ("embed",)),
-        Slot("gpt.embeddings.position_embeddings.weight", ("positions",)),
-        *_with_bias("gpt.decoder.norm", "norm"),
-        Slot("lm_head.weight", ("lm_head",)),
-    )
-    return "gpt.decoder.layers.", layer, outside
-
-
-def _gpts_hf(family):
-    """transformers' GPT-2, whose Conv1D has its weight [in, out]."""
-    layer = (
-        *_with_bias("ln_1", "attention_norm"),
-        Slot("attn.c_attn.weight", _QKV, True),
-        Slot("attn.c_attn.bias", _QKV_BIAS),
-        *_with_bias("attn.c_proj", "o", True),
-        *_with_bias("ln_2", "mlp_norm"),
-        *_with_bias("mlp.c_fc", "up", True),
-        *_with_bias("mlp.c_proj", "down", True),
-    )
-    outside = (
-        Slot("transformer.wte.weight", ("embed",)),
-        Slot("transformer.wpe.weight", ("positions",)),
-        *_with_bias("transformer.ln_f", "norm"),
-        Slot("lm_head.weight", ("lm_head",)),
-    )
-    return "transformer.h.", layer, outside
-
-
-def _llamas_native(family, tied, fuse_qkv, fuse_ffn):
-    prefix = f"{family.model_type}."
-    return f"{prefix}layers.", _split_layer(family, True, fuse_qkv, fuse_ffn), _model(prefix, not tied)
-
-
-def _llamas_hf(family):
-    return "model.layers.", _split_layer(family, False), _model("model.", False)
-
-
-# Of a Family's names: PaddleNLP's own layers, and transformers'.
-_NATIVE, _HF = {"llama": _llamas_native, "gpt": _gpts_native}, {"llama": _llamas_hf, "gpt": _gpts_hf}
 
 
 def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False, family=LLAMA):
     """PaddleNLP's own layout of a Family, fused as its config's flags of the same names say."""
     fused = [text for text, on in [("fused qkv", fuse_attention_qkv), ("fused gate_up", fuse_attention_ffn)] if on]
+    names, base = NATIVE[family.names], f"{family.model_type}."
     return Layout(
         family,
         "pd",
         "PaddleNLP's native" + (f" ({', '.join(fused)})" if fused else ""),
-        *_NATIVE[family.names](family, tied, fuse_attention_qkv, fuse_attention_ffn),
+        f"{base}{names.layers}.",
+        _layer(family, names, fuse_attention_qkv, fuse_attention_ffn, grouped=True),
+        _model(family, names, base, head_transposed=not (tied or family.tied)),
         fuse_attention_qkv,
         fuse_attention_ffn,
     )
@@ -244,9 +185,10 @@ def native_layout(fuse_attention_qkv=False, fuse_attention_ffn=False, tied=False
 
 def hf_layout(tied=False, family=LLAMA):
     """Hugging Face's layout of a Family. tied: without lm_head, which is the embedding."""
-    prefix, layer, outside = _HF[family.names](family)
-    outside = tuple(slot for slot in outside if not (tied and slot.parts == ("lm_head",)))
-    return Layout(family, "hf", "Hugging Face's", prefix, layer, outside)
+    names, base = HF[family.names], HF[family.names].base
+    layer = _layer(family, names, fuse_qkv="qkv" in names.layer)
+    outside = tuple(slot for slot in _model(family, names, base) if not (tied and slot.parts == ("lm_head",)))
+    return Layout(family, "hf", "Hugging Face's", f"{base}{names.layers}.", layer, outside)
 
 
 def _layouts(family, tied):

@@ -239,21 +239,22 @@ class Writer:
     def add(self, arrays):
         """Writes the next tensor, given as arrays whose bytes follow one another."""
         spec = next(self._left)
-        self._file.write(_text(spec.name) + _array_head(spec))
+        self._file.write(pickled_text(spec.name) + _array_head(spec))
         for array in arrays:
             write_array(self._file, array)
         self._file.write(pickle.TUPLE + pickle.BUILD)
 
     def close(self):
         """Writes the table of names, and everything through to the disk."""
-        table = b"".join(_text(spec.name) * 2 for spec in self._specs)
-        self._file.write(_text(NAME_TABLE) + pickle.EMPTY_DICT + pickle.MARK + table + pickle.SETITEMS)
+        table = b"".join(pickled_text(spec.name) * 2 for spec in self._specs)
+        self._file.write(pickled_text(NAME_TABLE) + pickle.EMPTY_DICT + pickle.MARK + table + pickle.SETITEMS)
         self._file.write(pickle.SETITEMS + pickle.STOP)
         sync_file(self._file)
         self._file.close()
 
 
-def _text(value):
+def pickled_text(value):
+    """The instruction that makes a string."""
     data = value.encode()
     return pickle.BINUNICODE + struct.pack("<I", len(data)) + data
 
@@ -262,19 +263,31 @@ def _int(value):
     return pickle.BININT + struct.pack("<i", value)
 
 
-def _global(module, name):
-    return _text(module) + _text(name) + pickle.STACK_GLOBAL
+def pickled_global(module, name):
+    """The instructions that fetch a class or function."""
+    return pickled_text(module) + pickled_text(name) + pickle.STACK_GLOBAL
 
 
 def _array_head(spec):
     """The pickle of a numpy array up to its data (numpy.ndarray.__reduce__, protocol 4)."""
-    empty = _global("numpy", "ndarray") + _int(0) + pickle.TUPLE1 + pickle.SHORT_BINBYTES + b"\x01b"
-    dtype = _global("numpy", "dtype") + _text(STORAGE[spec.dtype].str[1:]) + pickle.NEWFALSE + pickle.NEWTRUE
+    empty = pickled_global("numpy", "ndarray") + _int(0) + pickle.TUPLE1 + pickle.SHORT_BINBYTES + b"\x01b"
+    dtype = (
+        pickled_global("numpy", "dtype") + pickled_text(STORAGE[spec.dtype].str[1:]) + pickle.NEWFALSE + pickle.NEWTRUE
+    )
     dtype += pickle.TUPLE3 + pickle.REDUCE
-    dtype += pickle.MARK + _int(3) + _text("<") + pickle.NONE * 3 + _int(-1) * 2 + _int(0) + pickle.TUPLE + pickle.BUILD
+    dtype += (
+        pickle.MARK
+        + _int(3)
+        + pickled_text("<")
+        + pickle.NONE * 3
+        + _int(-1) * 2
+        + _int(0)
+        + pickle.TUPLE
+        + pickle.BUILD
+    )
     return (
         # numpy 1's module name, which numpy 2 reads too
-        _global("numpy.core.multiarray", "_reconstruct")
+        pickled_global("numpy.core.multiarray", "_reconstruct")
         + (empty + pickle.TUPLE3 + pickle.REDUCE)
         + (pickle.MARK + _int(1) + pickle.MARK + b"".join(map(_int, spec.shape)) + pickle.TUPLE)
         + (dtype + pickle.NEWFALSE + pickle.BINBYTES8 + struct.pack("<Q", spec.nbytes))

@@ -201,7 +201,7 @@ def _import_what_ranks_import():
         "paddle.distributed.launch",
         "paddlenlp.trainer",
         "paddlenlp.transformers",
-        "paddle_te.training.pretrain",
+        "paddle_te.hosts.paddlenlp.training.pretrain",
     ):
         importlib.import_module(name)
 

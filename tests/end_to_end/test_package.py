@@ -17,13 +17,14 @@ import pytest
 import tomllib
 from packaging.requirements import Requirement
 
+from paddle_te.host import HOSTS
 from tests import processes
 
 ROOT = Path(__file__).parents[2]
 # Packages that a user installs beside this one, one of several with the same modules
 CHOSEN = {"paddle", "nvtx", "torch", "transformer_engine", "transformers"}
-# What is imported where an extra, or another host's environment, is installed
-OPTIONAL = ("paddle_te/evaluation/registered.py", "paddle_te/hosts/paddleformers/")
+# What is imported where an extra, such as a host, is installed
+OPTIONAL = tuple(f"paddle_te/{room}/" for room in ("data", "hosts", "upstream"))
 
 
 def settings(monkeypatch):
@@ -55,8 +56,6 @@ def test_every_import_is_declared(monkeypatch):
     declared = settings(monkeypatch)
     required = {normalized(line) for line in declared["install_requires"]}
     optional = {normalized(line) for lines in declared["extras_require"].values() for line in lines}
-    of_paddleformers = (ROOT / "locks/paddleformers/requirements.in").read_text().splitlines()
-    optional |= {normalized(line) for line in of_paddleformers if not line.startswith("#")}
     installed, missing = packages_distributions(), {}
     for path in (ROOT / "paddle_te").rglob("*.py"):
         file = str(path.relative_to(ROOT))
@@ -69,14 +68,26 @@ def test_every_import_is_declared(monkeypatch):
     assert not missing
 
 
+# {host: where its locks and its own constraints are}, and what each leaves out
+LOCKS = {"paddlenlp": "locks", "paddleformers": "locks/paddleformers"}
+LEFT_OUT = {"paddlenlp": {"paddleformers"}, "paddleformers": {"paddlenlp", "harness"}}
+
+
+def constraints(host):
+    """The lines of the files of constraints that hold for a host."""
+    files = ["constraints.txt"] if host == "paddlenlp" else ["locks/paddleformers/constraints.txt"]
+    lines = [line for file in files for line in (ROOT / file).read_text().splitlines()]
+    return [line for line in (line.partition("#")[0].strip() for line in lines) if line]
+
+
+@pytest.mark.parametrize("host", LOCKS)
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
-def test_the_lock_is_complete_and_what_is_asked_for(version, monkeypatch):
-    """Of what setup.py requires, of what constraints.txt pins, and of all that those here require in turn."""
+def test_the_lock_is_complete_and_what_is_asked_for(version, host, monkeypatch):
+    """Of what setup.py requires, of what constraints pin, and of all that those here require in turn."""
     declared = settings(monkeypatch)
-    asked = [*declared["install_requires"], *sum(declared["extras_require"].values(), [])]
-    pins = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    asked += filter(None, pins)
-    lock = (ROOT / f"locks/python{version}.txt").read_text()
+    extras = {name: lines for name, lines in declared["extras_require"].items() if name not in LEFT_OUT[host]}
+    asked = [*declared["install_requires"], *sum(extras.values(), []), *constraints(host)]
+    lock = (ROOT / LOCKS[host] / f"python{version}.txt").read_text()
     locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)$", lock, re.MULTILINE))
     assert "://" not in lock, "no place from which packages come"
     seen = set()
@@ -90,7 +101,14 @@ def test_the_lock_is_complete_and_what_is_asked_for(version, monkeypatch):
         if name not in seen and (found := installed(name)) and found.version == locked[name]:
             asked += found.requires or []
         seen.add(name)
-    assert len(seen) > 100
+    assert len(seen) > 80
+
+
+def test_no_environment_has_both_hosts(monkeypatch):
+    """Their versions exclude each other, so that pip refuses to install both."""
+    locks = [(ROOT / folder / "python3.12.txt").read_text() for folder in LOCKS.values()]
+    assert all(("paddlenlp==" in lock) != ("paddleformers==" in lock) for lock in locks)
+    assert set(LOCKS) <= settings(monkeypatch)["extras_require"].keys() and set(LOCKS) == HOSTS.keys()
 
 
 def installed(name):

@@ -160,7 +160,7 @@ def test_nothing_is_installed_twice(tmp_path):
     (tmp_path / "paddle_te/native/shim.cpp").write_text("int x;\n")
     assert shell("need_tools() { :; }; make_venv", tmp_path).returncode == 0
     assert installs(tmp_path) == 2
-    assert "-c locks/python3.11.txt -e .[cpu,test]" in (tmp_path / "calls").read_text()
+    assert "-c locks/python3.11.txt -e .[cpu,paddlenlp,test]" in (tmp_path / "calls").read_text()
 
 
 def test_a_failed_install_is_tried_again(tmp_path):
@@ -188,20 +188,20 @@ def make_venv_with_driver(cuda, folder, **environ):
 
 def test_a_gpu_brings_transformer_engine_and_the_plugin(tmp_path):
     fake_checkout(tmp_path, "3.11")
-    assert make_venv_with_driver(13000, tmp_path)[0] == ".[cpu,test,te-cu13,nvgpu]"
+    assert make_venv_with_driver(13000, tmp_path)[0] == ".[cpu,paddlenlp,test,te-cu13,nvgpu]"
     make_venv_with_driver(13000, tmp_path)
     assert installs(tmp_path) == 1
     (tmp_path / "nvgpu/plugin.cc").write_text("int x;\n")
     make_venv_with_driver(13000, tmp_path)
     assert [line.split()[:3] for line in open(tmp_path / "builds")] == [["-m", "pip", "install"]] * 2
-    assert make_venv_with_driver(13000, tmp_path, GPU="0")[0] == ".[cpu,test]"
+    assert make_venv_with_driver(13000, tmp_path, GPU="0")[0] == ".[cpu,paddlenlp,test]"
     assert installs(tmp_path) == 3 and (tmp_path / "builds").read_text().count("\n") == 2
 
 
 def test_an_old_driver_is_said(tmp_path):
     fake_checkout(tmp_path, "3.11")
     extras, result = make_venv_with_driver(12080, tmp_path)
-    assert extras == ".[cpu,test]" and not (tmp_path / "builds").exists()
+    assert extras == ".[cpu,paddlenlp,test]" and not (tmp_path / "builds").exists()
     assert "driver is for CUDA 12.8: the GPU needs one for CUDA 13 (580 or newer)" in result.stderr
     assert "CUDA" not in make_venv_with_driver(0, tmp_path)[1].stderr
 

@@ -6,8 +6,8 @@ import pytest
 
 from paddle_te import device
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
+from tests.cross_entropy_cases import draw, reference
 from tests.te_weights import relative
-from tests.unit.layers.test_cross_entropy import draw, reference
 
 
 @pytest.mark.parametrize("vocabulary", [1000, 1001])  # rows of whole vectors, or not

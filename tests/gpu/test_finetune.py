@@ -7,13 +7,14 @@ import paddle
 import pytest
 
 from paddle_te.configs.families import FAMILIES
-from paddle_te.evaluation.tasks import Request, Scorer
+from paddle_te.hosts.paddlenlp.evaluation.tasks import Request, Scorer
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
+from paddle_te.hosts.paddlenlp.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from paddle_te.models.lora import TARGETS
-from paddle_te.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from tests.end_to_end.evaluation.test_evaluate import run as run_eval
 from tests.end_to_end.training.test_finetune import place, run  # noqa: F401 (place is a fixture)
-from tests.small_models import PD, TE, VOCABULARY, array, first, make, relative, truth, weights_of
+from tests.small_models import PD, TE, VOCABULARY, array, first, make, truth, weights_of
+from tests.te_weights import relative
 
 HALF = "bfloat16"
 OTHERS = [family for family in FAMILIES if family != "llama"]

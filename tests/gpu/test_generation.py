@@ -7,7 +7,8 @@ import pytest
 from paddle_te.configs.families import FAMILIES
 from paddle_te.hosts.paddlenlp.generation import left_padded
 from paddle_te.models.backend import check_backend
-from tests.small_models import TE, VOCABULARY, array, first, make, relative, truth
+from tests.small_models import TE, VOCABULARY, array, first, make, truth
+from tests.te_weights import relative
 
 HALF = "bfloat16"
 NEVER = 1000  # an end-of-text token that no model makes

@@ -6,11 +6,10 @@ import paddle
 import pytest
 
 from paddle_te.ops.te import offload
-from paddle_te.optimizer import fuse_clipping
-from paddle_te.training import optimizer_offload
-from paddle_te.training.compact_states import keep_compact
-from paddle_te.training.optimizer_in_backward import OptimizerInBackward
-from paddle_te.training.optimizer_offload import keep_on_host
+from paddle_te.optimizer import fuse_clipping, offloaded_states
+from paddle_te.optimizer.compact_states import keep_compact
+from paddle_te.optimizer.in_backward import OptimizerInBackward
+from paddle_te.optimizer.offloaded_states import keep_on_host
 from tests.gpu.test_finetune import HALF, SIZES, loss_and_gradients, whole, with_lora
 from tests.small_models import TE, VOCABULARY, array, first, make, truth
 
@@ -48,7 +47,7 @@ def train(gpu, weights, ids, in_backward=False, kept=("bfloat16", "bf16_remainde
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_they_change_no_bit(gpu, poisoned, monkeypatch, seed, precision):
-    monkeypatch.setattr(offload, "LEAST", 1024)
+    monkeypatch.setattr(offloaded_states, "LEAST", 1024)
     settings = PRECISIONS[precision]
     _, weights = truth(num_hidden_layers=LAYERS)
     ids = np.random.default_rng(seed).integers(0, VOCABULARY, [STEPS, 2, 64])
@@ -64,9 +63,9 @@ def test_they_change_no_bit(gpu, poisoned, monkeypatch, seed, precision):
 @pytest.mark.parametrize("kept", [("float32", "float32"), ("int8", "bf16_remainder")])
 def test_the_optimizers_states_change_no_bit(gpu, poisoned, monkeypatch, seed, kept):
     """In many small pieces, whose copies are behind and ahead of the updates."""
-    monkeypatch.setattr(optimizer_offload, "LEAST", 1024)
-    monkeypatch.setattr(optimizer_offload, "PIECE", 2048)
-    monkeypatch.setattr(optimizer_offload, "OFFLOADED_AT_ONCE", 4 * 2048)
+    monkeypatch.setattr(offloaded_states, "LEAST", 1024)
+    monkeypatch.setattr(offloaded_states, "PIECE", 2048)
+    monkeypatch.setattr(offloaded_states, "OFFLOADED_AT_ONCE", 4 * 2048)
     _, weights = truth(num_hidden_layers=LAYERS)
     ids = np.random.default_rng(seed).integers(0, VOCABULARY, [2 * STEPS, 2, 64])
     losses, want = train(gpu, weights, ids, kept=kept, use_fp8=True)
@@ -80,7 +79,7 @@ def test_the_optimizers_states_change_no_bit(gpu, poisoned, monkeypatch, seed, k
 
 def test_activations_of_layers_with_lora(gpu, poisoned, monkeypatch, seed):
     """Whose norms, GEMMs and activations are operations of their own, and whose weights are frozen."""
-    monkeypatch.setattr(offload, "LEAST", 1024)
+    monkeypatch.setattr(offloaded_states, "LEAST", 1024)
     _, weights = truth(num_hidden_layers=LAYERS, **SIZES)
     batch, found = whole(np.random.default_rng(seed), length=64), []
     for count in (0, 3):

@@ -10,9 +10,10 @@ import paddle
 import paddle.nn.functional as F
 import pytest
 
-from tests import embedding_cases
+from tests import embedding_cases, nvgpu_processes
 from tests.nvgpu_cases import CASES, FLOATS, check
-from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, llama, run, run_ranks
+from tests.nvgpu_processes import PLUGIN_TESTS, ROOT, check_on_device, run, run_ranks
+from tests.te_weights import relative
 from tools.benchmark import device_trace
 
 PLUGIN = os.environ.get("CUSTOM_DEVICE_ROOT", "")
@@ -42,11 +43,6 @@ def cudart():
 @pytest.mark.parametrize("name", CASES)
 def test_kernel_agrees_with_the_cpu(name, dtype, generator):
     check(name, dtype, generator)
-
-
-def relative(got, want):
-    got, want = (np.asarray(x, "float64") for x in (got, want))
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 # A running sum of n terms of one size rounds n times: in all sqrt(n) / 3 · 2**-24 of the result (root mean square).
@@ -88,6 +84,69 @@ def test_large_cross_entropy(generator):
     np.testing.assert_allclose(loss.numpy().ravel(), want, atol=1e-4)
     p[np.arange(300), picked] -= 1
     assert relative(x.grad.numpy(), p * counts[:, None]) < 1e-5
+
+
+@pytest.mark.parametrize("dtype, bound", [("float32", 3e-6), ("bfloat16", 5e-3)])
+def test_large_rms_norm(dtype, bound, generator):
+    x, weight, grad = (
+        paddle.to_tensor(generator.standard_normal(shape).astype("float32")).astype(dtype)
+        for shape in ([4100, 4096], [4096], [4100, 4096])
+    )
+    x.stop_gradient = weight.stop_gradient = False
+    y = paddle.incubate.nn.functional.fused_rms_norm_ext(x, weight, 1e-5)[0]
+    y.backward(grad)
+    wide_x, wide_weight, wide_grad = (t.astype("float32").numpy().astype("float64") for t in (x, weight, grad))
+    rstd = 1 / np.sqrt((wide_x**2).mean(1, keepdims=True) + 1e-5)
+    normed, scaled = wide_x * rstd, wide_grad * wide_weight
+    wanted = {
+        "y": (y, normed * wide_weight),
+        "x": (x.grad, rstd * (scaled - normed * (scaled * normed).mean(1, keepdims=True))),
+        "weight": (weight.grad, (wide_grad * normed).sum(0)),
+    }
+    for name, (got, want) in wanted.items():
+        assert relative(got.astype("float32").numpy(), want) < bound, name
+
+
+@pytest.mark.parametrize("dtype, bound", [("float32", 1e-5), ("bfloat16", 1e-2)])
+def test_attention_in_several_stretches_of_queries(dtype, bound, generator):
+    attention_of_some_queries(dtype, bound, generator, 16384)
+
+
+def attention_of_some_queries(dtype, bound, generator, tokens):
+    """Two heads with one key-value head; two documents. Only some queries have a gradient, and are compared."""
+    heads, width, documents = 2, 64, np.array([tokens // 3, tokens])
+    sizes = dict(q=[1, tokens, heads, width], k=[1, tokens, 1, width], v=[1, tokens, 1, width])
+    tensors = {
+        name: paddle.to_tensor(generator.standard_normal(size).astype("float32")).astype(dtype)
+        for name, size in sizes.items()
+    }
+    for tensor in tensors.values():
+        tensor.stop_gradient = False
+    ends = np.where(np.arange(tokens) < documents[0], *documents).astype("int32").reshape([1, 1, tokens, 1])
+    rows = paddle.to_tensor(ends)
+    settings = (None, 0.0, True, False, False, "")  # seed, dropout, causal, return_softmax, is_test, rng_name
+    out = paddle._C_ops.flashmask_attention(*tensors.values(), rows, *settings)[0]
+    some = np.sort(generator.choice(tokens, 16, replace=False))
+    grad = np.zeros(out.shape, "float32")
+    grad[0, some] = generator.integers(-2, 3, [16, heads, width])
+    out.backward(paddle.to_tensor(grad).astype(dtype))
+    q, k, v = (t.astype("float32").numpy().astype("float64")[0] for t in tensors.values())
+    key, wanted = np.arange(tokens), {"k": np.zeros([tokens, width]), "v": np.zeros([tokens, width])}
+    seen = (key <= some[:, None]) & (some[:, None] < ends.ravel())
+    for head in range(heads):
+        scores = np.where(seen, q[some, head] @ k[:, 0].T / width**0.5, -np.inf)
+        p = np.exp(scores - scores.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        assert relative(out.astype("float32").numpy()[0, some, head], p @ v[:, 0]) < bound
+        d_out = grad[0, some, head].astype("float64")
+        d_p = d_out @ v[:, 0].T
+        d_scores = p * (d_p - (p * d_p).sum(1, keepdims=True)) / width**0.5
+        q_grad = tensors["q"].grad.astype("float32").numpy()[0, some, head]
+        assert relative(q_grad, d_scores @ k[:, 0]) < bound
+        wanted["k"] += d_scores.T @ q[some, head]
+        wanted["v"] += p.T @ d_out
+    for name, want in wanted.items():
+        assert relative(tensors[name].grad.astype("float32").numpy()[0, :, 0], want) < bound, name
 
 
 def test_large_embedding_gradient_is_exact_and_repeatable(generator):
@@ -185,14 +244,7 @@ def test_memory_is_given_back_and_used_again():
 
 @pytest.fixture(scope="module")
 def llama_runs():
-    """Losses of the same model in three processes, and what the bfloat16 one printed with tracing on."""
-    seed = int.from_bytes(os.urandom(2), "little")
-    print(f"seed {seed}")
-    cpu, _ = llama(PLUGIN, "cpu", "float32", seed)
-    nvgpu, _ = llama(PLUGIN, "nvgpu:0", "float32", seed)
-    # Paddle itself aborts while a process with this GLOG variable exits; the losses are out by then.
-    half, trace = llama(PLUGIN, "nvgpu:0", "bfloat16", seed, NVGPU_TRACE=1, GLOG_vmodule="kernel_factory=3")
-    return cpu, nvgpu, half, trace
+    return nvgpu_processes.llama_runs(PLUGIN)
 
 
 def test_llama_float32_equals_the_cpu(llama_runs):

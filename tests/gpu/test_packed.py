@@ -9,7 +9,7 @@ from paddle_te.ops import get_ops
 from paddle_te.ops.te import program
 from tests.layer_cases import RECIPES
 from tests.packed_cases import HIDDEN, TOKENS, draw, random_rows, run, spans, transformer
-from tests.small_models import relative
+from tests.te_weights import relative
 
 TE = "transformer_engine", "bfloat16"
 

@@ -5,7 +5,7 @@ import pytest
 
 from paddle_te.ops import pd, te
 from tests import ring_cases
-from tests.small_models import relative
+from tests.te_weights import relative
 
 
 @pytest.mark.parametrize("ranks, heads, kv_heads, head_dim, sequence", [(2, 4, 4, 64, 256), (3, 8, 2, 128, 384)])

@@ -15,14 +15,13 @@ import paddle
 from paddle.base import core
 
 from paddle_te import device
-from paddle_te.optimizer import fuse_clipping, multi_tensor
+from paddle_te.optimizer import fuse_clipping, multi_tensor, offloaded_states
+from paddle_te.optimizer.compact_states import keep_compact
+from paddle_te.optimizer.in_backward import OptimizerInBackward
+from paddle_te.optimizer.offloaded_states import keep_on_host
 from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
 from paddle_te.planner import Layout
 from paddle_te.planner.memory import state_bytes
-from paddle_te.training import optimizer_offload
-from paddle_te.training.compact_states import keep_compact
-from paddle_te.training.optimizer_in_backward import OptimizerInBackward
-from paddle_te.training.optimizer_offload import keep_on_host
 from tests import emulated_te
 
 SHAPES = [(33, 65), (257,), (1,), (64, 64), (3, 512)]
@@ -278,7 +277,7 @@ def run_offload(arrays, grads, kept, fraction):
 
 def compare_offload(seed):
     emulated_te.install()
-    optimizer_offload.LEAST, optimizer_offload.PIECE, optimizer_offload.OFFLOADED_AT_ONCE = 1024, 1024, 3 * 1024
+    offloaded_states.LEAST, offloaded_states.PIECE, offloaded_states.OFFLOADED_AT_ONCE = 1024, 1024, 3 * 1024
     generator = np.random.default_rng(seed)
     shapes = [(32, 512), (256,), (64, 256)]
     arrays, *grads = [[generator.standard_normal(shape).astype("float32") for shape in shapes] for _ in range(4)]

@@ -1,6 +1,7 @@
 """PaddleFormers' own recipes, pretraining, fine-tuning and LoRA, all packed, on a CPU: its own layers beside ours."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -38,6 +39,16 @@ def test_none_and_pd_train_alike(losses, tmp_path, stage):
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
         assert relative(ours[name], array) < 1e-3, name
+
+
+def test_the_hosts_own_layers_on_nvgpu(losses, model_folder, tmp_path):
+    """With PaddleFormers' defaults, fused RMSNorm and FlashMask, beside what a CPU has; documents are packed."""
+    shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((model_folder / "config.json").read_text()) | dict(fuse_rms_norm=True)
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    fused = dict(model_name_or_path=str(tmp_path / "model"), _attn_implementation="flashmask", device="nvgpu")
+    none = dict(transformer_engine_backend="none")
+    np.testing.assert_allclose(losses("fused", **none, **fused), losses("plain", **none), rtol=1e-5)
 
 
 @pytest.mark.parametrize("data", ["PT", "LONG"])

@@ -124,7 +124,7 @@ def test_command_line_prints_and_saves_json(tmp_path):
     saved = tmp_path / "new" / "env.json"
     faster = "from paddle_te.upstream import deferred_imports; deferred_imports.apply()"
     result = run_env("--json", "--save", saved, prelude=faster)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0 and not result.stderr, result.stderr  # Paddle warns of what it lacks for its compiler
     assert json.loads(result.stdout) == json.loads(saved.read_text())
 
 

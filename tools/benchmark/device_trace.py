@@ -2,8 +2,8 @@
 parts take.
 
 Every moment counts once: for the part of the model whose kernel computes, else for communication (nothing hides it),
-else as a gap. A kernel belongs to the part that the host was at when it launched it, by the names of
-paddle_te.training.profiling.Ranges. Of several steps the first is left out: CUPTI may take its time to start in it (a
+else as a gap. A kernel belongs to the part that the host was at when it launched it, by the names of training's
+profiling.Ranges. Of several steps the first is left out: CUPTI may take its time to start in it (a
 step of 305 ms was seen to wait for 190).
 """
 

@@ -25,6 +25,12 @@ DEFINITION = (
 )
 
 
+def lengths_of_samples(row):
+    """Tokens of each sample for rows of so many, the end of text included."""
+    drawn = np.random.default_rng(0).lognormal(np.log(MEDIAN_LENGTH), SPREAD, SAMPLES)
+    return drawn.clip(4, row // 2).astype(int)
+
+
 @dataclass(frozen=True)
 class Finetuning(Run):
     """llm/llama/run_finetune.py, started by its launcher, from random weights.
@@ -54,8 +60,7 @@ class Finetuning(Run):
     @cached_property
     def lengths(self):
         """Tokens of each sample, the end of text included."""
-        drawn = np.random.default_rng(0).lognormal(np.log(MEDIAN_LENGTH), SPREAD, SAMPLES)
-        return drawn.clip(4, self.size.dims.sequence // 2).astype(int)
+        return lengths_of_samples(self.size.dims.sequence)
 
     def inputs(self, conditions):
         made = "-on-device" * self.on_device

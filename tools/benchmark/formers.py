@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.options import BACKENDS
 from tools.benchmark.trainings import Command, Run
 
@@ -33,7 +34,6 @@ RECIPE = {
     "logging_steps": 1,
     "disable_tqdm": True,
 }
-UNKNOWN, END = "<unk>", "</s>"  # of a tokenizer that is asked for, and not used
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,8 @@ def write_config(folder, size):
 def write_tokenizer(folder):
     """A tokenizer of two tokens, for PaddleFormers reads one whatever the data are."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = {UNKNOWN: 0, END: 1}
-    model = {"type": "WordLevel", "vocab": tokens, "unk_token": UNKNOWN}
-    special = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
-    added = [dict(id=number, content=token) | special for token, number in tokens.items()]
-    kept = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
-    whole = {"version": "1.0", "added_tokens": added, **kept, "model": model}
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
-    config = dict(tokenizer_class="PreTrainedTokenizerFast", unk_token=UNKNOWN, eos_token=END, pad_token=END)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, text in two_tokens().items():
+        (folder / name).write_text(text)
 
 
 def write_document(prefix, tokens):

@@ -185,7 +185,7 @@ def parse_arguments(argv):
     parser.add_argument("data", type=Path, help="a folder with one .bin/.idx pair, and its tokenizer in `tokenizer`")
     parser.add_argument("--paddleformers", type=Path, required=True, metavar="PYTHON", help="with PaddleFormers")
     parser.add_argument("--model", default="llama-125m", help="a Llama: name or folder; default %(default)s")
-    parser.add_argument("--backend", choices=("te", "pd"), default="te")
+    parser.add_argument("--backend", choices=("te", "pd", "none"), default="te")
     parser.add_argument("--precision", choices=("bf16", "fp8", "fp32"), default="fp8")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--sequence", type=int, default=1024, help="tokens; default %(default)s")

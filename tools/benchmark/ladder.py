@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 
 from tools.benchmark import report, timing  # noqa: E402
 from tools.benchmark.layer import Contest, free_memory, run_sizes, sizes_in_words  # noqa: E402
-from tools.benchmark.peers import HuggingFace, PaddleTE, Peer, PlainTorch, TETorch  # noqa: E402
+from tools.benchmark.peers import HuggingFace, PaddleTE, Peer, TETorch, exact_results  # noqa: E402
 from tools.benchmark.problem import SIZES as LAYER_SIZES  # noqa: E402
 from tools.benchmark.problem import Problem  # noqa: E402
 
@@ -174,15 +174,8 @@ def parse_arguments(argv=None):
 
 
 def float32_results(problem, arguments):
-    """results() of the stack in float32 PyTorch with exact attention; None, said on stderr, without PyTorch."""
-    try:
-        import torch
-    except ImportError as error:
-        print(f"errors are not measured: {error}", file=sys.stderr)
-        return None
-    torch.backends.cuda.matmul.allow_tf32 = False
-    exact = partial(PlainTorch, exact_attention=True, dtype="float32")
-    return Stack(problem, exact, arguments.layers, device=arguments.device).results()
+    """exact_results of the stack."""
+    return exact_results(lambda exact: Stack(problem, exact, arguments.layers, device=arguments.device))
 
 
 def run_size(arguments, clock, dims):

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
 from tools.benchmark import report, timing  # noqa: E402
-from tools.benchmark.peers import PEERS, PlainTorch  # noqa: E402
+from tools.benchmark.peers import PEERS, exact_results  # noqa: E402
 from tools.benchmark.problem import SIZES, TINY, Problem  # noqa: E402
 
 DEFINITIONS = [
@@ -102,14 +102,8 @@ def relative_errors(results, reference):
 
 
 def float32_results(problem, device):
-    """results() of the layer in float32 with exact attention; None, said on stderr, without PyTorch."""
-    try:
-        import torch
-    except ImportError as error:
-        print(f"errors are not measured: {error}", file=sys.stderr)
-        return None
-    torch.backends.cuda.matmul.allow_tf32 = False
-    return PlainTorch(problem.unpacked, exact_attention=True, device=device, dtype="float32").results()
+    """exact_results of the layer, with each document alone."""
+    return exact_results(lambda exact: exact(problem.unpacked, device=device))
 
 
 def free_memory():

@@ -25,7 +25,7 @@ DEFINITIONS = [
 
 def operations(paddle, shrink):
     """{name: (bytes, function that makes the call)}. shrink: divides one axis of each tensor."""
-    from paddle_te.training.compact_states import keep_compact
+    from paddle_te.optimizer.compact_states import keep_compact
     from paddle_te.weights.blocks import row_bytes
 
     F, ops = paddle.nn.functional, paddle._C_ops
@@ -71,6 +71,18 @@ def operations(paddle, shrink):
 
         return make
 
+    def rms_norm(backward):
+        def make():
+            x, scale = tensor(weight), tensor([HIDDEN])
+            if not backward:
+                return lambda: ops.fused_rms_norm_ext(x, scale, 1e-5)
+            x.stop_gradient = scale.stop_gradient = False
+            y = ops.fused_rms_norm_ext(x, scale, 1e-5)[0]
+            grad = paddle.ones_like(y)
+            return lambda: paddle.grad(y, [x, scale], grad, retain_graph=True)
+
+        return make
+
     def embedding_grad():
         table, ids = tensor([VOCABULARY // shrink, HIDDEN]), paddle.arange(logits[0]) % (VOCABULARY // shrink)
         table.stop_gradient = False
@@ -95,6 +107,8 @@ def operations(paddle, shrink):
         "AdamW, moments in 8 bits, remainders": (10 * n + in_blocks, adamw("int8", "bf16_remainder")),
         "cross-entropy, float32": (12 * m, cross_entropy(backward=False)),
         "cross-entropy's gradient, float32": (8 * m, cross_entropy(backward=True)),
+        "RMSNorm, bf16": (4 * n, rms_norm(backward=False)),
+        "RMSNorm's gradients, bf16": (6 * n, rms_norm(backward=True)),
         "embedding's gradient, bf16": (2 * HIDDEN * (VOCABULARY // shrink + 2 * logits[0]), embedding_grad),
     }
 

@@ -5,6 +5,7 @@ works on and its peak memory. Frameworks are imported when a peer is built: an a
 """
 
 import contextlib
+import sys
 from dataclasses import asdict
 from functools import partial
 
@@ -166,6 +167,20 @@ class PlainTorch(TorchPeer):
         return {name: weight.grad for name, weight in self.weights.items()}
 
 
+def exact_results(make):
+    """results() of what make(a peer's class) returns, in float32 PyTorch with exact attention.
+
+    None, said on stderr, without PyTorch.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        print(f"errors are not measured: {error}", file=sys.stderr)
+        return None
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return make(partial(PlainTorch, exact_attention=True, dtype="float32")).results()
+
+
 class HuggingFace(TorchPeer):
     """transformers' LlamaDecoderLayer with SDPA."""
 
@@ -282,7 +297,21 @@ def _recipe(module, precision, **options):
     return name and getattr(module, name)(**options)
 
 
-class TETorch(TorchPeer):
+class TakesTEsArguments:
+    """Part of a peer whose `layer` takes a TransformerLayer's arguments. documents: {argument: value} that tell packed
+    ones apart."""
+
+    def forward(self):
+        with self.scope():
+            return self.layer(
+                self.x,
+                rotary_pos_emb=self.freqs,
+                is_first_microbatch=self.is_first_microbatch,
+                **self.documents,
+            )
+
+
+class TETorch(TakesTEsArguments, TorchPeer):
     """Transformer Engine's own PyTorch TransformerLayer, fused qkv in its default (interleaved) order.
 
     Packed documents are its layout thd: all tokens in one row [t, h], told apart by cu_seqlens.
@@ -347,15 +376,6 @@ class TETorch(TorchPeer):
 
     def scope(self):
         return self.autocast(enabled=self.recipe is not None, recipe=self.recipe)
-
-    def forward(self):
-        with self.scope():
-            return self.layer(
-                self.x,
-                rotary_pos_emb=self.freqs,
-                is_first_microbatch=self.is_first_microbatch,
-                **self.documents,
-            )
 
     def results(self):
         for main_grad in self.main_grads.values():
@@ -431,7 +451,7 @@ def start_on_paddles(device):
     return f"{kind}:0", paddle_device.raw_stream(), paddle_device.peak_memory()
 
 
-class PaddleTE(Peer):
+class PaddleTE(TakesTEsArguments, Peer):
     """This project's TransformerLayer, backend "transformer_engine" or "paddle"."""
 
     def __init__(
@@ -493,13 +513,13 @@ class PaddleTE(Peer):
             for name in GEMMS:
                 main_grad = self.paddle.zeros(self.parameters[name].shape, "float32")
                 self.main_grads[name] = self.parameters[name].main_grad = main_grad
-        self.freqs = self.cu_seqlens = None
+        self.freqs, self.documents = None, {}
         if dims.rope_base is not None:
             rope = RotaryPositionEmbedding(dims.head_dim, rotary_base=dims.rope_base)
             self.freqs = rope(dims.sequence)
         if dims.documents > 1:
             rows = [[dims.unpacked.sequence] * dims.documents] * dims.batch
-            self.cu_seqlens = self.paddle.to_tensor(documents.cu_seqlens(rows))
+            self.documents = dict(cu_seqlens=self.paddle.to_tensor(documents.cu_seqlens(rows)))
             self.freqs = rope.at(self.paddle.to_tensor(documents.positions(rows)))
 
     def _array(self, bits):
@@ -512,15 +532,6 @@ class PaddleTE(Peer):
 
     def scope(self):
         return self.autocast()
-
-    def forward(self):
-        with self.scope():
-            return self.layer(
-                self.x,
-                rotary_pos_emb=self.freqs,
-                is_first_microbatch=self.is_first_microbatch,
-                cu_seqlens=self.cu_seqlens,
-            )
 
     def backward(self, y):
         self.next_layer.apply(y, self.dy).backward()

@@ -21,7 +21,7 @@ def initialised(model_class, folder, config, dtype, in_fp8=False):
 def main():
     deferred_imports.apply()
     from paddle_te.hosts.paddlenlp import loading
-    from paddle_te.training import finetune
+    from paddle_te.hosts.paddlenlp.training import finetune
 
     loading.check_layout = lambda folder, layout, hf=False: "te"
     finetune.from_pretrained = initialised

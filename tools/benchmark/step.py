@@ -322,9 +322,9 @@ class PaddleStep(TrainingStep):
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
-        from paddle_te.hosts.paddlenlp import model_class
+        from paddle_te.hosts.paddlenlp.families import model_class
         from paddle_te.optimizer import fuse_clipping
-        from paddle_te.training.compact_states import keep_compact
+        from paddle_te.optimizer.compact_states import keep_compact
 
         self.paddle, self.paddle_device, self.fp8, self.recorded = paddle, paddle_device, fp8, recorded
         self.precision = "fp8_delayed" if use_fp8 else "bf16"

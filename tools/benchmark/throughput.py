@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te.launch.machines import visible_devices  # noqa: E402
 from paddle_te.launch.overlap import OVERLAPS  # noqa: E402
+from paddle_te.options.scripts import RECOMPUTE_MODULES  # noqa: E402
 from tools.benchmark import finetuning, report, step, timeline  # noqa: E402
 from tools.benchmark.formers import FormersRun  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
@@ -199,6 +200,12 @@ OUR_RUNS |= {
         flags=f"{MAIN_GRADS_ALONE} --recompute_modules layernorm mlp",
     ),
 }
+# What backward computes again, and what that costs: each part alone, beside 8b-l16-x1.
+OUR_RUNS |= {
+    f"{ALONE}-{part.replace('_', '-')}": replace(EIGHT_B_16, flags=f"--recompute_modules {part}", base=ALONE)
+    for part in RECOMPUTE_MODULES
+}
+OUR_RUNS[f"{ALONE}-full"] = replace(EIGHT_B_16, flags="", recompute="full", base=ALONE)
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
 for thousands in FROM_8K_TO_128K:

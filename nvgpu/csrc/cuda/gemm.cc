@@ -65,16 +65,16 @@ void RunGemm(Stream stream, Type type, const Gemm& g) {
     throw std::invalid_argument("nvgpu: a matrix product of more than 2^31 rows or columns");
   }
   constexpr int kCompute32 = 68, kCompute64 = 70, kDefaultAlgorithm = -1;
-  const float one = 1, zero = 0;
-  const double double_one = 1, double_zero = 0;
+  const float one = 1, beta = g.adds ? 1 : 0;
+  const double double_one = 1, double_beta = beta;
   const bool wide = type == Type::kDouble;
-  const int kind = CudaType(type), m = g.m, n = g.n, k = g.k;
+  const int kind = CudaType(type), kind_c = g.wide_c && !wide ? CudaType(Type::kFloat) : kind, m = g.m, n = g.n,
+            k = g.k;
   const Handle handle = HandleOf(runtime::CurrentDevice());
   Check(Library().set_stream(handle, stream), "cublasSetStream");
   Check(Library().gemm(handle, g.transpose_b, g.transpose_a, n, m, k, wide ? (const void*)&double_one : &one, g.b, kind,
-                       g.transpose_b ? k : n, g.stride_b, g.a, kind, g.transpose_a ? m : k, g.stride_a,
-                       wide ? (const void*)&double_zero : &zero, g.c, kind, n, g.stride_c, g.batch,
-                       wide ? kCompute64 : kCompute32, kDefaultAlgorithm),
+                       g.RowB(), g.stride_b, g.a, kind, g.RowA(), g.stride_a, wide ? (const void*)&double_beta : &beta,
+                       g.c, kind_c, g.RowC(), g.stride_c, g.batch, wide ? kCompute64 : kCompute32, kDefaultAlgorithm),
         "cublasGemmStridedBatchedEx");
 }
 

@@ -131,6 +131,8 @@ void RegisterElementwise();
 void RegisterReductions();
 void RegisterProducts();
 void RegisterLosses();
+void RegisterNorms();
+void RegisterAttention();
 void RegisterTraining();
 void RegisterRandom();
 void RegisterViaCpu();

@@ -4,6 +4,7 @@
 #include "paddle/phi/kernels/c_softmax_with_cross_entropy_grad_kernel.h"
 #include "paddle/phi/kernels/cross_entropy_grad_kernel.h"
 #include "paddle/phi/kernels/cross_entropy_kernel.h"
+#include "paddle/phi/kernels/fused_softmax_mask_upper_triangle_kernel.h"
 #include "paddle/phi/kernels/log_softmax_grad_kernel.h"
 #include "paddle/phi/kernels/log_softmax_kernel.h"
 #include "paddle/phi/kernels/softmax_grad_kernel.h"
@@ -43,6 +44,18 @@ void SoftmaxGrad(const Context& context, const Tensor& out, const Tensor& out_gr
   const Rows rows = RowsOf(out, axis, "softmax");
   void* to = context.Alloc(x_grad, out.dtype());
   math::SoftmaxGrad(StreamOf(context), TypeOf(out), log, to, out.data(), out_grad.data(), rows.count, rows.columns);
+}
+
+// Of scores [b, heads, s, s] under a causal mask.
+void CausalSoftmax(const Context& context, const Tensor& x, Tensor* out) {
+  const Rows rows = RowsOf(x, -1, "fused_softmax_mask_upper_triangle");
+  PADDLE_ENFORCE_EQ(x.dims().size() > 1 && x.dims()[x.dims().size() - 2] == rows.columns, true,
+                    common::errors::InvalidArgument("fused_softmax_mask_upper_triangle of [%s]", x.dims()));
+  void* to = context.Alloc(out, x.dtype());
+  math::CausalSoftmax(StreamOf(context), TypeOf(x), to, x.data(), rows.count, rows.columns);
+}
+void CausalSoftmaxGrad(const Context& context, const Tensor& out, const Tensor& out_grad, Tensor* x_grad) {
+  SoftmaxGrad<false>(context, out, out_grad, -1, x_grad);
 }
 
 void CheckHardLabels(bool soft_label, bool use_softmax) {
@@ -104,6 +117,9 @@ void ParallelCrossEntropyGrad(const Context& context, const Tensor& softmax, con
 }  // namespace
 
 void RegisterLosses() {
+  NVGPU_KERNEL(fused_softmax_mask_upper_triangle, CausalSoftmax, FusedSoftmaxMaskFuseUpperTriangleKernel, kFloats);
+  NVGPU_KERNEL(fused_softmax_mask_upper_triangle_grad, CausalSoftmaxGrad, FusedSoftmaxMaskFuseUpperTriangleGradKernel,
+               kFloats);
   NVGPU_KERNEL(softmax, Softmax<false>, SoftmaxKernel, kFloats);
   NVGPU_KERNEL(softmax_grad, SoftmaxGrad<false>, SoftmaxGradKernel, kFloats);
   NVGPU_KERNEL(log_softmax, Softmax<true>, LogSoftmaxKernel, kFloats);

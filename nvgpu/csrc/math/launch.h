@@ -80,6 +80,9 @@ struct MapLoop : Inputs<In, K> {
     for (int n = 0; n < N; ++n) {
       if constexpr (K == 1) result.at[n] = function(i + n, loaded.in[0].at[n]);
       if constexpr (K == 2) result.at[n] = function(i + n, loaded.in[0].at[n], loaded.in[1].at[n]);
+      if constexpr (K == 3) {
+        result.at[n] = function(i + n, loaded.in[0].at[n], loaded.in[1].at[n], loaded.in[2].at[n]);
+      }
     }
     StorePack(out + i, result);
   }
@@ -97,6 +100,7 @@ struct AddLoop : Inputs<In, K> {
   NVGPU_FN void Store(int64_t, const Loaded& loaded) const {
     if constexpr (K == 1) add(*sum, loaded.in[0].at);
     if constexpr (K == 2) add(*sum, loaded.in[0].at, loaded.in[1].at);
+    if constexpr (K == 3) add(*sum, loaded.in[0].at, loaded.in[1].at, loaded.in[2].at);
   }
 };
 

@@ -91,6 +91,9 @@ void ArgExtreme(Stream stream, bool largest, Type type, void* out, Type out_type
 void Softmax(Stream stream, Type type, bool log, void* out, const void* in, int64_t rows, int64_t columns);
 void SoftmaxGrad(Stream stream, Type type, bool log, void* in_grad, const void* out, const void* out_grad, int64_t rows,
                  int64_t columns);
+// The softmax of a row's first elements up to the diagonal, of [rows, size, size], and zeros behind it; its gradient is
+// SoftmaxGrad.
+void CausalSoftmax(Stream stream, Type type, void* out, const void* in, int64_t rows, int64_t size);
 // -log softmax(logits)[label], 0 where the label is `ignored`; NaN, as the gradient, where it is no class either.
 void CrossEntropy(Stream stream, Type type, void* softmax, void* loss, const void* logits, const void* labels,
                   Type label_type, int64_t ignored, int64_t rows, int64_t columns);
@@ -106,6 +109,46 @@ void RowSumExp(Stream stream, Type type, float* sum, float* picked, const void* 
 void FinishCrossEntropy(Stream stream, Type type, void* softmax, void* loss, const void* logits, const float* largest,
                         const float* sum, const float* picked, const void* labels, Type label_type, int64_t ignored,
                         int64_t rows, int64_t columns);
+
+// ---- norm.cu: RMSNorm (Zhang & Sennrich, arXiv 1910.07467) of [rows, columns]
+
+// out = in * rstd * scale, with rstd = 1 / sqrt(mean of in's squares in the row + epsilon), one float32 a row (float64
+// for kDouble), which is written too.
+void RmsNorm(Stream stream, Type type, void* out, void* rstd, const void* in, const void* scale, double epsilon,
+             int64_t rows, int64_t columns);
+// in_grad, or null: not wanted.
+void RmsNormGrad(Stream stream, Type type, void* in_grad, const void* in, const void* scale, const void* rstd,
+                 const void* out_grad, int64_t rows, int64_t columns);
+// scale_grad: sums over the rows, in parts that are added in order. Workspace: RmsNormScaleGradWorkspace() bytes.
+size_t RmsNormScaleGradWorkspace(int64_t rows, int64_t columns);
+void RmsNormScaleGrad(Stream stream, Type type, void* scale_grad, const void* in, const void* rstd,
+                      const void* out_grad, int64_t rows, int64_t columns, void* workspace);
+
+// ---- attention.cu
+
+// softmax(scale * q k^T) v for each head, of q [batch, queries, heads, width], k [batch, keys, kv_heads, width] and v
+// [batch, keys, kv_heads, v_width]. kFloat, kHalf, kBfloat16; scores and sums are float32.
+//
+// causal: the last query sees all keys, each one before it one key less. FlashMask's bounds (Wang et al., arXiv
+// 2410.01359), int32 [batch, bound_heads, keys, bounds]: of a key the first query that it is hidden from (causal,
+// bounds 1), that and the first that sees it again (causal, 2); that it is hidden from, and the first of all that sees
+// it (2); or both intervals of queries that it is hidden from (4). bounds 0: none. A query that sees no key has zeros.
+struct Attention {
+  const void *q, *k, *v;
+  Type type;
+  int64_t batch, queries, keys, heads, kv_heads, width, v_width;
+  bool causal;
+  float scale;
+  const int32_t* bound = nullptr;
+  int64_t bounds = 0, bound_heads = 1;
+};
+// Scores of a stretch of queries at a time lie in the workspace: at most 256 MiB of float32 on a GPU, or one query's.
+size_t AttentionWorkspace(const Attention& attention);
+// lse: float32 [batch, heads, queries], the logarithm of the sum of exp(score) over the keys that a query sees.
+void RunAttention(Stream stream, const Attention& attention, void* out, float* lse, void* workspace);
+size_t AttentionGradWorkspace(const Attention& attention);
+void RunAttentionGrad(Stream stream, const Attention& attention, const float* lse, const void* out_grad, void* q_grad,
+                      void* k_grad, void* v_grad, void* workspace);
 
 // ---- embedding_grad.cu, adamw.cu
 
@@ -173,13 +216,20 @@ void MaskedScale(Stream stream, Type type, void* out, const uint8_t* mask, const
 // ---- cuda/gemm.cc, host/gemm.cc
 
 // C = op(A) op(B) of row-major matrices, [m, k] x [k, n], accumulated in float32 (float64); `batch` of them at the
-// given strides. kFloat, kDouble, kHalf, kBfloat16.
+// given strides. kFloat, kDouble, kHalf, kBfloat16. row_*: elements from a stored row to the next, 0 where rows lie one
+// after another. wide_c: C is float32 beside 16-bit A and B. adds: to what C holds, which then is float32 or float64.
 struct Gemm {
   const void *a, *b;
   void* c;
   bool transpose_a, transpose_b;
   int64_t m, n, k;
   int64_t batch = 1, stride_a = 0, stride_b = 0, stride_c = 0;
+  int64_t row_a = 0, row_b = 0, row_c = 0;
+  bool wide_c = false, adds = false;
+
+  int64_t RowA() const { return row_a > 0 ? row_a : (transpose_a ? m : k); }
+  int64_t RowB() const { return row_b > 0 ? row_b : (transpose_b ? k : n); }
+  int64_t RowC() const { return row_c > 0 ? row_c : n; }
 };
 void RunGemm(Stream stream, Type type, const Gemm& gemm);
 

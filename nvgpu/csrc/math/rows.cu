@@ -64,14 +64,29 @@ struct SoftmaxRow {
   const T* in;
   int64_t columns;
   bool log;
-  NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
+  NVGPU_DEVICE void operator()(const Team& team, int64_t r) const { Compute(team, r, columns); }
+  // Of the first `count` elements of a row.
+  NVGPU_DEVICE void Compute(const Team& team, int64_t r, int64_t count) const {
     const T* row = in + r * columns;
-    const auto [max, wide_sum] = MaxAndSumOf(team, row, columns);
+    const auto [max, wide_sum] = MaxAndSumOf(team, row, count);
     const C<T> sum = static_cast<C<T>>(wide_sum), log_sum = std::log(sum);
-    team.Map(columns, out + r * columns, Inputs<T, 1>{row}, [=, log = log, max = max](int64_t, T value) {
+    team.Map(count, out + r * columns, Inputs<T, 1>{row}, [=, log = log, max = max](int64_t, T value) {
       const C<T> shifted = static_cast<C<T>>(value) - max;
       return Convert<T>(log ? shifted - log_sum : std::exp(shifted) / sum);
     });
+  }
+};
+
+template <typename T>
+struct CausalSoftmaxRow {
+  T* out;
+  const T* in;
+  int64_t size;
+  NVGPU_DEVICE void operator()(const Team& team, int64_t r) const {
+    const int64_t seen = r % size + 1;
+    SoftmaxRow<T>{out, in, size, false}.Compute(team, r, seen);
+    T* hidden = out + r * size + seen;
+    team.ForEach(size - seen, [=](int64_t i) { hidden[i] = Convert<T>(C<T>(0)); });
   }
 };
 
@@ -212,6 +227,13 @@ void Softmax(Stream stream, Type type, bool log, void* out, const void* in, int6
   For(type, [&](auto t) {
     using T = decltype(t);
     ForEachRow(stream, rows, SoftmaxRow<T>{To<T>(out), From<T>(in), columns, log});
+  });
+}
+
+void CausalSoftmax(Stream stream, Type type, void* out, const void* in, int64_t rows, int64_t size) {
+  For(type, [&](auto t) {
+    using T = decltype(t);
+    ForEachRow(stream, rows, CausalSoftmaxRow<T>{To<T>(out), From<T>(in), size});
   });
 }
 

@@ -86,8 +86,8 @@ def _missing(layout, recipe, config):
         )
     if recipe.get("resume_from_checkpoint") and own_layers and _cannot_load(layout, recipe):
         yield (
-            "resume_from_checkpoint: PaddleFormers' own Trainer cannot load its checkpoints in one process, under data "
-            "parallelism alone and in sharding stage 2; set transformer_engine_backend to paddle or transformer_engine"
+            "resume_from_checkpoint: PaddleFormers' own layers cannot load its checkpoints in sharding stage 2; set "
+            "transformer_engine_backend to paddle or transformer_engine"
         )
 
 
@@ -100,7 +100,7 @@ def _degree(recipe, word, default=1):
 def _cannot_load(layout, recipe):
     """Whether PaddleFormers' own Trainer fails where it loads a checkpoint of its default format."""
     flex = (recipe.get("load_checkpoint_format") or "flex_checkpoint") == "flex_checkpoint"
-    return flex and (layout.stage == 2 or layout.tensor * layout.pipeline == 1 and layout.stage == 0)
+    return flex and layout.stage == 2
 
 
 def _scales_positions(config):

@@ -9,30 +9,14 @@ from paddle_te.hosts.paddleformers.configuration import check_config
 from paddle_te.hosts.paddleformers.criterion import OurCriterion
 from paddle_te.hosts.paddleformers.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
 from paddle_te.models.backend import check_backend_name
+from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
-from paddle_te.ops import get_ops
-from paddle_te.ops.norms import Norm
 
 PREFIX = f"{modeling.LlamaForCausalLM.base_model_prefix}."  # of the names of all but the head
 
 
-class _OurNorm:
-    """Mixed into PaddleFormers' RMSNorm, the last norm: its fused kernel is for paddlepaddle-gpu only."""
-
-    def taken_over(self):
-        """PaddleFormers' constructor makes all."""
-
-    def forward(self, hidden_states):
-        """As PaddleFormers'."""
-        norm = Norm(self.weight, self.variance_epsilon)
-        return get_ops(self.config.transformer_engine_backend).normalize(hidden_states, norm)
-
-
-class _OurNormPipe(_OurNorm, RMSNormPipe):
-    """A pipeline's last norm, which gets what travels between stages and passes hidden_states on alone."""
-
-    def forward(self, args):
-        return super().forward(args[0] if isinstance(args, tuple) else args)
+class _LastNormPipe(LastNorm, RMSNormPipe):
+    """A pipeline's last norm."""
 
 
 class _OurCriterionPipe(OurCriterion, CriterionLayerPipe):
@@ -79,7 +63,7 @@ class LlamaForCausalLM(_OurModel, modeling.LlamaForCausalLM):
         config._attn_implementation = "sdpa"
         with replace_decoder_layers(type(self)):
             super().__init__(config)
-        take_over(self.model.norm, _OurNorm)
+        take_over(self.model.norm, LastNorm)
         take_over(self.criterion, OurCriterion)
         bind_model(self)
 
@@ -88,7 +72,7 @@ class LlamaForCausalLMPipe(_OurModel, modeling.LlamaForCausalLMPipe):
     """PaddleFormers' pipeline model with our decoder layers; see `_OurModel`."""
 
     _decoder_layer_pipe_cls = TELlamaDecoderLayerPipe
-    _rms_norm_pipe_cls, _criterion_pipe_cls = _OurNormPipe, _OurCriterionPipe
+    _rms_norm_pipe_cls, _criterion_pipe_cls = _LastNormPipe, _OurCriterionPipe
 
     def __init__(self, config):
         self._prepare(config)
@@ -118,6 +102,7 @@ def check_family(config):
     """Raises ValueError for a configuration of another family than Llama."""
     if config.model_type != "llama":
         raise ValueError(
-            f"model_type={config.model_type!r}: in PaddleFormers the backends are there for llama only; its "
-            "other models are made by paddlefleet, which is not on PyPI. For qwen2, mistral and gpt use PaddleNLP"
+            f"model_type={config.model_type!r}: in PaddleFormers the backends are there for llama only; Qwen's models "
+            "and most mixtures of experts are made there by paddlefleet, which is not on PyPI, and for which no layers "
+            "of ours are made (docs/paddleformers.md). For qwen2, mistral and gpt use PaddleNLP"
         )

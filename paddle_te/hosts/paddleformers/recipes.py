@@ -6,25 +6,28 @@ import paddle.distributed as dist
 from paddleformers.cli.hparams import read_args
 from paddleformers.cli.train.sft import workflow
 from paddleformers.cli.train.tuner import run_tuner
+from paddleformers.trainer import trainer
 from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
 from paddle_te import upstream
+from paddle_te.hosts.paddleformers import launched
 from paddle_te.hosts.paddleformers.layouts import check_layout
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
-from paddle_te.hosts.paddleformers.trainer import TETrainer
+from paddle_te.hosts.paddleformers.trainer import ResumingTrainer, TETrainer
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 
 # Options of our layers that a recipe may hold. recompute_modules is PaddleFormers' own, too, and reaches its
 # configurations without us.
 OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
 
-# Of Paddle: without them its sharding refuses nvgpu, stages 2 and 3 and virtual pipeline stages are slow or hang there,
-# and pipelines clip a model with tied embeddings too much
+# Of Paddle: without them its sharding and FlashMask refuse nvgpu, stages 2 and 3 and virtual pipeline stages are slow or
+# hang there, and pipelines clip a model with tied embeddings too much
 REPAIRS = (
     "sharding_alignment",
+    "flash_attention_flags",
     "stage2_storage",
     "stage3_prefetch",
     "stage3_gradients",
@@ -61,17 +64,31 @@ def check_training(recipe):
 
 
 def train(recipe):
-    """Runs a recipe, a dict of PaddleFormers' arguments and of OPTIONS. Raises what `check_training` raises, and what
-    `check_config` raises where our layers cannot do what the recipe asks for."""
+    """Runs a recipe, a dict of PaddleFormers' arguments, of OPTIONS and of `launched.OPTIONS`. Raises what
+    `check_training` raises, and what `check_config` raises where our layers cannot do what the recipe asks for."""
     check_training(recipe)
     upstream.apply(*REPAIRS)
-    with our_llama(**_ours(recipe)):
+    said = {name: recipe[name] for name in launched.OPTIONS if name in recipe}
+    with our_llama(**_ours(recipe)), launched.launched(**said), _evaluating_lora():
         run_tuner(without_ours(recipe))
+
+
+@contextmanager
+def _evaluating_lora():
+    """While it lasts, PaddleFormers 1.2.0 can evaluate with LoRA: it asks for a class of paddlefleet's, which has no
+    name in its Trainer's module where paddlefleet is not installed."""
+    if missing := not hasattr(trainer, "GPTModel"):
+        trainer.GPTModel = type("GPTModel", (), {})
+    try:
+        yield
+    finally:
+        if missing:
+            del trainer.GPTModel
 
 
 def without_ours(recipe):
     """A recipe as PaddleFormers knows it."""
-    return {name: value for name, value in recipe.items() if name not in OPTIONS}
+    return {name: value for name, value in recipe.items() if name not in {*OPTIONS, *launched.OPTIONS}}
 
 
 def _ours(recipe):
@@ -82,10 +99,11 @@ def _ours(recipe):
 def our_llama(**options):
     """While it lasts, PaddleFormers' Auto classes build a Llama with our decoder layers and these options, as they
     would stand in its config.json, and its recipes train it with LoRA and a Trainer for them; with
-    transformer_engine_backend "none" all is PaddleFormers' own."""
+    transformer_engine_backend "none" all is PaddleFormers' own, but that its Trainer can resume in one process."""
     layers = LayerOptions(**options)
     if layers.transformer_engine_backend == "none":
-        yield
+        with replaced(workflow, SFTTrainer=ResumingTrainer):
+            yield
         return
     every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay
     models = {

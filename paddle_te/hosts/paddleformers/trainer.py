@@ -19,8 +19,17 @@ from paddle_te.models.pipeline import stage_layer_names
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 
 
-class TETrainer(SFTTrainer):
-    """In place of PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike."""
+class ResumingTrainer(SFTTrainer):
+    """PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike, that can resume in one process."""
+
+    def _load_flex_checkpoint(self, resume_from_checkpoint):
+        fleet = nullcontext() if self.args.use_hybrid_parallel else _without_fleet()
+        with fleet, _ready_to_load(self.optimizer):
+            super()._load_flex_checkpoint(resume_from_checkpoint)
+
+
+class TETrainer(ResumingTrainer):
+    """In place of PaddleFormers' SFTTrainer."""
 
     def __init__(self, *, args, data_collator, **kwargs):
         collator = Collator(data_collator, in_pipeline=args.pipeline_model_parallel_size > 1)
@@ -51,13 +60,11 @@ class TETrainer(SFTTrainer):
                 fp8.save(path, self.model, recipe, stage_layer_names(self.model))
 
     def _load_flex_checkpoint(self, resume_from_checkpoint):
-        fleet = nullcontext() if self.args.use_hybrid_parallel else _without_fleet()
-        with fleet, _ready_to_load(self.optimizer), self._resharding(resume_from_checkpoint):
+        with self._resharding(resume_from_checkpoint):
             super()._load_flex_checkpoint(resume_from_checkpoint)
         recipe = self._scaled_recipe()
         if recipe:
-            files = sorted(Path(resume_from_checkpoint).glob("fp8_state*.pdparams"))
-            fp8.load(files, self.model, recipe, stage_layer_names(self.model))
+            _load_fp8_state(Path(resume_from_checkpoint), self.model, recipe)
 
     @contextmanager
     def _resharding(self, checkpoint):
@@ -80,6 +87,17 @@ class TETrainer(SFTTrainer):
         """The fp8 recipe, if it has a state to keep; None otherwise."""
         recipe = fp8_recipe(decoder_config(self.model.config))
         return recipe if recipe and recipe.kind == "delayed" else None
+
+
+def _load_fp8_state(folder, model, recipe):
+    """From a checkpoint of ours, or from one that the converter has made of PaddleNLP's, whose files call a layer as
+    PaddleNLP's whole model does."""
+    files = sorted(folder.glob("fp8_state*.pdparams")) or [folder / "fp8_state.pp00.pdparams"]
+    names = stage_layer_names(model) or {name: name for name in fp8.name_modules(model)}
+    theirs = f"{model.config.model_type}."
+    if any(name.startswith(theirs) for name in fp8.saved_modules(files)):
+        names = {mine: theirs + whole.removeprefix(PREFIX) for mine, whole in names.items()}
+    fp8.load(files, model, recipe, names)
 
 
 def _without_fleet():

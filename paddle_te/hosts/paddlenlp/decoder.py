@@ -15,12 +15,13 @@ FROM_ZERO = False
 class TEDecoderLayer(DecoderLayer):
     """In place of PaddleNLP's decoder layer.
 
-    further: what PaddleNLP's layer takes after use_cache, in its order.
+    further: what PaddleNLP's layer takes after use_cache, in its order. layerwise_recompute: whether this layer may be
+    computed again; PaddleNLP's models say it of each layer, or not at all.
     """
 
     further = ()
 
-    def __init__(self, config, layerwise_recompute=False, skip_recompute_ops=None):
+    def __init__(self, config, layerwise_recompute=True, skip_recompute_ops=None):
         if skip_recompute_ops and any(skip_recompute_ops.values()):
             raise ValueError("refined recompute (--refined_recompute) is not supported by backends pd and te")
         super().__init__(config)

@@ -12,15 +12,17 @@ from paddle_te.layers.lora import WithLoRA
 from paddle_te.models.lora import TARGETS, DecoderLoRA
 from paddle_te.weights import check_contents
 from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.names import FUSED, NATIVE
 
 
 def target_modules(targets):
     """LoRAConfig's target_modules for "all", "attention" or "mlp", for every backend, native weights fused or not."""
     if targets not in TARGETS:
         raise ValueError(f"lora_targets={targets!r}; it may be {', '.join(TARGETS)}")
-    fused = {"all": ["qkv_proj", "gate_up_fused_proj"], "attention": ["qkv_proj"], "mlp": ["gate_up_fused_proj"]}
-    gpts = {"all": ["out_proj", "linear1", "linear2"], "attention": ["out_proj"], "mlp": ["linear1", "linear2"]}
-    return [rf".*\.{name}" for name in (*TARGETS[targets], *fused[targets], *gpts[targets])]
+    parts = {name.removesuffix("_proj") for name in TARGETS[targets]}
+    parts |= {module for module, held in FUSED.items() if parts.issuperset(held)}
+    native = [module for names in NATIVE.values() for part, module in names.layer.items() if part in parts]
+    return [rf".*\.{name}" for name in dict.fromkeys((*TARGETS[targets], *(name.split(".")[-1] for name in native)))]
 
 
 class TELoRAModel(DecoderLoRA, LoRAModel):

@@ -14,10 +14,11 @@ from paddle_te.configs.families import family_of
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, bind_model
 from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
-from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings
+from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings, mappings_of_tied_head
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, offload_activations
+from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents, get_ops
 from paddle_te.ops.embedding import adds_to_main_grad, embedding
@@ -185,6 +186,12 @@ def _take_over_embeddings(model):
                 take_over(layer, TEEmbedding)
 
 
+def _take_over_norms(model):
+    for layer in model.sublayers():
+        if isinstance(layer, paddle.nn.LayerNorm):
+            take_over(layer, LastNorm)
+
+
 class TECriterion:
     """PaddleNLP's criterion, without its wait for the number of tokens that count, and in te on 16-bit logits."""
 
@@ -229,7 +236,7 @@ class _TEModel:
     def _get_tensor_parallel_mappings(cls, config, is_split=True):
         mappings = super()._get_tensor_parallel_mappings(config, is_split)
         kept = {name: action for name, action in mappings.items() if not name.startswith("layers.")}
-        return kept | layer_mappings(config, is_split)
+        return kept | mappings_of_tied_head(config, is_split) | layer_mappings(config, is_split)
 
     @classmethod
     def _get_fuse_or_split_param_mappings(cls, config, is_fuse=False):
@@ -246,6 +253,7 @@ class TEForCausalLM(_TEModel):
         take_over(self.lm_head, TELMHead)
         take_over(self.criterion, TECriterion)
         _take_over_embeddings(self)
+        _take_over_norms(self)
         offload_activations(self)
         bind_model(self)
 
@@ -342,4 +350,5 @@ class TEForCausalLMPipe(_TEModel):
         if not config.use_fused_linear_cross_entropy and getattr(config, "dpo_config", None) is None:
             take_over(self._loss_fn[0], TECriterion)
         _take_over_embeddings(self)
+        _take_over_norms(self)
         bind_model(self)

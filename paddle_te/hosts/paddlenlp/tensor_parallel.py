@@ -6,17 +6,29 @@ share, or the list of all shares into the whole.
 
 from functools import partial
 
-from paddle_te.configs.families import family_of
+from paddle_te.configs.families import family_of, is_tied
 from paddle_te.models.dims import model_dims
-from paddle_te.weights import layer_splits, te_layout
+from paddle_te.weights import Split, layer_splits, te_layout
+
+
+def _action(split, config, is_split):
+    degree, rank = config.tensor_parallel_degree, config.tensor_parallel_rank
+    return partial(split.share, degree=degree, rank=rank) if is_split else split.whole
+
+
+def mappings_of_tied_head(config, is_split):
+    """{name: action} of a head that is the embedding, which ranks share as they share that: PaddleNLP's GPT leaves it
+    out. {} for another head, and for a vocabulary that the ranks cannot share."""
+    if not is_tied(config) or config.vocab_size % config.tensor_parallel_degree:
+        return {}
+    return {"lm_head.weight": _action(Split(0, (config.vocab_size,)), config, is_split)}
 
 
 def layer_mappings(config, is_split):
     """{name: action} of every decoder layer's split weights, names without the family's prefix."""
-    degree, rank = config.tensor_parallel_degree, config.tensor_parallel_rank
     splits = layer_splits(te_layout(family=family_of(config)), model_dims(config))
     return {
-        f"layers.{layer}.{name}": partial(split.share, degree=degree, rank=rank) if is_split else split.whole
+        f"layers.{layer}.{name}": _action(split, config, is_split)
         for layer in range(config.num_hidden_layers)
         for name, split in splits.items()
     }

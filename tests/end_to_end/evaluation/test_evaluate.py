@@ -12,9 +12,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.evaluation import evaluate
-from paddle_te.evaluation import harness as harness_command
-from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
+from paddle_te.hosts.paddlenlp.evaluation import evaluate
+from paddle_te.hosts.paddlenlp.evaluation import harness as harness_command
+from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_eval.py"
 HARNESS = importlib.util.find_spec("lm_eval") is not None
@@ -225,7 +225,7 @@ def test_the_harness_knows_our_models(monkeypatch, place, tmp_path):
     ],
 )
 def test_models_that_the_harness_cannot_have(model_args, flags, message):
-    from paddle_te.evaluation.registered import PaddleTE
+    from paddle_te.hosts.paddlenlp.evaluation.registered import PaddleTE
 
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         PaddleTE.create_from_arg_string(model_args, flags)
@@ -273,7 +273,7 @@ def transformers():
 
 @pytest.mark.parametrize("backend", ["none", "paddle"])
 def test_likelihoods_and_tokens_are_transformers(transformers, place, backend, seed):
-    from paddle_te.evaluation.tasks import Request, Scorer
+    from paddle_te.hosts.paddlenlp.evaluation.tasks import Request, Scorer
     from paddle_te.hosts.paddlenlp.generation import left_padded
     from paddle_te.hosts.paddlenlp.loading import load_model
 

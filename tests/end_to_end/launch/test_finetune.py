@@ -13,7 +13,7 @@ import pytest
 
 from paddle_te.launch.finetune import ARGUMENTS
 from tests import processes
-from tests.unit.training.small import save_models, save_tokenizer, write_lines
+from tests.small_checkpoints import save_models, save_tokenizer, write_lines
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "llm/llama/scripts/llama_finetune.sh"

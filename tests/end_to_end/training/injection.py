@@ -11,8 +11,8 @@ import os
 import paddle
 from paddlenlp.trainer import TrainerCallback
 
-from paddle_te.training import pretrain
-from paddle_te.training.trainer import PretrainingTrainer
+from paddle_te.hosts.paddlenlp.training import pretrain
+from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 
 
 class Injection(TrainerCallback):

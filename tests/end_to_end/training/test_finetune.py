@@ -8,13 +8,13 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.evaluation import evaluate
+from paddle_te.hosts.paddlenlp.evaluation import evaluate
+from paddle_te.hosts.paddlenlp.training import finetune
+from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningTrainer
 from paddle_te.layers import cross_entropy
-from paddle_te.training import finetune
-from paddle_te.training.finetune_trainer import FinetuningTrainer
 from paddle_te.weights import check_layout
+from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.unit.hosts.paddlenlp.test_lora import ours_name
-from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
 
 COMMON = dict(
     src_length=40,

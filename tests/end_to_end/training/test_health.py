@@ -1,4 +1,4 @@
-"""paddle_te.training.health: nothing that is not finite is trained on or saved, and what --on_nan makes of it."""
+"""training.health: nothing that is not finite is trained on or saved, and what --on_nan makes of it."""
 
 import json
 import sys
@@ -8,10 +8,10 @@ import numpy as np
 import paddle
 import pytest
 
+from paddle_te.hosts.paddlenlp.training import pretrain
+from paddle_te.hosts.paddlenlp.training.health import FEWEST_LOSSES, Spikes, not_finite
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.runs.rollback import ROLLED_BACK
-from paddle_te.training import pretrain
-from paddle_te.training.health import FEWEST_LOSSES, Spikes, not_finite
 from tests.end_to_end.training.injection import Injection, replaced
 from tests.pretraining import ON_MOCK_DATA, numbers, words
 
@@ -67,7 +67,6 @@ INJECTIONS = [
     ("optimizer state", float("nan"), "llama.embed_tokens.weight is not finite"),
     ("saved weight", float("nan"), "layers.1"),
 ]
-# with those of tests/training/health_on_nvgpu.py over 20
 CASES = [
     *(("pd", *injection) for injection in INJECTIONS),
     *((backend, *INJECTIONS[i]) for backend in ("none", "pd-fused") for i in (2, 4, 5, 6)),

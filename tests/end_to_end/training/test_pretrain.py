@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from paddle_te.hosts.paddlenlp.training import pretrain
 from paddle_te.manifest import COMPLETE_MARK
-from paddle_te.training import pretrain
 from paddle_te.weights import convert
 from tests.pretraining import FLAGS, losses, run
 

@@ -7,7 +7,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.training.resharding import Held, Share, check_resumable, held_by, open_share
+from paddle_te.hosts.paddlenlp.training.resharding import Share, check_resumable, open_share
+from paddle_te.optimizer.holding import Held, held_by
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.layout import te_layout
 from tests.unit.weights.models import Model

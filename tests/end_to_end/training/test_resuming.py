@@ -9,8 +9,8 @@ import pytest
 from paddle_te.manifest import COMPLETE_MARK, MANIFEST
 from paddle_te.runs.lock import NAME as LOCK
 from tests.pretraining import run
+from tests.unit.runs.completed import complete
 from tests.unit.runs.hostile import hostile_pickle
-from tests.unit.runs.test_checkpoints import complete
 from tests.unit.runs.test_verify import FLAGS, MODEL, flipped
 
 STEPS = dict(max_steps=3, save_steps=1)

@@ -1,7 +1,7 @@
 """Training starts directly from a Hugging Face folder, written by the safetensors library: as from the same weights in
 PaddleNLP's layout, written by paddle.save.
 
-Against transformers' own logits: test_converter_huggingface.py.
+Against transformers' own logits: tests/end_to_end/weights/test_command_huggingface.py.
 """
 
 import json

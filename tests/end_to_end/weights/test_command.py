@@ -9,7 +9,7 @@ import paddle
 import pytest
 from paddlenlp.transformers import LlamaForCausalLM
 
-from paddle_te.hosts.paddlenlp import model_class
+from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.weights import command
 
 SCRIPT = Path(__file__).parents[3] / "llm" / "llama" / "te_llama_ckpt_converter.py"

@@ -14,7 +14,7 @@ import paddle
 import pytest
 from paddlenlp.transformers import AutoConfig
 
-from paddle_te.hosts.paddlenlp import model_class
+from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.generation import left_padded
 from paddle_te.hosts.paddlenlp.loading import load_model
 from paddle_te.weights import convert

@@ -148,7 +148,7 @@ class Pair:
         for victim in (script, *(script.children(recursive=True) if signum == signal.SIGKILL else ())):
             victim.send_signal(signum)
 
-    def wait_for(self, condition, what, seconds=30):
+    def wait_for(self, condition, what, seconds=120):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"no {what} in {seconds} s\n{self.logs()}"

@@ -101,7 +101,7 @@ class Cluster:
         self.wait_for_idle_nodes()
 
     def wait_for_idle_nodes(self):
-        self.wait_for(lambda: len(self.call("sinfo", "-hN", "-tidle", "-o%N").split()) == len(NODES), "idle nodes", 60)
+        self.wait_for(lambda: len(self.call("sinfo", "-hN", "-tidle", "-o%N").split()) == len(NODES), "idle nodes", 120)
 
     def node_up(self, name):
         programs = (self.sbin / "slurmd-wlm", self.sbin / "slurmstepd-wlm")
@@ -133,7 +133,7 @@ class Cluster:
             env=self.environ | (environ or {}),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout

@@ -63,7 +63,7 @@ class Job:
     def end(self, seconds=120):
         """(state, exit status) once the job has ended, none of its processes left."""
         self.wait_for(lambda: self.cluster.has_ended(self.id), "end of the job", seconds)
-        self.wait_for(lambda: self.processes() == [], "end of the job's processes", 30)
+        self.wait_for(lambda: self.processes() == [], "end of the job's processes", 120)
         return self.cluster.state(self.id)
 
     def wait_for(self, condition, what, seconds):
@@ -85,7 +85,7 @@ class Job:
         self.wait_for(lambda: max(self.losses(), default=0) >= step, f"step {step}", 120)
 
     def wait_for_requeue(self):
-        self.wait_for(lambda: self.cluster.state(self.id)[0] == "PENDING", "requeue", 60)
+        self.wait_for(lambda: self.cluster.state(self.id)[0] == "PENDING", "requeue", 120)
 
     def start_requeued(self):
         """Now: by itself it would wait for two minutes."""
@@ -163,7 +163,7 @@ def test_a_node_that_dies_is_named_and_the_job_goes_on_without_loss(cluster, tmp
     job.wait_for_step(5)
     cluster.node_down("node2")
     try:
-        job.wait_for(lambda: job.processes() == [], "end of the other node", 60)
+        job.wait_for(lambda: job.processes() == [], "end of the other node", 120)
     finally:
         cluster.node_up("node2")
     assert "launch: node 1 (node2) died" in job.text(), job.text()

@@ -122,7 +122,7 @@ def test_ending_it_leaves_no_process(command, signum, pair, tmp_path):
     )
     with open(tmp_path / "screen", "wb") as screen:
         job = pair.run("node1", script, screen, cwd=ROOT)
-    pair.wait_for(lambda: len(list((tmp_path / "seen").glob("ready.*"))) == 2, "start", 90)
+    pair.wait_for(lambda: len(list((tmp_path / "seen").glob("ready.*"))) == 2, "start", 200)
     for rank in range(2):
         ready = (tmp_path / f"seen/ready.{rank}").read_text()
         assert ready == f"node{rank + 1} {len(os.sched_getaffinity(0))}", "each on its node, with all cores"

@@ -13,8 +13,8 @@ from paddle.distributed import fleet
 from paddle_te.distributed import TensorParallel
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from tests import emulated_te
+from tests.cross_entropy_cases import draw, reference
 from tests.te_weights import relative
-from tests.unit.layers.test_cross_entropy import draw, reference
 
 TOKENS, VOCAB = 38, 42
 

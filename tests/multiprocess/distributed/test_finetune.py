@@ -14,8 +14,8 @@ import pytest
 
 from tests.nvgpu_processes import python_path
 from tests.processes import run as run_process
+from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.te_weights import relative
-from tests.unit.training.small import random_words, save_models, save_tokenizer, write_lines
 
 REPOSITORY = Path(__file__).parents[3]
 LAYOUTS = {

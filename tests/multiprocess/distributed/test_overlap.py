@@ -10,6 +10,7 @@ import pytest
 
 from paddle_te.launch.overlap import OVERLAP_IN_PIPELINES, PIPELINE_OVERLAP
 from tests.multiprocess.distributed import jobs
+from tests.multiprocess.distributed.test_tied_embeddings import MODELS
 
 # Clipping reads the norm of all gradients, whose squares sharding adds up in another order: from its last bit fp8 goes
 # other ways within a few steps. te is trained without, where stage 1's sums are the same, and compared to the last bit.
@@ -75,14 +76,22 @@ def test_losses_are_those_without_overlap(overlap, train, without):
     jobs.check_sizes(flags, runs["pd_bf16"].sizes, without["pd_bf16"].sizes[0])
 
 
-@pytest.mark.parametrize("layout", ["sharding", "pipeline"])
-def test_saved_weights(layout, tmp_path, warm_host):
+TIED = {family: MODELS[family] | dict(tie_word_embeddings=True) for family in ("qwen2", "gpt")}
+
+
+@pytest.mark.parametrize("layout, name, model", [
+    ("sharding", "pd_bf16_unclipped", {}),
+    ("pipeline", "pd_bf16_unclipped", {}),
+    ("pipeline", "te_bf16_wgrad_unclipped", TIED["qwen2"]),
+    ("pipeline", "te_bf16_wgrad_unclipped", TIED["gpt"]),
+], ids=["sharding", "pipeline", "pipeline-qwen2", "pipeline-gpt"])  # fmt: skip
+def test_saved_weights(layout, name, model, tmp_path, warm_host):
     """A checkpoint holds all ranks' weights of its step, also those that the next forward would have gathered.
 
     And a run goes on with overlap from the checkpoint of one without, which OVERLAP=auto makes of an earlier run, as
     that one itself does.
     """
-    name, weights = "pd_bf16_unclipped", jobs.make_initial_weights(tmp_path / "weights")
+    weights, environment = jobs.make_initial_weights(tmp_path / "weights", **model), warm_host | dict(EMULATED_TE="1")
     processes, common, overlap = LAYOUTS[layout]
     saved, runs = [], []
     for place, flags in {"plain": dict(sharding="stage1"), "overlapping": overlap}.items():
@@ -91,7 +100,7 @@ def test_saved_weights(layout, tmp_path, warm_host):
         if runs:
             earlier = str(tmp_path / "plain" / name / f"checkpoint-{jobs.SAVED_STEP}")
             variants.append(jobs.variant(name, weights) | dict(name="resumed", resume=earlier))
-        runs.append(jobs.launch(folder, processes, COMMON | common | flags, variants, "nvgpu", warm_host))
+        runs.append(jobs.launch(folder, processes, COMMON | common | flags, variants, "nvgpu", environment))
         files = sorted((folder / name / f"checkpoint-{jobs.SAVED_STEP}").glob("model_state*.pdparams"))
         saved.append({(file.name, key): value for file in files for key, value in paddle.load(str(file)).items()})
     plain, overlapping = saved

@@ -25,6 +25,7 @@ SEQUENCE_PARALLEL = {jobs.TP: 2, "sequence_parallel": "true"}
 TP2 = {"llama": {jobs.TP: 2}, "qwen2": SEQUENCE_PARALLEL, "gpt": SEQUENCE_PARALLEL}
 FLOAT32 = ["none", "pd", "pd_fused"]
 FP8_HEAD, TE_IN = "te_fp8_head_wgrad", ("tp2", "pp2")
+FP8_FUSED, FUSED_IN = "te_fp8_fused", "pp2"
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -39,6 +40,7 @@ def runs(request, tmp_path_factory, warm_start, warm_host):
     environment, made, before = warm_host | dict(EMULATED_TE="1"), {}, None
     for layout, processes, flags in (("tp2", 2, TP2[request.param]), ("pp2", 2, {jobs.PP: 2}), ("one", 1, {})):
         names = FLOAT32[: 3 if layout == "pp2" else 2] + (["te_bf16", FP8_HEAD] if layout in TE_IN else [])
+        names += [FP8_FUSED] if layout == FUSED_IN else []
         wanted = [jobs.variant(name, init) | dict(save_strategy="steps", save_steps=jobs.SAVED_STEP) for name in names]
         for name in FLOAT32[:2] if before else []:
             resume = dict(resume=str(folder / before / name / f"checkpoint-{jobs.SAVED_STEP}"))
@@ -66,6 +68,12 @@ def test_te_with_its_head_in_fp8(runs, layout):
     inside the GEMM, in float32."""
     assert jobs.loss_difference(runs[layout][FP8_HEAD], runs["one"]["pd"]) < 1e-2
     assert runs[layout][FP8_HEAD].losses != runs[layout]["te_bf16"].losses
+
+
+def test_te_with_loss_in_chunks_in_fp8(runs):
+    """Head and loss are in bf16 there, and the layers in fp8."""
+    fused, plain = runs[FUSED_IN][FP8_FUSED], runs[FUSED_IN]["te_bf16"]
+    assert jobs.loss_difference(fused, runs["one"]["pd"]) < 1e-2 and fused.losses != plain.losses
 
 
 def test_none_and_pd_agree(runs):

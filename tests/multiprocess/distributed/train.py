@@ -25,13 +25,14 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 from paddlenlp.trainer import IntervalStrategy, PdArgumentParser, TrainerCallback, set_seed
 
 from paddle_te import upstream
+from paddle_te.hosts.paddlenlp.training import pretrain
+from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments
+from paddle_te.hosts.paddlenlp.training.datasets import DataArguments, MockDataset
+from paddle_te.hosts.paddlenlp.training.packing import make_collator
+from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.layers import cross_entropy
-from paddle_te.training import optimizer_offload, pretrain
-from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
-from paddle_te.training.datasets import DataArguments, MockDataset
-from paddle_te.training.packing import make_collator
-from paddle_te.training.resharding import layers_of
-from paddle_te.training.trainer import PretrainingTrainer
+from paddle_te.optimizer import offloaded_states
+from paddle_te.optimizer.holding import layers_of
 from tests import emulated_te
 from tests.multiprocess.distributed.jobs import STEPS
 
@@ -74,7 +75,7 @@ def several_buckets():
 
 def several_pieces():
     """Offload takes weights of 2**18 elements or more, in pieces of up to 2**23."""
-    optimizer_offload.LEAST, optimizer_offload.PIECE, optimizer_offload.OFFLOADED_AT_ONCE = 128, 1024, 4 * 1024
+    offloaded_states.LEAST, offloaded_states.PIECE, offloaded_states.OFFLOADED_AT_ONCE = 128, 1024, 4 * 1024
 
 
 def parse(flags):

@@ -7,19 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
-import uuid
 from pathlib import Path
 
 import pytest
 
 from paddle_te.launch.pretrain import ARGUMENTS
 from tests import processes
-from tests.processes import kill_at_once, with_in_environment
+from tests.multiprocess.launch.job import SCRIPT, Job, two_nodes, wait_for_peers
+from tests.processes import kill_at_once
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "llm/llama/scripts/llama_single_node_interactive.sh"
 NAMES = [option.name for option in ARGUMENTS]
 DRY = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICES": "0,1,2,3,4,5,6,7"}
 
@@ -169,71 +167,6 @@ def test_it_runs_from_anywhere_through_a_link_free_path(tmp_path):
 # ---------------------------------------------------------------------------------------------------- processes
 
 
-TRAINING = """
-    import os, pathlib, signal, subprocess, sys, time
-    rank = os.environ.get("PADDLE_TRAINER_ID", "0")
-    seen = pathlib.Path(os.environ["SEEN"])
-    print("rank", rank, "starts")
-    signal.signal(signal.SIGUSR1, lambda *_: (seen / f"usr1.{rank}").touch())
-    def ready():
-        (seen / f"ready.{rank}").touch()
-    def everyone():
-        while len(list(seen.glob("ready.*"))) < int(os.environ.get("PADDLE_TRAINERS_NUM", "1")):
-            time.sleep(0.02)
-    def child():  # as a data loader, deaf to SIGTERM
-        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-"""
-
-
-class Job:
-    """The real script on two CPU processes (or `devices`) that run a small program instead of training."""
-
-    def __init__(self, folder, code, devices="0,1", name="", **more):
-        self.folder, self.seen, self.tag = folder, folder / "seen", str(uuid.uuid4())
-        self.seen.mkdir(exist_ok=True)
-        self.screen_file = folder / f"screen{name}"
-        program = folder / "train ing.py"
-        program.write_text(textwrap.dedent(TRAINING) + textwrap.dedent(code))
-        environ = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "DEVICE": "cpu", "DEVICES": devices}
-        environ |= {"MOCK_DATA": "1", "OUTPUT_BASE": str(folder / "out"), "EXP_NAME": "e", "SEEN": str(self.seen)}
-        environ |= {"TRAINING_SCRIPT": str(program), "TEST_TAG": self.tag, **more}
-        processes.environment_of_children(environ)
-        self.output = open(self.screen_file, "w")
-        command = ["bash", str(SCRIPT), "llama-125m", "none", "1", "1", "1", *[""] * 7, "fp32"]
-        self.start = time.monotonic()
-        self.process = subprocess.Popen(command, env=environ, stdout=self.output, stderr=subprocess.STDOUT)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        kill_at_once(self.left())
-        self.process.wait()
-        self.output.close()
-
-    def left(self):
-        """Every live process with this job's tag in its environment, wherever it is in the process tree."""
-        return with_in_environment("TEST_TAG", self.tag)
-
-    def wait_for(self, pattern, count):
-        self.wait_until(lambda: len(list(self.seen.glob(pattern))) >= count)
-
-    def wait_until(self, condition, seconds=90):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.screen()
-            time.sleep(0.05)
-
-    def end(self):
-        status = processes.end(self.process, 90)
-        assert status is not None, f"no end after 90 s:\n{self.screen()}"
-        return status
-
-    def screen(self):
-        return self.screen_file.read_text()
-
-
 def test_a_rank_that_raises_ends_the_job_with_its_error(tmp_path):
     """Rank 0, deaf to SIGTERM and with a child in another session, must not survive rank 1."""
     code = """
@@ -279,13 +212,14 @@ def test_a_killed_rank_is_named_and_not_its_victim(tmp_path):
         while not victim.exists() or not victim.read_text():
             time.sleep(0.02)
         while pathlib.Path(f"/proc/{victim.read_text()}/cmdline").read_text():  # empty for a zombie
+            (seen / "watching").touch()
             time.sleep(0.02)
         time.sleep(0.3)
         raise ConnectionResetError("peer is gone")
     """
     with Job(tmp_path, code) as job:
-        job.wait_for("pid.1", 1)
-        time.sleep(0.3)
+        job.wait_for("watching", 1)
+        time.sleep(1)  # for the launcher to find its ranks, which it looks for ten times a second
         os.kill(int((job.seen / "pid.1").read_text()), signal.SIGKILL)
         assert job.end() == 128 + signal.SIGKILL
         assert job.left() == []
@@ -315,7 +249,7 @@ def test_a_killed_launcher_leaves_no_ranks(tmp_path):
     with Job(tmp_path, "ready(); time.sleep(600)") as job:
         job.wait_for("ready.*", 2)
         job.process.kill()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while job.left() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert job.left() == []
@@ -371,12 +305,6 @@ def test_a_job_that_succeeds(tmp_path):
         assert "[rank" not in job.screen() and "failed" not in job.screen()
 
 
-def two_nodes():
-    """What a user sets on both nodes; here both are this machine, under two loopback addresses."""
-    master = f"127.0.0.2:{processes.free_ports(2)[0]}"
-    return {"NNODES": "2", "MASTER": master, "IP_STR": "127.0.0.2,127.0.0.3", "JOB_TOKEN": str(uuid.uuid4())}
-
-
 def test_two_nodes_without_slurm(tmp_path):
     """The same script by hand on each node, with the head's address and the node's rank."""
     nodes = two_nodes()
@@ -413,7 +341,7 @@ def test_a_node_that_dies_ends_the_other_which_names_it(tmp_path, victim):
         Job(tmp_path, "ready(); time.sleep(600)", devices="0", name="1", NODE_RANK="1", **nodes) as second,
     ):
         first.wait_for("ready.*", 2)
-        time.sleep(3)  # the launchers have found each other well before training starts; here it starts at once
+        wait_for_peers(first, nodes)
         dead, other = (first, second) if victim == 0 else (second, first)
         kill_at_once(dead.left())
         assert other.end() == os.EX_TEMPFAIL
@@ -426,7 +354,8 @@ def test_a_rank_that_fails_ends_the_other_node(tmp_path):
         ready()
         everyone()
         if rank == "1":
-            time.sleep(3)
+            while not (seen / "go").exists():
+                time.sleep(0.02)
             sys.exit("no memory")
         time.sleep(600)
     """
@@ -435,6 +364,8 @@ def test_a_rank_that_fails_ends_the_other_node(tmp_path):
         Job(tmp_path, code, devices="0", name="0", NODE_RANK="0", **nodes) as first,
         Job(tmp_path, code, devices="0", name="1", NODE_RANK="1", **nodes) as second,
     ):
+        wait_for_peers(first, nodes)
+        (first.seen / "go").touch()
         assert second.end() == 1 and first.end() == os.EX_UNAVAILABLE
         assert "[rank 1] no memory" in second.screen()
         assert f"launch: node 1 ({socket.gethostname()}): rank 1 ended with status 1" in first.screen(), first.screen()

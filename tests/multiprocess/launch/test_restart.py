@@ -14,7 +14,7 @@ from paddle_te.launch.machines import Devices, LaunchError
 from paddle_te.launch.restart import Restarts, fewer, restarted
 from paddle_te.launch.supervise import HUNG, OTHER_NODE_DIED, OTHER_NODE_FAILED, Outcome
 from paddle_te.runs.rollback import ROLLED_BACK
-from tests.multiprocess.launch.test_launcher import Job, two_nodes
+from tests.multiprocess.launch.job import Job, two_nodes
 
 # Each start of a rank appends its flags to SEEN/starts.RANK.
 TRAINING = """
@@ -108,7 +108,8 @@ def test_what_starts_anew():
 
 
 HANG = """
-        everyone = lambda: None
+        ready()
+        everyone()  # or the first one would be late before the other has begun
         for number in range(1, 4):
             step(number)
         if start > 1:

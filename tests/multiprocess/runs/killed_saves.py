@@ -25,8 +25,8 @@ import paddle
 import paddlenlp.trainer  # noqa: F401
 import paddlenlp.transformers  # noqa: F401
 
+from paddle_te.hosts.paddlenlp.training import pretrain, resuming
 from paddle_te.runs import background, checkpoints
-from paddle_te.training import pretrain, resuming
 from tests.processes import free_ports
 
 

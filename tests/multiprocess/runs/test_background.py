@@ -15,13 +15,13 @@ import paddle
 import pytest
 
 from paddle_te import manifest
+from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.launch.__main__ import main as launch
 from paddle_te.launch.supervise import Outcome, Supervisor
 from paddle_te.manifest import MANIFEST, Manifest, damage, mark_complete, read
 from paddle_te.runs import background, checkpoints
 from paddle_te.runs.background import PREFIX, BackgroundSaver, check_room, free_bytes, remove_leftovers
 from paddle_te.runs.checkpoints import CheckpointNotSaved, find_checkpoint, is_complete
-from paddle_te.training.trainer import PretrainingTrainer
 from tests.pretraining import run
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +32,8 @@ FLAGS = dict(
     save_steps=1,
     save_in_background="true",
 )
+
+TRAINER = "paddle_te.hosts.paddlenlp.training.trainer"
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ class Gate:
 
     def __call__(self, *paths):
         self.waiting.set()
-        assert self.open.wait(60)
+        assert self.open.wait(300)
         return self.copy(*paths)
 
 
@@ -135,7 +137,7 @@ def test_files_of_one_name_from_several_ranks(staging, tmp_path):
 def test_one_at_a_time(saver, tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     saver.start(stage(saver, "checkpoint-1")[1], tmp_path / "checkpoint-1")
-    assert gate.waiting.wait(60) and not is_complete(tmp_path / "checkpoint-1")
+    assert gate.waiting.wait(300) and not is_complete(tmp_path / "checkpoint-1")
     saver.check()  # does not wait
     threading.Timer(0.2, gate.open.set).start()
     staged = stage(saver, "checkpoint-2")[1]
@@ -276,8 +278,8 @@ def test_training_goes_on_meanwhile_and_waits_at_the_end(monkeypatch, tmp_path, 
     output, gate, seen = tmp_path / "out", Gate(monkeypatch), []
 
     def open_when_step_3_is_there():
-        gate.waiting.wait(60)
-        log, deadline = output / "train_log.jsonl", time.monotonic() + 60
+        gate.waiting.wait(300)
+        log, deadline = output / "train_log.jsonl", time.monotonic() + 300
         while (not seen or '"step": 3,' not in seen[-1]) and time.monotonic() < deadline:
             seen.append(log.read_text())
             time.sleep(0.01)
@@ -297,7 +299,7 @@ def test_training_that_fails_loses_no_checkpoint_on_its_way(monkeypatch, tmp_pat
 
     def fail_in_step_2(self, *args, **kwargs):
         if self.state.global_step == 1:
-            assert gate.waiting.wait(60) and not is_complete(tmp_path / "out/checkpoint-1")
+            assert gate.waiting.wait(300) and not is_complete(tmp_path / "out/checkpoint-1")
             threading.Timer(0.3, gate.open.set).start()
             raise RuntimeError("the loss is NaN")
         return step(self, *args, **kwargs)
@@ -310,7 +312,7 @@ def test_training_that_fails_loses_no_checkpoint_on_its_way(monkeypatch, tmp_pat
 
 
 def test_an_output_folder_of_each_nodes_own_is_refused(monkeypatch, tmp_path, staging, caplog):
-    monkeypatch.setattr("paddle_te.training.trainer.os.path.exists", lambda path: ".shared." not in path)
+    monkeypatch.setattr(f"{TRAINER}.os.path.exists", lambda path: ".shared." not in path)
     with pytest.raises(SystemExit):
         run(monkeypatch, tmp_path / "out", **FLAGS, staging_dir=staging)
     assert "must be a folder that all nodes share; rank 0 does not see" in last_error(caplog)
@@ -318,7 +320,7 @@ def test_an_output_folder_of_each_nodes_own_is_refused(monkeypatch, tmp_path, st
 
 
 def test_no_room_is_said_before_the_first_step(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("paddle_te.training.trainer.free_bytes", lambda folder: 10**6)
+    monkeypatch.setattr(f"{TRAINER}.free_bytes", lambda folder: 10**6)
     with pytest.raises(SystemExit) as stop:
         run(monkeypatch, tmp_path / "out", **FLAGS)
     assert stop.value.code == 1
@@ -352,7 +354,7 @@ def test_staging_that_fills_up_is_one_clear_error(monkeypatch, tmp_path, staging
 def test_the_estimate_of_room_holds(monkeypatch, tmp_path, staging):
     """float32 weights and two moments: what is written is at most what was asked for, and not much less."""
     asked = []
-    monkeypatch.setattr("paddle_te.training.trainer.check_room", lambda shares, folder: asked.append(shares[0][1]))
+    monkeypatch.setattr(f"{TRAINER}.check_room", lambda shares, folder: asked.append(shares[0][1]))
     run(monkeypatch, tmp_path / "out", **FLAGS | dict(max_steps=1, staging_dir=staging))
     written = sum(map(len, files(tmp_path / "out/checkpoint-1").values()))
     assert np.clip(written, 0.9 * (asked[0] - 2**24), asked[0]) == written

@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
+from paddle_te.hosts.paddlenlp.training import trainer
 from paddle_te.runs.checkpoints import complete_checkpoints
-from paddle_te.training import trainer
 from tests.multiprocess.runs.kills import FLAGS, kill_and_compare
 from tests.pretraining import run
 

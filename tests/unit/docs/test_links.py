@@ -1,8 +1,10 @@
-"""Every link between the Markdown pages leads to a file, and to a heading, that is there. Needs no network."""
+"""The links between the Markdown pages lead to files, and to headings, that are there, and so do names of source files.
+Needs no network."""
 
 import re
 import subprocess
 import unicodedata
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -60,6 +62,31 @@ def test_links(page):
     assert not wrong
 
 
+def unknown(page):
+    """Names of source files on a page, such as fp8/scaling.py, with which no file's path in the repository ends."""
+    text = re.sub(r"\]\([^)]*\)", "]", page.read_text())  # links are test_links'
+    names = re.findall(r"(?<![\w./$<{*-])(?:\.\./)*((?:[\w.-]+/)*[\w-]+\.(?:py|cuh?|cc|cpp|sh|sub))(?![\w/(*])", text)
+    return [name for name in names if not any(f"/{path}".endswith(f"/{name}") for path in repository())]
+
+
+@cache
+def repository():
+    """The paths of its files, also those that are not committed yet; [] outside a checkout."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.split()
+
+
+def of_today():
+    """All pages but those that say how something was measured once, with the program of that day."""
+    return [page for page in pages() if ROOT / "benchmarks" not in page.parents]
+
+
+@pytest.mark.skipif(not repository(), reason="not a git checkout")
+@pytest.mark.parametrize("page", of_today(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named(page):
+    assert not unknown(page)
+
+
 def test_a_wrong_link_would_be_seen(tmp_path):
     (tmp_path / "other.md").write_text("# One\n## `code`, and Two!\n```bash\n# no heading\n```\n## 中文：标题\n")
     page = tmp_path / "page.md"
@@ -67,6 +94,9 @@ def test_a_wrong_link_would_be_seen(tmp_path):
         "[a](other.md#one) [b](other.md#code-and-two) [c](other.md#中文标题) `[no](link.md)` [d](https://x.y/z)"
     )
     test_links(page)
+    assert not unknown(page)
+    page.write_text("`test_links.py`, ../docs/test_links.py and `scaling.py` are there, layers/scaling.py is not")
+    assert unknown(page) == ["layers/scaling.py"]
     for link in ("none.md", "other.md#no-heading", "#here"):
         page.write_text(f"[a [b]]({link})")
         with pytest.raises(AssertionError):

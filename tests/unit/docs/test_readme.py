@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
-from paddle_te.evaluation.evaluate import EvalArguments
+from paddle_te.hosts.paddlenlp.evaluation.evaluate import EvalArguments
+from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments
+from paddle_te.hosts.paddlenlp.training.datasets import DataArguments
+from paddle_te.hosts.paddlenlp.training.finetune_datasets import FinetuneDataArguments
+from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
 from paddle_te.options.pages import TABLES, pages
-from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
-from paddle_te.training.datasets import DataArguments
-from paddle_te.training.finetune_datasets import FinetuneDataArguments
-from paddle_te.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
 
 ROOT = Path(__file__).parents[3]
 READMES = ["llm/llama/README_TE.md", "llm/llama/README_TE_zh.md"]

@@ -580,8 +580,8 @@ def test_what_an_argument_changes(arguments, expected):
 def test_run_pretrain_understands_every_flag(tmp_path):
     from paddlenlp.trainer import PdArgumentParser
 
-    from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
-    from paddle_te.training.datasets import DataArguments
+    from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments
+    from paddle_te.hosts.paddlenlp.training.datasets import DataArguments
 
     environ = {**GPUS, "OUTPUT_BASE": str(tmp_path / "out put"), "EXTRA_ARGS": "--seed 7 --run_name 'a b'"}
     made = plan(environ, backend="te", precision="fp8", recompute="core_attn", SP="true", FSDP=2, resume_step="auto")

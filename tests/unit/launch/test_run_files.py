@@ -8,6 +8,7 @@ from paddle_te.launch import __main__ as launcher
 from paddle_te.launch import finetune, pretrain, run_files
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
+from tests.sizes import TINY
 
 GPUS = {"DRY_RUN": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3"}
 # PaddleNLP's llm/config/llama/pretrain_argument.json, without the data that it names
@@ -37,8 +38,7 @@ def file(tmp_path, monkeypatch):
     for path in ("data/corpus.idx", "model/model_state.pdparams", "model/tokenizer.json", "questions/train.json"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("")
-    sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=128)
-    (tmp_path / "model/config.json").write_text(json.dumps(sizes))
+    (tmp_path / "model/config.json").write_text(json.dumps(TINY))
 
     def write(values, name="run.json"):
         (tmp_path / name).write_text(values if isinstance(values, str) else json.dumps(values))

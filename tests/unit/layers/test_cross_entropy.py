@@ -10,29 +10,7 @@ import pytest
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.ops import get_ops
 from tests import emulated_te
-
-
-def reference(hidden, weight, labels, ignore_index=-100):
-    """(loss, d hidden, d weight) in float64; weight [h, vocab]."""
-    x, w, y = hidden.reshape(-1, hidden.shape[-1]).astype("float64"), weight.astype("float64"), labels.ravel()
-    logits = x @ w
-    log_softmax = logits - logits.max(-1, keepdims=True)
-    log_softmax -= np.log(np.exp(log_softmax).sum(-1, keepdims=True))
-    kept = np.flatnonzero(y != ignore_index)
-    dlogits = np.zeros_like(logits)
-    dlogits[kept] = np.exp(log_softmax[kept])
-    dlogits[kept, y[kept]] -= 1
-    count = max(len(kept), 1)
-    loss = -log_softmax[kept, y[kept]].sum() / count
-    return loss, (dlogits @ w.T / count).reshape(hidden.shape), x.T @ dlogits / count
-
-
-def draw(seed, batch=2, tokens=19, h=16, vocab=41):
-    generator = np.random.default_rng(seed)
-    hidden, weight = generator.standard_normal((batch, tokens, h)), generator.standard_normal((h, vocab))
-    labels = generator.integers(0, vocab, (batch, tokens))
-    labels[0, 3:7] = -100
-    return hidden.astype("float32"), weight.astype("float32"), labels
+from tests.cross_entropy_cases import draw, reference
 
 
 def tensors(hidden, weight, labels, transpose_y=False):

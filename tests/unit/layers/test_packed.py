@@ -13,7 +13,7 @@ from tests.layer_cases import ATTENTION, RECIPES
 from tests.packed_cases import ROWS, TOKENS, dense_mask, draw, random_rows, run, spans
 from tests.packed_cases import transformer as transformer_of
 from tests.poison import poison_allocations
-from tests.small_models import relative
+from tests.te_weights import relative
 
 DTYPES = {"paddle": "float32", "transformer_engine": "float16"}  # the CPU lacks kernels for bfloat16
 

@@ -25,7 +25,7 @@ from tests.layer_cases import (
     RECIPES,
     STORED,
     WITHOUT_HEADS,
-    bf16_bound,
+    bf16_bounds,
     case,
     check_amaxes_of_micro_batches,
     check_first_step,
@@ -38,7 +38,7 @@ from tests.layer_cases import (
     te,
 )
 from tests.poison import poison_allocations
-from tests.small_models import relative
+from tests.te_weights import relative
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_16_bits(seed, kind, kv_heads):
         got = run(te(kind, 4, kv_heads), values, inputs, grads, "bfloat16")
     assert got.keys() == truth.keys()
     for name, want in truth.items():
-        assert relative(got[name], want) < bf16_bound(kind), name
+        assert relative(got[name], want) < bf16_bounds(kind)[0], name
 
 
 @pytest.mark.parametrize("backend, dtype", [("transformer_engine", "bfloat16"), ("paddle", "float32")])

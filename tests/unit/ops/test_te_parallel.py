@@ -18,6 +18,7 @@ from paddle_te.ops.chunks import chunk_rows
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.poison import poison_allocations
+from tests.te_weights import relative
 
 # 128, for block scaling, divides each rank's
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256, 256, 16, 8, 16
@@ -137,10 +138,6 @@ def train(layer, values, x, dy, recipe, group):
         n: p.grad if getattr(p, "main_grad", None) is None else p.main_grad for n, p in layer.named_parameters()
     }
     return {name: value.astype("float32").numpy() for name, value in {"y": y, "x": x.grad, **gradients}.items()}
-
-
-def relative(got, want):
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 def train_ranks(monkeypatch, group, sequence_parallel, values, x, dy, recipe, options):

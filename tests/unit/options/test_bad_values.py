@@ -9,10 +9,10 @@ import pytest
 
 from paddle_te.configs import read
 from paddle_te.data import prepare as prepare_data
-from paddle_te.evaluation import evaluate
+from paddle_te.hosts.paddlenlp.evaluation import evaluate
+from paddle_te.hosts.paddlenlp.training import finetune, pretrain
 from paddle_te.launch import __main__ as launcher
 from paddle_te.runs.lock import NAME as LOCK
-from paddle_te.training import finetune, pretrain
 from paddle_te.weights import command
 
 PRETRAIN = dict(model_name_or_path="tiny-llama-demo", tokenizer_name_or_path="none", mock_data="true", device="cpu")

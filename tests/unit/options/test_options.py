@@ -8,7 +8,11 @@ import pytest
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
-from paddle_te.evaluation.evaluate import EvalArguments
+from paddle_te.hosts.paddlenlp.evaluation.evaluate import EvalArguments
+from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments
+from paddle_te.hosts.paddlenlp.training.datasets import DataArguments
+from paddle_te.hosts.paddlenlp.training.finetune_datasets import FinetuneDataArguments
+from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
 from paddle_te.models.lora import TARGETS
 from paddle_te.options import (
     BOUNDS,
@@ -21,10 +25,6 @@ from paddle_te.options import (
     with_options,
 )
 from paddle_te.options.option import FLAG, POSITIVE, REQUIRED, TEXT, TEXTS, Option, choice, number, whole
-from paddle_te.training.arguments import ModelArguments, PreTrainingArguments
-from paddle_te.training.datasets import DataArguments
-from paddle_te.training.finetune_datasets import FinetuneDataArguments
-from paddle_te.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
 
 CLASSES = (
     PreTrainingArguments,

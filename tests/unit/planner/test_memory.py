@@ -12,8 +12,14 @@ SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, vocabulary=1000
 LAYOUT = Layout(gpus=1, sequence=100)
 
 
-def parts(layout=LAYOUT, model=SMALL, **changes):
-    return memory.memory_of_step(model, replace(layout, **changes))
+FEW_WORDS = replace(SMALL, vocabulary=16)  # whose layers take more than the head
+HELD = memory.Measured(released=False)  # gradients are there at all moments
+
+
+def parts(layout=LAYOUT, model=SMALL, measured=HELD, **changes):
+    """Without cuBLAS's workspace, which every moment has."""
+    found = memory.memory_of_step(model, replace(layout, **changes), measured)
+    return replace(found, working=found.working - memory.GEMM_WORKSPACE)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +43,7 @@ def test_states_are_sixteen_bytes_a_parameter():
 
 
 def test_states_on_the_host():
-    """Those of a few pieces are on the device; tests/unit/training/test_optimizer_offload.py measures them."""
+    """Those of a few pieces are on the device; tests/unit/optimizer/test_offloaded_states.py measures them."""
     large = replace(SMALL, layers=10_000)
     one, moved = parts(model=large), parts(model=large, offload_optimizer=0.75)
     assert moved == replace(one, states=one.states / 4 + 12 * OFFLOADED_AT_ONCE)
@@ -51,7 +57,6 @@ def test_states_on_the_host():
     [
         (dict(gpus=4), 4, 12),  # DataParallel's buffers
         (dict(gpus=4, sharding=4, overlap=True, main_grads=True), 4, 3),
-        (dict(gpus=4, sharding=4, stage=2, overlap=True, main_grads=True), 1, 3),
         (dict(gpus=4, sharding=4, stage=3, main_grads=True), 1, 3),
     ],
 )
@@ -59,6 +64,17 @@ def test_what_ranks_share(changes, gradients, states):
     one, shared = parts(), parts(**changes)
     assert shared.gradients == pytest.approx(one.weights / 2 * gradients)
     assert shared.states == pytest.approx(one.weights / 2 * states)
+
+
+def test_stage_2_leaves_weights_whole():
+    """One layer over two ranks, each weight to the smaller one: the embedding, 64,000, to the first; norm, qkv, proj,
+    norm, fc1, fc2 and the last norm to the second, 61,632 together, and so lm_head, too."""
+    one_layer = replace(SMALL, layers=1)
+    assert memory.shares_of_whole_weights(one_layer, 1, 2) == (64_000, 125_632)
+    layout = dict(model=one_layer, gpus=2, sharding=2, stage=2, overlap=True, main_grads=True)
+    largest, first = (parts(measured=memory.Measured(rank), **layout) for rank in (None, 0))
+    assert (largest.gradients, largest.states) == (4 * 125_632, 12 * 125_632)
+    assert (first.gradients, first.states) == (4 * 64_000, 12 * 64_000)
 
 
 def test_a_layer_keeps_these_tensors():
@@ -90,10 +106,61 @@ def test_the_first_stage_keeps_what_is_in_flight():
     assert activations(gpus=4, pp=4, vp=2, micro_batches=8) == pytest.approx(whole * (1 + 3 / 8))
 
 
-def test_gradients_that_are_released_and_activations_are_not_there_together():
-    long, short = (parts(sequence=tokens, main_grads=True, release_grads=True) for tokens in (10_000, 16))
-    assert long.gradients == 0 and long.activations > 0
-    assert short.gradients > 0 and short.activations == 0
+def released(layout=LAYOUT, model=FEW_WORDS, **changes):
+    """Of one process as it is, in bytes of gradients, activations, fp8 weights, and what is needed for a moment."""
+    found = parts(layout, model, memory.Measured(), **changes)
+    return found.gradients, found.activations, found.fp8_weights, found.working
+
+
+def test_moments_of_a_step_whose_gradients_are_released():
+    """The loss has none yet; then lm_head's and the first new ones are there; in the first layer's backward all but the
+    embedding's; in the optimizer's step all, and nothing else."""
+    kept, copies, layer = memory.kept_of_a_layer(FEW_WORDS, LAYOUT), FEW_WORDS.gemm_weights, FEW_WORDS.layer_weights
+    tokens, embedding, new = 10_000, 16 * 64, 2 * 64 * 768
+    logits = 4 * 1000 * tokens + 12 * 64 * tokens
+    assert released(model=SMALL, sequence=tokens) == (0, 4 * kept * tokens, 4 * copies, logits)
+    of_a_layer = memory.backward_of_a_layer(FEW_WORDS, replace(LAYOUT, sequence=tokens)) + 2 * 64 * tokens
+    last_layer = 2 * embedding + new, 4 * kept * tokens, 4 * copies, of_a_layer
+    assert released(sequence=tokens) == last_layer
+    assert parts(model=FEW_WORDS, sequence=tokens).gradients == 2 * (2 * embedding + 4 * layer) + new
+    full, tokens = dict(recompute="full"), 100
+    of_a_layer = memory.backward_of_a_layer(FEW_WORDS, replace(LAYOUT, **full)) + 2 * 64 * tokens
+    assert released(**full) == (2 * (embedding + 4 * layer), 2 * 64 * tokens, 0, of_a_layer)
+    assert released(model=SMALL, sequence=16, **full) == (2 * (2 * 64_000 + 4 * layer), 0, 0, 0)
+
+
+def test_whose_gradients_are_released():
+    """Those in bf16 of one process, and main gradients with the flag; never those of several micro-batches."""
+    assert memory.releases_gradients(LAYOUT) and not memory.releases_gradients(replace(LAYOUT, main_grads=True))
+    assert memory.releases_gradients(replace(LAYOUT, main_grads=True, release_grads=True))
+    assert not memory.releases_gradients(replace(LAYOUT, gpus=2))
+    assert released(micro_batches=2) == released(micro_batches=2, release_grads=True) != released()
+    assert parts(micro_batches=2, measured=memory.Measured()) == parts(micro_batches=2)
+
+
+def test_lm_heads_backward():
+    """In chunks the gradient is summed in float32, and becomes a new bf16 one, unless it is added to a main gradient.
+    In fp8 the logits' gradient is cast twice, and a transpose of the weight and of the head's input is kept."""
+    embedding, long, narrow = 64_000, 40_000, replace(SMALL, ffn=32)  # whose layers take less than the head
+    chunks, main = (parts(LAYOUT, narrow, loss_in_chunks=True, sequence=long, main_grads=main) for main in (0, 1))
+    assert chunks.working == main.working == 12 * 64 * long + 4 * embedding
+    held = parts(model=narrow).gradients
+    assert (chunks.gradients, main.gradients) == (held + 2 * embedding, 2 * held)
+    # of few tokens the loss needs more, with a chunk's logits and their gradient
+    one, tokens = parts(), 100
+    few = parts(loss_in_chunks=True)
+    assert few == replace(one, working=6 * 64 * tokens + 4 * embedding + 4 * 1000 * tokens)
+    fp8 = parts(fp8_head=True)
+    kept = embedding + 64 * tokens
+    assert fp8 == replace(one, gradients=one.gradients + 2 * embedding, fp8_weights=one.fp8_weights + kept)
+    several = parts(fp8_head=True, micro_batches=2).fp8_weights
+    assert several == 8 * SMALL.gemm_weights + 2 * embedding + 64 * tokens
+
+
+def test_a_tensor_parallel_head_reads_all_tokens():
+    """Of 12 bytes for each number of a hidden state, 4 are its input and that one's gradient, which are whole."""
+    two = parts(gpus=2, tp=2)
+    assert two.working == (4 + 8 / 2) * 64 * 100 + 4 * 1000 * 100 / 2
 
 
 def test_the_mlp_in_chunks():
@@ -109,14 +176,21 @@ def test_the_mlp_in_chunks():
     assert memory.backward_of_a_layer(SMALL, main_grads) == memory.backward_of_a_layer(SMALL, chunks) - 4 * weights
     few = replace(chunks, mlp_chunk_tokens=100)
     assert parts(few) == parts()
+    # cuDNN's backward in fp8 has dq, and dk and dv of each of the four query heads, in float32
+    in_fp8 = replace(chunks, fp8_attention=True, sequence=10_000)
+    assert memory.backward_of_a_layer(SMALL, in_fp8) == 10_000 * (2 * 64 + 4 * 128 + 12 * 64)
+    assert memory.fp8_attention_workspace(replace(SMALL, kv_heads=4)) == 4 * 64
 
 
-def test_with_an_update_in_backward_there_are_the_largest_gradients_only():
-    """Here the head's, 1000 · 64; of a model with few words those of the MLP's two GEMMs, 64 · (2 · 256 + 256)."""
-    one, few_words = parts(), replace(SMALL, vocabulary=16)
-    assert parts(optimizer_in_backward="last_norm") == replace(one, gradients=2 * 64_000)
-    assert parts(model=few_words, optimizer_in_backward="unclipped").gradients == 2 * 64 * 768
-    assert parts(gpus=2, tp=2, optimizer_in_backward="unclipped").gradients == 64_000
+def test_with_an_update_in_backward_there_are_new_gradients_only():
+    """None yet at the loss; lm_head's, 1000 · 64, beside fewer tokens than it has columns; of a model with few words
+    those of the MLP's two GEMMs, 64 · (2 · 256 + 256)."""
+    one = parts()
+    assert parts(optimizer_in_backward="last_norm") == replace(one, gradients=0)
+    few_tokens = parts(optimizer_in_backward="last_norm", sequence=16)
+    assert (few_tokens.gradients, few_tokens.working) == (2 * 64_000, 12 * 64 * 16 + 2 * 1000 * 16)
+    assert parts(model=FEW_WORDS, optimizer_in_backward="unclipped").gradients == 2 * 64 * 768
+    assert parts(gpus=2, tp=2, model=FEW_WORDS, optimizer_in_backward="unclipped").gradients == 64 * 768
 
 
 def test_layers_whose_activations_are_on_the_host():

@@ -3,7 +3,7 @@
 import pytest
 
 from paddle_te import manifest
-from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged, Manifest, file_names, mark_complete, records
+from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged
 from paddle_te.runs import checkpoints
 from paddle_te.runs.checkpoints import (
     complete_checkpoints,
@@ -12,19 +12,15 @@ from paddle_te.runs.checkpoints import (
     remove_checkpoint,
     rotate_checkpoints,
 )
-
-
-def complete(folder, run=None):
-    """Completes a checkpoint as a run does that saves it."""
-    mark_complete(folder, Manifest(records(folder, file_names(folder)), run or {}))
+from tests.unit.runs.completed import complete
 
 
 @pytest.fixture
 def output_dir(tmp_path):
-    for step, complete in ((9, True), (10, True), (100, True), (200, False)):
+    for step, is_complete in ((9, True), (10, True), (100, True), (200, False)):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
-        if complete:
+        if is_complete:
             (folder / COMPLETE_MARK).touch()
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "checkpoint-best" / COMPLETE_MARK).touch()

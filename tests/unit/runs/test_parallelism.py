@@ -2,10 +2,10 @@
 
 import pytest
 
-from paddle_te.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments
-from paddle_te.training.datasets import DataArguments
-from paddle_te.training.finetune_datasets import FinetuneDataArguments
-from paddle_te.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
+from paddle_te.hosts.paddlenlp.training.arguments import ArgumentParser, ModelArguments, PreTrainingArguments
+from paddle_te.hosts.paddlenlp.training.datasets import DataArguments
+from paddle_te.hosts.paddlenlp.training.finetune_datasets import FinetuneDataArguments
+from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments, FinetuningArguments
 
 # 4 layers, 4 heads, 2 kv heads
 COMMON = dict(model_name_or_path="tiny-llama-demo", mock_data="true", max_seq_length=64, output_dir="unused")

@@ -13,8 +13,8 @@ from paddle_te.options.scripts import LEVELS
 from paddle_te.runs import verify
 from paddle_te.runs.checkpoints import is_complete
 from tests.pretraining import run
+from tests.unit.runs.completed import complete
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
-from tests.unit.runs.test_checkpoints import complete
 
 MODEL = Path(__file__).parents[2] / "model"
 FLAGS = dict(model_name_or_path=MODEL, transformer_engine_backend="paddle", gradient_accumulation_steps=1)

@@ -3,9 +3,9 @@
 import json
 from functools import partial
 
-import numpy as np
 import pytest
 
+from tests.te_weights import relative
 from tools.benchmark import ladder
 from tools.benchmark.peers import PaddleTE
 from tools.benchmark.problem import Dims, Problem
@@ -20,10 +20,6 @@ def results(make, layers=2, **options):
     for _ in range(2):
         found = stack.results()
     return found
-
-
-def relative(got, want):
-    return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 def test_rungs_compute_the_same():

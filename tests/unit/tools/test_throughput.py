@@ -17,7 +17,7 @@ GIB = 2**30
 
 def test_runs_wait_for_their_gpus():
     """Two of one GPU run beside each other, one of both waits for them."""
-    gpus, seen, begun = throughput.Gpus(["0", "1"]), [], Barrier(3, timeout=20)
+    gpus, seen, begun = throughput.Gpus(["0", "1"]), [], Barrier(3, timeout=120)
 
     def run(count):
         if count == 2:

@@ -18,6 +18,7 @@ from paddle_te import upstream
 from paddle_te.upstream import (
     REPAIRS,
     deferred_imports,
+    flash_attention_flags,
     rng_tracker,
     segment_exchange,
     segment_gradient_norm,
@@ -61,7 +62,7 @@ import json, sys
 from paddle_te.upstream import deferred_imports
 deferred_imports.apply()
 deferred_imports.apply()
-import paddle_te.training.trainer, paddlenlp
+import paddle_te.hosts.paddlenlp.training.trainer, paddlenlp
 from datasets import Dataset
 from paddlenlp.trl import SFTTrainer
 found = {"imported": [name for name in ("sklearn.base", "scipy.stats", "pandas", "pyarrow") if name in sys.modules]}
@@ -114,6 +115,18 @@ def test_gradients_are_aligned_on_nvgpu(repair):
     assert "nvgpu" not in tensor_fusion_helper.alignment
     repair(sharding_alignment)
     assert tensor_fusion_helper.alignment["nvgpu"] == 256
+
+
+def test_flags_of_builds_for_cuda(repair):
+    """FlashMask asks for them; others are Paddle's as before."""
+    flags, other = ["FLAGS_cudnn_deterministic", "FLAGS_flash_attn_version"], "FLAGS_check_nan_inf"
+    with pytest.raises(ValueError, match="cannot get its value"):
+        paddle.get_flags(flags)
+    repair(flash_attention_flags)
+    for get_flags in (paddle.get_flags, paddle.base.framework.get_flags):
+        assert get_flags([*flags, other]) == dict(zip([*flags, other], [False, 2, False], strict=True))
+    with pytest.raises(ValueError, match="cannot get its value"):
+        paddle.get_flags("FLAGS_no_such_flag")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

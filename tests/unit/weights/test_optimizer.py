@@ -14,8 +14,8 @@ from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.blocks import moment_shape, unpack
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.optimizer import kept_how, open_optimizer
+from tests.unit.runs.completed import complete
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
-from tests.unit.runs.test_checkpoints import complete
 from tests.unit.weights.models import Model, assert_same, save_config, save_single
 
 MOMENTS = ("moment1_0", "moment2_0")

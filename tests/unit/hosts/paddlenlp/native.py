@@ -8,7 +8,8 @@ from paddlenlp.transformers.mistral import modeling as mistral
 from paddlenlp.transformers.qwen2 import modeling as qwen2
 
 from paddle_te.configs.families import family_of
-from paddle_te.hosts.paddlenlp import model_class
+from paddle_te.hosts.paddlenlp.families import model_class
+from tests.sizes import GPTS
 from tests.te_weights import SIZES, copy_layer
 
 FAMILIES = {
@@ -17,7 +18,6 @@ FAMILIES = {
     "mistral": (MistralConfig, mistral),
     "gpt": (GPTConfig, gpt),
 }
-GPTS = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, ignore_index=-100, num_key_value_heads=None)
 
 
 def tiny_config(family="llama", **kwargs):

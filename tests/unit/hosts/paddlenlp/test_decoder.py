@@ -9,7 +9,7 @@ from paddle.distributed import fleet
 from paddlenlp.transformers.llama import modeling
 
 from paddle_te import fp8
-from paddle_te.hosts.paddlenlp import model_class
+from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayerPipe
 from paddle_te.models.decoder import fp8_recipe, rotary_embedding
 from paddle_te.ops.te import quantized

@@ -7,11 +7,12 @@ import paddle
 import pytest
 from paddlenlp.transformers.llama import modeling, modeling_pp
 
-from paddle_te.hosts.paddlenlp import causal_mask_only, model_class, replace_decoder_layers
-from paddle_te.hosts.paddlenlp.families import check_packed
+from paddle_te.hosts.paddlenlp.families import check_packed, model_class
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM, LlamaForCausalLMPipe
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
+from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.layers import LayerNormMLP
+from paddle_te.models.switch import replace_decoder_layers
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import FAMILIES, tiny_config, two_models
 

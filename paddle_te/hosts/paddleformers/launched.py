@@ -1,0 +1,165 @@
+"""What the launcher's recipes say beside PaddleFormers' lines and those of our layers, and what its runs leave.
+
+With these a job means in PaddleFormers what it means in PaddleNLP, with each backend: whether the documents of a
+sequence see each other, random tokens instead of data, the learning rate of each step, what a sample of fine-tuning
+consists of, which projections LoRA is for.
+"""
+
+import json
+from contextlib import ExitStack, contextmanager
+from dataclasses import make_dataclass
+from pathlib import Path
+
+import numpy as np
+from paddleformers.cli.train.sft import workflow
+from paddleformers.datasets.SFTDataset import IteratorSFTDataset, Sequence
+from paddleformers.transformers.optimization import CosineAnnealingWithWarmupDecay, LinearAnnealingWithWarmupDecay
+
+from paddle_te.data.mock import MockDataset
+from paddle_te.data.questions import encode
+from paddle_te.hosts.paddleformers.batches import FLASH_MASK
+from paddle_te.hosts.paddleformers.callbacks import ExitSignalCallback, RunCallback
+from paddle_te.hosts.paddleformers.replaced import replaced
+from paddle_te.models.lora import TARGETS
+from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, PRETRAIN_DATA, PRETRAINING
+from paddle_te.runs.heartbeat import has_launcher
+
+_NAMES = {
+    "mock_data",
+    "reset_attention_mask",
+    "reset_position_ids",
+    "min_learning_rate",
+    "src_length",
+    "pad_to_multiple_of",
+    "lora_targets",
+}
+OPTIONS = {
+    option.name: option
+    for option in (*PRETRAIN_DATA, *PRETRAINING, *FINETUNE_DATA, *FINETUNE_MODEL)
+    if option.name in _NAMES
+}
+# Of a recipe that says nothing about them: PaddleFormers' own
+_Said = make_dataclass("_Said", [(name, object, None) for name in OPTIONS])
+
+
+@contextmanager
+def launched(**said):
+    """While it lasts, PaddleFormers' recipes do as said, {name of OPTIONS: value}, and where a launcher watches, they
+    tell it how they get on and leave what its runs leave."""
+    said = _Said(**said)
+    ours = {}
+    if said.mock_data:
+        ours["create_pretrained_dataset"] = _random_tokens
+    elif said.reset_attention_mask is not None:
+        ours["create_pretrained_dataset"] = _indexed(said.reset_attention_mask, said.reset_position_ids)
+    if said.lora_targets:
+        ours["get_lora_target_modules"] = lambda model: [f".*{part}.*" for part in TARGETS[said.lora_targets]]
+    if has_launcher() or said.min_learning_rate is not None:
+        ours["SFTTrainer"] = _trainer(workflow.SFTTrainer, said.min_learning_rate)
+    if said.pad_to_multiple_of:
+        ours["collate_fn"] = _padded(said.pad_to_multiple_of)
+    with ExitStack() as stack:
+        stack.enter_context(replaced(workflow, **ours))
+        if said.src_length:
+            samples = _questions(said.src_length)
+            stack.enter_context(replaced(IteratorSFTDataset, _process_sft_sequence=samples))
+        yield
+
+
+def _trainer(trainer_class, least):
+    """What makes a Trainer with our callbacks and, unless the least learning rate is None, PaddleNLP's schedule."""
+    ours = [ExitSignalCallback(), RunCallback()] if has_launcher() else []
+
+    def make(*, args, callbacks, **kwargs):
+        schedule = {} if least is None else {"optimizers": (None, _schedule(args, least))}
+        return trainer_class(args=args, callbacks=[*callbacks, *ours], **schedule, **kwargs)
+
+    return make
+
+
+def _schedule(args, least):
+    """The learning rates of PaddleNLP's pretraining, where the first step has a share already; PaddleFormers' own
+    schedules begin with a step at 0."""
+    kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
+    name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    if name not in kinds:
+        raise ValueError(f"lr_scheduler_type {name}: with min_learning_rate it may be {', '.join(kinds)}")
+    return kinds[name](
+        max_lr=args.learning_rate,
+        min_lr=least,
+        warmup_step=args.warmup_steps or args.warmup_ratio * args.max_steps,
+        decay_step=args.decay_steps or args.max_steps,
+        last_epoch=0,
+    )
+
+
+def _questions(src_length):
+    """In place of PaddleFormers' method that makes a sample of an example: what PaddleNLP's fine-tuning has, but for
+    conversations of several turns, which are PaddleFormers'."""
+    theirs = IteratorSFTDataset._process_sft_sequence
+
+    def sample(self, example, count):
+        turns = [(message["role"], message["content"]) for message in example["messages"]]
+        if example.get("system") or [role for role, _ in turns] != ["user", "assistant"]:
+            return theirs(self, example, count)
+        (_, src), (_, tgt) = turns
+        made = encode(self.tokenizer, src, tgt, src_length, self.max_seq_len)
+        positions = list(range(len(made["input_ids"])))
+        return Sequence(made["input_ids"], positions, made["labels"], count)
+
+    return sample
+
+
+def _padded(multiple):
+    """PaddleFormers' function that makes batches, which are as long as their longest sample, rounded up."""
+    theirs = workflow.collate_fn
+
+    def collate(batch, *args, max_seq_len, **kwargs):
+        longest = max(sum(len(sample.token_ids) for sample in samples) for samples in batch)
+        return theirs(batch, *args, max_seq_len=max_seq_len or -(-longest // multiple) * multiple, **kwargs)
+
+    return collate
+
+
+def _indexed(apart, anew):
+    """PaddleFormers' function that makes data sets of an indexed corpus. apart: documents do not see each other, else a
+    sequence is causal as a whole; anew: positions begin at 0 in each document, else in each sequence."""
+    theirs = workflow.create_pretrained_dataset
+
+    def create(training_args, data_args, model_args):
+        *datasets, collate = theirs(training_args, data_args, model_args)
+
+        def ours(samples):
+            batch = collate(samples)
+            whole = _as_one(batch)
+            return (
+                batch
+                | ({} if apart else {FLASH_MASK: whole[FLASH_MASK]})
+                | ({} if anew else {"position_ids": whole["position_ids"]})
+            )
+
+        return *datasets, ours
+
+    return create
+
+
+def _random_tokens(training_args, data_args, model_args):
+    """In place of PaddleFormers' create_pretrained_dataset: the samples that PaddleNLP's run has with --mock_data."""
+    vocabulary = json.loads((Path(model_args.model_name_or_path) / "config.json").read_text())["vocab_size"]
+    samples = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
+    count = samples * training_args.dataset_world_size * training_args.max_steps
+    train = MockDataset(count, data_args.max_seq_len, vocabulary, [training_args.seed, 0])
+
+    def collate(samples):
+        tokens = np.stack([sample["text"] for sample in samples])
+        batch = {"input_ids": np.ascontiguousarray(tokens[:, :-1]), "labels": np.ascontiguousarray(tokens[:, 1:])}
+        return batch | _as_one(batch)
+
+    return train, None, None, collate
+
+
+def _as_one(batch):
+    """The positions, int64 [b, s], and FlashMask's rows, int32 [b, 1, s, 1], of sequences of one document each."""
+    size, length = batch["input_ids"].shape
+    positions = np.broadcast_to(np.arange(length, dtype=np.int64), (size, length))
+    return {"position_ids": positions.copy(), FLASH_MASK: np.full([size, 1, length, 1], length, np.int32)}

@@ -1,0 +1,68 @@
+"""Tasks of EleutherAI's lm-evaluation-harness (the package lm_eval), asked of our models.
+
+    paddle-te evaluate --model_name_or_path CKPT --lm_eval hellaswag my_task.yaml
+    paddle-te lm_eval --model paddle_te --model_args pretrained=CKPT,dtype=bfloat16 --tasks hellaswag
+
+The first is run_eval.py with the harness's tasks among its own. The second is the harness's command, `lm_eval`, with
+all its arguments, and with paddle_te among its models (`evaluation.registered`). The command that the harness
+installs knows its own models only: it does not look for those of other packages.
+
+The harness is an extra, since it brings many packages along: pip install 'paddle_te[harness]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+
+from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
+from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input
+from paddle_te.upstream import deferred_imports
+
+
+def check_installed():
+    """Raises ValueError, with the command that installs it, where there is no harness."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError("EleutherAI's harness is not installed: pip install 'paddle_te[harness]'")
+
+
+def evaluate_tasks(scorer: Scorer, tokenizer, tasks: list[str], limit: int | None = None) -> dict[str, dict]:
+    """{task: metrics} of tasks of the harness, by their names or by paths to their .yaml files.
+
+    limit: of examples in each. Raises ValueError for a task that there is not.
+    """
+    deferred_imports.undo()  # the harness uses Hugging Face's datasets, and scikit-learn
+    from lm_eval import simple_evaluate
+
+    from paddle_te.hosts.paddlenlp.evaluation.registered import PaddleTE
+
+    try:
+        found = simple_evaluate(PaddleTE(scorer, tokenizer), tasks=list(tasks), limit=limit, log_samples=False)
+    except KeyError as error:
+        raise ValueError(f"--lm_eval: {error.args[0]}") from None
+    return {task: _metrics(values) for task, values in found["results"].items()}
+
+
+def _metrics(values):
+    """The harness names a metric "acc,none": by the filter of the answers as well, which mostly is none."""
+    return {name.removesuffix(",none"): value for name, value in values.items() if isinstance(value, (int, float))}
+
+
+def make_parser():
+    """For `paddle-te completion`, which completes none of the harness's own arguments."""
+    return argparse.ArgumentParser(add_help=False)
+
+
+def main():
+    """The harness's own command, which knows our models. Ends the process with 2 for wrong arguments or data."""
+    with refusing_wrong_input():
+        check_installed()
+        deferred_imports.undo()
+        # of ranks that share a model, the harness has only the one with this number show results
+        os.environ.setdefault("LOCAL_RANK", os.environ.get("PADDLE_TRAINER_ID", "0"))
+        from lm_eval.__main__ import cli_evaluate
+
+        from paddle_te.hosts.paddlenlp.evaluation import registered  # noqa: F401
+
+        cli_evaluate()

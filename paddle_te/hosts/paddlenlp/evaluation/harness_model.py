@@ -1,0 +1,74 @@
+"""A model as EleutherAI's lm-evaluation-harness sees one: the three things that it asks of a language model."""
+
+import json
+from collections import defaultdict
+
+from paddle_te.hosts.paddlenlp.evaluation.tasks import Request, Scorer, begun, tokenize, windows
+from paddle_te.hosts.paddlenlp.generation import generate_tokens
+
+MAX_NEW_TOKENS = 256  # the harness's own, where a task says nothing
+_SETTINGS = {"temperature", "top_k", "top_p"}  # of sampling, under the harness's and PaddleNLP's names
+
+
+class HarnessModel:
+    """The methods of `lm_eval.api.model.LM`, to be derived from together with it.
+
+    scorer: the model and the number of tokens that it sees. tokenizer: PaddleNLP's.
+    """
+
+    def __init__(self, scorer: Scorer, tokenizer):
+        super().__init__()
+        self.scorer, self.tok = scorer, tokenizer
+
+    def loglikelihood(self, requests):
+        """[(log p(continuation | context), whether greedy decoding gives it)] of (context, continuation)."""
+        answers = self.scorer([self._request(*request.args) for request in requests], "loglikelihood")
+        return [(answer.logprob, answer.is_greedy) for answer in answers]
+
+    def loglikelihood_rolling(self, requests):
+        """[log p(text)] of (text,): after a token that begins a text, in windows of the tokens that the model sees."""
+        texts = [begun(self.tok, *request.args) for request in requests]
+        of_texts = [list(windows(tokens, self.scorer.max_seq_length)) for tokens in texts]
+        answers = iter(self.scorer([window for text in of_texts for window in text], "loglikelihood_rolling"))
+        return [sum(next(answers).logprob for _ in text) for text in of_texts]
+
+    def generate_until(self, requests):
+        """[continuation] of (context, settings): up to the first of the texts in settings["until"]."""
+        alike = defaultdict(list)
+        for number, request in enumerate(requests):
+            alike[json.dumps(request.args[1], sort_keys=True)].append(number)
+        texts = [""] * len(requests)
+        for settings, numbers in alike.items():
+            made = self._generate([requests[number].args[0] for number in numbers], **json.loads(settings))
+            for number, text in zip(numbers, made, strict=True):
+                texts[number] = text
+        return texts
+
+    def _request(self, context, continuation):
+        if context:
+            return tokenize(self.tok, context, continuation)
+        begin, *rest = begun(self.tok, continuation)
+        return Request([begin], rest)
+
+    def _generate(self, contexts, until=(), max_gen_toks=MAX_NEW_TOKENS, do_sample=False, **settings):
+        if others := settings.keys() - _SETTINGS:
+            raise ValueError(
+                f"a task of the harness generates with {', '.join(sorted(others))}, which is not supported"
+            )
+        sampling = {"decode_strategy": "sampling"} | settings if do_sample else {"decode_strategy": "greedy_search"}
+        room = self.scorer.max_seq_length - max_gen_toks
+        if room < 1:
+            raise ValueError(
+                f"a task of the harness generates up to {max_gen_toks} tokens, and the model sees "
+                f"{self.scorer.max_seq_length}: give a larger max_seq_length"
+            )
+        prompts = [(self.tok(context)["input_ids"] or begun(self.tok, ""))[-room:] for context in contexts]
+        model, size = self.scorer.model, self.scorer.batch_size
+        rows = generate_tokens(model, self.tok, prompts, size, max_new_tokens=max_gen_toks, **sampling)
+        texts = [self.tok.decode(row, skip_special_tokens=True) for row in rows]
+        return [_before(text, [until] if isinstance(until, str) else until) for text in texts]
+
+
+def _before(text, ends):
+    """A text up to the first of some texts."""
+    return text[: min([position for end in ends if end and (position := text.find(end)) >= 0], default=len(text))]

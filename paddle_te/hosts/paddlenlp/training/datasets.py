@@ -1,0 +1,323 @@
+"""Datasets for pretraining: PaddleNLP's causal dataset over a ``.bin``/``.idx`` pair, or random tokens (--mock_data).
+
+`create_pretrained_dataset` counts samples and splits documents as PaddleNLP's ``llm/run_pretrain.py`` does, so that
+both see the same batches in the same order. What is wrong with the data is told before any index is built.
+"""
+
+import json
+import logging
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import paddle.distributed as dist
+from numpy.lib import format as npy
+from paddlenlp.data import Stack
+from paddlenlp.data.causal_dataset import build_train_valid_test_datasets, get_train_valid_test_split_
+from paddlenlp.data.indexed_dataset import MMapIndexedDataset
+
+from paddle_te.data import index_cache
+from paddle_te.data.mock import MockDataset
+from paddle_te.options import check_values, with_options
+from paddle_te.options.scripts import PRETRAIN_DATA, proportions
+from paddle_te.runs.identity import fingerprint
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "valid", "test")
+DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
+# What they change where a sequence has several documents: who sees whom, positions, and what is trained on
+DOCUMENT_FLAGS = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
+
+
+@dataclass
+@with_options(*PRETRAIN_DATA)
+class DataArguments:
+    """What to train on. Names and defaults are those of PaddleNLP's run_pretrain; mock_data is ours, and DOCUMENT_FLAGS
+    are Megatron's."""
+
+    def __post_init__(self):
+        check_values(self)
+
+
+def collate_fn(samples, stack=Stack()):  # noqa: B008 (Stack has no state)
+    """Batch of ``{"text": [s + 1]}`` to ``{"input_ids": int64 [b, s], "labels": int64 [b, s]}``.
+
+    ``labels[:, i]`` is the token after ``input_ids[:, i]``: PaddleNLP's criterion does not shift.
+    """
+    tokens = stack([sample["text"] for sample in samples])
+    return {"input_ids": np.ascontiguousarray(tokens[:, :-1]), "labels": np.ascontiguousarray(tokens[:, 1:])}
+
+
+def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_size=None):
+    """Datasets of a pretraining run.
+
+    Args:
+        data_args: `DataArguments`.
+        training_args: PaddleNLP's TrainingArguments; max_steps, the batch sizes and dataset_world_size give the number
+            of samples, ``eval_iters`` (10 if it has none) and ``test_iters`` (ten times that) those for evaluation.
+        tokenizer: gives the vocabulary's size if `vocab_size` is None.
+        vocab_size: the model's; token ids of the data must be below it.
+    Returns:
+        (train, valid, test datasets). A dataset whose split has no documents is None, and all three are on ranks that
+        load no data (``training_args.should_load_dataset``).
+    Raises:
+        ValueError: a wrong argument or unfit data; the message says which and what to do.
+    """
+    if vocab_size is None and tokenizer is not None:
+        vocab_size = len(tokenizer)
+    num_samples = count_samples(training_args)
+    logger.debug(f"samples: {dict(zip(SPLITS, num_samples, strict=True))}, {data_args.max_seq_length} tokens each")
+
+    if data_args.mock_data:
+        if vocab_size is None:
+            raise ValueError("mock_data needs a tokenizer or a vocab_size")
+        mocks = (
+            MockDataset(count, data_args.max_seq_length, vocab_size, [training_args.seed, i]) if count else None
+            for i, count in enumerate(num_samples)
+        )
+        return tuple(mocks)
+
+    data = find_data(data_args)
+    prefixes = data[1::2] or data
+    need_data = training_args.should_load_dataset
+    cache = None
+    if need_data:
+        _check_index_builder()
+        _check_splits(prefixes, data_args, training_args, vocab_size)
+        cache = _index_cache(prefixes, data_args, training_args)
+        for folder in (
+            [cache] if cache else {os.path.join(os.path.dirname(prefix), "index-cache") for prefix in prefixes}
+        ):
+            check_arrays(folder)
+    _refresh_indices(prefixes, cache, data_args)
+    return build_train_valid_test_datasets(
+        data_prefix=data,
+        data_impl=data_args.data_impl,
+        splits_string=data_args.split,
+        train_val_test_num_samples=[max(count, 1) for count in num_samples],  # PaddleNLP cannot blend nothing
+        seq_length=data_args.max_seq_length,
+        seed=training_args.seed,
+        skip_warmup=data_args.skip_warmup,
+        share_folder=data_args.share_folder,
+        data_cache_path=cache,
+        need_data=need_data,
+    )
+
+
+def data_identity(data_args, seed):
+    """{name: value}: two runs where these are equal read the same samples in the same order.
+
+    Raises ValueError where there is no such data.
+    """
+    identity = {"max_seq_length": data_args.max_seq_length, "seed": seed}
+    identity |= {name: getattr(data_args, name) for name in DOCUMENT_FLAGS}
+    if data_args.mock_data:
+        return {"source": "random tokens"} | identity
+    data = find_data(data_args)
+    weights = data[::2] if data[1::2] else [1.0]
+    paths = [prefix + suffix for prefix in data[1::2] or data for suffix in (".idx", ".bin")]
+    return {"source": fingerprint(paths, weights), "split": data_args.split} | identity
+
+
+def count_samples(training_args):
+    """Samples of the train, valid and test datasets, over all data-parallel ranks; 0 for what the run does not do.
+
+    Raises:
+        ValueError: do_train without a positive max_steps.
+    """
+    args, world = training_args, training_args.dataset_world_size
+    if args.do_train and args.max_steps <= 0:
+        raise ValueError(f"max_steps is {args.max_steps}: give the number of training steps with --max_steps")
+    eval_iters = getattr(args, "eval_iters", 10)
+    test_iters = getattr(args, "test_iters", 10 * eval_iters)
+    # One evaluation each eval_steps and one at the end.
+    evaluations = args.max_steps // args.eval_steps + 1 if args.eval_steps and args.max_steps > 0 else 1
+    train = args.per_device_train_batch_size * world * args.max_steps * args.gradient_accumulation_steps
+    return [
+        train if args.do_train else 0,
+        args.per_device_eval_batch_size * world * eval_iters * evaluations if args.do_eval else 0,
+        args.per_device_eval_batch_size * world * test_iters if args.do_predict else 0,
+    ]
+
+
+def find_data(data_args):
+    """What PaddleNLP takes as data_prefix: [prefix], or weights and prefixes in turn.
+
+    Raises:
+        ValueError: no input_dir, or no complete .bin/.idx pair there.
+    """
+    input_dir = data_args.input_dir
+    how = "make one with paddle-te prepare-data, or use --mock_data true"
+    if not input_dir:
+        raise ValueError(f"input_dir is missing: give the folder of a .bin/.idx pair with --input_dir ({how})")
+    if data_args.data_impl != "mmap":
+        raise ValueError(f"data_impl {data_args.data_impl!r}: only mmap is supported")
+    if os.path.isdir(input_dir):
+        # Sorted, where PaddleNLP takes the file system's order: the blend must not depend on the machine.
+        prefixes = sorted(str(path.with_suffix("")) for path in Path(input_dir).glob("*.idx"))
+        if not prefixes:
+            raise ValueError(f"no .idx file in the folder {input_dir}: {how}")
+        data = prefixes if len(prefixes) == 1 else [item for prefix in prefixes for item in (1.0, prefix)]
+    elif len(parts := input_dir.split()) > 1:
+        data, prefixes = _weights_and_prefixes(parts), parts[1::2]
+    else:
+        raise ValueError(f"input_dir {input_dir} is no folder: {how}")
+    for prefix in prefixes:
+        for suffix in (".bin", ".idx"):
+            if not os.path.isfile(prefix + suffix):
+                raise ValueError(f"{prefix}{suffix} is missing: {how}")
+        if os.path.isfile(f"{prefix}_ids.npy"):
+            raise ValueError(
+                f"{prefix}_ids.npy is data of an older form, which PaddleNLP would take instead: remove it"
+            )
+    return data
+
+
+def _weights_and_prefixes(parts):
+    try:
+        weights = [float(part) for part in parts[::2]]
+    except ValueError:
+        weights = []
+    if len(parts) % 2 or not weights or min(weights) <= 0:
+        raise ValueError(f"input_dir {' '.join(parts)!r}: neither a folder nor positive weights and prefixes in turn")
+    return [item for pair in zip(weights, parts[1::2], strict=True) for item in pair]
+
+
+def _check_splits(prefixes, data_args, training_args, vocab_size):
+    """Refuse data that leaves nothing for something the run does, or that PaddleNLP cannot blend."""
+    split = data_args.split
+    needed = {name: f"do_{flag}" for name, flag in DO_FLAGS.items() if getattr(training_args, f"do_{flag}")}
+    for name, proportion in zip(SPLITS, proportions(split), strict=True):
+        if name in needed and proportion == 0:
+            raise ValueError(f"split {split!r} leaves nothing for {name}, which {needed[name]} needs")
+    counts = [check_data(prefix, data_args, needed, vocab_size) for prefix in prefixes]
+    for name, of_each in zip(SPLITS, zip(*counts, strict=True), strict=True):
+        if any(of_each) and not all(of_each):  # PaddleNLP blends a split of all or of none
+            empty = prefixes[of_each.index(0)]
+            raise ValueError(f"split {split!r} leaves {name} no document of {empty}: give {name} a larger share, or 0")
+
+
+def check_data(prefix, data_args, needed, vocab_size=None):
+    """Refuse a .bin/.idx pair that is damaged, or cannot give one sequence for each split of `needed` ({name: flag}).
+
+    Returns:
+        The numbers of documents in train, valid and test.
+    Raises:
+        ValueError: the index is no index, .bin is cut short, a split has too few tokens, or a token id is not below
+            `vocab_size` (None: not checked).
+    """
+    try:
+        index = MMapIndexedDataset.Index(f"{prefix}.idx", skip_warmup=True)
+    except (AssertionError, KeyError, ValueError, struct.error) as error:
+        raise ValueError(f"{prefix}.idx is no index of token ids, or damaged: {error}") from error
+    tokens = int(index.sizes.sum(dtype=np.int64))
+    size, expected = os.path.getsize(f"{prefix}.bin"), tokens * np.dtype(index.dtype).itemsize
+    if size != expected:
+        raise ValueError(f"{prefix}.bin has {size} bytes where its .idx says {expected}: prepare the data again")
+
+    bounds = get_train_valid_test_split_(data_args.split, len(index))
+    for name, start, end in zip(SPLITS, bounds, bounds[1:], strict=False):
+        available = int(index.sizes[start:end].sum(dtype=np.int64))
+        if name in needed and available < data_args.max_seq_length + 1:
+            raise ValueError(
+                f"{prefix}: too few tokens for one sequence: split {data_args.split!r} gives {name} "
+                f"{end - start} of {len(index)} documents with {available} tokens, and max_seq_length "
+                f"{data_args.max_seq_length} needs {data_args.max_seq_length + 1}; use more data, another split, "
+                f"shorter sequences, or leave out {needed[name]}"
+            )
+        if end > start and available == 0:  # PaddleNLP would count epochs for ever
+            raise ValueError(f"{prefix}: all {end - start} documents of {name} are empty: prepare the data again")
+    largest = _max_token_id(prefix, index.dtype, tokens)
+    if vocab_size is not None and largest >= vocab_size:
+        raise ValueError(
+            f"{prefix}.bin has token id {largest}, but the model's vocab_size is {vocab_size}: the data was prepared "
+            "with another tokenizer"
+        )
+    return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+
+
+def check_arrays(folder):
+    """Refuses a folder of PaddleNLP's indices with a .npy file that numpy.load would unpickle: a pickle is a program.
+
+    Raises ValueError. An index that another process is just writing is no reason.
+    """
+    for path in sorted(Path(folder).rglob("*.npy")):
+        with path.open("rb") as file:
+            begin = file.read(len(npy.MAGIC_PREFIX))
+            file.seek(0)
+            plain = npy.MAGIC_PREFIX.startswith(begin) and not _holds_objects(file)
+        if not plain:
+            raise ValueError(
+                f"{path} is no array of numbers, and was not loaded, for loading it could run code: remove the folder "
+                f"{folder}; PaddleNLP makes its indices anew"
+            )
+
+
+def _holds_objects(file):
+    """Whether an .npy file's array is one of objects, which are pickled; False for a header that is not whole."""
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        return read(file, max_header_size=2**31)[2].hasobject  # as numpy.load with allow_pickle
+    except ValueError:
+        return False
+
+
+def _max_token_id(prefix, dtype, tokens):
+    """The largest token id: from PREFIX.json where that tells of this corpus, else of the corpus's beginning."""
+    try:
+        summary = json.loads(Path(f"{prefix}.json").read_text())
+        if summary["tokens"] == tokens:
+            return summary["max_token_id"]
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        pass  # a corpus that something else than paddle-te prepare-data made
+    return int(np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")[:SCANNED_TOKENS].max())
+
+
+def _check_index_builder():
+    """PaddleNLP meets a missing package on the first rank only, while the others wait for it."""
+    try:
+        from fast_dataindex import helpers  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"PaddleNLP builds its indices with fast_dataindex: pip install fast_dataindex ({error})"
+        ) from error
+
+
+def _refresh_indices(prefixes, cache, data_args):
+    """Lets the process that builds indices remove what is stale before any process looks for them. Collective."""
+    local_rank = int(os.environ.get("PADDLE_RANK_IN_NODE", 0))  # as PaddleNLP
+    if (dist.get_rank() if data_args.share_folder else local_rank) == 0:
+        for prefix in prefixes:
+            index_cache.refresh(prefix)
+            index_cache.refresh(prefix, cache) if cache else index_cache.note_corpus(prefix)
+    if dist.get_world_size() > 1:
+        dist.barrier()
+
+
+def _index_cache(prefixes, data_args, training_args):
+    """Folder for PaddleNLP's indices of samples, or None for its own choice, index-cache beside the data.
+
+    PaddleNLP names an index after the data's path; data that was prepared anew must not find the older index. Beside
+    the data `index_cache.refresh` sees to that, elsewhere a folder of its own for each state of the files does.
+    """
+    cache = data_args.data_cache
+    if cache is None:
+        if all(_writable(os.path.dirname(prefix) or ".") for prefix in prefixes):
+            return None
+        cache = os.path.join(training_args.output_dir, "index-cache")
+        logger.info(f"{data_args.input_dir} cannot be written: the indices of samples go to {cache}")
+    stats = [os.stat(prefix + suffix) for prefix in prefixes for suffix in (".bin", ".idx")]
+    state = hash(tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)) & 0xFFFFFFFFFFFF
+    folder = os.path.join(cache, f"{state:012x}")
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
+def _writable(folder):
+    cache = os.path.join(folder, "index-cache")
+    return os.access(cache if os.path.isdir(cache) else folder, os.W_OK)

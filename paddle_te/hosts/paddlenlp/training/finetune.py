@@ -1,0 +1,174 @@
+"""Fine-tune a model on questions and answers, with decoder layers of backend none, paddle or transformer_engine.
+
+    python run_finetune.py --model_name_or_path CKPT --dataset_name_or_path DIR --output_dir OUT --do_train true \
+        [--lora true --lora_targets attention] [--transformer_engine_backend paddle] [--zero_padding true] …
+    python run_finetune.py arguments.json [--flag value …]
+
+DIR holds train.json and dev.json (`training.finetune_datasets`). The fine-tuned model, or the adapter, is
+saved in OUT, beside the checkpoints to resume from. Errors in the arguments or the data end the run with status 2.
+"""
+
+import contextlib
+from pathlib import Path
+
+from paddlenlp.trainer import set_seed
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig
+
+from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
+from paddle_te.hosts.paddlenlp.loading import (
+    check_token_ids,
+    from_pretrained,
+    load_config,
+    load_tokenizer,
+)
+from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_class, save_merged
+from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
+from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
+from paddle_te.hosts.paddlenlp.training.callbacks import ExitSignalCallback, install_callbacks
+from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
+from paddle_te.hosts.paddlenlp.training.finetune_datasets import (
+    Collator,
+    FinetuneDataArguments,
+    create_datasets,
+    data_identity,
+    tokens_per_sample,
+)
+from paddle_te.hosts.paddlenlp.training.finetune_trainer import (
+    FinetuneModelArguments,
+    FinetuningArguments,
+    FinetuningTrainer,
+    check_together,
+    count_real_tokens,
+)
+from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
+from paddle_te.hosts.paddlenlp.training.packing import needs_mask
+from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, is_finished
+from paddle_te.models.backend import check_backend
+from paddle_te.options import configure
+from paddle_te.runs import screen
+from paddle_te.runs.identity import model_values
+
+
+def make_config(model_args, data_args, training_args, datasets):
+    backend = training_args.transformer_engine_backend
+    dtype = training_args.model_dtype
+    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
+    config = load_config(model_args.model_name_or_path, backend)
+    for dataset in filter(None, datasets):
+        check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
+    LlmMetaConfig.set_llm_config(config, training_args)
+    configure(config, training_args)
+    config.use_cache = False
+    config.seq_length = data_args.max_length
+    check_positions(config, config.seq_length)
+    if data_args.zero_padding:
+        check_packed(config)
+    return config
+
+
+def make_model(config, model_args, training_args):
+    make = model_class(config)
+    in_fp8 = model_args.quantize_base is not None
+    model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype, in_fp8)
+    if training_args.recompute:
+        model.recompute_enable()
+    return add_lora(model, model_args, training_args) if model_args.lora else model
+
+
+def add_lora(model, model_args, training_args):
+    backend = training_args.transformer_engine_backend
+    if model_args.lora_path:
+        return load_lora(model, model_args.lora_path, backend, merge=False)
+    config = new_adapter(model_args, training_args)
+    config.base_model_name_or_path = model_args.model_name_or_path
+    return lora_model_class(backend)(model, config)
+
+
+def new_adapter(model_args, training_args):
+    """The LoRAConfig that the flags ask for; None where they ask for none, or for one that is there."""
+    if not model_args.lora or model_args.lora_path:
+        return None
+    return lora_config(
+        model_args.lora_targets,
+        model_args.lora_rank,
+        model_args.lora_alpha,
+        model_args.lora_dropout,
+        training_args.model_dtype,
+        training_args.tensor_parallel_degree,
+    )
+
+
+def make_trainer(model, data_args, training_args, tokenizer, datasets):
+    """datasets: (train, dev)."""
+    train, dev = datasets
+    masked = data_args.zero_padding and needs_mask(training_args.transformer_engine_backend)
+    return FinetuningTrainer(
+        model=model,
+        args=training_args,
+        data_collator=Collator(data_args, masked),
+        train_dataset=train,
+        eval_dataset=dev,
+        tokenizer=tokenizer,
+    )
+
+
+def train_and_save(trainer, checkpoint, finished, exit_signal):
+    """Trains what is left of the run and saves the fine-tuned model.
+
+    Returns: False where a signal has stopped the run before its last step: the model is not saved, the run is to be
+    resumed.
+    """
+    if finished:
+        trainer.load_weights(checkpoint)
+    else:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:
+        return False
+    trainer.save_model(merge_tensor_parallel=trainer.args.tensor_parallel_degree > 1)
+    return True
+
+
+def finetune():
+    exit_signal = ExitSignalCallback()
+    with refusing_wrong_input():
+        model_args, data_args, training_args = parse_arguments(
+            FinetuneModelArguments, FinetuneDataArguments, FinetuningArguments
+        )
+        check_together(model_args, data_args, training_args)
+        checkpoint = find_start(training_args)
+        start_from(checkpoint, training_args)
+        if checkpoint:
+            check_fp8_state(checkpoint, training_args)
+        set_seed(training_args.seed)
+        tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
+        datasets = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
+        config = make_config(model_args, data_args, training_args, datasets)
+        identity = data_identity(data_args) if training_args.do_train else None
+        if checkpoint:
+            values = model_values(config, new_adapter(model_args, training_args), model_args.quantize_base)
+            check_fits(checkpoint, values, identity, training_args)
+        finished = is_finished(checkpoint, training_args)
+        model = make_model(config, model_args, training_args)
+
+    trainer = make_trainer(model, data_args, training_args, tokenizer, datasets)
+    screen.keep_details(training_args.output_dir, training_args.process_index)
+    trainer.data_identity = identity
+    install_callbacks(trainer, exit_signal)
+    # right padding needs no mask where attention is causal; packed samples bring one where it is needed
+    mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
+    with mask, advised(config, training_args, model_args.lora):
+        if training_args.do_train:
+            count_real_tokens(trainer, model.config, tokens_per_sample(trainer.train_dataset), model_args.lora)
+            if not train_and_save(trainer, checkpoint, finished, exit_signal):
+                return  # what follows is of the finished model
+        if training_args.do_eval:
+            trainer.log_metrics("eval", trainer.evaluate())
+    if model_args.merge_lora:
+        folder = str(Path(training_args.output_dir) / "merged")
+        save_merged(model, folder, model_args.model_name_or_path)
+        tokenizer.save_pretrained(folder)
+
+
+def main():
+    """The command. Ends the process with 2 for wrong arguments or data, else as `run_to_end` says."""
+    run_to_end(finetune)

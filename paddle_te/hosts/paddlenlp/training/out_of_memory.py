@@ -1,0 +1,101 @@
+"""What a run says that needs more memory than its GPU has: where the memory goes, and what the planner would change."""
+
+import contextlib
+import re
+from dataclasses import fields
+
+from paddle_te.hosts.paddlenlp.training.callbacks import device_name
+from paddle_te.options.scripts import OPTIMIZER, chosen
+from paddle_te.planner import GPUS, Layout, Model, memory_of_step, search
+from paddle_te.runs.rollback import RunEnded
+
+# Paddle's allocator, nvgpu's and CUDA's words
+OUT_OF_MEMORY = re.compile(r"out of memory|ResourceExhausted|cudaErrorMemoryAllocation", re.IGNORECASE)
+SUGGESTIONS = 3
+
+
+@contextlib.contextmanager
+def advised(config, args, lora=False):
+    """Ends training that runs out of memory with RunEnded, whose line says what else would fit.
+
+    config: the model's. args: the TrainingArguments. lora: whether an adapter is trained alone. What the planner does
+    not know, other backends than te and frozen weights, ends with its own error.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError, SystemError) as error:
+        known = args.transformer_engine_backend == "transformer_engine" and not lora
+        if isinstance(error, RunEnded) or not known or not OUT_OF_MEMORY.search(str(error)):
+            raise
+        raise RunEnded(advice(str(error), config, args, device_name())) from error
+
+
+def advice(problem, config, args, device):
+    """The line: the problem's own words, the memory of the run's layout by part, layouts that fit, and the command that
+    lists all of them. device: the GPU's name, as its driver says it."""
+    model, layout = Model.of(config), layout_of(config, args)
+    need = memory_of_step(model, layout)
+    sizes = {part.name.replace("_", " "): getattr(need, part.name) / 1e9 for part in fields(need)}
+    parts = sorted(((size, part) for part, size in sizes.items() if size >= 0.05), reverse=True)
+    bill = ", ".join(f"{part} {size:.1f}" for size, part in parts)
+    words = next(line for line in problem.splitlines() if OUT_OF_MEMORY.search(line)).strip()
+    told = f"{words[:200].rstrip('.')}. "
+    told += f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most ({bill}). "
+    gpu = next(((name, gpu) for name, gpu in GPUS.items() if gpu.title in device), None)
+    told += _what_fits(model, layout, gpu[1]) if gpu else ""
+    return told + (
+        f"All layouts: paddle-te plan {config.name_or_path or 'MODEL'} --gpus {layout.gpus} --seq {layout.sequence} "
+        f"--tokens_per_step {layout.tokens_per_step} --precision {layout.precision}"
+        + "".join(f" {flag}" for flag in chosen(layout, OPTIMIZER))
+        + (f" --gpu {gpu[0]}" if gpu else "")
+    )
+
+
+def _what_fits(model, layout, gpu):
+    asked = layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision
+    plans = search(model, gpu, *asked, **layout.optimizer).plans[:SUGGESTIONS]
+    if not plans:
+        return "No layout of these GPUs fits. "
+    found = "; ".join(f"{_described(plan.layout)} ({plan.memory.total / 1e9:.0f} GB)" for plan in plans)
+    return f"With as many tokens a step these would fit, the fastest first: {found}. "
+
+
+def _described(layout):
+    """A layout with the flags that it needs."""
+    words = [str(layout), f"recompute {layout.recompute}", f"batch {layout.batch}", layout.extra_arguments()]
+    return ", ".join(filter(None, words))
+
+
+def layout_of(config, args):
+    """The planner's Layout of a run."""
+    kinds = ("tensor", "pipeline", "sep", "context", "sharding")
+    tp, pp, sep, cp, sharding = (max(getattr(args, f"{kind}_parallel_degree"), 1) for kind in kinds)
+    stage = re.search(r"stage([123])", " ".join(str(getattr(each, "value", each)) for each in args.sharding or ()))
+    return Layout(
+        args.world_size,
+        config.seq_length,
+        tp=tp,
+        pp=pp,
+        vp=args.virtual_pp_degree,
+        sep=sep,
+        cp=cp,
+        sharding=sharding,
+        stage=int(stage[1]) if stage else 1,
+        batch=args.per_device_train_batch_size,
+        micro_batches=args.gradient_accumulation_steps,
+        precision="fp8" if args.use_fp8 else "bf16",
+        recompute=args.recompute_granularity if args.recompute else "none",
+        recompute_modules=tuple(args.recompute_modules or ()),
+        mlp_chunk_tokens=args.mlp_chunk_tokens,
+        offload_activations=args.offload_activations,
+        offload_optimizer=args.offload_optimizer,
+        overlap="overlap" in (args.sharding_parallel_config or ""),
+        loss_in_chunks=config.use_fused_linear_cross_entropy,
+        fp8_head=args.fp8_lm_head,
+        fp8_attention=args.fp8_dpa,
+        main_grads=args.amp_master_grad,
+        release_grads=args.release_grads,
+        optim_moments=args.optim_moments,
+        master_weights=args.master_weights,
+        optimizer_in_backward=args.optimizer_in_backward,
+    )

@@ -1,0 +1,130 @@
+"""What keeps the documents of packed sequences apart in a batch.
+
+"rows" are lists of the documents' lengths, one for each row of the batch, which sum up to the row's tokens.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddle_te.data.questions import IGNORED
+from paddle_te.hosts.paddlenlp.training.datasets import DOCUMENT_FLAGS, collate_fn
+from paddle_te.ops import documents, get_ops
+
+logger = logging.getLogger(__name__)
+
+
+def needs_mask(backend):
+    """Whether a backend keeps documents apart by a mask on this device.
+
+    PaddleNLP's layers always do. te does where cuDNN has no attention over packed documents, which the log says.
+    """
+    if backend == "none":
+        return True
+    try:
+        get_ops(backend).check_packed_attention()
+    except ValueError as reason:
+        logger.warning(f"{reason}; a mask of sequence × sequence numbers keeps the documents apart, which is slower")
+        return True
+    return False
+
+
+def separation(rows, masked, pipeline=False):
+    """{name: array} of what a model takes so that documents do not see each other.
+
+    masked: a mask, bool [b, 1, s, s] (see `needs_mask`). Else the boundaries: cu_seqlens, or for a pipeline, whose
+    stages exchange tensors of one shape, FlashMask's rows.
+    """
+    if masked:
+        tokens = np.arange(sum(rows[0]))
+        return {"attention_mask": (tokens[:, None] >= tokens) & (tokens[:, None] < documents.flash_mask(rows)[:, None])}
+    if pipeline:
+        return {"attn_mask_startend_row_indices": documents.flash_mask(rows)}
+    return {"cu_seqlens": documents.cu_seqlens(rows)}
+
+
+def split_at(end_of_document, tokens):
+    """The lengths of the documents in each row of tokens [b, s]: that token ends a document, as a row's end does."""
+    rows = []
+    for row in tokens:
+        inside = np.flatnonzero(row[:-1] == end_of_document) + 1
+        rows.append(np.diff([0, *inside, len(row)]).tolist())
+    return rows
+
+
+@dataclass(frozen=True)
+class DocumentCollator:
+    """Makes batches of sequences that hold several documents each: those of `datasets.collate_fn`, and with them what
+    keeps the documents apart.
+
+    end_of_document: the token that ends one. reset_attention_mask, reset_position_ids, eod_mask_loss: as Megatron's
+    flags, the last one as its `get_ltor_masks_and_position_ids`: without the loss where that token is the input, of
+    which the label is the first token of the next document. masked, pipeline: as `separation`'s.
+    """
+
+    end_of_document: int
+    reset_attention_mask: bool
+    reset_position_ids: bool
+    eod_mask_loss: bool
+    masked: bool
+    pipeline: bool
+
+    def __call__(self, samples):
+        batch = collate_fn(samples)
+        rows = split_at(self.end_of_document, batch["input_ids"])
+        if self.reset_position_ids:
+            batch["position_ids"] = documents.positions(rows)
+        if self.eod_mask_loss:
+            batch["labels"] = np.where(batch["input_ids"] == self.end_of_document, IGNORED, batch["labels"])
+        if self.reset_attention_mask:
+            batch |= separation(rows, self.masked, self.pipeline)
+        return batch
+
+
+def make_collator(data_args, training_args, end_of_document):
+    """What makes batches of pretraining's samples. end_of_document: a token, or None where there is none.
+
+    Raises ValueError for arguments that do not fit each other.
+    """
+    flags = {name: getattr(data_args, name) for name in DOCUMENT_FLAGS}
+    if not any(flags.values()):
+        return collate_fn
+    flag = "--" + next(name for name, given in flags.items() if given)
+    if end_of_document is None:
+        raise ValueError(
+            f"{flag}: neither the tokenizer nor the model's configuration has an eos token, which ends documents"
+        )
+    if data_args.reset_attention_mask or data_args.reset_position_ids:
+        check_whole_sequences(training_args, flag)
+    if data_args.reset_attention_mask:
+        check_fp8_dpa(training_args, flag)
+    return DocumentCollator(
+        end_of_document,
+        **flags,
+        masked=data_args.reset_attention_mask and needs_mask(training_args.transformer_engine_backend),
+        pipeline=training_args.pipeline_parallel_degree > 1,
+    )
+
+
+def check_whole_sequences(training_args, flag):
+    """Raises ValueError for what `flag` packs where attention does not see whole sequences and their documents."""
+    if (degree := training_args.context_parallel_degree) > 1:
+        raise ValueError(
+            f"{flag} with --context_parallel_degree {degree}: ring attention knows no documents; share sequences with "
+            "--sep_parallel_degree, which keeps them apart"
+        )
+    if (degree := training_args.sep_parallel_degree) > 1 and training_args.transformer_engine_backend == "none":
+        raise ValueError(
+            f"{flag} with --sep_parallel_degree {degree}: PaddleNLP's own layers take no documents then; use backend "
+            "paddle or transformer_engine"
+        )
+
+
+def check_fp8_dpa(training_args, flag):
+    """Raises ValueError for attention in fp8 with what `flag` packs."""
+    if training_args.fp8_dpa:
+        raise ValueError(
+            f"--fp8_dpa: cuDNN has no attention in fp8 over packed documents; leave out {flag}, or --fp8_dpa: then "
+            "attention is in 16 bits, and the GEMMs stay in fp8"
+        )

@@ -1,0 +1,205 @@
+"""Pretrain a model with decoder layers of backend none, paddle or transformer_engine.
+
+    python run_pretrain.py --model_name_or_path … --input_dir … --output_dir … [--transformer_engine_backend …]
+    python run_pretrain.py arguments.json [--flag value …]
+
+Flags: PaddleNLP's TrainingArguments, and `python run_pretrain.py --help`. Errors in the arguments end the run with
+status 2 before any weight is made.
+"""
+
+import contextlib
+import logging
+
+from paddlenlp.trainer import set_seed
+from paddlenlp.transformers import (
+    CosineAnnealingWithWarmupDecay,
+    LinearAnnealingWithWarmupDecay,
+)
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig
+
+from paddle_te import device
+from paddle_te.configs import resolve
+from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
+from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
+from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
+from paddle_te.hosts.paddlenlp.training.arguments import (
+    ModelArguments,
+    PreTrainingArguments,
+    check_fp8_tokens,
+    check_weights_folder,
+)
+from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
+from paddle_te.hosts.paddlenlp.training.callbacks import ExitSignalCallback, install_callbacks
+from paddle_te.hosts.paddlenlp.training.datasets import DataArguments, create_pretrained_dataset, data_identity
+from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
+from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
+from paddle_te.hosts.paddlenlp.training.packing import make_collator
+from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, is_finished
+from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
+from paddle_te.models.context_parallel import rank_sequence_length
+from paddle_te.ops import get_ops
+from paddle_te.options import configure
+from paddle_te.runs import screen
+from paddle_te.runs.identity import model_values
+from paddle_te.weights.rope import scaling_of
+
+logger = logging.getLogger(__name__)
+
+
+def check_device(training_args):
+    """Refuses what this device cannot do. Raises ValueError or native.BackendUnavailable."""
+    if (training_args.bf16 or training_args.fp16) and not device.bf16_supported():
+        raise ValueError(
+            f"--bf16 on {training_args.device}: Paddle has no bf16 kernels to train with there; leave --bf16 out"
+        )
+    if training_args.transformer_engine_backend != "none":
+        get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
+
+
+def _check_fp8_tokens(training_args, config):
+    """Raises ValueError where a rank has so many tokens of a micro-batch that fp8 GEMMs do not take them."""
+    if not training_args.use_fp8:
+        return
+    shared_by = config.tensor_parallel_degree if config.sequence_parallel else 1
+    for when in ("train", "eval") if training_args.do_eval else ("train",):
+        sequences = getattr(training_args, f"per_device_{when}_batch_size")
+        tokens = sequences * rank_sequence_length(config) // shared_by
+        check_fp8_tokens(training_args, f"--max_seq_length {config.seq_length}", tokens, when)
+
+
+def make_config(model_args, data_args, training_args, tokenizer):
+    config = read_config(resolve(model_args.model_name_or_path))
+    LlmMetaConfig.set_llm_config(config, training_args)
+    configure(config, training_args, model_args)
+    config.use_cache = False
+    config.seq_length = data_args.max_seq_length
+    _check_fp8_tokens(training_args, config)
+    if data_args.reset_attention_mask:
+        check_packed(config)
+    if model_args.continue_training:
+        check_positions(config, config.seq_length)
+    else:
+        if (scaling_of(config) or {}).get("rope_type") != "dynamic":  # which scales beyond it
+            config.max_position_embeddings = max(config.max_position_embeddings, data_args.max_seq_length)
+        if tokenizer is not None:
+            # GEMMs want multiples of 128
+            config.vocab_size = max(config.vocab_size, -(-tokenizer.vocab_size // 128) * 128)
+    return config
+
+
+def make_model(config, model_args, training_args):
+    make = model_class(config, training_args.pipeline_parallel_degree > 1)
+    weights = model_args.te_init_weight_path
+    if model_args.continue_training:
+        weights = weights or model_args.model_name_or_path
+    if weights is None:
+        model = make.from_config(config, dtype=training_args.model_dtype)
+    else:
+        logger.info(f"initial weights: {weights}")
+        check_same_model(config, weights)
+        model = from_pretrained(make, weights, config, training_args.model_dtype)
+    if training_args.recompute:
+        model.recompute_enable()
+    return model
+
+
+def end_of_document(config, tokenizer):
+    """The token that ends a document: the tokenizer's end of text, which prepare-data appends; without a tokenizer that
+    of the model's configuration. None where there is none."""
+    token = config.eos_token_id if tokenizer is None else tokenizer.eos_token_id
+    return None if token is None or token < 0 else token
+
+
+def mask_scope(data_args):
+    """The scope of training: PaddleNLP's models make no mask of [b, 1, s, s] there, unless batches bring one."""
+    return contextlib.nullcontext() if data_args.reset_attention_mask else causal_mask_only()
+
+
+def make_scheduler(training_args):
+    kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
+    name = training_args.lr_scheduler_type.value
+    if name not in kinds:
+        raise ValueError(f"--lr_scheduler_type {name}: it may be {', '.join(kinds)}")
+    return kinds[name](
+        max_lr=training_args.learning_rate,
+        min_lr=training_args.min_learning_rate,
+        warmup_step=training_args.warmup_steps or training_args.warmup_ratio * training_args.max_steps,
+        decay_step=training_args.decay_steps or training_args.max_steps,
+        last_epoch=0,
+    )
+
+
+def check_start(checkpoint, model_args, data_args, training_args):
+    """Prepares and checks the arguments for a start from `checkpoint` (None: from scratch), before data is read.
+
+    Raises ValueError, FileNotFoundError or native.BackendUnavailable.
+    """
+    initial = model_args.te_init_weight_path
+    if checkpoint and initial:
+        raise ValueError(f"--te_init_weight_path and a checkpoint to resume ({checkpoint}): give one of them")
+    start_from(checkpoint, training_args)
+    if initial:
+        check_weights_folder(model_args, "te_init_weight_path")
+    check_device(training_args)
+    if checkpoint:
+        check_fp8_state(checkpoint, training_args)
+
+
+def make_tokenizer(model_args):
+    name = model_args.tokenizer_name_or_path
+    return None if name == "none" else load_tokenizer(name)
+
+
+def make_trainer(model, training_args, tokenizer, data, collate, scheduler):
+    """data: what `create_pretrained_dataset` returns. collate: what makes batches of its samples."""
+    train_dataset, eval_dataset, _ = data
+    return PretrainingTrainer(
+        model=model,
+        args=training_args,
+        data_collator=collate,
+        train_dataset=train_dataset if training_args.do_train else None,
+        eval_dataset=eval_dataset if training_args.do_eval else None,
+        optimizers=(None, scheduler),
+        tokenizer=tokenizer,
+    )
+
+
+def pretrain():
+    exit_signal = ExitSignalCallback()
+    with refusing_wrong_input():
+        model_args, data_args, training_args = parse_arguments(ModelArguments, DataArguments, PreTrainingArguments)
+        checkpoint = find_start(training_args)
+        check_start(checkpoint, model_args, data_args, training_args)
+        tokenizer = make_tokenizer(model_args)
+        config = make_config(model_args, data_args, training_args, tokenizer)
+        collate = make_collator(data_args, training_args, end_of_document(config, tokenizer))
+        identity = data_identity(data_args, training_args.seed)
+        if checkpoint:
+            check_fits(checkpoint, model_values(config), identity, training_args)
+        finished = is_finished(checkpoint, training_args)
+        if finished and not training_args.do_predict:
+            return
+        set_seed(training_args.seed)
+        data = create_pretrained_dataset(data_args, training_args, tokenizer, config.vocab_size)
+        scheduler = make_scheduler(training_args)
+        model = make_model(config, model_args, training_args)
+
+    trainer = make_trainer(model, training_args, tokenizer, data, collate, scheduler)
+    screen.keep_details(training_args.output_dir, training_args.process_index)
+    trainer.data_identity = identity
+    install_callbacks(trainer, exit_signal)
+    with mask_scope(data_args), advised(config, training_args):
+        if finished:
+            trainer.load_weights(checkpoint)
+        elif training_args.do_train:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        if training_args.do_predict and not exit_signal.stopping:
+            *_, test_dataset = data
+            metrics = trainer.predict(test_dataset).metrics
+            trainer.log_metrics("test", metrics)
+            logger.info(f"test: loss {metrics['test_loss']:.5f}")
+
+
+def main():
+    """The command. Ends the process with 2 for wrong arguments or data, else as `run_to_end` says."""
+    run_to_end(pretrain)

@@ -1,0 +1,376 @@
+"""PaddleNLP's Trainer for pretraining: data in order, complete checkpoints, fp8 state."""
+
+import contextlib
+import logging
+import math
+import os
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed import fleet
+from paddlenlp.trainer import Trainer, speed_metrics
+from paddlenlp.trainer.trainer import SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
+from paddlenlp.trainer.utils.helper import broadcast_dataset_rank0_model
+from paddlenlp.utils.batch_sampler import DistributedBatchSampler
+from safetensors import SafetensorError
+
+from paddle_te import fp8, manifest
+from paddle_te.distributed import gather_objects, gather_weights
+from paddle_te.hosts.paddlenlp.loading import stage_layer_names
+from paddle_te.hosts.paddlenlp.training.health import HealthCallback, Watch
+from paddle_te.hosts.paddlenlp.training.loader_errors import tell_errors
+from paddle_te.hosts.paddlenlp.training.modes import TrainingModes
+from paddle_te.hosts.paddlenlp.training.resharding import Share
+from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
+from paddle_te.models.context_parallel import context_parallel
+from paddle_te.models.decoder import fp8_recipe
+from paddle_te.optimizer import decay_matrices, fuse_clipping
+from paddle_te.optimizer.compact_states import keep_compact, number_elements
+from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
+from paddle_te.optimizer.offloaded_states import keep_on_host, make_states
+from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS
+from paddle_te.runs.background import BackgroundSaver, check_room, file_system, free_bytes, remove_leftovers
+from paddle_te.runs.checkpoints import (
+    CheckpointNotSaved,
+    flush,
+    not_saved,
+    remove_checkpoint,
+    rotate_checkpoints,
+)
+from paddle_te.runs.identity import layout_values, model_values
+
+logger = logging.getLogger(__name__)
+
+# What of a batch is split over the ranks that share sequences. All else is attention's, which sees them whole.
+PER_TOKEN = {"input_ids", "labels"}
+
+
+class PretrainingTrainer(Trainer):
+    """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights."""
+
+    data_identity = None  # what says in the manifest which data the run reads, a dict
+    _background = None  # BackgroundSaver, while training with --save_in_background
+    _share = None  # of a checkpoint that PaddleNLP does not load itself
+    _in_backward = None  # OptimizerInBackward, with --optimizer_in_backward
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.cp = context_parallel(self.args)
+        if self.cp:
+            self._share_sequences()
+        self.watch = Watch(self.args)
+        self._modes = TrainingModes()
+        self.callback_handler.callbacks.insert(0, HealthCallback(self.watch))
+
+    def _share_sequences(self):
+        """Does what PaddleNLP's Trainer leaves undone where ranks share sequences (PaddleNLP 3.0.0b4)."""
+        # it splits in training only, and would split position ids and refuse documents, which attention wants whole
+        self.args.split_inputs_sequence_dim = False
+        # its data parallel ranks of place 0 write the optimizer's state; those that share sequences have the same
+        self.dp_group = fleet.get_hybrid_communicate_group().get_dp_sep_parallel_group()
+
+    def _own_tokens(self, batch):
+        """A batch with this rank's tokens where there are other ranks with the same sequences."""
+        if self.cp is None:
+            return batch
+        return batch | {name: self.cp.own_tokens(batch[name]) for name in PER_TOKEN & batch.keys()}
+
+    def prediction_step(self, model, inputs, *args, **kwargs):
+        """PaddleNLP's, of this rank's tokens."""
+        return super().prediction_step(model, self._own_tokens(inputs), *args, **kwargs)
+
+    def training_step(self, model, inputs, step_control=0):
+        """One micro-batch; step_control counts them within a step."""
+        inputs = self._own_tokens(inputs)
+        several = self.args.gradient_accumulation_steps > 1
+        with fp8.microbatch(is_first=step_control == 0 if several else None), self._modes.kept(model):
+            loss = super().training_step(model, inputs, step_control)
+        self.watch.add_loss(loss, first=step_control == 0)
+        return loss
+
+    def _check_loss_valid(self, loss):
+        """PaddleNLP would wait for the loss here; the watch does a moment later, for the gradients' norm as well."""
+
+    def get_train_dataloader(self):
+        return tell_errors(super().get_train_dataloader(), self, "training")
+
+    def get_eval_dataloader(self, *args, **kwargs):
+        return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
+
+    def create_optimizer(self, lr_scheduler=None):
+        """PaddleNLP's, with the same weights decayed in all backends, AdamW and clipping in one pass where that can be,
+        and a state as the flags say."""
+        args = self.args
+        optimizer = super().create_optimizer(lr_scheduler)
+        decay_matrices(optimizer)
+        if args.optimizer_in_backward == "off":
+            fuse_clipping(optimizer)
+        elif self._in_backward is None:  # train() may be called again
+            group = None
+            if args.tensor_parallel_degree > 1:
+                group = fleet.get_hybrid_communicate_group().get_model_parallel_group()
+            self._in_backward = OptimizerInBackward(optimizer, args.max_grad_norm or None, group)
+        keep_compact(optimizer, args.optim_moments, args.master_weights, args.seed)
+        keep_on_host(optimizer, args.offload_optimizer)
+        self.watch.guard(optimizer, self.model)
+        return optimizer
+
+    def train(self, *args, **kwargs):
+        """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage, and
+        RunEnded where numbers are not finite (`health`)."""
+        background = self._saving_in_background() if self.args.save_in_background else contextlib.nullcontext()
+        with self.watch.concluding(), background:
+            result = super().train(*args, **kwargs)
+        gather_weights(self.optimizer)
+        return result
+
+    def save_model(self, *args, **kwargs):
+        """PaddleNLP's, of whole weights."""
+        gather_weights(self.optimizer)
+        super().save_model(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _saving_in_background(self):
+        args = self.args
+        try:
+            self._check_staging()
+            self._background = BackgroundSaver(args.staging_dir, args.process_index, args.world_size)
+        except OSError as error:
+            raise CheckpointNotSaved(f"--save_in_background: {error}") from error
+        try:
+            yield
+            self._background.wait()
+        except Exception:
+            if self._background.in_flight():
+                traceback.print_exc()  # now: the copying may take minutes
+                logger.error("training failed, as above; the checkpoint that is on its way to the disk is awaited")
+                self._background.join()
+            raise
+        finally:
+            self._background.close()
+            self._background = None
+
+    def _check_staging(self):
+        """Raises OSError on all ranks where one node has no room, or does not see the others' output_dir."""
+        args = self.args
+        remove_leftovers(args.staging_dir)
+        self._wait_for_all()
+        descriptor, probe = tempfile.mkstemp(prefix=".shared.", dir=args.output_dir)
+        os.close(descriptor)
+        mine = file_system(args.staging_dir), self._checkpoint_bytes(), free_bytes(args.staging_dir), probe
+        everyone = gather_objects(mine, args.world_size)
+        seen = gather_objects(all(os.path.exists(probe) for *_, probe in everyone), args.world_size)
+        os.unlink(probe)
+        check_room([share[:3] for share in everyone], args.staging_dir)
+        if not all(seen):
+            raise OSError(
+                f"--output_dir {args.output_dir} must be a folder that all nodes share; rank {seen.index(False)} does "
+                "not see the others' files there"
+            )
+
+    def _checkpoint_bytes(self):
+        """About what this rank writes at most: weights, AdamW's two moments, master weights."""
+        args = self.args
+        trained = [p for p in self.model.parameters() if not p.stop_gradient]
+        size = sum(p.size * p.element_size() for p in trained) if args.should_save_model_state else 0
+        writes_optimizer = self.dp_group.rank <= 0 if args.use_hybrid_parallel else args.should_save
+        if writes_optimizer and not args.ignore_save_lr_and_optim:
+            each = 2 * MOMENTS[args.optim_moments]
+            each += MASTER_WEIGHTS[args.master_weights] * any(p.element_size() < 4 for p in trained)
+            size += each * sum(p.size for p in trained) // max(args.sharding_parallel_degree, 1)
+        return int(1.05 * size) + 2**24  # and names, scales, RNG states, the tokenizer
+
+    def _save_checkpoint(self, model, metrics=None):
+        """Raises CheckpointNotSaved where there is no room, or no right, to write: this checkpoint, or the one before,
+        which was written in the background. Raises UnsoundStep for tensors that are not finite.
+        """
+        args = self.args
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        gather_weights(self.optimizer)
+        self.watch.check_before_saving(self.model, self._scaled_recipe())
+        if self._background:
+            self._background.wait()
+        try:
+            if args.local_process_index == 0:
+                remove_checkpoint(folder)  # what an earlier run, killed or of another layout, has left there
+            self._wait_for_all()
+            if self._background:
+                self._stage(folder, model, metrics)
+            else:
+                self._write(folder, model, metrics)
+        except (OSError, SafetensorError) as error:
+            raise not_saved(folder, error) from error
+        if not self._background and args.process_index == 0:
+            rotate_checkpoints(args.output_dir, args.save_total_limit, folder, self.state.best_model_checkpoint)
+
+    def _write(self, folder, model, metrics):
+        super()._save_checkpoint(model, metrics)
+        self._save_fp8_state(folder)
+        self._wait_for_all()
+        files = self._record(folder)
+        if self.args.local_process_index == 0:
+            flush(folder)
+        self._wait_for_all()
+        if self.args.process_index == 0:
+            mark_complete(folder, Manifest(files, self._run_values()))
+            logger.info(f"{folder} is complete")
+
+    def _record(self, folder):
+        """{name: FileRecord} of a checkpoint's files, of which each rank reads its share: they are still in memory."""
+        rank, ranks = self.args.process_index, self.args.world_size
+        names = gather_objects(file_names(folder), ranks)[0]
+        sizes = {name: (folder / name).stat().st_size for name in names}
+        mine = records(folder, share(sizes, rank, ranks), threads=1)
+        return {name: entry for part in gather_objects(mine, ranks) for name, entry in part.items()}
+
+    def _run_values(self):
+        """What the manifest says of this run."""
+        quantized = getattr(self.model, "base_precision", None)  # a TELoRAModel's
+        model = model_values(self.model.config, getattr(self.model, "lora_config", None), quantized)
+        values = {"model": model, "layout": layout_values(self.args)}
+        if norm := self._in_backward and self._in_backward.last_norm():
+            values[LAST_NORM] = norm
+        return values | {"step": self.state.global_step, "data": self.data_identity}
+
+    def _stage(self, folder, model, metrics):
+        """Writes the same files into the staging folder, from where a thread takes them to `folder`."""
+        args, state, output_dir = self.args, self.state, self.args.output_dir
+        staged = self._background.folder / folder.name
+        staged.mkdir()
+        args.output_dir = str(staged.parent)
+        try:
+            super()._save_checkpoint(model, metrics)
+        finally:
+            args.output_dir = output_dir
+        self._save_fp8_state(staged)
+        if state.best_model_checkpoint == str(staged):
+            state.best_model_checkpoint = os.path.join(output_dir, folder.name)
+        if args.should_save:  # again, those that name the folder
+            state.save_to_json(str(staged / TRAINER_STATE_NAME))
+            paddle.save(args, str(staged / TRAINING_ARGS_NAME))
+        best, start = state.best_model_checkpoint, time.time()
+
+        def finish():
+            rotate_checkpoints(output_dir, args.save_total_limit, folder, best)
+            logger.info(f"{folder} is complete, {time.time() - start:.1f} s in the background")
+
+        self._background.start(staged, folder, finish, self._run_values())
+
+    def _maybe_log_save_evaluate(self, losses, *args, **kwargs):
+        """After each step; losses: their sum since the last log. When training ends, what is on its way is awaited: the
+        best checkpoint may be loaded next, and callbacks say that all is done.
+        """
+        self.watch.mend(self, losses)
+        super()._maybe_log_save_evaluate(losses, *args, **kwargs)
+        self.watch.note(losses)
+        if not self._background:
+            return
+        if self.control.should_training_stop:
+            self._background.wait()
+            self._wait_for_all()
+        self._background.check()
+
+    def _rotate_checkpoints(self, *args, **kwargs):
+        """PaddleNLP's would remove older checkpoints before the new one is complete."""
+
+    def _wait_for_all(self):
+        if self.args.world_size > 1:
+            dist.barrier()
+
+    def _save_fp8_state(self, folder):
+        """One file a pipeline stage: within a stage all ranks share amax, and so have the same scales."""
+        recipe = self._scaled_recipe()
+        if recipe:
+            fp8.reduce_amax(self.model, recipe)
+            if self.args.dataset_rank == 0 and self.args.sequence_rank == 0 and self.args.tensor_parallel_rank <= 0:
+                stage = max(self.args.pipeline_parallel_rank, 0)
+                fp8.save(
+                    folder / f"fp8_state.pp{stage:02d}.pdparams", self.model, recipe, stage_layer_names(self.model)
+                )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint=None):
+        """Raises CheckpointError for a checkpoint that cannot be loaded whole."""
+        self._share = Share.find(resume_from_checkpoint, self.model, self.args)
+        if self._share:
+            self._share.load_weights()
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint)
+        recipe = self._scaled_recipe()
+        if recipe and resume_from_checkpoint:
+            files = sorted(Path(resume_from_checkpoint).glob("fp8_state.pp*.pdparams"))
+            fp8.load(files, self.model, recipe, stage_layer_names(self.model))
+
+    def load_weights(self, checkpoint):
+        """The weights of a checkpoint from which nothing is trained any more, on all ranks."""
+        self._load_from_checkpoint(checkpoint)
+        if self.args.dataset_world_size > 1:
+            broadcast_dataset_rank0_model(self.model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Raises CheckpointError as `_load_from_checkpoint`, which comes first. The model and the optimizer are wrapped
+        for the run's parallelism by now; checkpoint: None where training begins."""
+        number_elements(self.optimizer, self.model.parameters())
+        if self._share is None or self.args.ignore_load_lr_and_optim:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        else:
+            self._load_share(checkpoint)
+        make_states(self.optimizer, self.model.parameters())
+        if self._in_backward:
+            goes_on = checkpoint and not self.args.ignore_load_lr_and_optim
+            saved = manifest.read(checkpoint) if goes_on else None
+            self._in_backward.attach(saved.run.get(LAST_NORM) if saved else None)
+
+    def _load_share(self, checkpoint):
+        self.optimizer.set_state_dict(self._share.optimizer_state(self.optimizer))
+        self.lr_scheduler.set_state_dict(paddle.load(os.path.join(checkpoint, SCHEDULER_NAME)))
+        scaler = os.path.join(checkpoint, SCALER_NAME)
+        if self.do_grad_scaling and os.path.isfile(scaler):
+            self.scaler.load_state_dict(paddle.load(scaler, return_numpy=True))
+        if self.args.offload_optim:
+            self._offload_optimizer()
+
+    def _scaled_recipe(self):
+        """The fp8 recipe, if it has a state to keep; None otherwise."""
+        recipe = fp8_recipe(self.model.config)
+        return recipe if recipe and recipe.kind == "delayed" else None
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        """The loss over eval_iters batches (PaddleNLP's own would read the whole dataset)."""
+        start = time.time()
+        # the loader is kept: making one anew each time leaks its workers
+        if getattr(self, "_eval_dataloader", None) is None:
+            self._eval_dataloader = self.get_eval_dataloader(eval_dataset or self.eval_dataset)
+        output = self.evaluation_loop(
+            self._eval_dataloader,
+            description="Evaluation",
+            prediction_loss_only=True,
+            ignore_keys=ignore_keys,
+            max_eval_iters=self.args.eval_iters,
+        )
+        batch = self.args.eval_batch_size * self.args.dataset_world_size
+        steps = math.ceil(output.num_samples / batch)
+        output.metrics.update(speed_metrics(metric_key_prefix, start, num_samples=output.num_samples, num_steps=steps))
+        self.log(output.metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
+        return output.metrics
+
+    def _sampler(self, dataset, batch_size):
+        return DistributedBatchSampler(
+            dataset,
+            batch_size=batch_size,
+            shuffle=False,
+            num_replicas=self.args.dataset_world_size,
+            rank=self.args.dataset_rank,
+            drop_last=self.args.dataloader_drop_last,
+        )
+
+    def _get_train_sampler(self):
+        return self._sampler(self.train_dataset, self.args.per_device_train_batch_size)
+
+    def _get_eval_sampler(self, eval_dataset):
+        return self._sampler(eval_dataset, self.args.per_device_eval_batch_size)

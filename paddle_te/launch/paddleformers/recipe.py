@@ -1,0 +1,286 @@
+"""A job's flags, in PaddleNLP's names, as the lines of a recipe of PaddleFormers (`paddle_te.hosts.paddleformers`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from paddle_te.launch.arguments import ROOT
+from paddle_te.launch.machines import LaunchError, Nodes
+from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts
+from paddle_te.options.option import FLAG, TEXTS
+from paddle_te.runs.checkpoints import find_checkpoint
+
+RECIPE = "recipe.json"  # in the run's folder
+SCRIPT = ROOT / "paddle_te/hosts/paddleformers/__main__.py"
+WITHOUT = "PaddleFormers has nothing like it; leave it out, or take HOST=paddlenlp"
+
+# PaddleNLP's flag, or ours: PaddleFormers' line, where they mean the same
+_RENAMED = {
+    "tensor_parallel_degree": "tensor_model_parallel_size",
+    "pipeline_parallel_degree": "pipeline_model_parallel_size",
+    "virtual_pp_degree": "virtual_pipeline_model_parallel_size",
+    "sharding_parallel_degree": "sharding_parallel_size",
+    "sep_parallel_degree": "sep_parallel_size",
+    "context_parallel_degree": "context_parallel_size",
+    "max_seq_length": "max_seq_len",
+    "max_length": "max_seq_len",
+    "zero_padding": "packing",
+    "greedy_zero_padding": "greedy_intokens",
+}
+# What says nothing to PaddleFormers: it decides itself, or `start` has put it into the folder that it reads
+_SILENT = {
+    "model_name_or_path",
+    "tokenizer_name_or_path",
+    "te_init_weight_path",
+    "dataset_name_or_path",
+    "input_dir",
+    "continue_training",
+    "pipeline_parallel_config",
+    "data_impl",
+    "skip_warmup",
+    "use_flash_attention",
+    "use_fused_rope",
+    "use_fused_rms_norm",
+    "fuse_attention_qkv",
+    "fuse_attention_ffn",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "lora_alpha",
+}
+# Ours, which PaddleFormers has under the same name, or hosts/paddleformers reads
+_TAKEN = {
+    "mock_data",
+    "reset_attention_mask",
+    "reset_position_ids",
+    "share_folder",
+    "split",
+    "min_learning_rate",
+    "decay_steps",
+    "eval_iters",
+    "recompute_use_reentrant",
+    "src_length",
+    "pad_to_multiple_of",
+    "lora",
+    "lora_rank",
+    "lora_targets",
+    "lora_path",
+    *LAYER_OPTIONS,
+}
+_OURS = {
+    option.name: option
+    for options in (
+        scripts.TRAINING,
+        scripts.PRETRAINING,
+        scripts.PRETRAIN_MODEL,
+        scripts.PRETRAIN_DATA,
+        scripts.FINETUNE_MODEL,
+        scripts.FINETUNE_DATA,
+        scripts.LAYERS,
+    )
+    for option in options
+}
+# Others of PaddleNLP's that may be asked for: the value that asks for nothing
+_REFUSED = {"sharding_parallel_config": "", "unified_checkpoint": False, "unified_checkpoint_config": ""} | {
+    name: option.default for name, option in _OURS.items() if name not in {*_TAKEN, *_SILENT, *_RENAMED}
+}
+_FLAGS = {name for name, option in _OURS.items() if option.kind is FLAG} | {
+    "do_train",
+    "do_eval",
+    "bf16",
+    "sequence_parallel",
+    "amp_master_grad",
+    "recompute",
+    "unified_checkpoint",
+}
+# What the launcher itself must know: the flag, and its argument or variable for it
+_LAUNCHERS = {
+    "model_name_or_path": "model_name",
+    "tokenizer_name_or_path": "tokenizer_name",
+    "te_init_weight_path": "init_weight",
+    "continue_training": "init_weight",
+    "resume_from_checkpoint": "resume_step",
+    "sharding": "FSDP and sharding_stage",
+    "output_dir": "OUTPUT_DIR or output",
+    "device": "DEVICE",
+    "bf16": "precision",
+    "fp16": "precision",
+    "use_fp8": "precision",
+}
+# The launcher's variables and arguments without a counterpart
+_NOT_THERE = ("nsys_profile", "PROFILER", "STRAGGLER_STEPS", "OVERLAP")
+
+
+def check_arguments(job, args: argparse.Namespace, device: str, nodes: Nodes) -> None:
+    """Raises LaunchError for what the launcher's arguments ask for and PaddleFormers has not.
+
+    Parallel degrees are not looked at: hosts/paddleformers says which ones it has.
+    """
+    options = {option.name: option for option in (*job.ARGUMENTS, *launcher.VARIABLES, *job.VARIABLES)}
+    for name in filter(options.get, _NOT_THERE):
+        if _asks(options[name], getattr(args, name)):
+            raise LaunchError(f"{name}={str(getattr(args, name)).lower()}: {WITHOUT}")
+    for name in options:
+        if getattr(args, name) == launcher.AUTO and name not in ("OVERLAP", "resume_step"):
+            raise LaunchError("auto: the planner knows PaddleNLP's layouts, not PaddleFormers'; give numbers")
+    if nodes.count > 1:
+        raise LaunchError(f"NNODES={nodes.count}: with PaddleFormers the launcher has one node; use HOST=paddlenlp")
+    if device == "cpu" and args.GA > 1:
+        raise LaunchError(f"GA={args.GA}: PaddleFormers fails with GA above 1 on DEVICE=cpu; use 1, or DEVICE=nvgpu")
+    if args.FSDP > 1 and (args.precision == "fp32" or device == "cpu"):
+        raise LaunchError(
+            f"FSDP={args.FSDP}: PaddleFormers shards the optimizer in bf16 with float32 main gradients only; use "
+            "precision bf16 or fp8 on a GPU (or nvgpu), or FSDP=1"
+        )
+    if args.recompute == "core_attn" and args.backend == "none":
+        raise LaunchError("recompute=core_attn: PaddleFormers' own layers have full; or use backend te or pd")
+
+
+def _asks(option: Option, value: object) -> bool:
+    default = option.default_text()
+    return value not in (None, False, launcher.AUTO) and str(value).lower() != default
+
+
+def recipe_text(
+    job: str, args: argparse.Namespace, flags: dict, extra: list[str], device: str, start: Path, output: Path
+) -> str:
+    """The recipe as JSON.
+
+    job: pretrain or finetune. flags: what the job makes of args, {PaddleNLP's name: value}, None leaves one out. extra:
+    EXTRA_ARGS' words, of which the last of two counts. start: the folder that `start` fills.
+    Raises LaunchError for a flag without a counterpart.
+    """
+    given = {name: _typed(name, value) for name, value in flags.items() if value is not None}
+    said = {name: _typed(name, value) for name, value in _pairs(extra).items()}
+    for name in said.keys() & _LAUNCHERS:
+        if said[name] not in (False, 0):
+            raise LaunchError(f"EXTRA_ARGS: --{name}: with PaddleFormers say it by {_LAUNCHERS[name]}")
+    given |= said
+    for name, nothing in _REFUSED.items():
+        if given.get(name, nothing) != nothing:
+            raise LaunchError(f"{name}={_said(given[name])}: {WITHOUT}")
+    if given.get("lora") and given.get("lora_alpha", 2 * given.get("lora_rank", 32)) != 2 * given.get("lora_rank", 32):
+        raise LaunchError(f"lora_alpha={given['lora_alpha']}: in PaddleFormers it is twice lora_rank; leave it out")
+    known = {"pretrain": _pretraining, "finetune": _fine_tuning}[job](args, given)
+    lines = known | _precision(args, given, device) | _recompute(given) | _layout(args) | _resume(args, output)
+    lines |= {"model_name_or_path": str(start), "_attn_implementation": _attention(given, device)}
+    combined = _SILENT | _REFUSED.keys() | {"bf16", "recompute", "resume_from_checkpoint", "fp16_opt_level"}
+    passed = {_RENAMED.get(name, name): value for name, value in given.items() if name not in combined}
+    return json.dumps(passed | {name: value for name, value in lines.items() if value is not None}, indent=1) + "\n"
+
+
+def _pretraining(args: argparse.Namespace, given: dict) -> dict:
+    return {
+        "stage": "PT",
+        "fine_tuning": "full",
+        "dataset_type": "pretrain",
+        "input_dir": None if args.MOCK_DATA else corpora(given["input_dir"]),
+        "continue_training": args.init_weight != "none",
+        "dataloader_shuffle": False,  # the index is shuffled
+        "reset_attention_mask": given.get("reset_attention_mask", False),
+        "reset_position_ids": given.get("reset_position_ids", False),
+        "eval_iters": given.get("eval_iters", 10),
+    }
+
+
+def _fine_tuning(args: argparse.Namespace, given: dict) -> dict:
+    folder = Path(given["dataset_name_or_path"])
+    files = {"train": folder / "train.json", "eval": folder / ("dev.json" if given.get("do_eval") else "train.json")}
+    lora = given.get("lora", False)
+    data = {
+        f"{part}_dataset_{name}": value
+        for part, path in files.items()
+        for name, value in (("type", "erniekit"), ("path", str(path)), ("prob", "1.0"))
+    }
+    return data | {
+        "stage": "SFT",
+        "fine_tuning": "lora" if lora else "full",
+        "lora": None,
+        "lora_rank": given.get("lora_rank", 32) if lora else None,
+        "num_train_epochs": given.get("num_train_epochs", 3),  # PaddleNLP's default; PaddleFormers' is 1
+        "packing": given.get("zero_padding", False),
+        "pad_to_multiple_of": given.get("pad_to_multiple_of", 16),
+        **({"evaluation_strategy": given.get("evaluation_strategy", "epoch")} if given.get("do_eval") else {}),
+    }
+
+
+def _precision(args: argparse.Namespace, given: dict, device: str) -> dict:
+    half = given.get("bf16", False)
+    return {
+        "compute_type": "bf16" if half else "float32",
+        "fp16_opt_level": "O2" if half else None,
+        "amp_master_grad": half and (given.get("amp_master_grad", False) or args.FSDP > 1),
+    }
+
+
+def _recompute(given: dict) -> dict:
+    if not given.get("recompute"):
+        return {"recompute_granularity": "selective" if given.get("recompute_modules") else None}
+    if given["recompute_granularity"] == "core_attn":
+        modules = {*(given.get("recompute_modules") or ()), "core_attn"}
+        return {"recompute_granularity": "selective", "recompute_modules": sorted(modules)}
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _attention(given: dict, device: str) -> str:
+    """Of PaddleFormers' own layers, which on a CPU keep documents apart with eager alone."""
+    if device == "gpu":
+        return "flashmask"
+    return "eager" if given.get("reset_attention_mask") or given.get("zero_padding") else "sdpa"
+
+
+def _layout(args: argparse.Namespace) -> dict:
+    # PaddleFormers would shard over all ranks unless told not to
+    return {"sharding": args.sharding_stage if args.FSDP > 1 else ""}
+
+
+def _resume(args: argparse.Namespace, output: Path) -> dict:
+    """The checkpoint is named, as PaddleFormers by itself would take the newest one, complete or not."""
+    checkpoint = find_checkpoint(str(args.resume_step), output)
+    return {"resume_from_checkpoint": checkpoint, "overwrite_output_dir": True, "disable_tqdm": True}
+
+
+def corpora(folder: str) -> str:
+    """Weights and prefixes in turn, equal ones, of the .bin/.idx pairs in a folder; as they are, where they are given.
+
+    Raises LaunchError for a prefix that the separator, a blank, would divide.
+    """
+    if not Path(folder).is_dir():
+        return folder
+    prefixes = sorted(str(path.with_suffix("")) for path in Path(folder).glob("*.idx"))
+    if not prefixes:
+        raise LaunchError(f"DATA_PATH: {folder} holds no .idx file, which PaddleFormers reads")
+    if any(" " in prefix for prefix in prefixes):
+        raise LaunchError(f"DATA_PATH: {folder}: PaddleFormers reads no paths with blanks; rename the folder")
+    return " ".join(f"1.0 {prefix}" for prefix in prefixes)
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    """{name: value} of a script's words; a flag without a value is true, several values have blanks between them."""
+    pairs, name = {}, None
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            pairs[name] = [value] if equals else []
+        elif name is None:
+            raise LaunchError(f"EXTRA_ARGS: {word!r} follows no flag; flags are written as --NAME VALUE")
+        else:
+            pairs[name].append(word)
+    return {name: " ".join(values) or "true" for name, values in pairs.items()}
+
+
+def _typed(name: str, value: object) -> object:
+    """A flag's value as JSON has it."""
+    if name in _FLAGS:
+        return str(value).lower() in ("1", "true")
+    if name in _OURS and _OURS[name].kind.type == TEXTS.type:
+        return str(value).split()
+    try:
+        return json.loads(str(value).lower() if str(value) in ("True", "False") else str(value))
+    except ValueError:
+        return str(value)
+
+
+def _said(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

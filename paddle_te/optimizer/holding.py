@@ -1,0 +1,80 @@
+"""Which elements of which weights a rank's optimizer keeps the state of, in each kind of Paddle's sharding."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
+    DygraphShardingOptimizer,
+    DygraphShardingOptimizerV2,
+)
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 import GroupShardedOptimizerStage2
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank's optimizer has of a parameter: under which name, and which elements of the flat tensor.
+
+    begin, end: None for all elements, in the parameter's shape; otherwise end may lie behind the last, among zeros.
+    """
+
+    name: str
+    begin: int | None = None
+    end: int | None = None
+
+    def share(self, array):
+        """This rank's part of a whole array."""
+        if self.begin is None:
+            return array
+        flat = array.reshape(-1)[self.begin : self.end]
+        return np.concatenate([flat, np.zeros(self.end - self.begin - flat.size, flat.dtype)])
+
+
+def layers_of(optimizer):
+    """An optimizer and those in it, which Paddle wraps for each kind of parallelism; Paddle's own is the last."""
+    layers = [optimizer]
+    while True:
+        held = vars(layers[-1])
+        inner = held.get("_inner_opt") or held.get("_optim")
+        if inner is None or inner is layers[-1]:  # stage 3 makes an optimizer its own _optim
+            return layers
+        layers.append(inner)
+
+
+def held_by(optimizer, parameters):
+    """{parameter's name: Held} of those Paddle parameters of which this rank's optimizer keeps the state.
+
+    optimizer: the outermost one, wrapped for the run's kind of sharding, before its first step.
+    """
+    group = None  # stage 3's
+    for layer in layers_of(optimizer):
+        if isinstance(layer, DygraphShardingOptimizerV2):
+            return _held_in_buckets(layer)
+        if isinstance(layer, DygraphShardingOptimizer):
+            mine = {p.name for p in layer._rank2params[layer._sharding_rank]}
+            return {name: Held(name) for name in mine}
+        if isinstance(layer, GroupShardedOptimizerStage2):
+            mine = {name for name, rank in layer.param2rank.items() if rank == layer._rank}
+            return {name: Held(name) for name in mine}
+        group = vars(layer).get("_group") or group
+    return {p.name: _held_in_slices(p, group) for p in parameters if not p.stop_gradient}
+
+
+def _held_in_buckets(optimizer):
+    """Stage 1 with split_param: the rank's part of a bucket in which parameters lie one after another."""
+    optimizer._collect_comm_buffers()
+    views = {
+        name: view for bucket in optimizer._comm_buffer_list for name, view in bucket._sharding_param_grad_view.items()
+    }
+    return {
+        name: Held(name, view._param_begin - view._index, view._param_end - view._index)
+        for name, view in views.items()
+        if view._param_begin < view._param_end
+    }
+
+
+def _held_in_slices(parameter, group):
+    """Stage 3: an equal slice of a large parameter for each rank; without sharding, and of a small one, everything."""
+    if not hasattr(parameter, "fw_storage"):
+        return Held(parameter.name)
+    size = int(np.prod(parameter.fw_storage.shape))
+    return Held(f"slice@{parameter.name}", group.rank * size, (group.rank + 1) * size)

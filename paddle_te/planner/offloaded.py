@@ -1,0 +1,47 @@
+"""Which weights have their optimizer states in host memory, and in which pieces they are copied. --offload_optimizer
+(`training.optimizer_offload`) goes by it, and the planner counts by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.planner.model import Model
+
+PIECE = 2**23  # elements at most, unless one row has more; of a flat weight a multiple of the blocks of 8-bit moments
+LEAST = 2**18  # elements of a weight that is offloaded: starting the copies of a smaller one takes longer than them
+SLOTS = OFFLOADED_AT_ONCE // PIECE
+
+
+def spread(sizes: Sequence[float], fraction: float, least: float = LEAST) -> list[bool]:
+    """Which weights have their states on the host, so that it is about `fraction` of all elements.
+
+    sizes: elements of the weights, in the model's order; those with fewer than `least` stay. Of equally large ones
+    those at equal distances are chosen, so that copies come as evenly as backward goes through the layers.
+    """
+    chosen, seen, moved = [False] * len(sizes), 0, 0
+    for size in sorted({*sizes}, reverse=True):
+        alike = [number for number, each in enumerate(sizes) if each == size]
+        seen += size * len(alike)
+        count = min(max(round((fraction * seen - moved) / size), 0), len(alike)) if size >= least else 0
+        moved += size * count
+        for place, number in enumerate(alike):
+            chosen[number] = (place + 1) * count // len(alike) > place * count // len(alike)
+    return chosen
+
+
+def whole_weights(model: Model, tp: int) -> list[float]:
+    """Elements of the weights that a rank has without sharding, in the model's order."""
+    h = model.hidden
+    layer = (h, h * model.qkv / tp, h * h / tp, h, h * model.fc1 / tp, h * model.ffn / tp)
+    head = [h] + [model.embedding / tp] * (not model.tied)
+    return [model.embedding / tp, *layer * model.layers, *head]
+
+
+def late_pieces(model: Model, tp: int, fraction: float) -> int:
+    """Times of a piece's copy that updates in backward wait for their states: those of a weight that has more pieces
+    than there are slots. The first of the rest waits until a slot's piece is copied out, and then for its own copy."""
+    sizes = whole_weights(model, tp)
+    pieces = [math.ceil(size / PIECE) for size, moved in zip(sizes, spread(sizes, fraction), strict=True) if moved]
+    return sum(count - SLOTS + 1 for count in pieces if count > SLOTS)

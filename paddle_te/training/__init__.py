@@ -1,1 +1,0 @@
-"""What a pretraining run needs in addition to the model: arguments, datasets, trainer, callbacks."""

@@ -1,0 +1,45 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from paddle_te import configs
+from paddle_te.hosts.paddlenlp.training import pretrain
+
+
+@pytest.mark.parametrize("scaling, positions", [
+    ({}, 4096),
+    (dict(rope_scaling_type="linear", rope_scaling_factor=2.0), 4096),
+    (dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0), 64),
+])  # fmt: skip
+def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch, scaling, positions):
+    """But for dynamic scaling, which begins beyond max_position_embeddings."""
+    monkeypatch.setattr(pretrain.LlmMetaConfig, "set_llm_config", lambda config, arguments: None)
+    monkeypatch.setattr(pretrain, "configure", lambda *arguments: None)
+    config = configs.read("tiny-llama-demo") | dict(max_position_embeddings=64) | scaling
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model_args = SimpleNamespace(model_name_or_path=str(tmp_path), continue_training=False)
+    data_args = SimpleNamespace(max_seq_length=4096, reset_attention_mask=False)
+    made = pretrain.make_config(model_args, data_args, SimpleNamespace(use_fp8=False), None)
+    assert made.max_position_embeddings == positions and made.seq_length == 4096
+
+
+@pytest.mark.parametrize("batch, layout, tokens", [
+    (1, dict(seq_length=192), 192),
+    (1, dict(seq_length=256, sep_parallel_degree=4), 64),
+    (2, dict(seq_length=128, tensor_parallel_degree=4, sequence_parallel=True), 64),
+])  # fmt: skip
+def test_micro_batches_that_block_scaling_cannot_have(batch, layout, tokens):
+    one_rank = dict(tensor_parallel_degree=1, sequence_parallel=False, sep_parallel_degree=1, context_parallel_degree=1)
+    config = SimpleNamespace(**one_rank | layout)
+    arguments = dict(use_fp8=True, fp8_recipe="current", do_eval=False, per_device_train_batch_size=batch)
+    pretrain._check_fp8_tokens(SimpleNamespace(**arguments), config)
+    arguments["fp8_recipe"] = "block"
+    message = (
+        rf"--max_seq_length .*--per_device_train_batch_size {batch}.*multiple of 128 tokens on each rank, not {tokens}"
+    )
+    with pytest.raises(ValueError, match=message):
+        pretrain._check_fp8_tokens(SimpleNamespace(**arguments), config)
+    evaluated = arguments | dict(do_eval=True, per_device_train_batch_size=4 * batch, per_device_eval_batch_size=batch)
+    with pytest.raises(ValueError, match=message.replace("train", "eval")):
+        pretrain._check_fp8_tokens(SimpleNamespace(**evaluated), config)

@@ -1,0 +1,83 @@
+"""tools/benchmark/measured.py: the planner against all that benchmarks/ has of whole trainings."""
+
+from dataclasses import replace
+
+import pytest
+
+from paddle_te.planner import Layout
+from tools.benchmark import measured
+
+POINTS = measured.all_points()
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.name}-{point.commit}")
+def test_the_planner_says_what_was_measured(point):
+    """Of older code with what it did otherwise: point.older says what, and until which commit."""
+    plan = measured.expected(point)
+    assert point.memory is None or plan.memory.total == pytest.approx(point.memory, rel=0.05)
+    assert point.ms is None or plan.milliseconds == pytest.approx(point.ms, rel=0.08)
+
+
+def test_memory_is_closer_where_no_rank_has_more_than_others():
+    """Nine points of ten within 0.5 %: the tensors are counted one by one."""
+    errors = sorted(abs(measured.expected(point).memory.total / point.memory - 1) for point in POINTS if point.memory)
+    assert errors[len(errors) * 9 // 10] < 0.005
+
+
+def test_there_are_points_of_each_kind():
+    layouts = [point.layout for point in POINTS]
+    assert {layout.gpus for layout in layouts} == {1, 2, 4} and {layout.tp for layout in layouts} == {1, 2, 4}
+    assert {layout.recompute for layout in layouts} == {"none", "core_attn", "full"}
+    assert {layout.precision for layout in layouts} == {"bf16", "fp8"}
+    names = {point.name for point in POINTS}
+    assert {"sft-7b-x2", "8b-x1-offload", "by hand, 16 layers, 131072 tokens", "gpt-5b-x1"} <= names  # of each source
+    assert not any("titan" in name or "lora" in name or "formers" in name for name in names)
+
+
+def test_older_code_is_what_its_commit_says():
+    """Each change is of a commit that was measured, and makes a difference to some point."""
+    by_commit = {commit: [point for point in POINTS if point.commit == commit] for commit in measured.OLDER_COMMITS}
+    assert all(by_commit.values())
+    for change in measured.CHANGES:
+        concerned = [point for point in POINTS if change in point.older]
+        assert concerned and change.last in measured.OLDER_COMMITS
+        for point in concerned:
+            today = replace(point, commit="today")
+            assert not today.older
+            was, now = measured.expected(point), measured.expected(today)
+            assert was.memory.total > now.memory.total or was.milliseconds > now.milliseconds
+
+
+def test_a_row_is_read():
+    """As throughput.py writes it; what failed and what is a peer's is left out."""
+    dims = dict(hidden=64, ffn=256, heads=4, kv_heads=2, sequence=100, batch=1)
+    run = {
+        "size": {"dims": dims, "vocabulary": 1000, "layers": 2},
+        "gpus": 2,
+        "tp": 1,
+        "sharding": 2,
+        "stage": "stage2",
+    }
+    flags = "--amp_master_grad true x_overlap --recompute_modules layernorm mlp --offload_activations 1"
+    run |= {"batch": 3, "precision": "bf16", "recompute": "none", "flags": f"{flags} --optim_moments bfloat16", "cp": 1}
+    good = {"status": "ok", "run": run, "step_ms": {"median": 20.0}, "peak_bytes": 7}
+    rows = {"one": good, "other": {"status": "failed", "run": run}}
+    rows["peer"] = good | {"run": run | {"framework": "torchtitan"}}
+    rows["unpacked"] = good | {"run": run | {"method": "full", "packed": False}}
+    tries = {"try": good}
+    timed, tried = measured.points_of([{"commit": "1234567890", "runs": rows, "tries": tries}])
+    expected = Layout(2, 100, sharding=2, stage=2, batch=3, precision="bf16", overlap=True, main_grads=True)
+    expected = replace(
+        expected, recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16"
+    )
+    assert timed.layout == tried.layout == expected
+    assert (timed.name, timed.commit, timed.ms, timed.memory) == ("one", "1234567", 20.0, 7) and tried.ms is None
+
+
+def test_rows_of_documents_count_as_their_sequences():
+    """As many tokens, and as many pairs of tokens that see each other."""
+    (point,) = (point for point in POINTS if point.name == "sft-7b-x2")
+    lengths = measured.finetuning.lengths_of_samples(4096) - 1
+    assert point.layout.batch * point.layout.sequence == pytest.approx(4096)
+    assert point.layout.sequence == pytest.approx((lengths.astype(float) ** 2).mean() / lengths.mean())
+    assert point.ms is None  # its steps took 257 to 484 ms
