@@ -4,8 +4,7 @@ import numpy as np
 
 
 class MockDataset:
-    """Random tokens in the form of the hosts' causal datasets, which Paddle's DataLoader takes; sample i depends on (seed, i)
-    only.
+    """Random tokens in the form of the hosts' causal datasets, for Paddle's DataLoader; sample i depends on (seed, i).
 
     Args:
         num_samples: length of the dataset.
