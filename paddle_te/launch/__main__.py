@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         if not args.DRY_RUN:
             find(args.HOST, what=f"paddle-te {name}")
     except (LaunchError, HostError) as error:
-        print(f"error: {error}".replace("\n", " "), file=sys.stderr)
+        without = "" if words or name not in JOBS else f"; paddle-te {name} --help lists the arguments"
+        print(f"error: {error}{without}".replace("\n", " "), file=sys.stderr)
         return 2
     if print_config:
         print(complete(JOBS[name], args))

@@ -26,6 +26,7 @@ REPAIRS = (
     "pipeline_transfers",
     "sharding_alignment",
     "flash_attention_flags",
+    "index_progress",
     "padding_slices",
     "remainder_gather",
     "own_gradients",

@@ -8,6 +8,7 @@ import pytest
 
 from paddle_te import configs
 from paddle_te.launch import machines, pretrain
+from paddle_te.launch.__main__ import main
 from paddle_te.launch.arguments import parse
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
@@ -661,3 +662,9 @@ def test_seventeen_arguments_in_the_originals_order():
         "model_name tokenizer_name batch_size_per_device FSDP TP PP VP GA SP max_seqlen sharding_stage backend "
         "precision recompute resume_step init_weight nsys_profile"
     )
+
+
+@pytest.mark.parametrize("words", [["finetune"], ["finetune", "--TP", "0"]])
+def test_whoever_gives_no_argument_is_told_of_help(words, capsys):
+    assert main(words) == 2
+    assert ("paddle-te finetune --help lists the arguments" in capsys.readouterr().err) == (len(words) == 1)

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import paddle
 import pytest
 from paddle.distributed.fleet.layers.mpu.random import RNGStatesTracker
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import hybrid_parallel_optimizer
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from paddle.distributed.fleet.utils import tensor_fusion_helper
+from paddlenlp.data import indexed_dataset
 from paddlenlp.transformers import segment_parallel_utils
 
 from paddle_te import upstream
@@ -19,6 +21,7 @@ from paddle_te.upstream import (
     REPAIRS,
     deferred_imports,
     flash_attention_flags,
+    index_progress,
     rng_tracker,
     segment_exchange,
     segment_gradient_norm,
@@ -203,3 +206,18 @@ def test_the_trackers_states_stay_what_they_were(repair, seed):
         drawn[-1].append(draws(tracker, "a"))
         assert drawn[-1][3] == drawn[-1][0]
     assert drawn[0] == drawn[1]
+
+
+def test_reading_an_index_fills_no_screen(tmp_path, repair, capsys, caplog):
+    prefix = str(tmp_path / "corpus")
+    builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", np.int32)
+    builder.add_item(np.arange(3))
+    builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+    capsys.readouterr()
+    indexed_dataset.MMapIndexedDataset(prefix)
+    assert "reading sizes" in capsys.readouterr().out
+    repair(index_progress)
+    with caplog.at_level("DEBUG"):
+        indexed_dataset.MMapIndexedDataset(prefix)
+    assert not capsys.readouterr().out and "reading sizes" in caplog.text
