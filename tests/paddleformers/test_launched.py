@@ -113,5 +113,5 @@ def test_two_processes_shard(start, whole, tmp_path, monkeypatch):
     folder, said = launch("pretrain", **arguments)
     assert "OVERLAP=auto: off, because it is not there in PaddleFormers yet" in said
     np.testing.assert_allclose(losses(folder), losses(whole[0]), rtol=0.02)
-    assert (folder / "checkpoint-4/fp8_state.pdparams").is_file()
+    assert (folder / "checkpoint-4/fp8_state.pp00.pdparams").is_file()
     assert [step for step, _ in complete_checkpoints(folder)] == [2, 4]

@@ -31,7 +31,6 @@ def recipe(folder, rope=None, **settings):
         (2, {}, "sharding: stage1: PaddleFormers shards the optimizer with float32 main gradients only"),
         (2, TP, "max_grad_norm: PaddleFormers clips gradients under tensor parallelism"),
         (2, dict(PP, max_grad_norm=0, lora_path="adapter"), "lora_path: PaddleFormers loads no LoRA adapter"),
-        (1, dict(NONE, resume_from_checkpoint="c"), "resume_from_checkpoint: PaddleFormers' own Trainer"),
         (2, dict(STAGE2, **NONE, resume_from_checkpoint="c"), "resume_from_checkpoint: .* in sharding stage 2"),
     ],
 )
