@@ -199,7 +199,8 @@ def test_a_base_in_fp8_learns_as_one_in_its_own_precision(monkeypatch, place, tm
     want = run(monkeypatch, place, tmp_path / "plain", **flags)
     flags |= dict(use_fp8="true", fp8_recipe="current", quantize_base="fp8", merge_lora="true")
     got = run(monkeypatch, place, tmp_path / "fp8", **flags)
-    assert want[6] < want[1] - 0.1 and got == pytest.approx(want, rel=5e-3)
+    # Of models and samples drawn at random: rounding to fp8 made 1 % in one of some hundred, and learning makes 10 %.
+    assert want[6] < want[1] - 0.1 and got == pytest.approx(want, rel=3e-2)
     check_layout(tmp_path / "fp8/merged", "te")
     with pytest.raises(SystemExit):  # the same adapter, but over other weights
         run(monkeypatch, place, tmp_path / "fp8", resume_from_checkpoint=tmp_path / "plain/checkpoint-3", **flags)
