@@ -3,8 +3,9 @@
 #   bash scripts/test.sh                          everything that this machine can run
 #   bash scripts/test.sh --quick                  lint and unit tests: while you work
 #   bash scripts/test.sh tests/unit/layers -k rope    pytest's arguments: these tests alone
-# PEERS=1 also compares with transformers and EleutherAI's harness, for which it installs them, and runs the tests of
-# PaddleFormers as a host. HOST=paddleformers runs these alone: tests/paddleformers, in an environment of their own.
+# PEERS=1 also compares with transformers and EleutherAI's harness, for which it installs them. The tests of PaddleFormers
+# as a host, tests/paddleformers, run in an environment of their own, .venv-paddleformers, which is made first if it is
+# missing. HOST=paddleformers runs these alone, HOST=paddlenlp all others.
 # WORKERS=N runs N unit tests at a time (default: one a core, at most 4), and of the others one more, but those on a GPU
 # one at a time.
 set -euo pipefail
@@ -12,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/common.sh
 
 make_venv
-[ "${PEERS:-0}" = 0 ] || { make_peers && make_paddleformers; }
+[ "${PEERS:-0}" = 0 ] || make_peers
 export PATH="$PWD/.venv/bin:$PATH" # what tests start finds this Python too
 cores=$(nproc)
 workers=${WORKERS:-$((cores < 4 ? cores : 4))}
@@ -33,11 +34,13 @@ python nvgpu/build.py --runtime host
 
 test_paddleformers() {
   say "tests of PaddleFormers as a host"
+  make_paddleformers
   PADDLE_TE_PADDLENLP_PYTHON=$PWD/.venv/bin/python OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} \
     .venv-paddleformers/bin/python -m pytest "${@:-tests/paddleformers}"
 }
-if [ "${HOST:-paddlenlp}" = paddleformers ]; then
-  make_paddleformers
+host=${HOST:-} # for this script alone: what tests start finds its host by what is installed
+unset HOST
+if [ "$host" = paddleformers ]; then
   test_paddleformers "$@"
   exit
 fi
@@ -63,7 +66,7 @@ if [ "${1:-}" != --quick ]; then
   say "tests with several processes, and of whole commands"
   run $((workers + 1)) tests/multiprocess/distributed tests/multiprocess nvgpu/tests tests/end_to_end # they often wait
 fi
-if [ "${1:-}" != --quick ] && [ "${PEERS:-0}" != 0 ]; then
+if [ "${1:-}" != --quick ] && [ "$host" != paddlenlp ]; then
   test_paddleformers || failed=1
 fi
 exit $failed
