@@ -23,7 +23,6 @@ from .checkpoint import (
     named_tensors,
     reduce_amax,
     save,
-    saved_modules,
     set_state_dict,
     state_dict,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "new_step",
     "reduce_amax",
     "save",
-    "saved_modules",
     "set_state_dict",
     "state_dict",
 ]

@@ -197,22 +197,19 @@ def check_file(path, recipe):
         raise ValueError(f"{path}: {error}") from error
 
 
-def saved_modules(paths):
-    """The names that files of `save` have of layers; none of a file that is not there or of another kind."""
-    states = [paddle.load(str(path), return_numpy=True) for path in paths if os.path.isfile(path)]
-    return {name for state in states if isinstance(state, dict) for name in state.get("modules", ())}
-
-
 def load(path, root, recipe, names=None):
     """`set_state_dict` from a file of `save`, or from a list of them, of all pipeline stages: it takes its own.
 
-    names: as in `save`. Raises FileNotFoundError, and ValueError with the path.
+    names: as in `save`, or a function that makes them of the set of names in the files. Raises FileNotFoundError, and
+    ValueError with the path.
     """
     several = isinstance(path, (list, tuple))
     paths = [str(p) for p in path] if several else [str(path)]
     if not all(map(os.path.isfile, paths)) or not paths:
         raise FileNotFoundError(f"no fp8 scaling state at {path}; it was saved beside the weights, one file a rank")
     states = [paddle.load(p, return_numpy=True) for p in paths]
+    if callable(names):
+        names = names({name for state in states if isinstance(state, dict) for name in state.get("modules", ())})
     try:
         set_state_dict(root, _joined(states, _serving(root, recipe), names or {}) if several else states[0], recipe)
     except ValueError as error:

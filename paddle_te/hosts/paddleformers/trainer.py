@@ -93,10 +93,14 @@ def _load_fp8_state(folder, model, recipe):
     """From a checkpoint of ours, or from one that the converter has made of PaddleNLP's, whose files call a layer as
     PaddleNLP's whole model does."""
     files = sorted(folder.glob("fp8_state*.pdparams")) or [folder / "fp8_state.pp00.pdparams"]
-    names = stage_layer_names(model) or {name: name for name in fp8.name_modules(model)}
-    theirs = f"{model.config.model_type}."
-    if any(name.startswith(theirs) for name in fp8.saved_modules(files)):
-        names = {mine: theirs + whole.removeprefix(PREFIX) for mine, whole in names.items()}
+
+    def names(saved):
+        whole, theirs = stage_layer_names(model), f"{model.config.model_type}."
+        if not any(name.startswith(theirs) for name in saved):
+            return whole
+        whole = whole or {name: name for name in fp8.name_modules(model)}
+        return {mine: theirs + name.removeprefix(PREFIX) for mine, name in whole.items()}
+
     fp8.load(files, model, recipe, names)
 
 
