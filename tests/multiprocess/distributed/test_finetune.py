@@ -13,6 +13,7 @@ import paddle
 import pytest
 
 from tests.nvgpu_processes import python_path
+from tests.pretraining import words
 from tests.processes import run as run_process
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.te_weights import relative
@@ -55,10 +56,38 @@ def place(tmp_path_factory):
     return folder
 
 
+# Of all runs.
+COMMON = dict(
+    do_train="true",
+    src_length=40,
+    max_length=64,
+    pad_to_max_length="true",
+    per_device_train_batch_size=4,
+    logging_steps=1,
+    disable_tqdm="true",
+    report_to="none",
+)
+
+
+def start(arguments, logs, processes=1, environment=()):
+    """Runs a script with its words in so many processes, whose output is in the folder `logs`; fails with its end."""
+    command = [sys.executable]
+    if processes > 1:
+        devices = ",".join(map(str, range(processes)))
+        command += ["-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", logs]
+    environment = os.environ | dict(environment) | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
+    try:
+        run_process([*command, *arguments], check=True, env=environment)
+    except AssertionError as error:
+        said = "".join(log.read_text()[-6000:] for log in sorted(logs.glob("workerlog.*")))
+        pytest.fail(f"{error}\n{said}")
+
+
 def run(place, output, processes=1, environment=(), script=SCRIPT, **flags):
     """(losses, adapter) of run_finetune.py."""
     flags = (
-        dict(
+        COMMON
+        | dict(
             model_name_or_path=place / "paddle",
             tokenizer_name_or_path=place / "tokenizer",
             dataset_name_or_path=place / "data",
@@ -66,32 +95,13 @@ def run(place, output, processes=1, environment=(), script=SCRIPT, **flags):
             transformer_engine_backend="paddle",
             lora="true",
             lora_rank=4,
-            do_train="true",
-            src_length=40,
-            max_length=64,
-            pad_to_max_length="true",
-            per_device_train_batch_size=4,
             max_steps=4,
             learning_rate=1e-2,
-            logging_steps=1,
-            disable_tqdm="true",
-            report_to="none",
             device="cpu" if processes == 1 else "nvgpu",
         )
         | flags
     )
-    command = [sys.executable]
-    if processes > 1:
-        devices = ",".join(map(str, range(processes)))
-        command += ["-m", "paddle.distributed.launch", "--devices", devices, "--log_dir", output / "logs"]
-    command.append(script)
-    command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    environment = os.environ | dict(environment) | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
-    try:
-        run_process(command, check=True, env=environment)
-    except AssertionError as error:
-        logs = "".join(log.read_text()[-3000:] for log in sorted((output / "logs").glob("workerlog.*")))
-        pytest.fail(f"{error}\n{logs}")
+    start([script, *words(flags)], output / "logs", processes, environment)
     losses = [json.loads(line)["loss"] for line in (output / "train_log.jsonl").read_text().splitlines()]
     adapter = paddle.load(str(output / ADAPTER))
     return losses, {name: value.astype("float32").numpy() for name, value in adapter.items()}

@@ -5,33 +5,18 @@ TE's kernels are emulated on nvgpu's host runtime, pd in float32 on the CPU is t
 """
 
 import json
-import os
-import sys
 
 import numpy as np
 import paddle
 import pytest
 
-from tests.multiprocess.distributed.test_finetune import ADAPTER, EMULATED_TE, HALF, LAYOUTS, PACKED
-from tests.nvgpu_processes import python_path
+from tests.multiprocess.distributed.test_finetune import ADAPTER, COMMON, EMULATED_TE, HALF, LAYOUTS, PACKED, start
 from tests.pretraining import words
-from tests.processes import run as run_process
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.te_weights import relative
 
 OWN = {"qwen2": dict(tie_word_embeddings=True), "mistral": dict(sliding_window=20), "gpt": {}}
-COMMON = dict(
-    do_train="true",
-    src_length=40,
-    max_length=64,
-    pad_to_max_length="true",
-    per_device_train_batch_size=4,
-    max_steps=3,
-    learning_rate=1e-3,
-    logging_steps=1,
-    disable_tqdm="true",
-    report_to="none",
-)
+LENGTH = dict(max_steps=3, learning_rate=1e-3)
 FP8 = HALF | dict(use_fp8="true")
 LORA = dict(lora="true", lora_rank=4)
 IN_FP8_ONLY = FP8 | dict(fp8_recipe="current", quantize_base="fp8")
@@ -52,22 +37,13 @@ def flags_of(place, family, output, backend="transformer_engine", **flags):
     folders |= dict(dataset_name_or_path=place / "data", output_dir=place / output / family)
     if "lora" in flags and output != "start":
         folders["lora_path"] = place / "start" / family
-    return words(COMMON | folders | dict(transformer_engine_backend=backend) | flags)
+    return words(COMMON | LENGTH | folders | dict(transformer_engine_backend=backend) | flags)
 
 
 def finetune(place, environment, runs, processes=1):
     """Runs one after another, each a list of words."""
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "paddle.distributed.launch", "--devices", "0,1", "--log_dir", place / "logs"]
     (place / "runs.json").write_text(json.dumps(runs))
-    command += [EMULATED_TE, place / "runs.json"]
-    environment = os.environ | environment | dict(PYTHONPATH=python_path(), OMP_NUM_THREADS="1")
-    try:
-        run_process(command, check=True, env=environment)
-    except AssertionError as error:
-        logs = "".join(log.read_text()[-6000:] for log in sorted((place / "logs").glob("workerlog.*")))
-        pytest.fail(f"{error}\n{logs}")
+    start([EMULATED_TE, place / "runs.json"], place / "logs", processes, environment)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +88,7 @@ def adapter(place, output, family):
 @pytest.mark.parametrize("kind", TE)
 def test_te_learns_what_pd_learns(place, one_process, kind, family):
     want, got = losses(place, kind, family), losses(place, f"te-{kind}", family)
-    assert len(want) == COMMON["max_steps"] and (want[-1] < want[0] - 0.3 or kind.startswith("lora"))
+    assert len(want) == LENGTH["max_steps"] and (want[-1] < want[0] - 0.3 or kind.startswith("lora"))
     assert got == pytest.approx(want, rel=LOSS[kind.split("-")[1]])
 
 
