@@ -4,7 +4,9 @@ Knows three kinds: "cpu"; "gpu", paddlepaddle-gpu's; "nvgpu", the plug-in of nvg
 tests for a place. `place` is a Paddle place, such as `tensor.place`; None: where Paddle computes now.
 """
 
+import ctypes
 import re
+from contextlib import contextmanager
 from functools import cache
 
 import paddle
@@ -87,6 +89,32 @@ def nvgpu_operator(name, *arguments):
     if name not in _nvgpu_operators():
         raise RuntimeError(f"{nvgpu_library()} is of another version and lacks {name}: pip install ./nvgpu")
     return _C_ops._run_custom_op(name, *arguments)
+
+
+def check_nvgpu(section):
+    """Raises ValueError where the nvgpu plug-in is loaded and too old for a `nvgpu_section`."""
+    path = nvgpu_library()
+    if path and not hasattr(ctypes.CDLL(path), f"nvgpu_{section}_start"):
+        raise ValueError(f"{path} is of another version and lacks nvgpu_{section}_start: pip install ./nvgpu")
+
+
+@contextmanager
+def nvgpu_section(name):
+    """What is done here, in this thread, is done as the nvgpu plug-in says of a section of this name (its plugin.cc).
+
+    Raises RuntimeError where the plug-in fails at its end; it has printed why.
+    """
+    library = ctypes.CDLL(nvgpu_library())
+    _check_status(library[f"nvgpu_{name}_start"]())
+    try:
+        yield
+    finally:
+        _check_status(library[f"nvgpu_{name}_end"]())
+
+
+def _check_status(status):
+    if status:
+        raise RuntimeError("the nvgpu plug-in has failed; it printed why")
 
 
 def _on_nvgpu_host_runtime():

@@ -233,13 +233,16 @@ size_t BytesOf(size_t count, C_DataType type) {
     default: return count * SizeOf(TypeOf(type));
   }
 }
+// Paddle asks custom devices for no averages, although C_CCLReduceOp has them: while a thread has said so, its sums are.
+thread_local int averages = 0;
+
 runtime::Reduction ReductionOf(C_CCLReduceOp op) {
   switch (op) {
     case AVG: return runtime::Reduction::kAverage;
     case MAX: return runtime::Reduction::kMax;
     case MIN: return runtime::Reduction::kMin;
     case PRODUCT: return runtime::Reduction::kProduct;
-    default: return runtime::Reduction::kSum;
+    default: return averages > 0 ? runtime::Reduction::kAverage : runtime::Reduction::kSum;
   }
 }
 runtime::Communicator* CommOf(C_CCLComm comm) { return reinterpret_cast<runtime::Communicator*>(comm); }
@@ -461,9 +464,13 @@ void FillTable(C_DeviceInterface* table) {
 }  // namespace
 }  // namespace nvgpu
 
-// For paddle_te.distributed.group_pipeline_transfers: Paddle groups no transfers on custom devices. 0 is success.
+// For what Paddle does not ask of custom devices, between a start and an end of the same thread. 0 is success.
+// paddle_te.upstream.pipeline_transfers: sends and receives progress together.
 extern "C" __attribute__((visibility("default"))) int nvgpu_group_start() { return nvgpu::GroupStart(); }
 extern "C" __attribute__((visibility("default"))) int nvgpu_group_end() { return nvgpu::GroupEnd(); }
+// paddle_te.upstream.averages: reductions that are asked for sums give the sum divided by the number of ranks.
+extern "C" __attribute__((visibility("default"))) int nvgpu_average_start() { return ++nvgpu::averages, 0; }
+extern "C" __attribute__((visibility("default"))) int nvgpu_average_end() { return --nvgpu::averages, 0; }
 
 // Called by loader.cc.
 extern "C" __attribute__((visibility("default"))) void NvgpuInitPlugin(CustomRuntimeParams* params) {

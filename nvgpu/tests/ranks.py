@@ -105,6 +105,24 @@ def check_cross_entropy(dtype, tolerance):
     np.testing.assert_allclose(numbers(x.grad), p[:, mine], rtol=tolerance, atol=tolerance)
 
 
+def check_averages(dtype, count):
+    """paddle_te's repair, which hands ReduceOp.AVG to the plug-in; a mean of SIZE times as much is a sum."""
+    all_ranks = everyone(dtype, count).sum(0)
+    x = SIZE * tensor(dtype, count)
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    expect(x, all_ranks, f"averaging all_reduce {dtype} {count}")
+    x = SIZE * tensor(dtype, count)
+    dist.reduce(x, dst=1, op=dist.ReduceOp.AVG)
+    if RANK == 1:
+        expect(x, all_ranks, f"averaging reduce {dtype} {count}")
+    out = paddle.zeros([count // SIZE], dtype)
+    dist.reduce_scatter(out, SIZE * tensor(dtype, count), op=dist.ReduceOp.AVG, sync_op=False).wait()
+    expect(out, all_ranks[RANK * out.size : (RANK + 1) * out.size], f"averaging reduce_scatter {dtype} {count}")
+    x = tensor(dtype, count)
+    dist.all_reduce(x)
+    expect(x, all_ranks, f"all_reduce after averages {dtype} {count}")
+
+
 def collectives():
     check_cross_entropy("float32", 1e-5)
     check_cross_entropy("bfloat16", 1e-2)
@@ -114,6 +132,12 @@ def collectives():
         check_moves(dtype, 12)
     check_reductions("bfloat16", large)
     check_moves("float32", large)
+    from paddle_te.upstream import averages
+
+    averages.apply()
+    for dtype in ("float32", "bfloat16", "float16"):
+        check_averages(dtype, 12)
+    check_averages("float32", large)
     pair = dist.new_group([0, SIZE - 1])
     if RANK in (0, SIZE - 1):
         x = paddle.to_tensor([1.0 + RANK])

@@ -29,7 +29,7 @@ REPAIRS = (
     "index_progress",
     "padding_slices",
     "remainder_gather",
-    "own_gradients",
+    "averages",
     "overwritten_main_grads",
     "stage2_storage",
     "stage3_prefetch",

@@ -5,9 +5,6 @@ the transfers of a batch one after another (ProcessGroup::StartCoalescing is emp
 only with its receive, so every stage would wait for the next. Nothing is changed where the nvgpu plug-in is not loaded.
 """
 
-import ctypes
-from contextlib import contextmanager
-
 from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication
 
 from paddle_te import device
@@ -17,20 +14,9 @@ PACKAGE, VERSION = "paddle", "3.3."
 SYMPTOM = "Virtual pipeline stages on nvgpu wait for each other for ever in their first step."
 
 
-@contextmanager
 def _grouped(group, tasks=None):
     # the transfers of a batch are all on the stream that computes: there are no tasks to wait for
-    library = ctypes.CDLL(device.nvgpu_library())
-    _check(library.nvgpu_group_start())
-    try:
-        yield
-    finally:
-        _check(library.nvgpu_group_end())
-
-
-def _check(status):
-    if status:
-        raise RuntimeError("nvgpu could not group a pipeline's transfers; it printed why")
+    return device.nvgpu_section("group")
 
 
 _replacement = Replacement(p2p_communication, "_coalescing_manager", _grouped)
@@ -38,12 +24,9 @@ _replacement = Replacement(p2p_communication, "_coalescing_manager", _grouped)
 
 def apply():
     """Raises ValueError for a plug-in that is too old to group transfers."""
-    path = device.nvgpu_library()
-    if path is None:
-        return
-    if not hasattr(ctypes.CDLL(path), "nvgpu_group_start"):
-        raise ValueError(f"{path} is too old to group a pipeline's transfers: pip install ./nvgpu")
-    _replacement.apply()
+    device.check_nvgpu("group")
+    if device.nvgpu_library():
+        _replacement.apply()
 
 
 undo = _replacement.undo

@@ -28,6 +28,7 @@ OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "re
 REPAIRS = (
     "sharding_alignment",
     "flash_attention_flags",
+    "averages",
     "stage2_storage",
     "stage3_prefetch",
     "stage3_gradients",
