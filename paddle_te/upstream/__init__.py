@@ -32,6 +32,7 @@ REPAIRS = (
     "averages",
     "overwritten_main_grads",
     "stage2_storage",
+    "stage2_averages",
     "stage3_prefetch",
     "stage3_gradients",
     "segment_exchange",

@@ -23,8 +23,8 @@ from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
 # configurations without us.
 OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
 
-# Of Paddle: without them its sharding and FlashMask refuse nvgpu, stages 2 and 3 and virtual pipeline stages are slow
-# or hang there, and pipelines clip a model with tied embeddings too much
+# Of Paddle: without them its sharding and FlashMask refuse nvgpu, sharding and virtual pipeline stages are slow or hang
+# there, and pipelines clip a model with tied embeddings too much
 REPAIRS = (
     "sharding_alignment",
     "flash_attention_flags",

@@ -6,10 +6,11 @@ The job: {"layout": flags of run_pretrain, "variants": [{"name", "init": {backen
 their configuration, if it is not the layout's}, **flags}], "output": folder}. All variants run one after another in
 these processes, to start Python and Paddle once. For each, rank 0 writes OUTPUT/NAME.json (losses by step) and NAME.npz
 (final weights, merged over all ranks), and every rank NAME.rankN.json (sizes of what it holds). With "resume" a variant
-goes on from a checkpoint, and with "save_what_is_loaded" it saves that again before its first step. With EMULATED_TE=1
-te computes with tests/emulated_te.py.
+goes on from a checkpoint, and with "save_what_is_loaded" it saves that again before its first step. It runs without the
+repairs of "unrepaired". With EMULATED_TE=1 te computes with tests/emulated_te.py.
 """
 
+import contextlib
 import copy
 import json
 import os
@@ -76,6 +77,23 @@ def several_buckets():
 def several_pieces():
     """Offload takes weights of 2**18 elements or more, in pieces of up to 2**23."""
     offloaded_states.LEAST, offloaded_states.PIECE, offloaded_states.OFFLOADED_AT_ONCE = 128, 1024, 4 * 1024
+
+
+@contextlib.contextmanager
+def counted_divisions():
+    """Yields a list that gets the number of elements of each gradient, or slice of one, that a number multiplies."""
+    original, counts = paddle.Tensor.scale_, []
+
+    def scale_(tensor, scale=1.0, *args, **kwargs):
+        if isinstance(scale, float) and scale != 1:  # clipping's is a tensor
+            counts.append(tensor.size)
+        return original(tensor, scale, *args, **kwargs)
+
+    paddle.Tensor.scale_ = scale_
+    try:
+        yield counts
+    finally:
+        paddle.Tensor.scale_ = original
 
 
 def parse(flags):
@@ -163,7 +181,7 @@ def state_bytes(optimizer):
     return sum(size for size, _ in sizes), sum(size for size, on_host in sizes if on_host)
 
 
-NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded")
+NOT_FLAGS = ("name", "init", "resume", "save_what_is_loaded", "unrepaired")
 
 
 def run(base, variant, output):
@@ -192,9 +210,10 @@ def run(base, variant, output):
         )
         if variant.get("save_what_is_loaded"):
             losses.at_begin = trainer._save_checkpoint
-        with pretrain.mask_scope(data_args):
+        with pretrain.mask_scope(data_args), counted_divisions() as divided:
             trainer.train(resume_from_checkpoint=variant.get("resume"))
-    (output / f"{variant['name']}.rank{dist.get_rank()}.json").write_text(json.dumps(sizes(trainer)))
+    mine = sizes(trainer) | dict(divided=divided)
+    (output / f"{variant['name']}.rank{dist.get_rank()}.json").write_text(json.dumps(mine))
     weights = merged_weights(trainer, training_args)
     if dist.get_rank() == 0:
         np.savez(output / f"{variant['name']}.npz", **weights)
@@ -216,7 +235,12 @@ def main():
     cross_entropy.CHUNK_TOKENS = 24  # of a micro-batch's 64
     for variant in job["variants"]:
         print(f"variant {variant['name']}", flush=True)
+        unrepaired = variant.get("unrepaired", ())
+        if unrepaired:
+            upstream.undo(*unrepaired)
         run(base, variant, output)
+        if unrepaired:
+            upstream.apply(*unrepaired)
 
 
 main()

@@ -43,6 +43,7 @@ from paddle_te.runs.checkpoints import (
     rotate_checkpoints,
 )
 from paddle_te.runs.identity import layout_values, model_values
+from paddle_te.upstream import stage2_averages
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class PretrainingTrainer(Trainer):
         """One micro-batch; step_control counts them within a step."""
         inputs = self._own_tokens(inputs)
         several = self.args.gradient_accumulation_steps > 1
+        stage2_averages.tell_last(model, (step_control + 1) % self.args.gradient_accumulation_steps == 0)
         with fp8.microbatch(is_first=step_control == 0 if several else None), self._modes.kept(model):
             loss = super().training_step(model, inputs, step_control)
         self.watch.add_loss(loss, first=step_control == 0)

@@ -1,0 +1,71 @@
+"""Sharding stage 2 averages gradients in the last reduction of a step, on nvgpu.
+
+Paddle sums each micro-batch's gradients over the ranks onto what the rank that keeps them has from the micro-batches
+before, and divides its sums by the number of ranks in a pass before the update. Here the last micro-batch's reduction
+gives sum divided by ranks (`averages`), of all that was added up. Which one is the last Paddle does not know: trainers
+say so with `tell_last`. A step in which nobody did is divided by Paddle.
+"""
+
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
+
+from paddle_te import device
+from paddle_te.upstream.replacement import Replacement, Replacements
+
+PACKAGE, VERSION = "paddle", "3.3."
+SYMPTOM = "On nvgpu several milliseconds of a step of sharding stage 2 divide gradients by the number of ranks."
+
+
+def tell_last(model, is_last):
+    """Says before a micro-batch's forward whether an update follows it. model: what the trainer calls."""
+    if isinstance(model, GroupShardedStage2):
+        model.is_last_microbatch = is_last
+
+
+def _averages_now(self):
+    """Whether a reduction of this micro-batch averages. Where Paddle divides otherwise, nothing is changed: float16
+    gradients as they come, those in host memory, and those of data parallel ranks."""
+    several = self._dp_group is not None and self._dp_group.nranks > 1
+    told = vars(self).get("is_last_microbatch", False)
+    return told and self.scale_in_opt and not self._offload and not several and device.kind() == "nvgpu"
+
+
+def _get_reduce_fn(self, index, param, dst_rank):
+    """GroupShardedStage2's: the hook that a parameter's gradient is complete for this micro-batch."""
+    reduce_ = _reducing.original(self, index, param, dst_rank)
+    averaged = self.__dict__.setdefault("averaged", {})  # of the running step: {parameter: by its last reduction}
+
+    def reduce_or_average(*args):
+        averaged[param.name] = _averages_now(self)
+        if not averaged[param.name]:
+            return reduce_(*args)
+        with device.nvgpu_section("average"):
+            reduce_(*args)
+
+    return reduce_or_average
+
+
+def _grad_scale(self):
+    """GroupShardedStage2's, before the update, which divides what was not averaged."""
+    averaged = {*self.__dict__.get("averaged", {}).values()}
+    self.__dict__.get("averaged", {}).clear()
+    if len(averaged) > 1:
+        raise RuntimeError(
+            "sharding stage 2: some weights got no gradient from the step's last micro-batch, but from earlier ones; "
+            "use sharding stage 1"
+        )
+    if averaged != {True}:
+        _dividing.original(self)
+
+
+_reducing = Replacement(GroupShardedStage2, "_get_reduce_fn", _get_reduce_fn)
+_dividing = Replacement(GroupShardedStage2, "_grad_scale", _grad_scale)
+_replacements = Replacements(_reducing, _dividing)
+
+
+def apply():
+    """Raises ValueError for a plug-in that is too old to average."""
+    device.check_nvgpu("average")
+    _replacements.apply()
+
+
+undo = _replacements.undo
