@@ -233,7 +233,7 @@ size_t BytesOf(size_t count, C_DataType type) {
     default: return count * SizeOf(TypeOf(type));
   }
 }
-// Paddle asks custom devices for no averages, although C_CCLReduceOp has them: while a thread has said so, its sums are.
+// How often this thread has asked for averages, which Paddle does not ask of custom devices: then its sums are some.
 thread_local int averages = 0;
 
 runtime::Reduction ReductionOf(C_CCLReduceOp op) {

@@ -1,5 +1,6 @@
 """Repairs of Paddle's sharding."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,12 +13,15 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding
 )
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_optimizer_stage2 as stage2
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3 as stage3
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
 from paddlenlp.trainer.unified_checkpoint import sharding_split_param_utils as split_params
 
+from paddle_te import device
 from paddle_te.upstream import (
     overwritten_main_grads,
     padding_slices,
+    stage2_averages,
     stage2_storage,
     stage3_gradients,
     stage3_prefetch,
@@ -48,6 +52,41 @@ def test_storage_by_device(repair):
     repair(stage2_storage)
     assert isinstance(stage2.ParamStorage(size=4, dtype="float32", device="nvgpu"), DeviceParamStorage)
     assert not isinstance(stage2.ParamStorage(size=4, dtype="float32", device="cpu"), DeviceParamStorage)
+
+
+@pytest.mark.parametrize(
+    "told, scale_in_opt, divided",
+    [([False, True], True, False), ([False, False], True, True), ([False, True], False, True)],
+    ids=["last", "nobody told", "float16"],
+)
+def test_stage_2_divides_once(monkeypatch, repair, told, scale_in_opt, divided):
+    """Two micro-batches' gradients of 1 on each of two ranks, of which this one keeps the sums."""
+    sections = []
+
+    @contextlib.contextmanager
+    def section(name):
+        sections.append(name)
+        yield
+        sections.clear()
+
+    def reduce(*_):
+        gradient.set_value((gradient + 1 + 1) / (2 if sections else 1))
+
+    monkeypatch.setattr(device, "nvgpu_section", section)
+    monkeypatch.setattr(device, "kind", lambda: "nvgpu")
+    monkeypatch.setattr(stage2_averages._reducing, "original", lambda *_: reduce)
+    monkeypatch.setattr(stage2_averages._dividing, "original", lambda _: gradient.scale_(0.5))
+    repair(stage2_averages)
+    for _ in range(2):
+        gradient, model = paddle.zeros([1]), GroupShardedStage2.__new__(GroupShardedStage2)
+        vars(model).update(_dp_group=None, _offload=False, scale_in_opt=scale_in_opt)
+        hook = GroupShardedStage2._get_reduce_fn(model, 0, SimpleNamespace(name="w"), 0)
+        for is_last in told:
+            vars(model)["is_last_microbatch"] = is_last
+            hook()
+        assert gradient.item() == (4 if divided else 2)
+        GroupShardedStage2._grad_scale(model)
+        assert gradient.item() == 2
 
 
 def test_te_overwrites_what_is_not_cleared(repair):
