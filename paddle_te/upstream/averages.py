@@ -2,9 +2,9 @@
 
 Paddle has a reduction for that, ReduceOp.AVG, which it gives to its own GPU devices only. For others it multiplies the
 gradients before or after they are summed: 8 bytes of memory traffic for each that a rank has in float32, or, in data
-parallelism, for all of them. Here nvgpu has ReduceOp.AVG, too. What Paddle takes it for by itself is sharding stage 1.
-Here it is also taken for data parallelism, for gradients that are reduced during a pipeline's last backward
-(stage 1 there), and in stage3_gradients.
+parallelism, for all of them. Here nvgpu has ReduceOp.AVG, too. Paddle itself takes it for sharding stage 1; here it is
+also taken for data parallelism, for gradients that are reduced during a pipeline's last backward, and in
+stage3_gradients. DataParallel's reducer, which reduces 16-bit gradients during backward, is C++ and stays as it is.
 
 Where the number of ranks is a power of two no bit changes. Otherwise NCCL multiplies by its reciprocal, rounded to the
 gradients' type, before it adds.
