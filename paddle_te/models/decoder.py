@@ -137,6 +137,8 @@ class DecoderLayer(nn.Layer):
             fuse_wgrad_accumulation=layers.fuse_wgrad_accumulation,
             recompute_modules=layers.recompute_modules or (),
             mlp_chunk_tokens=layers.mlp_chunk_tokens,
+            # a trained model's configuration says it, also where there is nothing to overlap
+            tp_comm_overlap=layers.tp_comm_overlap if config.sequence_parallel else 0,
             cp_comm_type=cp_comm_type(config),
             normalization=family.normalization,
             bias=family.biases == "all",

@@ -161,21 +161,30 @@ class Float8Matrix:
 
     @classmethod
     def rows_of_rank(cls, rt, shape, quantizer):
-        """For `gathered`: without a transpose, in a tensor of its own. Delayed scaling only."""
+        """For `gathered`: without a transpose, in a tensor of its own. Not with block scaling."""
         return cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None)
 
-    def gathered(self, rt, whole, rowwise=True):
-        """The matrix whose data is the tensor `whole`, with its transpose, under this one's scale: of all ranks'
-        `rowwise`, whose scales must be alike."""
-        out, code = Float8Matrix.__new__(Float8Matrix), FP8[self.quantizer.dtype]
-        out.quantizer, out._scale_inv = self.quantizer, self._scale_inv
-        out.rowwise = whole
-        out.shape = rows, cols = tuple(whole.shape)
-        out.columnwise = rt.empty([cols, rows], paddle.uint8)
-        out._data, out._transpose = out.rowwise.data_ptr(), out.columnwise.data_ptr()
-        rt.te.transpose(rt.tensor(out._data, out.shape, code), rt.tensor(out._transpose, (cols, rows), code), rt.stream)
-        if not rowwise:
-            out.rowwise, out._data = None, 0
+    def gathered(self, rt, whole, rowwise=True, columnwise=True):
+        """The matrix whose data is the tensor `whole`, under this one's scale: of all ranks' `rowwise`, whose scales
+        must be alike. rowwise, columnwise: whether its data is wanted, whether its transpose is."""
+        rows, cols = shape = tuple(whole.shape)
+        data, transpose, copy = whole.data_ptr(), 0, None
+        if columnwise:
+            code, copy = FP8[self.quantizer.dtype], rt.empty([cols, rows], paddle.uint8)
+            transpose = copy.data_ptr()
+            rt.te.transpose(rt.tensor(data, shape, code), rt.tensor(transpose, (cols, rows), code), rt.stream)
+        return self._of(rt, shape, *((whole, data) if rowwise else (None, 0)), copy, transpose)
+
+    def rows(self, rt, first, count):
+        """So many rows, from one of them on, in the same memory and under the same scale, without a transpose."""
+        cols = self.shape[1]
+        return self._of(rt, (count, cols), self.rowwise, self._data + first * cols)
+
+    def _of(self, rt, shape, rowwise, data, columnwise=None, transpose=0):
+        """A matrix of copies that lie in these tensors, at these addresses, under this one's scale."""
+        out = Float8Matrix.__new__(Float8Matrix)
+        out.quantizer, out._scale_inv, out.shape = self.quantizer, self._scale_inv, shape
+        out.rowwise, out._data, out.columnwise, out._transpose = rowwise, data, columnwise, transpose
         out._bind(rt)
         return out
 
@@ -183,7 +192,7 @@ class Float8Matrix:
 class CurrentMatrix(Float8Matrix):
     """One whose scale comes from its own numbers. Both copies have the same factors."""
 
-    __slots__ = ("_factors",)
+    __slots__ = ("_factors", "_amax_memory")
 
     @staticmethod
     def factor_bytes(shape, quantizer):
@@ -203,6 +212,24 @@ class CurrentMatrix(Float8Matrix):
         rt.te.compute_amax(source.native, measured, rt.stream)
         rt.te.compute_scale_from_amax(measured, rt.stream)
         return super().fill(rt, source, dbias)
+
+    @classmethod
+    def rows_of_rank(cls, rt, shape, quantizer):
+        data, factors = (
+            rt.empty(list(shape), paddle.uint8),
+            rt.empty([cls.factor_bytes(shape, quantizer) // 4, 1], paddle.float32),
+        )
+        out = cls(rt, shape, quantizer, Pieces(data), None, Pieces(factors))
+        out._amax_memory = factors.rows(0, 1)
+        return out
+
+    def fill_alike(self, rt, source, tp):
+        """Quantizes a Matrix, this rank's rows of one that all have a part of, under the scale of the whole (TE's
+        amax_reduction_group). Of `rows_of_rank`."""
+        rt.te.compute_amax(source.native, self.native, rt.stream)
+        tp.all_reduce_max(self._amax_memory)
+        rt.te.compute_scale_from_amax(self.native, rt.stream)
+        return super().fill(rt, source)
 
     def fill_by(self, rt, cast):
         """In two passes over what `cast` reads, of which the first one writes the amax alone."""

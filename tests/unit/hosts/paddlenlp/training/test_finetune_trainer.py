@@ -12,7 +12,7 @@ DATA = dict(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, 
 def check(quantize_base=None, **arguments):
     data_args = SimpleNamespace(**{name: arguments.pop(name, default) for name, default in DATA.items()})
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
-    training_args |= dict(recompute_modules=None, mlp_chunk_tokens=0)
+    training_args |= dict(recompute_modules=None, mlp_chunk_tokens=0, tp_comm_overlap=0)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(optim_moments="float32", master_weights="float32", unified_checkpoint=False)
     training_args |= dict(fp8_recipe="delayed", tensor_parallel_degree=1, per_device_train_batch_size=2)
