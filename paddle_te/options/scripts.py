@@ -264,11 +264,12 @@ LAYERS = (
         "Under tensor and sequence parallelism a forward gathers and scatters its tokens in N chunks, beside the GEMMs "
         "(backend transformer_engine); 0: before and after them.",
         doc="te, with tensor and sequence parallelism: a forward gathers and scatters its tokens in N chunks, beside "
-        "the GEMMs that they feed or follow; 0: before and after the GEMMs. Megatron's `--tp-comm-overlap` with TE's "
+        "the GEMMs that they feed or follow; 0: before and after the GEMMs. Megatron's tp_comm_overlap with TE's "
         "`num_splits`. Not with block scaling. "
         "[What to know](../../docs/parallelism.md#tensor-parallelisms-forward-in-chunks)",
-        zh="te，配合张量并行与序列并行：前向分 N 块收集（all-gather）和分发（reduce-scatter）token，与相关的 GEMM 同时进行；"
-        "0：在 GEMM 之前和之后进行。对应 Megatron 的 `--tp-comm-overlap` 和 TE 的 `num_splits`。不支持 block scaling。"
+        zh="te，配合张量并行与序列并行：前向分 N 块收集（all-gather）和分发（reduce-scatter）token，"
+        "与相关的 GEMM 同时进行；"
+        "0：在 GEMM 之前和之后进行。对应 Megatron 的 tp_comm_overlap 和 TE 的 `num_splits`。不支持 block scaling。"
         "[说明](../../docs/parallelism.md#tensor-parallelisms-forward-in-chunks)",
         config=True,
     ),

@@ -250,7 +250,7 @@ def of_run(run):
         recompute=run["recompute"],
         recompute_modules=_values(flags, "--recompute_modules"),
         mlp_chunk_tokens=int(_value(flags, "--mlp_chunk_tokens", 0)),
-        overlap="overlap" in flags,
+        overlap=re.search(r"enable_\w*overlap", flags) is not None,  # of sharding
         loss_in_chunks="--use_fused_linear_cross_entropy true" in flags,
         fp8_head="--fp8_lm_head true" in flags,
         fp8_attention="--fp8_dpa true" in flags,

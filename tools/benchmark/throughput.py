@@ -205,6 +205,18 @@ OUR_RUNS |= {
     f"{ALONE}-{part.replace('_', '-')}": replace(EIGHT_B_16, flags=f"--recompute_modules {part}", base=ALONE)
     for part in RECOMPUTE_MODULES
 }
+# A forward's collectives of tensor parallelism in chunks beside the GEMMs, and at once. With current scaling chunks are
+# gathered in fp8, and what is gathered at once in bf16.
+OUR_RUNS["8b-x2-tp2-current"] = replace(
+    OUR_RUNS["8b-x2-tp2"], flags=f"{MAIN_GRADS_ALONE} --fp8_recipe current", base="8b-x2-tp2"
+)
+OUR_RUNS |= {
+    f"{name}-{chunks}-chunks": replace(
+        OUR_RUNS[name], flags=f"{OUR_RUNS[name].flags} --tp_comm_overlap {chunks}", base=name
+    )
+    for name in ("8b-x2-tp2", "8b-x2-tp2-current", "8b-x4-tp4")
+    for chunks in (1, 2, 4)
+}
 OUR_RUNS[f"{ALONE}-full"] = replace(EIGHT_B_16, flags="", recompute="full", base=ALONE)
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)

@@ -58,7 +58,7 @@ def test_a_row_is_read():
         "sharding": 2,
         "stage": "stage2",
     }
-    flags = "--amp_master_grad true x_overlap --recompute_modules layernorm mlp --offload_activations 1"
+    flags = "--amp_master_grad true enable_x_overlap --recompute_modules layernorm mlp --offload_activations 1"
     run |= {"batch": 3, "precision": "bf16", "recompute": "none", "flags": f"{flags} --optim_moments bfloat16", "cp": 1}
     good = {"status": "ok", "run": run, "step_ms": {"median": 20.0}, "peak_bytes": 7}
     rows = {"one": good, "other": {"status": "failed", "run": run}}

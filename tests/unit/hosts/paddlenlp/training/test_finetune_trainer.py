@@ -48,6 +48,8 @@ def test_fp8_recipes_that_do_not_go_with_lengths_or_a_base_in_fp8():
     check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True, max_length=128)
     with pytest.raises(ValueError, match="--max_length 64 .* multiple of 128 tokens on each of 2 ranks, not 64"):
         check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True)
+    with pytest.raises(ValueError, match="--tp_comm_overlap 3 with --max_length 64 .*: the 64 tokens on each of 2"):
+        check(**shared, pad_to_max_length=True, tp_comm_overlap=3)
     with pytest.raises(ValueError, match="--quantize_base fp8 with --fp8_recipe block: such weights have one scale"):
         check(**block, quantize_base="fp8", pad_to_multiple_of=128)
 
