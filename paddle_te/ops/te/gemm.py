@@ -213,9 +213,9 @@ def _scattered_in_chunks(rt, x, weight, whole, code, tp, transpose_y, bias):
     A chunk has the same rows of each rank's part, which are apart in x, so that it takes a GEMM for each rank. whole:
     the Placeholder of what is summed.
     """
-    rows, cols = x.shape[0] // tp.size, whole.shape[-1]
+    chunks, rows, cols = _chunks(x, x.shape[0], tp), x.shape[0] // tp.size, whole.shape[-1]
     out, pending = rt.empty([rows, cols], whole.dtype), []
-    for first, count in _chunks(x, rows, tp):
+    for first, count in chunks:
         part = rt.new_matrix((tp.size * count, cols), whole.dtype, code)
         for rank in range(tp.size):
             of_rank = x.rows(rt, rank * rows + first, count), weight, part.rows(rt, rank * count, count).native
@@ -232,7 +232,8 @@ def _fprop_beside_gather(rt, rows, weight, out, code, tp, bias):
 
     A collective is started before the GEMM that is to run with it: see `_column_backward`.
     """
-    own, chunks = rows.shape[0], _chunks(rows, rows.shape[0], tp)
+    own = rows.shape[0]
+    chunks, others = _chunks(rows, tp.size * own, tp), [rank for rank in range(tp.size) if rank != tp.rank]
 
     def start(chunk):
         return tp.start_all_gather(_to_gather(rows).rows(*chunk))
@@ -243,14 +244,14 @@ def _fprop_beside_gather(rt, rows, weight, out, code, tp, bias):
         gathered = tp.finish(pending)
         pending = following and start(following)
         whole = _of_all_ranks(rt, rows, gathered, code)
-        for rank in (rank for rank in range(tp.size) if rank != tp.rank):
+        for rank in others:
             of_rank = whole.rows(rt, rank * count, count), weight, out.rows(rt, rank * own + first, count).native
             _fprop(rt, *of_rank, bias=bias)
 
 
-def _chunks(operand, rows, tp):
-    """[(first row, rows)] of the chunks of a rank's rows; operand: what is multiplied. Raises ValueError where there
-    are none."""
+def _chunks(operand, tokens, tp):
+    """[(first row, rows)] of the chunks of a rank's rows. operand: what is multiplied. tokens: of all ranks. Raises
+    ValueError where there are none."""
     multiple = 1
     if isinstance(operand, Float8Matrix):
         multiple = operand.quantizer.scaling.multiple
@@ -259,12 +260,13 @@ def _chunks(operand, rows, tp):
                 f"tp_comm_overlap={tp.comm_overlap}: with block scaling the factors of a chunk's rows do not lie "
                 "together; leave it out, or take delayed or current scaling"
             )
-    if rows % (tp.comm_overlap * multiple):
+    if tokens % (tp.size * tp.comm_overlap * multiple):
         of_gemms = f", each a multiple of {multiple} for fp8 GEMMs" if multiple > 1 else ""
         raise ValueError(
-            f"tp_comm_overlap={tp.comm_overlap}: a rank's {rows} tokens do not divide into so many chunks{of_gemms}; "
-            "take fewer chunks or another number of tokens"
+            f"tp_comm_overlap={tp.comm_overlap}: {tokens} tokens do not divide into so many chunks on each of "
+            f"{tp.size} ranks{of_gemms}; take fewer chunks or another number of tokens"
         )
+    rows = tokens // tp.size
     return ranges(rows, rows // tp.comm_overlap)
 
 
@@ -377,14 +379,16 @@ def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None):
     instead.
     """
     gather, again = _gathers(tp), normed.recompute
-    if quantizers is not None and not _normed_in_fp8(rt, normed, quantizers, tp):
+    casts = quantizers is not None and not _normed_in_fp8(rt, normed, quantizers, tp)
+    beside = gather and tp.comm_overlap and not casts  # the cast of all rows comes behind their gather
+    if casts:
         rows, operand, of_weight = _cast_operands(rt, normed, weight, quantizers, tp, train, w)
     else:
         rows, of_weight = _rows_and_weight(rt, normed, weight, quantizers, tp, train, w)
-        operand = None if gather and tp.comm_overlap else _all_rows(rt, rows, normed.code, tp) if gather else rows
+        operand = _all_rows(rt, rows, normed.code, tp) if gather and not beside else rows
     lead = [tp.size * rows.shape[0]] if gather else normed.tensor.shape[:-1]
     out = rt.matrix(rt.empty([*lead, of_weight.shape[0]], normed.dtype), normed.code)
-    if operand is None:
+    if beside:
         _fprop_beside_gather(rt, rows, of_weight, out, normed.code, tp, bias)
     else:
         _fprop(rt, operand, of_weight, out.native, bias=bias)

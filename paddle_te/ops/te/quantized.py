@@ -215,11 +215,8 @@ class CurrentMatrix(Float8Matrix):
 
     @classmethod
     def rows_of_rank(cls, rt, shape, quantizer):
-        data, factors = (
-            rt.empty(list(shape), paddle.uint8),
-            rt.empty([cls.factor_bytes(shape, quantizer) // 4, 1], paddle.float32),
-        )
-        out = cls(rt, shape, quantizer, Pieces(data), None, Pieces(factors))
+        factors = rt.empty([cls.factor_bytes(shape, quantizer) // 4, 1], paddle.float32)
+        out = cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None, Pieces(factors))
         out._amax_memory = factors.rows(0, 1)
         return out
 

@@ -68,9 +68,8 @@ class Placeholder:
 
     def rows(self, first, count):
         """So many rows [count, cols] of the memory, [..., cols], from one of them on."""
-        return Placeholder(
-            self.index, [count, self.shape[-1]], self.dtype, self.stop_gradient, (self.first or 0) + first
-        )
+        first += self.first or 0
+        return Placeholder(self.index, [count, self.shape[-1]], self.dtype, self.stop_gradient, first)
 
     def of(self, memory):
         """What it stands for in a run, of the memory with its index."""

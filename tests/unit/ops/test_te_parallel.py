@@ -181,8 +181,8 @@ def test_what_runs_beside_a_collective_is_called_behind_its_start(seed, monkeypa
 
 
 @pytest.mark.parametrize("recipe, chunks, message", [
-    (None, 3, "tp_comm_overlap=3: a rank's 128 tokens do not divide into so many chunks; take fewer"),
-    (DELAYED, 16, "tp_comm_overlap=16: a rank's 128 tokens .* chunks, each a multiple of 16 for fp8 GEMMs; take fewer"),
+    (None, 3, "tp_comm_overlap=3: 256 tokens do not divide into so many chunks on each of 2 ranks; take"),
+    (DELAYED, 16, "tp_comm_overlap=16: 256 tokens .* on each of 2 ranks, each a multiple of 16 for fp8 GEMMs"),
     (BLOCK, 2, "tp_comm_overlap=2: with block scaling .* take delayed or current scaling"),
 ])  # fmt: skip
 def test_chunks_that_cannot_be(seed, recipe, chunks, message):
