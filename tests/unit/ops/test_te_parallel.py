@@ -12,7 +12,7 @@ import pytest
 
 from paddle_te import fp8
 from paddle_te.distributed import Pending, TensorParallel
-from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
+from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear, stored_weights
 from paddle_te.ops import get_ops
 from paddle_te.ops.chunks import chunk_rows
 from paddle_te.ops.te.counting import count_entry_points
@@ -127,15 +127,23 @@ def share(name, value, rank):
 
 def train(layer, values, x, dy, recipe, group):
     """{name: float32 array} of the output and all gradients of one step."""
+    in_fp8 = stored_weights(paddle.nn.LayerList([layer]))
     for name, parameter in layer.named_parameters():
-        parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+        value = paddle.to_tensor(values[name]).astype("bfloat16")
+        if f"0.{name}" in in_fp8:
+            owner, weight = in_fp8[f"0.{name}"]
+            owner.store_weight(weight, value)
+        else:
+            parameter.set_value(value)
     x, dy = (paddle.to_tensor(array).astype("bfloat16").detach() for array in (x, dy))
     x.stop_gradient = False
     with fp8.fp8_autocast(recipe is not None, recipe, group):
         y = layer(x, None, RotaryPositionEmbedding(HEAD_DIM)(TOKENS))
     y.backward(dy)
     gradients = {
-        n: p.grad if getattr(p, "main_grad", None) is None else p.main_grad for n, p in layer.named_parameters()
+        n: p.grad if getattr(p, "main_grad", None) is None else p.main_grad
+        for n, p in layer.named_parameters()
+        if f"0.{n}" not in in_fp8
     }
     return {name: value.astype("float32").numpy() for name, value in {"y": y, "x": x.grad, **gradients}.items()}
 
@@ -201,6 +209,23 @@ def test_ranks_have_current_scalings_bits_in_the_first_step(seed, monkeypatch, s
     for got, want in zip(*results, strict=True):
         for name, value in want.items():
             assert (got[name] == value).all(), name
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
+def test_ranks_whose_weights_are_in_fp8_only(seed, monkeypatch, sequence_parallel):
+    """With block scaling: they have the bits of ranks that quantize their shares of the weights in each step."""
+    values, x, dy = draw_case(seed, make(monkeypatch, **LAYERS["llama"]))
+
+    def ranks():
+        return train_ranks(monkeypatch, Group(RANKS), sequence_parallel, values, x, dy, BLOCK, LAYERS["llama"])
+
+    wanted = ranks()
+    with fp8.fp8_model_init(recipe=BLOCK):
+        found = ranks()
+    for want, got in zip(wanted, found, strict=True):
+        assert len(want.keys() - got.keys()) == 4
+        for name, value in got.items():
+            assert (value == want[name]).all(), name
 
 
 @pytest.mark.parametrize("parts", [("layernorm", "mlp_act"), ("layernorm", "mlp")], ids=" ".join)
