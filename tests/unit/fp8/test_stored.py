@@ -7,7 +7,15 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te.fp8 import Float8BlockScaling, StoredWeight, fp8_autocast, fp8_model_init
+from paddle_te.fp8 import (
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    StoredWeight,
+    fp8_autocast,
+    fp8_model_init,
+    stored_scaling,
+)
 from paddle_te.fp8.emulation import dequantize_weight
 from paddle_te.layers import LayerNormMLP, Linear
 from paddle_te.ops import get_ops
@@ -75,6 +83,14 @@ def test_what_each_byte_stands_for():
     got = dequantize_weight(paddle.to_tensor(codes.reshape([16, 16])), stored).numpy()
     want = codes.view(ml_dtypes.float8_e4m3fn).astype("float32").reshape([16, 16])
     np.testing.assert_array_equal(got, want / 4)
+
+
+def test_other_bytes_are_called_otherwise():
+    """A checkpoint says so, and is not resumed over others."""
+    recipes = [DelayedScaling(), *(Float8BlockScaling(power_2_scale=power) for power in (True, False))]
+    recipes.append(Float8BlockScaling(amax_epsilon=1e-4))
+    names = [stored_scaling(recipe).words for recipe in recipes]
+    assert len({*names}) == len(names) and stored_scaling(Float8CurrentScaling()).words == names[0] == "fp8"
 
 
 def test_a_layer_is_made_with_them(seed):
