@@ -22,6 +22,6 @@ from paddle_te.planner.search import LONG, Plan, search, usual_tokens
 from paddle_te.planner.speed import time_of_step
 
 __all__ = [
-    "GPUS", "LONG", "Gpu", "Layout", "Lora", "Measured", "Memory", "Model", "Plan", "memory_of_step", "search", "time_of_step",
-    "usual_tokens",
+    "GPUS", "LONG", "Gpu", "Layout", "Lora", "Measured", "Memory", "Model", "Plan", "memory_of_step", "search",
+    "time_of_step", "usual_tokens",
 ]  # fmt: skip

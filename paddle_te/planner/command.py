@@ -1,9 +1,10 @@
 """Find the layouts in which a model fits and trains fastest on so many GPUs: paddle-te plan MODEL --gpus N.
 
 MODEL is a name or a folder with config.json. Memory and time are computed for all layouts (tensor and pipeline
-parallelism, sharding, recompute, micro-batches), and nothing is run. The command prints the fastest layouts that fit,
-with their memory by part, why the others do not fit, and the command line that trains with the best one. What was
-measured on H200s differed by at most 1 % in memory and 7 % in time (docs/planner.md).
+parallelism, sharding, recompute, micro-batches), where all weights are trained or, with --lora_rank, an adapter alone,
+and nothing is run. The command prints the fastest layouts that fit, with their memory by part, why the others do not
+fit, and the command line that trains with the best one. What was measured on H200s differed by at most 1.2 % in memory
+and 7 % in time (docs/planner.md).
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     entry = 2 * h  # the residual of the attention half, from which its norm is computed again
     if layout.recompute == "full":
         return entry
-    fp8, again = layout.precision == "fp8", layout.recomputed_modules
+    again = layout.recomputed_modules
     if layout.mlp_in_chunks:
         again += ("mlp",)
     statistics = 8 if model.bias else 4  # float32, of a norm
@@ -285,8 +285,8 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
 
 
 def _kept_of_an_input(layout: Layout, part: str) -> int:
-    """Bytes of each number of a GEMM's input, which the weight's gradient needs: in fp8 its transpose alone. Of a frozen
-    weight the adapter's gradient needs it, in bf16."""
+    """Bytes of each number of a GEMM's input, which the weight's gradient needs: in fp8 its transpose alone. With LoRA
+    the adapter's gradient needs it, in bf16."""
     if layout.lora:
         return 2 * layout.lora.on(part)
     return 1 if layout.precision == "fp8" else 2

@@ -39,8 +39,8 @@ def _nothing(model, layout):
 class Change:
     """What code did until a change of it. last: the last of OLDER_COMMITS that did it. concerns: of which Layouts.
 
-    memory: fields of `Measured`. traffic: {Model, Layout: bytes that it read and wrote in a step besides}. held: likewise
-    those that it kept for backward besides. gpu: of the Gpu what was different.
+    memory: fields of `Measured`. traffic: {Model, Layout: bytes that it read and wrote in a step besides}. held:
+    likewise those that it kept for backward besides. gpu: of the Gpu what was different.
     """
 
     what: str
@@ -136,8 +136,8 @@ CHANGES = (
         held=lambda model, layout: 2 * model.ffn * layout.tokens * _layers_that_wait(model, layout),
     ),
     Change(
-        "frozen weights' GEMMs in fp8 kept the transposes of their inputs, and LoRA's products were operations of their "
-        "own (until a555fe3)",
+        "frozen weights' GEMMs in fp8 kept the transposes of their inputs, and LoRA's products were operations of "
+        "their own (until a555fe3)",
         "fc2fcfa",
         lambda layout: layout.lora is not None and layout.precision == "fp8",
         {},
@@ -149,9 +149,7 @@ CHANGES = (
             * layout.tokens
             * model.layers
         ),
-        held=lambda model, layout: (
-            (3 * model.hidden + model.ffn) * layout.tokens * _layers_that_wait(model, layout)
-        ),
+        held=lambda model, layout: (3 * model.hidden + model.ffn) * layout.tokens * _layers_that_wait(model, layout),
     ),
 )
 
@@ -258,7 +256,9 @@ def points_without_files(page=WITHOUT_FILES):
         name = cells[0].split(",")[0].split(" ")[0]
         if name in COUNTED and len(cells) == len(columns):
             memory = float(row["peak GB"]) * 1e9 if row["peak GB"] else None
-            points.append(Point(name, commit, *of_run(COUNTED[name].described), float(row["ms"].replace(",", "")), memory))
+            points.append(
+                Point(name, commit, *of_run(COUNTED[name].described), float(row["ms"].replace(",", "")), memory)
+            )
     return points
 
 

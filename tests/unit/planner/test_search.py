@@ -131,8 +131,8 @@ def test_an_update_in_backward_takes_one_micro_batch_on_tensor_parallel_ranks(mo
 
 def test_lora(monkeypatch, capsys, tmp_path):
     """With the launcher's command for it; what does not go together is refused."""
-    line = "meta-llama/Meta-Llama-3-70B --gpus {} --seq 4096 --lora_rank 16 --lora_targets attention --quantize_base fp8"
-    status, shown = run(monkeypatch, capsys, line.format(1) + " --tokens_per_step 4096")
+    line = "meta-llama/Meta-Llama-3-70B --gpus 1 --seq 4096 --tokens_per_step 4096 --lora_rank 16 --quantize_base fp8"
+    status, shown = run(monkeypatch, capsys, line)
     assert status == 0 and "full" in shown.out
     found = search(
         Model.of(configs.read("llama-3-8b")), H200, 4, 4096, 2**18, "fp8", lora=Lora(16, "attention", fp8_base=True)
