@@ -9,7 +9,7 @@ import paddle
 
 from paddle_te import fp8
 from paddle_te.distributed import Pending, TensorParallel
-from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
+from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear, stored_weights
 
 # 128, for block scaling, divides each rank's
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256, 256, 16, 8, 16
@@ -117,15 +117,23 @@ def share(name, value, rank):
 
 def train(layer, values, x, dy, recipe, group):
     """{name: float32 array} of the output and all gradients of one step."""
+    in_fp8 = stored_weights(paddle.nn.LayerList([layer]))
     for name, parameter in layer.named_parameters():
-        parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+        value = paddle.to_tensor(values[name]).astype("bfloat16")
+        if f"0.{name}" in in_fp8:
+            owner, weight = in_fp8[f"0.{name}"]
+            owner.store_weight(weight, value)
+        else:
+            parameter.set_value(value)
     x, dy = (paddle.to_tensor(array).astype("bfloat16").detach() for array in (x, dy))
     x.stop_gradient = False
     with fp8.fp8_autocast(recipe is not None, recipe, group):
         y = layer(x, None, RotaryPositionEmbedding(HEAD_DIM)(TOKENS))
     y.backward(dy)
     gradients = {
-        n: p.grad if getattr(p, "main_grad", None) is None else p.main_grad for n, p in layer.named_parameters()
+        n: p.grad if getattr(p, "main_grad", None) is None else p.main_grad
+        for n, p in layer.named_parameters()
+        if f"0.{n}" not in in_fp8
     }
     return {name: value.astype("float32").numpy() for name, value in {"y": y, "x": x.grad, **gradients}.items()}
 

@@ -9,6 +9,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, StoredWeight, get_autocast_state
+from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers.checks import one_of, probability, recomputed
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.ops import get_ops
@@ -72,7 +73,8 @@ class _Layer(BackendLayer):
 
     def _scaling(self):
         gemms = len(self.GEMM_WEIGHTS)
-        stored = [StoredWeight() for _ in range(gemms)] if get_autocast_state().stored_weights else ()
+        recipe = get_autocast_state().stored_for
+        stored = () if recipe is None else [StoredWeight(recipe) for _ in range(gemms)]
         return ModuleScaling(gemms, self.ops.amax_and_scale_update, stored=stored)
 
     def create_bias(self, size, split=False):
@@ -129,9 +131,12 @@ class _Layer(BackendLayer):
         """Quantizes a tensor into the weight `name`, one of `stored_weights`. value: this rank's share of the weight.
 
         Tensor parallel ranks that share the weight have one scale, so that each quantizes its share as one process
-        would quantize the whole weight.
+        would quantize the whole weight. With block scaling each has the scales of its share's blocks. Raises ValueError
+        where 128 does not divide the sizes of such a share.
         """
         weight, stored = self._parameters[name], self.fp8.stored[self.GEMM_WEIGHTS.index(name)]
+        if stored.scaling.in_blocks:
+            check_block_sizes(name, weight.shape)
         group = self.tp.group if weight.is_distributed else None
         self.ops.quantize_weight(value.astype(self.params_dtype), weight, stored, group)
 

@@ -263,9 +263,11 @@ FINETUNING_RUNS |= {
 # The frozen base in fp8 only beside bf16, and the largest that one GPU holds. Their weights are made on the device.
 LORA = finetuning.Finetuning(LLAMA_3_8B, method="lora", on_device=True, flags="--lora_rank 16")
 LORA_FP8 = replace(LORA, fp8_base=True, base="lora-8b-x1")
+BLOCK_SCALING = "--fp8_recipe block --pad_to_multiple_of 128"
 FINETUNING_RUNS |= {
     "lora-8b-x1": LORA,
     "lora-8b-x1-fp8-base": LORA_FP8,
+    "lora-8b-x1-fp8-base-block": replace(LORA_FP8, flags=f"{LORA.flags} {BLOCK_SCALING}"),
     "lora-7b-x1-fp8-base": replace(LORA_FP8, size=LLAMA_2_7B, base="lora-7b-x1"),
     "lora-7b-x1-fp8-base-2-rows": replace(LORA_FP8, size=LLAMA_2_7B, batch=2, base="lora-7b-x1"),
     "lora-70b-x1-fp8-base": replace(

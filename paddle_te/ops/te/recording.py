@@ -11,7 +11,7 @@ from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from paddle_te.fp8 import BlockScaling, TensorScaling
+from paddle_te.fp8 import BlockScaling, StoredScaling, TensorScaling
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.packing import SIZES
 
@@ -219,7 +219,7 @@ class QuantizerSpec(NamedTuple):
     """
 
     input: TensorScaling | BlockScaling
-    weight: TensorScaling | BlockScaling
+    weight: TensorScaling | BlockScaling | StoredScaling
     grad_output: TensorScaling | BlockScaling
     update_weight: bool
     keeps_weight: bool

@@ -91,6 +91,23 @@ def test_ranks_have_current_scalings_bits_in_the_first_step(seed, monkeypatch, s
             assert (got[name] == value).all(), name
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
+def test_ranks_whose_weights_are_in_fp8_only(seed, monkeypatch, sequence_parallel):
+    """With block scaling: they have the bits of ranks that quantize their shares of the weights in each step."""
+    values, x, dy = draw_case(seed, make(monkeypatch, **LAYERS["llama"]))
+
+    def ranks():
+        return train_ranks(monkeypatch, Group(RANKS), sequence_parallel, values, x, dy, BLOCK, LAYERS["llama"])
+
+    wanted = ranks()
+    with fp8.fp8_model_init(recipe=BLOCK):
+        found = ranks()
+    for want, got in zip(wanted, found, strict=True):
+        assert len(want.keys() - got.keys()) == 4
+        for name, value in got.items():
+            assert (value == want[name]).all(), name
+
+
 @pytest.mark.parametrize("parts", [("layernorm", "mlp_act"), ("layernorm", "mlp")], ids=" ".join)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_parts_that_are_computed_again_with_gathered_tokens(seed, monkeypatch, recipe, parts):

@@ -58,11 +58,6 @@ def check_together(model_args, data_args, training_args):
             f"--quantize_base {model_args.quantize_base} needs --use_fp8 true: weights that exist in fp8 only are "
             "multiplied in fp8; leave --quantize_base out to compute in the activations' precision"
         )
-    if model_args.quantize_base and training_args.fp8_recipe == "block":
-        raise ValueError(
-            f"--quantize_base {model_args.quantize_base} with --fp8_recipe block: such weights have one scale each, "
-            "which cuBLAS multiplies with no block scaling; take --fp8_recipe current or delayed"
-        )
     if data_args.zero_padding:
         check_fp8_dpa(training_args, "--zero_padding")
         check_whole_sequences(training_args, "--zero_padding")
