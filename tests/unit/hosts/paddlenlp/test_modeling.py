@@ -13,6 +13,7 @@ from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayer, TELlama
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.layers import LayerNormMLP
 from paddle_te.models import decoder
+from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import FAMILIES, tiny_config, two_models
@@ -96,6 +97,7 @@ def test_the_environment_is_restored():
 ])  # fmt: skip
 def test_same_loss_and_gradients_as_paddlenlp(seed, family, tied):
     native, ours = two_models(family, tie_word_embeddings=tied)
+    assert sum(isinstance(layer, LastNorm) for layer in ours.sublayers()) == 1
     ids = paddle.randint(0, 96, [2, 24])
     losses = []
     for model in (native, ours):
