@@ -288,8 +288,8 @@ def check_main_gradients(device, transformer, recipe):
 STORED = [
     (kind, recipe)
     for kind in ("linear_bias", "layernorm_linear_zero_centered", "layernorm_mlp", "mlp_gelu")
-    for recipe in ("current", "from_current")
-]
+    for recipe in ("current", "from_current", "block")
+] + [("layernorm_mlp", "block_float")]
 
 
 def check_stored_weights(device, kind, backend, dtype, recipe):
@@ -297,8 +297,9 @@ def check_stored_weights(device, kind, backend, dtype, recipe):
     training and evaluation, and all gradients but those of the weights, of which it has none."""
     paddle.set_device(device)
     results = []
+    recipe = (OWN_SCALES | BLOCKS)[recipe]
     plain, shapes = make(kind, 4, 2, backend=backend, params_dtype=dtype)
-    with fp8.fp8_model_init():
+    with fp8.fp8_model_init(recipe=recipe):
         stored, _ = make(kind, 4, 2, backend=backend, params_dtype=dtype)
     in_fp8 = stored_weights(paddle.nn.LayerList([stored]))
     values = dict(plain.named_parameters())
@@ -310,20 +311,20 @@ def check_stored_weights(device, kind, backend, dtype, recipe):
             assert parameter.dtype == paddle.uint8 and parameter.stop_gradient
         else:
             parameter.set_value(value)
-    inputs, grads = [paddle.randn([2, 48, *shape]).astype(dtype) for shape in shapes], None
+    inputs, grads = [paddle.randn([2, 64, *shape]).astype(dtype) for shape in shapes], None
     for layer in (plain, stored):
         for _ in range(2):
             layer.clear_gradients()
             xs = [x.detach() for x in inputs]
             for x in xs:
                 x.stop_gradient = False
-            with fp8.fp8_autocast(True, OWN_SCALES[recipe]):
+            with fp8.fp8_autocast(True, recipe):
                 ys = layer(*xs)
             ys = [ys] if isinstance(ys, paddle.Tensor) else list(ys)
             grads = grads or [paddle.randn(y.shape).astype(dtype) for y in ys]
             paddle.autograd.backward(ys, grads)
         layer.eval()
-        with fp8.fp8_autocast(True, OWN_SCALES[recipe]), paddle.no_grad():
+        with fp8.fp8_autocast(True, recipe), paddle.no_grad():
             evaluated = layer(*inputs)
         found = {"evaluated": evaluated if isinstance(evaluated, paddle.Tensor) else evaluated[0]}
         found |= {f"y{i}": y for i, y in enumerate(ys)} | {f"dx{i}": x.grad for i, x in enumerate(xs)}

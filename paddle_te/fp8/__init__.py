@@ -28,9 +28,9 @@ from .checkpoint import (
 )
 from .module import GemmQuantizers, ModuleScaling, bind_model
 from .recipe import RECIPES, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Format
-from .scaling import BlockScaling, GemmScalings, TensorScaling
+from .scaling import BlockScaling, GemmScalings, StoredScaling, TensorScaling
 from .state import Quantizer, amax_and_scale_update, drop_step, new_step
-from .stored import StoredWeight
+from .stored import StoredWeight, stored_scaling
 
 __all__ = [
     "AutocastState",
@@ -44,6 +44,7 @@ __all__ = [
     "ModuleScaling",
     "Quantizer",
     "RECIPES",
+    "StoredScaling",
     "StoredWeight",
     "TensorScaling",
     "amax_and_scale_update",
@@ -66,4 +67,5 @@ __all__ = [
     "save",
     "set_state_dict",
     "state_dict",
+    "stored_scaling",
 ]

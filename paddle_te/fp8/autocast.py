@@ -8,15 +8,15 @@ from .recipe import RECIPES, DelayedScaling
 
 
 class AutocastState(NamedTuple):
-    """All that layers read from their surroundings. in_recompute: this forward is a recomputed one. stored_weights:
-    layers are made with weights that exist in fp8 only."""
+    """All that layers read from their surroundings. in_recompute: this forward is a recomputed one. stored_for: layers
+    are made with weights that exist in fp8 only, to compute under this recipe; None: they are not."""
 
     enabled: bool = False
     recipe: Any = DelayedScaling()
     group: Any = None
     is_first_microbatch: bool | None = None
     in_recompute: bool = False
-    stored_weights: bool = False
+    stored_for: Any = None
 
 
 _states = ContextVar("_states", default=(AutocastState(),))  # of this thread, the innermost last
@@ -36,6 +36,15 @@ class _Scope(ContextDecorator):
         _states.set(_states.get()[:-1])
 
 
+def _recipe(name, given):
+    """The recipe that is given, or the default for None."""
+    recipe = AutocastState().recipe if given is None else given
+    if not isinstance(recipe, tuple(RECIPES.values())):
+        names = ", ".join(kind.__name__ for kind in RECIPES.values())
+        raise TypeError(f"{name}={given!r}; it must be an object of one of {names}")
+    return recipe
+
+
 class fp8_autocast(_Scope):  # noqa: N801, TE's name
     """Context manager or decorator: GEMMs of te and pd layers inside run in fp8, when `enabled`.
 
@@ -48,11 +57,7 @@ class fp8_autocast(_Scope):  # noqa: N801, TE's name
     """
 
     def __init__(self, enabled=True, fp8_recipe=None, fp8_group=None):
-        if fp8_recipe is None:
-            fp8_recipe = AutocastState().recipe
-        if not isinstance(fp8_recipe, tuple(RECIPES.values())):
-            names = ", ".join(recipe.__name__ for recipe in RECIPES.values())
-            raise TypeError(f"fp8_recipe={fp8_recipe!r}; it must be an object of one of {names}")
+        fp8_recipe = _recipe("fp8_recipe", fp8_recipe)
         if fp8_group is not None and not hasattr(fp8_group, "nranks"):
             raise TypeError(f"fp8_group={fp8_group!r}; it must be a paddle.distributed group or None")
         super().__init__(enabled=bool(enabled), recipe=fp8_recipe, group=fp8_group)
@@ -78,10 +83,14 @@ class fp8_model_init(_Scope):  # noqa: N801, TE's name
     Such weights are frozen, for training that leaves them as they are, such as LoRA's. A layer quantizes each weight as
     soon as it is initialised, so that of a model one weight at a time exists in its own precision. The layers compute
     inside `fp8_autocast` only.
+
+    recipe: that of the `fp8_autocast`, as fp8_recipe. With Float8BlockScaling each block of a weight has a scale, with
+    the others, which the layers may compute under by turns, all of it one. Raises TypeError for another kind.
     """
 
-    def __init__(self, enabled=True):
-        super().__init__(stored_weights=bool(enabled))
+    def __init__(self, enabled=True, recipe=None):
+        recipe = _recipe("recipe", recipe)
+        super().__init__(stored_for=recipe if enabled else None)
 
 
 class autocast_state(_Scope):  # noqa: N801

@@ -77,21 +77,26 @@ _E4M3_NUMBERS = [_e4m3_number(byte) for byte in range(127)]  # ascending
 
 @paddle.no_grad()
 def quantize_weight(source, weight, stored, group=None):
-    """Quantizes a tensor into a weight that exists in fp8 only, under current scaling's scale.
+    """Quantizes a tensor into a weight that exists in fp8 only, under current scaling's scale or those of its blocks.
 
     source: float32, bfloat16 or float16. weight: uint8 of the same shape, which gets the e4m3 bytes. stored: the
-    weight's StoredWeight, which gets scale_inv. group: ranks that each hold a part of the weight, whose greatest amax
-    gives the scale; None: this tensor is the whole weight.
+    weight's StoredWeight, which gets scale_inv, here [out / 128, in / 128] of blocks. group: ranks that each hold a
+    part of the weight, whose greatest amax gives its one scale; None: this tensor is the whole weight. A block lies on
+    one rank. Raises ValueError where 128 does not divide the sizes of a weight with blocks.
     """
-    source = source.astype("float32")
-    amax = _amax(source)
-    if group is not None:
-        dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
-    scale = scale_from_amax(amax, stored.fp8_max)
-    values = round_to_fp8(source * scale, stored.dtype)
+    if stored.scaling.in_blocks:
+        blocks, scale = _blocks_and_scales(source, stored.scaling.made_by)
+        values, scale_inv = (blocks * scale).reshape(source.shape), divide(1.0, scale).squeeze([1, 3])
+    else:
+        amax = _amax(source.astype("float32"))
+        if group is not None:
+            dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
+        scale = scale_from_amax(amax, stored.fp8_max)
+        values, scale_inv = source.astype("float32") * scale, divide(1.0, scale).reshape([1])
+    values = round_to_fp8(values, stored.dtype)
     codes = paddle.searchsorted(paddle.to_tensor(_E4M3_NUMBERS, "float32"), values.abs())  # NaN: 127, which is NaN
     weight.set_value((codes + 128 * (values < 0).astype(codes.dtype)).astype("uint8"))
-    stored.scale_inv.set_value(divide(1.0, scale).reshape([1]))
+    stored.scale_inv = scale_inv
 
 
 @paddle.no_grad()
@@ -99,7 +104,12 @@ def dequantize_weight(weight, stored):
     """What the bytes of such a weight stand for: float32 of its shape."""
     numbers = [*_E4M3_NUMBERS, float("nan")]
     table = paddle.to_tensor([*numbers, *(-number for number in numbers)], "float32")
-    return paddle.gather(table, weight.flatten().astype("int32")).reshape(weight.shape) * stored.scale_inv
+    values = paddle.gather(table, weight.flatten().astype("int32"))
+    if not stored.scaling.in_blocks:
+        return values.reshape(weight.shape) * stored.scale_inv
+    rows, cols = stored.scale_inv.shape
+    blocks = values.reshape([rows, BLOCK, cols, BLOCK]) * stored.scale_inv.reshape([rows, 1, cols, 1])
+    return blocks.reshape(weight.shape)
 
 
 @paddle.no_grad()
@@ -129,7 +139,14 @@ def quantize_dequantize_blocks(x, quantizer, columnwise=False):
     2.20's common/transpose/quantize_transpose_{vector,square}_blockwise.cu, where the values are not subnormal.
     Raises ValueError where 128 does not divide cols, or the rows if blocks lie across them.
     """
-    scaling, cols = quantizer.scaling, x.shape[-1]
+    blocks, scale = _blocks_and_scales(x, quantizer.scaling, columnwise)
+    return (round_to_fp8(blocks * scale, quantizer.dtype) * divide(1.0, scale)).reshape(x.shape)
+
+
+def _blocks_and_scales(x, scaling, columnwise=False):
+    """x in float32 as [rows / a, a, cols / b, b], whose blocks are a x b numbers under a BlockScaling, and the scale of
+    each, [rows / a, 1, cols / b, 1]. As `quantize_dequantize_blocks`."""
+    cols = x.shape[-1]
     greatest = paddle.finfo(x.dtype).max  # as TE has it: of what is quantized
     across, along = (BLOCK, BLOCK) if scaling.block_scaling_dim == 2 else (BLOCK, 1) if columnwise else (1, BLOCK)
     rows = x.size // cols
@@ -138,8 +155,8 @@ def quantize_dequantize_blocks(x, quantizer, columnwise=False):
     blocks = x.astype("float32").reshape([rows // across, across, cols // along, along])
     amax = _amax(blocks, [1, 3])
     amax = paddle.maximum(amax, paddle.full_like(amax, scaling.amax_epsilon))  # clip would make inf finite
-    scale = scale_from_amax(amax, quantizer.fp8_max, scaling.power_2_scale, greatest).reshape([-1, 1, cols // along, 1])
-    return (round_to_fp8(blocks * scale, scaling.dtype) * divide(1.0, scale)).reshape(x.shape)
+    scale = scale_from_amax(amax, FP8_MAX[scaling.dtype], scaling.power_2_scale, greatest)
+    return blocks, scale.reshape([-1, 1, cols // along, 1])
 
 
 def _operands(x, quantizer):

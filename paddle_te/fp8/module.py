@@ -85,6 +85,8 @@ class Binding:
     def __init__(self, recipe, stored, state=None):
         self.num_gemms = len(stored)
         self.state, self.pair, self.gemm, self.done = state, None, 0, None
+        for weight in filter(None, stored):
+            weight.check_recipe(recipe)
         weights = [(weight, WeightCache()) for weight in stored]
 
         def gemms(records):
@@ -189,7 +191,8 @@ class ModuleScaling:
         scales of its model are updated, if this module has completed a backward since the last update and no forward
         still waits for its backward. So neither recompute (its second forward comes before the backward) nor evaluation
         (training False: records no amax) updates scales, nor a pipeline's forward while others are in flight.
-        Raises RuntimeError outside `fp8_autocast` for weights that exist in fp8 only.
+        Raises RuntimeError for weights that exist in fp8 only outside `fp8_autocast`, and under a recipe that cannot
+        read them.
         A pipeline schedule with recompute, or a module that runs twice a step, must say is_first_microbatch, or use
         `distributed.recompute`: by itself no module can tell a recomputed forward from the next step's.
         """

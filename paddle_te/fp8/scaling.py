@@ -10,8 +10,7 @@ BLOCK = FP8_RECIPES["block"]  # numbers of a block, in a dimension in which it h
 class TensorScaling(NamedTuple):
     """One scale for the whole tensor.
 
-    kind: where it comes from: "delayed": earlier steps; "current": the tensor at hand; "stored": it was made with the
-    tensor, which exists in fp8 only. dtype: "e4m3" or "e5m2".
+    kind: where it comes from: "delayed": earlier steps; "current": the tensor at hand. dtype: "e4m3" or "e5m2".
     """
 
     kind: str
@@ -36,6 +35,45 @@ class BlockScaling(NamedTuple):
 
     kind = "block"
     multiple = FP8_RECIPES[kind]
+
+
+def check_block_sizes(name, shape):
+    """Raises ValueError for a weight that block scaling does not divide into whole blocks. shape: on a rank."""
+    if any(size % BLOCK for size in shape):
+        raise ValueError(
+            f"fp8_recipe=block needs weights whose sizes {BLOCK} divides, and {name} is {list(shape)} on a rank; take "
+            "another size or degree of tensor parallelism, or delayed or current scaling"
+        )
+
+
+class StoredScaling(NamedTuple):
+    """That of a weight which exists in fp8 only: its scales were made together with it.
+
+    made_by: how: by a TensorScaling of kind "current", or by a BlockScaling.
+    """
+
+    made_by: TensorScaling | BlockScaling
+
+    kind = "stored"
+
+    @property
+    def dtype(self):
+        """As that of a TensorScaling."""
+        return self.made_by.dtype
+
+    @property
+    def in_blocks(self):
+        """Whether each block has a scale. Such a weight is multiplied with what has block scaling alone."""
+        return self.made_by.kind == BlockScaling.kind
+
+    @property
+    def words(self):
+        """What to call the precision of such a weight. Where other bytes are made of the same weight it is another."""
+        if not self.in_blocks:
+            return "fp8"
+        of_scales = "of powers of 2" if self.made_by.power_2_scale else "of float32"
+        least = f" and an amax of at least {self.made_by.amax_epsilon:g}" if self.made_by.amax_epsilon else ""
+        return f"fp8 in blocks with scales {of_scales}{least}"
 
 
 class GemmScalings(NamedTuple):

@@ -2,32 +2,58 @@
 
 import paddle
 
-from .recipe import FP8_MAX
-from .scaling import TensorScaling
+from .recipe import FP8_MAX, DelayedScaling
+from .scaling import StoredScaling, TensorScaling
+
+
+def stored_scaling(recipe):
+    """The StoredScaling of weights that are to be multiplied under a recipe. They are e4m3, as a recipe's weights."""
+    return StoredScaling(recipe.scalings.weight if recipe.kind == "block" else TensorScaling("current", "e4m3"))
 
 
 class StoredWeight:
-    """How such a weight is read: e4m3 numbers, all multiplied by the same scale_inv.
+    """How such a weight is read: e4m3 numbers, with the inverses of the scales that were made together with them.
 
     A StoredWeight takes the place of the weight's Quantizer in a Gemm, although no step quantizes anything for it. The
     bytes of the numbers are the layer's parameter, uint8 of the weight's shape. A backend's `quantize_weight` writes
     the bytes and scale_inv.
-    scale_inv: float32 [1] on the present device, at a 16-byte aligned address.
+    recipe: under which it is to be multiplied. With block scaling each block of the weight has a scale, else all of it
+    one.
+    scale_inv: float32 on the present device, at a 16-byte aligned address: [1]; of blocks as the backend's GEMM reads
+    them, None until `quantize_weight` has made them.
     """
 
-    scaling = TensorScaling("stored", "e4m3")
-    kind, dtype, fp8_max = *scaling, FP8_MAX[scaling.dtype]
+    kind = "stored"
     scale_ptr = amax_ptr = 0  # a Quantizer has three addresses, a StoredWeight scale_inv's alone
 
-    def __init__(self):
-        self.scale_inv = paddle.ones([1], "float32")
-        if self.scale_inv_ptr % 16:
+    def __init__(self, recipe=DelayedScaling()):  # noqa: B008, it is immutable
+        self.scaling = stored_scaling(recipe)
+        self.dtype, self.fp8_max = self.scaling.dtype, FP8_MAX[self.scaling.dtype]
+        self.scale_inv = None if self.scaling.in_blocks else paddle.ones([1], "float32")
+
+    @property
+    def scale_inv(self):
+        return self._scale_inv
+
+    @scale_inv.setter
+    def scale_inv(self, tensor):
+        if tensor is not None and tensor.data_ptr() % 16:
             raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
+        self._scale_inv = tensor
 
     @property
     def scale_inv_ptr(self):
         """The address of scale_inv."""
-        return self.scale_inv.data_ptr()
+        return self._scale_inv.data_ptr()
+
+    def check_recipe(self, recipe):
+        """Raises RuntimeError for a recipe under which GEMMs cannot read it."""
+        if self.scaling.in_blocks != (recipe.kind == "block"):
+            scales = "a scale for each block" if self.scaling.in_blocks else "one scale"
+            raise RuntimeError(
+                f"a weight that exists in fp8 only, with {scales}, cannot be multiplied under {type(recipe).__name__}: "
+                "give fp8_model_init the recipe of fp8_autocast"
+            )
 
     def move_to(self, block, column):
         """Does nothing: no step updates this scale, so its column in a block of delayed scaling stays empty."""

@@ -9,6 +9,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, StoredWeight, get_autocast_state
+from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers.checks import one_of, probability, recomputed
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.ops import get_ops
@@ -63,15 +64,17 @@ class _Layer(BackendLayer):
 
     GEMM_WEIGHTS = ()
 
-    def __init__(self, backend, params_dtype, set_parallel_mode=False, sequence_parallel=False):
+    def __init__(self, backend, params_dtype, set_parallel_mode=False, sequence_parallel=False, tp_comm_overlap=0):
         super().__init__(backend)
         self.params_dtype = params_dtype or paddle.get_default_dtype()
-        self.tp = TensorParallel.from_fleet(sequence_parallel) if set_parallel_mode or sequence_parallel else None
+        parallel = set_parallel_mode or sequence_parallel or tp_comm_overlap
+        self.tp = TensorParallel.from_fleet(sequence_parallel, tp_comm_overlap) if parallel else None
         self.fp8 = self._scaling() if self.GEMM_WEIGHTS else None
 
     def _scaling(self):
         gemms = len(self.GEMM_WEIGHTS)
-        stored = [StoredWeight() for _ in range(gemms)] if get_autocast_state().stored_weights else ()
+        recipe = get_autocast_state().stored_for
+        stored = () if recipe is None else [StoredWeight(recipe) for _ in range(gemms)]
         return ModuleScaling(gemms, self.ops.amax_and_scale_update, stored=stored)
 
     def create_bias(self, size, split=False):
@@ -128,9 +131,12 @@ class _Layer(BackendLayer):
         """Quantizes a tensor into the weight `name`, one of `stored_weights`. value: this rank's share of the weight.
 
         Tensor parallel ranks that share the weight have one scale, so that each quantizes its share as one process
-        would quantize the whole weight.
+        would quantize the whole weight. With block scaling each has the scales of its share's blocks. Raises ValueError
+        where 128 does not divide the sizes of such a share.
         """
         weight, stored = self._parameters[name], self.fp8.stored[self.GEMM_WEIGHTS.index(name)]
+        if stored.scaling.in_blocks:
+            check_block_sizes(name, weight.shape)
         group = self.tp.group if weight.is_distributed else None
         self.ops.quantize_weight(value.astype(self.params_dtype), weight, stored, group)
 
@@ -205,10 +211,11 @@ class Linear(_Layer):
         params_dtype=None,
         fuse_wgrad_accumulation=False,
         bias=False,
+        tp_comm_overlap=0,
         backend="transformer_engine",
     ):
         one_of(PARALLEL_MODES, parallel_mode=parallel_mode)
-        super().__init__(backend, params_dtype, parallel_mode is not None, sequence_parallel)
+        super().__init__(backend, params_dtype, parallel_mode is not None, sequence_parallel, tp_comm_overlap)
         self.parallel_mode = parallel_mode if self.tp is not None else None
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         split_axis = {"column": 0, "row": 1, None: None}[self.parallel_mode]
@@ -275,9 +282,10 @@ class LayerNormLinear(_BehindNorm):
         normalization="RMSNorm",
         zero_centered_gamma=False,
         recompute_modules=(),
+        tp_comm_overlap=0,
         backend="transformer_engine",
     ):
-        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
+        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel, tp_comm_overlap)
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.create_layer_norm(in_features, eps, normalization, zero_centered_gamma)
         self.recompute_norm = "layernorm" in recomputed(recompute_modules)
@@ -333,10 +341,11 @@ class LayerNormMLP(_BehindNorm):
         activation="swiglu",
         recompute_modules=(),
         mlp_chunk_tokens=0,
+        tp_comm_overlap=0,
         backend="transformer_engine",
     ):
         one_of(FC1_WIDTHS, activation=activation)
-        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
+        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel, tp_comm_overlap)
         self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
         self.activation, self.fuse_wgrad_accumulation = activation, fuse_wgrad_accumulation
         self.chunk_tokens = mlp_chunk_tokens

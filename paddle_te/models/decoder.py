@@ -15,7 +15,7 @@ from paddle.distributed import fleet
 from paddle_te.configs.families import family_of
 from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import RECIPES, Format, fp8_autocast
-from paddle_te.fp8.scaling import BLOCK
+from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
@@ -67,17 +67,6 @@ def fp8_recipe(config):
     return recipe(**{name: value for name, value in given.items() if value is not None})
 
 
-def _check_block_scaling(layer, backend):
-    """Raises ValueError where a layer's GEMMs cannot have block scaling: on this device, or with these weights."""
-    get_ops(backend).check_block_scaling()
-    for name, weight in layer.named_parameters():
-        if weight.ndim == 2 and any(size % BLOCK for size in weight.shape):
-            raise ValueError(
-                f"fp8_recipe=block needs weights whose sizes {BLOCK} divides, and {name} is {list(weight.shape)} on a "
-                "rank; take another size or degree of tensor parallelism, or delayed or current scaling"
-            )
-
-
 def fp8_scope(recipe):
     """The fp8_autocast in which a model computes; recipe: fp8_recipe's. For a layer's forward, not for the model's: a
     recomputed forward passes through the layer's again."""
@@ -124,6 +113,9 @@ class DecoderLayer(nn.Layer):
                 )
             ops = get_ops(config.transformer_engine_backend)
             ops.check_fp8_attention(_head_dim(config), backward=self.fp8_recipe.fp8_dpa_bwd)
+        in_blocks = self.fp8_recipe is not None and self.fp8_recipe.kind == "block"
+        if in_blocks:  # before weights that exist in fp8 only are quantized
+            get_ops(config.transformer_engine_backend).check_block_scaling()
         std, layers = config.initializer_range, LayerOptions.of(config)
         self.transformer = TransformerLayer(
             config.hidden_size,
@@ -137,6 +129,8 @@ class DecoderLayer(nn.Layer):
             fuse_wgrad_accumulation=layers.fuse_wgrad_accumulation,
             recompute_modules=layers.recompute_modules or (),
             mlp_chunk_tokens=layers.mlp_chunk_tokens,
+            # a trained model's configuration says it, also where there is nothing to overlap
+            tp_comm_overlap=layers.tp_comm_overlap if config.sequence_parallel else 0,
             cp_comm_type=cp_comm_type(config),
             normalization=family.normalization,
             bias=family.biases == "all",
@@ -144,8 +138,9 @@ class DecoderLayer(nn.Layer):
             backend=config.transformer_engine_backend,
             **self.layer_options(config),
         )
-        if self.fp8_recipe and self.fp8_recipe.kind == "block":
-            _check_block_scaling(self.transformer, config.transformer_engine_backend)
+        for name, weight in self.transformer.named_parameters() if in_blocks else ():
+            if weight.ndim == 2:
+                check_block_sizes(name, weight.shape)
 
     def layer_options(self, config):
         """TransformerLayer's arguments that families read from their configurations under names of their own."""

@@ -105,8 +105,9 @@ class DecoderLoRA:
 
     @property
     def base_precision(self):
-        """The precision in which alone the frozen weights exist: "fp8", or None for the model's own."""
-        return "fp8" if stored_weights(self.model) else None
+        """The precision in which alone the frozen weights exist, in words; None for the model's own."""
+        layer, _ = next(iter(stored_weights(self.model).values()), (None, None))
+        return layer and layer.fp8.stored[0].scaling.words
 
     def lora_layers(self):
         """The layers with LoRA."""

@@ -33,8 +33,8 @@ activations' own precision.
 | check_packed_attention() | None; raises where attention takes no cu_seqlens, saying why |
 
 A weight that exists in fp8 only is uint8, and its GEMM's quantizers.weight a `fp8.StoredWeight`; `linear` takes it
-[out, in] alone, and it gets no gradient. quantize_weight fills both from a tensor `source`, whose scale is that of all
-the ranks of a group.
+[out, in] alone, and it gets no gradient. quantize_weight fills both from a tensor `source`, whose one scale is that of
+all the ranks of a group, and whose blocks, with block scaling, have their own.
 
 parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss is float32, 0 for ignore_index.
 cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without

@@ -11,6 +11,7 @@ from paddle_te.optimizer.adamw import (
     decay_matrices,
     fuse_clipping,
     gradient_norm,
+    guard_updates,
     multiplied,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "decay_matrices",
     "fuse_clipping",
     "gradient_norm",
+    "guard_updates",
     "multiplied",
 ]

@@ -38,6 +38,28 @@ def fuse_clipping(optimizer):
     optimizer.__class__ = FactorAdamW
 
 
+def guard_updates(optimizer, may_update):
+    """Lets a Paddle optimizer change weights only where may_update is true.
+
+    may_update: called in each step with what is to be updated, [(parameter, its clipped gradient)]. It may wait for the
+    device. A FactorAdamW calls it when all else is prepared, since the device has nothing to do from then on.
+    """
+    if isinstance(optimizer, FactorAdamW):
+        optimizer._may_update = lambda params_grads: may_update(_pairs(params_grads))
+        return
+    update = optimizer._create_optimization_pass
+
+    def update_if_allowed(params_grads, param_group_idx=0):
+        return update(params_grads, param_group_idx=param_group_idx) if may_update(_pairs(params_grads)) else []
+
+    optimizer._create_optimization_pass = update_if_allowed
+
+
+def _pairs(params_grads):
+    """Of a group of parameters, which Paddle has as a dict, or of all of them."""
+    return params_grads["params"] if isinstance(params_grads, dict) else params_grads
+
+
 def decay_matrices(optimizer):
     """Lets an AdamW of Paddle's apply its weight decay to parameters of two axes and more, and to no biases and weights
     of norms, which have one.
@@ -189,6 +211,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
     """
 
     host_states = None
+    _may_update = None  # `guard_updates`' function
     _asked_for = _answers = None  # the functions that were asked for `_ratio_and_decay`, and {name: their answer}
 
     def _apply_optimize(self, *args, **kwargs):
@@ -206,10 +229,18 @@ class FactorAdamW(paddle.optimizer.AdamW):
             if there and device.kind(there[0][0].place) == "nvgpu":
                 together = [(p, grad) for p, grad in there if _is_dense(grad)]
                 others = [(p, grad) for p, grad in there if not _is_dense(grad)]
+        asked_first = bool(others) or not together  # Paddle's operations prepare and update in one
+        if asked_first and not self._judged(parameters_and_grads):
+            return []
         operations = super()._create_optimization_pass(others, param_group_idx)  # sets the learning rate, too
-        if not self._get_auxiliary_var("found_inf"):  # as Paddle does it, where a loss is scaled
-            self._update(together)
+        if together and not self._get_auxiliary_var("found_inf"):  # as Paddle does it, where a loss is scaled
+            update = self._prepared(together)
+            if asked_first or self._judged(parameters_and_grads):
+                update()
         return operations
+
+    def _judged(self, parameters_and_grads):
+        return self._may_update is None or self._may_update(parameters_and_grads)
 
     def clear_grad(self, set_to_zero=True):
         """Paddle's; in one process gradients are let go. Paddle would fill them with zeros, which the next backward
@@ -278,8 +309,12 @@ class FactorAdamW(paddle.optimizer.AdamW):
         return 0
 
     def _update(self, pairs):
-        """Updates parameters on nvgpu, in one call for all that have the same learning rate and factor, but those whose
-        states are in host memory one after another.
+        self._prepared(pairs)()
+
+    def _prepared(self, pairs):
+        """A function that updates parameters on nvgpu, in one call for all that have the same learning rate and factor,
+        but those whose states are in host memory one after another. For hundreds of weights its arguments take the host
+        milliseconds, in which the device may still compute their gradients.
 
         Each step looks its states up anew, and each call reads their addresses, so that it does not matter who has
         replaced or moved them.
@@ -288,14 +323,21 @@ class FactorAdamW(paddle.optimizer.AdamW):
         if new:
             self._create_accumulators(paddle.static.default_main_program().global_block(), new)
             self._maybe_refuse()  # Paddle's, which may want the states in one piece of memory
-        calls = defaultdict(list)
+        on_host, alike = [], defaultdict(list)
         for pair in pairs:
             if self._is_on_host(pair[0]):
-                self.host_states.update(self.step_of(pair), self._run)
+                on_host.append(pair)
             else:
-                calls[self._call_of(pair[0])].append(pair)
-        for alike in calls.values():
-            multi_tensor.adamw(self._steps_of(alike))
+                alike[self._call_of(pair[0])].append(pair)
+        calls = [multi_tensor.prepared_adamw(self._steps_of(of_call)) for of_call in alike.values()]
+
+        def update():
+            for pair in on_host:
+                self.host_states.update(self.step_of(pair), self._run)
+            for call in calls:
+                call()
+
+        return update
 
     def _call_of(self, param):
         """What parameters must have alike to be updated by one call."""

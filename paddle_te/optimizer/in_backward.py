@@ -39,7 +39,8 @@ class OptimizerInBackward:
         self.factor = None if max_norm is None else paddle.zeros([1])
         self.norm = None
         self._optimizer, self._max_norm, self._group = optimizer, max_norm, group
-        self._begin_step = partial(optimizer._create_optimization_pass, [])  # before others guard it: sets the rate
+        # Paddle's own, which sets the learning rate: FactorAdamW's asks whether the step is good
+        self._begin_step = partial(super(FactorAdamW, optimizer)._create_optimization_pass, [])
         self._squares = {}  # of the running step: {whether tensor parallel ranks have different parts: [float32 []]}
         self._program = default_main_program()  # by which Paddle finds the learning rate
         self._hooked = False

@@ -5,6 +5,7 @@ kernels run in few launches (nvgpu/csrc/math/launch.h), and each tensor's result
 """
 
 from collections import defaultdict
+from functools import partial
 
 import paddle
 
@@ -12,7 +13,12 @@ from paddle_te import device
 
 
 def adamw(steps):
-    """Makes Steps of AdamW (adamw.py) of weights that lie on one nvgpu.
+    """Makes Steps of AdamW (adamw.py) of weights that lie on one nvgpu: see `prepared_adamw`."""
+    prepared_adamw(steps)()
+
+
+def prepared_adamw(steps):
+    """A function that makes Steps of AdamW (adamw.py) of weights that lie on one nvgpu, by one call.
 
     They have the same factor, learning rate, betas, epsilon and noise_key. Either all have a master weight or none has;
     the same goes for greatest second moments.
@@ -22,7 +28,8 @@ def adamw(steps):
     def each(name):
         return [getattr(step, name) for step in steps]
 
-    device.nvgpu_operator(
+    return partial(
+        device.nvgpu_operator,
         "nvgpu_multi_tensor_adamw",
         *(each("param"), each("grad"), one.factor, one.learning_rate, each("moment1"), each("moment2")),
         each("moment2_max") if one.moment2_max is not None else None,

@@ -258,6 +258,22 @@ LAYERS = (
         config=True,
     ),
     Option(
+        "tp_comm_overlap",
+        whole(0),
+        0,
+        "Under tensor and sequence parallelism a forward gathers and scatters its tokens in N chunks, beside the GEMMs "
+        "(backend transformer_engine); 0: before and after them.",
+        doc="te, with tensor and sequence parallelism: a forward gathers and scatters its tokens in N chunks, beside "
+        "the GEMMs that they feed or follow; 0: before and after the GEMMs. Megatron's tp_comm_overlap with TE's "
+        "`num_splits`. Not with block scaling. "
+        "[What to know](../../docs/parallelism.md#tensor-parallelisms-forward-in-chunks)",
+        zh="te，配合张量并行与序列并行：前向分 N 块收集（all-gather）和分发（reduce-scatter）token，"
+        "与相关的 GEMM 同时进行；"
+        "0：在 GEMM 之前和之后进行。对应 Megatron 的 tp_comm_overlap 和 TE 的 `num_splits`。不支持 block scaling。"
+        "[说明](../../docs/parallelism.md#tensor-parallelisms-forward-in-chunks)",
+        config=True,
+    ),
+    Option(
         "offload_activations",
         whole(0),
         0,
@@ -645,7 +661,8 @@ FINETUNE_MODEL = (
         choice("fp8"),
         None,
         "fp8: LoRA's frozen weights of the decoder layers exist in fp8 only, in half of bfloat16's memory. Each is "
-        "quantized as it is read; --merge_lora reads them again. Needs --use_fp8 true.",
+        "quantized as it is read, with one scale, or with --fp8_recipe block one for each block; --merge_lora reads "
+        "them again. Needs --use_fp8 true.",
         doc="`fp8`: LoRA's frozen weights of the decoder layers exist in fp8 only; needs `--use_fp8`",
         zh="`fp8`：LoRA 冻结的 decoder 层权重只以 fp8 保存；需要 `--use_fp8`",
         needs=_WITH_LORA,

@@ -1,9 +1,10 @@
 """Find the layouts in which a model fits and trains fastest on so many GPUs: paddle-te plan MODEL --gpus N.
 
 MODEL is a name or a folder with config.json. Memory and time are computed for all layouts (tensor and pipeline
-parallelism, sharding, recompute, micro-batches), and nothing is run. The command prints the fastest layouts that fit,
-with their memory by part, why the others do not fit, and the command line that trains with the best one. What was
-measured on H200s differed by at most 1 % in memory and 7 % in time (docs/planner.md).
+parallelism, sharding, recompute, micro-batches), where all weights are trained or, with --lora_rank, an adapter alone,
+and nothing is run. The command prints the fastest layouts that fit, with their memory by part, why the others do not
+fit, and the command line that trains with the best one. What was measured on H200s differed by at most 1.2 % in memory
+and 7 % in time (docs/planner.md).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import fields
 
 from paddle_te import configs
 from paddle_te.options import option
-from paddle_te.options.scripts import OPTIMIZER, OPTIMIZER_DEFAULTS
+from paddle_te.options.scripts import LORA_TARGETS, OPTIMIZER, OPTIMIZER_DEFAULTS
 from paddle_te.planner import formulas
 from paddle_te.planner.gpus import GPUS, Gpu
-from paddle_te.planner.layout import Layout
+from paddle_te.planner.layout import Layout, Lora
 from paddle_te.planner.memory import Memory, host_bytes
 from paddle_te.planner.model import Model
 from paddle_te.planner.search import SEQUENCES, Plan, Search, search, usual_tokens
@@ -46,6 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
         default=0.0,
         help="as in training; default: as much as must be for a layout to fit",
     )
+    parser.add_argument("--lora_rank", type=positive, help="LoRA of this rank; default: all weights are trained")
+    parser.add_argument("--lora_targets", choices=LORA_TARGETS, help=f"as in fine-tuning; default {LORA_TARGETS[0]}")
+    parser.add_argument("--quantize_base", choices=("fp8",), help="as in fine-tuning, with LoRA in fp8")
     parser.add_argument("--show", type=positive, default=10, help="how many layouts to print; default %(default)s")
     parser.add_argument(
         "--explain",
@@ -64,13 +68,27 @@ def main() -> int:
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
         tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward)
-        optimizer = {name: getattr(arguments, name) for name in (*OPTIMIZER, "offload_optimizer")}
-        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, **optimizer)
+        flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, "offload_optimizer")}
+        found = search(model, gpu, gpus, sequence, tokens, arguments.precision, lora=_lora(arguments), **flags)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(report(arguments.model, model, gpu, found, arguments.show, arguments.explain))
     return 0 if found.plans else 1
+
+
+def _lora(arguments: argparse.Namespace) -> Lora | None:
+    """What the arguments say of an adapter. Raises ValueError where they do not go together."""
+    if not arguments.lora_rank:
+        alone = [f"--{name}" for name in ("lora_targets", "quantize_base") if getattr(arguments, name)]
+        if alone:
+            raise ValueError(f"{' and '.join(alone)} without --lora_rank: all weights are trained")
+        return None
+    if arguments.quantize_base and arguments.precision != "fp8":
+        raise ValueError("--quantize_base fp8 needs --precision fp8: such weights are multiplied in fp8")
+    if arguments.offload_optimizer:
+        raise ValueError("--offload_optimizer with --lora_rank: an adapter's states are too small to be moved")
+    return Lora(arguments.lora_rank, arguments.lora_targets or LORA_TARGETS[0], bool(arguments.quantize_base))
 
 
 def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain: bool) -> str:
@@ -142,11 +160,13 @@ def _command_lines(name: str, layout: Layout) -> list[str]:
 
 def launch_words(name: str, layout: Layout) -> list[str]:
     """The command line that trains with this layout."""
-    arguments = {"model_name": name} | layout.launcher_arguments()
+    job = "finetune" if layout.lora else "pretrain"
+    folders = {"dataset": "DATASET", "output": "OUTPUT"} if layout.lora else {}
+    arguments = {"model_name": name} | folders | layout.launcher_arguments()
     if extra := layout.extra_arguments():
         arguments["EXTRA_ARGS"] = extra
     values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in arguments.items()}
-    return ["paddle-te", "pretrain", *(f"--{key}={value}" for key, value in values.items())]
+    return ["paddle-te", job, *(f"--{key}={value}" for key, value in values.items())]
 
 
 def _explained(plan: Plan, gpu: Gpu) -> list[str]:

@@ -2,7 +2,7 @@
 
 # {field of Memory: formula}
 MEMORY = {
-    "weights": "2 bytes of each of a stage's weights / TP",
+    "weights": "2 bytes of each of a stage's weights, 1 where it exists in fp8 only, / TP; with LoRA the adapters' too",
     "gradients": "2 or 4 bytes likewise, of those that are there when a step needs most: none yet where the last step "
     "let them go, with an update in backward only new ones; a rank's own in stages 2 and 3 [1]",
     "states": "master weight and two moments (12 bytes, or as the flags say) / sharding; less the host's share [1]",
@@ -13,8 +13,9 @@ MEMORY = {
 }
 # {part of `time_of_step`: formula}
 TIME = {
-    "layers": "micro-batches × layers × (6·tokens·weights / GEMM rate + 6·tokens·sequence·hidden / attention rate + "
-    "bytes of norms, casts and activation / HBM rate, and what is computed again) / TP",
+    "layers": "micro-batches × layers × (6·tokens·weights, of frozen ones 4, / GEMM rate + "
+    "6·tokens·sequence·hidden / attention rate + bytes of norms, casts and activation / HBM rate, and what is computed "
+    "again) / TP",
     "host": "ms of the trainer between two steps, and what the CPU takes longer to launch the layers than the GPU to "
     "compute them",
     "tensor parallel": "4 all-gathers and 4 reduce-scatters of a layer, 2 more gathers in backward [2, 3]",

@@ -4,7 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paddle_te.options.scripts import OPTIMIZER, chosen
+from paddle_te.options.scripts import LORA_TARGETS, OPTIMIZER, chosen
+
+
+@dataclass(frozen=True)
+class Lora:
+    """An adapter that is trained over frozen weights: --lora_rank, --lora_targets.
+
+    fp8_base: the decoder layers' frozen weights exist in fp8 only, --quantize_base fp8.
+    """
+
+    rank: int
+    targets: str = LORA_TARGETS[0]
+    fp8_base: bool = False
+
+    def on(self, part: str) -> bool:
+        """Whether the GEMMs of "attention" or the "mlp" have low-rank products beside them."""
+        return self.targets in (LORA_TARGETS[0], part)
+
+    def flags(self) -> list[str]:
+        """Those of fine-tuning and of the planner, beside --lora."""
+        targets = [f"--lora_targets {self.targets}"] * (self.targets != LORA_TARGETS[0])
+        return [f"--lora_rank {self.rank}", *targets, *["--quantize_base fp8"] * self.fp8_base]
 
 
 @dataclass(frozen=True)
@@ -16,7 +37,7 @@ class Layout:
     loss_in_chunks, fp8_head, fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads:
     gradients are float32 and added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments,
     master_weights, optimizer_in_backward, recompute_modules, mlp_chunk_tokens, offload_activations and
-    offload_optimizer: the flags.
+    offload_optimizer: the flags. lora: None where all weights are trained.
     recompute: the launcher's.
     """
 
@@ -46,6 +67,12 @@ class Layout:
     optim_moments: str = "float32"
     master_weights: str = "float32"
     optimizer_in_backward: str = "off"
+    lora: Lora | None = None
+
+    @property
+    def fp8_base(self) -> bool:
+        """Whether the frozen weights exist in fp8 only."""
+        return self.lora is not None and self.lora.fp8_base
 
     @property
     def optimizer(self) -> dict[str, str]:
@@ -123,12 +150,16 @@ class Layout:
             "precision": self.precision,
             "recompute": self.recompute,
         }
+        if self.lora:  # fine-tuning has no pipelines
+            del arguments["PP"], arguments["VP"]
+            arguments["method"] = "lora"
         arguments |= {name: degree for name, degree in (("SEP", self.sep), ("CP", self.cp)) if degree > 1}
         return arguments | ({"OVERLAP": True} if self.overlap else {})
 
     def extra_arguments(self) -> str:
         """What stands in EXTRA_ARGS."""
-        extra = [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
+        extra = self.lora.flags() if self.lora else []
+        extra += [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
         extra += [f"--mlp_chunk_tokens {self.mlp_chunk_tokens}"] * bool(self.mlp_chunk_tokens)
         extra += [f"--offload_activations {self.offload_activations}"] * bool(self.offload_activations)
         extra += [f"--offload_optimizer {self.offload_optimizer:g}"] * bool(self.offload_optimizer)

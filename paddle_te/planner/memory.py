@@ -16,7 +16,7 @@ from typing import NamedTuple
 from paddle_te.options.scripts import LOSS_CHUNK_TOKENS, MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.model import Model
+from paddle_te.planner.model import Gemm, Model
 from paddle_te.planner.offloaded import whole_weights
 
 GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim.cpp)
@@ -93,11 +93,34 @@ def _stage(model: Model, layout: Layout, stage: int, measured: Measured) -> Memo
     first, last = stage == 0, stage == layout.pp - 1
     embeddings = first + (last and not (first and model.tied))
     local = (model.layers / layout.pp * model.layer_weights + embeddings * model.embedding) / layout.tp
-    own = own_elements(model, layout, local, measured.rank)
-    gradients = gradient_bytes(layout) * (own if layout.shards_gradients else local)
+    weights, trained = 2 * local, trained_elements(model, layout, local)
+    if layout.lora:
+        weights += 2 * trained
+        if layout.fp8_base:  # a byte each; the scales of blocks are less than a thousandth
+            weights -= model.layers / layout.pp * model.gemm_weights / layout.tp
+    own = own_elements(model, layout, trained, measured.rank)
+    gradients = gradient_bytes(layout) * (own if layout.shards_gradients else trained)
     moment = max(_moments(model, layout, first, last, gradients, measured), key=sum)
     states = state_bytes(layout) * states_on_device(own, layout)
-    return Memory(weights=2 * local, states=states, **moment._asdict())
+    return Memory(weights=weights, states=states, **moment._asdict())
+
+
+def trained_elements(model: Model, layout: Layout, local: float) -> float:
+    """Of the weights that a rank trains: all `local` ones, or with LoRA its adapters: A [inputs, rank] and B [rank,
+    outputs] for each part of a weight. Tensor parallel ranks share B of a column-parallel one, and A of a row-parallel
+    one."""
+    if not layout.lora:
+        return local
+    elements = 0.0
+    for gemm in adapted(model, layout):
+        split_in, split_out = (1, layout.tp) if gemm.mode == "column" else (layout.tp, 1)
+        elements += sum(gemm.inputs / split_in + size / split_out for size in gemm.outputs)
+    return layout.lora.rank * elements * model.layers / layout.pp
+
+
+def adapted(model: Model, layout: Layout) -> list[Gemm]:
+    """The GEMMs of a layer with low-rank products beside them."""
+    return [gemm for gemm in model.gemms if layout.lora and layout.lora.on(gemm.part)]
 
 
 def _moments(
@@ -107,7 +130,13 @@ def _moments(
     layer's backward, in the first layer's, and in the optimizer's step. gradients: bytes of all that it keeps."""
     layers, several = model.layers / layout.pp, layout.micro_batches > 1
     here = layers - layout.offload_activations  # whose activations are on the device
-    kept = kept_of_a_layer(model, layout) * layout.tokens / layout.tp * _in_flight(layout, first)
+    kept = kept_of_a_layer(model, layout) * layout.tokens
+    kept += 0 if layout.recompute == "full" else _packed_factors(model, layout)
+    kept *= _in_flight(layout, first) / layout.tp
+    # a frozen embedding's output has no gradient, without which PaddleNLP computes nothing again
+    whole = layout.lora is not None and layout.recompute == "full" and first
+    whole_layer = whole * (_kept_again(model, layout) * layout.tokens + _packed_factors(model, layout)) / layout.tp
+    waiting_layers = here * kept + whole_layer
     copies, head_copies = (size / layout.tp for size in fp8_copies(model, layout, last))
     always = layers * copies + head_copies if several else 0  # of several micro-batches
     while_layers_wait = always or here * copies
@@ -116,19 +145,19 @@ def _moments(
         gradients = 0  # they are used up at once
     released = releases_gradients(layout) if measured.released is None else measured.released
     before = 0 if released and not several else gradients  # when backward begins
-    of_an_embedding = gradient_bytes(layout) * model.embedding / layout.tp if gradients else 0
+    of_an_embedding = gradient_bytes(layout) * model.embedding / layout.tp if gradients and not layout.lora else 0
     after_the_head = before or of_an_embedding * last
     # the embedding's gradient comes last, unless it is the head's, too
     after_the_layers = before or gradients - of_an_embedding * (first and not (last and model.tied))
     new = new_gradients(model, layout)
 
     if last:
-        waiting = Moment(before, while_layers_wait + (0 if several else head_copies), here * kept, GEMM_WORKSPACE)
+        waiting = Moment(before, while_layers_wait + (0 if several else head_copies), waiting_layers, GEMM_WORKSPACE)
         yield from _moments_of_the_head(model, layout, waiting, measured.logit_bytes)
     # beside the gradient of the layer's output, which the residual passes on
     layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp + GEMM_WORKSPACE
-    yield Moment(after_the_head + new, while_layers_wait, here * kept, layer)
-    yield Moment(after_the_layers or new, always or copies, kept, layer)
+    yield Moment(after_the_head + new, while_layers_wait, waiting_layers, layer)
+    yield Moment(after_the_layers or new, always or copies, kept + whole_layer, layer)
     # Paddle sums the gradients of ranks that share sequences in a copy of all of them
     yield Moment(gradients * (2 if layout.sharing > 1 else 1), always, 0, GEMM_WORKSPACE)
 
@@ -140,7 +169,8 @@ def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, logit_by
     Of the norm's input and output and their gradients tensor parallel ranks have parts, but all of what is lm_head's
     input and the gradient of that.
     """
-    embedding, logits = model.embedding / layout.tp, model.vocabulary * layout.tokens / layout.tp
+    logits = model.vocabulary * layout.tokens / layout.tp
+    embedding = 0 if layout.lora else model.embedding / layout.tp  # whose gradient there is
     norm = (8 / layout.tp + 4) * model.hidden * layout.tokens + waiting.working
     backward = waiting._replace(gradients=waiting.gradients + (0 if layout.main_grads else 2 * embedding))
     if layout.loss_in_chunks:
@@ -157,13 +187,13 @@ def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, logit_by
 def new_gradients(model: Model, layout: Layout) -> float:
     """Bytes of the gradients that a layer's backward makes at once, those of the two GEMMs of the MLP, before they take
     their place or are used up. GEMMs add to main gradients; of an MLP in chunks `backward_of_a_layer` counts them."""
-    return 0 if layout.main_grads or layout.mlp_in_chunks else 2 * model.mlp_weights / layout.tp
+    return 0 if layout.main_grads or layout.mlp_in_chunks or layout.lora else 2 * model.mlp_weights / layout.tp
 
 
 def own_elements(model: Model, layout: Layout, local: float, rank: int | None = None) -> float:
     """Of a stage's `local` weights, those that a sharding rank has the states of, or the one that has most. Stage 2
     leaves each weight whole, stages 1 and 3 divide all evenly."""
-    if layout.sharding == 1 or layout.stage != 2 or layout.pp > 1:
+    if layout.sharding == 1 or layout.stage != 2 or layout.pp > 1 or layout.lora:  # adapters are many and small
         return local / layout.sharding
     shares = shares_of_whole_weights(model, layout.tp, layout.sharding)
     return max(shares) if rank is None else shares[rank]
@@ -207,14 +237,15 @@ def fp8_copies(model: Model, layout: Layout, last: bool) -> tuple[float, float]:
     """Bytes of all tensor parallel ranks' fp8 copies, for a layer and for the last stage's head: of their weights, and
     of what --fp8_lm_head keeps of the head's input."""
     of_the_weight = model.embedding * (2 if layout.micro_batches > 1 else 1)
-    head = of_the_weight + model.hidden * layout.tokens if last and layout.fp8_head else 0
+    of_the_input = 0 if layout.lora else model.hidden * layout.tokens  # which the weight's gradient alone needs
+    head = of_the_weight + of_the_input if last and layout.fp8_head else 0
     return fp8_copies_of_a_layer(model, layout), head
 
 
 def fp8_copies_of_a_layer(model: Model, layout: Layout) -> int:
     """Bytes of fp8 copies of the GEMMs' weights that are kept: for one micro-batch the transposes that dgrad needs,
     which a GEMM that is computed again makes anew; for several both, from one to the next."""
-    if layout.precision != "fp8":
+    if layout.precision != "fp8" or layout.fp8_base:
         return 0
     if layout.micro_batches > 1:
         return 2 * model.gemm_weights
@@ -231,22 +262,44 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     entry = 2 * h  # the residual of the attention half, from which its norm is computed again
     if layout.recompute == "full":
         return entry
-    fp8, again = layout.precision == "fp8", layout.recomputed_modules
+    again = layout.recomputed_modules
     if layout.mlp_in_chunks:
         again += ("mlp",)
-    gemm = 1 if fp8 else 2  # of a GEMM's input: in fp8 its transpose alone
-    norm = 0 if "layernorm" in again else gemm * h + (8 if model.bias else 4)  # its output and float32 statistics
+    statistics = 8 if model.bias else 4  # float32, of a norm
+    of_input = {part: _kept_of_an_input(layout, part) for part in ("attention", "mlp")}
+    norm, norm_2 = (0 if "layernorm" in again else of_input[part] * h + statistics for part in of_input)
     of_attention = 1 if layout.fp8_attention else 2
     qkv = of_attention * model.qkv
     attention = (
         0 if "core_attn" in again else of_attention * h + 4 * model.heads
     )  # its output, the softmax's statistics
     # in bf16 its input is attention's output, unless that is exchanged for other tokens
-    proj = h if fp8 else 2 * h * ("core_attn" in again or layout.sep > 1)
+    proj = of_input["attention"] * h
+    if of_input["attention"] == 2 and "core_attn" not in again and layout.sep == 1:
+        proj = 0
     middle = 2 * h  # the residual of the MLP half
-    fc1 = 0 if "mlp" in again else norm + 2 * model.fc1  # its input, and its output (gate and up)
-    activation = 0 if {"mlp", "mlp_act"} & {*again} else gemm * f  # fc2's input
-    return entry + norm + qkv + attention + proj + middle + fc1 + activation
+    fc1 = 0 if "mlp" in again else norm_2 + 2 * model.fc1  # its input, and its output (gate and up)
+    activation = 0 if {"mlp", "mlp_act"} & {*again} else of_input["mlp"] * f  # fc2's input
+    low_rank = 2 * sum(_width(layout, gemm) for gemm in adapted(model, layout))  # x·A
+    return entry + norm + qkv + attention + proj + middle + fc1 + activation + low_rank
+
+
+def _kept_of_an_input(layout: Layout, part: str) -> int:
+    """Bytes of each number of a GEMM's input, which the weight's gradient needs: in fp8 its transpose alone. With LoRA
+    the adapter's gradient needs it, in bf16."""
+    if layout.lora:
+        return 2 * layout.lora.on(part)
+    return 1 if layout.precision == "fp8" else 2
+
+
+def _width(layout: Layout, gemm: Gemm) -> int:
+    """Columns of all A of a GEMM's weight side by side."""
+    return layout.lora.rank * len(gemm.outputs)
+
+
+def _packed_factors(model: Model, layout: Layout) -> float:
+    """Bytes of a layer's A side by side and its B on a diagonal, which its two low-rank GEMMs of each weight read."""
+    return 2 * sum(_width(layout, gemm) * (gemm.inputs + sum(gemm.outputs)) for gemm in adapted(model, layout))
 
 
 def offloaded_bytes(model: Model, layout: Layout) -> float:
@@ -264,14 +317,15 @@ def host_bytes(model: Model, layout: Layout) -> float:
 def backward_of_a_layer(model: Model, layout: Layout) -> float:
     """Bytes for a moment, of all tensor parallel ranks: the gradients of the activation's output (bf16) and input (fp8
     with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
-    fc1's output."""
+    fc1's output; of a weight that exists in fp8 only the transposed copy."""
     again = _kept_again(model, layout)
     gradients = 2 * model.ffn + 2 * model.fc1
     if layout.mlp_in_chunks:
         return _backward_in_chunks(model, layout, again, gradients + 2 * model.fc1)
     if layout.recompute != "full" and "mlp" in layout.recomputed_modules:
         again = 2 * model.fc1
-    return (again + gradients) * layout.tokens
+    transposed = model.hidden * model.fc1 if layout.fp8_base else 0  # the largest weight
+    return (again + gradients) * layout.tokens + transposed
 
 
 def _kept_again(model: Model, layout: Layout) -> float:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from paddle_te.configs.families import family_of, is_tied, value
+
+
+class Gemm(NamedTuple):
+    """Of a decoder layer. part: "attention" or "mlp". mode: how tensor parallel ranks share its weight, "column" or
+    "row". inputs: numbers of a token that go in; outputs: those that come out, by what is fused in the weight."""
+
+    part: str
+    mode: str
+    inputs: int
+    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,18 @@ class Model:
     def gemm_weights(self) -> int:
         """Elements of a layer's matrices."""
         return self.hidden * (self.qkv + self.hidden) + self.mlp_weights
+
+    @cached_property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """Those of a layer's weights."""
+        kv = self.kv // 2
+        fc1 = (self.ffn,) * (self.fc1 // self.ffn)
+        return (
+            Gemm("attention", "column", self.hidden, (self.hidden, kv, kv)),
+            Gemm("attention", "row", self.hidden, (self.hidden,)),
+            Gemm("mlp", "column", self.hidden, fc1),
+            Gemm("mlp", "row", self.ffn, (self.hidden,)),
+        )
 
     @cached_property
     def layer_weights(self) -> int:

@@ -33,6 +33,8 @@ IN_CHUNKS = tuple(
     for again in RECOMPUTE
     if again.get("recompute") == "full" or "mlp" in again.get("recompute_modules", ())
 )
+# Layers with LoRA compute the MLP in operations of their own
+WITH_LORA = ({"recompute": "none"}, {"recompute": "core_attn"}, {"recompute": "full"})
 BATCHES = (1, 2, 4, 8)
 LONG = 16384  # tokens of a sequence from which on it may pay that ranks share it
 SEQUENCES = 16  # of a step for each GPU, where the user asks for no other number
@@ -135,7 +137,7 @@ def layouts(
                 continue
             filled = replace(whole, batch=batch, micro_batches=micro_batches)
             for shared in filter(_accepted, _data_parallel(filled)):
-                for again in RECOMPUTE + IN_CHUNKS * (shared.tokens >= 2 * CHUNK):
+                for again in WITH_LORA if shared.lora else RECOMPUTE + IN_CHUNKS * (shared.tokens >= 2 * CHUNK):
                     for in_chunks in (False, True) if shared.pp == 1 else (False,):
                         yield replace(shared, loss_in_chunks=in_chunks, **again)
 
@@ -162,18 +164,20 @@ def _states_moved(layout: Layout, memory: Memory, lack: float) -> Iterator[Layou
     the user has not said how many."""
     slots = OFFLOADED_AT_ONCE * state_bytes(layout)
     hundredths = math.ceil(100 * (lack + slots) / memory.states)
-    if not layout.offload_optimizer and hundredths <= 100:
+    if not (layout.offload_optimizer or layout.lora) and hundredths <= 100:  # an adapter's weights are too small
         yield replace(layout, offload_optimizer=hundredths / 100)
 
 
 def _model_parallel(model: Model, gpu: Gpu, one: Layout) -> Iterator[Layout]:
     """TP within a node, of what heads, MLP and vocabulary divide into; SEP and CP of long sequences; PP and VP of the
-    layers."""
+    layers. Of LoRA TP alone: fine-tuning has no pipelines."""
     for tp in range(1, min(one.gpus, gpu.gpus_per_node) + 1):
         if one.gpus % tp or any(size % tp for size in (model.heads, model.kv_heads, model.ffn // 16, model.vocabulary)):
             continue
         divided = replace(one, tp=tp)
         yield divided
+        if one.lora:
+            continue
         if one.sequence >= LONG and not model.positions:
             yield from _shared_sequences(model, gpu, divided)
         for pp in range(2, one.gpus // tp + 1):
@@ -221,7 +225,10 @@ def _accepted(layout: Layout) -> bool:
 
 def _data_parallel(layout: Layout) -> Iterator[Layout]:
     """Over the ranks with other data: DP, or sharding, with overlap where that was measured: not with PP, nor where
-    ranks share sequences; stage 3 has none."""
+    ranks share sequences; stage 3 has none. LoRA over several GPUs was run with sharding in stage 2 alone."""
+    if layout.lora:
+        yield replace(layout, sharding=layout.data, stage=2)
+        return
     yield layout
     for stage in (1, 2, 3) if layout.data > 1 else ():
         overlap = stage < 3 and layout.pp == layout.sharing == 1

@@ -15,7 +15,14 @@ import math
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
-from paddle_te.planner.memory import offloaded_bytes, own_elements, state_bytes, states_on_host
+from paddle_te.planner.memory import (
+    adapted,
+    offloaded_bytes,
+    own_elements,
+    state_bytes,
+    states_on_host,
+    trained_elements,
+)
 from paddle_te.planner.model import Model
 from paddle_te.planner.offloaded import PIECE, late_pieces
 
@@ -36,7 +43,7 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     tp = tensor_parallel_ms(model, layout, gpu)
     transfer = stage_transfer_ms(model, layout, gpu)
     head = head_ms(model, layout, gpu)  # on the last stage, for which the others wait
-    local = model.parameters / (layout.tp * layout.pp)
+    local = trained_elements(model, layout, model.parameters / (layout.tp * layout.pp))
     scatter, gather = sharding_ms(local, layout, gpu)
     shared = shared_sequence_ms(model, layout, gpu)
     forward = layers * layer / 3
@@ -70,23 +77,35 @@ def update_ms(own: float, layout: Layout, gpu: Gpu) -> float:
 def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
     """Of a micro-batch in one layer, forward and backward. cached: its fp8 weights are kept from an earlier one."""
     fp8, tokens = layout.precision == "fp8", layout.tokens
-    gemms = 6 * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
+    gemms = products(layout) * tokens * model.gemm_weights / (gpu.gemm_fp8 if fp8 else gpu.gemm_bf16) / 1e9
     attention = attention_ms(model, layout, gpu)
     elementwise = tokens * elementwise_bytes(model, layout) / gpu.hbm / 1e6
     casts = model.gemm_weights * CAST_BYTES / gpu.hbm / 1e6 if fp8 and not cached else 0
+    if layout.fp8_base:  # transposes for backward
+        casts = model.gemm_weights * 2 / gpu.hbm / 1e6
     once = gemms + attention + elementwise
     if layout.recompute == "full":
-        again = (gemms + elementwise) / 3 + ATTENTION_FORWARD * attention
+        again = gemms * 2 / products(layout) + elementwise / 3 + ATTENTION_FORWARD * attention
     else:
         again = again_ms(model, layout, gpu, gemms, attention, cached)
     return (once + again + casts + chunks_ms(model, layout, gpu, gemms)) / layout.tp
 
 
+def products(layout: Layout) -> int:
+    """Operations for each token and multiplied weight, forward and backward. A frozen weight has no gradient."""
+    return 4 if layout.lora else 6
+
+
 def elementwise_bytes(model: Model, layout: Layout) -> float:
     """A token of a layer, forward and backward, of norms, rotation, activation, casts and transposes. In fp8 our
-    kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass."""
-    if layout.precision != "fp8":
-        return 0.8 * (40 * model.hidden + 12 * model.qkv + 11 * model.fc1)
+    kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and activation are
+    operations of their own in bf16, of which casts make fp8 without a transpose; and low-rank products read and write
+    inputs and outputs, four times each."""
+    if layout.precision != "fp8" or layout.lora:
+        in_bf16 = 0.8 * (40 * model.hidden + 12 * model.qkv + 11 * model.fc1)
+        low_rank = 8 * sum(gemm.inputs + sum(gemm.outputs) for gemm in adapted(model, layout))
+        cast = sum(gemm.inputs + sum(gemm.outputs) for gemm in model.gemms) if layout.precision == "fp8" else 0
+        return in_bf16 + low_rank + 3 * cast
     norm, activation = (38, 7) if model.gated else (40, 11)
     return norm * model.hidden + 12 * model.qkv + activation * model.fc1
 
@@ -162,7 +181,7 @@ def states_ms(model: Model, layout: Layout, gpu: Gpu, beside: float) -> float:
 def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     """Of a micro-batch: final norm, lm_head, loss, embedding."""
     tokens = layout.tokens / layout.tp
-    gemms = 6 * tokens * model.embedding / (gpu.head_fp8 if layout.fp8_head else gpu.head_bf16) / 1e9
+    gemms = products(layout) * tokens * model.embedding / (gpu.head_fp8 if layout.fp8_head else gpu.head_bf16) / 1e9
     loss = tokens * (LOSS_BYTES * model.vocabulary + 60 * model.hidden) / gpu.hbm / 1e6
     return (gemms + loss) * (CHUNKS_COST if layout.loss_in_chunks else 1)
 

@@ -208,8 +208,8 @@ def run_many(arrays, grads, kept, how):
     """
     parameters, optimizer = make(arrays, "bfloat16", None, how != "paddle", kept, multi_precision=True)
     parameters[3].optimize_attr["learning_rate"] = 0.5
-    calls, operator = [], multi_tensor.adamw
-    multi_tensor.adamw = lambda *arguments: (calls.append(len(arguments[0])), operator(*arguments))
+    calls, operator = [], multi_tensor.prepared_adamw
+    multi_tensor.prepared_adamw = lambda steps: (calls.append(len(steps)), operator(steps))[1]
     try:
         for step, of_step in enumerate(grads):
             pairs = [pair for n, pair in enumerate(zip(parameters, of_step, strict=True)) if step != 1 or n % 3]
@@ -225,7 +225,7 @@ def run_many(arrays, grads, kept, how):
             if how == "together" and step == 0:
                 replace_states(parameters, optimizer)
     finally:
-        multi_tensor.adamw = operator
+        multi_tensor.prepared_adamw = operator
     most = {"paddle": 0, "single": 1, "together": len(parameters) - 2}[how]  # one has its own rate, one no clipping
     assert max(calls, default=0) == most, (how, calls)
     return state_of(parameters, optimizer)

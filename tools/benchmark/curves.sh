@@ -10,11 +10,11 @@
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
 # over 20 steps; by default it is 0.01, for states 0.003, for base 0.005. seeds leaves pairs.json instead of loss.png and
 # summary.json (tools/benchmark/paired.py makes it), and its exit status is 0. MODEL, STEPS (500, for base 150), BATCH
-# (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in precisions, by default
-# delayed alone; RECIPES="delayed current block" makes three) and SEEDS (of seeds, by default "42 43 44 45") may be set.
-# The weights that base begins with are those of START_STEPS (300) steps of pretraining on the same text. With AT_ONCE=1
-# all runs of precisions, states and base, and the two of each seed, share the GPU at the same time, if its memory
-# suffices:
+# (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in precisions and base,
+# by default delayed alone; RECIPES="delayed current block" makes three) and SEEDS (of seeds, by default "42 43 44 45")
+# may be set. The weights that base begins with are those of START_STEPS (300) steps of pretraining on the same text.
+# With AT_ONCE=1 all runs of precisions, states and base, and the two of each seed, share the GPU at the same time, if
+# its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail
@@ -139,10 +139,17 @@ base() {
     --dataset_name_or_path "$work/samples" --src_length $((sequence / 8)) --max_length "$sequence"
     --pad_to_max_length true --per_device_train_batch_size "$batch" --lora true --lora_rank 16)
   one_of_several run bf16 "" "${lora[@]}"
-  one_of_several run fp8 "" "${lora[@]}" --use_fp8 true
-  one_of_several run fp8-base "" "${lora[@]}" --use_fp8 true --quantize_base fp8
+  names=(bf16)
+  local recipe
+  for recipe in ${RECIPES:-delayed}; do
+    local fp8=("${lora[@]}" --use_fp8 true --fp8_recipe "$recipe") suffix=""
+    [ "$recipe" = delayed ] || suffix="-$recipe"
+    [ "$recipe" != block ] || fp8+=(--pad_to_multiple_of 128)
+    one_of_several run "fp8$suffix" "" "${fp8[@]}"
+    one_of_several run "fp8-base$suffix" "" "${fp8[@]}" --quantize_base fp8
+    names+=("fp8$suffix" "fp8-base$suffix")
+  done
   finish_runs
-  names=(bf16 fp8 fp8-base)
 }
 
 tolerance=0.01 names=()

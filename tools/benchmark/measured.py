@@ -1,7 +1,7 @@
 """What benchmarks/ has of whole trainings, as Points that the planner can be compared with.
 
-Points are the runs of throughput.py that train all weights with this project, from its results, and figures that were
-written down by hand where there is no result. LoRA's are not among them, as the planner counts no frozen weights.
+Points are the runs of throughput.py that train with this project, all weights or LoRA, from its results, and figures
+that were written down by hand where there is no result.
 
 Some were measured with older code. CHANGES says what that did otherwise, with the formula of its bytes or its time, so
 that a Point is compared with what the planner would have to say of that code.
@@ -15,13 +15,15 @@ from itertools import takewhile
 from pathlib import Path
 
 from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
-from paddle_te.planner import GPUS, Layout, Measured, Model, Plan, memory_of_step, time_of_step
+from paddle_te.planner import GPUS, Layout, Lora, Measured, Model, Plan, memory_of_step, time_of_step
+from paddle_te.planner.memory import trained_elements
 from tools.benchmark import finetuning
-from tools.benchmark.throughput import OUR_RUNS
+from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 WITHOUT_FILES = BENCHMARKS / "2026-11-23_h200x1_without-files.md"
 H200 = GPUS["h200"]
+COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that there are Points of
 # Of the code that was measured before today's, the oldest first.
 OLDER_COMMITS = (
     *("6a48209", "9ac8abb", "3a594ec", "f422506", "453a57d", "03e0906", "eee5ec4", "1d9ccb4", "b64f7e2", "639c6e8"),
@@ -37,8 +39,8 @@ def _nothing(model, layout):
 class Change:
     """What code did until a change of it. last: the last of OLDER_COMMITS that did it. concerns: of which Layouts.
 
-    memory: fields of `Measured`. traffic: {Model, Layout: bytes that it read and wrote in a step besides}.
-    gpu: of the Gpu what was different.
+    memory: fields of `Measured`. traffic: {Model, Layout: bytes that it read and wrote in a step besides}. held:
+    likewise those that it kept for backward besides. gpu: of the Gpu what was different.
     """
 
     what: str
@@ -46,6 +48,7 @@ class Change:
     concerns: Callable[[Layout], bool]
     memory: dict
     traffic: Callable[[Model, Layout], float] = _nothing
+    held: Callable[[Model, Layout], float] = _nothing
     gpu: dict | None = None
 
 
@@ -56,6 +59,11 @@ def _local(model, layout):
 def _gradients_twice(model, layout):
     """A rank's own gradients, read and written."""
     return 2 * (4 if layout.main_grads else 2) * _local(model, layout) / layout.sharding
+
+
+def _layers_that_wait(model, layout):
+    """Those that have more than their inputs at a time."""
+    return 1 if layout.recompute == "full" else model.layers
 
 
 CHANGES = (
@@ -100,12 +108,13 @@ CHANGES = (
         "fc2fcfa",
         lambda layout: layout.gpus == 1 and not layout.main_grads and layout.optimizer_in_backward == "off",
         dict(released=False),
-        lambda model, layout: 2 * model.parameters,  # and filled them with zeros
+        # and filled them with zeros
+        lambda model, layout: 2 * trained_elements(model, layout, model.parameters),
     ),
     Change(
         "SwiGLU, its gradient and RMSNorm were cast to fp8 by the library (until 495d8fc and 2677240)",
         "fc2fcfa",
-        lambda layout: layout.precision == "fp8",
+        lambda layout: layout.precision == "fp8" and not layout.lora,
         {},
         # 4 bytes a token and number of fc1's output, 2 of a hidden state; half of that in forward, maybe twice
         lambda model, layout: (
@@ -118,6 +127,29 @@ CHANGES = (
             / layout.pp
             * model.gated
         ),
+    ),
+    Change(
+        "LoRA's layers kept silu(gate) as well (until ff9bfb3)",
+        "46ce83b",
+        lambda layout: layout.lora is not None,
+        {},
+        held=lambda model, layout: 2 * model.ffn * layout.tokens * _layers_that_wait(model, layout),
+    ),
+    Change(
+        "frozen weights' GEMMs in fp8 kept the transposes of their inputs, and LoRA's products were operations of "
+        "their own (until a555fe3)",
+        "fc2fcfa",
+        lambda layout: layout.lora is not None and layout.precision == "fp8",
+        {},
+        # a byte of each input and output, and 4 where a product is written and read again to be added
+        lambda model, layout: (
+            (1 + 4)
+            * sum(gemm.inputs + sum(gemm.outputs) for gemm in model.gemms)
+            * (4 / 3 if layout.recompute == "full" else 1)
+            * layout.tokens
+            * model.layers
+        ),
+        held=lambda model, layout: (3 * model.hidden + model.ffn) * layout.tokens * _layers_that_wait(model, layout),
     ),
 )
 
@@ -145,13 +177,15 @@ class Point:
 
 def expected(point):
     """The Plan of what the planner says of a Point's code."""
-    memory, gpu, traffic = {}, H200, 0.0
+    memory, gpu, traffic, held = {}, H200, 0.0, 0.0
     for change in point.older:
         memory |= change.memory
         gpu = replace(gpu, **change.gpu or {})
         traffic += change.traffic(point.model, point.layout)
+        held += change.held(point.model, point.layout)
     times = time_of_step(point.model, point.layout, gpu) | {"older code": traffic / gpu.hbm / 1e6}
-    return Plan(point.layout, memory_of_step(point.model, point.layout, Measured(rank=0, **memory)), times)
+    need = memory_of_step(point.model, point.layout, Measured(rank=0, **memory))
+    return Plan(point.layout, replace(need, activations=need.activations + held), times)
 
 
 def all_points():
@@ -166,7 +200,7 @@ def _is_throughput(result):
 
 
 def points_of(results):
-    """[Point] of the runs that are ok in results of throughput.py and train all weights with this project.
+    """[Point] of the runs that are ok in results of throughput.py and train with this project.
 
     Its tries for the largest batch have two timed steps on a cool GPU, so that their memory alone counts.
     """
@@ -177,15 +211,14 @@ def points_of(results):
         for rows, timed in ((result.get("runs", {}), True), (result.get("tries", {}), False)):
             for name, row in rows.items():
                 if row["status"] == "ok" and _counts(row["run"]):
-                    ms = row["step_ms"]["median"] if timed and _is_steady(row) else None
+                    ms = row["step_ms"]["median"] if timed and _is_steady(row) and not _copied(row, commit) else None
                     points.append(Point(name, commit, *of_run(row["run"]), ms, row["peak_bytes"]))
     return points
 
 
 def _counts(run):
-    """Of a row's run: whether it is ours, trains all weights, and has rows of known lengths, unlike padded samples."""
-    ours, whole = run.get("framework", "paddle_te") == "paddle_te", run.get("method", "full") == "full"
-    return ours and whole and run.get("packed", True)
+    """Of a row's run: whether it is ours, and has rows of known lengths, unlike padded samples."""
+    return run.get("framework", "paddle_te") == "paddle_te" and run.get("packed", True)
 
 
 def _is_steady(row):
@@ -193,6 +226,13 @@ def _is_steady(row):
     which take longer than the step."""
     times = row["step_ms"]
     return "method" not in row["run"] or times["max"] < 1.2 * times["min"]
+
+
+def _copied(row, commit):
+    """Whether LoRA's layers made their products part by part, and copied them number by number (until 533d10a), which
+    no formula says."""
+    until = OLDER_COMMITS[: OLDER_COMMITS.index("1dc0f90") + 1]
+    return row["run"].get("method") == "lora" and commit in until
 
 
 def _by_hand(row, commit):
@@ -214,9 +254,11 @@ def points_without_files(page=WITHOUT_FILES):
             columns = cells
         row = dict(zip(reversed(columns), reversed(cells), strict=False))  # "planned" twice: the first one is lost
         name = cells[0].split(",")[0].split(" ")[0]
-        if name in OUR_RUNS and len(cells) == len(columns):
+        if name in COUNTED and len(cells) == len(columns):
             memory = float(row["peak GB"]) * 1e9 if row["peak GB"] else None
-            points.append(Point(name, commit, *of_run(OUR_RUNS[name].described), float(row["ms"]), memory))
+            points.append(
+                Point(name, commit, *of_run(COUNTED[name].described), float(row["ms"].replace(",", "")), memory)
+            )
     return points
 
 
@@ -250,7 +292,7 @@ def of_run(run):
         recompute=run["recompute"],
         recompute_modules=_values(flags, "--recompute_modules"),
         mlp_chunk_tokens=int(_value(flags, "--mlp_chunk_tokens", 0)),
-        overlap="overlap" in flags,
+        overlap=re.search(r"enable_\w*overlap", flags) is not None,  # of sharding
         loss_in_chunks="--use_fused_linear_cross_entropy true" in flags,
         fp8_head="--fp8_lm_head true" in flags,
         fp8_attention="--fp8_dpa true" in flags,
@@ -259,8 +301,13 @@ def of_run(run):
         **{name: _value(flags, f"--{name}", default) for name, default in OPTIMIZER_DEFAULTS.items()},
         offload_activations=int(_value(flags, "--offload_activations", 0)),
         offload_optimizer=float(_value(flags, "--offload_optimizer", 0)),
+        lora=_lora(run) if run.get("method") == "lora" else None,
     )
     return model, _of_documents(layout) if run.get("packed") else layout
+
+
+def _lora(run):
+    return Lora(int(_value(run["flags"], "--lora_rank", 0)), fp8_base=bool(run.get("fp8_base")))
 
 
 def _of_documents(layout):

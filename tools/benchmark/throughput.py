@@ -205,6 +205,18 @@ OUR_RUNS |= {
     f"{ALONE}-{part.replace('_', '-')}": replace(EIGHT_B_16, flags=f"--recompute_modules {part}", base=ALONE)
     for part in RECOMPUTE_MODULES
 }
+# A forward's collectives of tensor parallelism in chunks beside the GEMMs, and at once. With current scaling chunks are
+# gathered in fp8, and what is gathered at once in bf16.
+OUR_RUNS["8b-x2-tp2-current"] = replace(
+    OUR_RUNS["8b-x2-tp2"], flags=f"{MAIN_GRADS_ALONE} --fp8_recipe current", base="8b-x2-tp2"
+)
+OUR_RUNS |= {
+    f"{name}-{chunks}-chunks": replace(
+        OUR_RUNS[name], flags=f"{OUR_RUNS[name].flags} --tp_comm_overlap {chunks}", base=name
+    )
+    for name in ("8b-x2-tp2", "8b-x2-tp2-current", "8b-x4-tp4")
+    for chunks in (1, 2, 4)
+}
 OUR_RUNS[f"{ALONE}-full"] = replace(EIGHT_B_16, flags="", recompute="full", base=ALONE)
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
@@ -251,9 +263,11 @@ FINETUNING_RUNS |= {
 # The frozen base in fp8 only beside bf16, and the largest that one GPU holds. Their weights are made on the device.
 LORA = finetuning.Finetuning(LLAMA_3_8B, method="lora", on_device=True, flags="--lora_rank 16")
 LORA_FP8 = replace(LORA, fp8_base=True, base="lora-8b-x1")
+BLOCK_SCALING = "--fp8_recipe block --pad_to_multiple_of 128"
 FINETUNING_RUNS |= {
     "lora-8b-x1": LORA,
     "lora-8b-x1-fp8-base": LORA_FP8,
+    "lora-8b-x1-fp8-base-block": replace(LORA_FP8, flags=f"{LORA.flags} {BLOCK_SCALING}"),
     "lora-7b-x1-fp8-base": replace(LORA_FP8, size=LLAMA_2_7B, base="lora-7b-x1"),
     "lora-7b-x1-fp8-base-2-rows": replace(LORA_FP8, size=LLAMA_2_7B, batch=2, base="lora-7b-x1"),
     "lora-70b-x1-fp8-base": replace(

@@ -26,6 +26,7 @@ _ONLY = {
     "hidden_act": ("silu", "use backend none for this model"),
     "fp8_lm_head": (False, "the head is PaddleFormers' own"),
     "offload_activations": (0, "use recompute instead"),
+    "tp_comm_overlap": (0, "train with PaddleNLP, where it was tried"),
     "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
 }
 

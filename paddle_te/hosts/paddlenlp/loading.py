@@ -17,6 +17,7 @@ from paddle_te.hosts.paddlenlp.modeling import TELMHead
 from paddle_te.layers import stored_weights
 from paddle_te.models import pipeline
 from paddle_te.models.backend import check_backend, check_backend_name
+from paddle_te.models.decoder import fp8_recipe
 from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
 from paddle_te.weights.folder import open_checkpoint
 
@@ -37,7 +38,8 @@ def _no_views():
 def from_pretrained(model_class, folder, config, dtype, in_fp8=False):
     """model_class(config) with the weights in `folder`: in the backend's layout, of any degrees, or in Hugging Face's.
 
-    in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read (`fp8_model_init`).
+    in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read for the recipe of the
+    configuration (`fp8_model_init`).
     Raises CheckpointError where PaddleNLP would only warn.
     """
     layout = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
@@ -45,7 +47,7 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False):
     # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
     whole_head = family_of(config).learned_positions and config.tensor_parallel_degree > 1
     if in_fp8 or layout == "hf" or of_a_rank or whole_head:
-        with fp8_model_init(in_fp8):
+        with fp8_model_init(in_fp8, fp8_recipe(config) if in_fp8 else None):
             model = model_class.from_config(config, dtype=dtype)
         load_weights(model, open_checkpoint(folder))
         return model

@@ -187,8 +187,13 @@ def _take_over_embeddings(model):
 
 
 def _take_over_norms(model):
+    """Those that are left where our decoder layers have their own: the one before the head."""
+    family = family_of(model.config)
+    is_layer_norm = family.normalization == "LayerNorm"
+    paddlenlps = paddle.nn.LayerNorm if is_layer_norm else getattr(model.host_module, f"{family.title}RMSNorm")
     for layer in model.sublayers():
-        if isinstance(layer, paddle.nn.LayerNorm):
+        if isinstance(layer, paddlenlps):
+            layer.config = model.config  # Mistral's has none
             take_over(layer, LastNorm)
 
 

@@ -58,9 +58,11 @@ def _again(function, x, recompute):
     return function(x)
 
 
-def _check_fusion(fuse_wgrad_accumulation):
+def _check_fusion(fuse_wgrad_accumulation, tp):
     if fuse_wgrad_accumulation:
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
+    if tp is not None and tp.comm_overlap:
+        raise NotImplementedError("tp_comm_overlap: backend paddle overlaps nothing; use transformer_engine")
 
 
 def _column(x, weight, tp, quantizers, transpose_y=True, bias=None):
@@ -118,7 +120,7 @@ def linear(
 ):
     """x · weightᵀ (+ bias) (+ residual) (+ the product of a LowRankUpdate), or x · weight … without transpose_y; the
     weight is split by `parallel_mode` ("column", "row" or None) over `tp`."""
-    _check_fusion(fuse_wgrad_accumulation)
+    _check_fusion(fuse_wgrad_accumulation, tp)
     gemm, tp = _row if parallel_mode == "row" else _column, None if parallel_mode is None else tp
     y = gemm(x, weight, tp, quantizers, transpose_y, bias)
     if low_rank is not None:
@@ -131,7 +133,7 @@ def layernorm_linear(x, norm, weight, *, bias=None, tp=None, quantizers=None, fu
 
     The residual passes through so that an implementation can add both gradients of x in one kernel.
     """
-    _check_fusion(fuse_wgrad_accumulation)
+    _check_fusion(fuse_wgrad_accumulation, tp)
     return _normed_column(x, norm, weight, tp, quantizers, bias), x
 
 
@@ -162,7 +164,7 @@ def layernorm_mlp(
     recompute: what backward computes again: "mlp_act" the activation, "mlp" all that fc2's GEMM needs; None: nothing.
     chunk_tokens: where there are more tokens, the GEMMs take so many at a time, and backward computes each chunk again.
     """
-    _check_fusion(fuse_wgrad_accumulation)
+    _check_fusion(fuse_wgrad_accumulation, tp)
 
     def second_half(hidden):
         return _row(activate(hidden, activation), fc2_weight, tp, quantizers[1], bias=fc2_bias)

@@ -14,8 +14,10 @@ from typing import Any
 import paddle
 
 from paddle_te.native import addition
+from paddle_te.ops.chunks import ranges
 from paddle_te.ops.te.norm import Normed
 from paddle_te.ops.te.quantized import (
+    MATRICES,
     Float8Matrix,
     StoredMatrix,
     exchanged,
@@ -161,7 +163,7 @@ def wgrad(rt, x, dy, weight, code, fp8, dbias=None):
 
 
 def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
-    """(dz, dW) of a column-parallel GEMM of `_normed_operands`: dz summed over tp, the rank's rows of it. dbias: as
+    """(dz, dW) of a column-parallel GEMM of `column_forward`: dz summed over tp, the rank's rows of it. dbias: as
     `wgrad`'s.
 
     Collectives run at the same time as GEMMs ("bulk overlap" in Megatron and TE): the input is gathered again during
@@ -171,7 +173,7 @@ def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
     fp8 = quantizers is not None
     gather = _gathers(tp)
     if gather:
-        rows = _normed_rows(rt, x, quantizers, gather) if x.recompute else operand
+        rows = _normed_rows(rt, x, quantizers, tp) if x.recompute else operand
         pending = tp.start_all_gather(_to_gather(rows))
     dz = rt.new_matrix((dy.shape[0], x.x.shape[1]), x.dtype, x.code)
     dgrad(rt, dy, w, dz.native, fp8)
@@ -189,38 +191,83 @@ def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=No
     scatter = tp is not None and tp.sequence_parallel
     # one rank's GEMM adds bias and residual, for free, before the sum over ranks
     adds = tp is None or tp.rank == 0
-    accumulate = residual is not None and not scatter and adds
-    result = rt.matrix(out, code)
-    if accumulate:
-        rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
-    _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias if adds else None)
-    if tp is not None:
-        out = tp.reduce_output(out)
+    bias = bias if adds else None
+    if scatter and tp.comm_overlap:
+        out = _scattered_in_chunks(rt, x, weight, out, code, tp, transpose_y, bias)
+    else:
+        accumulate = residual is not None and not scatter and adds
+        result = rt.matrix(out, code)
+        if accumulate:
+            rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
+        _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias)
+        if tp is not None:
+            out = tp.reduce_output(out)
     if scatter and residual is not None:
         addition.add_to(rt.te, rt.stream, out.data_ptr(), residual.data_ptr(), math.prod(out.shape), code)
     return out
 
 
-def _normed_operands(rt, x, weight, quantizers, tp, columnwise, w):
-    """A Normed's output and a weight as a column-parallel GEMM reads them: (operand, weight, what backward keeps of
-    operand). w: `column_forward`'s.
+def _scattered_in_chunks(rt, x, weight, whole, code, tp, transpose_y, bias):
+    """This rank's rows of the sum over tp of x·Wᵀ (+ bias), each chunk of them summed beside the next one's GEMMs.
 
-    The norm's kernels write fp8, TE's under delayed scaling alone. Under sequence parallelism each rank norms its own
-    tokens and the others' are gathered, in fp8 where the ranks' scales are the same; backward keeps its own and gathers
-    again. A Normed with `recompute` is normed again instead.
+    A chunk has the same rows of each rank's part, which are apart in x, so that it takes a GEMM for each rank. whole:
+    the Placeholder of what is summed.
     """
-    gather, again = _gathers(tp), x.recompute
-    if not _normed_in_fp8(rt, x, quantizers, gather):
-        rows = _normed_rows(rt, x, quantizers, gather)
-        whole = rt.matrix(tp.all_gather(rows.memory), x.code) if gather else rows
-        operand, weight = forward_operands(rt, whole, weight, x.code, quantizers, columnwise, recompute=again, w=w)
-        return operand, weight, rows if gather else operand
-    shape, weight_shape = None if gather else x.x.shape, None if w else weight.shape
-    wgrad = not weight.stop_gradient
-    pieces = operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, x.statistics_bytes, recompute=again)
-    rows = _normed_rows(rt, x, quantizers, gather, pieces.input)
-    operand = rows.gathered(rt, tp.all_gather(rows.rowwise)) if gather else rows
-    return operand, w or quantized_weight(rt, weight, x.code, quantizers, pieces.weight), rows
+    chunks, rows, cols = _chunks(x, x.shape[0], tp), x.shape[0] // tp.size, whole.shape[-1]
+    out, pending = rt.empty([rows, cols], whole.dtype), []
+    for first, count in chunks:
+        part = rt.new_matrix((tp.size * count, cols), whole.dtype, code)
+        for rank in range(tp.size):
+            of_rank = x.rows(rt, rank * rows + first, count), weight, part.rows(rt, rank * count, count).native
+            _fprop(rt, *of_rank, transpose_y=transpose_y, bias=bias)
+        pending.append(tp.start_reduce_scatter(part.memory, out.rows(first, count)))
+    for chunk in pending:
+        tp.finish(chunk)
+    return out
+
+
+def _fprop_beside_gather(rt, rows, weight, out, code, tp, bias):
+    """out = x·Wᵀ (+ bias) of all ranks' rows x, of which `rows` are this rank's. Their GEMM runs while the first chunk
+    is gathered, and the others' rows of a chunk while the next one is (as TE's ring exchange begins, too).
+
+    A collective is started before the GEMM that is to run with it: see `_column_backward`.
+    """
+    own = rows.shape[0]
+    chunks, others = _chunks(rows, tp.size * own, tp), [rank for rank in range(tp.size) if rank != tp.rank]
+
+    def start(chunk):
+        return tp.start_all_gather(_to_gather(rows).rows(*chunk))
+
+    pending = start(chunks[0])
+    _fprop(rt, rows, weight, out.rows(rt, tp.rank * own, own).native, bias=bias)
+    for (first, count), following in zip(chunks, (*chunks[1:], None), strict=True):
+        gathered = tp.finish(pending)
+        pending = following and start(following)
+        whole = _of_all_ranks(rt, rows, gathered, code)
+        for rank in others:
+            of_rank = whole.rows(rt, rank * count, count), weight, out.rows(rt, rank * own + first, count).native
+            _fprop(rt, *of_rank, bias=bias)
+
+
+def _chunks(operand, tokens, tp):
+    """[(first row, rows)] of the chunks of a rank's rows. operand: what is multiplied. tokens: of all ranks. Raises
+    ValueError where there are none."""
+    multiple = 1
+    if isinstance(operand, Float8Matrix):
+        multiple = operand.quantizer.scaling.multiple
+        if operand.quantizer.kind == "block":
+            raise ValueError(
+                f"tp_comm_overlap={tp.comm_overlap}: with block scaling the factors of a chunk's rows do not lie "
+                "together; leave it out, or take delayed or current scaling"
+            )
+    if tokens % (tp.size * tp.comm_overlap * multiple):
+        of_gemms = f", each a multiple of {multiple} for fp8 GEMMs" if multiple > 1 else ""
+        raise ValueError(
+            f"tp_comm_overlap={tp.comm_overlap}: {tokens} tokens do not divide into so many chunks on each of "
+            f"{tp.size} ranks{of_gemms}; take fewer chunks or another number of tokens"
+        )
+    rows = tokens // tp.size
+    return ranges(rows, rows // tp.comm_overlap)
 
 
 def _gathers(tp):
@@ -228,33 +275,51 @@ def _gathers(tp):
     return tp is not None and tp.sequence_parallel
 
 
-def _normed_in_fp8(rt, x, quantizers, gather):
-    """Whether a norm's kernel writes fp8: not where it is gathered, and other ranks' scales are others."""
-    if gather:
-        return cast_in_kernels(quantizers) and quantizers.same_scales
+def _gathers_fp8(quantizers, tp):
+    """Whether the ranks' rows fit together in fp8: their scales are the same, or made so (`CurrentMatrix.fill_alike`).
+
+    They are not made so in delayed scaling's first step: its history would have this rank's amax alone.
+    """
+    if quantizers is None:
+        return False
+    current = quantizers.input.kind == "current" and not quantizers.input.amax_ptr
+    return quantizers.same_scales or bool(tp.comm_overlap) and current
+
+
+def _normed_in_fp8(rt, x, quantizers, tp):
+    """Whether `_normed_rows` are fp8: not where they are gathered, and do not fit together so."""
+    if _gathers(tp):
+        return _gathers_fp8(quantizers, tp)
     return cast_in_kernels(quantizers) or quantizers is not None and x.casts(rt, quantizers.input)
 
 
-def _normed_rows(rt, x, quantizers, gather, pieces=None):
-    """What the kernel of a Normed writes of this rank's rows. pieces: (rowwise, columnwise) for fp8 that is not
-    gathered, and for the statistics; None: new ones."""
-    shape = x.x.shape
-    if not _normed_in_fp8(rt, x, quantizers, gather):
+def _normed_rows(rt, x, quantizers, tp, pieces=None):
+    """A Normed's output, this rank's rows. pieces: (rowwise, columnwise) for fp8 that is not gathered, and for the
+    statistics; None: new ones.
+
+    The norm's kernels write fp8, TE's under delayed scaling alone.
+    """
+    shape, gather, statistics = x.x.shape, _gathers(tp), pieces and pieces[1]
+    if not _normed_in_fp8(rt, x, quantizers, tp):
         rows = rt.new_matrix(shape, x.dtype, x.code)
     elif gather:
-        rows = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
+        rows = MATRICES[quantizers.input.kind].rows_of_rank(rt, shape, quantizers.input)
+        if quantizers.input.kind == "current":
+            whole = rt.new_matrix(shape, x.dtype, x.code)
+            x.forward(rt, whole.native, statistics)
+            return rows.fill_alike(rt, whole, tp)
     else:
         rows = new_float8(rt, shape, quantizers.input, pieces)
         if x.casts(rt, quantizers.input):
-            x.forward_in_fp8(rt, rows, pieces and pieces[1])
+            x.forward_in_fp8(rt, rows, statistics)
             return rows
-    x.forward(rt, rows.native, pieces and pieces[1])
+    x.forward(rt, rows.native, statistics)
     return rows
 
 
 def _normed_again(rt, x, quantizers):
-    """In backward, where nothing is gathered: the operand of `_normed_operands`, with new statistics."""
-    rows = _normed_rows(rt, x, quantizers, gather=False)
+    """In backward, where nothing is gathered: the operand of `column_forward`, with new statistics."""
+    rows = _normed_rows(rt, x, quantizers, tp=None)
     if quantizers is not None and not isinstance(rows, Float8Matrix):
         rows = quantize(rt, rows, quantizers.input)
     drop_data(rt, rows)
@@ -262,12 +327,12 @@ def _normed_again(rt, x, quantizers):
 
 
 def _to_gather(rows):
-    """What `_gathered_again` wants from all ranks."""
+    """What of a rank's rows is gathered."""
     return rows.rowwise if isinstance(rows, Float8Matrix) else rows.memory
 
 
 def _gathered_again(rt, rows, gathered, code, quantizers):
-    """In backward under sequence parallelism: the operand of `_normed_operands` from the ranks' own rows."""
+    """In backward under sequence parallelism: the operand of `column_forward` from the ranks' own rows."""
     if isinstance(rows, Float8Matrix):
         return rows.gathered(rt, gathered, rowwise=False)
     whole = rt.matrix(gathered, code)
@@ -278,8 +343,8 @@ def _gathered_again(rt, rows, gathered, code, quantizers):
 class SavedColumn:
     """What the backward of `column_forward` reads.
 
-    norm: the Normed. operand: of its output what `_normed_operands` keeps, None where it is computed again. w, weight:
-    as the GEMM read it, as it is.
+    norm: the Normed. operand: its output as the GEMM read it; where ranks gather it, this rank's rows, which are
+    gathered again; None where it is computed again. w, weight: as the GEMM read it, as it is.
     """
 
     norm: Normed
@@ -307,15 +372,60 @@ class SavedColumn:
 
 def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None):
     """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks. w: the weight's
-    `weight_operand`, which the caller lets go of; None: it is made here."""
-    operand, of_weight, kept = _normed_operands(rt, normed, weight, quantizers, tp, train, w)
-    lead = normed.tensor.shape[:-1] if kept is operand else [operand.shape[0]]
+    `weight_operand`, which the caller lets go of; None: it is made here.
+
+    Under sequence parallelism each rank norms its own tokens and the others' are gathered, in fp8 where that fits
+    together (`_gathers_fp8`); backward keeps its own and gathers again. A Normed with `recompute` is normed again
+    instead.
+    """
+    gather, again = _gathers(tp), normed.recompute
+    casts = quantizers is not None and not _normed_in_fp8(rt, normed, quantizers, tp)
+    beside = gather and tp.comm_overlap and not casts  # the cast of all rows comes behind their gather
+    if casts:
+        rows, operand, of_weight = _cast_operands(rt, normed, weight, quantizers, tp, train, w)
+    else:
+        rows, of_weight = _rows_and_weight(rt, normed, weight, quantizers, tp, train, w)
+        operand = _all_rows(rt, rows, normed.code, tp) if gather and not beside else rows
+    lead = [tp.size * rows.shape[0]] if gather else normed.tensor.shape[:-1]
     out = rt.matrix(rt.empty([*lead, of_weight.shape[0]], normed.dtype), normed.code)
-    _fprop(rt, operand, of_weight, out.native, bias=bias)
-    again = normed.recompute
+    if beside:
+        _fprop_beside_gather(rt, rows, of_weight, out, normed.code, tp, bias)
+    else:
+        _fprop(rt, operand, of_weight, out.native, bias=bias)
     if train:
-        drop_data(rt, *[operand] * (kept is operand and not again), *[of_weight] * (w is None))
-    return out, SavedColumn(normed, None if again else kept, of_weight, weight, bias, quantizers, tp)
+        drop_data(rt, *[operand] * (not gather and not again), *[of_weight] * (w is None))
+    kept = None if again else rows if gather else operand
+    return out, SavedColumn(normed, kept, of_weight, weight, bias, quantizers, tp)
+
+
+def _rows_and_weight(rt, x, weight, quantizers, tp, columnwise, w):
+    """(a Normed's rows of this rank, the weight), both as the GEMM reads them. w: `column_forward`'s."""
+    if quantizers is None:
+        return _normed_rows(rt, x, None, tp), w or rt.matrix(weight, x.code)
+    shape, weight_shape = None if _gathers(tp) else x.x.shape, None if w else weight.shape
+    wgrad, more = not weight.stop_gradient, x.statistics_bytes
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, more, recompute=x.recompute)
+    rows = _normed_rows(rt, x, quantizers, tp, pieces.input)
+    return rows, w or quantized_weight(rt, weight, x.code, quantizers, pieces.weight)
+
+
+def _cast_operands(rt, x, weight, quantizers, tp, columnwise, w):
+    """(a Normed's rows of this rank in its dtype, those of all ranks and the weight as the GEMM reads them)."""
+    rows = _normed_rows(rt, x, quantizers, tp)
+    whole = _all_rows(rt, rows, x.code, tp) if _gathers(tp) else rows
+    options = dict(recompute=x.recompute, w=w)
+    return rows, *forward_operands(rt, whole, weight, x.code, quantizers, columnwise, **options)
+
+
+def _all_rows(rt, rows, code, tp):
+    """The forward GEMM's operand from each rank's rows."""
+    return _of_all_ranks(rt, rows, tp.all_gather(_to_gather(rows)), code)
+
+
+def _of_all_ranks(rt, rows, gathered, code):
+    """The Matrix, or the Float8Matrix without a transpose, of gathered rows. rows: this rank's."""
+    in_fp8 = isinstance(rows, Float8Matrix)
+    return rows.gathered(rt, gathered, columnwise=False) if in_fp8 else rt.matrix(gathered, code)
 
 
 def check_weight(name, weight, shape, dtype, quantizers):

@@ -161,29 +161,47 @@ class Float8Matrix:
 
     @classmethod
     def rows_of_rank(cls, rt, shape, quantizer):
-        """For `gathered`: without a transpose, in a tensor of its own. Delayed scaling only."""
+        """For `gathered`: without a transpose, in a tensor of its own. Not with block scaling."""
         return cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None)
 
-    def gathered(self, rt, whole, rowwise=True):
-        """The matrix whose data is the tensor `whole`, with its transpose, under this one's scale: of all ranks'
-        `rowwise`, whose scales must be alike."""
-        out, code = Float8Matrix.__new__(Float8Matrix), FP8[self.quantizer.dtype]
-        out.quantizer, out._scale_inv = self.quantizer, self._scale_inv
-        out.rowwise = whole
-        out.shape = rows, cols = tuple(whole.shape)
-        out.columnwise = rt.empty([cols, rows], paddle.uint8)
-        out._data, out._transpose = out.rowwise.data_ptr(), out.columnwise.data_ptr()
-        rt.te.transpose(rt.tensor(out._data, out.shape, code), rt.tensor(out._transpose, (cols, rows), code), rt.stream)
+    def gathered(self, rt, whole, rowwise=True, columnwise=True):
+        """The matrix whose data is the tensor `whole`, under this one's scale: of all ranks' `rowwise`, whose scales
+        must be alike. rowwise, columnwise: whether its data is wanted, whether its transpose is."""
+        out = self._of(tuple(whole.shape), whole, whole.data_ptr())
+        if columnwise:
+            out._transpose_data(rt)
         if not rowwise:
             out.rowwise, out._data = None, 0
         out._bind(rt)
         return out
 
+    def rows(self, rt, first, count):
+        """So many rows, from one of them on, in the same memory and under the same scale, without a transpose."""
+        cols = self.shape[1]
+        out = self._of((count, cols), self.rowwise, self._data + first * cols)
+        out._bind(rt)
+        return out
+
+    def _of(self, shape, rowwise, data):
+        """A matrix of data that lies in a tensor, at this address, under this one's scale, to be bound."""
+        out = Float8Matrix.__new__(Float8Matrix)
+        out.quantizer, out._scale_inv, out.shape = self.quantizer, self._scale_inv, shape
+        out.rowwise, out._data, out.columnwise, out._transpose = rowwise, data, None, 0
+        return out
+
+    def _transpose_data(self, rt):
+        """Makes the transposed copy of the data, in a tensor of its own."""
+        (rows, cols), code = self.shape, FP8[self.quantizer.dtype]
+        self.columnwise = rt.empty([cols, rows], paddle.uint8)
+        self._transpose = self.columnwise.data_ptr()
+        data, transpose = rt.tensor(self._data, (rows, cols), code), rt.tensor(self._transpose, (cols, rows), code)
+        rt.te.transpose(data, transpose, rt.stream)
+
 
 class CurrentMatrix(Float8Matrix):
     """One whose scale comes from its own numbers. Both copies have the same factors."""
 
-    __slots__ = ("_factors",)
+    __slots__ = ("_factors", "_amax_memory")
 
     @staticmethod
     def factor_bytes(shape, quantizer):
@@ -204,6 +222,21 @@ class CurrentMatrix(Float8Matrix):
         rt.te.compute_scale_from_amax(measured, rt.stream)
         return super().fill(rt, source, dbias)
 
+    @classmethod
+    def rows_of_rank(cls, rt, shape, quantizer):
+        factors = rt.empty([cls.factor_bytes(shape, quantizer) // 4, 1], paddle.float32)
+        out = cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None, Pieces(factors))
+        out._amax_memory = factors.rows(0, 1)
+        return out
+
+    def fill_alike(self, rt, source, tp):
+        """Quantizes a Matrix, this rank's rows of one that all have a part of, under the scale of the whole (TE's
+        amax_reduction_group). Of `rows_of_rank`."""
+        rt.te.compute_amax(source.native, self.native, rt.stream)
+        tp.all_reduce_max(self._amax_memory)
+        rt.te.compute_scale_from_amax(self.native, rt.stream)
+        return super().fill(rt, source)
+
     def fill_by(self, rt, cast):
         """In two passes over what `cast` reads, of which the first one writes the amax alone."""
         rt.te.memset_async(self._factors, 0, 4, rt.stream)
@@ -220,6 +253,17 @@ class CurrentMatrix(Float8Matrix):
         return rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], 0, scale, amax, scale_inv)
 
 
+def block_factor_bytes(shape, block_scaling_dim):
+    """Of the scales of one copy of a matrix (rows, cols) with block scaling, a multiple of 256. The greater of both
+    copies', whose last dimensions are rounded up to multiples of 4."""
+    rows, cols = shape
+    if block_scaling_dim == 2:
+        rows, cols = (-(-size // (4 * BLOCK)) * 4 for size in shape)
+    else:
+        cols //= BLOCK
+    return -(-4 * rows * cols // 256) * 256
+
+
 class BlockMatrix(Float8Matrix):
     """One with block scaling. Each copy has scales of its own, behind it in its pieces, and with blocks of 1 x 128
     other values, too: both are quantized from the source."""
@@ -229,13 +273,7 @@ class BlockMatrix(Float8Matrix):
 
     @staticmethod
     def factor_bytes(shape, quantizer):
-        # the greater of both copies', whose last dimensions are rounded up to multiples of 4
-        rows, cols = shape
-        if quantizer.scaling.block_scaling_dim == 2:
-            rows, cols = (-(-size // (4 * BLOCK)) * 4 for size in shape)
-        else:
-            cols //= BLOCK
-        return -(-4 * rows * cols // 256) * 256
+        return block_factor_bytes(shape, quantizer.scaling.block_scaling_dim)
 
     def _take_factors(self, rowwise, columnwise, factors):
         size = self.factor_bytes(self.shape, self.quantizer)
@@ -243,15 +281,19 @@ class BlockMatrix(Float8Matrix):
         self._transpose_scale_inv = columnwise.take(size) if columnwise else 0
         return ()
 
+    @property
+    def _scaling(self):
+        return self.quantizer.scaling
+
     def _bind(self, rt):
-        mode = BLOCK_SCALING[self.quantizer.scaling.block_scaling_dim]
+        mode = BLOCK_SCALING[self._scaling.block_scaling_dim]
         scale_inv = self._scale_inv if self._data else 0
         transpose_scale_inv = self._transpose_scale_inv if self._transpose else 0
         factors = 0, 0, scale_inv, transpose_scale_inv, mode
         self.native = rt.tensor(self._data, self.shape, FP8[self.quantizer.dtype], self._transpose, *factors)
 
     def fill(self, rt, source, dbias=None):
-        scaling = self.quantizer.scaling
+        scaling = self._scaling
         rt.te.quantize_blocks(source.native, self.native, scaling.power_2_scale, scaling.amax_epsilon, rt.stream)
         if dbias is not None:
             addresses = source.native.data_ptr, dbias.data_ptr
@@ -260,21 +302,56 @@ class BlockMatrix(Float8Matrix):
 
 
 class StoredMatrix(Float8Matrix):
-    """A weight that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer."""
+    """A weight that exists in fp8 only: a tensor of bytes with a StoredWeight as quantizer. transposed: of that the
+    transposed copy alone, in memory of its own."""
 
     __slots__ = ()
 
-    def __init__(self, rt, weight, quantizer):
+    def __init__(self, rt, weight, quantizer, transposed=False):
         self.shape, self.quantizer, self.rowwise, self.columnwise = tuple(weight.shape), quantizer, weight, None
-        self._data, self._transpose, self._scale_inv = weight.data_ptr(), 0, quantizer.scale_inv_ptr
+        self._data, self._transpose = weight.data_ptr(), 0
+        self._find_factors()
+        if transposed:
+            self._transpose_data(rt)
+            self._data = 0
         self._bind(rt)
+
+    def _find_factors(self):
+        self._scale_inv = self.quantizer.scale_inv_ptr
 
     def drop_data(self, rt):
         """The parameter stays; backward makes the transpose of it."""
 
     def transposed(self, rt):
-        """A Float8Matrix of the transposed copy, in memory of its own."""
-        return self.gathered(rt, self.rowwise, rowwise=False)
+        """The matrix of the transposed copy alone."""
+        return type(self)(rt, self.rowwise, self.quantizer, transposed=True)
+
+
+class StoredBlockMatrix(StoredMatrix, BlockMatrix):
+    """One with a scale for each block. Those of the transposed copy, the same numbers transposed, lie behind those of
+    the data: they take 4 bytes for 16,384 numbers, so that nothing is gained by making them anew."""
+
+    __slots__ = ()
+
+    @property
+    def _scaling(self):
+        return self.quantizer.scaling.made_by
+
+    def _find_factors(self):
+        self._scale_inv = self.quantizer.scale_inv_ptr
+        self._transpose_scale_inv = self._scale_inv + block_factor_bytes(self.shape, self._scaling.block_scaling_dim)
+
+    @classmethod
+    def store(cls, rt, source, weight, stored):
+        """Quantizes a Matrix into the bytes `weight`, and gives the StoredWeight scale_inv. TE's kernel writes the
+        transposed scales with a transposed copy, which is let go of."""
+        size = block_factor_bytes(source.shape, stored.scaling.made_by.block_scaling_dim)
+        stored.scale_inv = rt.empty([2 * size // 4], paddle.float32)
+        matrix = cls(rt, weight, stored)
+        matrix.columnwise = rt.empty(source.shape[::-1], paddle.uint8)
+        matrix._transpose = matrix.columnwise.data_ptr()
+        matrix._bind(rt)
+        matrix.fill(rt, source)
 
 
 MATRICES = {"delayed": Float8Matrix, "current": CurrentMatrix, "block": BlockMatrix}  # by their quantizers' kind
@@ -283,10 +360,14 @@ MATRICES = {"delayed": Float8Matrix, "current": CurrentMatrix, "block": BlockMat
 def quantize_weight(source, weight, stored, group=None):
     """See `paddle_te.fp8.emulation.quantize_weight`; of bfloat16 or float16."""
     rt = runtime.current()
+    source = rt.matrix(runtime.dense(source), runtime.dtype_code("the weight", source))
+    if stored.scaling.in_blocks:
+        StoredBlockMatrix.store(rt, source, weight, stored)
+        return
+    source = source.native
     amax, scale = rt.empty([1], paddle.float32), rt.empty([1], paddle.float32)
     factors = scale.data_ptr(), amax.data_ptr(), stored.scale_inv_ptr
     native = rt.tensor(weight.data_ptr(), tuple(weight.shape), FP8[stored.dtype], 0, *factors)
-    source = rt.matrix(runtime.dense(source), runtime.dtype_code("the weight", source)).native
     rt.te.compute_amax(source, native, rt.stream)
     if group is not None:
         dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
@@ -313,7 +394,8 @@ def quantized_weight(rt, weight, code, quantizers, pieces):
     [in, out].
     """
     if quantizers.weight.kind == "stored":
-        return StoredMatrix(rt, weight, quantizers.weight)
+        in_blocks = quantizers.weight.scaling.in_blocks
+        return (StoredBlockMatrix if in_blocks else StoredMatrix)(rt, weight, quantizers.weight)
     weight = rt.matrix(weight, code)
     if quantizers.cached_weight is not None:
         kept = Pieces(quantizers.cached_weight)

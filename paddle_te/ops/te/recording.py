@@ -11,7 +11,7 @@ from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from paddle_te.fp8 import BlockScaling, TensorScaling
+from paddle_te.fp8 import BlockScaling, StoredScaling, TensorScaling
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.packing import SIZES
 
@@ -68,6 +68,7 @@ class Placeholder:
 
     def rows(self, first, count):
         """So many rows [count, cols] of the memory, [..., cols], from one of them on."""
+        first += self.first or 0
         return Placeholder(self.index, [count, self.shape[-1]], self.dtype, self.stop_gradient, first)
 
     def of(self, memory):
@@ -166,7 +167,12 @@ class RecordedRanks:
 
     def __init__(self, recorder, tp):
         self._recorder, self._tp = recorder, tp
-        self.rank, self.size, self.sequence_parallel = tp.rank, tp.size, tp.sequence_parallel
+        self.rank, self.size = tp.rank, tp.size
+        self.sequence_parallel, self.comm_overlap = tp.sequence_parallel, tp.comm_overlap
+
+    def all_reduce_max(self, x):
+        self._recorder.on_memory(self._tp.all_reduce_max, x)  # in place
+        return x
 
     def all_gather(self, x):
         return self._call(self._tp.all_gather, x, self._gathered_shape(x))
@@ -194,6 +200,11 @@ class RecordedRanks:
             return y
         return self._call(self._tp.reduce_output, y, self.output_shape(y.shape))
 
+    def start_reduce_scatter(self, x, out):
+        """What `finish` waits for, whose result is then in `out`."""
+        pending = self._recorder.placeholder(out.shape, out.dtype)
+        return self._recorder.on_memory(self._tp.start_reduce_scatter, x, out, out=pending)
+
     def start_reduce_output(self, y):
         """What `finish` makes `reduce_output`'s result of."""
         return self._call(self._tp.start_reduce_output, y, self.output_shape(y.shape))
@@ -208,7 +219,7 @@ class QuantizerSpec(NamedTuple):
     """
 
     input: TensorScaling | BlockScaling
-    weight: TensorScaling | BlockScaling
+    weight: TensorScaling | BlockScaling | StoredScaling
     grad_output: TensorScaling | BlockScaling
     update_weight: bool
     keeps_weight: bool

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from paddlenlp.trainer import Trainer
 
 from paddle_te.hosts.paddlenlp.training import pretrain
 from paddle_te.hosts.paddlenlp.training.health import FEWEST_LOSSES, Spikes, not_finite
+from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.runs.rollback import ROLLED_BACK
 from tests.end_to_end.training.injection import Injection, replaced
@@ -129,6 +131,27 @@ def test_a_mean_over_several_steps_leaves_the_bad_one_out(train, tmp_path):
     assert abs(mean - (each[1] + each[2] + each[4]) / 3) < 2e-3  # step 4 has other weights
     (line,) = map(json.loads, (tmp_path / "out/train_log.jsonl").read_text().splitlines())
     assert line["skipped_steps"] == 1
+
+
+@pytest.mark.parametrize("logging_steps", [1, 3])
+def test_what_is_logged_is_known_without_a_second_wait(train, monkeypatch, logging_steps):
+    """PaddleNLP's number, the same, is not read from the device, where it would come behind AdamW."""
+    ours, read = PretrainingTrainer._get_item_from_loss, []
+    logged = []
+
+    def both(trainer, losses):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_get_item_from_loss", lambda _, losses: read.append(losses) or losses.item())
+            number = ours(trainer, losses)
+        logged.append((number, losses.item()))
+        return number
+
+    monkeypatch.setattr(PretrainingTrainer, "_get_item_from_loss", both)
+    flags = dict(max_steps=6, logging_steps=logging_steps, gradient_accumulation_steps=2)
+    assert train(Injection("loss"), on_nan="skip", **flags) == 0
+    # where all that was to be logged is a step that was left out, there is no number to know
+    assert len(read) == (logging_steps == 1) and len(logged) == 6 // logging_steps
+    assert all(number == on_device for number, on_device in logged)
 
 
 def test_so_many_in_a_row_end_the_run(train, tmp_path, caplog):

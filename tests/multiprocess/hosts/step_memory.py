@@ -10,9 +10,11 @@ from paddle.base import core
 
 from paddle_te import fp8
 from paddle_te.hosts.paddlenlp.families import model_class
+from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.optimizer import fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact
+from paddle_te.planner import Lora
 from tests import emulated_te
 from tests.unit.hosts.paddlenlp.native import tiny_config
 
@@ -27,6 +29,9 @@ CASES = {
     "last layer, the second micro-batch": (FEW_WORDS, dict(micro_batches=2)),
     "first layer": (FEW_WORDS, dict(recompute="full")),
     "optimizer": ({}, dict(precision="bf16", recompute="full", batch=1, sequence=16)),
+    "LoRA": (FEW_WORDS, dict(lora=Lora(8))),
+    "LoRA, base in fp8": ({}, dict(lora=Lora(8, fp8_base=True))),
+    "LoRA, base in fp8, recomputed": (FEW_WORDS, dict(lora=Lora(8, fp8_base=True), recompute="full")),
 }
 
 
@@ -51,13 +56,18 @@ def peak(case):
     gc.collect()
     before = core.device_memory_stat_current_value("Allocated", 0)
     config, layout = config_of(case), layout_of(case)
-    model = model_class(config).from_config(config, dtype="bfloat16")
-    model.train()
+    lora = layout.get("lora")
+    with fp8.fp8_model_init(lora is not None and lora.fp8_base):
+        model = model_class(config).from_config(config, dtype="bfloat16")
     if "recompute" in layout:
         model.recompute_enable()
+    if lora:
+        model = TELoRAModel(model, lora_config(lora.targets, lora.rank, dtype="bfloat16"))
+    model.train()
     clip = paddle.nn.ClipGradByGlobalNorm(1.0)
     rate = paddle.optimizer.lr.LinearWarmup(1e-3, 3, 0.0, 1e-3)
-    optimizer = paddle.optimizer.AdamW(rate, parameters=model.parameters(), multi_precision=True, grad_clip=clip)
+    trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+    optimizer = paddle.optimizer.AdamW(rate, parameters=trained, multi_precision=True, grad_clip=clip)
     fuse_clipping(optimizer)
     if "optim_moments" in layout:
         keep_compact(optimizer, layout["optim_moments"], layout["master_weights"], seed=0)

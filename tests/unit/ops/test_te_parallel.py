@@ -1,9 +1,5 @@
-"""te's tensor and sequence parallel ops, two ranks in one process, on the emulated library: against one rank.
+"""te's tensor and sequence parallel ops, two ranks in one process, on the emulated library: against one rank."""
 
-Each rank is a thread, of which one runs at a time, until it comes to a collective.
-"""
-
-import contextlib
 import threading
 
 import numpy as np
@@ -11,153 +7,45 @@ import paddle
 import pytest
 
 from paddle_te import fp8
-from paddle_te.distributed import Pending, TensorParallel
-from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear
+from paddle_te.distributed import Pending
+from paddle_te.layers import TransformerLayer
 from paddle_te.ops import get_ops
 from paddle_te.ops.chunks import chunk_rows
+from paddle_te.ops.norms import Norm
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.poison import poison_allocations
 from tests.te_weights import relative
+from tests.thread_ranks import (
+    BATCH,
+    BLOCK,
+    DELAYED,
+    FFN,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    RANKS,
+    RECIPES,
+    ROW_PARALLEL,
+    STACKED,
+    TOKENS,
+    Group,
+    Rank,
+    draw_case,
+    make,
+    share,
+    train,
+    train_ranks,
+)
 
-# 128, for block scaling, divides each rank's
-HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256, 256, 16, 8, 16
-BATCH, TOKENS, RANKS = 2, 128, 2
-STACKED = {
-    "self_attention.layernorm_qkv.weight": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
-    "self_attention.layernorm_qkv.bias": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
-    "layernorm_mlp.fc1_weight": [FFN, FFN],
-    "layernorm_mlp.fc1_bias": [FFN, FFN],
-}
 # every rank has these biases whole, and gets their whole gradients
 ADDED_ONCE = ("self_attention.proj.bias", "layernorm_mlp.fc2_bias")
-LAYERS = {
-    "llama": dict(add_qkv_bias=True),
-    "gpt": dict(bias=True, normalization="LayerNorm", activation="geglu"),
-}
-DELAYED = fp8.DelayedScaling(amax_history_len=2, first_step="delayed")
-BLOCK = fp8.Float8BlockScaling()
-RECIPES = {"bf16": None, "delayed": DELAYED, "current": fp8.Float8CurrentScaling(), "block": BLOCK}
-ROW_PARALLEL = ("self_attention.proj.weight", "layernorm_mlp.fc2_weight")
-
-
-def total(tensors):
-    """The sum in float32, rounded once: Paddle adds no bfloat16 on the CPU."""
-    return sum(tensor.astype("float32") for tensor in tensors).astype(tensors[0].dtype)
 
 
 @pytest.fixture(autouse=True)
 def emulated(monkeypatch):
     emulated_te.install(monkeypatch.setattr)
     poison_allocations(monkeypatch)
-
-
-class Group:
-    """What a paddle.distributed group is to TensorParallel and to fp8."""
-
-    def __init__(self, nranks):
-        self.nranks, self.ranks = nranks, list(range(nranks))
-        self._turn, self._barrier, self._values = threading.Lock(), threading.Barrier(nranks, timeout=60), {}
-        self.gathered = []
-
-    def exchange(self, rank, x):
-        """Every rank's x."""
-        self._values[rank] = x
-        self._turn.release()
-        self._barrier.wait()
-        values = [self._values[other] for other in self.ranks]
-        self._barrier.wait()
-        self._turn.acquire()
-        return values
-
-    def run(self, function):
-        """[function(rank)] of all ranks."""
-        results = {}
-
-        def main(rank):
-            try:
-                with self._turn:
-                    results[rank] = function(rank)
-            except BaseException:
-                self._barrier.abort()
-                raise
-
-        threads = [threading.Thread(target=main, args=(rank,)) for rank in self.ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [results[rank] for rank in self.ranks]
-
-
-class Rank(TensorParallel):
-    def all_reduce(self, x):
-        return paddle.assign(total(self.group.exchange(self.rank, x.clone())), x)
-
-    def all_gather(self, x):
-        self.group.gathered.append(x.dtype)
-        return paddle.concat(self.group.exchange(self.rank, x))
-
-    def reduce_scatter(self, x):
-        return total(self.group.exchange(self.rank, x)).split(self.size)[self.rank].clone()
-
-    def start_all_gather(self, x):
-        return Pending(self.all_gather(x))
-
-    def start_reduce_output(self, y):
-        return Pending(self.reduce_output(y))
-
-
-def make(monkeypatch, tp=None, **options):
-    monkeypatch.setattr(TensorParallel, "from_fleet", lambda sequence_parallel=False: tp)
-    monkeypatch.setattr(linear, "get_rng_state_tracker", lambda: paddle.nn.Layer)
-    monkeypatch.setattr(paddle.nn.Layer, "rng_state", contextlib.nullcontext, raising=False)
-    options |= dict(set_parallel_mode=tp is not None, sequence_parallel=tp is not None and tp.sequence_parallel)
-    return TransformerLayer(
-        HIDDEN, FFN, HEADS, KV_HEADS, max_sequence_length=TOKENS, params_dtype="bfloat16", **options
-    )
-
-
-def share(name, value, rank):
-    if name in STACKED:
-        parts = np.split(value, np.cumsum(STACKED[name])[:-1])
-        return np.concatenate([np.split(part, RANKS)[rank] for part in parts])
-    return np.split(value, RANKS, 1)[rank] if name in ROW_PARALLEL else value
-
-
-def train(layer, values, x, dy, recipe, group):
-    """{name: float32 array} of the output and all gradients of one step."""
-    for name, parameter in layer.named_parameters():
-        parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
-    x, dy = (paddle.to_tensor(array).astype("bfloat16").detach() for array in (x, dy))
-    x.stop_gradient = False
-    with fp8.fp8_autocast(recipe is not None, recipe, group):
-        y = layer(x, None, RotaryPositionEmbedding(HEAD_DIM)(TOKENS))
-    y.backward(dy)
-    gradients = {
-        n: p.grad if getattr(p, "main_grad", None) is None else p.main_grad for n, p in layer.named_parameters()
-    }
-    return {name: value.astype("float32").numpy() for name, value in {"y": y, "x": x.grad, **gradients}.items()}
-
-
-def train_ranks(monkeypatch, group, sequence_parallel, values, x, dy, recipe, options):
-    """[what `train` returns] of each rank."""
-    ranks = [Rank(group, rank, RANKS, sequence_parallel) for rank in group.ranks]
-    layers = [make(monkeypatch, rank, fuse_wgrad_accumulation=True, **options) for rank in ranks]
-
-    def run(rank):
-        mine = {name: share(name, value, rank) for name, value in values.items()}
-        part = lambda array: np.split(array.reshape(-1, HIDDEN), RANKS)[rank] if sequence_parallel else array  # noqa: E731
-        return train(layers[rank], mine, part(x), part(dy), recipe, group)
-
-    return group.run(run)
-
-
-def draw_case(seed, layer):
-    """(a layer's weights by name, x, dy)."""
-    draw = np.random.default_rng(seed).standard_normal
-    values = {name: draw(p.shape, "float32") * (0.1 if p.ndim == 2 else 1) for name, p in layer.named_parameters()}
-    return values, draw([BATCH, TOKENS, HIDDEN], "float32"), draw([BATCH, TOKENS, HIDDEN], "float32")
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -203,6 +91,23 @@ def test_ranks_have_current_scalings_bits_in_the_first_step(seed, monkeypatch, s
             assert (got[name] == value).all(), name
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
+def test_ranks_whose_weights_are_in_fp8_only(seed, monkeypatch, sequence_parallel):
+    """With block scaling: they have the bits of ranks that quantize their shares of the weights in each step."""
+    values, x, dy = draw_case(seed, make(monkeypatch, **LAYERS["llama"]))
+
+    def ranks():
+        return train_ranks(monkeypatch, Group(RANKS), sequence_parallel, values, x, dy, BLOCK, LAYERS["llama"])
+
+    wanted = ranks()
+    with fp8.fp8_model_init(recipe=BLOCK):
+        found = ranks()
+    for want, got in zip(wanted, found, strict=True):
+        assert len(want.keys() - got.keys()) == 4
+        for name, value in got.items():
+            assert (value == want[name]).all(), name
+
+
 @pytest.mark.parametrize("parts", [("layernorm", "mlp_act"), ("layernorm", "mlp")], ids=" ".join)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_parts_that_are_computed_again_with_gathered_tokens(seed, monkeypatch, recipe, parts):
@@ -231,6 +136,89 @@ def test_chunks_of_tokens(seed, monkeypatch, sequence_parallel, recipe, bound):
     for want, got in zip(ranks(), ranks(mlp_chunk_tokens=96), strict=True):
         for name, value in want.items():
             assert relative(got[name], value) < bound, name
+
+
+@pytest.mark.parametrize("more", [{}, dict(mlp_chunk_tokens=128)], ids=["", "mlp_chunks"])
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("recipe", ["bf16", "delayed", "current"])
+def test_communication_beside_gemms_changes_no_bit(seed, monkeypatch, recipe, kind, more):
+    monkeypatch.setattr(emulated_te, "product", emulated_te.exact_product)
+    case = draw_case(seed, make(monkeypatch, **LAYERS[kind]))
+
+    def ranks(chunks):
+        group, options = Group(RANKS), LAYERS[kind] | more
+        found = train_ranks(monkeypatch, group, True, *case, RECIPES[recipe], options, chunks)
+        # a column-parallel GEMM's input is gathered in what its GEMM reads; scales are the ranks' only in chunks
+        assert (paddle.uint8 in group.gathered) == (recipe == "delayed" or recipe == "current" and chunks > 0)
+        return found
+
+    whole = ranks(0)
+    for chunks in (1, 2):
+        for want, got in zip(whole, ranks(chunks), strict=True):
+            for name, value in want.items():
+                assert (got[name] == value).all(), (chunks, name)
+
+
+def test_what_runs_beside_a_collective_is_called_behind_its_start(seed, monkeypatch):
+    """Of 128 tokens on each rank in two chunks: a GEMM beside each gather and two beside each scatter but the last."""
+    events, here = {rank: [] for rank in range(RANKS)}, threading.local()
+
+    class Watched(Pending):
+        def wait(self):
+            events[here.rank].append("wait")
+            return self.result
+
+    class WatchedRank(Rank):
+        def start_all_gather(self, x):
+            events[self.rank].append(f"gather {x.shape[0]}")
+            return Watched(self.all_gather(x))
+
+        def start_reduce_scatter(self, x, out):
+            events[self.rank].append(f"scatter {x.shape[0]}")
+            return Watched(paddle.assign(self.reduce_scatter(x), out))
+
+    def product(left, right):
+        events[here.rank].append(f"gemm {left.shape[0]}")
+        return left @ right
+
+    monkeypatch.setattr(emulated_te, "product", product)
+    draw, group = np.random.default_rng(seed).standard_normal, Group(RANKS)
+    shapes = [128, HIDDEN], [HIDDEN], [2 * FFN, HIDDEN], [HIDDEN, FFN]
+    x, gamma, fc1, fc2 = (paddle.to_tensor(draw(shape, "float32")).astype("bfloat16") for shape in shapes)
+
+    def run(rank):
+        here.rank = rank
+        tp = WatchedRank(group, rank, RANKS, True, 2)
+        get_ops("transformer_engine").layernorm_mlp(x, Norm(gamma, 1e-5), fc1, fc2, tp=tp)
+
+    group.run(run)
+    of_fc1 = ["gather 64", "gemm 128", "wait", "gather 64", "gemm 64", "wait", "gemm 64"]
+    of_fc2 = 2 * ["gemm 64", "gemm 64", "scatter 128"] + ["wait", "wait"]
+    assert events[0] == events[1] == of_fc1 + of_fc2
+
+
+@pytest.mark.parametrize("recipe, chunks, message", [
+    (None, 3, "tp_comm_overlap=3: 256 tokens do not divide into so many chunks on each of 2 ranks; take"),
+    (DELAYED, 16, "tp_comm_overlap=16: 256 tokens .* on each of 2 ranks, each a multiple of 16 for fp8 GEMMs"),
+    (BLOCK, 2, "tp_comm_overlap=2: with block scaling .* take delayed or current scaling"),
+])  # fmt: skip
+def test_chunks_that_cannot_be(seed, recipe, chunks, message):
+    ops = get_ops("transformer_engine")
+    x, weight = paddle.zeros([RANKS * 128, HIDDEN], "bfloat16"), paddle.zeros([HIDDEN, HIDDEN], "bfloat16")
+    with fp8.fp8_autocast(recipe is not None, recipe):
+        (quantizers,) = fp8.ModuleScaling(1, ops.amax_and_scale_update).begin_forward() or (None,)
+    tp = Rank(Group(RANKS), 0, RANKS, True, chunks)
+    with pytest.raises(ValueError, match=message):
+        ops.linear(x, weight, quantizers=quantizers, parallel_mode="row", tp=tp)
+
+
+def test_only_te_overlaps_and_only_shared_tokens():
+    tp = Rank(Group(RANKS), 0, RANKS, True, 2)
+    x = paddle.zeros([RANKS, HIDDEN])
+    with pytest.raises(NotImplementedError, match="tp_comm_overlap: backend paddle"):
+        get_ops("paddle").linear(x, paddle.zeros([HIDDEN, HIDDEN]), parallel_mode="row", tp=tp)
+    with pytest.raises(ValueError, match="tp_comm_overlap=2 needs sequence_parallel=True"):
+        TransformerLayer(HIDDEN, FFN, HEADS, params_dtype="bfloat16", tp_comm_overlap=2)
 
 
 def test_ranks_that_cannot_share_a_chunk(seed, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from paddle_te import configs
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
-from paddle_te.planner import GPUS, Layout, Model, memory
+from paddle_te.planner import GPUS, Layout, Lora, Model, memory
 
 SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, vocabulary=1000)
 LAYOUT = Layout(gpus=1, sequence=100)
@@ -40,6 +40,38 @@ def test_states_are_sixteen_bytes_a_parameter():
     assert one.fp8_weights == 4 * SMALL.gemm_weights  # a transpose; for several micro-batches both
     assert parts(micro_batches=2).fp8_weights == 8 * SMALL.gemm_weights
     assert parts(recompute="full").fp8_weights == parts(precision="bf16").fp8_weights == 0
+
+
+def test_lora_trains_its_adapters_alone():
+    """Of rank 8, in fp8: A and B beside q, k, v (64 to 64, 32, 32), proj (64 to 64), gate, up (64 to 256) and down (256
+    to 64). Nothing of a GEMM's input but what the products need, in bf16; tests/multiprocess/hosts measures it all."""
+    adapters = 4 * 8 * ((128 + 96 + 96) + 128 + 3 * 320)
+    one, lora = parts(), parts(lora=Lora(8))
+    assert lora.weights == one.weights + 2 * adapters
+    assert (lora.gradients, lora.states, lora.fp8_weights) == (2 * adapters, 12 * adapters, one.fp8_weights)
+    in_fp8 = parts(lora=Lora(8, fp8_base=True))
+    assert in_fp8.weights == lora.weights - 4 * SMALL.gemm_weights and in_fp8.fp8_weights == 0
+    assert in_fp8.activations == lora.activations and in_fp8.states == lora.states
+    inputs = 64 + 64 + 64 + 256
+    with_products = memory.kept_of_a_layer(SMALL, replace(LAYOUT, lora=Lora(8)))
+    # attention's output, which is kept anyway, is proj's input
+    assert with_products == memory.kept_of_a_layer(SMALL, LAYOUT) - inputs + 2 * (inputs - 64) + 2 * 8 * 7
+    of_attention = replace(LAYOUT, lora=Lora(8, "attention"))
+    assert memory.kept_of_a_layer(SMALL, of_attention) == with_products - 2 * (64 + 256) - 2 * 8 * 3
+    packed = 2 * 8 * (3 * (64 + 128) + (64 + 64) + 2 * (64 + 512) + (256 + 64))
+    assert lora.activations == 4 * (100 * with_products + packed)
+    # TP ranks share B of q, k, v, gate and up, and A of proj and down; sharding ranks the states
+    two = 4 * 8 * ((3 * 64 + 128 / 2) + (64 / 2 + 64) + 2 * (64 + 256 / 2) + (256 / 2 + 64))
+    assert parts(gpus=2, tp=2, lora=Lora(8)).states == 12 * two
+    assert parts(gpus=4, sharding=4, stage=2, lora=Lora(8)).states == 12 * adapters / 4
+    # backward transposes fc1's weight, and a frozen lm_head has no gradient
+    full = dict(recompute="full", model=FEW_WORDS, sequence=1000)
+    grown = parts(lora=Lora(8, fp8_base=True), **full).working - parts(lora=Lora(8), **full).working
+    assert grown == 64 * 512
+    # the first layer, whose input has no gradient, is not computed again
+    assert parts(lora=Lora(8), **full).activations == 4 * 2 * 64 * 1000 + 1000 * (with_products - 2 * 64) + packed
+    chunks = parts(loss_in_chunks=True, lora=Lora(8))
+    assert chunks.working == 6 * 64 * 100 + 4 * 1000 * 100 and chunks.gradients == lora.gradients
 
 
 def test_states_on_the_host():

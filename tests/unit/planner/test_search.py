@@ -1,14 +1,15 @@
 """Which layouts are found, and the command."""
 
+import json
 import shlex
 from dataclasses import fields, replace
 
 import pytest
 
 from paddle_te import configs
-from paddle_te.launch import pretrain
+from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.plan import make_plan
-from paddle_te.planner import GPUS, Model, command, formulas, memory_of_step, search
+from paddle_te.planner import GPUS, Lora, Model, command, formulas, memory_of_step, search
 from paddle_te.planner.memory import fits
 
 H200 = GPUS["h200"]
@@ -126,6 +127,41 @@ def test_an_update_in_backward_takes_one_micro_batch_on_tensor_parallel_ranks(mo
     line = "llama-3-8b --gpus 1 --optim_moments bfloat16 --optimizer_in_backward unclipped"
     status, shown = run(monkeypatch, capsys, line)
     assert status == 0 and "--optimizer_in_backward unclipped --max_grad_norm 0" in shown.out
+
+
+def test_lora(monkeypatch, capsys, tmp_path):
+    """With the launcher's command for it; what does not go together is refused."""
+    line = "meta-llama/Meta-Llama-3-70B --gpus 1 --seq 4096 --tokens_per_step 4096 --lora_rank 16 --quantize_base fp8"
+    status, shown = run(monkeypatch, capsys, line)
+    assert status == 0 and "full" in shown.out
+    found = search(
+        Model.of(configs.read("llama-3-8b")), H200, 4, 4096, 2**18, "fp8", lora=Lora(16, "attention", fp8_base=True)
+    )
+    assert {(plan.layout.pp, plan.layout.stage, plan.layout.sharing) for plan in found.plans} == {(1, 2, 1)}
+    assert not any(plan.layout.recompute_modules or plan.layout.offload_optimizer for plan in found.plans)
+    layout = next(plan.layout for plan in found.plans if plan.layout.sharding == 4)
+    words = command.launch_words(str(tmp_path), layout)
+    write_model(tmp_path)
+    (tmp_path / "train.json").write_text("")
+    words = [word.replace("DATASET", str(tmp_path)).replace("OUTPUT", str(tmp_path / "out")) for word in words]
+    assert words[:2] == ["paddle-te", "finetune"]
+    arguments = [*words[2:], "--DEVICE=nvgpu", "--DRY_RUN=1", "--DEVICES=0,1,2,3"]
+    plan, _ = make_plan(finetune, arguments, {"CUSTOM_DEVICE_ROOT": ""})
+    flags = shlex.join(plan.command)
+    for flag in ("--lora 1", "--lora_rank 16", "--lora_targets attention", "--quantize_base fp8", "--sharding stage2"):
+        assert flag in flags
+    for wrong, said in (
+        ("--lora_targets mlp", "--lora_targets without --lora_rank"),
+        ("--lora_rank 4 --quantize_base fp8 --precision bf16", "needs --precision fp8"),
+        ("--lora_rank 4 --offload_optimizer 0.5", "too small to be moved"),
+    ):
+        status, shown = run(monkeypatch, capsys, f"llama-3-8b --gpus 1 {wrong}")
+        assert status == 2 and said in shown.err
+
+
+def write_model(folder):
+    (folder / "config.json").write_text(json.dumps(configs.read("llama-3-8b")))
+    (folder / "model.safetensors").touch()
 
 
 def test_it_explains(monkeypatch, capsys):

@@ -74,6 +74,8 @@ class PreTrainingArguments(TrainingArguments):
             self._check_recompute_modules()
         if self.mlp_chunk_tokens:
             self._check_mlp_chunks()
+        if self.tp_comm_overlap:
+            self._check_tp_comm_overlap()
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
@@ -212,6 +214,21 @@ class PreTrainingArguments(TrainingArguments):
         if self.mlp_chunk_tokens % multiple:
             raise ValueError(f"{flag}: it must be a multiple of {multiple}, of which each rank's GEMMs have a share")
 
+    def _check_tp_comm_overlap(self):
+        flag = f"--tp_comm_overlap {self.tp_comm_overlap}"
+        if self.transformer_engine_backend != "transformer_engine":
+            raise ValueError(f"{flag} needs --transformer_engine_backend transformer_engine: its layers alone overlap")
+        if not self.sequence_parallel:
+            raise ValueError(
+                f"{flag} needs --sequence_parallel true: what it takes in chunks are the tokens that tensor parallel "
+                "ranks share; the all-reduce that there is without stays whole"
+            )
+        if self.use_fp8 and self.fp8_recipe == "block":
+            raise ValueError(
+                f"{flag} with --fp8_recipe block: the factors of a chunk's rows do not lie together; leave it out, or "
+                "take delayed or current scaling"
+            )
+
     def _check_offload(self):
         flag = f"--offload_activations {self.offload_activations}"
         if self.transformer_engine_backend != "transformer_engine":
@@ -294,6 +311,19 @@ def check_fp8_tokens(arguments, length, tokens, when="train", where="each rank")
         raise ValueError(
             f"{length} with --{batch} {getattr(arguments, batch)}: GEMMs with --fp8_recipe {arguments.fp8_recipe} need "
             f"a multiple of {multiple} tokens on {where}, not {tokens}"
+        )
+
+
+def check_overlapped_tokens(arguments, length, tokens, when="train", where="each rank"):
+    """Raises ValueError where a rank's tokens of a micro-batch do not divide into the chunks of --tp_comm_overlap.
+    Arguments: as check_fp8_tokens's."""
+    chunks, of_chunk = arguments.tp_comm_overlap, fp8_multiple(arguments)
+    if chunks and tokens % (chunks * of_chunk):
+        batch = f"per_device_{when}_batch_size"
+        of_gemms = f", each a multiple of {of_chunk} for fp8 GEMMs" if of_chunk > 1 else ""
+        raise ValueError(
+            f"--tp_comm_overlap {chunks} with {length} and --{batch} {getattr(arguments, batch)}: the {tokens} tokens "
+            f"on {where} do not divide into so many chunks{of_gemms}"
         )
 
 

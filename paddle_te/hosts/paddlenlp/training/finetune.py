@@ -14,6 +14,7 @@ from pathlib import Path
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
+from paddle_te.fp8 import stored_scaling
 from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
 from paddle_te.hosts.paddlenlp.loading import (
     check_token_ids,
@@ -44,6 +45,7 @@ from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import needs_mask
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, is_finished
 from paddle_te.models.backend import check_backend
+from paddle_te.models.decoder import fp8_recipe
 from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
@@ -145,7 +147,8 @@ def finetune():
         config = make_config(model_args, data_args, training_args, datasets)
         identity = data_identity(data_args) if training_args.do_train else None
         if checkpoint:
-            values = model_values(config, new_adapter(model_args, training_args), model_args.quantize_base)
+            quantized = stored_scaling(fp8_recipe(config)).words if model_args.quantize_base else None
+            values = model_values(config, new_adapter(model_args, training_args), quantized)
             check_fits(checkpoint, values, identity, training_args)
         finished = is_finished(checkpoint, training_args)
         model = make_model(config, model_args, training_args)
@@ -156,7 +159,7 @@ def finetune():
     install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring one where it is needed
     mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
-    with mask, advised(config, training_args, model_args.lora):
+    with mask, advised(config, training_args, model if model_args.lora else None):
         if training_args.do_train:
             count_real_tokens(trainer, model.config, tokens_per_sample(trainer.train_dataset), model_args.lora)
             if not train_and_save(trainer, checkpoint, finished, exit_signal):

@@ -10,6 +10,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 from paddle_te.hosts.paddlenlp.training.arguments import (
     PreTrainingArguments,
     check_fp8_tokens,
+    check_overlapped_tokens,
     check_weights_folder,
     fp8_multiple,
 )
@@ -57,11 +58,6 @@ def check_together(model_args, data_args, training_args):
             f"--quantize_base {model_args.quantize_base} needs --use_fp8 true: weights that exist in fp8 only are "
             "multiplied in fp8; leave --quantize_base out to compute in the activations' precision"
         )
-    if model_args.quantize_base and training_args.fp8_recipe == "block":
-        raise ValueError(
-            f"--quantize_base {model_args.quantize_base} with --fp8_recipe block: such weights have one scale each, "
-            "which cuBLAS multiplies with no block scaling; take --fp8_recipe current or delayed"
-        )
     if data_args.zero_padding:
         check_fp8_dpa(training_args, "--zero_padding")
         check_whole_sequences(training_args, "--zero_padding")
@@ -104,7 +100,9 @@ def _check_sequence_parallel(data_args, training_args):
         raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
     length, ranks = data_args.max_length, training_args.tensor_parallel_degree * sequence_ranks(training_args)
     tokens = training_args.per_device_train_batch_size * length // ranks
-    check_fp8_tokens(training_args, f"--max_length {length}", tokens, where=f"each of {ranks} ranks")
+    given = training_args, f"--max_length {length}", tokens
+    check_fp8_tokens(*given, where=f"each of {ranks} ranks")
+    check_overlapped_tokens(*given, where=f"each of {ranks} ranks")
 
 
 def _check_shared_sequences(data_args, training_args):

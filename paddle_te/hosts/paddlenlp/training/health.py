@@ -1,8 +1,9 @@
 """No NaN or infinity passes: every step is judged before its update, and all tensors before they are saved.
 
 The loss and the norm of the gradients are known when clipping is done and before AdamW begins. There `Watch` waits for
-them, once a step, in place of PaddleNLP's Trainer, which waits for the loss alone a moment earlier. All ranks judge the
-same two numbers. A step that is judged bad is answered as --on_nan says:
+them, once a step, in place of PaddleNLP's Trainer, which waits for the loss alone a moment earlier, and again behind
+AdamW where it logs the loss. All ranks judge the same two numbers. A step that is judged bad is answered as --on_nan
+says:
 
 stop      training ends before the update.
 skip      the update is left out. The step's number, its batch and the random numbers it has drawn are used up; weights,
@@ -25,7 +26,7 @@ from paddlenlp.trainer import TrainerCallback
 
 from paddle_te import device, fp8
 from paddle_te.distributed import gather_objects
-from paddle_te.optimizer import gradient_norm
+from paddle_te.optimizer import gradient_norm, guard_updates
 from paddle_te.runs import rollback
 from paddle_te.runs.rollback import UnsoundStep
 
@@ -66,11 +67,25 @@ class Watch:
         self.fault = None
         self._optimizer = None
         self._loss = None  # of the running step on this rank
-        self._good_losses = None  # the Trainer's sum of losses after the last good step
+        self._sum = None  # of the losses since the last log, on this rank: the Trainer's tensor when the step is judged
+        self._good_losses = None  # that sum after the last good step
+        self._known_sum = None  # the same as a number, the mean over all ranks
 
     def add_loss(self, loss, first):
         """A micro-batch's share of the step's loss, a float32 tensor []; first: of a step."""
         self._loss = loss if first or self._loss is None else self._loss + loss
+
+    def add_sum(self, losses):
+        """The Trainer's sum of losses since its last log with the running step's, a tensor [], before the update."""
+        self._sum = losses.clone()  # the log sets the Trainer's to zero
+
+    def take_sum(self):
+        """That sum of the good steps as a number, the mean over all ranks, without waiting; None where there is none.
+
+        To be called where the Trainer logs it, which begins a new sum.
+        """
+        known, self._known_sum = self._known_sum, None
+        return known
 
     def guard(self, optimizer, model):
         """Lets a Paddle optimizer update only where the step is judged good. Its clipping comes before.
@@ -80,25 +95,21 @@ class Watch:
         if self._optimizer is optimizer:  # of a second call of train()
             return
         self._optimizer = optimizer
-        update = optimizer._create_optimization_pass
 
-        def update_if_good(params_grads, param_group_idx=0):
-            grads = params_grads["params"] if isinstance(params_grads, dict) else params_grads
-            if self._is_good(gradient_norm(optimizer._grad_clip, grads), model, optimizer):
-                return update(params_grads, param_group_idx=param_group_idx)
-            return []
+        def may_update(params_grads):
+            return self._is_good(gradient_norm(optimizer._grad_clip, params_grads), model, optimizer)
 
-        optimizer._create_optimization_pass = update_if_good
+        guard_updates(optimizer, may_update)
 
     @paddle.no_grad()
     def _is_good(self, norm, model, optimizer):
         """Whether the update may be made. Collective; raises UnsoundStep, on all ranks, where training cannot go on."""
-        loss, norm = self._everyones(self._loss, norm)
+        loss, norm, losses = self._everyones(self._loss, norm, self._loss if self._sum is None else self._sum)
         named = (("loss", loss), ("gradient norm", norm))
         faults = [f"the {name} is {value}" for name, value in named if not math.isfinite(value)]
         fault = " and ".join(faults) or self.spikes.fault(loss)
         if fault is None:
-            self.in_a_row = 0
+            self.in_a_row, self._known_sum = 0, losses
             return True
         updated = self.args.optimizer_in_backward != "off"
         broken = self._broken(trained(model, optimizer)) if faults and not updated else None

@@ -2,11 +2,13 @@
 
 import contextlib
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from paddle_te.hosts.paddlenlp.lora import target_modules
 from paddle_te.hosts.paddlenlp.training.callbacks import device_name
+from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import OPTIMIZER, chosen
-from paddle_te.planner import GPUS, Layout, Model, memory_of_step, search
+from paddle_te.planner import GPUS, Layout, Lora, Model, memory_of_step, search
 from paddle_te.runs.rollback import RunEnded
 
 # Paddle's allocator, nvgpu's and CUDA's words
@@ -15,25 +17,32 @@ SUGGESTIONS = 3
 
 
 @contextlib.contextmanager
-def advised(config, args, lora=False):
+def advised(config, args, lora=None):
     """Ends training that runs out of memory with RunEnded, whose line says what else would fit.
 
-    config: the model's. args: the TrainingArguments. lora: whether an adapter is trained alone. What the planner does
-    not know, other backends than te and frozen weights, ends with its own error.
+    config: the model's. args: the TrainingArguments. lora: the TELoRAModel where an adapter is trained alone. What the
+    planner does not know, other backends than te, ends with its own error.
     """
     try:
         yield
     except (MemoryError, RuntimeError, OSError, SystemError) as error:
-        known = args.transformer_engine_backend == "transformer_engine" and not lora
+        known = args.transformer_engine_backend == "transformer_engine"
         if isinstance(error, RunEnded) or not known or not OUT_OF_MEMORY.search(str(error)):
             raise
-        raise RunEnded(advice(str(error), config, args, device_name())) from error
+        raise RunEnded(advice(str(error), config, args, device_name(), lora and lora_of(lora))) from error
 
 
-def advice(problem, config, args, device):
+def lora_of(model):
+    """The planner's Lora of a TELoRAModel. Other target_modules than those of a flag count as all."""
+    there = {*model.lora_config.target_modules}
+    targets = next((name for name in TARGETS if {*target_modules(name)} == there), "all")
+    return Lora(model.lora_config.r, targets, model.base_precision is not None)
+
+
+def advice(problem, config, args, device, lora=None):
     """The line: the problem's own words, the memory of the run's layout by part, layouts that fit, and the command that
-    lists all of them. device: the GPU's name, as its driver says it."""
-    model, layout = Model.of(config), layout_of(config, args)
+    lists all of them. device: the GPU's name, as its driver says it. lora: of an adapter that is trained alone."""
+    model, layout = Model.of(config), replace(layout_of(config, args), lora=lora)
     need = memory_of_step(model, layout)
     sizes = {part.name.replace("_", " "): getattr(need, part.name) / 1e9 for part in fields(need)}
     parts = sorted(((size, part) for part, size in sizes.items() if size >= 0.05), reverse=True)
@@ -46,23 +55,33 @@ def advice(problem, config, args, device):
     return told + (
         f"All layouts: paddle-te plan {config.name_or_path or 'MODEL'} --gpus {layout.gpus} --seq {layout.sequence} "
         f"--tokens_per_step {layout.tokens_per_step} --precision {layout.precision}"
-        + "".join(f" {flag}" for flag in chosen(layout, OPTIMIZER))
+        + "".join(f" {flag}" for flag in [*(lora.flags() if lora else ()), *chosen(layout, OPTIMIZER)])
         + (f" --gpu {gpu[0]}" if gpu else "")
     )
 
 
 def _what_fits(model, layout, gpu):
-    asked = layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision
-    plans = search(model, gpu, *asked, **layout.optimizer).plans[:SUGGESTIONS]
+    with_base = ""
+    plans = _plans(model, layout, gpu)
+    if not plans and layout.lora and not layout.fp8_base:
+        in_fp8 = replace(layout, precision="fp8", lora=replace(layout.lora, fp8_base=True))
+        plans, with_base = _plans(model, in_fp8, gpu), " and --use_fp8 true --quantize_base fp8"
     if not plans:
         return "No layout of these GPUs fits. "
     found = "; ".join(f"{_described(plan.layout)} ({plan.memory.total / 1e9:.0f} GB)" for plan in plans)
-    return f"With as many tokens a step these would fit, the fastest first: {found}. "
+    return f"With as many tokens a step{with_base} these would fit, the fastest first: {found}. "
+
+
+def _plans(model, layout, gpu):
+    """The fastest that fit of those which train the same with as many tokens a step."""
+    asked = layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision
+    return search(model, gpu, *asked, lora=layout.lora, **layout.optimizer).plans[:SUGGESTIONS]
 
 
 def _described(layout):
     """A layout with the flags that it needs."""
-    words = [str(layout), f"recompute {layout.recompute}", f"batch {layout.batch}", layout.extra_arguments()]
+    further = replace(layout, lora=None).extra_arguments()  # an adapter's flags are the run's own
+    words = [str(layout), f"recompute {layout.recompute}", f"batch {layout.batch}", further]
     return ", ".join(filter(None, words))
 
 

@@ -26,6 +26,7 @@ from paddle_te.hosts.paddlenlp.training.arguments import (
     ModelArguments,
     PreTrainingArguments,
     check_fp8_tokens,
+    check_overlapped_tokens,
     check_weights_folder,
 )
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
@@ -56,15 +57,18 @@ def check_device(training_args):
         get_ops(training_args.transformer_engine_backend).check(fp8=training_args.use_fp8)
 
 
-def _check_fp8_tokens(training_args, config):
-    """Raises ValueError where a rank has so many tokens of a micro-batch that fp8 GEMMs do not take them."""
-    if not training_args.use_fp8:
+def _check_tokens(training_args, config):
+    """Raises ValueError where a rank has so many tokens of a micro-batch that fp8 GEMMs do not take them, or that they
+    do not divide into chunks."""
+    if not (training_args.use_fp8 or training_args.tp_comm_overlap):
         return
     shared_by = config.tensor_parallel_degree if config.sequence_parallel else 1
     for when in ("train", "eval") if training_args.do_eval else ("train",):
         sequences = getattr(training_args, f"per_device_{when}_batch_size")
         tokens = sequences * rank_sequence_length(config) // shared_by
-        check_fp8_tokens(training_args, f"--max_seq_length {config.seq_length}", tokens, when)
+        given = training_args, f"--max_seq_length {config.seq_length}", tokens, when
+        check_fp8_tokens(*given)
+        check_overlapped_tokens(*given)
 
 
 def make_config(model_args, data_args, training_args, tokenizer):
@@ -73,7 +77,7 @@ def make_config(model_args, data_args, training_args, tokenizer):
     configure(config, training_args, model_args)
     config.use_cache = False
     config.seq_length = data_args.max_seq_length
-    _check_fp8_tokens(training_args, config)
+    _check_tokens(training_args, config)
     if data_args.reset_attention_mask:
         check_packed(config)
     if model_args.continue_training:

@@ -95,8 +95,14 @@ class PretrainingTrainer(Trainer):
         self.watch.add_loss(loss, first=step_control == 0)
         return loss
 
-    def _check_loss_valid(self, loss):
-        """PaddleNLP would wait for the loss here; the watch does a moment later, for the gradients' norm as well."""
+    def _check_loss_valid(self, losses):
+        """PaddleNLP would wait for the losses here; the watch does a moment later, for the gradients' norm as well."""
+        self.watch.add_sum(losses)
+
+    def _get_item_from_loss(self, losses):
+        """What is logged: PaddleNLP would wait here until the device has updated all weights."""
+        known = self.watch.take_sum()
+        return super()._get_item_from_loss(losses) if known is None else known
 
     def get_train_dataloader(self):
         return tell_errors(super().get_train_dataloader(), self, "training")

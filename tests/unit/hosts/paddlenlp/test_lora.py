@@ -149,22 +149,25 @@ def test_in_fp8_frozen_weights_train(seed, fp8_recipe):
         assert name not in frozen or (parameter.numpy() == frozen[name]).all(), name
 
 
-def lora_in_fp8(folder, in_fp8, targets="all", **settings):
+def lora_in_fp8(folder, in_fp8, targets="all", fp8_recipe="current"):
     """TELoRAModel of the model in a folder, whose weights exist in fp8 only or are quantized in each step."""
-    config = load_config(folder, "paddle", use_fp8=True, fp8_recipe="current", seq_length=16, **settings)
+    config = load_config(folder, "paddle", use_fp8=True, fp8_recipe=fp8_recipe, seq_length=64)
     model = from_pretrained(LlamaForCausalLM, folder, config, "float32", in_fp8)
     return TELoRAModel(model, lora_config(targets, r=4))
 
 
-@pytest.mark.parametrize("targets", TARGETS)
-def test_over_weights_in_fp8_only(seed, tmp_path, targets):
+@pytest.mark.parametrize("targets, fp8_recipe", [*((targets, "current") for targets in TARGETS), ("mlp", "block")])
+def test_over_weights_in_fp8_only(seed, tmp_path, targets, fp8_recipe):
     """The numbers of weights that are quantized in each step, in a byte each, and merged the original weights."""
-    LlamaForCausalLM(tiny_config(initializer_range=0.1)).save_pretrained(str(tmp_path))
-    want, got = (lora_in_fp8(tmp_path, in_fp8, targets) for in_fp8 in (False, True))
+    sizes = dict(hidden_size=128, intermediate_size=256) if fp8_recipe == "block" else {}
+    LlamaForCausalLM(tiny_config(initializer_range=0.1, **sizes)).save_pretrained(str(tmp_path))
+    want, got = (lora_in_fp8(tmp_path, in_fp8, targets, fp8_recipe) for in_fp8 in (False, True))
+    assert want.base_precision is None
+    assert got.base_precision == ("fp8 in blocks with scales of powers of 2" if fp8_recipe == "block" else "fp8")
     stored = stored_weights(got.model)
     assert len(stored) == 2 * 4 and all(getattr(*place).element_size() == 1 for place in stored.values())
     draw_adapters(want)
-    theirs, ids = dict(want.model.named_parameters()), paddle.randint(0, 96, [2, 16])
+    theirs, ids = dict(want.model.named_parameters()), paddle.randint(0, 96, [2, 64])
     got.set_state_dict({name: value for name, value in theirs.items() if "lora_" in name})
     for lora in (want, got):
         lora.train()

@@ -17,6 +17,8 @@ COMPACT = ["--bf16", "true", "--fp16_opt_level", "O2", "--optim_moments", "bfloa
 COMPACT += ["--master_weights", "bf16_remainder"]
 BLOCKS = ["--optim_moments", "int8", "--unified_checkpoint", "true"]
 UNCLIPPED = ["--optimizer_in_backward", "unclipped", "--max_grad_norm", "0"]
+TP2_SP = ["--tensor_parallel_degree", "2", "--sequence_parallel", "true"]
+BLOCK = ["--use_fp8", "true", "--fp8_recipe", "block"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
 
 
@@ -107,6 +109,12 @@ def test_defaults_are_native_layers(tmp_path):
         ([*TE, "--recompute_modules", "mlp_act", "mlp"], "--recompute_modules mlp_act mlp: .*leave out mlp_act"),
         (["--mlp_chunk_tokens", "16384"], "--mlp_chunk_tokens 16384 needs --transformer_engine_backend tr"),
         ([*PD_FP8, "--mlp_chunk_tokens", "1000"], "--mlp_chunk_tokens 1000: it must be a multiple of 16"),
+        (
+            [*TP2_SP, "--tp_comm_overlap", "2"],
+            "--tp_comm_overlap 2 needs --transformer_engine_backend transformer_engine",
+        ),
+        ([*TE, "--tp_comm_overlap", "2"], "--tp_comm_overlap 2 needs --sequence_parallel true"),
+        ([*TE, *TP2_SP, *BLOCK, "--tp_comm_overlap", "2"], "--tp_comm_overlap 2 with --fp8_recipe block: .* leave it"),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),

@@ -12,7 +12,7 @@ DATA = dict(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, 
 def check(quantize_base=None, **arguments):
     data_args = SimpleNamespace(**{name: arguments.pop(name, default) for name, default in DATA.items()})
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
-    training_args |= dict(recompute_modules=None, mlp_chunk_tokens=0)
+    training_args |= dict(recompute_modules=None, mlp_chunk_tokens=0, tp_comm_overlap=0)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(optim_moments="float32", master_weights="float32", unified_checkpoint=False)
     training_args |= dict(fp8_recipe="delayed", tensor_parallel_degree=1, per_device_train_batch_size=2)
@@ -36,10 +36,9 @@ def test_what_does_not_go_with_shared_sequences(arguments, message):
         check(**arguments)
 
 
-def test_fp8_recipes_that_do_not_go_with_lengths_or_a_base_in_fp8():
+def test_fp8_recipes_that_do_not_go_with_lengths():
     block, shared = dict(use_fp8=True, fp8_recipe="block"), dict(sequence_parallel=True, tensor_parallel_degree=2)
     check(**block, pad_to_multiple_of=128)
-    check(use_fp8=True, quantize_base="fp8", fp8_recipe="current")
     with pytest.raises(
         ValueError, match="--pad_to_multiple_of 64: GEMMs with --fp8_recipe block need a multiple of 128"
     ):
@@ -48,8 +47,8 @@ def test_fp8_recipes_that_do_not_go_with_lengths_or_a_base_in_fp8():
     check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True, max_length=128)
     with pytest.raises(ValueError, match="--max_length 64 .* multiple of 128 tokens on each of 2 ranks, not 64"):
         check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True)
-    with pytest.raises(ValueError, match="--quantize_base fp8 with --fp8_recipe block: such weights have one scale"):
-        check(**block, quantize_base="fp8", pad_to_multiple_of=128)
+    with pytest.raises(ValueError, match="--tp_comm_overlap 3 with --max_length 64 .*: the 64 tokens on each of 2"):
+        check(**shared, pad_to_max_length=True, tp_comm_overlap=3)
 
 
 def test_an_adapters_smaller_states_are_not_left_to_paddlenlp():

@@ -1,13 +1,16 @@
 """What a run says when its GPU has no memory left: what takes the memory, and which layouts would fit."""
 
+from types import SimpleNamespace
+
 import pytest
 from paddlenlp.trainer import PdArgumentParser
 from paddlenlp.transformers import LlamaConfig
 
 from paddle_te import configs
+from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training import out_of_memory
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments
-from paddle_te.planner import Layout
+from paddle_te.planner import Layout, Lora
 from paddle_te.runs.rollback import RunEnded
 from tests.unit.hosts.paddlenlp.training.test_arguments import parse
 
@@ -51,6 +54,36 @@ def test_advice(config, arguments):
     assert "would fit" not in unknown and unknown.endswith("--precision fp8")
 
 
+def adapter(targets="all", rank=16, base=None):
+    """What `advised` reads of a TELoRAModel."""
+    return SimpleNamespace(lora_config=lora_config(targets, rank), base_precision=base)
+
+
+@pytest.mark.parametrize("base", [None, "fp8"])
+def test_advice_for_lora(monkeypatch, arguments, base):
+    """Llama-3-70B's weights in bf16 are more than an H200 has; in fp8 they fit, and with full recompute all."""
+    monkeypatch.setattr(out_of_memory, "device_name", lambda: "NVIDIA H200")
+    arguments.per_device_train_batch_size = 1
+    config = LlamaConfig(**configs.read("meta-llama/Meta-Llama-3-70B"))
+    config.seq_length, config.use_fused_linear_cross_entropy = 4096, False
+    with pytest.raises(RunEnded) as ended:
+        end(MemoryError(PADDLES), config, arguments, lora=adapter("attention", base=base))
+    told = str(ended.value)
+    assert "fp8 weights 68.5" in told if base is None else "weights 72.8, activations" in told
+    assert ("and --use_fp8 true --quantize_base fp8 these would fit" in told) == (base is None)
+    assert "one GPU, recompute full, batch 1 (" in told
+    assert told.endswith(
+        f"--precision fp8 --lora_rank 16 --lora_targets attention{' --quantize_base fp8' * bool(base)} --gpu h200"
+    )
+
+
+def test_adapters_of_other_targets():
+    assert out_of_memory.lora_of(adapter("mlp", 8, "fp8 in blocks")) == Lora(8, "mlp", fp8_base=True)
+    other = adapter()
+    other.lora_config.target_modules = [".*q_proj"]
+    assert out_of_memory.lora_of(other) == Lora(16, "all")
+
+
 def end(error, config, arguments, **more):
     with out_of_memory.advised(config, arguments, **more):
         raise error
@@ -63,8 +96,6 @@ def test_what_else_ends_a_run_stays_as_it_is(monkeypatch, config, arguments):
     for error in (RuntimeError("another"), RunEnded("out of memory, said by another")):
         with pytest.raises(type(error), match=str(error)):
             end(error, config, arguments)
-    with pytest.raises(MemoryError):
-        end(MemoryError(PADDLES), config, arguments, lora=True)
     arguments.transformer_engine_backend = "paddle"
     with pytest.raises(MemoryError):
         end(MemoryError(PADDLES), config, arguments)

@@ -1,0 +1,158 @@
+"""Two tensor parallel ranks in one process, for te's ops: each rank is a thread, of which one runs at a time, until it
+comes to a collective."""
+
+import contextlib
+import threading
+
+import numpy as np
+import paddle
+
+from paddle_te import fp8
+from paddle_te.distributed import Pending, TensorParallel
+from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer, linear, stored_weights
+
+# 128, for block scaling, divides each rank's
+HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 256, 256, 16, 8, 16
+BATCH, TOKENS, RANKS = 2, 128, 2
+STACKED = {
+    "self_attention.layernorm_qkv.weight": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
+    "self_attention.layernorm_qkv.bias": [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM],
+    "layernorm_mlp.fc1_weight": [FFN, FFN],
+    "layernorm_mlp.fc1_bias": [FFN, FFN],
+}
+LAYERS = {
+    "llama": dict(add_qkv_bias=True),
+    "gpt": dict(bias=True, normalization="LayerNorm", activation="geglu"),
+}
+DELAYED = fp8.DelayedScaling(amax_history_len=2, first_step="delayed")
+BLOCK = fp8.Float8BlockScaling()
+RECIPES = {"bf16": None, "delayed": DELAYED, "current": fp8.Float8CurrentScaling(), "block": BLOCK}
+ROW_PARALLEL = ("self_attention.proj.weight", "layernorm_mlp.fc2_weight")
+
+
+def total(tensors):
+    """The sum in float32, rounded once: Paddle adds no bfloat16 on the CPU."""
+    return sum(tensor.astype("float32") for tensor in tensors).astype(tensors[0].dtype)
+
+
+class Group:
+    """What a paddle.distributed group is to TensorParallel and to fp8."""
+
+    def __init__(self, nranks):
+        self.nranks, self.ranks = nranks, list(range(nranks))
+        self._turn, self._barrier, self._values = threading.Lock(), threading.Barrier(nranks, timeout=60), {}
+        self.gathered = []
+
+    def exchange(self, rank, x):
+        """Every rank's x."""
+        self._values[rank] = x
+        self._turn.release()
+        self._barrier.wait()
+        values = [self._values[other] for other in self.ranks]
+        self._barrier.wait()
+        self._turn.acquire()
+        return values
+
+    def run(self, function):
+        """[function(rank)] of all ranks."""
+        results, device = {}, paddle.get_device()
+
+        def main(rank):
+            paddle.set_device(device)  # a thread begins with none
+            try:
+                with self._turn:
+                    results[rank] = function(rank)
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in self.ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [results[rank] for rank in self.ranks]
+
+
+class Rank(TensorParallel):
+    def all_reduce(self, x):
+        return paddle.assign(total(self.group.exchange(self.rank, x.clone())), x)
+
+    def all_reduce_max(self, x):
+        return paddle.assign(paddle.stack(self.group.exchange(self.rank, x.clone())).max(0), x)
+
+    def all_gather(self, x):
+        self.group.gathered.append(x.dtype)
+        return paddle.concat(self.group.exchange(self.rank, x))
+
+    def reduce_scatter(self, x):
+        return total(self.group.exchange(self.rank, x)).split(self.size)[self.rank].clone()
+
+    def start_all_gather(self, x):
+        return Pending(self.all_gather(x))
+
+    def start_reduce_scatter(self, x, out):
+        return Pending(paddle.assign(self.reduce_scatter(x), out))
+
+    def start_reduce_output(self, y):
+        return Pending(self.reduce_output(y))
+
+
+def make(monkeypatch, tp=None, **options):
+    monkeypatch.setattr(TensorParallel, "from_fleet", lambda sequence_parallel=False, comm_overlap=0: tp)
+    monkeypatch.setattr(linear, "get_rng_state_tracker", lambda: paddle.nn.Layer)
+    monkeypatch.setattr(paddle.nn.Layer, "rng_state", contextlib.nullcontext, raising=False)
+    options |= dict(set_parallel_mode=tp is not None, sequence_parallel=tp is not None and tp.sequence_parallel)
+    return TransformerLayer(
+        HIDDEN, FFN, HEADS, KV_HEADS, max_sequence_length=TOKENS, params_dtype="bfloat16", **options
+    )
+
+
+def share(name, value, rank):
+    if name in STACKED:
+        parts = np.split(value, np.cumsum(STACKED[name])[:-1])
+        return np.concatenate([np.split(part, RANKS)[rank] for part in parts])
+    return np.split(value, RANKS, 1)[rank] if name in ROW_PARALLEL else value
+
+
+def train(layer, values, x, dy, recipe, group):
+    """{name: float32 array} of the output and all gradients of one step."""
+    in_fp8 = stored_weights(paddle.nn.LayerList([layer]))
+    for name, parameter in layer.named_parameters():
+        value = paddle.to_tensor(values[name]).astype("bfloat16")
+        if f"0.{name}" in in_fp8:
+            owner, weight = in_fp8[f"0.{name}"]
+            owner.store_weight(weight, value)
+        else:
+            parameter.set_value(value)
+    x, dy = (paddle.to_tensor(array).astype("bfloat16").detach() for array in (x, dy))
+    x.stop_gradient = False
+    with fp8.fp8_autocast(recipe is not None, recipe, group):
+        y = layer(x, None, RotaryPositionEmbedding(HEAD_DIM)(TOKENS))
+    y.backward(dy)
+    gradients = {
+        n: p.grad if getattr(p, "main_grad", None) is None else p.main_grad
+        for n, p in layer.named_parameters()
+        if f"0.{n}" not in in_fp8
+    }
+    return {name: value.astype("float32").numpy() for name, value in {"y": y, "x": x.grad, **gradients}.items()}
+
+
+def train_ranks(monkeypatch, group, sequence_parallel, values, x, dy, recipe, options, chunks=0):
+    """[what `train` returns] of each rank."""
+    ranks = [Rank(group, rank, RANKS, sequence_parallel, chunks) for rank in group.ranks]
+    layers = [make(monkeypatch, rank, fuse_wgrad_accumulation=True, **options) for rank in ranks]
+
+    def run(rank):
+        mine = {name: share(name, value, rank) for name, value in values.items()}
+        part = lambda array: np.split(array.reshape(-1, HIDDEN), RANKS)[rank] if sequence_parallel else array  # noqa: E731
+        return train(layers[rank], mine, part(x), part(dy), recipe, group)
+
+    return group.run(run)
+
+
+def draw_case(seed, layer):
+    """(a layer's weights by name, x, dy)."""
+    draw = np.random.default_rng(seed).standard_normal
+    values = {name: draw(p.shape, "float32") * (0.1 if p.ndim == 2 else 1) for name, p in layer.named_parameters()}
+    return values, draw([BATCH, TOKENS, HIDDEN], "float32"), draw([BATCH, TOKENS, HIDDEN], "float32")
