@@ -172,6 +172,8 @@ OUR_RUNS = {
     "8b-l16-x1-fp8-head": replace(EIGHT_B_16, flags=FP8_HEAD),
     "8b-l16-x1-fp8-head-dpa": replace(EIGHT_B_16, flags=f"{FP8_HEAD} {FP8_ATTENTION}"),
     "8b-l16-x1-bf16": replace(EIGHT_B_16, precision="bf16", flags=""),
+    "8b-l16-x1-fp8-head-dpa-compact": replace(EIGHT_B_16, flags=f"{FP8_HEAD} {FP8_ATTENTION} {COMPACT}"),
+    "8b-l16-x1-bf16-compact": replace(EIGHT_B_16, precision="bf16", flags=COMPACT),
     "8b-l16-x2-bf16": sharded(EIGHT_B_16, 2, precision="bf16"),
     "7b-x4": sharded(SEVEN_B, 4),
     "7b-l16-x1": replace(SEVEN_B, size=replace(LLAMA_2_7B, layers=16), flags=""),

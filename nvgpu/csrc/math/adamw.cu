@@ -124,8 +124,9 @@ struct AdamWRule {
   }
 };
 
-// Weights of type T, gradients G, arithmetic in M; moments are kept as S, master weights as W.
-template <typename T, typename G, typename M, typename S, typename W>
+// Weights of type T, gradients G, arithmetic in M; moments are kept as S, master weights as W. amsgrad: there are
+// greatest second moments.
+template <typename T, typename G, typename M, typename S, typename W, bool amsgrad>
 struct AdamWLoop {
   T* param;
   const G* grad;
@@ -133,13 +134,16 @@ struct AdamWLoop {
   W* master;
   AdamWScalars<M> settings;
   static constexpr int kWidth = kPack<T, G, S, W>;
-  static constexpr bool kRounds = !std::is_same_v<S, M>;
+  static constexpr bool kRounds = !std::is_same_v<S, M>, kRemainder = std::is_same_v<W, int16_t>;
 
   bool Dense() const { return Aligned(param, grad, moment1, moment2, moment2_max, master); }
+  NVGPU_FN bool HasMaster() const { return kRemainder || master != nullptr; }
 
+  struct Nothing {};
   template <int N>
   struct Loaded {
-    Pack<S, N> moment1, moment2, moment2_max;
+    Pack<S, N> moment1, moment2;
+    std::conditional_t<amsgrad, Pack<S, N>, Nothing> moment2_max;
     Pack<W, N> master;
     Pack<G, N> grad;
     Pack<T, N> param;
@@ -150,32 +154,48 @@ struct AdamWLoop {
     loaded.grad = LoadPack<N>(grad + i);
     loaded.moment1 = LoadPack<N>(moment1 + i);
     loaded.moment2 = LoadPack<N>(moment2 + i);
-    if (moment2_max != nullptr) loaded.moment2_max = LoadPack<N>(moment2_max + i);
-    if (master != nullptr) loaded.master = LoadPack<N>(master + i);
-    if (master == nullptr || std::is_same_v<W, int16_t>) loaded.param = LoadPack<N>(param + i);
+    if constexpr (amsgrad) loaded.moment2_max = LoadPack<N>(moment2_max + i);
+    if (HasMaster()) loaded.master = LoadPack<N>(master + i);
+    if (kRemainder || !HasMaster()) loaded.param = LoadPack<N>(param + i);
     return loaded;
+  }
+  // What a thread does with all its packs: what it computes from the settings, it computes once.
+  struct Prepared;
+  NVGPU_FN Prepared Prepare() const { return {*this, AdamWRule<G, M>(settings)}; }
+};
+
+template <typename T, typename G, typename M, typename S, typename W, bool amsgrad>
+struct AdamWLoop<T, G, M, S, W, amsgrad>::Prepared {
+  AdamWLoop of;
+  AdamWRule<G, M> rule;
+  static constexpr int kWidth = AdamWLoop::kWidth;
+
+  template <int N>
+  NVGPU_FN auto Load(int64_t i) const {
+    return of.template Load<N>(i);
   }
   template <int N>
   NVGPU_FN void Store(int64_t i, Loaded<N> loaded) const {
-    const AdamWRule<G, M> rule(settings);
     for (int n = 0; n < N; ++n) {
-      const M p = master != nullptr ? JoinMaster<M>(loaded.param.at[n], loaded.master.at[n])
-                                    : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
+      const M p = of.HasMaster() ? JoinMaster<M>(loaded.param.at[n], loaded.master.at[n])
+                                 : static_cast<M>(static_cast<Compute<T>>(loaded.param.at[n]));
       M m1 = static_cast<M>(loaded.moment1.at[n]), m2 = static_cast<M>(loaded.moment2.at[n]);
       rule.Advance(loaded.grad.at[n], &m1, &m2);
       M largest = m2;
-      if (moment2_max != nullptr && loaded.moment2_max.at[n] > m2) largest = loaded.moment2_max.at[n];
-      const uint32_t noise = kRounds ? settings.Noise(i + n) : 0;
+      const uint32_t noise = kRounds ? of.settings.Noise(i + n) : 0;
       loaded.moment1.at[n] = StoreMoment<S>(m1, noise & 0xffffu);
       loaded.moment2.at[n] = StoreMoment<S>(m2, noise >> 16);
-      loaded.moment2_max.at[n] = StoreMoment<S>(largest, noise >> 16);
+      if constexpr (amsgrad) {
+        if (loaded.moment2_max.at[n] > m2) largest = loaded.moment2_max.at[n];
+        loaded.moment2_max.at[n] = StoreMoment<S>(largest, noise >> 16);
+      }
       SplitMaster(rule.Weight(p, m1, std::sqrt(largest)), &loaded.param.at[n], &loaded.master.at[n]);
     }
-    StorePack(moment1 + i, loaded.moment1);
-    StorePack(moment2 + i, loaded.moment2);
-    if (moment2_max != nullptr) StorePack(moment2_max + i, loaded.moment2_max);
-    if (master != nullptr) StorePack(master + i, loaded.master);
-    StorePack(param + i, loaded.param);
+    StorePack(of.moment1 + i, loaded.moment1);
+    StorePack(of.moment2 + i, loaded.moment2);
+    if constexpr (amsgrad) StorePack(of.moment2_max + i, loaded.moment2_max);
+    if (of.HasMaster()) StorePack(of.master + i, loaded.master);
+    StorePack(of.param + i, loaded.param);
   }
 };
 
@@ -325,9 +345,9 @@ struct AdamWBlocks {
   }
 };
 
-template <typename T, typename G, typename M, typename S, typename W>
-void RunStored(Stream stream, const Steps& steps) {
-  using Loop = AdamWLoop<T, G, M, S, W>;
+template <typename T, typename G, typename M, typename S, typename W, bool amsgrad>
+void RunLoop(Stream stream, const Steps& steps) {
+  using Loop = AdamWLoop<T, G, M, S, W, amsgrad>;
   std::vector<Part<Loop>> parts;
   for (const AdamW& step : steps) {
     const Loop loop{static_cast<T*>(step.param),   static_cast<const G*>(step.grad),  static_cast<S*>(step.moment1),
@@ -336,6 +356,12 @@ void RunStored(Stream stream, const Steps& steps) {
     parts.push_back({loop, step.count, loop.Dense()});
   }
   ForEachPack(stream, parts);
+}
+
+template <typename T, typename G, typename M, typename S, typename W>
+void RunStored(Stream stream, const Steps& steps) {
+  if (steps.front().moment2_max != nullptr) return RunLoop<T, G, M, S, W, true>(stream, steps);
+  RunLoop<T, G, M, S, W, false>(stream, steps);
 }
 
 template <typename T, typename G, typename W>

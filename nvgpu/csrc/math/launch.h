@@ -222,10 +222,11 @@ template <typename Function>
 __global__ void __launch_bounds__(kThreads) PackPartsKernel(const __grid_constant__ Parts<Function> parts) {
   int64_t block, blocks;
   const Part<Function>& part = parts.Find(&block, &blocks);
-  RunPacks(block, blocks, part.count, part.dense, part.function);
+  RunPacks(block, blocks, part.count, part.dense, part.function.Prepare());
 }
 
-// The loops over their counts of elements, together.
+// The loops over their counts of elements, together. A loop's Prepare() is what a thread makes once of it, for all packs
+// that are its share: the functor with Load and Store.
 template <typename Function>
 void ForEachPack(Stream stream, const std::vector<Part<Function>>& parts) {
   Launch(stream, parts, PackPartsKernel<Function>, [](const Part<Function>& part) {
@@ -377,7 +378,7 @@ void ForEachPack(Stream stream, int64_t count, bool dense, Function function) {
 template <typename Function>
 void ForEachPack(Stream stream, const std::vector<Part<Function>>& parts) {
   runtime::Synchronize(stream);
-  for (const auto& part : parts) RunPacks(part.count, part.dense, part.function);
+  for (const auto& part : parts) RunPacks(part.count, part.dense, part.function.Prepare());
 }
 
 struct Team {
