@@ -231,6 +231,14 @@ OUR_RUNS["8b-l16-128k-x1-at-once"] = replace(
     flags=f"{FUSED_LOSS} {FP8_ATTENTION} {COMPACT} {MLP_AGAIN} {IN_BACKWARD}",
     base="8b-l16-128k-x1-fastest",
 )
+# All 32 layers at the greatest length on two GPUs, which share weights, states and tokens.
+OUR_RUNS["8b-128k-x2-tp2"] = Run(
+    replace(LLAMA_3_8B, dims=replace(LLAMA_3_8B.dims, sequence=131072)),
+    gpus=2,
+    tp=2,
+    sequence_parallel=True,
+    flags=f"{FUSED_LOSS} {FP8_ATTENTION} {COMPACT} {MLP_AGAIN} {MLP_CHUNKS}",
+)
 # The same sizes and tokens a step as ours of like names; all 32 layers fit on two GPUs.
 TITAN_RUNS = {
     f"titan-{name}{suffix}": TitanRun(size, gpus, precision)
