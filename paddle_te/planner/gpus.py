@@ -40,7 +40,7 @@ class Gpu:
         "of the collectives that run during backward's GEMMs: gained, as these get slower (measured at TP4)"
     )
     launch: float = number("ms that the CPU takes to launch a layer, forward and backward; differs between machines")
-    gap: float = number("ms of a step in which the GPU waits for the trainer, which reads the loss (measured: 2 to 5)")
+    gap: float = number("ms of a step in which the GPU waits for the trainer, which reads the loss (measured: 2)")
     bucket: float = number("bytes of bf16 weights that are gathered, or whose gradients are reduced, at once")
 
 
@@ -68,8 +68,8 @@ _H200 = Gpu(
     overlap=0.9,
     slowdown=0.35,
     tp_overlap=0.4,
-    launch=1.2,
-    gap=4,
+    launch=1.0,
+    gap=2,
     bucket=256e6,
 )
 # The same tensor cores, power limit and links, but 80 GB of 3.35 TB/s instead of 141 GB of 4.8 TB/s.

@@ -225,8 +225,8 @@ __global__ void __launch_bounds__(kThreads) PackPartsKernel(const __grid_constan
   RunPacks(block, blocks, part.count, part.dense, part.function.Prepare());
 }
 
-// The loops over their counts of elements, together. A loop's Prepare() is what a thread makes once of it, for all packs
-// that are its share: the functor with Load and Store.
+// The loops over their counts of elements, together. A loop's Prepare() is what a thread makes once of it, for all
+// packs that are its share: the functor with Load and Store.
 template <typename Function>
 void ForEachPack(Stream stream, const std::vector<Part<Function>>& parts) {
   Launch(stream, parts, PackPartsKernel<Function>, [](const Part<Function>& part) {
