@@ -53,12 +53,14 @@ class Moment(NamedTuple):
 @dataclass(frozen=True)
 class Measured:
     """What a measurement is of, where that is not what a user needs to know. rank: of those that share the weights,
-    in place of the one that has most. released, logit_bytes: what older code did otherwise. released: whether a step
-    lets its gradients go, so that the next one begins without them; None: as te does it (`releases_gradients`)."""
+    in place of the one that has most. The others: what older code did otherwise. released: whether a step lets its
+    gradients go, so that the next one begins without them; None: as te does it (`releases_gradients`). norm_bytes: of a
+    token and number, what the norm before the head made besides its output."""
 
     rank: int | None = None
     released: bool | None = None
     logit_bytes: int = LOGIT_BYTES
+    norm_bytes: int = 0
 
 
 def memory_of_step(model: Model, layout: Layout, measured: Measured = Measured()) -> Memory:
@@ -153,7 +155,7 @@ def _moments(
 
     if last:
         waiting = Moment(before, while_layers_wait + (0 if several else head_copies), waiting_layers, GEMM_WORKSPACE)
-        yield from _moments_of_the_head(model, layout, waiting, measured.logit_bytes)
+        yield from _moments_of_the_head(model, layout, waiting, measured)
     # beside the gradient of the layer's output, which the residual passes on
     layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp + GEMM_WORKSPACE
     yield Moment(after_the_head + new, while_layers_wait, waiting_layers, layer)
@@ -162,24 +164,25 @@ def _moments(
     yield Moment(gradients * (2 if layout.sharing > 1 else 1), always, 0, GEMM_WORKSPACE)
 
 
-def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, logit_bytes: int) -> Iterator[Moment]:
+def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, measured: Measured) -> Iterator[Moment]:
     """The loss, and lm_head's backward, while all activations wait. In chunks the loss has its gradients, too, and adds
     lm_head's up in float32; backward multiplies them by the loss's, in float32.
 
-    Of the norm's input and output and their gradients tensor parallel ranks have parts, but all of what is lm_head's
-    input and the gradient of that.
+    There are lm_head's input, which is the output of the norm before it, and the gradient of that, which all tensor
+    parallel ranks have whole.
     """
     logits = model.vocabulary * layout.tokens / layout.tp
     embedding = 0 if layout.lora else model.embedding / layout.tp  # whose gradient there is
-    norm = (8 / layout.tp + 4) * model.hidden * layout.tokens + waiting.working
+    states = model.hidden * layout.tokens
+    norm = (4 + measured.norm_bytes / layout.tp) * states + waiting.working
     backward = waiting._replace(gradients=waiting.gradients + (0 if layout.main_grads else 2 * embedding))
     if layout.loss_in_chunks:
         chunk = min(layout.tokens, LOSS_CHUNK_TOKENS) * model.vocabulary / layout.tp
-        norm_and_gradient = norm - 6 * model.hidden * layout.tokens
-        yield waiting._replace(working=norm_and_gradient + 4 * embedding + logit_bytes * chunk)
+        at_the_loss = norm - 0.75 * measured.norm_bytes * states
+        yield waiting._replace(working=at_the_loss + 4 * embedding + measured.logit_bytes * chunk)
         yield backward._replace(working=norm + 4 * embedding)
         return
-    yield waiting._replace(working=norm + logit_bytes * logits)
+    yield waiting._replace(working=norm + measured.logit_bytes * logits)
     casts = 2 if layout.fp8_head else 0  # of the logits' gradient, and its transpose
     yield backward._replace(working=norm + (2 + casts) * logits)
 
@@ -317,9 +320,11 @@ def host_bytes(model: Model, layout: Layout) -> float:
 def backward_of_a_layer(model: Model, layout: Layout) -> float:
     """Bytes for a moment, of all tensor parallel ranks: the gradients of the activation's output (bf16) and input (fp8
     with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
-    fc1's output; of a weight that exists in fp8 only the transposed copy."""
+    fc1's output; of a weight that exists in fp8 only the transposed copy. With LoRA the former gradient finds the room
+    of the activation's output, which fc2's adapter has kept and has used by then."""
     again = _kept_again(model, layout)
-    gradients = 2 * model.ffn + 2 * model.fc1
+    in_its_place = layout.lora is not None and layout.lora.on("mlp")
+    gradients = 2 * model.fc1 + (0 if in_its_place else 2 * model.ffn)
     if layout.mlp_in_chunks:
         return _backward_in_chunks(model, layout, again, gradients + 2 * model.fc1)
     if layout.recompute != "full" and "mlp" in layout.recomputed_modules:

@@ -71,7 +71,7 @@ def test_lora_trains_its_adapters_alone():
     # the first layer, whose input has no gradient, is not computed again
     assert parts(lora=Lora(8), **full).activations == 4 * 2 * 64 * 1000 + 1000 * (with_products - 2 * 64) + packed
     chunks = parts(loss_in_chunks=True, lora=Lora(8))
-    assert chunks.working == 6 * 64 * 100 + 4 * 1000 * 100 and chunks.gradients == lora.gradients
+    assert chunks.working == 4 * 64 * 100 + 4 * 1000 * 100 and chunks.gradients == lora.gradients
 
 
 def test_states_on_the_host():
@@ -149,7 +149,7 @@ def test_moments_of_a_step_whose_gradients_are_released():
     embedding's; in the optimizer's step all, and nothing else."""
     kept, copies, layer = memory.kept_of_a_layer(FEW_WORDS, LAYOUT), FEW_WORDS.gemm_weights, FEW_WORDS.layer_weights
     tokens, embedding, new = 10_000, 16 * 64, 2 * 64 * 768
-    logits = 4 * 1000 * tokens + 12 * 64 * tokens
+    logits = 4 * 1000 * tokens + 4 * 64 * tokens
     assert released(model=SMALL, sequence=tokens) == (0, 4 * kept * tokens, 4 * copies, logits)
     of_a_layer = memory.backward_of_a_layer(FEW_WORDS, replace(LAYOUT, sequence=tokens)) + 2 * 64 * tokens
     last_layer = 2 * embedding + new, 4 * kept * tokens, 4 * copies, of_a_layer
@@ -173,15 +173,17 @@ def test_whose_gradients_are_released():
 def test_lm_heads_backward():
     """In chunks the gradient is summed in float32, and becomes a new bf16 one, unless it is added to a main gradient.
     In fp8 the logits' gradient is cast twice, and a transpose of the weight and of the head's input is kept."""
-    embedding, long, narrow = 64_000, 40_000, replace(SMALL, ffn=32)  # whose layers take less than the head
-    chunks, main = (parts(LAYOUT, narrow, loss_in_chunks=True, sequence=long, main_grads=main) for main in (0, 1))
-    assert chunks.working == main.working == 12 * 64 * long + 4 * embedding
+    embedding, narrow = 64_000, replace(SMALL, ffn=32)  # whose layers take less than the head
     held = parts(model=narrow).gradients
-    assert (chunks.gradients, main.gradients) == (held + 2 * embedding, 2 * held)
+    least = 16  # tokens, whose logits take less than the new gradient
+    chunks = parts(LAYOUT, narrow, loss_in_chunks=True, sequence=least)
+    assert (chunks.gradients, chunks.working) == (held + 2 * embedding, 4 * 64 * least + 4 * embedding)
+    main = parts(LAYOUT, narrow, loss_in_chunks=True, sequence=least, main_grads=True)
+    assert (main.gradients, main.working) == (2 * held, 4 * 64 * least + 4 * embedding + 4 * 1000 * least)
     # of few tokens the loss needs more, with a chunk's logits and their gradient
     one, tokens = parts(), 100
     few = parts(loss_in_chunks=True)
-    assert few == replace(one, working=6 * 64 * tokens + 4 * embedding + 4 * 1000 * tokens)
+    assert few == replace(one, working=4 * 64 * tokens + 4 * embedding + 4 * 1000 * tokens)
     fp8 = parts(fp8_head=True)
     kept = embedding + 64 * tokens
     assert fp8 == replace(one, gradients=one.gradients + 2 * embedding, fp8_weights=one.fp8_weights + kept)
@@ -190,9 +192,9 @@ def test_lm_heads_backward():
 
 
 def test_a_tensor_parallel_head_reads_all_tokens():
-    """Of 12 bytes for each number of a hidden state, 4 are its input and that one's gradient, which are whole."""
+    """Its input and the gradient of that are whole, two bytes each for a number; of the logits a rank has its part."""
     two = parts(gpus=2, tp=2)
-    assert two.working == (4 + 8 / 2) * 64 * 100 + 4 * 1000 * 100 / 2
+    assert two.working == 4 * 64 * 100 + 4 * 1000 * 100 / 2
 
 
 def test_the_mlp_in_chunks():
@@ -220,7 +222,7 @@ def test_with_an_update_in_backward_there_are_new_gradients_only():
     one = parts()
     assert parts(optimizer_in_backward="last_norm") == replace(one, gradients=0)
     few_tokens = parts(optimizer_in_backward="last_norm", sequence=16)
-    assert (few_tokens.gradients, few_tokens.working) == (2 * 64_000, 12 * 64 * 16 + 2 * 1000 * 16)
+    assert (few_tokens.gradients, few_tokens.working) == (2 * 64_000, 4 * 64 * 16 + 2 * 1000 * 16)
     assert parts(model=FEW_WORDS, optimizer_in_backward="unclipped").gradients == 2 * 64 * 768
     assert parts(gpus=2, tp=2, model=FEW_WORDS, optimizer_in_backward="unclipped").gradients == 64 * 768
 
