@@ -44,20 +44,19 @@ def guard_updates(optimizer, may_update):
     may_update: called in each step with what is to be updated, [(parameter, its clipped gradient)]. It may wait for the
     device. A FactorAdamW calls it when all else is prepared, since the device has nothing to do from then on.
     """
+
+    def allowed(params_grads):  # a group of parameters is a dict to Paddle
+        return may_update(params_grads["params"] if isinstance(params_grads, dict) else params_grads)
+
     if isinstance(optimizer, FactorAdamW):
-        optimizer._may_update = lambda params_grads: may_update(_pairs(params_grads))
+        optimizer._may_update = allowed
         return
     update = optimizer._create_optimization_pass
 
     def update_if_allowed(params_grads, param_group_idx=0):
-        return update(params_grads, param_group_idx=param_group_idx) if may_update(_pairs(params_grads)) else []
+        return update(params_grads, param_group_idx=param_group_idx) if allowed(params_grads) else []
 
     optimizer._create_optimization_pass = update_if_allowed
-
-
-def _pairs(params_grads):
-    """Of a group of parameters, which Paddle has as a dict, or of all of them."""
-    return params_grads["params"] if isinstance(params_grads, dict) else params_grads
 
 
 def decay_matrices(optimizer):
@@ -211,7 +210,6 @@ class FactorAdamW(paddle.optimizer.AdamW):
     """
 
     host_states = None
-    _may_update = None  # `guard_updates`' function
     _asked_for = _answers = None  # the functions that were asked for `_ratio_and_decay`, and {name: their answer}
 
     def _apply_optimize(self, *args, **kwargs):
@@ -230,17 +228,18 @@ class FactorAdamW(paddle.optimizer.AdamW):
                 together = [(p, grad) for p, grad in there if _is_dense(grad)]
                 others = [(p, grad) for p, grad in there if not _is_dense(grad)]
         asked_first = bool(others) or not together  # Paddle's operations prepare and update in one
-        if asked_first and not self._judged(parameters_and_grads):
+        if asked_first and not self._may_update(parameters_and_grads):
             return []
         operations = super()._create_optimization_pass(others, param_group_idx)  # sets the learning rate, too
         if together and not self._get_auxiliary_var("found_inf"):  # as Paddle does it, where a loss is scaled
             update = self._prepared(together)
-            if asked_first or self._judged(parameters_and_grads):
+            if asked_first or self._may_update(parameters_and_grads):
                 update()
         return operations
 
-    def _judged(self, parameters_and_grads):
-        return self._may_update is None or self._may_update(parameters_and_grads)
+    def _may_update(self, parameters_and_grads):
+        """Whether weights may be changed; `guard_updates` puts another function in its place."""
+        return True
 
     def clear_grad(self, set_to_zero=True):
         """Paddle's; in one process gradients are let go. Paddle would fill them with zeros, which the next backward
@@ -257,7 +256,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
     def _append_optimize_op(self, block, param_and_grad):
         param, grad = param_and_grad
         if _is_dense(grad) and device.kind(param.place) == "nvgpu":
-            self._update([param_and_grad])
+            self._prepared([param_and_grad])()
         elif self._is_on_host(param):
             self.host_states.update(self.step_of(param_and_grad), self._run)
         else:
@@ -270,7 +269,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
     def _run(self, step):
         """Makes a Step whose tensors are on the device."""
         if device.kind(step.param.place) == "nvgpu":
-            multi_tensor.adamw([step])
+            multi_tensor.prepared_adamw([step])()
         else:
             self._run_elsewhere(step)
 
@@ -307,9 +306,6 @@ class FactorAdamW(paddle.optimizer.AdamW):
     def _first_element(self, name):
         """The place of a parameter's first element in its whole weight, for the random numbers."""
         return 0
-
-    def _update(self, pairs):
-        self._prepared(pairs)()
 
     def _prepared(self, pairs):
         """A function that updates parameters on nvgpu, in one call for all that have the same learning rate and factor,

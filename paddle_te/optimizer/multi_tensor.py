@@ -12,16 +12,11 @@ import paddle
 from paddle_te import device
 
 
-def adamw(steps):
-    """Makes Steps of AdamW (adamw.py) of weights that lie on one nvgpu: see `prepared_adamw`."""
-    prepared_adamw(steps)()
-
-
 def prepared_adamw(steps):
-    """A function that makes Steps of AdamW (adamw.py) of weights that lie on one nvgpu, by one call.
+    """Returns a function without arguments. Called, it updates the weights of Steps of AdamW (adamw.py), all at once.
 
-    They have the same factor, learning rate, betas, epsilon and noise_key. Either all have a master weight or none has;
-    the same goes for greatest second moments.
+    The weights lie on one nvgpu. The Steps have the same factor, learning rate, betas, epsilon and noise_key. Either
+    all have a master weight or none has; the same goes for greatest second moments.
     """
     one = steps[0]
 

@@ -76,13 +76,17 @@ class Watch:
         self._loss = loss if first or self._loss is None else self._loss + loss
 
     def add_sum(self, losses):
-        """The Trainer's sum of losses since its last log with the running step's, a tensor [], before the update."""
-        self._sum = losses.clone()  # the log sets the Trainer's to zero
+        """Takes the Trainer's sum of the losses since its last log, a tensor [], which has the running step's loss.
+
+        To be called before the update. The log, which sets the tensor to zero, comes after it.
+        """
+        self._sum = losses
 
     def take_sum(self):
-        """That sum of the good steps as a number, the mean over all ranks, without waiting; None where there is none.
+        """The sum of the good steps' losses since the last log, a number: the mean over all ranks. None where there was
+        no good step.
 
-        To be called where the Trainer logs it, which begins a new sum.
+        It does not wait for the device. To be called by the log, with which a new sum begins.
         """
         known, self._known_sum = self._known_sum, None
         return known
@@ -104,7 +108,7 @@ class Watch:
     @paddle.no_grad()
     def _is_good(self, norm, model, optimizer):
         """Whether the update may be made. Collective; raises UnsoundStep, on all ranks, where training cannot go on."""
-        loss, norm, losses = self._everyones(self._loss, norm, self._loss if self._sum is None else self._sum)
+        loss, norm, losses = self._everyones(self._loss, norm, self._sum)
         named = (("loss", loss), ("gradient norm", norm))
         faults = [f"the {name} is {value}" for name, value in named if not math.isfinite(value)]
         fault = " and ".join(faults) or self.spikes.fault(loss)
