@@ -91,10 +91,13 @@ def nvgpu_operator(name, *arguments):
     return _C_ops._run_custom_op(name, *arguments)
 
 
+_opened = cache(ctypes.CDLL)  # a step has a section for each of hundreds of gradients
+
+
 def check_nvgpu(section):
     """Raises ValueError where the nvgpu plug-in is loaded and too old for a `nvgpu_section`."""
     path = nvgpu_library()
-    if path and not hasattr(ctypes.CDLL(path), f"nvgpu_{section}_start"):
+    if path and not hasattr(_opened(path), f"nvgpu_{section}_start"):
         raise ValueError(f"{path} is of another version and lacks nvgpu_{section}_start: pip install ./nvgpu")
 
 
@@ -104,12 +107,12 @@ def nvgpu_section(name):
 
     Raises RuntimeError where the plug-in fails at its end; it has printed why.
     """
-    library = ctypes.CDLL(nvgpu_library())
-    _check_status(library[f"nvgpu_{name}_start"]())
+    library = _opened(nvgpu_library())
+    _check_status(getattr(library, f"nvgpu_{name}_start")())
     try:
         yield
     finally:
-        _check_status(library[f"nvgpu_{name}_end"]())
+        _check_status(getattr(library, f"nvgpu_{name}_end")())
 
 
 def _check_status(status):
