@@ -207,6 +207,7 @@ OUR_RUNS |= {
     f"{ALONE}-{part.replace('_', '-')}": replace(EIGHT_B_16, flags=f"--recompute_modules {part}", base=ALONE)
     for part in RECOMPUTE_MODULES
 }
+OUR_RUNS[f"{ALONE}-full"] = replace(EIGHT_B_16, flags="", recompute="full", base=ALONE)
 # A forward's collectives of tensor parallelism in chunks beside the GEMMs, and at once. With current scaling chunks are
 # gathered in fp8, and what is gathered at once in bf16.
 OUR_RUNS["8b-x2-tp2-current"] = replace(
@@ -219,7 +220,6 @@ OUR_RUNS |= {
     for name in ("8b-x2-tp2", "8b-x2-tp2-current", "8b-x4-tp4")
     for chunks in (1, 2, 4)
 }
-OUR_RUNS[f"{ALONE}-full"] = replace(EIGHT_B_16, flags="", recompute="full", base=ALONE)
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
 for thousands in FROM_8K_TO_128K:

@@ -299,31 +299,26 @@ def fp8_multiple(arguments):
     return FP8_RECIPES[arguments.fp8_recipe] if arguments.use_fp8 else 1
 
 
-def check_fp8_tokens(arguments, length, tokens, when="train", where="each rank"):
-    """Raises ValueError where fp8 GEMMs do not take the tokens of a rank's micro-batch.
+def check_tokens(arguments, length, tokens, when="train", where="each rank"):
+    """Raises ValueError where fp8 GEMMs do not take the tokens of a rank's micro-batch, or where these do not divide
+    into the chunks of --tp_comm_overlap.
 
     length: the flag that says how long sequences are, with its value. when: "train" or "eval". where: the ranks, in
     words.
     """
-    multiple = fp8_multiple(arguments)
+    multiple, chunks = fp8_multiple(arguments), arguments.tp_comm_overlap
+    batch = f"per_device_{when}_batch_size"
+    batch = f"--{batch} {getattr(arguments, batch)}"
     if tokens % multiple:
-        batch = f"per_device_{when}_batch_size"
         raise ValueError(
-            f"{length} with --{batch} {getattr(arguments, batch)}: GEMMs with --fp8_recipe {arguments.fp8_recipe} need "
-            f"a multiple of {multiple} tokens on {where}, not {tokens}"
+            f"{length} with {batch}: GEMMs with --fp8_recipe {arguments.fp8_recipe} need a multiple of {multiple} "
+            f"tokens on {where}, not {tokens}"
         )
-
-
-def check_overlapped_tokens(arguments, length, tokens, when="train", where="each rank"):
-    """Raises ValueError where a rank's tokens of a micro-batch do not divide into the chunks of --tp_comm_overlap.
-    Arguments: as check_fp8_tokens's."""
-    chunks, of_chunk = arguments.tp_comm_overlap, fp8_multiple(arguments)
-    if chunks and tokens % (chunks * of_chunk):
-        batch = f"per_device_{when}_batch_size"
-        of_gemms = f", each a multiple of {of_chunk} for fp8 GEMMs" if of_chunk > 1 else ""
+    if chunks and tokens % (chunks * multiple):
+        of_gemms = f", each a multiple of {multiple} for fp8 GEMMs" if multiple > 1 else ""
         raise ValueError(
-            f"--tp_comm_overlap {chunks} with {length} and --{batch} {getattr(arguments, batch)}: the {tokens} tokens "
-            f"on {where} do not divide into so many chunks{of_gemms}"
+            f"--tp_comm_overlap {chunks} with {length} and {batch}: the {tokens} tokens on {where} do not divide into "
+            f"so many chunks{of_gemms}"
         )
 
 

@@ -9,8 +9,7 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.hosts.paddlenlp.training.arguments import (
     PreTrainingArguments,
-    check_fp8_tokens,
-    check_overlapped_tokens,
+    check_tokens,
     check_weights_folder,
     fp8_multiple,
 )
@@ -100,9 +99,7 @@ def _check_sequence_parallel(data_args, training_args):
         raise ValueError("--sequence_parallel needs --pad_to_max_length true: all batches must be equally long")
     length, ranks = data_args.max_length, training_args.tensor_parallel_degree * sequence_ranks(training_args)
     tokens = training_args.per_device_train_batch_size * length // ranks
-    given = training_args, f"--max_length {length}", tokens
-    check_fp8_tokens(*given, where=f"each of {ranks} ranks")
-    check_overlapped_tokens(*given, where=f"each of {ranks} ranks")
+    check_tokens(training_args, f"--max_length {length}", tokens, where=f"each of {ranks} ranks")
 
 
 def _check_shared_sequences(data_args, training_args):

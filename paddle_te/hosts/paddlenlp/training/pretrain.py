@@ -25,8 +25,7 @@ from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.hosts.paddlenlp.training.arguments import (
     ModelArguments,
     PreTrainingArguments,
-    check_fp8_tokens,
-    check_overlapped_tokens,
+    check_tokens,
     check_weights_folder,
 )
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
@@ -58,17 +57,14 @@ def check_device(training_args):
 
 
 def _check_tokens(training_args, config):
-    """Raises ValueError where a rank has so many tokens of a micro-batch that fp8 GEMMs do not take them, or that they
-    do not divide into chunks."""
+    """`check_tokens` of the micro-batches of training and, where there is one, of evaluation."""
     if not (training_args.use_fp8 or training_args.tp_comm_overlap):
         return
     shared_by = config.tensor_parallel_degree if config.sequence_parallel else 1
     for when in ("train", "eval") if training_args.do_eval else ("train",):
         sequences = getattr(training_args, f"per_device_{when}_batch_size")
         tokens = sequences * rank_sequence_length(config) // shared_by
-        given = training_args, f"--max_seq_length {config.seq_length}", tokens, when
-        check_fp8_tokens(*given)
-        check_overlapped_tokens(*given)
+        check_tokens(training_args, f"--max_seq_length {config.seq_length}", tokens, when)
 
 
 def make_config(model_args, data_args, training_args, tokenizer):
