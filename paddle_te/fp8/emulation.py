@@ -88,11 +88,12 @@ def quantize_weight(source, weight, stored, group=None):
         blocks, scale = _blocks_and_scales(source, stored.scaling.made_by)
         values, scale_inv = (blocks * scale).reshape(source.shape), divide(1.0, scale).squeeze([1, 3])
     else:
-        amax = _amax(source.astype("float32"))
+        source = source.astype("float32")
+        amax = _amax(source)
         if group is not None:
             dist.all_reduce(amax, op=dist.ReduceOp.MAX, group=group)
         scale = scale_from_amax(amax, stored.fp8_max)
-        values, scale_inv = source.astype("float32") * scale, divide(1.0, scale).reshape([1])
+        values, scale_inv = source * scale, divide(1.0, scale).reshape([1])
     values = round_to_fp8(values, stored.dtype)
     codes = paddle.searchsorted(paddle.to_tensor(_E4M3_NUMBERS, "float32"), values.abs())  # NaN: 127, which is NaN
     weight.set_value((codes + 128 * (values < 0).astype(codes.dtype)).astype("uint8"))
@@ -144,8 +145,11 @@ def quantize_dequantize_blocks(x, quantizer, columnwise=False):
 
 
 def _blocks_and_scales(x, scaling, columnwise=False):
-    """x in float32 as [rows / a, a, cols / b, b], whose blocks are a x b numbers under a BlockScaling, and the scale of
-    each, [rows / a, 1, cols / b, 1]. As `quantize_dequantize_blocks`."""
+    """(blocks, scales) of x under a BlockScaling whose blocks have a rows and b columns.
+
+    blocks: x in float32, [rows / a, a, cols / b, b]. scales: one for each block, [rows / a, 1, cols / b, 1]. columnwise
+    and what is raised: as `quantize_dequantize_blocks`.
+    """
     cols = x.shape[-1]
     greatest = paddle.finfo(x.dtype).max  # as TE has it: of what is quantized
     across, along = (BLOCK, BLOCK) if scaling.block_scaling_dim == 2 else (BLOCK, 1) if columnwise else (1, BLOCK)

@@ -38,7 +38,7 @@ class BlockScaling(NamedTuple):
 
 
 def check_block_sizes(name, shape):
-    """Raises ValueError for a weight that block scaling does not divide into whole blocks. shape: on a rank."""
+    """Raises ValueError where the sizes of a weight are no multiples of a block's. shape: of the rank's part."""
     if any(size % BLOCK for size in shape):
         raise ValueError(
             f"fp8_recipe=block needs weights whose sizes {BLOCK} divides, and {name} is {list(shape)} on a rank; take "

@@ -178,7 +178,7 @@ def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, measured
     backward = waiting._replace(gradients=waiting.gradients + (0 if layout.main_grads else 2 * embedding))
     if layout.loss_in_chunks:
         chunk = min(layout.tokens, LOSS_CHUNK_TOKENS) * model.vocabulary / layout.tp
-        at_the_loss = norm - 0.75 * measured.norm_bytes * states
+        at_the_loss = norm - 0.75 * measured.norm_bytes * states  # older code made three quarters of them in backward
         yield waiting._replace(working=at_the_loss + 4 * embedding + measured.logit_bytes * chunk)
         yield backward._replace(working=norm + 4 * embedding)
         return

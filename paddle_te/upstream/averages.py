@@ -1,10 +1,12 @@
 """Collectives divide gradients by the number of ranks on nvgpu, as NCCL can, instead of a pass over all of them.
 
-Paddle has a reduction for that, ReduceOp.AVG, which it gives to its own GPU devices only. For others it multiplies the
-gradients before or after they are summed: 8 bytes of memory traffic for each that a rank has in float32, or, in data
-parallelism, for all of them. Here nvgpu has ReduceOp.AVG, too. Paddle itself takes it for sharding stage 1; here it is
-also taken for data parallelism, for gradients that are reduced during a pipeline's last backward, and in
-stage3_gradients. DataParallel's reducer, which reduces 16-bit gradients during backward, is C++ and stays as it is.
+Paddle has a reduction for that, ReduceOp.AVG, which it gives to its own GPU devices only. On other devices it
+multiplies the gradients before or after they are summed. That reads and writes 8 bytes for each float32 gradient:
+under sharding for those that the rank keeps, in data parallelism for all of the model's.
+
+Here nvgpu has ReduceOp.AVG, too. Paddle itself takes it for sharding stage 1; here it is also taken for data
+parallelism, for gradients that are reduced during a pipeline's last backward, and in stage3_gradients. DataParallel's
+reducer, which reduces 16-bit gradients during backward, is C++ and stays as it is.
 
 Where the number of ranks is a power of two no bit changes. Otherwise NCCL multiplies by its reciprocal, rounded to the
 gradients' type, before it adds.

@@ -1,9 +1,11 @@
 """Sharding stage 2 averages gradients in the last reduction of a step, on nvgpu.
 
-Paddle sums each micro-batch's gradients over the ranks onto what the rank that keeps them has from the micro-batches
-before, and divides its sums by the number of ranks in a pass before the update. Here the last micro-batch's reduction
-gives sum divided by ranks (`averages`), of all that was added up. Which one is the last Paddle does not know: trainers
-say so with `tell_last`. A step in which nobody did is divided by Paddle.
+Each gradient is kept by one rank. In each micro-batch Paddle sums the gradient over the ranks, together with what that
+rank has kept from the micro-batches before. Before the update Paddle divides all sums by the number of ranks, in a pass
+of its own. Here the reduction of the last micro-batch divides them (`averages`), so that the pass is left out.
+
+Paddle does not know which micro-batch is the last. Trainers say it with `tell_last`. Where no trainer has said it,
+Paddle divides as before.
 """
 
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage2 import GroupShardedStage2

@@ -208,10 +208,11 @@ def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=No
 
 
 def _scattered_in_chunks(rt, x, weight, whole, code, tp, transpose_y, bias):
-    """This rank's rows of the sum over tp of x·Wᵀ (+ bias), each chunk of them summed beside the next one's GEMMs.
+    """This rank's rows of x·Wᵀ (+ bias), which is summed over the ranks of tp.
 
-    A chunk has the same rows of each rank's part, which are apart in x, so that it takes a GEMM for each rank. whole:
-    the Placeholder of what is summed.
+    The rows are taken in chunks. A chunk is summed while the GEMMs of the next one run. It has the same rows of each
+    rank's part of x. These parts lie apart, so a chunk takes one GEMM for each rank. whole: the Placeholder of x·Wᵀ of
+    all rows, for its dtype and its columns.
     """
     chunks, rows, cols = _chunks(x, x.shape[0], tp), x.shape[0] // tp.size, whole.shape[-1]
     out, pending = rt.empty([rows, cols], whole.dtype), []
@@ -227,8 +228,10 @@ def _scattered_in_chunks(rt, x, weight, whole, code, tp, transpose_y, bias):
 
 
 def _fprop_beside_gather(rt, rows, weight, out, code, tp, bias):
-    """out = x·Wᵀ (+ bias) of all ranks' rows x, of which `rows` are this rank's. Their GEMM runs while the first chunk
-    is gathered, and the others' rows of a chunk while the next one is (as TE's ring exchange begins, too).
+    """Writes out = x·Wᵀ (+ bias), where x has the rows of all ranks. rows: this rank's rows of x.
+
+    The other ranks' rows are gathered in chunks. While the first chunk is gathered, the GEMM of this rank's rows runs.
+    While each further chunk is gathered, the GEMMs of the chunk before it run. TE's ring exchange begins likewise.
 
     A collective is started before the GEMM that is to run with it: see `_column_backward`.
     """

@@ -161,7 +161,10 @@ class Float8Matrix:
 
     @classmethod
     def rows_of_rank(cls, rt, shape, quantizer):
-        """For `gathered`: without a transpose, in a tensor of its own. Not with block scaling."""
+        """A rank's own rows, which `gathered` makes a matrix of all ranks' rows from.
+
+        Their data is a tensor of its own, and there is no transposed copy. Block scaling has no such rows.
+        """
         return cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None)
 
     def gathered(self, rt, whole, rowwise=True, columnwise=True):
@@ -328,8 +331,11 @@ class StoredMatrix(Float8Matrix):
 
 
 class StoredBlockMatrix(StoredMatrix, BlockMatrix):
-    """One with a scale for each block. Those of the transposed copy, the same numbers transposed, lie behind those of
-    the data: they take 4 bytes for 16,384 numbers, so that nothing is gained by making them anew."""
+    """One with a scale for each block. The scales of the transposed copy are the same numbers, transposed.
+
+    They are kept behind the scales of the data, although they could be made anew: they take only 4 bytes for 16,384
+    numbers of the weight.
+    """
 
     __slots__ = ()
 

@@ -43,8 +43,9 @@ def test_states_are_sixteen_bytes_a_parameter():
 
 
 def test_lora_trains_its_adapters_alone():
-    """Of rank 8, in fp8: A and B beside q, k, v (64 to 64, 32, 32), proj (64 to 64), gate, up (64 to 256) and down (256
-    to 64). Nothing of a GEMM's input but what the products need, in bf16; tests/multiprocess/hosts measures it all."""
+    """LoRA of rank 8 in fp8. There are an A and a B beside each of q, k, v (64 to 64, 32, 32), proj (64 to 64), gate,
+    up (64 to 256) and down (256 to 64). Of a GEMM's input a layer keeps only what these products need, in bf16.
+    tests/multiprocess/hosts measures it all."""
     adapters = 4 * 8 * ((128 + 96 + 96) + 128 + 3 * 320)
     one, lora = parts(), parts(lora=Lora(8))
     assert lora.weights == one.weights + 2 * adapters
