@@ -139,6 +139,12 @@ OUR_RUNS = {
     "8b-x2-stage2-bf16": sharded(EIGHT_B, 2, precision="bf16", stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
     "8b-x2-stage3": sharded(EIGHT_B, 2, stage="stage3", flags=f"--amp_master_grad true {FUSED_LOSS}"),
     "8b-x2-accumulated": sharded(EIGHT_B_ACCUMULATED, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
+    "8b-x2-accumulated-current": sharded(
+        EIGHT_B_ACCUMULATED, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS} --fp8_recipe current"
+    ),
+    "8b-x2-accumulated-fp8-head-dpa": sharded(
+        EIGHT_B_ACCUMULATED, 2, stage="stage2", flags=f"{OVERLAP_2} {FP8_HEAD} {FP8_ATTENTION}"
+    ),
     # All of Llama-3-8B on one GPU: without recompute, and four sequences a step with it.
     "8b-x1-compact": replace(EIGHT_B, flags=f"{FUSED_LOSS} {COMPACT}"),
     "8b-x1-compact-full": replace(EIGHT_B, batch=4, recompute="full", flags=f"{FUSED_LOSS} {COMPACT}"),
