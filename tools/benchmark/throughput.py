@@ -145,6 +145,14 @@ OUR_RUNS = {
     "8b-x2-accumulated-fp8-head-dpa": sharded(
         EIGHT_B_ACCUMULATED, 2, stage="stage2", flags=f"{OVERLAP_2} {FP8_HEAD} {FP8_ATTENTION}"
     ),
+    # Stage 1 reduces gradients once a step, stage 2 after each micro-batch. Their float32 fits with a compact state.
+    "8b-x2-accumulated-stage1": sharded(EIGHT_B_ACCUMULATED, 2, flags=f"{OVERLAP_1} {COMPACT}"),
+    "8b-x2-accumulated-stage1-current": sharded(
+        EIGHT_B_ACCUMULATED, 2, flags=f"{OVERLAP_1} {COMPACT} --fp8_recipe current"
+    ),
+    "8b-x2-accumulated-stage1-fp8-head-dpa": sharded(
+        EIGHT_B_ACCUMULATED, 2, flags=f"{OVERLAP_1} {COMPACT} {FP8_HEAD} {FP8_ATTENTION}"
+    ),
     # All of Llama-3-8B on one GPU: without recompute, and four sequences a step with it.
     "8b-x1-compact": replace(EIGHT_B, flags=f"{FUSED_LOSS} {COMPACT}"),
     "8b-x1-compact-full": replace(EIGHT_B, batch=4, recompute="full", flags=f"{FUSED_LOSS} {COMPACT}"),
