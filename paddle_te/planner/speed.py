@@ -49,7 +49,10 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     forward = layers * layer / 3
     update = update_ms(own_elements(model, layout, local), layout, gpu)
     backward = (layers * (layer + tp) + head) * 2 / 3
-    communication = exposed_ms(scatter, 2 * forward, layout, gpu) + exposed_ms(gather, forward, layout, gpu)
+    # stages 2 and 3 reduce each micro-batch's gradients, stage 3 gathers the weights for each
+    reductions, gathers = m if layout.shards_gradients else 1, m if layout.stage == 3 else 1
+    communication = reductions * exposed_ms(scatter, 2 * forward, layout, gpu)
+    communication += gathers * exposed_ms(gather, forward, layout, gpu)
     launch = max(0.0, layers * (m * gpu.launch - first - (m - 1) * layer - m * (tp + shared)))
     return {
         "layers": layers * (first + (m - 1) * layer),

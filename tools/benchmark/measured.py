@@ -312,7 +312,8 @@ def of_run(run):
         loss_in_chunks="--use_fused_linear_cross_entropy true" in flags,
         fp8_head="--fp8_lm_head true" in flags,
         fp8_attention="--fp8_dpa true" in flags,
-        main_grads="--amp_master_grad true" in flags,
+        # what the launcher takes for several GPUs, unless the flags say otherwise (launch/flags.py)
+        main_grads=_value(flags, "--amp_master_grad", "true" if run["gpus"] > 1 else "false") == "true",
         release_grads="--release_grads true" in flags,
         **{name: _value(flags, f"--{name}", default) for name, default in OPTIMIZER_DEFAULTS.items()},
         offload_activations=int(_value(flags, "--offload_activations", 0)),
