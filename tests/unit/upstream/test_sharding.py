@@ -25,6 +25,7 @@ from paddle_te.upstream import (
     stage2_storage,
     stage3_gradients,
     stage3_prefetch,
+    stage3_storage,
 )
 from paddle_te.upstream.stage2_storage import DeviceParamStorage
 
@@ -136,6 +137,41 @@ def test_a_slice_of_padding_is_neither_sent_nor_saved(repair, monkeypatch, rank)
     assert transfers == [[("from", 1, [2])], [("to", 0, [4, 5])], []][rank]
     whole = {"w_moment1_0": [[0, 1, 2], [3, 9, 9]]} if rank == 0 else {}
     assert {name: value.tolist() for name, value in merged.items()} == whole | {"w_beta1_pow_acc_0": [1]}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rank", range(3))
+def test_parts_of_stage_3_are_taken_where_the_weights_are(rank, dtype):
+    """As Paddle takes them through the host. Of six elements, padded to twelve, the second of three
+    ranks has two, and the third none."""
+    value, kept = paddle.randn([2, 3]).astype(dtype), []
+    for take in (stage3.GroupShardedStage3._param_storage, lambda self, param, _: stage3_storage.keep_part(self, param)):
+        weight = stage3._PartitionParam(EagerParamBase.from_tensor(value.clone(), name="w"))
+        self = SimpleNamespace(
+            _param2buffer={"w": [(0, 4), (4, 8), (8, 12)]},
+            _rank=rank,
+            _offload=False,
+            _optim=SimpleNamespace(_master_weights={}),
+        )
+        take(self, weight, 12)
+        part, masters = weight.fw_storage, self._optim._master_weights
+        assert weight.shape == [2, 3] and not weight._is_initialized() and not weight.stop_gradient
+        assert (weight.status, part.name, part.dtype) == ("part", "slice@w", value.dtype)
+        assert [(key, master.name) for key, master in masters.items()] == [("slice@w", "w")] * (dtype == "bfloat16")
+        kept.append([tensor.astype("float32").tolist() for tensor in (part, *masters.values())])
+    assert kept[0] == kept[1]
+    assert kept[1] == [(value.astype("float32").flatten().tolist() + 6 * [0.0])[4 * rank :][:4]] * len(kept[1])
+
+
+def test_parts_by_device(repair, monkeypatch):
+    repair(stage3_storage)
+    taken = []
+    monkeypatch.setattr(stage3_storage, "keep_part", lambda *_: taken.append("on the device"))
+    monkeypatch.setattr(stage3_storage._storage, "original", lambda *_: taken.append("through the host"))
+    for kind, offload in (("nvgpu", False), ("nvgpu", True), ("gpu", False)):
+        self = SimpleNamespace(_default_device=kind, _offload=offload)
+        stage3.GroupShardedStage3._param_storage(self, None, 0)
+    assert taken == ["on the device", "through the host", "through the host"]
 
 
 class Scaled(nn.Layer):
