@@ -307,6 +307,22 @@ def test_stage_3_reduces_beside_backward(monkeypatch, repair, under_way):
     assert rank.events[-1] == "reduced 2"
 
 
+def test_te_overwrites_gradients_of_stage_3(repair, monkeypatch):
+    """Of two weights te has written the first one's gradient in the pass before. Only padding is cleared in it."""
+    repair(stage3_gradients)
+    monkeypatch.setattr(stage3_gradients.paddle, "empty", lambda *args: paddle.full(args[0], 7, args[1]))
+    weights = [EagerParamBase.from_tensor(paddle.zeros([2, 3]), name=name) for name in "ab"]
+    task_flow = stage3.TaskFlow(full_param={}, full_grad={}, use_calc={})
+    for weight in weights:
+        weight.main_grad = None
+    weights[0].overwrite_main_grad = False
+    stage3._create_params_grad(weights, {"a": 8, "b": 8}, task_flow)
+    assert [weight.main_grad.tolist() for weight in weights] == [[[7] * 3] * 2, [[0] * 3] * 2]
+    assert [getattr(weight, "overwrite_main_grad", None) for weight in weights] == [True, None]
+    weights[0].main_grad.fill_(5.0)  # as te's GEMM does
+    assert task_flow.full_grad["a"].tolist() == [5] * 6 + [0] * 2
+
+
 def test_stage_3_has_the_numbers_of_paddles(monkeypatch, seed):
     """Outputs, and gradients added up over micro-batches, with the repairs and without, to the bit."""
     found = []
