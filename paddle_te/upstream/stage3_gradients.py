@@ -13,6 +13,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3 as stage3
 
+from paddle_te.upstream import stage3_prefetch
 from paddle_te.upstream.replacement import Replacement, Replacements
 
 PACKAGE, VERSION = "paddle", "3.3."
@@ -39,7 +40,10 @@ def _get_reduction(self, param):
             else:
                 param.clear_gradient(False)
             _finish(self, UNDER_WAY)
-        release()
+        if param.status == "all" and param.fw_storage is not None:  # stage3_prefetch has kept the rank's part
+            stage3_prefetch.let_go(param, self._task_flow)
+        else:
+            release()
 
     return reduce_
 

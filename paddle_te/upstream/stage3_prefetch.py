@@ -8,6 +8,10 @@ A pass is the forward and backward of a micro-batch. Here the next pass is expec
 the last one. Gathers run on the group's stream in the order in which they were started, and a module waits for its
 own. A module whose next use follows at once, as the head's in backward does, keeps its weights. What is gathered, and
 what it is used for, stays the same.
+
+A rank keeps its part of a weight while it has the whole. Paddle lets it go, and copies it out of the whole again in
+forward and in backward. Paddle also copies each module's output; here the next module reads it where it is. With
+offload both are Paddle's.
 """
 
 import paddle
@@ -16,7 +20,7 @@ from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3
 from paddle_te.upstream.replacement import Replacement, Replacements
 
 PACKAGE, VERSION = "paddle", "3.3."
-SYMPTOM = "Sharding stage 3 waits for most of its gathers of weights."
+SYMPTOM = "Sharding stage 3 waits for most of its gathers of weights, and copies weights and activations."
 
 AHEAD = 2**28  # elements that are gathered for what comes, and one module more: a layer of Llama-3-8B has 218 million
 
@@ -60,7 +64,11 @@ def _before_forward(layer, order_tracer, *arguments):
 
 def _wait_and_go_on(trainable_params, task_flow, group, param2buffer_size, use_calc_stream, offload=False):
     """_wait_layer, at each use of a module after the first forward; then the gathers of the uses to come."""
-    _waiting.original(trainable_params, task_flow, group, param2buffer_size, use_calc_stream, offload)
+    if offload:
+        _waiting.original(trainable_params, task_flow, group, param2buffer_size, use_calc_stream, offload)
+    else:
+        _gather(_missing(trainable_params, task_flow), group, param2buffer_size, task_flow)
+        _make_whole(trainable_params, task_flow)
     uses = _uses(task_flow)
     uses.add(trainable_params)
     to_come = uses.to_come()
@@ -76,26 +84,93 @@ def _gather_ahead(to_come, task_flow, group, param2buffer_size, offload):
     for parameters in to_come:
         if ahead >= AHEAD:
             return
-        sharded = [param for param in parameters if param.status != "all"]
-        ahead += sum(param2buffer_size[param.name] for param in sharded)
-        missing = [param for param in sharded if param.name not in task_flow.full_param]
-        if missing:
-            _gathering.original(missing, group, param2buffer_size, False, task_flow, offload=offload)
+        ahead += sum(param2buffer_size[param.name] for param in parameters if param.status != "all")
+        _gather(_missing(parameters, task_flow), group, param2buffer_size, task_flow, offload)
 
 
-def _gather_when_needed(trainable_params, group, param2buffer_size, use_calc_stream, task_flow, sync_wait=False, **how):
+def _missing(parameters, task_flow):
+    """Those weights that are neither whole nor being gathered."""
+    return [param for param in parameters if param.status != "all" and param.name not in task_flow.full_param]
+
+
+def _gather(parameters, group, param2buffer_size, task_flow, offload=False):
+    """Starts the gathers of weights."""
+    _gathering.original(parameters, group, param2buffer_size, False, task_flow, offload=offload)
+
+
+def _gather_when_needed(
+    trainable_params, group, param2buffer_size, use_calc_stream, task_flow, sync_wait=False, **elsewhere
+):
     """_allgather_buffer, without Paddle's own gather of one module ahead, the only one that nothing waits for."""
     if not sync_wait:
         return task_flow
+    if not any(elsewhere.values()):
+        _gather([param for param in trainable_params if param.status != "all"], group, param2buffer_size, task_flow)
+        _make_whole(trainable_params, task_flow)
+        return task_flow
     return _gathering.original(
-        trainable_params, group, param2buffer_size, use_calc_stream, task_flow, sync_wait=True, **how
+        trainable_params, group, param2buffer_size, use_calc_stream, task_flow, sync_wait=True, **elsewhere
     )
+
+
+def _make_whole(parameters, task_flow):
+    """Waits for the gathers of weights, of which the rank's parts stay."""
+    for param in parameters:
+        if param.status != "all":
+            whole, task = task_flow.full_param[param.name]
+            task.wait()
+            whole._slice(0, param._numel())._share_buffer_to(param)
+            param.status = "all"
+        param.use_count += 1
 
 
 def _release_unless_kept(trainable_params, param2buffer, rank, task_flow, offload=False):
     """_release_param, after a module's forward."""
-    if _uses(task_flow).kept is not trainable_params:
+    if _uses(task_flow).kept is trainable_params:
+        return
+    if offload:
         _releasing.original(trainable_params, param2buffer, rank, task_flow, offload)
+        return
+    for param in trainable_params:
+        param.use_count -= 1
+        if param.use_count == 0:
+            let_go(param, task_flow)
+
+
+def let_go(param, task_flow):
+    """Leaves of a weight this rank's part."""
+    param._clear_data()
+    param.use_count, param.status = 0, "part"
+    task_flow.full_param.pop(param.name, None)
+
+
+class _Behind(stage3.ForwardPostHooks):
+    """ForwardPostHooks, a PyLayer behind each module, whose backward prepares that of the module."""
+
+    @staticmethod
+    def forward(
+        ctx, *outputs, layer, order_tracer, trainable_params, param2buffer, rank, task_flow, offload, **of_backward
+    ):
+        stage3._release_param(trainable_params[id(layer)], param2buffer, rank, task_flow, offload)
+        if id(layer) not in order_tracer:
+            order_tracer[id(layer)] = order_tracer["order"]
+            order_tracer["order"] += 1
+            order_tracer["layer"].append(id(layer))
+        ctx.order_tracer, ctx.trainable_params, ctx.layer_id = order_tracer, trainable_params, id(layer)
+        ctx.task_flow, ctx.offload = task_flow, offload
+        for name in ("group", "sync_comm", "param2buffer_size"):
+            setattr(ctx, name, of_backward[name])
+        tensors = [output for output in outputs if isinstance(output, paddle.Tensor)]
+        ctx.grad_none = {place: tensor.stop_gradient for place, tensor in enumerate(tensors)}
+        outputs = tuple(_alias(output) if isinstance(output, paddle.Tensor) else output for output in outputs)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+
+def _alias(tensor):
+    """A tensor in the same memory. A PyLayer would take its input itself for the result of an operation in place."""
+    alias = tensor.view(tensor.shape) if tensor.size else paddle.assign(tensor)
+    alias.stop_gradient = tensor.stop_gradient
+    return alias
 
 
 def _all_gather(tensor, buffer_size, group):
@@ -117,7 +192,8 @@ _forward = Replacement(stage3, "ForwardPreHooks", _before_forward)
 _waiting = Replacement(stage3, "_wait_layer", _wait_and_go_on)
 _gathering = Replacement(stage3, "_allgather_buffer", _gather_when_needed)
 _releasing = Replacement(stage3, "_release_param", _release_unless_kept)
+_behind = Replacement(stage3, "ForwardPostHooks", _Behind)
 _collective = Replacement(stage3, "_all_gather", _all_gather)
 _update = Replacement(stage3.GroupShardedStage3, "_update_params_slice", _update_params_slice)
-_replacements = Replacements(_forward, _waiting, _gathering, _releasing, _collective, _update)
+_replacements = Replacements(_forward, _waiting, _gathering, _releasing, _behind, _collective, _update)
 apply, undo = _replacements.apply, _replacements.undo

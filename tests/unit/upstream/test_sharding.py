@@ -294,6 +294,21 @@ def test_stage_3_evaluates_between_steps(monkeypatch, repair):
     assert not rank._task_flow.full_param
 
 
+def test_stage_3_copies_neither_weights_nor_outputs(monkeypatch, repair):
+    """A rank keeps its parts, and a module's output is read where it is."""
+    repair(stage3_prefetch)
+    repair(stage3_gradients)
+    rank, copies = Rank(monkeypatch, 3), []
+    parts = [layer.weight.fw_storage for layer in rank.layers]
+    for owner, name in ((paddle, "assign"), (paddle.Tensor, "clone")):
+        monkeypatch.setattr(owner, name, lambda *_, copy=name: copies.append(copy))
+    for _ in range(3):
+        rank.pass_through()
+        assert {layer.weight.status for layer in rank.layers} == {"part"} and not rank._task_flow.full_param
+    assert all(layer.weight.fw_storage is part for layer, part in zip(rank.layers, parts, strict=True))
+    assert not copies
+
+
 @pytest.mark.parametrize("under_way", [0, 1])
 def test_stage_3_reduces_beside_backward(monkeypatch, repair, under_way):
     """A gradient's reduction ends after those of the layers below it have begun, or with the step."""
