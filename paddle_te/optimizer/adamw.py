@@ -26,7 +26,8 @@ def fuse_clipping(optimizer):
 
     Both remain what they are but for their class: states, their names and checkpoints are the same; so does what Paddle
     puts around the clipping later: HybridParallelClipGrad under tensor and pipeline parallelism and sharding,
-    GroupShardedClipGrad in sharding stage 3. The parameters' `grad` stay unclipped. Other optimizers, groups of parameters and kinds of clipping are left alone.
+    GroupShardedClipGrad in sharding stage 3. The parameters' `grad` stay unclipped. Other optimizers, groups of
+    parameters and kinds of clipping are left alone.
     """
     clip = optimizer._grad_clip
     groups = isinstance(optimizer._parameter_list[0], dict)  # each may have its own clipping

@@ -1,12 +1,14 @@
 """Repairs of Paddle's sharding."""
 
 import contextlib
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
+from paddle.autograd import PyLayer
 from paddle.base.framework import EagerParamBase
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
     DygraphShardingOptimizerV2,
@@ -145,7 +147,10 @@ def test_parts_of_stage_3_are_taken_where_the_weights_are(rank, dtype):
     """As Paddle takes them through the host. Of six elements, padded to twelve, the second of three
     ranks has two, and the third none."""
     value, kept = paddle.randn([2, 3]).astype(dtype), []
-    for take in (stage3.GroupShardedStage3._param_storage, lambda self, param, _: stage3_storage.keep_part(self, param)):
+    for take in (
+        stage3.GroupShardedStage3._param_storage,
+        lambda self, param, _: stage3_storage.keep_part(self, param),
+    ):
         weight = stage3._PartitionParam(EagerParamBase.from_tensor(value.clone(), name="w"))
         self = SimpleNamespace(
             _param2buffer={"w": [(0, 4), (4, 8), (8, 12)]},
@@ -174,8 +179,25 @@ def test_parts_by_device(repair, monkeypatch):
     assert taken == ["on the device", "through the host", "through the host"]
 
 
+class SaysNo(PyLayer):
+    """x times the sum of a weight. The backward reads that, and says that it does not read the weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.saved = x, weight.sum(), weight.shape
+        weight.read_in_backward = False
+        return x * ctx.saved[1]
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, factor, shape = ctx.saved
+        return dy * factor, paddle.expand(dy * x, shape)
+
+
 class Scaled(nn.Layer):
     """Multiplies its input with the sum of `size` weights. Its forward and its backward are noted in `events`."""
+
+    says_no = False  # that its backward reads the weights
 
     def __init__(self, size, events):
         super().__init__()
@@ -184,7 +206,7 @@ class Scaled(nn.Layer):
 
     def forward(self, x):
         self.events.append(f"forward {self.size}")
-        return x * self.weight.sum()
+        return SaysNo.apply(x, self.weight) if self.says_no else x * self.weight.sum()
 
 
 class Rank:
@@ -277,6 +299,29 @@ def test_stage_3_gathers_ahead(monkeypatch, repair):
     monkeypatch.setattr(stage3_prefetch, "AHEAD", 7)
     assert rank.pass_through()[1].startswith("gather 2 wait 2 gather 4 gather 6 forward 2 wait 4 ")
     assert {layer.weight.status for layer in rank.layers} == {"part"}
+
+
+def test_stage_3_gathers_nothing_for_a_backward_that_reads_no_weights(monkeypatch, repair):
+    """The second of three modules, from the second such pass on, and then the third. In the first one its weights come
+    ahead in vain."""
+    repair(stage3_prefetch)
+    repair(stage3_gradients)
+    monkeypatch.setattr(stage3_prefetch, "AHEAD", 1)
+    rank = Rank(monkeypatch, 3)
+    values = [rank.pass_through()[0] for _ in range(2)]
+    for says_no, gathered_in_backward in ((4, "4 2"), (4, "2"), (4, "2"), (6, "2 4"), (6, "4 2")):
+        for layer in rank.layers:
+            layer.says_no = layer.size == says_no
+        value, events = rank.pass_through()
+        values.append(value)
+        _, _, events = events.partition("gather 6 ")
+        assert re.findall(r"gather (\d)", events) == gathered_in_backward.split()
+        assert {layer.weight.status for layer in rank.layers} == {"part"}
+    assert not rank._task_flow.full_param and values == [values[0]] * 7
+    stage3_gradients._finish(rank)
+    product = np.prod([whole.sum() for whole in rank.whole])
+    for layer, whole in zip(rank.layers, rank.whole, strict=True):
+        np.testing.assert_allclose(layer.weight.bw_storage.numpy(), 7 * product / whole.sum(), rtol=1e-5)
 
 
 def test_stage_3_evaluates_between_steps(monkeypatch, repair):
