@@ -127,6 +127,7 @@ class _LinearCrossEntropy(PyLayer):
         mean, factor = _mean(losses, head.cp)
         dw_dtype = paddle.float32 if hasattr(weight, "main_grad") else weight.dtype
         ctx.saved = paddle.concat(dx) if dx else None, hidden.dtype, dw, dw_dtype, factor
+        weight.read_in_backward = False  # as te's GEMMs leave it (ops/te/program.py)
         return mean
 
     @staticmethod

@@ -15,6 +15,7 @@ class _Lookup(PyLayer):
     @staticmethod
     def forward(ctx, weight, ids, forward, first, padding):
         ctx.saved = weight, weight.shape, ids, first, padding
+        weight.read_in_backward = False  # as te's GEMMs leave it (ops/te/program.py)
         return forward(ids)
 
     @staticmethod

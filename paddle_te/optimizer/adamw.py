@@ -14,6 +14,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import _C_ops
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import HybridParallelClipGrad
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_utils import GroupShardedClipGrad
 from paddle.nn.clip import _squared_l2_norm
 
 from paddle_te import device
@@ -23,9 +24,10 @@ from paddle_te.optimizer import multi_tensor
 def fuse_clipping(optimizer):
     """Lets Paddle's AdamW, without clipping or with ClipGradByGlobalNorm, do so where that is possible: on nvgpu.
 
-    Both remain what they are but for their class: states, their names and checkpoints are the same; so does the
-    HybridParallelClipGrad that Paddle puts around the clipping under tensor and pipeline parallelism and sharding. The
-    parameters' `grad` stay unclipped. Other optimizers, groups of parameters and kinds of clipping are left alone.
+    Both remain what they are but for their class: states, their names and checkpoints are the same; so does what Paddle
+    puts around the clipping later: HybridParallelClipGrad under tensor and pipeline parallelism and sharding,
+    GroupShardedClipGrad in sharding stage 3. The parameters' `grad` stay unclipped. Other optimizers, groups of
+    parameters and kinds of clipping are left alone.
     """
     clip = optimizer._grad_clip
     groups = isinstance(optimizer._parameter_list[0], dict)  # each may have its own clipping
@@ -118,6 +120,32 @@ class _HybridParallelClipGrad(HybridParallelClipGrad):
         largest = paddle.full([], self.clip_norm, norm.dtype)
         self.factor = largest / (paddle.maximum(norm, largest) + paddle.full([], 1e-6, norm.dtype))
         return params_grads
+
+
+class _GroupShardedClipGrad(GroupShardedClipGrad):
+    """Paddle's clipping in sharding stage 3, or likewise only the `factor`. Each rank has a slice of a large weight's
+    gradient, and the whole gradient of a small one."""
+
+    factor = norm = None
+
+    @paddle.no_grad()
+    def _dygraph_clip(self, params_grads):
+        clipped = _clipped(params_grads)
+        if not _take_factor(clipped):
+            self.factor = self.norm = None
+            return super()._dygraph_clip(params_grads)
+        slices, others = (
+            multi_tensor.sum_of_squares([grad for p, grad in clipped if hasattr(p, "unslice") is whole])
+            for whole in (False, True)
+        )
+        dist.all_reduce(slices, group=self._group)
+        self.norm = paddle.sqrt(slices + others)
+        self.factor = clip_factor(self.norm, self.clip_norm)
+        return params_grads
+
+
+# What Paddle may put around an optimizer's clipping after `fuse_clipping`
+_AROUND_CLIPPING = {HybridParallelClipGrad: _HybridParallelClipGrad, GroupShardedClipGrad: _GroupShardedClipGrad}
 
 
 def gradient_norm(clip, params_grads):
@@ -213,8 +241,8 @@ class FactorAdamW(paddle.optimizer.AdamW):
     _asked_for = _answers = None  # the functions that were asked for `_ratio_and_decay`, and {name: their answer}
 
     def _apply_optimize(self, *args, **kwargs):
-        if type(self._grad_clip) is HybridParallelClipGrad:  # put there after this optimizer was made
-            self._grad_clip.__class__ = _HybridParallelClipGrad
+        if around := _AROUND_CLIPPING.get(type(self._grad_clip)):
+            self._grad_clip.__class__ = around
         return super()._apply_optimize(*args, **kwargs)
 
     def _create_optimization_pass(self, parameters_and_grads, param_group_idx=0):

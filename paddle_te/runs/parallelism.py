@@ -129,7 +129,7 @@ def overlap_obstacle(args: argparse.Namespace, world: int) -> str | None:
     if args.FSDP == 1:
         return "it is for sharding, and FSDP=1 shards nothing: FSDP=all shards over all data-parallel devices"
     if args.sharding_stage == "stage3":
-        return "it is for sharding_stage=stage1 or stage2, not for stage3"
+        return "it is for sharding_stage=stage1 or stage2; stage3's communication runs beside computation without it"
     if args.PP > 1 and _sharing(args):
         name = _sharing(args)[0]
         return f"Paddle has it for PP={args.PP} or for {name}={getattr(args, name)}, not for both"

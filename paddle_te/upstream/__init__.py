@@ -33,6 +33,7 @@ REPAIRS = (
     "overwritten_main_grads",
     "stage2_storage",
     "stage2_averages",
+    "stage3_storage",
     "stage3_prefetch",
     "stage3_gradients",
     "segment_exchange",

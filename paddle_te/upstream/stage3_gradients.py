@@ -4,16 +4,20 @@ Paddle divides a gradient by the number of ranks, sums all of it on every rank (
 its part. Meanwhile nothing computes, and twice as much is sent as is needed. Here each rank receives its part of the
 ranks' average alone (a reduce-scatter, on nvgpu through `averages`). The numbers are equal to the bit where the number
 of ranks is a power of two.
+
+Paddle also clears each gradient before the module's backward, and te's GEMMs read it to add to it. It is new in each
+micro-batch, so that te writes it instead (8 bytes of memory traffic less for each weight).
 """
 
 import paddle
 import paddle.distributed as dist
-from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_stage3 import GroupShardedStage3
+from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_stage3 as stage3
 
+from paddle_te.upstream import stage3_prefetch
 from paddle_te.upstream.replacement import Replacement, Replacements
 
 PACKAGE, VERSION = "paddle", "3.3."
-SYMPTOM = "Sharding stage 3 computes nothing while it sums gradients."
+SYMPTOM = "Sharding stage 3 computes nothing while it sums gradients, and clears those that are overwritten."
 
 UNDER_WAY = 3  # reductions at most, each of which keeps a whole gradient
 
@@ -36,7 +40,10 @@ def _get_reduction(self, param):
             else:
                 param.clear_gradient(False)
             _finish(self, UNDER_WAY)
-        release()
+        if param.status == "all" and param.fw_storage is not None:  # stage3_prefetch has kept the rank's part
+            stage3_prefetch.let_go(param, self._task_flow)
+        else:
+            release()
 
     return reduce_
 
@@ -63,7 +70,24 @@ def _update_params(self):
     return _update.original(self)
 
 
-_hook = Replacement(GroupShardedStage3, "_get_allreduce_fn", _get_reduction)
-_update = Replacement(GroupShardedStage3, "_update_params", _update_params)
-_replacements = Replacements(_hook, _update)
+@paddle.autograd.no_grad()
+def _create_params_grad(trainable_params, param2buffer_size, task_flow):
+    """_create_params_grad, before a module's backward, which clears the gradients but for those that te has written in
+    a pass before (overwrite_main_grad: ops/te/program.py)."""
+    for param in trainable_params:
+        if getattr(param, "overwrite_main_grad", None) is False and param.name not in task_flow.full_grad:
+            elements, size = param._numel(), param2buffer_size[param.name]
+            whole = paddle.empty([size], "float32")
+            if elements < size:
+                whole._slice(elements, size).zero_()  # padding is in the norm of the gradients
+            param.main_grad, param.overwrite_main_grad = whole._slice(0, elements), True
+            param.main_grad.get_tensor()._set_dims(param.shape)
+            task_flow.full_grad[param.name] = whole
+    return _creation.original(trainable_params, param2buffer_size, task_flow)
+
+
+_hook = Replacement(stage3.GroupShardedStage3, "_get_allreduce_fn", _get_reduction)
+_update = Replacement(stage3.GroupShardedStage3, "_update_params", _update_params)
+_creation = Replacement(stage3, "_create_params_grad", _create_params_grad)
+_replacements = Replacements(_hook, _update, _creation)
 apply, undo = _replacements.apply, _replacements.undo

@@ -137,7 +137,7 @@ OUR_RUNS = {
     "8b-x2-stage2": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
     "8b-x2-stage2-fp8-head": sharded(EIGHT_B, 2, stage="stage2", flags=f"{OVERLAP_2} {FP8_HEAD}"),
     "8b-x2-stage2-bf16": sharded(EIGHT_B, 2, precision="bf16", stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
-    "8b-x2-stage3": sharded(EIGHT_B, 2, stage="stage3", flags=f"--amp_master_grad true {FUSED_LOSS}"),
+    "8b-x2-stage3": sharded(EIGHT_B, 2, stage="stage3", flags=f"{MAIN_GRADS} {FUSED_LOSS}"),
     "8b-x2-accumulated": sharded(EIGHT_B_ACCUMULATED, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS}"),
     "8b-x2-accumulated-current": sharded(
         EIGHT_B_ACCUMULATED, 2, stage="stage2", flags=f"{OVERLAP_2} {FUSED_LOSS} --fp8_recipe current"
@@ -181,7 +181,7 @@ OUR_RUNS = {
     "8b-x4-stage1": sharded(EIGHT_B, 4, flags=MAIN_GRADS),
     "8b-x4-stage2": sharded(EIGHT_B, 4, stage="stage2", flags=MAIN_GRADS),
     "8b-x4-stage2-overlap": sharded(EIGHT_B, 4, stage="stage2", flags=OVERLAP_2),
-    "8b-x4-stage3": sharded(EIGHT_B, 4, stage="stage3", flags="--amp_master_grad true"),
+    "8b-x4-stage3": sharded(EIGHT_B, 4, stage="stage3", flags=MAIN_GRADS),
     "8b-l16-x1-fused-loss": replace(EIGHT_B_16, flags=FUSED_LOSS),
     "8b-l16-x1-fp8-head": replace(EIGHT_B_16, flags=FP8_HEAD),
     "8b-l16-x1-fp8-head-dpa": replace(EIGHT_B_16, flags=f"{FP8_HEAD} {FP8_ATTENTION}"),

@@ -30,6 +30,7 @@ REPAIRS = (
     "flash_attention_flags",
     "averages",
     "stage2_storage",
+    "stage3_storage",
     "stage3_prefetch",
     "stage3_gradients",
     "pipeline_transfers",

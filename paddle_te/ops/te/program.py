@@ -75,7 +75,10 @@ class Program:
         (outputs, self._saved), calls, allocated = self._recorder.record(rt, op.forward, inputs, signature.settings)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         self._fused, self._backwards = [], {}
+        self._read = set()  # the indices of what the backward reads or returns
         wanted, shown = self._record_backward(rt, signature.fuse) if self.train else (set(), set())
+        given = [(i, self.inputs.tensors[i]) for i in op.weights if self.train]
+        self._weights_read = [(i, place.index in self._read) for i, place in given if place is not None]
         returned = {place.index for place in self.outputs}
         returned.update([q.cached_weight.index for q in self.inputs.quantizers if q and q.cached_weight])
         self.steps = Steps(rt.te, calls, allocated, returned | (wanted & shown), wanted - returned - shown)
@@ -118,6 +121,7 @@ class Program:
             weight.main_grad = recorder.placeholder(weight.shape, paddle.float32)
         first_of_backward = self._grads[0].index
         backward = self._backward(rt, (True,) * len(self._fused))
+        self._read = backward.used
         used = backward.used.union([weight.index for weight in self._fused])
         return {index for index in used if index < first_of_backward}, backward.steps.shown
 
@@ -142,7 +146,11 @@ class Program:
         return self._backward(rt, (True,) * len(self._fused))[:2]
 
     def forward(self, rt, quantizers, tensors):
-        """(outputs, kept): `backward` wants what was kept."""
+        """(outputs, kept): `backward` wants what was kept.
+
+        Sets read_in_backward of the weights: whether the backward reads them. In fp8 it does not, but their copies in
+        fp8. Sharding stage 3 then gathers no weights for it (upstream/stage3_prefetch.py).
+        """
         places = zip(self.inputs.tensors, tensors, strict=True)
         given = [(place.index, tensor) for place, tensor in places if place is not None]
         pairs = [pair for pair in zip(self.inputs.quantizers, quantizers, strict=True) if pair[0] is not None]
@@ -154,6 +162,8 @@ class Program:
         for place, q in pairs:
             if place.update_weight:
                 q.cache_weight(place.cached_weight and memories[place.cached_weight.index])
+        for i, is_read in self._weights_read:
+            tensors[i].read_in_backward = is_read
         outputs = [memories[place.index] for place in self.outputs]
         for i, place in enumerate(self.outputs):
             if place in self.inputs.tensors:
@@ -170,7 +180,8 @@ class Program:
         in place of what the main gradient holds (TE's PyTorch modules know the same name).
         """
         weights = dict(zip(self._kept, kept, strict=True)) if self._fused else {}
-        given = [*zip(self._kept, kept, strict=True)]
+        # not a weight that only its main gradient is wanted of: it may have no memory now
+        given = [pair for pair in zip(self._kept, kept, strict=True) if pair[0] in self._read or pair[0] == WHOLE]
         accumulate, new, fused = [], [], []
         for place in self._fused:
             weight = weights[place.index]

@@ -99,7 +99,7 @@ def test_empty_variables_count_as_not_set():
     "arguments, words",
     [
         (dict(FSDP=1), "FSDP=1 shards nothing: FSDP=all shards over all"),
-        (dict(sharding_stage="stage3", TP=1, FSDP=8), "for sharding_stage=stage1 or stage2, not for stage3"),
+        (dict(sharding_stage="stage3", TP=1, FSDP=8), "for sharding_stage=stage1 or stage2; stage3's"),
         (dict(FSDP=2), "stage2 has no float32 main gradients in PaddleNLP where DP is 2: set FSDP=all, or stage1"),
         (dict(sharding_stage="stage1", TP=1, PP=2, CP=2, FSDP=2), "for PP=2 or for CP=2, not for both"),
         (dict(precision="fp32"), "not gpu and fp32"),

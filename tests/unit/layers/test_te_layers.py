@@ -264,6 +264,36 @@ def test_self_attention_at_once_is_what_its_layers_compute(seed, recipe):
         assert (at_once[name] == value).all(), name
 
 
+@pytest.mark.parametrize("recipe, options, read", [
+    (None, {}, ["qkv", "proj", "fc1", "fc2"]), ("delayed", {}, []), ("block", {}, []),
+    ("delayed", dict(recompute_modules=("layernorm", "mlp")), ["fc1"]),
+    ("delayed", dict(mlp_chunk_tokens=32), ["fc1", "fc2"]),
+])  # fmt: skip
+def test_a_backward_in_fp8_reads_no_weights(seed, recipe, options, read):
+    """It says so, and sharding stage 3 leaves them without memory then. What it computes again reads them."""
+    values, inputs, grads, _ = case("transformer", 4, 2, 2, 64, seed)
+    options = dict(backend="transformer_engine", params_dtype="bfloat16", fuse_wgrad_accumulation=True) | options
+    found = []
+    for taken in False, True:
+        layer, _ = make("transformer", 4, 2, **options)
+        for name, parameter in layer.named_parameters():
+            parameter.set_value(paddle.to_tensor(values[name]).astype("bfloat16"))
+        x = paddle.to_tensor(inputs[0]).astype("bfloat16").detach()
+        x.stop_gradient = False
+        with fp8.fp8_autocast(recipe is not None, (RECIPES | BLOCKS).get(recipe)):
+            y = layer(x)
+        weights = [parameter for parameter in layer.parameters() if parameter.ndim == 2]
+        names = zip(("qkv", "proj", "fc1", "fc2"), weights, strict=True)
+        assert [name for name, weight in names if weight.read_in_backward] == read
+        for weight in weights:
+            if taken and not weight.read_in_backward:
+                weight._clear_data()
+        y.backward(paddle.to_tensor(grads[0]).astype("bfloat16"))
+        found.append([x.grad, *[weight.main_grad for weight in weights]])
+    for want, got in zip(*found, strict=True):
+        assert (got == want).all()
+
+
 def test_nothing_before_a_trained_projection_runs_backward(seed):
     values, inputs, grads, _ = case("transformer", 4, 2, 2, 32, seed)
     want = run(te("transformer", 4, 2), values, inputs, grads, "bfloat16")

@@ -1,12 +1,14 @@
 """Repairs of Paddle's sharding."""
 
 import contextlib
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
+from paddle.autograd import PyLayer
 from paddle.base.framework import EagerParamBase
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.dygraph_sharding_optimizer import (
     DygraphShardingOptimizerV2,
@@ -25,6 +27,7 @@ from paddle_te.upstream import (
     stage2_storage,
     stage3_gradients,
     stage3_prefetch,
+    stage3_storage,
 )
 from paddle_te.upstream.stage2_storage import DeviceParamStorage
 
@@ -138,8 +141,63 @@ def test_a_slice_of_padding_is_neither_sent_nor_saved(repair, monkeypatch, rank)
     assert {name: value.tolist() for name, value in merged.items()} == whole | {"w_beta1_pow_acc_0": [1]}
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rank", range(3))
+def test_parts_of_stage_3_are_taken_where_the_weights_are(rank, dtype):
+    """As Paddle takes them through the host. Of six elements, padded to twelve, the second of three
+    ranks has two, and the third none."""
+    value, kept = paddle.randn([2, 3]).astype(dtype), []
+    for take in (
+        stage3.GroupShardedStage3._param_storage,
+        lambda self, param, _: stage3_storage.keep_part(self, param),
+    ):
+        weight = stage3._PartitionParam(EagerParamBase.from_tensor(value.clone(), name="w"))
+        self = SimpleNamespace(
+            _param2buffer={"w": [(0, 4), (4, 8), (8, 12)]},
+            _rank=rank,
+            _offload=False,
+            _optim=SimpleNamespace(_master_weights={}),
+        )
+        take(self, weight, 12)
+        part, masters = weight.fw_storage, self._optim._master_weights
+        assert weight.shape == [2, 3] and not weight._is_initialized() and not weight.stop_gradient
+        assert (weight.status, part.name, part.dtype) == ("part", "slice@w", value.dtype)
+        assert [(key, master.name) for key, master in masters.items()] == [("slice@w", "w")] * (dtype == "bfloat16")
+        kept.append([tensor.astype("float32").tolist() for tensor in (part, *masters.values())])
+    assert kept[0] == kept[1]
+    assert kept[1] == [(value.astype("float32").flatten().tolist() + 6 * [0.0])[4 * rank :][:4]] * len(kept[1])
+
+
+def test_parts_by_device(repair, monkeypatch):
+    repair(stage3_storage)
+    taken = []
+    monkeypatch.setattr(stage3_storage, "keep_part", lambda *_: taken.append("on the device"))
+    monkeypatch.setattr(stage3_storage._storage, "original", lambda *_: taken.append("through the host"))
+    for kind, offload in (("nvgpu", False), ("nvgpu", True), ("gpu", False)):
+        self = SimpleNamespace(_default_device=kind, _offload=offload)
+        stage3.GroupShardedStage3._param_storage(self, None, 0)
+    assert taken == ["on the device", "through the host", "through the host"]
+
+
+class SaysNo(PyLayer):
+    """x times the sum of a weight. The backward reads that, and says that it does not read the weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.saved = x, weight.sum(), weight.shape
+        weight.read_in_backward = False
+        return x * ctx.saved[1]
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, factor, shape = ctx.saved
+        return dy * factor, paddle.expand(dy * x, shape)
+
+
 class Scaled(nn.Layer):
     """Multiplies its input with the sum of `size` weights. Its forward and its backward are noted in `events`."""
+
+    says_no = False  # that its backward reads the weights
 
     def __init__(self, size, events):
         super().__init__()
@@ -148,7 +206,7 @@ class Scaled(nn.Layer):
 
     def forward(self, x):
         self.events.append(f"forward {self.size}")
-        return x * self.weight.sum()
+        return SaysNo.apply(x, self.weight) if self.says_no else x * self.weight.sum()
 
 
 class Rank:
@@ -243,6 +301,29 @@ def test_stage_3_gathers_ahead(monkeypatch, repair):
     assert {layer.weight.status for layer in rank.layers} == {"part"}
 
 
+def test_stage_3_gathers_nothing_for_a_backward_that_reads_no_weights(monkeypatch, repair):
+    """The second of three modules, from the second such pass on, and then the third. In the first one its weights come
+    ahead in vain."""
+    repair(stage3_prefetch)
+    repair(stage3_gradients)
+    monkeypatch.setattr(stage3_prefetch, "AHEAD", 1)
+    rank = Rank(monkeypatch, 3)
+    values = [rank.pass_through()[0] for _ in range(2)]
+    for says_no, gathered_in_backward in ((4, "4 2"), (4, "2"), (4, "2"), (6, "2 4"), (6, "4 2")):
+        for layer in rank.layers:
+            layer.says_no = layer.size == says_no
+        value, events = rank.pass_through()
+        values.append(value)
+        _, _, events = events.partition("gather 6 ")
+        assert re.findall(r"gather (\d)", events) == gathered_in_backward.split()
+        assert {layer.weight.status for layer in rank.layers} == {"part"}
+    assert not rank._task_flow.full_param and values == [values[0]] * 7
+    stage3_gradients._finish(rank)
+    product = np.prod([whole.sum() for whole in rank.whole])
+    for layer, whole in zip(rank.layers, rank.whole, strict=True):
+        np.testing.assert_allclose(layer.weight.bw_storage.numpy(), 7 * product / whole.sum(), rtol=1e-5)
+
+
 def test_stage_3_evaluates_between_steps(monkeypatch, repair):
     """An evaluation is a pass of another kind: what it leaves gathered is used, and nothing stays; not behind an
     update either."""
@@ -258,6 +339,21 @@ def test_stage_3_evaluates_between_steps(monkeypatch, repair):
     assert not rank._task_flow.full_param
 
 
+def test_stage_3_copies_neither_weights_nor_outputs(monkeypatch, repair):
+    """A rank keeps its parts, and a module's output is read where it is."""
+    repair(stage3_prefetch)
+    repair(stage3_gradients)
+    rank, copies = Rank(monkeypatch, 3), []
+    parts = [layer.weight.fw_storage for layer in rank.layers]
+    for owner, name in ((paddle, "assign"), (paddle.Tensor, "clone")):
+        monkeypatch.setattr(owner, name, lambda *_, copy=name: copies.append(copy))
+    for _ in range(3):
+        rank.pass_through()
+        assert {layer.weight.status for layer in rank.layers} == {"part"} and not rank._task_flow.full_param
+    assert all(layer.weight.fw_storage is part for layer, part in zip(rank.layers, parts, strict=True))
+    assert not copies
+
+
 @pytest.mark.parametrize("under_way", [0, 1])
 def test_stage_3_reduces_beside_backward(monkeypatch, repair, under_way):
     """A gradient's reduction ends after those of the layers below it have begun, or with the step."""
@@ -269,6 +365,22 @@ def test_stage_3_reduces_beside_backward(monkeypatch, repair, under_way):
     assert order == [["reduce", "reduced"] * 3, ["reduce", "reduce", "reduced", "reduce", "reduced"]][under_way]
     stage3_gradients._finish(rank)
     assert rank.events[-1] == "reduced 2"
+
+
+def test_te_overwrites_gradients_of_stage_3(repair, monkeypatch):
+    """Of two weights te has written the first one's gradient in the pass before. Only padding is cleared in it."""
+    repair(stage3_gradients)
+    monkeypatch.setattr(stage3_gradients.paddle, "empty", lambda *args: paddle.full(args[0], 7, args[1]))
+    weights = [EagerParamBase.from_tensor(paddle.zeros([2, 3]), name=name) for name in "ab"]
+    task_flow = stage3.TaskFlow(full_param={}, full_grad={}, use_calc={})
+    for weight in weights:
+        weight.main_grad = None
+    weights[0].overwrite_main_grad = False
+    stage3._create_params_grad(weights, {"a": 8, "b": 8}, task_flow)
+    assert [weight.main_grad.tolist() for weight in weights] == [[[7] * 3] * 2, [[0] * 3] * 2]
+    assert [getattr(weight, "overwrite_main_grad", None) for weight in weights] == [True, None]
+    weights[0].main_grad.fill_(5.0)  # as te's GEMM does
+    assert task_flow.full_grad["a"].tolist() == [5] * 6 + [0] * 2
 
 
 def test_stage_3_has_the_numbers_of_paddles(monkeypatch, seed):
