@@ -151,7 +151,7 @@ class Tensor:
 
 
 class Sequence:
-    def __init__(self, te, tensors, calls):
+    def __init__(self, te, tensors, calls, graphs=0):  # of graphs the emulation has none: it makes the calls
         self.te, self.tensors, self.calls = te, tensors, calls
 
     def run(self, bases):

@@ -105,7 +105,7 @@ def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
     """What is too large to be joined; an input is the caller's, an output stays."""
     monkeypatch.setattr(packing, "JOINED", 0)
     log = []
-    native = SimpleNamespace(Sequence=lambda tensors, calls: SimpleNamespace(run=lambda bases: log.append(calls)))
+    native = SimpleNamespace(Sequence=lambda tensors, calls, graphs: SimpleNamespace(run=lambda bases: log.append(calls)))
     call = lambda name, *slots: Call(name, (), (), {*slots})  # noqa: E731
     calls = [call("a", 1, 2), call("b", 2, 3), call("c", 3), call("d", 3, 4), call("e", 4, 5)]
     allocated = {slot: ([slot], paddle.uint8) for slot in (2, 3, 4, 5)}
