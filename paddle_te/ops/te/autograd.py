@@ -15,7 +15,8 @@ _as_graphs = False  # whether the ops that run now are to be launched as CUDA gr
 
 @contextmanager
 def cuda_graphs():
-    """In this context ops that train are launched as CUDA graphs, their backward too."""
+    """In this context ops that train are launched as CUDA graphs, their backward too. Not in delayed scaling's first
+    step, whose programs do not come again."""
     global _as_graphs
     before, _as_graphs = _as_graphs, True
     try:
@@ -60,5 +61,5 @@ def prepare(rt, op, tensors, settings=None, quantizers=(), tp=None, fuse_wgrad_a
     specs = tuple([t if t is None else TensorSpec(tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
     train = paddle.is_grad_enabled() and not all([spec is None or spec.stop_gradient for spec in specs])
     of_gemms = tuple([q if q is None else QuantizerSpec.of(q, tp) for q in quantizers])
-    as_graphs = train and _as_graphs
+    as_graphs = _as_graphs and train and not any([q is not None and q.only_first_step for q in of_gemms])
     return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings, as_graphs))
