@@ -822,11 +822,10 @@ class Sequence {
   void give_up(std::string reason) {
     cudaGetLastError();  // or the next call takes it for its own
     graphs_.reset();
+    std::set<std::string> functions;
+    for (py::handle call : arguments_) functions.insert(py::str(call[py::int_(0)]));
     std::string names;
-    for (py::handle call : arguments_) {
-      const std::string name = py::str(call[py::int_(0)]);
-      if (names.find(name) == std::string::npos) names += (names.empty() ? "" : ", ") + name;
-    }
+    for (const std::string& name : functions) names += (names.empty() ? "" : ", ") + name;
     for (char& character : reason)
       if (character == '\n') character = ';';
     py::module_::import("logging")
