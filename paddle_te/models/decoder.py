@@ -20,6 +20,7 @@ from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
 from paddle_te.ops.kept import kept_on
+from paddle_te.ops.te.autograd import cuda_graphs
 from paddle_te.ops.te.offload import ActivationOffload
 from paddle_te.options import LAYER_OPTIONS, LayerOptions
 from paddle_te.weights.rope import scaling_of
@@ -117,6 +118,8 @@ class DecoderLayer(nn.Layer):
         if in_blocks:  # before weights that exist in fp8 only are quantized
             get_ops(config.transformer_engine_backend).check_block_scaling()
         std, layers = config.initializer_range, LayerOptions.of(config)
+        as_graphs = layers.cuda_graphs and config.transformer_engine_backend == "transformer_engine"
+        self.launching = cuda_graphs if as_graphs else nullcontext  # makes that in which its kernels are launched
         self.transformer = TransformerLayer(
             config.hidden_size,
             config.intermediate_size,
@@ -171,7 +174,7 @@ class DecoderLayer(nn.Layer):
         The others: as TransformerLayer's.
         """
         freqs = self._angles(hidden_states, position_ids, past_key_value)
-        with fp8_scope(self.fp8_recipe), self.keeping():
+        with fp8_scope(self.fp8_recipe), self.keeping(), self.launching():
             return self.transformer(
                 hidden_states,
                 attention_mask,

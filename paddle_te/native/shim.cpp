@@ -15,10 +15,14 @@
 #include <exception>
 #include <functional>
 #include <initializer_list>
+#include <list>
 #include <map>
+#include <memory>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -32,6 +36,8 @@ using NVTETensor = void*;
 using NVTEConfig = void*;
 using cudaStream_t = void*;
 using cudaEvent_t = void*;
+using cudaGraph_t = void*;
+using cudaGraphExec_t = void*;
 
 struct NVTEShape {
   size_t data[15];
@@ -45,6 +51,10 @@ struct NVTEBasicTensor {
 struct NVTETensorPack {
   NVTETensor tensors[10];
   size_t size;
+};
+struct cudaGraphExecUpdateResultInfo {
+  int result;
+  void *errorNode, *errorFromNode;
 };
 static_assert(sizeof(NVTEShape) == 128 && sizeof(NVTEBasicTensor) == 144 && sizeof(NVTETensorPack) == 88);
 
@@ -141,20 +151,28 @@ enum BwdParam {
     (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                          \
   X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
   X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
-#define CUDART_FUNCTIONS(X)                                                \
-  X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t)) \
-  X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))              \
-  X(int, cudaMallocHost, (void**, size_t))                                 \
-  X(int, cudaFreeHost, (void*))                                            \
-  X(int, cudaStreamCreateWithFlags, (cudaStream_t*, unsigned))             \
-  X(int, cudaStreamSynchronize, (cudaStream_t))                            \
-  X(int, cudaStreamWaitEvent, (cudaStream_t, cudaEvent_t, unsigned))       \
-  X(int, cudaEventCreateWithFlags, (cudaEvent_t*, unsigned))               \
-  X(int, cudaEventRecord, (cudaEvent_t, cudaStream_t))                     \
-  X(int, cudaEventSynchronize, (cudaEvent_t))                              \
-  X(int, cudaEventDestroy, (cudaEvent_t))                                  \
-  X(int, cudaGetDevice, (int*))                                            \
-  X(int, cudaDeviceGetAttribute, (int*, int, int))                         \
+#define CUDART_FUNCTIONS(X)                                                                   \
+  X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t))                    \
+  X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))                                 \
+  X(int, cudaMallocHost, (void**, size_t))                                                    \
+  X(int, cudaFreeHost, (void*))                                                               \
+  X(int, cudaStreamCreateWithFlags, (cudaStream_t*, unsigned))                                \
+  X(int, cudaStreamSynchronize, (cudaStream_t))                                               \
+  X(int, cudaStreamWaitEvent, (cudaStream_t, cudaEvent_t, unsigned))                          \
+  X(int, cudaEventCreateWithFlags, (cudaEvent_t*, unsigned))                                  \
+  X(int, cudaEventRecord, (cudaEvent_t, cudaStream_t))                                        \
+  X(int, cudaEventSynchronize, (cudaEvent_t))                                                 \
+  X(int, cudaEventDestroy, (cudaEvent_t))                                                     \
+  X(int, cudaStreamBeginCapture, (cudaStream_t, int))                                         \
+  X(int, cudaStreamEndCapture, (cudaStream_t, cudaGraph_t*))                                  \
+  X(int, cudaGraphInstantiate, (cudaGraphExec_t*, cudaGraph_t, unsigned long long))           \
+  X(int, cudaGraphExecUpdate, (cudaGraphExec_t, cudaGraph_t, cudaGraphExecUpdateResultInfo*)) \
+  X(int, cudaGraphLaunch, (cudaGraphExec_t, cudaStream_t))                                    \
+  X(int, cudaGraphExecDestroy, (cudaGraphExec_t))                                             \
+  X(int, cudaGraphDestroy, (cudaGraph_t))                                                     \
+  X(int, cudaGetLastError, ())                                                                \
+  X(int, cudaGetDevice, (int*))                                                               \
+  X(int, cudaDeviceGetAttribute, (int*, int, int))                                            \
   X(const char*, cudaGetErrorString, (int))
 #define DRIVER_FUNCTIONS(X)                                                                                      \
   X(int, cuLaunchKernel,                                                                                         \
@@ -411,10 +429,14 @@ class Stream {
     return reinterpret_cast<void*>(pointer_);
   }
   size_t workspace_size() const { return size_; }
+  uintptr_t workspace_pointer() const { return pointer_; }
   // Memory for one call, an object with data_ptr(); the allocator may hand it to later work of this stream at once.
   py::object temporary(size_t bytes) { return allocate_(bytes); }
 
-  const cudaStream_t handle;
+  cudaStream_t handle;                    // what calls give their work to
+  cudaStream_t capture_handle = nullptr;  // in its place while that is captured
+  bool captures = false;                  // whether it is captured at the moment
+  bool has_one_workspace = false;         // whatever its size: graphs name it by its address
   int sm_count = 0, major = 0, minor = 0;
   int gemm_sms = 0, norm_fwd_sms = 0, norm_bwd_sms = 0;  // of sm_count, those that these kernels use
 
@@ -423,6 +445,44 @@ class Stream {
   py::object memory_ = py::none();
   uintptr_t pointer_ = 0;
   size_t size_ = 0;
+};
+
+// Captures what a Stream is given as long as this lives, instead of starting it.
+//
+// It is given to a stream that nobody else knows: other threads record events in the Stream's own, such as Paddle's
+// reader of data, whose work a capture would take for a part of the graph.
+class Capture {
+ public:
+  explicit Capture(Stream& stream) : stream_(stream), handle_(stream.handle) {
+    constexpr unsigned kNonBlocking = 1;
+    constexpr int kThreadLocal = 1;                 // other threads may allocate memory meanwhile
+    cudaStream_t& unknown = stream.capture_handle;  // never destroyed: CUDA may be gone when the process's objects are
+    if (!unknown) check_cuda("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&unknown, kNonBlocking));
+    check_cuda("cudaStreamBeginCapture", cudaStreamBeginCapture(unknown, kThreadLocal));
+    stream.handle = unknown, stream.captures = true;
+  }
+  ~Capture() {
+    if (stream_.captures) stop();
+    if (graph_) cudaGraphDestroy(graph_);
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  // The graph, which lives as long as this.
+  cudaGraph_t end() {
+    check_cuda("cudaStreamEndCapture", stop());
+    return graph_;
+  }
+
+ private:
+  int stop() {
+    const int code = cudaStreamEndCapture(stream_.handle, &graph_);
+    stream_.handle = handle_, stream_.captures = false;
+    return code;
+  }
+
+  Stream& stream_;
+  const cudaStream_t handle_;
+  cudaGraph_t graph_ = nullptr;
 };
 
 // ---- copies between device and host, beside other work -----------------------------------------------------------
@@ -594,10 +654,73 @@ static py::dict counts() {
 
 static PyObject* g_module = nullptr;
 
+// How often Sequences have started their calls as a graph; how often these were captured for that, and the graphs made.
+static struct {
+  int64_t launched, captured, instantiated;
+} g_graph_counts;
+
+// CUDA graphs of the same calls on different memory, the latest used first.
+//
+// Where the allocator gives the same addresses again, their graph is found. Where it does not, the calls are captured
+// once more, and the graph that has not been used for longest gets the new addresses, if there are `most` already.
+// CUDA lets a graph be updated or destroyed while it runs; that holds for later launches.
+class Graphs {
+ public:
+  using Addresses = std::vector<uintptr_t>;  // all that the calls read in a run
+
+  explicit Graphs(size_t most) : most_(most) {}
+  ~Graphs() {
+    for (const Graph& graph : graphs_) cudaGraphExecDestroy(graph.executable);
+  }
+  Graphs(const Graphs&) = delete;
+  Graphs& operator=(const Graphs&) = delete;
+
+  // nullptr where there is none.
+  cudaGraphExec_t find(const Addresses& addresses) {
+    for (auto it = graphs_.begin(); it != graphs_.end(); ++it)
+      if (it->addresses == addresses) {
+        graphs_.splice(graphs_.begin(), graphs_, it);
+        return it->executable;
+      }
+    return nullptr;
+  }
+
+  cudaGraphExec_t add(Addresses addresses, cudaGraph_t captured) {
+    g_graph_counts.captured++;
+    cudaGraphExec_t executable = graphs_.size() < most_ ? nullptr : update_last(captured);
+    if (!executable) {
+      check_cuda("cudaGraphInstantiate", cudaGraphInstantiate(&executable, captured, 0));
+      g_graph_counts.instantiated++;
+    }
+    graphs_.push_front({std::move(addresses), executable});
+    return executable;
+  }
+
+ private:
+  struct Graph {
+    Addresses addresses;
+    cudaGraphExec_t executable;
+  };
+
+  // Takes the last one off the list, and returns it if it could be updated.
+  cudaGraphExec_t update_last(cudaGraph_t captured) {
+    cudaGraphExec_t last = graphs_.back().executable;
+    graphs_.pop_back();
+    cudaGraphExecUpdateResultInfo info;
+    if (!cudaGraphExecUpdate(last, captured, &info)) return last;
+    cudaGetLastError();  // other kernels, such as cuBLAS chooses for other addresses: no failure
+    cudaGraphExecDestroy(last);
+    return nullptr;
+  }
+
+  const size_t most_;
+  std::list<Graph> graphs_;
+};
+
 // Calls that are made again and again, on other memory each time. Their arguments are converted once.
 class Sequence {
  public:
-  Sequence(const py::tuple& tensors, const py::tuple& calls) : tensors_(tensors), arguments_(calls) {
+  Sequence(const py::tuple& tensors, const py::tuple& calls, size_t graphs) : tensors_(tensors), arguments_(calls) {
     for (py::handle tensor : tensors) moved_.push_back(&tensor.cast<Tensor&>());
     const Scope scope(this);
     for (py::handle object : calls) {
@@ -605,18 +728,26 @@ class Sequence {
       const size_t before = calls_.size();
       py::handle(g_module).attr(name)(*arguments);  // which comes back here, see record
       if (calls_.size() != before + 1) throw py::value_error(std::string(name) + " cannot be recorded");
+      for (py::handle argument : arguments) see(argument);
+    }
+    if (graphs && stream_) {
+      graphs_ = std::make_unique<Graphs>(graphs);
+      stream_->has_one_workspace = true;
     }
   }
 
-  void run(const py::list& list) const {
+  void run(const py::list& list) {
     const Bases bases(list);
-    for (Tensor* tensor : moved_) {
-      const auto& from = tensor->given;
-      tensor->point({bases.of_tensor(from.data), bases.of_tensor(from.columnwise), bases.of_tensor(from.scale),
-                     bases.of_tensor(from.amax), bases.of_tensor(from.scale_inv),
-                     bases.of_tensor(from.columnwise_scale_inv)});
+    if (!launch(bases)) {
+      move(bases);
+      for (const Call& call : calls_) {
+        call.make(bases);
+        call.count++;
+      }
+      prepared_ = std::this_thread::get_id();
+      return;
     }
-    for (const auto& call : calls_) call(bases);
+    for (const Call& call : calls_) call.count++;
   }
 
   // The call for the Sequence that is being made, if one is.
@@ -624,10 +755,10 @@ class Sequence {
   static bool record(Function& counted, void (*function)(Args...), const Precision& precision, Args... args) {
     if (!recording_) return false;
     std::tuple<typename Kept<Args>::Type...> kept(Kept<Args>::keep(args)...);
-    recording_->calls_.push_back([&counted, function, number = precision.number(), kept](const Bases& bases) {
+    auto make = [function, kept](const Bases& bases) {
       std::apply([&](const auto&... values) { function(Kept<Args>::get(values, bases)...); }, kept);
-      counted.counts[number]++;
-    });
+    };
+    recording_->calls_.push_back({make, counted.counts[precision.number()]});
     return true;
   }
 
@@ -636,11 +767,80 @@ class Sequence {
     explicit Scope(Sequence* sequence) { recording_ = sequence; }
     ~Scope() { recording_ = nullptr; }
   };
+  struct Call {
+    std::function<void(const Bases&)> make;
+    int64_t& count;
+  };
   inline static Sequence* recording_ = nullptr;  // the interpreter's lock is held from beginning to end
+
+  // Notes the stream, and which addresses a call reads.
+  void see(py::handle argument) {
+    if (py::isinstance<Stream>(argument)) stream_ = &argument.cast<Stream&>();
+    if (py::isinstance<Tensor>(argument)) {
+      const auto& from = argument.cast<Tensor&>().given;
+      for (uintptr_t address :
+           {from.data, from.columnwise, from.scale, from.amax, from.scale_inv, from.columnwise_scale_inv})
+        used_.insert(Bases::index(address));
+    }
+    if (PyLong_CheckExact(argument.ptr())) used_.insert(Bases::index(to_integer(argument.ptr())));
+    used_.erase(0);
+  }
+
+  void move(const Bases& bases) const {
+    for (Tensor* tensor : moved_) {
+      const auto& from = tensor->given;
+      tensor->point({bases.of_tensor(from.data), bases.of_tensor(from.columnwise), bases.of_tensor(from.scale),
+                     bases.of_tensor(from.amax), bases.of_tensor(from.scale_inv),
+                     bases.of_tensor(from.columnwise_scale_inv)});
+    }
+  }
+
+  // Whether a graph was launched in place of the calls. A thread makes them once before: its handles of cuBLAS and
+  // cuDNN, their plans, kernels and scratch memory come with the first calls, and cannot while they are captured.
+  bool launch(const Bases& bases) {
+    if (!graphs_ || prepared_ != std::this_thread::get_id()) return false;
+    Graphs::Addresses addresses{stream_->workspace_pointer()};
+    for (size_t index : used_) addresses.push_back(bases.at(index << 48));
+    cudaGraphExec_t graph = graphs_->find(addresses);
+    if (!graph) {
+      try {
+        Capture capture(*stream_);
+        move(bases);
+        for (const Call& call : calls_) call.make(bases);
+        graph = graphs_->add(std::move(addresses), capture.end());
+      } catch (const std::exception& error) {
+        give_up(error.what());
+        return false;
+      }
+    }
+    check_cuda("cudaGraphLaunch", cudaGraphLaunch(graph, stream_->handle));
+    g_graph_counts.launched++;
+    return true;
+  }
+
+  // From now on the calls are made one by one.
+  void give_up(std::string reason) {
+    cudaGetLastError();  // or the next call takes it for its own
+    graphs_.reset();
+    std::set<std::string> functions;
+    for (py::handle call : arguments_) functions.insert(py::str(call[py::int_(0)]));
+    std::string names;
+    for (const std::string& name : functions) names += (names.empty() ? "" : ", ") + name;
+    for (char& character : reason)
+      if (character == '\n') character = ';';
+    py::module_::import("logging")
+        .attr("getLogger")("paddle_te.native")
+        .attr("warning")("CUDA graphs: a recorded program of " + std::to_string(calls_.size()) + " calls (" + names +
+                         ") runs without a graph from now on, because it cannot be captured: " + reason);
+  }
 
   py::tuple tensors_, arguments_;  // keep alive what the calls and moved_ point to
   std::vector<Tensor*> moved_;
-  std::vector<std::function<void(const Bases&)>> calls_;
+  std::vector<Call> calls_;
+  std::set<size_t> used_;  // the indices of all addresses that the calls read
+  Stream* stream_ = nullptr;
+  std::unique_ptr<Graphs> graphs_;
+  std::thread::id prepared_;  // the thread that has made the calls before
 };
 
 // Makes the call, unless it is recorded. What raises has not run and is not counted.
@@ -698,7 +898,7 @@ static void call_with_workspace(const Key& key, Stream& stream, F&& f) {
   size_t bytes = bytes_of(dtype);
   for (size_t i = 0; i < shape.ndim; i++) bytes *= shape.data[i];
   Handle workspace;
-  if (bytes <= kGemmWorkspace) {
+  if (bytes <= kGemmWorkspace || stream.has_one_workspace) {
     workspace.set(kRowwiseData, {stream.workspace(bytes), dtype, shape});
     f(workspace);
   } else {
@@ -1078,7 +1278,7 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
   params.tensor(k##kind##CuSeqlensQPadded, is_thd(layout) ? *cu_seqlens : empty_tensor());               \
   params.tensor(k##kind##CuSeqlensKVPadded, is_thd(layout) ? *cu_seqlens : empty_tensor());              \
   params.tensor(k##kind##S, or_empty(s));                                                                \
-  params.set<uint8_t>(k##kind##CudaGraph, 0);                                                            \
+  params.set<uint8_t>(k##kind##CudaGraph, stream.captures);                                              \
   params.set<int32_t>(k##kind##Mask, mask);                                                              \
   params.set<int32_t>(k##kind##BiasType, bias ? kPostScaleBias : kNoBias);                               \
   params.set<int64_t>(k##kind##WindowLeft, window);                                                      \
@@ -1246,8 +1446,11 @@ of the transposed copy, the same of the transposed matrix.)")
                        R"(Calls that are made again and again, on other memory each time.
 
 calls: a tuple of (name, arguments), of functions of this module. tensors: a tuple of those among the arguments that move.
+graphs: 0, or from the second run of a thread on the calls, all on one Stream, are launched as a CUDA graph, of which so
+many are kept for as many different bases. tensors must then have all tensors of the calls that move. What cannot be
+captured runs without, and the logger paddle_te.native says why.
 Raises AttributeError, TypeError or ValueError, as the call would, for what cannot be called or recorded.)")
-      .def(py::init<const py::tuple&, const py::tuple&>(), "tensors"_a, "calls"_a)
+      .def(py::init<const py::tuple&, const py::tuple&, size_t>(), "tensors"_a, "calls"_a, "graphs"_a = 0)
       .def("run", &Sequence::run, "bases"_a, R"(Moves the tensors, and makes the calls.
 
 An address index << 48 | offset, given to a Tensor's constructor or an argument of its own, becomes bases[index] + offset;
@@ -1257,6 +1460,15 @@ bases: a list, whose first element counts for nothing. Where a tensor was given 
         R"(How often each function has started work since the module was loaded, as {(name, precision): number}.
 
 precision: fp8 if any tensor is, else the first one's dtype; "" for calls without tensors.)");
+
+  m.def(
+      "graph_counts",
+      [] {
+        return py::dict("launched"_a = g_graph_counts.launched, "captured"_a = g_graph_counts.captured,
+                        "instantiated"_a = g_graph_counts.instantiated);
+      },
+      R"(How often Sequences have run as CUDA graphs since the module was loaded: {"launched": number of such runs,
+"captured": of how many of them the calls had to be captured first, "instantiated": how many graphs were made}.)");
 
   py::class_<Stream>(m, "Stream", py::module_local(), R"(A CUDA stream of the current device, and its scratch memory.
 

@@ -285,6 +285,19 @@ LAYERS = (
         "至多为总层数减二。[说明](../../docs/offload.md)",
         config=True,
     ),
+    Option(
+        "cuda_graphs",
+        FLAG,
+        False,
+        "Launch what a decoder layer computes in training as CUDA graphs, for small models (backend "
+        "transformer_engine).",
+        doc="te: what a decoder layer computes in training is launched as CUDA graphs, between whose kernels the GPU "
+        "waits less; for small models, because it takes somewhat more memory. "
+        "[What to know](../../docs/recorded-programs.md#as-cuda-graphs)",
+        zh="te：训练时以 CUDA graph 启动每个 decoder 层的计算，kernel 之间 GPU 的等待更短；会多占一些显存，适合小模型。"
+        "[说明](../../docs/recorded-programs.md#as-cuda-graphs)",
+        config=True,
+    ),
 )
 LAYER_OPTIONS = {option.name: option for option in LAYERS}
 # What a model's configuration says about them: LayerOptions.of(config).fp8_recipe

@@ -159,7 +159,7 @@ class Run(Training):
     @property
     def tiny(self):
         """Of pd in bf16, which nvgpu's host runtime can run."""
-        flags = self.flags.replace("--fuse_wgrad_accumulation true", "")
+        flags = self.flags.replace("--fuse_wgrad_accumulation true", "").replace("--cuda_graphs true", "")
         return replace(super().tiny, precision="bf16", backend="pd", flags=flags)
 
     @property

@@ -27,6 +27,7 @@ _ONLY = {
     "fp8_lm_head": (False, "the head is PaddleFormers' own"),
     "offload_activations": (0, "use recompute instead"),
     "tp_comm_overlap": (0, "train with PaddleNLP, where it was tried"),
+    "cuda_graphs": (False, "train with PaddleNLP, where it was tried"),
     "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
 }
 

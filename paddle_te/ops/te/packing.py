@@ -33,10 +33,10 @@ def byte_count(shape, dtype):
     return math.prod(shape) * SIZES[dtype]
 
 
-def pack(blocks):
+def pack(blocks, at_any_size=False):
     """The Packing of Blocks: the largest is placed first, each as low as what is in use at the same time lets it.
 
-    An empty Packing where that is more than JOINED bytes.
+    An empty Packing where that is more than JOINED bytes, unless it is wanted at_any_size.
     """
     placed = []  # (offset, end, Block)
     for block in sorted(blocks, reverse=True):
@@ -47,6 +47,6 @@ def pack(blocks):
                 offset = end
         placed.append((offset, offset + size, block))
     size = max([end for _, end, _ in placed], default=0)
-    if size > JOINED:
+    if size > JOINED and not at_any_size:
         return Packing()
     return Packing(size, tuple([(block.index, offset) for offset, _, block in placed]))

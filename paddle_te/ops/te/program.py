@@ -38,7 +38,7 @@ class Signature(NamedTuple):
 
     tensors: TensorSpecs, None for no tensor. quantizers: QuantizerSpecs of the GEMMs, None for one that is not in fp8.
     tp: a TensorParallel or None. train: whether a backward may follow. fuse: whether weights' gradients go to their
-    main_grad. settings: the op's own record.
+    main_grad. settings: the op's own record. cuda_graphs: whether its calls are launched as CUDA graphs.
     """
 
     tensors: tuple
@@ -47,6 +47,7 @@ class Signature(NamedTuple):
     train: bool
     fuse: bool
     settings: Any
+    cuda_graphs: bool = False
 
 
 class _Backward(NamedTuple):
@@ -71,6 +72,7 @@ class Program:
         if any(signature.quantizers):
             native.load(fp8=True)  # or BackendUnavailable, before the first kernel
         self.train, self._op, self._recorder, self._lock = signature.train, op, Recorder(rt.te), threading.Lock()
+        self._cuda_graphs = signature.cuda_graphs
         self.inputs = inputs = self._placeholders(signature)
         (outputs, self._saved), calls, allocated = self._recorder.record(rt, op.forward, inputs, signature.settings)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -81,7 +83,8 @@ class Program:
         self._weights_read = [(i, place.index in self._read) for i, place in given if place is not None]
         returned = {place.index for place in self.outputs}
         returned.update([q.cached_weight.index for q in self.inputs.quantizers if q and q.cached_weight])
-        self.steps = Steps(rt.te, calls, allocated, returned | (wanted & shown), wanted - returned - shown)
+        stay, keep = returned | (wanted & shown), wanted - returned - shown
+        self.steps = Steps(rt.te, calls, allocated, stay, keep, self._cuda_graphs)
         factors = {index for q in self.inputs.quantizers if q for index in q.factors}
         # what a run keeps for its backward, by index
         self._kept = sorted(wanted - factors - self.steps.joined) + [WHOLE] * bool(self.steps.joined)
@@ -137,7 +140,7 @@ class Program:
             results = {gradient.index for gradient in gradients if gradient is not None}
             used = results.union(*[call.indices for call in calls])
             found = self._backwards[rt, accumulate] = _Backward(
-                Steps(rt.te, calls, allocated, results), gradients, used
+                Steps(rt.te, calls, allocated, results, cuda_graphs=self._cuda_graphs), gradients, used
             )
         return found
 

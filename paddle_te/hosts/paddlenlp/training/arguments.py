@@ -76,6 +76,11 @@ class PreTrainingArguments(TrainingArguments):
             self._check_mlp_chunks()
         if self.tp_comm_overlap:
             self._check_tp_comm_overlap()
+        if self.cuda_graphs and self.transformer_engine_backend != "transformer_engine":
+            raise ValueError(
+                "--cuda_graphs true needs --transformer_engine_backend transformer_engine: its programs alone are "
+                "launched as graphs"
+            )
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":

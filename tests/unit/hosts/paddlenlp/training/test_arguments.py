@@ -115,6 +115,7 @@ def test_defaults_are_native_layers(tmp_path):
         ),
         ([*TE, "--tp_comm_overlap", "2"], "--tp_comm_overlap 2 needs --sequence_parallel true"),
         ([*TE, *TP2_SP, *BLOCK, "--tp_comm_overlap", "2"], "--tp_comm_overlap 2 with --fp8_recipe block: .* leave it"),
+        (["--cuda_graphs"], "--cuda_graphs true needs --transformer_engine_backend transformer_engine: its programs"),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),

@@ -12,7 +12,7 @@ DATA = dict(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, 
 def check(quantize_base=None, **arguments):
     data_args = SimpleNamespace(**{name: arguments.pop(name, default) for name, default in DATA.items()})
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
-    training_args |= dict(recompute_modules=None, mlp_chunk_tokens=0, tp_comm_overlap=0)
+    training_args |= dict(recompute_modules=None, mlp_chunk_tokens=0, tp_comm_overlap=0, cuda_graphs=False)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(optim_moments="float32", master_weights="float32", unified_checkpoint=False)
     training_args |= dict(fp8_recipe="delayed", tensor_parallel_degree=1, per_device_train_batch_size=2)
@@ -49,6 +49,12 @@ def test_fp8_recipes_that_do_not_go_with_lengths():
         check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True)
     with pytest.raises(ValueError, match="--tp_comm_overlap 3 with --max_length 64 .*: the 64 tokens on each of 2"):
         check(**shared, pad_to_max_length=True, tp_comm_overlap=3)
+
+
+def test_graphs_need_batches_of_one_length():
+    check(cuda_graphs=True, pad_to_max_length=True)
+    with pytest.raises(ValueError, match="--cuda_graphs true needs --pad_to_max_length true or --zero_padding true"):
+        check(cuda_graphs=True)
 
 
 def test_an_adapters_smaller_states_are_not_left_to_paddlenlp():
