@@ -307,6 +307,7 @@ def of_run(run):
         precision=run["precision"],
         recompute=run["recompute"],
         recompute_modules=_values(flags, "--recompute_modules"),
+        fp8_input_store="--activation_func_fp8_input_store true" in flags,
         mlp_chunk_tokens=int(_value(flags, "--mlp_chunk_tokens", 0)),
         overlap=re.search(r"enable_\w*overlap", flags) is not None,  # of sharding
         loss_in_chunks="--use_fused_linear_cross_entropy true" in flags,

@@ -60,7 +60,7 @@ def _again(function, x, recompute):
 
 
 class _OfStored(PyLayer):
-    """function(x), whose backward computes it again from what MXFP8 keeps of x."""
+    """function(x), one tensor or several, whose backward computes it again from what MXFP8 keeps of x."""
 
     @staticmethod
     def forward(ctx, function, x):
@@ -70,13 +70,13 @@ class _OfStored(PyLayer):
             return function(x)
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx, *dy):
         (x,) = ctx.saved_tensor()
         x = x.detach()
         x.stop_gradient = False
         with paddle.enable_grad():
             y = ctx.function(x)
-        paddle.autograd.backward([y], [dy])
+        paddle.autograd.backward([*y] if len(dy) > 1 else [y], [*dy])
         return x.grad
 
 
@@ -110,8 +110,18 @@ def _low_rank_product(x, low_rank, parallel_mode, tp):
 
     The parts' A stand side by side and their B on a diagonal, so that there are two products for all of them.
     """
-    x = x if low_rank.x is None else low_rank.x
-    z = paddle.matmul(x, _joined([a for a in low_rank.a if a is not None], -1))
+    return _low_rank_output(
+        _low_rank_input(x if low_rank.x is None else low_rank.x, low_rank), low_rank, parallel_mode, tp
+    )
+
+
+def _low_rank_input(x, low_rank):
+    """x · A, of this rank."""
+    return paddle.matmul(x, _joined([a for a in low_rank.a if a is not None], -1))
+
+
+def _low_rank_output(z, low_rank, parallel_mode, tp):
+    """What B makes of it."""
     if tp is not None:
         z = tp.enter(z) if parallel_mode == "column" else tp.leave(z)
     return paddle.matmul(z * low_rank.scaling, _diagonal(low_rank))
@@ -210,13 +220,23 @@ def layernorm_mlp(
     def second_half(hidden):
         return fc2(activate(hidden, activation))
 
+    def of_stored(hidden):
+        if recompute != "mlp_act":
+            return fc2(_OfStored.apply(lambda hidden: activate(hidden, activation), hidden))
+
+        def both_products(hidden):  # x · A is kept: B's gradient is that of forward's numbers
+            act = activate(hidden, activation)
+            y = _row(act, fc2_weight, tp, quantizers[1], bias=fc2_bias)
+            return y if low_rank[1] is None else (y, _low_rank_input(act, low_rank[1]))
+
+        out = _OfStored.apply(both_products, hidden)
+        return out if low_rank[1] is None else out[0] + _low_rank_output(out[1], low_rank[1], "row", tp)
+
     def both_halves(x):
         hidden = _normed_column(x, norm, fc1_weight, tp, quantizers[0], fc1_bias, low_rank[0])
-        if not stores or hidden.stop_gradient or not paddle.is_grad_enabled():
-            return _again(second_half, hidden, recompute == "mlp_act")
-        if recompute == "mlp_act":
-            return _OfStored.apply(second_half, hidden)
-        return fc2(_OfStored.apply(lambda hidden: activate(hidden, activation), hidden))
+        if stores and not hidden.stop_gradient and paddle.is_grad_enabled():
+            return of_stored(hidden)
+        return _again(second_half, hidden, recompute == "mlp_act")
 
     rows = None if any(low_rank) else chunk_rows(math.prod(x.shape[:-1]), chunk_tokens, tp)
     stores = fp8_input_store and recompute != "mlp" and rows is None

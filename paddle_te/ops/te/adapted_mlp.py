@@ -93,9 +93,11 @@ def _backward(rt, saved, dy, dresidual=None):
     fc1 = saved.fc1 or _Fc1.forward(rt, inputs, settings)
     (dact, dw2, dfc2_bias, _), _, pending = saved.fc2.backward(rt, dy)
     code, again = fc1.saved.norm.code, saved.act is None and bool(pending)
+    of_fc2 = () if again else saved.fc2.factor_gradients(rt, pending)  # early, after which the activation's output goes
     given = rt.matrix(dact, code), fc1.out, settings.activation, dact.dtype, code, again
     dhidden, act = activation_backward_plain(rt, *given)
-    of_fc2 = saved.fc2.factor_gradients(rt, pending, act and act.memory)
+    if again:
+        of_fc2 = saved.fc2.factor_gradients(rt, pending, act.memory)
     dresidual = dy if dresidual is None else dresidual
     dx, dln_weight, dln_bias, dw1, dfc1_bias, *of_fc1 = fc1.saved.backward(rt, dhidden.memory, dresidual)
     return dx, dln_weight, dln_bias, dw1, dfc1_bias, dw2, dfc2_bias, *of_fc1, *of_fc2

@@ -138,7 +138,7 @@ def test_lora(monkeypatch, capsys, tmp_path):
         Model.of(configs.read("llama-3-8b")), H200, 4, 4096, 2**18, "fp8", lora=Lora(16, "attention", fp8_base=True)
     )
     assert {(plan.layout.pp, plan.layout.stage, plan.layout.sharing) for plan in found.plans} == {(1, 2, 1)}
-    assert not any(plan.layout.recompute_modules or plan.layout.offload_optimizer for plan in found.plans)
+    assert not any(plan.layout.mlp_chunk_tokens or plan.layout.offload_optimizer for plan in found.plans)
     layout = next(plan.layout for plan in found.plans if plan.layout.sharding == 4)
     words = command.launch_words(str(tmp_path), layout)
     write_model(tmp_path)

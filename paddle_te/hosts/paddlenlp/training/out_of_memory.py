@@ -105,6 +105,7 @@ def layout_of(config, args):
         precision="fp8" if args.use_fp8 else "bf16",
         recompute=args.recompute_granularity if args.recompute else "none",
         recompute_modules=tuple(args.recompute_modules or ()),
+        fp8_input_store=args.activation_func_fp8_input_store,
         mlp_chunk_tokens=args.mlp_chunk_tokens,
         offload_activations=args.offload_activations,
         offload_optimizer=args.offload_optimizer,
