@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from paddle_te.ops.te import autograd
-from paddle_te.ops.te.activation import activated, activation_backward_plain
+from paddle_te.ops.te.activation import activated_in_both, activation_backward_in_both
 from paddle_te.ops.te.gemm import check_fp8, row_count
 from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.linear import (
@@ -74,13 +74,14 @@ def _forward(rt, inputs, settings):
     code, fc1, again = dtype_code("x", x), _Fc1.forward(rt, inputs, settings), settings.recompute
     stores = settings.fp8_input_store and inputs.train and again != "mlp"
     store = StoredInput(rt, fc1.out, code) if stores else None
-    act = activated(rt, fc1.out, code, None, settings.activation, store=store).memory
-    act = act.reshaped([*fc1.out.memory.shape[:-1], act.shape[-1]])
+    second, wgrad = inputs.quantizers[1], inputs.train and not weight.stop_gradient
+    act, quantized = activated_in_both(rt, fc1.out, code, second, settings.activation, wgrad, store)
+    act = act.memory.reshaped([*fc1.out.memory.shape[:-1], act.shape[-1]])
     act.stop_gradient = False
     residual, (_, factors) = x if settings.add_residual else None, _factors(inputs, settings)
     of_fc2 = LowRankLinearSettings(LinearSettings("row", True), settings.fc2)
-    given = act, weight, bias, residual, None, factors, inputs.quantizers[1], inputs.tp, inputs.train, of_fc2
-    out, fc2 = low_rank_linear_forward(rt, *given)
+    given = act, weight, bias, residual, None, factors, second, inputs.tp, inputs.train, of_fc2
+    out, fc2 = low_rank_linear_forward(rt, *given, quantized)
     if store:
         fc1 = fc1._replace(out=store)
     saved = _Saved(inputs, settings, None if again == "mlp" else fc1, None if again else act, fc2)
@@ -94,13 +95,22 @@ def _backward(rt, saved, dy, dresidual=None):
     (dact, dw2, dfc2_bias, _), _, pending = saved.fc2.backward(rt, dy)
     code, again = fc1.saved.norm.code, saved.act is None and bool(pending)
     of_fc2 = () if again else saved.fc2.factor_gradients(rt, pending)  # early, after which the activation's output goes
-    given = rt.matrix(dact, code), fc1.out, settings.activation, dact.dtype, code, again
-    dhidden, act = activation_backward_plain(rt, *given)
+    found = _activation_gradient(rt, rt.matrix(dact, code), fc1, inputs, settings, again)
     if again:
-        of_fc2 = saved.fc2.factor_gradients(rt, pending, act.memory)
+        of_fc2 = saved.fc2.factor_gradients(rt, pending, found.act.memory)
     dresidual = dy if dresidual is None else dresidual
-    dx, dln_weight, dln_bias, dw1, dfc1_bias, *of_fc1 = fc1.saved.backward(rt, dhidden.memory, dresidual)
+    of_norm_and_fc1 = fc1.saved.backward(rt, found.grad.memory, dresidual, found.quantized)
+    dx, dln_weight, dln_bias, dw1, dfc1_bias, *of_fc1 = of_norm_and_fc1
     return dx, dln_weight, dln_bias, dw1, dfc1_bias, dw2, dfc2_bias, *of_fc1, *of_fc2
+
+
+def _activation_gradient(rt, dact, fc1, inputs, settings, again):
+    """The ActivationGradient; again: whether the activation's output is wanted."""
+    _, _, _, weight, bias, *_ = inputs.tensors
+    # a bias's gradient is summed by the cast to fp8
+    quantizers = inputs.quantizers[0] if bias is None or bias.stop_gradient else None
+    given = fc1.out, settings.activation, inputs.tensors[0].dtype, fc1.saved.norm.code, quantizers, weight, again
+    return activation_backward_in_both(rt, dact, *given)
 
 
 _MLP = Op(_forward, _backward, weights=(3, 5))

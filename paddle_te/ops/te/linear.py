@@ -63,8 +63,10 @@ def _linear_forward(rt, inputs, settings):
     return linear_forward(rt, *inputs.tensors, quantizers, inputs.tp, inputs.train, *settings)
 
 
-def linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, parallel_mode, transpose_y=True):
-    """(the output of `linear`, _SavedLinear)."""
+def linear_forward(
+    rt, x, weight, bias, residual, quantizers, tp, train, parallel_mode, transpose_y=True, quantized=None
+):
+    """(the output of `linear`, _SavedLinear). quantized: x in fp8, where that is made before."""
     code = dtype_code("x", x)
     out_features, in_features = weight.shape[0 if transpose_y else 1], x.shape[-1]
     expected = [out_features, in_features] if transpose_y else [in_features, out_features]
@@ -78,7 +80,8 @@ def linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, paralle
     shape = [*whole.shape[:-1], out_features]
     if residual is not None:
         check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
-    operand, w = forward_operands(rt, rt.matrix(whole, code), weight, code, quantizers, train, transpose_y)
+    operand = quantized or rt.matrix(whole, code)
+    operand, w = forward_operands(rt, operand, weight, code, quantizers, train, transpose_y)
     out = row_output(rt, operand, w, rt.empty(shape, x.dtype), code, residual, row, transpose_y, bias)
     if train:
         drop_data(rt, operand)
@@ -100,13 +103,13 @@ def linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, paralle
     return out, saved
 
 
-def linear_backward(rt, saved, dy):
-    """(dx, dW, dbias, the residual's gradient)."""
+def linear_backward(rt, saved, dy, grad=None):
+    """(dx, dW, dbias, the residual's gradient). grad: dy as the backward GEMMs read it, where that is made before."""
     x, operand, code, residual = saved.x, saved.operand, saved.code, saved.residual
     fp8 = saved.quantizers is not None
     gather = saved.row if saved.row is not None and saved.row.sequence_parallel else None
     dbias = BiasGradient.wanted(rt, saved.bias, saved.weight, fp8)
-    grad = grad_output(rt, dy, code, saved.quantizers, gather, saved.weight, dbias)
+    grad = grad or grad_output(rt, dy, code, saved.quantizers, gather, saved.weight, dbias)
     dx = None
     if not x.stop_gradient:
         dx = rt.empty(saved.whole, x.dtype)
@@ -133,9 +136,10 @@ class SavedLowRankLinear:
     product: LowRankProduct | None
     dropped: Placeholder | None
 
-    def backward(self, rt, dy):
-        """((dx, dW, dbias, the residual's gradient), the gradient of `dropped`, what `factor_gradients` takes)."""
-        of_linear = linear_backward(rt, self.linear, dy)
+    def backward(self, rt, dy, grad=None):
+        """((dx, dW, dbias, the residual's gradient), the gradient of `dropped`, what `factor_gradients` takes). grad:
+        `linear_backward`'s."""
+        of_linear = linear_backward(rt, self.linear, dy, grad)
         if self.product is None:
             return of_linear, None, ()
         if self.dropped is None:
@@ -148,11 +152,13 @@ class SavedLowRankLinear:
         return self.product.factor_gradients(rt, *pending, x) if pending else ()
 
 
-def low_rank_linear_forward(rt, x, weight, bias, residual, dropped, factors, quantizers, tp, train, settings):
+def low_rank_linear_forward(
+    rt, x, weight, bias, residual, dropped, factors, quantizers, tp, train, settings, quantized=None
+):
     """(the output of `linear`, SavedLowRankLinear). factors: Placeholders of all A, then of all B. settings: a
-    LowRankLinearSettings, whose low_rank is None where there is no product."""
+    LowRankLinearSettings, whose low_rank is None where there is no product. quantized: `linear_forward`'s."""
     of_linear, of_product = settings
-    out, saved = linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, *of_linear)
+    out, saved = linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, *of_linear, quantized)
     if of_product is None:
         return out, SavedLowRankLinear(saved, None, None)
     outputs = weight.shape[0 if of_linear.transpose_y else 1]
@@ -219,9 +225,9 @@ class NormedLowRankLinear:
         out, saved = low_rank_linear_forward(rt, *given)
         return out, cls(normed, None if normed.recompute else rows, saved)
 
-    def backward(self, rt, dy, dresidual):
-        """(dx, the gradients of the norm's weight and bias, dW, dbias, *the factors')."""
-        (drows, dw, dbias, _), _, pending = self.linear.backward(rt, dy)
+    def backward(self, rt, dy, dresidual, grad=None):
+        """(dx, the gradients of the norm's weight and bias, dW, dbias, *the factors'). grad: `linear_backward`'s."""
+        (drows, dw, dbias, _), _, pending = self.linear.backward(rt, dy, grad)
         rows = self.norm.output(rt) if self.rows is None and pending else None
         factors = self.linear.factor_gradients(rt, pending, rows)
         of_norm = None, None, None

@@ -1,7 +1,9 @@
 """SwiGLU by our own kernel: both copies in fp8, current scaling's amax, and MXFP8 of its input, without a pass over a
 copy in 16 bits."""
 
-from paddle_te.native import DType, swiglu
+from functools import partial
+
+from paddle_te.native import DType, casts, swiglu
 from paddle_te.native.casts import CastTarget
 from paddle_te.native.swiglu import More
 from paddle_te.ops.te.input_store import StoredInput
@@ -37,19 +39,37 @@ def backward(rt, dact, hidden, code, out):
     return out.fill_by(rt, cast)
 
 
-def forward_plain(rt, hidden, code, out, store=None):
-    """Fills `out`, a Matrix; the rest as `forward`."""
+def forward_plain(rt, hidden, code, out, store=None, quantized=None):
+    """Fills `out`, a Matrix, and beside it `quantized`, a Float8Matrix, or None; the rest as `forward`."""
     z, more = _input(hidden, store)
-    more = more._replace(plain=out.memory.data_ptr())
-    swiglu.swiglu_cast_transpose(rt.te, rt.stream, z, _NO_FP8, *out.shape, code, DType.FLOAT8_E4M3, more=more)
+    kernel = partial(swiglu.swiglu_cast_transpose, rt.te, rt.stream, z)
+    _fill_plain(rt, kernel, out, out.shape, code, more, quantized)
 
 
-def backward_plain(rt, dact, hidden, code, out, again=None):
-    """Fills `out`, a Matrix; the rest as `backward`. again: a Matrix for what `forward_plain` gives, or None."""
+def backward_plain(rt, dact, hidden, code, out, again=None, quantized=None):
+    """Fills `out`, a Matrix, and beside it `quantized`, as `forward_plain`; the rest as `backward`. again: a Matrix for
+    what `forward_plain` gives, or None."""
     z, more = _input(hidden)
-    more = more._replace(plain=out.memory.data_ptr(), again=0 if again is None else again.memory.data_ptr())
-    options = *dact.shape, code, DType.FLOAT8_E4M3
-    swiglu.dswiglu_cast_transpose(rt.te, rt.stream, dact.memory.data_ptr(), z, _NO_FP8, *options, more=more)
+    more = more._replace(again=0 if again is None else again.memory.data_ptr())
+    kernel = partial(swiglu.dswiglu_cast_transpose, rt.te, rt.stream, dact.memory.data_ptr(), z)
+    _fill_plain(rt, kernel, out, dact.shape, code, more, quantized)
+
+
+def _fill_plain(rt, kernel, out, shape, code, more, quantized):
+    """shape: (rows, cols) of the activation's result."""
+    more = more._replace(plain=out.memory.data_ptr())
+    if quantized is None:
+        kernel(_NO_FP8, *shape, code, DType.FLOAT8_E4M3, more=more)
+        return
+    float8, read = FP8[quantized.quantizer.dtype], out.memory.data_ptr()
+
+    def cast(target, rounded):
+        if rounded and (target.data or target.transposed):  # what has been measured, as it was written
+            casts.cast_transpose(rt.te, rt.stream, read, target, *out.shape, code, float8)
+        else:
+            kernel(target, *shape, code, float8, True, more)
+
+    quantized.fill_by(rt, cast)
 
 
 def _input(hidden, store=None):

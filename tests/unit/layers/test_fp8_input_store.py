@@ -44,9 +44,9 @@ def emulated(monkeypatch):
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_gradients_error(seed, recipe, adapter):
-    """Forward has the same bits. To the error of the gradients, compared with float32's without any fp8, the rounding of
-    the activation's input adds at most twice its own, as a root of squares: seen were 1.6 times, in fc2's weight or A,
-    whose gradient it reaches only where the activation is computed again."""
+    """Forward has the same bits. To the error of the gradients, compared with float32's without any fp8, the rounding
+    of the activation's input adds at most twice its own, as a root of squares: seen were 1.6 times, in fc2's weight or
+    A, whose gradient it reaches only where the activation is computed again."""
     given = seed, "transformer_engine", RECIPES[recipe], adapter
     exact, without = train(seed, "paddle", None, adapter), train(*given)
     fc1, fc2 = ("fc1_weight", "fc2_weight") if adapter == "none" else ("up_proj.lora_A", "down_proj.lora_A")
@@ -74,7 +74,7 @@ def test_te_computes_what_pd_does(seed, recipe, bound, adapter):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("options", [STORED, STORED | AGAIN], ids=["stored", "again"])
+@pytest.mark.parametrize("options", [{}, STORED, AGAIN, STORED | AGAIN], ids=["", "stored", "again", "both"])
 def test_swiglus_kernel_stores_what_the_others_do(seed, monkeypatch, recipe, options):
     """In one pass, or in kernels of its own: the same bits; so with LoRA, whose kernel gives 16 bits."""
     for adapter in ("none", "lora"):
