@@ -100,16 +100,18 @@ def products(layout: Layout) -> int:
 def elementwise_bytes(model: Model, layout: Layout) -> float:
     """A token of a layer, forward and backward, of norms, rotation, activation, casts and transposes. In fp8 our
     kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and activation
-    write bf16, of which casts make fp8 without a transpose; and low-rank products read and write inputs and outputs,
-    four times each."""
+    write bf16, of which casts make fp8 without a transpose, for SwiGLU and its gradient in the same pass; and low-rank
+    products read and write inputs and outputs, four times each."""
     stored = stored_bytes(model, layout)
     if layout.precision != "fp8" or layout.lora:
         # fitted: how many of the counted bytes a step's time shows, fewer where a cache still holds what is read
         seen = 1.1 if layout.lora else 0.8
         in_bf16 = seen * (40 * model.hidden + 12 * model.qkv + 11 * model.fc1)
         low_rank = 8 * sum(gemm.inputs + sum(gemm.outputs) for gemm in adapted(model, layout))
-        cast = sum(gemm.inputs + sum(gemm.outputs) for gemm in model.gemms) if layout.precision == "fp8" else 0
-        return in_bf16 + low_rank + 3 * cast + stored
+        cast = 3 * sum(gemm.inputs + sum(gemm.outputs) for gemm in model.gemms) if layout.precision == "fp8" else 0
+        if cast and model.gated:
+            cast -= 2 * (model.ffn + model.fc1)
+        return in_bf16 + low_rank + cast + stored
     norm, activation = (38, 7) if model.gated else (40, 11)
     return norm * model.hidden + 12 * model.qkv + activation * model.fc1 + stored
 
