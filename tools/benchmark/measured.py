@@ -168,8 +168,8 @@ CHANGES = (
         lambda model, layout: 220 * model.hidden * layout.tokens * layout.micro_batches / layout.tp,
     ),
     Change(
-        "with LoRA Paddle added the residuals' gradients to the norms', and casts of their own made fp8 of SwiGLU and its "
-        "gradient (until norm and MLP with LoRA became one operation each)",
+        "with LoRA Paddle added the residuals' gradients to the norms', and casts of their own made fp8 of SwiGLU and "
+        "its gradient (until norm and MLP with LoRA became one operation each)",
         "d120f6c",
         lambda layout: layout.lora is not None,
         {},

@@ -6,7 +6,7 @@ import pytest
 
 from paddle_te import fp8
 from paddle_te.layers import LayerNormMLP
-from paddle_te.ops.te import kernel_choice, program
+from paddle_te.ops.te import program
 from paddle_te.planner import Layout, Lora, Model, memory
 from tests import emulated_te
 from tests.poison import poison_allocations
@@ -14,6 +14,7 @@ from tests.stored_input_cases import (
     ADAPTERS,
     AGAIN,
     BATCH,
+    E4M3,
     FFN,
     GPT,
     HEADS,
@@ -24,14 +25,14 @@ from tests.stored_input_cases import (
     STORED,
     TOKENS,
     add_lora,
+    check_swiglus_kernel,
+    check_the_gradients_error,
     forward,
     inputs,
     make,
     train,
 )
 from tests.te_weights import relative
-
-E4M3 = 0.027  # what rounding to three bits of mantissa is off by, as a root mean square
 
 
 @pytest.fixture(autouse=True)
@@ -44,20 +45,7 @@ def emulated(monkeypatch):
 @pytest.mark.parametrize("adapter", ["none", "lora"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_gradients_error(seed, recipe, adapter):
-    """Forward has the same bits. To the error of the gradients, compared with float32's without any fp8, the rounding
-    of the activation's input adds at most twice its own, as a root of squares: seen were 1.6 times, in fc2's weight or
-    A, whose gradient it reaches only where the activation is computed again."""
-    given = seed, "transformer_engine", RECIPES[recipe], adapter
-    exact, without = train(seed, "paddle", None, adapter), train(*given)
-    fc1, fc2 = ("fc1_weight", "fc2_weight") if adapter == "none" else ("up_proj.lora_A", "down_proj.lora_A")
-    for options in (STORED, STORED | AGAIN):
-        got = train(*given, **options)
-        np.testing.assert_array_equal(got["y"], without["y"])
-        for name, value in exact.items():
-            error, of_rest = relative(got[name], value), relative(without[name], value)
-            assert error**2 < of_rest**2 + (2 * E4M3) ** 2, (name, options)
-        assert relative(got[f"layernorm_mlp.{fc1}"], without[f"layernorm_mlp.{fc1}"]) > E4M3 / 2
-        assert (relative(got[f"layernorm_mlp.{fc2}"], without[f"layernorm_mlp.{fc2}"]) > E4M3) == (options != STORED)
+    check_the_gradients_error(train(seed, "paddle", None, adapter), seed, recipe, adapter)
 
 
 @pytest.mark.parametrize("adapter", ["none", "lora"])
@@ -76,18 +64,9 @@ def test_te_computes_what_pd_does(seed, recipe, bound, adapter):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("options", [{}, STORED, AGAIN, STORED | AGAIN], ids=["", "stored", "again", "both"])
 def test_swiglus_kernel_stores_what_the_others_do(seed, monkeypatch, recipe, options):
-    """In one pass, or in kernels of its own: the same bits; so with LoRA, whose kernel gives 16 bits."""
+    """So with LoRA, whose kernel gives 16 bits, and fp8 beside them."""
     for adapter in ("none", "lora"):
-        given = seed, "transformer_engine", RECIPES[recipe], adapter
-        with monkeypatch.context() as patched:
-            want = train(*given, **options)
-            for choice in ("swiglu", "swiglu_of_stored"):
-                patched.setattr(kernel_choice, choice, lambda *_: False)
-            program.clear()
-            got = train(*given, **options)
-        program.clear()
-        for name, value in want.items():
-            np.testing.assert_array_equal(got[name], value, name)
+        check_swiglus_kernel(seed, monkeypatch, recipe, adapter, **options)
 
 
 @pytest.mark.parametrize("recipe", ["16bits", "delayed"])
