@@ -330,11 +330,13 @@ def backward_of_a_layer(model: Model, layout: Layout) -> float:
     with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
     fc1's output; of a weight that exists in fp8 only the transposed copy. With LoRA the former gradient finds the room
     of the activation's output, which fc2's adapter has kept and has used by then, or that output is computed again
-    beside it. An activation other than SwiGLU reads what was kept in fp8 when it is in 16 bits again."""
+    beside it; and SwiGLU's gradient is there in bf16 and in fp8. Another activation reads what was kept in fp8 when it
+    is in 16 bits again."""
     again, act_again = _kept_again(model, layout), {"mlp", "mlp_act"} & {*layout.recomputed_modules}
     gradients = 2 * model.fc1 + 2 * model.ffn
     if layout.lora is not None and layout.lora.on("mlp"):
         gradients += 2 * model.ffn if act_again else -2 * model.ffn
+        gradients += model.fc1 if model.gated and layout.precision == "fp8" else 0
     if layout.mlp_in_chunks:
         return _backward_in_chunks(model, layout, again, gradients + 2 * model.fc1)
     if layout.recompute != "full" and "mlp" in layout.recomputed_modules:
