@@ -144,7 +144,9 @@ class OnCPU:
             for kernel in (name + ("float" if typed else "") for name, typed in names)
         )
         (folder / "kernel.cpp").write_text(code)
-        command = [gxx, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{FOLDER}"]
+        # a kernel's shared memory is its library's own, and not that of another one with other macros
+        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-fno-gnu-unique"]
+        command = [gxx, *options, f"-I{FOLDER}"]
         command += [f"-D{name}={value}" for name, value in defines.items()]
         subprocess.run([*command, folder / "kernel.cpp", "-o", folder / "libkernel.so"], check=True)
         self.file, self.library = file, ctypes.CDLL(str(folder / "libkernel.so"))
