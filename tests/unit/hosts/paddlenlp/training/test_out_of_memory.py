@@ -65,7 +65,7 @@ def test_advice_for_lora(monkeypatch, arguments, base):
     monkeypatch.setattr(out_of_memory, "device_name", lambda: "NVIDIA H200")
     arguments.per_device_train_batch_size = 1
     config = LlamaConfig(**configs.read("meta-llama/Meta-Llama-3-70B"))
-    config.seq_length, config.use_fused_linear_cross_entropy = 4096, False
+    config.seq_length, config.use_fused_linear_cross_entropy = 8192, False
     with pytest.raises(RunEnded) as ended:
         end(MemoryError(PADDLES), config, arguments, lora=adapter("attention", base=base))
     told = str(ended.value)
