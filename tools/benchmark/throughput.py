@@ -299,6 +299,12 @@ FINETUNING_RUNS |= {
         LORA_FP8, size=LLAMA_3_70B, base=None, recompute="full", flags=f"{LORA.flags} {FUSED_LOSS}"
     ),
 }
+FINETUNING_RUNS["lora-70b-x1-fp8-base-lean"] = replace(
+    FINETUNING_RUNS["lora-70b-x1-fp8-base"],
+    recompute="none",
+    flags=f"{LORA.flags} {STORED} {NEARLY_FREE}",
+    base="lora-70b-x1-fp8-base",
+)
 RUNS = OUR_RUNS | FORMERS_RUNS | FINETUNING_RUNS | TITAN_RUNS
 TRY_STEPS = 3  # of each try for the largest batch: the second step has all optimizer states, a third shows it stays
 
