@@ -88,9 +88,9 @@ def train(seed, backend, recipe=None, adapter="none", **options):
 
 
 def check_the_gradients_error(exact, seed, recipe, adapter):
-    """Forward has the same bits. To the error of matrices' gradients, compared with `exact`, of float32 without any fp8,
-    the rounding of the activation's input adds at most twice its own, as a root of squares: seen were 1.6 times, in
-    fc2's weight or A, whose gradient it reaches only where the activation is computed again."""
+    """Forward has the same bits. To the error of matrices' gradients, compared with `exact`, of float32 without any
+    fp8, the rounding of the activation's input adds at most twice its own, as a root of squares: seen were 1.6 times,
+    in fc2's weight or A, whose gradient it reaches only where the activation is computed again."""
     given = seed, "transformer_engine", RECIPES[recipe], adapter
     without, of_mlp = train(*given), "layernorm_mlp."
     fc1, fc2 = ("fc1_weight", "fc2_weight") if adapter == "none" else ("up_proj.lora_A", "down_proj.lora_A")

@@ -16,9 +16,9 @@ extern "C" __global__ void mxfp8_store(const ELEMENT* x, unsigned char* bytes, l
   const Numbers numbers = reinterpret_cast<const Numbers*>(x)[i];
   float values[8];
   for (int k = 0; k < 8; k++) values[k] = to_float(numbers.x[k]);
-  uint2 packed;
+  Bytes packed;
   const unsigned e = to_mxfp8(values, packed);
-  reinterpret_cast<uint2*>(bytes)[i] = packed;
+  reinterpret_cast<Bytes*>(bytes)[i] = packed;
   if (i % kBlockVectors == 0) bytes[n + i / kBlockVectors] = e;
 }
 
@@ -26,7 +26,7 @@ extern "C" __global__ void mxfp8_restore(const unsigned char* bytes, ELEMENT* x,
   const long long i = vector_of_thread();
   if (i >= n / 8) return;
   float values[8];
-  from_mxfp8(reinterpret_cast<const uint2*>(bytes)[i], bytes[n + i / kBlockVectors], values);
+  from_mxfp8(reinterpret_cast<const Bytes*>(bytes)[i], bytes[n + i / kBlockVectors], values);
   Numbers numbers;
   for (int k = 0; k < 8; k++) from_float(values[k], numbers.x[k]);
   reinterpret_cast<Numbers*>(x)[i] = numbers;

@@ -10,6 +10,10 @@
 
 constexpr int kBlock = 32, kBlockVectors = 4;
 
+struct alignas(8) Bytes {  // of 8 numbers
+  unsigned words[2];
+};
+
 // For 448 = 1.75 * 2^8, from the greatest magnitude.
 __device__ unsigned exponent_of(unsigned magnitude) {
   const int exponent = static_cast<int>(magnitude >> 23) - 8 + ((magnitude & 0x7fffff) > 0x600000);
@@ -20,7 +24,7 @@ __device__ unsigned exponent_of(unsigned magnitude) {
 __device__ float power(unsigned e) { return __uint_as_float(e ? e << 23 : 0x400000); }
 
 // The bytes of 8 numbers, and the exponent of the 32 that these four threads have.
-__device__ unsigned to_mxfp8(const float (&x)[8], uint2& bytes) {
+__device__ unsigned to_mxfp8(const float (&x)[8], Bytes& bytes) {
   unsigned magnitude = 0;
   for (int i = 0; i < 8; i++) {
     const unsigned of_x = __float_as_uint(x[i]) & 0x7fffffff;
@@ -33,22 +37,19 @@ __device__ unsigned to_mxfp8(const float (&x)[8], uint2& bytes) {
   }
   const unsigned e = exponent_of(magnitude);
   const float factor = power(254 - (e < 254 ? e : 254));
-  unsigned words[2];
   for (int w = 0; w < 2; w++) {
     const float* four = x + 4 * w;
     const unsigned low = e4m3::pack(four[0] * factor, four[1] * factor);
-    words[w] = low | static_cast<unsigned>(e4m3::pack(four[2] * factor, four[3] * factor)) << 16;
+    bytes.words[w] = low | static_cast<unsigned>(e4m3::pack(four[2] * factor, four[3] * factor)) << 16;
   }
-  bytes = {words[0], words[1]};
   return e;
 }
 
 // A byte's bits are a float32's 120 powers of 2 below, subnormal ones too.
-__device__ void from_mxfp8(uint2 bytes, unsigned e, float (&x)[8]) {
+__device__ void from_mxfp8(Bytes bytes, unsigned e, float (&x)[8]) {
   const float factor = power(e);
-  const unsigned words[2] = {bytes.x, bytes.y};
   for (int i = 0; i < 8; i++) {
-    const unsigned byte = words[i / 4] >> 8 * (i % 4) & 0xff;
+    const unsigned byte = bytes.words[i / 4] >> 8 * (i % 4) & 0xff;
     x[i] = __uint_as_float((byte & 0x80) << 24 | (byte & 0x7f) << 20) * 0x1p120f * factor;
   }
 }

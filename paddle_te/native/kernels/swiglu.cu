@@ -58,11 +58,11 @@ struct Numbers {
 };
 
 struct Restored {
-  uint2 bytes;
+  Bytes bytes;
   unsigned exponent;
   template <class T>
   __device__ void load(const T*, const unsigned char* stored, const unsigned char* exponents, long long at) {
-    bytes = *reinterpret_cast<const uint2*>(stored + at), exponent = exponents[at / kBlock];
+    bytes = *reinterpret_cast<const Bytes*>(stored + at), exponent = exponents[at / kBlock];
   }
   __device__ void to_floats(float (&x)[8]) const { from_mxfp8(bytes, exponent, x); }
 };
@@ -90,9 +90,9 @@ struct Activation {
   __device__ long long place(int o, long long column) const { return o * columns + column; }
 
   __device__ void store(const float (&x)[size], long long at) const {
-    uint2 bytes;
+    Bytes bytes;
     const unsigned e = to_mxfp8(x, bytes);
-    *reinterpret_cast<uint2*>(stored + at) = bytes;
+    *reinterpret_cast<Bytes*>(stored + at) = bytes;
     if (at % kBlock == 0) exponents[at / kBlock] = e;
   }
 

@@ -25,7 +25,6 @@ HARNESS = r"""
 #define __shared__ static
 #define __launch_bounds__(...)
 struct Index { unsigned x; };
-struct alignas(8) uint2 { unsigned x, y; };
 static thread_local Index threadIdx, blockIdx, blockDim;
 static pthread_barrier_t barrier;
 static void __syncthreads() { pthread_barrier_wait(&barrier); }
