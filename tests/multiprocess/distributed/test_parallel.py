@@ -44,8 +44,8 @@ ORDINARY, EARLY, LATE = "te_fp8_half_unclipped_whole", "te_fp8_half_unclipped_wh
 EARLY_IN = ("sp_tp2",)
 # the optimizer's states in host memory: the bits of those on the device, of whole weights, slices and stages
 OFFLOADED, OFFLOADED_IN = "te_fp8_offload", ("sharding2", "sharding3", "tp2_pp2")
-# SwiGLU's input in fp8 for backward, of a rank's part of the MLP, and for several micro-batches in a pipeline
-STORED, STORED_IN = "te_fp8_stored", ("sp_tp2", "pp2")
+# SwiGLU's input in fp8 for backward, of several micro-batches that wait
+STORED, STORED_IN = "te_fp8_stored", ("pp2",)
 # Where two kinds of parallelism meet, what each does alone is proven already: these are for what they share, which are
 # the norm that clips, scales, recompute's groups and checkpoints. COMPACT is compared with "none_bf16".
 MIXED, MIXED_IN = ["none", "pd", TIGHT, "pd_full", "none_bf16", FP8], ("tp2_pp2", "tp2_sharding2")
