@@ -50,6 +50,13 @@ def test_advice(config, arguments):
     assert f"would fit, the fastest first: one GPU, recompute none, batch 1, {parts} (" in told
     assert "; one GPU, recompute none, batch 1, --recompute_modules layernorm mlp_act --offload_optimizer 0.05" in told
     assert told.endswith("--gpus 1 --seq 8192 --tokens_per_step 8192 --precision fp8 --gpu h200")
+    arguments.activation_func_fp8_input_store = True
+    stored = out_of_memory.advice(PADDLES, config, arguments, "NVIDIA H200")
+    assert "(states 96.4," in stored and "146.0 GB" in stored  # 7.3 GB less
+    parts = "--recompute_modules layernorm mlp_act --activation_func_fp8_input_store true"
+    assert f"recompute none, batch 1, {parts} (142 GB)" in stored
+    assert stored.endswith("--precision fp8 --activation_func_fp8_input_store true --gpu h200")
+    arguments.activation_func_fp8_input_store = False
     unknown = out_of_memory.advice(PADDLES, config, arguments, "NVIDIA A10")
     assert "would fit" not in unknown and unknown.endswith("--precision fp8")
 
