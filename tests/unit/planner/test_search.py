@@ -159,6 +159,17 @@ def test_lora(monkeypatch, capsys, tmp_path):
         assert status == 2 and said in shown.err
 
 
+def test_swiglus_input_in_fp8_is_asked_for(monkeypatch, capsys):
+    """It is in no layout that computes that input again, and in none where it was not asked for."""
+    line = "llama-3-8b --gpus 1 --tokens_per_step 8192"
+    status, shown = run(monkeypatch, capsys, f"{line} --activation_func_fp8_input_store true")
+    assert status == 0 and "--activation_func_fp8_input_store true" in shown.out
+    assert "one GPU  layernorm + mlp_act, SwiGLU's input in fp8  1 × 1" in shown.out
+    assert "one GPU  full  " in shown.out
+    _, shown = run(monkeypatch, capsys, line)
+    assert "SwiGLU" not in shown.out and "fp8_input_store" not in shown.out
+
+
 def write_model(folder):
     (folder / "config.json").write_text(json.dumps(configs.read("llama-3-8b")))
     (folder / "model.safetensors").touch()
