@@ -527,6 +527,9 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     if kernel.startswith("rmsnorm_statistics"):
         _, dtype, hidden, *_ = kernel.split()
         return rmsnorm_statistics(types.SimpleNamespace(dtype=ELEMENTS[dtype], hidden=int(hidden)), *arguments)
+    if kernel.startswith("mxfp8"):
+        name, dtype = kernel.split()
+        return globals()[name](ELEMENTS[dtype], *arguments)
     if "cast_transpose" in kernel:
         name, *defines = kernel.split()
         return globals()[name](Form(*defines[:3]), *arguments)
@@ -682,20 +685,72 @@ class Form:
             at(amax, (1,), np.float32)[0] = max(at(amax, (1,), np.float32)[0], np.abs(values).max())
 
 
-def swiglu_cast_transpose(form, dy, z, *arguments):
+class MXFP8:
+    """kernels/mxfp8.cuh: numbers at an address, their bytes before the exponents."""
+
+    def __init__(self, pointer, n):
+        self.bytes = at(pointer, (n // 32, 32), ml_dtypes.float8_e4m3fn)
+        self.exponents = at(pointer + n, (n // 32, 1), np.uint8)
+
+    def store(self, values):
+        """values: float32, as many in any shape, finite."""
+        blocks = values.reshape(self.bytes.shape)
+        amax = np.abs(blocks).max(1, keepdims=True)
+        with np.errstate(divide="ignore"):
+            exponents = np.ceil(np.log2(amax.astype(np.float64) / 448))
+        self.exponents[...] = np.clip(exponents + 127, 0, 254)
+        self.bytes[...] = np.ldexp(blocks, 127 - self.exponents.astype(int)).astype(self.bytes.dtype)
+
+    def restored(self):
+        return np.ldexp(self.bytes.astype(np.float32), self.exponents.astype(int) - 127)
+
+
+def mxfp8_store(dtype, x, stored, n):
+    """kernels/mxfp8.cu."""
+    MXFP8(stored, n).store(at(x, (n,), dtype).astype(np.float32))
+
+
+def mxfp8_restore(dtype, stored, x, n):
+    """kernels/mxfp8.cu."""
+    at(x, (n,), dtype)[...] = MXFP8(stored, n).restored().reshape(-1).astype(dtype)
+
+
+def _gate_and_up(form, z, stored, rows, cols):
+    """Of swiglu.cu's kernels, in float32; what is to be stored is."""
+    shape = rows, 2 * cols
+    of_stored = stored and MXFP8(stored, 2 * rows * cols)
+    values = at(z, shape, form.dtype).astype(np.float32) if z else of_stored.restored().reshape(shape)
+    if z and stored:
+        of_stored.store(values)
+    return np.split(values, 2, 1)
+
+
+def _write_plain(form, plain, values):
+    if plain:
+        at(plain, values.shape, form.dtype)[...] = values.astype(form.dtype)
+
+
+def swiglu_cast_transpose(form, dy, z, stored, again, plain, *arguments):
     """kernels/swiglu.cu."""
     *target, rows, cols = arguments
-    gate, up = np.split(at(z, (rows, 2 * cols), form.dtype).astype(np.float32), 2, 1)
-    form.write(_silu(gate)[0] * up, *target)
+    gate, up = _gate_and_up(form, z, stored, rows, cols)
+    y = _silu(gate)[0] * up
+    _write_plain(form, plain, y)
+    if any(target):
+        form.write(y, *target)
 
 
-def dswiglu_cast_transpose(form, dy, z, *arguments):
+def dswiglu_cast_transpose(form, dy, z, stored, again, plain, *arguments):
     """kernels/swiglu.cu, backward."""
     *target, rows, cols = arguments
-    gate, up = np.split(at(z, (rows, 2 * cols), form.dtype).astype(np.float32), 2, 1)
+    gate, up = _gate_and_up(form, z, stored, rows, cols)
     value, derivative = _silu(gate)
     dy = at(dy, (rows, cols), form.dtype).astype(np.float32)
-    form.write(np.concatenate([dy * up * derivative, dy * value], 1), *target)
+    dz = np.concatenate([dy * up * derivative, dy * value], 1)
+    _write_plain(form, plain, dz)
+    _write_plain(form, again, value * up)
+    if any(target):
+        form.write(dz, *target)
 
 
 def memcpy_async(destination, source, stream):
@@ -744,7 +799,7 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import addition, casts, column_sums, cross_entropy, low_rank, rmsnorm, rope, scaling
+    from paddle_te.native import addition, casts, column_sums, cross_entropy, low_rank, mxfp8, rmsnorm, rope, scaling
     from paddle_te.ops.te import quantized, runtime
 
     counts = collections.Counter()
@@ -757,7 +812,7 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (addition, casts, column_sums, cross_entropy, low_rank, rmsnorm, rope, scaling):
+    for module in (addition, casts, column_sums, cross_entropy, low_rank, mxfp8, rmsnorm, rope, scaling):
         setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))

@@ -11,7 +11,7 @@ import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
 from .recipe import FP8_MAX
-from .scaling import BLOCK
+from .scaling import BLOCK, MXFP8_BLOCK
 from .state import FLOAT32_MAX, divide
 
 # dtype -> (bits of the mantissa, smallest normal number), Micikevicius et al., 2022, table 1
@@ -161,6 +161,24 @@ def _blocks_and_scales(x, scaling, columnwise=False):
     amax = paddle.maximum(amax, paddle.full_like(amax, scaling.amax_epsilon))  # clip would make inf finite
     scale = scale_from_amax(amax, FP8_MAX[scaling.dtype], scaling.power_2_scale, greatest)
     return blocks, scale.reshape([-1, 1, cols // along, 1])
+
+
+@paddle.no_grad()
+def rounded_to_mxfp8(x):
+    """x as MXFP8 keeps it, in x's dtype, which is exact in bfloat16: of each 32 numbers beside each other e4m3 numbers
+    times one power of 2, the least with which none of them is beyond 448 (OCP Microscaling Formats 1.0, 2023).
+
+    x: float32, bfloat16 or float16 [..., cols]. Raises ValueError where 32 does not divide cols. Bit for bit what
+    paddle_te/native/kernels/mxfp8.cuh restores, where the powers are above 2**-100; a block with a number that is not
+    finite is NaN here.
+    """
+    if x.shape[-1] % MXFP8_BLOCK:
+        raise ValueError(f"MXFP8 has blocks of {MXFP8_BLOCK} numbers, which {x.shape[-1]} columns do not divide into")
+    blocks = x.astype("float32").reshape([-1, MXFP8_BLOCK])
+    scale = scale_from_amax(_amax(blocks, 1), FP8_MAX["e4m3"], power_2_scale=True).unsqueeze(1)
+    finite = blocks.isfinite().all(1, keepdim=True)
+    values = round_to_fp8(blocks * scale, "e4m3") * divide(1.0, scale)
+    return paddle.where(finite, values, paddle.full_like(values, float("nan"))).reshape(x.shape).astype(x.dtype)
 
 
 def _operands(x, quantizer):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from paddle_te.options import FP8_RECIPES
 
 BLOCK = FP8_RECIPES["block"]  # numbers of a block, in a dimension in which it has more than one
+MXFP8_BLOCK = 32  # numbers beside each other that share a power of 2 in MXFP8
 
 
 class TensorScaling(NamedTuple):

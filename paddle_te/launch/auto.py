@@ -48,10 +48,10 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
         return
     names += [OVERLAP] * (args.OVERLAP == AUTO)
     _check_known(args)
-    optimizer, others = _optimizer(args.EXTRA_ARGS)
-    in_backward = optimizer.get("optimizer_in_backward", "off")
+    flags, others = _flags(args.EXTRA_ARGS)
+    in_backward = flags.get("optimizer_in_backward", "off")
     gpu, tokens = _gpu(), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen, in_backward)
-    plans = _plans(args, Model.of(config), gpu, world, tokens, optimizer)
+    plans = _plans(args, Model.of(config), gpu, world, tokens, flags)
     layout = plans[0].layout
     values = _values(layout)
     for name in names:
@@ -87,12 +87,12 @@ def _check_known(args: argparse.Namespace) -> None:
 
 
 def _plans(
-    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, optimizer: dict[str, object]
+    args: argparse.Namespace, model: Model, gpu: Gpu, world: int, tokens: int, flags: dict[str, object]
 ) -> list[Plan]:
-    """The plans that fit and have what is given, the fastest first; at least one. optimizer: its flags."""
+    """The plans that fit and have what is given, the fastest first; at least one. flags: `_flags`'s."""
     try:
         asked = model, gpu, world, args.max_seqlen, tokens, args.precision
-        found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args), **optimizer)
+        found = search(*asked, wanted=lambda layout: _has_what_is_given(layout, args), **flags)
     except ValueError:
         given = [_said(args, name) for name in LAYOUT if getattr(args, name) != AUTO]
         having = f" with {' '.join(given)}" * bool(given)
@@ -110,12 +110,15 @@ def _plans(
     return found.plans
 
 
-def _optimizer(extra_args: str) -> tuple[dict[str, object], str]:
-    """What EXTRA_ARGS says of OPTIMIZER's flags and offload_optimizer, {flag: value}, and its other flags."""
+def _flags(extra_args: str) -> tuple[dict[str, object], str]:
+    """What EXTRA_ARGS says of OPTIMIZER's flags, offload_optimizer and activation_func_fp8_input_store, {field of a
+    Layout: value}, and its other flags."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, kinds in OPTIMIZER.items():
         parser.add_argument(f"--{name}", choices=kinds, default=argparse.SUPPRESS)
     parser.add_argument("--offload_optimizer", type=option.FRACTION.argument, default=argparse.SUPPRESS)
+    stored = dict(dest="fp8_input_store", nargs="?", const=True, default=argparse.SUPPRESS)
+    parser.add_argument("--activation_func_fp8_input_store", type=lambda text: text.lower() == "true", **stored)
     try:
         chosen, others = parser.parse_known_args(shlex.split(extra_args))
     except (ValueError, argparse.ArgumentError) as error:

@@ -1,5 +1,6 @@
 """What layers check of their arguments."""
 
+from paddle_te.fp8.scaling import MXFP8_BLOCK
 from paddle_te.options.scripts import RECOMPUTE_MODULES
 
 
@@ -26,6 +27,25 @@ def recomputed(recompute_modules):
     if {"mlp", "mlp_act"} <= {*recompute_modules}:
         raise ValueError("recompute_modules: 'mlp' computes the activation again, too; leave 'mlp_act' out")
     return tuple(recompute_modules)
+
+
+def stored_in_fp8(activation_func_fp8_input_store, recompute, chunk_tokens, ffn):
+    """Whether the activation's input is kept in fp8. recompute: "mlp", "mlp_act" or None. ffn: columns of the
+    activation's output on this rank. Raises ValueError where nothing is kept, or not in whole blocks."""
+    if not activation_func_fp8_input_store:
+        return False
+    for name, contains in (("recompute_modules 'mlp'", recompute == "mlp"), ("mlp_chunk_tokens", chunk_tokens)):
+        if contains:
+            raise ValueError(
+                f"activation_func_fp8_input_store with {name}, with which the activation's input is not kept at all; "
+                "leave one of them out"
+            )
+    if ffn % MXFP8_BLOCK:
+        raise ValueError(
+            f"activation_func_fp8_input_store keeps blocks of {MXFP8_BLOCK} numbers, into which ffn_hidden_size, {ffn} "
+            "on this rank, does not divide; leave it out, or take another size"
+        )
+    return True
 
 
 def head_size(hidden_size, num_attention_heads, num_gqa_groups, kv_channels):

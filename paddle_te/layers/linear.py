@@ -10,7 +10,7 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, StoredWeight, get_autocast_state
 from paddle_te.fp8.scaling import check_block_sizes
-from paddle_te.layers.checks import one_of, probability, recomputed
+from paddle_te.layers.checks import one_of, probability, recomputed, stored_in_fp8
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.ops import get_ops
 from paddle_te.ops.activations import FC1_WIDTHS
@@ -340,6 +340,7 @@ class LayerNormMLP(_BehindNorm):
         zero_centered_gamma=False,
         activation="swiglu",
         recompute_modules=(),
+        activation_func_fp8_input_store=False,
         mlp_chunk_tokens=0,
         tp_comm_overlap=0,
         backend="transformer_engine",
@@ -355,6 +356,7 @@ class LayerNormMLP(_BehindNorm):
         modules = recomputed(recompute_modules)
         self.recompute = next((name for name in ("mlp", "mlp_act") if name in modules), None)
         self.recompute_norm = "layernorm" in modules and self.recompute != "mlp"  # which computes it again anyhow
+        self.fp8_input_store = stored_in_fp8(activation_func_fp8_input_store, self.recompute, mlp_chunk_tokens, ffn)
         self.create_weight("fc1_weight", [fc1_rows, hidden_size], init_method, 0)
         self.create_weight("fc2_weight", [hidden_size, ffn], output_layer_init_method or init_method, 1)
         self.fc1_bias = self.create_bias(fc1_rows, split=True) if bias else None
@@ -374,6 +376,7 @@ class LayerNormMLP(_BehindNorm):
             add_residual=not dropout,
             recompute=self.recompute,
             chunk_tokens=self.chunk_tokens,
+            fp8_input_store=self.fp8_input_store,
             tp=self.tp,
             quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),
             fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,

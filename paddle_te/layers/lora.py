@@ -5,8 +5,9 @@ each part has A and B of its own: {q,k,v}_proj.{lora_A [in, r], lora_B [r, out]}
 weight.
 
 The low-rank products are added to the GEMMs' outputs, not to the weights: a sum W + scaling·B·A would keep a copy of
-every weight for backward, and its gradient needs the wgrad GEMMs that a frozen weight spares. So a layer with LoRA runs
-norm, fc1, activation and fc2 as single operations, of the same `ops`; merged, it is the fused layer again.
+every weight for backward, and its gradient needs the wgrad GEMMs that a frozen weight spares. With dropout before A a
+layer runs norm, fc1, activation and fc2 as single operations, of the same `ops`; merged, it is the layer without LoRA
+again.
 """
 
 import paddle
@@ -53,6 +54,9 @@ class LowRank(nn.Layer):
         return paddle.matmul(a, b).transpose([1, 0]) * self.scaling
 
 
+_WITHOUT_DROPOUT = "recompute_norm", "recompute", "fp8_input_store"  # attributes of layers
+
+
 class WithLoRA:
     """A layer with LoRA on some of its parts; `enable` makes one out of the layer itself, as torch's parametrize.
 
@@ -68,7 +72,13 @@ class WithLoRA:
         """Turns the layer, of the class that this one extends, into one with LoRA.
 
         names: the parts that get A and B. config: a host's LoRAConfig, of which r, scaling and lora_dropout are read.
+        Raises ValueError for lora_dropout in a layer that is to keep less than what norm and activation give.
         """
+        if config.lora_dropout and any(getattr(layer, name, None) for name in _WITHOUT_DROPOUT):
+            raise ValueError(
+                "lora_dropout with recompute_modules or activation_func_fp8_input_store: norm and activation are "
+                "operations of their own before dropout, and keep what they give; leave one of them out"
+            )
         layer.parts = parts
         for weight_name, rows in parts.items():
             weight = getattr(layer, weight_name)
@@ -82,10 +92,16 @@ class WithLoRA:
         """Whether the layer computes as one without LoRA."""
         return self.merged or self.disable_lora
 
-    def low_rank(self, x, weight):
-        """The LowRankUpdate of a weight, by its name, for the input x of its GEMM; None where no part has A and B.
+    @property
+    def drops(self):
+        """Whether dropout stands before A, so that norm and activation are operations of their own."""
+        found = next((layer for layer in self._sub_layers.values() if isinstance(layer, LowRank)), None)
+        return self.training and found is not None and found.dropout is not None
 
-        The parts share x, and with it what is dropped of it.
+    def low_rank(self, weight, x=None):
+        """The LowRankUpdate of a weight, by its name; None where no part has A and B.
+
+        x: the input of its GEMM where `drops`. The parts share it, and with it what is dropped of it.
         """
         parts = self.parts[weight]
         layers = [self._sub_layers.get(part) for part in parts]
@@ -93,8 +109,7 @@ class WithLoRA:
         if found is None:
             return None
         a, b = ([layer and layer._parameters[name] for layer in layers] for name in ("lora_A", "lora_B"))
-        dropped = None if found.dropout is None else found.dropout(x)
-        return LowRankUpdate(a, b, parts.values(), found.scaling, dropped)
+        return LowRankUpdate(a, b, parts.values(), found.scaling, found.dropout(x) if self.drops else None)
 
     def split_mapping(self):
         """[(parameter name, is_column)] of what tensor parallelism splits, for a host's merging of ranks."""
@@ -148,7 +163,7 @@ class WithLoRA:
             parallel_mode=self.PARALLEL_MODES[weight] if self.tp is not None else None,
             tp=self.tp,
             quantizers=quantizers,
-            low_rank=self.low_rank(x, weight),
+            low_rank=self.low_rank(weight, x),
         )
 
 
@@ -161,8 +176,17 @@ class LoRALayerNormLinear(WithLoRA, LayerNormLinear):
         if self.plain():
             return super().forward(x, is_first_microbatch)
         (quantizers,) = self.fp8.begin_forward(self.training, is_first_microbatch) or (None,)
-        z = self.ops.normalize(x, self.norm())
-        return self.gemm(z, "weight", self.bias, quantizers), x
+        if self.drops:
+            return self.gemm(self.ops.normalize(x, self.norm()), "weight", self.bias, quantizers), x
+        return self.ops.layernorm_linear(
+            x,
+            self.norm(),
+            self._parameters["weight"],
+            bias=self.bias,
+            tp=self.tp,
+            quantizers=quantizers,
+            low_rank=self.low_rank("weight"),
+        )
 
 
 class LoRALinear(WithLoRA, Linear):
@@ -185,7 +209,28 @@ class LoRALayerNormMLP(WithLoRA, LayerNormMLP):
     def forward(self, x, is_first_microbatch=None):
         if self.plain():
             return super().forward(x, is_first_microbatch)
-        first, second = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
+        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
+        if self.drops:
+            return self._singly(x, *quantizers)
+        parameters, dropout = self._parameters, self.dropout
+        out = self.ops.layernorm_mlp(
+            x,
+            self.norm(),
+            parameters["fc1_weight"],
+            parameters["fc2_weight"],
+            fc1_bias=self.fc1_bias,
+            fc2_bias=self.fc2_bias,
+            activation=self.activation,
+            add_residual=not dropout,
+            recompute=self.recompute,
+            fp8_input_store=self.fp8_input_store,
+            tp=self.tp,
+            quantizers=quantizers,
+            low_rank=tuple(map(self.low_rank, self.GEMM_WEIGHTS)),
+        )
+        return dropout_add(*out, dropout, self.tp) if dropout else out
+
+    def _singly(self, x, first, second):
         z = self.ops.normalize(x, self.norm())
         act = self.ops.activate(self.gemm(z, "fc1_weight", self.fc1_bias, first), self.activation)
         y = self.gemm(act, "fc2_weight", self.fc2_bias, second, residual=None if self.dropout else x)

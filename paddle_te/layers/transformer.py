@@ -39,6 +39,10 @@ class TransformerLayer(nn.Layer):
     recompute_modules: parts that backward computes again, so that their results take no memory until then. Megatron's
         names: "layernorm", the outputs of both norms; "core_attn", rotation and attention; "mlp", all of the MLP that
         its second GEMM needs; and "mlp_act", the MLP's activation alone.
+    activation_func_fp8_input_store: the MLP keeps its first GEMM's output for backward in fp8 (MXFP8: blocks of 32
+        numbers, each with a power of 2), from which backward computes the activation's gradient and what it computes
+        again of it. ffn_hidden_size / tp must be a multiple of 32. Not with "mlp" or mlp_chunk_tokens, which keep
+        nothing there.
     mlp_chunk_tokens: where there are more tokens, the MLP's GEMMs take so many of them at a time, in forward and in
         backward, which computes each such chunk again, so that what the MLP needs in between takes the memory of one
         chunk. In fp8 a multiple of 16, with block scaling of 128, for each rank of sequence parallelism; hidden_size a
@@ -84,6 +88,7 @@ class TransformerLayer(nn.Layer):
         activation="swiglu",
         cp_comm_type=None,
         recompute_modules=(),
+        activation_func_fp8_input_store=False,
         mlp_chunk_tokens=0,
         tp_comm_overlap=0,
         backend="transformer_engine",
@@ -130,6 +135,7 @@ class TransformerLayer(nn.Layer):
             ffn_hidden_size,
             layernorm_epsilon,
             activation=activation,
+            activation_func_fp8_input_store=activation_func_fp8_input_store,
             mlp_chunk_tokens=mlp_chunk_tokens,
             **shared,
         )

@@ -131,6 +131,7 @@ class DecoderLayer(nn.Layer):
             output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
             fuse_wgrad_accumulation=layers.fuse_wgrad_accumulation,
             recompute_modules=layers.recompute_modules or (),
+            activation_func_fp8_input_store=layers.activation_func_fp8_input_store,
             mlp_chunk_tokens=layers.mlp_chunk_tokens,
             # a trained model's configuration says it, also where there is nothing to overlap
             tp_comm_overlap=layers.tp_comm_overlap if config.sequence_parallel else 0,

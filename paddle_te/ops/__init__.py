@@ -15,7 +15,7 @@ activations' own precision.
 | activate(x, activation) | x's shape, or where the activation is gated [..., half of it] |
 | accumulate_wgrad(x, dy, out) | xᵀ·dy in float32, + out in place; of matrices [n, in], [n, out], no gradients |
 | linear(x, weight, bias, residual, parallel_mode, tp, quantizers, …, transpose_y, low_rank) | [..., out] |
-| layernorm_linear(x, norm, weight, bias, tp, quantizers, fuse_wgrad_accumulation) | ([..., out], x again) |
+| layernorm_linear(x, norm, weight, bias, tp, quantizers, fuse_wgrad_accumulation, low_rank) | ([..., out], x again) |
 | layernorm_mlp(x, norm, fc1_weight, fc2_weight, fc1_bias, fc2_bias, activation, …) | x's shape; see below |
 | parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
@@ -40,12 +40,14 @@ parallel_cross_entropy: logits [n, vocab / tp.size] and labels [n, 1]; the loss 
 cross_entropy takes and gives the same, but that the logits are lost and no gradients flow: dlogits, None without
 `train`, is the gradient of the sum of the losses above 0.
 
-linear's low_rank: a `low_rank.LowRankUpdate`, whose product is added, or None.
+linear's and layernorm_linear's low_rank: a `low_rank.LowRankUpdate`, whose product is added, or None; layernorm_mlp has
+one for each of its GEMMs, and then no chunks. Behind a norm, and in the MLP, it has no x of its own.
 layernorm_linear's second value is x again, as the residual. norm: a `norms.Norm`. activation: one of `activations`.
 layernorm_mlp also takes add_residual, without which it returns (what would be added to x, x again), tp, quantizers,
 fuse_wgrad_accumulation, and recompute: what backward computes again instead of keeping it, "mlp_act" the activation,
 "mlp" all from the norm to the activation, None nothing. So it does with the norm where its `recompute` says so. With
 more than chunk_tokens tokens (0: with none) its GEMMs take so many at a time, and backward computes each chunk again.
+fp8_input_store: the activation's input is kept in MXFP8, and backward computes what it computes again from that.
 bias: [out of this rank], or None; of a row-parallel GEMM [out], and added once to the sum over the ranks. Then each
 rank gets the bias's whole gradient, under sequence parallelism too.
 Attention also takes dropout and quantizers.

@@ -245,6 +245,17 @@ LAYERS = (
         config=True,
     ),
     Option(
+        "activation_func_fp8_input_store",
+        FLAG,
+        False,
+        "Keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory.",
+        doc="keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory. Megatron's "
+        "flag; [what it saves, and how exact it is](../../docs/recompute.md#the-activations-input-in-fp8)",
+        zh="MLP 激活函数的输入以 fp8（MXFP8）保存到反向，显存减半。与 Megatron 的同名参数相同；"
+        "[节省多少、精度如何](../../docs/recompute.md#the-activations-input-in-fp8)",
+        config=True,
+    ),
+    Option(
         "mlp_chunk_tokens",
         whole(0),
         0,

@@ -47,6 +47,12 @@ def make_parser() -> argparse.ArgumentParser:
         default=0.0,
         help="as in training; default: as much as must be for a layout to fit",
     )
+    parser.add_argument(
+        "--activation_func_fp8_input_store",
+        choices=("true", "false"),
+        default="false",
+        help="as in training; where backward computes the activation's input again it is left out",
+    )
     parser.add_argument("--lora_rank", type=positive, help="LoRA of this rank; default: all weights are trained")
     parser.add_argument("--lora_targets", choices=LORA_TARGETS, help=f"as in fine-tuning; default {LORA_TARGETS[0]}")
     parser.add_argument("--quantize_base", choices=("fp8",), help="as in fine-tuning, with LoRA in fp8")
@@ -69,6 +75,7 @@ def main() -> int:
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
         tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward)
         flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, "offload_optimizer")}
+        flags["fp8_input_store"] = arguments.activation_func_fp8_input_store == "true"
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, lora=_lora(arguments), **flags)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

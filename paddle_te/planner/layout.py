@@ -37,7 +37,8 @@ class Layout:
     loss_in_chunks, fp8_head, fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads:
     gradients are float32 and added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments,
     master_weights, optimizer_in_backward, recompute_modules, mlp_chunk_tokens, offload_activations and
-    offload_optimizer: the flags. lora: None where all weights are trained.
+    offload_optimizer: the flags. fp8_input_store: --activation_func_fp8_input_store. lora: None where all weights are
+    trained.
     recompute: the launcher's.
     """
 
@@ -55,6 +56,7 @@ class Layout:
     precision: str = "fp8"
     recompute: str = "none"
     recompute_modules: tuple[str, ...] = ()
+    fp8_input_store: bool = False
     mlp_chunk_tokens: int = 0
     offload_activations: int = 0
     offload_optimizer: float = 0.0
@@ -132,7 +134,8 @@ class Layout:
     @property
     def memory_text(self) -> str:
         """The same, and how many tokens the MLP takes at a time where these are not all."""
-        return self.recompute_text + f", MLP in chunks of {self.mlp_chunk_tokens}" * self.mlp_in_chunks
+        stored = ", SwiGLU's input in fp8" * self.fp8_input_store
+        return self.recompute_text + stored + f", MLP in chunks of {self.mlp_chunk_tokens}" * self.mlp_in_chunks
 
     def launcher_arguments(self) -> dict[str, object]:
         """The launcher's arguments and variables that make this layout, but for EXTRA_ARGS."""
@@ -160,6 +163,7 @@ class Layout:
         """What stands in EXTRA_ARGS."""
         extra = self.lora.flags() if self.lora else []
         extra += [f"--recompute_modules {' '.join(self.recompute_modules)}"] * bool(self.recompute_modules)
+        extra += ["--activation_func_fp8_input_store true"] * self.fp8_input_store
         extra += [f"--mlp_chunk_tokens {self.mlp_chunk_tokens}"] * bool(self.mlp_chunk_tokens)
         extra += [f"--offload_activations {self.offload_activations}"] * bool(self.offload_activations)
         extra += [f"--offload_optimizer {self.offload_optimizer:g}"] * bool(self.offload_optimizer)

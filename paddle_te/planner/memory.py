@@ -19,6 +19,7 @@ from paddle_te.planner.layout import Layout
 from paddle_te.planner.model import Gemm, Model
 from paddle_te.planner.offloaded import whole_weights
 
+MXFP8 = 33 / 32  # bytes of a number: one, and for 32 together one more
 GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim.cpp)
 LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their gradient, both bf16
 
@@ -281,9 +282,10 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     if of_input["attention"] == 2 and "core_attn" not in again and layout.sep == 1:
         proj = 0
     middle = 2 * h  # the residual of the MLP half
-    fc1 = 0 if "mlp" in again else norm_2 + 2 * model.fc1  # its input, and its output (gate and up)
+    # its input, and its output (gate and up)
+    fc1 = 0 if "mlp" in again else norm_2 + (MXFP8 if layout.fp8_input_store else 2) * model.fc1
     activation = 0 if {"mlp", "mlp_act"} & {*again} else of_input["mlp"] * f  # fc2's input
-    low_rank = 2 * sum(_width(layout, gemm) for gemm in adapted(model, layout))  # x·A
+    low_rank = 2 * sum(_width(layout, gemm) for gemm in _kept_products(model, layout))  # x·A
     return entry + norm + qkv + attention + proj + middle + fc1 + activation + low_rank
 
 
@@ -302,7 +304,13 @@ def _width(layout: Layout, gemm: Gemm) -> int:
 
 def _packed_factors(model: Model, layout: Layout) -> float:
     """Bytes of a layer's A side by side and its B on a diagonal, which its two low-rank GEMMs of each weight read."""
-    return 2 * sum(_width(layout, gemm) * (gemm.inputs + sum(gemm.outputs)) for gemm in adapted(model, layout))
+    return 2 * sum(_width(layout, gemm) * (gemm.inputs + sum(gemm.outputs)) for gemm in _kept_products(model, layout))
+
+
+def _kept_products(model: Model, layout: Layout) -> list[Gemm]:
+    """The GEMMs whose low-rank products keep something: not fc1 where it is computed again alone."""
+    fc1 = ("mlp", "column") if layout.recompute != "full" and "mlp" in layout.recomputed_modules else None
+    return [gemm for gemm in adapted(model, layout) if (gemm.part, gemm.mode) != fc1]
 
 
 def offloaded_bytes(model: Model, layout: Layout) -> float:
@@ -321,14 +329,20 @@ def backward_of_a_layer(model: Model, layout: Layout) -> float:
     """Bytes for a moment, of all tensor parallel ranks: the gradients of the activation's output (bf16) and input (fp8
     with its transpose, or bf16); with full recompute also what the layer keeps, and where the MLP is computed again
     fc1's output; of a weight that exists in fp8 only the transposed copy. With LoRA the former gradient finds the room
-    of the activation's output, which fc2's adapter has kept and has used by then."""
-    again = _kept_again(model, layout)
-    in_its_place = layout.lora is not None and layout.lora.on("mlp")
-    gradients = 2 * model.fc1 + (0 if in_its_place else 2 * model.ffn)
+    of the activation's output, which fc2's adapter has kept and has used by then, or that output is computed again
+    beside it; and SwiGLU's gradient is there in bf16 and in fp8. Another activation reads what was kept in fp8 when it
+    is in 16 bits again."""
+    again, act_again = _kept_again(model, layout), {"mlp", "mlp_act"} & {*layout.recomputed_modules}
+    gradients = 2 * model.fc1 + 2 * model.ffn
+    if layout.lora is not None and layout.lora.on("mlp"):
+        gradients += 2 * model.ffn if act_again else -2 * model.ffn
+        gradients += model.fc1 if model.gated and layout.precision == "fp8" else 0
     if layout.mlp_in_chunks:
         return _backward_in_chunks(model, layout, again, gradients + 2 * model.fc1)
     if layout.recompute != "full" and "mlp" in layout.recomputed_modules:
         again = 2 * model.fc1
+    if layout.fp8_input_store and not model.gated:
+        again += 2 * model.fc1
     transposed = model.hidden * model.fc1 if layout.fp8_base else 0  # the largest weight
     return (again + gradients) * layout.tokens + transposed
 

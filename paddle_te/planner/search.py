@@ -33,8 +33,6 @@ IN_CHUNKS = tuple(
     for again in RECOMPUTE
     if again.get("recompute") == "full" or "mlp" in again.get("recompute_modules", ())
 )
-# Layers with LoRA compute the MLP in operations of their own
-WITH_LORA = ({"recompute": "none"}, {"recompute": "core_attn"}, {"recompute": "full"})
 BATCHES = (1, 2, 4, 8)
 LONG = 16384  # tokens of a sequence from which on it may pay that ranks share it
 SEQUENCES = 16  # of a step for each GPU, where the user asks for no other number
@@ -137,9 +135,16 @@ def layouts(
                 continue
             filled = replace(whole, batch=batch, micro_batches=micro_batches)
             for shared in filter(_accepted, _data_parallel(filled)):
-                for again in WITH_LORA if shared.lora else RECOMPUTE + IN_CHUNKS * (shared.tokens >= 2 * CHUNK):
+                # layers with LoRA have no chunks
+                for again in RECOMPUTE + IN_CHUNKS * (shared.tokens >= 2 * CHUNK and not shared.lora):
                     for in_chunks in (False, True) if shared.pp == 1 else (False,):
-                        yield replace(shared, loss_in_chunks=in_chunks, **again)
+                        yield _with_what_is_stored(replace(shared, loss_in_chunks=in_chunks, **again))
+
+
+def _with_what_is_stored(layout: Layout) -> Layout:
+    """The layout; without fp8_input_store where backward computes that input again, which refuses the flag."""
+    again = layout.recompute == "full" or "mlp" in layout.recompute_modules or layout.mlp_chunk_tokens
+    return replace(layout, fp8_input_store=False) if again else layout
 
 
 def _with_offload(model: Model, every: Iterable[Layout], gpu: Gpu) -> Iterator[Layout]:

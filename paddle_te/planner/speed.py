@@ -16,6 +16,7 @@ from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.memory import (
+    MXFP8,
     adapted,
     offloaded_bytes,
     own_elements,
@@ -101,18 +102,29 @@ def products(layout: Layout) -> int:
 
 def elementwise_bytes(model: Model, layout: Layout) -> float:
     """A token of a layer, forward and backward, of norms, rotation, activation, casts and transposes. In fp8 our
-    kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and activation are
-    operations of their own in bf16, of which casts make fp8 without a transpose; and low-rank products read and write
-    inputs and outputs, four times each."""
+    kernels make both copies of SwiGLU, of its gradient and of RMSNorm in one pass. With LoRA norms and activation
+    write bf16, of which casts make fp8 without a transpose, for SwiGLU and its gradient in the same pass; and low-rank
+    products read and write inputs and outputs, four times each."""
+    stored = stored_bytes(model, layout)
     if layout.precision != "fp8" or layout.lora:
         # fitted: how many of the counted bytes a step's time shows, fewer where a cache still holds what is read
         seen = 1.1 if layout.lora else 0.8
         in_bf16 = seen * (40 * model.hidden + 12 * model.qkv + 11 * model.fc1)
         low_rank = 8 * sum(gemm.inputs + sum(gemm.outputs) for gemm in adapted(model, layout))
-        cast = sum(gemm.inputs + sum(gemm.outputs) for gemm in model.gemms) if layout.precision == "fp8" else 0
-        return in_bf16 + low_rank + 3 * cast
+        cast = 3 * sum(gemm.inputs + sum(gemm.outputs) for gemm in model.gemms) if layout.precision == "fp8" else 0
+        if cast and model.gated:
+            cast -= 2 * (model.ffn + model.fc1)
+        return in_bf16 + low_rank + cast + stored
     norm, activation = (38, 7) if model.gated else (40, 11)
-    return norm * model.hidden + 12 * model.qkv + activation * model.fc1
+    return norm * model.hidden + 12 * model.qkv + activation * model.fc1 + stored
+
+
+def stored_bytes(model: Model, layout: Layout) -> float:
+    """A token of a layer that --activation_func_fp8_input_store moves beside what is moved without. SwiGLU writes it in
+    passing and reads it in the place of bf16; for other activations it is cast, and cast back."""
+    if not layout.fp8_input_store:
+        return 0.0
+    return (2 * MXFP8 - 2 if model.gated else 2 * (MXFP8 + 2)) * model.fc1
 
 
 def attention_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
@@ -129,6 +141,8 @@ def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: fl
     if layout.mlp_in_chunks:
         again = tuple({*again} - {"mlp", "mlp_act"})  # `chunks_ms` has them
     norm, activation = 4 * model.hidden, 2 * model.fc1 + 2 * model.ffn  # bytes a token
+    if layout.fp8_input_store and model.gated:  # with LoRA the gradient's kernel, which reads it anyhow, writes it
+        activation = (0 if layout.lora else MXFP8 * model.fc1) + 2 * model.ffn
     moved = 0
     if "layernorm" in again:
         moved += norm if "mlp" in again else 2 * norm

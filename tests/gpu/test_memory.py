@@ -78,7 +78,7 @@ def test_the_optimizers_states_change_no_bit(gpu, poisoned, monkeypatch, seed, k
 
 
 def test_activations_of_layers_with_lora(gpu, poisoned, monkeypatch, seed):
-    """Whose norms, GEMMs and activations are operations of their own, and whose weights are frozen."""
+    """Whose weights are frozen."""
     monkeypatch.setattr(offloaded_states, "LEAST", 1024)
     _, weights = truth(num_hidden_layers=LAYERS, **SIZES)
     batch, found = whole(np.random.default_rng(seed), length=64), []

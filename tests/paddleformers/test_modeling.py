@@ -142,11 +142,7 @@ def test_none_is_paddleformers_own():
     [
         (dict(context_parallel_size=2), "context_parallel_size=2: PaddleFormers' Llama has no attention"),
         (dict(attention_bias=True), "attention_bias=True.*backend none"),
-        (
-            dict(is_lora=True, recompute_granularity="selective", recompute_modules=["mlp_act"]),
-            "mlp_act with LoRA: layers with LoRA have core_attn alone",
-        ),
-        (dict(is_lora=True, mlp_chunk_tokens=64), "mlp_chunk_tokens 64 with LoRA: .*which have no chunks"),
+        (dict(is_lora=True, mlp_chunk_tokens=64), "mlp_chunk_tokens 64 with LoRA: .* have no chunks"),
         (dict(use_fp8=True), "fp8_recipe='delayed'.*'current'"),
         (dict(fp8_lm_head=True), "fp8_lm_head=True"),
         (dict(offload_activations=1), "offload_activations=1"),

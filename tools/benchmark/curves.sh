@@ -3,23 +3,26 @@
 #   bash tools/benchmark/curves.sh precisions DATA OUTPUT    none, te in bf16 and te in fp8, on one GPU
 #   bash tools/benchmark/curves.sh layouts DATA OUTPUT       te in fp8 under TP2, under sharding 2 and on one GPU: two GPUs
 #   bash tools/benchmark/curves.sh states DATA OUTPUT        te in bf16 with each kind of AdamW's state, on one GPU
+#   bash tools/benchmark/curves.sh stored DATA OUTPUT        te in fp8 with SwiGLU's input kept in bf16, in fp8, and in
+#                                                            fp8 with SwiGLU computed again from it, on one GPU
 #   bash tools/benchmark/curves.sh base DATA OUTPUT          LoRA with te in bf16, in fp8, and in fp8 over a base that
-#                                                            exists in fp8 only, on one GPU
+#                                                            exists in fp8 only, also with less kept for backward, on
+#                                                            one GPU
 #   bash tools/benchmark/curves.sh seeds DATA OUTPUT         none and te in bf16 from each of several weights, on one GPU
 # DATA: what `tools/prepare_data.py --demo DATA --demo_sources` makes. OUTPUT gets each run's train_log.jsonl as
 # NAME.jsonl, loss.png and summary.json. Exit status: convergence's, 0 if the curves agree within TOLERANCE, as means
-# over 20 steps; by default it is 0.01, for states 0.003, for base 0.005. seeds leaves pairs.json instead of loss.png and
+# over 20 steps; by default it is 0.01, for states 0.003, for base and stored 0.005. seeds leaves pairs.json instead of loss.png and
 # summary.json (tools/benchmark/paired.py makes it), and its exit status is 0. MODEL, STEPS (500, for base 150), BATCH
 # (sequences a step), SEQ, BACKEND (in te's place), FLAGS (of all runs), RECIPES (of fp8's runs in precisions and base,
 # by default delayed alone; RECIPES="delayed current block" makes three) and SEEDS (of seeds, by default "42 43 44 45")
 # may be set. The weights that base begins with are those of START_STEPS (300) steps of pretraining on the same text.
-# With AT_ONCE=1 all runs of precisions, states and base, and the two of each seed, share the GPU at the same time, if
+# With AT_ONCE=1 all runs of precisions, states, stored and base, and the two of each seed, share the GPU at the same time, if
 # its memory suffices:
 #   MODEL=Qwen/Qwen2.5-0.5B bash tools/benchmark/curves.sh precisions data/demo outputs/curves
 # CUDA_VISIBLE_DEVICES chooses the GPUs.
 set -euo pipefail
-usage() { sed -n '2,20s/^# \?//p' "$0" >&2; exit 2; }
-[ $# = 3 ] && [[ $1 =~ ^(precisions|layouts|states|base|seeds)$ ]] || usage
+usage() { sed -n '2,23s/^# \?//p' "$0" >&2; exit 2; }
+[ $# = 3 ] && [[ $1 =~ ^(precisions|layouts|states|stored|base|seeds)$ ]] || usage
 default_steps=500
 [ "$1" != base ] || default_steps=150
 kind=$1 data=$(realpath "$2") output=$(realpath -m "$3")
@@ -38,6 +41,7 @@ pretraining=(--model_name_or_path "${MODEL:-llama-125m}" --input_dir "$data" --m
 one_step=(--max_steps 1 --save_steps 1 --per_device_train_batch_size "$batch")
 all_steps=(--max_steps "$steps" --save_strategy no)
 te=(--transformer_engine_backend "${BACKEND:-transformer_engine}") none=(--transformer_engine_backend none)
+less_kept=(--activation_func_fp8_input_store true --recompute_modules layernorm mlp_act)
 read -ra flags <<<"${FLAGS:-}"
 
 # run NAME "LAUNCHER" SCRIPT FLAG...: in the background of its caller; a failure shows the last lines of every log.
@@ -112,6 +116,18 @@ states() {
   names=(float32 bfloat16 int8 int8-remainder)
 }
 
+stored() {
+  tolerance=0.005
+  train start "" "${te[@]}" "${one_step[@]}"
+  local run=("${te[@]}" "${all_steps[@]}" --per_device_train_batch_size "$batch" --use_fp8 true
+    --te_init_weight_path "$work/start/checkpoint-1")
+  one_of_several train bf16-input "" "${run[@]}"
+  one_of_several train fp8-input "" "${run[@]}" --activation_func_fp8_input_store true
+  one_of_several train fp8-input-again "" "${run[@]}" "${less_kept[@]}"
+  finish_runs
+  names=(bf16-input fp8-input fp8-input-again)
+}
+
 seeds() {
   local seed start whole=("${all_steps[@]}" --per_device_train_batch_size "$batch")
   for seed in ${SEEDS:-42 43 44 45}; do
@@ -147,7 +163,8 @@ base() {
     [ "$recipe" != block ] || fp8+=(--pad_to_multiple_of 128)
     one_of_several run "fp8$suffix" "" "${fp8[@]}"
     one_of_several run "fp8-base$suffix" "" "${fp8[@]}" --quantize_base fp8
-    names+=("fp8$suffix" "fp8-base$suffix")
+    one_of_several run "fp8-base-lean$suffix" "" "${fp8[@]}" --quantize_base fp8 "${less_kept[@]}"
+    names+=("fp8$suffix" "fp8-base$suffix" "fp8-base-lean$suffix")
   done
   finish_runs
 }

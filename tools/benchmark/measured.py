@@ -27,7 +27,7 @@ COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that there are Points of
 # Of the code that was measured before today's, the oldest first.
 OLDER_COMMITS = (
     *("6a48209", "9ac8abb", "3a594ec", "f422506", "453a57d", "03e0906", "eee5ec4", "1d9ccb4", "b64f7e2", "639c6e8"),
-    *("46ce83b", "3759275", "1dc0f90", "fc2fcfa", "29de05e", "b746c6e", "86290a0", "ae2fff9"),
+    *("46ce83b", "3759275", "1dc0f90", "fc2fcfa", "29de05e", "b746c6e", "86290a0", "ae2fff9", "d120f6c"),
 )
 
 
@@ -166,6 +166,23 @@ CHANGES = (
         dict(norm_bytes=8),  # a float32 copy of its input, and of its output
         # 2.2 ms of 8,192 tokens of 4,096 numbers
         lambda model, layout: 220 * model.hidden * layout.tokens * layout.micro_batches / layout.tp,
+    ),
+    Change(
+        "with LoRA Paddle added the residuals' gradients to the norms', and casts of their own made fp8 of SwiGLU and "
+        "its gradient (until norm and MLP with LoRA became one operation each)",
+        "d120f6c",
+        lambda layout: layout.lora is not None,
+        {},
+        lambda model, layout: (
+            (
+                2 * 3 * 2 * model.hidden
+                + (layout.precision == "fp8") * 2 * (model.fc1 + model.ffn * (2 if layout.recompute == "full" else 1))
+            )
+            * layout.tokens
+            * layout.micro_batches
+            * model.layers
+            / layout.tp
+        ),
     ),
 )
 
@@ -307,6 +324,7 @@ def of_run(run):
         precision=run["precision"],
         recompute=run["recompute"],
         recompute_modules=_values(flags, "--recompute_modules"),
+        fp8_input_store="--activation_func_fp8_input_store true" in flags,
         mlp_chunk_tokens=int(_value(flags, "--mlp_chunk_tokens", 0)),
         overlap=re.search(r"enable_\w*overlap", flags) is not None,  # of sharding
         loss_in_chunks="--use_fused_linear_cross_entropy true" in flags,

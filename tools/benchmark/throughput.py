@@ -65,6 +65,9 @@ CUDA_GRAPHS = "--cuda_graphs true"
 COMPACT = "--optim_moments bfloat16 --master_weights bf16_remainder"
 # A weight is updated as soon as its gradient is there, which is then let go.
 IN_BACKWARD = "--optimizer_in_backward last_norm"
+# What costs least of what a layer can keep less for backward: the input of SwiGLU in fp8, norms and SwiGLU again.
+STORED = "--activation_func_fp8_input_store true"
+NEARLY_FREE = "--recompute_modules layernorm mlp_act"
 # Gradients are reduced and scattered during backward, weights gathered during the next forward, for which Paddle wants
 # the loss to be read not in each step. Stage 2 likewise: reduced during backward, broadcast during forward.
 OVERLAP_1, OVERLAP_2 = (
@@ -164,6 +167,13 @@ OUR_RUNS = {
     "8b-x1-offload-float32": replace(
         EIGHT_B, flags=f"{IN_BACKWARD} {FUSED_LOSS} --recompute_modules layernorm mlp_act --offload_activations 5"
     ),
+    # The master weights keep float32's precision: nothing is computed again, and with all states in float32 what is
+    # nearly free. Then what the former costs with SwiGLU's input in bf16.
+    "8b-x1-stored": replace(EIGHT_B, flags=f"--master_weights bf16_remainder {STORED}"),
+    "8b-x1-stored-float32": replace(EIGHT_B, flags=f"{IN_BACKWARD} {FUSED_LOSS} {STORED} {NEARLY_FREE}"),
+    "8b-x1-not-stored": replace(EIGHT_B, flags="--master_weights bf16_remainder", base="8b-x1-stored"),
+    # Two sequences at a time with a compact state.
+    "8b-x1-stored-2-rows": replace(EIGHT_B, batch=2, flags=f"{FUSED_LOSS} {COMPACT} {STORED}"),
     # States of the optimizer in host memory, whose copies several micro-batches or backward must hide.
     "8b-x1-offload-optimizer": replace(
         EIGHT_B, size=replace(LLAMA_3_8B, micro_batches=4), flags="--offload_optimizer 0.45"
@@ -295,12 +305,23 @@ FINETUNING_RUNS |= {
     "lora-8b-x1": LORA,
     "lora-8b-x1-fp8-base": LORA_FP8,
     "lora-8b-x1-fp8-base-block": replace(LORA_FP8, flags=f"{LORA.flags} {BLOCK_SCALING}"),
+    # The same with less kept for backward: half of the memory that a bf16 base takes; and what parts of it save.
+    "lora-8b-x1-fp8-base-lean": replace(LORA_FP8, flags=f"{LORA.flags} {STORED} {NEARLY_FREE}"),
+    "lora-8b-x1-fp8-base-again": replace(LORA_FP8, flags=f"{LORA.flags} {NEARLY_FREE}"),
+    "lora-8b-x1-fp8-base-stored": replace(LORA_FP8, flags=f"{LORA.flags} {STORED}"),
+    "lora-8b-x1-fp8-base-leanest": replace(LORA_FP8, flags=f"{LORA.flags} {STORED} {NEARLY_FREE} {FUSED_LOSS}"),
     "lora-7b-x1-fp8-base": replace(LORA_FP8, size=LLAMA_2_7B, base="lora-7b-x1"),
     "lora-7b-x1-fp8-base-2-rows": replace(LORA_FP8, size=LLAMA_2_7B, batch=2, base="lora-7b-x1"),
     "lora-70b-x1-fp8-base": replace(
         LORA_FP8, size=LLAMA_3_70B, base=None, recompute="full", flags=f"{LORA.flags} {FUSED_LOSS}"
     ),
 }
+FINETUNING_RUNS["lora-70b-x1-fp8-base-lean"] = replace(
+    FINETUNING_RUNS["lora-70b-x1-fp8-base"],
+    recompute="none",
+    flags=f"{LORA.flags} {STORED} {NEARLY_FREE}",
+    base="lora-70b-x1-fp8-base",
+)
 RUNS = OUR_RUNS | FORMERS_RUNS | FINETUNING_RUNS | TITAN_RUNS
 TRY_STEPS = 3  # of each try for the largest batch: the second step has all optimizer states, a third shows it stays
 

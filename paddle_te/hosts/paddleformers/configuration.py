@@ -61,18 +61,17 @@ def check_config(config, keeps_fp8_state=False):
             "so that a resumed run would part from itself; set fp8_recipe to 'current', which has no state, or train "
             "by a recipe with python -m paddle_te.hosts.paddleformers"
         )
-    singly = {*(layers.recompute_modules or ())} - {"core_attn"}
-    if getattr(config, "is_lora", False) and config.recompute_granularity == "selective" and singly:
-        raise ValueError(
-            f"recompute_modules {' '.join(sorted(singly))} with LoRA: layers with LoRA have core_attn alone, as norms "
-            "and activations are operations of their own there"
-        )
     if getattr(config, "is_lora", False) and layers.mlp_chunk_tokens:
         raise ValueError(
-            f"mlp_chunk_tokens {layers.mlp_chunk_tokens} with LoRA: layers with LoRA compute the MLP in operations of "
-            "their own, which have no chunks; leave it out"
+            f"mlp_chunk_tokens {layers.mlp_chunk_tokens} with LoRA: layers with LoRA have no chunks; leave it out"
         )
-    check_backend(config.transformer_engine_backend, paddle.get_default_dtype(), layers.use_fp8)
+    if layers.activation_func_fp8_input_store and config.recompute_granularity == "full":
+        raise ValueError(
+            "activation_func_fp8_input_store with recompute_granularity 'full', with which the activation's input is "
+            "computed again and not kept; leave one of them out"
+        )
+    in_fp8 = layers.use_fp8 or layers.activation_func_fp8_input_store
+    check_backend(config.transformer_engine_backend, paddle.get_default_dtype(), in_fp8)
 
 
 def decoder_config(config):

@@ -12,10 +12,15 @@
 //
 // The kernels' Python modules define TILE_ROWS, rows of a tile; TILES, tiles beside each other that a block computes;
 // BAND, rows of tiles that blocks beside each other compute; BLOCKS_PER_SM, which limits registers; and ELEMENT, FLOAT8
-// and ROUND, arguments of templates (native/casts.py).
+// and ROUND, arguments of templates (native/casts.py). PLAIN, by default 0: whether the numbers are written in the
+// inputs' type, too, so that data, transposed and amax may all be 0.
 #pragma once
 
 #include "types.cuh"
+
+#ifndef PLAIN
+#define PLAIN 0
+#endif
 
 constexpr int kPatchRows = 4, kVectors = 8;  // of a row of a tile: 128 bytes of an input
 constexpr int kTileRows = TILE_ROWS, kThreads = kTileRows / kPatchRows * kVectors;
@@ -72,11 +77,12 @@ __device__ Place first_of_block(long long rows, long long columns) {
 }
 
 // What is written. data [rows, kOutputs columns] and transposed, its transpose, are 0 where they are not wanted. scale:
-// 0 for 1; amax, which is raised; scale_inv: 0, or 1 / scale is written.
+// 0 for 1; amax, which is raised; scale_inv: 0, or 1 / scale is written. plain: Element [rows, kOutputs columns].
 struct Target {
   unsigned char *data, *transposed;
   const float* scale;
   float *amax, *scale_inv;
+  void* plain;
 };
 
 // Casts this block's tiles of a Source whose matrix has so many rows and columns, multiples of 16; first: of
@@ -111,6 +117,16 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
         Row out[outputs];
         float y[outputs][size];
         inputs.compute(i, y);
+#if PLAIN
+#pragma unroll
+        for (int o = 0; o < outputs; o++) {
+          Vector<T> numbers;
+#pragma unroll
+          for (int j = 0; j < size; j++) from_float(y[o][j], numbers.x[j]);
+          const long long at = (row + i) * outputs * columns + source.place(o, column);
+          *reinterpret_cast<Vector<T>*>(static_cast<T*>(target.plain) + at) = numbers;
+        }
+#endif
 #pragma unroll
         for (int o = 0; o < outputs; o++) {
 #pragma unroll
@@ -150,6 +166,7 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
                 tile[o][place_of_chunk(v, c, chunk)];
         }
   }
+  if (PLAIN && !target.amax) return;
   const unsigned of_warp = __reduce_max_sync(0xffffffff, __float_as_uint(max));  // floats >= 0 are ordered as ints
   if (threadIdx.x % 32 == 0) greatest[threadIdx.x / 32] = of_warp;
   __syncthreads();

@@ -4,9 +4,10 @@ import math
 
 import paddle
 import paddle.nn.functional as F
+from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
-from paddle_te.fp8.emulation import emulated_fp8_linear
+from paddle_te.fp8.emulation import emulated_fp8_linear, rounded_to_mxfp8
 from paddle_te.ops.chunks import chunk_rows, ranges
 
 
@@ -58,6 +59,27 @@ def _again(function, x, recompute):
     return function(x)
 
 
+class _OfStored(PyLayer):
+    """function(x), one tensor or several, whose backward computes it again from what MXFP8 keeps of x."""
+
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function = function
+        ctx.save_for_backward(rounded_to_mxfp8(x))
+        with paddle.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx, *dy):
+        (x,) = ctx.saved_tensor()
+        x = x.detach()
+        x.stop_gradient = False
+        with paddle.enable_grad():
+            y = ctx.function(x)
+        paddle.autograd.backward([*y] if len(dy) > 1 else [y], [*dy])
+        return x.grad
+
+
 def _check_fusion(fuse_wgrad_accumulation, tp):
     if fuse_wgrad_accumulation:
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
@@ -88,8 +110,18 @@ def _low_rank_product(x, low_rank, parallel_mode, tp):
 
     The parts' A stand side by side and their B on a diagonal, so that there are two products for all of them.
     """
-    x = x if low_rank.x is None else low_rank.x
-    z = paddle.matmul(x, _joined([a for a in low_rank.a if a is not None], -1))
+    return _low_rank_output(
+        _low_rank_input(x if low_rank.x is None else low_rank.x, low_rank), low_rank, parallel_mode, tp
+    )
+
+
+def _low_rank_input(x, low_rank):
+    """x · A, of this rank."""
+    return paddle.matmul(x, _joined([a for a in low_rank.a if a is not None], -1))
+
+
+def _low_rank_output(z, low_rank, parallel_mode, tp):
+    """What B makes of it."""
     if tp is not None:
         z = tp.enter(z) if parallel_mode == "column" else tp.leave(z)
     return paddle.matmul(z * low_rank.scaling, _diagonal(low_rank))
@@ -121,24 +153,35 @@ def linear(
     """x · weightᵀ (+ bias) (+ residual) (+ the product of a LowRankUpdate), or x · weight … without transpose_y; the
     weight is split by `parallel_mode` ("column", "row" or None) over `tp`."""
     _check_fusion(fuse_wgrad_accumulation, tp)
-    gemm, tp = _row if parallel_mode == "row" else _column, None if parallel_mode is None else tp
-    y = gemm(x, weight, tp, quantizers, transpose_y, bias)
-    if low_rank is not None:
-        y = y + _low_rank_product(x, low_rank, parallel_mode, tp)
+    tp = None if parallel_mode is None else tp
+    y = _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose_y)
     return y if residual is None else y + residual
 
 
-def layernorm_linear(x, norm, weight, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
-    """(normalize(x) · weightᵀ (+ bias), x): column parallel; x comes back as the residual branch.
+def _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose_y=True):
+    """x through a GEMM, with the product of a LowRankUpdate, or None, beside it."""
+    gemm = _row if parallel_mode == "row" else _column
+    y = gemm(x, weight, tp, quantizers, transpose_y, bias)
+    return y if low_rank is None else y + _low_rank_product(x, low_rank, parallel_mode, tp)
+
+
+def layernorm_linear(
+    x, norm, weight, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False, low_rank=None
+):
+    """(normalize(x) · weightᵀ (+ bias) (+ the product of a LowRankUpdate without an x of its own), x): column parallel;
+    x comes back as the residual branch.
 
     The residual passes through so that an implementation can add both gradients of x in one kernel.
     """
     _check_fusion(fuse_wgrad_accumulation, tp)
-    return _normed_column(x, norm, weight, tp, quantizers, bias), x
+    return _normed_column(x, norm, weight, tp, quantizers, bias, low_rank), x
 
 
-def _normed_column(x, norm, weight, tp, quantizers, bias):
-    return _again(lambda x: _column(normalize(x, norm), weight, tp, quantizers, bias=bias), x, norm.recompute)
+def _normed_column(x, norm, weight, tp, quantizers, bias, low_rank):
+    def function(x):
+        return _adapted(normalize(x, norm), weight, "column", tp, quantizers, bias, low_rank)
+
+    return _again(function, x, norm.recompute)
 
 
 def layernorm_mlp(
@@ -153,9 +196,11 @@ def layernorm_mlp(
     add_residual=True,
     recompute=None,
     chunk_tokens=0,
+    fp8_input_store=False,
     tp=None,
     quantizers=(None, None),
     fuse_wgrad_accumulation=False,
+    low_rank=(None, None),
 ):
     """x + activate(normalize(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias); fc1 is column parallel, a gated activation's
     gate and up stacked, fc2 row parallel.
@@ -163,17 +208,38 @@ def layernorm_mlp(
     Without add_residual it returns (the second summand, x), as layernorm_linear does.
     recompute: what backward computes again: "mlp_act" the activation, "mlp" all that fc2's GEMM needs; None: nothing.
     chunk_tokens: where there are more tokens, the GEMMs take so many at a time, and backward computes each chunk again.
+    fp8_input_store: backward reads the activation's input as MXFP8 has kept it, and computes again from that what it
+    computes again; with recompute "mlp" and in chunks nothing is kept. low_rank: of each GEMM the LowRankUpdate without
+    an x of its own whose product is added, or None; then there are no chunks.
     """
     _check_fusion(fuse_wgrad_accumulation, tp)
 
+    def fc2(act):
+        return _adapted(act, fc2_weight, "row", tp, quantizers[1], fc2_bias, low_rank[1])
+
     def second_half(hidden):
-        return _row(activate(hidden, activation), fc2_weight, tp, quantizers[1], bias=fc2_bias)
+        return fc2(activate(hidden, activation))
+
+    def of_stored(hidden):
+        if recompute != "mlp_act":
+            return fc2(_OfStored.apply(lambda hidden: activate(hidden, activation), hidden))
+
+        def both_products(hidden):  # x · A is kept: B's gradient is that of forward's numbers
+            act = activate(hidden, activation)
+            y = _row(act, fc2_weight, tp, quantizers[1], bias=fc2_bias)
+            return y if low_rank[1] is None else (y, _low_rank_input(act, low_rank[1]))
+
+        out = _OfStored.apply(both_products, hidden)
+        return out if low_rank[1] is None else out[0] + _low_rank_output(out[1], low_rank[1], "row", tp)
 
     def both_halves(x):
-        hidden = _normed_column(x, norm, fc1_weight, tp, quantizers[0], fc1_bias)
+        hidden = _normed_column(x, norm, fc1_weight, tp, quantizers[0], fc1_bias, low_rank[0])
+        if stores and not hidden.stop_gradient and paddle.is_grad_enabled():
+            return of_stored(hidden)
         return _again(second_half, hidden, recompute == "mlp_act")
 
-    rows = chunk_rows(math.prod(x.shape[:-1]), chunk_tokens, tp)
+    rows = None if any(low_rank) else chunk_rows(math.prod(x.shape[:-1]), chunk_tokens, tp)
+    stores = fp8_input_store and recompute != "mlp" and rows is None
     y = _again(both_halves, x, recompute == "mlp") if rows is None else _in_chunks(both_halves, x, rows)
     return x + y if add_residual else (y, x)
 

@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.te import autograd, kernel_choice, swiglu
-from paddle_te.ops.te.gemm import cast_in_kernels, drop_data
-from paddle_te.ops.te.quantized import new_float8, quantize
+from paddle_te.ops.te.gemm import cast_in_kernels, drop_data, grad_pieces
+from paddle_te.ops.te.input_store import StoredInput
+from paddle_te.ops.te.quantized import Float8Matrix, new_float8, quantize, rowwise_pieces
 from paddle_te.ops.te.recording import Op
-from paddle_te.ops.te.runtime import dtype_code
+from paddle_te.ops.te.runtime import Matrix, dtype_code
 
 
 class _Kernels(NamedTuple):
@@ -30,12 +31,22 @@ class _Kernels(NamedTuple):
 _KERNELS = {activation: _Kernels.of(activation) for activation in FC1_WIDTHS}
 
 
-def activated(rt, hidden, code, quantizers, activation, pieces=None):
-    """The activation's output as a GEMM reads it; SwiGLU and delayed scaling write fp8 in the same kernel. pieces:
-    (rowwise, columnwise) for fp8; None: new ones for both."""
+def activated(rt, hidden, code, quantizers, activation, pieces=None, store=None):
+    """The activation's output as a GEMM reads it; SwiGLU and delayed scaling write fp8 in the same kernel.
+
+    hidden: a Matrix, or a StoredInput. pieces: (rowwise, columnwise) for fp8; None: new ones for both. store: a
+    StoredInput of `hidden` to fill, or None.
+    """
     shape = hidden.shape[0], hidden.shape[1] // FC1_WIDTHS[activation]
     if quantizers is not None and kernel_choice.swiglu(rt, activation, quantizers.input):
-        return swiglu.forward(rt, hidden, code, new_float8(rt, shape, quantizers.input, pieces))
+        return swiglu.forward(rt, hidden, code, new_float8(rt, shape, quantizers.input, pieces), store)
+    if (store or isinstance(hidden, StoredInput)) and kernel_choice.swiglu_of_stored(rt, activation, shape):
+        act = rt.new_matrix(shape, (store or hidden).dtype, code)
+        swiglu.forward_plain(rt, hidden, code, act, store)
+        return act if quantizers is None else quantize(rt, act, quantizers.input, pieces)
+    if store:
+        store.fill(rt, hidden)
+    hidden = _in_16_bits(rt, hidden)
     activate = getattr(rt.te, _KERNELS[activation].forward)
     if cast_in_kernels(quantizers):
         act = new_float8(rt, shape, quantizers.input, pieces)
@@ -46,6 +57,22 @@ def activated(rt, hidden, code, quantizers, activation, pieces=None):
     return act if quantizers is None else quantize(rt, act, quantizers.input, pieces)
 
 
+def _in_16_bits(rt, hidden):
+    return hidden.restored(rt) if isinstance(hidden, StoredInput) else hidden
+
+
+def activated_in_both(rt, hidden, code, quantizers, activation, wgrad, store=None):
+    """(the activation's output, a Matrix; the same as a GEMM reads it, or None where the GEMM is to cast it). wgrad:
+    whether the GEMM's weight gets a gradient. The rest as `activated`."""
+    if quantizers is None or not kernel_choice.swiglu(rt, activation, quantizers.input):
+        return activated(rt, hidden, code, None, activation, store=store), None
+    shape, dtype = (hidden.shape[0], hidden.shape[1] // 2), (store or hidden.memory).dtype
+    pieces = None if wgrad else rowwise_pieces(rt, shape, quantizers.input)
+    act, quantized = rt.new_matrix(shape, dtype, code), new_float8(rt, shape, quantizers.input, pieces)
+    swiglu.forward_plain(rt, hidden, code, act, store, quantized)
+    return act, quantized
+
+
 def activated_again(rt, hidden, code, quantizers, activation):
     """In backward: what forward has not kept of `activated`."""
     act = activated(rt, hidden, code, quantizers, activation)
@@ -54,21 +81,58 @@ def activated_again(rt, hidden, code, quantizers, activation):
 
 
 def activation_backward(rt, dact, hidden, activation, dtype, code, quantizers, dbias):
-    """The gradient of fc1's output as the operand of its backward GEMMs. dbias: a BiasGradient, filled here in fp8."""
+    """The gradient of fc1's output as the operand of its backward GEMMs. hidden: a Matrix, or a StoredInput. dbias: a
+    BiasGradient, filled here in fp8."""
     kernels = _KERNELS[activation]
     if quantizers is not None and dbias is None and kernel_choice.swiglu(rt, activation, quantizers.grad_output):
         return swiglu.backward(rt, dact, hidden, code, new_float8(rt, hidden.shape, quantizers.grad_output))
     kernel = kernels.to_fp8 if dbias is None else kernels.to_fp8_with_dbias
     if kernel is None or not cast_in_kernels(quantizers):
-        grad = rt.new_matrix(hidden.shape, dtype, code)
-        getattr(rt.te, kernels.backward)(dact.native, hidden.native, grad.native, rt.stream)
+        grad = activation_backward_plain(rt, dact, hidden, activation, dtype, code)
         if quantizers is None:
             return grad
         return quantize(rt, grad, quantizers.grad_output, dbias=dbias and dbias.native)
-    grad = new_float8(rt, hidden.shape, quantizers.grad_output)
+    hidden, grad = _in_16_bits(rt, hidden), new_float8(rt, hidden.shape, quantizers.grad_output)
     operands = dact.native, hidden.native, grad.native
     getattr(rt.te, kernel)(*operands, *(() if dbias is None else (dbias.native,)), rt.stream)
     return grad
+
+
+def activation_backward_plain(rt, dact, hidden, activation, dtype, code):
+    """The Matrix of the gradient of fc1's output. hidden: a Matrix, or a StoredInput."""
+    grad = rt.new_matrix(hidden.shape, dtype, code)
+    if isinstance(hidden, StoredInput) and kernel_choice.swiglu_of_stored(rt, activation, dact.shape):
+        swiglu.backward_plain(rt, dact, hidden, code, grad)
+        return grad
+    hidden = _in_16_bits(rt, hidden)
+    getattr(rt.te, _KERNELS[activation].backward)(dact.native, hidden.native, grad.native, rt.stream)
+    return grad
+
+
+class ActivationGradient(NamedTuple):
+    """grad: the Matrix of the gradient of fc1's output. quantized: the same as fc1's backward GEMMs read it, None where
+    these are to cast it. act: the Matrix of the activation's output where it was wanted again."""
+
+    grad: Matrix
+    quantized: Float8Matrix | None
+    act: Matrix | None
+
+
+def activation_backward_in_both(rt, dact, hidden, activation, dtype, code, quantizers, weight, again):
+    """An ActivationGradient. weight: fc1's, whose bias gets no gradient. again: whether the output is wanted; SwiGLU's
+    kernel writes it in passing. The rest as `activation_backward`."""
+    in_fp8 = quantizers is not None and kernel_choice.swiglu(rt, activation, quantizers.grad_output)
+    of_stored = isinstance(hidden, StoredInput) and kernel_choice.swiglu_of_stored(rt, activation, dact.shape)
+    if not (in_fp8 or of_stored):
+        act = activated(rt, hidden, code, None, activation) if again else None
+        return ActivationGradient(activation_backward_plain(rt, dact, hidden, activation, dtype, code), None, act)
+    grad, quantized = rt.new_matrix(hidden.shape, dtype, code), None
+    if in_fp8:
+        pieces = grad_pieces(rt, hidden.shape, quantizers, weight)
+        quantized = new_float8(rt, hidden.shape, quantizers.grad_output, pieces)
+    act = rt.new_matrix(dact.shape, dtype, code) if again else None
+    swiglu.backward_plain(rt, dact, hidden, code, grad, act, quantized)
+    return ActivationGradient(grad, quantized, act)
 
 
 def _activate_forward(rt, inputs, kernels):

@@ -37,12 +37,13 @@ def row_count(tensor):
 
 def forward_operands(rt, x, weight, code, quantizers, columnwise, transpose_y=True, recompute=False, w=None):
     """A Matrix and a weight as the forward GEMM reads them: as Matrix, or quantized. recompute: operand_pieces'. w: the
-    weight as `weight_operand` has made it before."""
+    weight as `weight_operand` has made it before. x may be quantized before, too."""
     if quantizers is None:
         return x, w or rt.matrix(weight, code)
-    wgrad, weight_shape = not weight.stop_gradient, None if w else weight.shape
-    pieces = operand_pieces(rt, quantizers, x.shape, weight_shape, columnwise, wgrad, 0, transpose_y, recompute)
-    x = quantize(rt, x, quantizers.input, pieces.input)
+    there = isinstance(x, Float8Matrix)
+    wgrad, shape, weight_shape = not weight.stop_gradient, None if there else x.shape, None if w else weight.shape
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, 0, transpose_y, recompute)
+    x = x if there else quantize(rt, x, quantizers.input, pieces.input)
     if w:
         return x, w
     of_weight = pieces.weight if transpose_y else exchanged(pieces.weight)
@@ -75,6 +76,11 @@ def drop_transpose(rt, weight):
         weight.drop_transpose(rt)
 
 
+def grad_pieces(rt, shape, quantizers, weight, dbias=None):
+    """Memory for dy in fp8; a frozen weight needs no transpose of it, but where the cast sums it."""
+    return rowwise_pieces(rt, shape, quantizers.grad_output) if weight.stop_gradient and dbias is None else None
+
+
 def grad_output(rt, dy, code, quantizers, tp, weight, dbias=None):
     """dy for the backward GEMMs; under sequence parallelism (tp given) the rows of all ranks.
 
@@ -88,9 +94,7 @@ def grad_output(rt, dy, code, quantizers, tp, weight, dbias=None):
     if quantizers is None:
         return matrix
     if tp is None:
-        pieces = None
-        if weight.stop_gradient and dbias is None:
-            pieces = rowwise_pieces(rt, matrix.shape, quantizers.grad_output)
+        pieces = grad_pieces(rt, matrix.shape, quantizers, weight, dbias)
         return quantize(rt, matrix, quantizers.grad_output, pieces, dbias=dbias and dbias.native)
     local = Float8Matrix.rows_of_rank(rt, matrix.shape, quantizers.grad_output)
     return local.fill(rt, matrix).gathered(rt, tp.all_gather(local.rowwise))

@@ -13,6 +13,12 @@ def swiglu(rt, activation, quantizer):
     return activation == "swiglu" and quantizer.kind in ONE_SCALE and rt.stream.capability < BLACKWELL
 
 
+def swiglu_of_stored(rt, activation, shape):
+    """Whether SwiGLU, or its gradient, is computed with its input stored or read in MXFP8 in one pass. shape: (rows,
+    columns) of the result."""
+    return activation == "swiglu" and not any(n % 16 for n in shape) and rt.stream.capability < BLACKWELL
+
+
 def cast():
     """Whether our kernel casts what has one scale."""
     return True

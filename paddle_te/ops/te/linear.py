@@ -63,8 +63,10 @@ def _linear_forward(rt, inputs, settings):
     return linear_forward(rt, *inputs.tensors, quantizers, inputs.tp, inputs.train, *settings)
 
 
-def linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, parallel_mode, transpose_y=True):
-    """(the output of `linear`, _SavedLinear)."""
+def linear_forward(
+    rt, x, weight, bias, residual, quantizers, tp, train, parallel_mode, transpose_y=True, quantized=None
+):
+    """(the output of `linear`, _SavedLinear). quantized: x in fp8, where that is made before."""
     code = dtype_code("x", x)
     out_features, in_features = weight.shape[0 if transpose_y else 1], x.shape[-1]
     expected = [out_features, in_features] if transpose_y else [in_features, out_features]
@@ -78,7 +80,8 @@ def linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, paralle
     shape = [*whole.shape[:-1], out_features]
     if residual is not None:
         check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
-    operand, w = forward_operands(rt, rt.matrix(whole, code), weight, code, quantizers, train, transpose_y)
+    operand = quantized or rt.matrix(whole, code)
+    operand, w = forward_operands(rt, operand, weight, code, quantizers, train, transpose_y)
     out = row_output(rt, operand, w, rt.empty(shape, x.dtype), code, residual, row, transpose_y, bias)
     if train:
         drop_data(rt, operand)
@@ -100,13 +103,13 @@ def linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, paralle
     return out, saved
 
 
-def linear_backward(rt, saved, dy):
-    """(dx, dW, dbias, the residual's gradient)."""
+def linear_backward(rt, saved, dy, grad=None):
+    """(dx, dW, dbias, the residual's gradient). grad: dy as the backward GEMMs read it, where that is made before."""
     x, operand, code, residual = saved.x, saved.operand, saved.code, saved.residual
     fp8 = saved.quantizers is not None
     gather = saved.row if saved.row is not None and saved.row.sequence_parallel else None
     dbias = BiasGradient.wanted(rt, saved.bias, saved.weight, fp8)
-    grad = grad_output(rt, dy, code, saved.quantizers, gather, saved.weight, dbias)
+    grad = grad or grad_output(rt, dy, code, saved.quantizers, gather, saved.weight, dbias)
     dx = None
     if not x.stop_gradient:
         dx = rt.empty(saved.whole, x.dtype)
@@ -124,28 +127,57 @@ class LowRankLinearSettings(NamedTuple):
     low_rank: LowRankSettings
 
 
+@dataclass(slots=True)
+class SavedLowRankLinear:
+    """What the backward of `low_rank_linear_forward` reads. product: None where the weight has none beside it. dropped:
+    in the place of x for the product, or None."""
+
+    linear: _SavedLinear
+    product: LowRankProduct | None
+    dropped: Placeholder | None
+
+    def backward(self, rt, dy, grad=None):
+        """((dx, dW, dbias, the residual's gradient), the gradient of `dropped`, what `factor_gradients` takes). grad:
+        `linear_backward`'s."""
+        of_linear = linear_backward(rt, self.linear, dy, grad)
+        if self.product is None:
+            return of_linear, None, ()
+        if self.dropped is None:
+            return of_linear, None, self.product.input_gradient(rt, dy, of_linear[0], accumulate=True)
+        ddropped = None if self.dropped.stop_gradient else rt.empty(self.dropped.shape, self.dropped.dtype)
+        return of_linear, ddropped, self.product.input_gradient(rt, dy, ddropped)
+
+    def factor_gradients(self, rt, pending, x=None):
+        """Those of all A, then of all B. pending: `backward`'s. x: as LowRankProduct's."""
+        return self.product.factor_gradients(rt, *pending, x) if pending else ()
+
+
+def low_rank_linear_forward(
+    rt, x, weight, bias, residual, dropped, factors, quantizers, tp, train, settings, quantized=None
+):
+    """(the output of `linear`, SavedLowRankLinear). factors: Placeholders of all A, then of all B. settings: a
+    LowRankLinearSettings, whose low_rank is None where there is no product. quantized: `linear_forward`'s."""
+    of_linear, of_product = settings
+    out, saved = linear_forward(rt, x, weight, bias, residual, quantizers, tp, train, *of_linear, quantized)
+    if of_product is None:
+        return out, SavedLowRankLinear(saved, None, None)
+    outputs = weight.shape[0 if of_linear.transpose_y else 1]
+    given = x if dropped is None else dropped, factors, of_product, outputs
+    product = LowRankProduct.forward(rt, *given, saved.code, saved.column, saved.row)
+    product.add_to(rt, out)
+    return out, SavedLowRankLinear(saved, product, dropped)
+
+
 def _low_rank_linear_forward(rt, inputs, settings):
     x, weight, bias, residual, dropped, *factors = inputs.tensors
     (quantizers,) = inputs.quantizers
-    given = x, weight, bias, residual, quantizers, inputs.tp, inputs.train
-    out, saved = linear_forward(rt, *given, *settings.linear)
-    outputs = weight.shape[0 if settings.linear.transpose_y else 1]
-    of_product = x if dropped is None else dropped, factors, settings.low_rank, outputs
-    product = LowRankProduct.forward(rt, *of_product, saved.code, saved.column, saved.row)
-    product.add_to(rt, out)
-    return out, (saved, product, dropped)
+    given = x, weight, bias, residual, dropped, factors, quantizers
+    return low_rank_linear_forward(rt, *given, inputs.tp, inputs.train, settings)
 
 
 def _low_rank_linear_backward(rt, saved, dy):
-    saved_linear, product, dropped = saved
-    dx, *others = linear_backward(rt, saved_linear, dy)
-    ddropped = None
-    if dropped is None:
-        of_factors = product.backward(rt, dy, dx, accumulate=True)
-    else:
-        ddropped = None if dropped.stop_gradient else rt.empty(dropped.shape, dropped.dtype)
-        of_factors = product.backward(rt, dy, ddropped)
-    return dx, *others, ddropped, *of_factors
+    of_linear, ddropped, pending = saved.backward(rt, dy)
+    return *of_linear, ddropped, *saved.factor_gradients(rt, pending)
 
 
 def _layernorm_linear_forward(rt, inputs, settings):
@@ -170,8 +202,59 @@ def layernorm_linear_backward(rt, saved, dy, dresidual):
     return *saved.backward(rt, grad, dbias, dresidual), dbias and dbias.in_its_dtype(rt)
 
 
+@dataclass(slots=True)
+class NormedLowRankLinear:
+    """What the backward of a norm and a column-parallel GEMM with a low-rank product reads.
+
+    The gradients of the product's A need the norm's output in 16 bits, so that the norm writes these and a cast makes
+    fp8 of them. rows: that output, None where backward computes it again.
+    """
+
+    norm: Normed
+    rows: Placeholder | None
+    linear: SavedLowRankLinear
+
+    @classmethod
+    def forward(cls, rt, norm, tensors, factors, low_rank, quantizers, inputs):
+        """(the output, a tensor; what backward reads). norm: NormSettings. tensors: x, the norm's weight and bias, the
+        weight, its bias. low_rank: LowRankSettings, or None. inputs: the op's OpInputs."""
+        x, ln_weight, ln_bias, weight, bias = tensors
+        normed = Normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
+        rows, settings = normed.output(rt), LowRankLinearSettings(LinearSettings("column", True), low_rank)
+        given = rows, weight, bias, None, None, factors, quantizers, inputs.tp, inputs.train, settings
+        out, saved = low_rank_linear_forward(rt, *given)
+        return out, cls(normed, None if normed.recompute else rows, saved)
+
+    def backward(self, rt, dy, dresidual, grad=None):
+        """(dx, the gradients of the norm's weight and bias, dW, dbias, *the factors'). grad: `linear_backward`'s."""
+        (drows, dw, dbias, _), _, pending = self.linear.backward(rt, dy, grad)
+        rows = self.norm.output(rt) if self.rows is None and pending else None
+        factors = self.linear.factor_gradients(rt, pending, rows)
+        of_norm = None, None, None
+        if drows is not None:
+            of_norm = self.norm.backward(rt, rt.view(drows, self.norm.x.shape, self.norm.code), dresidual)
+        return *of_norm, dw, dbias, *factors
+
+
+class NormedLowRankSettings(NamedTuple):
+    norm: NormSettings
+    low_rank: LowRankSettings
+
+
+def _layernorm_low_rank_linear_forward(rt, inputs, settings):
+    tensors, factors = inputs.tensors[:5], inputs.tensors[5:]
+    (quantizers,) = inputs.quantizers
+    out, saved = NormedLowRankLinear.forward(rt, settings.norm, tensors, factors, settings.low_rank, quantizers, inputs)
+    return (out, tensors[0]), saved
+
+
+def _layernorm_low_rank_linear_backward(rt, saved, dy, dresidual):
+    return saved.backward(rt, dy, dresidual)
+
+
 LINEAR = Op(_linear_forward, linear_backward, weights=(1,))
 _LOW_RANK_LINEAR = Op(_low_rank_linear_forward, _low_rank_linear_backward, weights=(1,))
+_LAYERNORM_LOW_RANK_LINEAR = Op(_layernorm_low_rank_linear_forward, _layernorm_low_rank_linear_backward, weights=(3,))
 _LAYERNORM_LINEAR = Op(_layernorm_linear_forward, layernorm_linear_backward, weights=(3,))
 
 
@@ -204,9 +287,12 @@ def linear(
     )
 
 
-def layernorm_linear(x, norm, weight, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False):
-    """(normalize(x) · weightᵀ (+ bias), x): column parallel; x comes back as the residual branch, whose gradient
-    RMSNorm's backward kernel adds."""
+def layernorm_linear(
+    x, norm, weight, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False, low_rank=None
+):
+    """See `paddle_te.ops.pd.linear.layernorm_linear`; RMSNorm's backward kernel adds the residual's gradient."""
+    if low_rank is not None:
+        return _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers)
     return autograd.apply(
         _LAYERNORM_LINEAR,
         (x, norm.weight, norm.bias, weight, bias),
@@ -214,6 +300,17 @@ def layernorm_linear(x, norm, weight, *, bias=None, tp=None, quantizers=None, fu
         quantizers=(quantizers,),
         tp=tp,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+    )
+
+
+def _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers):
+    """`layernorm_linear` with the product of a LowRankUpdate."""
+    return autograd.apply(
+        _LAYERNORM_LOW_RANK_LINEAR,
+        (x, norm.weight, norm.bias, weight, bias, *low_rank.a, *low_rank.b),
+        NormedLowRankSettings(NormSettings.of(norm), LowRankSettings.of(low_rank)),
+        quantizers=(quantizers,),
+        tp=tp,
     )
 
 

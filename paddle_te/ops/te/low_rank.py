@@ -60,12 +60,11 @@ class LowRankProduct:
         out = rt.matrix(out, self.code)
         rt.te.gemm(self.b.native, self.z.native, out.native, False, False, rt.stream, True)
 
-    def backward(self, rt, dy, dx=None, accumulate=False):
-        """The gradients of the factors, in their order, from that of the output. dx: a tensor for x's, which it becomes
-        or, with accumulate, to which it is added; None: it is not wanted."""
-        x, sizes, dtype, code = rt.matrix(self.x, self.code), self.sizes, self.x.dtype, self.code
-        dy, te, stream = rt.matrix(dy, code), rt.te, rt.stream
-        db, da = (rt.new_matrix(matrix.shape, dtype, code) for matrix in (self.b, self.a))
+    def input_gradient(self, rt, dy, dx=None, accumulate=False):
+        """(dB as `kernels.pack` has B, the gradient of x · A), for `factor_gradients`, from that of the output. dx: a
+        tensor for x's, which it becomes or, with accumulate, to which it is added; None: it is not wanted."""
+        sizes, dtype, code, te, stream = self.sizes, self.x.dtype, self.code, rt.te, rt.stream
+        dy, db = rt.matrix(dy, code), rt.new_matrix(self.b.shape, dtype, code)
         te.gemm(dy.native, self.z.native, db.native, False, True, stream)
         dz = rt.new_matrix((dy.shape[0], sizes.width), dtype, code)
         te.gemm(self.b.native, dy.native, dz.native, True, False, stream)
@@ -73,9 +72,16 @@ class LowRankProduct:
             dz = rt.matrix(self.column.reduce_output(dz.memory), code)
         elif self.row is not None and self.row.sequence_parallel:
             dz = rt.matrix(self.row.all_gather(dz.memory), code)
-        te.gemm(dz.native, x.native, da.native, False, True, stream)
         if dx is not None:
             te.gemm(self.a.native, dz.native, rt.matrix(dx, code).native, True, False, stream, accumulate)
+        return db, dz
+
+    def factor_gradients(self, rt, db, dz, x=None):
+        """The gradients of the factors, in their order, from what `input_gradient` has given. x: in the place of
+        forward's, where backward has computed it again."""
+        dtype, code, te, stream = self.x.dtype, self.code, rt.te, rt.stream
+        x, da = rt.matrix(self.x if x is None else x, code), rt.new_matrix(self.a.shape, dtype, code)
+        te.gemm(dz.native, x.native, da.native, False, True, stream)
         gradients = [
             None if factor is None or factor.stop_gradient else rt.empty(factor.shape, dtype) for factor in self.factors
         ]

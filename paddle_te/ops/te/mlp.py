@@ -16,6 +16,7 @@ from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.chunks import chunk_rows, ranges
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.activation import activated, activated_again, activation_backward
+from paddle_te.ops.te.adapted_mlp import adapted_mlp
 from paddle_te.ops.te.gemm import (
     BiasGradient,
     SavedColumn,
@@ -32,6 +33,7 @@ from paddle_te.ops.te.gemm import (
     weight_operand,
     wgrad,
 )
+from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.norm import Normed, NormSettings
 from paddle_te.ops.te.quantized import Float8Matrix, operand_pieces, quantized_weight, rowwise_pieces
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder
@@ -42,19 +44,21 @@ FC1, FC2 = 3, 5  # the weights' places among an op's tensors
 
 class MLPSettings(NamedTuple):
     """norm: its NormSettings. activation: its name. add_residual: x is added to the output, and else returned behind
-    it. recompute: as `layernorm_mlp` has it. chunk_rows: of x in a chunk, None for all tokens at once."""
+    it. recompute, fp8_input_store: as `layernorm_mlp` has them. chunk_rows: of x in a chunk, None for all tokens at
+    once."""
 
     norm: NormSettings
     activation: str
     add_residual: bool
     recompute: str | None
+    fp8_input_store: bool
     chunk_rows: int | None
 
 
 class _Fc1(NamedTuple):
-    """The first GEMM's output, and what its backward reads."""
+    """The first GEMM's output, as the activation's backward reads it, and what its own backward reads."""
 
-    out: Matrix
+    out: Matrix | StoredInput
     saved: SavedColumn
 
     @classmethod
@@ -94,11 +98,15 @@ def _forward(rt, inputs, settings):
     x, *_, fc2_weight, fc2_bias = inputs.tensors
     second, tp, train, code = inputs.quantizers[1], inputs.tp, inputs.train, dtype_code("x", x)
     fc1, again = _Fc1.forward(rt, inputs, settings.norm), settings.recompute
-    act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train)
+    stores = settings.fp8_input_store and train and again != "mlp"
+    store = StoredInput(rt, fc1.out, code) if stores else None
+    act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train, store)
     out = rt.empty([*fc1.out.memory.shape[:-1], x.shape[-1]], x.dtype)
     out = row_output(rt, act, w2, out, code, x if settings.add_residual else None, tp, bias=fc2_bias)
     if train:
         drop_data(rt, *((w2,) if again else (act, w2)))
+    if store:
+        fc1 = fc1._replace(out=store)
     saved = _SavedMLP(inputs, settings, w2, None if again == "mlp" else fc1, None if again else act)
     return out if settings.add_residual else (out, x), saved
 
@@ -130,15 +138,15 @@ def _fc2_backward(rt, inputs, dy, w2, dbias):
     return grad, dact
 
 
-def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train):
-    """The activation's output and a weight as the forward GEMM reads them."""
+def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train, store):
+    """The activation's output and a weight as the forward GEMM reads them. store: `activated`'s."""
     activation = settings.activation
     if quantizers is None:
-        return activated(rt, hidden, code, None, activation), rt.matrix(weight, code)
+        return activated(rt, hidden, code, None, activation, store=store), rt.matrix(weight, code)
     shape = hidden.shape[0], weight.shape[1]
     wgrad, again = not weight.stop_gradient, settings.recompute is not None
     pieces = operand_pieces(rt, quantizers, shape, weight.shape, train, wgrad, recompute=again)
-    act = activated(rt, hidden, code, quantizers, activation, pieces.input)
+    act = activated(rt, hidden, code, quantizers, activation, pieces.input, store)
     return act, quantized_weight(rt, weight, code, quantizers, pieces.weight)
 
 
@@ -316,16 +324,22 @@ def layernorm_mlp(
     add_residual=True,
     recompute=None,
     chunk_tokens=0,
+    fp8_input_store=False,
     tp=None,
     quantizers=(None, None),
     fuse_wgrad_accumulation=False,
+    low_rank=(None, None),
 ):
     """See `paddle_te.ops.pd.linear.layernorm_mlp`."""
+    settings = dict(activation=activation, add_residual=add_residual, recompute=recompute)
+    weights = fc1_weight, fc1_bias, fc2_weight, fc2_bias
+    if any(low_rank):
+        return adapted_mlp(x, norm, weights, low_rank, tp, quantizers, fp8_input_store=fp8_input_store, **settings)
     rows = chunk_rows(row_count(x), chunk_tokens, tp)
     return autograd.apply(
         _AT_ONCE if rows is None else _IN_CHUNKS,
-        (x, norm.weight, norm.bias, fc1_weight, fc1_bias, fc2_weight, fc2_bias),
-        MLPSettings(NormSettings.of(norm), activation, add_residual, recompute, rows),
+        (x, norm.weight, norm.bias, *weights),
+        MLPSettings(NormSettings.of(norm), fp8_input_store=fp8_input_store, chunk_rows=rows, **settings),
         quantizers=quantizers,
         tp=tp,
         fuse_wgrad_accumulation=fuse_wgrad_accumulation,

@@ -60,6 +60,14 @@ class Normed:
         operands = self.x.native, self._gamma, self._beta, eps
         rt.te.layernorm_fwd(*operands, z, self._mu, self._rsigma, rt.stream, zero_centered_gamma)
 
+    def output(self, rt):
+        """A new Placeholder of the norm's output, in x's dtype, which has a gradient where anything before it has."""
+        out = rt.empty(self.tensor.shape, self.dtype)
+        tensors = self.tensor, self.weight, self.bias
+        out.stop_gradient = all([tensor is None or tensor.stop_gradient for tensor in tensors])
+        self.forward(rt, rt.matrix(out, self.code).native)
+        return out
+
     def casts(self, rt, quantizer):
         """Whether `forward_in_fp8` comes in the place of `forward`."""
         return self._beta is None and kernel_choice.norm(rt, self.x.shape[1], self.code, quantizer)

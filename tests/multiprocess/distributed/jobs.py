@@ -53,6 +53,7 @@ PARTS = {
     "head": dict(fp8_lm_head=True),
     "core_attn": dict(recompute=True, recompute_granularity="core_attn"),
     "parts": dict(recompute=True, recompute_granularity="core_attn", recompute_modules=["layernorm", "mlp"]),
+    "stored": dict(activation_func_fp8_input_store=True, recompute_modules=["layernorm", "mlp_act"]),
     "full": dict(recompute=True, recompute_granularity="full"),
     "fused": dict(use_fused_linear_cross_entropy=True),
     "wgrad": dict(fuse_wgrad_accumulation=True),

@@ -44,6 +44,8 @@ ORDINARY, EARLY, LATE = "te_fp8_half_unclipped_whole", "te_fp8_half_unclipped_wh
 EARLY_IN = ("sp_tp2",)
 # the optimizer's states in host memory: the bits of those on the device, of whole weights, slices and stages
 OFFLOADED, OFFLOADED_IN = "te_fp8_offload", ("sharding2", "sharding3", "tp2_pp2")
+# SwiGLU's input in fp8 for backward, of several micro-batches that wait
+STORED, STORED_IN = "te_fp8_stored", ("pp2",)
 # Where two kinds of parallelism meet, what each does alone is proven already: these are for what they share, which are
 # the norm that clips, scales, recompute's groups and checkpoints. COMPACT is compared with "none_bf16".
 MIXED, MIXED_IN = ["none", "pd", TIGHT, "pd_full", "none_bf16", FP8], ("tp2_pp2", "tp2_sharding2")
@@ -105,7 +107,8 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     packed = PACKED if layout in PACKED_IN else {}
     early = [ORDINARY, EARLY, LATE] if layout in EARLY_IN else []
     offloaded = [OFFLOADED] if layout in OFFLOADED_IN else []
-    names = [*names, *fused, *attention, *head, *compact, *packed, *early, *offloaded]
+    stored = [STORED] if layout in STORED_IN else []
+    names = [*names, *fused, *attention, *head, *compact, *packed, *early, *offloaded, *stored]
     variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
     environment = warm_host | dict(EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
@@ -149,6 +152,9 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
         jobs.check_same(runs[name], runs[FP8], 0, 0)
         for rank, plain in zip(runs[name].sizes, runs[FP8].sizes, strict=True):
             assert rank["host_bytes"] > 0.8 * rank["state_bytes"] and plain["host_bytes"] == 0
+    for name in stored:  # forward is as without
+        jobs.check_same(runs[name], reference[FP8], 4e-3, 1e-1)
+        assert runs[name].losses[1] == runs[FP8].losses[1] and runs[name].losses != runs[FP8].losses
     for name in set(RESUMED) & set(names):
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])

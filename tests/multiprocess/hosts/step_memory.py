@@ -12,6 +12,7 @@ from paddle_te import fp8
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.lora import TELoRAModel, lora_config
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
+from paddle_te.ops.te import packing
 from paddle_te.optimizer import fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.planner import Lora
@@ -20,6 +21,8 @@ from tests.unit.hosts.paddlenlp.native import tiny_config
 
 SIZES = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
 FEW_WORDS, COMPACT = dict(vocab_size=64), dict(optim_moments="bfloat16", master_weights="bf16_remainder")
+STORED = dict(activation_func_fp8_input_store=True, recompute_modules=["layernorm", "mlp_act"])
+LESS_KEPT = dict(fp8_input_store=True, recompute_modules=("layernorm", "mlp_act"))
 # name: (what of the configuration, what of the planner's Layout), for each moment in which a step may need most
 CASES = {
     "loss": ({}, dict(precision="bf16") | COMPACT),
@@ -31,6 +34,8 @@ CASES = {
     "optimizer": ({}, dict(precision="bf16", recompute="full", batch=1, sequence=16)),
     "LoRA": (FEW_WORDS, dict(lora=Lora(8))),
     "LoRA, base in fp8": ({}, dict(lora=Lora(8, fp8_base=True))),
+    "LoRA, base in fp8, less kept": (FEW_WORDS | STORED, dict(lora=Lora(8, fp8_base=True)) | LESS_KEPT),
+    "less kept": (FEW_WORDS | STORED, LESS_KEPT),
     "LoRA, base in fp8, recomputed": (FEW_WORDS, dict(lora=Lora(8, fp8_base=True), recompute="full")),
 }
 
@@ -88,5 +93,6 @@ def peak(case):
 if __name__ == "__main__":
     paddle.set_device(sys.argv[1])
     emulated_te.install()
+    packing.JOINED = 0  # each tensor is let go of when it is not needed any more, as it is for large sizes
     for name in CASES:
         print(f"{name}: {peak(name)}", flush=True)

@@ -94,6 +94,15 @@ def test_a_smaller_state_of_the_optimizer_is_counted():
     assert "argument --optim_moments: invalid choice: 'half'" in refusal(words, EXTRA_ARGS="--optim_moments half")
 
 
+@pytest.mark.parametrize("value", ["", " true"])
+def test_swiglus_input_in_fp8_is_counted(value):
+    """Llama-3-8B on one GPU, which then fits with what is nearly free; the flag is passed on once."""
+    words = "--TP=auto --TOKENS_PER_STEP=8192"
+    _, args = plan(words, devices=1, EXTRA_ARGS=f"--activation_func_fp8_input_store{value} --seed=7")
+    flags = "--recompute_modules layernorm mlp_act --activation_func_fp8_input_store true"
+    assert args.EXTRA_ARGS == f"{flags} --seed=7"
+
+
 def test_states_that_the_user_has_put_on_the_host():
     """Stay there, and the layout is chosen with them; where the user says nothing the planner may put them there."""
     words = "--TP=auto --recompute=none --TOKENS_PER_STEP=131072"

@@ -16,6 +16,7 @@ HARNESS = r"""
 #include <pthread.h>
 #include <string.h>
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -52,11 +53,22 @@ static unsigned __reduce_max_sync(unsigned, unsigned value) {  // all threads of
   __syncthreads();
   return value;
 }
-static float __shfl_xor_sync(unsigned, float value, int lanes) {  // likewise
+static void sync_of(unsigned mask) {  // the threads of a warp's mask, or of the block where it is all
+  if (mask == 0xffffffff) return __syncthreads();
+  static std::map<unsigned, pthread_barrier_t> barriers;  // by their first threads
+  static std::mutex mutex;
+  const unsigned first = threadIdx.x / 32 * 32 + __builtin_ctz(mask);
+  std::unique_lock<std::mutex> guard(mutex);
+  if (!barriers.count(first)) pthread_barrier_init(&barriers[first], nullptr, __builtin_popcount(mask));
+  pthread_barrier_t& barrier = barriers[first];
+  guard.unlock();
+  pthread_barrier_wait(&barrier);
+}
+static float __shfl_xor_sync(unsigned mask, float value, int lanes) {  // all threads of the mask call it
   of_threads[threadIdx.x] = __float_as_uint(value);
-  __syncthreads();
+  sync_of(mask);
   value = __uint_as_float(of_threads[threadIdx.x ^ lanes]);
-  __syncthreads();
+  sync_of(mask);
   return value;
 }
 template <int mantissa, int bias, int greatest>  // greatest: the bits of the greatest number
@@ -131,7 +143,9 @@ class OnCPU:
             for kernel in (name + ("float" if typed else "") for name, typed in names)
         )
         (folder / "kernel.cpp").write_text(code)
-        command = [gxx, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{FOLDER}"]
+        # a kernel's shared memory is its library's own, and not that of another one with other macros
+        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-pthread", "-fno-gnu-unique"]
+        command = [gxx, *options, f"-I{FOLDER}"]
         command += [f"-D{name}={value}" for name, value in defines.items()]
         subprocess.run([*command, folder / "kernel.cpp", "-o", folder / "libkernel.so"], check=True)
         self.file, self.library = file, ctypes.CDLL(str(folder / "libkernel.so"))

@@ -11,14 +11,15 @@ from tests.unit.native.cuda_on_cpu import FOLDER
 
 CASTS = {  # by their files: the kernel's name, its tiling, and what else the file is compiled with
     "swiglu.cu": [
-        ("swiglu", swiglu.TILINGS["SwiGLU"], dict(FUNCTION="SwiGLU")),
-        ("dswiglu", swiglu.TILINGS["DSwiGLU"], dict(FUNCTION="DSwiGLU")),
+        ("swiglu", swiglu.TILINGS["SwiGLU"], dict(FUNCTION="SwiGLU", STORED=0, PLAIN=0, AGAIN=0)),
+        ("swiglu", swiglu.TILINGS["SwiGLU"], dict(FUNCTION="SwiGLU", STORED=1, PLAIN=0, AGAIN=0)),
+        ("dswiglu", swiglu.TILINGS["DSwiGLU"], dict(FUNCTION="DSwiGLU", STORED=2, PLAIN=1, AGAIN=1)),
     ],
     "cast.cu": [("cast", casts.CAST_TILING, {})],
     "rmsnorm_cast.cu": [("rmsnorm", rmsnorm.CAST_TILING, {})],
 }
 
-STATISTICS = "rmsnorm_statistics.cu"
+STATISTICS, MXFP8 = "rmsnorm_statistics.cu", "mxfp8.cu"
 
 
 def compile(source, capability, folder, **defines):
@@ -32,7 +33,7 @@ def compile(source, capability, folder, **defines):
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("file", sorted({path.name for path in FOLDER.glob("*.cu")} - {*CASTS, STATISTICS}))
+@pytest.mark.parametrize("file", sorted({path.name for path in FOLDER.glob("*.cu")} - {*CASTS, STATISTICS, MXFP8}))
 def test_compiles(tmp_path, file, capability):
     compile(FOLDER / file, capability, tmp_path)
 
@@ -53,3 +54,10 @@ def test_statistics_compile(tmp_path, hidden, element):
     for capability in (89, 90):
         defines = dict(NAME="statistics", HIDDEN=hidden, WARPS=rmsnorm.WARPS[hidden], ELEMENT=element)
         compile(FOLDER / STATISTICS, capability, tmp_path, **defines)
+
+
+@pytest.mark.parametrize("element", ["float16", "bfloat16"])
+def test_mxfp8_compiles(tmp_path, element):
+    """For the GPUs that have fp8."""
+    for capability in (89, 90):
+        compile(FOLDER / MXFP8, capability, tmp_path, ELEMENT=element)

@@ -80,6 +80,20 @@ def test_two_ranks_compute_what_one_does(seed, monkeypatch, sequence_parallel, r
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
+@pytest.mark.parametrize("recipe, bound", [("bf16", 6e-2), ("delayed", 0.2)])
+def test_the_activations_input_in_fp8(seed, monkeypatch, sequence_parallel, recipe, bound):
+    """Blocks of a rank's part are those of the whole; more numbers than without round to fp8's neighbours."""
+    options = LAYERS["llama"] | dict(activation_func_fp8_input_store=True, recompute_modules=("mlp_act",))
+    one = make(monkeypatch, **options)
+    values, x, dy = draw_case(seed, one)
+    want = train(one, values, x, dy, RECIPES[recipe], None)
+    ranks = train_ranks(monkeypatch, Group(RANKS), sequence_parallel, values, x, dy, RECIPES[recipe], options)
+    for name in ("layernorm_mlp.fc1_weight", "layernorm_mlp.fc2_weight"):
+        for rank, found in enumerate(ranks):
+            assert relative(found[name], share(name, want[name], rank)) < bound, name
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sp"])
 def test_ranks_have_current_scalings_bits_in_the_first_step(seed, monkeypatch, sequence_parallel):
     values, x, dy = draw_case(seed, make(monkeypatch, **LAYERS["llama"]))
     results = [

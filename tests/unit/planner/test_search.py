@@ -138,7 +138,7 @@ def test_lora(monkeypatch, capsys, tmp_path):
         Model.of(configs.read("llama-3-8b")), H200, 4, 4096, 2**18, "fp8", lora=Lora(16, "attention", fp8_base=True)
     )
     assert {(plan.layout.pp, plan.layout.stage, plan.layout.sharing) for plan in found.plans} == {(1, 2, 1)}
-    assert not any(plan.layout.recompute_modules or plan.layout.offload_optimizer for plan in found.plans)
+    assert not any(plan.layout.mlp_chunk_tokens or plan.layout.offload_optimizer for plan in found.plans)
     layout = next(plan.layout for plan in found.plans if plan.layout.sharding == 4)
     words = command.launch_words(str(tmp_path), layout)
     write_model(tmp_path)
@@ -157,6 +157,17 @@ def test_lora(monkeypatch, capsys, tmp_path):
     ):
         status, shown = run(monkeypatch, capsys, f"llama-3-8b --gpus 1 {wrong}")
         assert status == 2 and said in shown.err
+
+
+def test_swiglus_input_in_fp8_is_asked_for(monkeypatch, capsys):
+    """It is in no layout that computes that input again, and in none where it was not asked for."""
+    line = "llama-3-8b --gpus 1 --tokens_per_step 8192"
+    status, shown = run(monkeypatch, capsys, f"{line} --activation_func_fp8_input_store true")
+    assert status == 0 and "--activation_func_fp8_input_store true" in shown.out
+    assert "one GPU  layernorm + mlp_act, SwiGLU's input in fp8  1 × 1" in shown.out
+    assert "one GPU  full  " in shown.out
+    _, shown = run(monkeypatch, capsys, line)
+    assert "SwiGLU" not in shown.out and "fp8_input_store" not in shown.out
 
 
 def write_model(folder):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
-from paddle_te.planner import GPUS, Layout, Model, memory, offloaded, speed
+from paddle_te.planner import GPUS, Layout, Lora, Model, memory, offloaded, speed
 
 # round numbers: nothing slows anything down, and nothing takes latency
 ROUND = replace(
@@ -55,6 +55,23 @@ def test_hops_of_a_ring():
     assert speed.ring_ms(0, 16, 1, 3, gpu) == pytest.approx(3 * (14 + 10 + 20) / 1e3)
     assert speed.ring_ms(0, 8, 1, 1, gpu) == pytest.approx((7 + 20) / 1e3)
     assert speed.ring_ms(0, 1, 1, 1, gpu) == 0
+
+
+def test_swiglus_input_in_fp8():
+    """33 bytes for 32 of fc1's 8000 numbers are written, and read in the place of 64; SwiGLU that is computed again
+    reads them, but with LoRA, where the gradient's kernel writes it. Another activation's input is cast there and
+    back."""
+    a_byte, mxfp8 = 10 * 1000 / 1e9, 33 / 32  # ms of a byte a token: layers times tokens at 1000 GB/s
+    stored = dict(fp8_input_store=True)
+    assert times(**stored)["layers"] - times()["layers"] == pytest.approx((2 * mxfp8 - 2) * 8000 * a_byte)
+    again = stored | dict(recompute_modules=("mlp_act",))
+    assert times(**again)["layers"] - times(**stored)["layers"] == pytest.approx((mxfp8 * 8000 + 2 * 4000) * a_byte)
+    lora = dict(lora=Lora(8))
+    adding = times(**again, **lora)["layers"] - times(**stored, **lora)["layers"]
+    assert adding == pytest.approx(2 * 4000 * a_byte)
+    gelu = replace(SMALL, gated=False)
+    found = speed.elementwise_bytes(gelu, layout(**stored)) - speed.elementwise_bytes(gelu, layout())
+    assert found == pytest.approx(2 * (2 + mxfp8) * 4000)
 
 
 def test_the_mlp_in_chunks_computes_again_and_adds_up():

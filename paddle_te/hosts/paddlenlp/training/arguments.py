@@ -72,6 +72,8 @@ class PreTrainingArguments(TrainingArguments):
             self._check_offload()
         if self.recompute_modules:
             self._check_recompute_modules()
+        if self.activation_func_fp8_input_store:
+            self._check_fp8_input_store()
         if self.mlp_chunk_tokens:
             self._check_mlp_chunks()
         if self.tp_comm_overlap:
@@ -210,6 +212,21 @@ class PreTrainingArguments(TrainingArguments):
             )
         if {"mlp", "mlp_act"} <= {*self.recompute_modules}:
             raise ValueError(f"{flag}: mlp computes the activation again, too; leave out mlp_act")
+
+    def _check_fp8_input_store(self):
+        flag = "--activation_func_fp8_input_store true"
+        if self.transformer_engine_backend == "none":
+            raise ValueError(f"{flag} needs --transformer_engine_backend transformer_engine or paddle")
+        for other, there in (
+            ("--recompute_granularity full", self.recompute and self.recompute_granularity == "full"),
+            ("--recompute_modules mlp", "mlp" in (self.recompute_modules or ())),
+            (f"--mlp_chunk_tokens {self.mlp_chunk_tokens}", self.mlp_chunk_tokens),
+        ):
+            if there:
+                raise ValueError(
+                    f"{flag} with {other}, with which backward computes the activation's input again and nothing of it "
+                    "is kept; leave one of them out"
+                )
 
     def _check_mlp_chunks(self):
         flag = f"--mlp_chunk_tokens {self.mlp_chunk_tokens}"

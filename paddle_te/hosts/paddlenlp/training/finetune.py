@@ -54,7 +54,8 @@ from paddle_te.runs.identity import model_values
 def make_config(model_args, data_args, training_args, datasets):
     backend = training_args.transformer_engine_backend
     dtype = training_args.model_dtype
-    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, training_args.use_fp8)
+    in_fp8 = training_args.use_fp8 or training_args.activation_func_fp8_input_store
+    check_backend(backend, "bfloat16" if training_args.bf16 else dtype, in_fp8)
     config = load_config(model_args.model_name_or_path, backend)
     for dataset in filter(None, datasets):
         check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)

@@ -79,24 +79,31 @@ def check_together(model_args, data_args, training_args):
             "--optim_moments int8 with --lora true --unified_checkpoint true: PaddleNLP, which loads such checkpoints, "
             "does not know blocks of 8 bits; leave one of them out"
         )
-    singly = model_args.lora and {*(training_args.recompute_modules or ())} - {"core_attn"}
-    if singly:
-        raise ValueError(
-            f"--recompute_modules {' '.join(sorted(singly))} with --lora: layers with LoRA have core_attn alone, as "
-            "their norms and activations are operations of their own; or take --recompute true"
-        )
     if training_args.cuda_graphs and not (data_args.pad_to_max_length or data_args.zero_padding):
         raise ValueError(
             "--cuda_graphs true needs --pad_to_max_length true or --zero_padding true: batches of each length have "
             "graphs of their own, which would not come again"
         )
+    if model_args.lora and model_args.lora_dropout:
+        _check_dropout(training_args)
     if training_args.mlp_chunk_tokens and model_args.lora:
         raise ValueError(
-            f"--mlp_chunk_tokens {training_args.mlp_chunk_tokens} with --lora: layers with LoRA compute the MLP in "
-            "operations of their own, which have no chunks; leave it out, or take --recompute true"
+            f"--mlp_chunk_tokens {training_args.mlp_chunk_tokens} with --lora: layers with LoRA have no chunks; leave "
+            "it out, or take --recompute true"
         )
     if model_args.merge_lora and training_args.world_size > 1:
         raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
+
+
+def _check_dropout(training_args):
+    parts = sorted({*(training_args.recompute_modules or ())} - {"core_attn"})
+    flags = [f"--recompute_modules {' '.join(parts)}"] * bool(parts)
+    flags += ["--activation_func_fp8_input_store true"] * training_args.activation_func_fp8_input_store
+    for flag in flags:
+        raise ValueError(
+            f"{flag} with --lora_dropout: norm and activation are operations of their own before dropout, and keep "
+            "what they give; leave one of them out"
+        )
 
 
 def _check_sequence_parallel(data_args, training_args):

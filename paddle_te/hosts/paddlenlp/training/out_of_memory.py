@@ -52,10 +52,12 @@ def advice(problem, config, args, device, lora=None):
     told += f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most ({bill}). "
     gpu = next(((name, gpu) for name, gpu in GPUS.items() if gpu.title in device), None)
     told += _what_fits(model, layout, gpu[1]) if gpu else ""
+    flags = [*(lora.flags() if lora else ()), *chosen(layout, OPTIMIZER)]
+    flags += ["--activation_func_fp8_input_store true"] * layout.fp8_input_store
     return told + (
         f"All layouts: paddle-te plan {config.name_or_path or 'MODEL'} --gpus {layout.gpus} --seq {layout.sequence} "
         f"--tokens_per_step {layout.tokens_per_step} --precision {layout.precision}"
-        + "".join(f" {flag}" for flag in [*(lora.flags() if lora else ()), *chosen(layout, OPTIMIZER)])
+        + "".join(f" {flag}" for flag in flags)
         + (f" --gpu {gpu[0]}" if gpu else "")
     )
 
@@ -75,7 +77,8 @@ def _what_fits(model, layout, gpu):
 def _plans(model, layout, gpu):
     """The fastest that fit of those which train the same with as many tokens a step."""
     asked = layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision
-    return search(model, gpu, *asked, lora=layout.lora, **layout.optimizer).plans[:SUGGESTIONS]
+    own = dict(lora=layout.lora, fp8_input_store=layout.fp8_input_store)
+    return search(model, gpu, *asked, **own, **layout.optimizer).plans[:SUGGESTIONS]
 
 
 def _described(layout):
@@ -105,6 +108,7 @@ def layout_of(config, args):
         precision="fp8" if args.use_fp8 else "bf16",
         recompute=args.recompute_granularity if args.recompute else "none",
         recompute_modules=tuple(args.recompute_modules or ()),
+        fp8_input_store=args.activation_func_fp8_input_store,
         mlp_chunk_tokens=args.mlp_chunk_tokens,
         offload_activations=args.offload_activations,
         offload_optimizer=args.offload_optimizer,

@@ -19,6 +19,7 @@ BLOCKS = ["--optim_moments", "int8", "--unified_checkpoint", "true"]
 UNCLIPPED = ["--optimizer_in_backward", "unclipped", "--max_grad_norm", "0"]
 TP2_SP = ["--tensor_parallel_degree", "2", "--sequence_parallel", "true"]
 BLOCK = ["--use_fp8", "true", "--fp8_recipe", "block"]
+STORED = ["--activation_func_fp8_input_store", "true"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
 
 
@@ -107,6 +108,10 @@ def test_defaults_are_native_layers(tmp_path):
         (["--recompute_modules", "layernorm"], "--recompute_modules layernorm needs --transformer_engine_backend"),
         ([*TE, "--recompute_modules", "mlp", "--recompute"], "mlp with --recompute_granularity full: whole layers"),
         ([*TE, "--recompute_modules", "mlp_act", "mlp"], "--recompute_modules mlp_act mlp: .*leave out mlp_act"),
+        (STORED, "--activation_func_fp8_input_store true needs --transformer_engine_backend tr"),
+        ([*TE, *STORED, "--recompute"], "store true with --recompute_granularity full, .* nothing of it"),
+        ([*TE, *STORED, "--recompute_modules", "mlp"], "store true with --recompute_modules mlp, .* nothing of it"),
+        ([*TE, *STORED, "--mlp_chunk_tokens", "64"], "store true with --mlp_chunk_tokens 64, .* nothing of it"),
         (["--mlp_chunk_tokens", "16384"], "--mlp_chunk_tokens 16384 needs --transformer_engine_backend tr"),
         ([*PD_FP8, "--mlp_chunk_tokens", "1000"], "--mlp_chunk_tokens 1000: it must be a multiple of 16"),
         (

@@ -9,14 +9,15 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import check_together
 DATA = dict(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, max_length=64)
 
 
-def check(quantize_base=None, **arguments):
+def check(quantize_base=None, dropout=0.0, **arguments):
     data_args = SimpleNamespace(**{name: arguments.pop(name, default) for name, default in DATA.items()})
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
     training_args |= dict(recompute_modules=None, mlp_chunk_tokens=0, tp_comm_overlap=0, cuda_graphs=False)
+    training_args |= dict(activation_func_fp8_input_store=False)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(optim_moments="float32", master_weights="float32", unified_checkpoint=False)
     training_args |= dict(fp8_recipe="delayed", tensor_parallel_degree=1, per_device_train_batch_size=2)
-    model_args = SimpleNamespace(merge_lora=False, lora=True, quantize_base=quantize_base)
+    model_args = SimpleNamespace(merge_lora=False, lora=True, lora_dropout=dropout, quantize_base=quantize_base)
     check_together(model_args, data_args, SimpleNamespace(**training_args | arguments))
 
 
@@ -73,8 +74,11 @@ def test_what_goes_with_shared_sequences():
 
 
 def test_parts_computed_again_with_lora():
-    check(recompute_modules=["core_attn"])
-    with pytest.raises(ValueError, match="--recompute_modules layernorm mlp with --lora: .* core_attn alone"):
-        check(recompute_modules=["mlp", "core_attn", "layernorm"])
+    check(recompute_modules=["layernorm", "mlp_act"], activation_func_fp8_input_store=True)
+    check(recompute_modules=["core_attn"], dropout=0.1)
+    with pytest.raises(ValueError, match="--recompute_modules layernorm mlp with --lora_dropout: norm and activation"):
+        check(recompute_modules=["mlp", "core_attn", "layernorm"], dropout=0.1)
+    with pytest.raises(ValueError, match="--activation_func_fp8_input_store true with --lora_dropout"):
+        check(activation_func_fp8_input_store=True, dropout=0.1)
     with pytest.raises(ValueError, match="--mlp_chunk_tokens 16384 with --lora: .* or take --recompute true"):
         check(mlp_chunk_tokens=16384)
