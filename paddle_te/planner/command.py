@@ -3,7 +3,7 @@
 MODEL is a name or a folder with config.json. Memory and time are computed for all layouts (tensor and pipeline
 parallelism, sharding, recompute, micro-batches), where all weights are trained or, with --lora_rank, an adapter alone,
 and nothing is run. The command prints the fastest layouts that fit, with their memory by part, why the others do not
-fit, and the command line that trains with the best one. What was measured on H200s differed by at most 1.2 % in memory
+fit, and the command line that trains with the best one. What was measured on H200s differed by at most 1.8 % in memory
 and 7 % in time (docs/planner.md).
 """
 

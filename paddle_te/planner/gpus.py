@@ -29,6 +29,7 @@ class Gpu:
     head_fp8: float = number("likewise with --fp8_lm_head")
     gpus_per_node: int = number("joined by NVLink; nodes are joined by InfiniBand")
     nvlink: float = number("reached in collectives, of 450 (measured between four GPUs: 290 to 300)")
+    nvlink_of_two: float = number("reached between two GPUs (measured: 214 in messages of 64 MiB, 229 in 128)")
     network: float = number("InfiniBand, per GPU, reached of 50 (400 Gbit/s, a card for each GPU); not measured")
     pcie: float = number("between device and pinned host memory, of 63 (PCIe 5.0 x16), in both directions at once")
     collective: float = number("µs that each collective takes besides its bytes and hops")
@@ -60,6 +61,7 @@ _H200 = Gpu(
     head_fp8=1400,
     gpus_per_node=8,
     nvlink=300,
+    nvlink_of_two=220,
     network=45,
     pcie=48,
     collective=20,

@@ -72,8 +72,11 @@ def memory_of_step(model: Model, layout: Layout, measured: Measured = Measured()
 
 def releases_gradients(layout: Layout) -> bool:
     """Whether a step's gradients are gone before the next one begins. One process lets those in bf16 go
-    (`optimizer.adamw.FactorAdamW.clear_grad`), main gradients go with --release_grads."""
-    return layout.release_grads or (layout.gpus == 1 and not layout.main_grads)
+    (`optimizer.adamw.FactorAdamW.clear_grad`). Main gradients go with --release_grads and in sharding stage 3, where a
+    rank's parts are new in each step (`upstream.stage3_gradients`)."""
+    if layout.main_grads:
+        return layout.release_grads or (layout.shards_gradients and layout.stage == 3)
+    return layout.release_grads or layout.gpus == 1
 
 
 def lacking(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> float:
@@ -97,6 +100,8 @@ def _stage(model: Model, layout: Layout, stage: int, measured: Measured) -> Memo
     embeddings = first + (last and not (first and model.tied))
     local = (model.layers / layout.pp * model.layer_weights + embeddings * model.embedding) / layout.tp
     weights, trained = 2 * local, trained_elements(model, layout, local)
+    if layout.sharding > 1 and layout.stage == 3:  # a rank's slices; of the whole weights, the largest at the loss
+        weights = 2 * local / layout.sharding + 2 * embeddings * model.embedding / layout.tp
     if layout.lora:
         weights += 2 * trained
         if layout.fp8_base:  # a byte each; the scales of blocks are less than a thousandth

@@ -219,7 +219,8 @@ def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu)
         return 0.0
     inside = max(1, min(ranks, gpu.gpus_per_node // stride))  # members in one node
     nodes = math.ceil(ranks / inside)
-    bandwidth = gpu.nvlink if nodes == 1 else min(gpu.nvlink, inside * gpu.network)
+    nvlink = gpu.nvlink_of_two if inside == 2 else gpu.nvlink
+    bandwidth = nvlink if nodes == 1 else min(nvlink, inside * gpu.network)
     hops = (ranks - 1) * gpu.nvlink_hop if nodes == 1 else nodes * gpu.network_hop
     hops += 0 if nodes == 1 else (ranks - nodes) * gpu.nvlink_hop
     return size_bytes * (ranks - 1) / ranks / bandwidth / 1e6 + messages * (gpu.collective + hops) / 1e3
@@ -230,7 +231,7 @@ def exposed_ms(communication: float, window: float, layout: Layout, gpu: Gpu) ->
 
     Data-parallel ranks without sharding reduce during backward without being asked to.
     """
-    if not layout.overlap and layout.sharding > 1:
+    if not layout.overlap and layout.sharding > 1 and layout.stage < 3:
         return communication
     hidden = min(gpu.overlap * communication, window)
     return communication - hidden + gpu.slowdown * hidden
@@ -298,21 +299,16 @@ def sharding_ms(local: float, layout: Layout, gpu: Gpu) -> tuple[float, float]:
         return replicas, 0.0
     gradients = ring(4 if layout.main_grads else 2, layout.sharding)
     weights = ring(2, layout.sharding)
-    return replicas + gradients + (weights if layout.stage == 3 else 0), weights
+    again = layout.stage == 3 and (layout.precision != "fp8" or layout.recompute == "full")
+    return replicas + gradients + (weights if again else 0), weights
 
 
 def gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
     """Of what several ranks do with a rank's `local` gradients besides sending them, which one rank does not.
 
-    Sharding: of main gradients a rank's own part is divided by the ranks; except in stage 1 with overlap, where te
-    writes them anew, they are cleared as well, and read as wgrad adds to them. Data parallel (Paddle's EagerReducer):
-    bf16 gradients are copied into a buffer and back, and divided.
+    Sharding: main gradients are cleared, and read as wgrad adds to them, except in stage 1 with overlap and in stage 3,
+    where te writes them anew. Data parallel (Paddle's EagerReducer): bf16 gradients are copied into a buffer and back.
     """
-    if layout.data == 1:
+    if layout.data == 1 or layout.stage == 3 or (layout.sharding > 1 and layout.stage == 1 and layout.overlap):
         return 0.0
-    if layout.sharding == 1:
-        bytes_each = 4 + 4 + 4
-    else:
-        divided = 8 / layout.sharding
-        bytes_each = divided if layout.stage == 1 and layout.overlap else 4 + 4 + divided
-    return bytes_each * local / gpu.hbm / 1e6
+    return (4 + 4) * local / gpu.hbm / 1e6

@@ -33,7 +33,7 @@ def refusal(words, devices=8, **environ):
 
 def test_one_auto_leaves_all_that_is_not_given_to_the_planner(capsys):
     made, args = plan("--TP=auto")
-    assert (args.TP, args.FSDP, args.sharding_stage, args.OVERLAP) == (1, 8, "stage2", True)
+    assert (args.TP, args.FSDP, args.sharding_stage, args.OVERLAP) == (1, 8, "stage1", True)
     assert args.batch_size_per_device * args.GA == 16
     assert "--sharding_parallel_degree 8" in shlex.join(made.command) and "--logging_steps 2" in shlex.join(
         made.command

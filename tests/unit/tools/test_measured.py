@@ -61,7 +61,8 @@ def test_a_row_is_read():
     }
     flags = "--amp_master_grad true enable_x_overlap --recompute_modules layernorm mlp --offload_activations 1"
     run |= {"batch": 3, "precision": "bf16", "recompute": "none", "flags": f"{flags} --optim_moments bfloat16", "cp": 1}
-    good = {"status": "ok", "run": run, "step_ms": {"median": 20.0}, "peak_bytes": 7}
+    times = {"median": 20.0, "min": 19.0, "max": 24.0, "all": [19.0, 20.0, 24.0]}
+    good = {"status": "ok", "run": run, "step_ms": times, "peak_bytes": 7}
     rows = {"one": good, "other": {"status": "failed", "run": run}}
     rows["peer"] = good | {"run": run | {"framework": "torchtitan"}}
     rows["unpacked"] = good | {"run": run | {"method": "full", "packed": False}}
@@ -73,6 +74,17 @@ def test_a_row_is_read():
     )
     assert timed.layout == tried.layout == expected
     assert (timed.name, timed.commit, timed.ms, timed.memory) == ("one", "1234567", 20.0, 7) and tried.ms is None
+
+
+def test_times_that_say_little_are_left_out():
+    """Of two steps that differ by a tenth, and of a GPU that waited for its host for a tenth of a step."""
+    row = {"run": {}, "step_ms": {"min": 10.0, "max": 12.0, "all": [10.0, 12.0]}}
+    assert not measured._is_steady(row)
+    assert measured._is_steady(row | {"step_ms": {"min": 10.0, "max": 10.5, "all": [10.0, 10.5]}})
+    three = row | {"step_ms": {"min": 10.0, "max": 12.0, "all": [10.0, 10.0, 12.0]}}
+    assert measured._is_steady(three)
+    assert not measured._is_steady(three | {"timeline": {"status": "ok", "total_ms": 10.0, "ms": {"gaps": 1.5}}})
+    assert measured._is_steady(three | {"timeline": {"status": "ok", "total_ms": 10.0, "ms": {"gaps": 0.5}}})
 
 
 def test_rows_of_documents_count_as_their_sequences():
