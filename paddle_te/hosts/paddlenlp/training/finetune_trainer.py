@@ -85,10 +85,16 @@ def check_together(model_args, data_args, training_args):
             f"--recompute_modules {' '.join(sorted(singly))} with --lora: layers with LoRA have core_attn alone, as "
             "their norms and activations are operations of their own; or take --recompute true"
         )
-    if training_args.cuda_graphs and not (data_args.pad_to_max_length or data_args.zero_padding):
+    one_length = data_args.pad_to_max_length or data_args.zero_padding
+    if training_args.cuda_graphs and not one_length:
         raise ValueError(
             "--cuda_graphs true needs --pad_to_max_length true or --zero_padding true: batches of each length have "
             "graphs of their own, which would not come again"
+        )
+    if training_args.gemm_autotune and not one_length:
+        raise ValueError(
+            "--gemm_autotune true needs --pad_to_max_length true or --zero_padding true: the GEMMs of each length "
+            "would be timed"
         )
     if training_args.mlp_chunk_tokens and model_args.lora:
         raise ValueError(
