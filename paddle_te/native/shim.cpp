@@ -1267,6 +1267,7 @@ class Product {
         product_(cublasLtMatmulDescDestroy, cublasLtMatmulDescCreate, int{kCompute32F}, int{kCuda32F}),
         of_a_(cublasLtMatrixLayoutDestroy, cublasLtMatrixLayoutCreate, type_of(a), k_, m_, int64_t(k_)),
         of_b_(cublasLtMatrixLayoutDestroy, cublasLtMatrixLayoutCreate, type_of(b), k_, n_, int64_t(k_)),
+        of_c_(cublasLtMatrixLayoutDestroy, cublasLtMatrixLayoutCreate, type_of(d), m_, n_, int64_t(m_)),
         of_d_(cublasLtMatrixLayoutDestroy, cublasLtMatrixLayoutCreate, type_of(d), m_, n_, int64_t(m_)),
         alignments_{alignment(a_), alignment(b_), alignment(d.data.data_ptr), alignment(d.data.data_ptr)},
         key_{stream.device, stream.gemm_sms, a.data.dtype,   b.data.dtype,   d.data.dtype, int64_t(m_),    int64_t(n_),
@@ -1290,7 +1291,7 @@ class Product {
   // Into memory aligned as D is. Returns cuBLASLt's status.
   int launch(const Algorithm& algorithm, void* d) const {
     const float alpha = 1;
-    return cublasLtMatmul(handle(stream_.device), product_, &alpha, a_, of_a_, b_, of_b_, &beta_, d, of_d_, d, of_d_,
+    return cublasLtMatmul(handle(stream_.device), product_, &alpha, a_, of_a_, b_, of_b_, &beta_, d, of_c_, d, of_d_,
                           &algorithm, stream_.workspace(kGemmWorkspace), kGemmWorkspace, stream_.handle);
   }
 
@@ -1309,7 +1310,7 @@ class Product {
       std::array<LtHeuristic, kMost> results{};
       int count = 0;
       check("cublasLtMatmulAlgoGetHeuristic",
-            cublasLtMatmulAlgoGetHeuristic(handle(stream_.device), product_, of_a_, of_b_, of_d_, of_d_, preference,
+            cublasLtMatmulAlgoGetHeuristic(handle(stream_.device), product_, of_a_, of_b_, of_c_, of_d_, preference,
                                            wanted, results.data(), &count));
       for (int i = 0; i < count; i++) {
         const Algorithm& algorithm = results[i].algorithm;
@@ -1347,7 +1348,7 @@ class Product {
   const void *a_, *b_;
   const float beta_;
   const uint64_t m_, n_, k_;
-  const Object product_, of_a_, of_b_, of_d_;
+  const Object product_, of_a_, of_b_, of_c_, of_d_;
   const std::array<uint32_t, 4> alignments_;  // of A, B, C and D, which is C
   const Key key_;
 };
@@ -1404,23 +1405,32 @@ static void* address(const py::object& memory) {
 // The fastest algorithm whose result has the bytes of `d`, which is TE's. Nothing where that is TE's own algorithm, or
 // where TE's is at most 2 % slower: timings differ by as much. before: what D was, if it is added to.
 static std::optional<Algorithm> fastest(const Product& product, const Tensor& d, const void* before, Stream& stream) {
-  constexpr int kRounds = 8, kLaunches = 2;
+  constexpr int kRounds = 9, kLaunches = 2;
   constexpr float kWorthwhile = 0.98f;
   const py::object memory = stream.temporary(d.bytes());
   void* scratch = address(memory);
   std::vector<Algorithm> algorithms = product.algorithms();
   // the first launch of each loads its kernel, and tells whether it can be launched at all
-  auto fails = [&](const Algorithm& algorithm) { return product.launch(algorithm, scratch) != 0; };
+  auto fails = [&](const Algorithm& algorithm) {
+    if (!product.launch(algorithm, scratch)) return false;
+    cudaGetLastError();  // or the next call takes it for its own
+    return true;
+  };
   algorithms.erase(std::remove_if(algorithms.begin() + 1, algorithms.end(), fails), algorithms.end());
   // in turn, as the GPU's clock falls under load
   Stopwatch watch(stream.handle);
-  std::vector<float> ms(algorithms.size());
+  std::vector<std::array<float, kRounds>> rounds(algorithms.size());
   for (int round = 0; round < kRounds; round++)
     for (size_t i = 0; i < algorithms.size(); i++) {
       watch.start();
       for (int j = 0; j < kLaunches; j++) check("cublasLtMatmul", product.launch(algorithms[i], scratch));
-      ms[i] += watch.stop() / (kRounds * kLaunches);
+      rounds[i][round] = watch.stop() / kLaunches;
     }
+  std::vector<float> ms;
+  for (auto& of_algorithm : rounds) {
+    std::sort(of_algorithm.begin(), of_algorithm.end());
+    ms.push_back(of_algorithm[kRounds / 2]);  // the median: other streams' work may have been beside some
+  }
   std::vector<size_t> order(algorithms.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](size_t i, size_t j) { return ms[i] < ms[j]; });
