@@ -20,7 +20,7 @@ from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
 from paddle_te.ops.kept import kept_on
-from paddle_te.ops.te.autograd import cuda_graphs
+from paddle_te.ops.te.autograd import cuda_graphs, gemm_autotune
 from paddle_te.ops.te.offload import ActivationOffload
 from paddle_te.options import LAYER_OPTIONS, LayerOptions
 from paddle_te.weights.rope import scaling_of
@@ -74,6 +74,14 @@ def fp8_scope(recipe):
     return fp8_autocast(recipe is not None, recipe, fp8_group() if recipe else None)
 
 
+def gemm_tuning(config):
+    """Makes the context of a training's forward in which te's fp8 GEMMs are those whose algorithms are timed, where a
+    configuration says so. Not for other forwards: each length of a text would be timed."""
+    layers = LayerOptions.of(config)
+    in_fp8 = layers.use_fp8 and config.transformer_engine_backend == "transformer_engine"
+    return gemm_autotune if layers.gemm_autotune and in_fp8 else nullcontext
+
+
 class MicroBatches:
     """Counts the micro-batches of a pipeline's layer, which a schedule takes in an order of its own."""
 
@@ -120,6 +128,7 @@ class DecoderLayer(nn.Layer):
         std, layers = config.initializer_range, LayerOptions.of(config)
         as_graphs = layers.cuda_graphs and config.transformer_engine_backend == "transformer_engine"
         self.launching = cuda_graphs if as_graphs else nullcontext  # makes that in which its kernels are launched
+        self.tuning = gemm_tuning(config)
         self.transformer = TransformerLayer(
             config.hidden_size,
             config.intermediate_size,
@@ -175,7 +184,8 @@ class DecoderLayer(nn.Layer):
         The others: as TransformerLayer's.
         """
         freqs = self._angles(hidden_states, position_ids, past_key_value)
-        with fp8_scope(self.fp8_recipe), self.keeping(), self.launching():
+        tuning = self.tuning if self.training else nullcontext
+        with fp8_scope(self.fp8_recipe), self.keeping(), self.launching(), tuning():
             return self.transformer(
                 hidden_states,
                 attention_mask,

@@ -28,6 +28,7 @@ _ONLY = {
     "offload_activations": (0, "use recompute instead"),
     "tp_comm_overlap": (0, "train with PaddleNLP, where it was tried"),
     "cuda_graphs": (False, "train with PaddleNLP, where it was tried"),
+    "gemm_autotune": (False, "train with PaddleNLP, where it was tried"),
     "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
 }
 

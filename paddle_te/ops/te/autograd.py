@@ -10,19 +10,28 @@ from paddle_te.ops.te.program import Signature, TensorSpec, program_of
 from paddle_te.ops.te.recording import QuantizerSpec
 from paddle_te.ops.te.runtime import dense
 
-_as_graphs = False  # whether the ops that run now are to be launched as CUDA graphs
+_asked_for = {"cuda_graphs": False, "gemm_autotune": False}  # of the ops that run now
 
 
 @contextmanager
-def cuda_graphs():
-    """In this context ops that train are launched as CUDA graphs, their backward too. Not in delayed scaling's first
-    step, whose programs do not come again."""
-    global _as_graphs
-    before, _as_graphs = _as_graphs, True
+def _asking_for(name):
+    before, _asked_for[name] = _asked_for[name], True
     try:
         yield
     finally:
-        _as_graphs = before
+        _asked_for[name] = before
+
+
+def cuda_graphs():
+    """In this context ops that train are launched as CUDA graphs, their backward too. Not in delayed scaling's first
+    step, whose programs do not come again."""
+    return _asking_for("cuda_graphs")
+
+
+def gemm_autotune():
+    """In this context forward fp8 GEMMs with one scale an operand are `tuned_gemm`s of the native module: cuBLASLt's
+    algorithms are timed at the first GEMM of its sizes."""
+    return _asking_for("gemm_autotune")
 
 
 class _Apply(PyLayer):
@@ -61,5 +70,6 @@ def prepare(rt, op, tensors, settings=None, quantizers=(), tp=None, fuse_wgrad_a
     specs = tuple([t if t is None else TensorSpec(tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
     train = paddle.is_grad_enabled() and not all([spec is None or spec.stop_gradient for spec in specs])
     of_gemms = tuple([q if q is None else QuantizerSpec.of(q, tp) for q in quantizers])
-    as_graphs = _as_graphs and train and not any([q is not None and q.only_first_step for q in of_gemms])
-    return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings, as_graphs))
+    first_step = any([q is not None and q.only_first_step for q in of_gemms])
+    launched = _asked_for["cuda_graphs"] and train and not first_step, _asked_for["gemm_autotune"]
+    return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings, *launched))

@@ -83,6 +83,8 @@ class PreTrainingArguments(TrainingArguments):
                 "--cuda_graphs true needs --transformer_engine_backend transformer_engine: its programs alone are "
                 "launched as graphs"
             )
+        if self.gemm_autotune:
+            self._check_gemm_autotune()
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
@@ -249,6 +251,15 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"{flag} with --fp8_recipe block: the factors of a chunk's rows do not lie together; leave it out, or "
                 "take delayed or current scaling"
+            )
+
+    def _check_gemm_autotune(self):
+        if self.transformer_engine_backend != "transformer_engine":
+            raise ValueError("--gemm_autotune true needs --transformer_engine_backend transformer_engine")
+        if not self.use_fp8 or self.fp8_recipe == "block":
+            raise ValueError(
+                "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or current: the algorithms of no "
+                "other GEMMs are timed"
             )
 
     def _check_offload(self):

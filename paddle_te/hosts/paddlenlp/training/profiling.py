@@ -16,6 +16,7 @@ from paddle_te.options import LayerOptions
 logger = logging.getLogger(__name__)
 
 KERNELS = "kernels.json"
+GEMMS = {"gemm", "tuned_gemm"}  # what the native module calls them
 
 
 class ProfilerCallback(TrainerCallback):
@@ -286,7 +287,7 @@ class KernelsCallback(TrainerCallback):
 
     def summary(self, step):
         """What kernels.json holds."""
-        gemms = {precision: count for (name, precision), count in self.counts.items() if name == "gemm"}
+        gemms = {precision: count for (name, precision), count in self.counts.items() if name in GEMMS}
         return {
             "step": step,
             "backend": self.backend,
