@@ -643,9 +643,11 @@ def _rsigma(values, epsilon):
     return 1 / np.sqrt((values**2).mean(1) + epsilon)
 
 
-def rmsnorm_statistics(form, x, gamma, rsigma, amax, rows, epsilon, zero_centered_gamma):
+def rmsnorm_statistics(form, x, gamma, rsigma, amax, copy, rows, epsilon, zero_centered_gamma):
     """kernels/rmsnorm_statistics.cu."""
     values = at(x, (rows, form.hidden), form.dtype).astype(np.float32)
+    if copy:
+        at(copy, values.shape, form.dtype)[...] = at(x, values.shape, form.dtype)
     epsilon = np.uint32(epsilon).view(np.float32)
     inverse = at(rsigma, (rows,), np.float32)
     inverse[...] = _rsigma(values, epsilon)

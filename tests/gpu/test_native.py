@@ -235,14 +235,14 @@ def test_our_rmsnorm_has_te_s_bits(te, stream, hidden, rows, dtype, zero_centere
         te.compute_amax(output, want.native, stream)
         te.compute_scale_from_amax(want.native, stream)
         te.quantize(output, want.native, stream)
-    amax = got.factors.data_ptr() + 4 if current else 0
+    amax, copy = got.factors.data_ptr() + 4 if current else 0, poisoned(*shape, dtype=dtype)
     operands = x.data_ptr(), gamma.data_ptr(), rsigma.data_ptr()
-    rmsnorm.statistics(te, stream, *operands, amax, *shape, DTYPES[dtype], epsilon, zero_centered)
+    rmsnorm.statistics(te, stream, *operands, amax, copy.data_ptr(), *shape, DTYPES[dtype], epsilon, zero_centered)
     if current:
         te.compute_scale_from_amax(got.native, stream)
     options = DTYPES[dtype], E4M3, zero_centered, current
     rmsnorm.cast_transpose(te, stream, *operands, got.target, *shape, *options)
-    assert torch.equal(rsigma, want_rsigma)
+    assert torch.equal(rsigma, want_rsigma) and torch.equal(copy, x)
     check_equal(got, want)
 
 

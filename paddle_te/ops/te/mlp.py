@@ -62,11 +62,11 @@ class _Fc1(NamedTuple):
     saved: SavedColumn
 
     @classmethod
-    def forward(cls, rt, inputs, norm, w=None):
-        """inputs: the MLP's OpInputs. w: `column_forward`'s."""
+    def forward(cls, rt, inputs, norm, w=None, copies=False):
+        """inputs: the MLP's OpInputs. w, copies: `column_forward`'s."""
         x, ln_weight, ln_bias, weight, bias, *_ = inputs.tensors
         normed = Normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-        return cls(*column_forward(rt, normed, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w))
+        return cls(*column_forward(rt, normed, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w, copies))
 
 
 @dataclass(slots=True)
@@ -97,12 +97,14 @@ def _forward(rt, inputs, settings):
     _check(inputs, settings)
     x, *_, fc2_weight, fc2_bias = inputs.tensors
     second, tp, train, code = inputs.quantizers[1], inputs.tp, inputs.train, dtype_code("x", x)
-    fc1, again = _Fc1.forward(rt, inputs, settings.norm), settings.recompute
+    residual, again = x if settings.add_residual else None, settings.recompute
+    fc1 = _Fc1.forward(rt, inputs, settings.norm, copies=settings.add_residual)
     stores = settings.fp8_input_store and train and again != "mlp"
     store = StoredInput(rt, fc1.out, code) if stores else None
     act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train, store)
-    out = rt.empty([*fc1.out.memory.shape[:-1], x.shape[-1]], x.dtype)
-    out = row_output(rt, act, w2, out, code, x if settings.add_residual else None, tp, bias=fc2_bias)
+    copy = fc1.saved.norm.copy
+    out = copy or rt.empty([*fc1.out.memory.shape[:-1], x.shape[-1]], x.dtype)
+    out = row_output(rt, act, w2, out, code, residual, tp, bias=fc2_bias, copied=copy is not None)
     if train:
         drop_data(rt, *((w2,) if again else (act, w2)))
     if store:

@@ -38,7 +38,7 @@ def _forward(rt, inputs, settings):
     of_qkv, of_proj, *of_attention = inputs.quantizers
     tp, train, s = inputs.tp, inputs.train, settings.sequence
     before = x, ln_weight, ln_bias, qkv_weight, qkv_bias
-    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *before, of_qkv, tp, train, settings.norm)
+    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *before, of_qkv, tp, train, settings.norm, copies=True)
     frozen = all([tensor is None or tensor.stop_gradient for tensor in before])
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
@@ -49,7 +49,8 @@ def _forward(rt, inputs, settings):
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
     context.stop_gradient = frozen
     row = None if tp is None else "row"
-    out, saved_proj = linear_forward(rt, context, proj_weight, proj_bias, residual, of_proj, tp, train, row)
+    given = context, proj_weight, proj_bias, residual, of_proj, tp, train, row
+    out, saved_proj = linear_forward(rt, *given, copy=saved_qkv.norm.copy)
     return out, _Saved(saved_qkv, saved_attention, saved_proj, frozen)
 
 

@@ -43,6 +43,8 @@ static void atomicMax(int* at, int value) {
   std::lock_guard<std::mutex> guard(mutex);
   *at = value > *at ? value : *at;
 }
+struct uint4 { unsigned x, y, z, w; };
+static void __stcs(uint4* at, const uint4& value) { *at = value; }
 static float rsqrtf(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
 static unsigned of_threads[1024];
 static unsigned __reduce_max_sync(unsigned, unsigned value) {  // all threads of a block call it
