@@ -671,6 +671,13 @@ def cast_transpose(form, x, *arguments):
     form.write(at(x, (rows, cols), form.dtype).astype(np.float32), *target)
 
 
+def cast_transpose_both(form, *arguments):
+    """kernels/cast.cu, of two matrices."""
+    half = len(arguments) // 2
+    for of_one in arguments[:half], arguments[half:]:
+        cast_transpose(form, *of_one)
+
+
 class Form:
     """What kernels/cast_tile.cuh is compiled with, as text."""
 

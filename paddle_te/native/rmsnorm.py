@@ -41,4 +41,4 @@ def cast_transpose(te, stream, x, gamma, rsigma, target, rows, hidden, dtype, fl
     Form's."""
     cast = "rmsnorm_cast_transpose", "rmsnorm_cast.cu", Form(dtype, float8, rounded), CAST_TILING
     arguments = x, gamma, rsigma, *target, rows, hidden, zero_centered
-    casts.launch(te, stream, *cast, (rows, hidden), arguments)
+    casts.launch(te, stream, *cast, [(rows, hidden)], arguments)

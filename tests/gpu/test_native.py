@@ -412,6 +412,20 @@ def test_our_cast_has_te_s_bits(te, stream, shape, special, scale, float8, dtype
     check_equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shapes", [[(3072, 2048), (2048, 2048)], [(16, 16), (208, 4112)]], ids=str)
+def test_our_cast_of_two_matrices_has_te_s_bits(te, stream, shapes, dtype):
+    inputs = [of_many_magnitudes(shape, dtype, "finite") for shape in shapes]
+    got, want = (
+        [Float8(te, shape, scale=scale) for shape, scale in zip(shapes, (0.37, 21.0), strict=True)] for _ in range(2)
+    )
+    both = [(x.data_ptr(), out.target, *x.shape) for x, out in zip(inputs, got, strict=True)]
+    casts.cast_transpose_both(te, stream, *both, DTYPES[dtype], E4M3)
+    for x, ours, theirs in zip(inputs, got, want, strict=True):
+        te.quantize(view(te, x), theirs.native, stream)
+        check_equal(ours, theirs)
+
+
 SWIGLU = pytest.mark.parametrize("name, float8", [("swiglu", E4M3), ("dswiglu", E5M2), ("dswiglu", E4M3)])
 GATED_SHAPES = pytest.mark.parametrize("rows, cols", [(256, 512), (16, 16), (208, 336), (1040, 1424)])
 SPECIAL = pytest.mark.parametrize("special", ["none", "finite", "infinite"])

@@ -138,7 +138,7 @@ class OnCPU:
         shared = "".join(f"{type} {name}[{SHARED} / sizeof({type})];\n" for type, name in re.findall(dynamic, source))
         source = re.sub(dynamic, r"extern \1 \2[];", source)
         plain = re.sub(r"__launch_bounds__\([^)]*\)|\\\n", "", source)
-        names = re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain)
+        names = dict.fromkeys(re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain))
         code = HARNESS.replace("@KERNEL@", shared + source) + "".join(
             f'extern "C" void launch_{kernel}(unsigned grid, unsigned block, const long long* a) '
             f"{{ run({kernel}, grid, block, a); }}\n"
