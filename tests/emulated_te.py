@@ -649,9 +649,11 @@ def _rsigma(values, epsilon):
     return 1 / np.sqrt((values**2).mean(1) + epsilon)
 
 
-def rmsnorm_statistics(form, x, gamma, rsigma, amax, rows, epsilon, zero_centered_gamma):
+def rmsnorm_statistics(form, x, gamma, rsigma, amax, copy, rows, epsilon, zero_centered_gamma):
     """kernels/rmsnorm_statistics.cu."""
     values = at(x, (rows, form.hidden), form.dtype).astype(np.float32)
+    if copy:
+        at(copy, values.shape, form.dtype)[...] = at(x, values.shape, form.dtype)
     epsilon = np.uint32(epsilon).view(np.float32)
     inverse = at(rsigma, (rows,), np.float32)
     inverse[...] = _rsigma(values, epsilon)
@@ -673,6 +675,13 @@ def cast_transpose(form, x, *arguments):
     """kernels/cast.cu."""
     *target, rows, cols = arguments
     form.write(at(x, (rows, cols), form.dtype).astype(np.float32), *target)
+
+
+def cast_transpose_both(form, *arguments):
+    """kernels/cast.cu, of two matrices."""
+    half = len(arguments) // 2
+    for of_one in arguments[:half], arguments[half:]:
+        cast_transpose(form, *of_one)
 
 
 class Form:

@@ -60,12 +60,12 @@ class Form(NamedTuple):
         )
 
 
-def launch(te, stream, name, file, form, tiling, size, arguments, **more):
-    """Runs the kernel `name` on a Source of `size` (rows, columns). more: what the file is compiled with beside the
+def launch(te, stream, name, file, form, tiling, sizes, arguments, **more):
+    """Runs the kernel `name` on Sources of `sizes` [(rows, columns)]. more: what the file is compiled with beside the
     Form's `defines`."""
     compiled = kernel(name, file, stream.capability, **form.defines(name, tiling), **more)
-    (rows, columns), width = size, _VECTORS * ELEMENTS[form.dtype][1] * tiling.tiles
-    blocks = -(-rows // tiling.tile_rows) * -(-columns // width)
+    width = _VECTORS * ELEMENTS[form.dtype][1] * tiling.tiles
+    blocks = sum([-(-rows // tiling.tile_rows) * -(-columns // width) for rows, columns in sizes])
     te.launch(compiled, blocks, tiling.tile_rows // _PATCH_ROWS * _VECTORS, 0, stream, *arguments)
 
 
@@ -76,4 +76,11 @@ def cast_transpose(te, stream, x, target, rows, cols, dtype, float8):
     """x [rows, cols], row-major, cast to fp8 with its transposed copy, as TE's nvte_quantize does. target: a
     CastTarget. dtype, float8: a Form's."""
     kernel = "cast_transpose", "cast.cu", Form(dtype, float8), CAST_TILING
-    launch(te, stream, *kernel, (rows, cols), (x, *target, rows, cols))
+    launch(te, stream, *kernel, [(rows, cols)], (x, *target, rows, cols), MATRICES=1)
+
+
+def cast_transpose_both(te, stream, first, second, dtype, float8):
+    """`cast_transpose` of two matrices by one kernel. first, second: (x, target, rows, cols) of each."""
+    kernel, both = ("cast_transpose_both", "cast.cu", Form(dtype, float8), CAST_TILING), (first, second)
+    arguments = [number for x, target, *size in both for number in (x, *target, *size)]
+    launch(te, stream, *kernel, [size for _, _, *size in both], arguments, MATRICES=2)

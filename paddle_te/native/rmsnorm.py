@@ -23,15 +23,16 @@ def takes(hidden, dtype):
     return hidden in WARPS and dtype in (DType.BFLOAT16, DType.FLOAT16)
 
 
-def statistics(te, stream, x, gamma, rsigma, amax, rows, hidden, dtype, epsilon, zero_centered):
+def statistics(te, stream, x, gamma, rsigma, amax, copy, rows, hidden, dtype, epsilon, zero_centered):
     """rsigma = 1 / sqrt(mean(x²) + epsilon) of each row. amax: the address of a number that is raised to the greatest
-    magnitude of the norm, rounded to dtype, as if that had been stored; 0 for none."""
+    magnitude of the norm, rounded to dtype, as if that had been stored; 0 for none. copy: where x is
+    written a second time, of x's dtype and size; 0 for nowhere."""
     element, warps = ELEMENTS[dtype][0], WARPS[hidden]
     options = dict(ELEMENT=element, HIDDEN=hidden, WARPS=warps, NAME="rmsnorm_statistics")
     compiled = kernel("rmsnorm_statistics", "rmsnorm_statistics.cu", stream.capability, **options)
     (bits,) = struct.unpack("I", struct.pack("f", epsilon))
     blocks = -(-rows // (_WARPS_OF_BLOCK // warps))
-    arguments = x, gamma, rsigma, amax, rows, bits, zero_centered
+    arguments = x, gamma, rsigma, amax, copy, rows, bits, zero_centered
     te.launch(compiled, blocks, 32 * _WARPS_OF_BLOCK, 0, stream, *arguments)
 
 
@@ -40,4 +41,4 @@ def cast_transpose(te, stream, x, gamma, rsigma, target, rows, hidden, dtype, fl
     Form's."""
     cast = "rmsnorm_cast_transpose", "rmsnorm_cast.cu", Form(dtype, float8, rounded), CAST_TILING
     arguments = x, gamma, rsigma, *target, rows, hidden, zero_centered
-    casts.launch(te, stream, *cast, (rows, hidden), arguments)
+    casts.launch(te, stream, *cast, [(rows, hidden)], arguments)

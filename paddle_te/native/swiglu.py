@@ -45,4 +45,4 @@ def dswiglu_cast_transpose(te, stream, dy, z, target, rows, cols, dtype, float8,
 def _launch(te, stream, function, dy, z, target, rows, cols, form, more):
     arguments = dy, z, more.stored, more.again, more.plain, *target, rows, cols
     kernel = NAMES[function], "swiglu.cu", form, TILINGS[function]
-    casts.launch(te, stream, *kernel, (rows, cols), arguments, FUNCTION=function, **more.defines(z))
+    casts.launch(te, stream, *kernel, [(rows, cols)], arguments, FUNCTION=function, **more.defines(z))

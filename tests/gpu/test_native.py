@@ -235,14 +235,14 @@ def test_our_rmsnorm_has_te_s_bits(te, stream, hidden, rows, dtype, zero_centere
         te.compute_amax(output, want.native, stream)
         te.compute_scale_from_amax(want.native, stream)
         te.quantize(output, want.native, stream)
-    amax = got.factors.data_ptr() + 4 if current else 0
+    amax, copy = got.factors.data_ptr() + 4 if current else 0, poisoned(*shape, dtype=dtype)
     operands = x.data_ptr(), gamma.data_ptr(), rsigma.data_ptr()
-    rmsnorm.statistics(te, stream, *operands, amax, *shape, DTYPES[dtype], epsilon, zero_centered)
+    rmsnorm.statistics(te, stream, *operands, amax, copy.data_ptr(), *shape, DTYPES[dtype], epsilon, zero_centered)
     if current:
         te.compute_scale_from_amax(got.native, stream)
     options = DTYPES[dtype], E4M3, zero_centered, current
     rmsnorm.cast_transpose(te, stream, *operands, got.target, *shape, *options)
-    assert torch.equal(rsigma, want_rsigma)
+    assert torch.equal(rsigma, want_rsigma) and torch.equal(copy, x)
     check_equal(got, want)
 
 
@@ -410,6 +410,20 @@ def test_our_cast_has_te_s_bits(te, stream, shape, special, scale, float8, dtype
         assert (unwritten == 0xFF).all()
         unwritten.copy_(want.columnwise if copies == "data" else want.data)
     check_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shapes", [[(3072, 2048), (2048, 2048)], [(16, 16), (208, 4112)]], ids=str)
+def test_our_cast_of_two_matrices_has_te_s_bits(te, stream, shapes, dtype):
+    inputs = [of_many_magnitudes(shape, dtype, "finite") for shape in shapes]
+    got, want = (
+        [Float8(te, shape, scale=scale) for shape, scale in zip(shapes, (0.37, 21.0), strict=True)] for _ in range(2)
+    )
+    both = [(x.data_ptr(), out.target, *x.shape) for x, out in zip(inputs, got, strict=True)]
+    casts.cast_transpose_both(te, stream, *both, DTYPES[dtype], E4M3)
+    for x, ours, theirs in zip(inputs, got, want, strict=True):
+        te.quantize(view(te, x), theirs.native, stream)
+        check_equal(ours, theirs)
 
 
 SWIGLU = pytest.mark.parametrize("name, float8", [("swiglu", E4M3), ("dswiglu", E5M2), ("dswiglu", E4M3)])

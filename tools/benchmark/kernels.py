@@ -25,7 +25,7 @@ DEFINITIONS = [
     "host.",
     "TB/s: of the bytes that inputs and results take, counted once, and twice for inputs that current scaling reads "
     "twice; the library's functions move more. Of a copy: of the speed at which a copy of as many bytes runs.",
-    "Bits: whether data, transposed copy, amax and scale_inv equal the library's.",
+    "Bits: whether data, transposed copy, amax and scale_inv equal the library's, and the copy of the residual x.",
 ]
 BUSY = 1 << 31  # bytes that are set before a round
 
@@ -47,7 +47,10 @@ SIZES = {
 
 
 class Target:
-    """An fp8 matrix with its transposed copy: `native` for TE's functions, `cast` for our kernels."""
+    """An fp8 matrix with its transposed copy: `native` for TE's functions, `cast` for our kernels. copy: a tensor that
+    is written beside it, or None."""
+
+    copy = None
 
     def __init__(self, bench, shape, float8):
         import paddle
@@ -64,7 +67,8 @@ class Target:
         self.native = bench.rt.te.Tensor(data, tuple(shape), int(float8), *others)
 
     def numbers(self):
-        return [tensor.numpy() for tensor in (self.data, self.transposed, self.factors)]
+        copy = [] if self.copy is None else [self.copy.view("int16")]
+        return [tensor.numpy() for tensor in (self.data, self.transposed, self.factors, *copy)]
 
 
 class Case(NamedTuple):
@@ -158,7 +162,8 @@ def _cast(bench, shape, float8, scaling):
     return case
 
 
-def norm(bench, size, scaling):
+def norm(bench, size, scaling, copies=False):
+    """copies: a copy of x is written, too, by the library's way with a memcpy."""
     import paddle
 
     from paddle_te.native import rmsnorm
@@ -180,12 +185,27 @@ def norm(bench, size, scaling):
     def cast(target, kept=(x, gamma, rsigma)):
         if scaling == "delayed" or not target.data:
             amax = 0 if target.data else target.amax
-            rmsnorm.statistics(te, stream, *addresses, amax, *shape, bench.dtype, epsilon, False)
+            copy = case.got.copy.data_ptr() if copies else 0
+            rmsnorm.statistics(te, stream, *addresses, amax, copy, *shape, bench.dtype, epsilon, False)
         if target.data:
             options = bench.dtype, bench.e4m3, False, scaling == "current"
             rmsnorm.cast_transpose(te, stream, *addresses, target, *shape, *options)
 
-    return bench.case(scaling, shape, bench.e4m3, x.size * 2, compute, stored, cast, in_one)
+    case = bench.case(scaling, shape, bench.e4m3, x.size * 2, compute, stored, cast, in_one)
+    if not copies:
+        return case
+    case.want.copy, case.got.copy = (paddle.full(list(shape), 7, "bfloat16") for _ in range(2))
+    native = bench.native(case.want.copy)
+
+    def library():
+        case.library()
+        te.memcpy_async(native, inputs[0], stream)
+
+    return case._replace(outputs=case.outputs + x.size * 2, library=library)
+
+
+def norm_and_copy(bench, size, scaling):
+    return norm(bench, size, scaling, copies=True)
 
 
 def cast_of_activations(bench, size, scaling):
@@ -234,6 +254,7 @@ def swiglu_gradient(bench, size, scaling):
 
 FUNCTIONS = {
     "norm": ("RMSNorm", norm),
+    "norm_copy": ("RMSNorm and a copy of x", norm_and_copy),
     "cast": ("cast of [tokens, hidden]", cast_of_activations),
     "weight": ("cast of [2 ffn, hidden]", cast_of_weights),
     "swiglu": ("SwiGLU", swiglu),
@@ -331,6 +352,7 @@ def times_of_tilings(watch, case, function):
     chosen, found = casts.Tiling, {}
     holders = {
         "norm": (rmsnorm, "CAST_TILING", [chosen(*tiling) for tiling in TILINGS]),
+        "norm_copy": (rmsnorm, "CAST_TILING", [chosen(*tiling) for tiling in TILINGS]),
         "cast": (casts, "CAST_TILING", [chosen(*tiling) for tiling in TILINGS]),
         "swiglu": (of_swiglu.TILINGS, "SwiGLU", [chosen(*tiling) for tiling in TILINGS]),
         "dswiglu": (of_swiglu.TILINGS, "DSwiGLU", [chosen(*tiling) for tiling in TILINGS]),

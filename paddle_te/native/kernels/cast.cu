@@ -1,7 +1,7 @@
-// A matrix cast to fp8 with the transposed copy, in one pass over memory.
+// A matrix, or two, cast to fp8 with the transposed copy, in one pass over memory.
 //
 // Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp). native/casts.py defines NAME, the
-// kernel's, beside what cast_tile.cuh needs.
+// kernel's, and MATRICES, 1 or 2, beside what cast_tile.cuh needs.
 
 #include "cast_tile.cuh"
 
@@ -25,10 +25,37 @@ struct Values {
   };
 };
 
+struct Matrix {
+  const ELEMENT* x;
+  Target target;
+  long long rows, columns;
+};
+
+// block: of those that compute this matrix.
+__device__ void cast(const Matrix& of, unsigned block) {
+  const Place first = first_of_block<kTilesWidth<ELEMENT>>(of.rows, of.columns, block);
+  const Values<ELEMENT> source{of.x, of.columns};
+  cast_tiles<FLOAT8, ROUND>(source, of.target, first, of.rows, of.columns);
+}
+
+#if MATRICES == 1
 extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
     NAME(const ELEMENT* x, unsigned char* data, unsigned char* transposed, const float* scale, float* amax,
          float* scale_inv, long long rows, long long columns) {
-  const Place first = first_of_block<kTilesWidth<ELEMENT>>(rows, columns);
-  const Values<ELEMENT> source{x, columns};
-  cast_tiles<FLOAT8, ROUND>(source, Target{data, transposed, scale, amax, scale_inv}, first, rows, columns);
+  cast({x, {data, transposed, scale, amax, scale_inv}, rows, columns}, blockIdx.x);
 }
+#else
+extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS_PER_SM)
+    NAME(const ELEMENT* x, unsigned char* data, unsigned char* transposed, const float* scale, float* amax,
+         float* scale_inv, long long rows, long long columns, const ELEMENT* x2, unsigned char* data2,
+         unsigned char* transposed2, const float* scale2, float* amax2, float* scale_inv2, long long rows2,
+         long long columns2) {
+  const unsigned blocks = blocks_of<kTilesWidth<ELEMENT>>(rows, columns);
+  unsigned block = blockIdx.x;
+  if (block >= blocks) {  // each number by itself: structs to choose from would lie in memory
+    block -= blocks, x = x2, rows = rows2, columns = columns2;
+    data = data2, transposed = transposed2, scale = scale2, amax = amax2, scale_inv = scale_inv2;
+  }
+  cast({x, {data, transposed, scale, amax, scale_inv}, rows, columns}, block);
+}
+#endif

@@ -61,14 +61,19 @@ struct Place {
   long long row, column;
 };
 
-// The first element of this block's tiles. Blocks go down the rows of tiles of a band before they go to the right.
+// How many blocks of threads compute a matrix.
 template <int width>
-__device__ Place first_of_block(long long rows, long long columns) {
+__device__ unsigned blocks_of(long long rows, long long columns) {
+  return (columns + width - 1) / width * ((rows + kTileRows - 1) / kTileRows);
+}
+
+// The first element of the tiles of a block, of this one by default. Blocks go down the rows of tiles of a band before
+// they go to the right.
+template <int width>
+__device__ Place first_of_block(long long rows, long long columns, unsigned block = blockIdx.x) {
   const unsigned across = (columns + width - 1) / width, down = (rows + kTileRows - 1) / kTileRows;
 #ifdef FROM_THE_END
-  const unsigned block = across * down - 1 - blockIdx.x;
-#else
-  const unsigned block = blockIdx.x;
+  block = across * down - 1 - block;
 #endif
   const unsigned band = block / (BAND * across), in_band = block % (BAND * across);
   const unsigned rest = down - band * BAND, height = rest < BAND ? rest : BAND;
@@ -174,6 +179,6 @@ __device__ void cast_tiles(const Source& source, const Target& target, Place fir
     unsigned of_block = 0;
     for (int i = 0; i < kThreads / 32; i++) of_block = greatest[i] > of_block ? greatest[i] : of_block;
     atomicMax(reinterpret_cast<int*>(target.amax), static_cast<int>(of_block));
-    if (blockIdx.x == 0 && target.scale_inv) *target.scale_inv = 1.f / factor;
+    if (first.row == 0 && first.column == 0 && target.scale_inv) *target.scale_inv = 1.f / factor;
   }
 }

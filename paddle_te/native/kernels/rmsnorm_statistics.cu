@@ -1,4 +1,5 @@
-// 1 / rms(x) of each row of a matrix, and the amax of its RMSNorm, without the norm itself.
+// 1 / rms(x) of each row of a matrix, and the amax of its RMSNorm, without the norm itself. It can also copy x, for the
+// GEMM that adds to it as the residual.
 //
 // The numbers are added in the order in which Transformer Engine's kernel for this hidden size adds them
 // (rmsnorm_fwd_tuned_kernel and Stats in TE 2.20's common/normalization and common/utils.cuh): the results are equal to
@@ -26,11 +27,17 @@ struct Moments {  // of some numbers: their mean, and the sum of the squares of 
   }
 };
 
-// rsigma: float32 [rows]. amax: 0, or raised to the greatest magnitude of the norm, rounded to T. gamma: [HIDDEN], read
-// for the amax alone; 1 + gamma with zero_centered.
+// Stores a vector that nobody reads soon: x shall stay in the cache, where the norm reads it next.
 template <class T>
-__device__ void statistics(const T* x, const T* gamma, float* rsigma, float* amax, long long rows, float epsilon,
-                           bool zero_centered) {
+__device__ void store_streaming(const Vector<T>& vector, T* to) {
+  __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(vector));
+}
+
+// rsigma: float32 [rows]. amax: 0, or raised to the greatest magnitude of the norm, rounded to T. gamma: [HIDDEN], read
+// for the amax alone; 1 + gamma with zero_centered. copy: 0, or the numbers of x are written there.
+template <class T>
+__device__ void statistics(const T* x, const T* gamma, float* rsigma, float* amax, T* copy, long long rows,
+                           float epsilon, bool zero_centered) {
   constexpr int size = Vector<T>::size, step = 32 * WARPS * size, vectors = HIDDEN / step;
   constexpr int numbers = vectors * size;  // of a thread
   __shared__ Moments of_warps[kWarpsOfBlock];
@@ -41,6 +48,8 @@ __device__ void statistics(const T* x, const T* gamma, float* rsigma, float* ama
   const int column = (warp % WARPS * 32 + lane) * size;
   Vector<T> in[vectors];
   for (int i = 0; i < vectors; i++) in[i] = *reinterpret_cast<const Vector<T>*>(x + row * HIDDEN + column + i * step);
+  if (copy && given < rows)
+    for (int i = 0; i < vectors; i++) store_streaming(in[i], copy + row * HIDDEN + column + i * step);
 
   float sum = 0, squares = 0;
 #pragma unroll
@@ -90,7 +99,7 @@ __device__ void statistics(const T* x, const T* gamma, float* rsigma, float* ama
 
 // epsilon: the bits of a float.
 extern "C" __global__ void __launch_bounds__(32 * kWarpsOfBlock)
-    NAME(const ELEMENT* x, const ELEMENT* gamma, float* rsigma, float* amax, long long rows, long long epsilon,
-         long long zero_centered) {
-  statistics(x, gamma, rsigma, amax, rows, __uint_as_float(static_cast<unsigned>(epsilon)), zero_centered != 0);
+    NAME(const ELEMENT* x, const ELEMENT* gamma, float* rsigma, float* amax, ELEMENT* copy, long long rows,
+         long long epsilon, long long zero_centered) {
+  statistics(x, gamma, rsigma, amax, copy, rows, __uint_as_float(static_cast<unsigned>(epsilon)), zero_centered != 0);
 }

@@ -193,18 +193,24 @@ def _column_backward(rt, dy, operand, w, weight, x, quantizers, tp, dbias=None):
     return dz if tp is None else rt.matrix(tp.finish(pending), x.code), dw
 
 
-def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=None):
-    """out = x·Wᵀ (+ bias) (+ residual), summed over tp where the GEMM is row parallel. Returns the tensor."""
-    scatter = tp is not None and tp.sequence_parallel
-    # one rank's GEMM adds bias and residual, for free, before the sum over ranks
-    adds = tp is None or tp.rank == 0
+def _adds(tp):
+    """Whether this rank's GEMM adds bias and residual, for free, before the sum over ranks."""
+    return tp is None or tp.rank == 0
+
+
+def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=None, copied=False):
+    """out = x·Wᵀ (+ bias) (+ residual), summed over tp where the GEMM is row parallel. Returns the tensor.
+
+    copied: whether `out` has the residual's numbers already, from the norm of `column_forward`.
+    """
+    scatter, adds = tp is not None and tp.sequence_parallel, _adds(tp)
     bias = bias if adds else None
     if scatter and tp.comm_overlap:
         out = _scattered_in_chunks(rt, x, weight, out, code, tp, transpose_y, bias)
     else:
         accumulate = residual is not None and not scatter and adds
         result = rt.matrix(out, code)
-        if accumulate:
+        if accumulate and not copied:
             rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
         _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias)
         if tp is not None:
@@ -303,9 +309,9 @@ def _normed_in_fp8(rt, x, quantizers, tp):
     return cast_in_kernels(quantizers) or quantizers is not None and x.casts(rt, quantizers.input)
 
 
-def _normed_rows(rt, x, quantizers, tp, pieces=None):
+def _normed_rows(rt, x, quantizers, tp, pieces=None, copies=False):
     """A Normed's output, this rank's rows. pieces: (rowwise, columnwise) for fp8 that is not gathered, and for the
-    statistics; None: new ones.
+    statistics; None: new ones. copies: `column_forward`'s.
 
     The norm's kernels write fp8, TE's under delayed scaling alone.
     """
@@ -321,7 +327,7 @@ def _normed_rows(rt, x, quantizers, tp, pieces=None):
     else:
         rows = new_float8(rt, shape, quantizers.input, pieces)
         if x.casts(rt, quantizers.input):
-            x.forward_in_fp8(rt, rows, statistics)
+            x.forward_in_fp8(rt, rows, statistics, copies and _adds(tp))
             return rows
     x.forward(rt, rows.native, statistics)
     return rows
@@ -380,9 +386,13 @@ class SavedColumn:
         return *self.norm.backward(rt, dz.native, dresidual, into), dw
 
 
-def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None):
+def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None, copies=False):
     """(a Matrix, SavedColumn): a Normed's output · weightᵀ (+ bias), of the rows of all ranks. w: the weight's
     `weight_operand`, which the caller lets go of; None: it is made here.
+
+    copies: whether x is the residual of a `row_output` to come. A norm by our kernels then copies x while it reads it,
+    into a new tensor for that output, normed.copy; it stays None where the norm is another's, or where another rank
+    adds the residual.
 
     Under sequence parallelism each rank norms its own tokens and the others' are gathered, in fp8 where that fits
     together (`_gathers_fp8`); backward keeps its own and gathers again. A Normed with `recompute` is normed again
@@ -394,7 +404,7 @@ def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None):
     if casts:
         rows, operand, of_weight = _cast_operands(rt, normed, weight, quantizers, tp, train, w)
     else:
-        rows, of_weight = _rows_and_weight(rt, normed, weight, quantizers, tp, train, w)
+        rows, of_weight = _rows_and_weight(rt, normed, weight, quantizers, tp, train, w, copies)
         operand = _all_rows(rt, rows, normed.code, tp) if gather and not beside else rows
     lead = [tp.size * rows.shape[0]] if gather else normed.tensor.shape[:-1]
     out = rt.matrix(rt.empty([*lead, of_weight.shape[0]], normed.dtype), normed.code)
@@ -408,14 +418,14 @@ def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None):
     return out, SavedColumn(normed, kept, of_weight, weight, bias, quantizers, tp)
 
 
-def _rows_and_weight(rt, x, weight, quantizers, tp, columnwise, w):
-    """(a Normed's rows of this rank, the weight), both as the GEMM reads them. w: `column_forward`'s."""
+def _rows_and_weight(rt, x, weight, quantizers, tp, columnwise, w, copies):
+    """(a Normed's rows of this rank, the weight), both as the GEMM reads them. w, copies: `column_forward`'s."""
     if quantizers is None:
         return _normed_rows(rt, x, None, tp), w or rt.matrix(weight, x.code)
     shape, weight_shape = None if _gathers(tp) else x.x.shape, None if w else weight.shape
     wgrad, more = not weight.stop_gradient, x.statistics_bytes
     pieces = operand_pieces(rt, quantizers, shape, weight_shape, columnwise, wgrad, more, recompute=x.recompute)
-    rows = _normed_rows(rt, x, quantizers, tp, pieces.input)
+    rows = _normed_rows(rt, x, quantizers, tp, pieces.input, copies)
     return rows, w or quantized_weight(rt, weight, x.code, quantizers, pieces.weight)
 
 

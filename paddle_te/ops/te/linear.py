@@ -64,9 +64,11 @@ def _linear_forward(rt, inputs, settings):
 
 
 def linear_forward(
-    rt, x, weight, bias, residual, quantizers, tp, train, parallel_mode, transpose_y=True, quantized=None
-):
-    """(the output of `linear`, _SavedLinear). quantized: x in fp8, where that is made before."""
+    rt, x, weight, bias, residual, quantizers, tp, train, parallel_mode, transpose_y=True, quantized=None, copy=None,
+    w=None,
+):  # fmt: skip
+    """(the output of `linear`, _SavedLinear). quantized: x in fp8, where that is made before. copy: a copy of the
+    residual in which the output is to be, where that is made before. w: the weight as the GEMM reads it, likewise."""
     code = dtype_code("x", x)
     out_features, in_features = weight.shape[0 if transpose_y else 1], x.shape[-1]
     expected = [out_features, in_features] if transpose_y else [in_features, out_features]
@@ -81,8 +83,9 @@ def linear_forward(
     if residual is not None:
         check_tensor("residual", residual, shape if row is None else row.output_shape(shape), x.dtype)
     operand = quantized or rt.matrix(whole, code)
-    operand, w = forward_operands(rt, operand, weight, code, quantizers, train, transpose_y)
-    out = row_output(rt, operand, w, rt.empty(shape, x.dtype), code, residual, row, transpose_y, bias)
+    operand, w = forward_operands(rt, operand, weight, code, quantizers, train, transpose_y, w=w)
+    out, copied = copy or rt.empty(shape, x.dtype), copy is not None
+    out = row_output(rt, operand, w, out, code, residual, row, transpose_y, bias, copied)
     if train:
         drop_data(rt, operand)
         (drop_data if transpose_y else drop_transpose)(rt, w)
@@ -185,13 +188,15 @@ def _layernorm_linear_forward(rt, inputs, settings):
     return layernorm_linear_forward(rt, *inputs.tensors, quantizers, inputs.tp, inputs.train, settings)
 
 
-def layernorm_linear_forward(rt, x, ln_weight, ln_bias, weight, bias, quantizers, tp, train, settings):
-    """(the outputs of `layernorm_linear`, SavedColumn). settings: NormSettings."""
+def layernorm_linear_forward(
+    rt, x, ln_weight, ln_bias, weight, bias, quantizers, tp, train, settings, w=None, copies=False
+):
+    """(the outputs of `layernorm_linear`, SavedColumn). settings: NormSettings. w, copies: `column_forward`'s."""
     check_weight("weight", weight, [weight.shape[0], x.shape[-1]], x.dtype, quantizers)
     check_bias("bias", bias, weight.shape[0], x.dtype)
     check_fp8(quantizers, tokens=row_count(x), in_features=weight.shape[1], out_features=weight.shape[0])
     normed = Normed(rt, x, ln_weight, ln_bias, settings, dtype_code("x", x))
-    out, saved = column_forward(rt, normed, weight, bias, quantizers, tp, train)
+    out, saved = column_forward(rt, normed, weight, bias, quantizers, tp, train, w, copies)
     return (out.memory, x), saved
 
 

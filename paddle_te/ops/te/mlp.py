@@ -35,7 +35,13 @@ from paddle_te.ops.te.gemm import (
 )
 from paddle_te.ops.te.input_store import StoredInput
 from paddle_te.ops.te.norm import Normed, NormSettings
-from paddle_te.ops.te.quantized import Float8Matrix, operand_pieces, quantized_weight, rowwise_pieces
+from paddle_te.ops.te.quantized import (
+    Float8Matrix,
+    operand_pieces,
+    quantized_together,
+    quantized_weight,
+    rowwise_pieces,
+)
 from paddle_te.ops.te.recording import Op, OpInputs, Placeholder
 from paddle_te.ops.te.runtime import DTYPES, Matrix, dtype_code
 
@@ -62,11 +68,11 @@ class _Fc1(NamedTuple):
     saved: SavedColumn
 
     @classmethod
-    def forward(cls, rt, inputs, norm, w=None):
-        """inputs: the MLP's OpInputs. w: `column_forward`'s."""
+    def forward(cls, rt, inputs, norm, w=None, copies=False):
+        """inputs: the MLP's OpInputs. w, copies: `column_forward`'s."""
         x, ln_weight, ln_bias, weight, bias, *_ = inputs.tensors
         normed = Normed(rt, x, ln_weight, ln_bias, norm, dtype_code("x", x))
-        return cls(*column_forward(rt, normed, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w))
+        return cls(*column_forward(rt, normed, weight, bias, inputs.quantizers[0], inputs.tp, inputs.train, w, copies))
 
 
 @dataclass(slots=True)
@@ -95,16 +101,19 @@ def _check(inputs, settings):
 
 def _forward(rt, inputs, settings):
     _check(inputs, settings)
-    x, *_, fc2_weight, fc2_bias = inputs.tensors
+    x, *_, fc1_weight, _, fc2_weight, fc2_bias = inputs.tensors
     second, tp, train, code = inputs.quantizers[1], inputs.tp, inputs.train, dtype_code("x", x)
-    fc1, again = _Fc1.forward(rt, inputs, settings.norm), settings.recompute
+    w1, w2 = quantized_together(rt, (fc1_weight, fc2_weight), code, inputs.quantizers, train)
+    residual, again = x if settings.add_residual else None, settings.recompute
+    fc1 = _Fc1.forward(rt, inputs, settings.norm, w1, settings.add_residual)
     stores = settings.fp8_input_store and train and again != "mlp"
     store = StoredInput(rt, fc1.out, code) if stores else None
-    act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train, store)
-    out = rt.empty([*fc1.out.memory.shape[:-1], x.shape[-1]], x.dtype)
-    out = row_output(rt, act, w2, out, code, x if settings.add_residual else None, tp, bias=fc2_bias)
+    act, w2 = _activated_and_weight(rt, fc1.out, fc2_weight, code, second, settings, train, store, w2)
+    copy = fc1.saved.norm.copy
+    out = copy or rt.empty([*fc1.out.memory.shape[:-1], x.shape[-1]], x.dtype)
+    out = row_output(rt, act, w2, out, code, residual, tp, bias=fc2_bias, copied=copy is not None)
     if train:
-        drop_data(rt, *((w2,) if again else (act, w2)))
+        drop_data(rt, w1, w2, *(() if again else (act,)))
     if store:
         fc1 = fc1._replace(out=store)
     saved = _SavedMLP(inputs, settings, w2, None if again == "mlp" else fc1, None if again else act)
@@ -138,16 +147,17 @@ def _fc2_backward(rt, inputs, dy, w2, dbias):
     return grad, dact
 
 
-def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train, store):
-    """The activation's output and a weight as the forward GEMM reads them. store: `activated`'s."""
+def _activated_and_weight(rt, hidden, weight, code, quantizers, settings, train, store, w):
+    """The activation's output and a weight as the forward GEMM reads them. store: `activated`'s. w: the weight, where
+    it is made before."""
     activation = settings.activation
     if quantizers is None:
         return activated(rt, hidden, code, None, activation, store=store), rt.matrix(weight, code)
-    shape = hidden.shape[0], weight.shape[1]
+    shape, weight_shape = (hidden.shape[0], weight.shape[1]), None if w else weight.shape
     wgrad, again = not weight.stop_gradient, settings.recompute is not None
-    pieces = operand_pieces(rt, quantizers, shape, weight.shape, train, wgrad, recompute=again)
+    pieces = operand_pieces(rt, quantizers, shape, weight_shape, train, wgrad, recompute=again)
     act = activated(rt, hidden, code, quantizers, activation, pieces.input, store)
-    return act, quantized_weight(rt, weight, code, quantizers, pieces.weight)
+    return act, w or quantized_weight(rt, weight, code, quantizers, pieces.weight)
 
 
 def _chunks(inputs, settings):

@@ -27,11 +27,12 @@ class Normed:
 
     x: Matrix; weight: parameter; bias: LayerNorm's, None for RMSNorm. recompute: as a `Norm` has it. statistics_bytes:
     of what backward reads, native float32 [rows]: _rsigma, 1 / rms(x) or 1 / std(x), and for LayerNorm _mu, mean(x).
+    copy: a new tensor with x's numbers, where `forward_in_fp8` was asked for one; else None.
     """
 
     __slots__ = (
         "tensor", "x", "dtype", "code", "weight", "bias", "recompute", "statistics_bytes",
-        "_settings", "_gamma", "_beta", "_mu", "_rsigma",
+        "_settings", "_gamma", "_beta", "_mu", "_rsigma", "copy",
     )  # fmt: skip
 
     def __init__(self, rt, tensor, weight, bias, settings, code):
@@ -43,6 +44,7 @@ class Normed:
         self._gamma = rt.view(weight, self.x.shape[1:], code)
         self._beta = None if bias is None else rt.view(bias, self.x.shape[1:], code)
         self.statistics_bytes = self._bytes_of_one * (1 if bias is None else 2)
+        self.copy = None
 
     @property
     def _bytes_of_one(self):
@@ -72,15 +74,17 @@ class Normed:
         """Whether `forward_in_fp8` comes in the place of `forward`."""
         return self._beta is None and kernel_choice.norm(rt, self.x.shape[1], self.code, quantizer)
 
-    def forward_in_fp8(self, rt, out, pieces=None):
-        """Fills the Float8Matrix `out`, by our kernels. pieces: as forward's."""
+    def forward_in_fp8(self, rt, out, pieces=None, copies=False):
+        """Fills the Float8Matrix `out`, by our kernels. pieces: as forward's. copies: whether to make `copy`."""
         pieces, (eps, zero_centered_gamma, _) = pieces or new_pieces(rt, self.statistics_bytes), self._settings
         at = pieces.take(self._bytes_of_one)
         self._rsigma = rt.tensor(at, self.x.shape[:1], FLOAT32)
+        self.copy = rt.empty(self.tensor.shape, self.dtype) if copies else None
         operands = rt.te, rt.stream, self.x.memory.data_ptr(), self.weight.data_ptr(), at
+        copy = self.copy.data_ptr() if copies else 0
 
         def statistics(amax):
-            rmsnorm.statistics(*operands, amax, *self.x.shape, self.code, eps, zero_centered_gamma)
+            rmsnorm.statistics(*operands, amax, copy, *self.x.shape, self.code, eps, zero_centered_gamma)
 
         def cast(target, rounded):
             if target.data or target.transposed:

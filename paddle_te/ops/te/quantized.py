@@ -412,6 +412,25 @@ def quantized_weight(rt, weight, code, quantizers, pieces):
     return result
 
 
+def quantized_together(rt, weights, code, quantizers, columnwise):
+    """Two weights [out, in] in fp8, cast by one kernel. quantizers: of the GEMM of each. columnwise: whether there is a
+    backward.
+
+    [None, None] where that is not what `quantized_weight` does with each: where scales are not known before, a weight
+    is in fp8 already, its copy is kept, or TE's function casts.
+    """
+    cast_anew = [q and q.weight.kind == "delayed" and q.update_weight and not q.keeps_weight for q in quantizers]
+    if not all(cast_anew) or not kernel_choice.cast():
+        return [None, None]
+    made, calls = [], []
+    for weight, q in zip(weights, quantizers, strict=True):
+        pieces = operand_pieces(rt, q, None, weight.shape, columnwise, wgrad=False)
+        made.append(new_float8(rt, tuple(weight.shape), q.weight, pieces.weight))
+        calls.append((weight.data_ptr(), made[-1]._target(), *weight.shape))
+    casts.cast_transpose_both(rt.te, rt.stream, *calls, code, FP8[made[0].quantizer.dtype])
+    return made
+
+
 def check_block_scaling():
     """Raises ValueError where cuBLAS has no GEMM of fp8 with block scaling."""
     major, minor = runtime.current().stream.capability

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.attention import AttentionSettings, rotary_attention_backward, rotary_attention_forward
+from paddle_te.ops.te.gemm import drop_data
 from paddle_te.ops.te.linear import (
     layernorm_linear_backward,
     layernorm_linear_forward,
@@ -12,7 +13,9 @@ from paddle_te.ops.te.linear import (
     linear_forward,
 )
 from paddle_te.ops.te.norm import NormSettings
+from paddle_te.ops.te.quantized import quantized_together
 from paddle_te.ops.te.recording import Op
+from paddle_te.ops.te.runtime import dtype_code
 
 
 class SelfAttentionSettings(NamedTuple):
@@ -38,7 +41,12 @@ def _forward(rt, inputs, settings):
     of_qkv, of_proj, *of_attention = inputs.quantizers
     tp, train, s = inputs.tp, inputs.train, settings.sequence
     before = x, ln_weight, ln_bias, qkv_weight, qkv_bias
-    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *before, of_qkv, tp, train, settings.norm)
+    weights, quantizers = (qkv_weight, proj_weight), (of_qkv, of_proj)
+    w_qkv, w_proj = quantized_together(rt, weights, dtype_code("x", x), quantizers, train)
+    given = *before, of_qkv, tp, train, settings.norm, w_qkv
+    (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *given, copies=True)
+    if train:
+        drop_data(rt, w_qkv)
     frozen = all([tensor is None or tensor.stop_gradient for tensor in before])
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
@@ -49,7 +57,8 @@ def _forward(rt, inputs, settings):
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
     context.stop_gradient = frozen
     row = None if tp is None else "row"
-    out, saved_proj = linear_forward(rt, context, proj_weight, proj_bias, residual, of_proj, tp, train, row)
+    given = context, proj_weight, proj_bias, residual, of_proj, tp, train, row
+    out, saved_proj = linear_forward(rt, *given, copy=saved_qkv.norm.copy, w=w_proj)
     return out, _Saved(saved_qkv, saved_attention, saved_proj, frozen)
 
 

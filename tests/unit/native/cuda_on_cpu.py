@@ -43,6 +43,8 @@ static void atomicMax(int* at, int value) {
   std::lock_guard<std::mutex> guard(mutex);
   *at = value > *at ? value : *at;
 }
+struct uint4 { unsigned x, y, z, w; };
+static void __stcs(uint4* at, const uint4& value) { *at = value; }
 static float rsqrtf(float x) { return static_cast<float>(1 / sqrt(static_cast<double>(x))); }
 static unsigned of_threads[1024];
 static unsigned __reduce_max_sync(unsigned, unsigned value) {  // all threads of a block call it
@@ -136,7 +138,7 @@ class OnCPU:
         shared = "".join(f"{type} {name}[{SHARED} / sizeof({type})];\n" for type, name in re.findall(dynamic, source))
         source = re.sub(dynamic, r"extern \1 \2[];", source)
         plain = re.sub(r"__launch_bounds__\([^)]*\)|\\\n", "", source)
-        names = re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain)
+        names = dict.fromkeys(re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain))
         code = HARNESS.replace("@KERNEL@", shared + source) + "".join(
             f'extern "C" void launch_{kernel}(unsigned grid, unsigned block, const long long* a) '
             f"{{ run({kernel}, grid, block, a); }}\n"

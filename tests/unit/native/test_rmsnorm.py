@@ -30,9 +30,9 @@ def address(array):
     return array.ctypes.data
 
 
-def run_statistics(te, x, gamma, amax=0, zero_centered=False):
+def run_statistics(te, x, gamma, amax=0, zero_centered=False, copy=0):
     rsigma = np.full(x.shape[0], np.nan, np.float32)
-    operands = address(x), address(gamma), address(rsigma), amax
+    operands = address(x), address(gamma), address(rsigma), amax, copy
     rmsnorm.statistics(te, te, *operands, *x.shape, DType.BFLOAT16, EPSILON, zero_centered)
     return rsigma
 
@@ -40,9 +40,14 @@ def run_statistics(te, x, gamma, amax=0, zero_centered=False):
 @pytest.mark.parametrize("mean", [0, 100])
 @pytest.mark.parametrize("hidden", [768, 1024, 4096])
 def test_statistics(te, seed, hidden, mean):
-    """Of rows that one warp computes, four of which are a block, and of one that four share."""
+    """Of rows that one warp computes, four of which are a block, and of one that four share; and a copy of these rows
+    alone."""
     x, gamma = inputs(seed, 5, hidden, mean)
-    rsigma = run_statistics(te, x, gamma)
+    memory = aligned((6, hidden), NUMPY[DType.BFLOAT16])
+    memory[:] = 7
+    rsigma = run_statistics(te, x, gamma, copy=address(memory))
+    np.testing.assert_array_equal(memory[:5], x)
+    assert (memory[5] == 7).all()
     want = 1 / np.sqrt((x.astype(np.float64) ** 2).mean(1) + EPSILON)
     np.testing.assert_allclose(rsigma, want, rtol=4e-7)
 

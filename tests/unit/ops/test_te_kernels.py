@@ -2,6 +2,7 @@
 
 import pytest
 
+from paddle_te.native import casts
 from tests import emulated_te
 from tests.kernel_cases import OF_TRANSFORMER, OPTIONS, RECIPES, check_the_librarys_bits, steps, transformer
 from tests.poison import poison_allocations
@@ -30,6 +31,15 @@ def test_the_bits_of_the_librarys_functions(seed, monkeypatch, recipe, options):
 )
 def test_the_bits_of_a_whole_layer(seed, monkeypatch, recipe, options):
     check_the_librarys_bits(seed, monkeypatch, RECIPES[recipe], OF_TRANSFORMER[options], transformer)
+
+
+@pytest.mark.parametrize("recipe, halves", [("delayed", 2), ("current", 0)])
+def test_a_half_layer_s_weights_are_cast_by_one_kernel(monkeypatch, recipe, halves):
+    """Where their scales are known before: once in the program of each half, which both layers share."""
+    recorded, cast = [], casts.cast_transpose_both
+    monkeypatch.setattr(casts, "cast_transpose_both", lambda *given: (recorded.append(given), cast(*given)))
+    steps(1, RECIPES[recipe], transformer)
+    assert len(recorded) == halves
 
 
 def test_whose_kernel_it_is(monkeypatch):

@@ -9,9 +9,11 @@ import pytest
 from paddle_te import fp8
 from paddle_te.distributed import Pending
 from paddle_te.layers import TransformerLayer
+from paddle_te.native import rmsnorm
 from paddle_te.ops import get_ops
 from paddle_te.ops.chunks import chunk_rows
 from paddle_te.ops.norms import Norm
+from paddle_te.ops.te import program
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
 from tests.poison import poison_allocations
@@ -120,6 +122,26 @@ def test_ranks_whose_weights_are_in_fp8_only(seed, monkeypatch, sequence_paralle
         assert len(want.keys() - got.keys()) == 4
         for name, value in got.items():
             assert (value == want[name]).all(), name
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_one_rank_s_norm_copies_the_residual(seed, monkeypatch, recipe):
+    """It is added once. The bits are those with the library's norm and a copy by itself."""
+    case = draw_case(seed, make(monkeypatch, **LAYERS["llama"]))
+
+    def ranks():
+        program.clear()
+        with count_entry_points() as counts:
+            found = train_ranks(monkeypatch, Group(RANKS), False, *case, RECIPES[recipe], LAYERS["llama"])
+        return found, counts["memcpy_async", "bfloat16"]
+
+    wanted, copies = ranks()
+    monkeypatch.setitem(rmsnorm.WARPS, HIDDEN, 1)
+    got, copies_left = ranks()
+    assert copies > 0 == copies_left
+    for rank, want in zip(got, wanted, strict=True):
+        for name, value in want.items():
+            assert (rank[name] == value).all(), name
 
 
 @pytest.mark.parametrize("parts", [("layernorm", "mlp_act"), ("layernorm", "mlp")], ids=" ".join)
