@@ -98,11 +98,17 @@ setup(
     entry_points={"console_scripts": ["paddle-te = paddle_te.__main__:main"]},
     packages=find_packages(include=["paddle_te", "paddle_te.*"]),
     package_data={
-        "paddle_te": ["configs/**/*", "recipes/*.json", "native/*.cpp", "native/kernels/*.cu", "native/kernels/*.cuh"]
+        "paddle_te": ["configs/**/*", "recipes/*.json", "native/*.cpp", "native/shim/*.h", "native/kernels/*.cu", "native/kernels/*.cuh"]
     },
     # Plain C++: the shim finds Transformer Engine at run time, so neither CUDA nor TE nor Paddle is needed to build it.
     ext_modules=[
-        Pybind11Extension("paddle_te.native._shim", ["paddle_te/native/shim.cpp"], libraries=["dl"], cxx_std=17)
+        Pybind11Extension(
+            "paddle_te.native._shim",
+            ["paddle_te/native/shim.cpp"],
+            depends=[str(header) for header in Path("paddle_te/native/shim").glob("*.h")],
+            libraries=["dl"],
+            cxx_std=17,
+        )
     ],
     install_requires=REQUIRES,
     extras_require=EXTRAS,

@@ -20,7 +20,7 @@ from paddle_te.planner.model import Gemm, Model
 from paddle_te.planner.offloaded import whole_weights
 
 MXFP8 = 33 / 32  # bytes of a number: one, and for 32 together one more
-GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim.cpp)
+GEMM_WORKSPACE = 32 * 2**20  # of cuBLAS, TE's size (native/shim/calls.h)
 LOGIT_BYTES = 4  # of a token and entry of the vocabulary: logits and their gradient, both bf16
 
 

@@ -1,6 +1,6 @@
 // The sum of two tensors, where no kernel of TE's adds in passing.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h).
 
 #include "types.cuh"
 

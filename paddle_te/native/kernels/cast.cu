@@ -1,6 +1,6 @@
 // A matrix, or two, cast to fp8 with the transposed copy, in one pass over memory.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp). native/casts.py defines NAME, the
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h). native/casts.py defines NAME, the
 // kernel's, and MATRICES, 1 or 2, beside what cast_tile.cuh needs.
 
 #include "cast_tile.cuh"

@@ -1,7 +1,7 @@
 // The sum of a matrix's rows: the gradient of a bias whose GEMM is in fp8 with block scaling, for which TE's casts have
 // no sum in passing.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h).
 
 #include "types.cuh"
 

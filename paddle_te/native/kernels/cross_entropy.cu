@@ -4,7 +4,7 @@
 // arXiv:1805.02867). From what it leaves the second one has the losses; ranks that share the vocabulary meet in between
 // (Megatron-LM, Shoeybi et al., 2019). The third reads the logits again for their gradient: 6 bytes a logit in all.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h).
 #include "types.cuh"
 
 constexpr float kLog2E = 1.4426950408889634f, kLowest = -3.4028234e38f;

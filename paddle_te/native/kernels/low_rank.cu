@@ -5,7 +5,7 @@
 // many columns as its size; all else is zeros. So x · A · B of all parts takes two products, and nobody else multiplies
 // with the factor.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp): the factor is a float's bits.
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h): the factor is a float's bits.
 
 #include "types.cuh"
 

@@ -1,6 +1,6 @@
 // Numbers to MXFP8 and back (mxfp8.cuh): n of them, a multiple of 32. Each thread has 8.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp). native/mxfp8.py defines ELEMENT,
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h). native/mxfp8.py defines ELEMENT,
 // the type of the numbers, of 16 bits.
 
 #include "mxfp8.cuh"

@@ -1,7 +1,7 @@
 // RMSNorm of rows whose statistics are known (rmsnorm_statistics.cu), cast to fp8 with the transposed copy, in one pass
 // over memory. It begins with the rows whose statistics were computed last, which the GPU's cache still has.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp). native/rmsnorm.py defines NAME,
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h). native/rmsnorm.py defines NAME,
 // the kernel's, beside what cast_tile.cuh needs.
 
 #define FROM_THE_END

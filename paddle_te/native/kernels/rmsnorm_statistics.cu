@@ -6,7 +6,7 @@
 // the bit. That kernel takes the squares of distances from the mean, of each warp's part of a row, and joins the parts
 // (Chan, Golub and LeVeque, 1983).
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp). native/rmsnorm.py defines NAME,
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h). native/rmsnorm.py defines NAME,
 // the kernel's; HIDDEN, numbers in a row; WARPS, 1 or 4, that share a row; and ELEMENT, their type.
 
 #include "types.cuh"

@@ -6,7 +6,7 @@
 // Without angles q and k are moved as v is. TE's own kernel on packed q, k, v wants Megatron's interleaved order and
 // reaches a third of memory bandwidth.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h).
 
 #include "types.cuh"
 

@@ -1,6 +1,6 @@
 // Factors of fp8 tensors that no kernel of TE's or cuDNN's writes as they are needed.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp).
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h).
 
 // scale_inv[4 i] = 1 / scale[i], for i < n.
 extern "C" __global__ void reciprocals(const float* scale, float* scale_inv, long long n) {

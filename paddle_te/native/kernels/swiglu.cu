@@ -7,7 +7,7 @@
 //
 // z can be in MXFP8: written so beside what is computed of it, for a later kernel that reads it so.
 //
-// Compiled at run time by NVRTC. Every parameter is 8 bytes (see launch in shim.cpp). native/swiglu.py defines
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h). native/swiglu.py defines
 // NAME, the kernel's, FUNCTION, the Source's function, STORED, a Stored, and AGAIN, whether dswiglu writes swiglu's y,
 // too, beside what cast_tile.cuh needs.
 

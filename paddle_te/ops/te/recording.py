@@ -15,7 +15,7 @@ from paddle_te.fp8 import BlockScaling, StoredScaling, TensorScaling
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.packing import SIZES
 
-OFFSET_BITS = 48  # an address is recorded as index << OFFSET_BITS | offset: see Sequence in native/shim.cpp
+OFFSET_BITS = 48  # an address is recorded as index << OFFSET_BITS | offset: see Sequence in native/shim/calls.h
 
 
 class Op(NamedTuple):

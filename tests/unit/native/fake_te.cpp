@@ -1,5 +1,5 @@
 // A stand-in for libtransformer_engine.so, libcudart.so and libcuda.so: records the calls and their arguments as JSON
-// lines, computes nothing. Declarations written down independently of shim.cpp.
+// lines, computes nothing. Declarations written down independently of shim/declarations.h.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

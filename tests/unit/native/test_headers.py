@@ -1,4 +1,4 @@
-"""shim.cpp's declarations against the headers of the installed Transformer Engine and CUDA."""
+"""The shim's declarations (shim/declarations.h) against the headers of the installed Transformer Engine and CUDA."""
 
 import re
 import subprocess
@@ -160,8 +160,8 @@ def attributes(source, kind):
 
 def test_declarations(gxx, tmp_path):
     folders = includes()
-    source = Path(library.__file__).with_name("shim.cpp").read_text()
-    declarations = re.search(r"// ---- declarations.*?\n(.*?)// ---- end of declarations", source, re.S)[1]
+    source = (Path(library.__file__).parent / "shim/declarations.h").read_text()
+    declarations = re.sub(r"#pragma once|#include .*", "", source)
     pairs = [(ours if ours.isdigit() else f"shim::{ours}", theirs) for ours, theirs in CONSTANTS]
     pairs += [(f"shim::k{name}", f"kNVTE{name}") for name in TENSOR_PARAMS]
     pairs += [

@@ -1,0 +1,201 @@
+// What shim.cpp needs of transformer_engine.h, gemm.h, fused_attn.h, cuda_runtime_api.h, cuda.h and cublasLt.h, as in
+// Transformer Engine 2.20 and CUDA 13. tests/unit/native/test_headers.py compares it with those headers.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+using NVTETensor = void*;
+using NVTEConfig = void*;
+using cudaStream_t = void*;
+using cudaEvent_t = void*;
+using cudaGraph_t = void*;
+using cudaGraphExec_t = void*;
+
+struct NVTEShape {
+  size_t data[15];
+  size_t ndim;
+};
+struct NVTEBasicTensor {
+  void* data_ptr;
+  int32_t dtype;
+  NVTEShape shape;
+};
+struct NVTETensorPack {
+  NVTETensor tensors[10];
+  size_t size;
+};
+struct cudaGraphExecUpdateResultInfo {
+  int result;
+  void *errorNode, *errorFromNode;
+};
+static_assert(sizeof(NVTEShape) == 128 && sizeof(NVTEBasicTensor) == 144 && sizeof(NVTETensorPack) == 88);
+
+enum DType { kByte = 0, kInt32 = 2, kInt64 = 3, kFloat32 = 4, kFloat16 = 5, kBFloat16 = 6, kE4M3 = 7, kE5M2 = 8 };
+enum TensorParam { kRowwiseData, kColumnwiseData, kScale, kAmax, kRowwiseScaleInv, kColumnwiseScaleInv };
+// NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors; fp8 with a scale for each 1 x 128 or 128 x
+// 128.
+enum ScalingMode { kPerTensorScaling = 0, kBlockScaling1D = 2, kBlockScaling2D = 3 };
+constexpr int kForcePow2Scales = 0, kAmaxEpsilon = 1;                                     // of a quantization config
+constexpr int kBiasTensor = 0, kDBiasTensor = 1, kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
+enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
+constexpr int kCuda32F = 0, kCuda16F = 2, kCuda16BF = 14, kCudaE4M3 = 28, kCudaE5M2 = 29, kCompute32F = 68;
+// cuBLASLt's: attributes of a product, of a preference among its algorithms, and of an algorithm; epilogues.
+enum LtProduct {
+  kLtTransA = 3,
+  kLtTransB = 4,
+  kLtEpilogue = 7,
+  kLtBiasPointer = 8,
+  kLtSMCountTarget = 15,
+  kLtAScalePointer = 17,
+  kLtBScalePointer = 18,
+  kLtFastAccum = 25,
+  kLtBiasDataType = 26
+};
+enum LtPreference { kLtMaxWorkspace = 1, kLtAlignmentA = 5, kLtAlignmentB, kLtAlignmentC, kLtAlignmentD };
+enum LtAlgorithm { kLtSplitK = 2, kLtReductionScheme = 3 };
+constexpr int kLtNoEpilogue = 1, kLtBias = 4;
+struct LtHeuristic {
+  std::array<uint64_t, 8> algorithm;
+  size_t workspace;
+  int state;
+  float waves;
+  int reserved[4];
+};
+constexpr int kFormatBSHD = 1, kFormatTHD = 2, kFormatNotSet = 8;
+constexpr int kLayoutT3HD = 10, kLayoutTHD = 14;  // the first and the last of the layouts of THD
+constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
+constexpr int kNoBias = 0, kPostScaleBias = 2;
+
+// clang-format off: one a line they would fill a page
+enum FwdParam {
+  kFwdQ, kFwdK, kFwdV, kFwdBias, kFwdSoftmaxOffset, kFwdS, kFwdO, kFwdAux, kFwdCuSeqlensQ, kFwdCuSeqlensKV,
+  kFwdCuSeqlensQPadded, kFwdCuSeqlensKVPadded, kFwdPageTableK, kFwdPageTableV, kFwdRngState, kFwdIsTraining,
+  kFwdCudaGraph, kFwdReturnMaxLogit, kFwdMask, kFwdBiasType, kFwdWindowLeft, kFwdWindowRight, kFwdBottomRight,
+  kFwdSoftmaxType, kFwdDropout, kFwdScale, kFwdQKVLayout, kFwdOFormat, kFwdScaleInvFormat, kFwdMaxSeqlenQ,
+  kFwdMaxSeqlenKV, kFwdWorkspace, kFwdStream
+};
+enum BwdParam {
+  kBwdQ, kBwdK, kBwdV, kBwdO, kBwdDO, kBwdS, kBwdDP, kBwdAux, kBwdDQ, kBwdDK, kBwdDV, kBwdDBias, kBwdDSoftmaxOffset,
+  kBwdCuSeqlensQ, kBwdCuSeqlensKV, kBwdCuSeqlensQPadded, kBwdCuSeqlensKVPadded, kBwdDeterministic, kBwdCudaGraph,
+  kBwdMask, kBwdBiasType, kBwdWindowLeft, kBwdWindowRight, kBwdBottomRight, kBwdSoftmaxType, kBwdDropout, kBwdScale,
+  kBwdQKVLayout, kBwdOFormat, kBwdDOFormat, kBwdDQKVLayout, kBwdScaleInvFormat, kBwdDOScaleInvFormat, kBwdMaxSeqlenQ,
+  kBwdMaxSeqlenKV, kBwdWorkspace, kBwdStream
+};
+// clang-format on
+
+// X(result, name, arguments): every foreign function used here.
+#define TE_FUNCTIONS(X)                                                                                               \
+  X(NVTETensor, nvte_create_tensor, (int))                                                                            \
+  X(void, nvte_destroy_tensor, (NVTETensor))                                                                          \
+  X(void, nvte_set_tensor_param_v2, (NVTETensor, int, const void*, size_t))                                           \
+  X(void, nvte_get_tensor_param_v2, (NVTETensor, int, void*, size_t, size_t*))                                        \
+  X(NVTEConfig, nvte_create_matmul_config, ())                                                                        \
+  X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                   \
+  X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                   \
+  X(NVTEConfig, nvte_create_quantization_config, ())                                                                  \
+  X(void, nvte_set_quantization_config_attribute, (NVTEConfig, int, const void*, size_t))                             \
+  X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                             \
+  X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                                \
+  X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(void, nvte_destroy_fused_attn_fwd_params, (NVTEConfig))                                                           \
+  X(NVTEConfig, nvte_create_fused_attn_bwd_params, ())                                                                \
+  X(void, nvte_set_fused_attn_bwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(void, nvte_destroy_fused_attn_bwd_params, (NVTEConfig))                                                           \
+  X(void, nvte_layernorm_fwd,                                                                                         \
+    (NVTETensor, NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,            \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_layernorm_bwd,                                                                                         \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, \
+     bool, cudaStream_t))                                                                                             \
+  X(void, nvte_rmsnorm_fwd,                                                                                           \
+    (NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))                     \
+  X(void, nvte_rmsnorm_bwd,                                                                                           \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))    \
+  X(void, nvte_rmsnorm_bwd_add,                                                                                       \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,       \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_cublas_gemm_v2,                                                                                        \
+    (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, NVTETensor, NVTEConfig,    \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
+  X(void, nvte_quantize_v2, (NVTETensor, NVTETensor, NVTEConfig, cudaStream_t))                                       \
+  X(void, nvte_quantize_dbias, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                        \
+  X(void, nvte_quantize_dbias_dgelu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))      \
+  X(void, nvte_quantize_dbias_drelu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))      \
+  X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                    \
+  X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                     \
+  X(void, nvte_swiglu, (NVTETensor, NVTETensor, cudaStream_t))                                                        \
+  X(void, nvte_geglu, (NVTETensor, NVTETensor, cudaStream_t))                                                         \
+  X(void, nvte_gelu, (NVTETensor, NVTETensor, cudaStream_t))                                                          \
+  X(void, nvte_relu, (NVTETensor, NVTETensor, cudaStream_t))                                                          \
+  X(void, nvte_dswiglu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                           \
+  X(void, nvte_dgeglu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                            \
+  X(void, nvte_dgelu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                             \
+  X(void, nvte_drelu, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                                             \
+  X(void, nvte_dswiglu_cast_transpose, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                            \
+  X(void, nvte_dgeglu_cast_transpose, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                             \
+  X(void, nvte_fused_rope_forward,                                                                                    \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,   \
+     int, int, int, cudaStream_t))                                                                                    \
+  X(void, nvte_fused_rope_backward,                                                                                   \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,   \
+     int, int, int, cudaStream_t))                                                                                    \
+  X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                                                                       \
+  X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                       \
+  X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                                          \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                          \
+  X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
+  X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
+#define CUDART_FUNCTIONS(X)                                                                   \
+  X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t))                    \
+  X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))                                 \
+  X(int, cudaMallocHost, (void**, size_t))                                                    \
+  X(int, cudaFreeHost, (void*))                                                               \
+  X(int, cudaStreamCreateWithFlags, (cudaStream_t*, unsigned))                                \
+  X(int, cudaStreamSynchronize, (cudaStream_t))                                               \
+  X(int, cudaStreamWaitEvent, (cudaStream_t, cudaEvent_t, unsigned))                          \
+  X(int, cudaEventCreateWithFlags, (cudaEvent_t*, unsigned))                                  \
+  X(int, cudaEventRecord, (cudaEvent_t, cudaStream_t))                                        \
+  X(int, cudaEventSynchronize, (cudaEvent_t))                                                 \
+  X(int, cudaEventDestroy, (cudaEvent_t))                                                     \
+  X(int, cudaEventElapsedTime, (float*, cudaEvent_t, cudaEvent_t))                            \
+  X(int, cudaStreamBeginCapture, (cudaStream_t, int))                                         \
+  X(int, cudaStreamEndCapture, (cudaStream_t, cudaGraph_t*))                                  \
+  X(int, cudaGraphInstantiate, (cudaGraphExec_t*, cudaGraph_t, unsigned long long))           \
+  X(int, cudaGraphExecUpdate, (cudaGraphExec_t, cudaGraph_t, cudaGraphExecUpdateResultInfo*)) \
+  X(int, cudaGraphLaunch, (cudaGraphExec_t, cudaStream_t))                                    \
+  X(int, cudaGraphExecDestroy, (cudaGraphExec_t))                                             \
+  X(int, cudaGraphDestroy, (cudaGraph_t))                                                     \
+  X(int, cudaGetLastError, ())                                                                \
+  X(int, cudaGetDevice, (int*))                                                               \
+  X(int, cudaDeviceGetAttribute, (int*, int, int))                                            \
+  X(const char*, cudaGetErrorString, (int))
+#define DRIVER_FUNCTIONS(X)                                                                                      \
+  X(int, cuLaunchKernel,                                                                                         \
+    (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cudaStream_t, void**, void**)) \
+  X(int, cuGetErrorString, (int, const char**))
+#define CUBLASLT_FUNCTIONS(X)                                                                                          \
+  X(int, cublasLtCreate, (void**))                                                                                     \
+  X(int, cublasLtMatmulDescCreate, (void**, int, int))                                                                 \
+  X(int, cublasLtMatmulDescSetAttribute, (void*, int, const void*, size_t))                                            \
+  X(int, cublasLtMatmulDescDestroy, (void*))                                                                           \
+  X(int, cublasLtMatrixLayoutCreate, (void**, int, uint64_t, uint64_t, int64_t))                                       \
+  X(int, cublasLtMatrixLayoutDestroy, (void*))                                                                         \
+  X(int, cublasLtMatmulPreferenceCreate, (void**))                                                                     \
+  X(int, cublasLtMatmulPreferenceSetAttribute, (void*, int, const void*, size_t))                                      \
+  X(int, cublasLtMatmulPreferenceDestroy, (void*))                                                                     \
+  X(int, cublasLtMatmulAlgoGetHeuristic, (void*, void*, void*, void*, void*, void*, void*, int, LtHeuristic*, int*))   \
+  X(int, cublasLtMatmulAlgoConfigGetAttribute, (const void*, int, void*, size_t, size_t*))                             \
+  X(int, cublasLtMatmul,                                                                                               \
+    (void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*, void*, \
+     const void*, void*, size_t, cudaStream_t))                                                                        \
+  X(const char*, cublasLtGetStatusString, (int))
+
+#define DECLARE(result, name, arguments) static result(*name) arguments = nullptr;
+TE_FUNCTIONS(DECLARE)
+CUDART_FUNCTIONS(DECLARE)
+DRIVER_FUNCTIONS(DECLARE)
+CUBLASLT_FUNCTIONS(DECLARE)
+#undef DECLARE
