@@ -98,7 +98,14 @@ setup(
     entry_points={"console_scripts": ["paddle-te = paddle_te.__main__:main"]},
     packages=find_packages(include=["paddle_te", "paddle_te.*"]),
     package_data={
-        "paddle_te": ["configs/**/*", "recipes/*.json", "native/*.cpp", "native/shim/*.h", "native/kernels/*.cu", "native/kernels/*.cuh"]
+        "paddle_te": [
+            "configs/**/*",
+            "recipes/*.json",
+            "native/*.cpp",
+            "native/shim/*.h",
+            "native/kernels/*.cu",
+            "native/kernels/*.cuh",
+        ]
     },
     # Plain C++: the shim finds Transformer Engine at run time, so neither CUDA nor TE nor Paddle is needed to build it.
     ext_modules=[
