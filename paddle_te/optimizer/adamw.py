@@ -99,8 +99,12 @@ def clip_factor(norm, greatest):
     return largest / paddle.maximum(norm, largest)
 
 
-class _HybridParallelClipGrad(HybridParallelClipGrad):
-    """Paddle's clipping over several ranks, or likewise only the `factor`."""
+class _ClipOverRanks:
+    """Paddle's clipping over several ranks, which the other base class does, or likewise only the `factor`.
+
+    `_set_factor(clipped)` sets factor and norm, for pairs of a parameter and its gradient, of which there may be none:
+    all ranks must take part.
+    """
 
     factor = norm = None
 
@@ -110,6 +114,14 @@ class _HybridParallelClipGrad(HybridParallelClipGrad):
         if not _take_factor(clipped):
             self.factor = self.norm = None
             return super()._dygraph_clip(params_grads)
+        self._set_factor(clipped)
+        return params_grads
+
+
+class _HybridParallelClipGrad(_ClipOverRanks, HybridParallelClipGrad):
+    """Under tensor and pipeline parallelism and sharding."""
+
+    def _set_factor(self, clipped):
         once = [(p, grad) for p, grad in clipped if getattr(p, "is_firstly_shared", True)]  # of all pipeline stages
         distributed, others = (
             multi_tensor.sum_of_squares([grad for p, grad in once if bool(p.is_distributed) is differs]).reshape([1])
@@ -119,21 +131,12 @@ class _HybridParallelClipGrad(HybridParallelClipGrad):
         self.norm = norm = paddle.sqrt(distributed + others)
         largest = paddle.full([], self.clip_norm, norm.dtype)
         self.factor = largest / (paddle.maximum(norm, largest) + paddle.full([], 1e-6, norm.dtype))
-        return params_grads
 
 
-class _GroupShardedClipGrad(GroupShardedClipGrad):
-    """Paddle's clipping in sharding stage 3, or likewise only the `factor`. Each rank has a slice of a large weight's
-    gradient, and the whole gradient of a small one."""
+class _GroupShardedClipGrad(_ClipOverRanks, GroupShardedClipGrad):
+    """In sharding stage 3, where a rank has a slice of a large weight's gradient, and a small one's whole."""
 
-    factor = norm = None
-
-    @paddle.no_grad()
-    def _dygraph_clip(self, params_grads):
-        clipped = _clipped(params_grads)
-        if not _take_factor(clipped):
-            self.factor = self.norm = None
-            return super()._dygraph_clip(params_grads)
+    def _set_factor(self, clipped):
         slices, others = (
             multi_tensor.sum_of_squares([grad for p, grad in clipped if hasattr(p, "unslice") is whole])
             for whole in (False, True)
@@ -141,7 +144,6 @@ class _GroupShardedClipGrad(GroupShardedClipGrad):
         dist.all_reduce(slices, group=self._group)
         self.norm = paddle.sqrt(slices + others)
         self.factor = clip_factor(self.norm, self.clip_norm)
-        return params_grads
 
 
 # What Paddle may put around an optimizer's clipping after `fuse_clipping`

@@ -102,6 +102,11 @@ class Layout:
         return self.sharding > 1 and self.stage > 1
 
     @property
+    def shards_weights(self) -> bool:
+        """Whether a rank keeps slices of the weights only."""
+        return self.sharding > 1 and self.stage == 3
+
+    @property
     def tokens(self) -> int:
         """Of a rank's micro-batch, of whose sequences other ranks may have the rest."""
         return self.batch * self.sequence // self.sharing

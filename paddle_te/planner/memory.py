@@ -75,7 +75,7 @@ def releases_gradients(layout: Layout) -> bool:
     (`optimizer.adamw.FactorAdamW.clear_grad`). Main gradients go with --release_grads and in sharding stage 3, where a
     rank's parts are new in each step (`upstream.stage3_gradients`)."""
     if layout.main_grads:
-        return layout.release_grads or (layout.shards_gradients and layout.stage == 3)
+        return layout.release_grads or layout.shards_weights
     return layout.release_grads or layout.gpus == 1
 
 
@@ -100,7 +100,7 @@ def _stage(model: Model, layout: Layout, stage: int, measured: Measured) -> Memo
     embeddings = first + (last and not (first and model.tied))
     local = (model.layers / layout.pp * model.layer_weights + embeddings * model.embedding) / layout.tp
     weights, trained = 2 * local, trained_elements(model, layout, local)
-    if layout.sharding > 1 and layout.stage == 3:  # a rank's slices; of the whole weights, the largest at the loss
+    if layout.shards_weights:  # a rank's slices; of the whole weights, the largest at the loss
         weights = 2 * local / layout.sharding + 2 * embeddings * model.embedding / layout.tp
     if layout.lora:
         weights += 2 * trained

@@ -51,7 +51,7 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     update = update_ms(own_elements(model, layout, local), layout, gpu)
     backward = (layers * (layer + tp) + head) * 2 / 3
     # stages 2 and 3 reduce each micro-batch's gradients, stage 3 gathers the weights for each
-    reductions, gathers = m if layout.shards_gradients else 1, m if layout.stage == 3 else 1
+    reductions, gathers = m if layout.shards_gradients else 1, m if layout.shards_weights else 1
     communication = reductions * exposed_ms(scatter, 2 * forward, layout, gpu)
     communication += gathers * exposed_ms(gather, forward, layout, gpu)
     launch = max(0.0, layers * (m * gpu.launch - first - (m - 1) * layer - m * (tp + shared)))
@@ -231,7 +231,7 @@ def exposed_ms(communication: float, window: float, layout: Layout, gpu: Gpu) ->
 
     Data-parallel ranks without sharding reduce during backward without being asked to.
     """
-    if not layout.overlap and layout.sharding > 1 and layout.stage < 3:
+    if not layout.overlap and layout.sharding > 1 and not layout.shards_weights:
         return communication
     hidden = min(gpu.overlap * communication, window)
     return communication - hidden + gpu.slowdown * hidden
@@ -299,7 +299,7 @@ def sharding_ms(local: float, layout: Layout, gpu: Gpu) -> tuple[float, float]:
         return replicas, 0.0
     gradients = ring(4 if layout.main_grads else 2, layout.sharding)
     weights = ring(2, layout.sharding)
-    again = layout.stage == 3 and (layout.precision != "fp8" or layout.recompute == "full")
+    again = layout.shards_weights and (layout.precision != "fp8" or layout.recompute == "full")
     return replicas + gradients + (weights if again else 0), weights
 
 
@@ -309,6 +309,6 @@ def gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
     Sharding: main gradients are cleared, and read as wgrad adds to them, except in stage 1 with overlap and in stage 3,
     where te writes them anew. Data parallel (Paddle's EagerReducer): bf16 gradients are copied into a buffer and back.
     """
-    if layout.data == 1 or layout.stage == 3 or (layout.sharding > 1 and layout.stage == 1 and layout.overlap):
+    if layout.data == 1 or layout.shards_weights or (layout.sharding > 1 and layout.stage == 1 and layout.overlap):
         return 0.0
     return (4 + 4) * local / gpu.hbm / 1e6

@@ -1,7 +1,7 @@
 """A rank's parts of the weights in stage 3 are taken on the device.
 
-Paddle makes a copy of each weight in the host's memory, as float16 zeros that it casts to bfloat16 on one core, and
-writes the weight into it only to keep a part: for Llama-3-8B over two GPUs more than 90 seconds.
+Paddle makes a copy of each weight in the host's memory: float16 zeros, which it casts to bfloat16 on one core. It
+writes the weight into that copy only to keep a part. For Llama-3-8B over two GPUs this takes more than 90 seconds.
 """
 
 import paddle

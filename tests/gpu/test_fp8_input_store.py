@@ -1,4 +1,4 @@
-"""What layers keep less of the MLP, on Transformer Engine's kernels and ours."""
+"""Layers that keep less of the MLP for backward, on Transformer Engine's kernels and ours."""
 
 import paddle
 import pytest

@@ -1,4 +1,4 @@
-"""What layers keep less of the MLP: its activation's input in MXFP8, and with LoRA what backward computes again."""
+"""Layers that keep less of the MLP for backward: the activation's input in MXFP8, with LoRA parts computed again."""
 
 import numpy as np
 import paddle

@@ -1,4 +1,4 @@
-"""MXFP8 (kernels/mxfp8.cuh) on the CPU: its kernels, and SwiGLU's, beside the backend paddle's and NumPy."""
+"""MXFP8 (kernels/mxfp8.cuh) on the CPU. Its kernels and SwiGLU's are compared with the backend paddle and NumPy."""
 
 import numpy as np
 import paddle

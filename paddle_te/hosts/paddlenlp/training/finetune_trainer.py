@@ -105,9 +105,9 @@ def _check_dropout(training_args):
     parts = sorted({*(training_args.recompute_modules or ())} - {"core_attn"})
     flags = [f"--recompute_modules {' '.join(parts)}"] * bool(parts)
     flags += ["--activation_func_fp8_input_store true"] * training_args.activation_func_fp8_input_store
-    for flag in flags:
+    if flags:
         raise ValueError(
-            f"{flag} with --lora_dropout: norm and activation are operations of their own before dropout, and keep "
+            f"{flags[0]} with --lora_dropout: norm and activation are operations of their own before dropout, and keep "
             "what they give; leave one of them out"
         )
 
