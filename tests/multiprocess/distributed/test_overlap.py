@@ -5,6 +5,8 @@ complete when it is reduced and each weight gathered before its layer, also wher
 its GEMMs. te's kernels are emulated.
 """
 
+from typing import NamedTuple
+
 import paddle
 import pytest
 
@@ -39,6 +41,16 @@ LAYOUTS = {
 # Stage 2 adds up the micro-batches' gradients in another order. Seen with eight seeds in bf16: 7e-5, 1e-3.
 LOSS_TOLERANCE = {"bf16": 5e-4, "fp8": 2e-3}
 WEIGHT_TOLERANCE = {"bf16": 1e-2, "fp8": 5e-2}
+
+
+class Tolerances(NamedTuple):
+    """Greatest relative difference of a loss, and relative L2 difference of a weight."""
+
+    losses: float
+    weights: float
+
+
+EXACT = Tolerances(0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +89,19 @@ def test_losses_are_those_without_overlap(overlap, train, without):
 
 
 TIED = {family: MODELS[family] | dict(tie_word_embeddings=True) for family in ("qwen2", "gpt")}
+# A tied embedding's gradient is the sum of two stages' shares on two ranks. Paddle's pipeline adds up the stages first;
+# with overlap sharding has added up the ranks before. Their last bit in float32 may differ, which in one run of 30 was
+# another weight in bf16: losses parted by 1.2e-6 then, weights by 1.1e-4.
+TIED_TOLERANCES = Tolerances(losses=1e-5, weights=1e-3)
 
 
-@pytest.mark.parametrize("layout, name, model", [
-    ("sharding", "pd_bf16_unclipped", {}),
-    ("pipeline", "pd_bf16_unclipped", {}),
-    ("pipeline", "te_bf16_wgrad_unclipped", TIED["qwen2"]),
-    ("pipeline", "te_bf16_wgrad_unclipped", TIED["gpt"]),
+@pytest.mark.parametrize("layout, name, model, tolerances", [
+    ("sharding", "pd_bf16_unclipped", {}, EXACT),
+    ("pipeline", "pd_bf16_unclipped", {}, EXACT),
+    ("pipeline", "te_bf16_wgrad_unclipped", TIED["qwen2"], TIED_TOLERANCES),
+    ("pipeline", "te_bf16_wgrad_unclipped", TIED["gpt"], TIED_TOLERANCES),
 ], ids=["sharding", "pipeline", "pipeline-qwen2", "pipeline-gpt"])  # fmt: skip
-def test_saved_weights(layout, name, model, tmp_path, warm_host):
+def test_saved_weights(layout, name, model, tolerances, tmp_path, warm_host):
     """A checkpoint holds all ranks' weights of its step, also those that the next forward would have gathered.
 
     And a run goes on with overlap from the checkpoint of one without, which OVERLAP=auto makes of an earlier run, as
@@ -105,11 +121,18 @@ def test_saved_weights(layout, name, model, tmp_path, warm_host):
         saved.append({(file.name, key): value for file in files for key, value in paddle.load(str(file)).items()})
     plain, overlapping = saved
     assert plain.keys() == overlapping.keys()
-    assert [key for key in plain if not (plain[key] == overlapping[key]).all()] == []
-    jobs.check_same(runs[1][name], runs[0][name], 0, 0)
+    apart = {key: difference(overlapping[key], plain[key]) for key in plain}
+    assert {key: value for key, value in apart.items() if not value <= tolerances.weights} == {}
     without, resumed = runs[0][name], runs[1]["resumed"]
-    assert resumed.losses == {step: loss for step, loss in without.losses.items() if step > jobs.SAVED_STEP}
-    assert jobs.weight_difference(resumed, without) == 0
+    jobs.check_same(runs[1][name], without, *tolerances)
+    later = {step: loss for step, loss in without.losses.items() if step > jobs.SAVED_STEP}
+    jobs.check_same(resumed, without._replace(losses=later), *tolerances)
+
+
+def difference(got, want):
+    """Relative L2 difference of two tensors; NaN where one has a NaN."""
+    want = want.astype("float64")
+    return float((got.astype("float64") - want).norm() / want.norm())
 
 
 def test_resume(train):
