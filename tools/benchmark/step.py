@@ -416,6 +416,14 @@ PEERS = {
         partial(PaddleStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
         "te, fp8, attention and the head in fp8 as well",
     ),
+    "paddle_te_fp8_tuned": (
+        partial(PaddleStep, use_fp8=True, gemm_autotune=True),
+        "te, fp8, the fastest of cuBLASLt's algorithms in the forward's fp8 GEMMs",
+    ),
+    "paddle_te_fp8_dpa_head_tuned": (
+        partial(PaddleStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True, gemm_autotune=True),
+        "te, fp8, attention and the head in fp8 as well, the fastest of cuBLASLt's algorithms in forward",
+    ),
     "hf_bf16_float32_weights": (
         partial(HuggingFaceStep, float32_weights=True),
         "transformers with float32 weights under autocast: as exact an update as Paddle's master weights give",
@@ -443,7 +451,11 @@ PEERS = {
     "paddlenlp_bf16": (partial(PaddleStep, backend="none"), "PaddleNLP's own layers, bf16"),
 }
 SPEEDUP_OVER = {"× HF": "hf_bf16", "× te bf16": "paddle_te_bf16"}
-TWIN = ("paddle_te", "te_torch")  # the same model of this project's layers and of TE's PyTorch layers
+
+
+def twin(name):
+    """The same model of TE's PyTorch layers, which take cuBLASLt's first algorithm; None if not ours."""
+    return name.replace("paddle_te", "te_torch").removesuffix("_tuned") if name.startswith("paddle_te") else None
 
 
 def parse_arguments(argv=None):
@@ -547,7 +559,7 @@ def _step_table(size):
 
     def row(name, peer):
         step = peer["step_ms"]
-        names = [*SPEEDUP_OVER.values(), name.replace(*TWIN) if name.startswith(TWIN[0]) else None]
+        names = [*SPEEDUP_OVER.values(), twin(name)]
         others = [peers.get(other, {}).get("step_ms") for other in names]
         return [
             f"{step['median']:.2f}",
