@@ -252,6 +252,13 @@ OUR_RUNS |= {
     for name in ("8b-x2-tp2", "8b-x2-tp2-current", "8b-x4-tp4")
     for chunks in (1, 2, 4)
 }
+# The gradients of the norms' weights summed over the ranks in one collective a step.
+OUR_RUNS |= {
+    f"{name}-fused-sums": replace(
+        OUR_RUNS[name], flags=f"{OUR_RUNS[name].flags} --fuse_sequence_parallel_allreduce true", base="8b-x2-tp2"
+    )
+    for name in ("8b-x2-tp2", "8b-x2-tp2-1-chunks", "8b-x2-tp2-2-chunks")
+}
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
 for thousands in FROM_8K_TO_128K:

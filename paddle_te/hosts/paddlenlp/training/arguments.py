@@ -85,6 +85,8 @@ class PreTrainingArguments(TrainingArguments):
             )
         if self.gemm_autotune:
             self._check_gemm_autotune()
+        if self.fuse_sequence_parallel_allreduce:
+            self._check_fused_sums()
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
@@ -261,6 +263,22 @@ class PreTrainingArguments(TrainingArguments):
                 "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or current: the algorithms of no "
                 "other GEMMs are timed"
             )
+
+    def _check_fused_sums(self):
+        """Refuses what reduces gradients during backward: their sum over the ranks would come too late."""
+        given = {
+            "sharding": [word for word in ("stage2", "stage3") if word in str(self.sharding)],
+            "sharding_parallel_config": ["enable_stage1_overlap"],
+            "pipeline_parallel_config": ["enable_sharding_comm_overlap", "enable_dp_comm_overlap"],
+        }
+        for name, words in given.items():
+            for word in words:
+                if word in str(getattr(self, name)):
+                    raise ValueError(
+                        f"--fuse_sequence_parallel_allreduce true with --{name} {word}: gradients are reduced over the "
+                        "data during backward there, before they would be summed over the ranks of sequence "
+                        "parallelism; leave one of them out"
+                    )
 
     def _check_offload(self):
         flag = f"--offload_activations {self.offload_activations}"

@@ -19,6 +19,7 @@ BLOCKS = ["--optim_moments", "int8", "--unified_checkpoint", "true"]
 UNCLIPPED = ["--optimizer_in_backward", "unclipped", "--max_grad_norm", "0"]
 TP2_SP = ["--tensor_parallel_degree", "2", "--sequence_parallel", "true"]
 BLOCK = ["--use_fp8", "true", "--fp8_recipe", "block"]
+FUSED_SUMS = ["--fuse_sequence_parallel_allreduce", "true"]
 STORED = ["--activation_func_fp8_input_store", "true"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
 
@@ -124,6 +125,12 @@ def test_defaults_are_native_layers(tmp_path):
         (["--gemm_autotune"], "--gemm_autotune true needs --transformer_engine_backend transformer_engine"),
         ([*TE, "--gemm_autotune"], "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or current"),
         ([*TE, *BLOCK, "--gemm_autotune"], "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or"),
+        ([*FUSED_SUMS, "--sharding", "stage2"], "true with --sharding stage2: gradients are reduced .* leave one"),
+        ([*FUSED_SUMS, "--sharding_parallel_config", "enable_stage1_overlap"], "_config enable_stage1_overlap: grad"),
+        (
+            [*FUSED_SUMS, "--pipeline_parallel_config", "enable_sharding_comm_overlap"],
+            "true with --pipeline_parallel_config enable_sharding_comm_overlap: gradients",
+        ),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),
