@@ -115,6 +115,14 @@ def nvgpu_section(name):
         _check_status(getattr(library, f"nvgpu_{name}_end")())
 
 
+def run_deferred():
+    """Makes what this thread deferred in its last `nvgpu_section("defer")`, once.
+
+    Raises RuntimeError where the plug-in fails; it has printed why.
+    """
+    _check_status(_opened(nvgpu_library()).nvgpu_run_deferred())
+
+
 def _check_status(status):
     if status:
         raise RuntimeError("the nvgpu plug-in has failed; it printed why")

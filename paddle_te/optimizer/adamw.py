@@ -28,6 +28,8 @@ def fuse_clipping(optimizer):
     puts around the clipping later: HybridParallelClipGrad under tensor and pipeline parallelism and sharding,
     GroupShardedClipGrad in sharding stage 3. The parameters' `grad` stay unclipped. Other optimizers, groups of
     parameters and kinds of clipping are left alone.
+
+    Raises ValueError for a plug-in that is too old for it.
     """
     clip = optimizer._grad_clip
     groups = isinstance(optimizer._parameter_list[0], dict)  # each may have its own clipping
@@ -37,6 +39,7 @@ def fuse_clipping(optimizer):
         clip.__class__ = _ClipGradByGlobalNorm
     elif clip is not None:
         return
+    device.check_nvgpu("defer")
     optimizer.__class__ = FactorAdamW
 
 
@@ -299,7 +302,7 @@ class FactorAdamW(paddle.optimizer.AdamW):
     def _run(self, step):
         """Makes a Step whose tensors are on the device."""
         if device.kind(step.param.place) == "nvgpu":
-            multi_tensor.prepared_adamw([step])()
+            multi_tensor.adamw([step])
         else:
             self._run_elsewhere(step)
 
@@ -342,8 +345,8 @@ class FactorAdamW(paddle.optimizer.AdamW):
         but those whose states are in host memory one after another. For hundreds of weights its arguments take the host
         milliseconds, in which the device may still compute their gradients.
 
-        Each step looks its states up anew, and each call reads their addresses, so that it does not matter who has
-        replaced or moved them.
+        Each step looks its states up anew, and reads their addresses, so that it does not matter who has replaced or
+        moved them since the last one.
         """
         new = [param for param, _ in pairs if param.name not in self._already_create_accumulator]
         if new:
@@ -355,13 +358,12 @@ class FactorAdamW(paddle.optimizer.AdamW):
                 on_host.append(pair)
             else:
                 alike[self._call_of(pair[0])].append(pair)
-        calls = [multi_tensor.prepared_adamw(self._steps_of(of_call)) for of_call in alike.values()]
+        update_others = multi_tensor.deferred_adamw([self._steps_of(of_call) for of_call in alike.values()])
 
         def update():
             for pair in on_host:
                 self.host_states.update(self.step_of(pair), self._run)
-            for call in calls:
-                call()
+            update_others()
 
         return update
 

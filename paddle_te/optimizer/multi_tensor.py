@@ -5,15 +5,14 @@ kernels run in few launches (nvgpu/csrc/math/launch.h), and each tensor's result
 """
 
 from collections import defaultdict
-from functools import partial
 
 import paddle
 
 from paddle_te import device
 
 
-def prepared_adamw(steps):
-    """Returns a function without arguments. Called, it updates the weights of Steps of AdamW (adamw.py), all at once.
+def adamw(steps):
+    """Updates the weights of Steps of AdamW (adamw.py), all at once.
 
     The weights lie on one nvgpu. The Steps have the same factor, learning rate, betas, epsilon and noise_key. Either
     all have a master weight or none has; the same goes for greatest second moments.
@@ -23,8 +22,7 @@ def prepared_adamw(steps):
     def each(name):
         return [getattr(step, name) for step in steps]
 
-    return partial(
-        device.nvgpu_operator,
+    device.nvgpu_operator(
         "nvgpu_multi_tensor_adamw",
         *(each("param"), each("grad"), one.factor, one.learning_rate, each("moment1"), each("moment2")),
         each("moment2_max") if one.moment2_max is not None else None,
@@ -32,6 +30,24 @@ def prepared_adamw(steps):
         each("master") if one.master is not None else None,
         *(one.beta1, one.beta2, one.epsilon, each("rate_ratio"), each("decay"), one.noise_key, each("noise_first")),
     )
+
+
+def deferred_adamw(calls):
+    """Returns a function without arguments that makes an `adamw` of each list of Steps.
+
+    All but the launches is done before it returns: Paddle takes half a millisecond over the thousand tensors of a small
+    model's call, in which the device may still compute their gradients. So the function is for the same thread, once,
+    before the next `deferred_adamw`, and no tensor may be replaced or moved until then.
+    """
+    with device.nvgpu_section("defer"):
+        for steps in calls:
+            adamw(steps)
+
+    def run():
+        device.run_deferred()
+        calls.clear()  # until here the tensors had to live
+
+    return run
 
 
 def squared_norms(tensors):

@@ -208,8 +208,8 @@ def run_many(arrays, grads, kept, how):
     """
     parameters, optimizer = make(arrays, "bfloat16", None, how != "paddle", kept, multi_precision=True)
     parameters[3].optimize_attr["learning_rate"] = 0.5
-    calls, operator = [], multi_tensor.prepared_adamw
-    multi_tensor.prepared_adamw = lambda steps: (calls.append(len(steps)), operator(steps))[1]
+    calls, operator = [], multi_tensor.adamw
+    multi_tensor.adamw = lambda steps: (calls.append(len(steps)), operator(steps))[1]
     try:
         for step, of_step in enumerate(grads):
             pairs = [pair for n, pair in enumerate(zip(parameters, of_step, strict=True)) if step != 1 or n % 3]
@@ -225,7 +225,7 @@ def run_many(arrays, grads, kept, how):
             if how == "together" and step == 0:
                 replace_states(parameters, optimizer)
     finally:
-        multi_tensor.prepared_adamw = operator
+        multi_tensor.adamw = operator
     most = {"paddle": 0, "single": 1, "together": len(parameters) - 2}[how]  # one has its own rate, one no clipping
     assert max(calls, default=0) == most, (how, calls)
     return state_of(parameters, optimizer)
@@ -255,6 +255,31 @@ def compare_many(seed):
         wrong = [key for key in want if not (got[key] == want[key]).all()]
         assert got.keys() == want.keys() and len(want) == 6 * MANY and not wrong, (dtype, wrong[:5])
     print("EQUAL many weights in one call", flush=True)
+
+
+def compare_deferred(seed):
+    """A deferred update comes when it is asked for, and what was not asked for is forgotten."""
+    arrays, grads = np.random.default_rng(seed).standard_normal((2, 5, 7, 300)).astype("float32")
+    updated = []
+    for deferred in (False, True):
+        parameters, optimizer = make(arrays, "bfloat16", None, True, None, multi_precision=True)
+        optimizer._create_optimization_pass([])  # makes the learning rate
+        optimizer._create_accumulators(paddle.static.default_main_program().global_block(), parameters)
+        pairs = [(p, paddle.to_tensor(grad).astype("bfloat16")) for p, grad in zip(parameters, grads, strict=True)]
+        steps = optimizer._steps_of(pairs)
+        if not deferred:
+            multi_tensor.adamw(steps)
+        else:
+            before = state_of(parameters, optimizer)
+            multi_tensor.deferred_adamw([steps[:2]])  # of a step that is left out
+            update = multi_tensor.deferred_adamw([steps[:3], steps[3:]])
+            waiting = state_of(parameters, optimizer)
+            assert all((waiting[key] == before[key]).all() for key in before)
+            update()
+        updated.append(state_of(parameters, optimizer))
+    want, got = updated
+    assert not [key for key in want if not (got[key] == want[key]).all()]
+    print("EQUAL deferred", flush=True)
 
 
 def run_offload(arrays, grads, kept, fraction):
@@ -314,6 +339,7 @@ def main():
         compare_compact(seed)
         compare_in_backward(seed)
         compare_many(seed)
+        compare_deferred(seed)
     if sys.argv[3:] == ["emulated"]:
         compare_offload(seed)
 

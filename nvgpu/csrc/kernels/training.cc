@@ -1,4 +1,7 @@
 // Embeddings and the optimizer.
+#include <cstdio>
+#include <functional>
+
 #include "common.h"
 #include "paddle/phi/api/ext/op_meta_info.h"
 #include "paddle/phi/backends/context_pool.h"
@@ -191,6 +194,10 @@ const Context& ContextOf(const paddle::Tensor& tensor) {
   return *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(tensor.place()));
 }
 
+// What this thread has deferred (nvgpu_defer_start), in the order of the calls.
+thread_local bool deferring = false;
+thread_local std::vector<std::function<void()>> deferred;
+
 template <typename T>
 void CheckCount(const char* what, const T& values, size_t count) {
   PADDLE_ENFORCE_EQ(
@@ -238,11 +245,14 @@ void MultiTensorAdamW(const Several& params, const Several& grads, const paddle:
     steps.push_back(StepOf(weight, *DenseOf(grads[i]), DenseOf(factor), *DenseOf(learning_rate),
                            *DenseOf(beta1_powers[i]), *DenseOf(beta2_powers[i]), settings));
   }
-  math::RunAdamW(StreamOf(context), steps);
-  for (size_t i = 0; i < count; ++i) {
-    Advance(context, *DenseOf(beta1_powers[i]), beta1, DenseOf(beta1_powers[i]));
-    Advance(context, *DenseOf(beta2_powers[i]), beta2, DenseOf(beta2_powers[i]));
-  }
+  auto run = [&context, steps = std::move(steps), beta1_powers, beta2_powers, beta1, beta2] {
+    math::RunAdamW(StreamOf(context), steps);
+    for (size_t i = 0; i < steps.size(); ++i) {
+      Advance(context, *DenseOf(beta1_powers[i]), beta1, DenseOf(beta1_powers[i]));
+      Advance(context, *DenseOf(beta2_powers[i]), beta2, DenseOf(beta2_powers[i]));
+    }
+  };
+  deferring ? deferred.push_back(std::move(run)) : run();
 }
 
 Several MultiTensorSquaredNorms(const Several& tensors) {
@@ -302,6 +312,26 @@ void RegisterTraining() {
 }
 
 }  // namespace nvgpu
+
+// paddle_te.optimizer.multi_tensor: between a start and an end of the same thread nvgpu_multi_tensor_adamw only takes
+// its arguments, which for hundreds of weights costs the host more than the launches do. nvgpu_run_deferred launches.
+// What lies at the addresses must stay there until then, or until the next start, which forgets it. 0 is success.
+extern "C" __attribute__((visibility("default"))) int nvgpu_defer_start() {
+  nvgpu::deferred.clear();
+  nvgpu::deferring = true;
+  return 0;
+}
+extern "C" __attribute__((visibility("default"))) int nvgpu_defer_end() { return nvgpu::deferring = false, 0; }
+extern "C" __attribute__((visibility("default"))) int nvgpu_run_deferred() {
+  const auto runs = std::exchange(nvgpu::deferred, {});
+  try {
+    for (const auto& run : runs) run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "[nvgpu] %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
 
 // Operators of Paddle's for paddle_te, which calls them by their names.
 //
