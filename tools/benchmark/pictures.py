@@ -19,7 +19,7 @@ from paddle_te.planner import Layout  # noqa: E402
 from tools.benchmark import scaling_model  # noqa: E402
 
 # Results of step.py and throughput.py. Peers of one panel ran in turn.
-STEP_PEERS = "step/2026-11-24_h200x1_te-pytorch.json"
+STEP_PEERS = "step/2026-11-25_h200x1_te-pytorch.json"
 TITAN_ONE = "throughput/2026-11-24_h200x1_torchtitan.json"
 TITAN_TWO = "throughput/2026-11-22_h200x2_torchtitan.json"
 LAYER = "layer/2026-11-22_h200x1_all-sizes.json"
