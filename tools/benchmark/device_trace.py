@@ -2,16 +2,17 @@
 parts take.
 
 Every moment counts once: for the part of the model whose kernel computes, else for communication (nothing hides it),
-else as a gap. A kernel belongs to the part that the host was at when it launched it, by the names of training's
-profiling.Ranges. Of several steps the first is left out: CUPTI may take its time to start in it (a
-step of 305 ms was seen to wait for 190).
+else as a gap. With the traces of several ranks, communication does not count what a rank waits in a collective for the
+others, which has a row of its own. A kernel belongs to the part that the host was at when it launched it, by the names
+of training's profiling.Ranges. Of several steps the first is left out: CUPTI may take its time to start in it (a step
+of 305 ms was seen to wait for 190).
 """
 
 import json
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 DEVICE = ("Kernel", "Memcpy", "Memset")
@@ -24,10 +25,10 @@ PARTS = {
 }
 OUTSIDE = "outside of the parts"  # the last norm, gradients' accumulation and scaling, data
 BACKWARD = "backward"  # Paddle's own event
-EXPOSED, GAPS = "communication, exposed", "gaps"
+EXPOSED, WAITING, GAPS = "communication, exposed", "waiting for other ranks", "gaps"
 ROWS = [
     *(f"{part} {way}" for part in dict.fromkeys(PARTS.values()) for way in ("forward", "backward", "recomputed")),
-    *("optimizer and clipping", OUTSIDE, EXPOSED, GAPS),
+    *("optimizer and clipping", OUTSIDE, EXPOSED, WAITING, GAPS),
 ]
 
 
@@ -35,7 +36,8 @@ ROWS = [
 class Work:
     """A kernel, copy or memset on the device. Times in µs from the beginning of the profile.
 
-    part: one of ROWS, by where the host was when it launched it, at the time `launched`.
+    part: one of ROWS, by where the host was when it launched it, at the time `launched`. waits: this is a collective's
+    time until the last rank has come to it (`read_ranks`); the rest of it is a Work of its own.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Work:
     end: float
     part: str
     launched: float = 0.0
+    waits: bool = False
 
     @property
     def communicates(self):
@@ -71,7 +74,7 @@ class Profile:
         durations, calls = Counter(), Counter()
         for work in self.works:
             durations[work.name] += work.end - work.start
-            calls[work.name] += 1
+            calls[work.name] += not work.waits
         return {
             "steps": steps,
             "ms": {row: ms[row] for row in ROWS if row in ms},
@@ -98,6 +101,49 @@ def read(path):
         missing = "kernels of a device (on nvgpu they need nvidia-cuda-cupti)" if counted else "steps"
         raise ValueError(f"{path}: the trace has no {missing}")
     return Profile(works, counted)
+
+
+def read_ranks(paths):
+    """The Profiles of one run's traces, one of each rank, with what collectives wait for as Works of their own.
+
+    A collective ends on all ranks at nearly the same time. So the rank that comes to it last has the shortest kernel,
+    and another rank has waited for as long as its own takes longer; the ranks' clocks need not agree. The n-th kernel
+    of a name is taken for the same collective on all ranks. A name that the ranks have not equally often, as that of
+    transfers between stages, stays whole.
+    """
+    profiles, shortest = [read(path) for path in paths], {}
+    by_rank = [_collectives(profile) for profile in profiles]
+    for name in set.intersection(*map(set, by_rank)):
+        if len({len(of_rank[name]) for of_rank in by_rank}) == 1:
+            of_all = zip(*(of_rank[name] for of_rank in by_rank), strict=True)
+            shortest[name] = [min(work.end - work.start for work in of_ranks) for of_ranks in of_all]
+    return [replace(profile, works=_with_waits(profile.works, shortest)) for profile in profiles]
+
+
+def rank_of(path):
+    """The number in the name of a rank's trace, as Paddle writes it: rank0_….json."""
+    found = re.match(r"rank(\d+)", Path(path).name)
+    return int(found[1]) if found else 0
+
+
+def _collectives(profile):
+    """{name: [Work]} of what communicates."""
+    found = defaultdict(list)
+    for work in profile.works:
+        if work.communicates:
+            found[work.name].append(work)
+    return found
+
+
+def _with_waits(works, shortest):
+    """[Work], of which those named in {name: µs of each that are no waiting} are two where they have waited."""
+    left, parts = {name: iter(times) for name, times in shortest.items()}, []
+    for work in works:
+        waited = work.end - work.start - next(left[work.name]) if work.name in left else 0
+        if waited > 0:
+            parts.append(replace(work, end=work.start + waited, waits=True))
+        parts.append(replace(work, start=work.start + waited))
+    return sorted(parts, key=lambda work: work.start)
 
 
 def name_of(event):
@@ -173,12 +219,19 @@ def moments(works):
     spent, running, last = defaultdict(float), {}, None
     for time, starts, index in changes:
         if last is not None and time > last:
-            computing = [i for i in running if not works[i].communicates]
-            # of several the one that was first: works are in the order of their start
-            spent[works[min(computing)].part if computing else EXPOSED if running else GAPS] += time - last
+            spent[_row_of([works[i] for i in sorted(running)])] += time - last
         last = time
         if starts:
             running[index] = True
         else:
             running.pop(index, None)
     return spent
+
+
+def _row_of(running):
+    """Of the Works that run at a moment, in the order of their start."""
+    if computing := [work for work in running if not work.communicates]:
+        return computing[0].part
+    if not running:
+        return GAPS
+    return WAITING if all(work.waits for work in running) else EXPOSED

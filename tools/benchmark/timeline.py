@@ -2,19 +2,21 @@
 
     python tools/benchmark/timeline.py outputs/RUN/output/profile/rank0*.json [--picture step.svg] [--page step.html]
 
-It prints a table of the milliseconds of a step by parts and, for each trace, a table of its kernels. --picture FILE
+It prints a table of the milliseconds of a step by parts and, for each trace, a table of its kernels. Traces in the same
+folder are those of one run's ranks: what these wait in collectives for each other is told apart. --picture FILE
 draws the first table. --page FILE writes a page for a browser, which shows every kernel of a step and names the one
 under the mouse. device_trace.py defines which kernels belong to which part.
 """
 
 import argparse
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
 from tools.benchmark import timeline_views  # noqa: E402
-from tools.benchmark.device_trace import ROWS, read  # noqa: E402
+from tools.benchmark.device_trace import ROWS, rank_of, read_ranks  # noqa: E402
 
 
 def markdown(accounts):
@@ -33,6 +35,20 @@ def markdown(accounts):
     return [*lines, ""]
 
 
+def read(traces):
+    """{name: Profile} of trace files, of which those in a folder are one run's ranks."""
+    runs = defaultdict(list)
+    for trace in traces:
+        runs[trace.parent].append(trace)
+    found = {}
+    for ranks in runs.values():
+        ranks = sorted(ranks, key=rank_of)
+        found |= {
+            trace.name.partition(".")[0]: profile for trace, profile in zip(ranks, read_ranks(ranks), strict=True)
+        }
+    return found
+
+
 def kernels_table(found):
     lines = ["| kernel | ms of a step | calls |", "|---|---|---|"]
     return [*lines, *(f"| `{name[:100]}` | {ms:.2f} | {calls:g} |" for name, ms, calls in found["kernels"]), ""]
@@ -49,7 +65,7 @@ def main(argv=None):
         if path and path.suffix not in endings:
             parser.error(f"--{name} {path}: the name must end with {' or '.join(endings)}")
     try:
-        profiles = {trace.name.partition(".")[0]: read(trace) for trace in arguments.traces}
+        profiles = read(arguments.traces)
         accounts = {name: profile.account() for name, profile in profiles.items()}
         if arguments.picture:
             timeline_views.draw(accounts, arguments.picture)

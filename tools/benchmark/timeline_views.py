@@ -3,13 +3,14 @@
 from html import escape
 from string import Template
 
-from tools.benchmark.device_trace import EXPOSED, GAPS, ROWS
+from tools.benchmark.device_trace import EXPOSED, GAPS, ROWS, WAITING
 
 # Each part of the model has a hue: pale for forward, full for backward, between them for recomputation.
 BLUES = ("#7fa6e3", "#2f62c4", "#5581d4")  # decoder layers
 GREENS = ("#8fbf77", "#38761d", "#629c45")  # embedding
 ORANGES = ("#eda65a", "#b8620f", "#d98430")  # head and loss
-OTHERS = ("#8e63b0", "#8a949e", "#cc3d3d", "#e8ebee")  # optimizer and clipping, outside, communication, gaps
+# optimizer and clipping, outside, communication, waiting for others, gaps
+OTHERS = ("#8e63b0", "#8a949e", "#cc3d3d", "#e8a9a9", "#e8ebee")
 COLORS = dict(zip(ROWS, [*BLUES, *GREENS, *ORANGES, *OTHERS], strict=True))
 
 
@@ -110,11 +111,15 @@ def _trace(name, profile):
 
 def _block(work, begin):
     y, height = LANES[work.communicates]
-    part = f"communication, launched in {work.part}" if work.communicates else work.part
+    row = work.part
+    if work.communicates:
+        row = WAITING if work.waits else EXPOSED
+    part = (
+        f"{'waiting' if work.waits else 'communication'}, launched in {work.part}" if work.communicates else work.part
+    )
     times = f"{work.end - work.start:.1f} µs, from {(work.start - begin) / 1e3:.3f} ms on"
     words = "\n".join([work.name[:LONGEST_NAME], part, times])
-    color = COLORS[EXPOSED if work.communicates else work.part]
     return (
         f'<rect x="{work.start - begin:.3f}" y="{y}" width="{work.end - work.start:.3f}" height="{height}" '
-        f'fill="{color}"><title>{escape(words)}</title></rect>'
+        f'fill="{COLORS[row]}"><title>{escape(words)}</title></rect>'
     )

@@ -222,10 +222,10 @@ class Run(Training):
         return [record for record in map(json.loads, lines) if record["step"] <= conditions.steps]
 
     def account(self, conditions):
-        """Of the first rank's trace."""
-        (trace,) = (self.output(conditions) / "profile").glob("rank0_*.json")
+        """Of the first rank's trace, beside which the others' say what it has waited for them."""
+        traces = sorted((self.output(conditions) / "profile").glob("rank*.json"), key=device_trace.rank_of)
         try:
-            return {"status": "ok"} | device_trace.read(trace).account()
+            return {"status": "ok"} | device_trace.read_ranks(traces)[0].account()
         except ValueError as error:
             return {"status": "failed", "reason": str(error)}
 

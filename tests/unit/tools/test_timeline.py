@@ -10,7 +10,7 @@ import pytest
 
 from tests.nvgpu_processes import ROOT
 from tools.benchmark import timeline, timeline_views
-from tools.benchmark.device_trace import DEVICE, ROWS, read
+from tools.benchmark.device_trace import DEVICE, ROWS, read, read_ranks
 
 
 def event(cat, name, start, end, **args):
@@ -90,6 +90,28 @@ def test_every_moment_counts_once(trace, tmp_path):
     assert "start of the profiler" not in [name for name, *_ in found["kernels"]]
     trace.events = [event for event in trace.events if not event.get("name", "").startswith(("step 8", "step 9"))]
     assert read(trace.write(tmp_path / "one.json")).account()["steps"] == 1
+
+
+def test_a_rank_that_comes_first_waits(trace, tmp_path):
+    """In a collective of 1000 µs for 650, which a kernel hides, and in one of 60 for 40, which nothing hides."""
+    for t in (5000, 10000):
+        trace.launch(t + 1580, "ncclDevKernel_AllReduce", t + 4120, t + 4180)
+    first = trace.write(tmp_path / "rank0.json")
+    other = Trace()
+    for step, t in enumerate((700, 5700, 10700)):  # another clock
+        other.host(f"step {step + 7}", t, t + 2000)
+        other.launch(t + 1270, "ncclDevKernel_ReduceScatter", t + 3650, t + 4000)
+        other.launch(t + 1580, "ncclDevKernel_AllReduce", t + 4140, t + 4160)
+        other.launch(t + 1590, "ncclDevKernel_SendRecv", t + 4200, t + 4210)
+    ranks = read_ranks([first, other.write(tmp_path / "rank1.json")])
+    alone, found, last = read(first).account(), ranks[0].account(), ranks[1].account()
+    assert alone["ms"]["communication, exposed"] == pytest.approx(0.26) and "waiting for other ranks" not in alone["ms"]
+    # of the first collective the last 200 µs are exposed, which are no waiting; of the second 60 of which 40 are
+    assert found["ms"]["communication, exposed"] == pytest.approx(0.22)
+    assert found["ms"]["waiting for other ranks"] == pytest.approx(0.04)
+    assert found["communication_ms"] == pytest.approx(0.37) and alone["communication_ms"] == pytest.approx(1.06)
+    assert found["total_ms"] == alone["total_ms"] and found["kernels"] == alone["kernels"]
+    assert "waiting for other ranks" not in last["ms"] and last["communication_ms"] == pytest.approx(0.38)
 
 
 def test_tables(trace, tmp_path):
