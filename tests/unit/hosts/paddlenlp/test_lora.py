@@ -79,7 +79,7 @@ def test_same_loss_and_gradients_as_paddlenlps(seed, targets, kv_heads, family):
     assert len(trained) == 2 * 2 * len(parts)
     for name, parameter in native.model.named_parameters():
         if "lora_" in name:
-            assert relative(mine[ours_name(name)].grad, parameter.grad) < 1e-4, name  # 8e-6 in 300 seeds
+            assert relative(mine[ours_name(name)].grad, parameter.grad) < 1e-4, name  # seen: 3.2e-5
     assert all(p.grad is None for name, p in mine.items() if "lora_" not in name)
 
 
