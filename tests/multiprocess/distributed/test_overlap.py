@@ -13,6 +13,7 @@ import pytest
 from paddle_te.launch.overlap import OVERLAP_IN_PIPELINES, PIPELINE_OVERLAP
 from tests.multiprocess.distributed import jobs
 from tests.multiprocess.distributed.test_tied_embeddings import MODELS
+from tests.te_weights import relative
 
 # Clipping reads the norm of all gradients, whose squares sharding adds up in another order: from its last bit fp8 goes
 # other ways within a few steps. te is trained without, where stage 1's sums are the same, and compared to the last bit.
@@ -121,18 +122,12 @@ def test_saved_weights(layout, name, model, tolerances, tmp_path, warm_host):
         saved.append({(file.name, key): value for file in files for key, value in paddle.load(str(file)).items()})
     plain, overlapping = saved
     assert plain.keys() == overlapping.keys()
-    apart = {key: difference(overlapping[key], plain[key]) for key in plain}
+    apart = {key: relative(*(saved_by[key].astype("float32") for saved_by in (overlapping, plain))) for key in plain}
     assert {key: value for key, value in apart.items() if not value <= tolerances.weights} == {}
     without, resumed = runs[0][name], runs[1]["resumed"]
     jobs.check_same(runs[1][name], without, *tolerances)
     later = {step: loss for step, loss in without.losses.items() if step > jobs.SAVED_STEP}
     jobs.check_same(resumed, without._replace(losses=later), *tolerances)
-
-
-def difference(got, want):
-    """Relative L2 difference of two tensors; NaN where one has a NaN."""
-    want = want.astype("float64")
-    return float((got.astype("float64") - want).norm() / want.norm())
 
 
 def test_resume(train):

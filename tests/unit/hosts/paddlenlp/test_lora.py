@@ -251,7 +251,7 @@ def test_an_adapter_of_another_dtype(seed, tmp_path):
     path = str(tmp_path / "lora_model_state.pdparams")
     paddle.save({name: value.astype("bfloat16") for name, value in paddle.load(path).items()}, path)
     lora.restore_original_model()
-    assert relative(load_lora(lora.model, tmp_path, "paddle")(ids)[0], want) < 1e-4
+    assert relative(load_lora(lora.model, tmp_path, "paddle")(ids)[0], want) < 3e-5
 
 
 @pytest.mark.parametrize("name", ["lora_model_state.pdparams", "lora_model_state.tp01.pdparams", "peft_model.pdparams"])
