@@ -471,6 +471,10 @@ extern "C" __attribute__((visibility("default"))) int nvgpu_group_end() { return
 // paddle_te.upstream.averages: reductions that are asked for sums give the sum divided by the number of ranks.
 extern "C" __attribute__((visibility("default"))) int nvgpu_average_start() { return ++nvgpu::averages, 0; }
 extern "C" __attribute__((visibility("default"))) int nvgpu_average_end() { return --nvgpu::averages, 0; }
+// paddle_te.optimizer.multi_tensor: arguments of an update of many weights cost the host more than its launches do.
+extern "C" __attribute__((visibility("default"))) int nvgpu_defer_start() { return nvgpu::StartDeferring(), 0; }
+extern "C" __attribute__((visibility("default"))) int nvgpu_defer_end() { return nvgpu::EndDeferring(), 0; }
+extern "C" __attribute__((visibility("default"))) int nvgpu_run_deferred() { return nvgpu::Guard(nvgpu::RunDeferred); }
 
 // Called by loader.cc.
 extern "C" __attribute__((visibility("default"))) void NvgpuInitPlugin(CustomRuntimeParams* params) {

@@ -125,6 +125,13 @@ void Register(const char* name, const Types& types, ArgsDef args_def = NoArgsDef
                 #name " has not the signature that Paddle declares");                                        \
   Register<&function>(#name, __VA_ARGS__)
 
+// Between a start and an end of the same thread nvgpu_multi_tensor_adamw only takes its arguments.
+// RunDeferred launches. What lies at the addresses must stay there until then, or until the next start, which forgets
+// it.
+void StartDeferring();
+void EndDeferring();
+void RunDeferred();
+
 // One a file; called by InitPlugin.
 void RegisterMoves();
 void RegisterElementwise();

@@ -1,5 +1,4 @@
 // Embeddings and the optimizer.
-#include <cstdio>
 #include <functional>
 
 #include "common.h"
@@ -194,7 +193,7 @@ const Context& ContextOf(const paddle::Tensor& tensor) {
   return *static_cast<Context*>(phi::DeviceContextPool::Instance().Get(tensor.place()));
 }
 
-// What this thread has deferred (nvgpu_defer_start), in the order of the calls.
+// What this thread has deferred, in the order of the calls.
 thread_local bool deferring = false;
 thread_local std::vector<std::function<void()>> deferred;
 
@@ -300,6 +299,15 @@ void PowersStay(const phi::KernelKey&, phi::Kernel* kernel) {
 
 }  // namespace
 
+void StartDeferring() {
+  deferred.clear();
+  deferring = true;
+}
+void EndDeferring() { deferring = false; }
+void RunDeferred() {
+  for (const auto& run : std::exchange(deferred, {})) run();
+}
+
 void RegisterTraining() {
   const auto index_varies = [](const phi::KernelKey&, phi::Kernel* kernel) {
     kernel->InputAt(0).SetDataType(DataType::UNDEFINED);
@@ -312,26 +320,6 @@ void RegisterTraining() {
 }
 
 }  // namespace nvgpu
-
-// paddle_te.optimizer.multi_tensor: between a start and an end of the same thread nvgpu_multi_tensor_adamw only takes
-// its arguments, which for hundreds of weights costs the host more than the launches do. nvgpu_run_deferred launches.
-// What lies at the addresses must stay there until then, or until the next start, which forgets it. 0 is success.
-extern "C" __attribute__((visibility("default"))) int nvgpu_defer_start() {
-  nvgpu::deferred.clear();
-  nvgpu::deferring = true;
-  return 0;
-}
-extern "C" __attribute__((visibility("default"))) int nvgpu_defer_end() { return nvgpu::deferring = false, 0; }
-extern "C" __attribute__((visibility("default"))) int nvgpu_run_deferred() {
-  const auto runs = std::exchange(nvgpu::deferred, {});
-  try {
-    for (const auto& run : runs) run();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "[nvgpu] %s\n", error.what());
-    return 1;
-  }
-  return 0;
-}
 
 // Operators of Paddle's for paddle_te, which calls them by their names.
 //
