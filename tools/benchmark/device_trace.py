@@ -51,6 +51,13 @@ class Work:
     def communicates(self):
         return bool(COMMUNICATION.search(self.name))
 
+    @property
+    def row(self):
+        """Which of ROWS a moment counts for in which nothing else runs."""
+        if not self.communicates:
+            return self.part
+        return WAITING if self.waits else EXPOSED
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -104,23 +111,24 @@ def read(path):
 
 
 def read_ranks(paths):
-    """The Profiles of one run's traces, one of each rank, with what collectives wait for as Works of their own.
+    """{path: Profile} of one run's traces, one of each rank, in the order of the ranks. What a rank waits in a
+    collective for the others is a Work of its own.
 
     A collective ends on all ranks at nearly the same time. So the rank that comes to it last has the shortest kernel,
     and another rank has waited for as long as its own takes longer; the ranks' clocks need not agree. The n-th kernel
     of a name is taken for the same collective on all ranks. A name that the ranks have not equally often, as that of
     transfers between stages, stays whole.
     """
-    profiles, shortest = [read(path) for path in paths], {}
-    by_rank = [_collectives(profile) for profile in profiles]
+    profiles, shortest = {path: read(path) for path in sorted(paths, key=_rank_of)}, {}
+    by_rank = [_collectives(profile) for profile in profiles.values()]
     for name in set.intersection(*map(set, by_rank)):
         if len({len(of_rank[name]) for of_rank in by_rank}) == 1:
             of_all = zip(*(of_rank[name] for of_rank in by_rank), strict=True)
             shortest[name] = [min(work.end - work.start for work in of_ranks) for of_ranks in of_all]
-    return [replace(profile, works=_with_waits(profile.works, shortest)) for profile in profiles]
+    return {path: replace(profile, works=_with_waits(profile.works, shortest)) for path, profile in profiles.items()}
 
 
-def rank_of(path):
+def _rank_of(path):
     """The number in the name of a rank's trace, as Paddle writes it: rank0_….json."""
     found = re.match(r"rank(\d+)", Path(path).name)
     return int(found[1]) if found else 0
@@ -230,8 +238,6 @@ def moments(works):
 
 def _row_of(running):
     """Of the Works that run at a moment, in the order of their start."""
-    if computing := [work for work in running if not work.communicates]:
-        return computing[0].part
-    if not running:
-        return GAPS
-    return WAITING if all(work.waits for work in running) else EXPOSED
+    rows = [work.row for work in running]
+    computing = [row for row in rows if row not in (EXPOSED, WAITING)]
+    return next(iter(computing), EXPOSED if EXPOSED in rows else WAITING if rows else GAPS)

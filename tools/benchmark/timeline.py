@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
 from tools.benchmark import timeline_views  # noqa: E402
-from tools.benchmark.device_trace import ROWS, rank_of, read_ranks  # noqa: E402
+from tools.benchmark.device_trace import ROWS, read_ranks  # noqa: E402
 
 
 def markdown(accounts):
@@ -40,13 +40,8 @@ def read(traces):
     runs = defaultdict(list)
     for trace in traces:
         runs[trace.parent].append(trace)
-    found = {}
-    for ranks in runs.values():
-        ranks = sorted(ranks, key=rank_of)
-        found |= {
-            trace.name.partition(".")[0]: profile for trace, profile in zip(ranks, read_ranks(ranks), strict=True)
-        }
-    return found
+    found = (profile for ranks in runs.values() for profile in read_ranks(ranks).items())
+    return {trace.name.partition(".")[0]: profile for trace, profile in found}
 
 
 def kernels_table(found):

@@ -3,7 +3,7 @@
 from html import escape
 from string import Template
 
-from tools.benchmark.device_trace import EXPOSED, GAPS, ROWS, WAITING
+from tools.benchmark.device_trace import GAPS, ROWS
 
 # Each part of the model has a hue: pale for forward, full for backward, between them for recomputation.
 BLUES = ("#7fa6e3", "#2f62c4", "#5581d4")  # decoder layers
@@ -101,7 +101,7 @@ def _trace(name, profile):
     ]
     return TRACE.substitute(
         name=escape(name),
-        kernels=len(works),
+        kernels=sum(not work.waits for work in works),
         ms=f"{(end - begin) / 1e3:.2f}",
         width=f"{end - begin:.3f}",
         blocks="\n".join(_block(work, begin) for work in works),
@@ -111,15 +111,12 @@ def _trace(name, profile):
 
 def _block(work, begin):
     y, height = LANES[work.communicates]
-    row = work.part
+    part = work.part
     if work.communicates:
-        row = WAITING if work.waits else EXPOSED
-    part = (
-        f"{'waiting' if work.waits else 'communication'}, launched in {work.part}" if work.communicates else work.part
-    )
+        part = f"{'waiting' if work.waits else 'communication'}, launched in {part}"
     times = f"{work.end - work.start:.1f} µs, from {(work.start - begin) / 1e3:.3f} ms on"
     words = "\n".join([work.name[:LONGEST_NAME], part, times])
     return (
         f'<rect x="{work.start - begin:.3f}" y="{y}" width="{work.end - work.start:.3f}" height="{height}" '
-        f'fill="{COLORS[row]}"><title>{escape(words)}</title></rect>'
+        f'fill="{COLORS[work.row]}"><title>{escape(words)}</title></rect>'
     )

@@ -267,18 +267,17 @@ class PreTrainingArguments(TrainingArguments):
     def _check_fused_sums(self):
         """Refuses what reduces gradients during backward: their sum over the ranks would come too late."""
         given = {
-            "sharding": [word for word in ("stage2", "stage3") if word in str(self.sharding)],
-            "sharding_parallel_config": ["enable_stage1_overlap"],
-            "pipeline_parallel_config": ["enable_sharding_comm_overlap", "enable_dp_comm_overlap"],
+            "sharding": ("stage2", "stage3"),
+            "sharding_parallel_config": ("enable_stage1_overlap",),
+            "pipeline_parallel_config": ("enable_sharding_comm_overlap", "enable_dp_comm_overlap"),
         }
-        for name, words in given.items():
-            for word in words:
-                if word in str(getattr(self, name)):
-                    raise ValueError(
-                        f"--fuse_sequence_parallel_allreduce true with --{name} {word}: gradients are reduced over the "
-                        "data during backward there, before they would be summed over the ranks of sequence "
-                        "parallelism; leave one of them out"
-                    )
+        found = [(name, word) for name, words in given.items() for word in words if word in str(getattr(self, name))]
+        for name, word in found:
+            raise ValueError(
+                f"--fuse_sequence_parallel_allreduce true with --{name} {word}: gradients are reduced over the data "
+                "during backward there, before they would be summed over the ranks of sequence parallelism; leave one "
+                "of them out"
+            )
 
     def _check_offload(self):
         flag = f"--offload_activations {self.offload_activations}"
