@@ -102,21 +102,40 @@ def check_data(args: argparse.Namespace) -> str | None:
 
 
 def check_tokenizer(args: argparse.Namespace) -> str | None:
-    """The tokenizer's folder, full name, or none."""
-    name = args.tokenizer_name
+    """The tokenizer's folder, full name, or none; the model's own where the user names none."""
+    name = args.tokenizer_name or _own_tokenizer(args)
     if name == "none":
         if not args.MOCK_DATA:
             raise LaunchError("tokenizer_name=none goes with MOCK_DATA=1 only")
         return name
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not any(any(folder.glob(pattern)) for pattern in ("tokenizer_config.json", "tokenizer.json", "*.model")):
+        if not _has_tokenizer(folder):
             raise LaunchError(f"tokenizer_name: {name!r} holds no tokenizer_config.json, tokenizer.json or *.model")
         return str(folder.absolute())
     full = configs.canonical(name) or name
     if full not in TOKENIZERS:
         raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(TOKENIZERS)}")
     return full
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in ("tokenizer_config.json", "tokenizer.json", "*.model"))
+
+
+def _own_tokenizer(args: argparse.Namespace) -> str:
+    """The tokenizer of the model: its folder's, or that of its known name. Random tokens need none."""
+    folder, known = Path(args.model_name).expanduser(), configs.canonical(args.model_name)
+    if (folder / "config.json").is_file():
+        own = args.model_name if _has_tokenizer(folder) else None
+    else:
+        own = known if known in TOKENIZERS else None
+    if own is None and not args.MOCK_DATA:
+        raise LaunchError(
+            f"tokenizer_name: {args.model_name!r} comes without a tokenizer; give the folder of the one with which the "
+            "data were prepared"
+        )
+    return own or "none"
 
 
 def check_output(args: argparse.Namespace, folder: Path, output_name: str) -> None:

@@ -277,6 +277,25 @@ def test_data_and_tokenizer(tmp_path):
     assert "mock_data" not in given
 
 
+def test_a_models_tokenizer_is_its_own_unless_another_is_named(tmp_path):
+    def tokenizer(environ=GPUS, **arguments):
+        made = plan(environ, **arguments)
+        return flags(made.command, made.script)["tokenizer_name_or_path"]
+
+    assert tokenizer(model_name="llama-3-8b") == "meta-llama/Meta-Llama-3-8B"
+    assert tokenizer(model_name="qwen2.5-7b", tokenizer_name="none", TP=4) == "none"
+    assert tokenizer(model_name="llama-125m") == "none", "random tokens need none"
+    data = {**GPUS, "MOCK_DATA": "0", "DATA_PATH": str(tmp_path)}
+    (tmp_path / "demo.idx").touch()
+    assert refusal(data, model_name="llama-125m").startswith("tokenizer_name: 'llama-125m' comes without a tokenizer")
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(configs.read("llama-125m")))
+    assert refusal(data, model_name=folder).startswith(f"tokenizer_name: '{folder}' comes without a tokenizer")
+    (folder / "tokenizer.json").touch()
+    assert tokenizer(data, model_name=folder) == str(folder)
+
+
 def test_checkpoints_and_initial_weights(tmp_path):
     environ = {**GPUS, "OUTPUT_BASE": str(tmp_path), "EXP_NAME": "run 1"}
     output = tmp_path / "run 1/output"

@@ -108,15 +108,22 @@ def run(monkeypatch, capsys, line):
     return status, capsys.readouterr()
 
 
+def dry_run(job, words, gpus):
+    """A printed command as it stands, up to what it would start on another machine."""
+    devices = ",".join(map(str, range(gpus)))
+    environ = {"CUSTOM_DEVICE_ROOT": "", "DRY_RUN": "1", "DEVICE": "nvgpu", "DEVICES": devices}
+    assert words[:2] == ["paddle-te", job.__name__.rpartition(".")[2]]
+    return shlex.join(make_plan(job, words[2:], environ)[0].command)
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_the_launcher_takes_the_command(monkeypatch, capsys, gpus):
     status, shown = run(monkeypatch, capsys, f"meta-llama/Llama-3.2-1B --gpus {gpus} --seq 2048")
     assert status == 0
     words = shlex.split(next(line for line in shown.out.splitlines() if "paddle-te pretrain" in line))
-    arguments = [*words[2:], "--tokenizer_name=none", "--MOCK_DATA=1", "--DEVICE=nvgpu", "--DRY_RUN=1"]
-    devices = ",".join(map(str, range(gpus)))
-    plan, _ = make_plan(pretrain, [*arguments, f"--DEVICES={devices}"], {"CUSTOM_DEVICE_ROOT": ""})
-    flags = shlex.join(plan.command)
+    assert "trains on random tokens. To train on your data, put --DATA_PATH=FOLDER in place of --MOCK" in shown.out
+    flags = dry_run(pretrain, words, gpus)
+    assert "--tokenizer_name_or_path meta-llama/Llama-3.2-1B " in flags, "the model's own"
     assert f"--sharding_parallel_degree {gpus}" in flags or gpus == 1
     assert ("overlap" in flags) == (gpus > 1)
 
@@ -134,6 +141,8 @@ def test_lora(monkeypatch, capsys, tmp_path):
     line = "meta-llama/Meta-Llama-3-70B --gpus 1 --seq 4096 --tokens_per_step 4096 --lora_rank 16 --quantize_base fp8"
     status, shown = run(monkeypatch, capsys, line)
     assert status == 0 and "full" in shown.out
+    assert "--model_name=MODEL --dataset=DATASET --output=OUTPUT" in shown.out, "a known name has no folder of weights"
+    assert "Put your own folders in place of MODEL (the folder with the model's weights and tokenizer), DATA" in shown.out
     found = search(
         Model.of(configs.read("llama-3-8b")), H200, 4, 4096, 2**18, "fp8", lora=Lora(16, "attention", fp8_base=True)
     )
@@ -144,10 +153,7 @@ def test_lora(monkeypatch, capsys, tmp_path):
     write_model(tmp_path)
     (tmp_path / "train.json").write_text("")
     words = [word.replace("DATASET", str(tmp_path)).replace("OUTPUT", str(tmp_path / "out")) for word in words]
-    assert words[:2] == ["paddle-te", "finetune"]
-    arguments = [*words[2:], "--DEVICE=nvgpu", "--DRY_RUN=1", "--DEVICES=0,1,2,3"]
-    plan, _ = make_plan(finetune, arguments, {"CUSTOM_DEVICE_ROOT": ""})
-    flags = shlex.join(plan.command)
+    flags = dry_run(finetune, words, 4)
     for flag in ("--lora 1", "--lora_rank 16", "--lora_targets attention", "--quantize_base fp8", "--sharding stage2"):
         assert flag in flags
     for wrong, said in (
