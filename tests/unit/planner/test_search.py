@@ -142,7 +142,7 @@ def test_lora(monkeypatch, capsys, tmp_path):
     status, shown = run(monkeypatch, capsys, line)
     assert status == 0 and "full" in shown.out
     assert "--model_name=MODEL --dataset=DATASET --output=OUTPUT" in shown.out, "a known name has no folder of weights"
-    assert "Put your own folders in place of MODEL (the folder with the model's weights and tokenizer), DATA" in shown.out
+    assert "Put your own folders in place of MODEL (the folder with the model's weights and tokenizer), " in shown.out
     found = search(
         Model.of(configs.read("llama-3-8b")), H200, 4, 4096, 2**18, "fp8", lora=Lora(16, "attention", fp8_base=True)
     )
