@@ -342,22 +342,12 @@ def _activations():
     return kernels.values()
 
 
-def product(left, right):
-    """Of two float32 matrices, as fast as NumPy is: the last bit of a row may be another where there are more rows."""
-    return left @ right
-
-
-def exact_product(left, right):
-    """To be put in its place where a row must have the same bits however many there are: summed in float64."""
-    return (left.astype(np.float64) @ right.astype(np.float64)).astype(np.float32)
-
-
 def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=False, bias=None, dbias=None):
     assert A.in_blocks == B.in_blocks, "cuBLAS multiplies no blocks with anything else"
     if A.in_blocks:
         assert split_accumulator and {A.scaling_mode, B.scaling_mode} != {ScalingMode.BLOCK_SCALING_2D}
         assert not any(n % 128 for n in (*A.shape, *B.shape))
-    result = product(B.operand(transb), A.operand(not transa).T)
+    result = B.operand(transb) @ A.operand(not transa).T
     if bias is not None:
         assert bias.dtype == D.dtype and dbias is None
         result = result + bias.read()

@@ -78,9 +78,6 @@ class Rank(TensorParallel):
     def all_reduce(self, x):
         return paddle.assign(total(self.group.exchange(self.rank, x.clone())), x)
 
-    def all_reduce_max(self, x):
-        return paddle.assign(paddle.stack(self.group.exchange(self.rank, x.clone())).max(0), x)
-
     def all_gather(self, x):
         self.group.gathered.append(x.dtype)
         return paddle.concat(self.group.exchange(self.rank, x))
@@ -91,15 +88,12 @@ class Rank(TensorParallel):
     def start_all_gather(self, x):
         return Pending(self.all_gather(x))
 
-    def start_reduce_scatter(self, x, out):
-        return Pending(paddle.assign(self.reduce_scatter(x), out))
-
     def start_reduce_output(self, y):
         return Pending(self.reduce_output(y))
 
 
 def make(monkeypatch, tp=None, **options):
-    monkeypatch.setattr(TensorParallel, "from_fleet", lambda sequence_parallel=False, comm_overlap=0: tp)
+    monkeypatch.setattr(TensorParallel, "from_fleet", lambda sequence_parallel=False: tp)
     monkeypatch.setattr(linear, "get_rng_state_tracker", lambda: paddle.nn.Layer)
     monkeypatch.setattr(paddle.nn.Layer, "rng_state", contextlib.nullcontext, raising=False)
     options |= dict(set_parallel_mode=tp is not None, sequence_parallel=tp is not None and tp.sequence_parallel)
@@ -138,9 +132,9 @@ def train(layer, values, x, dy, recipe, group):
     return {name: value.astype("float32").numpy() for name, value in {"y": y, "x": x.grad, **gradients}.items()}
 
 
-def train_ranks(monkeypatch, group, sequence_parallel, values, x, dy, recipe, options, chunks=0):
+def train_ranks(monkeypatch, group, sequence_parallel, values, x, dy, recipe, options):
     """[what `train` returns] of each rank."""
-    ranks = [Rank(group, rank, RANKS, sequence_parallel, chunks) for rank in group.ranks]
+    ranks = [Rank(group, rank, RANKS, sequence_parallel) for rank in group.ranks]
     layers = [make(monkeypatch, rank, fuse_wgrad_accumulation=True, **options) for rank in ranks]
 
     def run(rank):

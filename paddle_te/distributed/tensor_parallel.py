@@ -47,28 +47,19 @@ class TensorParallel:
 
     group: Paddle's communication group; rank, size: this process's place in it.
     sequence_parallel: activations outside the GEMMs are split over the group along axis 0 ([tokens/size, h]).
-    comm_overlap: in how many chunks of a rank's tokens a forward gathers and scatters beside its GEMMs; 0: at once,
-        before and after them.
     """
 
     group: object
     rank: int
     size: int
     sequence_parallel: bool = False
-    comm_overlap: int = 0
 
     @classmethod
-    def from_fleet(cls, sequence_parallel=False, comm_overlap=0):
+    def from_fleet(cls, sequence_parallel=False):
         """The model-parallel group of fleet's hybrid topology; None where fleet has none or it has one rank.
 
-        Raises ValueError for sequence parallelism without tensor parallelism, and for comm_overlap without sequence
-        parallelism.
+        Raises ValueError for sequence parallelism without tensor parallelism.
         """
-        if comm_overlap and not sequence_parallel:
-            raise ValueError(
-                f"tp_comm_overlap={comm_overlap} needs sequence_parallel=True: what it takes in chunks are the tokens "
-                "that the ranks share; an all-reduce of all tokens stays whole"
-            )
         # fleet offers no question whether it was initialised; its own layers look at this attribute as well
         hcg = getattr(fleet.fleet, "_hcg", None)
         if hcg is None or hcg.get_model_parallel_world_size() == 1:
@@ -76,7 +67,7 @@ class TensorParallel:
                 raise ValueError("sequence_parallel=True needs tensor_parallel_degree > 1")
             return None
         group = hcg.get_model_parallel_group()
-        return cls(group, hcg.get_model_parallel_rank(), group.nranks, sequence_parallel, comm_overlap)
+        return cls(group, hcg.get_model_parallel_rank(), group.nranks, sequence_parallel)
 
     def __deepcopy__(self, memo):
         """Itself: a copied layer is of the same ranks."""
@@ -87,11 +78,6 @@ class TensorParallel:
     def all_reduce(self, x):
         """Sums x over the group in place and returns it."""
         dist.all_reduce(x, group=self.group)
-        return x
-
-    def all_reduce_max(self, x):
-        """Likewise the greatest."""
-        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
         return x
 
     def all_gather(self, x):
@@ -123,15 +109,12 @@ class TensorParallel:
         """What a row-parallel GEMM's partial sums become. y is overwritten without sequence parallelism."""
         return self.reduce_scatter(y) if self.sequence_parallel else self.all_reduce(y)
 
-    def start_reduce_scatter(self, x, out):
-        """`reduce_scatter` as a Pending. out: contiguous memory for the result."""
-        return Pending(out, x, dist.stream.reduce_scatter(out, x, group=self.group, sync_op=False))
-
     def start_reduce_output(self, y):
         """`reduce_output` as a Pending."""
         if not self.sequence_parallel:
             return Pending(y, y, dist.stream.all_reduce(y, group=self.group, sync_op=False))
-        return self.start_reduce_scatter(y.contiguous(), self._room_for_own(y))
+        y, out = y.contiguous(), self._room_for_own(y)
+        return Pending(out, y, dist.stream.reduce_scatter(out, y, group=self.group, sync_op=False))
 
     # The same with gradients
 

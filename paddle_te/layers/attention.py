@@ -159,7 +159,6 @@ class MultiHeadAttention(BackendLayer):
         zero_centered_gamma=False,
         cp_comm_type=None,
         recompute_modules=(),
-        tp_comm_overlap=0,
         backend="transformer_engine",
     ):
         super().__init__(backend)
@@ -175,7 +174,6 @@ class MultiHeadAttention(BackendLayer):
             sequence_parallel=sequence_parallel,
             params_dtype=params_dtype,
             fuse_wgrad_accumulation=fuse_wgrad_accumulation,
-            tp_comm_overlap=tp_comm_overlap,
             backend=backend,
         )
         self.max_sequence_length = max_sequence_length

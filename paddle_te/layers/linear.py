@@ -64,11 +64,10 @@ class _Layer(BackendLayer):
 
     GEMM_WEIGHTS = ()
 
-    def __init__(self, backend, params_dtype, set_parallel_mode=False, sequence_parallel=False, tp_comm_overlap=0):
+    def __init__(self, backend, params_dtype, set_parallel_mode=False, sequence_parallel=False):
         super().__init__(backend)
         self.params_dtype = params_dtype or paddle.get_default_dtype()
-        parallel = set_parallel_mode or sequence_parallel or tp_comm_overlap
-        self.tp = TensorParallel.from_fleet(sequence_parallel, tp_comm_overlap) if parallel else None
+        self.tp = TensorParallel.from_fleet(sequence_parallel) if set_parallel_mode or sequence_parallel else None
         self.fp8 = self._scaling() if self.GEMM_WEIGHTS else None
 
     def _scaling(self):
@@ -211,11 +210,10 @@ class Linear(_Layer):
         params_dtype=None,
         fuse_wgrad_accumulation=False,
         bias=False,
-        tp_comm_overlap=0,
         backend="transformer_engine",
     ):
         one_of(PARALLEL_MODES, parallel_mode=parallel_mode)
-        super().__init__(backend, params_dtype, parallel_mode is not None, sequence_parallel, tp_comm_overlap)
+        super().__init__(backend, params_dtype, parallel_mode is not None, sequence_parallel)
         self.parallel_mode = parallel_mode if self.tp is not None else None
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         split_axis = {"column": 0, "row": 1, None: None}[self.parallel_mode]
@@ -282,10 +280,9 @@ class LayerNormLinear(_BehindNorm):
         normalization="RMSNorm",
         zero_centered_gamma=False,
         recompute_modules=(),
-        tp_comm_overlap=0,
         backend="transformer_engine",
     ):
-        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel, tp_comm_overlap)
+        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.create_layer_norm(in_features, eps, normalization, zero_centered_gamma)
         self.recompute_norm = "layernorm" in recomputed(recompute_modules)
@@ -342,11 +339,10 @@ class LayerNormMLP(_BehindNorm):
         recompute_modules=(),
         activation_func_fp8_input_store=False,
         mlp_chunk_tokens=0,
-        tp_comm_overlap=0,
         backend="transformer_engine",
     ):
         one_of(FC1_WIDTHS, activation=activation)
-        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel, tp_comm_overlap)
+        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
         self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
         self.activation, self.fuse_wgrad_accumulation = activation, fuse_wgrad_accumulation
         self.chunk_tokens = mlp_chunk_tokens

@@ -47,10 +47,6 @@ class TransformerLayer(nn.Layer):
         backward, which computes each such chunk again, so that what the MLP needs in between takes the memory of one
         chunk. In fp8 a multiple of 16, with block scaling of 128, for each rank of sequence parallelism; hidden_size a
         multiple of 8. 0: all tokens at once.
-    tp_comm_overlap: under sequence parallelism, in how many chunks of a rank's tokens a forward gathers the inputs of
-        the column-parallel GEMMs and scatters the outputs of the row-parallel ones beside these GEMMs (the num_splits
-        of TE's ub_tp_comm_overlap). A rank's tokens must divide into them, in fp8 into multiples of 16; not with block
-        scaling. 0: before and after the GEMMs. What a layer with LoRA gathers is whole.
     backend: "transformer_engine" or "paddle".
     Raises ValueError for sizes that do not divide and for other names than these, and what the backend raises where it
     cannot run.
@@ -90,7 +86,6 @@ class TransformerLayer(nn.Layer):
         recompute_modules=(),
         activation_func_fp8_input_store=False,
         mlp_chunk_tokens=0,
-        tp_comm_overlap=0,
         backend="transformer_engine",
     ):
         super().__init__()
@@ -107,7 +102,6 @@ class TransformerLayer(nn.Layer):
             fuse_wgrad_accumulation=fuse_wgrad_accumulation,
             hidden_dropout=hidden_dropout,
             recompute_modules=recompute_modules,
-            tp_comm_overlap=tp_comm_overlap,
             backend=backend,
         )
         self.self_attention = MultiHeadAttention(

@@ -142,8 +142,6 @@ class DecoderLayer(nn.Layer):
             recompute_modules=layers.recompute_modules or (),
             activation_func_fp8_input_store=layers.activation_func_fp8_input_store,
             mlp_chunk_tokens=layers.mlp_chunk_tokens,
-            # a trained model's configuration says it, also where there is nothing to overlap
-            tp_comm_overlap=layers.tp_comm_overlap if config.sequence_parallel else 0,
             cp_comm_type=cp_comm_type(config),
             normalization=family.normalization,
             bias=family.biases == "all",

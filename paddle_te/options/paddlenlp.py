@@ -77,9 +77,13 @@ PADDLENLP = (
 )
 BOUNDS = {option.name: option.kind for option in PADDLENLP}
 
-# What PaddleNLP's files of arguments for run_finetune.py may say and these scripts do not have: the value that asks for
-# nothing, and what there is instead.
+# What PaddleNLP's files of arguments may say and these scripts do not have: the value that asks for nothing, and what
+# there is instead.
 UNSUPPORTED = {
+    "data_impl": ("mmap", "the data are .bin/.idx pairs, read as mmap"),
+    "skip_warmup": (True, "files are not read before they are used"),
+    "hidden_dropout_prob": (0.0, "the model's config.json says it"),
+    "attention_probs_dropout_prob": (0.0, "the model's config.json says it"),
     "eval_with_do_generation": (False, "paddle-te evaluate --prompts generates"),
     "save_generation_output": (False, "paddle-te evaluate --prompts generates"),
     "pissa": (False, "--lora is the one there is"),

@@ -269,22 +269,6 @@ LAYERS = (
         config=True,
     ),
     Option(
-        "tp_comm_overlap",
-        whole(0),
-        0,
-        "Under tensor and sequence parallelism a forward gathers and scatters its tokens in N chunks, beside the GEMMs "
-        "(backend transformer_engine); 0: before and after them.",
-        doc="te, with tensor and sequence parallelism: a forward gathers and scatters its tokens in N chunks, beside "
-        "the GEMMs that they feed or follow; 0: before and after the GEMMs. Megatron's tp_comm_overlap with TE's "
-        "`num_splits`. Not with block scaling. "
-        "[What to know](../../docs/parallelism.md#tensor-parallelisms-forward-in-chunks)",
-        zh="te，配合张量并行与序列并行：前向分 N 块收集（all-gather）和分发（reduce-scatter）token，"
-        "与相关的 GEMM 同时进行；"
-        "0：在 GEMM 之前和之后进行。对应 Megatron 的 tp_comm_overlap 和 TE 的 `num_splits`。不支持 block scaling。"
-        "[说明](../../docs/parallelism.md#tensor-parallelisms-forward-in-chunks)",
-        config=True,
-    ),
-    Option(
         "offload_activations",
         whole(0),
         0,
@@ -534,17 +518,6 @@ PRETRAIN_MODEL = (
         zh="`none`：gate、up 合为一个权重",
         config=True,
     ),
-    *(
-        Option(
-            name,
-            BELOW_ONE,
-            0.0,
-            "The models have no dropout: accepted for old scripts, ignored.",
-            doc="of old scripts; the models have no dropout",
-            zh="仅为兼容旧脚本；这些模型没有 dropout",
-        )
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
-    ),
 )
 
 PRETRAIN_DATA = (
@@ -598,22 +571,6 @@ PRETRAIN_DATA = (
         "The data folder is shared by all machines: only the first one builds indices.",
         doc="the data folder is shared by all machines: the first one builds the indices",
         zh="所有机器共享数据文件夹：由第一台建立索引",
-    ),
-    Option(
-        "data_impl",
-        choice("mmap"),
-        "mmap",
-        "The format of the data; mmap is the only one.",
-        doc="PaddleNLP's; nothing to choose",
-        zh="同 PaddleNLP，无需选择",
-    ),
-    Option(
-        "skip_warmup",
-        FLAG,
-        True,
-        "Do not read the files once before they are used.",
-        doc="PaddleNLP's; nothing to choose",
-        zh="同 PaddleNLP，无需选择",
     ),
     Option(
         "data_cache",

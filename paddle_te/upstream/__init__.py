@@ -36,7 +36,6 @@ REPAIRS = (
     "stage3_storage",
     "stage3_prefetch",
     "stage3_gradients",
-    "sequence_parallel_sums",
     "segment_exchange",
     "segment_gradient_norm",
 )

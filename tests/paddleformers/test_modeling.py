@@ -146,7 +146,6 @@ def test_none_is_paddleformers_own():
         (dict(use_fp8=True), "fp8_recipe='delayed'.*'current'"),
         (dict(fp8_lm_head=True), "fp8_lm_head=True"),
         (dict(offload_activations=1), "offload_activations=1"),
-        (dict(tp_comm_overlap=2), "tp_comm_overlap=2: .*PaddleNLP"),
         (dict(transformer_engine_backend="transformer_engine"), "Transformer Engine|float32"),
         (dict(transformer_engine_backend="torch"), "transformer_engine_backend='torch'"),
         (dict(rope_scaling=LONGROPE), "longrope"),

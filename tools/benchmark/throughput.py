@@ -240,25 +240,6 @@ OUR_RUNS |= {
     for part in RECOMPUTE_MODULES
 }
 OUR_RUNS[f"{ALONE}-full"] = replace(EIGHT_B_16, flags="", recompute="full", base=ALONE)
-# A forward's collectives of tensor parallelism in chunks beside the GEMMs, and at once. With current scaling chunks are
-# gathered in fp8, and what is gathered at once in bf16.
-OUR_RUNS["8b-x2-tp2-current"] = replace(
-    OUR_RUNS["8b-x2-tp2"], flags=f"{MAIN_GRADS_ALONE} --fp8_recipe current", base="8b-x2-tp2"
-)
-OUR_RUNS |= {
-    f"{name}-{chunks}-chunks": replace(
-        OUR_RUNS[name], flags=f"{OUR_RUNS[name].flags} --tp_comm_overlap {chunks}", base=name
-    )
-    for name in ("8b-x2-tp2", "8b-x2-tp2-current", "8b-x4-tp4")
-    for chunks in (1, 2, 4)
-}
-# The gradients of the norms' weights summed over the ranks in one collective a step.
-OUR_RUNS |= {
-    f"{name}-fused-sums": replace(
-        OUR_RUNS[name], flags=f"{OUR_RUNS[name].flags} --fuse_sequence_parallel_allreduce true", base="8b-x2-tp2"
-    )
-    for name in ("8b-x2-tp2", "8b-x2-tp2-1-chunks", "8b-x2-tp2-2-chunks")
-}
 for thousands in (32, 64, 128):
     OUR_RUNS |= long_sequences(thousands)
 for thousands in FROM_8K_TO_128K:

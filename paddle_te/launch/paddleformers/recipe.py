@@ -38,15 +38,11 @@ _SILENT = {
     "input_dir",
     "continue_training",
     "pipeline_parallel_config",
-    "data_impl",
-    "skip_warmup",
     "use_flash_attention",
     "use_fused_rope",
     "use_fused_rms_norm",
     "fuse_attention_qkv",
     "fuse_attention_ffn",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
     "lora_alpha",
 }
 # Ours, which PaddleFormers has under the same name, or hosts/paddleformers reads

@@ -80,11 +80,9 @@ class _OfStored(PyLayer):
         return x.grad
 
 
-def _check_fusion(fuse_wgrad_accumulation, tp):
+def _check_fusion(fuse_wgrad_accumulation):
     if fuse_wgrad_accumulation:
         raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
-    if tp is not None and tp.comm_overlap:
-        raise NotImplementedError("tp_comm_overlap: backend paddle overlaps nothing; use transformer_engine")
 
 
 def _column(x, weight, tp, quantizers, transpose_y=True, bias=None):
@@ -152,7 +150,7 @@ def linear(
 ):
     """x · weightᵀ (+ bias) (+ residual) (+ the product of a LowRankUpdate), or x · weight … without transpose_y; the
     weight is split by `parallel_mode` ("column", "row" or None) over `tp`."""
-    _check_fusion(fuse_wgrad_accumulation, tp)
+    _check_fusion(fuse_wgrad_accumulation)
     tp = None if parallel_mode is None else tp
     y = _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose_y)
     return y if residual is None else y + residual
@@ -173,7 +171,7 @@ def layernorm_linear(
 
     The residual passes through so that an implementation can add both gradients of x in one kernel.
     """
-    _check_fusion(fuse_wgrad_accumulation, tp)
+    _check_fusion(fuse_wgrad_accumulation)
     return _normed_column(x, norm, weight, tp, quantizers, bias, low_rank), x
 
 
@@ -212,7 +210,7 @@ def layernorm_mlp(
     computes again; with recompute "mlp" and in chunks nothing is kept. low_rank: of each GEMM the LowRankUpdate without
     an x of its own whose product is added, or None; then there are no chunks.
     """
-    _check_fusion(fuse_wgrad_accumulation, tp)
+    _check_fusion(fuse_wgrad_accumulation)
 
     def fc2(act):
         return _adapted(act, fc2_weight, "row", tp, quantizers[1], fc2_bias, low_rank[1])

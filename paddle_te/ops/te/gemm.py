@@ -14,10 +14,8 @@ from typing import Any
 import paddle
 
 from paddle_te.native import addition
-from paddle_te.ops.chunks import ranges
 from paddle_te.ops.te.norm import Normed
 from paddle_te.ops.te.quantized import (
-    MATRICES,
     Float8Matrix,
     StoredMatrix,
     exchanged,
@@ -205,85 +203,16 @@ def row_output(rt, x, weight, out, code, residual, tp, transpose_y=True, bias=No
     """
     scatter, adds = tp is not None and tp.sequence_parallel, _adds(tp)
     bias = bias if adds else None
-    if scatter and tp.comm_overlap:
-        out = _scattered_in_chunks(rt, x, weight, out, code, tp, transpose_y, bias)
-    else:
-        accumulate = residual is not None and not scatter and adds
-        result = rt.matrix(out, code)
-        if accumulate and not copied:
-            rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
-        _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias)
-        if tp is not None:
-            out = tp.reduce_output(out)
+    accumulate = residual is not None and not scatter and adds
+    result = rt.matrix(out, code)
+    if accumulate and not copied:
+        rt.te.memcpy_async(result.native, rt.view(residual, result.shape, code), rt.stream)
+    _fprop(rt, x, weight, result.native, accumulate, transpose_y, bias)
+    if tp is not None:
+        out = tp.reduce_output(out)
     if scatter and residual is not None:
         addition.add_to(rt.te, rt.stream, out.data_ptr(), residual.data_ptr(), math.prod(out.shape), code)
     return out
-
-
-def _scattered_in_chunks(rt, x, weight, whole, code, tp, transpose_y, bias):
-    """This rank's rows of x·Wᵀ (+ bias), which is summed over the ranks of tp.
-
-    The rows are taken in chunks. A chunk is summed while the GEMMs of the next one run. It has the same rows of each
-    rank's part of x. These parts lie apart, so a chunk takes one GEMM for each rank. whole: the Placeholder of x·Wᵀ of
-    all rows, for its dtype and its columns.
-    """
-    chunks, rows, cols = _chunks(x, x.shape[0], tp), x.shape[0] // tp.size, whole.shape[-1]
-    out, pending = rt.empty([rows, cols], whole.dtype), []
-    for first, count in chunks:
-        part = rt.new_matrix((tp.size * count, cols), whole.dtype, code)
-        for rank in range(tp.size):
-            of_rank = x.rows(rt, rank * rows + first, count), weight, part.rows(rt, rank * count, count).native
-            _fprop(rt, *of_rank, transpose_y=transpose_y, bias=bias)
-        pending.append(tp.start_reduce_scatter(part.memory, out.rows(first, count)))
-    for chunk in pending:
-        tp.finish(chunk)
-    return out
-
-
-def _fprop_beside_gather(rt, rows, weight, out, code, tp, bias):
-    """Writes out = x·Wᵀ (+ bias), where x has the rows of all ranks. rows: this rank's rows of x.
-
-    The other ranks' rows are gathered in chunks. While the first chunk is gathered, the GEMM of this rank's rows runs.
-    While each further chunk is gathered, the GEMMs of the chunk before it run. TE's ring exchange begins likewise.
-
-    A collective is started before the GEMM that is to run with it: see `_column_backward`.
-    """
-    own = rows.shape[0]
-    chunks, others = _chunks(rows, tp.size * own, tp), [rank for rank in range(tp.size) if rank != tp.rank]
-
-    def start(chunk):
-        return tp.start_all_gather(_to_gather(rows).rows(*chunk))
-
-    pending = start(chunks[0])
-    _fprop(rt, rows, weight, out.rows(rt, tp.rank * own, own).native, bias=bias)
-    for (first, count), following in zip(chunks, (*chunks[1:], None), strict=True):
-        gathered = tp.finish(pending)
-        pending = following and start(following)
-        whole = _of_all_ranks(rt, rows, gathered, code)
-        for rank in others:
-            of_rank = whole.rows(rt, rank * count, count), weight, out.rows(rt, rank * own + first, count).native
-            _fprop(rt, *of_rank, bias=bias)
-
-
-def _chunks(operand, tokens, tp):
-    """[(first row, rows)] of the chunks of a rank's rows. operand: what is multiplied. tokens: of all ranks. Raises
-    ValueError where there are none."""
-    multiple = 1
-    if isinstance(operand, Float8Matrix):
-        multiple = operand.quantizer.scaling.multiple
-        if operand.quantizer.kind == "block":
-            raise ValueError(
-                f"tp_comm_overlap={tp.comm_overlap}: with block scaling the factors of a chunk's rows do not lie "
-                "together; leave it out, or take delayed or current scaling"
-            )
-    if tokens % (tp.size * tp.comm_overlap * multiple):
-        of_gemms = f", each a multiple of {multiple} for fp8 GEMMs" if multiple > 1 else ""
-        raise ValueError(
-            f"tp_comm_overlap={tp.comm_overlap}: {tokens} tokens do not divide into so many chunks on each of "
-            f"{tp.size} ranks{of_gemms}; take fewer chunks or another number of tokens"
-        )
-    rows = tokens // tp.size
-    return ranges(rows, rows // tp.comm_overlap)
 
 
 def _gathers(tp):
@@ -291,21 +220,10 @@ def _gathers(tp):
     return tp is not None and tp.sequence_parallel
 
 
-def _gathers_fp8(quantizers, tp):
-    """Whether the ranks' rows fit together in fp8: their scales are the same, or made so (`CurrentMatrix.fill_alike`).
-
-    They are not made so in delayed scaling's first step: its history would have this rank's amax alone.
-    """
-    if quantizers is None:
-        return False
-    current = quantizers.input.kind == "current" and not quantizers.input.amax_ptr
-    return quantizers.same_scales or bool(tp.comm_overlap) and current
-
-
 def _normed_in_fp8(rt, x, quantizers, tp):
-    """Whether `_normed_rows` are fp8: not where they are gathered, and do not fit together so."""
+    """Whether `_normed_rows` are fp8: not where they are gathered, unless the ranks' scales are the same."""
     if _gathers(tp):
-        return _gathers_fp8(quantizers, tp)
+        return quantizers is not None and quantizers.same_scales
     return cast_in_kernels(quantizers) or quantizers is not None and x.casts(rt, quantizers.input)
 
 
@@ -319,11 +237,7 @@ def _normed_rows(rt, x, quantizers, tp, pieces=None, copies=False):
     if not _normed_in_fp8(rt, x, quantizers, tp):
         rows = rt.new_matrix(shape, x.dtype, x.code)
     elif gather:
-        rows = MATRICES[quantizers.input.kind].rows_of_rank(rt, shape, quantizers.input)
-        if quantizers.input.kind == "current":
-            whole = rt.new_matrix(shape, x.dtype, x.code)
-            x.forward(rt, whole.native, statistics)
-            return rows.fill_alike(rt, whole, tp)
+        rows = Float8Matrix.rows_of_rank(rt, shape, quantizers.input)
     else:
         rows = new_float8(rt, shape, quantizers.input, pieces)
         if x.casts(rt, quantizers.input):
@@ -394,24 +308,19 @@ def column_forward(rt, normed, weight, bias, quantizers, tp, train, w=None, copi
     into a new tensor for that output, normed.copy; it stays None where the norm is another's, or where another rank
     adds the residual.
 
-    Under sequence parallelism each rank norms its own tokens and the others' are gathered, in fp8 where that fits
-    together (`_gathers_fp8`); backward keeps its own and gathers again. A Normed with `recompute` is normed again
-    instead.
+    Under sequence parallelism each rank norms its own tokens and the others' are gathered, in fp8 where the ranks'
+    scales are the same; backward keeps its own and gathers again. A Normed with `recompute` is normed again instead.
     """
     gather, again = _gathers(tp), normed.recompute
     casts = quantizers is not None and not _normed_in_fp8(rt, normed, quantizers, tp)
-    beside = gather and tp.comm_overlap and not casts  # the cast of all rows comes behind their gather
     if casts:
         rows, operand, of_weight = _cast_operands(rt, normed, weight, quantizers, tp, train, w)
     else:
         rows, of_weight = _rows_and_weight(rt, normed, weight, quantizers, tp, train, w, copies)
-        operand = _all_rows(rt, rows, normed.code, tp) if gather and not beside else rows
+        operand = _all_rows(rt, rows, normed.code, tp) if gather else rows
     lead = [tp.size * rows.shape[0]] if gather else normed.tensor.shape[:-1]
     out = rt.matrix(rt.empty([*lead, of_weight.shape[0]], normed.dtype), normed.code)
-    if beside:
-        _fprop_beside_gather(rt, rows, of_weight, out, normed.code, tp, bias)
-    else:
-        _fprop(rt, operand, of_weight, out.native, bias=bias)
+    _fprop(rt, operand, of_weight, out.native, bias=bias)
     if train:
         drop_data(rt, *[operand] * (not gather and not again), *[of_weight] * (w is None))
     kept = None if again else rows if gather else operand
@@ -438,12 +347,8 @@ def _cast_operands(rt, x, weight, quantizers, tp, columnwise, w):
 
 
 def _all_rows(rt, rows, code, tp):
-    """The forward GEMM's operand from each rank's rows."""
-    return _of_all_ranks(rt, rows, tp.all_gather(_to_gather(rows)), code)
-
-
-def _of_all_ranks(rt, rows, gathered, code):
-    """The Matrix, or the Float8Matrix without a transpose, of gathered rows. rows: this rank's."""
+    """The forward GEMM's operand from each rank's rows: a Matrix, or a Float8Matrix without a transpose."""
+    gathered = tp.all_gather(_to_gather(rows))
     in_fp8 = isinstance(rows, Float8Matrix)
     return rows.gathered(rt, gathered, columnwise=False) if in_fp8 else rt.matrix(gathered, code)
 

@@ -178,13 +178,6 @@ class Float8Matrix:
         out._bind(rt)
         return out
 
-    def rows(self, rt, first, count):
-        """So many rows, from one of them on, in the same memory and under the same scale, without a transpose."""
-        cols = self.shape[1]
-        out = self._of((count, cols), self.rowwise, self._data + first * cols)
-        out._bind(rt)
-        return out
-
     def _of(self, shape, rowwise, data):
         """A matrix of data that lies in a tensor, at this address, under this one's scale, to be bound."""
         out = Float8Matrix.__new__(Float8Matrix)
@@ -204,7 +197,7 @@ class Float8Matrix:
 class CurrentMatrix(Float8Matrix):
     """One whose scale comes from its own numbers. Both copies have the same factors."""
 
-    __slots__ = ("_factors", "_amax_memory")
+    __slots__ = ("_factors",)
 
     @staticmethod
     def factor_bytes(shape, quantizer):
@@ -224,21 +217,6 @@ class CurrentMatrix(Float8Matrix):
         rt.te.compute_amax(source.native, measured, rt.stream)
         rt.te.compute_scale_from_amax(measured, rt.stream)
         return super().fill(rt, source, dbias)
-
-    @classmethod
-    def rows_of_rank(cls, rt, shape, quantizer):
-        factors = rt.empty([cls.factor_bytes(shape, quantizer) // 4, 1], paddle.float32)
-        out = cls(rt, shape, quantizer, Pieces(rt.empty(list(shape), paddle.uint8)), None, Pieces(factors))
-        out._amax_memory = factors.rows(0, 1)
-        return out
-
-    def fill_alike(self, rt, source, tp):
-        """Quantizes a Matrix, this rank's rows of one that all have a part of, under the scale of the whole (TE's
-        amax_reduction_group). Of `rows_of_rank`."""
-        rt.te.compute_amax(source.native, self.native, rt.stream)
-        tp.all_reduce_max(self._amax_memory)
-        rt.te.compute_scale_from_amax(self.native, rt.stream)
-        return super().fill(rt, source)
 
     def fill_by(self, rt, cast):
         """In two passes over what `cast` reads, of which the first one writes the amax alone."""

@@ -169,11 +169,7 @@ class RecordedRanks:
     def __init__(self, recorder, tp):
         self._recorder, self._tp = recorder, tp
         self.rank, self.size = tp.rank, tp.size
-        self.sequence_parallel, self.comm_overlap = tp.sequence_parallel, tp.comm_overlap
-
-    def all_reduce_max(self, x):
-        self._recorder.on_memory(self._tp.all_reduce_max, x)  # in place
-        return x
+        self.sequence_parallel = tp.sequence_parallel
 
     def all_gather(self, x):
         return self._call(self._tp.all_gather, x, self._gathered_shape(x))
@@ -200,11 +196,6 @@ class RecordedRanks:
             self._recorder.on_memory(self._tp.reduce_output, y)  # in place
             return y
         return self._call(self._tp.reduce_output, y, self.output_shape(y.shape))
-
-    def start_reduce_scatter(self, x, out):
-        """What `finish` waits for, whose result is then in `out`."""
-        pending = self._recorder.placeholder(out.shape, out.dtype)
-        return self._recorder.on_memory(self._tp.start_reduce_scatter, x, out, out=pending)
 
     def start_reduce_output(self, y):
         """What `finish` makes `reduce_output`'s result of."""

@@ -34,10 +34,6 @@ class Matrix:
         self.memory, self.shape = memory, shape
         self.native = rt.tensor(memory.data_ptr(), shape, code)
 
-    def rows(self, rt, first, count):
-        """The Matrix of so many rows, from one of them on, while ops are recorded."""
-        return Matrix(rt, self.memory.rows(first, count), (count, self.shape[1]), self.native.dtype)
-
 
 # Native tensors that are kept, of all streams together: TE's pool has 20 MiB for its handles, about 19,900 of them.
 KEPT_TENSORS = 2**13

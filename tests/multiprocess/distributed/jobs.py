@@ -63,8 +63,6 @@ PARTS = {
     "blocks": dict(optim_moments="int8", master_weights="bf16_remainder"),
     "offload": dict(offload_optimizer=0.9),
     "packed": dict(reset_attention_mask=True, reset_position_ids=True),
-    "splits": dict(tp_comm_overlap=2),
-    "together": dict(fuse_sequence_parallel_allreduce=True),
     "whole": dict(per_device_train_batch_size=12, gradient_accumulation_steps=1),
     "early": dict(optimizer_in_backward="unclipped"),
     "late": dict(optimizer_in_backward="last_norm", max_grad_norm=0.05),

@@ -42,8 +42,6 @@ COMPACT, COMPACT_IN = ("none_bf16_compact", "none_bf16_blocks"), ("sharding2", "
 # the update in backward: the bits of the ordinary one; clipped by a norm that all ranks have a part of
 ORDINARY, EARLY, LATE = "te_fp8_half_unclipped_whole", "te_fp8_half_unclipped_whole_early", "pd_whole_late"
 EARLY_IN = ("sp_tp2",)
-# the norms' gradients summed over the ranks at once: the bits of a sum for each
-TOGETHER, TOGETHER_IN = ["te_fp8_together", "none_bf16_together"], ("sp_tp2",)
 # the optimizer's states in host memory: the bits of those on the device, of whole weights, slices and stages
 OFFLOADED, OFFLOADED_IN = "te_fp8_offload", ("sharding2", "sharding3", "tp2_pp2")
 # SwiGLU's input in fp8 for backward, of several micro-batches that wait
@@ -108,10 +106,9 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     compact = COMPACT if layout in COMPACT_IN else []
     packed = PACKED if layout in PACKED_IN else {}
     early = [ORDINARY, EARLY, LATE] if layout in EARLY_IN else []
-    together = TOGETHER if layout in TOGETHER_IN else []
     offloaded = [OFFLOADED] if layout in OFFLOADED_IN else []
     stored = [STORED] if layout in STORED_IN else []
-    names = [*names, *fused, *attention, *head, *compact, *packed, *early, *together, *offloaded, *stored]
+    names = [*names, *fused, *attention, *head, *compact, *packed, *early, *offloaded, *stored]
     variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
     environment = warm_host | dict(EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
@@ -151,8 +148,6 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
         jobs.check_same(runs[EARLY], runs[ORDINARY], 0, 0)
         jobs.check_same(runs[LATE], reference[LATE], 1e-5, 1e-5)
         assert runs[LATE].losses != runs["pd"].losses
-    for name in together:
-        jobs.check_same(runs[name], runs[name.removesuffix("_together")], 0, 0)
     for name in offloaded:
         jobs.check_same(runs[name], runs[FP8], 0, 0)
         for rank, plain in zip(runs[name].sizes, runs[FP8].sizes, strict=True):

@@ -365,7 +365,7 @@ def test_a_bias_beside_a_weight_of_the_other_layout_is_refused():
 def test_fp8_bytes_travel_only_among_ranks_that_share_amaxes(amax_ranks, gathered):
     """Rank 1 of ranks 0 and 1, sequence parallel; a group across data parallel ranks leaves the two other scales."""
     dtypes = []
-    tp = SimpleNamespace(rank=1, size=2, sequence_parallel=True, comm_overlap=0, group=SimpleNamespace(ranks=[0, 1]))
+    tp = SimpleNamespace(rank=1, size=2, sequence_parallel=True, group=SimpleNamespace(ranks=[0, 1]))
     tp.all_gather = lambda x: dtypes.append(x.dtype) or paddle.concat([x, x])
     tp.start_all_gather = lambda x: Pending(tp.all_gather(x))
     tp.start_reduce_output = lambda y: Pending(y[: y.shape[0] // 2])

@@ -1,18 +1,13 @@
 """te's tensor and sequence parallel ops, two ranks in one process, on the emulated library: against one rank."""
 
-import threading
-
 import numpy as np
 import paddle
 import pytest
 
 from paddle_te import fp8
-from paddle_te.distributed import Pending
-from paddle_te.layers import TransformerLayer
 from paddle_te.native import rmsnorm
 from paddle_te.ops import get_ops
 from paddle_te.ops.chunks import chunk_rows
-from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import program
 from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te
@@ -23,7 +18,6 @@ from tests.thread_ranks import (
     BLOCK,
     DELAYED,
     FFN,
-    HEADS,
     HIDDEN,
     LAYERS,
     RANKS,
@@ -172,89 +166,6 @@ def test_chunks_of_tokens(seed, monkeypatch, sequence_parallel, recipe, bound):
     for want, got in zip(ranks(), ranks(mlp_chunk_tokens=96), strict=True):
         for name, value in want.items():
             assert relative(got[name], value) < bound, name
-
-
-@pytest.mark.parametrize("more", [{}, dict(mlp_chunk_tokens=128)], ids=["", "mlp_chunks"])
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("recipe", ["bf16", "delayed", "current"])
-def test_communication_beside_gemms_changes_no_bit(seed, monkeypatch, recipe, kind, more):
-    monkeypatch.setattr(emulated_te, "product", emulated_te.exact_product)
-    case = draw_case(seed, make(monkeypatch, **LAYERS[kind]))
-
-    def ranks(chunks):
-        group, options = Group(RANKS), LAYERS[kind] | more
-        found = train_ranks(monkeypatch, group, True, *case, RECIPES[recipe], options, chunks)
-        # a column-parallel GEMM's input is gathered in what its GEMM reads; scales are the ranks' only in chunks
-        assert (paddle.uint8 in group.gathered) == (recipe == "delayed" or recipe == "current" and chunks > 0)
-        return found
-
-    whole = ranks(0)
-    for chunks in (1, 2):
-        for want, got in zip(whole, ranks(chunks), strict=True):
-            for name, value in want.items():
-                assert (got[name] == value).all(), (chunks, name)
-
-
-def test_what_runs_beside_a_collective_is_called_behind_its_start(seed, monkeypatch):
-    """Of 128 tokens on each rank in two chunks: a GEMM beside each gather and two beside each scatter but the last."""
-    events, here = {rank: [] for rank in range(RANKS)}, threading.local()
-
-    class Watched(Pending):
-        def wait(self):
-            events[here.rank].append("wait")
-            return self.result
-
-    class WatchedRank(Rank):
-        def start_all_gather(self, x):
-            events[self.rank].append(f"gather {x.shape[0]}")
-            return Watched(self.all_gather(x))
-
-        def start_reduce_scatter(self, x, out):
-            events[self.rank].append(f"scatter {x.shape[0]}")
-            return Watched(paddle.assign(self.reduce_scatter(x), out))
-
-    def product(left, right):
-        events[here.rank].append(f"gemm {left.shape[0]}")
-        return left @ right
-
-    monkeypatch.setattr(emulated_te, "product", product)
-    draw, group = np.random.default_rng(seed).standard_normal, Group(RANKS)
-    shapes = [128, HIDDEN], [HIDDEN], [2 * FFN, HIDDEN], [HIDDEN, FFN]
-    x, gamma, fc1, fc2 = (paddle.to_tensor(draw(shape, "float32")).astype("bfloat16") for shape in shapes)
-
-    def run(rank):
-        here.rank = rank
-        tp = WatchedRank(group, rank, RANKS, True, 2)
-        get_ops("transformer_engine").layernorm_mlp(x, Norm(gamma, 1e-5), fc1, fc2, tp=tp)
-
-    group.run(run)
-    of_fc1 = ["gather 64", "gemm 128", "wait", "gather 64", "gemm 64", "wait", "gemm 64"]
-    of_fc2 = 2 * ["gemm 64", "gemm 64", "scatter 128"] + ["wait", "wait"]
-    assert events[0] == events[1] == of_fc1 + of_fc2
-
-
-@pytest.mark.parametrize("recipe, chunks, message", [
-    (None, 3, "tp_comm_overlap=3: 256 tokens do not divide into so many chunks on each of 2 ranks; take"),
-    (DELAYED, 16, "tp_comm_overlap=16: 256 tokens .* on each of 2 ranks, each a multiple of 16 for fp8 GEMMs"),
-    (BLOCK, 2, "tp_comm_overlap=2: with block scaling .* take delayed or current scaling"),
-])  # fmt: skip
-def test_chunks_that_cannot_be(seed, recipe, chunks, message):
-    ops = get_ops("transformer_engine")
-    x, weight = paddle.zeros([RANKS * 128, HIDDEN], "bfloat16"), paddle.zeros([HIDDEN, HIDDEN], "bfloat16")
-    with fp8.fp8_autocast(recipe is not None, recipe):
-        (quantizers,) = fp8.ModuleScaling(1, ops.amax_and_scale_update).begin_forward() or (None,)
-    tp = Rank(Group(RANKS), 0, RANKS, True, chunks)
-    with pytest.raises(ValueError, match=message):
-        ops.linear(x, weight, quantizers=quantizers, parallel_mode="row", tp=tp)
-
-
-def test_only_te_overlaps_and_only_shared_tokens():
-    tp = Rank(Group(RANKS), 0, RANKS, True, 2)
-    x = paddle.zeros([RANKS, HIDDEN])
-    with pytest.raises(NotImplementedError, match="tp_comm_overlap: backend paddle"):
-        get_ops("paddle").linear(x, paddle.zeros([HIDDEN, HIDDEN]), parallel_mode="row", tp=tp)
-    with pytest.raises(ValueError, match="tp_comm_overlap=2 needs sequence_parallel=True"):
-        TransformerLayer(HIDDEN, FFN, HEADS, params_dtype="bfloat16", tp_comm_overlap=2)
 
 
 def test_ranks_that_cannot_share_a_chunk(seed, monkeypatch):

@@ -46,7 +46,7 @@ PRETRAINED = [
     *[("max_seq_length", value) for value in ("0", "-5", "long")],
     *[("min_learning_rate", value) for value in ("nan", "-1")],
     *[("decay_steps", "0"), ("eval_iters", "0"), ("split", "a,b,c"), ("split", "-1,2,3"), ("split", "nan,1,1")],
-    *[("data_impl", "lazy"), ("hidden_dropout_prob", "2"), ("model_name_or_path", "llama-9b")],
+    *[("model_name_or_path", "llama-9b")],
     *[("tokenizer_name_or_path", "nowhere"), ("te_init_weight_path", "nowhere")],
 ]
 FINETUNED = [

@@ -76,8 +76,6 @@ class PreTrainingArguments(TrainingArguments):
             self._check_fp8_input_store()
         if self.mlp_chunk_tokens:
             self._check_mlp_chunks()
-        if self.tp_comm_overlap:
-            self._check_tp_comm_overlap()
         if self.cuda_graphs and self.transformer_engine_backend != "transformer_engine":
             raise ValueError(
                 "--cuda_graphs true needs --transformer_engine_backend transformer_engine: its programs alone are "
@@ -86,7 +84,10 @@ class PreTrainingArguments(TrainingArguments):
         if self.gemm_autotune:
             self._check_gemm_autotune()
         if self.fuse_sequence_parallel_allreduce:
-            self._check_fused_sums()
+            raise ValueError(
+                "--fuse_sequence_parallel_allreduce true: Paddle's hook fails in the first backward, and one sum for "
+                "all gradients saves no time; leave it out"
+            )
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
@@ -180,7 +181,6 @@ class PreTrainingArguments(TrainingArguments):
             "amp_master_grad": "a gradient is used at once, so there is nothing to add up in float32",
             "fp16": "a loss scale is known to be right only after the last gradient",
             "offload_optim": "Paddle brings the states back only after backward",
-            "fuse_sequence_parallel_allreduce": "it sums gradients over the ranks only after the last one",
         }
         for name, reason in reasons.items():
             if getattr(self, name):
@@ -240,21 +240,6 @@ class PreTrainingArguments(TrainingArguments):
         if self.mlp_chunk_tokens % multiple:
             raise ValueError(f"{flag}: it must be a multiple of {multiple}, of which each rank's GEMMs have a share")
 
-    def _check_tp_comm_overlap(self):
-        flag = f"--tp_comm_overlap {self.tp_comm_overlap}"
-        if self.transformer_engine_backend != "transformer_engine":
-            raise ValueError(f"{flag} needs --transformer_engine_backend transformer_engine: its layers alone overlap")
-        if not self.sequence_parallel:
-            raise ValueError(
-                f"{flag} needs --sequence_parallel true: what it takes in chunks are the tokens that tensor parallel "
-                "ranks share; the all-reduce that there is without stays whole"
-            )
-        if self.use_fp8 and self.fp8_recipe == "block":
-            raise ValueError(
-                f"{flag} with --fp8_recipe block: the factors of a chunk's rows do not lie together; leave it out, or "
-                "take delayed or current scaling"
-            )
-
     def _check_gemm_autotune(self):
         if self.transformer_engine_backend != "transformer_engine":
             raise ValueError("--gemm_autotune true needs --transformer_engine_backend transformer_engine")
@@ -262,21 +247,6 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(
                 "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or current: the algorithms of no "
                 "other GEMMs are timed"
-            )
-
-    def _check_fused_sums(self):
-        """Refuses what reduces gradients during backward: their sum over the ranks would come too late."""
-        given = {
-            "sharding": ("stage2", "stage3"),
-            "sharding_parallel_config": ("enable_stage1_overlap",),
-            "pipeline_parallel_config": ("enable_sharding_comm_overlap", "enable_dp_comm_overlap"),
-        }
-        found = [(name, word) for name, words in given.items() for word in words if word in str(getattr(self, name))]
-        for name, word in found:
-            raise ValueError(
-                f"--fuse_sequence_parallel_allreduce true with --{name} {word}: gradients are reduced over the data "
-                "during backward there, before they would be summed over the ranks of sequence parallelism; leave one "
-                "of them out"
             )
 
     def _check_offload(self):
@@ -350,25 +320,18 @@ def fp8_multiple(arguments):
 
 
 def check_tokens(arguments, length, tokens, when="train", where="each rank"):
-    """Raises ValueError where fp8 GEMMs do not take the tokens of a rank's micro-batch, or where these do not divide
-    into the chunks of --tp_comm_overlap.
+    """Raises ValueError where fp8 GEMMs do not take the tokens of a rank's micro-batch.
 
     length: the flag that says how long sequences are, with its value. when: "train" or "eval". where: the ranks, in
     words.
     """
-    multiple, chunks = fp8_multiple(arguments), arguments.tp_comm_overlap
+    multiple = fp8_multiple(arguments)
     batch = f"per_device_{when}_batch_size"
     batch = f"--{batch} {getattr(arguments, batch)}"
     if tokens % multiple:
         raise ValueError(
             f"{length} with {batch}: GEMMs with --fp8_recipe {arguments.fp8_recipe} need a multiple of {multiple} "
             f"tokens on {where}, not {tokens}"
-        )
-    if chunks and tokens % (chunks * multiple):
-        of_gemms = f", each a multiple of {multiple} for fp8 GEMMs" if multiple > 1 else ""
-        raise ValueError(
-            f"--tp_comm_overlap {chunks} with {length} and {batch}: the {tokens} tokens on {where} do not divide into "
-            f"so many chunks{of_gemms}"
         )
 
 

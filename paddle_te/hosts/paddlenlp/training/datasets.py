@@ -96,12 +96,12 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
     _refresh_indices(prefixes, cache, data_args)
     return build_train_valid_test_datasets(
         data_prefix=data,
-        data_impl=data_args.data_impl,
+        data_impl="mmap",
         splits_string=data_args.split,
         train_val_test_num_samples=[max(count, 1) for count in num_samples],  # PaddleNLP cannot blend nothing
         seq_length=data_args.max_seq_length,
         seed=training_args.seed,
-        skip_warmup=data_args.skip_warmup,
+        skip_warmup=True,
         share_folder=data_args.share_folder,
         data_cache_path=cache,
         need_data=need_data,
@@ -154,8 +154,6 @@ def find_data(data_args):
     how = "make one with paddle-te prepare-data, or use --mock_data true"
     if not input_dir:
         raise ValueError(f"input_dir is missing: give the folder of a .bin/.idx pair with --input_dir ({how})")
-    if data_args.data_impl != "mmap":
-        raise ValueError(f"data_impl {data_args.data_impl!r}: only mmap is supported")
     if os.path.isdir(input_dir):
         # Sorted, where PaddleNLP takes the file system's order: the blend must not depend on the machine.
         prefixes = sorted(str(path.with_suffix("")) for path in Path(input_dir).glob("*.idx"))

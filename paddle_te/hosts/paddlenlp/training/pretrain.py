@@ -58,7 +58,7 @@ def check_device(training_args):
 
 def _check_tokens(training_args, config):
     """`check_tokens` of the micro-batches of training and, where there is one, of evaluation."""
-    if not (training_args.use_fp8 or training_args.tp_comm_overlap):
+    if not training_args.use_fp8:
         return
     shared_by = config.tensor_parallel_degree if config.sequence_parallel else 1
     for when in ("train", "eval") if training_args.do_eval else ("train",):

@@ -12,7 +12,6 @@ from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM, LlamaForCausalLMPi
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayer, TELlamaDecoderLayerPipe
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.layers import LayerNormMLP
-from paddle_te.models import decoder
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers
 from tests.te_weights import relative
@@ -181,16 +180,6 @@ def test_chunks_of_the_mlp_give_the_same_losses(seed, family):
     model = model_class(config)(config)
     assert {layer.chunk_tokens for layer in model.sublayers() if isinstance(layer, LayerNormMLP)} == {20}
     np.testing.assert_allclose(losses(config, seed, enable=True), plain, rtol=1e-6)
-
-
-@pytest.mark.parametrize("sequence_parallel, chunks", [(True, 4), (False, 0)])
-def test_layers_overlap_where_ranks_share_tokens(monkeypatch, sequence_parallel, chunks):
-    """A trained model's configuration says tp_comm_overlap, also where it is evaluated without sequence parallelism."""
-    made = []
-    monkeypatch.setattr(decoder, "TransformerLayer", lambda *args, **options: made.append(options))
-    config = tiny_config(tensor_parallel_degree=2, sequence_parallel=sequence_parallel, tp_comm_overlap=4)
-    decoder.DecoderLayer(config)
-    assert [options["tp_comm_overlap"] for options in made] == [chunks]
 
 
 def peak_memory(granularity):

@@ -19,7 +19,6 @@ BLOCKS = ["--optim_moments", "int8", "--unified_checkpoint", "true"]
 UNCLIPPED = ["--optimizer_in_backward", "unclipped", "--max_grad_norm", "0"]
 TP2_SP = ["--tensor_parallel_degree", "2", "--sequence_parallel", "true"]
 BLOCK = ["--use_fp8", "true", "--fp8_recipe", "block"]
-FUSED_SUMS = ["--fuse_sequence_parallel_allreduce", "true"]
 STORED = ["--activation_func_fp8_input_store", "true"]
 PD_FP8 = ["--transformer_engine_backend", "paddle", "--use_fp8", "true"]
 
@@ -115,22 +114,11 @@ def test_defaults_are_native_layers(tmp_path):
         ([*TE, *STORED, "--mlp_chunk_tokens", "64"], "store true with --mlp_chunk_tokens 64, .* nothing of it"),
         (["--mlp_chunk_tokens", "16384"], "--mlp_chunk_tokens 16384 needs --transformer_engine_backend tr"),
         ([*PD_FP8, "--mlp_chunk_tokens", "1000"], "--mlp_chunk_tokens 1000: it must be a multiple of 16"),
-        (
-            [*TP2_SP, "--tp_comm_overlap", "2"],
-            "--tp_comm_overlap 2 needs --transformer_engine_backend transformer_engine",
-        ),
-        ([*TE, "--tp_comm_overlap", "2"], "--tp_comm_overlap 2 needs --sequence_parallel true"),
-        ([*TE, *TP2_SP, *BLOCK, "--tp_comm_overlap", "2"], "--tp_comm_overlap 2 with --fp8_recipe block: .* leave it"),
         (["--cuda_graphs"], "--cuda_graphs true needs --transformer_engine_backend transformer_engine: its programs"),
         (["--gemm_autotune"], "--gemm_autotune true needs --transformer_engine_backend transformer_engine"),
         ([*TE, "--gemm_autotune"], "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or current"),
         ([*TE, *BLOCK, "--gemm_autotune"], "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or"),
-        ([*FUSED_SUMS, "--sharding", "stage2"], "true with --sharding stage2: gradients are reduced .* leave one"),
-        ([*FUSED_SUMS, "--sharding_parallel_config", "enable_stage1_overlap"], "_config enable_stage1_overlap: grad"),
-        (
-            [*FUSED_SUMS, "--pipeline_parallel_config", "enable_sharding_comm_overlap"],
-            "true with --pipeline_parallel_config enable_sharding_comm_overlap: gradients",
-        ),
+        (["--fuse_sequence_parallel_allreduce", "true"], "--fuse_sequence_parallel_allreduce true: .* leave it out"),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),
@@ -201,7 +189,13 @@ def test_paddlenlps_files_may_name_what_is_not_here_unless_they_ask_for_it(tmp_p
     """The keys of its sft_argument.json and lora_argument.json that run_finetune.py has no flag for."""
     file = tmp_path / "sft_argument.json"
     monkeypatch.setattr(sys, "argv", ["run_finetune.py", str(file)])
-    values = {"eval_with_do_generation": False, "lora_rank": 7, "pissa": False, "model_name_or_path": str(tmp_path)}
+    values = {
+        "eval_with_do_generation": False,
+        "lora_rank": 7,
+        "pissa": False,
+        "data_impl": "mmap",
+        "model_name_or_path": str(tmp_path),
+    }
     file.write_text(json.dumps(values))
     (arguments,) = ScriptParser((FinetuneModelArguments,)).parse()
     assert (arguments.lora_rank, arguments.model_name_or_path) == (7, str(tmp_path))

@@ -223,7 +223,7 @@ def test_rank_that_loads_nothing(tmp_path):
 
 def test_flags():
     (data,) = PdArgumentParser(DataArguments).parse_args_into_dataclasses(["--mock_data", "true", "--split", "1,1,0"])
-    assert (data.mock_data, data.split, data.max_seq_length, data.data_impl) == (True, "1,1,0", 1024, "mmap")
+    assert (data.mock_data, data.split, data.max_seq_length) == (True, "1,1,0", 1024)
 
 
 # ------------------------------------------------------------------------------------------------------- mock
@@ -266,7 +266,6 @@ def test_mock_needs_no_data(tmp_path):
         (dict(input_dir="nowhere/a 1 b"), "neither a folder nor positive weights"),
         (dict(input_dir="1 nowhere/a 2"), "neither a folder nor positive weights"),
         (dict(input_dir="1 nowhere/a 2 nowhere/b"), "nowhere/a.bin is missing"),
-        (dict(data_impl="lazy"), "must be one of mmap"),
         (dict(split="9,1"), "--split 9,1: it must be three numbers"),
         (dict(split="9,1,x"), "it must be three numbers"),
         (dict(split="9,-1,1"), "it must be three numbers"),

@@ -20,7 +20,7 @@ def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch
     (tmp_path / "config.json").write_text(json.dumps(config))
     model_args = SimpleNamespace(model_name_or_path=str(tmp_path), continue_training=False)
     data_args = SimpleNamespace(max_seq_length=4096, reset_attention_mask=False)
-    made = pretrain.make_config(model_args, data_args, SimpleNamespace(use_fp8=False, tp_comm_overlap=0), None)
+    made = pretrain.make_config(model_args, data_args, SimpleNamespace(use_fp8=False), None)
     assert made.max_position_embeddings == positions and made.seq_length == 4096
 
 
@@ -33,7 +33,6 @@ def test_micro_batches_that_block_scaling_cannot_have(batch, layout, tokens):
     one_rank = dict(tensor_parallel_degree=1, sequence_parallel=False, sep_parallel_degree=1, context_parallel_degree=1)
     config = SimpleNamespace(**one_rank | layout)
     arguments = dict(use_fp8=True, fp8_recipe="current", do_eval=False, per_device_train_batch_size=batch)
-    arguments |= dict(tp_comm_overlap=0)
     pretrain._check_tokens(SimpleNamespace(**arguments), config)
     arguments["fp8_recipe"] = "block"
     message = (
@@ -44,21 +43,3 @@ def test_micro_batches_that_block_scaling_cannot_have(batch, layout, tokens):
     evaluated = arguments | dict(do_eval=True, per_device_train_batch_size=4 * batch, per_device_eval_batch_size=batch)
     with pytest.raises(ValueError, match=message.replace("train", "eval")):
         pretrain._check_tokens(SimpleNamespace(**evaluated), config)
-
-
-@pytest.mark.parametrize("fp8, chunks, says", [
-    (False, 3, "--tp_comm_overlap 3 with --max_seq_length 128 and .*: the 64 tokens on each rank do not divide"),
-    (True, 8, "--tp_comm_overlap 8 with .* the 64 tokens .* so many chunks, each a multiple of 16 for fp8 GEMMs"),
-])  # fmt: skip
-def test_tokens_that_do_not_divide_into_chunks(fp8, chunks, says):
-    config = SimpleNamespace(
-        seq_length=128,
-        tensor_parallel_degree=2,
-        sequence_parallel=True,
-        sep_parallel_degree=1,
-        context_parallel_degree=1,
-    )
-    arguments = dict(use_fp8=fp8, fp8_recipe="current", do_eval=False, per_device_train_batch_size=1)
-    pretrain._check_tokens(SimpleNamespace(**arguments, tp_comm_overlap=4), config)
-    with pytest.raises(ValueError, match=says):
-        pretrain._check_tokens(SimpleNamespace(**arguments, tp_comm_overlap=chunks), config)
