@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from paddle_te.host import HOSTS, installed
-from paddle_te.launch.machines import LaunchError, find_devices
+from paddle_te.launch.machines import LaunchError, find_devices, has_gpu
 from paddle_te.launch.peers import Peers
 from paddle_te.launch.plan import Plan, plan_for
 from paddle_te.launch.restart import REFUSED, Restarts, fewer, restarted
@@ -114,9 +114,10 @@ def _anew(job, plan: Plan, args: argparse.Namespace) -> tuple[Plan, argparse.Nam
 
 
 def _on_what_is_left(plan: Plan, args: argparse.Namespace) -> argparse.Namespace:
-    kind, wanted = plan.devices.kind, plan.devices.ids
+    kind, wanted = plan.devices.kind, plan.devices.by_uuid or plan.devices.ids
     there = find_devices(argparse.Namespace(**vars(args) | dict(DEVICE=kind, DEVICES=None)), os.environ)
-    visible = [each for each in wanted if each in there.visible]
+    is_there = (lambda name: has_gpu(name, os.environ)) if plan.devices.by_uuid else there.visible.__contains__
+    visible = [each for each in wanted if is_there(each)]
     if len(visible) == len(wanted):
         return args
     gone = ", ".join(each for each in wanted if each not in visible)

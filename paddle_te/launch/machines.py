@@ -13,6 +13,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,18 +43,29 @@ def gpu_names() -> list[str]:
     return re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", "\n".join(_gpu_listing()), re.MULTILINE)
 
 
-def _cuda_devices(chosen: str) -> list[str]:
+def _place(name: str, listing: list[str]) -> int | None:
+    """The GPU of a listing, counted from 0, that a number or a UUID names, which may be cut short; None: none, or
+    several. A part of a GPU (MIG-…) has its GPU's place."""
+    gpus = count_gpus(listing)
+    if name.isdigit():
+        return int(name) if int(name) < gpus else None
+    places, gpu = {}, -1  # {UUID: place}
+    for line in listing:
+        gpu += line.startswith("GPU ")
+        if uuid := re.search(r"UUID: ([\w-]+)", line):
+            places[uuid[1]] = gpu
+    found = [place for uuid, place in places.items() if uuid.startswith(name)]
+    return places.get(name, found[0] if len(found) == 1 else None)
+
+
+def _cuda_devices(chosen: str, listing: list[str] | None = None) -> list[str]:
     """The devices that CUDA shows of those that CUDA_VISIBLE_DEVICES names: up to the first one that is not there.
 
     All of them where the driver's tool shows no GPU, so that nobody can tell.
     """
-    named, listing = [] if chosen == "-1" else _split(chosen), _gpu_listing()
-    gpus, identifiers = count_gpus(listing), re.findall(r"UUID: ([\w-]+)", "\n".join(listing))
-
-    def is_there(name):  # an identifier may be cut short
-        return int(name) < gpus if name.isdigit() else any(each.startswith(name) for each in identifiers)
-
-    return [*itertools.takewhile(is_there, named)] if gpus else named
+    named, listing = [] if chosen == "-1" else _split(chosen), _gpu_listing() if listing is None else listing
+    is_there = lambda name: _place(name, listing) is not None  # noqa: E731
+    return [*itertools.takewhile(is_there, named)] if count_gpus(listing) else named
 
 
 def _has_paddle_gpu() -> bool:
@@ -105,6 +117,7 @@ class Devices:
     kind: str  # gpu, nvgpu or cpu: what --device gets
     ids: list[str]
     visible: list[str]
+    by_uuid: tuple[str, ...] = ()  # DEVICES, where it has UUIDs
 
     def selected(self) -> dict[str, str]:
         """How Paddle is told one process's device: its place among the visible ones."""
@@ -129,7 +142,7 @@ def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Device
         else:
             kind = "cpu"
     visible = visible_devices(kind, environ)
-    ids = args.DEVICES or visible
+    ids = _numbers(args, kind, environ) or visible
     if kind == "nvgpu" and not args.DEVICES and not environ.get("NVGPU_HOST_DEVICES") and not count_gpus():
         ids = visible[:1]  # the host runtime's devices are made of CPU time: more than one must be asked for
     if not ids:
@@ -139,7 +152,64 @@ def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Device
     absent = [i for i in ids if i not in visible]
     if absent and kind != "cpu" and not args.DRY_RUN:
         raise LaunchError(f"DEVICES: no {kind} {', '.join(absent)} here; there are {', '.join(visible) or 'none'}")
-    return Devices(kind, ids, visible)
+    by_uuid = () if all(map(str.isdigit, args.DEVICES or ())) else tuple(args.DEVICES)
+    return Devices(kind, ids, visible, by_uuid)
+
+
+def has_gpu(uuid: str, environ: Mapping[str, str]) -> bool:
+    """Whether CUDA shows the GPU of this UUID."""
+    listing = _gpu_listing()
+    return _position(uuid, _shown(environ, listing), listing) is not None
+
+
+def _shown(environ: Mapping[str, str], listing: list[str]) -> list[str]:
+    """The GPUs that CUDA shows, by number or UUID."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(place) for place in range(count_gpus(listing))] if chosen is None else _cuda_devices(chosen, listing)
+
+
+def _numbers(args: argparse.Namespace, kind: str, environ: Mapping[str, str]) -> list[str]:
+    """DEVICES, as `visible_devices` calls them: UUIDs are looked up in what the driver's tool shows.
+
+    Raises:
+        LaunchError: a UUID of no GPU here, of a part of one, or two names for the same.
+    """
+    names = args.DEVICES or []
+    uuids = [name for name in names if not name.isdigit()]
+    if not uuids:
+        return names
+    if kind == "cpu":
+        raise LaunchError(f"DEVICES: {uuids[0]} is a GPU's name, and this runs on the CPU; give numbers, or DEVICE=gpu")
+    if parts := [name for name in uuids if name.startswith("MIG-")]:
+        raise LaunchError(
+            f"DEVICES: {parts[0]} is a part of a GPU, with which the processes of a job cannot communicate; name whole "
+            "GPUs, or set CUDA_VISIBLE_DEVICES to that part for a job of one process"
+        )
+    listing = _gpu_listing()
+    if not count_gpus(listing) and args.DRY_RUN:
+        print("note: no GPU is seen here, so the command counts those of DEVICES from 0", file=sys.stderr)
+        return [str(place) for place in range(len(names))]
+    here = _shown(environ, listing)
+    numbers = [name if name.isdigit() else _number_of(name, here, kind, listing) for name in names]
+    if len({*numbers}) < len(numbers):
+        raise LaunchError(f"DEVICES: {','.join(names)} names a GPU twice")
+    return numbers
+
+
+def _number_of(uuid: str, here: list[str], kind: str, listing: list[str]) -> str:
+    """What `visible_devices` calls the GPU of a UUID. here: `_shown`'s."""
+    position = _position(uuid, here, listing)
+    if position is None:
+        known = re.findall(r"UUID: (GPU-[\w-]+)", "\n".join(listing))
+        there = ", ".join(known) or "none"
+        raise LaunchError(f"DEVICES: {uuid} is the UUID of no GPU here, or of several; nvidia-smi -L shows {there}")
+    return here[position] if kind == "gpu" else str(position)
+
+
+def _position(uuid: str, here: list[str], listing: list[str]) -> int | None:
+    """Where the GPU of a UUID stands among those that CUDA shows, `here`; None where it does not."""
+    place, places = _place(uuid, listing), [_place(name, listing) for name in here]
+    return places.index(place) if place is not None and place in places else None
 
 
 @dataclass(frozen=True)
@@ -168,10 +238,10 @@ def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
     master = args.MASTER or (addresses[0] if addresses else None)
     if not master:
         raise LaunchError(f"MASTER: with {count} nodes it must be address:port of the node with NODE_RANK 0")
-    address, _, port = master.partition(":")
+    address, port = _parts_of(master)
     job = environ.get("SLURM_JOB_ID", "")  # two jobs may share a node's network, so each has its own two ports
     port = port or str(args.MASTER_PORT or (20000 + 2 * (int(job) % 5000) if job.isdigit() else 6070))
-    if not port.isdigit() or not 0 < int(port) < 65535:  # the launchers take the next one, too
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65535:  # the launchers take the next one, too
         raise LaunchError(f"MASTER: {address}:{port} must be address:port, the port from 1 to 65534")
     if not args.DRY_RUN:
         name, address = address, _numeric(address)
@@ -181,6 +251,23 @@ def find_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> Nodes:
                 "Debian and Ubuntu); give the address that the other nodes know"
             )
     return Nodes(count, rank, f"{address}:{port}", _own_address(rank, address, addresses))
+
+
+def _parts_of(master: str) -> tuple[str, str]:
+    """Address and port, "" where there is none, of MASTER.
+
+    Raises:
+        LaunchError: an address that Paddle cannot use, or under which the other nodes do not find this one.
+    """
+    address, _, port = master.partition(":")
+    if ":" in port or master.startswith("["):
+        raise LaunchError(
+            f"MASTER: {master} is an IPv6 address, and Paddle's processes find each other by IPv4 only; give the "
+            "node's IPv4 address, or a name that has one, as address:port"
+        )
+    if not address.isascii() or address in ("", "0.0.0.0"):
+        raise LaunchError(f"MASTER: {master} must be address:port, the address one that the other nodes know")
+    return address, port
 
 
 def _check_one_task_a_node(environ: Mapping[str, str]) -> None:

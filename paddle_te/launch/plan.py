@@ -228,6 +228,8 @@ def _environment(
         env["PORT_RANGE"] = _port_range(args.PORT_RANGE, len(devices.ids))
     if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM during which it runs
         env["CUDA_DEVICE_MAX_CONNECTIONS"] = environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if devices.by_uuid:  # nvidia-smi, by which UUIDs became numbers, counts in this order
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if args.DETERMINISTIC:
         env |= _deterministic(devices.kind, environ)
     if devices.kind == "cpu":  # Paddle's launcher would go by what it sees

@@ -53,7 +53,7 @@ DEGREE_OR_ALL = Kind(str, "a whole number of at least 1, or all", read=_read_deg
 
 
 def _read_port_range(text):
-    first, last = map(int, text.split(":")) if re.fullmatch(r"\d{1,5}:\d{1,5}", text) else (0, 0)
+    first, last = map(int, text.split(":")) if re.fullmatch(r"[0-9]{1,5}:[0-9]{1,5}", text) else (0, 0)
     if not 0 < first < last < 65536:
         raise ValueError(text)
     return text
@@ -63,13 +63,18 @@ PORT_RANGE = Kind(str, "the first and last port of a range, as 10000:19999", rea
 
 
 def _read_devices(text):
-    ids = text.split(",")
-    if not all(re.fullmatch(r"\d+", i) for i in ids) or len(set(ids)) != len(ids):
+    names = text.split(",")
+    if not all(re.fullmatch(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+", name) for name in names):
+        raise ValueError(text)
+    ids = [str(int(name)) if name.isdigit() else name for name in names]
+    if len({*ids}) != len(ids):
         raise ValueError(text)
     return ids
 
 
-DEVICE_LIST = Kind(list, "different device numbers with commas between, as 0,1,2,3", read=_read_devices)
+DEVICE_LIST = Kind(
+    list, "different device numbers with commas between, as 0,1,2,3, or GPUs' UUIDs, as GPU-8f2e", read=_read_devices
+)
 
 # Of a fine-tuning run: the LoRA targets of each method
 METHODS = {"full": None, **{"lora" if targets == "all" else f"lora-{targets}": targets for targets in LORA_TARGETS}}
@@ -312,8 +317,9 @@ VARIABLES = (
         "DEVICES",
         DEVICE_LIST,
         None,
-        "devices to use, as 0,1,2,3; found if not given",
-        doc="`0,1,2,3`",
+        "devices to use, as 0,1,2,3, or the UUIDs of GPUs; found if not given",
+        doc="`0,1,2,3`, or UUIDs as `nvidia-smi -L` shows them, also cut short: `GPU-8f2e,GPU-17c0`",
+        zh="`0,1,2,3`，或 `nvidia-smi -L` 所示的 UUID（可截短）：`GPU-8f2e,GPU-17c0`",
         shown="all (nvgpu's host runtime: one)",
         shown_zh="全部（nvgpu 的 host runtime：一个）",
     ),

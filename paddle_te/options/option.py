@@ -46,7 +46,7 @@ class Kind:
 
 
 def _read_whole(text):
-    if not re.fullmatch(r"-?\d+", text):
+    if not re.fullmatch("-?[0-9]+", text):
         raise ValueError(text)
     return int(text)
 

@@ -42,7 +42,7 @@ def flags(command, script):
 WRONG_VALUES = {
     "batch_size_per_device": ["0", "-1", "1.5", "x"],
     "FSDP": ["0", "x"],
-    "TP": ["0", "2.0", "1e1"],
+    "TP": ["0", "2.0", "1e1", "２"],
     "PP": ["-2", " "],
     "VP": ["0"],
     "GA": ["0", "eight"],
@@ -55,7 +55,7 @@ WRONG_VALUES = {
     "resume_step": ["latest", "-1", "1.0"],
     "nsys_profile": ["1", "no"],
     "DEVICE": ["cuda", "xpu"],
-    "DEVICES": ["a", "0,0", "0;1", "0,"],
+    "DEVICES": ["a", "0,0", "00,0", "0;1", "0,", "GPU-", "GPU-1,GPU-1", "０"],
     "MAX_STEPS": ["0", "many"],
     "SAVE_STEPS": ["0"],
     "LOGGING_STEPS": ["-1"],
@@ -399,6 +399,43 @@ def test_devices_are_found(tmp_path, monkeypatch):
         devices({"CUDA_VISIBLE_DEVICES": "2,3"}, DEVICES="0,2")
 
 
+def uuids(*args, environ={}):  # noqa: B006 (read only)
+    """DEVICES by UUID on four GPUs, of which GPU-2… are two, as the command has them."""
+    made = plan({"MOCK_DATA": "1", "DEVICE": "gpu", "CUSTOM_DEVICE_ROOT": "", **environ}, DEVICES=",".join(args), TP=1)
+    return made.devices.ids, made.env.get("CUDA_DEVICE_ORDER")
+
+
+def test_devices_by_uuid(tmp_path, monkeypatch):
+    names = ["GPU-0a-1", "GPU-1b-2", "GPU-2c-3", "GPU-2c-33"]
+    listing = [f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: {name})" for i, name in enumerate(names)]
+    listing.insert(1, "  MIG 1g.10gb     Device  0: (UUID: MIG-5d)")
+    monkeypatch.setattr(machines, "_gpu_listing", lambda: listing)
+    dry = {"DRY_RUN": "1"}
+    assert uuids("GPU-1b-2", "GPU-0a", environ=dry) == (["1", "0"], "PCI_BUS_ID")
+    assert uuids("GPU-2c-3", "3", environ=dry) == (["2", "3"], "PCI_BUS_ID"), "a whole UUID that begins another one"
+    assert uuids("1", environ=dry) == (["1"], None)
+    assert uuids("GPU-1b", environ={**dry, "CUDA_VISIBLE_DEVICES": "2,1"})[0] == ["1"]
+    assert uuids("GPU-1b", environ={**dry, "CUDA_VISIBLE_DEVICES": "GPU-2c-3,GPU-1b"})[0] == ["GPU-1b"]
+    assert uuids("GPU-1b", environ={**dry, "CUDA_VISIBLE_DEVICES": "2,1", "DEVICE": "nvgpu"})[0] == ["1"]
+    for wrong, said in {
+        "GPU-9": "GPU-9 is the UUID of no GPU here, or of several; nvidia-smi -L shows GPU-0a-1, GPU-1b-2, GPU-2c-3",
+        "GPU-2": "GPU-2 is the UUID of no GPU here, or of several",
+        "1,GPU-1b": "1,GPU-1b names a GPU twice",
+        "MIG-5d": "MIG-5d is a part of a GPU, with which",
+    }.items():
+        assert said in refusal({"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu"}, DEVICES=wrong, TP=1)
+    hidden = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert "GPU-2c-3 is the UUID of no GPU here" in refusal(hidden, DEVICES="GPU-2c-3", TP=1)
+    assert "a GPU's name, and this runs on the CPU" in refusal(CPU, DEVICES="GPU-0a", TP=1, precision="fp32")
+    assert machines.has_gpu("GPU-0a", {}) and not machines.has_gpu("GPU-0a", {"CUDA_VISIBLE_DEVICES": "1"})
+
+
+def test_a_dry_run_counts_uuids_where_no_gpu_is_seen(monkeypatch, capsys):
+    monkeypatch.setattr(machines, "_gpu_listing", list)
+    assert uuids("GPU-7", "GPU-3", environ={"DRY_RUN": "1"})[0] == ["0", "1"]
+    assert "counts those of DEVICES from 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("named, left", [
     ("0,1,2,3", ["0", "1", "2"]),
     ("3,0", []),  # CUDA shows none that come after one that is not there
@@ -475,8 +512,13 @@ def test_several_nodes():
     assert refusal(slurm).startswith("MASTER: with 4 nodes")
     assert refusal({**plain, "NODE_RANK": "2"}).startswith("NODE_RANK: with 2 nodes it must be 0 to 1")
     assert refusal({**plain, "NODE_RANK": ""}).startswith("NODE_RANK: ")
-    for port in ("port", "0", "65535", "70000"):
+    for port in ("port", "0", "65535", "70000", "７000"):
         assert refusal({**plain, "MASTER": f"127.0.0.1:{port}"}).startswith(f"MASTER: 127.0.0.1:{port} must be")
+    for address in ("[::1]:7000", "::1", "fe80::1:7000", "[2001:db8::5]"):
+        assert f"MASTER: {address} is an IPv6 address" in refusal({**plain, "MASTER": address})
+        assert "is an IPv6 address" in refusal({**slurm, "IP_STR": f"{address},b,c,d"})
+    for address in (":7000", "0.0.0.0:7000", "１２７.0.0.1:7000"):
+        assert f"MASTER: {address} must be address:port" in refusal({**plain, "MASTER": address})
     tasks = {"SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_NUM_NODES": "4"}
     assert "starts this 32 times on 4 nodes" in refusal({**slurm, **tasks, "IP_STR": addresses})
     assert plan({**slurm, **tasks, "SLURM_STEP_NUM_TASKS": "4", "IP_STR": addresses})
