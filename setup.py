@@ -80,11 +80,13 @@ EXTRAS["test"] = [
     "setuptools>=70.1",  # makes wheels without the package wheel
     "build",
     "twine",
-    "auditwheel>=6,<7",
+    "auditwheel>=6,<7",  # with pyelftools, which tests/exports.py reads libraries with
     *EXTRAS["data"],
     *EXTRAS["plots"],
     *EXTRAS["docs"],
 ]
+
+SHIM_EXPORTS = "paddle_te/native/shim.map"
 
 setup(
     name="paddle_te",
@@ -112,7 +114,8 @@ setup(
         Pybind11Extension(
             "paddle_te.native._shim",
             ["paddle_te/native/shim.cpp"],
-            depends=[str(header) for header in Path("paddle_te/native/shim").glob("*.h")],
+            depends=[SHIM_EXPORTS, *(str(header) for header in Path("paddle_te/native/shim").glob("*.h"))],
+            extra_link_args=[f"-Wl,--version-script={SHIM_EXPORTS}"],
             libraries=["dl"],
             cxx_std=17,
         )

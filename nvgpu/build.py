@@ -175,15 +175,20 @@ def build(runtime, out=HERE / "build", architectures=ARCHITECTURES):
 
 
 def link(runtime, paddle, objects, built):
-    compiler = os.environ.get("CXX", "g++")
     libraries = [f"-L{paddle}/libs", "-l:libphi_core.so", "-l:libphi.so", "-l:libcommon.so", "-ldl", "-lpthread"]
     if runtime == "cuda":
         libraries += [f"-L{cuda_home()}/lib64", f"-L{cuda_home()}/lib", "-l:libcudart.so.13"]
     loader = [path for path in objects if path.stem == "loader"]
     (built / "plugin").mkdir(exist_ok=True)
     plugin = [path for path in objects if path not in loader]
-    run([compiler, "-shared", *plugin, "-o", built / "plugin" / f"libnvgpu_{runtime}.so", *libraries])
-    run([compiler, "-shared", *loader, "-o", built / "libnvgpu.so", "-ldl"])
+    link_library(plugin, "plugin.map", built / "plugin" / f"libnvgpu_{runtime}.so", libraries)
+    link_library(loader, "loader.map", built / "libnvgpu.so", ["-ldl"])
+
+
+def link_library(objects, exports, library, needed):
+    """exports: the linker's script, in csrc/, which says what the library shows to others."""
+    compiler = os.environ.get("CXX", "g++")
+    run([compiler, "-shared", f"-Wl,--version-script={exports}", *objects, "-o", library, *needed])
 
 
 def main():

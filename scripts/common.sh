@@ -82,7 +82,7 @@ venv_stamp() {
     pwd -P
     .venv/bin/python -VV
     cat setup.py pyproject.toml "$(lock)"
-    find paddle_te/native \( -name '*.cpp' -o -path '*/shim/*.h' \) -exec cat {} +
+    find paddle_te/native \( -name '*.cpp' -o -name '*.map' -o -path '*/shim/*.h' \) -exec cat {} +
     [[ $1 != *nvgpu* ]] || find nvgpu -type f -not -path '*/build/*' -not -path '*.egg-info/*' -exec cat {} +
   } | sha256sum | cut -d' ' -f1
 }
@@ -127,7 +127,7 @@ make_peers() {
 make_paddleformers() {
   local lock stamp
   lock="locks/paddleformers/python$(python_version .venv/bin/python).txt"
-  stamp=$(cat "$lock" setup.py paddle_te/native/shim.cpp paddle_te/native/shim/*.h <(pwd -P) | sha256sum)
+  stamp=$(cat "$lock" setup.py paddle_te/native/shim.{cpp,map} paddle_te/native/shim/*.h <(pwd -P) | sha256sum)
   [ "$(cat .venv-paddleformers/stamp 2>/dev/null)" != "$stamp" ] || return 0
   say "installing PaddleFormers into .venv-paddleformers (first time: a few minutes)"
   .venv/bin/python -m venv --clear .venv-paddleformers

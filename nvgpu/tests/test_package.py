@@ -1,5 +1,6 @@
 """The package: what is compiled, when, and where it is found afterwards."""
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -8,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.exports import exported
 from tests.nvgpu_processes import ROOT, run
 
 PACKAGE = ROOT / "nvgpu"
+LOADER = {"InitPlugin"}  # what Paddle looks up
+PLUGIN = {  # what the loader and paddle_te look up
+    "NvgpuInitPlugin",
+    *(f"nvgpu_{what}_{when}" for what in ("group", "average", "defer") for when in ("start", "end")),
+    "nvgpu_run_deferred",
+}
 
 
 def copy_of_the_package(folder, plugin):
@@ -40,6 +48,36 @@ def test_a_changed_file_is_compiled_alone(plugin, tmp_path):
     subprocess.run([sys.executable, package / "build.py", "--runtime", "host"], check=True)
     changed = {path.name for path, time in before.items() if path.stat().st_mtime_ns != time}
     assert changed == {"loader.o"} and b"is of no use here" in (built / "libnvgpu.so").read_bytes()
+
+
+def test_the_libraries_export_what_is_looked_up_alone(plugin):
+    assert exported(Path(plugin, "libnvgpu.so")) == LOADER
+    assert exported(Path(plugin, "plugin/libnvgpu_host.so")) == PLUGIN
+
+
+@pytest.fixture
+def with_its_own_cxx(monkeypatch, tmp_path):
+    """CXX is a compiler that links its C++ library into what it makes, as a gcc of one's own does by default."""
+    archive = subprocess.run(["g++", "-print-file-name=libstdc++.a"], capture_output=True, text=True, check=True).stdout
+    if not Path(archive.strip()).is_absolute():
+        pytest.skip("needs g++'s libstdc++.a")
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return compiler
+
+
+def test_a_cxx_library_that_is_linked_in_stays_local(plugin, with_its_own_cxx, tmp_path, monkeypatch):
+    """Paddle's own streams else run in that copy: an error text of Paddle's ended in SIGSEGV."""
+    monkeypatch.syspath_prepend(PACKAGE)
+    build = importlib.import_module("build")
+    objects = sorted(Path(plugin, "../objects").resolve().glob("*/loader.o"))
+    build.link_library(objects, "loader.map", tmp_path / "libnvgpu.so", ["-ldl"])
+    assert exported(tmp_path / "libnvgpu.so") == LOADER
+    subprocess.run([with_its_own_cxx, "-shared", *objects, "-o", tmp_path / "all.so", "-ldl"], check=True)
+    assert len(found := exported(tmp_path / "all.so") - LOADER) > 1000  # that is what the test is for
+    assert any("codecvt" in name for name in found)
 
 
 def install(target, **environ):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from paddle_te.native import DType, Mask, QKVLayout, ScalingMode, TransformerEngineError
+from tests.exports import exported
 
 BF16, F32, E4M3 = DType.BFLOAT16, DType.FLOAT32, DType.FLOAT8_E4M3
 STREAM = 0x5000
@@ -34,6 +35,11 @@ def make(fake):
         return fake.te.Tensor(address, shape, dtype), row(address, shape, dtype)
 
     return make
+
+
+def test_only_pythons_entry_is_exported(fake_shim):
+    """Also where the compiler links its C++ library in: other libraries' calls must not reach that copy."""
+    assert exported(fake_shim.__file__) == {"PyInit__shim"}
 
 
 def test_struct_sizes(fake):
