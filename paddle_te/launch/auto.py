@@ -72,8 +72,13 @@ def _said(args: argparse.Namespace, name: str) -> str:
     return f"{name}={str(getattr(args, name)).lower()}"
 
 
+def planner_knows(args: argparse.Namespace) -> bool:
+    """Whether the planner has memory and time of such jobs."""
+    return args.backend == "te" and args.precision != "fp32"
+
+
 def _check_known(args: argparse.Namespace) -> None:
-    if args.backend != "te" or args.precision == "fp32":
+    if not planner_knows(args):
         known = "the planner knows backend=te in bf16 and fp8"
         raise LaunchError(f"auto: {known}, not {args.backend} in {args.precision}; give numbers instead of auto")
     if args.SEP * args.CP > 1 and args.max_seqlen < LONG:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from paddle_te.options import BACKENDS, Option
 from paddle_te.options.launcher import VARIABLES
+from paddle_te.planner.flags import said
+from paddle_te.runs.main_gradients import launcher_keeps_them
 
 
 def common(
@@ -30,11 +33,17 @@ def common(
         "use_fp8": 1 if args.precision == "fp8" else None,
         "bf16": int(half),
         "fp16_opt_level": "O2" if half else None,
-        "amp_master_grad": 1 if half and world > 1 and device == "nvgpu" else None,  # PreTrainingArguments says why
+        "amp_master_grad": 1 if launcher_keeps_them(device, args.precision, world, _in_backward(args)) else None,
         "recompute": int(args.recompute != "none"),
         "recompute_granularity": None if args.recompute == "none" else args.recompute,
         "resume_from_checkpoint": None if resume == "none" else resume,
     }
+
+
+def _in_backward(args: argparse.Namespace) -> str:
+    """What EXTRA_ARGS says of --optimizer_in_backward."""
+    given, _ = said(shlex.split(args.EXTRA_ARGS), ["optimizer_in_backward"])
+    return given.get("optimizer_in_backward", "off")
 
 
 def _number(value: object) -> object:

@@ -26,8 +26,8 @@ LOGGING_STEPS = 2  # with overlap, where the user does not say how many: the lea
 
 
 def overlap_flags(args: argparse.Namespace, device: str, world: int) -> dict[str, object]:
-    """The training script's flags for OVERLAP, with which te adds gradients to the main gradients inside its GEMMs;
-    none without overlap. Where there is sharding, OVERLAP=auto says in one line what was turned on, or why nothing was.
+    """The training script's flags for OVERLAP; none without overlap. Where there is sharding, OVERLAP=auto says in one
+    line what was turned on, or why nothing was.
 
     args: the launcher's. device: gpu, nvgpu or cpu. world: devices of the job.
     Raises LaunchError where OVERLAP=1 cannot be.
@@ -49,7 +49,6 @@ def _flags(args: argparse.Namespace) -> dict[str, object]:
         "sharding_parallel_config": OVERLAPS[args.sharding_stage] if args.PP == 1 else OVERLAP_IN_PIPELINES,
         "pipeline_parallel_config": PIPELINE_OVERLAP if args.PP > 1 else None,
         "amp_master_grad": 1,
-        "fuse_wgrad_accumulation": 1 if args.backend == "te" else None,
         "logging_steps": args.LOGGING_STEPS or LOGGING_STEPS,
     }
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from paddle_te import host
 from paddle_te.launch.arguments import ROOT, name_of, parse, script_of
-from paddle_te.launch.auto import fill
+from paddle_te.launch.auto import fill, planner_knows
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options.launcher import VARIABLES
+from paddle_te.planner import Layout, layout_of
+from paddle_te.planner.flags import read
 from paddle_te.runs.checkpoints import find_checkpoint, host_of
 from paddle_te.runs.parallelism import LayoutError, check_layout, check_model, ranks_of_a_sequence
 
@@ -38,6 +40,7 @@ class Plan:
     output: Path  # of checkpoints
     devices: Devices
     nodes: Nodes
+    layout: Layout | None = None  # the planner's, of a job that it knows: PaddleNLP's with te in 16 bits
     folders: list[Path] = field(default_factory=list)  # to make before the start
     files: dict[Path, str | Path] = field(default_factory=dict)  # to write: a text, or the file to link to
 
@@ -127,6 +130,7 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         output=output,
         devices=devices,
         nodes=nodes,
+        layout=program.layout,
         folders=[logs, output, *([profile] if nsys else [])],
         files=program.files,
     )
@@ -161,6 +165,7 @@ class Program:
     script: str
     words: list[str]
     files: dict[Path, str | Path]
+    layout: Layout | None = None  # as in Plan
 
 
 def _program(
@@ -171,7 +176,8 @@ def _program(
     script = _training_script(args)
     if args.HOST == host.PADDLENLP:
         words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
-        return Program(script, [*words, *extra], {})
+        words += extra
+        return Program(script, words, {}, _layout(args, words, world))
     if Path(script).name != script_of(job):
         raise LaunchError(f"training_script: {script} is for PaddleNLP; PaddleFormers runs a recipe")
     from paddle_te.launch.paddleformers.start import START, start_files  # here, as it imports NumPy
@@ -180,6 +186,16 @@ def _program(
     text = paddleformers.recipe_text(name_of(job), args, flags, extra, devices.kind, start, output)
     files = start_files(args, flags, config, start, devices.kind)
     return Program(str(paddleformers.SCRIPT), ["train", str(recipe)], {recipe: text, **files})
+
+
+def _layout(args: argparse.Namespace, words: list[str], world: int) -> Layout | None:
+    """The planner's Layout of a job. words: the training script's, in PaddleNLP's names."""
+    if not planner_knows(args):
+        return None
+    try:
+        return layout_of(read(words), world)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {error}") from error
 
 
 def _check_together(args: argparse.Namespace, config: dict, devices: Devices, world: int) -> None:

@@ -125,8 +125,9 @@ class Option:
         return Optional[self.kind.type] if self.default is None else self.kind.type
 
     def field(self):
-        """Its dataclass field, as PaddleNLP's argument parser reads it."""
-        return field(default=self.default, metadata={"help": self.help})
+        """Its dataclass field, as PaddleNLP's argument parser reads it, to which metadata are arguments of argparse."""
+        alone = {"nargs": "?", "const": True} if self.kind is FLAG and self.default is None else {}
+        return field(default=self.default, metadata={"help": self.help, **alone})
 
 
 REQUIRED = MISSING

@@ -4,6 +4,7 @@
 |---|---|
 | `model` | the sizes of a model, from its config.json |
 | `layout` | how ranks share the work of a step |
+| `flags` | the layout of a run, from its script's flags |
 | `gpus` | what a GPU has and reaches |
 | `memory` | the greatest memory of a step, by part |
 | `speed` | the time of a step, by part |
@@ -14,6 +15,7 @@
 All numbers of hardware stand in `gpus`; `memory` and `speed` have the formulas, with their sources.
 """
 
+from paddle_te.planner.flags import layout_of
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout, Lora
 from paddle_te.planner.memory import Measured, Memory, memory_of_step
@@ -22,6 +24,6 @@ from paddle_te.planner.search import LONG, Plan, search, usual_tokens
 from paddle_te.planner.speed import time_of_step
 
 __all__ = [
-    "GPUS", "LONG", "Gpu", "Layout", "Lora", "Measured", "Memory", "Model", "Plan", "memory_of_step", "search",
-    "time_of_step", "usual_tokens",
+    "GPUS", "LONG", "Gpu", "Layout", "Lora", "Measured", "Memory", "Model", "Plan", "layout_of", "memory_of_step",
+    "search", "time_of_step", "usual_tokens",
 ]  # fmt: skip

@@ -35,8 +35,8 @@ class Layout:
     gpus: all of them. tp, pp, vp, sep, cp, sharding: degrees; what they leave of `gpus` is data parallel. batch:
     sequences of a micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1.
     loss_in_chunks, fp8_head, fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads:
-    gradients are float32 and added up inside the GEMMs, as OVERLAP=1 has them; release_grads, optim_moments,
-    master_weights, optimizer_in_backward, recompute_modules, mlp_chunk_tokens, offload_activations and
+    gradients are added up in float32, --amp_master_grad; fused_wgrad: where they are, inside the GEMMs. release_grads,
+    optim_moments, master_weights, optimizer_in_backward, recompute_modules, mlp_chunk_tokens, offload_activations and
     offload_optimizer: the flags. fp8_input_store: --activation_func_fp8_input_store. lora: None where all weights are
     trained.
     recompute: the launcher's.
@@ -65,6 +65,7 @@ class Layout:
     fp8_head: bool = False
     fp8_attention: bool = False
     main_grads: bool = False
+    fused_wgrad: bool = True
     release_grads: bool = False
     optim_moments: str = "float32"
     master_weights: str = "float32"

@@ -18,6 +18,7 @@ from paddle_te.options import BOUNDS, FP8_RECIPES, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, STATES, TRAINING, chosen
 from paddle_te.runs.checkpoints import check_writable
+from paddle_te.runs.main_gradients import adds_in_gemms
 from paddle_te.runs.parallelism import check_flags
 
 
@@ -56,6 +57,7 @@ class PreTrainingArguments(TrainingArguments):
             super().__post_init__()
         except AssertionError as error:
             raise ValueError(f"PaddleNLP does not take these arguments together: {error}") from error
+        self.fuse_wgrad_accumulation = adds_in_gemms(self)
         self.test_iters = 10 * self.eval_iters
         self.rollbacks = []  # runs.rollback.leave_out_broken_batches knows them
         if self._clips_bf16_where_paddle_cannot():

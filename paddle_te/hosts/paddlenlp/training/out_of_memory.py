@@ -8,7 +8,7 @@ from paddle_te.hosts.paddlenlp.lora import target_modules
 from paddle_te.hosts.paddlenlp.training.callbacks import device_name
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import OPTIMIZER, chosen
-from paddle_te.planner import GPUS, Layout, Lora, Model, memory_of_step, search
+from paddle_te.planner import GPUS, Lora, Model, layout_of, memory_of_step, search
 from paddle_te.runs.rollback import RunEnded
 
 # Paddle's allocator, nvgpu's and CUDA's words
@@ -42,7 +42,7 @@ def lora_of(model):
 def advice(problem, config, args, device, lora=None):
     """The line: the problem's own words, the memory of the run's layout by part, layouts that fit, and the command that
     lists all of them. device: the GPU's name, as its driver says it. lora: of an adapter that is trained alone."""
-    model, layout = Model.of(config), replace(layout_of(config, args), lora=lora)
+    model, layout = Model.of(config), layout_of(args, args.world_size, config.seq_length, lora)
     need = memory_of_step(model, layout)
     sizes = {part.name.replace("_", " "): getattr(need, part.name) / 1e9 for part in fields(need)}
     parts = sorted(((size, part) for part, size in sizes.items() if size >= 0.05), reverse=True)
@@ -86,39 +86,3 @@ def _described(layout):
     further = replace(layout, lora=None).extra_arguments()  # an adapter's flags are the run's own
     words = [str(layout), f"recompute {layout.recompute}", f"batch {layout.batch}", further]
     return ", ".join(filter(None, words))
-
-
-def layout_of(config, args):
-    """The planner's Layout of a run."""
-    kinds = ("tensor", "pipeline", "sep", "context", "sharding")
-    tp, pp, sep, cp, sharding = (max(getattr(args, f"{kind}_parallel_degree"), 1) for kind in kinds)
-    stage = re.search(r"stage([123])", " ".join(str(getattr(each, "value", each)) for each in args.sharding or ()))
-    return Layout(
-        args.world_size,
-        config.seq_length,
-        tp=tp,
-        pp=pp,
-        vp=args.virtual_pp_degree,
-        sep=sep,
-        cp=cp,
-        sharding=sharding,
-        stage=int(stage[1]) if stage else 1,
-        batch=args.per_device_train_batch_size,
-        micro_batches=args.gradient_accumulation_steps,
-        precision="fp8" if args.use_fp8 else "bf16",
-        recompute=args.recompute_granularity if args.recompute else "none",
-        recompute_modules=tuple(args.recompute_modules or ()),
-        fp8_input_store=args.activation_func_fp8_input_store,
-        mlp_chunk_tokens=args.mlp_chunk_tokens,
-        offload_activations=args.offload_activations,
-        offload_optimizer=args.offload_optimizer,
-        overlap="overlap" in (args.sharding_parallel_config or ""),
-        loss_in_chunks=config.use_fused_linear_cross_entropy,
-        fp8_head=args.fp8_lm_head,
-        fp8_attention=args.fp8_dpa,
-        main_grads=args.amp_master_grad,
-        release_grads=args.release_grads,
-        optim_moments=args.optim_moments,
-        master_weights=args.master_weights,
-        optimizer_in_backward=args.optimizer_in_backward,
-    )

@@ -15,6 +15,7 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArg
 TE = ["--transformer_engine_backend", "transformer_engine"]
 COMPACT = ["--bf16", "true", "--fp16_opt_level", "O2", "--optim_moments", "bfloat16"]
 COMPACT += ["--master_weights", "bf16_remainder"]
+MAIN_GRADS = ["--amp_master_grad", "true", "--bf16", "true", "--fp16_opt_level", "O2"]
 BLOCKS = ["--optim_moments", "int8", "--unified_checkpoint", "true"]
 UNCLIPPED = ["--optimizer_in_backward", "unclipped", "--max_grad_norm", "0"]
 TP2_SP = ["--tensor_parallel_degree", "2", "--sequence_parallel", "true"]
@@ -33,6 +34,21 @@ def test_defaults_are_native_layers(tmp_path):
     assert training_args.transformer_engine_backend == "none" and not training_args.use_fp8
     assert (training_args.fp8_amax_history_len, training_args.fp8_amax_compute_algo) == (1024, "max")
     assert model_args.tokenizer_name_or_path == model_args.model_name_or_path
+
+
+@pytest.mark.parametrize(
+    "words, fused",
+    [
+        ([*MAIN_GRADS, *TE], True),
+        ([*MAIN_GRADS, *TE, "--fuse_wgrad_accumulation", "false"], False),
+        ([*MAIN_GRADS, "--transformer_engine_backend", "paddle"], False),  # a default is nothing to refuse
+        (TE, False),
+        ([*MAIN_GRADS[:2], *TE], False),  # PaddleNLP has no main gradients of float32 weights
+    ],
+)
+def test_gemms_add_to_main_gradients_by_themselves(tmp_path, words, fused):
+    _, training_args = parse(tmp_path, *words)
+    assert training_args.fuse_wgrad_accumulation is fused
 
 
 @pytest.mark.parametrize(

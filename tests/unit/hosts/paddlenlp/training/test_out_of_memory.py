@@ -10,7 +10,7 @@ from paddle_te import configs
 from paddle_te.hosts.paddlenlp.lora import lora_config
 from paddle_te.hosts.paddlenlp.training import out_of_memory
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments
-from paddle_te.planner import Layout, Lora
+from paddle_te.planner import Layout, Lora, layout_of
 from paddle_te.runs.rollback import RunEnded
 from tests.unit.hosts.paddlenlp.training.test_arguments import parse
 
@@ -35,7 +35,7 @@ def arguments(tmp_path):
 
 def test_the_layout_is_the_runs(config, arguments):
     arguments.gradient_accumulation_steps, arguments.per_device_train_batch_size = 4, 2
-    found = out_of_memory.layout_of(config, arguments)
+    found = layout_of(arguments, 1, config.seq_length)
     assert found == Layout(1, 8192, batch=2, micro_batches=4, recompute="core_attn", vp=arguments.virtual_pp_degree)
 
 
@@ -112,5 +112,5 @@ def test_fine_tuning_has_the_arguments(config, tmp_path):
     """A layout is read of those, too."""
     words = ["--output_dir", str(tmp_path), *TE_FP8, "--per_device_train_batch_size", "4", "--optim_moments", "int8"]
     (arguments,) = PdArgumentParser(FinetuningArguments).parse_args_into_dataclasses(words)
-    found = out_of_memory.layout_of(config, arguments)
+    found = layout_of(arguments, 1, config.seq_length)
     assert found == Layout(1, 8192, batch=4, optim_moments="int8", vp=arguments.virtual_pp_degree)
