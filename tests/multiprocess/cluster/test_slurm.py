@@ -248,7 +248,5 @@ def test_with_a_container(tmp_path):
     i = words.index("node")  # $0 of the command on the node
     script = "llm/llama/scripts/llama_single_node_interactive.sh"
     assert words[i + 1 : i + 4] == ["/outputs/e", "/workspace", script]
-    values = (
-        "meta-llama/Llama-2-7b meta-llama/Llama-2-7b 2 1 8 1 1 1 false 4096 stage2 te bf16 none none /weights/te false"
-    )
-    assert words[i + 4 : i + 21] == values.split()
+    values = "2 1 8 1 1 1 false 4096 stage2 te bf16 none none /weights/te false"
+    assert words[i + 4 : i + 21] == ["meta-llama/Llama-2-7b", "", *values.split()], "the model's own tokenizer"
