@@ -84,8 +84,8 @@ def _check_fp8(args: argparse.Namespace, config: dict) -> None:
             raise LaunchError(f"precision=fp8 needs multiples of 16; {name} is {size}")
 
 
-def check_data(args: argparse.Namespace) -> str | None:
-    """The folder of the data set, or None for mock data."""
+def check_data(args: argparse.Namespace, config: dict) -> str | None:
+    """The folder of the data set that a model of this configuration can train on; None for mock data."""
     if args.MOCK_DATA:
         return None
     path = Path(args.DATA_PATH or "/dataset").expanduser().absolute()
@@ -96,9 +96,32 @@ def check_data(args: argparse.Namespace) -> str | None:
         raise LaunchError("DATA_PATH is not set and there is no /dataset; set DATA_PATH=folder, or MOCK_DATA=1")
     if not path.is_dir():
         raise LaunchError(f"DATA_PATH: there is no folder {path}")
-    if not any(path.glob("*.idx")) and not any(path.glob("*_idx.npz")):
-        raise LaunchError(f"DATA_PATH: {path} holds no .idx file; prepare it with paddle-te prepare-data")
+    _check_corpora(path, args, config)
     return str(path)
+
+
+def _check_corpora(folder: Path, args: argparse.Namespace, config: dict) -> None:
+    """The folder's .bin/.idx pairs, as far as their beginnings tell."""
+    from paddle_te.data import corpus  # here, as it imports NumPy
+
+    if not any(folder.glob("*.idx")):
+        raise LaunchError(f"DATA_PATH: {folder} holds no .idx file; prepare it with paddle-te prepare-data")
+    try:
+        data = corpus.find_data(str(folder))
+        for prefix in data[1::2] or data:
+            index = corpus.read_index(prefix)
+            if _vocabulary_is_fixed(args):
+                corpus.check_vocabulary(prefix, index, config["vocab_size"])
+            if (tokens := index.bytes // index.dtype.itemsize) <= args.max_seqlen:
+                raise ValueError(f"{prefix}.bin has {tokens} tokens, and max_seqlen={args.max_seqlen} needs one more")
+    except (ValueError, OSError) as error:
+        raise LaunchError(f"DATA_PATH: {error}") from error
+
+
+def _vocabulary_is_fixed(args: argparse.Namespace) -> bool:
+    """Whether no tokenizer makes the vocabulary larger, as another one than the model's own does from scratch."""
+    own = {"", args.model_name, configs.canonical(args.model_name)}
+    return args.init_weight != "none" or args.tokenizer_name in own
 
 
 def check_tokenizer(args: argparse.Namespace) -> str | None:

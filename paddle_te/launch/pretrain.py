@@ -49,7 +49,7 @@ def folders(args: argparse.Namespace, nodes: int, dp: int) -> tuple[Path, Path]:
 def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> dict[str, object]:
     # PaddleNLP takes "nvgpu:0" for a GPU with CUDA kernels, so what needs those is said here.
     cuda = int(device == "gpu")
-    tokenizer, data = check_tokenizer(args), check_data(args)
+    tokenizer, data = check_tokenizer(args), check_data(args, read_config(args))
     overlap = overlap_flags(args, device, world)  # which says something, hence behind what may be refused
     pipeline = ["disable_partial_send_recv"] * args.SP + [overlap.pop("pipeline_parallel_config", None)]
     return {

@@ -12,6 +12,7 @@ from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
 from paddle_te.manifest import COMPLETE_MARK
 from paddle_te.weights.layout import hf_layout
+from tests.small_corpora import write_corpus
 
 GPUS = {"DRY_RUN": "1", "HOST": "paddleformers", "DEVICE": "nvgpu", "DEVICES": "0,1"}
 TINY = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, GA=1, max_seqlen=64, MOCK_DATA=1)
@@ -46,7 +47,7 @@ def data(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     for name in ("a", "b"):
-        (folder / f"{name}.idx").write_bytes(b"")
+        write_corpus(folder / name)
         (folder / f"{name}.json").write_text(json.dumps({"max_token_id": 4095}))
     return folder
 

@@ -13,6 +13,7 @@ from paddle_te.launch.arguments import parse
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
 from paddle_te.options import launcher
+from tests.small_corpora import write_corpus
 
 VARIABLES = [option.name for option in (*launcher.VARIABLES, *launcher.PRETRAIN_VARIABLES)]
 GPUS = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3,4,5,6,7"}
@@ -270,6 +271,14 @@ def test_data_and_tokenizer(tmp_path):
     assert "holds no .idx file; prepare it with paddle-te prepare-data" in refusal({**real, "DATA_PATH": str(empty)})
     assert "tokenizer_config.json" in refusal(tokenizer_name=empty)
     (empty / "demo.idx").touch()
+    assert f"DATA_PATH: {empty}/demo.bin is missing: make one" in refusal({**real, "DATA_PATH": str(empty)})
+    (empty / "demo.bin").touch()
+    assert "demo.idx is no index of token ids, or damaged" in refusal({**real, "DATA_PATH": str(empty)})
+    write_corpus(empty / "demo", [[1, 2, 3]] * 9)
+    assert "demo.bin has 27 tokens, and max_seqlen=4096 needs one more" in refusal({**real, "DATA_PATH": str(empty)})
+    write_corpus(empty / "demo", [[1, 2, 40_000]] * 2000)
+    assert "demo.bin has token id 40000, but the model's vocab" in refusal({**real, "DATA_PATH": str(empty)})
+    write_corpus(empty / "demo")
     (empty / "sentencepiece.bpe.model").touch()
     assert refusal({**real, "DATA_PATH": str(empty)}, tokenizer_name="none").startswith("tokenizer_name=none goes with")
     made = plan({**real, "DATA_PATH": str(empty)}, tokenizer_name=empty)
@@ -287,7 +296,7 @@ def test_a_models_tokenizer_is_its_own_unless_another_is_named(tmp_path):
     assert tokenizer(model_name="qwen2.5-7b", tokenizer_name="none", TP=4) == "none"
     assert tokenizer(model_name="llama-125m") == "none", "random tokens need none"
     data = {**GPUS, "MOCK_DATA": "0", "DATA_PATH": str(tmp_path)}
-    (tmp_path / "demo.idx").touch()
+    write_corpus(tmp_path / "demo")
     assert refusal(data, model_name="llama-125m").startswith("tokenizer_name: 'llama-125m' comes without a tokenizer")
     folder = tmp_path / "llama"
     folder.mkdir()

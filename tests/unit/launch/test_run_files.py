@@ -9,6 +9,7 @@ from paddle_te.launch import finetune, pretrain, run_files
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
 from tests.sizes import TINY
+from tests.small_corpora import write_corpus
 
 GPUS = {"DRY_RUN": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3"}
 # PaddleNLP's llm/config/llama/pretrain_argument.json, without the data that it names
@@ -35,9 +36,11 @@ FINETUNING = {
 def file(tmp_path, monkeypatch):
     """Makes a run file in a folder with data, a model and questions; returns its name."""
     monkeypatch.chdir(tmp_path)
-    for path in ("data/corpus.idx", "model/model_state.pdparams", "model/tokenizer.json", "questions/train.json"):
+    texts = {"questions/train.json": '{"src": "a", "tgt": "b"}\n'}
+    for path in ("data/x", "model/model_state.pdparams", "model/tokenizer.json", "questions/train.json"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text("")
+        (tmp_path / path).write_text(texts.get(path, ""))
+    write_corpus(tmp_path / "data/corpus", [[5, 6, 7]] * 4000)
     (tmp_path / "model/config.json").write_text(json.dumps(TINY))
 
     def write(values, name="run.json"):

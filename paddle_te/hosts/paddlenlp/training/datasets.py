@@ -4,10 +4,8 @@
 both see the same batches in the same order. What is wrong with the data is told before any index is built.
 """
 
-import json
 import logging
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +14,8 @@ import paddle.distributed as dist
 from numpy.lib import format as npy
 from paddlenlp.data import Stack
 from paddlenlp.data.causal_dataset import build_train_valid_test_datasets, get_train_valid_test_split_
-from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 
-from paddle_te.data import index_cache
+from paddle_te.data import corpus, index_cache
 from paddle_te.data.mock import MockDataset
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import PRETRAIN_DATA, proportions
@@ -30,7 +27,6 @@ SPLITS = ("train", "valid", "test")
 DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
 # What they change where a sequence has several documents: who sees whom, positions, and what is trained on
 DOCUMENT_FLAGS = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
-SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
 
 
 @dataclass
@@ -145,44 +141,8 @@ def count_samples(training_args):
 
 
 def find_data(data_args):
-    """What PaddleNLP takes as data_prefix: [prefix], or weights and prefixes in turn.
-
-    Raises:
-        ValueError: no input_dir, or no complete .bin/.idx pair there.
-    """
-    input_dir = data_args.input_dir
-    how = "make one with paddle-te prepare-data, or use --mock_data true"
-    if not input_dir:
-        raise ValueError(f"input_dir is missing: give the folder of a .bin/.idx pair with --input_dir ({how})")
-    if os.path.isdir(input_dir):
-        # Sorted, where PaddleNLP takes the file system's order: the blend must not depend on the machine.
-        prefixes = sorted(str(path.with_suffix("")) for path in Path(input_dir).glob("*.idx"))
-        if not prefixes:
-            raise ValueError(f"no .idx file in the folder {input_dir}: {how}")
-        data = prefixes if len(prefixes) == 1 else [item for prefix in prefixes for item in (1.0, prefix)]
-    elif len(parts := input_dir.split()) > 1:
-        data, prefixes = _weights_and_prefixes(parts), parts[1::2]
-    else:
-        raise ValueError(f"input_dir {input_dir} is no folder: {how}")
-    for prefix in prefixes:
-        for suffix in (".bin", ".idx"):
-            if not os.path.isfile(prefix + suffix):
-                raise ValueError(f"{prefix}{suffix} is missing: {how}")
-        if os.path.isfile(f"{prefix}_ids.npy"):
-            raise ValueError(
-                f"{prefix}_ids.npy is data of an older form, which PaddleNLP would take instead: remove it"
-            )
-    return data
-
-
-def _weights_and_prefixes(parts):
-    try:
-        weights = [float(part) for part in parts[::2]]
-    except ValueError:
-        weights = []
-    if len(parts) % 2 or not weights or min(weights) <= 0:
-        raise ValueError(f"input_dir {' '.join(parts)!r}: neither a folder nor positive weights and prefixes in turn")
-    return [item for pair in zip(weights, parts[1::2], strict=True) for item in pair]
+    """`corpus.find_data` of the run's arguments."""
+    return corpus.find_data(data_args.input_dir)
 
 
 def _check_splits(prefixes, data_args, training_args, vocab_size):
@@ -208,33 +168,22 @@ def check_data(prefix, data_args, needed, vocab_size=None):
         ValueError: the index is no index, .bin is cut short, a split has too few tokens, or a token id is not below
             `vocab_size` (None: not checked).
     """
-    try:
-        index = MMapIndexedDataset.Index(f"{prefix}.idx", skip_warmup=True)
-    except (AssertionError, KeyError, ValueError, struct.error) as error:
-        raise ValueError(f"{prefix}.idx is no index of token ids, or damaged: {error}") from error
-    tokens = int(index.sizes.sum(dtype=np.int64))
-    size, expected = os.path.getsize(f"{prefix}.bin"), tokens * np.dtype(index.dtype).itemsize
-    if size != expected:
-        raise ValueError(f"{prefix}.bin has {size} bytes where its .idx says {expected}: prepare the data again")
-
-    bounds = get_train_valid_test_split_(data_args.split, len(index))
+    index = corpus.read_index(prefix)
+    corpus.check_index(prefix, index)
+    bounds = get_train_valid_test_split_(data_args.split, len(index.sizes))
     for name, start, end in zip(SPLITS, bounds, bounds[1:], strict=False):
         available = int(index.sizes[start:end].sum(dtype=np.int64))
         if name in needed and available < data_args.max_seq_length + 1:
             raise ValueError(
                 f"{prefix}: too few tokens for one sequence: split {data_args.split!r} gives {name} "
-                f"{end - start} of {len(index)} documents with {available} tokens, and max_seq_length "
+                f"{end - start} of {len(index.sizes)} documents with {available} tokens, and max_seq_length "
                 f"{data_args.max_seq_length} needs {data_args.max_seq_length + 1}; use more data, another split, "
                 f"shorter sequences, or leave out {needed[name]}"
             )
         if end > start and available == 0:  # PaddleNLP would count epochs for ever
             raise ValueError(f"{prefix}: all {end - start} documents of {name} are empty: prepare the data again")
-    largest = _max_token_id(prefix, index.dtype, tokens)
-    if vocab_size is not None and largest >= vocab_size:
-        raise ValueError(
-            f"{prefix}.bin has token id {largest}, but the model's vocab_size is {vocab_size}: the data was prepared "
-            "with another tokenizer"
-        )
+    if vocab_size is not None:
+        corpus.check_vocabulary(prefix, index, vocab_size)
     return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
 
 
@@ -263,17 +212,6 @@ def _holds_objects(file):
         return read(file, max_header_size=2**31)[2].hasobject  # as numpy.load with allow_pickle
     except ValueError:
         return False
-
-
-def _max_token_id(prefix, dtype, tokens):
-    """The largest token id: from PREFIX.json where that tells of this corpus, else of the corpus's beginning."""
-    try:
-        summary = json.loads(Path(f"{prefix}.json").read_text())
-        if summary["tokens"] == tokens:
-            return summary["max_token_id"]
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
-        pass  # a corpus that something else than paddle-te prepare-data made
-    return int(np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")[:SCANNED_TOKENS].max())
 
 
 def _check_index_builder():
