@@ -107,7 +107,7 @@ def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain:
     """What the command prints."""
     lines = [f"{name}: {model.parameters:,} parameters"]
     if not gpu.measured:
-        lines.append(f"{gpu.title}: its speeds were not measured, but taken over from the H200")
+        lines.append(f"{gpu.title}: its speeds are taken over from the H200; {gpu.steps}")
     lines.append("")
     if found.plans:
         lines += [*_plans_table(found.plans[:show], model), "", *_command_lines(name, found.plans[0].layout)]
@@ -213,7 +213,7 @@ def _explained(plan: Plan, gpu: Gpu) -> list[str]:
     numbers = [
         [f"  {each.name}", f"{getattr(gpu, each.name):g}", each.metadata["what"]]
         for each in fields(gpu)
-        if each.name not in ("title", "measured")
+        if each.metadata["what"] and each.name not in ("measured", "steps")
     ]
     return [
         "The first one's memory (paddle_te/planner/memory.py has the formulas in full):",

@@ -16,18 +16,20 @@ TIME = {
     "layers": "micro-batches × layers × (6·tokens·weights, of frozen ones 4, / GEMM rate + "
     "6·tokens·sequence·hidden / attention rate + bytes of norms, casts and activation / HBM rate, and what is computed "
     "again) / TP",
-    "host": "ms of the trainer between two steps, and what the CPU takes longer to launch the layers than the GPU to "
-    "compute them",
+    "host": "ms of the trainer between two steps, and what the CPU takes longer to launch the layers, and what is "
+    "computed again of them, than the GPU to compute them",
     "tensor parallel": "4 all-gathers and 4 reduce-scatters of a layer, 2 more gathers in backward [2, 3]",
     "shared sequences": "SEP: all-to-alls of q, k, v and the output [4]; CP: keys and values beside attention [5]",
     "stage transfers": "an activation and its gradient for each micro-batch and virtual stage / link",
     "head": "micro-batches × (6·tokens·embedding / head's GEMM rate + bytes of the loss / HBM rate)",
-    "main gradients": "8 bytes a weight / HBM rate for each micro-batch after the first",
-    "bubble": "(PP - 1) / VP × a micro-batch's time [6]",
+    "main gradients": "8 bytes a weight / HBM rate for each micro-batch after the first; added behind the GEMMs, 18 "
+    "for each",
+    "bubble": "(PP - 1) / VP × a micro-batch's time in a stage's layers [6]",
     "sharding": "reduce-scatter of gradients, all-gather of weights (ring [3]), less what computation hides [1]",
     "offload": "bytes / PCIe rate, less what runs beside: the layers between, updates, with an update in backward "
     "backward; at least the copies of pieces that have no slot [7]",
-    "optimizer": "bytes of gradients, weights and states / AdamW's rate; what ranks do with gradients / HBM rate",
+    "optimizer": "bytes of gradients, weights and states / AdamW's rate, with moments in 8 bits its arithmetic; "
+    "what else is done with gradients / HBM rate",
 }
 SOURCES = (
     "[1] Rajbhandari et al. 2020, ZeRO (arXiv:1910.02054)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paddle_te.options.scripts import LORA_TARGETS, OPTIMIZER, chosen
+from paddle_te.runs.main_gradients import launcher_keeps_them
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,11 @@ class Layout:
         return self.data // self.sharding
 
     @property
+    def main_grads_by_themselves(self) -> bool:
+        """Whether the launcher keeps main gradients on nvgpu."""
+        return launcher_keeps_them("nvgpu", self.precision, self.gpus, self.optimizer_in_backward)
+
+    @property
     def shards_gradients(self) -> bool:
         """Whether a rank keeps the gradients of its own weights only."""
         return self.sharding > 1 and self.stage > 1
@@ -173,7 +179,9 @@ class Layout:
         extra += [f"--mlp_chunk_tokens {self.mlp_chunk_tokens}"] * bool(self.mlp_chunk_tokens)
         extra += [f"--offload_activations {self.offload_activations}"] * bool(self.offload_activations)
         extra += [f"--offload_optimizer {self.offload_optimizer:g}"] * bool(self.offload_optimizer)
-        extra += ["--amp_master_grad true"] * (self.main_grads and not self.overlap)
+        if self.main_grads != self.main_grads_by_themselves and not self.overlap:
+            extra.append(f"--amp_master_grad {str(self.main_grads).lower()}")
+        extra += ["--fuse_wgrad_accumulation false"] * (not self.fused_wgrad)
         extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks
         extra += chosen(self, OPTIMIZER)
         extra += ["--max_grad_norm 0"] * (self.optimizer_in_backward == "unclipped")

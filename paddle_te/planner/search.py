@@ -128,7 +128,10 @@ def layouts(
     model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: object
 ) -> Iterator[Layout]:
     """Those that the launcher accepts; of what is equally fast and large one."""
-    for whole in _model_parallel(model, gpu, Layout(gpus, sequence, precision=precision, **flags)):
+    one = Layout(gpus, sequence, precision=precision, **flags)
+    if "main_grads" not in flags:
+        one = replace(one, main_grads=one.main_grads_by_themselves)
+    for whole in _model_parallel(model, gpu, one):
         for batch in BATCHES:
             micro_batches, rest = divmod(sequences, whole.data * batch)
             if rest or not micro_batches:
@@ -237,4 +240,4 @@ def _data_parallel(layout: Layout) -> Iterator[Layout]:
     yield layout
     for stage in (1, 2, 3) if layout.data > 1 else ():
         overlap = stage < 3 and layout.pp == layout.sharing == 1
-        yield replace(layout, sharding=layout.data, stage=stage, overlap=overlap, main_grads=overlap or stage == 3)
+        yield replace(layout, sharding=layout.data, stage=stage, overlap=overlap)

@@ -31,6 +31,10 @@ CAST_BYTES = 4.5  # a weight that becomes fp8, with its transpose
 LOSS_BYTES = 12  # a token and entry of the vocabulary, of the loss and its gradient
 ATTENTION_FORWARD = 0.25  # its share of attention's time, the rest is backward's (measured at 65,536 tokens)
 CHUNKS_COST = 1.17  # of head and loss in chunks, compared with both at once
+# The CPU's time for a layer, of that without recompute: with whole layers, whose forward Paddle's recompute runs again
+# (on an H100 a step of llama-125m took 87 ms instead of 35), and more for each part that is computed again (assumed).
+LAUNCHES_OF_FULL_RECOMPUTE = 2.7
+LAUNCHES_OF_A_PART = 0.05
 EXCHANGE_PASSES = 3  # over what an all-to-all of SEP sends, to bring it into the order of the ranks and of the heads
 # Of CP, for each number that attention gives of a later step's keys: its output and the gradients of queries, keys and
 # values become float32 (6) and are added to the earlier steps' (12).
@@ -54,7 +58,7 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     reductions, gathers = m if layout.shards_gradients else 1, m if layout.shards_weights else 1
     communication = reductions * exposed_ms(scatter, 2 * forward, layout, gpu)
     communication += gathers * exposed_ms(gather, forward, layout, gpu)
-    launch = max(0.0, layers * (m * gpu.launch - first - (m - 1) * layer - m * (tp + shared)))
+    launch = max(0.0, layers * (m * launch_ms(layout, gpu) - first - (m - 1) * layer - m * (tp + shared)))
     return {
         "layers": layers * (first + (m - 1) * layer),
         "host": gpu.gap + launch,
@@ -62,8 +66,10 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
         "shared sequences": m * layers * shared + shared_gradients_ms(local, layout, gpu),
         "stage transfers": m * transfer,
         "head": m * head,
-        "main gradients": (m - 1) * main_gradients_ms(local, layout, gpu),
-        "bubble": (layout.pp - 1) / layout.vp * (layers * (layer + tp + shared) + transfer + head),
+        "main gradients": main_gradients_ms(local, layout, gpu),
+        "bubble": (layout.pp - 1)
+        / layout.vp
+        * (layers * (layer + tp + shared) + transfer),  # the head is the last stage's
         "sharding": communication,
         "offload": m * offload_ms(model, layout, gpu, layer + tp + shared)
         + states_ms(model, layout, gpu, update + backward * (layout.optimizer_in_backward != "off")),
@@ -71,11 +77,22 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     }
 
 
+def launch_ms(layout: Layout, gpu: Gpu) -> float:
+    """What the CPU takes to launch a layer, forward and backward, and what backward computes again."""
+    if layout.recompute == "full":
+        return LAUNCHES_OF_FULL_RECOMPUTE * gpu.launch
+    return (1 + LAUNCHES_OF_A_PART * len(layout.recomputed_modules)) * gpu.launch
+
+
 def update_ms(own: float, layout: Layout, gpu: Gpu) -> float:
     """Of AdamW and of the norm of the gradients: both read these, and the former reads and writes the states and writes
-    the weight."""
-    gradients = 2 * (4 if layout.main_grads or layout.overlap else 2)
-    return own * (gradients + 2 + 2 * state_bytes(layout)) / gpu.update / 1e6
+    the weight. With moments in 8 bits its arithmetic takes longer than its bytes."""
+    gradients = 4 if layout.main_grads or layout.overlap else 2
+    norm = own * gradients / gpu.update / 1e6
+    adamw = own * (gradients + 2 + 2 * state_bytes(layout)) / gpu.update / 1e6
+    if layout.optim_moments == "int8":
+        adamw = max(adamw, own * gpu.update_int8 / 1e9)
+    return norm + adamw
 
 
 def layer_ms(model: Model, layout: Layout, gpu: Gpu, cached: bool) -> float:
@@ -206,8 +223,12 @@ def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
 
 
 def main_gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
-    """Of a micro-batch after the first: the float32 gradients that its GEMMs add to are read and written."""
-    return 8 * local / gpu.hbm / 1e6 if layout.main_grads else 0.0
+    """The float32 gradients that the GEMMs of micro-batches after the first add to are read and written. Behind the
+    GEMMs each micro-batch's bf16 gradients are cast to float32 and added."""
+    if not layout.main_grads:
+        return 0.0
+    each = 8 * (layout.micro_batches - 1) if layout.fused_wgrad else (6 + 12) * layout.micro_batches
+    return each * local / gpu.hbm / 1e6
 
 
 def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu) -> float:
@@ -304,11 +325,14 @@ def sharding_ms(local: float, layout: Layout, gpu: Gpu) -> tuple[float, float]:
 
 
 def gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
-    """Of what several ranks do with a rank's `local` gradients besides sending them, which one rank does not.
+    """Of what a step does with a rank's `local` gradients besides adding them up and sending them.
 
-    Sharding: main gradients are cleared, and read as wgrad adds to them, except in stage 1 with overlap and in stage 3,
-    where te writes them anew. Data parallel (Paddle's EagerReducer): bf16 gradients are copied into a buffer and back.
+    Main gradients are cleared, and read as wgrad adds to them, unless the step before has let them go, and except in
+    stage 1 with overlap and in stage 3, where te writes them anew. Data parallel (Paddle's EagerReducer): gradients are
+    copied into a buffer and back.
     """
-    if layout.data == 1 or layout.shards_weights or (layout.sharding > 1 and layout.stage == 1 and layout.overlap):
+    if layout.shards_weights or (layout.sharding > 1 and layout.stage == 1 and layout.overlap):
+        return 0.0
+    if layout.data == 1 and (layout.release_grads or not layout.main_grads):
         return 0.0
     return (4 + 4) * local / gpu.hbm / 1e6

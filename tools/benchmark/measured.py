@@ -21,8 +21,6 @@ from tools.benchmark import finetuning
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-WITHOUT_FILES = BENCHMARKS / "2026-11-23_h200x1_without-files.md"
-H200 = GPUS["h200"]
 COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that there are Points of
 # Of the code that was measured before today's, the oldest first.
 OLDER_COMMITS = (
@@ -197,10 +195,11 @@ CHANGES = (
 @dataclass(frozen=True)
 class Point:
     """A training that was measured. ms: of a step, None where too few were timed or some were disturbed. memory: peak,
-    in bytes, None where nobody wrote it down."""
+    in bytes, None where nobody wrote it down. gpu: its name among GPUS."""
 
     name: str
     commit: str
+    gpu: str
     model: Model
     layout: Layout
     ms: float | None
@@ -217,7 +216,7 @@ class Point:
 
 def expected(point):
     """The Plan of what the planner says of a Point's code."""
-    memory, gpu, traffic, held = {}, H200, 0.0, 0.0
+    memory, gpu, traffic, held = {}, GPUS[point.gpu], 0.0, 0.0
     for change in point.older:
         memory |= change.memory
         gpu = replace(gpu, **change.gpu or {})
@@ -232,7 +231,8 @@ def all_points():
     """[Point] of all that benchmarks/ has."""
     files = sorted(BENCHMARKS.rglob("*.json"))
     results = [result for result in map(json.loads, map(Path.read_text, files)) if _is_throughput(result)]
-    return points_of(results) + points_without_files()
+    pages = sorted(BENCHMARKS.glob("*_without-files.md"))
+    return points_of(results) + [point for page in pages for point in points_without_files(page)]
 
 
 def _is_throughput(result):
@@ -246,13 +246,13 @@ def points_of(results):
     """
     points = []
     for result in results:
-        commit = result["commit"][:7]
-        points += [_by_hand(row, commit) for row in result.get("rows", ()) if result.get("by_hand")]
+        commit, gpu = result["commit"][:7], gpu_of(result["hardware"]["name"])
+        points += [_by_hand(row, commit, gpu) for row in result.get("rows", ()) if result.get("by_hand")]
         for rows, timed in ((result.get("runs", {}), True), (result.get("tries", {}), False)):
             for name, row in rows.items():
                 if row["status"] == "ok" and _counts(row["run"]):
                     ms = row["step_ms"]["median"] if timed and _is_steady(row) and not _copied(row, commit) else None
-                    points.append(Point(name, commit, *of_run(row["run"]), ms, row["peak_bytes"]))
+                    points.append(Point(name, commit, gpu, *of_run(row["run"]), ms, row["peak_bytes"]))
     return points
 
 
@@ -282,18 +282,24 @@ def _copied(row, commit):
     return row["run"].get("method") == "lora" and commit in until
 
 
-def _by_hand(row, commit):
+def gpu_of(name):
+    """The name among GPUS of a GPU, whose driver calls it so."""
+    return next(key for key, gpu in GPUS.items() if gpu.title in name)
+
+
+def _by_hand(row, commit, gpu):
     """A row of the results that were noted by hand, of which its definitions say what ran: long sequences."""
     model, layout = of_run(OUR_RUNS["8b-l16-64k-x1"].described)
     layout = replace(layout, sequence=row["sequence"])
     ms = row["sequence"] / row["tokens_per_second"] * 1e3
     name = f"by hand, {row['layers']} layers, {row['sequence']} tokens"
-    return Point(name, commit, replace(model, layers=row["layers"]), layout, ms, row["peak_gb"] * 1e9)
+    return Point(name, commit, gpu, replace(model, layers=row["layers"]), layout, ms, row["peak_gb"] * 1e9)
 
 
-def points_without_files(page=WITHOUT_FILES):
-    """[Point] of the page that has what was written down of lost results: its tables of throughput.py's runs."""
+def points_without_files(page):
+    """[Point] of a page that has what was written down of lost results: its tables of throughput.py's runs."""
     text, points, columns = page.read_text(), [], []
+    gpu = page.name.split("_")[1].partition("x")[0]
     commit = re.search(r"code of commit (\w{7})", text)[1]
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -304,7 +310,7 @@ def points_without_files(page=WITHOUT_FILES):
         if name in COUNTED and len(cells) == len(columns):
             memory = float(row["peak GB"]) * 1e9 if row["peak GB"] else None
             points.append(
-                Point(name, commit, *of_run(COUNTED[name].described), float(row["ms"].replace(",", "")), memory)
+                Point(name, commit, gpu, *of_run(COUNTED[name].described), float(row["ms"].replace(",", "")), memory)
             )
     return points
 
@@ -329,6 +335,7 @@ def of_run(run):
         run["gpus"],
         dims["sequence"],
         tp=run["tp"],
+        pp=run.get("pp", 1),
         sep=run.get("sep", 1),
         cp=run.get("cp", 1),
         sharding=run["sharding"],
@@ -346,6 +353,7 @@ def of_run(run):
         fp8_attention="--fp8_dpa true" in flags,
         # what the launcher takes for several GPUs, unless the flags say otherwise (launch/flags.py)
         main_grads=_value(flags, "--amp_master_grad", "true" if run["gpus"] > 1 else "false") == "true",
+        fused_wgrad="--fuse_wgrad_accumulation false" not in flags,
         release_grads="--release_grads true" in flags,
         **{name: _value(flags, f"--{name}", default) for name, default in OPTIMIZER_DEFAULTS.items()},
         offload_activations=int(_value(flags, "--offload_activations", 0)),

@@ -20,14 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te import configs  # noqa: E402
-from paddle_te.planner import Model, Plan, memory_of_step, search, time_of_step  # noqa: E402
+from paddle_te.planner import GPUS, Model, Plan, memory_of_step, search, time_of_step  # noqa: E402
 from tools.benchmark import measured  # noqa: E402
-from tools.benchmark.measured import H200  # noqa: E402
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS  # noqa: E402
 
 NAMES = {"8B": "meta-llama/Meta-Llama-3-8B", "70B": "meta-llama/Meta-Llama-3-70B"}
 MODELS = {title: Model.of(configs.read(name)) for title, name in NAMES.items()}
 SEQUENCE = 8192
+H200 = GPUS["h200"]
 PREDICTABLE = OUR_RUNS | FINETUNING_RUNS
 NUMBERS_OF_GPUS = (8, 16, 32, 64, 128, 256, 512)
 
@@ -38,7 +38,7 @@ def predicted(model, layout):
 
 
 def numbers_table():
-    rows = [f"| {each.name} | {getattr(H200, each.name):g} | {each.metadata['what']} |" for each in fields(H200)[2:]]
+    rows = [f"| {each.name} | {getattr(H200, each.name):g} | {each.metadata['what']} |" for each in fields(H200)[3:]]
     return ["| GB, GB/s, µs, TFLOP/s, bytes | value | |", "|---|---|---|", *rows]
 
 

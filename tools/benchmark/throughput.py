@@ -65,6 +65,8 @@ TUNED = "--gemm_autotune true"
 # AdamW's state in 6 bytes a parameter; the master weights keep float32's precision.
 COMPACT = "--optim_moments bfloat16 --master_weights bf16_remainder"
 # A weight is updated as soon as its gradient is there, which is then let go.
+# In 4 bytes, with which the update takes longer.
+INT8 = "--optim_moments int8 --master_weights bf16_remainder"
 IN_BACKWARD = "--optimizer_in_backward last_norm"
 # What costs least of what a layer can keep less for backward: the input of SwiGLU in fp8, norms and SwiGLU again.
 STORED = "--activation_func_fp8_input_store true"
@@ -259,6 +261,33 @@ OUR_RUNS["8b-128k-x2-tp2"] = Run(
     sequence_parallel=True,
     flags=f"{FUSED_LOSS} {FP8_ATTENTION} {COMPACT} {MLP_AGAIN} {MLP_CHUNKS}",
 )
+# All of Llama-3-8B on H100s of 80 GB, in the layouts that the planner finds.
+ON_H100S = dict(gpus=2, size=replace(LLAMA_3_8B, micro_batches=32))
+TP_2, PP_2 = dict(tp=2, sequence_parallel=True), dict(pp=2)
+OUR_RUNS |= {
+    "8b-l16-x1-compact": replace(EIGHT_B_16, flags=COMPACT),
+    "8b-x1-compact-mlp-again": replace(
+        EIGHT_B, flags=f"{FUSED_LOSS} {COMPACT} --recompute_modules layernorm mlp --offload_optimizer 0.06"
+    ),
+    "8b-x1-compact-accumulated": replace(
+        EIGHT_B_ACCUMULATED, flags=f"{COMPACT} {NEARLY_FREE} --offload_optimizer 0.99"
+    ),
+    "8b-x1-int8-in-backward": replace(
+        EIGHT_B, flags=f"{FUSED_LOSS} {INT8} {IN_BACKWARD} {NEARLY_FREE} --offload_activations 5"
+    ),
+    "8b-x2-tp2-accumulated": replace(EIGHT_B, flags=COMPACT, **ON_H100S, **TP_2),
+    "8b-x2-tp2-accumulated-behind-gemms": replace(
+        EIGHT_B,
+        flags=f"{COMPACT} --fuse_wgrad_accumulation false",
+        base="8b-x2-tp2-accumulated",
+        **ON_H100S,
+        **TP_2,
+    ),
+    "8b-x2-pp2-int8": replace(EIGHT_B, flags=f"{INT8} {NEARLY_FREE}", **ON_H100S, **PP_2),
+    "8b-x2-pp2-int8-fp8-head-dpa": replace(
+        EIGHT_B, flags=f"{INT8} {NEARLY_FREE} {FP8_HEAD} {FP8_ATTENTION}", **ON_H100S, **PP_2
+    ),
+}
 # The same sizes and tokens a step as ours of like names; all 32 layers fit on two GPUs.
 TITAN_RUNS = {
     f"titan-{name}{suffix}": TitanRun(size, gpus, precision)

@@ -130,12 +130,13 @@ class Training:
 class Run(Training):
     """llm/llama/run_pretrain.py, started by its launcher.
 
-    sharding, tp, sep, cp: degrees; what they leave of `gpus` is data parallel.
+    sharding, tp, pp, sep, cp: degrees; what they leave of `gpus` is data parallel.
     """
 
     sharding: int = 1
     stage: str = "stage1"
     tp: int = 1
+    pp: int = 1
     sep: int = 1
     cp: int = 1
     sequence_parallel: bool = False
@@ -147,11 +148,11 @@ class Run(Training):
 
     @property
     def data_ranks(self):
-        return self.gpus // (self.tp * self.sep * self.cp)
+        return self.gpus // (self.tp * self.pp * self.sep * self.cp)
 
     @property
     def layout(self):
-        parts = {"tp": self.tp, "sep": self.sep, "cp": self.cp, self.stage + " over ": self.sharding}
+        parts = {"tp": self.tp, "pp": self.pp, "sep": self.sep, "cp": self.cp, self.stage + " over ": self.sharding}
         parts["dp"] = self.data_ranks // self.sharding
         words = [f"{name}{degree}" for name, degree in parts.items() if degree > 1]
         return " × ".join(words) + (", sequence parallel" if self.sequence_parallel else "")
@@ -192,6 +193,8 @@ class Run(Training):
             "MAX_STEPS": steps + profiled,
             "EXTRA_ARGS": self.all_flags,
         }
+        if self.pp > 1:  # which fine-tuning has not
+            wanted["PP"] = self.pp
         if profiled:
             wanted |= dict(PROFILER="paddle", PROFILE_START_STEP=steps, PROFILE_STOP_STEP=steps + profiled - 1)
         return [f"--{name}={value}" for name, value in (self.inputs(conditions) | wanted).items()]

@@ -128,6 +128,18 @@ def test_the_launcher_takes_the_command(monkeypatch, capsys, gpus):
     assert ("overlap" in flags) == (gpus > 1)
 
 
+def test_main_gradients_are_counted_where_the_launcher_keeps_them():
+    """Over several GPUs, 4 bytes a weight, unless they are used up at once; on one in bf16."""
+    model, _, _, *asked = EIGHT_B_ON_2
+    for gpus, settings, kept in ((1, {}, False), (2, {}, True), (2, dict(optimizer_in_backward="last_norm"), False)):
+        found = search(model, H200, gpus, *asked, **settings)
+        layouts = [plan.layout for plan in (*found.plans, *found.too_large.values())]
+        assert layouts and {layout.main_grads for layout in layouts} == {kept}
+    layout = replace(layouts[0], optimizer_in_backward="off", main_grads=True)
+    assert "amp_master_grad" not in layout.extra_arguments()
+    assert "--amp_master_grad false" in replace(layout, main_grads=False).extra_arguments()
+
+
 def test_an_update_in_backward_takes_one_micro_batch_on_tensor_parallel_ranks(monkeypatch, capsys):
     layouts = [plan.layout for plan in search(*EIGHT_B_ON_2, optimizer_in_backward="unclipped").plans]
     assert layouts and {(layout.tp, layout.data, layout.micro_batches) for layout in layouts} == {(2, 1, 1)}
@@ -183,7 +195,7 @@ def write_model(folder):
 
 def test_it_explains(monkeypatch, capsys):
     status, shown = run(monkeypatch, capsys, "llama-3-8b --gpus 4 --explain --gpu h100")
-    assert status == 0 and "taken over from the H200" in shown.out
+    assert status == 0 and "taken over from the H200; nine steps of" in shown.out
     assert "nvlink" in shown.out and "optimizer" in shown.out
     assert formulas.TIME["layers"] in shown.out and formulas.MEMORY["states"] in shown.out
     best = search(*EIGHT_B_ON_2).plans[0]

@@ -183,8 +183,23 @@ def test_one_gpu_is_its_layers_head_and_optimizer():
     # the norm and AdamW read bf16 gradients, and AdamW writes the weight and reads and writes 12 bytes of states
     assert parts["optimizer"] == pytest.approx(SMALL.parameters * (2 + 2 + 2 + 24) / 500 / 1e6)
     assert sum(parts.values()) == pytest.approx(parts["layers"] + parts["head"] + parts["optimizer"])
-    added = times(micro_batches=3, main_grads=True)["main gradients"]  # read and written, from the second micro-batch
+    main = dict(micro_batches=3, main_grads=True)
+    added = times(**main)["main gradients"]  # read and written, from the second micro-batch
     assert added == pytest.approx(2 * SMALL.parameters * 8 / 1000 / 1e6)
+    # behind the GEMMs bf16 becomes float32 (2 + 4 bytes) and is added to it (8 + 4)
+    behind = times(**main, fused_wgrad=False)["main gradients"]
+    assert behind == pytest.approx(3 * SMALL.parameters * 18 / 1000 / 1e6)
+    # those of the step before are cleared, and read as the first micro-batch's are added, or are gone
+    cleared = times(**main)["optimizer"] - times(**main, release_grads=True)["optimizer"]
+    assert cleared == pytest.approx(SMALL.parameters * 8 / 1000 / 1e6)
+
+
+def test_moments_in_8_bits_take_their_arithmetic():
+    """7 ms for 1e9 weights; the norm of the bf16 gradients is read at the memory's speed."""
+    states = dict(optim_moments="int8", master_weights="bf16_remainder")
+    slow, fast = (times(replace(ROUND, update_int8=ms), **states)["optimizer"] for ms in (70, 0))
+    assert slow == pytest.approx(SMALL.parameters * (2 / 500 / 1e6 + 70 / 1e9))
+    assert fast == pytest.approx(SMALL.parameters * (2 + 2 + 2 + 2 * (2 + 2 * 260 / 256)) / 500 / 1e6)
 
 
 def test_what_the_cpu_takes_longer():
@@ -194,6 +209,8 @@ def test_what_the_cpu_takes_longer():
     assert times(slow, micro_batches=3)["host"] == pytest.approx(4 + 30 * 0.5)
     assert times(replace(slow, launch=layer - 0.5))["host"] == pytest.approx(4)
     # while ranks send and receive, the CPU gets ahead
+    again = times(replace(ROUND, launch=10), recompute="full")
+    assert again["host"] == pytest.approx(10 * 27 - again["layers"])  # 2.7 times as much to launch
     shared = times(slow, gpus=2, tp=2)
     assert shared["host"] == pytest.approx(4 + 10 * (layer + 0.5) - shared["layers"] - shared["tensor parallel"])
 
@@ -230,9 +247,10 @@ def test_what_each_micro_batch_communicates():
 
 
 def test_bubble():
-    """(p-1)/(v·m) of the time without it: 3/(2·12) with 4 stages of 2 virtual ones and 12 micro-batches."""
+    """(p-1)/(v·m) of the layers' time: 3/(2·12) with 4 stages of 2 virtual ones and 12 micro-batches. The head is part
+    of the last stage alone, which no other waits for when a step begins and ends."""
     parts = times(gpus=4, pp=4, vp=2, micro_batches=12)
-    without = parts["layers"] + parts["head"] + parts["stage transfers"]
+    without = parts["layers"] + parts["stage transfers"]
     assert parts["bubble"] == pytest.approx(without * 3 / 24)
     # activation and gradient, 2 MB each, twice for two virtual stages, at 100 GB/s within a node
     assert parts["stage transfers"] == pytest.approx(12 * 2 * 2 * 0.02)

@@ -24,8 +24,17 @@ def test_memory_is_closer_where_no_rank_has_more_than_others():
     assert errors[len(errors) * 9 // 10] < 0.005
 
 
+@pytest.mark.parametrize("point", [point for point in POINTS if point.gpu == "h100"], ids=lambda point: point.name)
+def test_an_h100(point):
+    """TP 2, PP 2 and one card, with main gradients where the launcher keeps them, and moments in 8 bits."""
+    plan = measured.expected(point)
+    assert point.memory is None or plan.memory.total == pytest.approx(point.memory, rel=0.01)
+    assert plan.milliseconds == pytest.approx(point.ms, rel=0.04)
+
+
 def test_there_are_points_of_each_kind():
     layouts = [point.layout for point in POINTS]
+    assert {layout.pp for layout in layouts} == {1, 2} and {point.gpu for point in POINTS} == {"h100", "h200"}
     assert {layout.gpus for layout in layouts} == {1, 2, 4} and {layout.tp for layout in layouts} == {1, 2, 4}
     assert {layout.recompute for layout in layouts} == {"none", "core_attn", "full"}
     assert {layout.precision for layout in layouts} == {"bf16", "fp8"}
@@ -67,13 +76,15 @@ def test_a_row_is_read():
     rows["peer"] = good | {"run": run | {"framework": "torchtitan"}}
     rows["unpacked"] = good | {"run": run | {"method": "full", "packed": False}}
     tries = {"try": good}
-    timed, tried = measured.points_of([{"commit": "1234567890", "runs": rows, "tries": tries}])
+    hardware = {"name": "NVIDIA H100 80GB HBM3"}
+    timed, tried = measured.points_of([{"commit": "1234567890", "hardware": hardware, "runs": rows, "tries": tries}])
     expected = Layout(2, 100, sharding=2, stage=2, batch=3, precision="bf16", overlap=True, main_grads=True)
     expected = replace(
         expected, recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16"
     )
     assert timed.layout == tried.layout == expected
     assert (timed.name, timed.commit, timed.ms, timed.memory) == ("one", "1234567", 20.0, 7) and tried.ms is None
+    assert timed.gpu == "h100"
 
 
 def test_times_that_say_little_are_left_out():
