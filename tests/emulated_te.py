@@ -16,6 +16,7 @@ import numpy as np
 import paddle
 
 from paddle_te.native import DType, Mask, QKVLayout, ScalingMode
+from paddle_te.ops.activations import FC1_WIDTHS
 
 NUMPY = {
     int(DType.BYTE): np.uint8,
@@ -300,6 +301,10 @@ def _relu(x):
     return np.maximum(x, 0), (x > 0).astype(x.dtype)
 
 
+# what an activation makes of its input, or a gated one of its gate
+_FUNCTIONS = {"swiglu": _silu, "geglu": _gelu, "gelu": _gelu, "relu": _relu}
+
+
 def _activations():
     """{name: kernel}: the activations, their gradients, and these with what is fused into them."""
 
@@ -334,8 +339,8 @@ def _activations():
         return forward, backward, ("quantize_dbias_d{}", with_dbias)
 
     kernels = {}
-    for name, made in dict(swiglu=gated(_silu), geglu=gated(_gelu), gelu=plain(_gelu), relu=plain(_relu)).items():
-        forward, backward, (fused_name, fused) = made
+    for name, function in _FUNCTIONS.items():
+        forward, backward, (fused_name, fused) = (gated if FC1_WIDTHS[name] == 2 else plain)(function)
         kernels |= {name: forward, f"d{name}": backward, fused_name.format(name): fused}
     for name, kernel in kernels.items():
         kernel.__name__ = name

@@ -137,28 +137,28 @@ more scratch memory is needed than there is (after the stream has been synchroni
   const char* gated =
       "output [tokens, f] = act(input[:, :f]) * input[:, f:]; output may be fp8. act: swiglu silu, "
       "geglu gelu in its tanh form.";
-  define(m, "swiglu", &swiglu, "input"_a, "output"_a, "stream"_a, gated);
-  define(m, "geglu", &geglu, "input"_a, "output"_a, "stream"_a, gated);
   const char* plain = "output = act(input); output may be fp8. gelu is its tanh form.";
-  define(m, "gelu", &gelu, "input"_a, "output"_a, "stream"_a, plain);
-  define(m, "relu", &relu, "input"_a, "output"_a, "stream"_a, plain);
   const char* gradient =
-      "The gradient of the activation's input from its output's; output may be fp8, but that a gated "
-      "activation then writes no transposed copy.";
-  define(m, "dswiglu", &dswiglu, "grad"_a, "input"_a, "output"_a, "stream"_a, gradient);
-  define(m, "dgeglu", &dgeglu, "grad"_a, "input"_a, "output"_a, "stream"_a, gradient);
-  define(m, "dgelu", &dgelu, "grad"_a, "input"_a, "output"_a, "stream"_a, gradient);
-  define(m, "drelu", &drelu, "grad"_a, "input"_a, "output"_a, "stream"_a, gradient);
+      "The gradient of the activation's input from its output's; output may be fp8, but a gated activation then writes "
+      "no transposed copy.";
   const char* transposed = "The gradient in fp8 with its transposed copy, in one kernel.";
-  define(m, "dswiglu_cast_transpose", &dswiglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a, transposed);
-  define(m, "dgeglu_cast_transpose", &dgeglu_cast_transpose, "grad"_a, "input"_a, "output"_a, "stream"_a, transposed);
   const char* with_dbias =
       "The gradient in fp8 with its transposed copy, and dbias [cols] = the sum of its rows, in one "
       "pass. dbias: in grad's dtype.";
-  define(m, "quantize_dbias_dgelu", &quantize_dbias_dgelu, "grad"_a, "input"_a, "output"_a, "dbias"_a, "stream"_a,
-         with_dbias);
-  define(m, "quantize_dbias_drelu", &quantize_dbias_drelu, "grad"_a, "input"_a, "output"_a, "dbias"_a, "stream"_a,
-         with_dbias);
+#define DEFINE_TWO(name, text) define(m, #name, &name, "input"_a, "output"_a, "stream"_a, text);
+#define DEFINE_THREE(name, text) define(m, #name, &name, "grad"_a, "input"_a, "output"_a, "stream"_a, text);
+#define DEFINE_WITH_DBIAS(name) \
+  define(m, #name, &name, "grad"_a, "input"_a, "output"_a, "dbias"_a, "stream"_a, with_dbias);
+#define DEFINE_GATED(name)        \
+  DEFINE_TWO(name, gated)         \
+  DEFINE_THREE(d##name, gradient) \
+  DEFINE_THREE(d##name##_cast_transpose, transposed)
+#define DEFINE_PLAIN(name)        \
+  DEFINE_TWO(name, plain)         \
+  DEFINE_THREE(d##name, gradient) \
+  DEFINE_WITH_DBIAS(quantize_dbias_d##name)
+  GATED_ACTIVATIONS(DEFINE_GATED)
+  PLAIN_ACTIVATIONS(DEFINE_PLAIN)
   define(m, "gemm", &gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "stream"_a, "accumulate"_a = false,
          "split_accumulator"_a = false, "bias"_a = nullptr, "dbias"_a = nullptr,
          R"(D [n, m] (+)= op(B) [n, k] · op(A) [k, m], op by BLAS's column-major rule:

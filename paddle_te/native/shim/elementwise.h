@@ -10,9 +10,10 @@ enum EntryPoint {
   kRmsnormBwd,
   kRmsnormBwdAdd,
   kQuantizeDbias,
-  kQuantizeDbiasDgelu,
-  kQuantizeDbiasDrelu,
-  kAttentionFwd,
+#define ENTRY_POINT(name) kQuantizeDbias_d##name,
+  PLAIN_ACTIVATIONS(ENTRY_POINT)
+#undef ENTRY_POINT
+      kAttentionFwd,
   kAttentionBwd
 };
 
@@ -164,18 +165,19 @@ static void transpose(const Tensor& input, const Tensor& output, Stream& stream)
     });                                                                                                   \
   }
 
-ACTIVATION(swiglu)
-ACTIVATION(geglu)
-ACTIVATION(gelu)
-ACTIVATION(relu)
-ACTIVATION_GRADIENT(dswiglu)
-ACTIVATION_GRADIENT(dgeglu)
-ACTIVATION_GRADIENT(dgelu)
-ACTIVATION_GRADIENT(drelu)
-ACTIVATION_GRADIENT(dswiglu_cast_transpose)
-ACTIVATION_GRADIENT(dgeglu_cast_transpose)
-ACTIVATION_GRADIENT_WITH_DBIAS(quantize_dbias_dgelu, kQuantizeDbiasDgelu)
-ACTIVATION_GRADIENT_WITH_DBIAS(quantize_dbias_drelu, kQuantizeDbiasDrelu)
+#define GATED(name)            \
+  ACTIVATION(name)             \
+  ACTIVATION_GRADIENT(d##name) \
+  ACTIVATION_GRADIENT(d##name##_cast_transpose)
+#define PLAIN(name)            \
+  ACTIVATION(name)             \
+  ACTIVATION_GRADIENT(d##name) \
+  ACTIVATION_GRADIENT_WITH_DBIAS(quantize_dbias_d##name, kQuantizeDbias_d##name)
+
+GATED_ACTIVATIONS(GATED)
+PLAIN_ACTIVATIONS(PLAIN)
+#undef GATED
+#undef PLAIN
 #undef ACTIVATION
 #undef ACTIVATION_GRADIENT
 #undef ACTIVATION_GRADIENT_WITH_DBIAS

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paddle_te.native import errors
 from tests.unit.native.casts_on_cpu import CastsOnCPU
 
 HERE = Path(__file__).parent
@@ -34,7 +35,9 @@ def on_cpu(gxx, tmp_path_factory):
 def fake_library(gxx, tmp_path_factory):
     """The fake as ctypes.CDLL. The name differs from the real library's, so both could be in one process."""
     target = tmp_path_factory.mktemp("fake") / "libfake_te.so"
-    subprocess.run([gxx, "-std=c++17", "-O0", "-shared", "-fPIC", HERE / "fake_te.cpp", "-o", target], check=True)
+    shim = Path(errors.__file__).parent / "shim"
+    command = [gxx, "-std=c++17", "-O0", "-shared", "-fPIC", f"-I{shim}", HERE / "fake_te.cpp", "-o", target]
+    subprocess.run(command, check=True)
     library = ctypes.CDLL(str(target))
     library.fake_take_log.restype = ctypes.c_char_p
     library.fake_live_tensors.restype = ctypes.c_size_t

@@ -1,5 +1,6 @@
 // A stand-in for libtransformer_engine.so, libcudart.so and libcuda.so: records the calls and their arguments as JSON
-// lines, computes nothing. Declarations written down independently of shim/declarations.h.
+// lines, computes nothing. Declarations written down independently of shim/declarations.h;
+// only the names of the activations are its own.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "activations.h"
 
 struct Shape {
   size_t data[15];
@@ -251,8 +254,6 @@ EXPORT void nvte_quantize_dbias(T input, T output, T dbias, T ws, T stream) {
     if (query(ws, 4)) return record(#name " query"); /* float32 too */   \
     record(#name, grad, input, output, dbias, ws, number(stream));       \
   }
-CAST_WITH_DBIAS(nvte_quantize_dbias_dgelu)
-CAST_WITH_DBIAS(nvte_quantize_dbias_drelu)
 
 // A cuBLASLt whose algorithms the test says. Memory has one number as its contents: what has been put there last.
 struct Algorithm {
@@ -280,19 +281,19 @@ EXPORT void nvte_cublas_gemm_v2(int ta, int tb, const float* alpha, T a, T b, co
 TWO(nvte_quantize)
 TWO(nvte_dequantize)
 TWO(nvte_transpose)
-TWO(nvte_swiglu)
-TWO(nvte_geglu)
-TWO(nvte_gelu)
-TWO(nvte_relu)
 TWO(nvte_compute_amax)
 #define THREE(name) \
   EXPORT void name(T a, T b, T c, T stream) { record(#name, a, b, c, number(stream)); }
-THREE(nvte_dswiglu)
-THREE(nvte_dgeglu)
-THREE(nvte_dgelu)
-THREE(nvte_drelu)
-THREE(nvte_dgeglu_cast_transpose)
-THREE(nvte_dswiglu_cast_transpose)
+#define GATED(name)   \
+  TWO(nvte_##name)    \
+  THREE(nvte_d##name) \
+  THREE(nvte_d##name##_cast_transpose)
+#define PLAIN(name)   \
+  TWO(nvte_##name)    \
+  THREE(nvte_d##name) \
+  CAST_WITH_DBIAS(nvte_quantize_dbias_d##name)
+GATED_ACTIVATIONS(GATED)
+PLAIN_ACTIVATIONS(PLAIN)
 EXPORT void nvte_quantize_v2(T input, T output, void* config, T stream) {
   record("nvte_quantize_v2", input, output, attributes(config), number(stream));
 }

@@ -160,7 +160,8 @@ def attributes(source, kind):
 
 def test_declarations(gxx, tmp_path):
     folders = includes()
-    source = (Path(library.__file__).parent / "shim/declarations.h").read_text()
+    shim = Path(library.__file__).parent / "shim"
+    source = (shim / "activations.h").read_text() + (shim / "declarations.h").read_text()
     declarations = re.sub(r"#pragma once|#include .*", "", source)
     pairs = [(ours if ours.isdigit() else f"shim::{ours}", theirs) for ours, theirs in CONSTANTS]
     pairs += [(f"shim::k{name}", f"kNVTE{name}") for name in TENSOR_PARAMS]

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import re
 import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from paddle_te.native import DType, Mask, QKVLayout, ScalingMode, TransformerEngineError
+from paddle_te.ops.activations import FC1_WIDTHS
 from tests.exports import exported
 
 BF16, F32, E4M3 = DType.BFLOAT16, DType.FLOAT32, DType.FLOAT8_E4M3
@@ -175,8 +177,17 @@ def test_workspace_shape_is_asked_again(fake, change):
     assert run(**{**base, **other[change], "rows": 1000 + sum(map(ord, change))})[0] == "nvte_rmsnorm_fwd query"
 
 
-TWO_TENSORS = ["quantize", "dequantize", "transpose", "swiglu", "geglu", "gelu", "relu", "compute_amax"]
-THREE_TENSORS = ["dswiglu", "dgeglu", "dgelu", "drelu", "dswiglu_cast_transpose", "dgeglu_cast_transpose"]
+GATED = [name for name, width in FC1_WIDTHS.items() if width == 2]
+PLAIN = [name for name, width in FC1_WIDTHS.items() if width == 1]
+TWO_TENSORS = ["quantize", "dequantize", "transpose", *FC1_WIDTHS, "compute_amax"]
+THREE_TENSORS = [*[f"d{name}" for name in FC1_WIDTHS], *[f"d{name}_cast_transpose" for name in GATED]]
+
+
+def test_the_shim_has_the_activations_of_the_table(fake):
+    """Both lists are written by hand, one in C++ and one in Python."""
+    casts = {re.fullmatch("d(.*)_cast_transpose|quantize_dbias_d(.*)", name) for name in dir(fake.te)} - {None}
+    assert {match[1] for match in casts} - {None} == {*GATED}
+    assert {match[2] for match in casts} - {None} == {*PLAIN}
 
 
 @pytest.mark.parametrize("name", TWO_TENSORS)
@@ -244,7 +255,7 @@ def test_gemm_refuses_a_bias_of_another_size_or_dtype(fake, make, kind, vector, 
     assert fake.calls() == []
 
 
-@pytest.mark.parametrize("name, inputs", [("", 1), ("_dgelu", 2), ("_drelu", 2)])
+@pytest.mark.parametrize("name, inputs", [("", 1), *[(f"_d{name}", 2) for name in PLAIN]])
 def test_casts_with_dbias(fake, make, name, inputs):
     made = *[make(24, 40) for _ in range(inputs)], make(24, 40, dtype=E4M3), make(40)
     (*tensors, dbias), shown = zip(*made, strict=True)
