@@ -155,6 +155,22 @@ def peak_memory(place=None):
     return value("Allocated", number)
 
 
+def memory_in_use(place=None):
+    """(bytes that tensors have on the device now, bytes that Paddle keeps for them and for later ones)."""
+    name, number = _resolve(place)
+    value = core.host_memory_stat_current_value if name == "cpu" else core.device_memory_stat_current_value
+    return value("Allocated", number), value("Reserved", number)
+
+
+def total_memory(place=None):
+    """Bytes that the NVIDIA GPU has; None for what is not one."""
+    if compute_capability(place) is None:
+        return None
+    total = ctypes.c_size_t()
+    library.driver().cuDeviceTotalMem_v2(ctypes.byref(total), _resolve(place)[1])
+    return total.value
+
+
 def reset_peak_memory(place=None):
     """Lets `peak_memory` count from what is allocated now."""
     name, number = _resolve(place)

@@ -64,6 +64,12 @@ def resolve(name_or_path: str) -> Path:
     )
 
 
+def name_of(name_or_path: str) -> str:
+    """What `resolve` knows the model by: for a folder of this package its name."""
+    path = Path(name_or_path)
+    return path.relative_to(CONFIGS).as_posix() if path.is_relative_to(CONFIGS) else name_or_path
+
+
 def read(name_or_path: str) -> dict:
     """config.json of `resolve(name_or_path)`, with num_key_value_heads filled in where it is left out (MHA).
 

@@ -32,7 +32,8 @@ from paddle_te.runs.heartbeat import STACK_SIGNAL
 from paddle_te.runs.screen import TERMINAL
 
 POLL_SECONDS = 0.1
-END_SECONDS = 15  # for a job to end by itself, after a rank has failed or the job was told to stop; then SIGKILL
+END_SECONDS = 15  # for a job to end by itself, after it was told to stop; then SIGKILL
+FAILED_SECONDS = 5  # likewise after a rank has failed, since the others wait for it
 TAIL_LINES = 40
 STACK_LINES = 60  # of a rank
 LOOK_SECONDS = 1  # between two looks at the ranks' signs
@@ -42,6 +43,7 @@ KILL_SECONDS = 3  # of the grace after SIGTERM that are kept for ending what has
 HUNG = 124  # exit status of a job that hung, as timeout(1)'s
 LAUNCHER = "paddle.distributed.launch"
 LAUNCHER_LOG = "launcher.log"
+GONE = "Z", "X", ""  # states of a process that has ended
 # Exit status when another node failed, or died: then it is worth another try.
 OTHER_NODE_FAILED, OTHER_NODE_DIED = os.EX_UNAVAILABLE, os.EX_TEMPFAIL
 
@@ -68,6 +70,11 @@ class Rank:
     local: int  # on this node, and of its log
     pidfd: int | None  # readable once the process has ended; None where Linux (before 5.3) has none
     status: int | None = None  # exit status once it has ended, -n if signal n ended it
+    told: int = 0  # the exit status that it has said it ends with after an error
+
+    @property
+    def exit_status(self) -> int:
+        return self.told or self.status or 0
 
 
 def _arguments(process: psutil.Process) -> list[str]:
@@ -171,7 +178,7 @@ class Supervisor:
         self.log_starts = {path.name: path.stat().st_size for path in self.logs.glob("*")}
         self.screen = Copy(self.logs / "workerlog.0", self.log_starts.get("workerlog.0", 0))
         self.ranks: list[Rank] = []
-        self.failed: Rank | None = None
+        self.failed: Rank | None = None  # the first one
         self.hung: str | None = None  # why
         self._hang_since: float | None = None
         self.first_to_fail = False  # among the nodes
@@ -212,6 +219,8 @@ class Supervisor:
             self.deadline = 0.0
             return
         self.stopped_by = signum
+        if self.failed:  # what still runs waits for that rank, and has seconds left
+            return
         seconds = max(self.grace - KILL_SECONDS, 0)
         self.deadline = time.monotonic() + seconds
         say(f"SIGTERM: the ranks are asked to save a checkpoint and to end within {seconds:g} s (TERM_GRACE)")
@@ -235,12 +244,12 @@ class Supervisor:
         Returns whether some rank has one.
         """
         self._find_ranks()
-        handled = False
+        handled, ending = False, self.watchdog.ending()
         for rank in self._alive():
             if catches(rank.pid, signum):
                 os.kill(rank.pid, signum)
                 handled = True
-            else:
+            elif rank.number not in ending:
                 say(f"rank {rank.number} does not handle {signal.Signals(signum).name}; not sent")
         return handled
 
@@ -273,6 +282,11 @@ class Supervisor:
 
     def _watch_ranks(self):
         self._find_ranks()
+        for sign in self.watchdog.failures():
+            for rank in self.ranks:
+                if rank.number == sign.rank:
+                    rank.told = sign.status
+                    self._fail(rank)
         if not self.launched:
             return
         for rank in self.ranks:
@@ -281,10 +295,15 @@ class Supervisor:
             rank.status = zombie_status(rank.pid)
             if rank.status is None and not psutil.pid_exists(rank.pid):
                 rank.status = 0  # its launcher was quicker than this process and tells the status by its own
-            if rank.status and self.deadline is None:
-                self.failed = rank
-                self.deadline = time.monotonic() + END_SECONDS
-                self._tell_peers(f"rank {rank.number} {ending(rank.status)}")
+            if rank.status:
+                self._fail(rank)
+
+    def _fail(self, rank):
+        """Ends the job because of this rank, unless it is ending already."""
+        if self.deadline is None:
+            self.failed = rank
+            self.deadline = time.monotonic() + FAILED_SECONDS
+            self._tell_peers(f"rank {rank.number} {ending(rank.exit_status)}")
 
     def _watch_signs(self):
         """Whether ranks still go on; ends the job where they do not."""
@@ -342,7 +361,7 @@ class Supervisor:
             next_look = 0.0
             while self.child.poll() is None and (self.deadline is None or time.monotonic() < self.deadline):
                 self._watch_ranks()
-                self.screen.catch_up()
+                self._show_screen()
                 self.leavings.look()
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + LOOK_SECONDS
@@ -352,9 +371,10 @@ class Supervisor:
                     self.deadline = time.monotonic() + END_SECONDS
                     self._terminate()
                 self._sleep()
+            self._tell_of_stuck()
         finally:
             self._end_all()
-            self.screen.catch_up()
+            self._show_screen()
             for signum, handler in self.old_handlers.items():
                 signal.signal(signum, handler)
         status = self._status()
@@ -365,6 +385,16 @@ class Supervisor:
         died = bool(self.peers and self.peers.died)
         return Outcome(status, self.watchdog.step, stopped=self.stopped_by is not None, node_died=died)
 
+    def _show_screen(self):
+        """What rank 0 writes; but not how it suffers from another rank's end, whose own words are shown."""
+        if self.failed is None or self.failed.local == 0:
+            self.screen.catch_up()
+
+    def _tell_of_stuck(self):
+        """Names a rank that ended after an error and is still there."""
+        if self.failed and self.failed.told and process_state(self.failed.pid) not in GONE:
+            say(f"rank {self.failed.number} failed {FAILED_SECONDS} s ago and its process does not end: it is killed")
+
     def _status(self) -> int:
         """0, n, or -n if signal n was the end."""
         if self.stopped_by is not None:
@@ -373,7 +403,7 @@ class Supervisor:
             return OTHER_NODE_DIED if self.peers.died else OTHER_NODE_FAILED
         if self.hung:
             return HUNG
-        return self.failed.status if self.failed else self.child.returncode
+        return self.failed.exit_status if self.failed else self.child.returncode
 
     def _tell_peers(self, failure):
         self.first_to_fail = self.peers is not None and self.peers.report(failure)
@@ -397,9 +427,9 @@ class Supervisor:
                 os.close(rank.pidfd)
 
     def _explain(self, status):
-        if self.failed:
+        if self.failed and self.launched:
             log, rank = self.logs / f"workerlog.{self.failed.local}", f"rank {self.failed.number}"
-            self._show_end(log, f"{rank} {ending(self.failed.status)}; the end of its log, {log}:", rank)
+            self._show_end(log, f"{rank} {ending(self.failed.exit_status)}; the end of its log, {log}:", rank)
         elif self.launched and self._status() == self.child.returncode:
             log = self.logs / LAUNCHER_LOG
             self._show_end(log, f"{LAUNCHER} {ending(status)}; the end of its log, {log}:", "launcher")

@@ -14,10 +14,10 @@ import struct
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paddle_te.launch.proc import cpu_seconds, process_state
-from paddle_te.runs.heartbeat import LOADING, PHASES, STEPPING, Sign
+from paddle_te.runs.heartbeat import ENDING, FAILED, LOADING, PHASES, STEPPING, Sign
 
 MEDIANS = 10  # a step may take so many times the median step's time
 STOPPED_SECONDS = 10  # a process that is stopped for so long is named, long before the job counts as hung
@@ -73,6 +73,15 @@ class Watchdog:
         """The furthest step that a rank has begun; 0 before."""
         return max((seen.sign.step for seen in self.signs().values()), default=0)
 
+    def failures(self) -> list[Sign]:
+        """Of the ranks that have said that they end after an error, the first one first."""
+        failed = [seen for seen in self.signs().values() if seen.sign.phase == FAILED]
+        return [seen.sign for seen in sorted(failed, key=lambda seen: seen.at)]
+
+    def ending(self) -> set[int]:
+        """The ranks that are at their end, good or bad."""
+        return {rank for rank, seen in self.signs().items() if seen.sign.phase in (ENDING, FAILED)}
+
     def _receive(self):
         """In a thread of its own: the kernel keeps no more than ten signs that are not read."""
         while True:
@@ -90,7 +99,9 @@ class Watchdog:
 
     def _take(self, sign: Sign, now: float) -> None:
         before = self.seen.get(sign.rank)
-        if before and before.sign.phase == STEPPING and sign.phase != STEPPING:
+        if before and sign.phase == FAILED:
+            sign = replace(sign, step=before.sign.step)  # who fails does not know
+        elif before and before.sign.phase == STEPPING and sign.phase != STEPPING:
             if sign.rank in self.first_steps:
                 self._times.append(now - before.at)
             self.first_steps.setdefault(sign.rank, sign.step)

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 LAUNCHER = "PADDLE_TE_LAUNCHER"  # environment variable: the socket's name; set for every rank that a launcher starts
 STACK_SIGNAL = signal.SIGUSR2  # the launcher's to the ranks of a job that hangs: each writes its threads' stacks
 
-TRIES = 5
+TRIES, LAST_TRIES = 5, 1000  # of a sign, a millisecond apart; of the last one
 
 # What a rank may be doing. The order is that within a step, for who is behind whom.
-STARTING, STEPPING, SAVING, EVALUATING, LOADING, ENDING = PHASES = (
+STARTING, STEPPING, SAVING, EVALUATING, LOADING, ENDING, FAILED = PHASES = (
     "starting",
     "in a step",
     "saving",
     "evaluating",
     "loading data",
     "ending",
+    "ending after an error",
 )
 
 
@@ -34,13 +35,14 @@ STARTING, STEPPING, SAVING, EVALUATING, LOADING, ENDING = PHASES = (
 class Sign:
     """What a rank does from now on; step: the one it is in, or has just ended (0 before the first).
 
-    pid: as the kernel tells it, in the launcher's own numbering.
+    pid: as the kernel tells it, in the launcher's own numbering. status: the exit status of a rank that has FAILED.
     """
 
     rank: int
     phase: str
     step: int
     pid: int
+    status: int = 0
 
 
 def has_launcher(environ: Mapping[str, str] = os.environ) -> bool:
@@ -56,12 +58,19 @@ class Heartbeat:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def beat(self, phase: str, step: int = 0) -> None:
+        self._send(TRIES, phase=phase, step=step)
+
+    def fail(self, status: int) -> None:
+        """The last sign: this rank ends with that status, and the launcher need not wait until it has."""
+        self._send(LAST_TRIES, phase=FAILED, step=0, status=status)
+
+    def _send(self, tries: int, **sign: object) -> None:
         if self._address is None:
             return
-        sign = json.dumps(dict(rank=self.rank, phase=phase, step=step)).encode()
-        for _ in range(TRIES):
+        data = json.dumps(dict(rank=self.rank, **sign)).encode()
+        for _ in range(tries):
             try:
-                self._socket.sendto(sign, self._address)
+                self._socket.sendto(data, self._address)
                 return
             except BlockingIOError:  # the launcher is about to read
                 time.sleep(0.001)

@@ -8,13 +8,14 @@ import sys
 
 from paddle_te.host import PADDLENLP, HostError, find
 from paddle_te.runs import screen
+from paddle_te.runs.leaving import leaving_at_once
 from paddle_te.upstream import deferred_imports
 
 
 def run(module, host=PADDLENLP):
     """What the main() of `module` returns, which may import Paddle and its host: neither may be imported before.
 
-    Ends the process with 2 where the host is not installed; None: it needs none.
+    Ends the process with 2 where the host is not installed; None: it needs none. A main() that fails ends it at once.
     """
     try:
         if host:
@@ -22,6 +23,7 @@ def run(module, host=PADDLENLP):
     except HostError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    screen.before_imports()
-    deferred_imports.apply()
-    return importlib.import_module(module).main()
+    with leaving_at_once():
+        screen.before_imports()
+        deferred_imports.apply()
+        return importlib.import_module(module).main()

@@ -13,6 +13,8 @@ The recipe is what paddleformers-cli takes, and may also say which decoder layer
 import sys
 from pathlib import Path
 
+from paddle_te.runs.leaving import leaving_at_once
+
 
 def main():
     """Ends with 2 for a wrong command line or recipe, with what is wrong; what is raised later is shown whole."""
@@ -38,4 +40,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with leaving_at_once():
+        sys.exit(main())

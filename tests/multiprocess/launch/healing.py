@@ -38,12 +38,12 @@ SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 class Training:
     """The launch script on two of the host runtime's devices. harms: how many times it will be harmed."""
 
-    def __init__(self, folder, name, layout, backend, plugin, harms, **more):
+    def __init__(self, folder, name, layout, backend, plugin, harms, precision="fp32", **more):
         self.output = Path(folder) / name / "output"
         self.screen_file = Path(folder) / f"{name}.screen"
         self.tag = f"{os.getpid()}-{name}-{time.monotonic_ns()}"
         fsdp, tp, pp, accumulation, stage = LAYOUTS[layout]
-        values = [MODEL, "none", 1, fsdp, tp, pp, 1, accumulation, "false", 32, stage, backend, "fp32"]
+        values = [MODEL, "none", 1, fsdp, tp, pp, 1, accumulation, "false", 32, stage, backend, precision]
         environ = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **plugin}
         environ |= dict(DEVICE="nvgpu", DEVICES="0,1", MOCK_DATA="1", OUTPUT_BASE=str(folder), EXP_NAME=name)
         environ |= dict(MAX_STEPS=str(STEPS_APART * (harms + 1)), SAVE_STEPS="2", LEARNING_RATE="0.01")

@@ -200,6 +200,36 @@ def test_a_rank_that_ends_at_once_is_named(tmp_path):
         assert "launch: rank 1 ended with status 7" in job.screen(), job.screen()
 
 
+STUCK = """
+    from paddle_te.runs.heartbeat import Heartbeat
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready()
+    everyone()
+    if rank == os.environ["FAILS"]:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        print("no", "memory", flush=True)
+        Heartbeat().fail(7)
+        (seen / "failed").touch()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("devices, signum", [("0,1", signal.SIGUSR1), ("0,1", signal.SIGTERM), ("0", None)])
+def test_a_job_does_not_wait_for_a_rank_that_has_failed(tmp_path, devices, signum):
+    """Its process hangs in its end, and the others in a collective. No signal gives them more time."""
+    with Job(tmp_path, STUCK, devices=devices, FAILS=devices[-1], TERM_GRACE="600") as job:
+        job.wait_for("failed", 1)
+        start = time.monotonic()
+        if signum:
+            time.sleep(1)  # the launcher knows by then
+            job.process.send_signal(signum)
+        assert job.end() == (128 + signum if signum == signal.SIGTERM else 7), job.screen()
+        assert time.monotonic() - start < 10 and job.left() == []
+        screen = job.screen()
+        assert f"rank {devices[-1]} failed 5 s ago and its process does not end: it is killed" in screen, screen
+        assert screen.count("no memory") == 1 and "does not handle" not in screen
+
+
 def test_a_killed_rank_is_named_and_not_its_victim(tmp_path):
     """Rank 0 fails too, a moment after rank 1 was killed: as NCCL and gloo do when a peer is gone."""
     code = """

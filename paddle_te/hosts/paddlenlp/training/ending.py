@@ -14,6 +14,7 @@ from paddle_te.weights import CheckpointError
 logger = logging.getLogger(__name__)
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+GO_ON = "Complete checkpoints are untouched: --resume_from_checkpoint auto goes on from the newest"
 
 
 @contextlib.contextmanager
@@ -24,6 +25,8 @@ def refusing_wrong_input():
     """
     try:
         yield
+    except RunEnded:  # a RuntimeError that has a status of its own
+        raise
     except (ValueError, OSError, RuntimeError) as error:
         logger.error(str(error))
         sys.exit(2)
@@ -46,11 +49,13 @@ def run_to_end(command):
     except RunEnded as error:
         logger.error(str(error))
         sys.exit(error.status)
+    except KeyboardInterrupt:
+        logger.error(f"interrupted by Ctrl-C. {GO_ON}")
+        raise
     except OSError as error:
         if error.errno not in DISK_FAULTS:
             raise
         logger.error(
-            f"{error.filename or 'a file of this run'} could not be written: {error.strerror}. Complete checkpoints "
-            "are untouched: make room and go on with --resume_from_checkpoint auto"
+            f"{error.filename or 'a file of this run'} could not be written: {error.strerror}. Make room. {GO_ON}"
         )
         sys.exit(1)

@@ -160,7 +160,7 @@ def finetune():
     install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring one where it is needed
     mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
-    with mask, advised(config, training_args, model if model_args.lora else None):
+    with mask, advised(config, training_args, model_args.model_name_or_path, model if model_args.lora else None):
         if training_args.do_train:
             count_real_tokens(trainer, model.config, tokens_per_sample(trainer.train_dataset), model_args.lora)
             if not train_and_save(trainer, checkpoint, finished, exit_signal):

@@ -1,35 +1,92 @@
 """What a run says that needs more memory than its GPU has: where the memory goes, and what the planner would change."""
 
 import contextlib
+import logging
 import re
-from dataclasses import fields, replace
+import shlex
+from dataclasses import dataclass, fields, replace
 
+import paddle
+
+from paddle_te import configs, device
 from paddle_te.hosts.paddlenlp.lora import target_modules
 from paddle_te.hosts.paddlenlp.training.callbacks import device_name
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import OPTIMIZER, chosen
 from paddle_te.planner import GPUS, Lora, Model, layout_of, memory_of_step, search
+from paddle_te.planner.memory import lacking
 from paddle_te.runs.rollback import RunEnded
+
+logger = logging.getLogger(__name__)
 
 # Paddle's allocator, nvgpu's and CUDA's words
 OUT_OF_MEMORY = re.compile(r"out of memory|ResourceExhausted|cudaErrorMemoryAllocation", re.IGNORECASE)
+WANTED, FREE = (re.compile(rf"{words} ([\d.]+)([KMGT]?)B") for words in ("Cannot allocate", "available memory is only"))
 SUGGESTIONS = 3
+SMALLER = 0.98  # of what has failed: the planner was seen to be wrong by up to 1.8 % (docs/planner.md)
 
 
 @contextlib.contextmanager
-def advised(config, args, lora=None):
-    """Ends training that runs out of memory with RunEnded, whose line says what else would fit.
+def advised(config, args, name, lora=None):
+    """Ends training that runs out of memory with RunEnded, whose line says how much was wanted and, where the planner
+    knows the run, what else would fit. The details have the error itself.
 
-    config: the model's. args: the TrainingArguments. lora: the TELoRAModel where an adapter is trained alone. What the
-    planner does not know, other backends than te, ends with its own error.
+    config: the model's. args: the TrainingArguments. name: the model's, as the user gave it. lora: the TELoRAModel
+    where an adapter is trained alone.
     """
     try:
         yield
     except (MemoryError, RuntimeError, OSError, SystemError) as error:
-        known = args.transformer_engine_backend == "transformer_engine"
-        if isinstance(error, RunEnded) or not known or not OUT_OF_MEMORY.search(str(error)):
+        if isinstance(error, RunEnded) or not (isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error))):
             raise
-        raise RunEnded(advice(str(error), config, args, device_name(), lora and lora_of(lora))) from error
+        logger.debug("out of memory", exc_info=True)
+        told = Shortage.of(str(error)).told()
+        if args.transformer_engine_backend == "transformer_engine":
+            told += f" {advice(config, args, device_name(), name, lora and lora_of(lora))}"
+        raise RunEnded(told) from error
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What a device lacks, in bytes; None where nobody says it.
+
+    wanted: by the tensor that found no room. free: beside all that is taken. tensors: what they have. kept: with what
+    Paddle keeps for later ones. total: of the device.
+    """
+
+    device: str
+    wanted: float | None
+    free: float | None
+    tensors: int
+    kept: int
+    total: int | None
+
+    @classmethod
+    def of(cls, problem):
+        """problem: the error's words."""
+        wanted, free = (_bytes(pattern.search(problem)) for pattern in (WANTED, FREE))
+        name = f"{paddle.device.get_device()} ({device_name()})"
+        return cls(name, wanted, free, *device.memory_in_use(), device.total_memory())
+
+    def told(self):
+        unused = self.kept - self.tensors
+        sizes = [
+            (self.wanted, "more wanted"),
+            (self.tensors, "in use by tensors"),
+            (unused, "kept by Paddle beside them"),
+        ]
+        sizes += [(self.free, "free"), (self.total, "in all")]
+        words = [f"{_gb(size)} {what}" for size, what in sizes if size is not None]
+        return f"out of memory on {self.device}: {', '.join(words)}."
+
+
+def _bytes(found):
+    """Of a match of a number and its unit, which Paddle counts in powers of 1024."""
+    return found and float(found[1]) * 1024 ** " KMGT".index(found[2] or " ")
+
+
+def _gb(size):
+    return f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB"
 
 
 def lora_of(model):
@@ -39,46 +96,60 @@ def lora_of(model):
     return Lora(model.lora_config.r, targets, model.base_precision is not None)
 
 
-def advice(problem, config, args, device, lora=None):
-    """The line: the problem's own words, the memory of the run's layout by part, layouts that fit, and the command that
-    lists all of them. device: the GPU's name, as its driver says it. lora: of an adapter that is trained alone."""
+def advice(config, args, gpu_name, name, lora=None):
+    """The memory of the run's layout by part, layouts that need less and fit, and the command that lists all of them.
+
+    gpu_name: as its driver says it. name: the model's. lora: of an adapter that is trained alone.
+    """
     model, layout = Model.of(config), layout_of(args, args.world_size, config.seq_length, lora)
     need = memory_of_step(model, layout)
-    sizes = {part.name.replace("_", " "): getattr(need, part.name) / 1e9 for part in fields(need)}
-    parts = sorted(((size, part) for part, size in sizes.items() if size >= 0.05), reverse=True)
-    bill = ", ".join(f"{part} {size:.1f}" for size, part in parts)
-    words = next(line for line in problem.splitlines() if OUT_OF_MEMORY.search(line)).strip()
-    told = f"{words[:200].rstrip('.')}. "
-    told += f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most ({bill}). "
-    gpu = next(((name, gpu) for name, gpu in GPUS.items() if gpu.title in device), None)
+    told = f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most{_bill(need)}. "
+    gpu = next(((kind, gpu) for kind, gpu in GPUS.items() if gpu.title in gpu_name), None)
     told += _what_fits(model, layout, gpu[1]) if gpu else ""
+    words = f"paddle-te plan {shlex.quote(configs.name_of(name))} --gpus {layout.gpus} --seq {layout.sequence} "
+    words += f"--tokens_per_step {layout.tokens_per_step} --precision {layout.precision}"
     flags = [*(lora.flags() if lora else ()), *chosen(layout, OPTIMIZER)]
     flags += ["--activation_func_fp8_input_store true"] * layout.fp8_input_store
-    return told + (
-        f"All layouts: paddle-te plan {config.name_or_path or 'MODEL'} --gpus {layout.gpus} --seq {layout.sequence} "
-        f"--tokens_per_step {layout.tokens_per_step} --precision {layout.precision}"
-        + "".join(f" {flag}" for flag in flags)
-        + (f" --gpu {gpu[0]}" if gpu else "")
-    )
+    flags += [f"--gpu {gpu[0]}"] if gpu else []
+    return told + "All layouts: " + " ".join([words, *flags])
+
+
+def _bill(need):
+    """The parts of a memory, the largest first."""
+    sizes = {part.name.replace("_", " "): getattr(need, part.name) / 1e9 for part in fields(need)}
+    parts = sorted(((size, part) for part, size in sizes.items() if size >= 0.05), reverse=True)
+    return f" ({', '.join(f'{part} {size:.1f}' for size, part in parts)})" if parts else ""
 
 
 def _what_fits(model, layout, gpu):
     with_base = ""
-    plans = _plans(model, layout, gpu)
+    smaller = _with_less(model, layout, gpu)
+    plans = _plans(model, layout, smaller)
     if not plans and layout.lora and not layout.fp8_base:
         in_fp8 = replace(layout, precision="fp8", lora=replace(layout.lora, fp8_base=True))
-        plans, with_base = _plans(model, in_fp8, gpu), " and --use_fp8 true --quantize_base fp8"
+        plans, with_base = _plans(model, in_fp8, smaller), " and --use_fp8 true --quantize_base fp8"
     if not plans:
-        return "No layout of these GPUs fits. "
+        return "No layout of these GPUs with as many tokens a step needs less and fits. "
     found = "; ".join(f"{_described(plan.layout)} ({plan.memory.total / 1e9:.0f} GB)" for plan in plans)
-    return f"With as many tokens a step{with_base} these would fit, the fastest first: {found}. "
+    return f"With as many tokens a step{with_base} these need less and would fit, the fastest first: {found}. "
+
+
+def _with_less(model, layout, gpu):
+    """The GPU with so little memory that the layout, which has failed on it, does not fit by the planner's numbers
+    either, nor one that needs about as much."""
+    needed = lacking(memory_of_step(model, layout), model, layout, gpu) + gpu.memory * 1e9
+    return replace(gpu, memory=min(gpu.memory, SMALLER * needed / 1e9))
 
 
 def _plans(model, layout, gpu):
-    """The fastest that fit of those which train the same with as many tokens a step."""
+    """The fastest that fit of those which train the same with as many tokens a step; none where the search knows no
+    layout with so many."""
     asked = layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision
     own = dict(lora=layout.lora, fp8_input_store=layout.fp8_input_store)
-    return search(model, gpu, *asked, **own, **layout.optimizer).plans[:SUGGESTIONS]
+    try:
+        return search(model, gpu, *asked, **own, **layout.optimizer).plans[:SUGGESTIONS]
+    except ValueError:
+        return []
 
 
 def _described(layout):

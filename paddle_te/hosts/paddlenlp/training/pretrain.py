@@ -182,13 +182,14 @@ def pretrain():
         set_seed(training_args.seed)
         data = create_pretrained_dataset(data_args, training_args, tokenizer, config.vocab_size)
         scheduler = make_scheduler(training_args)
-        model = make_model(config, model_args, training_args)
+        with advised(config, training_args, model_args.model_name_or_path):
+            model = make_model(config, model_args, training_args)
 
     trainer = make_trainer(model, training_args, tokenizer, data, collate, scheduler)
     screen.keep_details(training_args.output_dir, training_args.process_index)
     trainer.data_identity = identity
     install_callbacks(trainer, exit_signal)
-    with mask_scope(data_args), advised(config, training_args):
+    with mask_scope(data_args), advised(config, training_args, model_args.model_name_or_path):
         if finished:
             trainer.load_weights(checkpoint)
         elif training_args.do_train:
