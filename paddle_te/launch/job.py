@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paddle_te.host import HOSTS, installed
 from paddle_te.launch.machines import LaunchError, find_devices, has_gpu
-from paddle_te.launch.peers import Peers
+from paddle_te.launch.peers import JOIN_SECONDS, Peers
 from paddle_te.launch.plan import Plan, plan_for
 from paddle_te.launch.restart import REFUSED, Restarts, fewer, restarted
 from paddle_te.launch.supervise import OTHER_NODE_DIED, OTHER_NODE_FAILED, Outcome, Supervisor, say
@@ -30,7 +30,7 @@ def run(job, plan: Plan, args: argparse.Namespace) -> int:
             if not lock.works:
                 say(f"the file system of {plan.output} knows no locks: take care that one run uses it at a time")
         if plan.nodes.count > 1:
-            peers = Peers(plan.nodes, plan.processes, _token())
+            peers = Peers(plan.nodes, plan.processes, _token(), args.START_TIMEOUT or JOIN_SECONDS)
     except (LaunchError, FolderInUse) as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
@@ -39,7 +39,7 @@ def run(job, plan: Plan, args: argparse.Namespace) -> int:
             folder.mkdir(parents=True, exist_ok=True)
         if plan.nodes.rank == 0 and (kept := set_aside(plan.output, args.resume_step)):
             say(f"checkpoints of an earlier run, later than this one's start, are now in {kept}")
-        if peers and peers.meet() is None:
+        if peers and peers.meet(say) is None:
             say(peers.failure)
             return OTHER_NODE_DIED if peers.died else OTHER_NODE_FAILED
         say(f"the host is {HOSTS[args.HOST]} (HOST={args.HOST}{_alone()})")

@@ -16,12 +16,14 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from paddle_te.launch.machines import LaunchError, Nodes
 
 BEAT_SECONDS = 3
 SILENCE_SECONDS = 30  # of a node without power or network, whose connection does not break
-JOIN_SECONDS = 900  # nodes of one job may start far apart
+JOIN_SECONDS = 900  # nodes of one job may start far apart; where START_TIMEOUT says no other number
+TELL_SECONDS = 10  # between two lines that say for whom this node waits
 HELLO_SECONDS = 10  # from a connection's start until it has joined
 AGREE_SECONDS = 120  # for the slowest node to end its processes
 LINE_BYTES = 2**16  # a longer line is no node's
@@ -69,15 +71,17 @@ class Peers:
         nodes: of the job; its master's port + 1 must be free on the head node.
         processes: that this node starts; all nodes start equally many.
         token: what all nodes know and nobody else; "" for none.
+        join_seconds: within which all nodes must be there.
 
     Raises:
         LaunchError: on the head node, that port is taken.
     """
 
-    def __init__(self, nodes: Nodes, processes: int = 1, token: str = ""):
+    def __init__(self, nodes: Nodes, processes: int = 1, token: str = "", join_seconds: float = JOIN_SECONDS):
         self.failure: str | None = None
         self.died = False
         self.rank = nodes.rank
+        self._join_seconds = join_seconds
         self.hosts: list[str] | None = None  # of all nodes, once they are there
         self._nodes, self._name, self._processes, self._key = nodes, socket.gethostname(), processes, token.encode()
         self._connections: dict[int, socket.socket] = {}  # rank -> connection; the head has all, others the head's
@@ -154,12 +158,12 @@ class Peers:
         return hmac.new(self._key, f"{nonce} {rank}".encode(), hashlib.sha256).hexdigest()
 
     def _join(self):
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = time.monotonic() + self._join_seconds
         while not self._closing.is_set():
             try:
                 connection = socket.create_connection(self._head, timeout=BEAT_SECONDS)
                 lines = _Lines(connection)
-                word, _, nonce = (lines.read(HELLO_SECONDS) or "").partition(" ")
+                word, _, nonce = (lines.read(min(HELLO_SECONDS, self._join_seconds)) or "").partition(" ")
                 if word == "nonce":
                     host = self._nodes.host or connection.getsockname()[0]
                     proof = self._proof(nonce, self.rank)
@@ -170,13 +174,35 @@ class Peers:
             except (OSError, _Stranger):
                 pass
             if time.monotonic() > deadline:
-                return self._fail(f"the head node, {self._head[0]}, has not answered for {JOIN_SECONDS} s")
+                return self._fail(f"{self._head_name} has not answered for {self._join_seconds:g} s (START_TIMEOUT)")
             self._closing.wait(0.5)
 
-    def meet(self) -> list[str] | None:
-        """Waits until all nodes are there. Returns their addresses by rank; None where one failed before."""
-        self._wait(lambda: self.hosts is not None or self.failure is not None)
+    def meet(self, say: Callable[[str], None] = lambda text: None) -> list[str] | None:
+        """Waits until all nodes are there. Returns their addresses by rank; None where one failed before.
+
+        say: is told for whom this node waits, every TELL_SECONDS.
+        """
+        start = time.monotonic()
+        while not self._wait(lambda: self.hosts is not None or self.failure is not None, TELL_SECONDS):
+            waited = time.monotonic() - start
+            say(f"waiting for {self._awaited()}: {waited:.0f} of at most {self._join_seconds:g} s (START_TIMEOUT)")
         return self.hosts if self.failure is None else None
+
+    @property
+    def _head_name(self):
+        return f"the head node, {self._head[0]} (MASTER; port {self._head[1]}),"
+
+    def _missing(self):
+        """Of the head: the numbers of the nodes that have not joined, in words."""
+        missing = sorted(set(range(1, self._nodes.count)) - set(self._connections) - self._over)
+        return f"node{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}" if missing else ""
+
+    def _awaited(self):
+        if self.rank == 0:
+            return f"{self._missing()} to join this one"
+        if 0 in self._connections:
+            return f"the other nodes to join {self._head_name} which has answered"
+        return f"{self._head_name} which does not answer"
 
     # ---- talking
 
@@ -235,12 +261,11 @@ class Peers:
         return f"{'died' if self.died else 'failed'} {self.failure}".replace("\n", " ")
 
     def _beat(self):
-        deadline = time.monotonic() + JOIN_SECONDS
-        while not self._closing.wait(BEAT_SECONDS):
+        deadline = time.monotonic() + self._join_seconds
+        while not self._closing.wait(min(BEAT_SECONDS, self._join_seconds)):
             self._tell("alive")
-            missing = sorted(set(range(1, self._nodes.count)) - set(self._connections) - self._over)
-            if self.rank == 0 and missing and time.monotonic() > deadline:
-                self._fail(f"node {', '.join(map(str, missing))} has not joined for {JOIN_SECONDS} s")
+            if self.rank == 0 and time.monotonic() > deadline and (missing := self._missing()):
+                self._fail(f"{missing} did not join within {self._join_seconds:g} s (START_TIMEOUT)")
 
     def _tell(self, line):
         for rank, connection in list(self._connections.items()):

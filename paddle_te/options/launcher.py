@@ -458,9 +458,11 @@ VARIABLES = (
         "START_TIMEOUT",
         NOT_NEGATIVE,
         1800,
-        "the same for the start with the first step, for saving and for evaluating; 0: never",
-        doc="likewise for the start with its first step, for saving and evaluating",
-        zh="同上，用于启动和第一步、保存、评估",
+        "the same for the start with the first step, for saving and for evaluating, and for the nodes to find each "
+        "other; 0: never, but 900 for the nodes",
+        doc="likewise for the start with its first step, for saving and evaluating, and for the nodes to find each "
+        "other, which say every 10 s for whom they wait; 0: never, but 900 for the nodes",
+        zh="同上，用于启动和第一步、保存、评估，以及各节点互相连接（每 10 秒报告在等待谁）；0：不限，节点连接为 900 秒",
     ),
     Option(
         "TERM_GRACE",

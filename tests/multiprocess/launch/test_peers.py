@@ -122,15 +122,34 @@ def test_a_good_end_is_no_failure(master):
 
 
 def test_who_does_not_join_or_answer_is_named(master, monkeypatch):
-    monkeypatch.setattr(peers, "JOIN_SECONDS", 1.0)
-    head = Peers(Nodes(3, 0, master))
-    wait_for(lambda: head.failure)
-    assert head.failure == "node 1, 2 has not joined for 1.0 s"
+    monkeypatch.setattr(peers, "TELL_SECONDS", 0.2)
+    for count, rank, address, waits, failure in (
+        (3, 0, master, "nodes 1, 2 to join this one", "nodes 1, 2 did not join within 1 s (START_TIMEOUT)"),
+        (
+            2,
+            1,
+            "127.0.0.9:1",
+            "the head node, 127.0.0.9 (MASTER; port 2), which does not answer",
+            "has not answered for",
+        ),
+    ):
+        said, start = [], time.monotonic()
+        node = Peers(Nodes(count, rank, address), join_seconds=1)
+        assert node.meet(said.append) is None and time.monotonic() - start < 10
+        assert failure in node.failure
+        assert said[0] == f"waiting for {waits}: 0 of at most 1 s (START_TIMEOUT)" and len(said) > 2
+        node.close()
+
+
+def test_a_node_that_waits_for_a_third_one_says_so(master, monkeypatch):
+    monkeypatch.setattr(peers, "TELL_SECONDS", 0.2)
+    head, other = (Peers(Nodes(3, rank, master), join_seconds=3) for rank in (0, 1))
+    joined(head, 1)
+    said = []
+    assert other.meet(said.append) is None and other.failure.startswith("node 2 did not join")
+    assert "which has answered" in said[-1]
+    other.close()
     head.close()
-    alone = Peers(Nodes(3, 1, "127.0.0.9:1"))
-    wait_for(lambda: alone.failure)
-    assert "the head node, 127.0.0.9, has not answered" in alone.failure
-    alone.close()
 
 
 @pytest.mark.usefixtures("short_silence")
