@@ -25,3 +25,15 @@ def test_other_faults_are_shown_whole():
 
     with pytest.raises(OSError, match="nowhere"):
         run_to_end(command)
+
+
+def test_ctrl_c_is_one_line(caplog):
+    """That the process shows no traceback either is test_leaving.py."""
+
+    def command():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(command)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage().startswith("interrupted by Ctrl-C. Complete checkpoints are untouched")
