@@ -535,7 +535,18 @@ def launch(kernel, grid, block, shared, stream, *arguments):
         name, *defines = kernel.split()
         return globals()[name](Form(*defines[:3]), *arguments)
     name, _, dtype = kernel.rpartition("_")
-    typed = (rope, cross_entropy_stats, cross_entropy_gradient, add_to, column_sums, pack, unpack)
+    typed = (
+        rope,
+        qk_norm_forward,
+        qk_norm_backward,
+        qk_norm_weights,
+        cross_entropy_stats,
+        cross_entropy_gradient,
+        add_to,
+        column_sums,
+        pack,
+        unpack,
+    )
     {function.__name__: function for function in typed}[name](ELEMENTS[dtype], grid, *arguments)
 
 
@@ -551,6 +562,64 @@ def rope(dtype, tokens, *arguments):
             first, second = np.split(values, 2, -1)
             values = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
         strided(target[i], (tokens, n, d), target[3 + i], dtype)[...] = values.astype(dtype)
+
+
+def _heads_of(dtype, tokens, places, heads, d):
+    """Arrays [tokens, heads, d] of q, k and v, from their addresses and strides."""
+    return [
+        strided(at, (tokens, n, d), stride, dtype) for at, stride, n in zip(places[:3], places[3:], heads, strict=True)
+    ]
+
+
+def _turned(values, angles, s, sign):
+    if not angles:
+        return values
+    tokens, _, d = values.shape
+    angles = np.tile(at(angles, (s, d), np.float32)[:, : d // 2], (tokens // s, 1))[:, None]
+    cos, sin, (first, second) = np.cos(angles), sign * np.sin(angles), np.split(values, 2, -1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def qk_norm_forward(dtype, tokens, *arguments):
+    """kernels/qk_norm.cu."""
+    q_weight, k_weight, angles, s, heads, kv_heads, d, _, epsilon = arguments[12:]
+    sizes, epsilon = (heads, kv_heads, kv_heads), np.uint32(epsilon).view(np.float32)
+    *source, v = _heads_of(dtype, tokens, arguments[:6], sizes, d)
+    *target, v_out = _heads_of(dtype, tokens, arguments[6:12], sizes, d)
+    for x, y, weight in zip(source, target, (q_weight, k_weight), strict=True):
+        x = x.astype(np.float32)
+        normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * at(weight, (d,), dtype).astype(np.float32)
+        y[...] = _turned(normed, angles, s, 1).astype(dtype)
+    v_out[...] = v
+
+
+def qk_norm_backward(dtype, grid, *arguments):
+    """kernels/qk_norm.cu; all of the weights' gradients are in the first block's part."""
+    dq, dk, dv, *strides, q, k, stride = arguments[:9]
+    places, (q_weight, k_weight, partials, angles, s, tokens, blocks, heads, kv_heads, d, _, epsilon) = (
+        arguments[9:13], arguments[13:]
+    )  # fmt: skip
+    assert grid == blocks
+    sizes, epsilon = (heads, kv_heads, kv_heads), np.uint32(epsilon).view(np.float32)
+    *grads, v = _heads_of(dtype, tokens, (dq, dk, dv, *strides), sizes, d)
+    *target, v_out = _heads_of(dtype, tokens, (*places[:3], *[places[3]] * 3), sizes, d)
+    sums = at(partials, (blocks, 2, d), np.float32) if partials else np.empty((blocks, 2, d), np.float32)
+    sums[...] = 0
+    of_norm = (q, q_weight, heads), (k, k_weight, kv_heads)
+    for i, (dy, dx, (x, weight, n)) in enumerate(zip(grads, target, of_norm, strict=True)):
+        x = strided(x, (tokens, n, d), stride, dtype).astype(np.float32)
+        r = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+        back, normed = _turned(dy.astype(np.float32), angles, s, -1), x * r
+        sums[0, i] = (back * normed).sum((0, 1))
+        back *= at(weight, (d,), dtype).astype(np.float32)
+        dx[...] = (r * (back - normed * (back * normed).mean(-1, keepdims=True))).astype(dtype)
+    v_out[...] = v
+
+
+def qk_norm_weights(dtype, grid, partials, dq_weight, dk_weight, blocks, d):
+    """kernels/qk_norm.cu."""
+    for out, total in zip((dq_weight, dk_weight), at(partials, (blocks, 2, d), np.float32).sum(0), strict=True):
+        at(out, (d,), dtype)[...] = total.astype(dtype)
 
 
 def cross_entropy_stats(dtype, grid, logits, labels, stats, rows, columns, first):
@@ -809,7 +878,18 @@ def install(setattr=setattr):
     setattr: monkeypatch.setattr in tests that share their process with others.
     """
     from paddle_te import device, native
-    from paddle_te.native import addition, casts, column_sums, cross_entropy, low_rank, mxfp8, rmsnorm, rope, scaling
+    from paddle_te.native import (
+        addition,
+        casts,
+        column_sums,
+        cross_entropy,
+        low_rank,
+        mxfp8,
+        qk_norm,
+        rmsnorm,
+        rope,
+        scaling,
+    )
     from paddle_te.ops.te import quantized, runtime
 
     counts = collections.Counter()
@@ -822,7 +902,7 @@ def install(setattr=setattr):
         te.__dict__[kernel.__name__] = _counted(in_order, counts)
     setattr(native, "load", lambda fp8=False: te)
     setattr(device, "raw_stream", lambda: 0)
-    for module in (addition, casts, column_sums, cross_entropy, low_rank, mxfp8, rmsnorm, rope, scaling):
+    for module in (addition, casts, column_sums, cross_entropy, low_rank, mxfp8, qk_norm, rmsnorm, rope, scaling):
         setattr(module, "kernel", lambda name, *_, **defines: Kernel(" ".join([name, *map(str, defines.values())])))
     setattr(runtime, "_runtimes", {})
     setattr(quantized, "cublas_version", lambda: (12, 9))

@@ -9,7 +9,7 @@ from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size
 from paddle_te.layers.masks import additive_mask, is_causal, keys_before
 from paddle_te.layers.ring_attention import ring_attention
-from paddle_te.ops.norms import Norm
+from paddle_te.ops.norms import Norm, QKNorm
 
 QK_NORM_TYPES, INPUT_FORMATS = (None, "RMSNorm"), ("bshd", "sbhd")
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
@@ -328,9 +328,9 @@ class MultiHeadAttention(BackendLayer):
         return context.reshape([-1, context.shape[-1]]) if flat else context
 
     def _is_whole(self, layers):
-        """Whether nothing stands between the layers: a norm of q and k, another order of tokens, LoRA, or a hook such
-        as those of sharding stage 3."""
-        if self.q_norm is not None or self.attn_input_format != "bshd":
+        """Whether nothing stands between the layers: a norm of rotated q and k, another order of tokens, LoRA, or a
+        hook such as those of sharding stage 3."""
+        if self._norms_after_rope or self.attn_input_format != "bshd":
             return False
         qkv, proj = layers["layernorm_qkv"], layers["proj"]
         hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks
@@ -360,7 +360,23 @@ class MultiHeadAttention(BackendLayer):
             quantizers=(of_qkv, of_proj),
             attention_quantizers=attention_quantizers,
             fuse_wgrad_accumulation=qkv.fuse_wgrad_accumulation,
+            qk_norm=self._qk_norm(),
         )
+
+    @property
+    def _norms_after_rope(self):
+        return self.q_norm is not None and not self.qk_norm_before_rope
+
+    def _qk_norm(self):
+        """What backends norm q and k by before they rotate them, or None. Ranks that share the heads have the same
+        weights."""
+        if self.q_norm is None or not self.qk_norm_before_rope:
+            return None
+        return QKNorm(*self._norm_weights(), self.q_norm.eps)
+
+    def _norm_weights(self):
+        tp, weights = self.layernorm_qkv.tp, (self.q_norm.weight, self.k_norm.weight)
+        return weights if tp is None else tuple(tp.sum_gradient(weight) for weight in weights)
 
     def _attend(self, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers):
         """Rotation and attention, for which backends have one operation where nothing else is wanted."""
@@ -369,7 +385,7 @@ class MultiHeadAttention(BackendLayer):
                 rotary_pos_emb = self.cp.own_tokens(rotary_pos_emb, axis=rotary_pos_emb.ndim - 2)
             return ring_attention(*self._heads(qkv, rotary_pos_emb), scale=self.scale, cp=self.cp, ops=self.ops)
         core = self.core_attention
-        if attention_mask is not None or self.q_norm is not None:
+        if attention_mask is not None or self._norms_after_rope:
             heads = self._heads(qkv, rotary_pos_emb)
             return core.attend(*heads, attention_mask, cu_seqlens, quantizers)
         with core.random_numbers():
@@ -384,6 +400,7 @@ class MultiHeadAttention(BackendLayer):
                 window=core.window,
                 dropout=core.dropout,
                 quantizers=quantizers,
+                qk_norm=self._qk_norm(),
             )
 
     def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
@@ -395,17 +412,8 @@ class MultiHeadAttention(BackendLayer):
 
     def _heads(self, qkv, rotary_pos_emb):
         """q, k and v, rotated and normed."""
-        sizes = self.num_heads, self.num_kv_heads
-        if self.q_norm is None:
-            return self.ops.rotary_qkv(qkv, rotary_pos_emb, *sizes)
-        if self.qk_norm_before_rope:
-            q, k, v = self._normed(*self.ops.rotary_qkv(qkv, None, *sizes))
-            return self.ops.rotary_qkv(paddle.concat([q, k, v], 2).reshape(qkv.shape), rotary_pos_emb, *sizes)
-        return self._normed(*self.ops.rotary_qkv(qkv, rotary_pos_emb, *sizes))
-
-    def _normed(self, q, k, v):
-        """q through q_norm, k through k_norm; ranks that share the heads have the same weights."""
-        tp = self.layernorm_qkv.tp
-        weights = [norm.weight if tp is None else tp.sum_gradient(norm.weight) for norm in (self.q_norm, self.k_norm)]
-        q, k = (self.ops.normalize(x, Norm(w, self.q_norm.eps)) for x, w in zip((q, k), weights, strict=True))
+        q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, self._qk_norm())
+        if self._norms_after_rope:
+            pairs = zip((q, k), self._norm_weights(), strict=True)
+            q, k = (self.ops.normalize(x, Norm(weight, self.q_norm.eps)) for x, weight in pairs)
         return q, k, v

@@ -16,15 +16,15 @@ def rope_packed(te, stream, source, target, angles, tokens, s, heads, kv_heads, 
 
     source may be target: then v stays as it is, two thirds of the memory traffic. Backward: source holds gradients.
     """
-    *from_, stride = _packed(source, heads, kv_heads, d, dtype)
-    *to, _ = _packed(target, heads, kv_heads, d, dtype)
+    *from_, stride = packed(source, heads, kv_heads, d, dtype)
+    *to, _ = packed(target, heads, kv_heads, d, dtype)
     strides = (stride, stride, stride)
     _launch(te, stream, (*from_, *strides), (*to, *strides), angles, tokens, s, heads, kv_heads, d, dtype, backward)
 
 
 def rope_split(te, stream, qkv, q, k, v, angles, tokens, s, heads, kv_heads, d, dtype):
     """Packed qkv [tokens, (heads + 2 kv_heads) d] to rotated q [tokens, heads, d], k and v [tokens, kv_heads, d]."""
-    *source, stride = _packed(qkv, heads, kv_heads, d, dtype)
+    *source, stride = packed(qkv, heads, kv_heads, d, dtype)
     source = (*source, stride, stride, stride)
     target = (q, k, v, heads * d, kv_heads * d, kv_heads * d)
     _launch(te, stream, source, target, angles, tokens, s, heads, kv_heads, d, dtype, False)
@@ -32,12 +32,12 @@ def rope_split(te, stream, qkv, q, k, v, angles, tokens, s, heads, kv_heads, d, 
 
 def rope_merge(te, stream, dq, dk, dv, dqkv, angles, tokens, s, heads, kv_heads, d, dtype):
     """Backward of `rope_split`: gradients dq, dk, dv to the packed dqkv."""
-    *target, stride = _packed(dqkv, heads, kv_heads, d, dtype)
+    *target, stride = packed(dqkv, heads, kv_heads, d, dtype)
     source = (dq, dk, dv, heads * d, kv_heads * d, kv_heads * d)
     _launch(te, stream, source, (*target, stride, stride, stride), angles, tokens, s, heads, kv_heads, d, dtype, True)
 
 
-def _packed(qkv, heads, kv_heads, d, dtype):
+def packed(qkv, heads, kv_heads, d, dtype):
     """Addresses of q, k, v in the packed buffer, and its stride."""
     head_bytes = d * (16 // _NAMES[dtype][1])
     return qkv, qkv + heads * head_bytes, qkv + (heads + kv_heads) * head_bytes, (heads + 2 * kv_heads) * d

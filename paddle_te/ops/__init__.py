@@ -19,7 +19,7 @@ activations' own precision.
 | layernorm_mlp(x, norm, fc1_weight, fc2_weight, fc1_bias, fc2_bias, activation, …) | x's shape; see below |
 | parallel_cross_entropy(logits, labels, ignore_index, tp) | loss [n, 1]; see below |
 | cross_entropy(logits, labels, ignore_index, tp, train) | loss, dlogits; see below |
-| rotary_qkv(qkv, freqs, num_heads, num_kv_heads) | q, k, v |
+| rotary_qkv(qkv, freqs, num_heads, num_kv_heads, qk_norm) | q, k, v |
 | dot_product_attention(q, k, v, scale, attention_mask, cu_seqlens, causal, window, …) | [b, s, heads·d]; see below |
 | attention_with_lse(q, k, v, scale, causal) | out, lse; see below |
 | attention_with_lse_backward(q, k, v, out, lse, dout, scale, causal) | dq, dk, dv |
@@ -73,6 +73,8 @@ self_attention is layernorm_linear, rotary_attention and linear with the residua
 qkv_bias, proj_bias, cu_seqlens, causal, window, max_sequence_length (s, for x [tokens, hidden]), tp, quantizers (of the
 two GEMMs), attention_quantizers and fuse_wgrad_accumulation.
 
+qk_norm, which rotary_attention and self_attention take, too: a `norms.QKNorm` of the heads of q and k before they
+are rotated, or None.
 freqs are angles [s, d], or [b, s, d] for sequences with positions of their own, or None for no rotation; there may be
 more keys than queries (a key-value cache).
 """

@@ -16,3 +16,14 @@ class Norm(NamedTuple):
     bias: Any = None
     zero_centered_gamma: bool = False
     recompute: bool = False
+
+
+class QKNorm(NamedTuple):
+    """RMSNorm of each head of q and k before they are rotated, as in Qwen3.
+
+    q_weight, k_weight: tensors [d], of all heads of q and of k.
+    """
+
+    q_weight: Any
+    k_weight: Any
+    eps: float

@@ -5,6 +5,8 @@ import paddle.nn.functional as F
 
 from paddle_te.fp8.emulation import emulated_fp8_attention
 from paddle_te.ops.documents import check_cu_seqlens
+from paddle_te.ops.norms import Norm
+from paddle_te.ops.pd.linear import normalize
 
 
 def _rotate(x, cos, sin):
@@ -12,17 +14,19 @@ def _rotate(x, cos, sin):
     return x * cos + paddle.concat([-second, first], -1) * sin
 
 
-def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
+def rotary_qkv(qkv, freqs, num_heads, num_kv_heads, qk_norm=None):
     """Splits the fused projection into heads and rotates q and k by `freqs` (Su et al., 2021; halves convention).
 
     qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d], or [b, s, d] for
-    sequences with positions of their own, or None: nothing is rotated.
+    sequences with positions of their own, or None: nothing is rotated. qk_norm: a QKNorm of q and k before, or None.
     Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d]. The rotation is done in float32.
     """
     b, s, width = qkv.shape
     d = width // (num_heads + 2 * num_kv_heads)
     heads = qkv.reshape([b, s, -1, d])
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], 2)
+    if qk_norm is not None:
+        q, k = (normalize(x, Norm(w, qk_norm.eps)) for x, w in zip((q, k), qk_norm[:2], strict=True))
     if freqs is None:
         return q, k, v
     angles = freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
@@ -128,10 +132,11 @@ def rotary_attention(
     window=-1,
     dropout=0.0,
     quantizers=None,
+    qk_norm=None,
 ):
     """dot_product_attention(*rotary_qkv(qkv, …))."""
     return dot_product_attention(
-        *rotary_qkv(qkv, freqs, num_heads, num_kv_heads),
+        *rotary_qkv(qkv, freqs, num_heads, num_kv_heads, qk_norm),
         scale=scale,
         cu_seqlens=cu_seqlens,
         causal=causal,

@@ -24,6 +24,7 @@ def self_attention(
     quantizers=(None, None),
     attention_quantizers=None,
     fuse_wgrad_accumulation=False,
+    qk_norm=None,
 ):
     """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
     of_qkv, of_proj = quantizers
@@ -33,6 +34,7 @@ def self_attention(
     if flat:
         qkv = qkv.reshape([-1, max_sequence_length, qkv.shape[-1]])
     options = dict(scale=scale, cu_seqlens=cu_seqlens, causal=causal, window=window, quantizers=attention_quantizers)
+    options["qk_norm"] = qk_norm
     context = rotary_attention(qkv, freqs, num_heads, num_kv_heads, **options)
     if flat:
         context = context.reshape([-1, context.shape[-1]])

@@ -13,8 +13,10 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
+from paddle_te.native import qk_norm as native_norm
 from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.kept import kept_on
+from paddle_te.ops.norms import QKNorm
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
 from paddle_te.ops.te.recording import Op, Placeholder
@@ -233,34 +235,93 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, softmax, layout):
     )
 
 
-def _angles(freqs):
-    """The address that rope's kernels take."""
-    return 0 if freqs is None else freqs.data_ptr()
+@dataclass(slots=True)
+class _Rotation:
+    """What q and k go through between projection and attention: a norm of each head, and the rotation.
+
+    freqs: angles, or None for no rotation. q_weight, k_weight: the norm's, or None for no norm. eps: the norm's.
+    """
+
+    freqs: Any
+    q_weight: Any
+    k_weight: Any
+    eps: float | None
+
+    @property
+    def _angles(self):
+        return 0 if self.freqs is None else self.freqs.data_ptr()
+
+    @property
+    def _norm(self):
+        return native_norm.QKNorm(self.q_weight.data_ptr(), self.k_weight.data_ptr(), self.eps)
+
+    def stays(self, heads):
+        """Whether cuDNN takes q, k and v where the projection has put them."""
+        return self.freqs is None and self.q_weight is None and heads.packed
+
+    def forward(self, rt, heads, qkv, target):
+        """Writes normed and rotated q and k, and v. target: the address of one buffer, or those of three."""
+        given = rt.te, rt.stream, qkv.data_ptr()
+        if self.q_weight is not None:
+            self._norm.forward(*given, target, self._angles, *heads.rope)
+        elif isinstance(target, int):
+            rope.rope_packed(*given, target, self._angles, *heads.rope)
+        else:
+            rope.rope_split(*given, *target, self._angles, *heads.rope)
+
+    def backward(self, rt, heads, grads, qkv, dqkv):
+        """Fills dqkv, and returns the gradients of the norm's weights, or None for what wants none.
+
+        grads: as forward's target; one buffer is dqkv's own. qkv: what forward has read.
+        """
+        target = dqkv.data_ptr()
+        if self.q_weight is not None:
+            return self._norm_backward(rt, heads, grads, qkv.data_ptr(), target)
+        if isinstance(grads, int):
+            rope.rope_packed(rt.te, rt.stream, target, target, self._angles, *heads.rope, backward=True)
+        else:
+            rope.rope_merge(rt.te, rt.stream, *grads, target, self._angles, *heads.rope)
+        return None, None
+
+    def _norm_backward(self, rt, heads, grads, qkv, dqkv):
+        weights, (*_, d) = (self.q_weight, self.k_weight), heads.q
+        trained, addresses = [weight for weight in weights if not weight.stop_gradient], (grads, qkv, dqkv)
+        if not trained:
+            self._norm.backward(rt.te, rt.stream, *addresses, 0, self._angles, *heads.rope)
+            return None, None
+        partials = rt.empty([native_norm.partial_bytes(heads.tokens, d)], paddle.uint8)
+        self._norm.backward(rt.te, rt.stream, *addresses, partials.data_ptr(), self._angles, *heads.rope)
+        gradients = [rt.empty([d], heads.dtype) for _ in weights]
+        outputs = [gradient.data_ptr() for gradient in gradients]
+        native_norm.weight_gradients(rt.te, rt.stream, partials.data_ptr(), *outputs, heads.tokens, d, heads.code)
+        return tuple(None if w.stop_gradient else gradient for w, gradient in zip(weights, gradients, strict=True))
 
 
 class _RotaryQKV(PyLayer):
     @staticmethod
-    def forward(ctx, qkv, freqs, heads):
-        rt = runtime.current()
+    def forward(ctx, qkv, freqs, q_weight, k_weight, eps, heads):
+        rt, rotation = runtime.current(), _Rotation(freqs, q_weight, k_weight, eps)
         q = rt.empty(list(heads.q), heads.dtype)
         k, v = (rt.empty(list(heads.kv), heads.dtype) for _ in range(2))
-        pointers = (tensor.data_ptr() for tensor in (qkv, q, k, v))
-        rope.rope_split(rt.te, rt.stream, *pointers, _angles(freqs), *heads.rope)
-        ctx.saved = freqs, heads, not qkv.stop_gradient
+        rotation.forward(rt, heads, qkv, tuple(tensor.data_ptr() for tensor in (q, k, v)))
+        # without a norm backward reads nothing of qkv
+        ctx.saved = rotation, heads, not qkv.stop_gradient, None if q_weight is None else qkv
         return q, k, v
 
     @staticmethod
     def backward(ctx, dq, dk, dv):
-        freqs, heads, needs = ctx.saved
-        if not needs:
-            return None if freqs is None else (None, None)
-        rt = runtime.current()
-        b, s = heads.q[:2]
-        dqkv = rt.empty([b, s, heads.width], heads.dtype)
-        grads = [dense(grad) for grad in (dq, dk, dv)]
-        pointers = (tensor.data_ptr() for tensor in (*grads, dqkv))
-        rope.rope_merge(rt.te, rt.stream, *pointers, _angles(freqs), *heads.rope)
-        return dqkv if freqs is None else (dqkv, None)
+        (rotation, heads, needs, qkv), ctx.saved = ctx.saved, None
+        given = [tensor is not None for tensor in (rotation.freqs, rotation.q_weight, rotation.k_weight)]
+        gradients = [None, None, None, None]
+        if needs or qkv is not None:
+            rt = runtime.current()
+            b, s = heads.q[:2]
+            dqkv = rt.empty([b, s, heads.width], heads.dtype)
+            grads = [dense(grad) for grad in (dq, dk, dv)]
+            of_weights = rotation.backward(rt, heads, tuple(grad.data_ptr() for grad in grads), qkv, dqkv)
+            gradients = [dqkv if needs else None, None, *of_weights]
+        found = [gradient for gradient, there in zip(gradients, (True, *given), strict=True) if there]
+        return found[0] if len(found) == 1 else tuple(found)
 
 
 class _DotProductAttention(PyLayer):
@@ -291,34 +352,11 @@ class _DotProductAttention(PyLayer):
         return tuple(None if tensor.stop_gradient else grad for tensor, grad in pairs)
 
 
-def _stays(heads, freqs):
-    """Whether cuDNN takes q, k and v where the projection has put them."""
-    return freqs is None and heads.packed
-
-
-def _rotate(rt, heads, qkv, freqs, views):
-    """q and k rotated, and v, into the views of one buffer, packed as cuDNN takes them where it does."""
-    source, angles = qkv.data_ptr(), _angles(freqs)
-    if heads.packed:
-        rope.rope_packed(rt.te, rt.stream, source, views[0].data_ptr, angles, *heads.rope)
-    else:
-        rope.rope_split(rt.te, rt.stream, source, *(view.data_ptr for view in views), angles, *heads.rope)
-
-
-def _rotate_back(rt, heads, views, dqkv, freqs):
-    """dqkv from the gradients of rotated q, k and v; where they are packed they lie in dqkv."""
-    target, angles = dqkv.data_ptr(), _angles(freqs)
-    if heads.packed:
-        rope.rope_packed(rt.te, rt.stream, target, target, angles, *heads.rope, backward=True)
-    else:
-        rope.rope_merge(rt.te, rt.stream, *(grad.data_ptr for grad in views), target, angles, *heads.rope)
-
-
 class AttentionSettings(NamedTuple):
     """num_heads, num_kv_heads: of this rank. scale: of the scores. causal, window, dropout: as
     `paddle_te.ops` has them.
     backward_in_fp8: attention's backward too. deterministic: as the environment asked for when the call was made; it
-    decides on the calls too."""
+    decides on the calls too. qk_norm_eps: of the norms of q and k, None for none."""
 
     num_heads: int
     num_kv_heads: int
@@ -328,12 +366,13 @@ class AttentionSettings(NamedTuple):
     dropout: float
     backward_in_fp8: bool
     deterministic: bool
+    qk_norm_eps: float | None
 
     @classmethod
-    def of(cls, num_heads, num_kv_heads, scale, causal, window, dropout, quantizers):
-        """quantizers: attention's three GemmQuantizers, or None."""
-        in_fp8 = has_fp8_backward(quantizers)
-        return cls(num_heads, num_kv_heads, scale, causal, window, dropout, in_fp8, deterministic())
+    def of(cls, num_heads, num_kv_heads, scale, causal, window, dropout, quantizers, qk_norm):
+        """quantizers: attention's three GemmQuantizers, or None. qk_norm: a QKNorm, or None."""
+        in_fp8, eps = has_fp8_backward(quantizers), qk_norm and qk_norm.eps
+        return cls(num_heads, num_kv_heads, scale, causal, window, dropout, in_fp8, deterministic(), eps)
 
 
 @dataclass(slots=True)
@@ -351,7 +390,7 @@ class _SavedAttention:
 
     heads: _Heads
     qkv: Placeholder
-    freqs: Placeholder | None
+    rotation: _Rotation
     softmax: _Softmax
     in_fp8: Float8Attention | None = None
     in_16_bits: _In16Bits | None = None
@@ -361,17 +400,19 @@ def _rotary_attention_forward(rt, inputs, settings):
     return rotary_attention_forward(rt, *inputs.tensors, inputs.quantizers, inputs.train, settings)
 
 
-def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, quantizers, train, settings):
+def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, q_weight, k_weight, quantizers, train, settings):
     """(out, _SavedAttention). q, k and v stay in one buffer; in fp8 they take one cast.
 
-    cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. quantizers: attention's three, or none. settings:
-    AttentionSettings.
+    cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. q_weight, k_weight: of the norms, or None.
+    quantizers: attention's three, or none. settings: AttentionSettings.
     """
     scale, seen = settings.scale, _Sequences.of(cu_seqlens, settings.causal, settings.window)
     softmax = _Softmax(scale, seen, settings.dropout, rng_state)
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
-    saved = _SavedAttention(heads, qkv, freqs, softmax)
-    stays, stats = _stays(heads, freqs), None
+    norm = None if q_weight is None else QKNorm(q_weight, k_weight, settings.qk_norm_eps)
+    rotation = _Rotation(freqs, *_checked(norm, heads))
+    saved = _SavedAttention(heads, qkv, rotation, softmax)
+    stays, stats = rotation.stays(heads), None
     if settings.backward_in_fp8:
         memory = qkv if stays else heads.new_buffer(rt)
     elif stays:
@@ -380,7 +421,7 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, quantizers, 
         memory, stats = heads.new_buffer_and_stats(rt)
     views = heads.views(rt, memory.data_ptr())
     if not stays:
-        _rotate(rt, heads, qkv, freqs, views)
+        rotation.forward(rt, heads, qkv, _addresses(heads, views))
     whole = heads.whole_view(rt, memory.data_ptr())
     if settings.backward_in_fp8:
         saved.in_fp8 = Float8Attention(rt, heads, heads.layout, scale, quantizers)
@@ -394,7 +435,7 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, quantizers, 
 
 
 def rotary_attention_backward(rt, saved, dout):
-    """(dqkv, None for the angles, the documents and the random state)."""
+    """(dqkv, None for the angles, the documents and the random state, the gradients of the norms' weights)."""
     heads, attention = saved.heads, saved.in_16_bits
     dqkv = rt.empty(saved.qkv.shape, heads.dtype)
     buffer = dqkv if heads.packed else heads.new_buffer(rt)
@@ -404,12 +445,23 @@ def rotary_attention_backward(rt, saved, dout):
     else:
         of_forward = attention.qkv, attention.out, attention.stats
         _attend_backward(rt, heads, *of_forward, dout, grads, saved.softmax, heads.layout)
-    if not _stays(heads, saved.freqs):
-        _rotate_back(rt, heads, grads, dqkv, saved.freqs)
-    return dqkv, None, None, None
+    of_weights = None, None
+    if not saved.rotation.stays(heads):
+        of_weights = saved.rotation.backward(rt, heads, _addresses(heads, grads), saved.qkv, dqkv)
+    return dqkv, None, None, None, *of_weights
 
 
-_ROTARY_ATTENTION = Op(_rotary_attention_forward, rotary_attention_backward)
+def _addresses(heads, views):
+    """Where native q, k and v lie: the address of the buffer that they share, or those of three."""
+    return views[0].data_ptr if heads.packed else tuple(view.data_ptr for view in views)
+
+
+def _rotary_attention_backward(rt, saved, dout):
+    dqkv, *others = rotary_attention_backward(rt, saved, dout)
+    return None if saved.qkv.stop_gradient else dqkv, *others  # the norms' weights may want gradients then
+
+
+_ROTARY_ATTENTION = Op(_rotary_attention_forward, _rotary_attention_backward)
 
 
 class _Float8DotProductAttention(PyLayer):
@@ -462,15 +514,25 @@ def _rows_of_angles(freqs, b, s):
     return b * s if own else s
 
 
-def rotary_qkv(qkv, freqs, num_heads, num_kv_heads):
-    """Splits the fused projection into heads and rotates q and k by `freqs`, in one kernel.
+def rotary_qkv(qkv, freqs, num_heads, num_kv_heads, qk_norm=None):
+    """Splits the fused projection into heads, and norms and rotates q and k, in one kernel.
 
     qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d], or [b, s, d] for
-    sequences with positions of their own, or None: nothing is rotated.
+    sequences with positions of their own, or None: nothing is rotated. qk_norm: a QKNorm, or None.
     Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d].
     """
-    angles = None if freqs is None else dense(freqs)
-    return _RotaryQKV.apply(dense(qkv), angles, _heads_of(qkv, freqs, num_heads, num_kv_heads))
+    angles, heads = None if freqs is None else dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads)
+    q_weight, k_weight, eps = _checked(qk_norm, heads)
+    return _RotaryQKV.apply(dense(qkv), angles, q_weight, k_weight, eps, heads)
+
+
+def _checked(norm, heads):
+    """A QKNorm as (q_weight, k_weight, eps), all None where it is None. Raises TypeError or ValueError for others."""
+    if norm is None:
+        return None, None, None
+    for name, weight in (("q_norm's weight", norm.q_weight), ("k_norm's weight", norm.k_weight)):
+        check_tensor(name, weight, heads.q[-1:], heads.dtype)
+    return norm
 
 
 def rotary_attention(
@@ -485,10 +547,12 @@ def rotary_attention(
     window=-1,
     dropout=0.0,
     quantizers=None,
+    qk_norm=None,
 ):
     """dot_product_attention(*rotary_qkv(qkv, …)) without q, k and v in between."""
-    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, dropout, quantizers)
-    tensors = qkv, freqs, cu_seqlens, draw_rng_state(dropout)
+    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, dropout, quantizers, qk_norm)
+    weights = (None, None) if qk_norm is None else qk_norm[:2]
+    tensors = qkv, freqs, cu_seqlens, draw_rng_state(dropout), *weights
     return autograd.apply(_ROTARY_ATTENTION, tensors, settings, quantizers=quantizers or ())
 
 

@@ -37,7 +37,7 @@ class _Saved:
 
 
 def _forward(rt, inputs, settings):
-    x, ln_weight, ln_bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens = inputs.tensors
+    x, ln_weight, ln_bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *norms = inputs.tensors
     of_qkv, of_proj, *of_attention = inputs.quantizers
     tp, train, s = inputs.tp, inputs.train, settings.sequence
     before = x, ln_weight, ln_bias, qkv_weight, qkv_bias
@@ -47,11 +47,11 @@ def _forward(rt, inputs, settings):
     (qkv, residual), saved_qkv = layernorm_linear_forward(rt, *given, copies=True)
     if train:
         drop_data(rt, w_qkv)
-    frozen = all([tensor is None or tensor.stop_gradient for tensor in before])
+    frozen = all([tensor is None or tensor.stop_gradient for tensor in (*before, *norms)])
     *_, width = qkv.shape
     whole = qkv if s is None else qkv.reshaped([qkv.shape[0] // s, s, width])
     context, saved_attention = rotary_attention_forward(
-        rt, whole, freqs, cu_seqlens, None, of_attention, train and not frozen, settings.attention
+        rt, whole, freqs, cu_seqlens, None, *norms, of_attention, train and not frozen, settings.attention
     )
     if s is not None:
         context = context.reshaped([qkv.shape[0], context.shape[-1]])
@@ -66,9 +66,9 @@ def _backward(rt, saved, dy):
     dcontext, dproj_weight, dproj_bias, _ = linear_backward(rt, saved.proj, dy)
     of_proj = None, dproj_weight, dproj_bias, None
     if saved.frozen:
-        return *[None] * 5, *of_proj
-    dqkv, *_ = rotary_attention_backward(rt, saved.attention, dcontext)
-    return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj
+        return *[None] * 5, *of_proj, None, None
+    dqkv, _, _, _, *of_norms = rotary_attention_backward(rt, saved.attention, dcontext)
+    return *layernorm_linear_backward(rt, saved.qkv, dqkv, dy), *of_proj, *of_norms
 
 
 _SELF_ATTENTION = Op(_forward, _backward, weights=(3, 6))
@@ -94,13 +94,14 @@ def self_attention(
     quantizers=(None, None),
     attention_quantizers=None,
     fuse_wgrad_accumulation=False,
+    qk_norm=None,
 ):
     """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
-    sequence = max_sequence_length if x.ndim == 2 else None
-    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, 0.0, attention_quantizers)
+    sequence, weights = max_sequence_length if x.ndim == 2 else None, (None, None) if qk_norm is None else qk_norm[:2]
+    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, 0.0, attention_quantizers, qk_norm)
     return autograd.apply(
         _SELF_ATTENTION,
-        (x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens),
+        (x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *weights),
         SelfAttentionSettings(NormSettings.of(norm), sequence, attention),
         quantizers=(*quantizers, *(attention_quantizers or ())),
         tp=tp,

@@ -135,7 +135,8 @@ class OnCPU:
         source = (FOLDER / file).read_text()
         source = re.sub(r"^[A-Z_]+\((bfloat16|float16)\)$", "", source, flags=re.M)
         dynamic = r"extern __shared__ (\S+) (\w+)\[\];"
-        shared = "".join(f"{type} {name}[{SHARED} / sizeof({type})];\n" for type, name in re.findall(dynamic, source))
+        memories = dict.fromkeys(re.findall(dynamic, source))
+        shared = "".join(f"{type} {name}[{SHARED} / sizeof({type})];\n" for type, name in memories)
         source = re.sub(dynamic, r"extern \1 \2[];", source)
         plain = re.sub(r"__launch_bounds__\([^)]*\)|\\\n", "", source)
         names = dict.fromkeys(re.findall(r'extern "C" __global__ void\s+(\w+)(##T)?\(', plain))

@@ -10,7 +10,7 @@ import pytest
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import documents, get_ops
 from paddle_te.ops.low_rank import LowRankUpdate
-from paddle_te.ops.norms import Norm
+from paddle_te.ops.norms import Norm, QKNorm
 from tests import emulated_te
 from tests.bfloat16 import truncated
 from tests.poison import poison_allocations
@@ -25,6 +25,7 @@ RMS_NORM = X | dict(ln_weight=(32,))
 LAYER_NORM = RMS_NORM | dict(ln_bias=(32,))
 LINEAR = dict(weight=(48, 32))
 QKV_IN_THREE = dict(q=(2, 8, 4, 16), k=(2, 8, 2, 16), v=(2, 8, 2, 16))
+QK_NORM = dict(q_weight=(16,), k_weight=(16,))
 SELF_ATTENTION = dict(qkv_weight=(128, 32), proj_weight=(32, 64))
 MLP = dict(fc1_weight=(96, 32), fc2_weight=(32, 48))
 PLAIN_MLP = dict(fc1_weight=(48, 32), fc2_weight=(32, 48), fc1_bias=(48,), fc2_bias=(32,))
@@ -58,7 +59,11 @@ CASES = {
     "rotary_qkv": ("rotary_qkv", QKV, HEADS, [0, 1, 2]),
     "rotary_qkv_without_q": ("rotary_qkv", QKV, HEADS, [1, 2]),
     "dot_product_attention": ("dot_product_attention", QKV_IN_THREE, dict(scale=0.25), [0]),
+    "rotary_qkv_with_norms": ("rotary_qkv", QKV | QK_NORM, HEADS, [0, 1, 2]),
     "rotary_attention": ("rotary_attention", QKV, ATTENTION, [0]),
+    "rotary_attention_with_norms": ("rotary_attention", QKV | QK_NORM, ATTENTION, [0]),
+    "rotary_attention_packed_with_norms": ("rotary_attention", dict(qkv=(2, 8, 192)) | QK_NORM, PACKED, [0]),
+    "self_attention_with_norms": ("self_attention", RMS_NORM | SELF_ATTENTION | QK_NORM, ATTENTION, [0]),
     "rotary_attention_packed": ("rotary_attention", dict(qkv=(2, 8, 192)), PACKED, [0]),
     "rotary_attention_of_documents": ("rotary_attention", QKV, ATTENTION | DOCUMENTS, [0]),
     "rotary_attention_packed_of_documents": ("rotary_attention", dict(qkv=(2, 8, 192)), PACKED | DOCUMENTS, [0]),
@@ -122,14 +127,15 @@ def run(backend, case, arrays, frozen, dense, generator):
         sizes, scaling = arguments.pop("sizes"), arguments.pop("scaling")
         a, b = (tuple(arguments.pop(f"{name}{part}", None) for part in range(len(sizes))) for name in "ab")
         arguments["low_rank"] = LowRankUpdate(a, b, sizes, scaling, arguments.pop("dropped", None))
+    if "q_weight" in shapes:
+        arguments["qk_norm"] = QKNorm(arguments.pop("q_weight"), arguments.pop("k_weight"), 1e-6)
     if name.startswith("rotary") or name == "self_attention":
         arguments["freqs"] = RotaryPositionEmbedding(16)(8)
     outputs = getattr(get_ops(backend), name)(**arguments)
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    flowing = [outputs[i] for i in used if not outputs[i].stop_gradient]
-    grads = [tensor(half(generator, y.shape), dtype, dense) for y in flowing]
-    if flowing:
-        paddle.autograd.backward(flowing, grads)
+    grads = [(outputs[i], tensor(half(generator, outputs[i].shape), dtype, dense)) for i in used]
+    if flowing := [pair for pair in grads if not pair[0].stop_gradient]:  # te's may be more: those of one PyLayer
+        paddle.autograd.backward(*map(list, zip(*flowing, strict=True)))
     return [None if x is None else x.astype("float32").numpy() for x in (*outputs, *(x.grad for x in tensors))]
 
 

@@ -1,0 +1,86 @@
+"""RMSNorm of each head of q and k, with the rotation behind it, on packed q, k, v (kernels/qk_norm.cu).
+
+Addresses, `angles` and sizes are as in `rope`; d is at most 512 (bfloat16, float16) or 256 (float32).
+"""
+
+import struct
+from typing import NamedTuple
+
+from paddle_te.native.kernels import ELEMENTS, kernel
+from paddle_te.native.rope import packed
+from paddle_te.native.types import DType
+
+_BLOCK, _LANES, _COLUMNS = 256, 32, 32  # threads of a block, at most of a head; qk_norm.cu's kColumns
+# Blocks of a backward, each of which has a part of the weights' gradients: 4 for each SM of a Hopper
+_BLOCKS = 528
+
+
+class QKNorm(NamedTuple):
+    """q_weight, k_weight: addresses of [d]. epsilon: added to the mean of the squares."""
+
+    q_weight: int
+    k_weight: int
+    epsilon: float
+
+    @property
+    def _bits(self):
+        return struct.unpack("I", struct.pack("f", self.epsilon))[0]
+
+    def forward(self, te, stream, qkv, target, angles, tokens, s, heads, kv_heads, d, dtype):
+        """Norms and rotates q and k of the packed buffer `qkv` [tokens, (heads + 2 kv_heads) d], and copies v.
+
+        target: the address of another packed buffer, or those of q, k and v [tokens, heads or kv_heads, d].
+        """
+        name, lanes, block = _form("forward", d, dtype)
+        *source, stride = packed(qkv, heads, kv_heads, d, dtype)
+        places = _places(target, heads, kv_heads, d, dtype)
+        sizes = angles, s, heads, kv_heads, d, lanes, self._bits
+        arguments = *source, stride, stride, stride, *places, self.q_weight, self.k_weight, *sizes
+        te.launch(kernel(name, "qk_norm.cu", stream.capability), tokens, block, 4 * d, stream, *arguments)
+
+    def backward(self, te, stream, grads, qkv, dqkv, partials, angles, tokens, s, heads, kv_heads, d, dtype):
+        """Fills the packed dqkv from the gradients of what forward has written.
+
+        grads: the address of a packed buffer, which may be dqkv, or those of three. qkv: as forward read it. partials:
+        address of `partial_bytes`, for `weight_gradients`; 0 where no weight wants a gradient.
+        """
+        name, lanes, block = _form("backward", d, dtype)
+        q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
+        source, out = _places(grads, heads, kv_heads, d, dtype), packed(dqkv, heads, kv_heads, d, dtype)
+        blocks = min(tokens, _BLOCKS)
+        sizes = angles, s, tokens, blocks, heads, kv_heads, d, lanes, self._bits
+        arguments = *source, q, k, stride, *out, self.q_weight, self.k_weight, partials, *sizes
+        shared = max(4 * d, block // lanes * d * 4)
+        te.launch(kernel(name, "qk_norm.cu", stream.capability), blocks, block, shared, stream, *arguments)
+
+
+def partial_bytes(tokens, d):
+    """Bytes of the weights' gradients, by block, of a backward of so many tokens."""
+    return min(tokens, _BLOCKS) * 2 * d * 4
+
+
+def weight_gradients(te, stream, partials, dq_weight, dk_weight, tokens, d, dtype):
+    """The gradients of both weights, [d] each, from the partials of a backward of so many tokens."""
+    compiled = kernel(f"qk_norm_weights_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability)
+    grid, arguments = -(-2 * d // _COLUMNS), (partials, dq_weight, dk_weight, min(tokens, _BLOCKS), d)
+    te.launch(compiled, grid, _BLOCK, 4 * _BLOCK, stream, *arguments)
+
+
+def _form(direction, d, dtype):
+    """(the kernel's name, threads of a head, of a block). Raises ValueError for heads that it does not take."""
+    element, vector = ELEMENTS[dtype]
+    vectors, rest = divmod(d, 2 * vector)
+    if rest or not 0 < vectors <= _LANES:
+        raise ValueError(
+            f"norms of q and k in {DType(dtype).name} need a head size that is a multiple of {2 * vector} up to "
+            f"{2 * vector * _LANES}, got {d}"
+        )
+    return f"qk_norm_{direction}_{element}", 1 << (vectors - 1).bit_length(), _BLOCK
+
+
+def _places(target, heads, kv_heads, d, dtype):
+    """Addresses and strides of q, k and v: of one packed buffer, or of three."""
+    if isinstance(target, int):
+        *addresses, stride = packed(target, heads, kv_heads, d, dtype)
+        return *addresses, stride, stride, stride
+    return *target, heads * d, kv_heads * d, kv_heads * d
