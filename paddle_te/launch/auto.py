@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 
+from paddle_te.launch.cards import card_of
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options import option
 from paddle_te.options.launcher import AUTO
@@ -50,7 +51,7 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
     _check_known(args)
     flags, others = _flags(args.EXTRA_ARGS)
     in_backward = flags.get("optimizer_in_backward", "off")
-    gpu, tokens = _gpu(), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen, in_backward)
+    gpu, tokens = _gpu(args, world), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen, in_backward)
     plans = _plans(args, Model.of(config), gpu, world, tokens, flags)
     layout = plans[0].layout
     values = _values(layout)
@@ -131,17 +132,17 @@ def _flags(extra_args: str) -> tuple[dict[str, object], str]:
     return vars(chosen), shlex.join(others)
 
 
-def _gpu() -> Gpu:
-    """The planner's numbers of this machine's GPUs."""
-    names = {*gpu_names()}
-    known = [gpu for gpu in GPUS.values() if names and all(gpu.title in name for name in names)]
-    if not known:
-        there = " and ".join(sorted(names)) or "no NVIDIA GPU"
+def _gpu(args: argparse.Namespace, world: int) -> Gpu:
+    """The planner's numbers of the GPUs that the job is for."""
+    if (card := card_of(args)) is None:
+        there = " and ".join(sorted({*gpu_names()})) or "no NVIDIA GPU"
+        kind = next(iter(GPUS))
         raise LaunchError(
             f"auto: the planner knows {' and '.join(gpu.title for gpu in GPUS.values())}, and here is {there}; give "
-            "numbers (paddle-te plan MODEL --gpus N --gpu h200 finds them for another machine)"
+            f"numbers (paddle-te plan {args.model_name} --gpus {world} --gpu {kind} finds them for another machine), "
+            f"or GPU={kind} for a dry run"
         )
-    return known[0]
+    return card
 
 
 def _has_what_is_given(layout: Layout, args: argparse.Namespace) -> bool:

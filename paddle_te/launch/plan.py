@@ -14,6 +14,7 @@ from pathlib import Path
 from paddle_te import host
 from paddle_te.launch.arguments import ROOT, name_of, parse, script_of
 from paddle_te.launch.auto import fill, planner_knows
+from paddle_te.launch.cards import check_memory
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.launch.paddleformers import recipe as paddleformers
@@ -114,6 +115,8 @@ def plan_for(job, args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     _check_checkpoint(args, output)
 
     program = _program(job, args, config, devices, world, folder, output)
+    if devices.kind != "cpu":
+        check_memory(args, config, program.layout, _has_whole_rows(program))
     command = [*launch_command(devices, nodes, logs), program.script, *program.words]
     _check_restarts(args, nodes)
     env, unset = _environment(args, devices, nodes, environ)
@@ -186,6 +189,19 @@ def _program(
     text = paddleformers.recipe_text(name_of(job), args, flags, extra, devices.kind, start, output)
     files = start_files(args, flags, config, start, devices.kind)
     return Program(str(paddleformers.SCRIPT), ["train", str(recipe)], {recipe: text, **files})
+
+
+def _has_whole_rows(program: Program) -> bool:
+    """Whether all sequences have the greatest length: not in fine-tuning, unless its samples are packed or padded."""
+    words = program.words
+    full = [flag for flag in ("--zero_padding", "--pad_to_max_length") if flag in words]
+    return "--max_seq_length" in words or any(_is_on(words, flag) for flag in full)
+
+
+def _is_on(words: list[str], flag: str) -> bool:
+    """Of a flag that stands among a script's words, with or without a value."""
+    last = len(words) - 1 - words[::-1].index(flag)
+    return words[last + 1 : last + 2] not in (["0"], ["false"], ["False"])
 
 
 def _layout(args: argparse.Namespace, words: list[str], world: int) -> Layout | None:

@@ -368,6 +368,27 @@ VARIABLES = (
         "不能与 SEP 同用",
         flag="context_parallel_degree",
     ),
+    Option(
+        "GPU",
+        choice("h100", "h200"),
+        None,
+        "of a dry run for another machine: its GPUs, for auto and the check of memory; found if not given",
+        doc="`h100` or `h200`: the GPUs that a `DRY_RUN` is for, for `auto` and [the check of "
+        "memory](../../docs/planner.md#before-a-job-starts)",
+        zh="`h100` 或 `h200`：`DRY_RUN` 所针对的 GPU，用于 `auto` 和"
+        "[显存检查](../../docs/planner.md#before-a-job-starts)",
+        shown="those that are here",
+        shown_zh="本机的 GPU",
+    ),
+    Option(
+        "CHECK_MEMORY",
+        SWITCH,
+        "1",
+        "0: start also where the planner's memory is more than the GPUs have",
+        doc="0: start also where [the planner's memory](../../docs/planner.md#before-a-job-starts) is more than the "
+        "GPUs have",
+        zh="0：即使[规划器估算的显存](../../docs/planner.md#before-a-job-starts)超过 GPU 也启动",
+    ),
     Option("DRY_RUN", SWITCH, "0", "1: print the command and stop", zh="1：打印命令后停止"),
     Option(
         "NNODES",

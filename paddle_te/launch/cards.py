@@ -1,0 +1,122 @@
+"""The GPUs that a job is for, and whether its layout fits them: the planner's memory against theirs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from paddle_te.launch.machines import LaunchError, gpu_names
+from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
+from paddle_te.planner import GPUS, Gpu, Layout, Memory, Model, Plan, memory_of_step, search
+from paddle_te.planner.memory import lacking
+
+DOUBT = 1.02  # by which the planner's memory may differ from what a step takes (docs/planner.md)
+SUGGESTIONS = 2
+# The smallest state of AdamW in 16 bits, which a job may take where nothing fits with its own
+COMPACT = {"optim_moments": "bfloat16", "master_weights": "bf16_remainder"}
+
+
+def card_of(args: argparse.Namespace) -> Gpu | None:
+    """The planner's numbers of the GPUs here, or, where there are none, of those that GPU names for a dry run; None for
+    GPUs that the planner does not know.
+
+    Raises:
+        LaunchError: GPU names other ones than are here.
+    """
+    asked, names = GPUS.get(args.GPU), {*gpu_names()}
+    here = [gpu for gpu in GPUS.values() if names and all(_is_a(gpu, name) for name in names)]
+    if names and asked and asked not in here and not args.DRY_RUN:
+        raise LaunchError(f"GPU: {args.GPU} is not what is here, {' and '.join(sorted(names))}; leave it out")
+    return asked or next(iter(here), None)
+
+
+def _is_a(gpu: Gpu, name: str) -> bool:
+    """Whether the driver's name is of such a GPU: a GH200 is no H200, and an H100 NVL has more memory."""
+    return re.search(rf"\b{gpu.title}\b(?! NVL)", name) is not None
+
+
+def check_memory(args: argparse.Namespace, config: dict, layout: Layout | None, whole_rows: bool) -> None:
+    """Refuses a layout that the GPUs have too little memory for, with some that they have enough for, and says where it
+    is close.
+
+    layout: None for what the planner does not know. whole_rows: whether all sequences have as many tokens as they may.
+
+    Raises:
+        LaunchError: the layout does not fit, and CHECK_MEMORY is not 0.
+    """
+    card = card_of(args)
+    if card is None or layout is None or not args.CHECK_MEMORY:
+        return
+    model = Model.of(config)
+    memory = memory_of_step(model, layout)
+    if lacking(memory, model, layout, card) <= 0:
+        return
+    least = memory if whole_rows else memory_of_step(model, replace(layout, sequence=16, batch=1))
+    counted = _counted(memory, card)
+    if least.total <= DOUBT * card.memory * 1e9:
+        why = "that is close" if whole_rows else "rows as long as they may be do not fit, shorter ones may"
+        print(f"note: {counted}; {why}", file=sys.stderr)
+        return
+    raise LaunchError(
+        f"memory: {counted}. {_what_fits(args, model, layout, card)}; CHECK_MEMORY=0 starts it all the same"
+    )
+
+
+def _counted(memory: Memory, card: Gpu) -> str:
+    parts = {part.name.replace("_", " "): getattr(memory, part.name) / 1e9 for part in fields(memory)}
+    largest = sorted(parts.items(), key=lambda item: -item[1])
+    bill = ", ".join(f"{part} {size:.1f}" for part, size in largest if size > 1)
+    needs = f"by the planner a step needs {memory.total / 1e9:.1f} GB on each {card.title}"
+    return f"{needs}, which has {card.memory:g} ({bill})"
+
+
+def _what_fits(args: argparse.Namespace, model: Model, layout: Layout, card: Gpu) -> str:
+    """The fastest layouts that fit, as what to change in the arguments."""
+    for way, remedy in _ways(layout):
+        if plans := _plans(args, model, way, card):
+            return f"{remedy}these fit, the fastest first: {'; or '.join(_changes(args, plan) for plan in plans)}"
+    kind = args.GPU or card.title.lower()
+    command = f"paddle-te plan {args.model_name} --gpus N --gpu {kind} --seq {args.max_seqlen}"
+    return f"No layout of {layout.gpus} x {card.title} fits with as many tokens a step; {command} says what more do"
+
+
+def _ways(layout: Layout) -> list[tuple[Layout, str]]:
+    """The job's own optimizer or base; then those that take less."""
+    if layout.lora:
+        in_fp8 = replace(layout, precision="fp8", lora=replace(layout.lora, fp8_base=True))
+        return [(layout, "With as many tokens a step "), (in_fp8, "Over a base in fp8 ")]
+    compact = replace(layout, **COMPACT)
+    return [(layout, "With as many tokens a step "), (compact, "With a compact state of the optimizer ")]
+
+
+def _plans(args: argparse.Namespace, model: Model, layout: Layout, card: Gpu) -> Sequence[Plan]:
+    def wanted(each: Layout) -> bool:
+        return (each.sep, each.cp) == (args.SEP, args.CP) and _is_possible(args, each)
+
+    own = {name: getattr(layout, name) for name in OPTIMIZER_DEFAULTS}
+    try:
+        found = search(
+            model, card, layout.gpus, layout.sequence, layout.tokens_per_step, layout.precision, wanted,
+            lora=layout.lora, fp8_input_store=layout.fp8_input_store, **own,
+        )  # fmt: skip
+    except ValueError:  # no layout has so many tokens
+        return []
+    return found.plans[:SUGGESTIONS]
+
+
+def _is_possible(args: argparse.Namespace, layout: Layout) -> bool:
+    """Fine-tuning has no pipelines."""
+    return layout.pp == 1 or "method" not in args
+
+
+def _changes(args: argparse.Namespace, plan: Plan) -> str:
+    """A plan's layout as the arguments that differ from the job's, with its memory."""
+    given = vars(args) | ({"OVERLAP": False} if getattr(args, "OVERLAP", None) == "auto" else {})
+    values = {"OVERLAP": False} | plan.layout.launcher_arguments()
+    words = [f"{name}={str(value).lower()}" for name, value in values.items() if given.get(name, value) != value]
+    if extra := plan.layout.extra_arguments():
+        words.append(f"EXTRA_ARGS='{extra}'")
+    return f"{' '.join(words)} ({plan.memory.total / 1e9:.0f} GB)"
