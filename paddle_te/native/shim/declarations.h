@@ -137,17 +137,17 @@ enum BwdParam {
   X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                     \
   X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
   GATED_ACTIVATIONS(GATED_FUNCTIONS, X)                                                                                \
-  PLAIN_ACTIVATIONS(PLAIN_FUNCTIONS, X) X(void, nvte_fused_rope_forward,                                               \
-                                          (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, \
-                                           int, int, int, int, int, int, int, int, int, int, cudaStream_t))            \
-      X(void, nvte_fused_rope_backward,                                                                                \
-        (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int,     \
-         int, int, int, int, cudaStream_t)) X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                              \
-          X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                \
-              X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                               \
-                (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))               \
-                  X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                   \
-                      X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
+  PLAIN_ACTIVATIONS(PLAIN_FUNCTIONS, X)                                                                                \
+  X(void, nvte_fused_rope_forward,                                                                                     \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,    \
+     int, int, int, cudaStream_t)) X(void, nvte_fused_rope_backward,                                                   \
+                                     (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, \
+                                      int, int, int, int, int, int, int, int, int, cudaStream_t))                      \
+      X(void, nvte_fused_attn_fwd_v2, (NVTEConfig)) X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                      \
+          X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                                   \
+            (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                   \
+              X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                       \
+                  X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
 #define CUDART_FUNCTIONS(X)                                                                   \
   X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t))                    \
   X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))                                 \
