@@ -97,57 +97,62 @@ enum BwdParam {
   X(void, nvte_d##name, (NVTETensor, NVTETensor, NVTETensor, cudaStream_t)) \
   X(void, nvte_quantize_dbias_d##name, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))
 
+#define ACTIVATION_FUNCTIONS(X)         \
+  GATED_ACTIVATIONS(GATED_FUNCTIONS, X) \
+  PLAIN_ACTIVATIONS(PLAIN_FUNCTIONS, X)
+
 // X(result, name, arguments): every foreign function used here.
-#define TE_FUNCTIONS(X)                                                                                                \
-  X(NVTETensor, nvte_create_tensor, (int))                                                                             \
-  X(void, nvte_destroy_tensor, (NVTETensor))                                                                           \
-  X(void, nvte_set_tensor_param_v2, (NVTETensor, int, const void*, size_t))                                            \
-  X(void, nvte_get_tensor_param_v2, (NVTETensor, int, void*, size_t, size_t*))                                         \
-  X(NVTEConfig, nvte_create_matmul_config, ())                                                                         \
-  X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                    \
-  X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                    \
-  X(NVTEConfig, nvte_create_quantization_config, ())                                                                   \
-  X(void, nvte_set_quantization_config_attribute, (NVTEConfig, int, const void*, size_t))                              \
-  X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                              \
-  X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                                 \
-  X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                            \
-  X(void, nvte_destroy_fused_attn_fwd_params, (NVTEConfig))                                                            \
-  X(NVTEConfig, nvte_create_fused_attn_bwd_params, ())                                                                 \
-  X(void, nvte_set_fused_attn_bwd_params_attribute, (NVTEConfig, int, const void*, size_t))                            \
-  X(void, nvte_destroy_fused_attn_bwd_params, (NVTEConfig))                                                            \
-  X(void, nvte_layernorm_fwd,                                                                                          \
-    (NVTETensor, NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,             \
-     cudaStream_t))                                                                                                    \
-  X(void, nvte_layernorm_bwd,                                                                                          \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int,  \
-     bool, cudaStream_t))                                                                                              \
-  X(void, nvte_rmsnorm_fwd,                                                                                            \
-    (NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))                      \
-  X(void, nvte_rmsnorm_bwd,                                                                                            \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))     \
-  X(void, nvte_rmsnorm_bwd_add,                                                                                        \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,        \
-     cudaStream_t))                                                                                                    \
-  X(void, nvte_cublas_gemm_v2,                                                                                         \
-    (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, NVTETensor, NVTEConfig,     \
-     cudaStream_t))                                                                                                    \
-  X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                       \
-  X(void, nvte_quantize_v2, (NVTETensor, NVTETensor, NVTEConfig, cudaStream_t))                                        \
-  X(void, nvte_quantize_dbias, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                         \
-  X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                     \
-  X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
-  GATED_ACTIVATIONS(GATED_FUNCTIONS, X)                                                                                \
-  PLAIN_ACTIVATIONS(PLAIN_FUNCTIONS, X)                                                                                \
-  X(void, nvte_fused_rope_forward,                                                                                     \
-    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,    \
-     int, int, int, cudaStream_t)) X(void, nvte_fused_rope_backward,                                                   \
-                                     (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, \
-                                      int, int, int, int, int, int, int, int, int, cudaStream_t))                      \
-      X(void, nvte_fused_attn_fwd_v2, (NVTEConfig)) X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                      \
-          X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                                   \
-            (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                   \
-              X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                       \
-                  X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
+#define TE_FUNCTIONS(X)                                                                                               \
+  X(NVTETensor, nvte_create_tensor, (int))                                                                            \
+  X(void, nvte_destroy_tensor, (NVTETensor))                                                                          \
+  X(void, nvte_set_tensor_param_v2, (NVTETensor, int, const void*, size_t))                                           \
+  X(void, nvte_get_tensor_param_v2, (NVTETensor, int, void*, size_t, size_t*))                                        \
+  X(NVTEConfig, nvte_create_matmul_config, ())                                                                        \
+  X(void, nvte_set_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                                   \
+  X(void, nvte_destroy_matmul_config, (NVTEConfig))                                                                   \
+  X(NVTEConfig, nvte_create_quantization_config, ())                                                                  \
+  X(void, nvte_set_quantization_config_attribute, (NVTEConfig, int, const void*, size_t))                             \
+  X(void, nvte_destroy_quantization_config, (NVTEConfig))                                                             \
+  X(NVTEConfig, nvte_create_fused_attn_fwd_params, ())                                                                \
+  X(void, nvte_set_fused_attn_fwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(void, nvte_destroy_fused_attn_fwd_params, (NVTEConfig))                                                           \
+  X(NVTEConfig, nvte_create_fused_attn_bwd_params, ())                                                                \
+  X(void, nvte_set_fused_attn_bwd_params_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(void, nvte_destroy_fused_attn_bwd_params, (NVTEConfig))                                                           \
+  X(void, nvte_layernorm_fwd,                                                                                         \
+    (NVTETensor, NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,            \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_layernorm_bwd,                                                                                         \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, \
+     bool, cudaStream_t))                                                                                             \
+  X(void, nvte_rmsnorm_fwd,                                                                                           \
+    (NVTETensor, NVTETensor, float, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))                     \
+  X(void, nvte_rmsnorm_bwd,                                                                                           \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, cudaStream_t))    \
+  X(void, nvte_rmsnorm_bwd_add,                                                                                       \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool,       \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_cublas_gemm_v2,                                                                                        \
+    (int, int, const float*, NVTETensor, NVTETensor, const float*, NVTETensor, NVTETensor, NVTETensor, NVTEConfig,    \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_quantize, (NVTETensor, NVTETensor, cudaStream_t))                                                      \
+  X(void, nvte_quantize_v2, (NVTETensor, NVTETensor, NVTEConfig, cudaStream_t))                                       \
+  X(void, nvte_quantize_dbias, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, cudaStream_t))                        \
+  X(void, nvte_dequantize, (NVTETensor, NVTETensor, cudaStream_t))                                                    \
+  X(void, nvte_transpose, (NVTETensor, NVTETensor, cudaStream_t))                                                     \
+  ACTIVATION_FUNCTIONS(X)                                                                                             \
+  X(void, nvte_fused_rope_forward,                                                                                    \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,   \
+     int, int, int, cudaStream_t))                                                                                    \
+  X(void, nvte_fused_rope_backward,                                                                                   \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,   \
+     int, int, int, cudaStream_t))                                                                                    \
+  X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                                                                       \
+  X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                       \
+  X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                                          \
+    (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                          \
+  X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
+  X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
 #define CUDART_FUNCTIONS(X)                                                                   \
   X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t))                    \
   X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))                                 \
