@@ -53,6 +53,7 @@ COMMANDS = {
         "paddle_te.weights.command", "convert a checkpoint to another layout, format or parallel degree"
     ),
     "plan": Command("paddle_te.planner.command", "find the layouts in which a model fits and trains fastest"),
+    "recipes": Command("paddle_te.recipes.command", "list the run files that come with the package"),
     "prepare-data": Command("paddle_te.data.prepare", "turn texts into the files that pretraining reads"),
     "compare": Command("paddle_te.runs.compare", "compare runs: speed, memory, loss"),
     "verify": Command("paddle_te.runs.verify", "say which checkpoints are complete and undamaged"),

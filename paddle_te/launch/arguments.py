@@ -77,7 +77,7 @@ def make_parser(job, environ: Mapping[str, str]) -> argparse.ArgumentParser:
         description=f"{job.__doc__.splitlines()[0]} Arguments in capitals from HOST on may also stand in the "
         "environment. A run file may come first, a recipe of the package or a file of your own, in these names or "
         "PaddleNLP's: FILE.json [--name value ...]; with --print-config it is completed, printed, and not run. "
-        f"Recipes: {', '.join(run_files.recipes())}.",
+        "`paddle-te recipes` lists the recipes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )

@@ -4,7 +4,7 @@ A key is the name of one of the launcher's arguments or variables, or of a flag 
 flags that the launcher must know, for its checks and the folder's name, become its own arguments; all others are passed
 on to the training script. What stands on the command line comes before the file, and the file before the environment.
 
-A FILE that is not there is looked for among the recipes, which come with the package.
+The name of a recipe, which comes with the package, may stand in place of FILE.json, with or without `.json`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from paddle_te import recipes
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import BACKENDS
 from paddle_te.options.launcher import AUTO, FINETUNE, FINETUNE_VARIABLES, PRETRAIN, PRETRAIN_VARIABLES, VARIABLES
 from paddle_te.options.paddlenlp import without_unsupported
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 PRINT_CONFIG = "--print-config"
 # PaddleNLP's name: the launcher's, where they mean the same and `Option.flag` does not say so
 _RENAMED = {
@@ -45,14 +45,11 @@ _OF_THIS_START = {"DRY_RUN", "OVERWRITE", "NODE_RANK", "MASTER", "MASTER_PORT", 
 _LAUNCHERS = {option.name for option in (*PRETRAIN, *PRETRAIN_VARIABLES, *FINETUNE, *FINETUNE_VARIABLES, *VARIABLES)}
 
 
-def recipes() -> list[str]:
-    """The names of the run files that come with the package."""
-    return sorted(path.name for path in RECIPES.glob("*.json"))
-
-
 def is_run_file(words: list[str]) -> bool:
-    """Whether a command begins with a run file."""
-    return bool(words) and words[0].endswith(".json") and not words[0].startswith("-")
+    """Whether a command begins with a run file or the name of a recipe."""
+    if not words or words[0].startswith("-"):
+        return False
+    return words[0].endswith(".json") or recipes.find(words[0]) is not None
 
 
 def as_arguments(job, words: list[str], environ: Mapping[str, str]) -> list[str]:
@@ -61,7 +58,7 @@ def as_arguments(job, words: list[str], environ: Mapping[str, str]) -> list[str]
     Raises:
         LaunchError: there is no such file, it is no object of names and values, or a name or value means nothing here.
     """
-    given = _Translation(job, _read(words[0]))
+    given = _Translation(job, _arguments(job, words[0]))
     given.update(_Translation(job, _pairs(words[1:])))
     given.combine()
     extra = [word for name, value in given.flags.items() for word in (f"--{name}", *_words(value))]
@@ -80,12 +77,22 @@ def complete(job, args: argparse.Namespace) -> str:
     return json.dumps({name: value for name, value in values.items() if value not in (None, "")}, indent=2)
 
 
+def _arguments(job, name: str) -> dict:
+    """What a run file says of a job, without what a recipe says of itself."""
+    values, asked = _read(name), job.__name__.rpartition(".")[2]
+    task = values.get("task")
+    if task is not None and recipes.TASKS.get(str(task)) != asked:
+        known = ", ".join(each for each, command in recipes.TASKS.items() if command == asked)
+        raise LaunchError(f"{name}: its task is {task}, and paddle-te {asked} runs {known}")
+    return {key: value for key, value in values.items() if key not in recipes.ABOUT}
+
+
 def _read(name: str) -> dict:
     path = Path(name).expanduser()
     if not path.is_file():
-        path = RECIPES / name
-    if not path.is_file():
-        raise LaunchError(f"{name}: there is no such file, and the recipes of this package are {', '.join(recipes())}")
+        path = recipes.find(name)
+    if path is None:
+        raise LaunchError(f"{name}: there is no such file, and no such recipe; paddle-te recipes lists those")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,5 +1,5 @@
 """The documentation's tables of options: between markers in llm/llama/README_TE.md and README_TE_zh.md, and all of
-docs/reference/options.md.
+docs/reference/options.md and docs/reference/recipes.md.
 
 A marker is a line `<!-- options: NAME -->`, with NAME of TABLES; what follows, up to `<!-- end -->`, is replaced.
 """
@@ -12,10 +12,12 @@ from pathlib import Path
 from paddle_te.options import launcher, scripts
 from paddle_te.options.option import REQUIRED, Option
 from paddle_te.options.paddlenlp import PADDLENLP
+from paddle_te.recipes import COLUMNS, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 READMES = {"en": "llm/llama/README_TE.md", "zh": "llm/llama/README_TE_zh.md"}
 REFERENCE = "docs/reference/options.md"
+RECIPES = "docs/reference/recipes.md"
 SAID = [option for option in PADDLENLP if option.doc]  # PaddleNLP's own that need a word
 _TRAINING = (*scripts.LAYERS, *SAID, *scripts.TRAINING)
 TABLES = {
@@ -107,7 +109,30 @@ def _reference_row(option, what):
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |".replace("|  |", "| |")
 
 
+def recipes_page() -> str:
+    """docs/reference/recipes.md: the run files that come with the package."""
+    header = f"| {' | '.join(COLUMNS)} | tokens/s per GPU, measured |"
+    rows = "\n".join([header, "|---" * (header.count("|") - 1) + "|", *map(_recipe_row, recipes())])
+    parts = [
+        "# Recipes",
+        "Made by `python -m paddle_te.options` from `paddle_te/recipes`; edit that instead. `paddle-te recipes` prints "
+        "this table, also for one model, card, number of GPUs or task. [Run files](../install.md#run-files) says how "
+        "to run a recipe and how to change it.",
+        "A recipe with a figure was measured, on the page that the figure links to. The [planner](../planner.md) chose "
+        "the layouts of the others, and computes for each recipe that it fits its card. `sft` trains all weights, "
+        "`lora` an adapter, and `lora-fp8` an adapter over a base that exists in fp8 only.",
+        rows,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _recipe_row(recipe):
+    measured = f"[{recipe.measured:,}](../../{recipe.source})" if recipe.measured else ""
+    name, *cells = recipe.cells()
+    return f"| {' | '.join((f'`{name}`', *cells, measured))} |".replace("|  |", "| |")
+
+
 def pages() -> dict[Path, str]:
     """{path: what the file should hold}."""
     readmes = {ROOT / path: filled((ROOT / path).read_text(), language) for language, path in READMES.items()}
-    return readmes | {ROOT / REFERENCE: reference()}
+    return readmes | {ROOT / REFERENCE: reference(), ROOT / RECIPES: recipes_page()}

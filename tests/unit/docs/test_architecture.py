@@ -9,7 +9,6 @@ from tests.unit.test_imports import HOSTS, MAY_IMPORT, PACKAGE, files, rooms
 
 PAGE = PACKAGE.parent / "docs/architecture.md"
 BELOW = " for all of them:"  # from here on the picture has no order
-FURTHER = {"recipes"}  # in the picture: a folder without code
 SWAPPED = {"hosts": "models/", "models": "hosts/"}
 
 
@@ -41,7 +40,7 @@ def check(picture):
     names = [name for line in picture for name in named(line)]
     gone = [name for name in names if not getattr(PACKAGE / name, "is_dir" if name.endswith("/") else "is_file")()]
     assert not gone, "in the picture, but not in paddle_te"
-    assert {*map(room, names)} - FURTHER == rooms() - {"__init__", "__main__"} and len(names) == len({*names})
+    assert {*map(room, names)} == rooms() - {"__init__", "__main__"} and len(names) == len({*names})
     places = {room(name): number for number, line in enumerate(picture[: picture.index(BELOW)]) for name in named(line)}
     upwards = [
         (this, other) for this in places for other in MAY_IMPORT[this] if places.get(other, len(picture)) < places[this]
@@ -64,7 +63,7 @@ def test_a_stale_picture_would_be_seen():
 
 
 def test_rooms_without_paddle():
-    without = {room(name) for line in lines() if "No Paddle" in line for name in named(line)} - FURTHER
+    without = {room(name) for line in lines() if "No Paddle" in line for name in named(line)}
     for this in without:
         assert MAY_IMPORT[this] <= without, this
         for path in files(this):

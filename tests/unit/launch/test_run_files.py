@@ -4,10 +4,14 @@ import json
 
 import pytest
 
+from paddle_te import configs, recipes
 from paddle_te.launch import __main__ as launcher
-from paddle_te.launch import finetune, pretrain, run_files
+from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
+from paddle_te.planner import GPUS as CARDS
+from paddle_te.planner import Model, memory_of_step
+from paddle_te.planner.memory import lacking
 from tests.sizes import TINY
 from tests.small_corpora import write_corpus
 
@@ -109,21 +113,60 @@ def test_a_file_comes_before_the_environment(file):
     assert (args.MAX_STEPS, args.SAVE_STEPS, args.MOCK_DATA) == (7, 3, True)
 
 
-@pytest.mark.parametrize("name", run_files.recipes())
-def test_recipes_are_plans_and_print_config_writes_the_complete_one(name, file, capsys, monkeypatch):
+JOBS = {"pretrain": pretrain, "finetune": finetune}
+FOLDERS = ["--model_name", "model", "--dataset", "questions", "--output", "out"]
+
+
+def machines_of(recipe):
+    """The environment of a dry run for a recipe's GPUs, eight in a node."""
+    nodes = max(1, recipe.gpus // 8)
+    several = {"NNODES": str(nodes), "NODE_RANK": "0", "MASTER": "127.0.0.1"} if nodes > 1 else {}
+    devices = ",".join(map(str, range(recipe.gpus // nodes)))
+    return {
+        "DRY_RUN": "1",
+        "DEVICE": "nvgpu",
+        "GPU": recipe.card,
+        "DEVICES": devices,
+        "CUSTOM_DEVICE_ROOT": "",
+    } | several
+
+
+@pytest.mark.parametrize("recipe", recipes.recipes(), ids=lambda recipe: recipe.name)
+def test_a_recipe_starts_on_its_gpus_and_fits(recipe, file, tmp_path):
+    config = configs.read(recipe.model)
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    words = [recipe.name, *(FOLDERS if recipe.command == "finetune" else [])]
+    made, args = plan(JOBS[recipe.command], words, machines_of(recipe))
+    layout, model = made.layout, Model.of(config)
+    assert (layout.gpus, layout.precision) == (recipe.gpus, recipe.precision)
+    assert lacking(memory_of_step(model, layout), model, layout, CARDS[recipe.card]) <= 0
+    assert recipe.task == "pretrain" or args.method == ("full" if recipe.task == "sft" else "lora")
+    assert layout.fp8_base == (recipe.task == "lora-fp8")
+    assert not {f"--{name}" for name in recipes.ABOUT} & {*made.command}, "what a recipe says of itself is no flag"
+
+
+@pytest.mark.parametrize("name", ["llama3-8b-2xh200-fp8", "llama3-70b-1xh200-fp8-lora-fp8base"])
+def test_print_config_writes_the_complete_file(name, file, capsys, monkeypatch):
     """From what it writes the same command is made, without the recipe and the variables."""
-    devices = name.split("xh200")[0].rpartition("-")[2]
-    environ = {**GPUS, "DEVICES": ",".join(map(str, range(int(devices))))}
-    for variable, value in {**environ, "SAVE_STEPS": "77"}.items():
+    recipe = recipes.Recipe(name)
+    job, environ = JOBS[recipe.command], machines_of(recipe)
+    words = [f"{name}.json", "--MAX_STEPS", "20", *(FOLDERS if job is finetune else [])]
+    for variable, value in {**environ, "CHECK_MEMORY": "0", "SAVE_STEPS": "77"}.items():
         monkeypatch.setenv(variable, value)
-    assert launcher.main(["pretrain", name, "--print-config", "--MAX_STEPS", "20"]) == 0
+    assert launcher.main([recipe.command, *words, "--print-config"]) == 0
     text = capsys.readouterr().out
-    assert (
-        json.loads(text).items()
-        >= {"MAX_STEPS": 20, "SAVE_STEPS": 77, "max_seqlen": 8192 if "llama3" in name else 4096}.items()
+    expected = {"MAX_STEPS": 20, "max_seqlen": recipe.values["max_seqlen"]} | (
+        {} if job is finetune else {"SAVE_STEPS": 77}
     )
-    complete = plan(pretrain, [file(text)], {"DRY_RUN": "1"})[0]
-    assert complete.command == plan(pretrain, [name, "--MAX_STEPS", "20"], {**environ, "SAVE_STEPS": "77"})[0].command
+    assert json.loads(text).items() >= expected.items()
+    complete = plan(job, [file(text)], {"DRY_RUN": "1", "CUSTOM_DEVICE_ROOT": ""})[0]
+    assert complete.command == plan(job, words, {**environ, "CHECK_MEMORY": "0", "SAVE_STEPS": "77"})[0].command
+
+
+def test_a_recipe_is_refused_by_the_other_command(file):
+    text = refusal(pretrain, ["llama3-8b-1xh100-fp8-lora"])
+    assert text == "llama3-8b-1xh100-fp8-lora: its task is lora, and paddle-te pretrain runs pretrain"
+    assert "paddle-te finetune runs sft, lora, lora-fp8" in refusal(finetune, ["llama3-8b-8xh100-fp8"])
 
 
 @pytest.mark.parametrize(
@@ -149,5 +192,5 @@ def test_what_means_nothing_is_refused(values, words, said, file):
     assert all(part in text for part in said), text
 
 
-def test_an_unknown_file_names_the_recipes(file):
-    assert "llama3-8b-4xh200-fp8.json" in refusal(pretrain, ["none.json"])
+def test_an_unknown_file_says_what_lists_the_recipes(file):
+    assert "no such recipe; paddle-te recipes lists those" in refusal(pretrain, ["none.json"])
