@@ -111,6 +111,6 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
         words = run_files.as_arguments(job, words, environ)
     words = by_name(job, words)
     args = make_parser(job, environ).parse_args(words)
-    given = {word[2:].partition("=")[0] for word in words}
+    given = {word[2:].partition("=")[0] for word in words} | {*job.FIXED}
     leave_to_planner(args, given | {option.name for option in job.VARIABLES if _from(environ, option.name)})
     return args

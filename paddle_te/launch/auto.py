@@ -9,9 +9,11 @@ import sys
 from paddle_te.launch.cards import card_of
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options import option
-from paddle_te.options.launcher import AUTO
+from paddle_te.options.launcher import AUTO, METHODS
 from paddle_te.options.scripts import OPTIMIZER
 from paddle_te.planner import GPUS, LONG, Gpu, Layout, Model, Plan, search, usual_tokens
+from paddle_te.planner.flags import read, said
+from paddle_te.planner.layout import Lora
 
 # What a layout consists of, in the order of the arguments
 LAYOUT = ("batch_size_per_device", "FSDP", "TP", "PP", "VP", "GA", "SP", "sharding_stage", "recompute")
@@ -26,7 +28,7 @@ def leave_to_planner(args: argparse.Namespace, given: set[str]) -> None:
     Raises LaunchError where TOKENS_PER_STEP is given and no argument is auto.
     """
     if not _left(args):
-        if getattr(args, "TOKENS_PER_STEP", None):
+        if args.TOKENS_PER_STEP:
             raise LaunchError("TOKENS_PER_STEP goes with auto, as in TP=auto; else batch_size_per_device and GA say it")
         return
     for name in {*LAYOUT} - given:
@@ -49,7 +51,7 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
         return
     names += [OVERLAP] * (args.OVERLAP == AUTO)
     _check_known(args)
-    flags, others = _flags(args.EXTRA_ARGS)
+    flags, others = _flags(args)
     in_backward = flags.get("optimizer_in_backward", "off")
     gpu, tokens = _gpu(args, world), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen, in_backward)
     plans = _plans(args, Model.of(config), gpu, world, tokens, flags)
@@ -65,7 +67,7 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
 
 def _values(layout: Layout) -> dict[str, object]:
     """The launcher's arguments that make a layout."""
-    return {OVERLAP: False} | layout.launcher_arguments()
+    return {OVERLAP: False, "PP": 1, "VP": 1} | layout.launcher_arguments()
 
 
 def _said(args: argparse.Namespace, name: str) -> str:
@@ -116,9 +118,9 @@ def _plans(
     return found.plans
 
 
-def _flags(extra_args: str) -> tuple[dict[str, object], str]:
-    """What EXTRA_ARGS says of OPTIMIZER's flags, offload_optimizer and activation_func_fp8_input_store, {field of a
-    Layout: value}, and its other flags."""
+def _flags(args: argparse.Namespace) -> tuple[dict[str, object], str]:
+    """What is said of an adapter and, in EXTRA_ARGS, of OPTIMIZER's flags, offload_optimizer and
+    activation_func_fp8_input_store, {field of a Layout: value}; and the other flags of EXTRA_ARGS."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, kinds in OPTIMIZER.items():
         parser.add_argument(f"--{name}", choices=kinds, default=argparse.SUPPRESS)
@@ -126,10 +128,20 @@ def _flags(extra_args: str) -> tuple[dict[str, object], str]:
     stored = dict(dest="fp8_input_store", nargs="?", const=True, default=argparse.SUPPRESS)
     parser.add_argument("--activation_func_fp8_input_store", type=lambda text: text.lower() == "true", **stored)
     try:
-        chosen, others = parser.parse_known_args(shlex.split(extra_args))
+        chosen, others = parser.parse_known_args(shlex.split(args.EXTRA_ARGS))
+        lora, others = _lora(getattr(args, "method", "full"), others)
     except (ValueError, argparse.ArgumentError) as error:
-        raise LaunchError(f"EXTRA_ARGS={extra_args!r}: {error}") from error
-    return vars(chosen), shlex.join(others)
+        raise LaunchError(f"EXTRA_ARGS={args.EXTRA_ARGS!r}: {error}") from error
+    return vars(chosen) | {"lora": lora}, shlex.join(others)
+
+
+def _lora(method: str, words: list[str]) -> tuple[Lora | None, list[str]]:
+    """The adapter of a method of fine-tuning, with the rank and the base that EXTRA_ARGS says, and its other words."""
+    if (targets := METHODS[method]) is None:
+        return None, words
+    found, others = said(words, ("lora_rank", "quantize_base"))
+    given = vars(read(())) | found
+    return Lora(given["lora_rank"], targets, given["quantize_base"] == "fp8"), others
 
 
 def _gpu(args: argparse.Namespace, world: int) -> Gpu:

@@ -12,7 +12,7 @@ from paddle_te.options import launcher as options
 
 ARGUMENTS = options.FINETUNE
 VARIABLES = options.FINETUNE_VARIABLES
-FIXED = dict(PP=1, VP=1, init_weight="none")
+FIXED = dict(PP=1, VP=1, init_weight="none", OVERLAP=False, LOGGING_STEPS=1)
 OUTPUT_NAME = "output"
 
 
@@ -48,5 +48,5 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
         "lora_targets": options.METHODS[args.method] if lora else None,
         "src_length": args.max_seqlen // 2,
         "pad_to_max_length": int(args.SP),  # sequence parallelism wants all batches equally long
-        "logging_steps": 1,
+        "logging_steps": args.LOGGING_STEPS,
     }

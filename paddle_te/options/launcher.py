@@ -280,15 +280,17 @@ FINETUNE = (
         doc="`full`, `lora`, `lora-attention`, `lora-mlp`",
         zh="`full`、`lora`、`lora-attention`、`lora-mlp`",
     ),
-    *_shared(batch_size_per_device=4, FSDP=1, TP=1, GA=1, SP="false"),
+    *map(_or_auto, _shared(batch_size_per_device=4, FSDP=1, TP=1, GA=1, SP="false")),
     *(
         option.but(
             doc="a multiple of 16; half of it at most for `src`", zh="16 的倍数；`src` 至多占一半", flag="max_length"
         )
         for option in _shared(max_seqlen=2048)
     ),
-    *_shared(sharding_stage="stage2", backend="te", precision="bf16", recompute="none", resume_step="none"),
-    *_shared(nsys_profile="false"),
+    *map(_or_auto, _shared(sharding_stage="stage2")),
+    *_shared(backend="te", precision="bf16"),
+    *map(_or_auto, _shared(recompute="none")),
+    *_shared(resume_step="none", nsys_profile="false"),
 )
 
 # Variables that all jobs have. One that is empty counts as not set.
@@ -367,6 +369,16 @@ VARIABLES = (
         zh="[共享一个序列](../../docs/long-sequences.md)的设备数，key 和 value 在其间传递（ring attention）；"
         "不能与 SEP 同用",
         flag="context_parallel_degree",
+    ),
+    Option(
+        "TOKENS_PER_STEP",
+        whole(1),
+        None,
+        "with auto: tokens of a step, of all devices together",
+        doc="with [`auto`](../../docs/planner.md#in-the-launcher): tokens of a step, of all devices together",
+        zh="与 [`auto`](../../docs/planner.md#in-the-launcher) 同用：每步所有设备的 token 总数",
+        shown="16 sequences a device",
+        shown_zh="每个设备 16 个序列",
     ),
     Option(
         "GPU",
@@ -604,16 +616,6 @@ PRETRAIN_VARIABLES = (
         "greatest learning rate; the least is a tenth of it",
         doc="the greatest; the least is a tenth of it",
         zh="最大学习率；最小为其十分之一",
-    ),
-    Option(
-        "TOKENS_PER_STEP",
-        whole(1),
-        None,
-        "with auto: tokens of a step, of all devices together",
-        doc="with [`auto`](../../docs/planner.md#in-the-launcher): tokens of a step, of all devices together",
-        zh="与 [`auto`](../../docs/planner.md#in-the-launcher) 同用：每步所有设备的 token 总数",
-        shown="16 sequences a device",
-        shown_zh="每个设备 16 个序列",
     ),
     _or_auto(
         Option(

@@ -5,7 +5,8 @@ import shlex
 
 import pytest
 
-from paddle_te.launch import machines, pretrain
+from paddle_te import configs
+from paddle_te.launch import finetune, machines, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
 
@@ -134,3 +135,54 @@ def test_what_cannot_be_chosen_is_refused(words, message):
 def test_gpus_that_the_planner_does_not_know(monkeypatch, listing, there):
     monkeypatch.setattr(machines, "_gpu_listing", lambda: listing)
     assert f"auto: the planner knows H200 and H100, and here is {there};" in refusal("--TP=auto", devices=1)
+
+
+@pytest.fixture
+def finetuning(tmp_path):
+    """Plans fine-tuning of a folder with Llama-3-8B's configuration."""
+    (tmp_path / "questions").mkdir()
+    (tmp_path / "questions/train.json").write_text('{"src": "a", "tgt": "b"}\n')
+    for name, text in (("config.json", json.dumps(configs.read("llama-3-8b"))), ("model_state.pdparams", "")):
+        (tmp_path / "model").mkdir(exist_ok=True)
+        (tmp_path / "model" / name).write_text(text)
+    folders = {"model_name": "model", "dataset": "questions", "output": "out"}
+    words = [f"--{name}={tmp_path / folder}" for name, folder in folders.items()]
+    environ = ENVIRON | {"MOCK_DATA": ""}
+
+    def plan(text, devices=8, **more):
+        kinds = f"--backend=te --max_seqlen=4096 --DEVICES={','.join(map(str, range(devices)))}"
+        return make_plan(finetune, [*words, *kinds.split(), *text.split()], environ | more)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    "method, extra, fp8_base, targets",
+    [
+        ("full", "", None, None),
+        ("lora", "", False, "all"),
+        ("lora-mlp", "--lora_rank 16 --quantize_base fp8", True, "mlp"),
+    ],
+)
+def test_fine_tuning_is_left_to_the_planner(method, extra, fp8_base, targets, finetuning, capsys):
+    made, args = finetuning(f"--method={method} --precision=fp8 --TP=auto", EXTRA_ARGS=extra)
+    layout, lora = made.layout, made.layout.lora
+    assert (layout.pp, layout.vp, layout.overlap, layout.gpus) == (1, 1, False, 8)
+    assert layout.tokens_per_step == 8 * 16 * 4096 and args.batch_size_per_device * args.GA * layout.data == 128
+    assert (lora and lora.fp8_base, lora and lora.targets) == (fp8_base, targets)
+    assert lora is None or lora.rank == (16 if extra else 32)
+    assert "--lora_rank" not in args.EXTRA_ARGS or args.EXTRA_ARGS.count("--lora_rank") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("auto: batch_size_per_device=") and " PP=" not in said and "\n" not in said.strip()
+
+
+def test_what_is_given_of_fine_tuning_stays(finetuning):
+    layout = finetuning("--method=full --FSDP=auto --TP=2 --batch_size_per_device=1", TOKENS_PER_STEP="262144")[
+        0
+    ].layout
+    assert (layout.tp, layout.batch, layout.tokens_per_step) == (2, 1, 262144)
+
+
+def test_a_whole_model_takes_more_than_an_adapter(finetuning):
+    adapters, whole = (finetuning(f"--method={each} --GA=auto", devices=1, GPU="h100")[1] for each in ("lora", "full"))
+    assert "--offload_optimizer" in whole.EXTRA_ARGS and "--offload" not in adapters.EXTRA_ARGS
