@@ -16,8 +16,9 @@ from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
 
 
 def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=None, backend="paddle"):
-    """PaddleNLP's LlamaPretrainingCriterion: the mean cross-entropy, in float32, of all tokens whose loss is above 0
-    (those with ignore_index have none); 0 where there is no such token.
+    """The mean cross-entropy, in float32, of all tokens whose label is not ignore_index; 0 where there is none.
+
+    PaddleNLP's criteria take the tokens whose loss is above 0 instead, which leaves out those that a model is sure of.
 
     logits: [..., vocab / tp.size], with all ranks' columns in the `distributed.TensorParallel` tp, None: on one rank.
     cp: the `distributed.ContextParallel` whose ranks share the sequences. The mean is over all their tokens, the same
@@ -28,7 +29,8 @@ def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=Non
     """
     logits, labels = _rows(logits, labels, "logits")
     with paddle.amp.auto_cast(False):
-        return _mean([get_ops(backend).parallel_cross_entropy(logits, labels, ignore_index, tp=tp)], cp)[0]
+        losses = get_ops(backend).parallel_cross_entropy(logits, labels, ignore_index, tp=tp)
+        return _mean([losses], labels, ignore_index, cp)[0]
 
 
 def linear_cross_entropy(
@@ -62,7 +64,8 @@ def linear_cross_entropy(
     with paddle.amp.auto_cast(False):
         if paddle.is_grad_enabled() and not (hidden.stop_gradient and weight.stop_gradient):
             return _LinearCrossEntropy.apply(hidden, weight, labels, head)
-        return _mean([head.loss(x, weight, y, train=False)[0] for x, y in head.chunks(hidden, labels)], cp)[0]
+        losses = [head.loss(x, weight, y, train=False)[0] for x, y in head.chunks(hidden, labels)]
+        return _mean(losses, labels, ignore_index, cp)[0]
 
 
 def _rows(tensor, labels, what):
@@ -72,12 +75,11 @@ def _rows(tensor, labels, what):
     return tensor.reshape([-1, tensor.shape[-1]]), labels.reshape([-1, 1])
 
 
-def _mean(token_losses, cp):
-    """(loss, factor of its gradient) from [n, 1] of each chunk, and the other ranks' of cp. PaddleNLP's formula,
-    without its wait for the count."""
-    losses = paddle.concat(token_losses)
-    counted = (losses > 0).astype("float32")
-    total, count = (losses * counted).sum(), counted.sum()
+def _mean(token_losses, labels, ignore_index, cp):
+    """(loss, factor of its gradient) from [n, 1] of each chunk, 0 where a label does not count, and the other ranks' of
+    cp. The host does not wait for the count."""
+    total = paddle.concat(token_losses).sum()
+    count = (labels != ignore_index).astype("float32").sum()
     if cp is not None:
         sums = cp.all_reduce(paddle.stack([total.detach(), count]))
         total, count = total + (sums[0] - total.detach()), sums[1]
@@ -124,7 +126,7 @@ class _LinearCrossEntropy(PyLayer):
             if not weight.stop_gradient:
                 dw = head.accumulate_wgrad(x, dlogits, dw)
             del dlogits
-        mean, factor = _mean(losses, head.cp)
+        mean, factor = _mean(losses, labels, head.ignore_index, head.cp)
         dw_dtype = paddle.float32 if hasattr(weight, "main_grad") else weight.dtype
         ctx.saved = paddle.concat(dx) if dx else None, hidden.dtype, dw, dw_dtype, factor
         weight.read_in_backward = False  # as te's GEMMs leave it (ops/te/program.py)

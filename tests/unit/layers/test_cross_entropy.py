@@ -89,14 +89,15 @@ def test_all_ignored(seed):
     assert loss.item() == 0 and not x.grad.any() and not w.grad.any()
 
 
-def test_a_loss_of_zero_is_not_counted():
-    """As in PaddleNLP's criterion: the mean is over tokens whose loss is above 0."""
+def test_a_loss_of_zero_counts():
+    """As in transformers: the mean is over labels. PaddleNLP's criteria leave out tokens that a model is sure of."""
     hidden = np.array([[1.0, 0], [0, 1]], "float32")
     weight = np.array([[100.0, 0], [1, 1]], "float32")  # the first token is certain, the second has no idea
     x, w, y = tensors(hidden, weight, np.array([0, 1]))
     loss = linear_cross_entropy(x, w, y, chunk_tokens=1)
     loss.backward()
-    assert abs(loss.item() - np.log(2)) < 1e-6 and not x.grad[0].any() and x.grad[1].any()
+    assert abs(loss.item() - np.log(2) / 2) < 1e-6 and x.grad[1].any()
+    assert parallel_cross_entropy(x @ w, y).item() == pytest.approx(loss.item())
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
