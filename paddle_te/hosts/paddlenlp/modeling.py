@@ -8,6 +8,7 @@ import paddle
 from paddle.distributed.collective import _c_concat
 from paddle.distributed.fleet.meta_parallel import VocabParallelEmbedding
 from paddle.distributed.fleet.utils.sequence_parallel_utils import GatherOp
+from paddlenlp.peft import LoRAModel
 from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentions
 
 from paddle_te.configs.families import family_of
@@ -50,7 +51,7 @@ def check_fp8_lm_head(options):
         )
 
 
-def _ignore_index(config):
+def ignore_index(config):
     """The label that has no loss, as PaddleNLP's criteria read it."""
     return getattr(config, "ignore_index", -100)
 
@@ -139,7 +140,7 @@ class TELMHead:
             self.weight,
             labels,
             transpose_y=self.transpose_y,
-            ignore_index=_ignore_index(config),
+            ignore_index=ignore_index(config),
             tp=tp,
             cp=context_parallel(config),
             backend=config.transformer_engine_backend,
@@ -200,7 +201,8 @@ def _take_over_norms(model):
 
 
 class TECriterion:
-    """PaddleNLP's criterion, without its wait for the number of tokens that count, and in te on 16-bit logits."""
+    """PaddleNLP's criterion, whose mean is over all labels that count, without its wait for their number, and in te on
+    16-bit logits. PaddleNLP's own models may have it, too (`count_labels`)."""
 
     def taken_over(self):
         """PaddleNLP's constructor makes all."""
@@ -208,14 +210,27 @@ class TECriterion:
     def forward(self, prediction_scores, masked_lm_labels):
         """The mean loss of logits [b, s, vocab], or [b, s, vocab / tensor_parallel_degree], and labels [b, s]."""
         whole = prediction_scores.shape[-1] == self.config.vocab_size
+        backend = self.config.transformer_engine_backend
         return parallel_cross_entropy(
             prediction_scores,
             masked_lm_labels,
-            ignore_index=_ignore_index(self.config),
+            ignore_index=ignore_index(self.config),
             tp=None if whole else TensorParallel.from_fleet(self.config.sequence_parallel),
             cp=context_parallel(self.config),
-            backend=self.config.transformer_engine_backend,
+            backend="paddle" if backend == "none" else backend,
         )
+
+
+def count_labels(model):
+    """Lets a model of PaddleNLP's own, or one with LoRA around it, divide its loss by the labels that count.
+
+    PaddleNLP's criteria divide it by the tokens whose loss is above 0. That leaves out those that a model is sure of,
+    and is no number, in some families, where no label counts.
+    """
+    model = getattr(model, "model", model) if isinstance(model, LoRAModel) else model
+    losses = getattr(model, "_loss_fn", None)
+    criterion = losses[0] if losses else model.criterion
+    take_over(criterion, TECriterion)
 
 
 @contextmanager

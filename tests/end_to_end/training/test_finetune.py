@@ -91,6 +91,9 @@ VARIANTS = {
     "lora-fp8": dict(lora="true", lora_targets="mlp", use_fp8="true", fp8_amax_history_len=4, fp8_lm_head="true"),
     "lora-fp8-base": dict(lora="true", lora_targets="mlp", use_fp8="true", quantize_base="fp8"),
     "packed": dict(zero_padding="true", per_device_train_batch_size=1),
+    # the checkpoint is of the last step of an epoch, and of the first; no epoch fills its last step
+    "epoch-end": dict(lora="true", lora_dropout=0.1, per_device_train_batch_size=2, gradient_accumulation_steps=4),
+    "epoch-begin": dict(per_device_train_batch_size=3, gradient_accumulation_steps=4),
 }
 
 

@@ -62,7 +62,8 @@ PARTS = {
     "compact": dict(optim_moments="bfloat16", master_weights="bf16_remainder"),
     "blocks": dict(optim_moments="int8", master_weights="bf16_remainder"),
     "offload": dict(offload_optimizer=0.9),
-    "packed": dict(reset_attention_mask=True, reset_position_ids=True),
+    # where micro-batches have different numbers of labels that count
+    "packed": dict(reset_attention_mask=True, reset_position_ids=True, eod_mask_loss=True),
     "whole": dict(per_device_train_batch_size=12, gradient_accumulation_steps=1),
     "early": dict(optimizer_in_backward="unclipped"),
     "late": dict(optimizer_in_backward="last_norm", max_grad_norm=0.05),

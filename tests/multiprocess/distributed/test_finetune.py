@@ -52,9 +52,12 @@ def place(tmp_path_factory):
     save_tokenizer(folder / "tokenizer")
     (folder / "data").mkdir()
     generator = np.random.default_rng(9)
-    # answers of one length: the loss is a mean over each rank's answers
-    questions = [random_words(generator, n % 4 + 1) for n in range(16)]
-    write_lines(folder / "data/train.json", [{"src": question, "tgt": "a list"} for question in questions])
+    questions = [random_words(generator, n % 4 + 1) for n in range(13)]  # the second step has a tail of 5
+    answers = ["a list" + n % 5 * " of lists" for n in range(13)]
+    write_lines(
+        folder / "data/train.json",
+        [{"src": question, "tgt": answer} for question, answer in zip(questions, answers, strict=True)],
+    )
     return folder
 
 
@@ -65,6 +68,7 @@ COMMON = dict(
     max_length=64,
     pad_to_max_length="true",
     per_device_train_batch_size=4,
+    gradient_accumulation_steps=2,
     logging_steps=1,
     disable_tqdm="true",
     report_to="none",

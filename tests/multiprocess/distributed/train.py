@@ -207,6 +207,7 @@ def run(base, variant, output):
             train_dataset=SameBatch(*size, end_of_document=end if data_args.reset_attention_mask else None),
             optimizers=(None, pretrain.make_scheduler(training_args)),
             callbacks=[losses],
+            labels_vary=data_args.eod_mask_loss,
         )
         if variant.get("save_what_is_loaded"):
             losses.at_begin = trainer._save_checkpoint

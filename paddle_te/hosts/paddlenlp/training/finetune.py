@@ -39,6 +39,7 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import (
     FinetuningArguments,
     FinetuningTrainer,
     check_together,
+    check_whole_step,
     count_real_tokens,
 )
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
@@ -145,6 +146,8 @@ def finetune():
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
         datasets = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
+        if training_args.do_train:
+            check_whole_step(len(datasets[0]), training_args)
         config = make_config(model_args, data_args, training_args, datasets)
         identity = data_identity(data_args) if training_args.do_train else None
         if checkpoint:

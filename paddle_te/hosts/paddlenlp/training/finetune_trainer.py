@@ -1,12 +1,13 @@
 """Supervised fine-tuning, of all weights or of a LoRA adapter: arguments and trainer."""
 
 import copy
+import math
 from dataclasses import dataclass
 
-from paddle.io import DistributedBatchSampler
 from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
+from paddle_te.data.fillers import WithFillers
 from paddle_te.hosts.paddlenlp.training.arguments import (
     PreTrainingArguments,
     check_tokens,
@@ -15,6 +16,7 @@ from paddle_te.hosts.paddlenlp.training.arguments import (
 )
 from paddle_te.hosts.paddlenlp.training.callbacks import ThroughputCallback, model_flops_per_token
 from paddle_te.hosts.paddlenlp.training.packing import check_fp8_dpa, check_whole_sequences
+from paddle_te.hosts.paddlenlp.training.step_sampler import StepSampler
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.models.context_parallel import sequence_ranks
 from paddle_te.options import check_values, with_options
@@ -101,6 +103,16 @@ def check_together(model_args, data_args, training_args):
         raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
 
 
+def check_whole_step(samples, args):
+    """Raises ValueError where the run would leave out its only step, which so many samples do not fill."""
+    sizes = args.per_device_train_batch_size, args.gradient_accumulation_steps, args.dataset_world_size
+    if args.dataloader_drop_last and samples < math.prod(sizes):
+        raise ValueError(
+            f"--dataloader_drop_last true leaves no step: a step takes {math.prod(sizes)} samples "
+            f"({' × '.join(map(str, sizes))}: batch, micro-batches, ranks), and there are {samples}; leave it out"
+        )
+
+
 def _check_dropout(training_args):
     parts = sorted({*(training_args.recompute_modules or ())} - {"core_attn"})
     flags = [f"--recompute_modules {' '.join(parts)}"] * bool(parts)
@@ -137,20 +149,30 @@ def _check_shared_sequences(data_args, training_args):
 
 
 class FinetuningTrainer(PretrainingTrainer):
-    """Shuffles, and evaluates on the whole of dev.json."""
+    """Shuffles, fills up each epoch's last step, and evaluates on the whole of dev.json."""
 
     evaluate = Trainer.evaluate
 
+    def __init__(self, *args, train_dataset=None, eval_dataset=None, **kwargs):
+        kwargs["train_dataset"] = None if train_dataset is None else WithFillers(train_dataset)
+        kwargs["eval_dataset"] = None if eval_dataset is None else WithFillers(eval_dataset)
+        super().__init__(*args, labels_vary=True, **kwargs)
+
     def _get_train_sampler(self):
-        """An order that depends on the epoch only: the same in every layout of ranks, and after a resume."""
-        return DistributedBatchSampler(
+        args = self.args
+        return self._step_sampler(
             self.train_dataset,
-            batch_size=self.args.per_device_train_batch_size,
+            args.per_device_train_batch_size,
+            args.gradient_accumulation_steps,
             shuffle=True,
-            num_replicas=self.args.dataset_world_size,
-            rank=self.args.dataset_rank,
-            drop_last=self.args.dataloader_drop_last,
+            drop_last=args.dataloader_drop_last,
         )
+
+    def _get_eval_sampler(self, eval_dataset):
+        return self._step_sampler(eval_dataset, self.args.per_device_eval_batch_size)
+
+    def _step_sampler(self, dataset, *sizes, **settings):
+        return StepSampler(dataset, *sizes, ranks=self.args.dataset_world_size, rank=self.args.dataset_rank, **settings)
 
 
 def count_real_tokens(trainer, config, tokens, lora):

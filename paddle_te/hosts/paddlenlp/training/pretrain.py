@@ -161,6 +161,7 @@ def make_trainer(model, training_args, tokenizer, data, collate, scheduler):
         eval_dataset=eval_dataset if training_args.do_eval else None,
         optimizers=(None, scheduler),
         tokenizer=tokenizer,
+        labels_vary=getattr(collate, "eod_mask_loss", False),  # else all labels of all samples count
     )
 
 

@@ -22,13 +22,24 @@ from safetensors import SafetensorError
 from paddle_te import fp8, manifest
 from paddle_te.distributed import gather_objects, gather_weights
 from paddle_te.hosts.paddlenlp.loading import stage_layer_names
+from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback, Watch
 from paddle_te.hosts.paddlenlp.training.loader_errors import tell_errors
+from paddle_te.hosts.paddlenlp.training.loss_weights import (
+    COUNTS,
+    WEIGHT,
+    CountingCollator,
+    Evaluated,
+    PipelineLoss,
+    WeighedLoader,
+    micro_weights,
+)
 from paddle_te.hosts.paddlenlp.training.modes import TrainingModes
 from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
+from paddle_te.models.switch import take_over
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact, number_elements
 from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
@@ -52,15 +63,24 @@ PER_TOKEN = {"input_ids", "labels"}
 
 
 class PretrainingTrainer(Trainer):
-    """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights."""
+    """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights.
+
+    labels_vary: micro-batches may have different numbers of labels that count; `loss_weights` then weighs their losses.
+    """
 
     data_identity = None  # what says in the manifest which data the run reads, a dict
     _background = None  # BackgroundSaver, while training with --save_in_background
     _share = None  # of a checkpoint that PaddleNLP does not load itself
     _in_backward = None  # OptimizerInBackward, with --optimizer_in_backward
+    _loss_weight = None  # of the running micro-batch
+    _pipeline_loss = None  # PipelineLoss of a pipeline whose losses are weighed
+    _evaluated = None  # Evaluated, of the running or the last evaluation
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, labels_vary=False, **kwargs):
         super().__init__(*args, **kwargs)
+        self._labels_vary = labels_vary
+        if labels_vary:
+            self._weigh_losses()
         self.cp = context_parallel(self.args)
         if self.cp:
             self._share_sequences()
@@ -75,6 +95,13 @@ class PretrainingTrainer(Trainer):
         # its data parallel ranks of place 0 write the optimizer's state; those that share sequences have the same
         self.dp_group = fleet.get_hybrid_communicate_group().get_dp_sep_parallel_group()
 
+    def _weigh_losses(self):
+        if self.model.config.transformer_engine_backend == "none":
+            count_labels(self.model)
+        self.data_collator = CountingCollator(self.data_collator, ignore_index(self.model.config))
+        if self.args.pipeline_parallel_degree > 1:
+            self._pipeline_loss = self.model._loss_fn[0] = PipelineLoss(self.model._loss_fn[0])
+
     def _own_tokens(self, batch):
         """A batch with this rank's tokens where there are other ranks with the same sequences."""
         if self.cp is None:
@@ -83,15 +110,46 @@ class PretrainingTrainer(Trainer):
 
     def prediction_step(self, model, inputs, *args, **kwargs):
         """PaddleNLP's, of this rank's tokens."""
-        return super().prediction_step(model, self._own_tokens(inputs), *args, **kwargs)
+        counts = inputs.pop(COUNTS, None)
+        if counts and self._pipeline_loss:
+            self._pipeline_loss.begin(micro_weights(counts, self.args.gradient_accumulation_steps))
+        loss, logits, labels = super().prediction_step(model, self._own_tokens(inputs), *args, **kwargs)
+        if counts:
+            self._evaluated.add(loss, sum(counts))
+        return loss, logits, labels
+
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """PaddleNLP's, with the mean over all labels that count: its own is one over batches."""
+        self._evaluated = Evaluated()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self._labels_vary:
+            output.metrics[f"{metric_key_prefix}_loss"] = self._evaluated.mean(self.args.world_size)
+        return output
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        """PaddleNLP's, weighed in training."""
+        loss = super().compute_loss(model, inputs, return_outputs)
+        return loss if self._loss_weight is None else loss * self._loss_weight
+
+    def _take_weight(self, inputs, first):
+        """Takes a micro-batch's weight out of it, to where its loss will be computed; first: of a step."""
+        weight = inputs.pop(WEIGHT, None)
+        if self._pipeline_loss is None:
+            self._loss_weight = weight
+        elif first:
+            self._pipeline_loss.begin([weight])
+        else:
+            self._pipeline_loss.add(weight)
 
     def training_step(self, model, inputs, step_control=0):
         """One micro-batch; step_control counts them within a step."""
+        self._take_weight(inputs, first=step_control == 0)
         inputs = self._own_tokens(inputs)
         several = self.args.gradient_accumulation_steps > 1
         stage2_averages.tell_last(model, (step_control + 1) % self.args.gradient_accumulation_steps == 0)
         with fp8.microbatch(is_first=step_control == 0 if several else None), self._modes.kept(model):
             loss = super().training_step(model, inputs, step_control)
+        self._loss_weight = None
         self.watch.add_loss(loss, first=step_control == 0)
         return loss
 
@@ -105,7 +163,15 @@ class PretrainingTrainer(Trainer):
         return super()._get_item_from_loss(losses) if known is None else known
 
     def get_train_dataloader(self):
-        return tell_errors(super().get_train_dataloader(), self, "training")
+        loader, args = tell_errors(super().get_train_dataloader(), self, "training"), self.args
+        if self._labels_vary:
+            take_over(loader, WeighedLoader)
+            loader.steps = dict(
+                micro_batches=args.gradient_accumulation_steps,
+                ranks=args.dataset_world_size,
+                processes=args.world_size,
+            )
+        return loader
 
     def get_eval_dataloader(self, *args, **kwargs):
         return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
@@ -332,6 +398,13 @@ class PretrainingTrainer(Trainer):
             goes_on = checkpoint and not self.args.ignore_load_lr_and_optim
             saved = manifest.read(checkpoint) if goes_on else None
             self._in_backward.attach(saved.run.get(LAST_NORM) if saved else None)
+        if checkpoint and not self.args.ignore_load_lr_and_optim:
+            self._load_rng_state(checkpoint)  # PaddleNLP leaves it out at the beginning of an epoch
+
+    def _load_rng_state(self, checkpoint):
+        """PaddleNLP's, before the first step only: it would also do it where a later epoch begins."""
+        if not self.watch.done:
+            super()._load_rng_state(checkpoint)
 
     def _load_share(self, checkpoint):
         self.optimizer.set_state_dict(self._share.optimizer_state(self.optimizer))

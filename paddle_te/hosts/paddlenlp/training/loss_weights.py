@@ -1,0 +1,118 @@
+"""The loss of a step, and of an evaluation, is the mean over all labels that count, wherever these are.
+
+A criterion gives the mean over the labels of one micro-batch. Paddle and PaddleNLP's Trainer take the mean of these
+over a step's micro-batches and over the ranks, so that a label of a short answer would weigh more than one of a long
+answer. Therefore each micro-batch's loss is multiplied by its share of the step's labels before backward:
+
+    weight = labels of the micro-batch · micro-batches · ranks / labels of the step
+
+The collator counts the labels, on the host (`CountingCollator`). `weighed` reads a step's micro-batches ahead; the only
+numbers that ranks exchange are their counts, in one all-reduce a step that the host does not wait for. Where all labels
+count, as in pretraining, the collator is left as it is, and nothing here does anything.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+import paddle
+import paddle.distributed as dist
+
+from paddle_te.distributed import gather_objects
+
+COUNTS = "labels_that_count"  # a list in a batch: how many in each row
+WEIGHT = "loss_weight"  # a number or a tensor [] in a batch
+
+
+@dataclass(frozen=True)
+class CountingCollator:
+    """Makes batches as `collate` does, with COUNTS. ignore_index: the label that does not count."""
+
+    collate: Callable
+    ignore_index: int = -100
+
+    def __call__(self, samples):
+        batch = self.collate(samples)
+        counts = (batch["labels"] != self.ignore_index).sum(axis=1)
+        return {**batch, COUNTS: counts.tolist()}
+
+
+def weighed(batches, micro_batches, ranks=1, processes=1):
+    """Yields batches that have COUNTS, with their WEIGHT instead. A step's are read before its first one is yielded,
+    and then one for each that is yielded.
+
+    batches: an iterator. ranks: how many read batches of their own, among all processes.
+    """
+    ahead = list(islice(batches, micro_batches))
+    while ahead:
+        step, ahead = ahead, []
+        counts = [sum(batch.pop(COUNTS)) for batch in step]
+        for batch, weight in zip(step, _weights(counts, micro_batches, ranks, processes), strict=True):
+            ahead += islice(batches, 1)
+            yield {**batch, WEIGHT: weight}
+
+
+def _weights(counts, micro_batches, ranks=1, processes=1):
+    if ranks == 1:
+        return [count * micro_batches / max(sum(counts), 1) for count in counts]
+    total = paddle.to_tensor(sum(counts), dtype="float32")
+    dist.all_reduce(total)  # over all processes: as often as ranks read the same
+    total = total.clip(min=1)
+    return [count * micro_batches * processes / total for count in counts]
+
+
+class WeighedLoader:
+    """A DataLoader that takes its batches through `weighed`. take_over makes one; `steps` are weighed's arguments."""
+
+    steps = {}
+
+    def taken_over(self):
+        """Paddle's constructor makes all."""
+
+    def __iter__(self):
+        return weighed(iter(super().__iter__()), **self.steps)
+
+
+class PipelineLoss:
+    """The loss function of a pipeline's last stage, which takes its micro-batches in a row: of each its loss with the
+    next one of the weights that were given; without any, as it is."""
+
+    def __init__(self, criterion):
+        self.criterion, self._weights = criterion, deque()
+
+    def begin(self, weights):
+        """The weights of a step's first micro-batches. Those left are forgotten: other stages compute no loss."""
+        self._weights = deque(weights)
+
+    def add(self, weight):
+        self._weights.append(weight)
+
+    def __call__(self, *arguments):
+        loss = self.criterion(*arguments)
+        return loss * self._weights.popleft() if self._weights else loss
+
+
+def micro_weights(counts, micro_batches):
+    """The weights of a batch's micro-batches, equally many rows each, from its COUNTS."""
+    rows = len(counts) // micro_batches
+    return _weights([sum(counts[first : first + rows]) for first in range(0, len(counts), rows)], micro_batches)
+
+
+@dataclass
+class Evaluated:
+    """The losses of an evaluation's batches on this rank, tensors [], and how many labels each is the mean of."""
+
+    losses: list = field(default_factory=list)
+    counts: list = field(default_factory=list)
+
+    def add(self, loss, count):
+        self.losses.append(loss)
+        self.counts.append(count)
+
+    def mean(self, processes):
+        """Over all labels of all processes, as often as these have the same. Collective."""
+        losses = paddle.stack(self.losses).tolist() if self.losses else []
+        mine = sum(loss * count for loss, count in zip(losses, self.counts, strict=True)), sum(self.counts)
+        sums, counts = zip(*gather_objects(mine, processes), strict=True)
+        return sum(sums) / max(sum(counts), 1)

@@ -1,0 +1,37 @@
+"""Batches of one size, and steps of all their micro-batches, whatever the number of samples is."""
+
+import numpy as np
+from paddle.io import DistributedBatchSampler
+
+from paddle_te.data.fillers import filled
+
+
+class StepSampler(DistributedBatchSampler):
+    """A rank's batches of a `WithFillers` dataset: the last step of a pass is filled up with fillers, which do not
+    count, or with drop_last left out.
+
+    The order depends on the pass only: it is the same for every number of ranks and micro-batches, and after a resume.
+    """
+
+    def __init__(self, dataset, batch_size, micro_batches=1, ranks=1, rank=0, shuffle=False, drop_last=False):
+        super().__init__(dataset, batch_size, ranks, rank, shuffle, drop_last)
+        self.micro_batches = micro_batches
+        self.step_size = batch_size * micro_batches * ranks  # samples
+
+    def __len__(self):
+        """Batches of a pass, a multiple of micro_batches."""
+        steps, left = divmod(len(self.dataset), self.step_size)
+        return (steps + (left > 0 and not self.drop_last)) * self.micro_batches
+
+    def __iter__(self):
+        numbers = self._order()
+        whole = len(numbers) // self.step_size * self.step_size
+        numbers = numbers[:whole] if self.drop_last else filled(numbers, self.step_size)
+        for start in range(self.local_rank * self.batch_size, len(numbers), self.batch_size * self.nranks):
+            yield numbers[start : start + self.batch_size]
+
+    def _order(self):
+        numbers = list(range(len(self.dataset)))
+        if self.shuffle:
+            np.random.RandomState(self.epoch).shuffle(numbers)
+        return numbers
