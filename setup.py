@@ -102,6 +102,7 @@ setup(
     package_data={
         "paddle_te": [
             "configs/**/*",
+            "planner/*.json",
             "recipes/*.json",
             "native/*.cpp",
             "native/shim/*.h",

@@ -8,12 +8,11 @@ import sys
 
 from paddle_te.launch.cards import card_of
 from paddle_te.launch.machines import LaunchError, gpu_names
-from paddle_te.options import option
 from paddle_te.options.launcher import AUTO, METHODS
-from paddle_te.options.scripts import OPTIMIZER
 from paddle_te.planner import GPUS, LONG, Gpu, Layout, Model, Plan, search, usual_tokens
-from paddle_te.planner.flags import read, said
+from paddle_te.planner.flags import FIELDS, read, said
 from paddle_te.planner.layout import Lora
+from paddle_te.planner.ranking import costs
 
 # What a layout consists of, in the order of the arguments
 LAYOUT = ("batch_size_per_device", "FSDP", "TP", "PP", "VP", "GA", "SP", "sharding_stage", "recompute")
@@ -52,7 +51,7 @@ def fill(args: argparse.Namespace, config: dict, world: int) -> None:
     names += [OVERLAP] * (args.OVERLAP == AUTO)
     _check_known(args)
     flags, others = _flags(args)
-    in_backward = flags.get("optimizer_in_backward", "off")
+    in_backward = str(flags.get("optimizer_in_backward", "off"))
     gpu, tokens = _gpu(args, world), args.TOKENS_PER_STEP or usual_tokens(world, args.max_seqlen, in_backward)
     plans = _plans(args, Model.of(config), gpu, world, tokens, flags)
     layout = plans[0].layout
@@ -119,20 +118,15 @@ def _plans(
 
 
 def _flags(args: argparse.Namespace) -> tuple[dict[str, object], str]:
-    """What is said of an adapter and, in EXTRA_ARGS, of OPTIMIZER's flags, offload_optimizer and
-    activation_func_fp8_input_store, {field of a Layout: value}; and the other flags of EXTRA_ARGS."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, kinds in OPTIMIZER.items():
-        parser.add_argument(f"--{name}", choices=kinds, default=argparse.SUPPRESS)
-    parser.add_argument("--offload_optimizer", type=option.FRACTION.argument, default=argparse.SUPPRESS)
-    stored = dict(dest="fp8_input_store", nargs="?", const=True, default=argparse.SUPPRESS)
-    parser.add_argument("--activation_func_fp8_input_store", type=lambda text: text.lower() == "true", **stored)
+    """What is said of an adapter and, in EXTRA_ARGS, of flags that a Layout depends on, {field: value}; and the other
+    flags of EXTRA_ARGS."""
     try:
-        chosen, others = parser.parse_known_args(shlex.split(args.EXTRA_ARGS))
+        found, others = said(shlex.split(args.EXTRA_ARGS), FIELDS)
         lora, others = _lora(getattr(args, "method", "full"), others)
-    except (ValueError, argparse.ArgumentError) as error:
+    except ValueError as error:
         raise LaunchError(f"EXTRA_ARGS={args.EXTRA_ARGS!r}: {error}") from error
-    return vars(chosen) | {"lora": lora}, shlex.join(others)
+    fields = {FIELDS[name]: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return fields | {"lora": lora}, shlex.join(others)
 
 
 def _lora(method: str, words: list[str]) -> tuple[Lora | None, list[str]]:
@@ -174,4 +168,5 @@ def _reason(plans: list[Plan], gpu: Gpu, tokens: int) -> str:
         f"{layout} is the fastest that fits {layout.gpus} x {gpu.title} with {tokens:,} tokens a step, by the planner "
         f"{best.tokens_per_second:,.0f} tokens/s and {best.memory.total / 1e9:.0f} of {gpu.memory:.0f} GB on each"
         + "".join(f"; next is {each.layout} with {each.tokens_per_second:,.0f}" for each in others)
+        + "".join(f"; {what}" for what in costs(layout))
     )

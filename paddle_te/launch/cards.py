@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -27,15 +26,10 @@ def card_of(args: argparse.Namespace) -> Gpu | None:
         LaunchError: GPU names other ones than are here.
     """
     asked, names = GPUS.get(args.GPU), {*gpu_names()}
-    here = [gpu for gpu in GPUS.values() if names and all(_is_a(gpu, name) for name in names)]
+    here = [gpu for gpu in GPUS.values() if names and all(gpu.is_called(name) for name in names)]
     if names and asked and asked not in here and not args.DRY_RUN:
         raise LaunchError(f"GPU: {args.GPU} is not what is here, {' and '.join(sorted(names))}; leave it out")
     return asked or next(iter(here), None)
-
-
-def _is_a(gpu: Gpu, name: str) -> bool:
-    """Whether the driver's name is of such a GPU: a GH200 is no H200, and an H100 NVL has more memory."""
-    return re.search(rf"\b{gpu.title}\b(?! NVL)", name) is not None
 
 
 def check_memory(args: argparse.Namespace, config: dict, layout: Layout | None, whole_rows: bool) -> None:

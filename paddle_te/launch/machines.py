@@ -10,27 +10,18 @@ import importlib.metadata
 import importlib.util
 import itertools
 import re
-import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddle_te.runs import nvidia
+from paddle_te.runs.nvidia import listing as _gpu_listing
+
 
 class LaunchError(ValueError):
     """What is wrong, by the argument's name, and what it may be: one line."""
-
-
-def _gpu_listing() -> list[str]:
-    """A line for each NVIDIA GPU of this machine, and each part of one, by the driver's own tool; [] without it."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    try:
-        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout.splitlines()
-    except (OSError, subprocess.TimeoutExpired):
-        return []
 
 
 def count_gpus(listing: list[str] | None = None) -> int:
@@ -40,7 +31,7 @@ def count_gpus(listing: list[str] | None = None) -> int:
 
 def gpu_names() -> list[str]:
     """What the driver calls each NVIDIA GPU of this machine."""
-    return re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", "\n".join(_gpu_listing()), re.MULTILINE)
+    return nvidia.names(_gpu_listing())
 
 
 def _place(name: str, listing: list[str]) -> int | None:

@@ -9,6 +9,9 @@
 | `memory` | the greatest memory of a step, by part |
 | `speed` | the time of a step, by part |
 | `formulas` | both in words, with their sources |
+| `plan` | a layout with its memory and time |
+| `measured` | which layouts ran on GPUs, and how fast |
+| `ranking` | which of two layouts is the better one |
 | `search` | all layouts of so many GPUs: which fit, in the order of their speed, and why the others do not |
 | `command` | `paddle-te plan` |
 
@@ -20,7 +23,8 @@ from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout, Lora
 from paddle_te.planner.memory import Measured, Memory, memory_of_step
 from paddle_te.planner.model import Model
-from paddle_te.planner.search import LONG, Plan, search, usual_tokens
+from paddle_te.planner.plan import Plan
+from paddle_te.planner.search import LONG, search, usual_tokens
 from paddle_te.planner.speed import time_of_step
 
 __all__ = [

@@ -17,13 +17,16 @@ from pathlib import Path
 
 from paddle_te import configs
 from paddle_te.options import option
-from paddle_te.options.scripts import LORA_TARGETS, OPTIMIZER, OPTIMIZER_DEFAULTS
+from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER
 from paddle_te.planner import formulas
-from paddle_te.planner.gpus import GPUS, Gpu
+from paddle_te.planner.gpus import GPUS, Gpu, at_hand
 from paddle_te.planner.layout import Layout, Lora
-from paddle_te.planner.memory import Memory, host_bytes
+from paddle_te.planner.measured import ran_on, speed_of
+from paddle_te.planner.memory import Memory, host_bytes, state_bytes
 from paddle_te.planner.model import Model
-from paddle_te.planner.search import SEQUENCES, Plan, Search, search, usual_tokens
+from paddle_te.planner.plan import Plan
+from paddle_te.planner.ranking import costs
+from paddle_te.planner.search import SEQUENCES, Search, search, usual_tokens
 from paddle_te.table import in_columns
 
 # What a printed command has in place of a user's folders and data
@@ -37,19 +40,18 @@ def make_parser() -> argparse.ArgumentParser:
     positive = option.whole(1).argument
     parser.add_argument("model", metavar="MODEL", help="name, or folder with config.json")
     parser.add_argument("--gpus", type=positive, required=True, help="how many there are")
-    parser.add_argument("--gpu", choices=GPUS, default="h200", help="their kind; default %(default)s")
+    other = next(iter(GPUS))
+    parser.add_argument("--gpu", choices=GPUS, help=f"their kind; default: those of this machine, else {other}")
     parser.add_argument("--seq", type=positive, help="tokens of a sequence; default: the model's, at most 8192")
     parser.add_argument(
         "--tokens_per_step", type=positive, help=f"of all GPUs together; default: {SEQUENCES} sequences for each GPU"
     )
     parser.add_argument("--precision", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
     for name, kinds in OPTIMIZER.items():
-        default = OPTIMIZER_DEFAULTS[name]
-        parser.add_argument(f"--{name}", choices=kinds, default=default, help="as in training; default %(default)s")
+        parser.add_argument(f"--{name}", choices=kinds, help="as in training; default: the plainest that fits, or pays")
     parser.add_argument(
         "--offload_optimizer",
         type=option.FRACTION.argument,
-        default=0.0,
         help="as in training; default: as much as must be for a layout to fit",
     )
     parser.add_argument(
@@ -76,10 +78,11 @@ def main() -> int:
     arguments = make_parser().parse_args()
     try:
         config = configs.read(arguments.model)
-        model, gpu, gpus = Model.of(config), GPUS[arguments.gpu], arguments.gpus
+        model, gpu, gpus = Model.of(config), GPUS[arguments.gpu or at_hand()], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
-        tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward)
+        tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward or "off")
         flags = {name: getattr(arguments, name) for name in (*OPTIMIZER, "offload_optimizer")}
+        flags = {name: value for name, value in flags.items() if value is not None}
         flags["fp8_input_store"] = arguments.activation_func_fp8_input_store == "true"
         found = search(model, gpu, gpus, sequence, tokens, arguments.precision, lora=_lora(arguments), **flags)
     except ValueError as error:
@@ -110,7 +113,8 @@ def report(name: str, model: Model, gpu: Gpu, found: Search, show: int, explain:
         lines.append(f"{gpu.title}: its speeds are taken over from the H200; {gpu.steps}")
     lines.append("")
     if found.plans:
-        lines += [*_plans_table(found.plans[:show], model), "", *_command_lines(name, found.plans[0].layout)]
+        lines += [*_plans_table(found.plans[:show], model, gpu), "", *_notes(found.plans[:show])]
+        lines += _command_lines(name, found.plans[0].layout)
     else:
         lines.append(f"No layout fits. Each of these would need more than the {gpu.memory:g} GB of a {gpu.title}:")
     if found.too_large:
@@ -128,17 +132,44 @@ def _offloaded(plan: Plan, model: Model) -> str:
     return f"{', '.join(words)}: {host_bytes(model, layout) / 1e9:.1f} GB" if words else ""
 
 
-def _plans_table(plans: list[Plan], model: Model) -> list[str]:
+def _states(layout: Layout) -> str:
+    """How AdamW's states are kept, with their bytes a parameter, and whether updates are made in backward."""
+    if layout.lora:
+        return ""
+    remainders = " + remainders" * (layout.master_weights != next(iter(MASTER_WEIGHTS)))
+    in_backward = ", in backward" * (layout.optimizer_in_backward != "off")
+    return f"{layout.optim_moments}{remainders}: {state_bytes(layout):.2g} B{in_backward}"
+
+
+def _measured(plan: Plan, model: Model, gpu: Gpu) -> str:
+    """The tokens/s that were measured of a layout; else where layouts of the same kind ran."""
+    if speed := speed_of(model, plan.layout, gpu):
+        return f"{speed:,.0f} tokens/s"
+    return "kind ran on " + ", ".join(where) if (where := ran_on(plan.layout)) else "never ran"
+
+
+def _notes(plans: list[Plan]) -> list[str]:
+    """What a user gives up for the layouts of a table."""
+    said = list(dict.fromkeys(each for plan in plans for each in costs(plan.layout)))
+    if not said:
+        return []
+    return ["Costs of the states (docs/optimizer-memory.md):", *(f"  {each}" for each in said), ""]
+
+
+def _plans_table(plans: list[Plan], model: Model, gpu: Gpu) -> list[str]:
     parts = [part.name for part in fields(plans[0].memory)]
-    header = ["layout", "recompute", "batch × GA", "loss in chunks", "offload", "tokens/s per GPU", "ms", "GB", *parts]
+    header = ["layout", "recompute", "batch × GA", "loss in chunks", "states", "offload", "tokens/s per GPU"]
+    header += ["measured", "ms", "GB", *parts]
     rows = []
     for plan in plans:
         layout = plan.layout
         row = [str(layout), layout.memory_text, f"{layout.batch} × {layout.micro_batches}"]
         row += [
             "yes" if layout.loss_in_chunks else "",
+            _states(layout),
             _offloaded(plan, model),
             f"{plan.tokens_per_second:,.0f}",
+            _measured(plan, model, gpu),
             f"{plan.milliseconds:,.0f}",
         ]
         row += [f"{plan.memory.total / 1e9:.1f}", *(f"{getattr(plan.memory, part) / 1e9:.1f}" for part in parts)]

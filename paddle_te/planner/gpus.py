@@ -3,7 +3,10 @@ H100s were compared with what the planner computes from numbers that were carrie
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
+
+from paddle_te.runs import nvidia
 
 
 def number(what: str, **more):
@@ -46,6 +49,10 @@ class Gpu:
     launch: float = number("ms that the CPU takes to launch a layer, forward and backward; differs between machines")
     gap: float = number("ms of a step in which the GPU waits for the trainer, which reads the loss (measured: 2)")
     bucket: float = number("bytes of bf16 weights that are gathered, or whose gradients are reduced, at once")
+
+    def is_called(self, name: str) -> bool:
+        """Whether the driver's name is of such a GPU: a GH200 is no H200, and an H100 NVL has more memory."""
+        return re.search(rf"\b{self.title}\b(?! NVL)", name) is not None
 
 
 _H200 = Gpu(
@@ -90,3 +97,9 @@ _H100 = replace(
     update=2900,
 )
 GPUS = {"h200": _H200, "h100": _H100}
+
+
+def at_hand() -> str:
+    """The name among GPUS of the GPUs of this machine; where there are none, or others, the first one."""
+    here = nvidia.names(nvidia.listing())
+    return next((key for key, gpu in GPUS.items() if here and all(map(gpu.is_called, here))), next(iter(GPUS)))

@@ -182,6 +182,8 @@ class Layout:
         if self.main_grads != self.main_grads_by_themselves and not self.overlap:
             extra.append(f"--amp_master_grad {str(self.main_grads).lower()}")
         extra += ["--fuse_wgrad_accumulation false"] * (not self.fused_wgrad)
+        extra += ["--release_grads true"] * self.release_grads
+        extra += ["--fp8_lm_head true"] * self.fp8_head + ["--fp8_dpa true"] * self.fp8_attention
         extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks
         extra += chosen(self, OPTIMIZER)
         extra += ["--max_grad_norm 0"] * (self.optimizer_in_backward == "unclipped")

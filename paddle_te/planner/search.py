@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from paddle_te.options.scripts import OFFLOADED_AT_ONCE
+from paddle_te.options.scripts import MASTER_WEIGHTS, MOMENTS, OFFLOADED_AT_ONCE
 from paddle_te.planner.gpus import Gpu
 from paddle_te.planner.layout import Layout
 from paddle_te.planner.memory import Memory, fits, host_bytes, lacking, memory_of_step, offloaded_bytes, state_bytes
 from paddle_te.planner.model import Model
-from paddle_te.planner.speed import time_of_step
+from paddle_te.planner.plan import Plan
+from paddle_te.planner.ranking import rank
+from paddle_te.planner.speed import hidden_layers, time_of_step
 from paddle_te.runs.parallelism import LayoutError, check_layout
 
 # What backward may compute again: first what saves most bytes in a millisecond (`speed.again_ms`), then more and more
@@ -36,26 +37,6 @@ IN_CHUNKS = tuple(
 BATCHES = (1, 2, 4, 8)
 LONG = 16384  # tokens of a sequence from which on it may pay that ranks share it
 SEQUENCES = 16  # of a step for each GPU, where the user asks for no other number
-OFFLOAD_DOUBT = 1.03  # by which four runs with something in host memory differed from what is computed
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A layout with what it needs. times: {part: ms}."""
-
-    layout: Layout
-    memory: Memory
-    times: dict[str, float]
-
-    @cached_property
-    def milliseconds(self) -> float:
-        """Of a step."""
-        return sum(self.times.values())
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Of one GPU."""
-        return self.layout.tokens_per_step / self.milliseconds * 1e3 / self.layout.gpus
 
 
 @dataclass(frozen=True)
@@ -86,7 +67,8 @@ def search(
 ) -> Search:
     """The Search among the layouts that have exactly `tokens_per_step` tokens a step and for which `wanted` is true.
 
-    flags: further fields that all of them have, such as optim_moments.
+    flags: further fields that all of them have, such as optim_moments. Where they say nothing of the optimizer's
+    states, of what is in host memory, or of an update in backward, it is searched for.
 
     Raises ValueError where no layout has so many tokens.
     """
@@ -94,7 +76,7 @@ def search(
         raise ValueError(f"tokens_per_step={tokens_per_step} is no multiple of the sequence length {sequence}")
     found, fitting, least = False, {}, {}
     every = layouts(model, gpu, gpus, sequence, tokens_per_step // sequence, precision, **flags)
-    for layout in _with_offload(model, filter(wanted, every), gpu):
+    for layout in _fitted(model, filter(wanted, every), gpu, flags):
         found = True
         shape, memory = str(layout), memory_of_step(model, layout)
         fitted = fits(memory, model, layout, gpu)
@@ -103,9 +85,8 @@ def search(
             continue
         plan = Plan(layout, memory, time_of_step(model, layout, gpu))
         if fitted:
-            again = layout.recompute == "full", bool(layout.recomputed_modules)
-            kind = shape, *again, layout.offload_activations > 0, layout.offload_optimizer > 0
-            fitting[kind] = min(plan, fitting.get(kind, plan), key=_rank)
+            kind = shape, *_shown_apart(layout)
+            fitting[kind] = min(plan, fitting.get(kind, plan), key=rank)
         if smallest:
             least[shape] = plan
     if not found:
@@ -115,33 +96,51 @@ def search(
         )
     shapes = {shape for shape, *_ in fitting}
     too_large = {shape: plan for shape, plan in least.items() if shape not in shapes}
-    return Search(sorted(fitting.values(), key=_rank), too_large)
+    return Search(sorted(fitting.values(), key=rank), too_large)
 
 
-def _rank(plan: Plan) -> tuple[float, float]:
-    """The faster first, of equally fast ones that with less memory. Offload must gain more than its time may be off."""
-    doubt = OFFLOAD_DOUBT if plan.layout.offloads else 1
-    return doubt * plan.milliseconds, plan.memory.total
+def _shown_apart(layout: Layout) -> tuple[object, ...]:
+    """What two layouts that share the model alike must differ in to be both in a Search."""
+    again = layout.recompute == "full", bool(layout.recomputed_modules)
+    return *again, layout.offload_activations > 0, layout.offload_optimizer > 0, *layout.optimizer.values()
 
 
 def layouts(
     model: Model, gpu: Gpu, gpus: int, sequence: int, sequences: int, precision: str, **flags: object
 ) -> Iterator[Layout]:
     """Those that the launcher accepts; of what is equally fast and large one."""
-    one = Layout(gpus, sequence, precision=precision, **flags)
-    if "main_grads" not in flags:
-        one = replace(one, main_grads=one.main_grads_by_themselves)
-    for whole in _model_parallel(model, gpu, one):
-        for batch in BATCHES:
-            micro_batches, rest = divmod(sequences, whole.data * batch)
-            if rest or not micro_batches:
-                continue
-            filled = replace(whole, batch=batch, micro_batches=micro_batches)
-            for shared in filter(_accepted, _data_parallel(filled)):
-                # layers with LoRA have no chunks
-                for again in RECOMPUTE + IN_CHUNKS * (shared.tokens >= 2 * CHUNK and not shared.lora):
-                    for in_chunks in (False, True) if shared.pp == 1 else (False,):
-                        yield _with_what_is_stored(replace(shared, loss_in_chunks=in_chunks, **again))
+    for one in _optimizers(Layout(gpus, sequence, precision=precision, **flags), flags):
+        for whole in _model_parallel(model, gpu, one):
+            for batch in BATCHES:
+                micro_batches, rest = divmod(sequences, whole.data * batch)
+                if rest or not micro_batches:
+                    continue
+                filled = replace(whole, batch=batch, micro_batches=micro_batches)
+                for shared in filter(_accepted, _data_parallel(filled)):
+                    yield from map(_with_what_is_stored, _of_memory(shared, flags))
+
+
+def _optimizers(layout: Layout, given: Container[str]) -> Iterator[Layout]:
+    """The layout with ordinary updates and with those in backward, unless the user or an adapter decides, and with the
+    main gradients that the launcher keeps."""
+    decided = "optimizer_in_backward" in given or layout.lora
+    for kind in (layout.optimizer_in_backward,) if decided else ("off", "last_norm"):
+        one = replace(layout, optimizer_in_backward=kind)
+        yield one if "main_grads" in given else replace(one, main_grads=one.main_grads_by_themselves)
+
+
+def _of_memory(layout: Layout, given: Container[str]) -> Iterator[Layout]:
+    """The layout with all that backward may compute again, and with the loss at once and in chunks, unless the user has
+    decided on these."""
+    own = {name: getattr(layout, name) for name in ("recompute_modules", "mlp_chunk_tokens") if name in given}
+    # layers with LoRA have no chunks
+    every = RECOMPUTE + IN_CHUNKS * (layout.tokens >= 2 * CHUNK and not layout.lora)
+    if "recompute_modules" in given:
+        every = ({"recompute": "none"}, {"recompute": "core_attn"})
+    in_chunks = (False, True) if layout.pp == 1 and not layout.fp8_head else (False,)
+    for again in dict.fromkeys(tuple((each | own).items()) for each in every):
+        for chunks in (layout.loss_in_chunks,) if "loss_in_chunks" in given else in_chunks:
+            yield replace(layout, loss_in_chunks=chunks, **dict(again))
 
 
 def _with_what_is_stored(layout: Layout) -> Layout:
@@ -150,29 +149,61 @@ def _with_what_is_stored(layout: Layout) -> Layout:
     return replace(layout, fp8_input_store=False) if again else layout
 
 
-def _with_offload(model: Model, every: Iterable[Layout], gpu: Gpu) -> Iterator[Layout]:
-    """Each layout that fits; in the place of one that does not, those that move so much to the host that they do,
-    either activations or states of the optimizer; itself where neither is enough or possible."""
+def _fitted(model: Model, every: Iterable[Layout], gpu: Gpu, given: Container[str]) -> Iterator[Layout]:
+    """Each layout that fits; in the place of one that does not, those that do with smaller states of the optimizer or
+    with something in host memory; itself where nothing is enough. given: fields that the user has chosen."""
     for layout in every:
         memory = memory_of_step(model, layout)
         lack = lacking(memory, model, layout, gpu)
-        moved = [] if lack <= 0 else [*_activations_moved(model, layout, lack), *_states_moved(layout, memory, lack)]
-        yield from [each for each in moved if host_bytes(model, each) <= gpu.host * 1e9] or [layout]
+        found = [layout] if lack <= 0 else list(_made_smaller(model, layout, memory, lack, gpu, given))
+        yield from [each for each in found if host_bytes(model, each) <= gpu.host * 1e9] or [layout]
 
 
-def _activations_moved(model: Model, layout: Layout, lack: float) -> Iterator[Layout]:
-    """The layout with the activations of as many layers in host memory as must be, where there are so many."""
-    count = math.ceil(lack / offloaded_bytes(model, layout))
-    if layout.pp == 1 and layout.recompute != "full" and count <= model.layers - 2:
-        yield replace(layout, offload_activations=count)
+def _made_smaller(
+    model: Model, layout: Layout, memory: Memory, lack: float, gpu: Gpu, given: Container[str]
+) -> Iterator[Layout]:
+    """A layout that lacks so many bytes, with each kind of states, the plainest first, as it is or with as much in host
+    memory as must be, up to the first kind with which it fits as it is."""
+    for kinds in _states(layout, given):
+        smaller = replace(layout, **kinds)
+        states = memory.states * state_bytes(smaller) / state_bytes(layout)
+        lacks = lack - (memory.states - states)
+        if lacks <= 0:
+            yield smaller
+            return
+        yield from _moved(model, smaller, states, lacks, gpu, given)
 
 
-def _states_moved(layout: Layout, memory: Memory, lack: float) -> Iterator[Layout]:
-    """The layout with as many hundredths of the optimizer's states in host memory as must be, where that is enough and
-    the user has not said how many."""
-    slots = OFFLOADED_AT_ONCE * state_bytes(layout)
-    hundredths = math.ceil(100 * (lack + slots) / memory.states)
-    if not (layout.offload_optimizer or layout.lora) and hundredths <= 100:  # an adapter's weights are too small
+def _states(layout: Layout, given: Container[str]) -> Iterator[dict[str, str]]:
+    """How AdamW's states may be kept, the plainest first. With smaller moments the master weights are remainders, too,
+    which lose nothing. An adapter's states are small anyhow."""
+    moments = (layout.optim_moments,) if "optim_moments" in given or layout.lora else MOMENTS
+    for kind in moments:
+        masters = MASTER_WEIGHTS if kind == "float32" else list(MASTER_WEIGHTS)[-1:]
+        for master in (layout.master_weights,) if "master_weights" in given or layout.lora else masters:
+            yield {"optim_moments": kind, "master_weights": master}
+
+
+def _moved(
+    model: Model, layout: Layout, states: float, lack: float, gpu: Gpu, given: Container[str]
+) -> Iterator[Layout]:
+    """The layout with the activations of as many layers in host memory as must be, with as many hundredths of the
+    optimizer's states, and with both: as many layers as computing hides, and states for the rest; where that is enough,
+    and the user has not said how many. states: bytes that are on the device."""
+    if "offload_activations" not in given and layout.pp == 1 and layout.recompute != "full":
+        of_a_layer = offloaded_bytes(model, layout)
+        count, hidden = math.ceil(lack / of_a_layer), hidden_layers(model, layout, gpu)
+        if count <= model.layers - 2:
+            yield replace(layout, offload_activations=count)
+        if 0 < hidden < count:
+            both = replace(layout, offload_activations=hidden)
+            yield from _states_moved(both, states, lack - hidden * of_a_layer, given)
+    yield from _states_moved(layout, states, lack, given)
+
+
+def _states_moved(layout: Layout, states: float, lack: float, given: Container[str]) -> Iterator[Layout]:
+    hundredths = math.ceil(100 * (lack + OFFLOADED_AT_ONCE * state_bytes(layout)) / states)
+    if "offload_optimizer" not in given and not layout.lora and hundredths <= 100:  # an adapter's weights are too small
         yield replace(layout, offload_optimizer=hundredths / 100)
 
 

@@ -54,6 +54,8 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
     forward = layers * layer / 3
     update = update_ms(own_elements(model, layout, local), layout, gpu)
     backward = (layers * (layer + tp) + head) * 2 / 3
+    # activations come back over the same link meanwhile
+    copied = layout.offload_activations * offloaded_bytes(model, layout) / gpu.pcie / 1e6
     # stages 2 and 3 reduce each micro-batch's gradients, stage 3 gathers the weights for each
     reductions, gathers = m if layout.shards_gradients else 1, m if layout.shards_weights else 1
     communication = reductions * exposed_ms(scatter, 2 * forward, layout, gpu)
@@ -72,7 +74,7 @@ def time_of_step(model: Model, layout: Layout, gpu: Gpu) -> dict[str, float]:
         * (layers * (layer + tp + shared) + transfer),  # the head is the last stage's
         "sharding": communication,
         "offload": m * offload_ms(model, layout, gpu, layer + tp + shared)
-        + states_ms(model, layout, gpu, update + backward * (layout.optimizer_in_backward != "off")),
+        + states_ms(model, layout, gpu, update + max(0.0, backward - copied) * (layout.optimizer_in_backward != "off")),
         "optimizer": update + gradients_ms(local, layout, gpu),
     }
 
@@ -199,6 +201,12 @@ def offload_ms(model: Model, layout: Layout, gpu: Gpu, layer: float) -> float:
     copies, beside = size / gpu.pcie / 1e6, model.layers - 2
     waits = max(0.0, copies - beside * layer / 3) + max(0.0, copies - beside * layer * 2 / 3)
     return waits + 2 * size / gpu.hbm / 1e6
+
+
+def hidden_layers(model: Model, layout: Layout, gpu: Gpu) -> int:
+    """Layers whose activations are copied to the host while the other layers' forward computes."""
+    beside = (model.layers - 2) * layer_ms(model, layout, gpu, layout.micro_batches > 1) / 3
+    return min(int(beside * gpu.pcie * 1e6 / offloaded_bytes(model, layout)), model.layers - 2)
 
 
 def states_ms(model: Model, layout: Layout, gpu: Gpu, beside: float) -> float:

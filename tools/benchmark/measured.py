@@ -5,17 +5,22 @@ that were written down by hand where there is no result.
 
 Some were measured with older code. CHANGES says what that did otherwise, with the formula of its bytes or its time, so
 that a Point is compared with what the planner would have to say of that code.
+
+    python -m tools.benchmark.measured
+
+writes the planner's own list of what ran (paddle_te/planner/measured.json).
 """
 
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 
 from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
 from paddle_te.planner import GPUS, Layout, Lora, Measured, Model, Plan, memory_of_step, time_of_step
+from paddle_te.planner.measured import FILE
 from paddle_te.planner.memory import trained_elements
 from tools.benchmark import finetuning
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
@@ -383,3 +388,35 @@ def _values(flags, name):
     words = flags.split()
     behind = words[words.index(name) + 1 :] if name in words else ()
     return tuple(takewhile(lambda word: not word.startswith("--"), behind))
+
+
+def as_rows(points):
+    """What planner/measured.json says of the Points that have a time: of equal layouts the last."""
+    rows = [
+        {
+            "gpu": point.gpu,
+            "model": _not_default(point.model),
+            "layout": _not_default(point.layout),
+            "tokens_per_second": round(point.layout.tokens_per_step / point.ms * 1e3 / point.layout.gpus, 1),
+        }
+        for point in points
+        if point.ms
+    ]
+    return list({json.dumps({**row, "tokens_per_second": None}): row for row in rows}.values())
+
+
+def _not_default(record):
+    """{field: value} of a dataclass, as JSON has it, without defaults."""
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    kept = {each.name for each in fields(record) if values[each.name] != each.default}
+    return {name: value for name, value in json.loads(json.dumps(asdict(record))).items() if name in kept}
+
+
+def as_text(points):
+    """The file: a row a line."""
+    return "[\n" + ",\n".join(json.dumps(row) for row in as_rows(points)) + "\n]\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(as_text(all_points()), encoding="utf-8")
+    print(f"{FILE}: written")

@@ -40,14 +40,14 @@ def test_one_auto_leaves_all_that_is_not_given_to_the_planner(capsys):
         made.command
     )
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("auto: batch_size_per_device=2 FSDP=8 TP=1 ")
+    assert line.startswith("auto: batch_size_per_device=1 FSDP=8 TP=1 ")
     assert "fastest that fits 8 x H200 with 1,048,576 tokens a step" in line and "; next is stage" in line
 
 
 def test_what_is_given_stays():
     _, args = plan("--TP=auto --PP=2 --GA=32 --TOKENS_PER_STEP=2097152", LOGGING_STEPS="1")
     assert (args.PP, args.GA, args.LOGGING_STEPS) == (2, 32, 1)
-    assert args.TP * args.FSDP > 1 and args.SP == (args.TP > 1)
+    assert args.SP == (args.TP > 1)
     _, args = plan("--PP=auto --FSDP=all", OVERLAP="0")
     assert args.FSDP == 8 // (args.TP * args.PP) and args.OVERLAP is False
     _, args = plan("--TP=auto --recompute=full")
@@ -62,10 +62,11 @@ def test_a_run_file_may_say_auto(tmp_path):
 
 
 def test_parts_of_layers_are_computed_again_and_others_moved_to_the_host_where_that_fits():
-    """Llama-3-8B on one GPU, whose own EXTRA_ARGS stay."""
-    made, args = plan("--TP=auto --TOKENS_PER_STEP=8192 --EXTRA_ARGS=--seed=7", devices=1)
-    parts = "--recompute_modules layernorm --offload_activations 6 --use_fused_linear_cross_entropy true"
-    assert args.EXTRA_ARGS == f"{parts} --seed=7"
+    """Llama-3-8B on one GPU with the states that are given, whose own EXTRA_ARGS stay."""
+    given = "--seed=7 --optim_moments float32 --master_weights float32 --optimizer_in_backward off"
+    made, args = plan("--TP=auto --TOKENS_PER_STEP=8192", devices=1, EXTRA_ARGS=given)
+    assert args.EXTRA_ARGS.startswith("--recompute_modules layernorm") and args.EXTRA_ARGS.endswith(" --seed=7")
+    assert "--offload_" in args.EXTRA_ARGS
     assert made.command[-1] == "--seed=7"
 
 
@@ -92,15 +93,23 @@ def test_a_smaller_state_of_the_optimizer_is_counted():
     _, args = plan(words, devices=1, EXTRA_ARGS=f"--seed=7 {state}")
     assert "--recompute_modules" not in args.EXTRA_ARGS and args.recompute == "none"
     assert args.EXTRA_ARGS.endswith(f"{state} --seed=7") and args.EXTRA_ARGS.count("--optim_moments") == 1
-    assert "argument --optim_moments: invalid choice: 'half'" in refusal(words, EXTRA_ARGS="--optim_moments half")
+    assert "--optim_moments: 'half' must be one of float32" in refusal(words, EXTRA_ARGS="--optim_moments half")
+
+
+def test_states_are_chosen_where_none_are_given(capsys, monkeypatch):
+    """And what that costs is said: Llama-3-8B on an H100."""
+    monkeypatch.setattr(machines, "_gpu_listing", lambda: ["GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)"])
+    _, args = plan("--TP=auto", devices=1)
+    assert "--optim_moments bfloat16 --master_weights bf16_remainder" in args.EXTRA_ARGS
+    assert "; moments in bfloat16: they are rounded at random after each step" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["", " true"])
 def test_swiglus_input_in_fp8_is_counted(value):
-    """Llama-3-8B on one GPU, which then fits with what is nearly free; the flag is passed on once."""
+    """Llama-3-8B on one GPU, which then needs no recompute; the flag is passed on once."""
     words = "--TP=auto --TOKENS_PER_STEP=8192"
     _, args = plan(words, devices=1, EXTRA_ARGS=f"--activation_func_fp8_input_store{value} --seed=7")
-    flags = "--recompute_modules layernorm mlp_act --activation_func_fp8_input_store true"
+    flags = "--activation_func_fp8_input_store true --master_weights bf16_remainder"
     assert args.EXTRA_ARGS == f"{flags} --seed=7"
 
 
@@ -109,7 +118,7 @@ def test_states_that_the_user_has_put_on_the_host():
     words = "--TP=auto --recompute=none --TOKENS_PER_STEP=131072"
     _, args = plan(words, devices=1, EXTRA_ARGS="--offload_optimizer 0.5 --seed=7")
     assert args.EXTRA_ARGS == "--offload_optimizer 0.5 --seed=7"
-    _, args = plan(words, devices=1)
+    _, args = plan(words, devices=1, EXTRA_ARGS="--optim_moments float32 --master_weights float32")
     assert args.EXTRA_ARGS == "--offload_optimizer 0.38"
     assert "must be a number from 0 to 1" in refusal(words, devices=1, EXTRA_ARGS="--offload_optimizer 2")
 

@@ -10,9 +10,12 @@ from paddle_te import configs
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.plan import make_plan
 from paddle_te.planner import GPUS, Lora, Model, command, formulas, memory_of_step, search
+from paddle_te.planner.measured import all_that_ran, has_run, speed_of
 from paddle_te.planner.memory import fits
+from paddle_te.planner.ranking import computed_again, costs, rank
 
 H200 = GPUS["h200"]
+FLOAT32 = dict(optim_moments="float32", master_weights="float32", optimizer_in_backward="off")
 EIGHT_B_ON_2 = Model.of(configs.read("llama-3-8b")), H200, 2, 8192, 8192, "fp8"
 
 
@@ -22,7 +25,7 @@ def find(name, gpus, tokens=2**20, sequence=4096):
 
 def test_all_have_the_tokens_that_were_asked_for():
     found = find("llama-3-8b", 8)
-    ranks = [plan.milliseconds * (1.03 if plan.layout.offloads else 1) for plan in found.plans]
+    ranks = [rank(plan) for plan in found.plans]
     assert ranks == sorted(ranks)
     for plan in [*found.plans, *found.too_large.values()]:
         layout = plan.layout
@@ -38,9 +41,10 @@ def test_parts_of_layers_that_are_computed_again():
 
 
 def test_as_many_layers_go_to_the_host_as_must():
-    """With one layer fewer there the fastest would not fit: Llama-3-8B on one GPU, float32 states."""
+    """With one layer fewer there it would not fit: Llama-3-8B on one GPU, float32 states."""
     model, gpu = EIGHT_B_ON_2[0], H200
-    best = search(model, gpu, 1, 8192, 8192, "fp8").plans[0]
+    found = search(model, gpu, 1, 8192, 8192, "fp8", **FLOAT32)
+    best = next(plan for plan in found.plans if plan.layout.offload_activations)
     count = best.layout.offload_activations
     assert count > 0 and fits(best.memory, model, best.layout, gpu)
     fewer = replace(best.layout, offload_activations=count - 1)
@@ -61,7 +65,7 @@ def test_the_mlp_in_chunks():
 def test_as_many_states_go_to_the_host_as_must():
     """With a hundredth less there it would not fit: Llama-3-8B, whose many micro-batches a step hide the copies."""
     model, gpu = EIGHT_B_ON_2[0], H200
-    best = search(model, gpu, 1, 8192, 16 * 8192, "fp8").plans[0]
+    best = search(model, gpu, 1, 8192, 16 * 8192, "fp8", **FLOAT32).plans[0]
     assert best.layout.offload_optimizer > 0 and fits(best.memory, model, best.layout, gpu)
     less = replace(best.layout, offload_optimizer=best.layout.offload_optimizer - 0.01)
     assert not fits(memory_of_step(model, less), model, less, gpu)
@@ -131,8 +135,8 @@ def test_the_launcher_takes_the_command(monkeypatch, capsys, gpus):
 def test_main_gradients_are_counted_where_the_launcher_keeps_them():
     """Over several GPUs, 4 bytes a weight, unless they are used up at once; on one in bf16."""
     model, _, _, *asked = EIGHT_B_ON_2
-    for gpus, settings, kept in ((1, {}, False), (2, {}, True), (2, dict(optimizer_in_backward="last_norm"), False)):
-        found = search(model, H200, gpus, *asked, **settings)
+    for gpus, in_backward, kept in ((1, "off", False), (2, "off", True), (2, "last_norm", False)):
+        found = search(model, H200, gpus, *asked, optimizer_in_backward=in_backward)
         layouts = [plan.layout for plan in (*found.plans, *found.too_large.values())]
         assert layouts and {layout.main_grads for layout in layouts} == {kept}
     layout = replace(layouts[0], optimizer_in_backward="off", main_grads=True)
@@ -179,13 +183,91 @@ def test_lora(monkeypatch, capsys, tmp_path):
 
 def test_swiglus_input_in_fp8_is_asked_for(monkeypatch, capsys):
     """It is in no layout that computes that input again, and in none where it was not asked for."""
-    line = "llama-3-8b --gpus 1 --tokens_per_step 8192"
+    line = "llama-3-8b --gpus 1 --tokens_per_step 8192 --optim_moments float32 --master_weights float32 --show 20"
     status, shown = run(monkeypatch, capsys, f"{line} --activation_func_fp8_input_store true")
     assert status == 0 and "--activation_func_fp8_input_store true" in shown.out
     assert "one GPU  layernorm + mlp_act, SwiGLU's input in fp8  1 × 1" in shown.out
     assert "one GPU  full  " in shown.out
     _, shown = run(monkeypatch, capsys, line)
     assert "SwiGLU" not in shown.out and "fp8_input_store" not in shown.out
+
+
+def test_states_are_searched_for_unless_they_are_given():
+    """Llama-3-8B on one H100, which holds none of AdamW's states in float32."""
+    model, gpu, asked = EIGHT_B_ON_2[0], GPUS["h100"], (1, 8192, 16 * 8192, "fp8")
+    found = search(model, gpu, *asked).plans
+    best = found[0].layout
+    assert (best.optim_moments, best.master_weights) == ("bfloat16", "bf16_remainder") and best.offload_optimizer > 0.9
+    assert {plan.layout.optim_moments for plan in found} == {"float32", "bfloat16", "int8"}
+    assert any(plan.layout.offload_activations and plan.layout.offload_optimizer for plan in found)
+    assert all(fits(memory_of_step(model, plan.layout), model, plan.layout, gpu) for plan in found)
+    given = search(model, gpu, *asked, optim_moments="int8", offload_activations=0).plans
+    assert {(plan.layout.optim_moments, plan.layout.offload_activations) for plan in given} == {("int8", 0)}
+    assert not search(model, gpu, *asked, **FLOAT32).plans
+    one_batch = search(model, gpu, 1, 8192, 8192, "fp8").plans
+    assert {plan.layout.optimizer_in_backward for plan in one_batch} == {"off", "last_norm"}
+    assert len(costs(found[0].layout)) == 1 and not costs(replace(best, optim_moments="float32"))
+
+
+def test_states_in_float32_where_they_fit():
+    plans = search(EIGHT_B_ON_2[0], H200, 4, 8192, 64 * 8192, "fp8").plans
+    assert plans[0].layout.optimizer == FLOAT32
+
+
+def test_what_is_given_of_a_layers_memory():
+    settings = dict(recompute_modules=("mlp_act",), loss_in_chunks=True, fp8_attention=True)
+    plans = search(*EIGHT_B_ON_2, **settings).plans
+    assert plans and all(getattr(plan.layout, name) == each for plan in plans for name, each in settings.items())
+    assert "--fp8_dpa true" in plans[0].layout.extra_arguments()
+
+
+def test_near_ties_are_won_by_what_ran_and_is_simple(monkeypatch):
+    """A kind of layout that never ran must be 5 % faster; a further thing that one consists of must gain 1 %."""
+    plan = search(*EIGHT_B_ON_2).plans[0]
+    simple = replace(plan, layout=replace(plan.layout, recompute="none", recompute_modules=()))
+    assert has_run(simple.layout)
+
+    def wins(factor, layout):
+        return min(simple, replace(simple, layout=layout, times={"": factor * simple.milliseconds}), key=rank).layout
+
+    again = replace(simple.layout, recompute_modules=("layernorm",))
+    assert wins(0.995, again) == simple.layout and wins(0.985, again) == again
+    never_ran = replace(simple.layout, release_grads=True)
+    monkeypatch.setattr("paddle_te.planner.ranking.has_run", lambda layout: layout != never_ran)
+    assert wins(0.96, never_ran) == simple.layout and wins(0.94, never_ran) == never_ran
+
+
+def test_of_equal_times_the_least_is_computed_again():
+    """A small model, which waits for the CPU: on an H100 full recompute took 87 ms in the place of 35."""
+    for gpus in (1, 2):
+        best = search(Model.of(configs.read("llama-125m")), GPUS["h100"], gpus, 2048, gpus * 4096, "fp8").plans[0]
+        assert computed_again(best.layout) == 0 and not best.layout.loss_in_chunks
+
+
+def test_what_was_measured():
+    ran = next(each for each in all_that_ran() if each.layout.pp == 2 and not each.layout.fp8_head)
+    assert ran.gpu == GPUS["h100"] and speed_of(ran.model, ran.layout, ran.gpu) == ran.tokens_per_second
+    assert speed_of(ran.model, ran.layout, H200) is None and has_run(ran.layout)
+    assert not has_run(replace(ran.layout, gpus=4, tp=2))
+
+
+def test_the_card_at_hand_is_the_default(monkeypatch, capsys):
+    for listing, title in (
+        (["GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)"], "H100: its"),
+        (["GPU 0: NVIDIA GH200 480GB"], ""),
+        ([], ""),
+    ):
+        monkeypatch.setattr("paddle_te.runs.nvidia.listing", lambda lines=listing: lines)
+        _, shown = run(monkeypatch, capsys, "llama-125m --gpus 1")
+        assert ("H100: its" in shown.out) == bool(title)
+
+
+def test_the_table_says_what_was_measured_and_what_states_cost(monkeypatch, capsys):
+    status, shown = run(monkeypatch, capsys, "meta-llama/Meta-Llama-3-8B --gpus 2 --gpu h100")
+    rows = [line for line in shown.out.splitlines() if line.startswith("TP2 ")]
+    assert status == 0 and "bfloat16 + remainders: 6 B" in rows[0] and "13,674 tokens/s" in rows[0]
+    assert "never ran" in shown.out and "kind ran on H100" in shown.out
+    assert "  moments in bfloat16: they are rounded at random after each step;" in shown.out
 
 
 def write_model(folder):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paddle_te.planner import Layout
+from paddle_te.planner.measured import all_that_ran
 from tools.benchmark import measured
 
 POINTS = measured.all_points()
@@ -30,6 +31,13 @@ def test_an_h100(point):
     plan = measured.expected(point)
     assert point.memory is None or plan.memory.total == pytest.approx(point.memory, rel=0.01)
     assert plan.milliseconds == pytest.approx(point.ms, rel=0.04)
+
+
+def test_the_planner_has_what_was_measured():
+    """`python -m tools.benchmark.measured` writes it."""
+    assert measured.FILE.read_text(encoding="utf-8") == measured.as_text(POINTS)
+    rows = {(ran.gpu.title, ran.layout.pp, ran.layout.tp) for ran in all_that_ran()}
+    assert {("H100", 2, 1), ("H100", 1, 2), ("H200", 1, 4)} <= rows
 
 
 def test_there_are_points_of_each_kind():

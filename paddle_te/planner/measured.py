@@ -1,0 +1,66 @@
+"""Which layouts ran on GPUs, and how fast: measured.json, which `python -m tools.benchmark.measured` makes of
+benchmarks/."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from paddle_te.planner.gpus import GPUS, Gpu
+from paddle_te.planner.layout import Layout, Lora
+from paddle_te.planner.model import Model
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A training that was measured. tokens_per_second: of one GPU."""
+
+    gpu: Gpu
+    model: Model
+    layout: Layout
+    tokens_per_second: float
+
+
+@cache
+def all_that_ran() -> tuple[Ran, ...]:
+    """The rows of the file."""
+    return tuple(_ran(**row) for row in json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def _ran(gpu: str, model: dict, layout: dict, tokens_per_second: float) -> Ran:
+    lora = {"lora": Lora(**layout["lora"])} if layout.get("lora") else {}
+    again = {"recompute_modules": tuple(layout.get("recompute_modules", ()))}
+    return Ran(GPUS[gpu], Model(**model), Layout(**layout | again | lora), tokens_per_second)
+
+
+def speed_of(model: Model, layout: Layout, gpu: Gpu) -> float | None:
+    """Tokens/s of a GPU that were measured of this very layout; None where it never ran."""
+    asked = model, layout, gpu.title
+    found = (ran.tokens_per_second for ran in all_that_ran() if (ran.model, ran.layout, ran.gpu.title) == asked)
+    return next(found, None)
+
+
+def ran_on(layout: Layout) -> list[str]:
+    """The GPUs on which layouts of the same kind ran."""
+    return sorted({gpu for kind, gpu in _kinds() if kind == _kind(layout)})
+
+
+def has_run(layout: Layout) -> bool:
+    """Whether a layout of the same kind ran on any GPU."""
+    return bool(ran_on(layout))
+
+
+@cache
+def _kinds() -> frozenset[tuple[tuple, str]]:
+    return frozenset((_kind(ran.layout), ran.gpu.title) for ran in all_that_ran())
+
+
+def _kind(layout: Layout) -> tuple:
+    """The ways in which ranks share a model, whatever their number, and what lies in host memory."""
+    shared = (degree > 1 for degree in (layout.tp, layout.pp, layout.vp, layout.sep, layout.cp, layout.replicas))
+    on_the_host = layout.offload_activations > 0, layout.offload_optimizer > 0
+    return *shared, *on_the_host, layout.sharding > 1 and layout.stage, layout.lora is not None
