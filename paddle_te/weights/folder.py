@@ -11,10 +11,11 @@ from pathlib import Path
 
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.weights import pdparams, safetensors
-from paddle_te.weights.config import check_head_dim, in_paddlenlps_words
+from paddle_te.weights.agreement import check_agreement, check_biases
+from paddle_te.weights.config import check_head_dim, native_config
 from paddle_te.weights.contents import files_of_index
 from paddle_te.weights.files import CHECKSUMS, read_json
-from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, detect
+from paddle_te.weights.layout import Dims, Layout, detect, layouts_of
 from paddle_te.weights.tensors import CheckpointError, same_bytes
 
 _WEIGHTS = re.compile(
@@ -85,6 +86,7 @@ class Checkpoint:
     pp: int
     companions: list
     left_out: list
+    tied: bool
 
 
 def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
@@ -109,15 +111,14 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     tp, pp = _degrees(folder, suffix, ranks)
     heads = _heads(folder, sizes, num_attention_heads, num_key_value_heads)
     dims = _dims(folder, sizes, heads, ranks, layout, tp)
-    _check_shapes(ranks, layout, dims, tp)
-    _check_complete(folder, ranks, layout, dims, tied=is_tied(sizes))
-    _check_dtypes(ranks, layout)
     weights = {file.name for rank in ranks.values() for file in rank.files}
     weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS}
     others = sorted(path.name for path in folder.iterdir() if path.name not in weights)
     companions = [name for name in others if _COMPANIONS.fullmatch(name) and (folder / name).is_file()]
     left_out = [name for name in others if name not in companions]
-    return Checkpoint(folder, suffix, config, ranks, layout, dims, tp, pp, companions, left_out)
+    checkpoint = Checkpoint(folder, suffix, config, ranks, layout, dims, tp, pp, companions, left_out, is_tied(sizes))
+    check_agreement(checkpoint)
+    return checkpoint
 
 
 def check_layout(folder, layout, hf=False):
@@ -215,9 +216,9 @@ def _read_config(folder):
 
 
 def _in_paddlenlps_words(folder, config):
-    """What config.json says of sizes; None where there is none."""
+    """What config.json says of the model, in PaddleNLP's words; None where there is none."""
     try:
-        return config and in_paddlenlps_words(config)
+        return config and native_config(config)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from None
 
@@ -229,7 +230,10 @@ def _detect(folder, ranks, config):
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
     tied = is_tied(config)
     tensors = {name: ref for rank in ranks.values() for name, ref in rank.tensors.items()}
-    return detect(tensors, tied, lambda name: f"{tensors[name].path}: tensor {name!r}", family)
+    describe = lambda name: f"{tensors[name].path}: tensor {name!r}"  # noqa: E731
+    if family:
+        check_biases(tensors, layouts_of(family, tied), config, describe)
+    return detect(tensors, tied, describe, family)
 
 
 def _degrees(folder, suffix, ranks):
@@ -299,56 +303,3 @@ def _dims(folder, config, heads, ranks, layout, tp):
     if hidden % heads[0]:
         raise CheckpointError(f"{path}: hidden_size={hidden} is no multiple of num_attention_heads={heads[0]}")
     return Dims(hidden, intermediate, layers, *heads, vocab, positions)
-
-
-def _check_shapes(ranks, layout, dims, tp):
-    for rank in ranks.values():
-        for name, ref in rank.tensors.items():
-            expected = dims.slot_shape(layout.find(name)[1], tp)
-            if tuple(ref.shape) != expected:
-                raise CheckpointError(
-                    f"{ref.path}: {name!r} has shape {list(ref.shape)}, but {list(expected)} follows from config.json "
-                    f"(or the arguments) with {dims.num_attention_heads} heads, {dims.num_key_value_heads} key/value "
-                    f"heads and {tp} tensor parallel rank(s)"
-                )
-
-
-def _check_complete(folder, ranks, layout, dims, tied):
-    """Each tensor parallel rank must have every part of the model, spread over its pipeline stages."""
-    wanted = {(n, part) for n in range(dims.num_hidden_layers) for part in layout.layer_parts}
-    outside = {part for slot in layout.model for part in slot.parts}
-    wanted |= {(None, part) for part in outside if not (tied and part == "lm_head")}
-    for tp in sorted({key[0] for key in ranks}, key=lambda r: r or 0):
-        found = {}
-        for rank in (rank for rank in ranks.values() if rank.tp == tp):
-            for name, ref in rank.tensors.items():
-                layer, slot = layout.find(name)
-                for part in slot.parts:
-                    twice = found.get((layer, part))
-                    if twice and layer is not None:  # several stages may have a tied embedding
-                        raise CheckpointError(
-                            f"{ref.path}: {name!r} holds {part} of layer {layer}, and so does {twice!r}"
-                        )
-                    found[layer, part] = name
-        surplus = sorted({layer for layer, _ in found.keys() - wanted if layer is not None})
-        if surplus:
-            name = next(name for (layer, _), name in found.items() if layer == surplus[0])
-            raise CheckpointError(f"{folder}: {name!r}: config.json has only {dims.num_hidden_layers} layers")
-        for layer, part in sorted(wanted - found.keys(), key=str):
-            slot = next(slot for slot in layout.layer + layout.model if part in slot.parts)
-            where = f" (rank tp{tp:02d})" if tp is not None else ""
-            raise CheckpointError(f"{folder}: incomplete: no file{where} has {layout.full_name(layer, slot)!r}")
-
-
-def _check_dtypes(ranks, layout):
-    """Matrices must share one dtype, norms another or the same."""
-    seen = {}
-    for rank in ranks.values():
-        for name, ref in rank.tensors.items():
-            kind = "norms" if SPLIT_AXIS[layout.find(name)[1].parts[0]] is None else "matrices"
-            first = seen.setdefault(kind, (name, ref))
-            if ref.dtype != first[1].dtype:
-                raise CheckpointError(
-                    f"{ref.path}: mixed dtypes: {name!r} is {ref.dtype}, "
-                    f"{first[0]!r} in {first[1].path.name} is {first[1].dtype}"
-                )

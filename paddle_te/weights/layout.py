@@ -191,7 +191,8 @@ def hf_layout(tied=False, family=LLAMA):
     return Layout(family, "hf", "Hugging Face's", f"{base}{names.layers}.", layer, outside)
 
 
-def _layouts(family, tied):
+def layouts_of(family, tied=False):
+    """All layouts of a Family."""
     fused = [(qkv, ffn) for qkv in (False, True) for ffn in (False, True)]
     native = [native_layout(*flags, tied, family) for flags in fused]
     return [te_layout(tied, family), *native, hf_layout(family=family)]
@@ -204,7 +205,7 @@ def detect(names, tied=False, describe=lambda name: f"tensor {name!r}", family=N
     (another model's checkpoint) or names of different layouts are mixed.
     """
     families = [family] if family else FAMILIES.values()
-    everything = [layout for family in families for layout in _layouts(family, tied)]
+    everything = [layout for family in families for layout in layouts_of(family, tied)]
     unknown = [name for name in names if not any(layout.find(name) for layout in everything)]
     if unknown:
         models = " or ".join(family.title for family in families)

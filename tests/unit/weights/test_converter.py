@@ -207,7 +207,7 @@ def test_without_config(tmp_path, rng):
     save_single(tmp_path / "te", model.te(), "float32")
     with pytest.raises(CheckpointError, match=r"te/config.json: missing; then --num_attention_heads"):
         convert(tmp_path / "te", tmp_path / "out", "te2pd", progress=False)
-    with pytest.raises(CheckpointError, match="key/value heads"):
+    with pytest.raises(CheckpointError, match="follows from num_key_value_heads=4"):
         convert(tmp_path / "te", tmp_path / "out", "te2pd", num_attention_heads=4, progress=False)
     with pytest.raises(CheckpointError, match="no multiple of num_attention_heads=5"):
         convert(tmp_path / "te", tmp_path / "out", "te2pd", 5, 1, progress=False)
@@ -360,7 +360,7 @@ DAMAGES = {
     "kv heads not divisible": (damage_kv_heads_and_ranks, "num_key_value_heads=2 cannot be divided"),
     "config: hidden size": (lambda f, m: set_config(f, hidden_size=64), f"{FIRST}: .* has shape"),
     "config: kv heads": (lambda f, m: set_config(f, num_key_value_heads=4), f"{FIRST}: .*k_proj.* has shape"),
-    "config: heads": (lambda f, m: set_config(f, num_attention_heads=3), "config.json: num_attention_heads=3"),
+    "config: heads": (lambda f, m: set_config(f, num_attention_heads=3), "num_attention_heads=3"),
     "config: more layers": (
         lambda f, m: set_config(f, num_hidden_layers=3),
         "incomplete: no file has 'llama.layers.2.",

@@ -1,0 +1,172 @@
+"""Whether a checkpoint's tensors make the whole model that its config.json describes.
+
+Nothing here decides between the two: where they contradict each other, the error names the key and the tensor.
+"""
+
+from paddle_te.weights.layout import SPLIT_AXIS
+from paddle_te.weights.tensors import NUMBERS, CheckpointError, same_bytes
+
+# The keys of config.json that say how many rows a part has; of other parts, and for all columns but down's, it is one
+_ROWS = {
+    "k": ("num_key_value_heads", "num_attention_heads"),
+    "v": ("num_key_value_heads", "num_attention_heads"),
+    "gate": ("intermediate_size",),
+    "up": ("intermediate_size",),
+    "embed": ("vocab_size",),
+    "lm_head": ("vocab_size",),
+    "positions": ("max_position_embeddings",),
+}
+_WIDTH = ("hidden_size",)
+_COLUMNS = {"down": ("intermediate_size",)}
+# The keys of config.json that say whether the projections of a decoder layer's half have biases
+_BIAS_KEYS = {"attn": "attention_bias", "attention": "attention_bias", "mlp": "mlp_bias"}
+
+
+def check_agreement(checkpoint):
+    """Raises CheckpointError unless the tensors of an opened Checkpoint are those of its config.json, all of them."""
+    _check_shapes(checkpoint)
+    _check_complete(checkpoint)
+    _check_dtypes(checkpoint)
+    _check_head(checkpoint)
+
+
+def check_biases(names, layouts, config, describe):
+    """Raises CheckpointError for a bias that a module of one of the Layouts has in the file and not in config.json.
+
+    names: the tensors'. describe: makes a name's text in a message.
+    """
+    for name in names:
+        weight = name.removesuffix("bias") + "weight"
+        known = any(layout.find(name) for layout in layouts)
+        if name.endswith("bias") and not known and any(layout.find(weight) for layout in layouts):
+            raise CheckpointError(
+                f"{describe(name)}: a model without this bias follows from config.json: {_no_bias(name, config)}"
+            )
+
+
+def _no_bias(name, config):
+    key = next((key for word, key in _BIAS_KEYS.items() if word in name), None)
+    said = f", {key}={config.get(key)!r}" if key else ""
+    return f"model_type={config.get('model_type', 'llama')!r}{said}"
+
+
+def _check_shapes(checkpoint):
+    for name, ref, (_, slot) in _stored(checkpoint):
+        expected = checkpoint.dims.slot_shape(slot, checkpoint.tp)
+        if tuple(ref.shape) != expected:
+            ranks = f" over {checkpoint.tp} tensor parallel ranks" * (checkpoint.tp > 1)
+            keys = _responsible(slot, tuple(ref.shape), expected)
+            said = ", ".join(f"{key}={getattr(checkpoint.dims, key)}" for key in keys)
+            raise CheckpointError(
+                f"{ref.path}: {name!r} has shape {list(ref.shape)}, but {list(expected)} follows from {said} in "
+                f"config.json (or the arguments){ranks}"
+            )
+
+
+def _responsible(slot, found, expected):
+    """The keys of config.json behind the first axis in which two shapes of a Slot's tensor differ."""
+    if len(found) != len(expected):
+        return _WIDTH
+    axis = next(axis for axis, sizes in enumerate(zip(found, expected, strict=True)) if sizes[0] != sizes[1])
+    columns = axis != (1 if slot.transposed else 0)
+    part = slot.parts[-1].removesuffix("_bias")
+    return (_COLUMNS if columns else _ROWS).get(part, _WIDTH)
+
+
+def _stored(checkpoint):
+    """(name, TensorRef, (layer, Slot)) of all tensors of all ranks."""
+    for rank in checkpoint.ranks.values():
+        for name, ref in rank.tensors.items():
+            yield name, ref, checkpoint.layout.find(name)
+
+
+def _check_complete(checkpoint):
+    """Each tensor parallel rank must have every part of the model, spread over its pipeline stages."""
+    layout, layers = checkpoint.layout, checkpoint.dims.num_hidden_layers
+    outside = {part for slot in layout.model for part in slot.parts if not (checkpoint.tied and part == "lm_head")}
+    for tp in sorted({key[0] for key in checkpoint.ranks}, key=lambda rank: rank or 0):
+        found = _parts_of_rank(checkpoint, tp)
+        surplus = sorted({layer for layer, _ in found if layer is not None and layer >= layers})
+        if surplus:
+            name = next(name for (layer, _), name in found.items() if layer == surplus[0])
+            raise CheckpointError(
+                f"{checkpoint.folder}: {name!r}: config.json has only {layers} layers (num_hidden_layers)"
+            )
+        wanted = ((None, part) for part in sorted(outside))
+        for layer, part in (*wanted, *((n, part) for n in range(layers) for part in layout.layer_parts)):
+            if (layer, part) not in found:
+                raise CheckpointError(_what_is_missing(checkpoint, tp, layer, part))
+
+
+def _parts_of_rank(checkpoint, tp):
+    """{(layer, part): name of the tensor that holds it} of a tensor parallel rank's pipeline stages."""
+    found = {}
+    for rank in (rank for rank in checkpoint.ranks.values() if rank.tp == tp):
+        for name, ref in rank.tensors.items():
+            layer, slot = checkpoint.layout.find(name)
+            for part in slot.parts:
+                twice = found.get((layer, part))
+                if twice and layer is not None:  # several stages may have a tied embedding
+                    raise CheckpointError(f"{ref.path}: {name!r} holds {part} of layer {layer}, and so does {twice!r}")
+                found[layer, part] = name
+    return found
+
+
+def _what_is_missing(checkpoint, tp, layer, part):
+    layout = checkpoint.layout
+    slot = next(slot for slot in layout.layer + layout.model if part in slot.parts)
+    where = f" (rank tp{tp:02d})" if tp is not None else ""
+    text = f"{checkpoint.folder}: incomplete: no file{where} has {layout.full_name(layer, slot)!r}"
+    if part == "lm_head":
+        return f"{text}, and config.json does not say tie_word_embeddings=true, with which the embedding is the head"
+    if part.endswith("_bias"):
+        return f"{text}, which a model of model_type={layout.family.model_type!r} in config.json has"
+    if layer is not None:
+        return f"{text}; config.json says num_hidden_layers={checkpoint.dims.num_hidden_layers}"
+    return text
+
+
+def _check_dtypes(checkpoint):
+    """Matrices must share one dtype, which is config.json's where it names one; norms another or the same."""
+    seen = {}
+    for name, ref, (_, slot) in _stored(checkpoint):
+        kind = "norms" if SPLIT_AXIS[slot.parts[0]] is None else "matrices"
+        first = seen.setdefault(kind, (name, ref))
+        if ref.dtype != first[1].dtype:
+            raise CheckpointError(
+                f"{ref.path}: mixed dtypes: {name!r} is {ref.dtype}, "
+                f"{first[0]!r} in {first[1].path.name} is {first[1].dtype}"
+            )
+    _check_said_dtype(checkpoint, *seen["matrices"])
+
+
+def _check_said_dtype(checkpoint, name, ref):
+    for key in ("dtype", "torch_dtype"):
+        said = str((checkpoint.config or {}).get(key)).removeprefix("torch.").removeprefix("paddle.")
+        if said in NUMBERS and said != ref.dtype:
+            raise CheckpointError(
+                f"{ref.path}: {name!r} is {ref.dtype}, but config.json says {key}={said!r}: one of them is wrong; "
+                f"write {ref.dtype!r} there if it is config.json"
+            )
+
+
+def _check_head(checkpoint):
+    """A head that is the embedding may be stored again, but not with other numbers."""
+    if not checkpoint.tied:
+        return
+    for tp in {key[0] for key in checkpoint.ranks}:
+        ranks = [rank for rank in checkpoint.ranks.values() if rank.tp == tp]
+        stored = [(name, ref) for rank in ranks for name, ref in rank.tensors.items()]
+        embed_name, embed = next(_holding(checkpoint, stored, "embed"))
+        for name, head in _holding(checkpoint, stored, "lm_head"):
+            if not same_bytes(embed, head):
+                raise CheckpointError(
+                    f"{head.path}: {name!r} has other numbers than {embed_name!r}, but config.json says "
+                    "tie_word_embeddings=true, that they are one weight: set it to false to keep this head, or remove "
+                    f"{name!r} from the file to use the embedding, as transformers does"
+                )
+
+
+def _holding(checkpoint, stored, part):
+    """Those of stored (name, TensorRef) that hold a part outside of the layers."""
+    return ((name, ref) for name, ref in stored if checkpoint.layout.find(name)[1].parts == (part,))
