@@ -432,13 +432,16 @@ TRAINING = (
         "verify_checkpoint",
         choice(*LEVELS),
         "full",
-        "What a checkpoint must agree with its manifest in before it is resumed: full (sizes and checksums of all "
-        "files), size, or none.",
-        doc="what a checkpoint must agree with its manifest in before it is resumed: `full` (sizes and checksums of "
-        "all files), `size`, `none`",
-        zh="恢复训练前 checkpoint 与其 manifest 须一致的内容：`full`（所有文件的大小与校验和）、`size`（大小）、`none`",
+        "What a folder with a manifest must agree with it in before a run resumes from it, or takes its weights or "
+        "adapter: full (sizes and checksums), size, or none.",
+        doc="what a folder with a manifest must agree with it in before a run resumes from it, or takes its weights or "
+        "adapter: `full` (sizes and checksums), `size`, `none`",
+        zh="恢复训练或读取权重、adapter 之前，带有 manifest 的文件夹须与其一致的内容："
+        "`full`（大小与校验和）、`size`（大小）、`none`",
     ),
 )
+
+_VERIFY = next(option for option in TRAINING if option.name == "verify_checkpoint")
 
 # Of pretraining alone.
 PRETRAINING = (
@@ -770,6 +773,12 @@ EVALUATED_MODEL = (
         zh="权重的类型：`float32`、`bfloat16`、`float16`（te 不支持 `float32`）",
     ),
     Option("device", TEXT, "cpu", "cpu, gpu or nvgpu.", doc="`cpu`, `gpu`, `nvgpu`", zh="`cpu`、`gpu`、`nvgpu`"),
+    _VERIFY.but(
+        help="What a folder with a manifest must agree with it in before it is read: full, size, or none.",
+        doc="what a folder with a manifest must agree with it in before it is read: `full` (sizes and checksums), "
+        "`size`, `none`",
+        zh="读取之前，带有 manifest 的文件夹须与其一致的内容：`full`（大小与校验和）、`size`（大小）、`none`",
+    ),
     _USE_FP8,
     _RECIPE.but(
         default="current",

@@ -38,6 +38,10 @@ def positive(text):
     return int(text)
 
 
+def _warn(line):
+    print(f"warning: {line}", file=sys.stderr)
+
+
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input_ckpt_path", required=True, help="folder of the checkpoint to convert")
@@ -65,6 +69,12 @@ def make_parser():
         help="carry optimizer and Trainer state along (fp8 scales from te to te), as a unified checkpoint that "
         "training resumes in any degrees with --unified_checkpoint 1",
     )
+    parser.add_argument(
+        "--verify_checkpoint",
+        choices=("full", "size", "none"),
+        default="full",
+        help="what an input with a manifest must first agree with it in: sizes and checksums, sizes, nothing (full)",
+    )
     parser.add_argument("--verify", action="store_true", help="first compare the input with its checksums.json")
     parser.add_argument("--checksums", action="store_true", help="write checksums.json (SHA-256) for the output")
     return parser
@@ -81,7 +91,7 @@ def main():
         if only_inspect:
             print(inspect(input_path, arguments["num_attention_heads"], arguments["num_key_value_heads"]))
             return
-        left_out = convert(input_path, output_path, **arguments)
+        left_out = convert(input_path, output_path, **arguments, tell=_warn)
     except (CheckpointError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"{output_path}: complete")

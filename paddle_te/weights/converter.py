@@ -25,7 +25,8 @@ from paddle_te.weights.files import (
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.output_files import Target, check_degrees, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
-from paddle_te.weights.tensors import NUMBERS, CheckpointError, cast
+from paddle_te.weights.tensors import NUMBERS, CheckpointError, all_finite, cast
+from paddle_te.weights.verification import FULL, Verification
 
 # mode: (from, to); None: whatever the input's layout is, and the same again
 # …2formers: Hugging Face's folder that also holds what PaddleFormers' Trainer resumes from
@@ -63,7 +64,9 @@ def convert(
     with_optimizer=False,
     verify=False,
     checksums=False,
+    verify_checkpoint=FULL,
     progress=True,
+    tell=print,
 ):
     """Converts a checkpoint folder into a new one; the input is only read.
 
@@ -86,9 +89,12 @@ def convert(
             checkpoint (whole tensors in safetensors), from which the Trainer resumes in any degrees with
             --unified_checkpoint 1; degrees that are asked for are only checked. fp8 scales go along from te to te.
             A complete checkpoint is compared with its manifest, if it has one, and its output gets a manifest, too.
+        verify_checkpoint: "full", "size" or "none": how much of the input's manifest, if it has one, is compared first.
         verify: first compare the input's files with its checksums.json.
         checksums: write a checksums.json (SHA-256 of each file) for the output.
         progress: show a progress bar.
+        tell: takes a line of text where the input was not compared with what it has for that, and where weights are
+            not finite; they are converted as they are.
 
     Returns: the names of files in the input folder that were not carried over (a Trainer's own state).
     Raises CheckpointError, before anything is written, for an input or arguments that do not fit, for a file to be
@@ -103,6 +109,8 @@ def convert(
     check_new(output_path)
     if verify and input_path.is_dir():
         verify_checksums(input_path, workers)
+    if input_path.is_dir():
+        Verification(verify_checkpoint, tell=tell if not verify else _silent).check(input_path)
     checkpoint = open_checkpoint(input_path, num_attention_heads, num_key_value_heads)
     _check_mode(checkpoint, mode)
     layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
@@ -146,8 +154,9 @@ def convert(
     total = sum(file.nbytes for files in groups for file in files)
     _check_space(output_path, total)
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
+    broken = []  # names of tensors; threads append to it
     with bar, new_folder(output_path) as folder:
-        _write_all(sources, target, folder, groups, workers, bar)
+        _write_all(sources, target, folder, groups, workers, bar, broken)
         for name in carried:
             copy_file(checkpoint.folder / name, folder / companion_name(name, carried, checkpoint.layout, layout))
         for name, content in (indexes | ({"config.json": config} if config else {})).items():
@@ -161,6 +170,8 @@ def convert(
         if run is not None:
             files = manifest.records(folder, manifest.file_names(folder), workers)
             manifest.mark_complete(folder, manifest.Manifest(files, run))
+    if broken:
+        tell(_not_finite(output_path, sorted(broken), groups))
     written = carried + [manifest.COMPLETE_MARK, manifest.MANIFEST] * (run is not None)
     with_state = with_optimizer or mode in FORMERS
     state = [name for name in checkpoint.left_out if with_state and optimizer.STATE_FILES.fullmatch(name)]
@@ -303,10 +314,24 @@ def _check_space(output_path, total):
         )
 
 
-def _write_all(sources, target, folder, groups, workers, bar):
+def _silent(line):
+    """Tells nobody."""
+
+
+def _not_finite(output_path, names, groups):
+    """The line about tensors that were converted though numbers of theirs are not finite."""
+    tensors = sum(len(file.entries) for files in groups for file in files)
+    more = f" and {len(names) - 3} more" * (len(names) > 3)
+    return (
+        f"{output_path}: {len(names)} of {tensors} tensors hold NaN or infinity, as they did before: "
+        f"{', '.join(names[:3])}{more}"
+    )
+
+
+def _write_all(sources, target, folder, groups, workers, bar, broken):
     stop = threading.Event()
     with ThreadPoolExecutor(workers) as pool:  # threads: numpy copies and file reads run without the interpreter's lock
-        futures = [pool.submit(_write_files, sources, target, folder, files, bar, stop) for files in groups]
+        futures = [pool.submit(_write_files, sources, target, folder, files, bar, stop, broken) for files in groups]
         try:
             for future in futures:
                 future.result()
@@ -316,10 +341,10 @@ def _write_all(sources, target, folder, groups, workers, bar):
             raise
 
 
-def _write_files(sources, target, folder, files, bar, stop):
+def _write_files(sources, target, folder, files, bar, stop, broken):
     """Writes files that hold different ranks' shares of the same tensors, or one file; sources: {kind: Checkpoint}.
 
-    stop: an Event; once it is set, nothing more is written.
+    stop: an Event; once it is set, nothing more is written. broken: gets the names of tensors that are not finite.
     """
     readers = {kind: Reader(checkpoint, target.tp) for kind, checkpoint in sources.items()}
     for file in files:
@@ -330,7 +355,10 @@ def _write_files(sources, target, folder, files, bar, stop):
             return
         for file, writer, entry in zip(files, writers, shares, strict=True):
             read = readers[entry.kind].number if entry.kind in optimizer.POWERS else readers[entry.kind].blocks
-            writer.add([cast(array, entry.spec) for array in read(file.tp, entry.layer, entry.slot)])
+            arrays = [cast(array, entry.spec) for array in read(file.tp, entry.layer, entry.slot)]
+            if not all(all_finite(array, entry.spec.dtype) for array in arrays):
+                broken.append(entry.spec.name)
+            writer.add(arrays)
             bar.update(entry.spec.nbytes)
     for writer in writers:
         writer.close()

@@ -88,6 +88,11 @@ class Checkpoint:
     left_out: list
     tied: bool
 
+    @property
+    def files(self):
+        """The paths of the files that hold tensors."""
+        return sorted({ref.path for rank in self.ranks.values() for ref in rank.tensors.values()})
+
 
 def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     """Reads names, shapes and places of all tensors in a folder and checks that they make a whole model.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
+from paddle_te.manifest import MANIFEST
 from paddle_te.table import in_columns
 from paddle_te.weights.contents import TRAINER_STATE, read_state
 from paddle_te.weights.folder import Checkpoint, open_checkpoint
@@ -31,7 +32,7 @@ def inspect(folder: str | Path, num_attention_heads: int | None = None, num_key_
 
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
     tensors = [ref for rank in checkpoint.ranks.values() for ref in rank.tensors.values()]
-    files = {ref.path for ref in tensors}
+    files = checkpoint.files
     size = sum(ref.nbytes for ref in tensors)
     return {
         "folder": str(checkpoint.folder),
@@ -43,6 +44,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "degrees": str(saved_degrees(checkpoint) or "whole tensors (unified checkpoint)"),
         "optimizer": _optimizer(checkpoint),
         "step": _step(checkpoint.folder),
+        "manifest": _manifest(checkpoint.folder),
     }
 
 
@@ -59,6 +61,11 @@ def _optimizer(checkpoint):
         return "whole tensors (unified checkpoint)"
     files = [name for name in checkpoint.left_out if STATE_FILES.fullmatch(name) and name.endswith(".pdopt")]
     return f"{len(files)} .pdopt file{'s' * (len(files) > 1)}" if files else "none"
+
+
+def _manifest(folder):
+    there = (folder / MANIFEST).is_file()
+    return f"not compared; paddle-te verify {folder} compares it" if there else "none"
 
 
 def _step(folder):

@@ -57,6 +57,20 @@ def cast(array, spec):
     return narrow
 
 
+_FLOATS_AT_ONCE = 2**22
+
+
+def all_finite(array, dtype):
+    """Whether an array of a STORAGE dtype, which is called so, holds neither NaN nor infinity; whole numbers do not."""
+    if dtype not in NUMBERS:
+        return True
+    rows = max(1, _FLOATS_AT_ONCE // max(1, array[:1].size))
+    blocks = (array[start : start + rows] for start in range(0, len(array), rows))
+    if dtype == "bfloat16":  # all bits of the exponent
+        return not any(((block & 0x7F80) == 0x7F80).any() for block in blocks)
+    return all(np.isfinite(block).all() for block in blocks)
+
+
 def _float32(array):
     if array.dtype == STORAGE["bfloat16"]:
         return (array.astype("<u4") << 16).view("<f4")

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, inst
 from paddle_te.upstream import deferred_imports  # noqa: E402
 
 
-def initialised(model_class, folder, config, dtype, in_fp8=False):
+def initialised(model_class, folder, config, dtype, in_fp8=False, verify="full"):
     """In the place of `paddle_te.hosts.paddlenlp.loading.from_pretrained`, whose arguments it has: nothing is read."""
     from paddle_te.fp8 import fp8_model_init
     from paddle_te.models.decoder import fp8_recipe

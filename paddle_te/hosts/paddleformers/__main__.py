@@ -22,11 +22,15 @@ def main():
         print(__doc__, file=sys.stderr)
         return 2
     from paddle_te.hosts.paddleformers.recipes import check_recipe, check_training, read_recipe, train  # 20 seconds
+    from paddle_te.hosts.paddleformers.weights import check_adapter, check_weights
 
     trains = sys.argv[1] == "train"
     try:
         recipe = read_recipe()
         (check_training if trains else check_recipe)(recipe)
+        check_weights(recipe["model_name_or_path"])
+        if recipe.get("lora_path"):
+            check_adapter(recipe["lora_path"])
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

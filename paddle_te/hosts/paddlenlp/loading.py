@@ -1,16 +1,20 @@
 """Models from checkpoint folders."""
 
 import json
+import logging
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 from paddlenlp.transformers import AutoTokenizer, LlamaTokenizer
 from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 
 from paddle_te.configs import MODEL_VALUES
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.distributed import gather_objects
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.hosts.paddlenlp.modeling import TELMHead
@@ -18,8 +22,12 @@ from paddle_te.layers import stored_weights
 from paddle_te.models import pipeline
 from paddle_te.models.backend import check_backend, check_backend_name
 from paddle_te.models.decoder import fp8_recipe
+from paddle_te.runs.transfers import Transfer
 from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
 from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.verification import FULL, Verification
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -35,13 +43,32 @@ def _no_views():
         paddle.set_flags(kept)
 
 
-def from_pretrained(model_class, folder, config, dtype, in_fp8=False):
+def verification(level=FULL):
+    """The Verification, at a level of --verify_checkpoint, of files that all processes of this run read together."""
+    ranks = dist.get_world_size()
+    return Verification(level, dist.get_rank(), ranks, lambda mine: gather_objects(mine, ranks), logger.warning)
+
+
+def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FULL):
     """model_class(config) with the weights in `folder`: in the backend's layout, of any degrees, or in Hugging Face's.
 
+    All processes call it. The model's `loaded` is the Transfer.
     in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read for the recipe of the
-    configuration (`fp8_model_init`).
-    Raises CheckpointError where PaddleNLP would only warn.
+    configuration (`fp8_model_init`). verify: how much of the folder's manifest, if it has one, is compared first.
+    Raises CheckpointError where PaddleNLP would only warn, and for files that differ from their manifest.
     """
+    start = time.perf_counter()
+    verified = verification(verify).check(folder)
+    model = _from_folder(model_class, folder, config, dtype, in_fp8)
+    size = sum(path.stat().st_size for path in open_checkpoint(folder).files)
+    note = f"{verified.words} ({verified.seconds:.1f} s)" if verified.compared else verified.words
+    model.loaded = Transfer("load", Path(folder), size, time.perf_counter() - start, note, verified.compared)
+    if dist.get_rank() == 0:
+        logger.info(model.loaded.line())
+    return model
+
+
+def _from_folder(model_class, folder, config, dtype, in_fp8):
     layout = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
     of_a_rank = any(Path(folder).glob("model_state.[tp]p*"))
     # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
@@ -219,14 +246,16 @@ def load_config(folder, backend="none", **settings):
     return config
 
 
-def load_model(folder, backend="none", dtype="float32", **settings):
+def load_model(folder, backend="none", dtype="float32", verify=FULL, **settings):
     """The model with the weights in `folder`, in evaluation mode; of a pipeline (settings) this process's stage.
 
-    Raises what `check_backend` and `load_config` raise.
+    verify: as `from_pretrained`'s. Raises what `check_backend` and `load_config` raise.
     """
     check_backend(backend, dtype, settings.get("use_fp8", False))
     config = load_config(folder, backend, **settings)
-    model = from_pretrained(model_class(config, config.pipeline_parallel_degree > 1), folder, config, dtype)
+    model = from_pretrained(
+        model_class(config, config.pipeline_parallel_degree > 1), folder, config, dtype, verify=verify
+    )
     model.eval()
     return model
 

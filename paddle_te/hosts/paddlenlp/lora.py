@@ -6,13 +6,14 @@ import paddle
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.utils.env import LORA_CONFIG_NAME, LORA_WEIGHTS_NAME
 
-from paddle_te.hosts.paddlenlp.loading import on_device, read_share
+from paddle_te.hosts.paddlenlp.loading import on_device, read_share, verification
 from paddle_te.layers import stored_weights
 from paddle_te.layers.lora import WithLoRA
 from paddle_te.models.lora import TARGETS, DecoderLoRA
 from paddle_te.weights import check_contents
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.names import FUSED, NATIVE
+from paddle_te.weights.verification import FULL
 
 
 def target_modules(targets):
@@ -50,16 +51,18 @@ def lora_config(targets="all", r=32, lora_alpha=64, lora_dropout=0.0, dtype=None
     )
 
 
-def load_lora(model, folder, backend, merge=True):
+def load_lora(model, folder, backend, merge=True, verify=FULL):
     """`model` with the adapter in `folder` (LoRAModel.save_pretrained); merge adds it to the weights.
 
-    Returns the model itself, or the LoRAModel around it where it is not merged. Raises FileNotFoundError where there is
+    verify: how much of the folder's manifest, if it has one, is compared first. Returns the model itself, or the
+    LoRAModel around it where it is not merged. Raises FileNotFoundError where there is
     no adapter (PaddleNLP's from_pretrained would only log and go on), ValueError for the adapter of another backend,
     and CheckpointError, a ValueError, for files that are damaged or would run code when they are loaded.
     """
     for name in (LORA_CONFIG_NAME, LORA_WEIGHTS_NAME):
         if not (Path(folder) / name).is_file():
             raise FileNotFoundError(f"{Path(folder) / name}: no such file; {folder} holds no LoRA adapter")
+    verification(verify).check(folder)
     for name in ("lora_model_state*", "peft_model*"):  # which of them PaddleNLP loads depends on what else is there
         for path in Path(folder).glob(name):
             check_contents(path)

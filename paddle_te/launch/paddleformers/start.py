@@ -11,6 +11,7 @@ from paddle_te.data.sentencepiece import MODEL_FILES, tokenizer_files
 from paddle_te.launch.machines import LaunchError
 from paddle_te.weights import safetensors
 from paddle_te.weights.config import convert_config
+from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.layout import hf_layout, te_layout
 from paddle_te.weights.tensors import CheckpointError
 
@@ -116,6 +117,11 @@ def _weights(name: str, folder: Path, config: dict) -> dict[str, Path]:
             f"{name}: {folder} lacks {missing[0]} (and {len(missing) - 1} more of {len(wanted)}): PaddleFormers reads "
             "Hugging Face's names and safetensors; paddle-te convert --mode te2hf or pd2hf writes them"
         )
+    try:
+        if (folder / "config.json").is_file():
+            open_checkpoint(folder)
+    except CheckpointError as error:
+        raise LaunchError(f"{name}: {error}") from error
     return {path.name: path for path in files}
 
 

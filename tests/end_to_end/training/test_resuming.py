@@ -170,3 +170,48 @@ def test_weights_without_their_optimizer_are_refused(refused, out):
     (out / "checkpoint-3/optimizer.pdopt").unlink()
     complete(out / "checkpoint-3")
     assert "checkpoint-3 has no optimizer: --ignore_load_lr_and_optim true" in refused()
+
+
+def test_saves_and_loads_are_timed(monkeypatch, whole, tmp_path, caplog):
+    """In the log and in VisualDL: bytes, seconds, and whether they were compared with a manifest."""
+    from visualdl import LogReader
+
+    folder, _ = whole
+    flags = FLAGS | dict(max_steps=2, save_steps=1, report_to="visualdl")
+    with caplog.at_level("INFO"):
+        run(monkeypatch, tmp_path / "out", **flags, te_init_weight_path=folder / "checkpoint-3")
+        run(monkeypatch, tmp_path / "out", **flags | dict(max_steps=3), resume_from_checkpoint="auto")
+    agree, size = "agree with its manifest", (folder / "checkpoint-3" / "model_state.pdparams").stat().st_size
+    lines = [line for line in caplog.messages if " GB loaded from " in line or " GB saved in " in line]
+    loads = [line for line in lines if " GB loaded from " in line]
+    assert f"{size / 1e9:,.3f} GB loaded from {folder}/checkpoint-3 in " in loads[0] and agree in loads[0]
+    assert f"loaded from {tmp_path}/out/checkpoint-2 in " in loads[1] and agree in loads[1]
+    assert len(loads) == 2 and len(lines) == 2 + 3
+    values = {}
+    for file in (tmp_path / "out").rglob("vdlrecords*"):
+        reader = LogReader(file_path=str(file))
+        for tag in reader.get_tags().get("scalar", []):
+            values.setdefault(tag, []).extend((record.id, record.value) for record in reader.get_data("scalar", tag))
+    assert [step for step, _ in sorted(values["train/save_bytes"])] == [2, 2, 3]
+    assert sorted(values["train/load_verified"]) == [(1, 1.0), (3, 1.0)]
+    assert min(value for _, value in values["train/load_seconds"]) > 0
+    assert min(value for _, value in values["train/save_bytes"]) > 3 * size  # AdamW's moments, too
+
+
+@pytest.mark.parametrize("name", ["model_state.pdparams", "config.json"])
+def test_initial_weights_with_a_flipped_bit(monkeypatch, out, tmp_path, caplog, name):
+    """8.318 instead of 7.478 as the first loss, in silence."""
+    checkpoint = out / "checkpoint-3"
+    path = checkpoint / name
+    if name == "config.json":
+        path.write_text(path.read_text().replace('"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-04'))
+    else:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    flags = FLAGS | dict(max_steps=1, te_init_weight_path=checkpoint, model_name_or_path=checkpoint)
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, tmp_path / "new", **flags)
+    assert stop.value.code == 2 and f"{name} has another checksum" in caplog.text
+    run(monkeypatch, tmp_path / "new", **flags, verify_checkpoint="none")
+    assert "not compared with its manifest.json (--verify_checkpoint none)" in caplog.text

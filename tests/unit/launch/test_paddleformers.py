@@ -1,6 +1,7 @@
 """HOST=paddleformers: the launcher's arguments as a recipe, and the folder that the model starts from."""
 
 import json
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.plan import make_plan
 from paddle_te.manifest import COMPLETE_MARK
-from paddle_te.weights.layout import hf_layout
+from paddle_te.weights.layout import Dims, hf_layout
 from tests.small_corpora import write_corpus
 
 GPUS = {"DRY_RUN": "1", "HOST": "paddleformers", "DEVICE": "nvgpu", "DEVICES": "0,1"}
@@ -54,13 +55,17 @@ def data(tmp_path):
 
 @pytest.fixture
 def weights(tmp_path):
-    """A folder of Hugging Face's with the names of tiny-llama-demo's weights, and a tokenizer."""
+    """A folder of Hugging Face's with tiny-llama-demo's weights, all zeros, and a tokenizer."""
     folder = tmp_path / "weights"
     folder.mkdir()
     config = configs.read("tiny-llama-demo")
     layout = hf_layout()
-    names = [layout.full_name(layer, slot) for layer, slot in layout.tensors(config["num_hidden_layers"])]
-    save_file({name: np.zeros(1, np.float32) for name in names}, folder / "model.safetensors")
+    sizes = {field.name: config.get(field.name) for field in fields(Dims)}
+    zeros = {
+        layout.full_name(layer, slot): np.zeros(Dims(**sizes).slot_shape(slot), np.float32)
+        for layer, slot in layout.tensors(config["num_hidden_layers"])
+    }
+    save_file(zeros, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}))
     return folder
@@ -155,6 +160,12 @@ def test_weights_of_other_names_are_refused(weights):
     config = (weights / "config.json").read_text()
     save_file({"llama.embed_tokens.weight": np.zeros(1, np.float32)}, weights / "model.safetensors")
     assert "lacks model.embed_tokens.weight" in refusal(**TINY, init_weight=weights) and config
+
+
+def test_weights_that_contradict_their_config_are_refused(weights):
+    path = weights / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 8192}))
+    assert "follows from vocab_size=8192" in refusal(**TINY, init_weight=weights)
 
 
 def test_data_of_another_tokenizer_are_refused(data):

@@ -69,7 +69,9 @@ def make_model(args):
     settings |= {name: getattr(args, name) for name in LAYER_OPTIONS if hasattr(args, name)}
     if args.max_seq_length:
         settings["seq_length"] = args.max_seq_length
-    model = load_model(args.model_name_or_path, args.transformer_engine_backend, args.dtype, **settings)
+    model = load_model(
+        args.model_name_or_path, args.transformer_engine_backend, args.dtype, args.verify_checkpoint, **settings
+    )
     if args.use_fp8 and args.fp8_recipe == "delayed":
         states = sorted(Path(args.model_name_or_path).glob("fp8_state.pp*.pdparams"))
         if not states:
@@ -79,7 +81,7 @@ def make_model(args):
             )
         fp8.load(states, model, fp8_recipe(model.config), stage_layer_names(model))
     if args.lora_path:
-        model = load_lora(model, args.lora_path, args.transformer_engine_backend)
+        model = load_lora(model, args.lora_path, args.transformer_engine_backend, verify=args.verify_checkpoint)
     _check_weights(model, args.lora_path or args.model_name_or_path)
     return model
 

@@ -247,6 +247,20 @@ class ThroughputCallback(TrainerCallback):
         (Path(args.output_dir) / TRAIN_SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
 
 
+class TransfersCallback(TrainerCallback):
+    """Adds to the Trainer's logs, and so to VisualDL's curves, what saves and loads since the last one took.
+
+    transfers: the Trainer's list of `runs.transfers.Transfer`, of which this takes them away.
+    """
+
+    def __init__(self, transfers):
+        self._transfers = transfers
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        while self._transfers:
+            logs.update(self._transfers.pop(0).values())
+
+
 SAME_MOMENT = 2  # seconds within which SIGTERMs are one
 
 
@@ -318,7 +332,8 @@ def install_callbacks(trainer, exit_signal=None):
     callbacks[:] = [ProgressBarCallback() if type(callback) is ProgressCallback else callback for callback in callbacks]
     config = trainer.model.config
     lines = LinesCallback(run_name(config), config.seq_length)
-    callbacks[:0] = [ThroughputCallback(config), lines, ProfilerCallback(), KernelsCallback(config)]
+    transfers = TransfersCallback(getattr(trainer, "transfers", []))  # PaddleNLP's own Trainer has none
+    callbacks[:0] = [ThroughputCallback(config), transfers, lines, ProfilerCallback(), KernelsCallback(config)]
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
     if exit_signal is not None:
         callbacks.append(exit_signal)  # behind the Trainer's own, which decides by the step's number alone

@@ -72,8 +72,8 @@ def make_config(model_args, data_args, training_args, datasets):
 
 def make_model(config, model_args, training_args):
     make = model_class(config)
-    in_fp8 = model_args.quantize_base is not None
-    model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype, in_fp8)
+    in_fp8, verify = model_args.quantize_base is not None, training_args.verify_checkpoint
+    model = from_pretrained(make, model_args.model_name_or_path, config, training_args.model_dtype, in_fp8, verify)
     if training_args.recompute:
         model.recompute_enable()
     return add_lora(model, model_args, training_args) if model_args.lora else model
@@ -82,7 +82,7 @@ def make_model(config, model_args, training_args):
 def add_lora(model, model_args, training_args):
     backend = training_args.transformer_engine_backend
     if model_args.lora_path:
-        return load_lora(model, model_args.lora_path, backend, merge=False)
+        return load_lora(model, model_args.lora_path, backend, merge=False, verify=training_args.verify_checkpoint)
     config = new_adapter(model_args, training_args)
     config.base_model_name_or_path = model_args.model_name_or_path
     return lora_model_class(backend)(model, config)

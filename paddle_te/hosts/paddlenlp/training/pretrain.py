@@ -97,7 +97,9 @@ def make_model(config, model_args, training_args):
     else:
         logger.info(f"initial weights: {weights}")
         check_same_model(config, weights)
-        model = from_pretrained(make, weights, config, training_args.model_dtype)
+        model = from_pretrained(
+            make, weights, config, training_args.model_dtype, verify=training_args.verify_checkpoint
+        )
     if training_args.recompute:
         model.recompute_enable()
     return model

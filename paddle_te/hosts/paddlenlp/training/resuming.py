@@ -49,6 +49,14 @@ def find_to_resume(args):
     return checkpoint
 
 
+def compared_before(checkpoint, level):
+    """(in words, whether) what is loaded from a checkpoint agreed with its manifest when `find_to_resume` found it."""
+    if manifest.read(checkpoint) is None:
+        return "without a manifest", False
+    words = {"full": "sizes and checksums agree with its manifest", "size": "sizes agree with its manifest"}
+    return words.get(level, f"not compared with its manifest (--verify_checkpoint {level})"), level in words
+
+
 def _check_best(checkpoint, check):
     """The run would end with the weights of another folder, which the Trainer's state names."""
     best = read_state(checkpoint).get("best_model_checkpoint")

@@ -36,6 +36,7 @@ from paddle_te.hosts.paddlenlp.training.loss_weights import (
 )
 from paddle_te.hosts.paddlenlp.training.modes import TrainingModes
 from paddle_te.hosts.paddlenlp.training.resharding import Share
+from paddle_te.hosts.paddlenlp.training.resuming import compared_before
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
@@ -54,6 +55,7 @@ from paddle_te.runs.checkpoints import (
     rotate_checkpoints,
 )
 from paddle_te.runs.identity import layout_values, model_values
+from paddle_te.runs.transfers import Transfer, bytes_of
 from paddle_te.upstream import stage2_averages
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class PretrainingTrainer(Trainer):
     data_identity = None  # what says in the manifest which data the run reads, a dict
     _background = None  # BackgroundSaver, while training with --save_in_background
     _share = None  # of a checkpoint that PaddleNLP does not load itself
+    _loading_seconds = 0.0  # of a checkpoint's weights
     _in_backward = None  # OptimizerInBackward, with --optimizer_in_backward
     _loss_weight = None  # of the running micro-batch
     _pipeline_loss = None  # PipelineLoss of a pipeline whose losses are weighed
@@ -84,6 +87,7 @@ class PretrainingTrainer(Trainer):
         self.cp = context_parallel(self.args)
         if self.cp:
             self._share_sequences()
+        self.transfers = list(filter(None, [getattr(self.model, "loaded", None)]))  # `callbacks.TransfersCallback`'s
         self.watch = Watch(self.args)
         self._modes = TrainingModes()
         self.callback_handler.callbacks.insert(0, HealthCallback(self.watch))
@@ -263,7 +267,7 @@ class PretrainingTrainer(Trainer):
         """Raises CheckpointNotSaved where there is no room, or no right, to write: this checkpoint, or the one before,
         which was written in the background. Raises UnsoundStep for tensors that are not finite.
         """
-        args = self.args
+        args, start = self.args, time.perf_counter()
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         gather_weights(self.optimizer)
         self.watch.check_before_saving(self.model, self._scaled_recipe())
@@ -274,15 +278,23 @@ class PretrainingTrainer(Trainer):
                 remove_checkpoint(folder)  # what an earlier run, killed or of another layout, has left there
             self._wait_for_all()
             if self._background:
-                self._stage(folder, model, metrics)
+                size, note = self._stage(folder, model, metrics), "this rank's part, which is written meanwhile"
             else:
-                self._write(folder, model, metrics)
+                size, note = self._write(folder, model, metrics), "with a manifest of all checksums"
         except (OSError, SafetensorError) as error:
             raise not_saved(folder, error) from error
+        self._tell(Transfer("save", folder, size, time.perf_counter() - start, note, not self._background))
         if not self._background and args.process_index == 0:
             rotate_checkpoints(args.output_dir, args.save_total_limit, folder, self.state.best_model_checkpoint)
 
+    def _tell(self, transfer):
+        """Logs a Transfer, and keeps it for the next line of the curves."""
+        self.transfers.append(transfer)
+        if self.args.process_index == 0:
+            logger.info(transfer.line())
+
     def _write(self, folder, model, metrics):
+        """Returns the bytes of the checkpoint's files."""
         super()._save_checkpoint(model, metrics)
         self._save_fp8_state(folder)
         self._wait_for_all()
@@ -293,6 +305,7 @@ class PretrainingTrainer(Trainer):
         if self.args.process_index == 0:
             mark_complete(folder, Manifest(files, self._run_values()))
             logger.info(f"{folder} is complete")
+        return sum(entry.size for entry in files.values())
 
     def _record(self, folder):
         """{name: FileRecord} of a checkpoint's files, of which each rank reads its share: they are still in memory."""
@@ -312,7 +325,10 @@ class PretrainingTrainer(Trainer):
         return values | {"step": self.state.global_step, "data": self.data_identity}
 
     def _stage(self, folder, model, metrics):
-        """Writes the same files into the staging folder, from where a thread takes them to `folder`."""
+        """Writes the same files into the staging folder, from where a thread takes them to `folder`.
+
+        Returns the bytes of this rank's files.
+        """
         args, state, output_dir = self.args, self.state, self.args.output_dir
         staged = self._background.folder / folder.name
         staged.mkdir()
@@ -331,9 +347,12 @@ class PretrainingTrainer(Trainer):
 
         def finish():
             rotate_checkpoints(output_dir, args.save_total_limit, folder, best)
-            logger.info(f"{folder} is complete, {time.time() - start:.1f} s in the background")
+            size, seconds = bytes_of(folder), time.time() - start
+            logger.info(f"{folder} is complete, {size / 1e9:,.3f} GB, {seconds:.1f} s in the background")
 
+        mine = bytes_of(staged)
         self._background.start(staged, folder, finish, self._run_values())
+        return mine
 
     def _maybe_log_save_evaluate(self, losses, *args, **kwargs):
         """After each step; losses: their sum since the last log. When training ends, what is on its way is awaited: the
@@ -369,6 +388,7 @@ class PretrainingTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint=None):
         """Raises CheckpointError for a checkpoint that cannot be loaded whole."""
+        start = time.perf_counter()
         self._share = Share.find(resume_from_checkpoint, self.model, self.args)
         if self._share:
             self._share.load_weights()
@@ -378,6 +398,7 @@ class PretrainingTrainer(Trainer):
         if recipe and resume_from_checkpoint:
             files = sorted(Path(resume_from_checkpoint).glob("fp8_state.pp*.pdparams"))
             fp8.load(files, self.model, recipe, stage_layer_names(self.model))
+        self._loading_seconds = time.perf_counter() - start
 
     def load_weights(self, checkpoint):
         """The weights of a checkpoint from which nothing is trained any more, on all ranks."""
@@ -388,6 +409,7 @@ class PretrainingTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint):
         """Raises CheckpointError as `_load_from_checkpoint`, which comes first. The model and the optimizer are wrapped
         for the run's parallelism by now; checkpoint: None where training begins."""
+        start = time.perf_counter()
         number_elements(self.optimizer, self.model.parameters())
         if self._share is None or self.args.ignore_load_lr_and_optim:
             super()._load_optimizer_and_scheduler(checkpoint)
@@ -400,6 +422,10 @@ class PretrainingTrainer(Trainer):
             self._in_backward.attach(saved.run.get(LAST_NORM) if saved else None)
         if checkpoint and not self.args.ignore_load_lr_and_optim:
             self._load_rng_state(checkpoint)  # PaddleNLP leaves it out at the beginning of an epoch
+        if checkpoint:
+            seconds = self._loading_seconds + time.perf_counter() - start
+            words = compared_before(checkpoint, self.args.verify_checkpoint)
+            self._tell(Transfer("load", Path(checkpoint), bytes_of(checkpoint), seconds, *words))
 
     def _load_rng_state(self, checkpoint):
         """PaddleNLP's, before the first step only: it would also do it where a later epoch begins."""

@@ -17,6 +17,7 @@ from paddle_te.models.lora import TARGETS
 from paddle_te.weights import CheckpointError, check_layout
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config, two_models
+from tests.unit.runs.completed import complete
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
 
 PLACES = {
@@ -294,3 +295,18 @@ def test_targets_that_match_nothing_are_refused():
         TELoRAModel(LlamaForCausalLM(tiny_config()), config)
     with pytest.raises(ValueError, match="all, attention, mlp"):
         target_modules("everything")
+
+
+def test_an_adapter_with_a_flipped_bit(seed, tmp_path):
+    """What a run has saved with a manifest is compared with it."""
+    lora = TELoRAModel(LlamaForCausalLM(tiny_config()), lora_config(r=4))
+    lora.save_pretrained(str(tmp_path))
+    complete(tmp_path)
+    path = tmp_path / "lora_model_state.pdparams"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    make = lambda: LlamaForCausalLM(tiny_config())  # noqa: E731
+    with pytest.raises(CheckpointError, match="lora_model_state.pdparams has another checksum"):
+        load_lora(make(), tmp_path, "paddle")
+    assert load_lora(make(), tmp_path, "paddle", verify="none")

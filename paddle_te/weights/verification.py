@@ -1,0 +1,119 @@
+"""Compares what is read from a checkpoint's folder with the folder's manifest, or says that it did not.
+
+Training's initial weights, fine-tuning, evaluation, the converter and LoRA's adapters come through `Verification`; only
+a resumed run, which reads the optimizer's states too, looks at whole checkpoints (`runs.verify`).
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paddle_te import manifest
+from paddle_te.weights.contents import TRAINER_STATE
+from paddle_te.weights.files import CHECKSUMS
+from paddle_te.weights.tensors import CheckpointError
+
+# Files that only a Trainer reads, to go on: who takes the weights does not wait until they are compared
+_TRAINING = re.compile(
+    r"(optimizer|master_weights)\b.*|saved_signal_\d+|scheduler\.pdparams|scaler\.pdparams|rng_state.*\.pth|"
+    rf"training_args\.bin|{re.escape(TRAINER_STATE)}"
+)
+FULL, SIZE, NONE = "full", "size", "none"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was compared: so many files and bytes, in so many seconds, and the result in words."""
+
+    words: str
+    files: int = 0
+    size: int = 0
+    seconds: float = 0.0
+    compared: bool = False
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How a reader compares files with a manifest.
+
+    level: "full" compares sizes and checksums, "size" sizes only, "none" nothing. rank, ranks: of so many processes
+    this one reads its share of the files. gather: takes what this process found, and returns what all of them found.
+    tell: takes a line for the user where not everything was compared.
+    """
+
+    level: str = FULL
+    rank: int = 0
+    ranks: int = 1
+    gather: Callable[[list], list] = lambda mine: [mine]
+    tell: Callable[[str], None] = lambda line: None
+
+    def check(self, folder: str | Path, names: Iterable[str] | None = None) -> Verified:
+        """Compares files of a folder, all that are of a model where no names are given, with its manifest.
+
+        To be called by all processes. Raises CheckpointError for a file that differs from it.
+        """
+        folder, start = Path(folder), time.perf_counter()
+        if (reason := self._nothing_to_compare(folder)) is not None:
+            if reason and self.rank == 0:
+                self.tell(f"{folder}: {reason}")
+            return Verified(reason or "without a manifest")
+        there = manifest.file_names(folder)
+        names = [name for name in there if not _TRAINING.fullmatch(name)] if names is None else list(names)
+        wrong, size = self._differences(folder, names)
+        found = list(dict.fromkeys(line for lines in self.gather(wrong) for line in lines))
+        if found:
+            more = f"; and {len(found) - 3} more" * (len(found) > 3)
+            raise CheckpointError(
+                f"{folder} is damaged, or was changed after it was saved: {'; '.join(found[:3])}{more}; "
+                "--verify_checkpoint none would take it as it is"
+            )
+        what = "sizes" if self.level == SIZE else "sizes and checksums"
+        seconds = time.perf_counter() - start
+        return Verified(f"{what} agree with its manifest", len(names), size, seconds, compared=True)
+
+    def _nothing_to_compare(self, folder):
+        """Why nothing is compared: "" without any manifest, None where there is something to compare."""
+        has_manifest, has_mark = ((folder / name).is_file() for name in (manifest.MANIFEST, manifest.COMPLETE_MARK))
+        if not has_manifest and not (has_mark and (folder / manifest.COMPLETE_MARK).stat().st_size):
+            sums = f"not compared with its {CHECKSUMS}; paddle-te convert --verify does so"
+            return sums if (folder / CHECKSUMS).is_file() else ""
+        if self.level == NONE:
+            return f"not compared with its {manifest.MANIFEST} (--verify_checkpoint none)"
+        if not has_mark:
+            raise CheckpointError(
+                f"{folder}: has a {manifest.MANIFEST}, and not its mark {manifest.COMPLETE_MARK}: it was not saved to "
+                "the end, or copied without the files whose names begin with a dot; copy the mark too, or take the "
+                "folder as it is with --verify_checkpoint none"
+            )
+        return None
+
+    def _differences(self, folder, names):
+        """([in what the files differ from the manifest, as far as this process reads them], bytes of all of them)."""
+        try:
+            saved = manifest.read(folder)
+            wrong = list(_wrong_sizes(folder, names, saved))
+            sizes = {name: saved.files[name].size for name in names if name in saved.files}
+            if self.level == FULL and not wrong:
+                mine = manifest.share(sizes, self.rank, self.ranks)
+                found = manifest.records(folder, mine)
+                wrong = [f"{name} has another checksum" for name in mine if found[name] != saved.files[name]]
+            return wrong, sum(sizes.values())
+        except (OSError, manifest.CheckpointDamaged) as error:
+            return [str(error)], 0
+
+
+def _wrong_sizes(folder, names, saved):
+    there = set(manifest.file_names(folder))
+    for name in names:
+        if name not in saved.files:
+            if name.endswith(manifest.STATE_SUFFIXES) or name == "config.json":
+                yield f"{name} was not saved with it"
+        elif name not in there:
+            yield f"{name} is missing"
+        elif (size := (folder / name).stat().st_size) != saved.files[name].size:
+            yield f"{name} has {size:,} bytes instead of {saved.files[name].size:,}"
+    for name in saved.files:
+        if name not in there and not _TRAINING.fullmatch(name) and name not in names:
+            yield f"{name} is missing"
