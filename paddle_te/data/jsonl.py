@@ -19,13 +19,14 @@ def read_json_lines(path, limit=None):
             if limit is not None and len(records) == limit:
                 break
             if line.strip():
-                records.append((f"{path}:{number}", _parse(f"{path}:{number}", line)))
+                records.append((f"{path}:{number}", parse_line(f"{path}:{number}", line)))
     if not records:
         raise ValueError(f"{path}: has no records; it needs one JSON object a line")
     return records
 
 
-def _parse(where, line):
+def parse_line(where, line):
+    """The JSON object of a line. Raises ValueError, with `where`, for anything else."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,173 @@
+"""Conversations as samples of fine-tuning: the tokens of their text, and which of them are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import tee
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from paddle_te.data import questions
+from paddle_te.data.chat_template import ChatTemplate, Renderer
+from paddle_te.data.conversations import Conversation, ConversationError, parse
+from paddle_te.data.questions import IGNORED
+from paddle_te.data.records import find_files, read_records
+
+FIRST = 100  # records that are looked at before a run starts
+
+
+class Encoder(Protocol):
+    """A tokenizer of `data.tokenizer`."""
+
+    def encoding(self, text: str, add_special_tokens: bool) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """input_ids, labels: int32 [n]; a label is the token after its input, IGNORED where nothing is learned."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass
+class Tally:
+    """What became of the conversations of a data set."""
+
+    kept: int = 0
+    cut: int = 0  # after one of the assistant's turns
+    dropped: int = 0
+    reworded: str = ""  # where the first conversation stands of which turns are not what they were for their answer
+
+    def words(self, max_length: int) -> str:
+        """A line for the log."""
+        parts = [f"{self.kept} samples"]
+        if self.cut:
+            parts.append(f"{self.cut} of them cut after the last answer that fits into --max_length {max_length}")
+        if self.dropped:
+            parts.append(f"{self.dropped} conversations left out, whose first answer does not fit into it")
+        return ", ".join(parts)
+
+
+def token_mask(encoding: Any, spans: Iterable[tuple[int, int]]) -> np.ndarray:
+    """Which tokens of a text stand in its spans of characters, bool [n]: from the token that holds a span's first
+    character to the one that holds its last, as transformers tells them. A character may be in no token."""
+    mask = np.zeros(len(encoding.ids), bool)
+    for begin, end in spans:
+        found = (encoding.char_to_token(place) for place in range(begin, end))
+        first = next((token for token in found if token is not None), None)
+        found = (encoding.char_to_token(place) for place in range(end - 1, begin - 1, -1))
+        last = next((token for token in found if token is not None), None)
+        if first is not None:
+            mask[first : last + 1] = True
+    return mask
+
+
+@dataclass
+class SampleMaker:
+    """Makes samples of conversations; with a template in the context of its renderer.
+
+    max_length: tokens of a sample at most. src_length: those of a question without a template.
+    """
+
+    tokenizer: Encoder
+    template: ChatTemplate | None
+    src_length: int
+    max_length: int
+    tally: Tally = field(default_factory=Tally)
+
+    def samples(self, conversations: Iterable[Conversation]) -> Iterator[Sample]:
+        """Yield a sample for each conversation that fits. Raises ConversationError for one that cannot be one."""
+        with Renderer(self.template) if self.template else nullcontext() as renderer:
+            made = self._rendered(conversations, renderer) if renderer else map(self._question, conversations)
+            for sample in made:
+                if sample is None:
+                    self.tally.dropped += 1
+                    continue
+                self.tally.kept += 1
+                yield sample
+
+    def _question(self, conversation: Conversation) -> Sample:
+        """PaddleNLP's sample of a question and its answer, without a template."""
+        check_has_template(conversation)
+        src, tgt = (message["content"] for message in conversation.messages)
+        made = questions.encode(self.tokenizer, src, tgt, self.src_length, self.max_length)
+        return Sample(*(np.array(made[name], np.int32) for name in ("input_ids", "labels")))
+
+    def _rendered(self, conversations: Iterable[Conversation], renderer: Renderer) -> Iterator[Sample | None]:
+        conversations, again = tee(conversations)
+        for conversation, rendered in zip(again, renderer.render(conversations), strict=True):
+            encoding = self._encoding(rendered.text)
+            if rendered.rewords and not self.tally.reworded:
+                self.tally.reworded = conversation.where
+            if len(encoding.ids) > self.max_length:
+                yield self._shortened(conversation, renderer)
+            else:
+                yield self._sample(conversation, encoding, rendered.spans)
+
+    def _encoding(self, text: str) -> Any:
+        return self.tokenizer.encoding(text, add_special_tokens=False)  # the template writes them
+
+    def _sample(self, conversation: Conversation, encoding: Any, spans: list[list[int]]) -> Sample:
+        tokens, learned = np.array(encoding.ids, np.int32), token_mask(encoding, spans)
+        if not learned[1:].any():
+            raise ConversationError(
+                f"{conversation.where}: the chat template of {self.template.origin} marks nothing of it as the "
+                "assistant's: {% generation %} and {% endgeneration %} must stand around what the assistant writes"
+            )
+        return Sample(tokens[:-1], np.where(learned, tokens, IGNORED)[1:])
+
+    def _shortened(self, conversation: Conversation, renderer: Renderer) -> Sample | None:
+        """The sample of as many of the first turns as fit, up to one of the assistant's.
+
+        They are rendered anew: a template may write a turn differently when it is the last.
+        """
+        answers, best = conversation.answers, None
+        low, high = 0, len(answers)
+        while low < high:
+            middle = (low + high) // 2
+            shorter = conversation.up_to(answers[middle])
+            (rendered,) = renderer.render([shorter])
+            encoding = self._encoding(rendered.text)
+            if len(encoding.ids) <= self.max_length:
+                best, low = (shorter, encoding, rendered.spans), middle + 1
+            else:
+                high = middle
+        if best is None:
+            return None
+        self.tally.cut += 1
+        return self._sample(*best)
+
+
+def check_has_template(conversation: Conversation) -> None:
+    """Raises ConversationError for what only a chat template makes a text of."""
+    if not conversation.question:
+        raise ConversationError(
+            f"{conversation.where}: is a conversation, and the tokenizer has no chat template: give one in a file to "
+            "--chat_template (Jinja, as Hugging Face's chat_template.jinja), or take the tokenizer of a model that was "
+            "tuned for chats (--tokenizer_name_or_path)"
+        )
+
+
+def read_conversations(paths: Iterable[Path], limit: int | None = None) -> Iterator[Conversation]:
+    """Yield the conversations of files, no more than `limit`. Raises as `read_records` and `parse`."""
+    return (parse(where, record) for where, record in read_records(paths, limit))
+
+
+def check_first(dataset: str | Path, split: str, template: ChatTemplate | None, limit: int = FIRST) -> None:
+    """Read and render the first records of a split, as training will.
+
+    Raises FileNotFoundError or ValueError, in one line, for what training would refuse of them.
+    """
+    first = list(read_conversations(find_files(dataset, split), limit))
+    if template is None:
+        for conversation in first:
+            check_has_template(conversation)
+        return
+    with Renderer(template) as renderer:
+        for _ in renderer.render(first):
+            pass

@@ -1,0 +1,58 @@
+"""Records as conversations: the forms that people have, and what is wrong with a record."""
+
+import pytest
+
+from paddle_te.data.conversations import ConversationError, parse
+from tests import chats
+
+USER, ANSWER = chats.turns("a", "b")
+
+
+@pytest.mark.parametrize(
+    "record, messages",
+    [
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, [USER, ANSWER]),
+        ({"conversations": [USER, ANSWER]}, [USER, ANSWER]),
+        ({"src": "a", "tgt": "b"}, [USER, ANSWER]),
+        ({"src": ["a", "a"], "tgt": ["b", "b"]}, [USER, ANSWER] * 2),
+        ({"messages": [USER, ANSWER], "system": "s"}, chats.turns("a", "b", system="s")),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, ANSWER]}, [USER, ANSWER]),
+        ({"messages": [USER, ANSWER | {"tool_calls": None}]}, [USER, ANSWER]),
+    ],
+)
+def test_forms(record, messages):
+    assert parse("f:1", record).messages == messages
+
+
+def test_calls_of_tools_have_objects_as_arguments():
+    wanted = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    record = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}], "tools": "[{}]"}
+    conversation = parse("f:1", record)
+    assert conversation.messages[1]["tool_calls"] == wanted and conversation.tools == [{}]
+    shared = {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'}
+    assert parse("f:1", {"conversations": [USER, shared]}).messages[1]["tool_calls"] == wanted
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"text": "a"}, '"messages", "conversations".*it has "text"'),
+        ({"messages": [USER], "src": "a"}, "one of these forms"),
+        ({"messages": []}, "must be a list of turns"),
+        ({"messages": [USER]}, "no turn of the assistant"),
+        ({"messages": [USER, {"role": "helper", "content": "b"}]}, "turn 2: .*'helper'"),
+        ({"messages": [USER, {"role": "assistant", "content": " "}]}, "turn 2 .assistant.: .content. is empty"),
+        ({"messages": [USER, {"role": "assistant", "content": 3}]}, "turn 2 .assistant.: .content. must be"),
+        ({"messages": [USER, {"role": "assistant", "content": "\ud800"}]}, "turn 2 .assistant.: is no text"),
+        ({"conversations": [{"from": "narrator", "value": "a"}]}, "turn 1: .from. is 'narrator'"),
+        ({"messages": [USER, ANSWER], "tools": "{"}, '"tools" is no JSON'),
+        ({"src": ["a", "b"], "tgt": ["c"]}, '"src" has 2 texts and "tgt" 1'),
+        ({"src": "a"}, '"tgt"'),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "no text .image_url."),
+    ],
+)
+def test_a_record_that_is_no_conversation_is_told_with_its_turn(record, message):
+    with pytest.raises(ConversationError, match=message) as error:
+        parse("train.json:7", record)
+    assert str(error.value).startswith("train.json:7") and "\n" not in str(error.value)
