@@ -521,8 +521,12 @@ class Kernel(str):
         return self.split()[0]
 
 
+MOST_ARGUMENTS = 24  # of a kernel: kMost in native/shim/calls.h
+
+
 def launch(kernel, grid, block, shared, stream, *arguments):
     """The kernels of native/kernels, by name."""
+    assert len(arguments) <= MOST_ARGUMENTS
     if kernel in ("reciprocals", "raise_amaxes", "cross_entropy_loss"):
         return globals()[kernel](*arguments)
     if kernel.startswith("rmsnorm_statistics"):
@@ -582,7 +586,7 @@ def _turned(values, angles, s, sign):
 
 def qk_norm_forward(dtype, tokens, *arguments):
     """kernels/qk_norm.cu."""
-    q_weight, k_weight, angles, s, heads, kv_heads, d, _, epsilon = arguments[12:]
+    q_weight, k_weight, angles, s, heads, kv_heads, d, epsilon = arguments[12:]
     sizes, epsilon = (heads, kv_heads, kv_heads), np.uint32(epsilon).view(np.float32)
     *source, v = _heads_of(dtype, tokens, arguments[:6], sizes, d)
     *target, v_out = _heads_of(dtype, tokens, arguments[6:12], sizes, d)
@@ -596,7 +600,7 @@ def qk_norm_forward(dtype, tokens, *arguments):
 def qk_norm_backward(dtype, grid, *arguments):
     """kernels/qk_norm.cu; all of the weights' gradients are in the first block's part."""
     dq, dk, dv, *strides, q, k, stride = arguments[:9]
-    places, (q_weight, k_weight, partials, angles, s, tokens, blocks, heads, kv_heads, d, _, epsilon) = (
+    places, (q_weight, k_weight, partials, angles, s, tokens, blocks, heads, kv_heads, d, epsilon) = (
         arguments[9:13], arguments[13:]
     )  # fmt: skip
     assert grid == blocks

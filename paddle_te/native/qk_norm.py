@@ -31,12 +31,12 @@ class QKNorm(NamedTuple):
 
         target: the address of another packed buffer, or those of q, k and v [tokens, heads or kv_heads, d].
         """
-        name, lanes, block = _form("forward", d, dtype)
+        name = _kernel_name("forward", d, dtype)
         *source, stride = packed(qkv, heads, kv_heads, d, dtype)
         places = _places(target, heads, kv_heads, d, dtype)
-        sizes = angles, s, heads, kv_heads, d, lanes, self._bits
+        sizes = angles, s, heads, kv_heads, d, self._bits
         arguments = *source, stride, stride, stride, *places, self.q_weight, self.k_weight, *sizes
-        te.launch(kernel(name, "qk_norm.cu", stream.capability), tokens, block, 4 * d, stream, *arguments)
+        te.launch(kernel(name, "qk_norm.cu", stream.capability), tokens, _BLOCK, 4 * d, stream, *arguments)
 
     def backward(self, te, stream, grads, qkv, dqkv, partials, angles, tokens, s, heads, kv_heads, d, dtype):
         """Fills the packed dqkv from the gradients of what forward has written.
@@ -44,14 +44,14 @@ class QKNorm(NamedTuple):
         grads: the address of a packed buffer, which may be dqkv, or those of three. qkv: as forward read it. partials:
         address of `partial_bytes`, for `weight_gradients`; 0 where no weight wants a gradient.
         """
-        name, lanes, block = _form("backward", d, dtype)
+        name = _kernel_name("backward", d, dtype)
         q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
         source, out = _places(grads, heads, kv_heads, d, dtype), packed(dqkv, heads, kv_heads, d, dtype)
         blocks = min(tokens, _BLOCKS)
-        sizes = angles, s, tokens, blocks, heads, kv_heads, d, lanes, self._bits
+        sizes = angles, s, tokens, blocks, heads, kv_heads, d, self._bits
         arguments = *source, q, k, stride, *out, self.q_weight, self.k_weight, partials, *sizes
-        shared = max(4 * d, block // lanes * d * 4)
-        te.launch(kernel(name, "qk_norm.cu", stream.capability), blocks, block, shared, stream, *arguments)
+        shared = 4 * max(d, 2 * _BLOCK * ELEMENTS[dtype][1])  # a row of d numbers for each of the block's heads
+        te.launch(kernel(name, "qk_norm.cu", stream.capability), blocks, _BLOCK, shared, stream, *arguments)
 
 
 def partial_bytes(tokens, d):
@@ -66,8 +66,8 @@ def weight_gradients(te, stream, partials, dq_weight, dk_weight, tokens, d, dtyp
     te.launch(compiled, grid, _BLOCK, 4 * _BLOCK, stream, *arguments)
 
 
-def _form(direction, d, dtype):
-    """(the kernel's name, threads of a head, of a block). Raises ValueError for heads that it does not take."""
+def _kernel_name(direction, d, dtype):
+    """Raises ValueError for heads that the kernels do not take."""
     element, vector = ELEMENTS[dtype]
     vectors, rest = divmod(d, 2 * vector)
     if rest or not 0 < vectors <= _LANES:
@@ -75,7 +75,7 @@ def _form(direction, d, dtype):
             f"norms of q and k in {DType(dtype).name} need a head size that is a multiple of {2 * vector} up to "
             f"{2 * vector * _LANES}, got {d}"
         )
-    return f"qk_norm_{direction}_{element}", 1 << (vectors - 1).bit_length(), _BLOCK
+    return f"qk_norm_{direction}_{element}"
 
 
 def _places(target, heads, kv_heads, d, dtype):

@@ -188,26 +188,34 @@ __device__ void weights(const float* partials, T* dq_weight, T* dk_weight, long 
   from_float(total, column < d ? dq_weight[column] : dk_weight[column - d]);
 }
 
+// Threads of a head.
+template <class T>
+__device__ int lanes_of_head(long long d) {
+  int lanes = 1;
+  while (lanes * 2 * Vector<T>::size < d) lanes *= 2;
+  return lanes;
+}
+
 #define QK_NORM(T)                                                                                                     \
   extern "C" __global__ void __launch_bounds__(256) qk_norm_forward_##T(                                               \
       const T* q_in, const T* k_in, const T* v_in, long long q_in_stride, long long k_in_stride,                       \
       long long v_in_stride, T* q_out, T* k_out, T* v_out, long long q_out_stride, long long k_out_stride,             \
       long long v_out_stride, const T* q_weight, const T* k_weight, const float* angles, long long s,                  \
-      long long q_heads, long long kv_heads, long long d, long long lanes, long long epsilon) {                        \
+      long long q_heads, long long kv_heads, long long d, long long epsilon) {                                         \
     forward<T>({q_in, k_in, v_in, q_in_stride, k_in_stride, v_in_stride},                                              \
                {q_out, k_out, v_out, q_out_stride, k_out_stride, v_out_stride}, q_weight, k_weight, angles, s,         \
-               static_cast<int>(q_heads), static_cast<int>(kv_heads), static_cast<int>(d), static_cast<int>(lanes),    \
+               static_cast<int>(q_heads), static_cast<int>(kv_heads), static_cast<int>(d), lanes_of_head<T>(d),        \
                __uint_as_float(static_cast<unsigned>(epsilon)));                                                       \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(256) qk_norm_backward_##T(                                              \
       const T* dq, const T* dk, const T* dv, long long dq_stride, long long dk_stride, long long dv_stride,            \
       const T* q, const T* k, long long stride, T* dq_out, T* dk_out, T* dv_out, long long out_stride,                 \
       const T* q_weight, const T* k_weight, float* partials, const float* angles, long long s, long long tokens,       \
-      long long blocks, long long q_heads, long long kv_heads, long long d, long long lanes, long long epsilon) {      \
+      long long blocks, long long q_heads, long long kv_heads, long long d, long long epsilon) {                       \
     backward<T>({dq, dk, dv, dq_stride, dk_stride, dv_stride}, {q, k, nullptr, stride, stride, 0},                     \
                 {dq_out, dk_out, dv_out, out_stride, out_stride, out_stride}, q_weight, k_weight, partials, angles, s, \
                 tokens, blocks, static_cast<int>(q_heads), static_cast<int>(kv_heads), static_cast<int>(d),            \
-                static_cast<int>(lanes), __uint_as_float(static_cast<unsigned>(epsilon)));                             \
+                lanes_of_head<T>(d), __uint_as_float(static_cast<unsigned>(epsilon)));                                 \
   }                                                                                                                    \
   extern "C" __global__ void qk_norm_weights_##T(const float* partials, T* dq_weight, T* dk_weight, long long blocks,  \
                                                  long long d) {                                                        \
