@@ -146,7 +146,7 @@ def test_arguments_with_names():
 def test_missing_data_says_what_to_set():
     if Path("/dataset").is_dir():
         pytest.skip("this machine has the default data set")
-    done = shell({"DEVICE": "cpu"}, "llama-125m", "", 1, 1, 1, *[""] * 7, "fp32")
+    done = shell({"DEVICE": "cpu"}, "meta-llama/Meta-Llama-3-8B", "", 1, 1, 1, *[""] * 7, "fp32")
     assert done.returncode == 2 and "set DATA_PATH=folder, or MOCK_DATA=1" in done.stderr
     dry = shell({"DRY_RUN": "1", "DEVICES": "0,1"})
     assert dry.returncode == 0 and "--input_dir /dataset" in dry.stdout and dry.stderr.startswith("note: ")
