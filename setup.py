@@ -29,6 +29,7 @@ HOSTS = {
         "numpy<2",
         "fast_dataindex",
         "sentencepiece",
+        "jinja2>=3.1,<4",
     ],
     # datasets 5 requires pyarrow 24, which needs NumPy 2; fast_dataindex, which PaddleFormers requires, needs NumPy 1.
     "paddleformers": ["paddleformers>=1.2,<1.3", "datasets<5", "pyarrow<24", "numpy<2"],
@@ -105,6 +106,7 @@ setup(
             "planner/*.json",
             "recipes/*.json",
             "native/*.cpp",
+            "native/*.map",
             "native/shim/*.h",
             "native/kernels/*.cu",
             "native/kernels/*.cuh",

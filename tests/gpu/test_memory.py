@@ -1,9 +1,6 @@
 """Activations and the optimizer's states in host memory, and its update in backward: whole models on te, with the bits
 that they have without. And what a run says that has no memory left."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import paddle
 import pytest
@@ -13,7 +10,6 @@ from paddle_te.optimizer import fuse_clipping, offloaded_states
 from paddle_te.optimizer.compact_states import keep_compact
 from paddle_te.optimizer.in_backward import OptimizerInBackward
 from paddle_te.optimizer.offloaded_states import keep_on_host
-from tests import pretraining, processes
 from tests.gpu.test_finetune import HALF, SIZES, loss_and_gradients, whole, with_lora
 from tests.small_models import TE, VOCABULARY, array, first, make, truth
 
@@ -94,16 +90,3 @@ def test_activations_of_layers_with_lora(gpu, poisoned, monkeypatch, seed):
     assert np.isfinite(loss) and loss == other_loss and len(want) == LAYERS * 14 and want.keys() == got.keys()
     for name, value in want.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
-
-
-def test_a_run_without_memory_says_so(gpu, tmp_path):
-    """In a process of its own, which ended in SIGSEGV where the plug-in exported its compiler's C++ library."""
-    flags = dict(model_name_or_path="llama-125m", max_seq_length=8192, per_device_train_batch_size=512)
-    flags |= dict(device=gpu.partition(":")[0], transformer_engine_backend="transformer_engine", bf16="true")
-    script = Path(__file__).parents[2] / "llm/llama/run_pretrain.py"
-    done = processes.run([sys.executable, script, *pretraining.command(tmp_path / "out", **flags)])
-    assert done.returncode == 1, done.stderr[-3000:]
-    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if "error: " in line]
-    assert f"out of memory on {gpu} (NVIDIA " in line and " GB more wanted, " in line and " GB in all." in line
-    assert "The planner counts" in line and "All layouts: paddle-te plan llama-125m --gpus 1 --seq 8192" in line
-    assert "Traceback" not in done.stderr
