@@ -557,15 +557,10 @@ def launch(kernel, grid, block, shared, stream, *arguments):
 def rope(dtype, tokens, *arguments):
     """kernels/rope.cu: source and target as addresses and strides of q, k, v."""
     source, target, (angles, s, heads, kv_heads, d, backward) = arguments[:6], arguments[6:12], arguments[12:]
-    angles = at(angles, (s, d), np.float32) if angles else np.zeros((s, d), np.float32)
-    angles = np.tile(angles[:, : d // 2], (tokens // s, 1))[:, None]
-    cos, sin = np.cos(angles), np.sin(angles) * (-1 if backward else 1)
-    for i, n in enumerate((heads, kv_heads, kv_heads)):
-        values = strided(source[i], (tokens, n, d), source[3 + i], dtype).astype(np.float32)
-        if i < 2:
-            first, second = np.split(values, 2, -1)
-            values = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-        strided(target[i], (tokens, n, d), target[3 + i], dtype)[...] = values.astype(dtype)
+    places = [_heads_of(dtype, tokens, place, (heads, kv_heads, kv_heads), d) for place in (source, target)]
+    for i, (x, y) in enumerate(zip(*places, strict=True)):
+        values = x.astype(np.float32)
+        y[...] = (_turned(values, angles, s, -1 if backward else 1) if i < 2 else values).astype(dtype)
 
 
 def _heads_of(dtype, tokens, places, heads, d):
