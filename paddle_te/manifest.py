@@ -19,6 +19,8 @@ from pathlib import Path
 
 import xxhash
 
+from paddle_te import typed
+
 MANIFEST = "manifest.json"
 VERSION = 1
 # PaddleNLP's name for the mark of a complete checkpoint
@@ -37,21 +39,46 @@ class CheckpointDamaged(ValueError):
 class FileRecord:
     """One file: its size in bytes and its checksum, 32 hexadecimal digits."""
 
-    size: int
+    size: int = typed.at_least(0)
     xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a manifest says of the run that saved a checkpoint, topic by topic; None for what it does not say.
+
+    model, layout, data: as `runs.identity` makes them. step: how many updates are done. samples: of the data, by whose
+    number their order was made. gradient_norm: the last one, where the update clips by it.
+    """
+
+    model: dict | None = None
+    layout: dict[str, bool | int | str] | None = None
+    step: int | None = typed.at_least(0, None)
+    data: dict | None = None
+    samples: int | None = typed.at_least(1, None)
+    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
     """files: {name relative to the folder: FileRecord}; run: {topic: what a manifest says of the run about it}."""
 
-    files: dict
+    files: dict[str, FileRecord]
     run: dict
 
     def text(self):
         """The content of manifest.json, as bytes."""
         files = {name: asdict(record) for name, record in sorted(self.files.items())}
         return (json.dumps({"version": VERSION, "files": files, "run": self.run}, indent=1) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class _Content:
+    """manifest.json."""
+
+    version: int
+    files: dict[str, FileRecord]
+    run: Run
 
 
 def seal(text):
@@ -124,12 +151,25 @@ def read(folder):
     text = path.read_bytes()
     if seal(text) != named:
         raise CheckpointDamaged(f"{MANIFEST} is not the one that {COMPLETE_MARK} names: one of them is damaged")
-    content = json.loads(text)
-    if content["version"] != VERSION:
+    try:
+        return _parse(json.loads(text))
+    except CheckpointDamaged:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(f"{MANIFEST}: {error}") from error
+
+
+def _parse(content):
+    """The Manifest in what manifest.json holds. Raises ValueError for what is none."""
+    version = typed.read(dict, content).get("version")
+    if type(version) is int and version > VERSION:
         raise CheckpointDamaged(
-            f"{MANIFEST} is of version {content['version']}, this paddle_te reads {VERSION}: use a newer paddle_te"
+            f"{MANIFEST} is of version {version}, this paddle_te reads {VERSION}: use a newer paddle_te"
         )
-    return Manifest({name: FileRecord(**entry) for name, entry in content["files"].items()}, content["run"])
+    files = typed.read(_Content, content).files
+    if version != VERSION:
+        raise ValueError(f"version is {version}: it must be {VERSION}")
+    return Manifest(files, content["run"])
 
 
 def damage(folder, level="full", rank=0, ranks=1):

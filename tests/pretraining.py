@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+from paddlenlp.trainer import Trainer
 
 from paddle_te.hosts.paddlenlp.training import pretrain
+from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.manifest import STATE_SUFFIXES
 from paddle_te.runs.checkpoints import complete_checkpoints
 
@@ -44,6 +46,24 @@ def run(monkeypatch, output, **flags):
     with paddle.utils.unique_name.guard():  # parameters are named as in a new process
         pretrain.main()
     return losses(output)
+
+
+def watch_samples(monkeypatch):
+    """A list that gets {step: [what each row of the step's micro-batches holds]} of each run from now on."""
+    runs, begin, step = [], Trainer.train, PretrainingTrainer.training_step
+
+    def train(self, *args, **kwargs):
+        runs.append({})
+        return begin(self, *args, **kwargs)
+
+    def training_step(self, model, inputs, step_control=0):
+        rows = [row.tobytes() for row in inputs["input_ids"].numpy()]
+        runs[-1].setdefault(self.state.global_step + 1, []).extend(rows)
+        return step(self, model, inputs, step_control)
+
+    monkeypatch.setattr(Trainer, "train", train)
+    monkeypatch.setattr(PretrainingTrainer, "training_step", training_step)
+    return runs
 
 
 def losses(output):

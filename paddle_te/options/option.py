@@ -62,6 +62,7 @@ def number(words, accepts=lambda x: True):
     return Kind(float, words, lambda x: math.isfinite(x) and accepts(x), float)
 
 
+SEED = whole(0, 2**32 - 1)  # NumPy takes no other
 NUMBER = number("a number")
 POSITIVE = number("a number above 0", lambda x: x > 0)
 NOT_NEGATIVE = number("a number of at least 0", lambda x: x >= 0)

@@ -9,6 +9,7 @@ from paddle_te.options.option import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
+    SEED,
     TEXT,
     Kind,
     Option,
@@ -65,7 +66,7 @@ PADDLENLP = (
     *_bounds(whole(1), "save_steps", "logging_steps", "eval_accumulation_steps", "virtual_pp_degree"),
     *_bounds(whole(0), "warmup_steps", "save_total_limit", "dataloader_num_workers", "pp_recompute_interval"),
     *_bounds(whole(0), "minimum_eval_times", "eval_steps", "ordered_save_group_size"),
-    *_bounds(whole(0, 2**32 - 1), "seed"),  # NumPy takes no other
+    *_bounds(SEED, "seed"),
     *_bounds(_DEGREE, "max_steps", "max_evaluate_steps", "sharding_degree", "sharding_parallel_degree"),
     *_bounds(_DEGREE, "tensor_parallel_degree", "pipeline_parallel_degree", "sep_parallel_degree"),
     *_bounds(_DEGREE, "context_parallel_degree", "expert_parallel_degree", "expert_tensor_parallel_degree"),

@@ -7,6 +7,7 @@ from paddle_te.options.option import (
     NOT_NEGATIVE,
     POSITIVE,
     REQUIRED,
+    SEED,
     TEXT,
     TEXTS,
     Kind,
@@ -318,6 +319,16 @@ LayerOptions = config_options("LayerOptions", LAYERS)
 
 # How a run goes on and saves, of all training.
 TRAINING = (
+    Option(
+        "data_seed",
+        SEED,
+        None,
+        "Seed of the order in which samples are read; default: --seed, which also decides on new weights and dropout.",
+        doc="seed of the order of the samples; `--seed` also decides on new weights and dropout",
+        zh="样本顺序的随机种子；`--seed` 还决定新权重的初始化和 dropout",
+        shown="`--seed`",
+        shown_zh="`--seed`",
+    ),
     Option(
         "recompute_use_reentrant",
         FLAG,

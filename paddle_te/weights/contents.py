@@ -3,8 +3,10 @@
 paddle.load unpickles, and a pickle is a program; what PaddleNLP is told by an index it loads, whatever it is.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from paddle_te import typed
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.files import read_json
 from paddle_te.weights.tensors import CheckpointError
@@ -12,6 +14,28 @@ from paddle_te.weights.tensors import CheckpointError
 # What is read with paddle.load; training_args.bin is written and never read.
 PICKLES = (".pdparams", ".pdopt", ".pth")
 TRAINER_STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """trainer_state.json, as PaddleNLP's Trainer reads and writes it: its docstring says what each of them is.
+
+    consumed_samples: None in a state that an older Trainer wrote.
+    """
+
+    global_step: int = typed.at_least(0)
+    epoch: float | None = typed.at_least(0, None)
+    consumed_samples: int | None = typed.at_least(0, None)
+    max_steps: int = 0
+    num_train_epochs: int = 0
+    total_flos: float = 0
+    log_history: list | None = None
+    best_metric: float | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    trial_name: str | None = None
+    trial_params: dict | None = None
 
 
 def check_contents(path):
@@ -38,12 +62,12 @@ def read_object(path):
 
 
 def read_state(folder):
-    """The content of a checkpoint's trainer_state.json. Raises CheckpointError for one that is damaged."""
+    """The TrainerState in a checkpoint's trainer_state.json. Raises CheckpointError for one that is damaged."""
     path = Path(folder) / TRAINER_STATE
-    state = read_object(path)
-    if not isinstance(state.get("global_step"), int):
-        raise CheckpointError(f"{path}: has no global_step, a whole number")
-    return state
+    try:
+        return typed.read(TrainerState, read_json(path))
+    except typed.NotAsDeclared as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _check_index(path, suffix):

@@ -13,7 +13,7 @@ from paddle_te.configs.families import is_tied
 from paddle_te.weights import flex, optimizer, pdparams, safetensors
 from paddle_te.weights import layout as layouts
 from paddle_te.weights.config import FUSE_FLAGS, companion_name, convert_config, fused_before
-from paddle_te.weights.contents import TRAINER_STATE, check_contents, check_own, read_state
+from paddle_te.weights.contents import TRAINER_STATE, check_contents, check_own, read_object, read_state
 from paddle_te.weights.files import (
     check_new,
     copy_file,
@@ -163,7 +163,7 @@ def convert(
             write_json(folder / name, content)
         if state_groups:
             flex.write_metadata(folder, state_groups)
-            flex.write_trainer_state(folder / flex.TRAINER_STATE, read_state(input_path))
+            flex.write_trainer_state(folder / flex.TRAINER_STATE, read_object(Path(input_path) / TRAINER_STATE))
             (folder / flex.SIGNAL).write_text("1")
         if checksums:
             write_checksums(folder, workers)
@@ -219,7 +219,7 @@ def _run_of(checkpoint):
         raise CheckpointError(f"{checkpoint.folder}: damaged, so its training state cannot go on: {'; '.join(wrong)}")
     saved = manifest.read(checkpoint.folder)
     run = saved.run if saved else {}
-    return {topic: run[topic] for topic in ("step", "data") if topic in run}
+    return {topic: run[topic] for topic in ("step", "data", "samples") if topic in run}
 
 
 def _plan(checkpoint, target, virtual_pp_degree):

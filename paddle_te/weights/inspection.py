@@ -69,7 +69,7 @@ def _manifest(folder):
 
 
 def _step(folder):
-    return str(read_state(folder)["global_step"]) if (folder / TRAINER_STATE).is_file() else f"no {TRAINER_STATE}"
+    return str(read_state(folder).global_step) if (folder / TRAINER_STATE).is_file() else f"no {TRAINER_STATE}"
 
 
 def _rows(checkpoint):

@@ -14,7 +14,8 @@ MAY_IMPORT = {
     "host": set(),
     "options": {"host", "recipes"},
     "recipes": {"table"},
-    "manifest": set(),
+    "typed": set(),
+    "manifest": {"typed"},
     "table": set(),
     "fp8": {"options"},
     "distributed": {"fp8", "device"},
@@ -22,7 +23,7 @@ MAY_IMPORT = {
     "optimizer": {"device", "ops", "options", "weights", "planner"},
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS | {"options"},
-    "weights": {"configs", "manifest", "table"},
+    "weights": {"configs", "manifest", "table", "typed"},
     "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
     "hosts": LAYERS
     | {

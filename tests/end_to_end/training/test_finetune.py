@@ -13,6 +13,7 @@ from paddle_te.hosts.paddlenlp.training import finetune
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningTrainer
 from paddle_te.layers import cross_entropy
 from paddle_te.weights import check_layout
+from tests.pretraining import watch_samples
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.unit.hosts.paddlenlp.test_lora import ours_name
 
@@ -104,6 +105,33 @@ def test_resume_is_exact(monkeypatch, place, tmp_path, variant):
     checkpoint = tmp_path / "whole/checkpoint-3"
     resumed = run(monkeypatch, place, tmp_path / "resumed", resume_from_checkpoint=checkpoint, **flags)
     assert len(whole) == 6 and resumed == {step: whole[step] for step in (4, 5, 6)}
+
+
+def test_a_changed_batch_goes_on_with_the_next_sample_of_the_pass(monkeypatch, place, tmp_path):
+    """Of 20 samples 8 in steps of 4, 6 in steps of 2, the others and a second pass in steps of 3."""
+    runs, flags = watch_samples(monkeypatch), dict(pad_to_max_length="true", save_steps=1, max_steps=-1)
+    flags |= dict(num_train_epochs=2, data_seed=3, dataloader_drop_last="true")
+    run(monkeypatch, place, tmp_path / "whole", **flags)
+    whole = [row for rows in runs.pop().values() for row in rows]
+    run(monkeypatch, place, tmp_path / "out", **flags | dict(max_steps=2))
+    flags["resume_from_checkpoint"] = "auto"
+    run(monkeypatch, place, tmp_path / "out", **flags | dict(per_device_train_batch_size=2, max_steps=5))
+    run(monkeypatch, place, tmp_path / "out", **flags | dict(per_device_train_batch_size=3))
+    assert [len(rows) for steps in runs for rows in steps.values()] == [4, 4, 2, 2, 2] + [3] * 8
+    assert [row for steps in runs for rows in steps.values() for row in rows] == whole[:38]
+    assert sorted(whole[:20]) == sorted(whole[20:]) and whole[:20] != whole[20:]
+    state = json.loads((tmp_path / "out/checkpoint-13/trainer_state.json").read_text())
+    assert (state["consumed_samples"], state["epoch"]) == (40, 2)
+    run(monkeypatch, place, tmp_path / "out", **flags | dict(per_device_train_batch_size=3))
+    assert len(runs) == 3  # it was finished
+
+
+def test_the_seed_decides_on_the_order(monkeypatch, place, tmp_path):
+    runs, flags = watch_samples(monkeypatch), dict(pad_to_max_length="true", max_steps=5, save_steps=100)
+    for i, seeds in enumerate((dict(seed=1), dict(seed=2), dict(seed=2, data_seed=1))):
+        run(monkeypatch, place, tmp_path / str(i), **flags | seeds)
+    first, other, same = ([row for rows in steps.values() for row in rows] for steps in runs)
+    assert first == same != other and sorted(first) == sorted(other)
 
 
 @pytest.mark.parametrize("flags", [dict(lora="true"), dict(max_steps=-1, num_train_epochs=1, save_steps=5)])

@@ -4,11 +4,13 @@ import json
 import shutil
 
 import numpy as np
+import paddle
 import pytest
 
+from paddle_te import manifest
 from paddle_te.manifest import COMPLETE_MARK, MANIFEST
 from paddle_te.runs.lock import NAME as LOCK
-from tests.pretraining import run
+from tests.pretraining import run, watch_samples
 from tests.unit.runs.completed import complete
 from tests.unit.runs.hostile import hostile_pickle
 from tests.unit.runs.test_verify import FLAGS, MODEL, flipped
@@ -73,6 +75,34 @@ def test_auto_falls_back_to_the_newest_good_one(monkeypatch, whole, out, seed, c
     assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-3"}
 
 
+@pytest.mark.parametrize("wrong", ["missing", "shape"])
+def test_moments_that_are_not_the_weights_are_passed_over(monkeypatch, whole, out, caplog, wrong):
+    """In a checkpoint whose manifest vouches for them."""
+    folder = out / "checkpoint-3"
+    path, run_values = folder / "optimizer.pdopt", manifest.read(folder).run
+    state = paddle.load(str(path))
+    name = next(key for key in state if key.endswith("moment1_0") and len(state[key].shape) == 2)
+    moment = state.pop(name)
+    if wrong == "shape":
+        state[name] = moment[:-1]
+    paddle.save(state, str(path))
+    complete(folder, run_values)
+    assert run(monkeypatch, out, **FLAGS | STEPS, resume_from_checkpoint="auto") == whole[1]
+    assert "checkpoint-3 is damaged and is passed over" in caplog.text and "moment1_0 of" in caplog.text
+
+
+def test_a_renamed_checkpoint_is_passed_over(monkeypatch, whole, out, caplog):
+    (out / "checkpoint-1").rename(out / "checkpoint-9")
+    assert run(monkeypatch, out, **FLAGS | STEPS | dict(max_steps=4), resume_from_checkpoint="auto").keys() == {
+        1,
+        2,
+        3,
+        4,
+    }
+    assert "its folder's name says step 9, manifest.json says step 1" in caplog.text
+    assert (out / "earlier-1/checkpoint-9").is_dir()
+
+
 def test_a_damaged_step_is_refused(refused, out, tmp_path):
     (out / "checkpoint-3/model_state.pdparams").write_bytes(b"")
     assert "checkpoint-3 is damaged and is not used: model_state.pdparams has 0 bytes" in refused(
@@ -93,6 +123,22 @@ def test_a_finished_run_trains_and_saves_nothing(monkeypatch, out, caplog):
         assert "step 3: the run is finished with --max_steps" in caplog.text
         assert before == times(out)
         caplog.clear()
+
+
+def test_a_changed_batch_goes_on_with_the_next_sample(monkeypatch, tmp_path):
+    """Whatever the batch was: twice another one, in the same run. Random tokens, of which no two samples are alike."""
+    flags = FLAGS | dict(save_steps=1, gradient_accumulation_steps=2, per_device_train_batch_size=1)
+    runs = watch_samples(monkeypatch)
+    run(monkeypatch, tmp_path / "whole", **flags, max_steps=8)
+    every = [row for rows in runs.pop().values() for row in rows]
+    run(monkeypatch, tmp_path / "out", **flags, max_steps=2)
+    for max_steps, batch in ((4, dict(gradient_accumulation_steps=1)), (6, dict(per_device_train_batch_size=3))):
+        run(monkeypatch, tmp_path / "out", **flags | batch, max_steps=max_steps, resume_from_checkpoint="auto")
+    seen = [row for steps in runs for rows in steps.values() for row in rows]
+    assert [len(rows) for steps in runs for rows in steps.values()] == [2, 2, 1, 1, 6, 6]
+    assert seen[:16] == every
+    state = json.loads((tmp_path / "out/checkpoint-6/trainer_state.json").read_text())
+    assert state["consumed_samples"] == len(seen) == len({*seen})
 
 
 def test_an_older_one_without_a_manifest_is_resumed(monkeypatch, whole, out, caplog):

@@ -12,6 +12,8 @@ from paddle_te.manifest import COMPLETE_MARK, MANIFEST, Manifest, file_names, re
 from paddle_te.options.scripts import LEVELS
 from paddle_te.runs import verify
 from paddle_te.runs.checkpoints import is_complete
+from paddle_te.weights import CheckpointError
+from paddle_te.weights.contents import read_state
 from tests.pretraining import run
 from tests.unit.runs.completed import complete
 from tests.unit.runs.hostile import assert_it_works, hostile_pickle
@@ -198,6 +200,104 @@ def test_a_manifest_of_a_later_version(copy, monkeypatch):
         patched.setattr(manifest, "VERSION", 2)
         complete(folder)
     assert "is of version 2, this paddle_te reads 1" in verify.damage(folder)[0]
+
+
+def sealed(folder, content):
+    """A checkpoint whose manifest holds this and is the one that the mark names."""
+    text = json.dumps(content).encode()
+    (folder / MANIFEST).write_bytes(text)
+    (folder / COMPLETE_MARK).write_text(manifest.seal(text))
+
+
+def places(content, path=()):
+    """The paths of all values in nested dicts and lists."""
+    yield path
+    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in inner:
+        yield from places(value, (*path, key))
+
+
+def changed(content, path, value):
+    """A copy with another value at a path."""
+    if not path:
+        return value
+    copy = json.loads(json.dumps(content))
+    *outer, last = path
+    inner = copy
+    for key in outer:
+        inner = inner[key]
+    inner[last] = value
+    return copy
+
+
+ODD = (None, True, -1, 1.5, "text", [], {}, [1], {"x": 1}, 2**70, float("nan"))
+
+
+def test_a_manifest_of_another_form_is_damaged_and_nothing_worse(copy):
+    folder = copy("plain")
+    content = json.loads((folder / MANIFEST).read_text())
+    for path in places(content):
+        for odd in ODD:
+            sealed(folder, changed(content, path, odd))
+            of_its_form = path[:1] == ("run",) or path[-1:] == ("xxh3_128",) and odd == "text"
+            assert manifest.damage(folder, "size") or of_its_form, (path, odd)
+    for text in (b"", b"[" * 10**5, b"\xff\xfe", b"7", b'{"version": 1'):
+        (folder / MANIFEST).write_bytes(text)
+        (folder / COMPLETE_MARK).write_text(manifest.seal(text))
+        assert verify.damage(folder)[0].startswith(MANIFEST), text
+
+
+@pytest.mark.parametrize("name", ["files.model_state.pdparams.mode", "run.model_state", "owner"])
+def test_a_name_that_a_manifest_does_not_have(copy, name):
+    folder = copy("plain")
+    content = json.loads((folder / MANIFEST).read_text())
+    where = content
+    if name.startswith("files"):
+        where = content["files"]["model_state.pdparams"]
+    elif name.startswith("run"):
+        where = content["run"]
+    where[name.rpartition(".")[2]] = 1
+    sealed(folder, content)
+    assert verify.damage(folder) == [f"{MANIFEST}: {name} is not known"]
+
+
+def test_a_trainer_state_of_another_form_is_damaged(copy):
+    folder = copy("plain")
+    path = folder / "trainer_state.json"
+    state = json.loads(path.read_text())
+
+    def told(name, value):
+        path.write_text(json.dumps(state | {name: value}))
+        try:
+            return str(read_state(folder))
+        except CheckpointError as error:
+            return str(error)
+
+    for name in state:
+        for odd in ODD:
+            assert told(name, odd)
+    assert told("global_step", -1) == f"{path}: global_step is -1: it must be at least 0"
+    assert told("consumed_samples", "text") == f"{path}: consumed_samples is 'text': it must be a whole number or null"
+    assert told("epoch", float("nan")) == f"{path}: epoch is nan: it must be a number or null"
+    assert told("steps", 3) == f"{path}: steps is not known"
+
+
+def test_a_checkpoint_is_of_the_step_that_its_name_says(copy):
+    folder = copy("plain")
+    assert verify.damage(folder) == []
+    renamed = folder.rename(folder.with_name("checkpoint-9"))
+    (wrong,) = verify.damage(renamed)
+    assert wrong.startswith("its folder's name says step 9, manifest.json says step 1, trainer_state.json says step 1")
+    assert verify.damage(renamed.rename(folder.with_name("best"))) == []  # a name that says no step
+
+
+@pytest.mark.parametrize("step", [0, 2, 10])
+def test_a_trainer_state_of_another_step_than_the_manifests(copy, step):
+    folder = copy("plain")
+    path, run_values = folder / "trainer_state.json", manifest.read(folder).run
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"global_step": step}))
+    complete(folder, run_values)
+    assert f"trainer_state.json says step {step}" in verify.damage(folder)[0]
 
 
 def test_the_command(copy, saved, tmp_path, capsys):

@@ -56,5 +56,5 @@ def test_the_command_writes_nothing(ranks, monkeypatch, capsys):
 
 def test_a_damaged_state(ranks):
     (ranks[0] / "trainer_state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="trainer_state.json: has no global_step"):
+    with pytest.raises(CheckpointError, match="trainer_state.json: global_step is missing"):
         inspect(ranks[0])

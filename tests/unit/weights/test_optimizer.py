@@ -129,7 +129,7 @@ def test_from_pdopt_and_on(tmp_path, rng, state_of, mode, degree, shards, master
         save_trained(tmp_path / "in", model, state_of, tp, degree, shards, master)
     for name in TRAINERS:
         (tmp_path / "in" / name).write_bytes(pickle.dumps({"of": name}, protocol=4))
-    complete(tmp_path / "in", {"step": 3, "model": "in the input's layout"})
+    complete(tmp_path / "in", {"step": 3, "model": {"weights": "in the input's layout"}})
     assert convert(tmp_path / "in", tmp_path / "out", mode, with_optimizer=True, progress=False) == []
     layout = "te" if mode == "pd2te" else "pd"
     check_unified(tmp_path / "out", model, state_of, layout, master)

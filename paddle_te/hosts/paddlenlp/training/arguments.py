@@ -316,6 +316,11 @@ class PreTrainingArguments(TrainingArguments):
         return custom and bf16 and self.max_grad_norm > 0 and parallel and not clipped_otherwise
 
 
+def data_seed(arguments):
+    """The seed of the order of the samples."""
+    return arguments.seed if arguments.data_seed is None else arguments.data_seed
+
+
 def fp8_multiple(arguments):
     """What must divide the tokens of fp8 GEMMs; 1 without fp8."""
     return FP8_RECIPES[arguments.fp8_recipe] if arguments.use_fp8 else 1

@@ -13,10 +13,15 @@ import numpy as np
 import paddle.distributed as dist
 from numpy.lib import format as npy
 from paddlenlp.data import Stack
-from paddlenlp.data.causal_dataset import build_train_valid_test_datasets, get_train_valid_test_split_
+from paddlenlp.data.causal_dataset import (
+    build_train_valid_test_datasets,
+    get_datasets_weights_and_num_samples,
+    get_train_valid_test_split_,
+)
 
 from paddle_te.data import corpus, index_cache
 from paddle_te.data.mock import MockDataset
+from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import PRETRAIN_DATA, proportions
 from paddle_te.runs.identity import fingerprint
@@ -48,7 +53,7 @@ def collate_fn(samples, stack=Stack()):  # noqa: B008 (Stack has no state)
     return {"input_ids": np.ascontiguousarray(tokens[:, :-1]), "labels": np.ascontiguousarray(tokens[:, 1:])}
 
 
-def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_size=None):
+def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_size=None, train_samples=None):
     """Datasets of a pretraining run.
 
     Args:
@@ -57,6 +62,7 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
             of samples, ``eval_iters`` (10 if it has none) and ``test_iters`` (ten times that) those for evaluation.
         tokenizer: gives the vocabulary's size if `vocab_size` is None.
         vocab_size: the model's; token ids of the data must be below it.
+        train_samples: how many the run reads, with those before its checkpoint; None: as many as its steps take.
     Returns:
         (train, valid, test datasets). A dataset whose split has no documents is None, and all three are on ranks that
         load no data (``training_args.should_load_dataset``).
@@ -66,13 +72,14 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
     if vocab_size is None and tokenizer is not None:
         vocab_size = len(tokenizer)
     num_samples = count_samples(training_args)
+    num_samples[0] = num_samples[0] and (train_samples or num_samples[0])
     logger.debug(f"samples: {dict(zip(SPLITS, num_samples, strict=True))}, {data_args.max_seq_length} tokens each")
 
     if data_args.mock_data:
         if vocab_size is None:
             raise ValueError("mock_data needs a tokenizer or a vocab_size")
         mocks = (
-            MockDataset(count, data_args.max_seq_length, vocab_size, [training_args.seed, i]) if count else None
+            MockDataset(count, data_args.max_seq_length, vocab_size, [data_seed(training_args), i]) if count else None
             for i, count in enumerate(num_samples)
         )
         return tuple(mocks)
@@ -96,7 +103,7 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
         splits_string=data_args.split,
         train_val_test_num_samples=[max(count, 1) for count in num_samples],  # PaddleNLP cannot blend nothing
         seq_length=data_args.max_seq_length,
-        seed=training_args.seed,
+        seed=data_seed(training_args),
         skip_warmup=True,
         share_folder=data_args.share_folder,
         data_cache_path=cache,
@@ -104,10 +111,10 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
     )
 
 
-def data_identity(data_args, seed):
+def data_identity(data_args, seed, train_samples=None):
     """{name: value}: two runs where these are equal read the same samples in the same order.
 
-    Raises ValueError where there is no such data.
+    train_samples: how many the run reads; None where it does not train. Raises ValueError where there is no such data.
     """
     identity = {"max_seq_length": data_args.max_seq_length, "seed": seed}
     identity |= {name: getattr(data_args, name) for name in DOCUMENT_FLAGS}
@@ -116,7 +123,33 @@ def data_identity(data_args, seed):
     data = find_data(data_args)
     weights = data[::2] if data[1::2] else [1.0]
     paths = [prefix + suffix for prefix in data[1::2] or data for suffix in (".idx", ".bin")]
+    if train_samples:
+        identity["shuffled together"] = passes(data, data_args, train_samples)
     return {"source": fingerprint(paths, weights), "split": data_args.split} | identity
+
+
+def passes(data, data_args, train_samples):
+    """How PaddleNLP shuffles the training samples, as text: "1 pass" over the documents, or "3 passes"; "and the last
+    apart" where less than four fifths of that one are read. The order is another one where this differs.
+
+    data: as `find_data` returns it; for several corpora it is a text for each.
+    """
+    if data[1::2]:
+        prefixes, _, counts = get_datasets_weights_and_num_samples(data, [train_samples, 1, 1])
+        return ", ".join(
+            _passes(prefix, data_args, count) for prefix, (count, *_) in zip(prefixes, counts, strict=True)
+        )
+    return _passes(data[0], data_args, train_samples)
+
+
+def _passes(prefix, data_args, count):
+    index, length = corpus.read_index(prefix), data_args.max_seq_length
+    end = get_train_valid_test_split_(data_args.split, len(index.sizes))[1]
+    tokens = int(index.sizes[:end].sum(dtype=np.int64))
+    number = max(-(-(count * length + 1) // max(tokens, 1)), 1)
+    last = count - ((number - 1) * tokens - 1) // length
+    apart = number > 1 and last < int(0.8 * ((tokens - 1) // length))
+    return f"{number} pass{'es' * (number > 1)}" + " and the last apart" * apart
 
 
 def count_samples(training_args):

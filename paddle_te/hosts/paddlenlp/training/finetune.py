@@ -24,6 +24,7 @@ from paddle_te.hosts.paddlenlp.loading import (
 )
 from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_class, save_merged
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
+from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import ExitSignalCallback, install_callbacks
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
@@ -45,6 +46,7 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import (
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import needs_mask
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, is_finished
+from paddle_te.hosts.paddlenlp.training.samplers import make_course
 from paddle_te.models.backend import check_backend
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.options import configure
@@ -149,17 +151,19 @@ def finetune():
         if training_args.do_train:
             check_whole_step(len(datasets[0]), training_args)
         config = make_config(model_args, data_args, training_args, datasets)
-        identity = data_identity(data_args) if training_args.do_train else None
+        train = datasets[0]
+        course = make_course(len(train), checkpoint, training_args) if train else None
+        identity = data_identity(data_args, data_seed(training_args)) if train else None
         if checkpoint:
             quantized = stored_scaling(fp8_recipe(config)).words if model_args.quantize_base else None
             values = model_values(config, new_adapter(model_args, training_args), quantized)
             check_fits(checkpoint, values, identity, training_args)
-        finished = is_finished(checkpoint, training_args)
+        finished = is_finished(course, training_args)
         model = make_model(config, model_args, training_args)
 
     trainer = make_trainer(model, data_args, training_args, tokenizer, datasets)
     screen.keep_details(training_args.output_dir, training_args.process_index)
-    trainer.data_identity = identity
+    trainer.data_identity, trainer.course = identity, course
     install_callbacks(trainer, exit_signal)
     # right padding needs no mask where attention is causal; packed samples bring one where it is needed
     mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()

@@ -95,11 +95,11 @@ def create_datasets(data_args, tokenizer, do_train, do_eval):
     return make("train.json") if do_train else None, make("dev.json") if do_eval else None
 
 
-def data_identity(data_args):
-    """{name: value}: two runs where these are equal train on the same samples."""
+def data_identity(data_args, seed):
+    """{name: value}: two runs where these are equal train on the same samples in the same order."""
     names = ("src_length", "max_length", "zero_padding", "greedy_zero_padding")
     settings = {name: getattr(data_args, name) for name in names}
-    return {"source": fingerprint([Path(data_args.dataset_name_or_path) / "train.json"])} | settings
+    return {"source": fingerprint([Path(data_args.dataset_name_or_path) / "train.json"]), "seed": seed} | settings
 
 
 def tokens_per_sample(dataset):

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from paddlenlp.trainer import Trainer
 from paddlenlp.transformers.configuration_utils import llmmetaclass
 
+from paddle_te.data.course import shuffled
 from paddle_te.data.fillers import WithFillers
 from paddle_te.hosts.paddlenlp.training.arguments import (
     PreTrainingArguments,
     check_tokens,
     check_weights_folder,
+    data_seed,
     fp8_multiple,
 )
 from paddle_te.hosts.paddlenlp.training.callbacks import ThroughputCallback, model_flops_per_token
@@ -158,21 +160,14 @@ class FinetuningTrainer(PretrainingTrainer):
         kwargs["eval_dataset"] = None if eval_dataset is None else WithFillers(eval_dataset)
         super().__init__(*args, labels_vary=True, **kwargs)
 
-    def _get_train_sampler(self):
-        args = self.args
-        return self._step_sampler(
-            self.train_dataset,
-            args.per_device_train_batch_size,
-            args.gradient_accumulation_steps,
-            shuffle=True,
-            drop_last=args.dataloader_drop_last,
-        )
+    def _order(self):
+        """Another one in each pass: the same in every layout of ranks, and after a resume."""
+        return shuffled(self.course.samples, data_seed(self.args))
 
     def _get_eval_sampler(self, eval_dataset):
-        return self._step_sampler(eval_dataset, self.args.per_device_eval_batch_size)
-
-    def _step_sampler(self, dataset, *sizes, **settings):
-        return StepSampler(dataset, *sizes, ranks=self.args.dataset_world_size, rank=self.args.dataset_rank, **settings)
+        args = self.args
+        ranks = dict(ranks=args.dataset_world_size, rank=args.dataset_rank)
+        return StepSampler(eval_dataset, args.per_device_eval_batch_size, **ranks)
 
 
 def count_real_tokens(trainer, config, tokens, lora):

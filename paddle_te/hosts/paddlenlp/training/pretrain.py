@@ -27,6 +27,7 @@ from paddle_te.hosts.paddlenlp.training.arguments import (
     PreTrainingArguments,
     check_tokens,
     check_weights_folder,
+    data_seed,
 )
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
 from paddle_te.hosts.paddlenlp.training.callbacks import ExitSignalCallback, install_callbacks
@@ -35,6 +36,7 @@ from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import make_collator
 from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, is_finished
+from paddle_te.hosts.paddlenlp.training.samplers import make_single_course
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.models.context_parallel import rank_sequence_length
 from paddle_te.ops import get_ops
@@ -176,21 +178,24 @@ def pretrain():
         tokenizer = make_tokenizer(model_args)
         config = make_config(model_args, data_args, training_args, tokenizer)
         collate = make_collator(data_args, training_args, end_of_document(config, tokenizer))
-        identity = data_identity(data_args, training_args.seed)
+        course = make_single_course(checkpoint, training_args) if training_args.do_train else None
+        identity = data_identity(data_args, data_seed(training_args), course and course.samples)
         if checkpoint:
             check_fits(checkpoint, model_values(config), identity, training_args)
-        finished = is_finished(checkpoint, training_args)
+        finished = is_finished(course, training_args)
         if finished and not training_args.do_predict:
             return
         set_seed(training_args.seed)
-        data = create_pretrained_dataset(data_args, training_args, tokenizer, config.vocab_size)
+        data = create_pretrained_dataset(
+            data_args, training_args, tokenizer, config.vocab_size, course and course.samples
+        )
         scheduler = make_scheduler(training_args)
         with advised(config, training_args, model_args.model_name_or_path):
             model = make_model(config, model_args, training_args)
 
     trainer = make_trainer(model, training_args, tokenizer, data, collate, scheduler)
     screen.keep_details(training_args.output_dir, training_args.process_index)
-    trainer.data_identity = identity
+    trainer.data_identity, trainer.course = identity, course
     install_callbacks(trainer, exit_signal)
     with mask_scope(data_args), advised(config, training_args, model_args.model_name_or_path):
         if finished:

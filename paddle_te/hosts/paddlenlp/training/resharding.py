@@ -88,6 +88,21 @@ def open_share(folder, args, layout=None):
     return None if own and not args.offload_optimizer else checkpoint  # PaddleNLP would load all states on the device
 
 
+def broken_state(folder, args):
+    """[why] where the states of AdamW in a whole model's checkpoint do not belong to its weights; else []."""
+    folder = Path(folder)
+    partly = args.unified_checkpoint and "".join(args.unified_checkpoint_config)
+    if args.ignore_load_lr_and_optim or partly or _is_adapter(folder) or _is_paddlenlps_own(args):
+        return []
+    if not any(folder.glob("optimizer*")):
+        return []  # `check_fits` tells what to do
+    try:
+        open_optimizer(open_checkpoint(folder))
+    except CheckpointError as error:
+        return [str(error)]
+    return []
+
+
 def _is_adapter(folder):
     return any(folder.glob("lora_model_state*")) or any(folder.glob("peft_model*"))
 
@@ -133,7 +148,7 @@ def _saved_how(checkpoint):
     if saved := saved_degrees(checkpoint):
         return f"its layout is {saved}"
     written = manifest.read(checkpoint.folder) if is_complete(checkpoint.folder) else None
-    if written is None or "layout" not in written.run:
+    if written is None or not written.run.get("layout"):
         return "a unified checkpoint, of whole tensors"
     return f"a unified checkpoint whose layout was {degrees_of(SimpleNamespace(**written.run['layout']))}"
 

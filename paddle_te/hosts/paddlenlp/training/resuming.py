@@ -5,12 +5,12 @@ weight is made.
 """
 
 import logging
-import math
 from pathlib import Path
 
 from paddle_te import fp8, manifest
 from paddle_te.distributed import gather_objects
 from paddle_te.hosts.paddlenlp.loading import read_config
+from paddle_te.hosts.paddlenlp.training.resharding import broken_state
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.runs import identity, verify
 from paddle_te.runs.checkpoints import find_checkpoint, set_aside
@@ -30,6 +30,8 @@ def find_to_resume(args):
 
     def check(folder):
         mine = verify.damage(folder, args.verify_checkpoint, args.process_index, args.world_size)
+        if not mine and args.process_index == 0:
+            mine = broken_state(folder, args)
         return list(dict.fromkeys(line for lines in gather_objects(mine, args.world_size) for line in lines))
 
     passed_over = []
@@ -59,7 +61,7 @@ def compared_before(checkpoint, level):
 
 def _check_best(checkpoint, check):
     """The run would end with the weights of another folder, which the Trainer's state names."""
-    best = read_state(checkpoint).get("best_model_checkpoint")
+    best = read_state(checkpoint).best_model_checkpoint
     if best and Path(best).is_dir() and (wrong := check(Path(best))):
         raise CheckpointError(f"{checkpoint} names {best} as the best checkpoint, which is damaged: {'; '.join(wrong)}")
 
@@ -84,14 +86,23 @@ def check_fits(checkpoint, model, data, args):
             f"{checkpoint} is of another model: {', '.join(differ)}; resume with the same model, or start another run "
             "in another --output_dir"
         )
-    differ = identity.differences(run.get("data") or {}, data or {})
-    if differ and not args.ignore_data_skip:
-        raise CheckpointError(
-            f"{checkpoint} is of a run with other data: {', '.join(differ)}; resume with the same data, or say with "
-            "--ignore_data_skip true that this run reads its own from the beginning"
-        )
+    if not args.ignore_data_skip:
+        _check_data(checkpoint, run.get("data"), data or {})
     if not args.ignore_load_lr_and_optim:
         _check_state(Path(checkpoint))
+
+
+def _check_data(checkpoint, there, here):
+    instead = "or say with --ignore_data_skip true that this run reads its own from the beginning"
+    if differ := identity.differences(there or {}, here):
+        raise CheckpointError(
+            f"{checkpoint} is of a run with other data: {', '.join(differ)}; resume with the same data, {instead}"
+        )
+    if there and "seed" in here and "seed" not in there:
+        raise CheckpointError(
+            f"{checkpoint} is of an older version, which shuffled the samples whatever --seed was: go on with that "
+            f"version, {instead}"
+        )
 
 
 def _model_in(checkpoint):
@@ -128,15 +139,15 @@ def check_fp8_state(checkpoint, args):
     fp8.check_file(files[0], recipe)
 
 
-def is_finished(checkpoint, args):
-    """Whether the run that saved the checkpoint has no step left to train; says so in the log."""
-    if not checkpoint or not args.do_train or args.ignore_load_lr_and_optim:
+def is_finished(course, args):
+    """Whether the run whose Course this is has no step left to train; says so in the log. course: None where nothing is
+    trained."""
+    if course is None or not course.first:
         return False
-    state = read_state(checkpoint)
-    step = state["global_step"]
-    left = args.max_steps - step if args.max_steps > 0 else math.ceil(args.num_train_epochs - (state["epoch"] or 0))
-    if left > 0:
+    last = args.max_steps if args.max_steps > 0 else course.last_step(args.num_train_epochs)
+    if course.first < last:
         return False
     asked = f"--max_steps {args.max_steps}" if args.max_steps > 0 else f"--num_train_epochs {args.num_train_epochs:g}"
-    logger.info(f"{checkpoint} is of step {step}: the run is finished with {asked}; nothing is trained or saved")
+    of = f"{args.resume_from_checkpoint} is of step {course.first}"
+    logger.info(f"{of}: the run is finished with {asked}; nothing is trained or saved")
     return True

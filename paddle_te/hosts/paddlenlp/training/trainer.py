@@ -20,6 +20,7 @@ from paddlenlp.utils.batch_sampler import DistributedBatchSampler
 from safetensors import SafetensorError
 
 from paddle_te import fp8, manifest
+from paddle_te.data.course import in_order
 from paddle_te.distributed import gather_objects, gather_weights
 from paddle_te.hosts.paddlenlp.loading import stage_layer_names
 from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index
@@ -37,6 +38,7 @@ from paddle_te.hosts.paddlenlp.training.loss_weights import (
 from paddle_te.hosts.paddlenlp.training.modes import TrainingModes
 from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.hosts.paddlenlp.training.resuming import compared_before
+from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course, share_of
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
@@ -71,6 +73,8 @@ class PretrainingTrainer(Trainer):
     """
 
     data_identity = None  # what says in the manifest which data the run reads, a dict
+    course = None  # the Course of its steps; None: once through the dataset, from the beginning
+    _random_states_of = None  # the checkpoint whose random states are loaded
     _background = None  # BackgroundSaver, while training with --save_in_background
     _share = None  # of a checkpoint that PaddleNLP does not load itself
     _loading_seconds = 0.0  # of a checkpoint's weights
@@ -180,6 +184,10 @@ class PretrainingTrainer(Trainer):
     def get_eval_dataloader(self, *args, **kwargs):
         return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
 
+    def create_optimizer_and_scheduler(self, num_training_steps):
+        """PaddleNLP's, for the steps of the course."""
+        super().create_optimizer_and_scheduler(self._last_step())
+
     def create_optimizer(self, lr_scheduler=None):
         """PaddleNLP's, with the same weights decayed in all backends, AdamW and clipping in one pass where that can be,
         and a state as the flags say."""
@@ -198,10 +206,41 @@ class PretrainingTrainer(Trainer):
         self.watch.guard(optimizer, self.model)
         return optimizer
 
+    def _last_step(self):
+        args = self.args
+        return args.max_steps if args.max_steps > 0 else self.course.last_step(args.num_train_epochs)
+
+    def _inner_training_loop(self, args, model, loader, length, max_steps, passes, steps_a_pass, *rest):
+        """PaddleNLP's, which counts passes by steps of today's batch size, for the steps of the course: as many of its
+        passes as are left."""
+        max_steps = self._last_step()
+        left = self.course.place(max_steps)[0] - self.course.place(self.course.first)[0] + 1
+        passes = self.course.first // steps_a_pass + left
+        return super()._inner_training_loop(args, model, loader, length, max_steps, passes, steps_a_pass, *rest)
+
+    def _load_rng_state(self, checkpoint):
+        """PaddleNLP's, once: it is called in each pass."""
+        if checkpoint != self._random_states_of:
+            super()._load_rng_state(checkpoint)
+            self._random_states_of = checkpoint
+
+    def _note_place(self):
+        """Says in the state, which is saved and logged, how far the data are read: PaddleNLP counts all steps with
+        today's batch size."""
+        if self.course:
+            self.state.consumed_samples = self.course.consumed_at(self.state.global_step)
+            self.state.epoch = self.course.epoch(self.state.global_step)
+
+    def log(self, logs, **kwargs):
+        """PaddleNLP's, with the epoch of the course."""
+        self._note_place()
+        super().log(logs, **kwargs)
+
     def train(self, *args, **kwargs):
         """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage, and
         RunEnded where numbers are not finite (`health`)."""
         background = self._saving_in_background() if self.args.save_in_background else contextlib.nullcontext()
+        self.course = self.course or make_course(len(self.train_dataset), None, self.args)
         with self.watch.concluding(), background:
             result = super().train(*args, **kwargs)
         gather_weights(self.optimizer)
@@ -269,6 +308,7 @@ class PretrainingTrainer(Trainer):
         """
         args, start = self.args, time.perf_counter()
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self._note_place()
         gather_weights(self.optimizer)
         self.watch.check_before_saving(self.model, self._scaled_recipe())
         if self._background:
@@ -322,6 +362,7 @@ class PretrainingTrainer(Trainer):
         values = {"model": model, "layout": layout_values(self.args)}
         if norm := self._in_backward and self._in_backward.last_norm():
             values[LAST_NORM] = norm
+        values |= {"samples": self.course.samples} if self.course else {}
         return values | {"step": self.state.global_step, "data": self.data_identity}
 
     def _stage(self, folder, model, metrics):
@@ -466,18 +507,19 @@ class PretrainingTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
         return output.metrics
 
-    def _sampler(self, dataset, batch_size):
+    def _get_train_sampler(self):
+        return StepSampler(self.course, share_of(self.args), self._order())
+
+    def _order(self):
+        """The order of the samples in each pass."""
+        return in_order(self.course.samples)
+
+    def _get_eval_sampler(self, eval_dataset):
         return DistributedBatchSampler(
-            dataset,
-            batch_size=batch_size,
+            eval_dataset,
+            batch_size=self.args.per_device_eval_batch_size,
             shuffle=False,
             num_replicas=self.args.dataset_world_size,
             rank=self.args.dataset_rank,
             drop_last=self.args.dataloader_drop_last,
         )
-
-    def _get_train_sampler(self):
-        return self._sampler(self.train_dataset, self.args.per_device_train_batch_size)
-
-    def _get_eval_sampler(self, eval_dataset):
-        return self._sampler(eval_dataset, self.args.per_device_eval_batch_size)

@@ -36,7 +36,7 @@ def run_arguments(output_dir, **changes):
     arguments = dict(
         do_train=True, do_eval=True, do_predict=False, max_steps=6, eval_steps=3, eval_iters=2,
         per_device_train_batch_size=3, per_device_eval_batch_size=2, gradient_accumulation_steps=2,
-        dataset_world_size=2, seed=7, should_load_dataset=True, output_dir=str(output_dir),
+        dataset_world_size=2, seed=7, data_seed=None, should_load_dataset=True, output_dir=str(output_dir),
     )  # fmt: skip
     return SimpleNamespace(**arguments | changes)
 
@@ -55,6 +55,19 @@ def corpus(tmp_path, documents):
 
 def data_arguments(corpus, **changes):
     return DataArguments(**dict(input_dir=str(corpus), split="8,1,1", max_seq_length=32) | changes)
+
+
+def test_passes_are_those_that_paddlenlp_shuffles_together(corpus, tmp_path, seed):
+    """The same text, the same order of the samples that both have; another text, another order."""
+    arguments, found = data_arguments(corpus), {}
+    for samples in (1, 30, 250, 400, 410, 420, 500, 640, 700, 900):
+        text = datasets.passes(datasets.find_data(arguments), arguments, samples)
+        train, *_ = create_pretrained_dataset(arguments, run_arguments(tmp_path), None, VOCAB, samples)
+        epochs = sum(np.bincount(train.doc_idx)) // len(np.unique(train.doc_idx))
+        assert text.startswith(f"{epochs} pass"), (samples, text)
+        first = train.shuffle_idx[: len(train)].tolist()
+        assert found.setdefault(text, (first, train.doc_idx.tolist())) == (first, train.doc_idx.tolist())
+    assert len(found) > 3 and len({repr(order) for order in found.values()}) == len(found)
 
 
 def test_samples_are_the_corpus(corpus, documents, tmp_path):

@@ -9,6 +9,7 @@ import paddle.nn.functional as F
 import pytest
 from paddlenlp.trainer import PdArgumentParser, TrainerCallback
 
+from paddle_te.data.course import shuffled
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.lora import lora_config, lora_model_class
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only, count_labels
@@ -145,8 +146,7 @@ class Compared(TrainerCallback):
     def order(self):
         """The samples of all steps of two epochs."""
         for epoch in range(2):
-            order = list(range(len(self.samples)))
-            np.random.RandomState(epoch).shuffle(order)
+            order = shuffled(len(self.samples), 42)(epoch).tolist()  # --seed's default
             yield from (order[start : start + self.size] for start in range(0, len(order), self.size))
 
     def on_optimizer_begin(self, args, state, control, model=None, **kwargs):
