@@ -12,6 +12,8 @@ REQUIRES = [
     "tqdm",
     "shtab>=1.7,<2",
     "xxhash>=3",
+    "tokenizers>=0.20",
+    "protobuf>=4.22",  # reads sentencepiece models
 ]
 
 # A host is an extra, since the two exclude each other's versions: each needs an environment of its own.

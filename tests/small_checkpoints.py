@@ -7,6 +7,7 @@ import numpy as np
 import sentencepiece
 from paddlenlp.transformers import LlamaTokenizer
 
+from paddle_te.data.tokenizer import load_tokenizer
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.weights import convert
 from tests.te_weights import randomise
@@ -17,19 +18,21 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def save_tokenizer(folder):
-    """Trains a sentencepiece tokenizer on a docstring-rich module; returns PaddleNLP's LlamaTokenizer."""
+    """Trains a sentencepiece tokenizer with Llama's settings on a docstring-rich module, and loads it."""
     text = [line for line in inspect.getsource(inspect).splitlines() if line.strip()]
     (folder / "text.txt").write_text("\n".join(text))
     sentencepiece.SentencePieceTrainer.train(
         input=str(folder / "text.txt"),
         model_prefix=str(folder / "tokenizer"),
+        model_type="bpe",
         vocab_size=VOCABULARY,
         byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
         minloglevel=2,
     )
-    tokenizer = LlamaTokenizer(str(folder / "tokenizer.model"))
-    tokenizer.save_pretrained(str(folder))
-    return tokenizer
+    LlamaTokenizer(str(folder / "tokenizer.model")).save_pretrained(str(folder))
+    return load_tokenizer(folder)
 
 
 def save_models(folder, seed, **config):

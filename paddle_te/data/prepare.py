@@ -18,7 +18,6 @@ import ast
 import ctypes
 import gzip
 import importlib
-import inspect
 import io
 import json
 import os
@@ -28,7 +27,6 @@ import shutil
 import signal
 import sys
 import sysconfig
-import tempfile
 import textwrap
 import threading
 import zlib
@@ -45,7 +43,8 @@ import numpy as np
 from tqdm import tqdm
 
 from paddle_te import host
-from paddle_te.data.sentencepiece import MODEL_FILES, tokenizer_files
+from paddle_te.data.sentencepiece import PADDLENLP_FILE
+from paddle_te.data.tokenizer import TokenizerError, load_tokenizer
 
 # The host, PaddleNLP or PaddleFormers, is imported where it is first needed: it takes seconds, and wrong arguments are
 # told before that.
@@ -186,7 +185,7 @@ class Encoder:
                     ) from None
                 malformed += 1
                 continue
-            ids = self.tokenizer(text, return_token_type_ids=False, **plain_text_options(self.tokenizer))["input_ids"]
+            ids = self.tokenizer.encode(text, **plain_text_options())
             if not ids:
                 empty += 1
                 continue
@@ -210,13 +209,9 @@ class Encoder:
         return text
 
 
-def plain_text_options(tokenizer):
+def plain_text_options(_tokenizer=None):
     """No tokens around the text, and none for a "</s>" in it: that is text too, and must not end a document."""
-    options = dict(add_special_tokens=False, split_special_tokens=True)
-    tokenize = getattr(tokenizer, "tokenize", None)
-    if tokenize and "allowed_special" in inspect.signature(tokenize).parameters:  # Llama 3's, over tiktoken
-        options["allowed_special"] = set()
-    return options
+    return {"add_special_tokens": False, "split_special_tokens": True}
 
 
 _encoder = None
@@ -262,20 +257,6 @@ def encode_all(encoder, chunks, workers):
 def _of_host(module):
     """A module of the host that is installed: both have those that are used here. Raises HostError without one."""
     return importlib.import_module(f"{host.find(what='paddle-te prepare-data')}.{module}")
-
-
-def load_tokenizer(name):
-    auto, folder = _of_host("transformers").AutoTokenizer, Path(name)
-    models = [folder / file for file in MODEL_FILES if (folder / file).is_file()]
-    try:
-        if host.find() == host.PADDLENLP or not models or (folder / "tokenizer.json").is_file():
-            return auto.from_pretrained(str(name))
-        with tempfile.TemporaryDirectory() as readable:
-            for file, text in tokenizer_files(models[0]).items():
-                (Path(readable) / file).write_text(text, encoding="utf-8")
-            return auto.from_pretrained(readable)
-    except Exception as error:  # the host raises whatever its download or the tokenizer's class raises
-        raise PrepareError(f"cannot load the tokenizer {name}: {type(error).__name__}: {error}") from error
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -359,7 +340,7 @@ def prepare(
     Args:
         inputs: files and folders of JSON lines.
         output_prefix: path without extension; its folder is made. Nothing appears under it before all is complete.
-        tokenizer: a PaddleNLP tokenizer, or the name or folder of one.
+        tokenizer: what `load_tokenizer` returns, or the name or folder of one.
         json_key: where a line's text is.
         append_eos: whether the tokenizer's end-of-text token follows each document.
         workers: processes that tokenize.
@@ -382,19 +363,20 @@ def prepare(
     if _bytes_of(files) == 0:
         raise PrepareError(f"the input is empty: {', '.join(map(str, files))}")
 
+    _of_host("data.indexed_dataset")  # before the scratch folder: Paddle sets its own handler of SIGTERM at import
     if isinstance(tokenizer, (str, Path)):
         tokenizer = load_tokenizer(tokenizer)
-    eos = tokenizer.eos_token_id  # None or, from sentencepiece, -1 where there is none
-    if append_eos and (eos is None or eos < 0):
+    eos = tokenizer.eos_token_id
+    if append_eos and eos is None:
         raise PrepareError(
-            f"{type(tokenizer).__name__} has no end-of-text token: choose a tokenizer with one or add --no-append_eos"
+            f"{tokenizer.kind} has no end-of-text token: choose a tokenizer with one or add --no-append_eos"
         )
-    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.int32
+    dtype = np.uint16 if tokenizer.needed_rows <= 2**16 else np.int32
     encoder = Encoder(tokenizer, dtype, json_key, eos if append_eos else None, skip_malformed)
     with scratch_folder(prefix) as folder:
         summary = write_corpus(folder, encoder, files, workers, prefix.name) | dict(
             dtype=np.dtype(dtype).name,
-            tokenizer_class=type(tokenizer).__name__,
+            tokenizer_class=tokenizer.kind,
             vocab_size=len(tokenizer),
             eos_token_id=encoder.eos,
         )
@@ -465,7 +447,7 @@ def _prose(source, tree):
 
 
 def train_tokenizer(texts, vocab_size, folder):
-    """Train a byte-fallback BPE sentencepiece model (Llama's settings) and save it as PaddleNLP's LlamaTokenizer."""
+    """Train a byte-fallback BPE sentencepiece model (Llama's settings) and save it in PaddleNLP's layout."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -486,7 +468,7 @@ def train_tokenizer(texts, vocab_size, folder):
     except RuntimeError as error:
         raise PrepareError(f"cannot train a tokenizer with --vocab_size {vocab_size}: {error}") from error
     folder.mkdir()
-    (folder / MODEL_FILES[0]).write_bytes(model.getvalue())
+    (folder / PADDLENLP_FILE).write_bytes(model.getvalue())
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     config = special | {"add_bos_token": True, "add_eos_token": False, "tokenizer_class": "LlamaTokenizer"}
     (folder / "special_tokens_map.json").write_text(json.dumps(special))
@@ -525,7 +507,7 @@ def make_demo(out_dir, *, vocab_size=4096, sources=False, library=None, workers=
     if existing and not overwrite:
         raise PrepareError(f"{out_dir} was made with {existing['demo']}: choose another folder or add --overwrite")
 
-    _of_host("transformers")  # here, because Paddle sets its own handler of SIGTERM at import
+    _of_host("data.indexed_dataset")  # as in `prepare`
 
     with scratch_folder(out_dir) as folder:
         print("Collecting the standard library's documentation ...", flush=True)
@@ -551,7 +533,7 @@ def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input_path", nargs="+", metavar="PATH", help="files or folders of JSON lines")
     parser.add_argument("--output_prefix", metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
-    parser.add_argument("--tokenizer_name", metavar="NAME", help="a tokenizer's folder, or PaddleNLP's name of it")
+    parser.add_argument("--tokenizer_name", metavar="NAME", help="a tokenizer's folder, or the host's name of it")
     parser.add_argument("--json_key", default="text", help="key of the text in a line's object (%(default)s)")
     parser.add_argument(
         "--append_eos", action=argparse.BooleanOptionalAction, default=True,
@@ -597,7 +579,7 @@ def main(argv=None):
     except host.HostError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (PrepareError, OSError) as error:
+    except (PrepareError, TokenizerError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if not summary.get("made", True):

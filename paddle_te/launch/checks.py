@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from paddle_te import configs
+from paddle_te.data.tokenizer import TokenizerError, read_tokenizer
 from paddle_te.launch.machines import LaunchError, count_gpus
 from paddle_te.runs.checkpoints import check_writable, find_checkpoint, saved_steps
 
@@ -133,13 +134,20 @@ def check_tokenizer(args: argparse.Namespace) -> str | None:
         return name
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not _has_tokenizer(folder):
-            raise LaunchError(f"tokenizer_name: {name!r} holds no tokenizer_config.json, tokenizer.json or *.model")
+        check_tokenizer_folder(folder)
         return str(folder.absolute())
     full = configs.canonical(name) or name
     if full not in TOKENIZERS:
         raise LaunchError(f"tokenizer_name: {name!r} is neither a folder nor one of {', '.join(TOKENIZERS)}")
     return full
+
+
+def check_tokenizer_folder(folder: Path) -> None:
+    """Raises LaunchError for files that training would refuse. A class that only a host has is left to it."""
+    try:
+        read_tokenizer(folder)
+    except TokenizerError as error:
+        raise LaunchError(f"tokenizer_name: {error}") from error
 
 
 def _has_tokenizer(folder: Path) -> bool:

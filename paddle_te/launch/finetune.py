@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paddle_te.launch.checks import check_weights, read_config
+from paddle_te.launch.checks import check_tokenizer_folder, check_weights, read_config
 from paddle_te.launch.flags import common
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options import launcher as options
@@ -34,7 +34,8 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
     model, dataset = Path(args.model_name).expanduser(), Path(args.dataset).expanduser()
     tokenizer = Path(args.tokenizer_name or args.model_name).expanduser()
     if not tokenizer.is_dir():
-        raise LaunchError(f"tokenizer_name: {args.tokenizer_name!r} is no folder")
+        raise LaunchError(f"tokenizer_name: {args.tokenizer_name or args.model_name!r} is no folder")
+    check_tokenizer_folder(tokenizer)
     if not (dataset / "train.json").is_file():
         raise LaunchError(f"dataset: {args.dataset!r} is no folder with train.json")
     lora = args.method != "full"

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from paddlenlp.transformers import AutoTokenizer, LlamaTokenizer
-from paddlenlp.transformers.tokenizer_utils_fast import PretrainedTokenizerFast
 
 from paddle_te.configs import MODEL_VALUES
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.data.tokenizer import load_tokenizer  # noqa: F401 (one import for a model and its tokenizer)
+from paddle_te.data.tokenizer_folder import end_tokens
 from paddle_te.distributed import gather_objects
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
@@ -77,9 +77,17 @@ def _from_folder(model_class, folder, config, dtype, in_fp8):
         with fp8_model_init(in_fp8, fp8_recipe(config) if in_fp8 else None):
             model = model_class.from_config(config, dtype=dtype)
         load_weights(model, open_checkpoint(folder))
+        keep_end_tokens(model, folder)
         return model
     with _no_views():
         return model_class.from_pretrained(str(folder), config=config, dtype=dtype)
+
+
+def keep_end_tokens(model, folder):
+    """Has a model save the end tokens of the generation_config.json that its weights came with."""
+    ends = end_tokens(folder)
+    if ends and getattr(model, "generation_config", None) is not None:
+        model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
 
 
 def load_weights(model, checkpoint):
@@ -186,34 +194,6 @@ def check_same_model(config, folder):
             f"{folder}: its weights belong to a model with {found}, this run's has {wanted}: give the folder as "
             "model_name_or_path too, or change its config.json to go on with other values"
         )
-
-
-def load_tokenizer(name_or_path):
-    """PaddleNLP's tokenizer of a folder or a known name; also of a folder that transformers has written.
-
-    There AutoTokenizer finds neither tokenizer.model (Llama 2), which PaddleNLP calls sentencepiece.bpe.model, nor the
-    class that reads a tokenizer.json alone (Llama 3).
-    """
-    folder = Path(name_or_path)
-    if not folder.is_dir() and (len(folder.parts) != 2 or folder.is_absolute()):  # names are organisation/model
-        raise ValueError(f"tokenizer {str(name_or_path)!r}: there is no such folder")
-    config = folder / "tokenizer_config.json"
-    kind = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.is_file() else None
-    if kind in ("LlamaTokenizer", "LlamaTokenizerFast"):
-        for name in ("sentencepiece.bpe.model", "tokenizer.model"):
-            if (folder / name).is_file():
-                return LlamaTokenizer.from_pretrained(str(folder), vocab_file=str(folder / name))
-    # LlamaTokenizerFast: DeepSeek's distillations of Qwen2.5
-    fast = ("PreTrainedTokenizerFast", "PretrainedTokenizerFast", "LlamaTokenizerFast")
-    if kind in fast and (folder / "tokenizer.json").is_file():
-        return PretrainedTokenizerFast.from_pretrained(str(folder))
-    try:
-        return AutoTokenizer.from_pretrained(str(name_or_path))
-    except (OSError, RuntimeError) as error:
-        raise ValueError(
-            f"tokenizer {str(name_or_path)!r}: neither a folder with a tokenizer that PaddleNLP reads nor a name that "
-            f"it can download ({str(error).splitlines()[0]})"
-        ) from error
 
 
 def check_token_ids(rows, config):

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from paddle_te.configs.families import family_of, is_tied
-from paddle_te.data.sentencepiece import MODEL_FILES, tokenizer_files
+from paddle_te.data.tokenizer import load_tokenizer, portable_files
 from paddle_te.launch.machines import LaunchError
 from paddle_te.weights import safetensors
 from paddle_te.weights.config import convert_config
@@ -66,18 +66,15 @@ def _tokenizer(name: str) -> tuple[dict[str, str | Path], int]:
     folder = Path(name).expanduser().absolute()
     if not folder.is_dir():
         raise LaunchError(f"tokenizer_name: {name!r} is no folder, and PaddleFormers downloads no tokenizer here")
-    there = [path for path in folder.iterdir() if path.is_file() and _is_tokenizers(path)]
-    names = {path.name for path in there}
-    if "tokenizer.json" not in names and (models := [folder / file for file in MODEL_FILES if file in names]):
-        files = tokenizer_files(models[0])
-        return files, len(json.loads(files["tokenizer.json"])["model"]["vocab"])
-    if "tokenizer.json" not in names:
-        raise LaunchError(
-            f"tokenizer_name: {name!r} holds neither tokenizer.json nor {' or '.join(MODEL_FILES)}, which "
-            "PaddleFormers needs"
-        )
-    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    return {path.name: path for path in there}, len(vocabulary)
+    try:
+        tokenizer = load_tokenizer(folder)
+    except ValueError as error:
+        raise LaunchError(f"tokenizer_name: {error}") from error
+    if (folder / "tokenizer.json").is_file():
+        files = {path.name: path for path in folder.iterdir() if path.is_file() and _is_tokenizers(path)}
+    else:
+        files = portable_files(tokenizer)
+    return files, tokenizer.needed_rows
 
 
 def _is_tokenizers(path: Path) -> bool:

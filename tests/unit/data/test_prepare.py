@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from paddle_te.data import prepare as tool
+from paddle_te.data.host_tokenizer import HostTokenizer
 from tests.processes import with_in_environment
 
 TOOL = Path(__file__).parents[3] / "tools" / "prepare_data.py"
@@ -76,7 +77,7 @@ def test_round_trip(suffix, tmp_path, tokenizer, texts):
     summary = tool.prepare([file], tmp_path / "new" / "corpus", tokenizer)
     documents = read_documents(tmp_path / "new" / "corpus")
     assert all(ids[-1] == tokenizer.eos_token_id == 2 for ids in documents)
-    assert [tokenizer.sp_model.decode(ids[:-1]) for ids in documents] == texts
+    assert [tokenizer.decode(ids[:-1]) for ids in documents] == texts
     assert summary["documents"] == len(texts) and summary["tokens"] == sum(map(len, documents))
     assert summary["max_token_id"] == max(map(max, documents)) < summary["vocab_size"] == 300
     assert summary == json.loads((tmp_path / "new" / "corpus.json").read_text())
@@ -119,9 +120,9 @@ def test_append_eos_off_and_json_key(tmp_path, tokenizer):
 
 
 def llama_tokenizer(folder):
-    """As a user loads it: from its folder, which is when PaddleNLP looks for special tokens in texts."""
+    """As a user loads it: from its folder."""
     trained = tool.train_tokenizer(["the quick brown fox jumps over the lazy dog"] * 20, 300, folder / "tokenizer")
-    return tool.load_tokenizer(folder / "tokenizer"), trained.sp_model.decode
+    return tool.load_tokenizer(folder / "tokenizer"), trained.decode
 
 
 def llama3_tokenizer(folder):
@@ -130,7 +131,7 @@ def llama3_tokenizer(folder):
 
     ranks = "".join(f"{base64.b64encode(bytes([i])).decode()} {i}\n" for i in range(256))
     (folder / "tokenizer.model").write_text(ranks)
-    return Llama3Tokenizer(str(folder / "tokenizer.model")), lambda ids: bytes(ids).decode()
+    return HostTokenizer(Llama3Tokenizer(str(folder / "tokenizer.model"))), lambda ids: bytes(ids).decode()
 
 
 @pytest.mark.parametrize("make", [llama_tokenizer, llama3_tokenizer])
@@ -148,13 +149,13 @@ def test_special_tokens_spelled_in_a_text_are_text(make, tmp_path):
 @pytest.mark.parametrize("vocab_size, dtype", [(2**16, "uint16"), (2**16 + 1, "int32")])
 def test_dtype_holds_the_vocabulary(vocab_size, dtype, tmp_path):
     class Characters:
-        eos_token_id = vocab_size - 1
+        kind, eos_token_id, needed_rows = "Characters", vocab_size - 1, vocab_size
 
         def __len__(self):
             return vocab_size
 
-        def __call__(self, text, **_):
-            return {"input_ids": [ord(character) for character in text]}
+        def encode(self, text, **_):
+            return [ord(character) for character in text]
 
     (tmp_path / "in.jsonl").write_text('{"text": "abc"}\n')
     assert tool.prepare([tmp_path], tmp_path / "corpus", Characters())["dtype"] == dtype
@@ -213,15 +214,12 @@ def test_input_missing_or_empty(tmp_path, tokenizer):
 
 def test_tokenizer_without_end_of_text(tmp_path):
     class NoEnd:
-        eos_token_id = None
-
-        def __len__(self):
-            return 10
+        kind, eos_token_id = "NoEnd", None
 
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(tool.PrepareError, match="NoEnd has no end-of-text token"):
         tool.prepare([tmp_path], tmp_path / "corpus", NoEnd())
-    with pytest.raises(tool.PrepareError, match="cannot load the tokenizer"):
+    with pytest.raises(tool.TokenizerError, match="there is no such folder"):
         tool.prepare([tmp_path], tmp_path / "corpus", tmp_path / "nothing")
 
 
@@ -254,12 +252,12 @@ def test_overwrite(tmp_path, tokenizer):
 
 def test_killed_worker_is_an_error(tmp_path):
     class Dies:
-        eos_token_id = 0
+        kind, eos_token_id, needed_rows = "Dies", 0, 10
 
         def __len__(self):
             return 10
 
-        def __call__(self, text, **_):
+        def encode(self, text, **_):
             os.kill(os.getpid(), signal.SIGKILL)
 
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')

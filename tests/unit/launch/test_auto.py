@@ -8,7 +8,9 @@ import pytest
 from paddle_te import configs
 from paddle_te.launch import finetune, machines, pretrain
 from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
+from tests.small_tokenizers import write
 
 WORDS = "--model_name=llama-3-8b --tokenizer_name=none --backend=te --precision=fp8 --max_seqlen=8192"
 ENVIRON = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "nvgpu", "CUSTOM_DEVICE_ROOT": ""}
@@ -151,9 +153,8 @@ def finetuning(tmp_path):
     """Plans fine-tuning of a folder with Llama-3-8B's configuration."""
     (tmp_path / "questions").mkdir()
     (tmp_path / "questions/train.json").write_text('{"src": "a", "tgt": "b"}\n')
-    for name, text in (("config.json", json.dumps(configs.read("llama-3-8b"))), ("model_state.pdparams", "")):
-        (tmp_path / "model").mkdir(exist_ok=True)
-        (tmp_path / "model" / name).write_text(text)
+    config = {"config.json": json.dumps(configs.read("llama-3-8b")), "model_state.pdparams": ""}
+    write(tmp_path / "model", config | two_tokens())
     folders = {"model_name": "model", "dataset": "questions", "output": "out"}
     words = [f"--{name}={tmp_path / folder}" for name, folder in folders.items()]
     environ = ENVIRON | {"MOCK_DATA": ""}

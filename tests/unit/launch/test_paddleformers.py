@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from paddle_te import configs, host
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from paddle_te.manifest import COMPLETE_MARK
 from paddle_te.weights.layout import Dims, hf_layout
@@ -67,7 +68,7 @@ def weights(tmp_path):
     }
     save_file(zeros, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}))
+    (folder / "tokenizer.json").write_text(two_tokens()["tokenizer.json"])
     return folder
 
 
@@ -171,7 +172,7 @@ def test_weights_that_contradict_their_config_are_refused(weights):
 def test_data_of_another_tokenizer_are_refused(data):
     (data / "b.json").write_text(json.dumps({"max_token_id": 4096}))
     arguments = dict(TINY, MOCK_DATA=0, DATA_PATH=data, tokenizer_name=data)
-    (data / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1, "c": 2}}}))
+    (data / "tokenizer.json").write_text(two_tokens()["tokenizer.json"])
     assert "b.bin has token id 4096, but the model's vocab_size is 4096" in refusal(**arguments)
 
 

@@ -11,9 +11,11 @@ from paddle_te.launch import machines, pretrain
 from paddle_te.launch.__main__ import main
 from paddle_te.launch.arguments import parse
 from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from paddle_te.options import launcher
 from tests.small_corpora import write_corpus
+from tests.small_tokenizers import sentencepiece_model
 
 VARIABLES = [option.name for option in (*launcher.VARIABLES, *launcher.PRETRAIN_VARIABLES)]
 GPUS = {"DRY_RUN": "1", "MOCK_DATA": "1", "DEVICE": "gpu", "DEVICES": "0,1,2,3,4,5,6,7"}
@@ -269,7 +271,7 @@ def test_data_and_tokenizer(tmp_path):
     empty.mkdir()
     assert refusal({**real, "DATA_PATH": str(tmp_path / "nowhere")}).startswith("DATA_PATH: there is no folder")
     assert "holds no .idx file; prepare it with paddle-te prepare-data" in refusal({**real, "DATA_PATH": str(empty)})
-    assert "tokenizer_config.json" in refusal(tokenizer_name=empty)
+    assert "holds no tokenizer that can be read" in refusal(tokenizer_name=empty)
     (empty / "demo.idx").touch()
     assert f"DATA_PATH: {empty}/demo.bin is missing: make one" in refusal({**real, "DATA_PATH": str(empty)})
     (empty / "demo.bin").touch()
@@ -279,7 +281,7 @@ def test_data_and_tokenizer(tmp_path):
     write_corpus(empty / "demo", [[1, 2, 40_000]] * 2000)
     assert "demo.bin has token id 40000, but the model's vocab" in refusal({**real, "DATA_PATH": str(empty)})
     write_corpus(empty / "demo")
-    (empty / "sentencepiece.bpe.model").touch()
+    (empty / "sentencepiece.bpe.model").write_bytes(sentencepiece_model())
     assert refusal({**real, "DATA_PATH": str(empty)}, tokenizer_name="none").startswith("tokenizer_name=none goes with")
     made = plan({**real, "DATA_PATH": str(empty)}, tokenizer_name=empty)
     given = flags(made.command, made.script)
@@ -303,6 +305,8 @@ def test_a_models_tokenizer_is_its_own_unless_another_is_named(tmp_path):
     (folder / "config.json").write_text(json.dumps(configs.read("llama-125m")))
     assert refusal(data, model_name=folder).startswith(f"tokenizer_name: '{folder}' comes without a tokenizer")
     (folder / "tokenizer.json").touch()
+    assert refusal(data, model_name=folder).startswith(f"tokenizer_name: {folder}/tokenizer.json: is not JSON")
+    (folder / "tokenizer.json").write_text(two_tokens()["tokenizer.json"])
     assert tokenizer(data, model_name=folder) == str(folder)
 
 

@@ -8,6 +8,7 @@ from paddle_te import configs, recipes
 from paddle_te.launch import __main__ as launcher
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
+from paddle_te.launch.paddleformers.start import two_tokens
 from paddle_te.launch.plan import make_plan
 from paddle_te.planner import GPUS as CARDS
 from paddle_te.planner import Model, memory_of_step
@@ -40,7 +41,10 @@ FINETUNING = {
 def file(tmp_path, monkeypatch):
     """Makes a run file in a folder with data, a model and questions; returns its name."""
     monkeypatch.chdir(tmp_path)
-    texts = {"questions/train.json": '{"src": "a", "tgt": "b"}\n'}
+    texts = {
+        "questions/train.json": '{"src": "a", "tgt": "b"}\n',
+        "model/tokenizer.json": two_tokens()["tokenizer.json"],
+    }
     for path in ("data/x", "model/model_state.pdparams", "model/tokenizer.json", "questions/train.json"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(texts.get(path, ""))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paddle_te.launch.paddleformers.start import two_tokens
 from tests import fake_slurm
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "llm/llama/scripts"
@@ -40,7 +41,7 @@ def folders(tmp_path):
         folder.mkdir()
     (model / "config.json").write_text((SCRIPTS.parents[2] / "paddle_te/configs/llama-125m/config.json").read_text())
     (model / "model.safetensors").touch()
-    (model / "tokenizer.json").touch()
+    (model / "tokenizer.json").write_text(two_tokens()["tokenizer.json"])
     (data / "train.json").write_text('{"src": "a", "tgt": "b"}\n')
     return dict(MODEL_NAME=str(model), DATASET=str(data))
 

@@ -85,7 +85,7 @@ def make_config(model_args, data_args, training_args, tokenizer):
             config.max_position_embeddings = max(config.max_position_embeddings, data_args.max_seq_length)
         if tokenizer is not None:
             # GEMMs want multiples of 128
-            config.vocab_size = max(config.vocab_size, -(-tokenizer.vocab_size // 128) * 128)
+            config.vocab_size = max(config.vocab_size, -(-tokenizer.needed_rows // 128) * 128)
     return config
 
 
@@ -110,8 +110,7 @@ def make_model(config, model_args, training_args):
 def end_of_document(config, tokenizer):
     """The token that ends a document: the tokenizer's end of text, which prepare-data appends; without a tokenizer that
     of the model's configuration. None where there is none."""
-    token = config.eos_token_id if tokenizer is None else tokenizer.eos_token_id
-    return None if token is None or token < 0 else token
+    return config.eos_token_id if tokenizer is None else tokenizer.eos_token_id
 
 
 def mask_scope(data_args):

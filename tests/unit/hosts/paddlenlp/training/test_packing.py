@@ -134,5 +134,4 @@ def test_the_token_that_ends_a_document():
     config = SimpleNamespace(eos_token_id=7)
     assert end_of_document(config, None) == 7
     assert end_of_document(config, SimpleNamespace(eos_token_id=5)) == 5
-    assert end_of_document(config, SimpleNamespace(eos_token_id=-1)) is None
     assert end_of_document(SimpleNamespace(eos_token_id=None), None) is None
