@@ -47,26 +47,31 @@ def check_generates(settings):
 
 
 def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
-    """The tokens after each prompt, lists of token ids as the prompts are.
+    """The tokens after each prompt, lists of token ids as the prompts are, up to the first that ends a text.
 
-    model: in evaluation mode, of any family; tokenizer: PaddleNLP's, whose end-of-text token ends a row.
+    model: in evaluation mode, of any family. tokenizer: of `load_tokenizer`, whose `end_token_ids` end a text.
     settings: PaddleNLP's GenerationConfig, such as max_new_tokens, decode_strategy ("greedy_search" or "sampling"),
     top_k, top_p, temperature; `paddle.seed` makes samples repeatable.
     """
     check_generates(model.config)
-    eos = tokenizer.eos_token_id
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos
+    ends = tokenizer.end_token_ids
+    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
     rows = []
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         check_token_ids(batch, model.config)
-        tokens, _ = model.generate(**left_padded(batch, pad), eos_token_id=eos, pad_token_id=pad, **settings)
-        rows += tokens.tolist()
+        tokens, _ = model.generate(**left_padded(batch, pad), eos_token_id=ends or None, pad_token_id=pad, **settings)
+        rows += [up_to_end(row, ends) for row in tokens.tolist()]
     return rows
+
+
+def up_to_end(row, ends):
+    """The tokens of a row before the first one of `ends`: what follows is padding."""
+    return row[: next((i for i, token in enumerate(row) if token in ends), len(row))]
 
 
 def generate_text(model, tokenizer, prompts, batch_size=8, **settings):
     """Continuations of prompts, one string each; arguments as `generate_tokens`'s."""
-    tokens = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    tokens = [tokenizer.encode(prompt) for prompt in prompts]
     rows = generate_tokens(model, tokenizer, tokens, batch_size, **settings)
     return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]

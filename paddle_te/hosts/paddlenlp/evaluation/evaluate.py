@@ -112,7 +112,7 @@ def main():
         (args,) = make_parser().parse()
         device.check_name(args.device)
         paddle.set_device(args.device)
-        tokenizer = load_tokenizer(args.tokenizer_name_or_path)
+        tokenizer = load_tokenizer(args.tokenizer_name_or_path, args.model_name_or_path)
         model = make_model(args)
         results = evaluate(args, model, tokenizer)
     if dist.get_rank() > 0:

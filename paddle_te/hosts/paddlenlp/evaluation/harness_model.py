@@ -13,7 +13,7 @@ _SETTINGS = {"temperature", "top_k", "top_p"}  # of sampling, under the harness'
 class HarnessModel:
     """The methods of `lm_eval.api.model.LM`, to be derived from together with it.
 
-    scorer: the model and the number of tokens that it sees. tokenizer: PaddleNLP's.
+    scorer: the model and the number of tokens that it sees. tokenizer: of `load_tokenizer`.
     """
 
     def __init__(self, scorer: Scorer, tokenizer):

@@ -33,7 +33,7 @@ class PaddleTE(HarnessModel, LM):
         args = _arguments({_NAMES.get(name, name): value for name, value in given.items()})
         device.check_name(args.device)
         paddle.set_device(args.device)
-        tokenizer = load_tokenizer(args.tokenizer_name_or_path)
+        tokenizer = load_tokenizer(args.tokenizer_name_or_path, args.model_name_or_path)
         return cls(make_scorer(args, make_model(args)), tokenizer)
 
     @classmethod

@@ -1,10 +1,12 @@
 """Generation with a key-value cache against PaddleNLP's own models."""
 
+import itertools
+
 import numpy as np
 import paddle
 import pytest
 
-from paddle_te.hosts.paddlenlp.generation import generate_text, left_padded
+from paddle_te.hosts.paddlenlp.generation import generate_text, generate_tokens, left_padded
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import FAMILIES, two_models
 
@@ -102,10 +104,10 @@ def test_positions_of_their_own_are_paddlenlps(pair):
 class Letters:
     """A tokenizer of single letters."""
 
-    bos_token_id, eos_token_id, pad_token_id = 1, 2, None
+    bos_token_id, eos_token_id, pad_token_id, end_token_ids = 1, 2, None, [2]
 
-    def __call__(self, text):
-        return {"input_ids": [1] + [ord(letter) - ord("a") + 3 for letter in text]}
+    def encode(self, text):
+        return [1] + [ord(letter) - ord("a") + 3 for letter in text]
 
     def decode(self, ids, skip_special_tokens):
         return " ".join(str(i) for i in ids if not (skip_special_tokens and i == 2))
@@ -117,6 +119,20 @@ def test_texts_do_not_depend_on_the_batch(pair):
     settings = dict(max_new_tokens=8, decode_strategy="greedy_search")
     want = [generate_text(ours, Letters(), [prompt], **settings)[0] for prompt in prompts]
     assert generate_text(ours, Letters(), prompts, batch_size=3, **settings) == want
+
+
+def test_a_text_ends_before_each_of_the_end_tokens(pair):
+    """Chat models have several, and generation_config.json lists them."""
+    prompts = random_prompts([5, 9, 4])
+    settings = dict(max_new_tokens=12, decode_strategy="greedy_search")
+    tokenizer = Letters()
+    tokenizer.end_token_ids = [1000]
+    whole = generate_tokens(pair[1], tokenizer, prompts, **settings)
+    tokenizer.end_token_ids = ends = [whole[0][3], whole[1][6], 2]
+    cut = lambda row: list(itertools.takewhile(lambda token: token not in ends, row))  # noqa: E731
+    got = generate_tokens(pair[1], tokenizer, prompts, **settings)
+    assert got == [cut(row) for row in whole]
+    assert min(map(len, got)) < 7
 
 
 def test_an_empty_prompt_is_refused():
