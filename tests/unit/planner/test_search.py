@@ -13,6 +13,7 @@ from paddle_te.planner import GPUS, Lora, Model, command, formulas, memory_of_st
 from paddle_te.planner.measured import all_that_ran, has_run, speed_of
 from paddle_te.planner.memory import fits
 from paddle_te.planner.ranking import computed_again, costs, rank
+from tests import small_tokenizers
 
 H200 = GPUS["h200"]
 FLOAT32 = dict(optim_moments="float32", master_weights="float32", optimizer_in_backward="off")
@@ -273,6 +274,7 @@ def test_the_table_says_what_was_measured_and_what_states_cost(monkeypatch, caps
 def write_model(folder):
     (folder / "config.json").write_text(json.dumps(configs.read("llama-3-8b")))
     (folder / "model.safetensors").touch()
+    small_tokenizers.write(folder, small_tokenizers.folders()["llama3"])
 
 
 def test_it_explains(monkeypatch, capsys):
