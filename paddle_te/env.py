@@ -1,6 +1,7 @@
 """What this machine has and which backends can run on it: `python -m paddle_te.env [--json] [--save FILE]`.
 
-Nothing here fails because something is missing: what is missing is the report. Exit status 0.
+Nothing here fails because something is missing: what is missing is the report. Exit status 0; 1 where FILE could not
+be written.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from paddle_te import host, native
 from paddle_te.native import Problem
 from paddle_te.options import BACKENDS
+from paddle_te.outputs import NotWritten, file_argument, write_file
 from paddle_te.runs import screen
 
 PRECISIONS = ("fp32", "bf16", "fp8")
@@ -250,7 +252,7 @@ def _reasons(unusable):
 def make_parser():
     parser = argparse.ArgumentParser(description="What is here, and which backends run.")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the JSON to FILE")
+    parser.add_argument("--save", type=file_argument, metavar="FILE", help="also write the JSON to FILE")
     return parser
 
 
@@ -259,10 +261,12 @@ def main(argv=None):
     args = make_parser().parse_args(argv)
     screen.before_imports()
     found = report()
-    if args.save:
-        args.save.parent.mkdir(parents=True, exist_ok=True)
-        args.save.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(found, indent=2) if args.json else format_report(found))
+    if args.save:
+        try:
+            write_file("--save", args.save, json.dumps(found, indent=2) + "\n")
+        except NotWritten as error:
+            sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ layer in plain Paddle (pd) in float32 on the CPU; its error may be little above 
 which pd shows. Everywhere pd in float32 is compared with pd in float64. Then all GPUs add, gather and scatter numbers
 whose sums are known, and one layer is timed. What could not be tested is said, with the reason.
 
-Exit status: 0; 1 where a number is off, which is named; 2 for wrong arguments.
+Exit status: 0; 1 where a number is off, which is named, or FILE cannot be written after all; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 import paddle
 
 from paddle_te import device, env, fp8, layers
+from paddle_te.outputs import NotWritten, file_argument, write_file
 from paddle_te.table import in_columns
 
 HIDDEN, FFN, HEADS, KV_HEADS, BATCH, SEQUENCE = 256, 448, 4, 2, 2, 64
@@ -259,7 +260,7 @@ def _collectives(report):
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="also write all, and what this machine has, as JSON"
+        "--report", type=file_argument, metavar="FILE", help="also write all, and what this machine has, as JSON"
     )
     parser.add_argument("--seed", type=int, default=1, help="of weights and inputs (%(default)s)")
     return parser
@@ -268,15 +269,16 @@ def make_parser():
 def main(argv=None) -> int:
     """The command line; returns the exit status."""
     args = make_parser().parse_args(argv)
-    if args.report and not args.report.absolute().parent.is_dir():
-        print(f"error: --report {args.report}: there is no such folder", file=sys.stderr)
-        return 2
     report = selftest(args.seed)
     print(report.table())
     if args.report:
         checks = [asdict(check) | {"right": check.right} for check in report.checks]
         found = dict(checks=checks, times_ms=report.times, not_tested=report.not_tested, machine=env.report())
-        args.report.write_text(json.dumps(found, indent=2) + "\n")
+        try:
+            write_file("--report", args.report, json.dumps(found, indent=2) + "\n")
+        except NotWritten as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         print(f"written: {args.report}")
     if wrong := report.wrong():
         print(f"error: {len(wrong)} of {len(report.checks)} are off: {'; '.join(wrong)}", file=sys.stderr)

@@ -45,6 +45,7 @@ from tqdm import tqdm
 from paddle_te import host
 from paddle_te.data.sentencepiece import PADDLENLP_FILE
 from paddle_te.data.tokenizer import TokenizerError, load_tokenizer
+from paddle_te.outputs import check_file, check_folder
 
 # The host, PaddleNLP or PaddleFormers, is imported where it is first needed: it takes seconds, and wrong arguments are
 # told before that.
@@ -277,6 +278,14 @@ def scratch_folder(target):
             signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
 
 
+@contextmanager
+def _refusing():
+    try:
+        yield
+    except ValueError as error:
+        raise PrepareError(str(error)) from error
+
+
 def remove_index_cache(prefix):
     """Remove the sample orders that PaddleNLP keeps beside a corpus: their names do not tell its contents."""
     for description in prefix.parent.glob("index-cache/*.dsc"):
@@ -357,6 +366,9 @@ def prepare(
     existing = [str(path) for path in outputs if path.exists()]
     if existing and not overwrite:
         raise PrepareError(f"{', '.join(existing)} exists: choose another --output_prefix or add --overwrite")
+    with _refusing():
+        for path in outputs:
+            check_file("--output_prefix", path)
     if workers < 1:
         raise PrepareError(f"--workers {workers}: at least 1 is needed")
     files = find_inputs(inputs)
@@ -506,6 +518,8 @@ def make_demo(out_dir, *, vocab_size=4096, sources=False, library=None, workers=
         raise PrepareError(f"{out_dir} exists and is no demo folder: choose another one for --demo")
     if existing and not overwrite:
         raise PrepareError(f"{out_dir} was made with {existing['demo']}: choose another folder or add --overwrite")
+    with _refusing():
+        check_folder("--demo", out_dir.absolute().parent)
 
     _of_host("data.indexed_dataset")  # as in `prepare`
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from paddle_te import configs
 from paddle_te.data.tokenizer import TokenizerError, read_tokenizer
 from paddle_te.launch.machines import LaunchError, count_gpus
-from paddle_te.runs.checkpoints import check_writable, find_checkpoint, saved_steps
+from paddle_te.outputs import check_folder
+from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
 
 # Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
 TOKENIZERS = [name for name in configs.known_names() if "/" in name]
@@ -173,7 +174,7 @@ def check_output(args: argparse.Namespace, folder: Path, output_name: str) -> No
     """The run's folder is there and can be written, or can be made. output_name: as for `check_start`."""
     try:
         if not args.DRY_RUN:
-            check_writable(output_name, folder)
+            check_folder(output_name, folder)
     except ValueError as error:
         raise LaunchError(str(error)) from error
 

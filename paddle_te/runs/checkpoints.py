@@ -6,7 +6,6 @@ that looks complete and is not. A complete one is good when it agrees with its m
 may have damaged it since. Knows neither Paddle nor PaddleNLP.
 """
 
-import os
 import re
 import shutil
 from itertools import count
@@ -73,15 +72,6 @@ def check_new_run(args):
             f"--output_dir {args.output_dir} holds checkpoints (steps {there}): go on with --resume_from_checkpoint "
             "auto or a step, or give another folder"
         )
-
-
-def check_writable(name, folder):
-    """Raises ValueError, with what the user calls it, for a folder that can neither be written nor made."""
-    there = Path(folder).absolute()
-    while not os.path.lexists(there):
-        there = there.parent
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise ValueError(f"{name}: {folder} cannot be made or written, for {there} is no folder that can be")
 
 
 def flush(folder):

@@ -4,17 +4,20 @@
 
 EXPERIMENT: the folder that the launcher made (or its `output`), with the train_log.jsonl and train_summary.json of a
 run that ended. The first is the reference of `speedup` and of the losses, which are compared at the steps that both
-logged. Speeds leave out the first logging interval (warm-up). Exit status: 0, or 2 where a run cannot be read.
+logged. Speeds leave out the first logging interval (warm-up). Exit status: 0; 1 where DIR could
+not be written after all; 2 where a run cannot be read, or for wrong arguments.
 `python -m paddle_te.runs.convergence` judges whether loss curves agree.
 """
 
 import argparse
 import importlib.util
+import io
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddle_te.outputs import NotWritten, folder_argument, write_file
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY, max_relative_difference, read_run
 
 
@@ -100,8 +103,8 @@ def markdown(rows):
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 
 
-def plot(experiments, rows, path):
-    """Loss curves, and bars of speed and memory, into the PNG `path`."""
+def plot(experiments, rows):
+    """The PNG of loss curves, and of bars of speed and memory."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -122,14 +125,16 @@ def plot(experiments, rows, path):
     memory = [row["peak_memory_bytes"] / 2**30 for row in rows]
     axes[2].bar_label(axes[2].bar(labels, memory, color=colors), fmt="{:.2f}")
     axes[2].set(title="peak memory (GiB)", xlabel="run")
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
     plt.close(figure)
+    return picture.getvalue()
 
 
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("experiments", nargs="+", metavar="EXPERIMENT", help="folder that the launcher made")
-    parser.add_argument("--output", type=Path, help="folder for compare.md, compare.png and compare.json")
+    parser.add_argument("--output", type=folder_argument, help="folder for compare.md, compare.png and compare.json")
     return parser
 
 
@@ -150,9 +155,12 @@ def main(argv=None):
         return 2
     print(markdown(rows))
     if args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        (args.output / "compare.md").write_text(markdown(rows) + "\n")
-        (args.output / "compare.json").write_text(json.dumps(rows, indent=2) + "\n")
-        plot(experiments, rows, args.output / "compare.png")
+        try:
+            write_file("--output", args.output / "compare.md", markdown(rows) + "\n")
+            write_file("--output", args.output / "compare.json", json.dumps(rows, indent=2) + "\n")
+            write_file("--output", args.output / "compare.png", plot(experiments, rows))
+        except NotWritten as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         print(f"wrote compare.md, compare.json and compare.png to {args.output}")
     return 0

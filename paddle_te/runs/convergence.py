@@ -3,10 +3,12 @@
 python -m paddle_te.runs.convergence RUN_DIR… [--tolerance 1e-5] [--output DIR]
 
 Each RUN_DIR holds a train_log.jsonl (and a train_summary.json with the run's name) as `training.callbacks` writes
-them. The first run is the reference. Exit status: 0 all curves agree, 1 some curve parts, 2 nothing to compare.
+them. The first run is the reference. Exit status: 0 all curves agree, 1 some curve parts, 2 nothing to compare, or the
+folder cannot be written.
 """
 
 import argparse
+import io
 import json
 import math
 import statistics
@@ -14,6 +16,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paddle_te.outputs import NotWritten, folder_argument, write_file
 from paddle_te.table import in_columns
 
 # What a run leaves in its output_dir (`training.callbacks` writes them).
@@ -126,8 +129,8 @@ def format_table(summary):
     return "\n".join(in_columns([header, *rows], rule=True))
 
 
-def plot(summary, path):
-    """Draws the loss curves and, below, each one's relative difference from the first into the PNG `path`."""
+def plot(summary):
+    """The PNG of the loss curves and, below, each one's relative difference from the first."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -151,8 +154,10 @@ def plot(summary, path):
     bottom.legend()
     for axes in (top, bottom):
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
     plt.close(figure)
+    return picture.getvalue()
 
 
 def main(argv=None):
@@ -160,14 +165,15 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         prog="python -m paddle_te.runs.convergence",
         description="Compare the loss curves of several runs with the first one's.",
-        epilog="Exit status: 0 all agree, 1 some curve parts by more than the tolerance, 2 nothing to compare.",
+        epilog="Exit status: 0 all agree, 1 some curve parts by more than the tolerance, 2 nothing to compare, "
+        "or the folder cannot be written.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help=f"--output_dir of a run, holds {TRAIN_LOG}")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="greatest relative difference (default: 1e-5)")
     parser.add_argument(
         "--smoothing", type=int, default=1, help="compare moving averages over so many steps (default: 1, none)"
     )
-    parser.add_argument("--output", type=Path, help="folder for loss.png and summary.json (default: only the table)")
+    parser.add_argument("--output", type=folder_argument, help="folder for loss.png and summary.json (default: none)")
     args = parser.parse_args(argv)
     if len(args.runs) < 2:
         parser.error("two or more runs are needed")
@@ -180,9 +186,12 @@ def main(argv=None):
         return 2
     print(format_table(summary))
     if args.output:
-        args.output.mkdir(parents=True, exist_ok=True)
-        plot(summary, args.output / "loss.png")
-        (args.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        try:
+            write_file("--output", args.output / "summary.json", json.dumps(summary, indent=2) + "\n")
+            write_file("--output", args.output / "loss.png", plot(summary))
+        except NotWritten as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
         print(f"wrote {args.output / 'loss.png'} and {args.output / 'summary.json'}")
     if summary["agree"]:
         print(f"the curves agree: {summary['max_relative_difference']:.1e} <= {args.tolerance:g}")

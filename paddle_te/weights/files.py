@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paddle_te.manifest import sync
+from paddle_te.outputs import check_folder
 from paddle_te.weights.tensors import CheckpointError, sync_file
 
 CHECKSUMS = "checksums.json"  # {file name: SHA-256}
@@ -63,6 +64,10 @@ def check_new(path):
         raise CheckpointError(f"{path}: not empty; the output must be a new or an empty folder")
     if os.path.ismount(path):
         raise CheckpointError(f"{path}: a mount point cannot be replaced by a complete folder; give a folder in it")
+    try:
+        check_folder("the output", path.resolve().parent)  # it is written beside its place
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def read_json(path):

@@ -57,8 +57,10 @@ def test_what_is_not_finite_is_off(seed):
 
 
 def test_wrong_arguments(tmp_path, capsys):
-    assert selftest.main(["--report", str(tmp_path / "none/report.json")]) == 2
-    assert "there is no such folder" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        selftest.main(["--report", str(tmp_path / "file/report.json")])
+    assert ended.value.code == 2 and "file is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["Linear", "TransformerLayer"])

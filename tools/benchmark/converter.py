@@ -27,6 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
+from paddle_te.outputs import write_file  # noqa: E402
 from paddle_te.weights.layout import Dims, native_layout  # noqa: E402
 from paddle_te.weights.pdparams import Writer  # noqa: E402
 from paddle_te.weights.tensors import TensorSpec  # noqa: E402
@@ -172,8 +173,7 @@ def main():
             shutil.rmtree(arguments.folder / name, ignore_errors=True)
     print(text := json.dumps(report, indent=2))
     path = results.destination(report, arguments, f"{arguments.layers}-layers")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
+    write_file("the result", path, text + "\n")
     print(path)
 
 

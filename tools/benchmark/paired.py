@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from paddle_te.outputs import file_argument, write_file  # noqa: E402
 from paddle_te.runs.convergence import read_run  # noqa: E402
 from paddle_te.table import in_columns  # noqa: E402
 
@@ -61,7 +62,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="DIR")
     parser.add_argument("--last", type=int, default=100, help="steps whose mean loss is compared (default: 100)")
-    parser.add_argument("--output", type=Path, help="JSON file for the numbers")
+    parser.add_argument("--output", type=file_argument, help="JSON file for the numbers")
     args = parser.parse_args(argv)
     try:
         found = compare(args.runs, args.last)
@@ -70,7 +71,7 @@ def main(argv=None):
         return 2
     print(format_table(found))
     if args.output:
-        args.output.write_text(json.dumps(found, indent=2) + "\n")
+        write_file("--output", args.output, json.dumps(found, indent=2) + "\n")
     return 0
 
 

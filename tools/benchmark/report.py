@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
+from paddle_te.outputs import file_argument, write_file
+
 PACKAGES = (
     "paddlepaddle paddlepaddle-gpu paddle_te torch transformers numpy transformer_engine transformer_engine_torch "
     "transformer_engine_cu12 transformer_engine_cu13 triton nvidia-cublas nvidia-cudnn-cu13 nvidia-cuda-runtime"
@@ -81,7 +83,7 @@ def add_destination(parser, benchmark):
     """The options that say where a benchmark's result goes; `destination` reads them."""
     name = f"benchmarks/{benchmark}/<date>_<gpu>x<n>_WHAT.json"
     parser.add_argument("--what", help=f"a word or two on what is measured, for the name {name}")
-    parser.add_argument("--output", type=Path, help="JSON file to write instead; an earlier one is replaced")
+    parser.add_argument("--output", type=file_argument, help="JSON file to write instead; an earlier one is replaced")
 
 
 def destination(result, arguments, what, benchmark=None):
@@ -111,9 +113,8 @@ def _slug(text):
 
 def write(result, path, text=None):
     """Writes `path` and, under the same name, the text (None: `markdown`'s) as .md."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".md").write_text(text or markdown(result))
+    write_file("the result", path, json.dumps(result, indent=1) + "\n")
+    write_file("the table", path.with_suffix(".md"), text or markdown(result))
 
 
 def markdown(result):

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te import configs  # noqa: E402
+from paddle_te.outputs import file_argument, write_file  # noqa: E402
 from paddle_te.planner import GPUS, Model, Plan, memory_of_step, search, time_of_step  # noqa: E402
 from tools.benchmark import measured  # noqa: E402
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS  # noqa: E402
@@ -116,7 +117,7 @@ def main(argv=None):
     parser.add_argument(
         "--predict", nargs="+", choices=PREDICTABLE, metavar="RUN", help="these runs of throughput.py alone"
     )
-    parser.add_argument("--output", type=Path, help="Markdown file (default: print alone)")
+    parser.add_argument("--output", type=file_argument, help="Markdown file (default: print alone)")
     arguments = parser.parse_args(argv)
     files = arguments.throughput
     if missing := [str(path) for path in files or () if not path.is_file()]:
@@ -131,7 +132,7 @@ def main(argv=None):
         text = markdown(measured.points_of(results), sources or "no files")
     print(text)
     if arguments.output:
-        arguments.output.write_text(text + "\n")
+        write_file("--output", arguments.output, text + "\n")
     return 0
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
+from paddle_te.outputs import file_argument, write_file  # noqa: E402
 from tools.benchmark import timeline_views  # noqa: E402
 from tools.benchmark.device_trace import ROWS, read_ranks  # noqa: E402
 
@@ -52,8 +53,8 @@ def kernels_table(found):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path, help="of one or several ranks or runs")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draws the steps by parts: an .svg or .png file")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="writes an .html file with all kernels of a step")
+    parser.add_argument("--picture", type=file_argument, metavar="FILE", help="draws the steps by parts: .svg or .png")
+    parser.add_argument("--page", type=file_argument, metavar="FILE", help="writes all kernels of a step, as .html")
     arguments = parser.parse_args(argv)
     for name, endings in (("picture", (".svg", ".png")), ("page", (".html",))):
         path = getattr(arguments, name)
@@ -65,7 +66,7 @@ def main(argv=None):
         if arguments.picture:
             timeline_views.draw(accounts, arguments.picture)
         if arguments.page:
-            arguments.page.write_text(timeline_views.page(profiles))
+            write_file("--page", arguments.page, timeline_views.page(profiles))
     except (OSError, ValueError, ModuleNotFoundError) as error:
         sys.exit(f"timeline.py: {error}")
     print("\n".join(markdown(accounts)))

@@ -107,6 +107,8 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
         (dict(prompts="a", fp8_lm_head="true"), "fp8_lm_head needs use_fp8"),
         (dict(prompts="a", model_name_or_path="nowhere"), "nowhere"),
         (dict(prompts="a", pipeline_parallel_degree=2), "it must divide the number of processes, 1"),
+        (dict(prompts="a", output_file=""), "--output_file: '' is no name of a file"),
+        (dict(prompts="a", output_file="/proc/out"), "--output_file: /proc/out cannot be written: No such file"),
     ],
 )
 def test_errors_are_one_line(monkeypatch, place, tmp_path, caplog, flags, message):
@@ -114,6 +116,16 @@ def test_errors_are_one_line(monkeypatch, place, tmp_path, caplog, flags, messag
         run(monkeypatch, place, "paddle", tmp_path / "out", **flags)
     assert stop.value.code == 2 and message in caplog.text
     assert not (tmp_path / "out").exists()
+
+
+def test_results_are_kept_where_their_file_cannot_be_written(monkeypatch, place, caplog):
+    """/dev/full is a disk without room."""
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, place, "paddle", "/dev/full", prompts="for")
+    assert ended.value.code == 1 and "--output_file: /dev/full could not be written: No space left" in caplog.text
+    kept = Path(caplog.text.rpartition("its content is in ")[2].strip())
+    assert json.loads(kept.read_text())["results"]["generation"][0]["src"] == "for"
+    kept.unlink()
 
 
 def test_a_checkpoint_of_the_other_layout_is_refused(monkeypatch, place, tmp_path, caplog):

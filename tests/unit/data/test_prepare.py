@@ -265,6 +265,21 @@ def test_killed_worker_is_an_error(tmp_path):
         tool.prepare([tmp_path], tmp_path / "corpus", Dies(), workers=2)
 
 
+@pytest.mark.parametrize("prefix, message", [
+    ("file/corpus", "--output_prefix: .*file is no folder"),
+    ("folder", "--output_prefix: .*folder.bin cannot be written: it is a folder"),
+])  # fmt: skip
+def test_output_that_cannot_be_written_is_refused_before_work(tmp_path, prefix, message):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.bin").mkdir()
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(tool.PrepareError, match=message):
+        tool.prepare([tmp_path / "in.jsonl"], tmp_path / prefix, "no tokenizer is read", overwrite=True)
+    if prefix.startswith("file"):
+        with pytest.raises(tool.PrepareError, match="--demo: .*file is no folder"):
+            tool.make_demo(tmp_path / prefix)
+
+
 # ------------------------------------------------------------------------------------------------------- demo
 
 

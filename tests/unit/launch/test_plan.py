@@ -344,7 +344,7 @@ def test_an_output_that_cannot_be_made(tmp_path):
     environ = {**CPU, "DRY_RUN": "0", "OUTPUT_BASE": str(tmp_path / "file/out"), "EXP_NAME": "e"}
     message = refusal(environ, model_name="llama-125m", tokenizer_name="none", TP=1, precision="fp32")
     assert message.startswith(
-        f"OUTPUT_BASE, EXP_NAME or OUTPUT_DIR: {tmp_path}/file/out/e cannot be made or written, for {tmp_path}/file is"
+        f"OUTPUT_BASE, EXP_NAME or OUTPUT_DIR: {tmp_path}/file/out/e cannot be made or written: {tmp_path}/file is"
     )
 
 

@@ -425,6 +425,8 @@ def test_output_must_be_new_or_empty(tmp_path, native):
     convert(source, output, "pd2te", progress=False)
     with pytest.raises(CheckpointError, match="out: not empty"):
         convert(source, output, "pd2te", progress=False)
+    with pytest.raises(CheckpointError, match="the output: .*/out/config.json is no folder"):
+        convert(source, output / "config.json/new", "pd2te", progress=False)
     with pytest.raises(CheckpointError, match="out/config.json: is a file"):
         convert(source, output / "config.json", "pd2te", progress=False)
     with pytest.raises(CheckpointError, match="the input .* lies inside the output"):

@@ -36,8 +36,8 @@ from paddle_te.hosts.paddlenlp.training.arguments import ScriptParser
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input
 from paddle_te.options import with_options
 from paddle_te.options.scripts import EVALUATION_TASKS
+from paddle_te.outputs import NotWritten, check_file, write_file
 from paddle_te.runs import screen
-from paddle_te.runs.checkpoints import check_writable
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,8 @@ class EvalArguments(EvaluatedModel):
             raise ValueError(f"nothing to do: give --perplexity, --{', --'.join(TASKS)}, --lm_eval or --prompts")
         if self.lm_eval:
             harness.check_installed()
-        if self.output_file:
-            check_writable("--output_file", Path(self.output_file).parent)
-            if Path(self.output_file).is_dir():
-                raise ValueError(f"--output_file {self.output_file}: it is a folder")
+        if self.output_file is not None:
+            check_file("--output_file", self.output_file)
         if self.prompts:
             check_generates(self)
 
@@ -121,8 +119,7 @@ def main():
     if args.output_file:
         run = {"model": args.model_name_or_path, "backend": args.transformer_engine_backend, "dtype": args.dtype}
         try:
-            Path(args.output_file).parent.mkdir(parents=True, exist_ok=True)
-            Path(args.output_file).write_text(json.dumps(run | {"results": results}, indent=2) + "\n")
-        except OSError as error:
-            logger.error(f"--output_file {args.output_file} could not be written: {error.strerror}")
+            write_file("--output_file", args.output_file, json.dumps(run | {"results": results}, indent=2) + "\n")
+        except NotWritten as error:
+            logger.error(str(error))
             sys.exit(1)

@@ -15,9 +15,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import sys
+from pathlib import Path
 
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input
+from paddle_te.outputs import check_folder
 from paddle_te.upstream import deferred_imports
 
 
@@ -49,6 +52,15 @@ def _metrics(values):
     return {name.removesuffix(",none"): value for name, value in values.items() if isinstance(value, (int, float))}
 
 
+def _check_output(arguments):
+    """Raises ValueError where the harness could not write its results, which it would only say after the work."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output_path", "-o")
+    path = parser.parse_known_args(arguments)[0].output_path
+    if path is not None:
+        check_folder("--output_path", Path(path).parent if path.endswith(".json") else path)
+
+
 def make_parser():
     """For `paddle-te completion`, which completes none of the harness's own arguments."""
     return argparse.ArgumentParser(add_help=False)
@@ -58,6 +70,7 @@ def main():
     """The harness's own command, which knows our models. Ends the process with 2 for wrong arguments or data."""
     with refusing_wrong_input():
         check_installed()
+        _check_output(sys.argv[1:])
         deferred_imports.undo()
         # of ranks that share a model, the harness has only the one with this number show results
         os.environ.setdefault("LOCAL_RANK", os.environ.get("PADDLE_TRAINER_ID", "0"))

@@ -17,7 +17,7 @@ from paddle_te.models.context_parallel import context_parallel
 from paddle_te.options import BOUNDS, FP8_RECIPES, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, STATES, TRAINING, chosen
-from paddle_te.runs.checkpoints import check_writable
+from paddle_te.outputs import check_folder
 from paddle_te.runs.main_gradients import adds_in_gemms
 from paddle_te.runs.parallelism import check_flags
 
@@ -283,7 +283,7 @@ class PreTrainingArguments(TrainingArguments):
             )
 
     def _check_saving(self):
-        check_writable("--output_dir", Path(self.output_dir).expanduser())
+        check_folder("--output_dir", Path(self.output_dir).expanduser())
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
             raise ValueError(
                 "PaddleNLP's asynchronous saving: a checkpoint could not be told from an incomplete one; use "
