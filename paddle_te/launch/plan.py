@@ -18,9 +18,10 @@ from paddle_te.launch.cards import check_memory
 from paddle_te.launch.checks import check_output, check_precision, check_start
 from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices, find_nodes, has_nvgpu
 from paddle_te.launch.paddleformers import recipe as paddleformers
+from paddle_te.options import together
 from paddle_te.options.launcher import VARIABLES
 from paddle_te.planner import Layout, layout_of
-from paddle_te.planner.flags import read
+from paddle_te.planner.flags import read, said
 from paddle_te.runs.checkpoints import find_checkpoint, host_of
 from paddle_te.runs.parallelism import LayoutError, check_layout, check_model, ranks_of_a_sequence
 
@@ -180,6 +181,7 @@ def _program(
     if args.HOST == host.PADDLENLP:
         words = [word for key, value in flags.items() if value is not None for word in (f"--{key}", str(value))]
         words += extra
+        _check_trainer(job, words)
         return Program(script, words, {}, _layout(args, words, world))
     if Path(script).name != script_of(job):
         raise LaunchError(f"training_script: {script} is for PaddleNLP; PaddleFormers runs a recipe")
@@ -189,6 +191,16 @@ def _program(
     text = paddleformers.recipe_text(name_of(job), args, flags, extra, devices.kind, start, output)
     files = start_files(args, flags, config, start, devices.kind)
     return Program(str(paddleformers.SCRIPT), ["train", str(recipe)], {recipe: text, **files})
+
+
+def _check_trainer(job, words: list[str]) -> None:
+    """What `options.together` refuses of a training script's words, which training would refuse as well."""
+    try:
+        given, _ = said(words, together.READ, together.READ)
+        defaults = {name: option.default for name, option in together.READ.items()}
+        together.check_trainer(argparse.Namespace(**defaults | given), name_of(job))
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {error}") from error
 
 
 def _has_whole_rows(program: Program) -> bool:

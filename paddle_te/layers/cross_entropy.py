@@ -44,6 +44,7 @@ def linear_cross_entropy(
     cp=None,
     chunk_tokens=None,
     backend="paddle",
+    accuracy=None,
 ):
     """`parallel_cross_entropy` of the logits hidden · weight.
 
@@ -54,11 +55,12 @@ def linear_cross_entropy(
     hidden is what `tp.enter` returned. cp: as for `parallel_cross_entropy`.
     chunk_tokens: the most tokens whose logits exist at a time; CHUNK_TOKENS by default.
     backend: whose cross-entropy and whose sum of the weight's gradient; te's take the 16-bit logits as they are.
+    accuracy: an `Accuracy` to which the labels are added.
 
     Raises ValueError where there is not one label for each row of hidden, or no row.
     """
     hidden, labels = _rows(hidden, labels, "hidden states")
-    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunk_tokens or CHUNK_TOKENS)
+    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunk_tokens or CHUNK_TOKENS, accuracy)
     if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
         hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
     with paddle.amp.auto_cast(False):
@@ -90,9 +92,9 @@ def _mean(token_losses, labels, ignore_index, cp):
 class _Head:
     """What the chunks share."""
 
-    def __init__(self, ops, transpose_y, ignore_index, tp, cp, chunk_tokens):
+    def __init__(self, ops, transpose_y, ignore_index, tp, cp, chunk_tokens, accuracy):
         self.ops, self.transpose_y, self.ignore_index = ops, transpose_y, ignore_index
-        self.tp, self.cp, self.chunk_tokens = tp, cp, chunk_tokens
+        self.tp, self.cp, self.chunk_tokens, self.accuracy = tp, cp, chunk_tokens, accuracy
 
     def chunks(self, hidden, labels):
         """Views of equally many rows, but for the last."""
@@ -104,6 +106,8 @@ class _Head:
     def loss(self, x, weight, labels, train):
         """(loss [n, 1] in float32, with `train` the gradient of the logits of the losses' sum) of x [n, h]."""
         logits = paddle.matmul(x, weight, transpose_y=self.transpose_y)
+        if self.accuracy is not None:
+            self.accuracy.add(logits, labels, self.tp)  # before the loss, which may overwrite them
         return self.ops.cross_entropy(logits, labels, self.ignore_index, tp=self.tp, train=train)
 
     def dx(self, dlogits, weight):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from paddle_te.options import scripts
 from paddle_te.options.option import FLAG, TEXT, Kind, Option, choice, whole
@@ -53,11 +53,13 @@ def read(words: Iterable[str]) -> argparse.Namespace:
     return argparse.Namespace(**{name: _READ[name].default for name in _NAMES} | given)
 
 
-def said(words: Iterable[str], names: Iterable[str]) -> tuple[dict[str, object], list[str]]:
-    """({flag: value} of those named that stand among a script's words, the other words)."""
+def said(
+    words: Iterable[str], names: Iterable[str], options: Mapping[str, Option] = _READ
+) -> tuple[dict[str, object], list[str]]:
+    """({flag: value} of those named that stand among a script's words, the other words). options: by name."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
-        kind = _READ[name].kind
+        kind = options[name].kind
         several = {"nargs": "+"} if kind.read is str.split else {}
         flag = {"nargs": "?", "const": True} if kind is FLAG else {}
         reader = _boolean if kind is FLAG else _one_of(kind) if several else kind.argument

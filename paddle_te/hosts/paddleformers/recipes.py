@@ -17,7 +17,7 @@ from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.trainer import ResumingTrainer, TETrainer
-from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values
+from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values, together
 
 # Options of our layers that a recipe may hold. recompute_modules is PaddleFormers' own, too, and reaches its
 # configurations without us.
@@ -45,7 +45,9 @@ _ONLY = {
 
 
 def check_recipe(recipe):
-    """Raises ValueError for values that our options in a recipe may not have, and for a model of another family."""
+    """Raises ValueError for values that our options in a recipe may not have, for lines that do not go together, and
+    for a model of another family."""
+    together.check_recipe(recipe)
     layers = LayerOptions(**_ours(recipe))
     check_values(layers, options=OPTIONS)
     if layers.transformer_engine_backend != "none":

@@ -12,6 +12,7 @@ import paddle.distributed as dist
 
 from paddle_te.configs import MODEL_VALUES
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import load_tokenizer  # noqa: F401 (one import for a model and its tokenizer)
 from paddle_te.data.tokenizer_folder import end_tokens
 from paddle_te.distributed import gather_objects
@@ -164,7 +165,10 @@ def read_config(folder):
         raise CheckpointError(f"{path}: {error}") from None
     _check_attention(path, translated)
     make = config_class(family_of(translated))
-    return make.from_pretrained(str(folder)) if translated is content else make.from_dict(translated)
+    config = make.from_pretrained(str(folder)) if translated is content else make.from_dict(translated)
+    if "ignore_index" not in translated:
+        config.ignore_index = IGNORED  # PaddleNLP's GPT would leave out the loss of word 0
+    return config
 
 
 def _check_attention(path, config):

@@ -17,6 +17,7 @@ from paddle_te.fp8 import ModuleScaling, bind_model
 from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
 from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings, mappings_of_tied_head
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
+from paddle_te.layers.accuracy import Accuracy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
 from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, gemm_tuning, offload_activations
 from paddle_te.models.last_norm import LastNorm
@@ -65,6 +66,7 @@ class TELMHead:
     """
 
     fp8 = None  # a ModuleScaling for a head in fp8
+    accuracy = None  # an Accuracy, while one is counted
     transpose_y = False  # the weight is [in, out], unless PaddleNLP's head says otherwise
 
     def taken_over(self):
@@ -144,6 +146,7 @@ class TELMHead:
             tp=tp,
             cp=context_parallel(config),
             backend=config.transformer_engine_backend,
+            accuracy=self.accuracy,
         )
 
 
@@ -204,21 +207,40 @@ class TECriterion:
     """PaddleNLP's criterion, whose mean is over all labels that count, without its wait for their number, and in te on
     16-bit logits. PaddleNLP's own models may have it, too (`count_labels`)."""
 
+    accuracy = None  # an Accuracy, while one is counted
+
     def taken_over(self):
         """PaddleNLP's constructor makes all."""
 
     def forward(self, prediction_scores, masked_lm_labels):
         """The mean loss of logits [b, s, vocab], or [b, s, vocab / tensor_parallel_degree], and labels [b, s]."""
         whole = prediction_scores.shape[-1] == self.config.vocab_size
+        tp = None if whole else TensorParallel.from_fleet(self.config.sequence_parallel)
         backend = self.config.transformer_engine_backend
+        if self.accuracy is not None:
+            self.accuracy.add(prediction_scores, masked_lm_labels, tp)
         return parallel_cross_entropy(
             prediction_scores,
             masked_lm_labels,
             ignore_index=ignore_index(self.config),
-            tp=None if whole else TensorParallel.from_fleet(self.config.sequence_parallel),
+            tp=tp,
             cp=context_parallel(self.config),
             backend="paddle" if backend == "none" else backend,
         )
+
+
+@contextmanager
+def counting_accuracy(model):
+    """While it lasts, the labels that a model of ours finds are counted, or one with `count_labels`: an Accuracy."""
+    accuracy = Accuracy(ignore_index(model.config))
+    layers = [layer for layer in model.sublayers() if isinstance(layer, (TECriterion, TELMHead))]
+    for layer in layers:
+        layer.accuracy = accuracy
+    try:
+        yield accuracy
+    finally:
+        for layer in layers:
+            layer.accuracy = None
 
 
 def count_labels(model):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paddle_te.launch.arguments import ROOT
 from paddle_te.launch.machines import LaunchError, Nodes
-from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts
+from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts, together
 from paddle_te.options.option import FLAG, TEXTS
 from paddle_te.runs.checkpoints import find_checkpoint
 
@@ -163,7 +163,12 @@ def recipe_text(
     lines |= {"model_name_or_path": str(start), "_attn_implementation": _attention(given, device)}
     combined = _SILENT | _REFUSED.keys() | {"bf16", "recompute", "resume_from_checkpoint", "fp16_opt_level"}
     passed = {_RENAMED.get(name, name): value for name, value in given.items() if name not in combined}
-    return json.dumps(passed | {name: value for name, value in lines.items() if value is not None}, indent=1) + "\n"
+    recipe = passed | {name: value for name, value in lines.items() if value is not None}
+    try:
+        together.check_recipe(recipe)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {error}") from error
+    return json.dumps(recipe, indent=1) + "\n"
 
 
 def _pretraining(args: argparse.Namespace, given: dict) -> dict:

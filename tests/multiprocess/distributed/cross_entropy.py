@@ -12,6 +12,7 @@ from paddle.distributed import fleet
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
+from paddle_te.layers.accuracy import Accuracy
 from tests import emulated_te
 from tests.cross_entropy_cases import draw, reference
 from tests.te_weights import relative
@@ -71,6 +72,20 @@ def check_of_logits(seed, dtype, tolerance, backend):
     assert mine.grad.dtype == mine.dtype and max(errors) < tolerance, (dtype, backend, errors)
 
 
+def check_accuracy(seed, dtype):
+    """Words that are equally likely on both ranks: the first one is the likeliest."""
+    tp, accuracy = TensorParallel.from_fleet(), Accuracy(ignore_index=-100)
+    _, logits, labels = draw(seed, 1, TOKENS, TOKENS, VOCAB)
+    logits[:9, [3, VOCAB // 2 + 1]] = 9.0
+    logits = paddle.to_tensor(logits).astype(dtype)
+    likeliest = logits.astype("float32").numpy().argmax(-1)
+    labels = np.where((labels[0] != -100) & (np.arange(TOKENS) % 3 > 0), likeliest, labels[0])
+    half = slice(tp.rank * VOCAB // 2, (tp.rank + 1) * VOCAB // 2)
+    accuracy.add(logits[:, half].contiguous(), paddle.to_tensor(labels), tp)
+    want = (labels == likeliest).sum(), (labels != -100).sum()
+    assert 0 < want[0] < want[1] and (accuracy.right.item(), accuracy.count.item()) == want, (want, accuracy)
+
+
 def main():
     start()
     emulated_te.install()
@@ -83,6 +98,8 @@ def main():
     for backend in ("paddle", "transformer_engine"):
         check_of_logits(seed, "float32", 4e-6, backend)
         check_of_logits(seed, "bfloat16", 1e-2, backend)
+    for dtype in ("float32", "bfloat16"):
+        check_accuracy(seed, dtype)
     check(seed, "float32", 0, False, False, all_ignored=True)
     check(seed, "bfloat16", 0, False, False, all_ignored=True, backend="transformer_engine")
     print("OK")

@@ -230,3 +230,8 @@ def test_each_host_resumes_its_own_checkpoints(tmp_path, state, saved_by):
         assert recipe(made)["resume_from_checkpoint"] == str(tmp_path / "checkpoint-3")
     words = f"checkpoint-3 was saved by {host.HOSTS[saved_by]}, and the host is {host.HOSTS[other]}; go on with HOST="
     assert words in refusal(**arguments, HOST=other)
+
+
+def test_lines_that_do_not_go_together():
+    assert "min_learning_rate 0.1: the rate would rise" in refusal(**TINY, EXTRA_ARGS="--min_learning_rate 0.1")
+    assert "report_to wandbee: it must be one of" in refusal(**TINY, EXTRA_ARGS="--report_to wandbee")

@@ -742,3 +742,17 @@ def test_seventeen_arguments_in_the_originals_order():
 def test_whoever_gives_no_argument_is_told_of_help(words, capsys):
     assert main(words) == 2
     assert ("paddle-te finetune --help lists the arguments" in capsys.readouterr().err) == (len(words) == 1)
+
+
+# ---------------------------------------------------------------------------------------------------- the Trainer's
+
+
+def test_flags_of_the_trainer_that_do_not_go_together():
+    """All rules: tests/unit/options/test_together.py."""
+    tiny = dict(model_name="tiny-llama-demo", tokenizer_name="none", TP=1, GA=1, max_seqlen=64, backend="pd")
+    tiny |= dict(precision="fp32")
+    plan(CPU, **tiny, LEARNING_RATE="1e-7")  # the least is a tenth of it
+    said = refusal(CPU, **tiny, LEARNING_RATE="1e-3", EXTRA_ARGS="--min_learning_rate 1e-2")
+    assert said.startswith("EXTRA_ARGS: --learning_rate 0.001 is below --min_learning_rate 0.01: the rate would rise")
+    said = refusal(CPU, **tiny, EXTRA_ARGS="--report_to wandbee")
+    assert said.startswith("EXTRA_ARGS: --report_to wandbee: it must be one of")

@@ -99,9 +99,9 @@ def test_the_command_line_overrides_in_whichever_words(file):
     assert (args.TP, args.FSDP, args.precision, args.recompute) == (1, 4, "fp8", "full")
     launchers = file({"TP": 4, "precision": "fp8", "backend": "te", "MOCK_DATA": 1, "tokenizer_name": "none"}, "b.json")
     words = [launchers, "--tensor_parallel_degree", "2", "--bf16", "true", "--fp16_opt_level", "O2", "--seed", "7"]
-    made, args = plan(pretrain, words, {**GPUS, "DEVICES": "0,1", "EXTRA_ARGS": "--seed 1 --lr_end 0"})
+    made, args = plan(pretrain, words, {**GPUS, "DEVICES": "0,1", "EXTRA_ARGS": "--seed 1 --adam_beta2 0.95"})
     assert (args.TP, args.precision) == (2, "bf16")
-    assert flags(made.command, made.script)["seed"] == "7" and "--lr_end 0" in args.EXTRA_ARGS
+    assert flags(made.command, made.script)["seed"] == "7" and "--adam_beta2 0.95" in args.EXTRA_ARGS
 
 
 def test_data_on_the_command_line_takes_the_place_of_a_recipes_random_tokens(file):

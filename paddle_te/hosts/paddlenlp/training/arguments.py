@@ -17,6 +17,7 @@ from paddle_te.models.context_parallel import context_parallel
 from paddle_te.options import BOUNDS, FP8_RECIPES, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, STATES, TRAINING, chosen
+from paddle_te.options.together import PRETRAIN, check_trainer
 from paddle_te.outputs import check_folder
 from paddle_te.runs.main_gradients import adds_in_gemms
 from paddle_te.runs.parallelism import check_flags
@@ -27,6 +28,8 @@ from paddle_te.runs.parallelism import check_flags
 @with_options(*PRETRAINING, *LAYERS, *TRAINING)
 class PreTrainingArguments(TrainingArguments):
     """PaddleNLP's TrainingArguments and the switch."""
+
+    SCRIPT = PRETRAIN  # whose flags they are
 
     @property
     def model_dtype(self):
@@ -48,6 +51,7 @@ class PreTrainingArguments(TrainingArguments):
     def __post_init__(self):
         """Raises ValueError for wrong values and contradictions, before PaddleNLP's initialise fleet."""
         check_values(self, BOUNDS)
+        check_trainer(self, self.SCRIPT)
         self._check_layers()
         self._check_optimizer_states()
         if self.optimizer_in_backward != "off":
@@ -304,6 +308,11 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(
                 "--use_fused_linear_cross_entropy with --transformer_engine_backend none is PaddleNLP's own: it needs "
                 "its package paddlenlp_kernel, and no tensor or pipeline parallelism; the other backends need nothing"
+            )
+        if "accuracy" in (self.metric_for_best_model or ""):
+            raise ValueError(
+                f"--metric_for_best_model {self.metric_for_best_model} with --use_fused_linear_cross_entropy and "
+                "--transformer_engine_backend none: PaddleNLP's own has no logits to count it by; leave one of them out"
             )
 
     def _clips_bf16_where_paddle_cannot(self):

@@ -14,6 +14,7 @@ from pathlib import Path
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
+from paddle_te.data.questions import IGNORED
 from paddle_te.fp8 import stored_scaling
 from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
 from paddle_te.hosts.paddlenlp.loading import (
@@ -65,6 +66,7 @@ def make_config(model_args, data_args, training_args, datasets):
     LlmMetaConfig.set_llm_config(config, training_args)
     configure(config, training_args)
     config.use_cache = False
+    config.ignore_index = IGNORED  # as the data say it
     config.seq_length = data_args.max_length
     check_positions(config, config.seq_length)
     if data_args.zero_padding:

@@ -9,6 +9,8 @@ from paddlenlp.transformers.configuration_utils import llmmetaclass
 
 from paddle_te.data.course import shuffled
 from paddle_te.data.fillers import WithFillers
+from paddle_te.distributed import gather_objects
+from paddle_te.hosts.paddlenlp.modeling import counting_accuracy
 from paddle_te.hosts.paddlenlp.training.arguments import (
     PreTrainingArguments,
     check_tokens,
@@ -23,6 +25,7 @@ from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.models.context_parallel import sequence_ranks
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_MODEL, PRETRAINING
+from paddle_te.options.together import FINETUNE
 
 
 @dataclass
@@ -41,12 +44,14 @@ class FinetuneModelArguments:
 class FinetuningArguments(PreTrainingArguments):
     """PreTrainingArguments without what belongs to pretraining only."""
 
+    SCRIPT = FINETUNE
+
     def __post_init__(self):
         for option in PRETRAINING:
             if getattr(self, option.name) != option.default:
                 raise ValueError(f"--{option.name} is for pretraining: here PaddleNLP's Trainer makes the schedule")
-        if self.do_eval and self.evaluation_strategy == "no":
-            self.evaluation_strategy = "epoch"  # the Trainer's own choice is each logging step
+        if self.do_eval and self.evaluation_strategy == "no":  # where the Trainer's own choice is each logging step
+            self.evaluation_strategy = "steps" if self.eval_steps else "epoch"
         super().__post_init__()
         if self.pipeline_parallel_degree > 1:
             raise ValueError("--pipeline_parallel_degree: fine-tuning has tensor, sharding and data parallelism only")
@@ -163,6 +168,16 @@ class FinetuningTrainer(PretrainingTrainer):
     def _order(self):
         """Another one in each pass: the same in every layout of ranks, and after a resume."""
         return shuffled(self.course.samples, data_seed(self.args))
+
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """With the accuracy: the share of all labels, of all batches and ranks, that the model finds likeliest."""
+        with counting_accuracy(self.model) as accuracy:
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        everyone = gather_objects((accuracy.right.item(), accuracy.count.item()), self.args.world_size)
+        right, count = map(sum, zip(*everyone, strict=True))  # ranks with the same labels count them as often
+        if count:  # none is seen where backend none has PaddleNLP's fused loss
+            output.metrics[f"{metric_key_prefix}_accuracy"] = right / count
+        return output
 
     def _get_eval_sampler(self, eval_dataset):
         args = self.args

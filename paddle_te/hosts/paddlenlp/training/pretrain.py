@@ -120,10 +120,7 @@ def mask_scope(data_args):
 
 def make_scheduler(training_args):
     kinds = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
-    name = training_args.lr_scheduler_type.value
-    if name not in kinds:
-        raise ValueError(f"--lr_scheduler_type {name}: it may be {', '.join(kinds)}")
-    return kinds[name](
+    return kinds[training_args.lr_scheduler_type.value](
         max_lr=training_args.learning_rate,
         min_lr=training_args.min_learning_rate,
         warmup_step=training_args.warmup_steps or training_args.warmup_ratio * training_args.max_steps,

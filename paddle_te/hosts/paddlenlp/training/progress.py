@@ -57,7 +57,8 @@ class LinesCallback(TrainerCallback):
         if "loss" in logs:
             logger.info(f"step {state.global_step}/{state.max_steps}: {step_values(logs)}")
         elif "eval_loss" in logs:
-            logger.info(f"evaluation after step {state.global_step}: loss {logs['eval_loss']:.5f}")
+            accuracy = f", accuracy {logs['eval_accuracy']:.2%}" if "eval_accuracy" in logs else ""
+            logger.info(f"evaluation after step {state.global_step}: loss {logs['eval_loss']:.5f}{accuracy}")
 
     def on_train_end(self, args, state, control, **kwargs):
         if state.is_world_process_zero:

@@ -1,5 +1,6 @@
 """Models from checkpoint folders: the right weights, and errors before any work."""
 
+import json
 import tracemalloc
 
 import numpy as np
@@ -103,6 +104,16 @@ def test_other_families_in_every_layout(tmp_path, seed, family):
         assert loaded.config.model_type == family and relative(first(loaded(ids)), first(model(ids))) < 1e-5
     with pytest.raises(CheckpointError, match=f"a model with model_type={family}, .*this run's has model_type=llama"):
         check_same_model(tiny_config(), tmp_path / "te2hf_none")
+
+
+@pytest.mark.parametrize("said, meant", [(None, -100), (7, 7)])
+def test_all_words_of_gpt_have_a_loss_unless_its_configuration_says_otherwise(tmp_path, said, meant):
+    """PaddleNLP's default leaves out word 0."""
+    tiny_config("gpt", ignore_index=7).save_pretrained(str(tmp_path))
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content.pop("ignore_index") == 7
+    (tmp_path / "config.json").write_text(json.dumps(content | ({"ignore_index": said} if said else {})))
+    assert read_config(tmp_path).ignore_index == meant
 
 
 def test_longer_texts_than_paddlenlps_mistral_has_a_window_for(tmp_path):

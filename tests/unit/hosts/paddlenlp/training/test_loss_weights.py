@@ -227,6 +227,28 @@ def test_evaluation_does_not_depend_on_the_batch(seed, tmp_path, backend):
     assert found == pytest.approx([reference(training.model, samples)[0]] * 4, rel=1e-6)
 
 
+@pytest.mark.parametrize("backend, fused", [("none", False), ("paddle", False), ("paddle", True)])
+def test_evaluation_counts_the_labels_that_are_found(seed, tmp_path, backend, fused):
+    samples = draw_samples(seed)
+    paddle.seed(seed)
+    flags = dict(model_flags=dict(use_fused_linear_cross_entropy=fused), do_eval="true", per_device_eval_batch_size=2)
+    training = trainer(tmp_path, backend, samples, **flags)
+    training.model.eval()
+    right = count = 0
+    with causal_mask_only():
+        for number, sample in enumerate(samples):
+            logits = training.model(paddle.to_tensor([sample["input_ids"]]))
+            likeliest = (logits[0] if isinstance(logits, tuple) else logits)[0].numpy().argmax(-1)
+            labels = np.array(sample["labels"])
+            kept = labels != -100
+            labels[kept] = np.where(np.arange(kept.sum()) % 3 == number % 2, likeliest[kept], labels[kept])
+            sample["labels"] = labels.tolist()
+            right, count = right + (labels == likeliest)[kept].sum(), count + kept.sum()
+        metrics = training.evaluate()
+    assert 0 < right < count and metrics["eval_accuracy"] == right / count
+    assert training.model.criterion.accuracy is None
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral", "gpt"])
 def test_paddlenlps_own_models_divide_by_labels(seed, tmp_path, family):
     """Where no label counts, and where a token is certain."""
