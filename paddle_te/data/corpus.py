@@ -7,6 +7,7 @@ Megatron-LM's: a header, the documents' sizes in tokens, their places in PREFIX.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ HOW = "make one with paddle-te prepare-data, or use random tokens (--mock_data t
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code of the token ids' type, entries of sizes and of documents
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32", 10: "uint64"}
+CHUNK = 1 << 16  # entries that are compared at a time, within the processor's cache
 SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
 
 
@@ -56,16 +58,19 @@ def find_data(input_dir: str | None) -> list:
     else:
         raise ValueError(f"input_dir {input_dir} is no folder: {HOW}")
     for prefix in prefixes:
-        _check_files(prefix)
+        check_files(prefix)
     return data
 
 
-def _check_files(prefix: str) -> None:
+def check_files(prefix: str) -> None:
+    """Refuses a prefix without one of its two files, or with others that a host would read. Raises ValueError."""
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(prefix + suffix):
             raise ValueError(f"{prefix}{suffix} is missing: {HOW}")
     if os.path.isfile(f"{prefix}_ids.npy"):
         raise ValueError(f"{prefix}_ids.npy is data of an older form, which PaddleNLP would take instead: remove it")
+    if os.path.exists(f"{prefix}.lsm"):
+        raise ValueError(f"{prefix}.lsm is a mask of the loss, which pretraining here does not apply: remove it")
 
 
 def _weights_and_prefixes(parts: list[str]) -> list:
@@ -73,17 +78,37 @@ def _weights_and_prefixes(parts: list[str]) -> list:
         weights = [float(part) for part in parts[::2]]
     except ValueError:
         weights = []
-    if len(parts) % 2 or not weights or min(weights) <= 0:
+    if len(parts) % 2 or not weights or not all(0 < weight < math.inf for weight in weights):
         raise ValueError(f"input_dir {' '.join(parts)!r}: neither a folder nor positive weights and prefixes in turn")
     return [item for pair in zip(weights, parts[1::2], strict=True) for item in pair]
 
 
-def read_index(prefix: str) -> Index:
-    """PREFIX.idx, whose header agrees with its length, and with the length of PREFIX.bin.
+def read_index(prefix: str | os.PathLike) -> Index:
+    """PREFIX.idx, compared in full with itself and with the length of PREFIX.bin. A process does so once for each state
+    of the files.
 
     Raises ValueError where one of them is damaged.
     """
-    path = f"{prefix}.idx"
+    stats = (os.stat(f"{prefix}{suffix}") for suffix in (".idx", ".bin"))
+    (index_bytes, _), (bin_bytes, _) = states = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    if (known := _checked.get(str(prefix))) and known[0] == states:
+        return known[1]
+    index = _map(f"{prefix}.idx", index_bytes)
+    if index.bytes != bin_bytes:
+        raise ValueError(
+            f"{prefix}.bin has {bin_bytes} bytes where its .idx says {index.bytes}: prepare the data again"
+        )
+    if found := next(filter(None, (_wrong_entries(index), _wrong_documents(index))), None):
+        raise ValueError(f"{prefix}.idx is damaged: {found}; prepare the data again")
+    _checked[str(prefix)] = states, index
+    return index
+
+
+_checked: dict[str, tuple[list, Index]] = {}
+
+
+def _map(path: str, size: int) -> Index:
+    """The arrays of a file of `size` bytes, whose header agrees with that."""
     wrong = f"{path} is no index of token ids, or damaged"
     with open(path, "rb") as file:
         header = file.read(HEADER.size)
@@ -92,50 +117,81 @@ def read_index(prefix: str) -> Index:
     _, version, code, entries, documents = HEADER.unpack(header)
     if version != 1 or code not in DTYPES:
         raise ValueError(f"{wrong}: version {version}, type of token ids {code}")
-    size, expected = os.path.getsize(path), HEADER.size + 12 * entries + 8 * documents
-    if size != expected:
+    if size != (expected := HEADER.size + 12 * entries + 8 * documents):
         raise ValueError(f"{wrong}: it has {size} bytes, and {expected} by its header")
     parts, offset = [], HEADER.size
     for dtype, count in (("<i4", entries), ("<i8", entries), ("<i8", documents)):
-        whole = np.memmap(path, dtype, "r", offset, (count,)) if count else np.zeros(0, dtype)
-        parts.append(whole)
+        parts.append(np.memmap(path, dtype, "r", offset, (count,)) if count else np.zeros(0, dtype))
         offset += count * np.dtype(dtype).itemsize
-    index = Index(np.dtype(DTYPES[code]), *parts)
-    if (size := os.path.getsize(f"{prefix}.bin")) != index.bytes:
-        raise ValueError(f"{prefix}.bin has {size} bytes where its .idx says {index.bytes}: prepare the data again")
-    return index
+    return Index(np.dtype(DTYPES[code]), *parts)
 
 
-def check_index(prefix: str, index: Index) -> None:
-    """Refuses an index whose entries do not follow each other in PREFIX.bin. Raises ValueError."""
-    sizes = index.sizes.astype(np.int64)
-    places = (np.cumsum(sizes) - sizes) * index.dtype.itemsize
-    rising = index.documents[0] == 0 and index.documents[-1] == len(sizes) if len(index.documents) else not len(sizes)
-    wrong = [
-        ("a size below 0", bool((sizes < 0).any())),
-        ("entries that do not follow each other", bool((index.pointers != places).any())),
-        ("documents out of order", not rising or bool((np.diff(index.documents) < 0).any())),
-    ]
-    if found := [what for what, is_there in wrong if is_there]:
-        raise ValueError(f"{prefix}.idx is damaged: it has {', '.join(found)}; prepare the data again")
+def _wrong_entries(index: Index) -> str | None:
+    """What is wrong with the entries' sizes, or with their places: each begins where the one before it ends."""
+    for begin in range(0, len(index.sizes), CHUNK):
+        sizes, pointers = index.sizes[begin : begin + CHUNK], index.pointers[begin : begin + CHUNK + 1]
+        if (wrong := _first(sizes < 0)) is not None:
+            return f"entry {begin + wrong} has {sizes[wrong]} tokens"
+        lengths = sizes[: len(pointers) - 1].astype(np.int64) * index.dtype.itemsize
+        if (wrong := _first(np.diff(pointers) != lengths)) is not None:
+            ends, next_begins = int(pointers[wrong]) + int(lengths[wrong]), pointers[wrong + 1]
+            return f"entry {begin + wrong} ends at byte {ends}, and the next one begins at {next_begins}"
+    return None if not len(index.pointers) or index.pointers[0] == 0 else f"entry 0 begins at byte {index.pointers[0]}"
+
+
+def _wrong_documents(index: Index) -> str | None:
+    """What is wrong with the document index, which rises from the first entry to the last one's end."""
+    ends = [int(index.documents[place]) for place in (0, -1)] if len(index.documents) else [0, 0]
+    if ends != [0, len(index.sizes)]:
+        return f"its documents lie from entry {ends[0]} to {ends[1]}, and there are {len(index.sizes)} entries"
+    for begin in range(0, len(index.documents), CHUNK):
+        documents = index.documents[begin : begin + CHUNK + 1]
+        if (wrong := _first(documents[1:] < documents[:-1])) is not None:
+            at, after = documents[wrong], documents[wrong + 1]
+            return f"document {begin + wrong} begins at entry {at}, and the next one at {after}"
+    return None
+
+
+def _first(wrong: np.ndarray) -> int | None:
+    """The place of the first that is true."""
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+def tokens(prefix: str, index: Index) -> np.ndarray:
+    """All token ids of a corpus, mapped from PREFIX.bin: its documents one after another."""
+    return np.memmap(f"{prefix}.bin", index.dtype, "r") if index.bytes else np.zeros(0, index.dtype)
 
 
 def check_vocabulary(prefix: str, index: Index, vocab_size: int) -> None:
     """Refuses token ids that a model does not have. Raises ValueError."""
+    if not index.bytes:
+        return
+    beginning = tokens(prefix, index)[:SCANNED_TOKENS]
     largest = _max_token_id(prefix, index)
-    if largest >= vocab_size:
+    _check_ids(f"{prefix}.bin", beginning if largest is None else np.array([beginning[0], largest]), vocab_size)
+
+
+def check_sequences(sequences: np.ndarray, vocab_size: int) -> None:
+    """Refuses token ids that a model does not have, in what was read of a corpus. Raises ValueError."""
+    _check_ids("the corpus", sequences, vocab_size)
+
+
+def _check_ids(where: str, ids: np.ndarray, vocab_size: int) -> None:
+    ends = (ids.max(), ids.min()) if ids.size else ()
+    wrong = next((int(end) for end in ends if not 0 <= end < vocab_size), None)
+    if wrong is not None:
         raise ValueError(
-            f"{prefix}.bin has token id {largest}, but the model's vocab_size is {vocab_size}: the data was prepared "
-            "with another tokenizer"
+            f"{where} has token id {wrong}, but the model's vocab_size is {vocab_size}: the data was prepared with "
+            "another tokenizer, or is damaged"
         )
 
 
-def _max_token_id(prefix: str, index: Index) -> int:
-    """The largest token id: from PREFIX.json where that tells of this corpus, else of the corpus's beginning."""
+def _max_token_id(prefix: str, index: Index) -> int | None:
+    """The largest token id that PREFIX.json tells, where it is of this corpus."""
     try:
         summary = json.loads(Path(f"{prefix}.json").read_text())
-        if summary["tokens"] == index.bytes // index.dtype.itemsize:
-            return int(summary["max_token_id"])
+        if summary["tokens"] == index.bytes // index.dtype.itemsize and type(summary["max_token_id"]) is int:
+            return summary["max_token_id"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pass  # a corpus that something else than paddle-te prepare-data made
-    return int(np.memmap(f"{prefix}.bin", index.dtype, "r")[:SCANNED_TOKENS].max()) if index.bytes else -1
+    return None

@@ -170,7 +170,7 @@ def test_weights_that_contradict_their_config_are_refused(weights):
 
 
 def test_data_of_another_tokenizer_are_refused(data):
-    (data / "b.json").write_text(json.dumps({"max_token_id": 4096}))
+    (data / "b.json").write_text(json.dumps({"tokens": 6000, "max_token_id": 4096}))
     arguments = dict(TINY, MOCK_DATA=0, DATA_PATH=data, tokenizer_name=data)
     (data / "tokenizer.json").write_text(two_tokens()["tokenizer.json"])
     assert "b.bin has token id 4096, but the model's vocab_size is 4096" in refusal(**arguments)

@@ -8,14 +8,13 @@ Sequences are padded on the right and need no mask, so every backend runs them.
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
-from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from tqdm import tqdm
 
+from paddle_te.data import corpus
 from paddle_te.data.jsonl import field, read_json_lines
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
 from paddle_te.options import FP8_RECIPES, LayerOptions
@@ -154,18 +153,11 @@ def perplexity_of_corpus(scorer, prefix, limit=None):
     limit: of windows. Returns loss (nats a token), perplexity, tokens.
     """
     prefix = str(prefix).removesuffix(".bin").removesuffix(".idx")
-    for suffix in (".bin", ".idx"):
-        if not Path(prefix + suffix).is_file():
-            raise FileNotFoundError(f"{prefix}{suffix}: no such file; paddle-te prepare-data makes it")
-    corpus = MMapIndexedDataset(prefix, skip_warmup=True)
+    corpus.check_files(prefix)
+    index = corpus.read_index(prefix)
     budget = None if limit is None else limit * scorer.max_seq_length + 1
-    pieces, count = [], 0
-    for i in range(len(corpus)):
-        pieces.append(np.asarray(corpus[i]))
-        count += len(pieces[-1])
-        if budget is not None and count >= budget:
-            break
-    tokens = np.concatenate(pieces)[:budget]
+    tokens = corpus.tokens(prefix, index)[:budget]
+    corpus.check_sequences(tokens, scorer.model.config.vocab_size)
     return _perplexity(scorer, list(windows(tokens, scorer.max_seq_length)))
 
 

@@ -44,12 +44,15 @@ class DataArguments:
         check_values(self)
 
 
-def collate_fn(samples, stack=Stack()):  # noqa: B008 (Stack has no state)
+def collate_fn(samples, vocab_size=None, stack=Stack()):  # noqa: B008 (Stack has no state)
     """Batch of ``{"text": [s + 1]}`` to ``{"input_ids": int64 [b, s], "labels": int64 [b, s]}``.
 
-    ``labels[:, i]`` is the token after ``input_ids[:, i]``: PaddleNLP's criterion does not shift.
+    ``labels[:, i]`` is the token after ``input_ids[:, i]``: PaddleNLP's criterion does not shift. Raises ValueError for
+    a token id that is not below vocab_size (None: not checked).
     """
     tokens = stack([sample["text"] for sample in samples])
+    if vocab_size is not None:
+        corpus.check_sequences(tokens, vocab_size)
     return {"input_ids": np.ascontiguousarray(tokens[:, :-1]), "labels": np.ascontiguousarray(tokens[:, 1:])}
 
 
@@ -202,7 +205,6 @@ def check_data(prefix, data_args, needed, vocab_size=None):
             `vocab_size` (None: not checked).
     """
     index = corpus.read_index(prefix)
-    corpus.check_index(prefix, index)
     bounds = get_train_valid_test_split_(data_args.split, len(index.sizes))
     for name, start, end in zip(SPLITS, bounds, bounds[1:], strict=False):
         available = int(index.sizes[start:end].sum(dtype=np.int64))

@@ -5,6 +5,7 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -69,9 +70,10 @@ class DocumentCollator:
     eod_mask_loss: bool
     masked: bool
     pipeline: bool
+    vocab_size: int | None = None
 
     def __call__(self, samples):
-        batch = collate_fn(samples)
+        batch = collate_fn(samples, self.vocab_size)
         rows = split_at(self.end_of_document, batch["input_ids"])
         if self.reset_position_ids:
             batch["position_ids"] = documents.positions(rows)
@@ -82,14 +84,15 @@ class DocumentCollator:
         return batch
 
 
-def make_collator(data_args, training_args, end_of_document):
-    """What makes batches of pretraining's samples. end_of_document: a token, or None where there is none.
+def make_collator(data_args, training_args, end_of_document, vocab_size=None):
+    """What makes batches of pretraining's samples. end_of_document: a token, or None where there is none. vocab_size:
+    the model's, as `collate_fn` takes it.
 
     Raises ValueError for arguments that do not fit each other.
     """
     flags = {name: getattr(data_args, name) for name in DOCUMENT_FLAGS}
     if not any(flags.values()):
-        return collate_fn
+        return partial(collate_fn, vocab_size=vocab_size)
     flag = "--" + next(name for name, given in flags.items() if given)
     if end_of_document is None:
         raise ValueError(
@@ -104,6 +107,7 @@ def make_collator(data_args, training_args, end_of_document):
         **flags,
         masked=data_args.reset_attention_mask and needs_mask(training_args.transformer_engine_backend),
         pipeline=training_args.pipeline_parallel_degree > 1,
+        vocab_size=vocab_size,
     )
 
 

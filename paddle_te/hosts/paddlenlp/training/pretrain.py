@@ -173,7 +173,7 @@ def pretrain():
         check_start(checkpoint, model_args, data_args, training_args)
         tokenizer = make_tokenizer(model_args)
         config = make_config(model_args, data_args, training_args, tokenizer)
-        collate = make_collator(data_args, training_args, end_of_document(config, tokenizer))
+        collate = make_collator(data_args, training_args, end_of_document(config, tokenizer), config.vocab_size)
         course = make_single_course(checkpoint, training_args) if training_args.do_train else None
         identity = data_identity(data_args, data_seed(training_args), course and course.samples)
         if checkpoint:

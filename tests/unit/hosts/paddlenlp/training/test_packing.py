@@ -50,7 +50,7 @@ def test_each_flag_by_itself(seed, flag):
     assert got.keys() == plain.keys() | {added}
     for name, value in plain.items():
         np.testing.assert_array_equal(got[name], value)
-    assert make(data={flag: False, other: False}) is collate_fn
+    assert make(data={flag: False, other: False}).func is collate_fn
 
 
 @pytest.mark.parametrize("backend", ["none", "paddle"])
