@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "runs": {"configs", "weights", "options", "manifest", "outputs", "table", "host"},
     "launch": {"runs", "configs", "weights", "options", "planner", "host", "data", "recipes", "outputs"},
     "planner": {"configs", "options", "runs", "table"},
-    "data": {"host", "outputs"},
+    "data": {"host", "manifest", "outputs"},
     "scripts": {"hosts", "runs", "upstream", "host"},
     "selftest": {"device", "env", "fp8", "layers", "outputs", "runs", "table"},
     "env": {"native", "device", "options", "outputs", "runs", "host"},

@@ -7,19 +7,14 @@ both see the same batches in the same order. What is wrong with the data is told
 import logging
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import paddle.distributed as dist
-from numpy.lib import format as npy
-from paddlenlp.data import Stack
-from paddlenlp.data.causal_dataset import (
-    build_train_valid_test_datasets,
-    get_datasets_weights_and_num_samples,
-    get_train_valid_test_split_,
-)
+from paddlenlp.data import Stack, causal_dataset
+from paddlenlp.data.causal_dataset import get_datasets_weights_and_num_samples, get_train_valid_test_split_
 
 from paddle_te.data import corpus, index_cache
+from paddle_te.data.index_cache import SPLITS
 from paddle_te.data.mock import MockDataset
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.options import check_values, with_options
@@ -28,7 +23,6 @@ from paddle_te.runs.identity import fingerprint
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "valid", "test")
 DO_FLAGS = dict(zip(SPLITS, ("train", "eval", "predict"), strict=True))
 # What they change where a sequence has several documents: who sees whom, positions, and what is trained on
 DOCUMENT_FLAGS = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss")
@@ -88,29 +82,28 @@ def create_pretrained_dataset(data_args, training_args, tokenizer=None, vocab_si
         return tuple(mocks)
 
     data = find_data(data_args)
-    prefixes = data[1::2] or data
-    need_data = training_args.should_load_dataset
-    cache = None
-    if need_data:
+    counts = [max(count, 1) for count in num_samples]  # PaddleNLP cannot blend nothing
+    orders, length, seed = [], data_args.max_seq_length, data_seed(training_args)
+    if training_args.should_load_dataset:
         _check_index_builder()
-        _check_splits(prefixes, data_args, training_args, vocab_size)
-        cache = _index_cache(prefixes, data_args, training_args)
-        for folder in (
-            [cache] if cache else {os.path.join(os.path.dirname(prefix), "index-cache") for prefix in prefixes}
-        ):
-            check_arrays(folder)
-    _refresh_indices(prefixes, cache, data_args)
-    return build_train_valid_test_datasets(
+        _check_splits(data[1::2] or data, data_args, training_args, vocab_size)
+        data = _where_orders_lie(data, data_args, training_args)
+        orders = index_cache.orders_of(causal_dataset, data, counts, length, seed, data_args.split)
+    if _makes_orders(data_args):
+        index_cache.provide(causal_dataset, orders, data_args.share_folder)
+    if dist.get_world_size() > 1:
+        dist.barrier()
+    index_cache.await_orders(orders)
+    return causal_dataset.build_train_valid_test_datasets(
         data_prefix=data,
         data_impl="mmap",
         splits_string=data_args.split,
-        train_val_test_num_samples=[max(count, 1) for count in num_samples],  # PaddleNLP cannot blend nothing
-        seq_length=data_args.max_seq_length,
-        seed=data_seed(training_args),
+        train_val_test_num_samples=counts,
+        seq_length=length,
+        seed=seed,
         skip_warmup=True,
         share_folder=data_args.share_folder,
-        data_cache_path=cache,
-        need_data=need_data,
+        need_data=training_args.should_load_dataset,
     )
 
 
@@ -149,7 +142,7 @@ def _passes(prefix, data_args, count):
     index, length = corpus.read_index(prefix), data_args.max_seq_length
     end = get_train_valid_test_split_(data_args.split, len(index.sizes))[1]
     tokens = int(index.sizes[:end].sum(dtype=np.int64))
-    number = max(-(-(count * length + 1) // max(tokens, 1)), 1)
+    number = index_cache.passes(count, length, tokens)
     last = count - ((number - 1) * tokens - 1) // length
     apart = number > 1 and last < int(0.8 * ((tokens - 1) // length))
     return f"{number} pass{'es' * (number > 1)}" + " and the last apart" * apart
@@ -222,33 +215,6 @@ def check_data(prefix, data_args, needed, vocab_size=None):
     return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
 
 
-def check_arrays(folder):
-    """Refuses a folder of PaddleNLP's indices with a .npy file that numpy.load would unpickle: a pickle is a program.
-
-    Raises ValueError. An index that another process is just writing is no reason.
-    """
-    for path in sorted(Path(folder).rglob("*.npy")):
-        with path.open("rb") as file:
-            begin = file.read(len(npy.MAGIC_PREFIX))
-            file.seek(0)
-            plain = npy.MAGIC_PREFIX.startswith(begin) and not _holds_objects(file)
-        if not plain:
-            raise ValueError(
-                f"{path} is no array of numbers, and was not loaded, for loading it could run code: remove the folder "
-                f"{folder}; PaddleNLP makes its indices anew"
-            )
-
-
-def _holds_objects(file):
-    """Whether an .npy file's array is one of objects, which are pickled; False for a header that is not whole."""
-    try:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        return read(file, max_header_size=2**31)[2].hasobject  # as numpy.load with allow_pickle
-    except ValueError:
-        return False
-
-
 def _check_index_builder():
     """PaddleNLP meets a missing package on the first rank only, while the others wait for it."""
     try:
@@ -259,36 +225,25 @@ def _check_index_builder():
         ) from error
 
 
-def _refresh_indices(prefixes, cache, data_args):
-    """Lets the process that builds indices remove what is stale before any process looks for them. Collective."""
-    local_rank = int(os.environ.get("PADDLE_RANK_IN_NODE", 0))  # as PaddleNLP
-    if (dist.get_rank() if data_args.share_folder else local_rank) == 0:
-        for prefix in prefixes:
-            index_cache.refresh(prefix)
-            index_cache.refresh(prefix, cache) if cache else index_cache.note_corpus(prefix)
-    if dist.get_world_size() > 1:
-        dist.barrier()
+def _makes_orders(data_args):
+    """Whether this process makes what others of the folder read, as PaddleNLP chooses it."""
+    local_rank = int(os.environ.get("PADDLE_RANK_IN_NODE", 0))
+    return (dist.get_rank() if data_args.share_folder else local_rank) == 0
 
 
-def _index_cache(prefixes, data_args, training_args):
-    """Folder for PaddleNLP's indices of samples, or None for its own choice, index-cache beside the data.
-
-    PaddleNLP names an index after the data's path; data that was prepared anew must not find the older index. Beside
-    the data `index_cache.refresh` sees to that, elsewhere a folder of its own for each state of the files does.
-    """
-    cache = data_args.data_cache
+def _where_orders_lie(data, data_args, training_args):
+    """The data as `find_data` returns them, with prefixes beside which PaddleNLP's orders of samples can be written:
+    the data's own, or links to them."""
+    prefixes, cache = data[1::2] or data, data_args.data_cache
     if cache is None:
         if all(_writable(os.path.dirname(prefix) or ".") for prefix in prefixes):
-            return None
-        cache = os.path.join(training_args.output_dir, "index-cache")
+            return data
+        cache = os.path.join(training_args.output_dir, index_cache.FOLDER)
         logger.info(f"{data_args.input_dir} cannot be written: the indices of samples go to {cache}")
-    stats = [os.stat(prefix + suffix) for prefix in prefixes for suffix in (".bin", ".idx")]
-    state = hash(tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)) & 0xFFFFFFFFFFFF
-    folder = os.path.join(cache, f"{state:012x}")
-    os.makedirs(folder, exist_ok=True)
-    return folder
+    links = [index_cache.linked(prefix, cache) for prefix in prefixes]
+    return [item for pair in zip(data[::2], links, strict=True) for item in pair] if data[1::2] else links
 
 
 def _writable(folder):
-    cache = os.path.join(folder, "index-cache")
+    cache = os.path.join(folder, index_cache.FOLDER)
     return os.access(cache if os.path.isdir(cache) else folder, os.W_OK)
