@@ -46,6 +46,7 @@ from paddle_te import host
 from paddle_te.data.sentencepiece import PADDLENLP_FILE
 from paddle_te.data.tokenizer import TokenizerError, load_tokenizer
 from paddle_te.outputs import check_file, check_folder
+from paddle_te.runs import noise, screen
 
 # The host, PaddleNLP or PaddleFormers, is imported where it is first needed: it takes seconds, and wrong arguments are
 # told before that.
@@ -574,8 +575,10 @@ def parse_arguments(argv=None):
     return args
 
 
+@noise.kept_out()
 def main(argv=None):
     args = parse_arguments(argv)
+    screen.before_imports()
     try:
         if args.demo:
             summary = make_demo(

@@ -1,8 +1,8 @@
 """What a training shows on the screen, and the file that keeps everything else.
 
 On the screen stand the lines of this package's loggers and the warnings and errors of others. The tables of arguments
-and the reports of PaddleNLP and Paddle, and Python's warnings, are in the file of details. Both are made with Python's
-logging alone: what C++ code prints, and a traceback, still come to stderr.
+and the reports of PaddleNLP and Paddle, Python's warnings, and the lines that `noise` knows are in the file of details.
+Both are made with Python alone: what C++ code prints still comes to stderr.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
+
+from paddle_te.runs import noise
 
 # Environment variable: set by the launcher for ranks whose output it copies to a terminal.
 TERMINAL = "PADDLE_TE_TERMINAL"
@@ -100,9 +102,11 @@ def shown() -> Iterator[None]:
     """
     global _details
     _details = _Details()
-    others = _Screen(logging.WARNING)
-    others.addFilter(lambda record: not record.name.startswith(_OWN.name))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(noise.kept_out())
+        others = _Screen(logging.WARNING)
+        others.addFilter(lambda record: not record.name.startswith(_OWN.name))
+        others.addFilter(noise.filtered)
         for logger in _printing() - {logging.root}:
             _give(stack, logger, [] if logger.propagate else [others, _details])
         _give(stack, logging.root, [others, _details])

@@ -27,6 +27,7 @@ REPAIRS = (
     "sharding_alignment",
     "flash_attention_flags",
     "index_progress",
+    "promotion_notices",
     "padding_slices",
     "remainder_gather",
     "averages",

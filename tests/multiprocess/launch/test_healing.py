@@ -1,6 +1,7 @@
 """Real trainings that heal: past a broken batch, and on fewer devices. healing.py has the kills and hangs, by hand."""
 
 import os
+import re
 
 import pytest
 
@@ -9,6 +10,16 @@ from tests.multiprocess.launch.healing import Training
 from tests.pretraining import losses, numbers
 
 BROKEN_STEP = 5  # the one after a checkpoint
+OURS = re.compile(  # what the screen of a run has that nothing happens to
+    r"launch: the host is PaddleNLP|\+ env |OVERLAP=auto: |"
+    r"\d\d:\d\d:\d\d (the messages of PaddleNLP|training (steps|ended)|kernels of step|step \d+/\d+: |"
+    r"step \d+: the slowest rank|\S+ is complete$|[\d.]+ GB saved )"
+)
+
+
+def others_lines(screen):
+    """Those that neither the launcher nor a rank of ours has written."""
+    return [line for line in screen.splitlines() if not OURS.match(line)]
 
 
 def test_a_rollback_of_several_ranks_goes_past_the_broken_batch(tmp_path, nvgpu_host):
@@ -31,6 +42,7 @@ def test_a_run_goes_on_without_a_device_that_is_gone(tmp_path, nvgpu_host):
     """Two sharding ranks become one process, which reads their checkpoint and trains on the same batches."""
     whole = Training(tmp_path, "whole", "sharding1", "pd", nvgpu_host, 1)
     assert whole.end() == 0, whole.screen()[-6000:]
+    assert others_lines(whole.screen()) == []
     driver, devices = tmp_path / "nvidia-smi", tmp_path / "devices"  # what the launcher asks for its devices
     driver.write_text(f"#!/bin/sh\ncat {devices}\n")
     driver.chmod(0o755)

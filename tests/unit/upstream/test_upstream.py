@@ -1,5 +1,6 @@
 """The room of repairs: names, versions, applying and undoing; repairs that have no suite of their own."""
 
+import ctypes
 import importlib
 import json
 import subprocess
@@ -9,11 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+from fast_dataindex import helpers
 from paddle.distributed.fleet.layers.mpu.random import RNGStatesTracker
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer import hybrid_parallel_optimizer
 from paddle.distributed.fleet.meta_parallel import PipelineLayer
 from paddle.distributed.fleet.utils import tensor_fusion_helper
-from paddlenlp.data import indexed_dataset
 from paddlenlp.transformers import segment_parallel_utils
 
 from paddle_te import upstream
@@ -22,6 +23,7 @@ from paddle_te.upstream import (
     deferred_imports,
     flash_attention_flags,
     index_progress,
+    promotion_notices,
     rng_tracker,
     segment_exchange,
     segment_gradient_norm,
@@ -208,16 +210,30 @@ def test_the_trackers_states_stay_what_they_were(repair, seed):
     assert drawn[0] == drawn[1]
 
 
-def test_reading_an_index_fills_no_screen(tmp_path, repair, capsys, caplog):
-    prefix = str(tmp_path / "corpus")
-    builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", np.int32)
-    builder.add_item(np.arange(3))
-    builder.end_document()
-    builder.finalize(f"{prefix}.idx")
-    capsys.readouterr()
-    indexed_dataset.MMapIndexedDataset(prefix)
-    assert "reading sizes" in capsys.readouterr().out
+def test_building_an_index_fills_no_screen(repair, capfd, caplog):
+    arguments = np.ones(3, np.int32), np.arange(3, dtype=np.int32), 1, 1, 3
+    helpers.build_sample_idx(*arguments)
+    ctypes.CDLL(None).fflush(None)
+    assert "number of documents" in capfd.readouterr().out
     repair(index_progress)
     with caplog.at_level("DEBUG"):
-        indexed_dataset.MMapIndexedDataset(prefix)
-    assert not capsys.readouterr().out and "reading sizes" in caplog.text
+        assert len(helpers.build_sample_idx(*arguments)) == 3
+    assert not capfd.readouterr().out and "number of documents" in caplog.text
+
+
+MIXES_TYPES = """
+import logging, sys
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+import paddle
+from paddle_te import upstream
+upstream.apply("promotion_notices")
+main, gradient = paddle.ones([2]), paddle.ones([2], "bfloat16")
+main.add_(gradient), main * gradient
+"""
+
+
+def test_mixing_types_says_nothing_after_the_repair():
+    done = subprocess.run([sys.executable, "-c", MIXES_TYPES], capture_output=True, text=True, check=True)
+    notice = " different data type, run type promotion automatically"
+    assert done.stdout.count(notice) == len(promotion_notices.OPERATIONS), done.stdout
+    assert notice not in done.stderr

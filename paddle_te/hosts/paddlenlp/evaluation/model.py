@@ -65,6 +65,7 @@ def make_model(args):
 
     Raises ValueError, FileNotFoundError and what `load_model` raises.
     """
+    upstream.apply("promotion_notices")
     settings = _shared_by_processes(args.pipeline_parallel_degree)
     settings |= {name: getattr(args, name) for name in LAYER_OPTIONS if hasattr(args, name)}
     if args.max_seq_length:

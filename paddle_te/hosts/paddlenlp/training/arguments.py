@@ -62,6 +62,8 @@ class PreTrainingArguments(TrainingArguments):
         except AssertionError as error:
             raise ValueError(f"PaddleNLP does not take these arguments together: {error}") from error
         self.fuse_wgrad_accumulation = adds_in_gemms(self)
+        if self.ddp_find_unused_parameters is None:  # there are none, and looking for them costs time
+            self.ddp_find_unused_parameters = False
         self.test_iters = 10 * self.eval_iters
         self.rollbacks = []  # runs.rollback.leave_out_broken_batches knows them
         if self._clips_bf16_where_paddle_cannot():

@@ -24,6 +24,7 @@ from paddle_te.hosts.paddlenlp.training.progress import LinesCallback, ProgressB
 from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
 from paddle_te.planner import Model
+from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import STOPPED_MARK
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY
 
@@ -329,6 +330,7 @@ def install_callbacks(trainer, exit_signal=None):
     made earlier; None: no signal is handled.
     """
     callbacks = trainer.callback_handler.callbacks
+    trainer.args.disable_tqdm |= not screen.is_terminal()  # the bar of the samples that a resumed run skips
     callbacks[:] = [ProgressBarCallback() if type(callback) is ProgressCallback else callback for callback in callbacks]
     config = trainer.model.config
     lines = LinesCallback(run_name(config), config.seq_length)
