@@ -21,13 +21,13 @@ All numbers of hardware stand in `gpus`; `memory` and `speed` have the formulas,
 from paddle_te.planner.flags import layout_of
 from paddle_te.planner.gpus import GPUS, Gpu
 from paddle_te.planner.layout import Layout, Lora
-from paddle_te.planner.memory import Measured, Memory, memory_of_step
+from paddle_te.planner.memory import Memory, memory_of_step
 from paddle_te.planner.model import Model
 from paddle_te.planner.plan import Plan
 from paddle_te.planner.search import LONG, search, usual_tokens
 from paddle_te.planner.speed import time_of_step
 
 __all__ = [
-    "GPUS", "LONG", "Gpu", "Layout", "Lora", "Measured", "Memory", "Model", "Plan", "layout_of", "memory_of_step",
+    "GPUS", "LONG", "Gpu", "Layout", "Lora", "Memory", "Model", "Plan", "layout_of", "memory_of_step",
     "search", "time_of_step", "usual_tokens",
 ]  # fmt: skip

@@ -32,9 +32,13 @@ def all_that_ran() -> tuple[Ran, ...]:
 
 
 def _ran(gpu: str, model: dict, layout: dict, tokens_per_second: float) -> Ran:
-    lora = {"lora": Lora(**layout["lora"])} if layout.get("lora") else {}
-    again = {"recompute_modules": tuple(layout.get("recompute_modules", ()))}
-    return Ran(GPUS[gpu], Model(**model), Layout(**layout | again | lora), tokens_per_second)
+    return Ran(GPUS[gpu], Model(**model), layout_of_row(layout), tokens_per_second)
+
+
+def layout_of_row(row: dict) -> Layout:
+    """The Layout that JSON has as its fields, without defaults."""
+    lora = {"lora": Lora(**row["lora"])} if row.get("lora") else {}
+    return Layout(**row | {"recompute_modules": tuple(row.get("recompute_modules", ()))} | lora)
 
 
 def speed_of(model: Model, layout: Layout, gpu: Gpu) -> float | None:

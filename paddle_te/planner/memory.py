@@ -51,23 +51,14 @@ class Moment(NamedTuple):
     working: float
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a measurement is of, where that is not what a user needs to know. rank: of those that share the weights,
-    in place of the one that has most. The others: what older code did otherwise. released: whether a step lets its
-    gradients go, so that the next one begins without them; None: as te does it (`releases_gradients`). norm_bytes: of a
-    token and number, what the norm before the head made besides its output."""
+def memory_of_step(model: Model, layout: Layout, rank: int | None = None) -> Memory:
+    """Return the memory of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last,
+    which has the head.
 
-    rank: int | None = None
-    released: bool | None = None
-    logit_bytes: int = LOGIT_BYTES
-    norm_bytes: int = 0
-
-
-def memory_of_step(model: Model, layout: Layout, measured: Measured = Measured()) -> Memory:
-    """Of the pipeline stage that needs most: the first, which keeps most micro-batches, or the last, with the head."""
+    rank: of those that share the weights; None: the one that has most.
+    """
     stages = {0, layout.pp - 1}
-    return max((_stage(model, layout, stage, measured) for stage in stages), key=lambda memory: memory.total)
+    return max((_stage(model, layout, stage, rank) for stage in stages), key=lambda memory: memory.total)
 
 
 def releases_gradients(layout: Layout) -> bool:
@@ -95,7 +86,7 @@ def fits(memory: Memory, model: Model, layout: Layout, gpu: Gpu) -> bool:
     return lacking(memory, model, layout, gpu) <= 0
 
 
-def _stage(model: Model, layout: Layout, stage: int, measured: Measured) -> Memory:
+def _stage(model: Model, layout: Layout, stage: int, rank: int | None) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
     embeddings = first + (last and not (first and model.tied))
     local = (model.layers / layout.pp * model.layer_weights + embeddings * model.embedding) / layout.tp
@@ -106,9 +97,9 @@ def _stage(model: Model, layout: Layout, stage: int, measured: Measured) -> Memo
         weights += 2 * trained
         if layout.fp8_base:  # a byte each; the scales of blocks are less than a thousandth
             weights -= model.layers / layout.pp * model.gemm_weights / layout.tp
-    own = own_elements(model, layout, trained, measured.rank)
+    own = own_elements(model, layout, trained, rank)
     gradients = gradient_bytes(layout) * (own if layout.shards_gradients else trained)
-    moment = max(_moments(model, layout, first, last, gradients, measured), key=sum)
+    moment = max(_moments(model, layout, first, last, gradients), key=sum)
     states = state_bytes(layout) * states_on_device(own, layout)
     return Memory(weights=weights, states=states, **moment._asdict())
 
@@ -131,9 +122,7 @@ def adapted(model: Model, layout: Layout) -> list[Gemm]:
     return [gemm for gemm in model.gemms if layout.lora and layout.lora.on(gemm.part)]
 
 
-def _moments(
-    model: Model, layout: Layout, first: bool, last: bool, gradients: float, measured: Measured
-) -> Iterator[Moment]:
+def _moments(model: Model, layout: Layout, first: bool, last: bool, gradients: float) -> Iterator[Moment]:
     """What a stage has in a step's last micro-batch when it has much: at the loss, in lm_head's backward, in the last
     layer's backward, in the first layer's, and in the optimizer's step. gradients: bytes of all that it keeps."""
     layers, several = model.layers / layout.pp, layout.micro_batches > 1
@@ -151,8 +140,7 @@ def _moments(
 
     if layout.optimizer_in_backward != "off":
         gradients = 0  # they are used up at once
-    released = releases_gradients(layout) if measured.released is None else measured.released
-    before = 0 if released and not several else gradients  # when backward begins
+    before = 0 if releases_gradients(layout) and not several else gradients  # when backward begins
     of_an_embedding = gradient_bytes(layout) * model.embedding / layout.tp if gradients and not layout.lora else 0
     after_the_head = before or of_an_embedding * last
     # the embedding's gradient comes last, unless it is the head's, too
@@ -161,7 +149,7 @@ def _moments(
 
     if last:
         waiting = Moment(before, while_layers_wait + (0 if several else head_copies), waiting_layers, GEMM_WORKSPACE)
-        yield from _moments_of_the_head(model, layout, waiting, measured)
+        yield from _moments_of_the_head(model, layout, waiting)
     # beside the gradient of the layer's output, which the residual passes on
     layer = (backward_of_a_layer(model, layout) + 2 * model.hidden * layout.tokens) / layout.tp + GEMM_WORKSPACE
     yield Moment(after_the_head + new, while_layers_wait, waiting_layers, layer)
@@ -170,7 +158,7 @@ def _moments(
     yield Moment(gradients * (2 if layout.sharing > 1 else 1), always, 0, GEMM_WORKSPACE)
 
 
-def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, measured: Measured) -> Iterator[Moment]:
+def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment) -> Iterator[Moment]:
     """The loss, and lm_head's backward, while all activations wait. In chunks the loss has its gradients, too, and adds
     lm_head's up in float32; backward multiplies them by the loss's, in float32.
 
@@ -180,15 +168,14 @@ def _moments_of_the_head(model: Model, layout: Layout, waiting: Moment, measured
     logits = model.vocabulary * layout.tokens / layout.tp
     embedding = 0 if layout.lora else model.embedding / layout.tp  # whose gradient there is
     states = model.hidden * layout.tokens
-    norm = (4 + measured.norm_bytes / layout.tp) * states + waiting.working
+    norm = 4 * states + waiting.working
     backward = waiting._replace(gradients=waiting.gradients + (0 if layout.main_grads else 2 * embedding))
     if layout.loss_in_chunks:
         chunk = min(layout.tokens, LOSS_CHUNK_TOKENS) * model.vocabulary / layout.tp
-        at_the_loss = norm - 0.75 * measured.norm_bytes * states  # older code made three quarters of them in backward
-        yield waiting._replace(working=at_the_loss + 4 * embedding + measured.logit_bytes * chunk)
+        yield waiting._replace(working=norm + 4 * embedding + LOGIT_BYTES * chunk)
         yield backward._replace(working=norm + 4 * embedding)
         return
-    yield waiting._replace(working=norm + measured.logit_bytes * logits)
+    yield waiting._replace(working=norm + LOGIT_BYTES * logits)
     casts = 2 if layout.fp8_head else 0  # of the logits' gradient, and its transpose
     yield backward._replace(working=norm + (2 + casts) * logits)
 

@@ -1,10 +1,7 @@
-"""What benchmarks/ has of whole trainings, as Points that the planner can be compared with.
+"""What benchmarks/ has of whole trainings, as Points that the planner is compared with.
 
-Points are the runs of throughput.py that train with this project, all weights or LoRA, from its results, and figures
-that were written down by hand where there is no result.
-
-Some were measured with older code. CHANGES says what that did otherwise, with the formula of its bytes or its time, so
-that a Point is compared with what the planner would have to say of that code.
+Points are the trainings of planned.py, the runs of throughput.py that train with this project, all weights or LoRA, and
+figures that were written down by hand where there is no result.
 
     python -m tools.benchmark.measured
 
@@ -13,188 +10,21 @@ writes the planner's own list of what ran (paddle_te/planner/measured.json).
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 
 from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
-from paddle_te.planner import GPUS, Layout, Lora, Measured, Model, Plan, memory_of_step, time_of_step
-from paddle_te.planner.measured import FILE
-from paddle_te.planner.memory import trained_elements
+from paddle_te.planner import GPUS, Layout, Lora, Model, Plan, memory_of_step, time_of_step
+from paddle_te.planner.measured import FILE, layout_of_row
 from tools.benchmark import finetuning
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COUNTED = OUR_RUNS | FINETUNING_RUNS  # the runs that there are Points of
-# Of the code that was measured before today's, the oldest first.
-OLDER_COMMITS = (
-    *("6a48209", "9ac8abb", "3a594ec", "f422506", "453a57d", "03e0906", "eee5ec4", "1d9ccb4", "b64f7e2", "639c6e8"),
-    *("46ce83b", "3759275", "1dc0f90", "fc2fcfa", "29de05e", "b746c6e", "86290a0", "ae2fff9", "d120f6c"),
-)
-
-
-def _nothing(model, layout):
-    return 0.0
-
-
-@dataclass(frozen=True)
-class Change:
-    """What code did until a change of it. last: the last of OLDER_COMMITS that did it. concerns: of which Layouts.
-
-    memory: fields of `Measured`. traffic: {Model, Layout: bytes that it read and wrote in a step besides}. held:
-    likewise those that it kept for backward besides. gpu: of the Gpu what was different.
-    """
-
-    what: str
-    last: str
-    concerns: Callable[[Layout], bool]
-    memory: dict
-    traffic: Callable[[Model, Layout], float] = _nothing
-    held: Callable[[Model, Layout], float] = _nothing
-    gpu: dict | None = None
-
-
-def _local(model, layout):
-    return model.parameters / (layout.tp * layout.pp)
-
-
-def _gradients_twice(model, layout):
-    """A rank's own gradients, read and written."""
-    return 2 * (4 if layout.main_grads else 2) * _local(model, layout) / layout.sharding
-
-
-def _layers_that_wait(model, layout):
-    """Those that have more than their inputs at a time."""
-    return 1 if layout.recompute == "full" else model.layers
-
-
-CHANGES = (
-    Change(
-        "clipping read and wrote all gradients (until fc996bf)",
-        "6a48209",
-        lambda layout: layout.gpus == 1,
-        {},
-        _gradients_twice,
-    ),
-    Change(
-        "clipping over several GPUs read and wrote a rank's gradients (until 453a57d)",
-        "f422506",
-        lambda layout: layout.gpus > 1,
-        {},
-        _gradients_twice,
-    ),
-    Change(
-        "the loss made a float32 copy of the logits, its softmax and its gradient (until fab126b)",
-        "9ac8abb",
-        lambda layout: not layout.loss_in_chunks,
-        dict(logit_bytes=10),  # 2 of the logits, 4 each of softmax and gradient, when there is most
-        # copy, softmax, gradient and its cast read and write 28 bytes; today 12
-        lambda model, layout: 16 * model.vocabulary * layout.tokens * layout.micro_batches / layout.tp,
-    ),
-    Change(
-        "main gradients in stage 1 were cleared and added to (until bc0f3ff)",
-        "3a594ec",
-        lambda layout: layout.overlap and layout.stage == 1,
-        {},
-        lambda model, layout: 8 * _local(model, layout),
-    ),
-    Change(
-        "no collective of tensor parallelism ran beside a GEMM (until efb4b4b)",
-        "453a57d",
-        lambda layout: layout.tp > 1,
-        {},
-        gpu=dict(tp_overlap=0.0),
-    ),
-    Change(
-        "Paddle divided gradients by the number of ranks (until the collectives averaged them, d3b425f)",
-        "86290a0",
-        lambda layout: layout.data > 1,
-        {},
-        lambda model, layout: (8 if layout.sharding > 1 else 4) * _local(model, layout) / layout.sharding,
-    ),
-    Change(
-        "one process held bf16 gradients until the next step's (until 56a702d)",
-        "fc2fcfa",
-        lambda layout: layout.gpus == 1 and not layout.main_grads and layout.optimizer_in_backward == "off",
-        dict(released=False),
-        # and filled them with zeros
-        lambda model, layout: 2 * trained_elements(model, layout, model.parameters),
-    ),
-    Change(
-        "SwiGLU, its gradient and RMSNorm were cast to fp8 by the library (until 495d8fc and 2677240)",
-        "fc2fcfa",
-        lambda layout: layout.precision == "fp8" and not layout.lora,
-        {},
-        # 4 bytes a token and number of fc1's output, 2 of a hidden state; half of that in forward, maybe twice
-        lambda model, layout: (
-            (4 * model.fc1 + 2 * model.hidden)
-            * (1.5 if layout.recompute == "full" else 1)
-            * model.layers
-            * layout.tokens
-            * layout.micro_batches
-            / layout.tp
-            / layout.pp
-            * model.gated
-        ),
-    ),
-    Change(
-        "LoRA's layers kept silu(gate) as well (until ff9bfb3)",
-        "46ce83b",
-        lambda layout: layout.lora is not None,
-        {},
-        held=lambda model, layout: 2 * model.ffn * layout.tokens * _layers_that_wait(model, layout),
-    ),
-    Change(
-        "frozen weights' GEMMs in fp8 kept the transposes of their inputs, and LoRA's products were operations of "
-        "their own (until a555fe3)",
-        "fc2fcfa",
-        lambda layout: layout.lora is not None and layout.precision == "fp8",
-        {},
-        # a byte of each input and output, and 4 where a product is written and read again to be added
-        lambda model, layout: (
-            (1 + 4)
-            * sum(gemm.inputs + sum(gemm.outputs) for gemm in model.gemms)
-            * (4 / 3 if layout.recompute == "full" else 1)
-            * layout.tokens
-            * model.layers
-        ),
-        held=lambda model, layout: (3 * model.hidden + model.ffn) * layout.tokens * _layers_that_wait(model, layout),
-    ),
-    Change(
-        "the host waited for the device again when it logged the loss, and looked up what AdamW needs behind the first "
-        "wait (until 5f8c9d7)",
-        "ae2fff9",
-        lambda layout: True,
-        {},
-        gpu=dict(gap=4, launch=1.2),
-    ),
-    Change(
-        "the norm before the head was a dozen of Paddle's operations (until 019dd58)",
-        "ae2fff9",
-        lambda layout: True,
-        dict(norm_bytes=8),  # a float32 copy of its input, and of its output
-        # 2.2 ms of 8,192 tokens of 4,096 numbers
-        lambda model, layout: 220 * model.hidden * layout.tokens * layout.micro_batches / layout.tp,
-    ),
-    Change(
-        "with LoRA Paddle added the residuals' gradients to the norms', and casts of their own made fp8 of SwiGLU and "
-        "its gradient (until norm and MLP with LoRA became one operation each)",
-        "d120f6c",
-        lambda layout: layout.lora is not None,
-        {},
-        lambda model, layout: (
-            (
-                2 * 3 * 2 * model.hidden
-                + (layout.precision == "fp8") * 2 * (model.fc1 + model.ffn * (2 if layout.recompute == "full" else 1))
-            )
-            * layout.tokens
-            * layout.micro_batches
-            * model.layers
-            / layout.tp
-        ),
-    ),
-)
+# Code before this computed with other kernels: its results stay where nothing newer answers their question, but the
+# planner, which counts today's bytes, is not compared with them.
+SINCE = "2026-11-24T15:00:00+00:00"
 
 
 @dataclass(frozen=True)
@@ -210,55 +40,57 @@ class Point:
     ms: float | None
     memory: float | None
 
-    @property
-    def older(self):
-        """The Changes that its code did not have."""
-        if self.commit not in OLDER_COMMITS:
-            return []
-        order = OLDER_COMMITS.index
-        return [each for each in CHANGES if order(self.commit) <= order(each.last) and each.concerns(self.layout)]
-
 
 def expected(point):
-    """The Plan of what the planner says of a Point's code."""
-    memory, gpu, traffic, held = {}, GPUS[point.gpu], 0.0, 0.0
-    for change in point.older:
-        memory |= change.memory
-        gpu = replace(gpu, **change.gpu or {})
-        traffic += change.traffic(point.model, point.layout)
-        held += change.held(point.model, point.layout)
-    times = time_of_step(point.model, point.layout, gpu) | {"older code": traffic / gpu.hbm / 1e6}
-    need = memory_of_step(point.model, point.layout, Measured(rank=0, **memory))
-    return Plan(point.layout, replace(need, activations=need.activations + held), times)
+    """The Plan of what the planner says of a Point."""
+    need = memory_of_step(point.model, point.layout, rank=0)
+    return Plan(point.layout, need, time_of_step(point.model, point.layout, GPUS[point.gpu]))
 
 
 def all_points():
-    """[Point] of all that benchmarks/ has."""
-    files = sorted(BENCHMARKS.rglob("*.json"))
-    results = [result for result in map(json.loads, map(Path.read_text, files)) if _is_throughput(result)]
-    pages = sorted(BENCHMARKS.glob("*_without-files.md"))
-    return points_of(results) + [point for page in pages for point in points_without_files(page)]
+    """[Point] of all that benchmarks/ has of code since SINCE."""
+    results = map(json.loads, map(Path.read_text, sorted(BENCHMARKS.rglob("*.json"))))
+    known = [result for result in results if isinstance(result, dict) and result.get("benchmark") in KINDS]
+    points = [point for result in known if result["date"] >= SINCE for point in points_of(result)]
+    return points + points_without_files(BENCHMARKS / "2026-11-25_h100_without-files.md")
 
 
-def _is_throughput(result):
-    return isinstance(result, dict) and result.get("benchmark") == "throughput"
+def points_of(result):
+    """[Point] of a result of throughput.py or planned.py."""
+    return KINDS[result["benchmark"]](result, result["commit"][:7], gpu_of(result["hardware"]["name"]))
 
 
-def points_of(results):
-    """[Point] of the runs that are ok in results of throughput.py and train with this project.
+def _of_throughput(result, commit, gpu):
+    """Runs that are ok and train with this project.
 
-    Its tries for the largest batch have two timed steps on a cool GPU, so that their memory alone counts.
+    Tries for the largest batch have two timed steps on a cool GPU, so that only their memory counts.
     """
     points = []
-    for result in results:
-        commit, gpu = result["commit"][:7], gpu_of(result["hardware"]["name"])
-        points += [_by_hand(row, commit, gpu) for row in result.get("rows", ()) if result.get("by_hand")]
-        for rows, timed in ((result.get("runs", {}), True), (result.get("tries", {}), False)):
-            for name, row in rows.items():
-                if row["status"] == "ok" and _counts(row["run"]):
-                    ms = row["step_ms"]["median"] if timed and _is_steady(row) and not _copied(row, commit) else None
-                    points.append(Point(name, commit, gpu, *of_run(row["run"]), ms, row["peak_bytes"]))
+    for rows, timed in ((result.get("runs", {}), True), (result.get("tries", {}), False)):
+        for name, row in rows.items():
+            if row["status"] == "ok" and _counts(row["run"]):
+                ms = row["step_ms"]["median"] if timed and _is_steady(row) else None
+                points.append(Point(name, commit, gpu, *of_run(row["run"]), ms, row["peak_bytes"]))
     return points
+
+
+def _of_planned(result, commit, gpu):
+    rows = {name: row for name, row in result["rows"].items() if row["status"] == "ok"}
+    return [
+        Point(
+            name,
+            commit,
+            gpu,
+            Model(**row["model"]),
+            layout_of_row(row["layout"]),
+            row["step_ms"]["median"],
+            row["peak_bytes"],
+        )
+        for name, row in rows.items()
+    ]
+
+
+KINDS = {"throughput": _of_throughput, "planned": _of_planned}
 
 
 def _counts(run):
@@ -280,25 +112,9 @@ def _is_steady(row):
     return len(times["all"]) > 2 or times["max"] < 1.1 * times["min"]
 
 
-def _copied(row, commit):
-    """Whether LoRA's layers made their products part by part, and copied them number by number (until 533d10a), which
-    no formula says."""
-    until = OLDER_COMMITS[: OLDER_COMMITS.index("1dc0f90") + 1]
-    return row["run"].get("method") == "lora" and commit in until
-
-
 def gpu_of(name):
     """The name among GPUS of a GPU, whose driver calls it so."""
     return next(key for key, gpu in GPUS.items() if gpu.title in name)
-
-
-def _by_hand(row, commit, gpu):
-    """A row of the results that were noted by hand, of which its definitions say what ran: long sequences."""
-    model, layout = of_run(OUR_RUNS["8b-l16-64k-x1"].described)
-    layout = replace(layout, sequence=row["sequence"])
-    ms = row["sequence"] / row["tokens_per_second"] * 1e3
-    name = f"by hand, {row['layers']} layers, {row['sequence']} tokens"
-    return Point(name, commit, gpu, replace(model, layers=row["layers"]), layout, ms, row["peak_gb"] * 1e9)
 
 
 def points_without_files(page):
@@ -310,7 +126,7 @@ def points_without_files(page):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[0] == "run":
             columns = cells
-        row = dict(zip(reversed(columns), reversed(cells), strict=False))  # "planned" twice: the first one is lost
+        row = dict(zip(columns, cells, strict=False))
         name = cells[0].split(",")[0].split(" ")[0]
         if name in COUNTED and len(cells) == len(columns):
             memory = float(row["peak GB"]) * 1e9 if row["peak GB"] else None
@@ -395,8 +211,8 @@ def as_rows(points):
     rows = [
         {
             "gpu": point.gpu,
-            "model": _not_default(point.model),
-            "layout": _not_default(point.layout),
+            "model": as_json(point.model),
+            "layout": as_json(point.layout),
             "tokens_per_second": round(point.layout.tokens_per_step / point.ms * 1e3 / point.layout.gpus, 1),
         }
         for point in points
@@ -405,7 +221,7 @@ def as_rows(points):
     return list({json.dumps({**row, "tokens_per_second": None}): row for row in rows}.values())
 
 
-def _not_default(record):
+def as_json(record):
     """{field: value} of a dataclass, as JSON has it, without defaults."""
     values = {each.name: getattr(record, each.name) for each in fields(record)}
     kept = {each.name for each in fields(record) if values[each.name] != each.default}

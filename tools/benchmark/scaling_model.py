@@ -44,22 +44,17 @@ def numbers_table():
 
 
 def check_table(points):
-    """Predicted and measured times and memory, with the relative errors, and what was not today's code."""
+    """Predicted and measured times and memory, with the relative errors."""
     if not points:
         return ["No measured points: no result of throughput.py was given (--throughput). Nothing below is checked."]
-    changes = [change for change in measured.CHANGES if any(change in point.older for point in points)]
-    header = ["run", "commit", "GPUs", "layout", "ms", "measured", "error", "GB", "measured", "error", "older code"]
+    header = ["run", "commit", "GPUs", "layout", "ms", "measured", "error", "GB", "measured", "error"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for point in points:
         plan = measured.expected(point)
-        cells = [point.name, point.commit, point.layout.gpus, point.layout]
+        cells = [point.name, point.commit, f"{point.layout.gpus} {GPUS[point.gpu].title}", point.layout]
         cells += _compared(plan.milliseconds, point.ms, 1) + _compared(plan.memory.total, point.memory, 1e9)
-        cells.append(", ".join(str(changes.index(change) + 1) for change in point.older))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    if not changes:
-        return lines
-    lines += ["", "Older code, whose bytes and time are counted as well (tools/benchmark/measured.py):", ""]
-    return lines + [f"{number}. {change.what}" for number, change in enumerate(changes, 1)]
+    return lines
 
 
 def _compared(said, found, unit):
@@ -127,9 +122,9 @@ def main(argv=None):
     elif files is None:
         text = markdown(measured.all_points(), "all of benchmarks/")
     else:
-        results = [json.loads(path.read_text()) for path in files]
+        points = [point for path in files for point in measured.points_of(json.loads(path.read_text()))]
         sources = ", ".join(f"{path.parent.name}/{path.name}" for path in files)
-        text = markdown(measured.points_of(results), sources or "no files")
+        text = markdown(points, sources or "no files")
     print(text)
     if arguments.output:
         write_file("--output", arguments.output, text + "\n")

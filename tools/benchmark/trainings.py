@@ -221,8 +221,7 @@ class Run(Training):
         return conditions.folder / "run/output"
 
     def records(self, conditions):
-        lines = (self.output(conditions) / "train_log.jsonl").read_text().splitlines()
-        return [record for record in map(json.loads, lines) if record["step"] <= conditions.steps]
+        return [record for record in read_log(self.output(conditions)) if record["step"] <= conditions.steps]
 
     def account(self, conditions):
         """Of the first rank's trace, beside which the others' say what it has waited for them."""
@@ -232,6 +231,11 @@ class Run(Training):
             return {"status": "ok"} | first.account()
         except ValueError as error:
             return {"status": "failed", "reason": str(error)}
+
+
+def read_log(output):
+    """[{"step", "step_time", "loss", "peak_memory_bytes", …}] of each line that a training in `output` logged."""
+    return [json.loads(line) for line in (output / "train_log.jsonl").read_text().splitlines()]
 
 
 def python_path(*folders, inherited=True):

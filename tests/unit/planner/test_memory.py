@@ -1,6 +1,7 @@
 """The parts of a step's memory, worked out by hand; tests/unit/tools/test_scaling_model.py has what was measured."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -13,12 +14,13 @@ LAYOUT = Layout(gpus=1, sequence=100)
 
 
 FEW_WORDS = replace(SMALL, vocabulary=16)  # whose layers take more than the head
-HELD = memory.Measured(released=False)  # gradients are there at all moments
 
 
-def parts(layout=LAYOUT, model=SMALL, measured=HELD, **changes):
-    """Without cuBLAS's workspace, which every moment has."""
-    found = memory.memory_of_step(model, replace(layout, **changes), measured)
+def parts(layout=LAYOUT, model=SMALL, rank=None, held=True, **changes):
+    """Without cuBLAS's workspace, which every moment has. held: gradients are there at all moments."""
+    releases = (lambda _: False) if held else memory.releases_gradients
+    with mock.patch.object(memory, "releases_gradients", releases):
+        found = memory.memory_of_step(model, replace(layout, **changes), rank)
     return replace(found, working=found.working - memory.GEMM_WORKSPACE)
 
 
@@ -105,7 +107,7 @@ def test_stage_2_leaves_weights_whole():
     one_layer = replace(SMALL, layers=1)
     assert memory.shares_of_whole_weights(one_layer, 1, 2) == (64_000, 125_632)
     layout = dict(model=one_layer, gpus=2, sharding=2, stage=2, overlap=True, main_grads=True)
-    largest, first = (parts(measured=memory.Measured(rank), **layout) for rank in (None, 0))
+    largest, first = (parts(rank=rank, **layout) for rank in (None, 0))
     assert (largest.gradients, largest.states) == (4 * 125_632, 12 * 125_632)
     assert (first.gradients, first.states) == (4 * 64_000, 12 * 64_000)
 
@@ -141,7 +143,7 @@ def test_the_first_stage_keeps_what_is_in_flight():
 
 def released(layout=LAYOUT, model=FEW_WORDS, **changes):
     """Of one process as it is, in bytes of gradients, activations, fp8 weights, and what is needed for a moment."""
-    found = parts(layout, model, memory.Measured(), **changes)
+    found = parts(layout, model, held=False, **changes)
     return found.gradients, found.activations, found.fp8_weights, found.working
 
 
@@ -168,7 +170,7 @@ def test_whose_gradients_are_released():
     assert memory.releases_gradients(replace(LAYOUT, main_grads=True, release_grads=True))
     assert not memory.releases_gradients(replace(LAYOUT, gpus=2))
     assert released(micro_batches=2) == released(micro_batches=2, release_grads=True) != released()
-    assert parts(micro_batches=2, measured=memory.Measured()) == parts(micro_batches=2)
+    assert parts(micro_batches=2, held=False) == parts(micro_batches=2)
 
 
 def test_lm_heads_backward():

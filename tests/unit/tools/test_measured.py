@@ -13,10 +13,9 @@ POINTS = measured.all_points()
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.name}-{point.commit}")
 def test_the_planner_says_what_was_measured(point):
-    """Of older code with what it did otherwise: point.older says what, and until which commit."""
     plan = measured.expected(point)
-    assert point.memory is None or plan.memory.total == pytest.approx(point.memory, rel=0.05)
-    assert point.ms is None or plan.milliseconds == pytest.approx(point.ms, rel=0.08)
+    assert point.memory is None or plan.memory.total == pytest.approx(point.memory, rel=0.02)
+    assert point.ms is None or plan.milliseconds == pytest.approx(point.ms, rel=0.07)
 
 
 def test_memory_is_closer_where_no_rank_has_more_than_others():
@@ -30,40 +29,26 @@ def test_an_h100(point):
     """TP 2, PP 2 and one card, with main gradients where the launcher keeps them, and moments in 8 bits."""
     plan = measured.expected(point)
     assert point.memory is None or plan.memory.total == pytest.approx(point.memory, rel=0.01)
-    assert plan.milliseconds == pytest.approx(point.ms, rel=0.04)
+    assert plan.milliseconds == pytest.approx(point.ms, rel=0.05)
 
 
 def test_the_planner_has_what_was_measured():
     """`python -m tools.benchmark.measured` writes it."""
     assert measured.FILE.read_text(encoding="utf-8") == measured.as_text(POINTS)
     rows = {(ran.gpu.title, ran.layout.pp, ran.layout.tp) for ran in all_that_ran()}
-    assert {("H100", 2, 1), ("H100", 1, 2), ("H200", 1, 4)} <= rows
+    assert {("H100", 2, 1), ("H100", 1, 2), ("H200", 1, 1)} <= rows
 
 
 def test_there_are_points_of_each_kind():
     layouts = [point.layout for point in POINTS]
     assert {layout.pp for layout in layouts} == {1, 2} and {point.gpu for point in POINTS} == {"h100", "h200"}
-    assert {layout.gpus for layout in layouts} == {1, 2, 4} and {layout.tp for layout in layouts} == {1, 2, 4}
-    assert {layout.recompute for layout in layouts} == {"none", "core_attn", "full"}
+    assert {layout.gpus for layout in layouts} == {layout.tp for layout in layouts} == {1, 2}
+    assert {layout.recompute for layout in layouts} == {"none", "full"}
     assert {layout.precision for layout in layouts} == {"bf16", "fp8"}
     names = {point.name for point in POINTS}
-    assert {"sft-7b-x2", "8b-x1-offload", "by hand, 16 layers, 131072 tokens", "gpt-5b-x1"} <= names  # of each source
-    assert {"lora-7b-x1", "lora-7b-x1-fp8-base-2-rows", "lora-70b-x1-fp8-base"} <= names
+    assert {"8b-x1-offload", "8b-x2-tp2-accumulated", "lora-70b-x1-fp8-base-lean"} <= names
+    assert any(name.startswith("3. PP2") for name in names), "of planned.py"
     assert not any("titan" in name or "formers" in name for name in names)
-
-
-def test_older_code_is_what_its_commit_says():
-    """Each change is of a commit that was measured, and makes a difference to some point."""
-    by_commit = {commit: [point for point in POINTS if point.commit == commit] for commit in measured.OLDER_COMMITS}
-    assert all(by_commit.values())
-    for change in measured.CHANGES:
-        concerned = [point for point in POINTS if change in point.older]
-        assert concerned and change.last in measured.OLDER_COMMITS
-        for point in concerned:
-            today = replace(point, commit="today")
-            assert not today.older
-            was, now = measured.expected(point), measured.expected(today)
-            assert was.memory.total > now.memory.total or was.milliseconds > now.milliseconds
 
 
 def test_a_row_is_read():
@@ -85,7 +70,9 @@ def test_a_row_is_read():
     rows["unpacked"] = good | {"run": run | {"method": "full", "packed": False}}
     tries = {"try": good}
     hardware = {"name": "NVIDIA H100 80GB HBM3"}
-    timed, tried = measured.points_of([{"commit": "1234567890", "hardware": hardware, "runs": rows, "tries": tries}])
+    timed, tried = measured.points_of(
+        {"benchmark": "throughput", "commit": "1234567890", "hardware": hardware, "runs": rows, "tries": tries}
+    )
     expected = Layout(2, 100, sharding=2, stage=2, batch=3, precision="bf16", overlap=True, main_grads=True)
     expected = replace(
         expected, recompute_modules=("layernorm", "mlp"), offload_activations=1, optim_moments="bfloat16"
@@ -108,8 +95,7 @@ def test_times_that_say_little_are_left_out():
 
 def test_rows_of_documents_count_as_their_sequences():
     """As many tokens, and as many pairs of tokens that see each other."""
-    (point,) = (point for point in POINTS if point.name == "sft-7b-x2")
+    _, layout = measured.of_run(measured.FINETUNING_RUNS["sft-7b-x2"].described)
     lengths = measured.finetuning.lengths_of_samples(4096) - 1
-    assert point.layout.batch * point.layout.sequence == pytest.approx(4096)
-    assert point.layout.sequence == pytest.approx((lengths.astype(float) ** 2).mean() / lengths.mean())
-    assert point.ms is None  # its steps took 257 to 484 ms
+    assert layout.batch * layout.sequence == pytest.approx(4096)
+    assert layout.sequence == pytest.approx((lengths.astype(float) ** 2).mean() / lengths.mean())

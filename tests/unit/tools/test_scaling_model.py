@@ -9,15 +9,6 @@ def test_nothing_measured_is_said():
     assert scaling_model.check_table([])[0].startswith("No measured points")
 
 
-def test_older_code_is_said():
-    """And not with the points of today's."""
-    lines = scaling_model.check_table(scaling_model.measured.all_points())
-    numbers = [change.what for change in scaling_model.measured.CHANGES]
-    assert lines[-len(numbers) :] == [f"{number}. {what}" for number, what in enumerate(numbers, 1)]
-    rows = [line.strip("| ").split(" | ") for line in lines]
-    assert ["6a48209", "1, 3, 7, 8, 11, 12"] in [[row[1], row[-1]] for row in rows if row[0] == "8b-l16-x1"]
-
-
 def test_runs_are_predicted(capsys):
     """Packed rows among them."""
     assert scaling_model.main(["--predict", "sft-7b-x1", "8b-x1-compact"]) == 0
