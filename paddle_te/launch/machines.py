@@ -128,8 +128,8 @@ def find_devices(args: argparse.Namespace, environ: Mapping[str, str]) -> Device
             kind = "gpu"
         elif has_nvgpu(environ) and (environ.get("CUSTOM_DEVICE_ROOT") or count_gpus()):
             kind = "nvgpu"  # installed it may be where there is no GPU
-        elif args.DRY_RUN and args.DEVICES and args.precision != "fp32":
-            kind = "gpu"  # a dry run for another machine: only accelerators take this precision
+        elif args.DRY_RUN and (args.GPU or args.DEVICES and args.precision != "fp32"):
+            kind = "gpu"  # a dry run for another machine, which names its GPUs or a precision that only they take
         else:
             kind = "cpu"
     visible = visible_devices(kind, environ)

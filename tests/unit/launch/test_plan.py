@@ -376,6 +376,7 @@ def test_devices_are_found(tmp_path, monkeypatch):
     # A dry run for another machine, which must have an accelerator.
     assert devices({}, DRY_RUN=1, DEVICES="0,1,2,3") == ("gpu", "0,1,2,3")
     assert devices({}, DRY_RUN=1, DEVICES="0,1", precision="fp32") == ("cpu", "0,1")
+    assert devices({}, DRY_RUN=1, DEVICES="0,1", precision="fp32", GPU="h100") == ("gpu", "0,1")
 
     # The plug-in: its host runtime on a machine with no GPU, else all GPUs.
     plugin = {"CUSTOM_DEVICE_ROOT": "/plugin"}
