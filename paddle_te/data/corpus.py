@@ -23,6 +23,10 @@ CHUNK = 1 << 16  # entries that are compared at a time, within the processor's c
 SCANNED_TOKENS = 1 << 24  # of a corpus that does not say its largest token id
 
 
+class CorpusError(ValueError):
+    """A corpus that is not there or damaged; the message says which file, what is wrong, and what to do."""
+
+
 @dataclass(frozen=True)
 class Index:
     """What PREFIX.idx says, mapped from the file. sizes: tokens of each entry; pointers: where it begins in PREFIX.bin,
@@ -43,34 +47,34 @@ def find_data(input_dir: str | None) -> list:
     """What PaddleNLP takes as data_prefix: [prefix], or weights and prefixes in turn.
 
     Raises:
-        ValueError: no input_dir, or no complete .bin/.idx pair there.
+        CorpusError: no input_dir, or no complete .bin/.idx pair there.
     """
     if not input_dir:
-        raise ValueError(f"input_dir is missing: give the folder of a .bin/.idx pair with --input_dir ({HOW})")
+        raise CorpusError(f"input_dir is missing: give the folder of a .bin/.idx pair with --input_dir ({HOW})")
     if os.path.isdir(input_dir):
         # Sorted, where PaddleNLP takes the file system's order: the blend must not depend on the machine.
         prefixes = sorted(str(path.with_suffix("")) for path in Path(input_dir).glob("*.idx"))
         if not prefixes:
-            raise ValueError(f"no .idx file in the folder {input_dir}: {HOW}")
+            raise CorpusError(f"no .idx file in the folder {input_dir}: {HOW}")
         data = prefixes if len(prefixes) == 1 else [item for prefix in prefixes for item in (1.0, prefix)]
     elif len(parts := input_dir.split()) > 1:
         data, prefixes = _weights_and_prefixes(parts), parts[1::2]
     else:
-        raise ValueError(f"input_dir {input_dir} is no folder: {HOW}")
+        raise CorpusError(f"input_dir {input_dir} is no folder: {HOW}")
     for prefix in prefixes:
         check_files(prefix)
     return data
 
 
 def check_files(prefix: str) -> None:
-    """Refuses a prefix without one of its two files, or with others that a host would read. Raises ValueError."""
+    """Refuses a prefix without one of its two files, or with others that a host would read. Raises CorpusError."""
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(prefix + suffix):
-            raise ValueError(f"{prefix}{suffix} is missing: {HOW}")
+            raise CorpusError(f"{prefix}{suffix} is missing: {HOW}")
     if os.path.isfile(f"{prefix}_ids.npy"):
-        raise ValueError(f"{prefix}_ids.npy is data of an older form, which PaddleNLP would take instead: remove it")
+        raise CorpusError(f"{prefix}_ids.npy is data of an older form, which PaddleNLP would take instead: remove it")
     if os.path.exists(f"{prefix}.lsm"):
-        raise ValueError(f"{prefix}.lsm is a mask of the loss, which pretraining here does not apply: remove it")
+        raise CorpusError(f"{prefix}.lsm is a mask of the loss, which pretraining here does not apply: remove it")
 
 
 def _weights_and_prefixes(parts: list[str]) -> list:
@@ -79,7 +83,7 @@ def _weights_and_prefixes(parts: list[str]) -> list:
     except ValueError:
         weights = []
     if len(parts) % 2 or not weights or not all(0 < weight < math.inf for weight in weights):
-        raise ValueError(f"input_dir {' '.join(parts)!r}: neither a folder nor positive weights and prefixes in turn")
+        raise CorpusError(f"input_dir {' '.join(parts)!r}: neither a folder nor positive weights and prefixes in turn")
     return [item for pair in zip(weights, parts[1::2], strict=True) for item in pair]
 
 
@@ -87,7 +91,7 @@ def read_index(prefix: str | os.PathLike) -> Index:
     """PREFIX.idx, compared in full with itself and with the length of PREFIX.bin. A process does so once for each state
     of the files.
 
-    Raises ValueError where one of them is damaged.
+    Raises CorpusError where one of them is damaged.
     """
     stats = (os.stat(f"{prefix}{suffix}") for suffix in (".idx", ".bin"))
     (index_bytes, _), (bin_bytes, _) = states = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
@@ -95,11 +99,11 @@ def read_index(prefix: str | os.PathLike) -> Index:
         return known[1]
     index = _map(f"{prefix}.idx", index_bytes)
     if index.bytes != bin_bytes:
-        raise ValueError(
+        raise CorpusError(
             f"{prefix}.bin has {bin_bytes} bytes where its .idx says {index.bytes}: prepare the data again"
         )
     if found := next(filter(None, (_wrong_entries(index), _wrong_documents(index))), None):
-        raise ValueError(f"{prefix}.idx is damaged: {found}; prepare the data again")
+        raise CorpusError(f"{prefix}.idx is damaged: {found}; prepare the data again")
     _checked[str(prefix)] = states, index
     return index
 
@@ -113,12 +117,12 @@ def _map(path: str, size: int) -> Index:
     with open(path, "rb") as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
-        raise ValueError(f"{wrong}: it does not begin as one")
+        raise CorpusError(f"{wrong}: it does not begin as one")
     _, version, code, entries, documents = HEADER.unpack(header)
     if version != 1 or code not in DTYPES:
-        raise ValueError(f"{wrong}: version {version}, type of token ids {code}")
+        raise CorpusError(f"{wrong}: version {version}, type of token ids {code}")
     if size != (expected := HEADER.size + 12 * entries + 8 * documents):
-        raise ValueError(f"{wrong}: it has {size} bytes, and {expected} by its header")
+        raise CorpusError(f"{wrong}: it has {size} bytes, and {expected} by its header")
     parts, offset = [], HEADER.size
     for dtype, count in (("<i4", entries), ("<i8", entries), ("<i8", documents)):
         parts.append(np.memmap(path, dtype, "r", offset, (count,)) if count else np.zeros(0, dtype))
@@ -163,7 +167,7 @@ def tokens(prefix: str, index: Index) -> np.ndarray:
 
 
 def check_vocabulary(prefix: str, index: Index, vocab_size: int) -> None:
-    """Refuses token ids that a model does not have. Raises ValueError."""
+    """Refuses token ids that a model does not have. Raises CorpusError."""
     if not index.bytes:
         return
     beginning = tokens(prefix, index)[:SCANNED_TOKENS]
@@ -172,7 +176,7 @@ def check_vocabulary(prefix: str, index: Index, vocab_size: int) -> None:
 
 
 def check_sequences(sequences: np.ndarray, vocab_size: int) -> None:
-    """Refuses token ids that a model does not have, in what was read of a corpus. Raises ValueError."""
+    """Refuses token ids that a model does not have, in what was read of a corpus. Raises CorpusError."""
     _check_ids("the corpus", sequences, vocab_size)
 
 
@@ -180,7 +184,7 @@ def _check_ids(where: str, ids: np.ndarray, vocab_size: int) -> None:
     ends = (ids.max(), ids.min()) if ids.size else ()
     wrong = next((int(end) for end in ends if not 0 <= end < vocab_size), None)
     if wrong is not None:
-        raise ValueError(
+        raise CorpusError(
             f"{where} has token id {wrong}, but the model's vocab_size is {vocab_size}: the data was prepared with "
             "another tokenizer, or is damaged"
         )

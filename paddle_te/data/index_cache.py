@@ -36,7 +36,7 @@ VISIBLE = 120  # seconds, until a file that another machine has made is there
 MOST_DOCUMENTS = 2**31 - 1  # of all passes: the hosts count them with 32 bits
 
 
-class Unsafe(ValueError):
+class Unsafe(corpus.CorpusError):
     """An array whose loading could run code."""
 
 
@@ -82,7 +82,7 @@ def orders_of(host: ModuleType, data: list, samples: list[int], length: int, see
     """The orders that a host reads for a run: of each corpus, and of each split that has documents.
 
     host: its module data.causal_dataset. data: as `corpus.find_data` returns it. samples: of train, valid and test.
-    Raises ValueError for an order that is longer than a host can count.
+    Raises CorpusError for an order that is longer than a host can count.
     """
     prefixes, each = data, [samples]
     if data[1::2]:
@@ -108,7 +108,7 @@ def _check_length(order: Order) -> None:
     tokens = int(corpus.read_index(order.prefix).sizes[begin:end].sum(dtype=np.int64))
     count = passes(order.samples, order.length, tokens)
     if count * (end - begin) > MOST_DOCUMENTS:
-        raise ValueError(
+        raise corpus.CorpusError(
             f"{order.prefix}: {order.samples:,} samples of {order.length} tokens are {count:,} passes over the "
             f"{end - begin:,} documents of {order.name}, and an order lists at most {MOST_DOCUMENTS:,} documents: use "
             "fewer steps, smaller batches, or a larger corpus"
@@ -121,7 +121,7 @@ def provide(host: ModuleType, orders: list[Order], share_folder: bool = False) -
 
     host: as for `orders_of`. share_folder: whether that is the process of rank 0, of several machines.
 
-    Raises ValueError where an order holds what is no array of numbers, or cannot be made.
+    Raises CorpusError where an order holds what is no array of numbers, or cannot be made.
     """
     for order in orders:
         if why := _misfit(order):
@@ -131,13 +131,13 @@ def provide(host: ModuleType, orders: list[Order], share_folder: bool = False) -
 def await_orders(orders: list[Order], seconds: float = VISIBLE) -> None:
     """Returns when this process sees the files that another one has made; on a network's file system that takes time.
 
-    Raises ValueError where it does not see them.
+    Raises CorpusError where it does not see them.
     """
     end = time.monotonic() + seconds
     for order in orders:
         while not all(path.is_file() for path in order.files(order.folder)):
             if time.monotonic() > end:
-                raise ValueError(
+                raise corpus.CorpusError(
                     f"{order.folder}: there is no order of samples {order.stem}, which another process has made: where "
                     "nodes share no folder, keep the data on each of them, and leave out --share_folder"
                 )
@@ -148,7 +148,7 @@ def linked(prefix: str, cache: str | os.PathLike) -> str:
     """A prefix in the folder `cache` that stands for the corpus, so that its orders lie there: links to its two files.
     Another state of the files has another one.
 
-    Raises ValueError where it cannot be made.
+    Raises CorpusError where it cannot be made.
     """
     source = os.path.abspath(prefix)
     key = xxhash.xxh3_64_hexdigest(json.dumps([source, _state(prefix)]).encode())
@@ -158,7 +158,7 @@ def linked(prefix: str, cache: str | os.PathLike) -> str:
         for suffix in (".bin", ".idx"):
             _link(folder / f"{Path(prefix).name}{suffix}", f"{source}{suffix}")
     except OSError as error:
-        raise ValueError(f"the indices of samples cannot be kept in {cache}: {error.strerror}") from error
+        raise corpus.CorpusError(f"the indices of samples cannot be kept in {cache}: {error.strerror}") from error
     return str(folder / Path(prefix).name)
 
 
@@ -206,7 +206,7 @@ def _make(host: ModuleType, order: Order, why: str, share_folder: bool) -> None:
             _build(host, order, folder, share_folder)
             _move(order, Path(folder), state)
     except OSError as error:
-        raise ValueError(f"{order.folder}: the order of samples cannot be written: {error}") from error
+        raise corpus.CorpusError(f"{order.folder}: the order of samples cannot be written: {error}") from error
 
 
 def _build(host: ModuleType, order: Order, folder: str, share_folder: bool) -> None:
@@ -243,7 +243,7 @@ def _remove(order: Order, why: str) -> None:
         for path in (order.note(order.folder), *reversed(order.files(order.folder))):
             path.unlink(missing_ok=True)  # another node may be faster
     except OSError as error:
-        raise ValueError(
+        raise corpus.CorpusError(
             f"{order.folder}: the order of samples is made anew: {why}; it cannot be removed ({error}): remove "
             f"{order.folder} yourself, or give another folder with --data_cache"
         ) from error
@@ -256,7 +256,7 @@ def _state(prefix: str) -> dict:
 
 
 def _check_plain(path: Path) -> None:
-    """Refuses a file that numpy.load would unpickle, as a host lets it: a pickle is a program. Raises ValueError."""
+    """Refuses a file that numpy.load would unpickle, as a host lets it: a pickle is a program. Raises CorpusError."""
     with path.open("rb") as file:
         begin = file.read(len(npy.MAGIC_PREFIX))
         file.seek(0)

@@ -42,6 +42,7 @@ def write_indexed(folder):
 
     generator = np.random.default_rng(0)
     for name, lengths in (("PT", generator.integers(5, 40, 60)), ("LONG", [2000])):
+        (folder / f"{name}.bin").unlink(missing_ok=True)  # PaddleFormers' builder appends
         builder = MMapIndexedDatasetBuilder(str(folder / f"{name}.bin"), np.uint16)
         for length in lengths:
             builder.add_item(paddle.to_tensor(generator.integers(3, 93, length)))

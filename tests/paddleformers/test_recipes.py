@@ -61,6 +61,36 @@ def test_indexed_data(losses, data_folder, data):
     np.testing.assert_allclose(pd, none, rtol=1e-5)
 
 
+def test_damaged_orders_of_samples_are_made_anew(losses, data_folder, caplog):
+    """Also where a death has left the description only, for which PaddleFormers by itself waits without end."""
+    write_indexed(data_folder)
+    settings = indexed(data_folder / "PT") | dict(transformer_engine_backend="paddle")
+    first = losses("first", **settings)
+    arrays = sorted(data_folder.glob("index-cache/*_shuffle_idx.npy"))
+    for path in arrays:
+        np.save(path, np.load(path)[::-1])
+    caplog.set_level("INFO")
+    assert losses("again", **settings) == first and "_shuffle_idx.npy is damaged" in caplog.text
+    for path in data_folder.glob("index-cache/*"):
+        if path.suffix != ".dsc":
+            path.unlink()
+    assert losses("after", **settings) == first
+
+
+def test_a_damaged_corpus_is_refused(data_folder, recipe_of, tmp_path):
+    write_indexed(data_folder)
+    (tmp_path / "PT.bin").write_bytes((data_folder / "PT.bin").read_bytes())
+    index = bytearray((data_folder / "PT.idx").read_bytes())
+    index[34 + 4 * 60 + 16] ^= 1  # where the third document begins
+    (tmp_path / "PT.idx").write_bytes(index)
+    settings = indexed(tmp_path / "PT") | dict(transformer_engine_backend="none", output_dir=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="PT.idx is damaged: entry 1 ends at byte"):
+        train(recipe_of("PT") | settings)
+    settings["input_dir"] = settings["input_dir"].replace(" ", " x")
+    with pytest.raises(ValueError, match="x.*PT.bin is missing"):
+        train(recipe_of("PT") | settings)
+
+
 LORA = dict(stage="SFT", fine_tuning="lora", lora_rank=4)
 
 

@@ -13,6 +13,7 @@ The recipe is what paddleformers-cli takes, and may also say which decoder layer
 import sys
 from pathlib import Path
 
+from paddle_te.data.corpus import CorpusError
 from paddle_te.runs.leaving import leaving_at_once
 
 
@@ -35,7 +36,11 @@ def main():
         print(f"error: {error}", file=sys.stderr)
         return 2
     if trains:
-        train(recipe)
+        try:
+            train(recipe)
+        except CorpusError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     else:
         from paddle_te.hosts.paddleformers.export import export
 

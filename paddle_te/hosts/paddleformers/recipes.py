@@ -11,7 +11,7 @@ from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
 from paddle_te import upstream
-from paddle_te.hosts.paddleformers import launched
+from paddle_te.hosts.paddleformers import corpora, launched
 from paddle_te.hosts.paddleformers.layouts import check_layout
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
@@ -61,9 +61,10 @@ def check_recipe(recipe):
 
 
 def check_training(recipe):
-    """Raises ValueError as `check_recipe`, and for a layout that PaddleFormers has not, in as many processes as were
-    started."""
+    """Raises ValueError as `check_recipe`, for a damaged corpus, and for a layout that PaddleFormers does not have with
+    as many processes as were started."""
     check_recipe(recipe)
+    corpora.check_corpora(recipe)
     check_layout(recipe, dist.get_world_size())
 
 
@@ -73,7 +74,8 @@ def train(recipe):
     check_training(recipe)
     upstream.apply(*REPAIRS)
     said = {name: recipe[name] for name in launched.OPTIONS if name in recipe}
-    with our_llama(**_ours(recipe)), launched.launched(**said), _evaluating_lora():
+    whole = replaced(workflow, create_pretrained_dataset=corpora.checked())
+    with our_llama(**_ours(recipe)), whole, launched.launched(**said), _evaluating_lora():
         run_tuner(without_ours(recipe))
 
 

@@ -1,0 +1,72 @@
+"""Indexed corpora of PaddleFormers' recipes: compared before they are read, and their orders of samples made whole.
+
+PaddleFormers believes an index and what lies in index-cache, as PaddleNLP does, and waits without end for an order of
+which a death has left only the description.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import paddle.distributed as dist
+from paddleformers.cli.train.sft import workflow
+from paddleformers.data import causal_dataset
+
+from paddle_te.data import corpus, index_cache
+
+CONTINUED = "::CPT"  # at a prefix' end: PaddleFormers trains it with another loss
+
+
+def check_corpora(recipe):
+    """Refuses a recipe's indexed corpora that are damaged. Raises CorpusError."""
+    if recipe.get("dataset_type") == "pretrain" and recipe.get("input_dir"):
+        for prefix in _prefixes(recipe["input_dir"]):
+            corpus.read_index(prefix)
+
+
+def _prefixes(input_dir):
+    return corpus.find_data(" ".join(_words(input_dir)))[1::2]
+
+
+def _words(input_dir):
+    return [word.removesuffix(CONTINUED) for word in input_dir.split()]
+
+
+def checked():
+    """PaddleFormers' function that makes data sets of an indexed corpus, on corpora and orders that are whole."""
+    theirs = workflow.create_pretrained_dataset
+
+    def create(training_args, data_args, model_args):
+        config = Path(model_args.model_name_or_path or "", "config.json")
+        vocab_size = json.loads(config.read_text())["vocab_size"] if config.is_file() else None
+        for prefix in _prefixes(data_args.input_dir) if vocab_size else ():
+            corpus.check_vocabulary(prefix, corpus.read_index(prefix), vocab_size)
+        _provide_orders(training_args, data_args)
+        *datasets, collate = theirs(training_args, data_args, model_args)
+
+        def ours(samples):
+            for sample in samples if vocab_size else ():
+                corpus.check_sequences(sample["text"], vocab_size)
+            return collate(samples)
+
+        return *datasets, ours
+
+    return create
+
+
+def _provide_orders(args, data_args):
+    """Makes the orders that PaddleFormers reads for a run. Collective."""
+    world, steps = args.dataset_world_size, args.max_steps
+    counts = [
+        args.per_device_train_batch_size * world * steps * args.gradient_accumulation_steps,
+        args.per_device_eval_batch_size * world * args.eval_iters * (steps // args.eval_steps + 1),
+        args.per_device_eval_batch_size * world * args.test_iters,
+    ]
+    length = data_args.max_seq_len + args.num_nextn_predict_layers
+    data = _words(data_args.input_dir)
+    orders = index_cache.orders_of(causal_dataset, data, counts, length, args.seed, data_args.split)
+    if int(os.environ.get("PADDLE_RANK_IN_NODE", 0)) == 0:
+        index_cache.provide(causal_dataset, orders)
+    if dist.get_world_size() > 1:
+        dist.barrier()
+    index_cache.await_orders(orders)
