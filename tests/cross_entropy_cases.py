@@ -3,18 +3,19 @@
 import numpy as np
 
 
-def reference(hidden, weight, labels, ignore_index=-100):
-    """(loss, d hidden, d weight) in float64; weight [h, vocab]."""
+def reference(hidden, weight, labels, ignore_index=-100, smoothing=0.0):
+    """(loss, d hidden, d weight) in float64; weight [h, vocab]. smoothing: as torch's label_smoothing."""
     x, w, y = hidden.reshape(-1, hidden.shape[-1]).astype("float64"), weight.astype("float64"), labels.ravel()
     logits = x @ w
     log_softmax = logits - logits.max(-1, keepdims=True)
     log_softmax -= np.log(np.exp(log_softmax).sum(-1, keepdims=True))
     kept = np.flatnonzero(y != ignore_index)
-    dlogits = np.zeros_like(logits)
-    dlogits[kept] = np.exp(log_softmax[kept])
-    dlogits[kept, y[kept]] -= 1
+    wanted = np.zeros_like(logits)
+    wanted[kept] = smoothing / logits.shape[1]
+    wanted[kept, y[kept]] += 1 - smoothing
+    dlogits = np.where(wanted.any(-1, keepdims=True), np.exp(log_softmax) - wanted, 0)
     count = max(len(kept), 1)
-    loss = -log_softmax[kept, y[kept]].sum() / count
+    loss = -(wanted * log_softmax).sum() / count
     return loss, (dlogits @ w.T / count).reshape(hidden.shape), x.T @ dlogits / count
 
 

@@ -11,11 +11,12 @@ PaddleNLP 3.0.0b4's FusedHeadAndCrossEntropy cannot serve: its test for hidden's
 import paddle
 from paddle.autograd import PyLayer
 
+from paddle_te.layers.label_smoothing import AddedLoss, Smoothing
 from paddle_te.ops import get_ops
 from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
 
 
-def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=None, backend="paddle"):
+def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=None, backend="paddle", smoothing=0.0):
     """The mean cross-entropy, in float32, of all tokens whose label is not ignore_index; 0 where there is none.
 
     PaddleNLP's criteria take the tokens whose loss is above 0 instead, which leaves out those that a model is sure of.
@@ -24,12 +25,15 @@ def parallel_cross_entropy(logits, labels, *, ignore_index=-100, tp=None, cp=Non
     cp: the `distributed.ContextParallel` whose ranks share the sequences. The mean is over all their tokens, the same
     on each rank, and the gradient is that of the rank's own tokens: those of weights are to be summed over the ranks.
     labels: integers of logits' leading shape. backend: te reads the 16-bit logits as they are, pd a float32 copy.
+    smoothing: how much of each label is spread over all words (`label_smoothing`).
 
     Raises ValueError where there is not one label for each row of logits, or no row.
     """
     logits, labels = _rows(logits, labels, "logits")
     with paddle.amp.auto_cast(False):
         losses = get_ops(backend).parallel_cross_entropy(logits, labels, ignore_index, tp=tp)
+        if smoothing:
+            losses = losses + AddedLoss.apply(logits, labels, Smoothing(smoothing, ignore_index, tp))
         return _mean([losses], labels, ignore_index, cp)[0]
 
 
@@ -45,6 +49,7 @@ def linear_cross_entropy(
     chunk_tokens=None,
     backend="paddle",
     accuracy=None,
+    smoothing=0.0,
 ):
     """`parallel_cross_entropy` of the logits hidden · weight.
 
@@ -55,12 +60,14 @@ def linear_cross_entropy(
     hidden is what `tp.enter` returned. cp: as for `parallel_cross_entropy`.
     chunk_tokens: the most tokens whose logits exist at a time; CHUNK_TOKENS by default.
     backend: whose cross-entropy and whose sum of the weight's gradient; te's take the 16-bit logits as they are.
-    accuracy: an `Accuracy` to which the labels are added.
+    accuracy: an `Accuracy` to which the labels are added. smoothing: as for `parallel_cross_entropy`.
 
     Raises ValueError where there is not one label for each row of hidden, or no row.
     """
     hidden, labels = _rows(hidden, labels, "hidden states")
-    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunk_tokens or CHUNK_TOKENS, accuracy)
+    smoothing = Smoothing(smoothing, ignore_index, tp) if smoothing else None
+    chunks = chunk_tokens or CHUNK_TOKENS
+    head = _Head(get_ops(backend), transpose_y, ignore_index, tp, cp, chunks, accuracy, smoothing)
     if paddle.is_autocast_enabled():  # what it would do for the head's product; the loss is none of its business
         hidden, weight = (tensor.astype(paddle.get_autocast_dtype()) for tensor in (hidden, weight))
     with paddle.amp.auto_cast(False):
@@ -92,9 +99,10 @@ def _mean(token_losses, labels, ignore_index, cp):
 class _Head:
     """What the chunks share."""
 
-    def __init__(self, ops, transpose_y, ignore_index, tp, cp, chunk_tokens, accuracy):
+    def __init__(self, ops, transpose_y, ignore_index, tp, cp, chunk_tokens, accuracy, smoothing):
         self.ops, self.transpose_y, self.ignore_index = ops, transpose_y, ignore_index
-        self.tp, self.cp, self.chunk_tokens, self.accuracy = tp, cp, chunk_tokens, accuracy
+        self.tp, self.cp, self.chunk_tokens = tp, cp, chunk_tokens
+        self.accuracy, self.smoothing = accuracy, smoothing
 
     def chunks(self, hidden, labels):
         """Views of equally many rows, but for the last."""
@@ -108,7 +116,14 @@ class _Head:
         logits = paddle.matmul(x, weight, transpose_y=self.transpose_y)
         if self.accuracy is not None:
             self.accuracy.add(logits, labels, self.tp)  # before the loss, which may overwrite them
-        return self.ops.cross_entropy(logits, labels, self.ignore_index, tp=self.tp, train=train)
+        if self.smoothing is None:
+            return self.ops.cross_entropy(logits, labels, self.ignore_index, tp=self.tp, train=train)
+        columns, dtype, more = logits.shape[1], logits.dtype, self.smoothing.loss(logits, labels)
+        loss, dlogits = self.ops.cross_entropy(logits, labels, self.ignore_index, tp=self.tp, train=train)
+        if train:
+            gradient = self.smoothing.gradient(paddle.ones_like(loss), labels, columns, "float32")
+            dlogits = (dlogits.astype("float32") + gradient).astype(dtype)
+        return loss + more, dlogits
 
     def dx(self, dlogits, weight):
         return paddle.matmul(dlogits, weight, transpose_y=not self.transpose_y)

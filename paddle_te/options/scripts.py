@@ -1,5 +1,7 @@
 """The flags of run_pretrain.py, run_finetune.py and run_eval.py that are ours."""
 
+import re
+
 from paddle_te.options.option import (
     BELOW_ONE,
     FLAG,
@@ -69,6 +71,14 @@ def _is_split(split):
     return len(parts) == 3 and min(parts) >= 0 and 0 < sum(parts) < float("inf")
 
 
+def _are_patterns(texts):
+    try:
+        return all(text and re.compile(text) for text in texts)
+    except (re.error, RecursionError, OverflowError):
+        return False
+
+
+PATTERNS = Kind(TEXTS.type, "regular expressions of Python's re", _are_patterns)
 SPLIT = Kind(str, "three numbers, train,valid,test, such as 949,50,1", _is_split)
 
 _BACKEND = Option(
@@ -328,6 +338,52 @@ TRAINING = (
         zh="样本顺序的随机种子；`--seed` 还决定新权重的初始化和 dropout",
         shown="`--seed`",
         shown_zh="`--seed`",
+    ),
+    Option(
+        "label_smoothing_factor",
+        BELOW_ONE,
+        0.0,
+        "In training spread this share of each label over all words, as torch's label_smoothing; not in evaluation.",
+        doc="in training this share of each label is spread over all words, as torch's `label_smoothing`; "
+        "evaluation spreads none, and its loss is lower",
+        zh="训练时把标签的这一比例均匀分给所有词，同 torch 的 `label_smoothing`；评估不使用，因此其 loss 较低",
+    ),
+    Option(
+        "freeze",
+        PATTERNS,
+        None,
+        "Regular expressions: weights in whose names in checkpoints one of these is found are not trained.",
+        doc="regular expressions: weights in whose names, as checkpoints have them, one of these is found, are not "
+        "trained, such as `'embed_tokens|layers\\.[0-3]\\.'`; [what to know](../../docs/trainer.md#frozen-weights)",
+        zh="正则表达式：checkpoint 中名称与之匹配的权重不参与训练，例如 `'embed_tokens|layers\\.[0-3]\\.'`；"
+        "[说明](../../docs/trainer.md#frozen-weights)",
+    ),
+    Option(
+        "early_stopping",
+        FLAG,
+        False,
+        "End training when evaluation no longer improves; see early_stopping_patience.",
+        doc="ends training when `--metric_for_best_model`, by default the loss, no longer improves; "
+        "[what to know](../../docs/trainer.md#early-stopping)",
+        zh="`--metric_for_best_model`（默认为 loss）不再改善时结束训练；[说明](../../docs/trainer.md#early-stopping)",
+    ),
+    Option(
+        "early_stopping_patience",
+        whole(1),
+        1,
+        "Evaluations in a row without improvement after which early_stopping ends training.",
+        doc="evaluations in a row without improvement",
+        zh="连续未改善的评估次数",
+        needs={"early_stopping": True},
+    ),
+    Option(
+        "early_stopping_threshold",
+        NOT_NEGATIVE,
+        0.0,
+        "By how much an evaluation must be better than the best one so far to count as an improvement.",
+        doc="an improvement is more than this",
+        zh="改善须超过该值",
+        needs={"early_stopping": True},
     ),
     Option(
         "recompute_use_reentrant",

@@ -32,7 +32,7 @@ _DEFAULTS |= {name: default for name, (_, default) in _OF_A_SCHEDULE.items()}
 READ = {
     **{option.name: option.but(default=_DEFAULTS[option.name]) for option in PADDLENLP if option.name in _DEFAULTS},
     **{option.name: option for option in PRETRAINING},
-    **{name: Option(name, FLAG, False) for name in ("do_eval", "load_best_model_at_end")},
+    **{name: Option(name, FLAG, False) for name in ("do_eval", "load_best_model_at_end", "early_stopping")},
     "evaluation_strategy": Option("evaluation_strategy", TEXT, "no"),
     "metric_for_best_model": Option("metric_for_best_model", TEXT),
     "greater_is_better": Option("greater_is_better", FLAG),
@@ -92,13 +92,16 @@ def names_of(names):
 
 
 def _check_metric(flags, metrics, mark="--"):
-    metric = flags.metric_for_best_model
+    metric, evaluates = flags.metric_for_best_model, flags.do_eval or _word(flags.evaluation_strategy) != "no"
+    for name in ("load_best_model_at_end", "early_stopping"):
+        if getattr(flags, name) and not evaluates:
+            raise ValueError(f"{mark}{name} true needs {mark}do_eval true: nothing is evaluated without it")
     if metric is None:
         return
     name, said = metric.removeprefix("eval_"), f"{mark}metric_for_best_model {metric}"
     if name not in metrics:
         raise ValueError(f"{said}: evaluation gives {' and '.join(metrics)}; take one of them")
-    if not flags.do_eval and _word(flags.evaluation_strategy) == "no":
+    if not evaluates:
         raise ValueError(f"{said} needs {mark}do_eval true: nothing is evaluated without it")
     if flags.greater_is_better not in (None, metrics[name] == "greater"):
         raise ValueError(

@@ -5,16 +5,17 @@ import os
 import xxhash
 
 from paddle_te.configs import MODEL_VALUES
+from paddle_te.weights.frozen import FROZEN, frozen_by
 
 LAYOUT_VALUES = (
     "tensor_parallel_degree pipeline_parallel_degree virtual_pp_degree sharding_parallel_degree data_parallel_degree"
 ).split()
 
 
-def model_values(config, lora=None, quantized=None):
+def model_values(config, lora=None, quantized=None, frozen=None):
     """{name: value} of a model's configuration, an object with PaddleNLP's names: what `MODEL_VALUES` names, the layout
     of its decoder layers' weights, and the adapter that is trained on it (lora: PaddleNLP's LoRAConfig; quantized: the
-    precision in which alone the weights under it exist, None for the model's own).
+    precision in which alone the weights under it exist, None for the model's own). frozen: the patterns of --freeze.
     """
     values = {name: getattr(config, name, None) for name in MODEL_VALUES}
     values["num_key_value_heads"] = values["num_key_value_heads"] or values["num_attention_heads"]
@@ -23,6 +24,8 @@ def model_values(config, lora=None, quantized=None):
     if lora is not None:
         values["adapter"] = f"rank {lora.r}, alpha {lora.lora_alpha}, on {' '.join(lora.target_modules)}"
         values["adapter"] += f", over weights in {quantized}" if quantized else ""
+    else:
+        values[FROZEN] = frozen_by(frozen)
     return values
 
 

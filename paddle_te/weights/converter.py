@@ -23,6 +23,7 @@ from paddle_te.weights.files import (
     write_json,
 )
 from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.frozen import check_all_trained
 from paddle_te.weights.output_files import Target, check_degrees, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
 from paddle_te.weights.tensors import NUMBERS, CheckpointError, all_finite, cast
@@ -139,6 +140,7 @@ def convert(
                 f"{input_path}: --with_optimizer does not convert moments of --optim_moments int8; a run goes on from "
                 "them as they are, with --resume_from_checkpoint"
             )
+        check_all_trained(checkpoint.folder)
         sources |= optimizer.open_optimizer(checkpoint)
         groups, indexes = _plan_with_optimizer(sources, target)
         carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
@@ -196,6 +198,7 @@ def _state_for_formers(checkpoint, with_optimizer, dtype):
     if not (checkpoint.folder / TRAINER_STATE).is_file():
         raise CheckpointError(f"{checkpoint.folder / TRAINER_STATE}: missing; training cannot go on without it")
     read_state(checkpoint.folder)
+    check_all_trained(checkpoint.folder)
     return optimizer.open_optimizer(checkpoint)
 
 

@@ -14,6 +14,7 @@ from paddle_te.configs.families import is_tied
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.blocks import BlocksRef, moment_shape
 from paddle_te.weights.folder import Rank, read_index
+from paddle_te.weights.frozen import frozen_in
 from paddle_te.weights.output_files import OutputFile, plan_new_ranks, shards, weight_map
 from paddle_te.weights.tensors import CheckpointError, SlicedRef, same_bytes
 
@@ -65,6 +66,7 @@ def trainer_files(names, source, target):
 
 def open_optimizer(checkpoint):
     """{kind: Checkpoint whose tensors are not the weights but their state of that kind}; kinds as MOMENTS and so on.
+    Weights that the run has frozen have none.
 
     Raises CheckpointError where something is missing or does not fit together.
     """
@@ -72,12 +74,13 @@ def open_optimizer(checkpoint):
         found = {key: _unified(checkpoint) for key in checkpoint.ranks}
     else:
         found = {key: _pdopt(checkpoint, rank) for key, rank in checkpoint.ranks.items()}
-    kinds = MOMENTS + POWERS
+    kinds, is_frozen = MOMENTS + POWERS, frozen_in(checkpoint.folder)
     if any(MASTER in state for state in found.values()):
         kinds += (MASTER,)
     return {
         kind: replace(
-            checkpoint, ranks={key: _fill(checkpoint, rank, found[key], kind) for key, rank in checkpoint.ranks.items()}
+            checkpoint,
+            ranks={key: _fill(checkpoint, rank, found[key], kind, is_frozen) for key, rank in checkpoint.ranks.items()},
         )
         for kind in kinds
     }
@@ -124,8 +127,8 @@ def safetensors_index(stem):
     return f"{stem}.safetensors.index.json"
 
 
-def _fill(checkpoint, rank, found, kind):
-    """The rank with its weights replaced by their state of one kind."""
+def _fill(checkpoint, rank, found, kind, is_frozen):
+    """The rank with its weights replaced by their state of one kind; without those of a name that is_frozen."""
     tied = is_tied(checkpoint.config)
     embedding, head = (checkpoint.layout.model_name(part) for part in ("embed", "lm_head"))
     other_name = {embedding: head, head: embedding} if tied else {}
@@ -136,6 +139,8 @@ def _fill(checkpoint, rank, found, kind):
             ref = weight  # a float32 weight needs no master; PaddleNLP writes it as its own
         if ref is None:  # tied: one parameter with one state, under one of its two names; readers want either
             ref = found.get(kind, {}).get(other_name.get(name))
+        if ref is None and (is_frozen(name) or is_frozen(other_name.get(name, name))):
+            continue
         if ref is None:
             raise CheckpointError(f"{checkpoint.folder}: the optimizer's state has no {kind} of {name!r}")
         if kind in MOMENTS and ref.dtype == "int8" and ref.shape == moment_shape(weight.shape):

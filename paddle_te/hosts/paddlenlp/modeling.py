@@ -67,6 +67,7 @@ class TELMHead:
 
     fp8 = None  # a ModuleScaling for a head in fp8
     accuracy = None  # an Accuracy, while one is counted
+    smoothing = 0.0  # of labels, in training
     transpose_y = False  # the weight is [in, out], unless PaddleNLP's head says otherwise
 
     def taken_over(self):
@@ -147,6 +148,7 @@ class TELMHead:
             cp=context_parallel(config),
             backend=config.transformer_engine_backend,
             accuracy=self.accuracy,
+            smoothing=smoothing_now(self),
         )
 
 
@@ -208,6 +210,7 @@ class TECriterion:
     16-bit logits. PaddleNLP's own models may have it, too (`count_labels`)."""
 
     accuracy = None  # an Accuracy, while one is counted
+    smoothing = 0.0  # of labels, in training
 
     def taken_over(self):
         """PaddleNLP's constructor makes all."""
@@ -226,14 +229,37 @@ class TECriterion:
             tp=tp,
             cp=context_parallel(self.config),
             backend="paddle" if backend == "none" else backend,
+            smoothing=smoothing_now(self),
         )
+
+
+def smoothing_now(layer):
+    """Of a TECriterion or a TELMHead, where something is to learn from its loss: evaluation has no gradients."""
+    return layer.smoothing if paddle.is_grad_enabled() else 0.0
+
+
+def smooth_labels(model, factor):
+    """Lets a model of ours, or one of PaddleNLP's own, smooth the labels that it learns from."""
+    if not factor:
+        return
+    if model.config.transformer_engine_backend == "none":
+        count_labels(model)
+    for layer in losses_of(model):
+        layer.smoothing = factor
+
+
+def losses_of(model):
+    """The layers that compute the loss of a model of ours, or of one with `count_labels`."""
+    base = getattr(model, "model", model) if isinstance(model, LoRAModel) else model
+    layers = [*model.sublayers(), *getattr(base, "_loss_fn", ())]  # a pipeline's loss is none of its sublayers
+    return [layer for layer in layers if isinstance(layer, (TECriterion, TELMHead))]
 
 
 @contextmanager
 def counting_accuracy(model):
     """While it lasts, the labels that a model of ours finds are counted, or one with `count_labels`: an Accuracy."""
     accuracy = Accuracy(ignore_index(model.config))
-    layers = [layer for layer in model.sublayers() if isinstance(layer, (TECriterion, TELMHead))]
+    layers = losses_of(model)
     for layer in layers:
         layer.accuracy = accuracy
     try:

@@ -72,6 +72,28 @@ def check_of_logits(seed, dtype, tolerance, backend):
     assert mine.grad.dtype == mine.dtype and max(errors) < tolerance, (dtype, backend, errors)
 
 
+def check_smoothed(seed, dtype, tolerance, backend):
+    """Of logits, and in chunks of a head's."""
+    tp = TensorParallel.from_fleet()
+    hidden, weight, labels = draw(seed, 1, TOKENS, 16, VOCAB)
+    logits = paddle.to_tensor(hidden[0] @ weight).astype(dtype)
+    half = slice(tp.rank * VOCAB // 2, (tp.rank + 1) * VOCAB // 2)
+    mine, y = logits[:, half].contiguous(), paddle.to_tensor(labels[0])
+    mine.stop_gradient = False
+    loss, want, _ = reference(logits.astype("float32").numpy(), np.eye(VOCAB), labels[0], smoothing=0.2)
+    got = parallel_cross_entropy(mine, y, tp=tp, backend=backend, smoothing=0.2)
+    got.backward()
+    errors = [abs(got.item() - loss) / loss, relative(mine.grad.astype("float32").numpy(), want[:, half])]
+    if dtype == "float32":
+        x, w = (paddle.to_tensor(array) for array in (hidden[0], weight[:, half].copy()))
+        x.stop_gradient = w.stop_gradient = False
+        loss, dx, dw = reference(hidden[0], weight, labels[0], smoothing=0.2)
+        got = linear_cross_entropy(tp.enter(x), w, y, tp=tp, chunk_tokens=11, smoothing=0.2)
+        got.backward()
+        errors += [abs(got.item() - loss) / loss, relative(x.grad.numpy(), dx), relative(w.grad.numpy(), dw[:, half])]
+    assert max(errors) < tolerance, (dtype, backend, errors)
+
+
 def check_accuracy(seed, dtype):
     """Words that are equally likely on both ranks: the first one is the likeliest."""
     tp, accuracy = TensorParallel.from_fleet(), Accuracy(ignore_index=-100)
@@ -98,6 +120,8 @@ def main():
     for backend in ("paddle", "transformer_engine"):
         check_of_logits(seed, "float32", 4e-6, backend)
         check_of_logits(seed, "bfloat16", 1e-2, backend)
+        check_smoothed(seed, "float32", 1e-5, backend)
+        check_smoothed(seed, "bfloat16", 1e-2, backend)
     for dtype in ("float32", "bfloat16"):
         check_accuracy(seed, dtype)
     check(seed, "float32", 0, False, False, all_ignored=True)

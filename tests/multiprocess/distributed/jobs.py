@@ -68,6 +68,8 @@ PARTS = {
     "early": dict(optimizer_in_backward="unclipped"),
     "late": dict(optimizer_in_backward="last_norm", max_grad_norm=0.05),
     "tight": dict(max_grad_norm=0.05),  # which all gradients exceed
+    "smooth": dict(label_smoothing_factor=0.2),
+    "frozen": dict(freeze=[r"embed_tokens|layers\.0\.", "norm"]),
 }
 STEPS, SAVED_STEP = 4, 2
 

@@ -4,6 +4,7 @@ te's kernels are emulated (tests/emulated_te.py); tests/gpu/test_parallel.py has
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -46,10 +47,14 @@ EARLY_IN = ("sp_tp2",)
 OFFLOADED, OFFLOADED_IN = "te_fp8_offload", ("sharding2", "sharding3", "tp2_pp2")
 # SwiGLU's input in fp8 for backward, of several micro-batches that wait
 STORED, STORED_IN = "te_fp8_stored", ("pp2",)
+# labels that are smoothed over the vocabulary's parts, and weights that are not trained and have no state; in te beside
+# others whose gradients are added to main gradients
+SMOOTH_FROZEN, TE_FROZEN = "pd_smooth_frozen_unclipped", "te_bf16_frozen_wgrad"
+FROZEN_IN = "tp2", "pp2", "sharding1", "sharding2"
 # Where two kinds of parallelism meet, what each does alone is proven already: these are for what they share, which are
 # the norm that clips, scales, recompute's groups and checkpoints. COMPACT is compared with "none_bf16".
 MIXED, MIXED_IN = ["none", "pd", TIGHT, "pd_full", "none_bf16", FP8], ("tp2_pp2", "tp2_sharding2")
-RESUMED = ["pd", *COMPACT, FP8, ATTENTION[0], HEAD, OFFLOADED]
+RESUMED = ["pd", *COMPACT, FP8, ATTENTION[0], HEAD, OFFLOADED, TE_FROZEN]
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +70,8 @@ def references(tmp_path_factory, initial_weights, warm_start, warm_host):
     runs = {layers: {} for layers in initial_weights}
     emulated = warm_host | dict(EMULATED_TE="1")
     on_cpu, on_nvgpu = (
-        ["none", "pd", TIGHT, LATE, "none_packed", "pd_packed"],
-        [*BF16, FP8, ATTENTION[0], HEAD, "te_fp8_packed"],
+        ["none", "pd", TIGHT, LATE, "none_packed", "pd_packed", SMOOTH_FROZEN],
+        [*BF16, TE_FROZEN, FP8, ATTENTION[0], HEAD, "te_fp8_packed"],
     )
     for device, names, environment in (("cpu", on_cpu, warm_start), ("nvgpu", on_nvgpu, emulated)):
         variants = []
@@ -108,7 +113,8 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     early = [ORDINARY, EARLY, LATE] if layout in EARLY_IN else []
     offloaded = [OFFLOADED] if layout in OFFLOADED_IN else []
     stored = [STORED] if layout in STORED_IN else []
-    names = [*names, *fused, *attention, *head, *compact, *packed, *early, *offloaded, *stored]
+    frozen = [SMOOTH_FROZEN, TE_FROZEN] if layout in FROZEN_IN else []
+    names = [*names, *fused, *attention, *head, *compact, *packed, *early, *offloaded, *stored, *frozen]
     variants = jobs.variants(names, initial_weights[layers], tmp_path, RESUMED)
     environment = warm_host | dict(EMULATED_TE="1")
     runs = jobs.launch(tmp_path, processes, flags, variants, "nvgpu", environment)
@@ -155,9 +161,21 @@ def test_layout(layout, tmp_path, references, initial_weights, warm_host):
     for name in stored:  # forward is as without
         jobs.check_same(runs[name], reference[FP8], 4e-3, 1e-1)
         assert runs[name].losses[1] == runs[FP8].losses[1] and runs[name].losses != runs[FP8].losses
+    for name, *tolerances in ((SMOOTH_FROZEN, 1e-5, 1e-5), (TE_FROZEN, 5e-3, 2e-2)):
+        if name in frozen:
+            jobs.check_same(runs[name], reference[name], *tolerances)
+            check_frozen(runs[name], runs["pd"])
     for name in set(RESUMED) & set(names):
         jobs.check_resumed(runs, name)
     jobs.check_sizes(flags, runs["pd"].sizes, reference["pd"].sizes[0])
+
+
+def check_frozen(run, plain):
+    """What has changed in `plain` and not in `run`, and that no rank has states of it."""
+    frozen = {name for name in run.weights if re.search(r"embed_tokens|layers\.0\.|norm", name)}
+    assert frozen and frozen < run.weights.keys()
+    assert all((run.weights[name] != plain.weights[name]).any() for name in run.weights)
+    assert sum(rank["moments"] for rank in run.sizes) < sum(rank["moments"] for rank in plain.sizes)
 
 
 def test_impossible_layout_by_hand(tmp_path, warm_host):

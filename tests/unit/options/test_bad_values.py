@@ -40,13 +40,15 @@ TRAINED = [  # by run_pretrain.py and run_finetune.py
     *[("save_strategy", "never"), ("recompute_granularity", "half"), ("num_train_epochs", "nan")],
     *[("transformer_engine_backend", "te"), ("fp8_format", "e4m3"), ("fp8_margin", "19"), ("fp8_margin", "0.5")],
     *[("fp8_amax_history_len", "0"), ("on_nan", "ignore"), ("spike_factor", "nan"), ("device", "tpu")],
+    *[("freeze", "["), ("label_smoothing_factor", "1")],
+    *[("early_stopping_patience", "0"), ("early_stopping_threshold", "nan"), ("early_stopping", "true")],
     *[("resume_from_checkpoint", "latest"), ("bf16", "maybe"), ("output_dir", "file"), ("output_dir", "file/below")],
 ]
 PRETRAINED = [
     *[("max_seq_length", value) for value in ("0", "-5", "long")],
     *[("min_learning_rate", value) for value in ("nan", "-1")],
     *[("decay_steps", "0"), ("eval_iters", "0"), ("split", "a,b,c"), ("split", "-1,2,3"), ("split", "nan,1,1")],
-    *[("model_name_or_path", "llama-9b")],
+    *[("model_name_or_path", "llama-9b"), ("freeze", "no such weight"), ("freeze", ".")],
     *[("tokenizer_name_or_path", "nowhere"), ("te_init_weight_path", "nowhere")],
 ]
 FINETUNED = [

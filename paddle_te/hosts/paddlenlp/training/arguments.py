@@ -311,6 +311,11 @@ class PreTrainingArguments(TrainingArguments):
                 "--use_fused_linear_cross_entropy with --transformer_engine_backend none is PaddleNLP's own: it needs "
                 "its package paddlenlp_kernel, and no tensor or pipeline parallelism; the other backends need nothing"
             )
+        if self.label_smoothing_factor:
+            raise ValueError(
+                f"--label_smoothing_factor {self.label_smoothing_factor:g} with --use_fused_linear_cross_entropy and "
+                "--transformer_engine_backend none: PaddleNLP's own knows no smoothing; leave one of them out"
+            )
         if "accuracy" in (self.metric_for_best_model or ""):
             raise ValueError(
                 f"--metric_for_best_model {self.metric_for_best_model} with --use_fused_linear_cross_entropy and "

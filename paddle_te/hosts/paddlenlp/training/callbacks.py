@@ -17,6 +17,7 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 
 from paddle_te import device
+from paddle_te.hosts.paddlenlp.training.early_stopping import EarlyStoppingCallback
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback
 from paddle_te.hosts.paddlenlp.training.liveness import HeartbeatCallback, StragglerCallback
 from paddle_te.hosts.paddlenlp.training.profiling import KernelsCallback, ProfilerCallback
@@ -337,6 +338,8 @@ def install_callbacks(trainer, exit_signal=None):
     transfers = TransfersCallback(getattr(trainer, "transfers", []))  # PaddleNLP's own Trainer has none
     callbacks[:0] = [ThroughputCallback(config), transfers, lines, ProfilerCallback(), KernelsCallback(config)]
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
+    if getattr(trainer.args, "early_stopping", False):
+        callbacks.append(EarlyStoppingCallback())
     if exit_signal is not None:
         callbacks.append(exit_signal)  # behind the Trainer's own, which decides by the step's number alone
     callbacks += [StragglerCallback(), HeartbeatCallback()]

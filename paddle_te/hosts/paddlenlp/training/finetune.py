@@ -17,6 +17,7 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddle_te.data.questions import IGNORED
 from paddle_te.fp8 import stored_scaling
 from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
+from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import (
     check_token_ids,
     from_pretrained,
@@ -153,12 +154,13 @@ def finetune():
         if training_args.do_train:
             check_whole_step(len(datasets[0]), training_args)
         config = make_config(model_args, data_args, training_args, datasets)
+        check_freeze(config, training_args)
         train = datasets[0]
         course = make_course(len(train), checkpoint, training_args) if train else None
         identity = data_identity(data_args, data_seed(training_args)) if train else None
         if checkpoint:
             quantized = stored_scaling(fp8_recipe(config)).words if model_args.quantize_base else None
-            values = model_values(config, new_adapter(model_args, training_args), quantized)
+            values = model_values(config, new_adapter(model_args, training_args), quantized, training_args.freeze)
             check_fits(checkpoint, values, identity, training_args)
         finished = is_finished(course, training_args)
         model = make_model(config, model_args, training_args)

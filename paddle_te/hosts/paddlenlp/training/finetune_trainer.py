@@ -66,6 +66,8 @@ def check_together(model_args, data_args, training_args):
             f"--quantize_base {model_args.quantize_base} needs --use_fp8 true: weights that exist in fp8 only are "
             "multiplied in fp8; leave --quantize_base out to compute in the activations' precision"
         )
+    if model_args.lora and training_args.freeze:
+        raise ValueError("--freeze with --lora true, which trains none of the model's weights; leave one of them out")
     if data_args.zero_padding:
         check_fp8_dpa(training_args, "--zero_padding")
         check_whole_sequences(training_args, "--zero_padding")

@@ -20,6 +20,7 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 from paddle_te import device
 from paddle_te.configs import resolve
 from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
+from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.hosts.paddlenlp.training.arguments import (
@@ -173,11 +174,12 @@ def pretrain():
         check_start(checkpoint, model_args, data_args, training_args)
         tokenizer = make_tokenizer(model_args)
         config = make_config(model_args, data_args, training_args, tokenizer)
+        check_freeze(config, training_args)
         collate = make_collator(data_args, training_args, end_of_document(config, tokenizer), config.vocab_size)
         course = make_single_course(checkpoint, training_args) if training_args.do_train else None
         identity = data_identity(data_args, data_seed(training_args), course and course.samples)
         if checkpoint:
-            check_fits(checkpoint, model_values(config), identity, training_args)
+            check_fits(checkpoint, model_values(config, frozen=training_args.freeze), identity, training_args)
         finished = is_finished(course, training_args)
         if finished and not training_args.do_predict:
             return

@@ -189,7 +189,8 @@ class Share:
         before = optimizer.state_dict()
         masters = before.get("master_weights", {})  # stages 2 and 3 have made theirs, under names of their own
         held = held_by(optimizer, self._parameters.values())
-        mine = {name: held[p.name] for name, p in self._parameters.items() if p.name in held}
+        trained = {name: p for name, p in self._parameters.items() if not p.stop_gradient}
+        mine = {name: held[p.name] for name, p in trained.items() if p.name in held}
         half = {name for name in mine if self._parameters[name].dtype in _HALF}
         called = {name: mine[name].name for name in mine}
         for name in half:

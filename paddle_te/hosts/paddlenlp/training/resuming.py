@@ -10,6 +10,7 @@ from pathlib import Path
 from paddle_te import fp8, manifest
 from paddle_te.distributed import gather_objects
 from paddle_te.hosts.paddlenlp.loading import read_config
+from paddle_te.hosts.paddlenlp.training.early_stopping import has_stopped
 from paddle_te.hosts.paddlenlp.training.resharding import broken_state
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.runs import identity, verify
@@ -144,6 +145,8 @@ def is_finished(course, args):
     trained."""
     if course is None or not course.first:
         return False
+    if has_stopped(args.resume_from_checkpoint, args):
+        return True
     last = args.max_steps if args.max_steps > 0 else course.last_step(args.num_train_epochs)
     if course.first < last:
         return False

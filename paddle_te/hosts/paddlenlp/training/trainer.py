@@ -22,8 +22,10 @@ from safetensors import SafetensorError
 from paddle_te import fp8, manifest
 from paddle_te.data.course import in_order
 from paddle_te.distributed import gather_objects, gather_weights
+from paddle_te.hosts.paddlenlp.freezing import freeze
 from paddle_te.hosts.paddlenlp.loading import stage_layer_names
-from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index
+from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index, smooth_labels
+from paddle_te.hosts.paddlenlp.training.early_stopping import evaluation_in
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback, Watch
 from paddle_te.hosts.paddlenlp.training.loader_errors import tell_errors
 from paddle_te.hosts.paddlenlp.training.loss_weights import (
@@ -83,8 +85,10 @@ class PretrainingTrainer(Trainer):
     _pipeline_loss = None  # PipelineLoss of a pipeline whose losses are weighed
     _evaluated = None  # Evaluated, of the running or the last evaluation
 
-    def __init__(self, *args, labels_vary=False, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args, model=None, labels_vary=False, **kwargs):
+        freeze(model, kwargs["args"].freeze)  # before anything hooks the weights that have gradients
+        smooth_labels(model, kwargs["args"].label_smoothing_factor)
+        super().__init__(*args, model=model, **kwargs)
         self._labels_vary = labels_vary
         if labels_vary:
             self._weigh_losses()
@@ -232,9 +236,12 @@ class PretrainingTrainer(Trainer):
             self.state.epoch = self.course.epoch(self.state.global_step)
 
     def log(self, logs, **kwargs):
-        """PaddleNLP's, with the epoch of the course."""
+        """PaddleNLP's, with the epoch of the course. The state, which checkpoints hold, keeps what evaluations gave:
+        PaddleNLP's forgets it with each line."""
         self._note_place()
+        kept = list(self.state.log_history or ())
         super().log(logs, **kwargs)
+        self.state.log_history = kept + evaluation_in(logs, self.state.global_step)
 
     def train(self, *args, **kwargs):
         """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage, and
@@ -358,7 +365,8 @@ class PretrainingTrainer(Trainer):
     def _run_values(self):
         """What the manifest says of this run."""
         quantized = getattr(self.model, "base_precision", None)  # a TELoRAModel's
-        model = model_values(self.model.config, getattr(self.model, "lora_config", None), quantized)
+        adapter = getattr(self.model, "lora_config", None)
+        model = model_values(self.model.config, adapter, quantized, self.args.freeze)
         values = {"model": model, "layout": layout_values(self.args)}
         if norm := self._in_backward and self._in_backward.last_norm():
             values[LAST_NORM] = norm

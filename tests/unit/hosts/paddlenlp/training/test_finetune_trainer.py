@@ -12,7 +12,7 @@ DATA = dict(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, 
 def check(quantize_base=None, dropout=0.0, **arguments):
     data_args = SimpleNamespace(**{name: arguments.pop(name, default) for name, default in DATA.items()})
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
-    training_args |= dict(recompute_modules=None, mlp_chunk_tokens=0, cuda_graphs=False)
+    training_args |= dict(freeze=None, recompute_modules=None, mlp_chunk_tokens=0, cuda_graphs=False)
     training_args |= dict(activation_func_fp8_input_store=False, gemm_autotune=False)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(optim_moments="float32", master_weights="float32", unified_checkpoint=False)
@@ -81,3 +81,8 @@ def test_parts_computed_again_with_lora():
         check(activation_func_fp8_input_store=True, dropout=0.1)
     with pytest.raises(ValueError, match="--mlp_chunk_tokens 16384 with --lora: .* or take --recompute true"):
         check(mlp_chunk_tokens=16384)
+
+
+def test_an_adapter_leaves_nothing_to_freeze():
+    with pytest.raises(ValueError, match="--freeze with --lora true, which trains none of the model's weights"):
+        check(freeze=["embed"])

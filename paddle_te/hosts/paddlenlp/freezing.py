@@ -1,0 +1,54 @@
+"""--freeze: weights of a whole model that are not trained."""
+
+import paddle.distributed as dist
+from paddlenlp.trainer.trainer_utils import ShardingOption
+
+from paddle_te.configs.families import is_tied
+from paddle_te.distributed import gather_objects
+from paddle_te.hosts.paddlenlp.loading import layout_of
+from paddle_te.weights.frozen import check_patterns, matching
+
+
+def check_freeze(config, args):
+    """Refuses what cannot be frozen, before the model is made.
+
+    config: the model's. args: TrainingArguments with `freeze`. Raises ValueError.
+    """
+    if not args.freeze:
+        return
+    said = f"--freeze {' '.join(args.freeze)}"
+    if args.unified_checkpoint:
+        raise ValueError(
+            f"{said} with --unified_checkpoint true: PaddleNLP, which loads such checkpoints, asks for the optimizer's "
+            "state of all weights; leave --unified_checkpoint out"
+        )
+    if ShardingOption.FULL_SHARD in args.sharding:
+        raise ValueError(
+            f"{said} with --sharding stage3: Paddle fails to save weights without gradients there; take stage1 or 2"
+        )
+    layout, tied = layout_of(config), is_tied(config)
+    embedding, head = (layout.model_name(part) for part in ("embed", "lm_head"))
+    names = [layout.full_name(*place) for place in layout.tensors(config.num_hidden_layers)]
+    check_patterns([name for name in names if not (tied and name == head)], args.freeze)
+    if tied and args.pipeline_parallel_degree > 1 and matching([embedding], args.freeze):
+        raise ValueError(
+            f"{said} with --pipeline_parallel_degree {args.pipeline_parallel_degree}: the first and the last stage "
+            f"have copies of {embedding}, whose gradients Paddle adds up; leave it out"
+        )
+
+
+def freeze(model, patterns):
+    """Freezes the weights of a model, or of this pipeline stage, in whose names in the whole model one of the patterns
+    is found. Collective. Raises ValueError where a stage would have nothing to train."""
+    if not patterns:
+        return
+    weights = model.state_dict()
+    for name in matching(weights, patterns):
+        weights[name].stop_gradient = True
+    trains = any(not weight.stop_gradient for weight in model.parameters())
+    stages = gather_objects(trains, dist.get_world_size())
+    if not all(stages):
+        raise ValueError(
+            f"--freeze {' '.join(patterns)}: rank {stages.index(False)} would have nothing to train, and a pipeline's "
+            "stages must; freeze less, or take fewer stages"
+        )

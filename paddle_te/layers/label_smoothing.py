@@ -1,0 +1,77 @@
+"""Label smoothing: the cross-entropy against labels that are mixed with a uniform distribution over all words.
+
+torch's `cross_entropy(label_smoothing=e)`. With logits x, their logarithm of the sum of exponentials l, the label y and
+V words, the loss of a token is
+
+    (1 - e) (l - x_y) + e (l - mean of x)  =  (l - x_y) + e (x_y - mean of x)
+
+so that each backend's cross-entropy stays as it is, and here is what is added to it: e (x_y - mean of x), with the
+gradient e (1 at y - 1 / V), both 0 for a label that does not count.
+"""
+
+from dataclasses import dataclass
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddle_te.options.scripts import LOSS_CHUNK_TOKENS as CHUNK_TOKENS
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """factor: e. ignore_index: the label that does not count. tp: the `distributed.TensorParallel` ranks that share the
+    vocabulary, or None."""
+
+    factor: float
+    ignore_index: int
+    tp: object = None
+
+    def loss(self, logits, labels):
+        """What is added to the losses, float32 [n, 1], of logits [n, vocab / tp.size] and labels [n, 1]."""
+        words = self._words(logits.shape[1])
+        difference = paddle.concat(
+            [_difference(*rows, words) for rows in self._chunks(labels, logits.shape[1], logits)]
+        )
+        if self.tp is not None:
+            difference = self.tp.all_reduce(difference)
+        return self.factor * difference * self._kept(labels)
+
+    def gradient(self, dloss, labels, columns, dtype):
+        """That of the logits [n, columns] from dloss, float32 [n, 1]."""
+        scaled, words = self.factor * dloss * self._kept(labels), self._words(columns)
+        parts = self._chunks(labels, columns, scaled * (1 - 1 / words), -scaled / words)
+        return paddle.concat([paddle.where(is_label, *rows).astype(dtype) for is_label, *rows in parts])
+
+    def _words(self, columns):
+        return columns * (1 if self.tp is None else self.tp.size)
+
+    def _kept(self, labels):
+        return (labels != self.ignore_index).astype("float32")
+
+    def _chunks(self, labels, columns, *tensors):
+        """Yields (which of this rank's columns is a row's label, bool [rows, columns], rows of each tensor)."""
+        first = 0 if self.tp is None else self.tp.rank * columns
+        numbers = paddle.arange(first, first + columns, dtype="int64")
+        for start in range(0, len(labels), CHUNK_TOKENS):
+            rows = slice(start, start + CHUNK_TOKENS)
+            yield labels[rows].astype("int64") == numbers, *(tensor[rows] for tensor in tensors)
+
+
+def _difference(is_label, logits, words):
+    """A rank's part of x_y - mean of x, float32 [rows, 1]."""
+    logits = logits.astype("float32")
+    return (paddle.where(is_label, logits, paddle.zeros_like(logits)) - logits / words).sum(1, keepdim=True)
+
+
+class AddedLoss(PyLayer):
+    """What a Smoothing adds to the losses of logits, with gradients."""
+
+    @staticmethod
+    def forward(ctx, logits, labels, smoothing):
+        ctx.saved = labels, smoothing, logits.shape[1], logits.dtype
+        return smoothing.loss(logits, labels)
+
+    @staticmethod
+    def backward(ctx, dloss):
+        (labels, smoothing, columns, dtype), ctx.saved = ctx.saved, None
+        return smoothing.gradient(dloss, labels, columns, dtype), None

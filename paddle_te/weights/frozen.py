@@ -1,0 +1,65 @@
+"""Which weights --freeze leaves as they are, by their names in a checkpoint; a checkpoint says so in its manifest."""
+
+import re
+from pathlib import Path
+
+from paddle_te import manifest
+from paddle_te.weights.tensors import CheckpointError
+
+FROZEN = "frozen"  # in a manifest's values of the model
+NOTHING = "nothing"
+
+
+def frozen_by(patterns):
+    """What a manifest says of the patterns: one regular expression, or NOTHING."""
+    return "|".join(f"(?:{pattern})" for pattern in sorted(patterns)) if patterns else NOTHING
+
+
+def frozen_in(folder):
+    """What decides on a name whether the checkpoint in a folder was saved by a run that did not train this weight.
+
+    Raises CheckpointError for a manifest that does not say it.
+    """
+    pattern = _pattern_of(folder)
+    if pattern == NOTHING:
+        return lambda name: False
+    try:
+        return re.compile(pattern).search
+    except (re.error, TypeError) as error:
+        raise CheckpointError(f"{folder}/{manifest.MANIFEST}: {FROZEN} is {pattern!r}: {error}") from error
+
+
+def _pattern_of(folder):
+    if not (Path(folder) / manifest.COMPLETE_MARK).is_file():
+        return NOTHING
+    try:
+        saved = manifest.read(folder)
+    except manifest.CheckpointDamaged as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    return ((saved and saved.run.get("model")) or {}).get(FROZEN, NOTHING)
+
+
+def check_all_trained(folder):
+    """Raises CheckpointError where the optimizer has no state of some weights of the checkpoint in a folder."""
+    if (pattern := _pattern_of(folder)) != NOTHING:
+        raise CheckpointError(
+            f"{folder}: --with_optimizer: this run did not train {pattern}, and has no optimizer's state of "
+            "it; convert the weights only"
+        )
+
+
+def matching(names, patterns):
+    """Those of some names in which one of the patterns is found."""
+    return [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
+
+
+def check_patterns(names, patterns):
+    """Raises ValueError where a pattern of --freeze is in none of a model's names, or the patterns are in all."""
+    for pattern in patterns:
+        if not matching(names, [pattern]):
+            raise ValueError(
+                f"--freeze {pattern}: is found in no weight's name; they are such as {names[0]} and "
+                f"{names[len(names) // 2]}"
+            )
+    if len(matching(names, patterns)) == len(names):
+        raise ValueError(f"--freeze {' '.join(patterns)}: is found in all weights' names, and nothing would be trained")
