@@ -7,7 +7,17 @@ from pathlib import Path
 
 from mkdocs.structure.files import File, Files
 
-PAGES = ["README.md", "LICENSE", "Dockerfile", "docs/**/*", "llm/llama/*.md", "nvgpu/README.md", "benchmarks/**/*"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "Dockerfile",
+    "docs/**/*",
+    "llm/llama/*.md",
+    "nvgpu/README.md",
+    "benchmarks/**/*",
+]
 
 
 def on_files(files, config):
