@@ -11,13 +11,19 @@ other degrees and another format may be asked for in every mode.
 The output folder must be new or empty and appears only when it is complete; the input is only read. The heads come
 from config.json; without one they must be given. Conversions to pd give unfused weights, or weights fused as they were
 before pd2te (noted in config.json); --[no-]fuse_attention_qkv and --[no-]fuse_attention_ffn decide otherwise.
+
+--lora_path adds a LoRA adapter to the weights on the way. An adapter's own folder as the input becomes PEFT's with
+--mode te2hf or pd2hf.
 """
 
 import argparse
 import re
 import sys
+from pathlib import Path
 
 from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights.adapters.peft import convert_adapter
+from paddle_te.weights.contents import is_adapter
 from paddle_te.weights.converter import FORMATS, MODES
 from paddle_te.weights.inspection import inspect
 from paddle_te.weights.tensors import NUMBERS
@@ -46,7 +52,12 @@ def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input_ckpt_path", required=True, help="folder of the checkpoint to convert")
     parser.add_argument("--output_ckpt_path", help="new or empty folder for the result")
-    parser.add_argument("--mode", default="pd2te", choices=MODES, help="from which layout to which (pd2te)")
+    parser.add_argument(
+        "--mode", choices=MODES, help="from which layout to which (pd2te; with --lora_path reshard, the input's)"
+    )
+    parser.add_argument(
+        "--lora_path", help="folder of a LoRA adapter, PEFT's, PaddleNLP's or PaddleFormers', to add to the weights"
+    )
     parser.add_argument(
         "--inspect",
         action="store_true",
@@ -80,6 +91,15 @@ def make_parser():
     return parser
 
 
+def _convert_adapter(input_path, output_path, arguments, parser):
+    """Makes PEFT's folder of an adapter's. Raises CheckpointError for other flags than an adapter has a use for."""
+    used = "mode", "dtype", "verify_checkpoint", "workers"
+    for name, value in arguments.items():
+        if name not in used and value != parser.get_default(name):
+            raise CheckpointError(f"--{name}: {input_path} holds a LoRA adapter, which it is not for; leave it out")
+    convert_adapter(input_path, output_path, *(arguments[name] for name in used[:3]), tell=_warn)
+
+
 def main():
     parser = make_parser()
     arguments = vars(parser.parse_args())
@@ -91,7 +111,11 @@ def main():
         if only_inspect:
             print(inspect(input_path, arguments["num_attention_heads"], arguments["num_key_value_heads"]))
             return
-        left_out = convert(input_path, output_path, **arguments, tell=_warn)
+        if is_adapter(Path(input_path)):
+            _convert_adapter(input_path, output_path, arguments, parser)
+            left_out = []
+        else:
+            left_out = convert(input_path, output_path, **arguments, tell=_warn)
     except (CheckpointError, OSError) as error:
         sys.exit(f"error: {error}")
     print(f"{output_path}: complete")

@@ -3,6 +3,7 @@
 paddle.load unpickles, and a pickle is a program; what PaddleNLP is told by an index it loads, whatever it is.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,16 @@ from paddle_te.weights.tensors import CheckpointError
 # What is read with paddle.load; training_args.bin is written and never read.
 PICKLES = (".pdparams", ".pdopt", ".pth")
 TRAINER_STATE = "trainer_state.json"
+# What says that a folder holds a LoRA adapter, and PaddleNLP's files with the weights of one
+PEFT_ADAPTER, PADDLE_ADAPTER = "adapter_config.json", "lora_config.json"
+PADDLE_ADAPTER_FILES = ("lora_model_state*", "peft_model*")
+
+# What makes a folder of weights loadable; a Trainer's own state (optimizer, scheduler, random state) is not carried.
+COMPANIONS = re.compile(
+    r"generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|spiece\.model|"
+    r"sentencepiece.*\.model|chat_template.*|LICENSE.*|README.*|USE_POLICY.*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,17 @@ def check_contents(path):
     for file_format in (safetensors, pdparams):
         if path.name.endswith(f"{file_format.SUFFIX}.index.json"):
             _check_index(path, file_format.SUFFIX)
+
+
+def is_adapter(folder):
+    """Whether a folder holds a LoRA adapter, and no model."""
+    said = any((folder / name).is_file() for name in (PEFT_ADAPTER, PADDLE_ADAPTER))
+    return said and not any(True for pattern in ("model_state*", "model*.safetensors") for _ in folder.glob(pattern))
+
+
+def merge_command(adapter, base="MODEL"):
+    """The command that merges the adapter in a folder. base: the model's folder."""
+    return f"paddle-te convert --input_ckpt_path {base} --lora_path {adapter} --output_ckpt_path MERGED"
 
 
 def read_object(path):

@@ -12,6 +12,7 @@ from paddle_te import manifest
 from paddle_te.configs.families import is_tied
 from paddle_te.weights import flex, optimizer, pdparams, safetensors
 from paddle_te.weights import layout as layouts
+from paddle_te.weights.adapters import open_adapter, with_adapter
 from paddle_te.weights.config import FUSE_FLAGS, companion_name, convert_config, fused_before
 from paddle_te.weights.contents import TRAINER_STATE, check_contents, check_own, read_object, read_state
 from paddle_te.weights.files import (
@@ -50,7 +51,7 @@ MAX_SHARD_SIZE = 10 * 10**9
 def convert(
     input_path,
     output_path,
-    mode="pd2te",
+    mode=None,
     num_attention_heads=None,
     num_key_value_heads=None,
     fuse_attention_qkv=None,
@@ -61,6 +62,7 @@ def convert(
     virtual_pp_degree=None,
     dtype=None,
     max_shard_size=None,
+    lora_path=None,
     workers=1,
     with_optimizer=False,
     verify=False,
@@ -68,6 +70,7 @@ def convert(
     verify_checkpoint=FULL,
     progress=True,
     tell=print,
+    alive=lambda: None,
 ):
     """Converts a checkpoint folder into a new one; the input is only read.
 
@@ -76,7 +79,7 @@ def convert(
         mode: from and to which layout: "pd2te", "te2pd", "hf2te", "hf2pd", "te2hf", "pd2hf", where pd is PaddleNLP's
             native layout, te Transformer Engine's and hf Hugging Face's; or "reshard": the layout stays; or
             "te2formers", "pd2formers": as to hf, with the optimizer's and the Trainer's state beside the weights as
-            PaddleFormers' Trainer resumes from them (Llama).
+            PaddleFormers' Trainer resumes from them (Llama). None: "pd2te", or with lora_path "reshard".
         num_attention_heads, num_key_value_heads: needed only when the folder has no config.json.
         fuse_attention_qkv, fuse_attention_ffn: to pd: fuse the native weights so; None: as they were before pd2te
             (noted in config.json), else not fused.
@@ -85,6 +88,8 @@ def convert(
         virtual_pp_degree: the output's; None: 1, or the input's where no degree is given.
         dtype: of the output, one of NUMBERS; numbers are rounded to the nearest even. None: the input's dtypes.
         max_shard_size: bytes; larger files are written in shards. None: MAX_SHARD_SIZE.
+        lora_path: folder of a LoRA adapter (`open_adapter`), which is added to the weights; one sum of each is held at
+            a time, in float32, and rounded once.
         workers: files written side by side; each holds a few copies of the tensor it is working on.
         with_optimizer: carry the optimizer's moments and master weights and the Trainer's state along, as a unified
             checkpoint (whole tensors in safetensors), from which the Trainer resumes in any degrees with
@@ -96,11 +101,13 @@ def convert(
         progress: show a progress bar.
         tell: takes a line of text where the input was not compared with what it has for that, and where weights are
             not finite; they are converted as they are.
+        alive: called after each tensor, by any thread.
 
     Returns: the names of files in the input folder that were not carried over (a Trainer's own state).
     Raises CheckpointError, before anything is written, for an input or arguments that do not fit, for a file to be
     carried over that is a link to elsewhere or would run code when it is loaded, and OSError.
     """
+    mode = mode or ("reshard" if lora_path else "pd2te")
     if mode not in MODES:
         raise CheckpointError(f"mode {mode!r}: it may be one of {', '.join(MODES)}")
     if dtype not in (None, *NUMBERS):
@@ -113,11 +120,16 @@ def convert(
     if input_path.is_dir():
         Verification(verify_checkpoint, tell=tell if not verify else _silent).check(input_path)
     checkpoint = open_checkpoint(input_path, num_attention_heads, num_key_value_heads)
-    _check_mode(checkpoint, mode)
+    _check_mode(checkpoint, mode, lora_path)
+    if lora_path:
+        _check_not_around(Path(lora_path), output_path)
+        _check_merging(mode, with_optimizer)
+        Verification(verify_checkpoint, tell=tell).check(lora_path)
+        checkpoint = with_adapter(checkpoint, open_adapter(lora_path, checkpoint.layout.family))
     layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
     degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
     changes = *degrees, format, dtype, max_shard_size
-    if mode == "reshard" and not with_optimizer and all(change is None for change in changes):
+    if mode == "reshard" and not with_optimizer and not lora_path and all(change is None for change in changes):
         raise CheckpointError(
             "--mode reshard: nothing would change: give --tensor_parallel_degree, --pipeline_parallel_degree, "
             "--format, --dtype or --max_shard_size"
@@ -155,8 +167,8 @@ def convert(
     config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, written)
     total = sum(file.nbytes for files in groups for file in files)
     _check_space(output_path, total)
-    bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
-    broken = []  # names of tensors; threads append to it
+    bar = _Bar(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
+    bar.alive, broken = alive, []  # names of tensors; threads append to it
     with bar, new_folder(output_path) as folder:
         _write_all(sources, target, folder, groups, workers, bar, broken)
         for name in carried:
@@ -242,13 +254,25 @@ def _check_apart(input_path, output_path):
     source, target = input_path.resolve(), output_path.resolve()
     if source == target or source in target.parents:
         raise CheckpointError(f"{output_path}: the output lies inside the input {input_path}; choose another place")
-    if target in source.parents:
+    _check_not_around(input_path, output_path)
+
+
+def _check_not_around(input_path, output_path):
+    if output_path.resolve() in (input_path.resolve(), *input_path.resolve().parents):
         raise CheckpointError(f"{output_path}: the input {input_path} lies inside the output; choose another place")
 
 
-def _check_mode(checkpoint, mode):
+def _check_merging(mode, with_optimizer):
+    if mode in FORMERS or with_optimizer:
+        flag = f"--mode {mode}" if mode in FORMERS else "--with_optimizer"
+        raise CheckpointError(
+            f"{flag} with --lora_path: the optimizer's state is not that of merged weights; leave it out"
+        )
+
+
+def _check_mode(checkpoint, mode, merging):
     kind = MODES[mode][0]
-    if kind is None and checkpoint.layout.kind == "hf":
+    if kind is None and not merging and checkpoint.layout.kind == "hf":
         raise CheckpointError(f"{checkpoint.folder}: Hugging Face's layout has no parallel files; use hf2te or hf2pd")
     if kind and checkpoint.layout.kind != kind:
         fitting = [m for m, (source, _) in MODES.items() if source == checkpoint.layout.kind]
@@ -315,6 +339,14 @@ def _check_space(output_path, total):
         raise CheckpointError(
             f"{output_path}: needs {total / 1e9:.1f} GB, but {parent} has only {free / 1e9:.1f} GB free"
         )
+
+
+class _Bar(tqdm):
+    """Calls `alive`, an attribute, with each step, shown or not."""
+
+    def update(self, n=1):
+        self.alive()
+        return super().update(n)
 
 
 def _silent(line):

@@ -13,7 +13,7 @@ from paddle_te.configs.families import family_of, is_tied
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import check_head_dim, native_config
-from paddle_te.weights.contents import files_of_index
+from paddle_te.weights.contents import COMPANIONS, files_of_index, is_adapter, merge_command
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.layout import Dims, Layout, detect, layouts_of
 from paddle_te.weights.tensors import CheckpointError, same_bytes
@@ -26,13 +26,6 @@ _WEIGHTS = re.compile(
 )
 _STEMS = {".pdparams": "model_state", ".safetensors": "model"}
 _FORMATS = {".pdparams": pdparams, ".safetensors": safetensors}
-
-# What makes a folder of weights loadable; a Trainer's own state (optimizer, scheduler, random state) is not carried.
-_COMPANIONS = re.compile(
-    r"generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|spiece\.model|"
-    r"sentencepiece.*\.model|chat_template.*|LICENSE.*|README.*|USE_POLICY.*",
-    re.IGNORECASE,
-)
 
 # Buffers that older checkpoints hold and that are computed from config.json
 _COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -74,7 +67,7 @@ class Rank:
 
 @dataclass
 class Checkpoint:
-    """An opened checkpoint folder; see `open_checkpoint`."""
+    """An opened checkpoint folder; see `open_checkpoint`. adapter: an Adapter that its weights are read with."""
 
     folder: Path
     suffix: str
@@ -87,6 +80,7 @@ class Checkpoint:
     companions: list
     left_out: list
     tied: bool
+    adapter: object = None
 
     @property
     def files(self):
@@ -119,11 +113,19 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     weights = {file.name for rank in ranks.values() for file in rank.files}
     weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS}
     others = sorted(path.name for path in folder.iterdir() if path.name not in weights)
-    companions = [name for name in others if _COMPANIONS.fullmatch(name) and (folder / name).is_file()]
+    companions = [name for name in others if COMPANIONS.fullmatch(name) and (folder / name).is_file()]
     left_out = [name for name in others if name not in companions]
     checkpoint = Checkpoint(folder, suffix, config, ranks, layout, dims, tp, pp, companions, left_out, is_tied(sizes))
     check_agreement(checkpoint)
     return checkpoint
+
+
+def dims_of(folder):
+    """The Dims of the model in a folder's config.json. Raises CheckpointError."""
+    config = _in_paddlenlps_words(folder, _read_config(folder))
+    if config is None:
+        raise CheckpointError(f"{folder / 'config.json'}: missing; it says how the weights are divided")
+    return _dims(folder, config, _heads(folder, config, None, None), {}, None, 1)
 
 
 def check_layout(folder, layout, hf=False):
@@ -151,6 +153,11 @@ def _find_ranks(folder):
             raise CheckpointError(
                 f"{path}: not one of the file names that are understood (tensor and pipeline parallel)"
             )
+    if not matches and is_adapter(folder):
+        raise CheckpointError(
+            f"{folder}: holds a LoRA adapter, not a model: give the model's folder here, and the adapter with "
+            f"--lora_path; {merge_command(folder)} makes a model of both"
+        )
     if not matches:
         torch = " (pytorch_model*.bin is not read: save the model as safetensors)" * any(folder.glob("pytorch_model*"))
         raise CheckpointError(f"{folder}: no model_state*.pdparams and no model*.safetensors in it{torch}")

@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds, as text: layout, dtypes, degrees, step and every tensor's name and shape.
+"""What a checkpoint's or an adapter's folder holds, as text: layout, dtypes, degrees, step, all names and shapes.
 
 Reads names, shapes and places, no tensor.
 """
@@ -10,7 +10,9 @@ from pathlib import Path
 
 from paddle_te.manifest import MANIFEST
 from paddle_te.table import in_columns
-from paddle_te.weights.contents import TRAINER_STATE, read_state
+from paddle_te.weights.adapters import Adapter, open_adapter
+from paddle_te.weights.adapters.peft import base_of, peft_command
+from paddle_te.weights.contents import TRAINER_STATE, is_adapter, merge_command, read_state
 from paddle_te.weights.folder import Checkpoint, open_checkpoint
 from paddle_te.weights.optimizer import STATE_FILES, is_unified
 from paddle_te.weights.resharding import saved_degrees
@@ -22,12 +24,46 @@ def inspect(folder: str | Path, num_attention_heads: int | None = None, num_key_
     The ranks of tensor parallelism have tensors of the same names and shapes, so the table lists those of the first.
     Arguments and errors as `open_checkpoint`'s, and CheckpointError for a damaged trainer_state.json.
     """
+    if Path(folder).is_dir() and is_adapter(Path(folder)):
+        adapter = open_adapter(folder)
+        return _as_text(_adapter_facts(adapter), _adapter_rows(adapter))
     checkpoint = open_checkpoint(folder, num_attention_heads, num_key_value_heads)
-    facts = _facts(checkpoint)
+    return _as_text(_facts(checkpoint), _rows(checkpoint))
+
+
+def _as_text(facts, rows):
     width = max(map(len, facts))
-    return "\n".join(
-        [*(f"{name:<{width}}  {fact}" for name, fact in facts.items()), "", *in_columns(_rows(checkpoint))]
-    )
+    return "\n".join([*(f"{name:<{width}}  {fact}" for name, fact in facts.items()), "", *in_columns(rows)])
+
+
+def _adapter_facts(adapter: Adapter) -> dict[str, str]:
+    refs = [ref for refs in adapter.tensors.values() for ref in refs]
+    layers = {layer for layer, _ in adapter.parts if layer is not None}
+    parts = dict.fromkeys(part for _, part in adapter.parts)
+    ranks = sorted({low_rank.rank for low_rank in adapter.parts.values()})
+    to_peft = peft_command(adapter)
+    return {
+        "folder": str(adapter.folder),
+        "adapter": f"LoRA, in {adapter.form.title} names",
+        "rank": ", ".join(map(str, ranks)),
+        "scaling": ", ".join(sorted({f"{low_rank.scaling:g}" for low_rank in adapter.parts.values()})),
+        "beside": f"{', '.join(parts)} of {len(layers)} layers",
+        "whole": ", ".join(name for _, _, name in adapter.whole.values()) or "none",
+        "parameters": f"{sum(prod(ref.shape) for ref in refs):,}",
+        "dtypes": ", ".join(sorted({ref.dtype for ref in refs})),
+        "made from": adapter.settings.base or "not said",
+        "step": _step(adapter.folder),
+        "manifest": _manifest(adapter.folder),
+        "merge it": merge_command(adapter.folder, base_of(adapter)),
+        **({"for vLLM": to_peft} if to_peft else {}),
+    }
+
+
+def _adapter_rows(adapter):
+    rows = [("tensor", "shape", "dtype", "file")]
+    for name, refs in adapter.tensors.items():
+        rows += [(name, str(list(ref.shape)), ref.dtype, ref.path.name) for ref in refs]
+    return rows
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:

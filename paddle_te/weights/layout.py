@@ -288,6 +288,14 @@ class Dims:
             shape[SPLIT_AXIS[part]] //= degree
         return tuple(shape)
 
+    def share(self, part, degree, rank):
+        """The slices, one for each axis, that are a rank's share of a part."""
+        slices = [slice(None)] * len(self.part_shape(part))
+        if self.splits(part, degree):
+            width = self.part_shape(part, degree)[SPLIT_AXIS[part]]
+            slices[SPLIT_AXIS[part]] = slice(rank * width, (rank + 1) * width)
+        return tuple(slices)
+
     def splits(self, part, degree):
         """Whether tensor parallelism of that degree splits the part."""
         if SPLIT_AXIS[part] is None or degree == 1:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from paddle_te.weights import layout
+from paddle_te.weights.adapters.merging import merged
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.layout import SPLIT_AXIS
 from paddle_te.weights.output_files import pieces
@@ -46,10 +47,14 @@ def read_tensors(checkpoint, target, names, tensor_parallel_degree=1, tensor_par
 
 
 class Reader:
-    """Gathers a target rank's share of each part of the model, from whichever source ranks hold it."""
+    """Gathers a target rank's share of each part of the model, from whichever source ranks hold it.
+
+    Where the checkpoint is read with an adapter, the tensors that this changes are float32: who takes them rounds once.
+    """
 
     def __init__(self, checkpoint, degree):
         self._dims, self._source_degree, self._degree = checkpoint.dims, checkpoint.tp, degree
+        self._adapter = checkpoint.adapter
         self._pieces = []  # of each source rank, all its pipeline stages together
         for tp in range(checkpoint.tp):
             ranks = [rank for rank in checkpoint.ranks.values() if (rank.tp or 0) == tp]
@@ -66,6 +71,8 @@ class Reader:
             key: parts for key, parts in self._kept.items() if key[0] == layer and parts.keys() & {*slot.parts}
         }
         parts = {part: self._part(rank, layer, part) for part in slot.parts}
+        if self._adapter is not None and self._adapter.touches(layer, slot.parts):
+            parts = {part: self._merged(rank, layer, part, array) for part, array in parts.items()}
         if slot.transposed:
             return [layout.put_together(slot, parts, self._dims.head_dim)]
         return layout.stack(slot, parts, self._dims.head_dim)
@@ -79,6 +86,10 @@ class Reader:
                 f"{self._pieces[0][layer, slot.parts[0]][0].path}: {slot.name}: parts of different age"
             )
         return [first]
+
+    def _merged(self, rank, layer, part, array):
+        share = self._dims.share(part, self._degree, rank)
+        return merged(self._adapter, self._dims, (layer, part), share, array)
 
     def _part(self, rank, layer, part):
         """[out, in] of a part, or the vector of a bias or norm."""

@@ -47,10 +47,10 @@ def cast(array, spec):
     """
     if array.dtype == STORAGE[spec.dtype]:
         return array
-    wide = _float32(array)
+    wide = in_float32(array)
     with np.errstate(over="ignore"):  # asked about below
         narrow = _bfloat16(wide) if spec.dtype == "bfloat16" else wide.astype(STORAGE[spec.dtype])
-    overflowed = np.isinf(_float32(narrow)) & np.isfinite(wide)
+    overflowed = np.isinf(in_float32(narrow)) & np.isfinite(wide)
     if overflowed.any():
         largest = np.abs(wide[overflowed]).max()
         raise CheckpointError(f"{spec.name!r} has numbers up to {largest:g}, which are too large for {spec.dtype}")
@@ -71,7 +71,8 @@ def all_finite(array, dtype):
     return all(np.isfinite(block).all() for block in blocks)
 
 
-def _float32(array):
+def in_float32(array):
+    """An array of a dtype of NUMBERS, of which uint16 are bfloat16's bits, in float32; the array itself where it is."""
     if array.dtype == STORAGE["bfloat16"]:
         return (array.astype("<u4") << 16).view("<f4")
     return array.astype("<f4", copy=False)

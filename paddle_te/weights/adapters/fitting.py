@@ -1,0 +1,81 @@
+"""Whether an adapter is for a model: every tensor of it has a place there, and no module that it names is left out."""
+
+from dataclasses import replace
+
+from paddle_te.weights.adapters.files import Adapter, all_parts
+from paddle_te.weights.folder import Checkpoint
+from paddle_te.weights.layout import Dims
+from paddle_te.weights.tensors import CheckpointError
+
+
+def with_adapter(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
+    """The checkpoint as one whose weights have the adapter in them: whoever reads them reads them merged.
+
+    Raises CheckpointError for the adapter of another model.
+    """
+    check_fits(adapter, checkpoint.dims, str(checkpoint.folder), checkpoint.tied)
+    return replace(checkpoint, adapter=adapter)
+
+
+def check_fits(adapter: Adapter, dims: Dims, model: str, tied: bool):
+    """Raises CheckpointError unless an adapter is one of a model.
+
+    model: what to call it in messages. tied: whether its head is its embedding.
+    """
+    for (layer, part), low_rank in adapter.parts.items():
+        _check_layer(adapter, low_rank.name, layer, dims, model)
+        _check_tied(adapter, low_rank.name, part, tied)
+    for (layer, part), (_, _, name) in adapter.whole.items():
+        _check_layer(adapter, name, layer, dims, model)
+        _check_tied(adapter, name, part, tied)
+    for low_ranks in adapter.low_ranks().values():
+        for low_rank in low_ranks:
+            _check_shape(adapter, low_rank, dims, model)
+    for ref, slot, name in adapter.whole.values():
+        if tuple(ref.shape) != dims.slot_shape(slot):
+            raise CheckpointError(
+                f"{ref.path}: {name!r} has shape {list(ref.shape)}, in {model} {list(dims.slot_shape(slot))}: the "
+                "adapter of another model, or of one whose vocabulary was changed"
+            )
+    if adapter.settings.targets:
+        _check_targets(adapter, dims)
+
+
+def _check_layer(adapter, name, layer, dims, model):
+    if layer is not None and layer >= dims.num_hidden_layers:
+        raise CheckpointError(
+            f"{adapter.folder}: the adapter of another model: it has {name!r}, and {model} has "
+            f"{dims.num_hidden_layers} layers"
+        )
+
+
+def _check_tied(adapter, name, part, tied):
+    if tied and part in ("embed", "lm_head"):
+        raise CheckpointError(
+            f"{adapter.folder}: changes {name!r}, which with tie_word_embeddings=true is embedding and head in one: "
+            "merge it with PEFT, and save the model with tie_word_embeddings=false"
+        )
+
+
+def _check_shape(adapter, low_rank, dims, model):
+    shapes = [dims.part_shape(part) for part in low_rank.slot.parts]
+    wanted = [sum(shape[0] for shape in shapes), shapes[0][1]]
+    if (found := [low_rank.out_features, low_rank.in_features]) != wanted:
+        raise CheckpointError(
+            f"{adapter.folder}: the adapter of another model: {low_rank.name!r} is a weight {found} there, and "
+            f"{wanted} in {model}"
+        )
+
+
+def _check_targets(adapter, dims):
+    """What PEFT's target_modules name has A and B, and nothing else has."""
+    settings = adapter.settings
+    for layer, module, slot in all_parts(adapter.form, dims.num_hidden_layers):
+        wanted = settings.targets.match(module) and not any(f".{name}." in f".{module}." for name in settings.saved)
+        if wanted != ((layer, slot.parts[0]) in adapter.parts):
+            found = "has no A and B in the file" if wanted else "has A and B in the file, and is not among them"
+            raise CheckpointError(f"{settings.path}: of its target_modules {module!r} {found}")
+    names = {name for _, _, name in adapter.whole.values()}
+    for module in settings.saved:
+        if not any(f".{module}." in f".{name}" for name in names):
+            raise CheckpointError(f"{settings.path}: modules_to_save names {module!r}, which is not in the file")

@@ -1,0 +1,122 @@
+"""What LoRA's A and B are called in an adapter's folder: made from the table in `layout`, as all names of weights are.
+
+- "peft": Hugging Face's modules, A [r, in] and B [out, r]; the embedding's lie transposed under a name of their own.
+- "te": {q,k,v,o,gate,up,down}_proj in Transformer Engine's layer that has the fused weight, A [in, r], B [r, out].
+- "pd": PaddleNLP's native modules, fused or not; as te's. A fused one has one A for all its parts.
+- "formers": PaddleFormers' modules, which are Hugging Face's; as te's.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from paddle_te.configs.families import FAMILIES, Family
+from paddle_te.weights.layout import SPLIT_AXIS, Layout, Slot, hf_layout, layouts_of
+from paddle_te.weights.tensors import CheckpointError
+
+_PEFT = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_(?:(?P<factor>[AB])\.weight|embedding_(?P<embedding>[AB]))"
+)
+_PADDLE = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])")
+_TITLES = {"pd": "PaddleNLP's native", "te": "Transformer Engine's", "hf": "PEFT's"}
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a tensor of an adapter is: A or B (factor) beside a module, or, without a factor, a whole weight or bias.
+
+    layer: its number, None outside of the decoder layers. slot: the module and its parts, or the weight's Slot.
+    """
+
+    layer: int | None
+    slot: Slot
+    factor: str | None = None
+
+
+@dataclass(frozen=True)
+class Form:
+    """The names of one kind of adapters. layout: those of whole weights. modules: of the modules, as a Layout's slots
+    without ".weight"."""
+
+    kind: str
+    title: str
+    layout: Layout
+    modules: Layout
+
+    @property
+    def family(self) -> Family:
+        """The models' family."""
+        return self.layout.family
+
+    @property
+    def transposed(self) -> bool:
+        """Whether A and B are stored [in, r] and [r, out]."""
+        return self.kind != "peft"
+
+    def find(self, name: str) -> Name | None:
+        """What the tensor of that name is; None for a name that the form does not have."""
+        peft = self.kind == "peft"
+        match = (_PEFT if peft else _PADDLE).fullmatch(name)
+        if match is None:
+            found = self.layout.find(_whole(name) if peft else name)
+            return found and Name(*found)
+        found = self.modules.find(match["module"])
+        embedding = peft and match["embedding"]
+        if found is None or bool(embedding) != (found[1].parts == ("embed",)):
+            return None
+        return Name(*found, match["factor"] or embedding)
+
+
+def _whole(name):
+    """Hugging Face's name of a weight that PEFT has saved whole."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".") if name.startswith("base_model.") else ""
+
+
+def form_of(folder, names, peft: bool, family: Family | None = None) -> Form:
+    """The Form that has all names of an adapter's tensors.
+
+    peft: whether it is PEFT's. family: the base's; None: any. Raises CheckpointError, naming a tensor.
+    """
+    forms = [form for each in ([family] if family else FAMILIES.values()) for form in forms_of(each, peft)]
+    for form in forms:
+        if all(form.find(name) for name in names):
+            return form
+    nearest = max(forms, key=lambda form: sum(form.find(name) is not None for name in names))
+    unknown = next(name for name in names if not nearest.find(name))
+    models = " or ".join(each.title for each in ([family] if family else FAMILIES.values()))
+    raise CheckpointError(
+        f"{folder}: {unknown!r} is none of the tensors that LoRA has beside a {models}: the adapter of another model, "
+        "or of another method"
+    )
+
+
+def forms_of(family: Family, peft: bool) -> list[Form]:
+    """All Forms of PEFT's adapters on a Family's models, or of Paddle's."""
+    if peft:
+        return [_form("peft", hf_layout(family=family))]
+    theirs = [_form(layout.kind, layout) for layout in layouts_of(family) if layout.kind != "hf"]
+    formers = _form("formers", hf_layout(family=family), "PaddleFormers'")
+    return theirs + [formers] * (family.names == "llama")
+
+
+def form_for(layout: Layout) -> Form:
+    """The Form of adapters on a model whose weights are in a Layout, PaddleNLP's or Transformer Engine's."""
+    return _form(layout.kind, layout)
+
+
+def _form(kind, layout, title=None):
+    make = _te_modules if layout.kind == "te" else _modules
+    outside = _modules(slot for slot in layout.model if slot.parts[0] in ("embed", "lm_head")) if kind == "peft" else ()
+    modules = replace(layout, layer=make(filter(_is_projection, layout.layer)), model=outside)
+    return Form(kind, title or _TITLES[layout.kind], layout, modules)
+
+
+def _is_projection(slot):
+    return SPLIT_AXIS[slot.parts[0]] is not None and not slot.parts[0].endswith("_bias")
+
+
+def _modules(slots):
+    return tuple(Slot(slot.name.removesuffix(".weight"), slot.parts, grouped=slot.grouped) for slot in slots)
+
+
+def _te_modules(slots):
+    return tuple(Slot(f"{slot.name.rpartition('.')[0]}.{part}_proj", (part,)) for slot in slots for part in slot.parts)

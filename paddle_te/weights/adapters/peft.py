@@ -1,0 +1,191 @@
+"""Writes an adapter as PEFT's folder: adapter_model.safetensors and adapter_config.json, which vLLM reads, too.
+
+Each module of Hugging Face's gets the A and B of its parts. Those of a fused weight share one A in PEFT's q, k and v.
+Where Hugging Face's module is the fused one (GPT-2's c_attn) and the parts have an A each, the module's A has all of
+them, one under the other, and B has theirs in blocks: the same product, of a rank that is the sum.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paddle_te.weights import safetensors
+from paddle_te.weights.adapters.files import PEFT_WEIGHTS, Adapter, all_parts, open_adapter
+from paddle_te.weights.adapters.names import forms_of
+from paddle_te.weights.contents import PEFT_ADAPTER, check_contents, check_own, merge_command
+from paddle_te.weights.files import check_new, copy_file, new_folder, write_json
+from paddle_te.weights.folder import dims_of
+from paddle_te.weights.layout import Slot
+from paddle_te.weights.tensors import CheckpointError, TensorSpec, all_finite, cast
+from paddle_te.weights.verification import FULL, Verification
+
+_MODES = {"te": "te2hf", "pd": "pd2hf", "formers": "pd2hf"}  # what makes PEFT's of a Form's kind
+
+
+@dataclass(frozen=True)
+class _Module:
+    """One of Hugging Face's modules. low_ranks: {part: its LowRank, or None}."""
+
+    name: str
+    slot: Slot
+    low_ranks: dict
+
+    @property
+    def different(self):
+        """The LowRanks of its parts, each once."""
+        return list(dict.fromkeys(filter(None, self.low_ranks.values())))
+
+    @property
+    def rank(self):
+        """Of the module's A."""
+        return sum(low_rank.rank for low_rank in self.different)
+
+    def read_a(self):
+        """A [rank, in]."""
+        return np.concatenate([low_rank.read_a() for low_rank in self.different], 0)
+
+    def read_b(self, dims):
+        """B [out, rank]."""
+        starts, start = {}, 0
+        for low_rank in self.different:
+            starts[low_rank], start = start, start + low_rank.rank
+        rows = []
+        for part in self.slot.parts:
+            low_rank = self.low_ranks[part]
+            block = np.zeros((dims.part_shape(part)[0], self.rank), self.different[0].read_a().dtype)
+            if low_rank is not None:
+                block[:, starts[low_rank] : starts[low_rank] + low_rank.rank] = low_rank.read_b(part, dims)
+            rows.append(block)
+        return np.concatenate(rows, 0)
+
+
+def convert_adapter(input_path, output_path, mode, dtype=None, verify_checkpoint=FULL, tell=print):
+    """Makes PEFT's folder of an adapter's.
+
+    mode: "te2hf" or "pd2hf", as the adapter's names are. verify_checkpoint: how much of the input's manifest, if it has
+    one, is compared first. Others and errors as `write_peft`'s.
+    """
+    input_path, output_path = Path(input_path), Path(output_path)
+    check_new(output_path)
+    Verification(verify_checkpoint, tell=tell).check(input_path)
+    adapter = open_adapter(input_path)
+    fitting, command = _MODES.get(adapter.form.kind), peft_command(adapter)
+    if fitting is None or mode != fitting:
+        to_peft = f"; {command} makes PEFT's folder of it, which vLLM serves" if command else ""
+        raise CheckpointError(
+            f"{input_path}: holds {adapter.title}, not a model: {merge_command(input_path, base_of(adapter))} "
+            f"merges it into its model{to_peft}"
+        )
+    write_peft(adapter, output_path, dtype, tell)
+
+
+def peft_command(adapter):
+    """The command that makes PEFT's folder of an adapter's; None for one that is PEFT's."""
+    mode = _MODES.get(adapter.form.kind)
+    return mode and f"paddle-te convert --mode {mode} --input_ckpt_path {adapter.folder} --output_ckpt_path PEFT_FOLDER"
+
+
+def base_of(adapter):
+    """The folder of an adapter's model where it is there, else MODEL, for commands."""
+    base = adapter.settings.base
+    return base if base and (Path(base) / "config.json").is_file() else "MODEL"
+
+
+def write_peft(adapter: Adapter, output, dtype=None, tell=print):
+    """Writes an adapter into the new folder `output`, complete or not at all.
+
+    dtype: of A and B; None: as they are. tell: takes a line about numbers that are not finite. Raises CheckpointError
+    for one that PEFT's folder cannot hold.
+    """
+    if adapter.whole:
+        name = next(name for _, _, name in adapter.whole.values())
+        raise CheckpointError(
+            f"{adapter.folder}: has {name!r} whole, which vLLM does not load with an adapter: merge it into its model"
+        )
+    (form,), dims = forms_of(adapter.form.family, peft=True), dims_of(adapter.folder)
+    modules = _modules(adapter, form, dims.num_hidden_layers)
+    for name in adapter.companions:
+        check_own(adapter.folder / name)
+        check_contents(adapter.folder / name)
+    with new_folder(output) as folder:
+        broken = _write_weights(folder / PEFT_WEIGHTS, modules, dims, dtype)
+        write_json(folder / PEFT_ADAPTER, _config(adapter, form, modules, dims.num_hidden_layers))
+        for name in adapter.companions:
+            copy_file(adapter.folder / name, folder / name)
+    if broken:
+        tell(f"{output}: {len(broken)} tensors hold NaN or infinity, as they did before: {', '.join(broken[:3])}")
+
+
+def _modules(adapter, form, num_layers):
+    """{(layer, Slot): _Module} of those modules of Hugging Face's that get A and B."""
+    found = {}
+    for layer, name, slot in all_parts(form, num_layers):
+        low_ranks = {part: adapter.parts.get((layer, part)) for part in slot.parts}
+        if any(low_ranks.values()):
+            found[layer, slot] = _Module(name, slot, low_ranks)
+    return found
+
+
+def _write_weights(path, modules, dims, dtype):
+    specs, broken = [], []
+    for module in modules.values():
+        columns, rows = module.different[0].in_features, sum(dims.part_shape(part)[0] for part in module.slot.parts)
+        for factor, shape in (("A", (module.rank, columns)), ("B", (rows, module.rank))):
+            name = f"base_model.model.{module.name}.lora_{factor}.weight"
+            specs.append(TensorSpec(name, dtype or module.different[0].dtype, shape))
+    writer, left = safetensors.Writer(path, specs, "pt"), iter(specs)
+    for module in modules.values():
+        for array in (module.read_a(), module.read_b(dims)):
+            spec = next(left)
+            array = cast(array, spec)
+            if not all_finite(array, spec.dtype):
+                broken.append(spec.name)
+            writer.add([array])
+    writer.close()
+    return broken
+
+
+def _config(adapter, form, modules, num_layers):
+    """adapter_config.json, of keys that every version of PEFT since 2024 and vLLM know."""
+    settings = adapter.settings
+    alpha_of = lambda module: _alpha(settings, module)  # noqa: E731
+    rank, alpha = Counter((module.rank, alpha_of(module)) for module in modules.values()).most_common(1)[0][0]
+    others = [module for module in modules.values() if (module.rank, alpha_of(module)) != (rank, alpha)]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": settings.base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": settings.dropout,
+        "use_rslora": settings.rslora,
+        "target_modules": _targets(form, modules, num_layers),
+        "rank_pattern": {module.name: module.rank for module in others},
+        "alpha_pattern": {module.name: alpha_of(module) for module in others},
+        "bias": "none",
+        "fan_in_fan_out": form.layout.layer[-1].transposed,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "use_dora": False,
+    }
+
+
+def _alpha(settings, module):
+    """The alpha with which a module's rank scales as the adapter does."""
+    if module.rank == settings.rank:
+        return settings.alpha
+    return module.different[0].scaling * (module.rank**0.5 if settings.rslora else module.rank)
+
+
+def _targets(form, modules, num_layers):
+    """target_modules: the last word of a module's name where all of that word have A and B, else the whole names."""
+    word = lambda name: name.rpartition(".")[2]  # noqa: E731
+    everything = Counter(word(name) for _, name, _ in all_parts(form, num_layers))
+    there = Counter(word(module.name) for module in modules.values())
+    whole = {name for name, count in there.items() if everything[name] == count}
+    return sorted({word(m.name) if word(m.name) in whole else m.name for m in modules.values()})
