@@ -135,7 +135,7 @@ class WithLoRA:
         if self.merged == (sign == 1):
             return
         if self.stored_weights:
-            raise RuntimeError("the weights exist in fp8 only: merge into those that they were made from (save_merged)")
+            raise RuntimeError("the weights exist in fp8 only: merge into those that they were made from")
         for name in self.parts:
             weight = getattr(self, name)
             weight.set_value(self.with_products(name, weight, sign))

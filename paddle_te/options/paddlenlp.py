@@ -88,7 +88,6 @@ UNSUPPORTED = {
     "eval_with_do_generation": (False, "paddle-te evaluate --prompts generates"),
     "save_generation_output": (False, "paddle-te evaluate --prompts generates"),
     "pissa": (False, "--lora is the one there is"),
-    "rslora": (False, "--lora is the one there is"),
     "use_quick_lora": (False, "--lora is the one there is"),
     "vera": (False, "--lora is the one there is"),
     "lokr": (False, "--lora is the one there is"),

@@ -23,6 +23,7 @@ def model_values(config, lora=None, quantized=None, frozen=None):
     values["weights"] = "Transformer Engine's" if te else native_weights(config)
     if lora is not None:
         values["adapter"] = f"rank {lora.r}, alpha {lora.lora_alpha}, on {' '.join(lora.target_modules)}"
+        values["adapter"] += ", rank-stabilized" if lora.rslora else ""
         values["adapter"] += f", over weights in {quantized}" if quantized else ""
     else:
         values[FROZEN] = frozen_by(frozen)

@@ -25,6 +25,7 @@ from paddle_te.models.backend import check_backend, check_backend_name
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.runs.transfers import Transfer
 from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
+from paddle_te.weights.adapters import open_adapter, with_adapter
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.verification import FULL, Verification
 
@@ -50,17 +51,20 @@ def verification(level=FULL):
     return Verification(level, dist.get_rank(), ranks, lambda mine: gather_objects(mine, ranks), logger.warning)
 
 
-def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FULL):
+def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FULL, adapter=None):
     """model_class(config) with the weights in `folder`: in the backend's layout, of any degrees, or in Hugging Face's.
 
     All processes call it. The model's `loaded` is the Transfer.
+    adapter: the folder of a LoRA adapter, which is added to the weights as they are read.
     in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read for the recipe of the
     configuration (`fp8_model_init`). verify: how much of the folder's manifest, if it has one, is compared first.
     Raises CheckpointError where PaddleNLP would only warn, and for files that differ from their manifest.
     """
     start = time.perf_counter()
     verified = verification(verify).check(folder)
-    model = _from_folder(model_class, folder, config, dtype, in_fp8)
+    if adapter:
+        verification(verify).check(adapter)
+    model = _from_folder(model_class, folder, config, dtype, in_fp8, adapter)
     size = sum(path.stat().st_size for path in open_checkpoint(folder).files)
     note = f"{verified.words} ({verified.seconds:.1f} s)" if verified.compared else verified.words
     model.loaded = Transfer("load", Path(folder), size, time.perf_counter() - start, note, verified.compared)
@@ -69,15 +73,18 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FUL
     return model
 
 
-def _from_folder(model_class, folder, config, dtype, in_fp8):
+def _from_folder(model_class, folder, config, dtype, in_fp8, adapter):
     layout = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
     of_a_rank = any(Path(folder).glob("model_state.[tp]p*"))
     # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
     whole_head = family_of(config).learned_positions and config.tensor_parallel_degree > 1
-    if in_fp8 or layout == "hf" or of_a_rank or whole_head:
+    if in_fp8 or layout == "hf" or of_a_rank or whole_head or adapter:
+        checkpoint = open_checkpoint(folder)
+        if adapter:
+            checkpoint = with_adapter(checkpoint, open_adapter(adapter, family_of(config)))
         with fp8_model_init(in_fp8, fp8_recipe(config) if in_fp8 else None):
             model = model_class.from_config(config, dtype=dtype)
-        load_weights(model, open_checkpoint(folder))
+        load_weights(model, checkpoint)
         keep_end_tokens(model, folder)
         return model
     with _no_views():
@@ -230,15 +237,15 @@ def load_config(folder, backend="none", **settings):
     return config
 
 
-def load_model(folder, backend="none", dtype="float32", verify=FULL, **settings):
+def load_model(folder, backend="none", dtype="float32", verify=FULL, adapter=None, **settings):
     """The model with the weights in `folder`, in evaluation mode; of a pipeline (settings) this process's stage.
 
-    verify: as `from_pretrained`'s. Raises what `check_backend` and `load_config` raise.
+    verify, adapter: as `from_pretrained`'s. Raises what `check_backend` and `load_config` raise.
     """
     check_backend(backend, dtype, settings.get("use_fp8", False))
     config = load_config(folder, backend, **settings)
     model = from_pretrained(
-        model_class(config, config.pipeline_parallel_degree > 1), folder, config, dtype, verify=verify
+        model_class(config, config.pipeline_parallel_degree > 1), folder, config, dtype, verify=verify, adapter=adapter
     )
     model.eval()
     return model

@@ -1,17 +1,15 @@
-"""LoRA in PaddleNLP: its LoRAModel around native layers or ours (`models.lora`), its files, and merged checkpoints."""
+"""LoRA in PaddleNLP: its LoRAModel around native layers or ours (`models.lora`), and adapters that are read into it."""
 
-from pathlib import Path
-
-import paddle
 from paddlenlp.peft import LoRAConfig, LoRAModel
-from paddlenlp.utils.env import LORA_CONFIG_NAME, LORA_WEIGHTS_NAME
 
-from paddle_te.hosts.paddlenlp.loading import on_device, read_share, verification
-from paddle_te.layers import stored_weights
-from paddle_te.layers.lora import WithLoRA
+from paddle_te.configs.families import family_of, is_tied
+from paddle_te.hosts.paddlenlp.loading import layout_of, on_device, verification
+from paddle_te.models.dims import model_dims
 from paddle_te.models.lora import TARGETS, DecoderLoRA
-from paddle_te.weights import check_contents
-from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights import CheckpointError
+from paddle_te.weights.adapters import check_fits, open_adapter
+from paddle_te.weights.adapters.names import form_for
+from paddle_te.weights.adapters.sharing import check_trainable, shares
 from paddle_te.weights.names import FUSED, NATIVE
 from paddle_te.weights.verification import FULL
 
@@ -20,10 +18,30 @@ def target_modules(targets):
     """LoRAConfig's target_modules for "all", "attention" or "mlp", for every backend, native weights fused or not."""
     if targets not in TARGETS:
         raise ValueError(f"lora_targets={targets!r}; it may be {', '.join(TARGETS)}")
-    parts = {name.removesuffix("_proj") for name in TARGETS[targets]}
-    parts |= {module for module, held in FUSED.items() if parts.issuperset(held)}
-    native = [module for names in NATIVE.values() for part, module in names.layer.items() if part in parts]
-    return [rf".*\.{name}" for name in dict.fromkeys((*TARGETS[targets], *(name.split(".")[-1] for name in native)))]
+    return [rf".*\.{name}" for name in _module_names([name.removesuffix("_proj") for name in TARGETS[targets]])]
+
+
+def _module_names(parts):
+    """The last words of the names of the modules with these parts, ours and PaddleNLP's."""
+    there = {*parts, *(module for module, held in FUSED.items() if {*parts}.issuperset(held))}
+    native = [module for names in NATIVE.values() for part, module in names.layer.items() if part in there]
+    return dict.fromkeys((*(f"{part}_proj" for part in parts), *(name.split(".")[-1] for name in native)))
+
+
+def _targets_of(adapter, num_layers):
+    """target_modules of the modules that an Adapter has A and B for."""
+    layers = {}
+    for layer, part in adapter.parts:
+        layers.setdefault(part, set()).add(layer)
+    parts = {part for part in layers if len(layers[part]) == num_layers}
+    for targets, names in TARGETS.items():
+        if parts == {*layers} == {name.removesuffix("_proj") for name in names} & {*adapter.form.layout.layer_parts}:
+            return target_modules(targets)
+    found = [rf".*\.{name}" for name in _module_names(sorted(parts))]
+    for part in sorted(layers.keys() - parts):
+        numbers = "|".join(map(str, sorted(layers[part])))
+        found += [rf".*\.layers\.(?:{numbers})\.(?:.*\.)?{name}" for name in _module_names([part])]
+    return found
 
 
 class TELoRAModel(DecoderLoRA, LoRAModel):
@@ -39,66 +57,65 @@ def lora_model_class(backend):
     return LoRAModel if backend == "none" else TELoRAModel
 
 
-def lora_config(targets="all", r=32, lora_alpha=64, lora_dropout=0.0, dtype=None, tensor_parallel_degree=-1):
-    """LoRAConfig for "all", "attention" or "mlp" projections of any backend. scaling = lora_alpha / r."""
+def lora_config(
+    targets="all", r=32, lora_alpha=64, lora_dropout=0.0, dtype=None, tensor_parallel_degree=-1, rslora=False
+):
+    """LoRAConfig for "all", "attention" or "mlp" projections of any backend.
+
+    scaling = lora_alpha / r, with rslora lora_alpha / sqrt(r).
+    """
     return LoRAConfig(
         target_modules=target_modules(targets),
         r=r,
         lora_alpha=lora_alpha,
         lora_dropout=lora_dropout,
+        rslora=rslora,
         dtype=dtype,
         tensor_parallel_degree=tensor_parallel_degree,
     )
 
 
-def load_lora(model, folder, backend, merge=True, verify=FULL):
-    """`model` with the adapter in `folder` (LoRAModel.save_pretrained); merge adds it to the weights.
+def load_lora(model, folder, backend, verify=FULL):
+    """The LoRAModel around `model` with the adapter in `folder`: PEFT's, PaddleFormers', or PaddleNLP's of any backend
+    and in any degrees. All processes call it.
 
-    verify: how much of the folder's manifest, if it has one, is compared first. Returns the model itself, or the
-    LoRAModel around it where it is not merged. Raises FileNotFoundError where there is
-    no adapter (PaddleNLP's from_pretrained would only log and go on), ValueError for the adapter of another backend,
-    and CheckpointError, a ValueError, for files that are damaged or would run code when they are loaded.
+    verify: how much of the folder's manifest, if it has one, is compared first. Raises CheckpointError where there is
+    no adapter, or that of another model, and for files that are damaged or would run code when they are loaded.
     """
-    for name in (LORA_CONFIG_NAME, LORA_WEIGHTS_NAME):
-        if not (Path(folder) / name).is_file():
-            raise FileNotFoundError(f"{Path(folder) / name}: no such file; {folder} holds no LoRA adapter")
     verification(verify).check(folder)
-    for name in ("lora_model_state*", "peft_model*"):  # which of them PaddleNLP loads depends on what else is there
-        for path in Path(folder).glob(name):
-            check_contents(path)
-    lora = lora_model_class(backend).from_pretrained(model, str(folder))
-    _check_names(lora, folder)
-    if not merge:
-        return lora
-    lora.merge()
-    return lora.model
+    config, dims = model.config, model_dims(model.config)
+    adapter = open_adapter(folder, family_of(config))
+    check_fits(adapter, dims, "this run's model", is_tied(config))
+    check_trainable(adapter)
+    lora = lora_model_class(backend)(model, _config_of(adapter, config))
+    degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
+    _set_weights(lora, dict(shares(adapter, form_for(layout_of(config)), dims, degree, rank)), folder)
+    return lora
 
 
-def _check_names(lora, folder):
+def _config_of(adapter, config):
+    """The LoRAConfig of an Adapter on a model's configuration."""
+    settings = adapter.settings
+    return LoRAConfig(
+        target_modules=_targets_of(adapter, config.num_hidden_layers),
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        rslora=settings.rslora,
+        dtype=config.dtype,
+        tensor_parallel_degree=config.tensor_parallel_degree,
+        base_model_name_or_path=settings.base,
+    )
+
+
+def _set_weights(lora, arrays, folder):
     """set_state_dict skips what it does not find: an adapter of other layers would do nothing."""
-    there = set(paddle.load(str(Path(folder) / LORA_WEIGHTS_NAME), return_numpy=True))
-    wanted = {name for name in lora.model.state_dict() if "lora_" in name}
-    if there != wanted:
-        example = sorted(there ^ wanted)[0]
-        raise ValueError(
-            f"{folder}: the adapter's weights are not those of this model and backend (for instance {example}); "
-            "LoRA of backend none fits native layers, that of paddle and transformer_engine theirs"
-        )
-
-
-def save_merged(lora, folder, base=None):
-    """Adds the adapter to the weights and saves the model, as a checkpoint without LoRA, in `folder`. One process.
-
-    base: the folder that the model was loaded from, for one whose weights exist in fp8 only: they are read there again
-    and stay on the host, so that the merged ones are those of a model that was never quantized.
-    """
-    model = lora.model
-    stored = stored_weights(model)
-    if not stored:
-        lora.merge()
-    weights = {name: weight for name, weight in model.state_dict().items() if "lora_" not in name}
-    for name, array in read_share(open_checkpoint(base), model.config, stored) if stored else ():
-        layer, own_name = stored[name]
-        weight = on_device(array).astype(layer.params_dtype)
-        weights[name] = (layer.with_products(own_name, weight) if isinstance(layer, WithLoRA) else weight).cpu()
-    model.save_pretrained(str(folder), state_dict=weights)
+    own = {name: weight for name, weight in lora.model.state_dict().items() if "lora_" in name}
+    if different := sorted(own.keys() ^ arrays.keys()):
+        raise CheckpointError(f"{folder}: not an adapter for this model's layers (for instance {different[0]})")
+    for name, array in arrays.items():
+        if list(array.shape) != list(own[name].shape):
+            raise CheckpointError(
+                f"{folder}: {name} has shape {list(array.shape)}, in this model {list(own[name].shape)}"
+            )
+    lora.set_state_dict({name: on_device(array).astype(own[name].dtype) for name, array in arrays.items()})

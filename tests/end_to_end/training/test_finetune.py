@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from safetensors.numpy import load_file
 
 from paddle_te.hosts.paddlenlp.evaluation import evaluate
 from paddle_te.hosts.paddlenlp.training import finetune
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningTrainer
 from paddle_te.layers import cross_entropy
-from paddle_te.weights import check_layout
+from paddle_te.weights import check_layout, convert
 from tests.pretraining import watch_samples
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.unit.hosts.paddlenlp.test_lora import ours_name
@@ -202,14 +203,18 @@ def test_fused_loss_learns_and_evaluates_alike(monkeypatch, place, tmp_path, fla
 
 
 @pytest.mark.parametrize("backend", ["none", "paddle"])
-def test_adapter_and_merged_model_evaluate_alike(monkeypatch, place, tmp_path, backend):
-    flags = dict(lora="true", lora_rank=4, learning_rate=1e-2, do_eval="true")
+def test_adapter_and_merged_model_evaluate_alike(monkeypatch, place, tmp_path, caplog, backend):
+    flags = dict(lora="true", lora_rank=4, rslora=str(backend == "none").lower(), learning_rate=1e-2, do_eval="true")
     run(monkeypatch, place, tmp_path / "out", backend, **flags)
     where = dict(model_name_or_path=place / backend, tokenizer_name_or_path=place / "tokenizer")
     merge = dict(output_dir=tmp_path / "out", transformer_engine_backend=backend, lora="true", merge_lora="true")
     start(monkeypatch, finetune.main, **where, **merge, lora_path=tmp_path / "out", device="cpu", report_to="none")
     merged = tmp_path / "out/merged"
     check_layout(merged, "native" if backend == "none" else "te")
+    assert f"{merged} is complete: the model of {place / backend} with the adapter" in caplog.text
+    with pytest.raises(SystemExit) as stop:  # there is one already
+        start(monkeypatch, finetune.main, **where, **merge, lora_path=tmp_path / "out", device="cpu", report_to="none")
+    assert stop.value.code == 2 and f"{merged}: not empty" in caplog.text
 
     docs = write_lines(tmp_path / "docs.jsonl", [{"text": "the list of names"}, {"text": "a module"}])
     losses = {}
@@ -225,6 +230,12 @@ def test_adapter_and_merged_model_evaluate_alike(monkeypatch, place, tmp_path, b
     assert abs(losses["merged"] - losses["base"]) > 1e-3
 
 
+def hf_folders(folder, place, run):
+    """The model and a run's merged one, in Hugging Face's layout."""
+    convert(folder / run / "merged", folder / "merged-hf", "te2hf", progress=False)
+    return place / "hf", folder / "merged-hf"
+
+
 def test_a_base_in_fp8_learns_as_one_in_its_own_precision(monkeypatch, place, tmp_path):
     flags = dict(lora="true", lora_rank=4, learning_rate=1e-2)
     want = run(monkeypatch, place, tmp_path / "plain", **flags)
@@ -233,6 +244,11 @@ def test_a_base_in_fp8_learns_as_one_in_its_own_precision(monkeypatch, place, tm
     # Of models and samples drawn at random: rounding to fp8 made 1 % in one of some hundred, and learning makes 10 %.
     assert want[6] < want[1] - 0.1 and got == pytest.approx(want, rel=3e-2)
     check_layout(tmp_path / "fp8/merged", "te")
+    base, merged = (load_file(path / "model.safetensors") for path in hf_folders(tmp_path, place, "fp8"))
+    adapter = paddle.load(str(tmp_path / "fp8/lora_model_state.pdparams"), return_numpy=True)
+    a, b = (adapter[f"llama.layers.1.transformer.layernorm_mlp.up_proj.lora_{x}"].astype("float64") for x in "AB")
+    name = "model.layers.1.mlp.up_proj.weight"  # 16 = alpha / rank; the base is the original, not its fp8
+    np.testing.assert_allclose(merged[name], base[name] + 16 * (a @ b).T, rtol=1e-5, atol=1e-6)
     with pytest.raises(SystemExit):  # the same adapter, but over other weights
         run(monkeypatch, place, tmp_path / "fp8", resume_from_checkpoint=tmp_path / "plain/checkpoint-3", **flags)
 
@@ -250,6 +266,8 @@ def test_tokens_are_counted_without_padding(monkeypatch, place, tmp_path):
         (dict(do_train="false"), "nothing to do"),
         (dict(lora_targets="query"), "all, attention, mlp"),
         (dict(merge_lora="true"), "--merge_lora true needs --lora true"),
+        (dict(merge_lora="true", lora="true", do_train="false"), "there is no adapter; give it with --lora_path"),
+        (dict(rslora="true"), "--rslora true needs --lora true"),
         (dict(lora="true", lora_path="nowhere"), "holds no LoRA adapter"),
         (dict(quantize_base="fp8", use_fp8="true"), "--quantize_base fp8 needs --lora true"),
         (dict(quantize_base="fp8", lora="true"), "--quantize_base fp8 needs --use_fp8 true"),

@@ -10,7 +10,6 @@ from paddle_te import fp8, upstream
 from paddle_te.hosts.paddlenlp.evaluation.pipeline import PipelineScorer
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
 from paddle_te.hosts.paddlenlp.loading import load_model, stage_layer_names
-from paddle_te.hosts.paddlenlp.lora import load_lora
 from paddle_te.hosts.paddlenlp.modeling import check_fp8_lm_head
 from paddle_te.hosts.paddlenlp.training.arguments import check_weights_folder
 from paddle_te.hosts.paddlenlp.training.health import not_finite
@@ -34,8 +33,6 @@ class EvaluatedModel:
                 f"--pipeline_parallel_degree {self.pipeline_parallel_degree}: it must divide the number of processes, "
                 f"{processes}; paddle.distributed.launch starts several"
             )
-        if self.lora_path and processes > 1:
-            raise ValueError("--lora_path: several processes evaluate whole models only; merge the adapter first")
         check_fp8_lm_head(self)
 
 
@@ -70,9 +67,8 @@ def make_model(args):
     settings |= {name: getattr(args, name) for name in LAYER_OPTIONS if hasattr(args, name)}
     if args.max_seq_length:
         settings["seq_length"] = args.max_seq_length
-    model = load_model(
-        args.model_name_or_path, args.transformer_engine_backend, args.dtype, args.verify_checkpoint, **settings
-    )
+    folder, backend = args.model_name_or_path, args.transformer_engine_backend
+    model = load_model(folder, backend, args.dtype, args.verify_checkpoint, args.lora_path, **settings)
     if args.use_fp8 and args.fp8_recipe == "delayed":
         states = sorted(Path(args.model_name_or_path).glob("fp8_state.pp*.pdparams"))
         if not states:
@@ -81,8 +77,6 @@ def make_model(args):
                 "training; or --fp8_recipe current"
             )
         fp8.load(states, model, fp8_recipe(model.config), stage_layer_names(model))
-    if args.lora_path:
-        model = load_lora(model, args.lora_path, args.transformer_engine_backend, verify=args.verify_checkpoint)
     _check_weights(model, args.lora_path or args.model_name_or_path)
     return model
 

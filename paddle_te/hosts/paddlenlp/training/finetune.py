@@ -9,6 +9,7 @@ saved in OUT, beside the checkpoints to resume from. Errors in the arguments or 
 """
 
 import contextlib
+import logging
 from pathlib import Path
 
 from paddlenlp.trainer import set_seed
@@ -24,7 +25,7 @@ from paddle_te.hosts.paddlenlp.loading import (
     load_config,
     load_tokenizer,
 )
-from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_class, save_merged
+from paddle_te.hosts.paddlenlp.lora import load_lora, lora_config, lora_model_class
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
 from paddle_te.hosts.paddlenlp.training.arguments import data_seed
 from paddle_te.hosts.paddlenlp.training.beginning import find_start, parse_arguments, start_from
@@ -53,7 +54,16 @@ from paddle_te.models.backend import check_backend
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.options import configure
 from paddle_te.runs import screen
+from paddle_te.runs.checkpoints import CheckpointNotSaved
+from paddle_te.runs.heartbeat import SAVING, Heartbeat
 from paddle_te.runs.identity import model_values
+from paddle_te.weights import CheckpointError, convert
+from paddle_te.weights.contents import merge_command
+from paddle_te.weights.files import check_new
+from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.verification import SIZE
+
+logger = logging.getLogger(__name__)
 
 
 def make_config(model_args, data_args, training_args, datasets):
@@ -87,7 +97,7 @@ def make_model(config, model_args, training_args):
 def add_lora(model, model_args, training_args):
     backend = training_args.transformer_engine_backend
     if model_args.lora_path:
-        return load_lora(model, model_args.lora_path, backend, merge=False, verify=training_args.verify_checkpoint)
+        return load_lora(model, model_args.lora_path, backend, training_args.verify_checkpoint)
     config = new_adapter(model_args, training_args)
     config.base_model_name_or_path = model_args.model_name_or_path
     return lora_model_class(backend)(model, config)
@@ -104,6 +114,7 @@ def new_adapter(model_args, training_args):
         model_args.lora_dropout,
         training_args.model_dtype,
         training_args.tensor_parallel_degree,
+        model_args.rslora,
     )
 
 
@@ -137,6 +148,45 @@ def train_and_save(trainer, checkpoint, finished, exit_signal):
     return True
 
 
+def merged_folder(training_args):
+    return Path(training_args.output_dir, "merged")
+
+
+def merge(trainer, model_args, tokenizer):
+    """Writes the model with the adapter in its weights, in the layout of the run's layers. One process does.
+
+    It reads the base's files once more, tensor by tensor, so that neither fp8 nor a layout of ranks matters.
+    """
+    args = trainer.args
+    trainer._wait_for_all()  # until all have saved their part of the adapter
+    if args.process_index != 0:
+        return
+    base, folder = model_args.model_name_or_path, merged_folder(args)
+    adapter = args.output_dir if args.do_train else model_args.lora_path
+    kind, wanted = open_checkpoint(base).layout.kind, "pd" if args.transformer_engine_backend == "none" else "te"
+    beat = Heartbeat().beat
+    try:
+        convert(
+            base,
+            folder,
+            "reshard" if kind == wanted else f"{kind}2{wanted}",
+            lora_path=adapter,
+            dtype=args.model_dtype,
+            tensor_parallel_degree=1,
+            pipeline_parallel_degree=1,
+            verify_checkpoint=SIZE,  # loading has compared the rest
+            progress=False,
+            tell=logger.warning,
+            alive=lambda: beat(SAVING),
+        )
+        tokenizer.save_pretrained(str(folder))
+    except (CheckpointError, OSError) as error:
+        raise CheckpointNotSaved(
+            f"{error}. The adapter in {adapter} is whole: {merge_command(adapter, base)} merges it"
+        ) from error
+    logger.info(f"{folder} is complete: the model of {base} with the adapter in {adapter} in its weights")
+
+
 def finetune():
     exit_signal = ExitSignalCallback()
     with refusing_wrong_input():
@@ -163,6 +213,8 @@ def finetune():
             values = model_values(config, new_adapter(model_args, training_args), quantized, training_args.freeze)
             check_fits(checkpoint, values, identity, training_args)
         finished = is_finished(course, training_args)
+        if model_args.merge_lora:
+            check_new(merged_folder(training_args))
         model = make_model(config, model_args, training_args)
 
     trainer = make_trainer(model, data_args, training_args, tokenizer, datasets)
@@ -179,9 +231,7 @@ def finetune():
         if training_args.do_eval:
             trainer.log_metrics("eval", trainer.evaluate())
     if model_args.merge_lora:
-        folder = str(Path(training_args.output_dir) / "merged")
-        save_merged(model, folder, model_args.model_name_or_path)
-        tokenizer.save_pretrained(folder)
+        merge(trainer, model_args, tokenizer)
 
 
 def main():

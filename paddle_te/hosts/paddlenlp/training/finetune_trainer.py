@@ -108,8 +108,8 @@ def check_together(model_args, data_args, training_args):
             f"--mlp_chunk_tokens {training_args.mlp_chunk_tokens} with --lora: layers with LoRA have no chunks; leave "
             "it out, or take --recompute true"
         )
-    if model_args.merge_lora and training_args.world_size > 1:
-        raise ValueError("--merge_lora: in one process only; merge afterwards, with --lora_path and no --do_train")
+    if model_args.merge_lora and not (training_args.do_train or model_args.lora_path):
+        raise ValueError("--merge_lora without --do_train: there is no adapter; give it with --lora_path")
 
 
 def check_whole_step(samples, args):

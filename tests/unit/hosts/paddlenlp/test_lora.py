@@ -1,5 +1,6 @@
 """LoRA on the fused layers against PaddleNLP's LoRALinear on the native ones."""
 
+import json
 import pickle
 import re
 
@@ -8,13 +9,15 @@ import paddle
 import pytest
 from paddlenlp.peft import LoRAModel
 from paddlenlp.transformers.llama import modeling
+from safetensors.numpy import load_file
 
 from paddle_te.hosts.paddlenlp.llama import LlamaForCausalLM
 from paddle_te.hosts.paddlenlp.loading import from_pretrained, load_config, load_model
-from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config, save_merged, target_modules
+from paddle_te.hosts.paddlenlp.lora import TELoRAModel, load_lora, lora_config, target_modules
 from paddle_te.layers import stored_weights
 from paddle_te.models.lora import TARGETS
-from paddle_te.weights import CheckpointError, check_layout
+from paddle_te.weights import CheckpointError, check_layout, convert, te_to_native
+from paddle_te.weights.adapters.peft import convert_adapter
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import draw_adapters, tiny_config, two_models
 from tests.unit.runs.completed import complete
@@ -159,7 +162,7 @@ def lora_in_fp8(folder, in_fp8, targets="all", fp8_recipe="current"):
 
 @pytest.mark.parametrize("targets, fp8_recipe", [*((targets, "current") for targets in TARGETS), ("mlp", "block")])
 def test_over_weights_in_fp8_only(seed, tmp_path, targets, fp8_recipe):
-    """The numbers of weights that are quantized in each step, in a byte each, and merged the original weights."""
+    """The numbers of weights that are quantized in each step, in a byte each."""
     sizes = dict(hidden_size=128, intermediate_size=256) if fp8_recipe == "block" else {}
     LlamaForCausalLM(tiny_config(initializer_range=0.1, **sizes)).save_pretrained(str(tmp_path))
     want, got = (lora_in_fp8(tmp_path, in_fp8, targets, fp8_recipe) for in_fp8 in (False, True))
@@ -179,13 +182,6 @@ def test_over_weights_in_fp8_only(seed, tmp_path, targets, fp8_recipe):
         np.testing.assert_array_equal(gradient.numpy(), theirs[name].grad.numpy(), err_msg=name)
     with pytest.raises(RuntimeError, match="merge into those that they were made from"):
         got.merge()
-    merged = []
-    for lora, base in ((want, None), (got, tmp_path)):
-        save_merged(lora, tmp_path / "merged", base)
-        merged.append(paddle.load(str(tmp_path / "merged/model_state.pdparams"), return_numpy=True))
-    assert merged[0].keys() == merged[1].keys() and len(merged[0]) == 2 * 6 + 3
-    for name, value in merged[0].items():
-        np.testing.assert_array_equal(merged[1][name], value, err_msg=name)
 
 
 def test_weights_in_fp8_only_are_not_trained(seed, tmp_path):
@@ -228,16 +224,74 @@ def test_save_load_and_merged_checkpoint(seed, tmp_path, backend):
     assert (tmp_path / "adapter/lora_model_state.pdparams").stat().st_size < 0.5 * sum(
         f.stat().st_size for f in (tmp_path / "base").glob("model_state*")
     )
-    for merge in (True, False):
-        again = load_lora(load_model(tmp_path / "base", backend), tmp_path / "adapter", backend, merge)
-        assert relative(again(ids)[0], want) < 1e-5
-    save_merged(lora, tmp_path / "merged")
+    convert(tmp_path / "base", tmp_path / "merged", lora_path=tmp_path / "adapter", progress=False)
     check_layout(tmp_path / "merged", "native" if backend == "none" else "te")
     assert relative(load_model(tmp_path / "merged", backend)(ids)[0], want) < 1e-5
-    other = "paddle" if backend == "none" else "none"
-    make = {"none": modeling.LlamaForCausalLM, "paddle": LlamaForCausalLM}[other]
-    with pytest.raises(ValueError, match="not those of this model"):
-        load_lora(make(tiny_config()), tmp_path / "adapter", other)
+    # in either backend: the adapter beside the weights, or in them
+    other, mode = ("paddle", "pd2te") if backend == "none" else ("none", "te2pd")
+    convert(tmp_path / "base", tmp_path / "other", mode, progress=False)
+    for folder, layers in (("base", backend), ("other", other)):
+        model = load_lora(load_model(tmp_path / folder, layers), tmp_path / "adapter", layers)
+        assert relative(model(ids)[0], want) < 1e-5
+        assert relative(load_model(tmp_path / folder, layers, adapter=tmp_path / "adapter")(ids)[0], want) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "family, targets", [("llama", "all"), ("qwen2", "attention"), ("mistral", "mlp"), ("gpt", "mlp")]
+)
+def test_by_way_of_pefts_folder_and_back(seed, tmp_path, family, targets):
+    """From pd to PEFT's folder, from there to native layers, and again: the same logits and bits, as rsLoRA scales."""
+    _, ours = lora_pair(lambda: lora_config(targets, r=4, lora_alpha=8, rslora=True), family, initializer_range=0.1)
+    assert ours.lora_config.scaling == 4
+    ids = paddle.randint(0, 96, [2, 12])
+    want = ours(ids)[0].numpy()
+    ours.save_pretrained(str(tmp_path / "ours"))
+    convert_adapter(tmp_path / "ours", tmp_path / "peft", "te2hf")
+    native = two_models(family)[0]
+    native.config.transformer_engine_backend = "none"
+    native.set_state_dict(te_to_native(ours.restore_original_model().state_dict(), native.config))
+    lora = load_lora(native, tmp_path / "peft", "none")
+    assert isinstance(lora, LoRAModel) and not isinstance(lora, TELoRAModel)
+    logits = lora(ids)  # PaddleNLP's GPT does not put them into a tuple
+    assert relative(logits if paddle.is_tensor(logits) else logits[0], want) < 1e-5
+    lora.save_pretrained(str(tmp_path / "native"))
+    convert_adapter(tmp_path / "native", tmp_path / "again", "pd2hf")
+    first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("peft", "again"))
+    assert first.keys() == second.keys() and all((second[name] == value).all() for name, value in first.items())
+    first, second = ((tmp_path / name / "adapter_config.json").read_text() for name in ("peft", "again"))
+    assert first == second
+
+
+@pytest.mark.parametrize("parts", [dict(attention="q_proj"), dict(attention="q_proj", mlp="down_proj")])
+def test_some_layers_only(seed, tmp_path, parts):
+    """Of PEFT's layers_to_transform, say: no other layer gets A and B."""
+    config = lora_config(r=2)
+    config.target_modules = [rf".*layers\.1\..*{name}" for name in parts.values()]
+    lora = TELoRAModel(LlamaForCausalLM(tiny_config(initializer_range=0.1)), config)
+    draw_adapters(lora)
+    ids = paddle.randint(0, 96, [2, 12])
+    want = lora(ids)[0].numpy()
+    lora.save_pretrained(str(tmp_path / "ours"))
+    convert_adapter(tmp_path / "ours", tmp_path / "peft", "te2hf")
+    again = load_lora(lora.restore_original_model(), tmp_path / "peft", "paddle")
+    assert relative(again(ids)[0], want) < 1e-6
+    assert len([name for name in again.model.state_dict() if "lora_" in name]) == 2 * len(parts)
+
+
+def test_an_adapter_that_training_does_not_go_on_from(seed, tmp_path):
+    """One with an A each for q, k and v, on PaddleNLP's fused weights; one of several ranks."""
+    lora = TELoRAModel(LlamaForCausalLM(tiny_config()), lora_config(r=2))
+    lora.save_pretrained(str(tmp_path / "ours"))
+    config = tiny_config(transformer_engine_backend="none")
+    config.fuse_attention_qkv = True
+    fused = modeling.LlamaForCausalLM(config)
+    with pytest.raises(CheckpointError, match="q, k, v have an A each there.*leave fuse_attention_qkv"):
+        load_lora(fused, tmp_path / "ours", "none")
+    convert_adapter(tmp_path / "ours", tmp_path / "peft", "te2hf")
+    path = tmp_path / "peft/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(alpha_pattern=dict(q_proj=7))))
+    with pytest.raises(CheckpointError, match="training does not go on.*scalings.*merge it into its model first"):
+        load_lora(LlamaForCausalLM(tiny_config()), tmp_path / "peft", "paddle")
 
 
 def test_an_adapter_of_another_dtype(seed, tmp_path):
@@ -274,7 +328,7 @@ def test_an_adapter_that_is_cut_short_is_refused(tmp_path):
 
 
 def test_no_adapter_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="lora_config.json"):
+    with pytest.raises(CheckpointError, match="it holds no LoRA adapter"):
         load_lora(LlamaForCausalLM(tiny_config()), tmp_path, "paddle")
 
 
