@@ -7,6 +7,7 @@ one after the other, so that the first few cost no more than that.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,6 +22,7 @@ TRAIN, DEV = "train", "dev"
 # How files and folders of a split are called, the first that is there.
 NAMES = {TRAIN: ("train",), DEV: ("dev", "validation", "valid", "val", "eval", "test")}
 STATE = "state.json"  # of a folder that datasets' save_to_disk has written
+PART = re.compile(r"[-_.]\d+(-of-\d+)?$")  # the number of a file among those of a split
 READ_CHARACTERS = 2**20
 ROWS = 256  # of Parquet and Arrow at a time
 
@@ -28,7 +30,7 @@ ROWS = 256  # of Parquet and Arrow at a time
 def find_files(dataset: str | Path, split: str) -> list[Path]:
     """The files of a split, TRAIN or DEV: of a folder, or the only file of the data set, which is for training.
 
-    Raises FileNotFoundError where there are none.
+    Raises FileNotFoundError where there are none, and ValueError where it is not clear which they are.
     """
     path = Path(dataset).expanduser()
     if path.is_file() and split == TRAIN:
@@ -61,8 +63,19 @@ def _named(folder: Path, name: str) -> list[Path]:
     fits = lambda path: path.stem == name or path.name.startswith(begins[1:])  # noqa: E731
     for place in (folder, folder / "data"):
         if found := [path for path in _data_files(place) if fits(path)]:
-            return found
+            return _of_one_split(found)
     return [] if (folder / name / STATE).is_file() else _data_files(folder / name)
+
+
+def _of_one_split(files: list[Path]) -> list[Path]:
+    """Raises ValueError for files that are not parts of one split, as train_sft* and train_gen*, or two forms of it."""
+    splits = {PART.sub("", path.stem) + path.suffix for path in files}
+    if len(splits) > 1:
+        raise ValueError(
+            f"{files[0].parent}: has {', '.join(sorted(splits))}, of which only one can be the split: put its files "
+            "into a folder of their own"
+        )
+    return files
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -103,7 +116,7 @@ def _read(path: Path) -> Iterator[Record]:
     try:
         if path.suffix in (".parquet", ".arrow"):
             yield from _rows(path)
-        elif _is_array(path):
+        elif is_array(path):
             yield from _array(path)
         else:
             yield from _lines(path)
@@ -118,7 +131,7 @@ def _lines(path: Path) -> Iterator[Record]:
                 yield f"{path}:{number}", parse_line(f"{path}:{number}", line)
 
 
-def _is_array(path: Path) -> bool:
+def is_array(path: Path) -> bool:
     """Whether a file begins with a bracket."""
     with path.open("rb") as file:
         while block := file.read(READ_CHARACTERS):

@@ -15,13 +15,16 @@ from paddle_te.data import questions
 from paddle_te.data.chat_template import ChatTemplate, Renderer
 from paddle_te.data.conversations import Conversation, ConversationError, parse
 from paddle_te.data.questions import IGNORED
-from paddle_te.data.records import find_files, read_records
+from paddle_te.data.records import read_records
 
 FIRST = 100  # records that are looked at before a run starts
 
 
 class Encoder(Protocol):
-    """A tokenizer of `data.tokenizer`."""
+    """A tokenizer of `data.tokenizer`. That of a host has no `encoding`."""
+
+    kind: str
+    eos_token_id: int | None
 
     def encoding(self, text: str, add_special_tokens: bool) -> Any: ...
 
@@ -71,7 +74,8 @@ def token_mask(encoding: Any, spans: Iterable[tuple[int, int]]) -> np.ndarray:
 class SampleMaker:
     """Makes samples of conversations; with a template in the context of its renderer.
 
-    max_length: tokens of a sample at most. src_length: those of a question without a template.
+    max_length: tokens of a sample at most. src_length: those of a question without a template. Raises ValueError for a
+    tokenizer that cannot go with a template.
     """
 
     tokenizer: Encoder
@@ -79,6 +83,16 @@ class SampleMaker:
     src_length: int
     max_length: int
     tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self):
+        if self.template is None and self.tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer has no eos_token, with which an answer without a chat template ends")
+        if self.template and not hasattr(self.tokenizer, "encoding"):
+            raise ValueError(
+                f"the chat template of {self.template.origin}: {self.tokenizer.kind} is a class of the host's, which "
+                "does not tell where in a text a token stands: take a folder with Hugging Face's tokenizer.json "
+                "(--tokenizer_name_or_path), or --chat_template none for questions and answers without a template"
+            )
 
     def samples(self, conversations: Iterable[Conversation]) -> Iterator[Sample]:
         """Yield a sample for each conversation that fits. Raises ConversationError for one that cannot be one."""
@@ -158,16 +172,13 @@ def read_conversations(paths: Iterable[Path], limit: int | None = None) -> Itera
     return (parse(where, record) for where, record in read_records(paths, limit))
 
 
-def check_first(dataset: str | Path, split: str, template: ChatTemplate | None, limit: int = FIRST) -> None:
-    """Read and render the first records of a split, as training will.
+def samples_of(paths: list[Path], maker: SampleMaker, limit: int | None = None) -> list[Sample]:
+    """The samples of the conversations in files; of no more than `limit`.
 
-    Raises FileNotFoundError or ValueError, in one line, for what training would refuse of them.
+    Raises FileNotFoundError or ValueError, in one line, for a file or a conversation that cannot be one, and where no
+    conversation fits.
     """
-    first = list(read_conversations(find_files(dataset, split), limit))
-    if template is None:
-        for conversation in first:
-            check_has_template(conversation)
-        return
-    with Renderer(template) as renderer:
-        for _ in renderer.render(first):
-            pass
+    samples = list(maker.samples(read_conversations(paths, limit)))
+    if not samples and (limit is None or maker.tally.dropped < limit):
+        raise ValueError(f"{paths[0]}: no conversation fits into --max_length {maker.max_length}")
+    return samples

@@ -258,9 +258,9 @@ FINETUNE = (
         "dataset",
         TEXT,
         "",
-        "folder of train.json and, if there is one, dev.json: lines of {src, tgt}",
-        doc='folder of `train.json` and, if there is one, `dev.json`: lines `{"src": …, "tgt": …}`',
-        zh='含 `train.json`（可另有 `dev.json`）的文件夹：每行 `{"src": …, "tgt": …}`',
+        "folder of train.json and, if there is one, dev.json: conversations, or questions and answers",
+        doc="folder of `train.json` and, if there is one, `dev.json`, or of [other files](#conversations)",
+        zh="含 `train.json`（可另有 `dev.json`）或[其他格式的文件](#对话)的文件夹",
         shown="–",
     ),
     Option(
@@ -641,5 +641,15 @@ FINETUNE_VARIABLES = (
         shown="the epochs of `run_finetune.py`",
         shown_zh="`run_finetune.py` 的 epoch 数",
         flag="max_steps",
+    ),
+    Option(
+        "CHAT_TEMPLATE",
+        TEXT,
+        None,
+        "file of a chat template in Jinja; none: questions and answers without one (default: the tokenizer's)",
+        doc="file of a chat template in Jinja; `none`: no template; see [conversations](#conversations)",
+        zh="Jinja 对话模板文件；`none`：不用模板；见[对话](#对话)",
+        shown="the tokenizer's",
+        shown_zh="tokenizer 自带",
     ),
 )

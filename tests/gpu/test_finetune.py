@@ -132,12 +132,11 @@ def test_merging_keeps_the_logits(gpu, seed):
 
 
 def sample(*documents):
-    """What PaddleNLP's zero padding makes of documents, lists of token ids."""
+    """A pack of documents, lists of token ids."""
     lengths = [len(document) for document in documents]
     inputs = np.concatenate(documents)
     labels = np.concatenate([[*document[1:], IGNORED] for document in documents])
-    ends = np.repeat(np.cumsum(lengths), lengths)
-    return dict(input_ids=inputs, labels=labels, attn_mask_startend_row_indices=ends)
+    return dict(input_ids=inputs, labels=labels, lengths=lengths)
 
 
 def packed(samples):

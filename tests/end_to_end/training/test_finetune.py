@@ -14,6 +14,7 @@ from paddle_te.hosts.paddlenlp.training import finetune
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningTrainer
 from paddle_te.layers import cross_entropy
 from paddle_te.weights import check_layout, convert
+from tests import chats
 from tests.pretraining import watch_samples
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 from tests.unit.hosts.paddlenlp.test_lora import ours_name
@@ -35,7 +36,7 @@ COMMON = dict(
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Checkpoints of one model, a tokenizer, data of 20 samples."""
+    """Checkpoints of one model, a tokenizer, data of 20 samples; 20 chats and a tokenizer with a chat template."""
     folder = tmp_path_factory.mktemp("finetune")
     paddle.seed(5)
     save_models(folder, seed=5, initializer_range=0.05)
@@ -46,6 +47,12 @@ def place(tmp_path_factory):
     (folder / "data").mkdir()
     write_lines(folder / "data/train.json", records)
     write_lines(folder / "data/dev.json", records[:3])
+    (folder / "chats").mkdir()
+    texts = [[random_words(generator, 1) for _ in range(2 * (n % 3 + 1))] for n in range(20)]
+    records = [{"messages": chats.turns(*each, system=random_words(generator, 1))} for each in texts]
+    write_lines(folder / "chats/train-00000-of-00001.jsonl", records)
+    write_lines(folder / "chats/validation.jsonl", records[:3])
+    chats.save_tokenizer(folder / "chatml", chats.MARKED["chatml"])
     return folder
 
 
@@ -56,18 +63,20 @@ def start(monkeypatch, main, **flags):
         main()
 
 
-def run(monkeypatch, place, output, backend="paddle", **flags):
-    """Runs the script in this process; returns the losses of its log."""
-    where = dict(model_name_or_path=place / backend, tokenizer_name_or_path=place / "tokenizer")
-    where |= dict(dataset_name_or_path=place / "data", output_dir=output, transformer_engine_backend=backend)
+def run(monkeypatch, place, output, backend="paddle", data="data", **flags):
+    """Runs the script in this process; returns the losses of its log. data: the folder of `place`."""
+    tokenizer = "chatml" if data == "chats" else "tokenizer"
+    where = dict(model_name_or_path=place / backend, tokenizer_name_or_path=place / tokenizer)
+    where |= dict(dataset_name_or_path=place / data, output_dir=output, transformer_engine_backend=backend)
     start(monkeypatch, finetune.main, **(COMMON | where | flags))
     lines = map(json.loads, (Path(output) / "train_log.jsonl").read_text().splitlines())
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
-@pytest.mark.parametrize("packed", ["false", "true"])
-def test_none_and_pd_learn_alike(monkeypatch, place, tmp_path, packed):
-    none, pd = (run(monkeypatch, place, tmp_path / b, b, zero_padding=packed) for b in ("none", "paddle"))
+@pytest.mark.parametrize("packed, data", [("false", "data"), ("true", "data"), ("false", "chats"), ("true", "chats")])
+def test_none_and_pd_learn_alike(monkeypatch, place, tmp_path, packed, data):
+    flags = dict(zero_padding=packed, data=data, max_length=96 if data == "chats" else 64)
+    none, pd = (run(monkeypatch, place, tmp_path / b, b, **flags) for b in ("none", "paddle"))
     assert none[6] < none[1] - 0.3
     assert pd == pytest.approx(none, rel=1e-5)
 
@@ -93,6 +102,7 @@ VARIANTS = {
     "lora-fp8": dict(lora="true", lora_targets="mlp", use_fp8="true", fp8_amax_history_len=4, fp8_lm_head="true"),
     "lora-fp8-base": dict(lora="true", lora_targets="mlp", use_fp8="true", quantize_base="fp8"),
     "packed": dict(zero_padding="true", per_device_train_batch_size=1),
+    "chats": dict(data="chats", max_length=80, lora="true", zero_padding="true", per_device_train_batch_size=3),
     # the checkpoint is of the last step of an epoch, and of the first; no epoch fills its last step
     "epoch-end": dict(lora="true", lora_dropout=0.1, per_device_train_batch_size=2, gradient_accumulation_steps=4),
     "epoch-begin": dict(per_device_train_batch_size=3, gradient_accumulation_steps=4),

@@ -51,6 +51,14 @@ def test_a_split_has_several_names_and_files(tmp_path):
         find_files(tmp_path, TRAIN)
 
 
+@pytest.mark.parametrize("names", [("train.json", "train.jsonl"), ("train_sft-00000.json", "train_gen-00000.json")])
+def test_files_of_two_splits_are_not_one(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_text(json.dumps(RECORDS[0]))
+    with pytest.raises(ValueError, match="only one can be the split"):
+        find_files(tmp_path, TRAIN)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -12,6 +12,8 @@ from tests import chats
 
 
 class Encoder:
+    kind, eos_token_id = "Encoder", 0
+
     def __init__(self):
         self.backend = chats.make_tokenizer()
 
@@ -54,6 +56,21 @@ def test_long_conversations_end_after_an_answer(name):
 def test_without_a_template_a_conversation_is_refused_with_both_remedies():
     with pytest.raises(ConversationError, match="f:1.*--chat_template.*--tokenizer_name_or_path"):
         list(maker(100, None).samples([parse("f:1", {"messages": chats.turns("a", "b")})]))
+
+
+class OfAHost:
+    """A tokenizer as a host has it: without `encoding`."""
+
+    kind, eos_token_id = "Llama3Tokenizer", None
+
+
+@pytest.mark.parametrize(
+    "name, message", [("chatml", "Llama3Tokenizer is .*--chat_template none"), (None, "no eos_token")]
+)
+def test_a_tokenizer_that_cannot_make_samples_is_refused_before(name, message):
+    template = name and ChatTemplate({"default": chats.PLAIN[name]}, "folder", chats.SPECIAL)
+    with pytest.raises(ValueError, match=message):
+        SampleMaker(OfAHost(), template, 8, 16)
 
 
 def test_a_template_whose_marks_are_empty_is_refused():

@@ -4,7 +4,7 @@
         [--lora true --lora_targets attention] [--transformer_engine_backend paddle] [--zero_padding true] …
     python run_finetune.py arguments.json [--flag value …]
 
-DIR holds train.json and dev.json (`training.finetune_datasets`). The fine-tuned model, or the adapter, is
+DIR holds train.json and dev.json, or files of other forms (`data.records`). The fine-tuned model, or the adapter, is
 saved in OUT, beside the checkpoints to resume from. Errors in the arguments or the data end the run with status 2.
 """
 
@@ -34,6 +34,7 @@ from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import (
     Collator,
     FinetuneDataArguments,
+    chat_template,
     create_datasets,
     data_identity,
     tokens_per_sample,
@@ -200,14 +201,15 @@ def finetune():
             check_fp8_state(checkpoint, training_args)
         set_seed(training_args.seed)
         tokenizer = load_tokenizer(model_args.tokenizer_name_or_path)
-        datasets = create_datasets(data_args, tokenizer, training_args.do_train, training_args.do_eval)
+        template = chat_template(data_args, tokenizer, model_args.tokenizer_name_or_path)
+        datasets = create_datasets(data_args, tokenizer, template, training_args.do_train, training_args.do_eval)
         if training_args.do_train:
             check_whole_step(len(datasets[0]), training_args)
         config = make_config(model_args, data_args, training_args, datasets)
         check_freeze(config, training_args)
         train = datasets[0]
         course = make_course(len(train), checkpoint, training_args) if train else None
-        identity = data_identity(data_args, data_seed(training_args)) if train else None
+        identity = data_identity(data_args, template, data_seed(training_args)) if train else None
         if checkpoint:
             quantized = stored_scaling(fp8_recipe(config)).words if model_args.quantize_base else None
             values = model_values(config, new_adapter(model_args, training_args), quantized, training_args.freeze)
@@ -225,7 +227,7 @@ def finetune():
     mask = contextlib.nullcontext() if data_args.zero_padding else causal_mask_only()
     with mask, advised(config, training_args, model_args.model_name_or_path, model if model_args.lora else None):
         if training_args.do_train:
-            count_real_tokens(trainer, model.config, tokens_per_sample(trainer.train_dataset), model_args.lora)
+            count_real_tokens(trainer, model.config, tokens_per_sample(datasets[0]), model_args.lora)
             if not train_and_save(trainer, checkpoint, finished, exit_signal):
                 return  # what follows is of the finished model
         if training_args.do_eval:

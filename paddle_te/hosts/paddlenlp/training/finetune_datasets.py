@@ -1,24 +1,27 @@
-"""Data of supervised fine-tuning, in PaddleNLP's format: JSON lines {"src": question, "tgt": answer}.
+"""Data of supervised fine-tuning: conversations, and questions with their answers (`data.samples`).
 
-A sample is src, tgt and end-of-text, as PaddleNLP's llm/run_finetune.py makes it without a chat template; only the
-answer has labels. Batches are padded on the right, where causal attention needs no mask; packed ones ("zero padding")
-carry positions and boundaries that keep the samples of a sequence apart.
+Only what the assistant writes has labels. Batches are padded on the right, where causal attention needs no mask; packed
+ones ("zero padding") carry positions and boundaries that keep the samples of a sequence apart.
 """
 
+import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import paddle
-from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 
-from paddle_te.data import jsonl
-from paddle_te.data.questions import IGNORED, encode
+from paddle_te.data.chat_template import ChatTemplate
+from paddle_te.data.packs import pack
+from paddle_te.data.questions import IGNORED
+from paddle_te.data.records import DEV, TRAIN, find_files
+from paddle_te.data.samples import SampleMaker, samples_of
 from paddle_te.hosts.paddlenlp.training.packing import separation
 from paddle_te.ops import documents
 from paddle_te.options import check_values, with_options
 from paddle_te.options.scripts import FINETUNE_DATA
 from paddle_te.runs.identity import fingerprint
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -36,81 +39,89 @@ class FinetuneDataArguments:
             )
 
 
-def tokenize(tokenizer, where, record, src_length, max_length):
-    """The sample of a record, as `encode` makes it of its src and tgt, texts or lists of one.
-
-    Raises ValueError, with `where`, for another record.
-    """
-    src, tgt = (_text(where, record, name) for name in ("src", "tgt"))
-    return encode(tokenizer, src, tgt, src_length, max_length)
-
-
-def _text(where, record, name):
-    value = jsonl.field(where, record, name, str, list)
-    if isinstance(value, list):
-        if len(value) != 1 or not isinstance(value[0], str):
-            raise ValueError(
-                f'{where}: "{name}" has {len(value)} turns; conversations are not supported, give one text'
-            )
-        value = value[0]
-    if not value.strip():
-        raise ValueError(f'{where}: "{name}" is empty')
-    return value
-
-
 class Samples(paddle.io.Dataset):
-    """A list of samples."""
+    """Samples, or packs of several.
 
-    def __init__(self, samples):
+    An item is {"input_ids", "labels"}, int32 [n], and of a pack also "lengths", those of its samples.
+    """
+
+    def __init__(self, samples, packs=None):
         super().__init__()
-        self.samples = samples
+        self.samples, self.packs = samples, packs
 
     def __len__(self):
-        return len(self.samples)
+        return len(self.samples if self.packs is None else self.packs)
 
     def __getitem__(self, index):
-        return self.samples[index]
+        if self.packs is None:
+            return _item([self.samples[index]])
+        packed = [self.samples[number] for number in self.packs[index]]
+        return _item(packed) | {"lengths": [len(sample.input_ids) for sample in packed]}
 
 
-def create_dataset(path, tokenizer, data_args):
-    """Samples of a file of JSON lines, packed with zero_padding. Raises FileNotFoundError or ValueError."""
-    records = jsonl.read_json_lines(path)
-    samples = [tokenize(tokenizer, *record, data_args.src_length, data_args.max_length) for record in records]
+def _item(samples):
+    return {name: np.concatenate([getattr(sample, name) for sample in samples]) for name in ("input_ids", "labels")}
+
+
+def chat_template(data_args, tokenizer, origin):
+    """The chat template that the flags ask for, or the tokenizer's, whose name or folder is `origin`; None without."""
+    return ChatTemplate.of(tokenizer, str(origin), data_args.chat_template)
+
+
+def create_dataset(paths, tokenizer, template, data_args):
+    """Samples of the conversations in files, packed with zero_padding. Raises FileNotFoundError or ValueError."""
+    maker = SampleMaker(tokenizer, template, data_args.src_length, data_args.max_length)
+    samples = samples_of(paths, maker)
+    folder = paths[0].parent
+    logger.info(f"{folder}: {', '.join(path.name for path in paths)}: {maker.tally.words(data_args.max_length)}")
+    if maker.tally.reworded:
+        logger.warning(
+            f"{maker.tally.reworded}: the chat template of {template.origin} writes turns differently when others "
+            "follow (without their reasoning, or the system's turn): answers before the last are learned after another "
+            "text than the one that they will be asked for with"
+        )
     if not data_args.zero_padding:
         return Samples(samples)
-    for sample in samples:
-        # where the tokens' sample ends: PaddleNLP's packing adds what lies before; without it makes a mask of [n, n]
-        sample["attn_mask_startend_row_indices"] = [len(sample["input_ids"])] * len(sample["input_ids"])
-    return ZeroPaddingMapDataset(samples, tokenizer, data_args.max_length, data_args.greedy_zero_padding)
+    lengths = [len(sample.input_ids) for sample in samples]
+    return Samples(samples, pack(lengths, data_args.max_length, data_args.greedy_zero_padding))
 
 
-def create_datasets(data_args, tokenizer, do_train, do_eval):
+def create_datasets(data_args, tokenizer, template, do_train, do_eval):
     """(train, dev) of dataset_name_or_path, None for what is not done."""
     if not do_train and not do_eval:
         return None, None
     if data_args.dataset_name_or_path is None:
         raise ValueError("--dataset_name_or_path is needed: a folder of train.json and dev.json")
-    folder = Path(data_args.dataset_name_or_path)
-    make = lambda name: create_dataset(folder / name, tokenizer, data_args)  # noqa: E731
-    return make("train.json") if do_train else None, make("dev.json") if do_eval else None
+    find = lambda split: find_files(data_args.dataset_name_or_path, split)  # noqa: E731
+    make = lambda split: create_dataset(find(split), tokenizer, template, data_args)  # noqa: E731
+    return make(TRAIN) if do_train else None, make(DEV) if do_eval else None
 
 
-def data_identity(data_args, seed):
+def data_identity(data_args, template, seed):
     """{name: value}: two runs where these are equal train on the same samples in the same order."""
     names = ("src_length", "max_length", "zero_padding", "greedy_zero_padding")
     settings = {name: getattr(data_args, name) for name in names}
-    return {"source": fingerprint([Path(data_args.dataset_name_or_path) / "train.json"]), "seed": seed} | settings
+    source = fingerprint(find_files(data_args.dataset_name_or_path, TRAIN))
+    return {"source": source, "chat_template": template.fingerprint if template else "none", "seed": seed} | settings
 
 
 def tokens_per_sample(dataset):
     """Mean length, padding not counted."""
-    return float(np.mean([len(dataset[i]["input_ids"]) for i in range(len(dataset))]))
+    return sum(len(sample.input_ids) for sample in dataset.samples) / len(dataset)
 
 
-def lengths_of(packed, length):
+def _padded(rows, length, value):
+    """int64 [b, length]"""
+    batch = np.full([len(rows), length], value, np.int64)
+    for row, tokens in zip(batch, rows, strict=True):
+        row[: len(tokens)] = tokens
+    return batch
+
+
+def _lengths(packed, length):
     """The samples' lengths in a packed one, which padding makes `length` tokens long, with that of the padding."""
-    ends = np.unique([*packed["attn_mask_startend_row_indices"], length])
-    return np.diff(ends, prepend=0).tolist()
+    padding = length - len(packed["input_ids"])
+    return packed["lengths"] + [padding] * bool(padding)
 
 
 class Collator:
@@ -125,12 +136,10 @@ class Collator:
         longest = max(len(sample["input_ids"]) for sample in samples)
         multiple = args.pad_to_multiple_of
         length = args.max_length if args.pad_to_max_length else -(-longest // multiple) * multiple
-        pad = lambda name, value: np.array(  # noqa: E731
-            [list(sample[name]) + [value] * (length - len(sample[name])) for sample in samples], "int64"
-        )
-        batch = {"input_ids": pad("input_ids", self.pad_token_id), "labels": pad("labels", IGNORED)}
+        values = {"input_ids": self.pad_token_id, "labels": IGNORED}
+        batch = {name: _padded([sample[name] for sample in samples], length, values[name]) for name in values}
         if args.zero_padding:
-            rows = [lengths_of(sample, length) for sample in samples]
+            rows = [_lengths(sample, length) for sample in samples]
             batch["position_ids"] = documents.positions(rows)
             batch |= separation(rows, self.masked)
         return batch

@@ -8,6 +8,7 @@ from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.training import finetune_datasets as data
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
 from paddle_te.hosts.paddlenlp.training.packing import needs_mask
+from tests import chats
 from tests.small_checkpoints import random_words, save_tokenizer, write_lines
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import tiny_config
@@ -24,7 +25,7 @@ def arguments(**settings):
 
 def make(tmp_path, tokenizer, records, **settings):
     path = write_lines(tmp_path / "train.json", records)
-    return data.create_dataset(path, tokenizer, arguments(**settings))
+    return data.create_dataset([path], tokenizer, None, arguments(**settings))
 
 
 def random_records(seed, count):
@@ -38,10 +39,10 @@ def test_a_sample_is_source_answer_and_end(tokenizer, tmp_path):
     answer = tokenizer("a list")["input_ids"][1:]  # without begin-of-text
     assert source[0] == tokenizer.bos_token_id
     whole = source + answer + [tokenizer.eos_token_id]
-    assert sample["input_ids"] == whole[:-1]
-    assert sample["labels"] == [IGNORED] * (len(source) - 1) + answer + [tokenizer.eos_token_id]
-    lists = make(tmp_path, tokenizer, [{"src": ["what is it"], "tgt": ["a list"]}])
-    assert lists[0] == sample
+    assert sample["input_ids"].tolist() == whole[:-1]
+    assert sample["labels"].tolist() == [IGNORED] * (len(source) - 1) + answer + [tokenizer.eos_token_id]
+    (same,) = make(tmp_path, tokenizer, [{"src": ["what is it"], "tgt": ["a list"]}])
+    assert all(same[name].tolist() == sample[name].tolist() for name in sample)
 
 
 def test_long_texts_are_cut(tokenizer, tmp_path, seed):
@@ -50,8 +51,8 @@ def test_long_texts_are_cut(tokenizer, tmp_path, seed):
     (sample,) = make(tmp_path, tokenizer, [record])
     source, answer = (tokenizer(record[name])["input_ids"] for name in ("src", "tgt"))
     assert len(sample["input_ids"]) == len(sample["labels"]) == 63
-    assert sample["input_ids"][:40] == source[:1] + source[-39:]  # begin-of-text and the end
-    assert sample["labels"] == [IGNORED] * 39 + answer[1:25]
+    assert sample["input_ids"][:40].tolist() == source[:1] + source[-39:]  # begin-of-text and the end
+    assert sample["labels"].tolist() == [IGNORED] * 39 + answer[1:25]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,8 @@ def test_long_texts_are_cut(tokenizer, tmp_path, seed):
         ({"src": "a"}, '"tgt"'),
         ({"src": "a", "tgt": 3}, '"tgt"'),
         ({"src": "a", "tgt": " "}, '"tgt" is empty'),
-        ({"src": ["a", "b"], "tgt": ["c", "d"]}, "2 turns"),
+        ({"src": ["a", "b"], "tgt": ["c", "d"]}, "no chat template.*--chat_template"),
+        ({"messages": chats.turns("a", "b")}, "no chat template.*--chat_template"),
     ],
 )
 def test_unfit_records_are_named(tokenizer, tmp_path, record, message):
@@ -86,8 +88,8 @@ def test_batches_are_padded_on_the_right(tokenizer, tmp_path, seed):
         assert set(batch) == {"input_ids", "labels"} and batch["input_ids"].shape == (6, length)
         for i, sample in enumerate(dataset):
             n = len(sample["input_ids"])
-            assert batch["input_ids"][i].tolist() == sample["input_ids"] + [7] * (length - n)
-            assert batch["labels"][i].tolist() == sample["labels"] + [IGNORED] * (length - n)
+            assert batch["input_ids"][i].tolist() == sample["input_ids"].tolist() + [7] * (length - n)
+            assert batch["labels"][i].tolist() == sample["labels"].tolist() + [IGNORED] * (length - n)
     total = sum(len(sample["input_ids"]) for sample in dataset)
     assert data.tokens_per_sample(dataset) == pytest.approx(total / 6)
 
@@ -116,7 +118,7 @@ def test_packed_samples_do_not_see_each_other(tokenizer, tmp_path, seed, backend
             found[tuple(tokens)] = logits[row, start:end]
     seen = 0
     for sample in alone:
-        tokens = sample["input_ids"]
+        tokens = sample["input_ids"].tolist()
         want = model(paddle.to_tensor([tokens]))[0][0]
         got = next(value for key, value in found.items() if list(key[: len(tokens)]) == tokens)
         assert relative(got[: len(tokens)], want) < 1e-5
