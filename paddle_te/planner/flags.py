@@ -38,8 +38,8 @@ _PADDLENLPS = (
     *(Option(name, TEXT, "") for name in ("sharding", "sharding_parallel_config")),
     *(Option(name, whole(1), None) for name in ("max_seq_length", "max_length")),
 )
-_OURS = (*scripts.LAYERS, *scripts.TRAINING, *scripts.FINETUNE_MODEL, *PADDLENLP)
-_READ = {option.name: option for option in (*_OURS, *_PADDLENLPS)}
+_OURS = (*scripts.LAYERS, *scripts.TRAINING, *scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA, *PADDLENLP)
+_READ = {option.name: option for option in (*_OURS, *_PADDLENLPS, Option("do_eval", FLAG, False))}
 _NAMES = {*FIELDS, *(option.name for option in _PADDLENLPS), "transformer_engine_backend", "use_fp8"}
 _NAMES |= {"fuse_wgrad_accumulation", "lora_rank", "lora_targets", "quantize_base"}
 

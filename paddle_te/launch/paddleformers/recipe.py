@@ -6,7 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
+from paddle_te.data.records import DEV, TRAIN
 from paddle_te.launch.arguments import ROOT
+from paddle_te.launch.finetune_data import questions
 from paddle_te.launch.machines import LaunchError, Nodes
 from paddle_te.options import LAYER_OPTIONS, Option, launcher, scripts, together
 from paddle_te.options.option import FLAG, TEXTS
@@ -187,7 +189,7 @@ def _pretraining(args: argparse.Namespace, given: dict) -> dict:
 
 def _fine_tuning(args: argparse.Namespace, given: dict) -> dict:
     folder = Path(given["dataset_name_or_path"])
-    files = {"train": folder / "train.json", "eval": folder / ("dev.json" if given.get("do_eval") else "train.json")}
+    files = {"train": questions(folder, TRAIN), "eval": questions(folder, DEV if given.get("do_eval") else TRAIN)}
     lora = given.get("lora", False)
     data = {
         f"{part}_dataset_{name}": value

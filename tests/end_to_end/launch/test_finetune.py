@@ -117,7 +117,9 @@ def test_every_argument(place):
         (dict(model_name=""), {}, "model_name: there is no folder ''"),
         (dict(model_name="llama-125m"), {}, "model_name: there is no folder 'llama-125m'"),  # no weights
         (dict(tokenizer_name="nowhere"), {}, "tokenizer_name: 'nowhere'"),
-        (dict(dataset="nowhere"), {}, "dataset: 'nowhere'"),
+        (dict(dataset="nowhere"), {}, "nowhere: no such file or folder"),
+        (dict(dataset=""), {}, "dataset: give a folder"),
+        ({}, dict(CHAT_TEMPLATE="nowhere"), "nowhere: cannot be read"),
         (dict(output=""), {}, "output: give a folder"),
         (dict(method="qlora"), {}, "method: 'qlora' must be one of full, lora, lora-attention, lora-mlp"),
         (dict(batch_size_per_device=0), {}, "batch_size_per_device: '0'"),
@@ -188,10 +190,9 @@ def test_help_names_every_argument():
 
 def test_a_job_that_fails_says_why_on_the_screen(place):
     """Of several processes, whose output goes to files; what ends them all is test_launcher.py's."""
-    empty = place / "empty"
-    empty.mkdir()
-    (empty / "train.json").touch()
-    process = script(place, dict(DEVICES="0,1"), dataset=empty, output=place / "failed")
+    damaged = place / "damaged.json"  # behind the records that the launcher reads
+    write_lines(damaged, [{"src": "what is a list", "tgt": "a sequence"}] * 100 + [{"src": "what is a list"}])
+    process = script(place, dict(DEVICES="0,1"), dataset=damaged, output=place / "failed")
     assert process.returncode == 2
-    assert "has no records" in process.stderr and "[rank " in process.stderr
+    assert "damaged.json:101: needs" in process.stderr and "[rank " in process.stderr
     assert "no process is left; logs: " in process.stderr

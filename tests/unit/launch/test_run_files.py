@@ -41,13 +41,11 @@ FINETUNING = {
 def file(tmp_path, monkeypatch):
     """Makes a run file in a folder with data, a model and questions; returns its name."""
     monkeypatch.chdir(tmp_path)
-    texts = {
-        "questions/train.json": '{"src": "a", "tgt": "b"}\n',
-        "model/tokenizer.json": two_tokens()["tokenizer.json"],
-    }
-    for path in ("data/x", "model/model_state.pdparams", "model/tokenizer.json", "questions/train.json"):
+    files = {"data/x": "", "model/model_state.pdparams": ""} | {f"model/{n}": text for n, text in two_tokens().items()}
+    files |= dict.fromkeys(("questions/train.json", "questions/dev.json"), '{"src": "a", "tgt": "b"}\n')
+    for path, text in files.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(texts.get(path, ""))
+        (tmp_path / path).write_text(text)
     write_corpus(tmp_path / "data/corpus", [[5, 6, 7]] * 4000)
     (tmp_path / "model/config.json").write_text(json.dumps(TINY))
 

@@ -62,7 +62,7 @@ def test_the_launchers_layout(arguments, expected):
 
 def test_the_launchers_layout_of_an_adapter(tmp_path):
     write_model(tmp_path)
-    (tmp_path / "train.json").write_text("")
+    (tmp_path / "train.json").write_text('{"src": "a", "tgt": "b"}\n')
     folders = dict(model_name=tmp_path, dataset=tmp_path, output=tmp_path / "out")
     extra = "--lora_rank 16 --quantize_base fp8"
     found = launched(1, finetune, extra, method="lora-mlp", max_seqlen=4096, **folders)

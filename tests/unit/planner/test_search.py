@@ -168,7 +168,7 @@ def test_lora(monkeypatch, capsys, tmp_path):
     layout = next(plan.layout for plan in found.plans if plan.layout.sharding == 4)
     words = command.launch_words(str(tmp_path), layout)
     write_model(tmp_path)
-    (tmp_path / "train.json").write_text("")
+    (tmp_path / "train.json").write_text('{"src": "a", "tgt": "b"}\n')
     words = [word.replace("DATASET", str(tmp_path)).replace("OUTPUT", str(tmp_path / "out")) for word in words]
     flags = dry_run(finetune, words, 4)
     for flag in ("--lora 1", "--lora_rank 16", "--lora_targets attention", "--quantize_base fp8", "--sharding stage2"):
