@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 
+from paddle_te import commands
 from paddle_te.launch.cards import card_of
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.launcher import AUTO, METHODS
@@ -143,9 +144,10 @@ def _gpu(args: argparse.Namespace, world: int) -> Gpu:
     if (card := card_of(args)) is None:
         there = " and ".join(sorted({*gpu_names()})) or "no NVIDIA GPU"
         kind = next(iter(GPUS))
+        command = commands.line("plan", args.model_name, "--gpus", world, "--gpu", kind)
         raise LaunchError(
             f"auto: the planner knows {' and '.join(gpu.title for gpu in GPUS.values())}, and here is {there}; give "
-            f"numbers (paddle-te plan {args.model_name} --gpus {world} --gpu {kind} finds them for another machine), "
+            f"numbers ({command} finds them for another machine), "
             f"or GPU={kind} for a dry run"
         )
     return card

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from paddle_te import commands
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
 from paddle_te.planner import GPUS, Gpu, Layout, Memory, Model, Plan, memory_of_step, search
@@ -73,7 +75,9 @@ def _what_fits(args: argparse.Namespace, model: Model, layout: Layout, card: Gpu
         if plans := _plans(args, model, way, card):
             return f"{remedy}these fit, the fastest first: {'; or '.join(_changes(args, plan) for plan in plans)}"
     kind = args.GPU or card.title.lower()
-    command = f"paddle-te plan {args.model_name} --gpus N --gpu {kind} --seq {args.max_seqlen}"
+    adapter = shlex.split(" ".join(layout.lora.flags())) if layout.lora else []
+    asked = "--gpu", kind, "--seq", args.max_seqlen, "--precision", layout.precision, *adapter
+    command = commands.line("plan", args.model_name, "--gpus", commands.NUMBER, *asked)
     return f"No layout of {layout.gpus} x {card.title} fits with as many tokens a step; {command} says what more do"
 
 

@@ -10,12 +10,12 @@ and 7 % in time (docs/planner.md).
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
 
-from paddle_te import configs
+from paddle_te import commands, configs
+from paddle_te.commands import DATASET, MODEL, OUTPUT, PLACEHOLDERS
 from paddle_te.options import option
 from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER
 from paddle_te.planner import formulas
@@ -29,8 +29,6 @@ from paddle_te.planner.ranking import costs
 from paddle_te.planner.search import SEQUENCES, Search, search, usual_tokens
 from paddle_te.table import in_columns
 
-# What a printed command has in place of a user's folders and data
-WEIGHTS, DATASET, OUTPUT = "MODEL", "DATASET", "OUTPUT"
 RANDOM_TOKENS = "--MOCK_DATA=1"
 
 
@@ -198,34 +196,38 @@ def _largest(memory: Memory) -> str:
 
 
 def _command_lines(name: str, layout: Layout) -> list[str]:
-    return ["The first one is", "", "  " + shlex.join(launch_words(name, layout)), "", _what_to_change(name, layout)]
+    return [
+        "The first one is",
+        "",
+        "  " + commands.line(*launch_words(name, layout)),
+        "",
+        _what_to_change(name, layout),
+    ]
 
 
 def _what_to_change(name: str, layout: Layout) -> str:
     """What of the printed command is the user's own."""
     if not layout.lora:
         return f"It trains on random tokens. To train on your data, put --DATA_PATH=FOLDER in place of {RANDOM_TOKENS}."
-    folders = {DATASET: "with train.json", OUTPUT: "for the result"}
-    if _launched_model(name, layout) == WEIGHTS:
-        folders = {WEIGHTS: "with the model's weights and tokenizer"} | folders
-    listed = ", ".join(f"{word} (the folder {what})" for word, what in folders.items())
+    words = [MODEL] * (_launched_model(name, layout) == MODEL) + [DATASET, OUTPUT]
+    listed = ", ".join(f"{word} ({PLACEHOLDERS[word]})" for word in words)
     return f"Put your own folders in place of {listed}."
 
 
 def _launched_model(name: str, layout: Layout) -> str:
     """The model as a command names it: fine-tuning wants a folder, of which a known name has none."""
-    return WEIGHTS if layout.lora and not Path(name).expanduser().is_dir() else name
+    return MODEL if layout.lora and not Path(name).expanduser().is_dir() else name
 
 
 def launch_words(name: str, layout: Layout) -> list[str]:
-    """The command line that trains with this layout."""
+    """The command that trains with this layout, and its words."""
     job = "finetune" if layout.lora else "pretrain"
     own = {"dataset": DATASET, "output": OUTPUT} if layout.lora else {"MOCK_DATA": 1}
     arguments = {"model_name": _launched_model(name, layout)} | own | layout.launcher_arguments()
     if extra := layout.extra_arguments():
         arguments["EXTRA_ARGS"] = extra
     values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in arguments.items()}
-    return ["paddle-te", job, *(f"--{key}={value}" for key, value in values.items())]
+    return [job, *(f"--{key}={value}" for key, value in values.items())]
 
 
 def _explained(plan: Plan, gpu: Gpu) -> list[str]:

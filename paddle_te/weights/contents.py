@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddle_te import typed
+from paddle_te import commands, typed
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.files import read_json
 from paddle_te.weights.tensors import CheckpointError
@@ -70,9 +70,14 @@ def is_adapter(folder):
     return said and not any(True for pattern in ("model_state*", "model*.safetensors") for _ in folder.glob(pattern))
 
 
-def merge_command(adapter, base="MODEL"):
+def merge_command(adapter, base=commands.MODEL):
     """The command that merges the adapter in a folder. base: the model's folder."""
-    return f"paddle-te convert --input_ckpt_path {base} --lora_path {adapter} --output_ckpt_path MERGED"
+    return convert_command(base, "--lora_path", adapter)
+
+
+def convert_command(folder, *words):
+    """The command that converts what a folder holds, with these further words."""
+    return commands.line("convert", "--input_ckpt_path", folder, *words, "--output_ckpt_path", commands.OUTPUT)
 
 
 def read_object(path):

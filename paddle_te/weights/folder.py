@@ -13,7 +13,7 @@ from paddle_te.configs.families import family_of, is_tied
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import check_head_dim, native_config
-from paddle_te.weights.contents import COMPANIONS, files_of_index, is_adapter, merge_command
+from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.layout import Dims, Layout, detect, layouts_of
 from paddle_te.weights.tensors import CheckpointError, same_bytes
@@ -139,7 +139,7 @@ def check_layout(folder, layout, hf=False):
         mode = f"{found.kind}2{wanted}"
         raise CheckpointError(
             f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; convert it: "
-            f"te_llama_ckpt_converter.py --mode {mode} --input_ckpt_path {folder} --output_ckpt_path NEW_FOLDER"
+            f"{convert_command(folder, '--mode', mode)}"
         )
     return found.kind
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
+from paddle_te import commands
 from paddle_te.manifest import MANIFEST
 from paddle_te.table import in_columns
 from paddle_te.weights.adapters import Adapter, open_adapter
@@ -101,7 +102,7 @@ def _optimizer(checkpoint):
 
 def _manifest(folder):
     there = (folder / MANIFEST).is_file()
-    return f"not compared; paddle-te verify {folder} compares it" if there else "none"
+    return f"not compared; {commands.line('verify', folder)} compares it" if there else "none"
 
 
 def _step(folder):

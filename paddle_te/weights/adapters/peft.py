@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from paddle_te import commands
 from paddle_te.weights import safetensors
 from paddle_te.weights.adapters.files import PEFT_WEIGHTS, Adapter, all_parts, open_adapter
 from paddle_te.weights.adapters.names import forms_of
-from paddle_te.weights.contents import PEFT_ADAPTER, check_contents, check_own, merge_command
+from paddle_te.weights.contents import PEFT_ADAPTER, check_contents, check_own, convert_command, merge_command
 from paddle_te.weights.files import check_new, copy_file, new_folder, write_json
 from paddle_te.weights.folder import dims_of
 from paddle_te.weights.layout import Slot
@@ -84,13 +85,13 @@ def convert_adapter(input_path, output_path, mode, dtype=None, verify_checkpoint
 def peft_command(adapter):
     """The command that makes PEFT's folder of an adapter's; None for one that is PEFT's."""
     mode = _MODES.get(adapter.form.kind)
-    return mode and f"paddle-te convert --mode {mode} --input_ckpt_path {adapter.folder} --output_ckpt_path PEFT_FOLDER"
+    return mode and convert_command(adapter.folder, "--mode", mode)
 
 
 def base_of(adapter):
     """The folder of an adapter's model where it is there, else MODEL, for commands."""
     base = adapter.settings.base
-    return base if base and (Path(base) / "config.json").is_file() else "MODEL"
+    return base if base and (Path(base) / "config.json").is_file() else commands.MODEL
 
 
 def write_peft(adapter: Adapter, output, dtype=None, tell=print):

@@ -5,6 +5,7 @@ import numpy as np
 from paddle_te.weights import layout as layouts
 from paddle_te.weights.adapters.files import Adapter
 from paddle_te.weights.adapters.names import Form
+from paddle_te.weights.contents import merge_command
 from paddle_te.weights.tensors import CheckpointError
 
 
@@ -21,8 +22,8 @@ def check_trainable(adapter: Adapter):
         why = f"its modules have ranks {sorted(ranks)} and scalings {sorted(scalings)}, and LoRA here one of each"
     if why:
         raise CheckpointError(
-            f"{adapter.folder}: training does not go on from this adapter: {why}; merge it into its model first, with "
-            "paddle-te convert --lora_path"
+            f"{adapter.folder}: training does not go on from this adapter: {why}; merge it into its model first: "
+            f"{merge_command(adapter.folder)}"
         )
 
 

@@ -166,7 +166,7 @@ def test_lora(monkeypatch, capsys, tmp_path):
     assert {(plan.layout.pp, plan.layout.stage, plan.layout.sharing) for plan in found.plans} == {(1, 2, 1)}
     assert not any(plan.layout.mlp_chunk_tokens or plan.layout.offload_optimizer for plan in found.plans)
     layout = next(plan.layout for plan in found.plans if plan.layout.sharding == 4)
-    words = command.launch_words(str(tmp_path), layout)
+    words = ["paddle-te", *command.launch_words(str(tmp_path), layout)]
     write_model(tmp_path)
     (tmp_path / "train.json").write_text('{"src": "a", "tgt": "b"}\n')
     words = [word.replace("DATASET", str(tmp_path)).replace("OUTPUT", str(tmp_path / "out")) for word in words]

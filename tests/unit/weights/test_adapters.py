@@ -458,7 +458,7 @@ def test_the_commands(tmp_path, rng, monkeypatch, capsys):
     (ours / "tokenizer.json").write_text("{}")
     take = "--input_ckpt_path", ours, "--output_ckpt_path"
     status, _ = run(monkeypatch, capsys, *take, tmp_path / "out")
-    merge = f"paddle-te convert --input_ckpt_path {tmp_path / 'base'} --lora_path {ours} --output_ckpt_path MERGED"
+    merge = f"paddle-te convert --input_ckpt_path {tmp_path / 'base'} --lora_path {ours} --output_ckpt_path OUTPUT"
     assert "holds a LoRA adapter in Transformer Engine's names, rank 3, scaled by alpha / rank = 2" in status
     assert merge in status and "--mode te2hf" in status
     assert run(monkeypatch, capsys, *take, tmp_path / "peft", "--mode", "te2hf") == (
@@ -468,7 +468,7 @@ def test_the_commands(tmp_path, rng, monkeypatch, capsys):
     assert (tmp_path / "peft/tokenizer.json").is_file()
     status, _ = run(monkeypatch, capsys, *take, tmp_path / "x", "--mode", "te2hf", "--tensor_parallel_degree", 2)
     assert "--tensor_parallel_degree" in status and "leave it out" in status
-    words = merge.replace("MERGED", str(tmp_path / "merged")).split()[2:]
+    words = merge.replace("OUTPUT", str(tmp_path / "merged")).split()[2:]
     assert run(monkeypatch, capsys, *words) == (None, f"{tmp_path}/merged: complete\n")
     adapter.save(tmp_path / "want")
     convert(tmp_path / "base", tmp_path / "direct", lora_path=tmp_path / "want", progress=False)

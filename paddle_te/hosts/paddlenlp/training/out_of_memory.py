@@ -3,12 +3,11 @@
 import contextlib
 import logging
 import re
-import shlex
 from dataclasses import dataclass, fields, replace
 
 import paddle
 
-from paddle_te import configs, device
+from paddle_te import commands, configs, device
 from paddle_te.hosts.paddlenlp.lora import target_modules
 from paddle_te.hosts.paddlenlp.training.callbacks import device_name
 from paddle_te.models.lora import TARGETS
@@ -106,12 +105,11 @@ def advice(config, args, gpu_name, name, lora=None):
     told = f"The planner counts {need.total / 1e9:.1f} GB on each GPU when a step needs most{_bill(need)}. "
     gpu = next(((kind, gpu) for kind, gpu in GPUS.items() if gpu.title in gpu_name), None)
     told += _what_fits(model, layout, gpu[1]) if gpu else ""
-    words = f"paddle-te plan {shlex.quote(configs.name_of(name))} --gpus {layout.gpus} --seq {layout.sequence} "
-    words += f"--tokens_per_step {layout.tokens_per_step} --precision {layout.precision}"
-    flags = [*(lora.flags() if lora else ()), *chosen(layout, OPTIMIZER)]
+    flags = [f"--gpus {layout.gpus} --seq {layout.sequence} --tokens_per_step {layout.tokens_per_step}"]
+    flags += [f"--precision {layout.precision}", *(lora.flags() if lora else ()), *chosen(layout, OPTIMIZER)]
     flags += ["--activation_func_fp8_input_store true"] * layout.fp8_input_store
     flags += [f"--gpu {gpu[0]}"] if gpu else []
-    return told + "All layouts: " + " ".join([words, *flags])
+    return told + "All layouts: " + commands.line("plan", configs.name_of(name), *" ".join(flags).split())
 
 
 def _bill(need):
