@@ -1,5 +1,5 @@
 """Activations and the optimizer's states in host memory, and its update in backward: whole models on te, with the bits
-that they have without. And what a run says that has no memory left."""
+that they have without."""
 
 import numpy as np
 import paddle
