@@ -8,7 +8,9 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from paddle_te.data.tokenizer import load_tokenizer
 from tests import chats, fake_hub, fake_slurm, small_checkpoints, small_tokenizers
@@ -35,6 +37,7 @@ SIZES = [
     (r"\.sub 8", ".sub 2"),
 ]
 PYTHON = os.environ.get("PADDLE_TE_HF_PYTHON", sys.executable)  # one that has torch and transformers
+ADAPTER = "adapter_model.safetensors"
 PRETRAINED, REACHED = "llama3-8b", 4
 
 
@@ -125,12 +128,25 @@ def test_an_adapter_is_tuned_and_tried(walked):
     assert "perplexity: loss" in printed and "How does a run go on? ▸" in printed
 
 
-def test_it_is_on_the_hub(walked):
-    """As it was trained, to the rounding of its type."""
+@pytest.mark.parametrize("name", ["qwen2.5-chats", "llama3-8b"])
+def test_models_are_on_the_hub(walked, name):
+    uploaded = {path.name for path in (walked[1] / "NAME" / name).iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= uploaded
+
+
+def test_the_adapter_is_in_the_merged_model_and_in_pefts_folder(walked):
+    """W + B A · alpha / rank, of the first layer's q."""
     shared, hub, _ = walked
-    uploaded = hub / "NAME/llama3-8b"
-    names = {path.name for path in uploaded.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names, names
+    base, merged = (
+        load_file(folder / "model.safetensors") for folder in (shared / "Qwen2.5-7B", hub / "NAME/qwen2.5-chats")
+    )
+    adapter = hub / "NAME/qwen2.5-chats-adapter"
+    config, weights = json.loads((adapter / "adapter_config.json").read_text()), load_file(adapter / ADAPTER)
+    name = "model.layers.0.self_attn.q_proj"
+    a, b = (weights[f"base_model.model.{name}.lora_{part}.weight"].astype("float64") for part in "AB")
+    assert config["r"] == 16 and np.abs(b).max() > 0
+    want = base[f"{name}.weight"] + b @ a * config["lora_alpha"] / config["r"]
+    assert np.abs(merged[f"{name}.weight"] - want).max() <= 2**-8 * np.abs(want).max()
 
 
 @pytest.mark.skipif(bool(REASON := missing()), reason=f"{PYTHON} lacks torch or transformers ({REASON})")
@@ -138,4 +154,4 @@ def test_transformers_loads_it(walked):
     _, hub, _ = walked
     [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     done = run([PYTHON, "-c", code], cwd=hub, env=os.environ | dict(HF_HUB_OFFLINE="1"), check=True)
-    assert done.stdout.startswith("<|begin|>Once upon a time")
+    assert "<|im_start|>user\nHow does a run go on?<|im_end|>\n<|im_start|>assistant\n" in done.stdout
