@@ -1,9 +1,11 @@
 """Chat templates as families of models have them, with and without marks, conversations, and a tokenizer for them.
 
 python tests/chats.py >tests/unit/data/transformers.json    # with transformers 4: what it makes of them
+python tests/chats.py prompts >tests/unit/data/prompts_of_transformers.json
 """
 
 import json
+import sys
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -191,7 +193,31 @@ def _of_transformers():
     return found
 
 
+def asking(messages):
+    """The conversation before its last answer."""
+    last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
+    return messages[:last]
+
+
+def _prompts_of_transformers():
+    """{template: {conversation: ids of the prompt for its last answer}} where transformers renders it."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer(), **SPECIAL)
+    found = {}
+    for name, tokenizer.chat_template in PLAIN.items():
+        for called, record in CONVERSATIONS.items():
+            try:
+                found.setdefault(name, {})[called] = tokenizer.apply_chat_template(
+                    asking(record["messages"]), tools=record.get("tools"), add_generation_prompt=True
+                )
+            except Exception:  # a template that refuses, or wants the arguments of calls as a text
+                continue
+    return found
+
+
 if __name__ == "__main__":
     print("{")
-    lines = [f'"{name}": {json.dumps(made, separators=(",", ":"))}' for name, made in _of_transformers().items()]
+    made_by = _prompts_of_transformers if sys.argv[1:] == ["prompts"] else _of_transformers
+    lines = [f'"{name}": {json.dumps(made, separators=(",", ":"))}' for name, made in made_by().items()]
     print(",\n".join(lines) + "\n}")

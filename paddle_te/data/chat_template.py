@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from paddle_te.data.conversations import Conversation, ConversationError
 
 BATCH = 64  # conversations of a request: the processes change less often
 NONE = "none"  # of --chat_template: not even the tokenizer's own
+OF_CONVERSATIONS = {"messages", "tools", "documents", "add_generation_prompt"}  # variables of all templates
 
 
 class HasTemplates(Protocol):
@@ -53,6 +54,22 @@ class ChatTemplate:
         if chosen is None:
             return cls(dict(tokenizer.chat_templates), origin, variables)
         return cls({"default": _read(Path(chosen).expanduser())}, chosen, variables)
+
+    def with_variables(self, variables: dict[str, Any]) -> ChatTemplate:
+        """The same template with further variables, such as Qwen3's enable_thinking, as transformers passes them on.
+
+        Raises ValueError for the name of what each conversation says.
+        """
+        if own := variables.keys() & OF_CONVERSATIONS:
+            raise ValueError(f"--chat_template_kwargs: {', '.join(sorted(own))} is what each conversation tells")
+        return replace(self, variables=self.variables | variables)
+
+    def named(self, name: str) -> ChatTemplate:
+        """The template of a name, for all conversations. Raises ValueError where there is none."""
+        if name not in self.sources:
+            names = ", ".join(sorted(self.sources))
+            raise ValueError(f"{self.origin} has no chat template {name!r}, but {names}")
+        return replace(self, sources={"default": self.sources[name]})
 
     @property
     def fingerprint(self) -> str:
@@ -136,7 +153,22 @@ class Renderer:
 
     def prompt(self, conversation: Conversation) -> str:
         """The text that asks for the assistant's next turn."""
-        (answer,) = self._ask([self._request(conversation) | {"generation_prompt": True}])
+        return self._text(conversation, asks=True)
+
+    def begun(self, conversation: Conversation) -> str:
+        """The text of a conversation whose last turn has only begun: what would end that turn is left out."""
+        text, last = self._text(conversation, asks=False), conversation.messages[-1]["content"]
+        place = text.rfind(last.strip())
+        if place < 0:
+            turn = f"turn {len(conversation.messages)}"
+            raise ConversationError(
+                f"{conversation.where}, {turn}: the chat template of {self.template.origin} does not write its text"
+            )
+        kept = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
+        return text[: place + len(kept)]
+
+    def _text(self, conversation: Conversation, asks: bool) -> str:
+        (answer,) = self._ask([self._request(conversation) | {"generation_prompt": asks}])
         _check(conversation, answer, self.template.origin)
         return answer["text"]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 Message = dict[str, Any]
@@ -58,7 +59,31 @@ class Conversation:
 
 
 def parse(where: str, record: dict[str, Any]) -> Conversation:
-    """The conversation of a record. Raises ConversationError for a record of another form."""
+    """The conversation of a record, with an answer. Raises ConversationError for a record of another form."""
+    conversation = _parse(where, record)
+    count = len(conversation.answers)
+    if "src" in record and conversation.messages[-1]["role"] != "assistant":
+        raise _uneven(where, count + 1, count)
+    if not count:
+        raise ConversationError(f"{where}: has no turn of the assistant, so there is nothing to train on")
+    return conversation
+
+
+def parse_prompt(where: str, record: dict[str, Any]) -> tuple[Conversation, str | None]:
+    """(a conversation that asks for the assistant's next turn, that turn's text where the record ends with it).
+
+    Raises ConversationError for a record of another form.
+    """
+    conversation = _parse(where, record)
+    *before, last = conversation.messages
+    if last["role"] != "assistant":
+        return conversation, None
+    if not before:
+        raise ConversationError(f"{where}: has nothing that the assistant could answer")
+    return replace(conversation, messages=before), last.get("content") or ""
+
+
+def _parse(where: str, record: dict[str, Any]) -> Conversation:
     forms = {form for name, form in _FORMS.items() if record.get(name) is not None}
     if len(forms) != 1:
         has = ", ".join(f'"{name}"' for name in record) or "nothing"
@@ -76,25 +101,25 @@ def _of_messages(name: str) -> Callable[[str, dict[str, Any]], Conversation]:
         messages = [_message(f"{where}, turn {number}", turn) for number, turn in enumerate(turns, 1)]
         for number, message in enumerate(messages, 1):
             _check_message(f"{where}, turn {number} ({message['role']})", message)
-        if not any(message["role"] == "assistant" for message in messages):
-            raise ConversationError(f"{where}: has no turn of the assistant, so there is nothing to train on")
         return Conversation(where, _system(where, record) + messages, _tools(where, record))
 
     return read
 
 
 def _of_questions(where: str, record: dict[str, Any]) -> Conversation:
-    """PaddleNLP's: texts, or lists of as many questions as answers."""
-    sides = {name: _texts(where, record, name) for name in ("src", "tgt")}
-    counts = [len(texts) for texts in sides.values()]
-    if counts[0] != counts[1] or not counts[0]:
-        raise ConversationError(
-            f'{where}: "src" has {counts[0]} texts and "tgt" {counts[1]}: each question needs its answer'
-        )
-    pairs = zip(sides["src"], sides["tgt"], strict=True)
-    messages = [dict(role=role, content=text) for pair in pairs for role, text in zip(SPOKEN, pair, strict=True)]
+    """PaddleNLP's: texts, or lists of as many questions as answers; the last question may be without one."""
+    asked, answered = _texts(where, record, "src"), _texts(where, record, "tgt") if "tgt" in record else []
+    if not asked or len(asked) - len(answered) not in (0, 1):
+        raise _uneven(where, len(asked), len(answered))
+    pairs = zip_longest(asked, answered)
+    turns = [turn for pair in pairs for turn in zip(SPOKEN, pair, strict=True) if turn[1] is not None]
+    messages = [{"role": role, "content": text} for role, text in turns]
     system = _system(where, record)
-    return Conversation(where, system + messages, _tools(where, record), question=counts == [1, 1] and not system)
+    return Conversation(where, system + messages, _tools(where, record), question=len(asked) == 1 and not system)
+
+
+def _uneven(where: str, asked: int, answered: int) -> ConversationError:
+    return ConversationError(f'{where}: "src" has {asked} texts and "tgt" {answered}: each question needs its answer')
 
 
 def _texts(where: str, record: dict[str, Any], name: str) -> list[str]:

@@ -29,11 +29,22 @@ def parse_line(where, line):
     """The JSON object of a line. Raises ValueError, with `where`, for anything else."""
     try:
         record = json.loads(line)
+        text = json.dumps(record, ensure_ascii=False) if (b"\\u" if isinstance(line, bytes) else "\\u") in line else ""
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: is not JSON: {error}") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where}: is not a JSON object")
+    check_text(where, text)
     return record
+
+
+def check_text(where, text):
+    """Raises ValueError for a text with half of a surrogate pair. JSON can spell one, and no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise ValueError(f"{where}: holds {half}, half of a surrogate pair, which is no character") from error
 
 
 def field(where, record, name, *types):

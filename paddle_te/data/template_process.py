@@ -7,7 +7,7 @@ Jinja and Python's own library only. It reads a JSON object a line from standard
     {"templates": {name: source}}                      → {}
     {"template": name, "messages": …, "tools": …, "variables": …, "spans": true}
                                                        → {"text": …, "spans": [[begin, end], …], "rewords": …}
-    {…, "generation_prompt": true}                     → {"text": …}
+    {…, "generation_prompt": true or false}            → {"text": …}
 
 An answer may be {"error": …, "turn": number or null} instead. Spans are the characters that the assistant writes.
 """
@@ -373,8 +373,8 @@ def answer(templates: dict[str, Template], request: dict[str, Any]) -> dict[str,
             template = templates[request["template"]]
             messages, variables = request["messages"], {"tools": request["tools"], "documents": None}
             variables |= request["variables"]
-            if request.get("generation_prompt"):
-                return {"text": template.render(messages, variables, prompt=True)[0]}
+            if not request.get("spans"):
+                return {"text": template.render(messages, variables, prompt=request["generation_prompt"])[0]}
             text, spans = template.spans(messages, variables)
             return {"text": text, "spans": spans, "rewords": template.rewords}
     except Exception as error:

@@ -686,6 +686,16 @@ _TOKENIZER = Option(
     shown="the model",
     shown_zh="同模型",
 )
+_CHAT_TEMPLATE = Option(
+    "chat_template",
+    TEXT,
+    None,
+    "File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's own.",
+    doc="file of a Jinja template; `none`: no template; see [conversations](#conversations)",
+    zh="Jinja 模板文件；`none`：不用模板；见[对话](#对话)",
+    shown="the tokenizer's",
+    shown_zh="tokenizer 自带",
+)
 _WITH_LORA = {"lora": True}
 LORA_TARGETS = ("all", "attention", "mlp")
 
@@ -776,16 +786,7 @@ FINETUNE_DATA = (
         zh="含 `train*` 以及 `dev*` 或 `validation*` 的文件夹；[格式](#对话)",
         shown="–",
     ),
-    Option(
-        "chat_template",
-        TEXT,
-        None,
-        "File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's own.",
-        doc="file of a Jinja template; `none`: no template; see [conversations](#conversations)",
-        zh="Jinja 模板文件；`none`：不用模板；见[对话](#对话)",
-        shown="the tokenizer's",
-        shown_zh="tokenizer 自带",
-    ),
+    _CHAT_TEMPLATE,
     Option(
         "src_length",
         whole(1),
@@ -910,15 +911,27 @@ EVALUATED_MODEL = (
         doc="of several processes: into so many groups of layers the model is divided; the rest is tensor parallelism",
         zh="多个进程时，模型按层分为若干段；其余为张量并行",
     ),
+    _CHAT_TEMPLATE.but(
+        doc="file of a Jinja template; `none`: no template; see [chats](#chats)",
+        zh="Jinja 模板文件；`none`：不用模板；见[对话](#chats)",
+    ),
+    Option(
+        "chat_template_kwargs",
+        TEXT,
+        None,
+        'JSON object of further variables of the chat template, such as {"enable_thinking": false}.',
+        doc="further variables of the template, a JSON object: `'{\"enable_thinking\": false}'`",
+        zh="模板的其他变量，JSON 对象：`'{\"enable_thinking\": false}'`",
+    ),
 )
 EVALUATION_TASKS = (
     Option(
         "perplexity",
         TEXT,
         None,
-        'JSON lines {"text": …}, or the prefix of a .bin/.idx pair.',
-        doc='JSON lines `{"text"}`, or the prefix of a `.bin`/`.idx` pair',
-        zh='JSON lines `{"text"}`，或 `.bin`/`.idx` 的前缀',
+        'JSON lines {"text": …}, conversations, whose answers count, or the prefix of a .bin/.idx pair.',
+        doc='JSON lines `{"text"}`, [conversations](#chats), whose answers count, or a prefix of `.bin`/`.idx`',
+        zh='JSON lines `{"text"}`；[对话](#chats)，只计回答；或 `.bin`/`.idx` 的前缀',
     ),
     Option(
         "boolq",
@@ -969,6 +982,38 @@ EVALUATION_TASKS = (
         "Texts to continue.",
         doc="texts to continue, with a key-value cache; te in bfloat16",
         zh="要续写的文本，使用 KV cache；te 用 bfloat16",
+    ),
+    Option(
+        "prompts_file",
+        TEXT,
+        None,
+        'File of prompts: conversations, or {"text": …}.',
+        doc='file of prompts: [conversations](#chats), or `{"text"}`',
+        zh='存放 prompt 的文件：[对话](#chats)，或 `{"text"}`',
+    ),
+    Option(
+        "apply_chat_template",
+        FLAG,
+        False,
+        "Make a chat of each prompt that is a text, and of the harness's prompts.",
+        doc="make a [chat](#chats) of each prompt that is a text, and of the harness's prompts",
+        zh="把每个文本 prompt 以及 harness 的 prompt 变为[对话](#chats)",
+    ),
+    Option(
+        "system_instruction",
+        TEXT,
+        None,
+        "The system's turn of chats that have none.",
+        doc="the system's turn of chats that have none",
+        zh="没有 system 轮的对话所用的 system 内容",
+    ),
+    Option(
+        "fewshot_as_multiturn",
+        FLAG,
+        True,
+        "The harness's examples are turns of their own, where it makes chats.",
+        doc="of the harness's chats: examples are turns of their own",
+        zh="harness 的对话中，每个示例各为一轮",
     ),
     Option("max_new_tokens", whole(1), 32, "Length of a continuation.", doc="length of a continuation", zh="续写长度"),
     Option(

@@ -7,6 +7,7 @@ import paddle
 
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
 from paddle_te.options import FP8_RECIPES, LayerOptions
+from paddle_te.weights.rope import scaling_of
 
 
 def left_padded(prompts, pad_token_id=0):
@@ -46,6 +47,23 @@ def check_generates(settings):
         )
 
 
+def check_room(prompts, max_new_tokens, config):
+    """Raises ValueError for prompts, lists of token ids, whose continuations go beyond the model's positions.
+
+    Beyond them a model computes something, but was trained for nothing; rope type dynamic is made for that.
+    """
+    positions = config.max_position_embeddings
+    if (scaling_of(config) or {}).get("rope_type") == "dynamic":
+        return
+    number, length = max(enumerate(map(len, prompts), 1), key=lambda pair: pair[1], default=(0, 0))
+    if length + max_new_tokens > positions:
+        room = f"at most {positions - length}, or " if length < positions else ""
+        raise ValueError(
+            f"--max_new_tokens {max_new_tokens}: with the {length} tokens of prompt {number} that is beyond the "
+            f"model's {positions} positions (max_position_embeddings); give {room}a shorter prompt"
+        )
+
+
 def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
     """The tokens after each prompt, lists of token ids as the prompts are, up to the first that ends a text.
 
@@ -54,6 +72,8 @@ def generate_tokens(model, tokenizer, prompts, batch_size=8, **settings):
     top_k, top_p, temperature; `paddle.seed` makes samples repeatable.
     """
     check_generates(model.config)
+    if "max_new_tokens" in settings:
+        check_room(prompts, settings["max_new_tokens"], model.config)
     ends = tokenizer.end_token_ids
     pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
     rows = []
@@ -71,7 +91,7 @@ def up_to_end(row, ends):
 
 
 def generate_text(model, tokenizer, prompts, batch_size=8, **settings):
-    """Continuations of prompts, one string each; arguments as `generate_tokens`'s."""
-    tokens = [tokenizer.encode(prompt) for prompt in prompts]
+    """Continuations of prompts, texts or lists of token ids, one string each; arguments as `generate_tokens`'s."""
+    tokens = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
     rows = generate_tokens(model, tokenizer, tokens, batch_size, **settings)
     return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]

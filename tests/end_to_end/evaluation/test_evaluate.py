@@ -14,8 +14,10 @@ import pytest
 
 from paddle_te.hosts.paddlenlp.evaluation import evaluate
 from paddle_te.hosts.paddlenlp.evaluation import harness as harness_command
+from tests import chats
 from tests.small_checkpoints import random_words, save_models, save_tokenizer, write_lines
 
+UNIT = Path(__file__).parents[2] / "unit/data"
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_eval.py"
 HARNESS = importlib.util.find_spec("lm_eval") is not None
 WITHOUT_HARNESS = pytest.mark.skipif(HARNESS, reason="lm_eval is installed: nothing to refuse")
@@ -38,6 +40,8 @@ def place(tmp_path_factory):
         folder / "boolq.jsonl", [{"passage": words(9), "question": words(3), "answer": i < 2} for i in range(4)]
     )
     write_lines(folder / "choice.jsonl", [{"query": words(5), "choices": [words(2), words(1)], "gold": 1}] * 2)
+    chats.save_tokenizer(folder / "chats", chats.MARKED["llama"])
+    write_lines(folder / "chats.jsonl", [chats.CONVERSATIONS[name] for name in ("plain", "system", "thoughts")])
     return folder
 
 
@@ -107,6 +111,15 @@ def test_fp8_is_near(monkeypatch, place, tmp_path):
         (dict(prompts="a", fp8_lm_head="true"), "fp8_lm_head needs use_fp8"),
         (dict(prompts="a", model_name_or_path="nowhere"), "nowhere"),
         (dict(prompts="a", pipeline_parallel_degree=2), "it must divide the number of processes, 1"),
+        (dict(prompts="a", max_new_tokens=128), "of prompt 1 that is beyond the model's 128 positions"),
+        (dict(prompts="a", max_seq_length=129), "--max_seq_length 129: the model has 128 positions"),
+        (dict(prompts="a\udcff"), "--prompts, text 1: holds U+DCFF, half of a surrogate pair"),
+        (dict(prompts="a", apply_chat_template="true"), "has no chat template: give one in a file to --chat_template"),
+        (dict(prompts="a", chat_template_kwargs='{"x": 1}'), "--chat_template_kwargs: the tokenizer"),
+        (dict(prompts="a", chat_template_kwargs="[1]"), "--chat_template_kwargs [1]: give an object"),
+        (dict(prompts="a", chat_template="nowhere.jinja"), "--chat_template nowhere.jinja: cannot be read"),
+        (dict(prompts="a", system_instruction="b"), "--system_instruction is a turn of chats"),
+        (dict(prompts_file="nowhere.jsonl"), "nowhere.jsonl: no such file"),
         (dict(prompts="a", output_file=""), "--output_file: '' is no name of a file"),
         (dict(prompts="a", output_file="/proc/out"), "--output_file: /proc/out cannot be written: No such file"),
     ],
@@ -116,6 +129,31 @@ def test_errors_are_one_line(monkeypatch, place, tmp_path, caplog, flags, messag
         run(monkeypatch, place, "paddle", tmp_path / "out", **flags)
     assert stop.value.code == 2 and message in caplog.text
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["prompts_file", "perplexity", "lambada", "boolq", "multiple_choice"])
+def test_data_are_read_before_the_model(monkeypatch, place, tmp_path, caplog, name):
+    monkeypatch.setattr(evaluate, "make_model", None)
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"text": "half of a pair: \\ud83d"}\n')
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, place, "paddle", tmp_path / "out", **{name: data})
+    assert ended.value.code == 2 and f"{data}:1: holds U+D83D" in caplog.text
+
+
+def test_chats(monkeypatch, place, tmp_path, capsys):
+    """A text that is made a chat is that conversation, and answers that a file has are kept beside the model's."""
+    records = [{"messages": chats.turns("Hi", "Hello", system="s")}, {"src": ["Hi"], "system": "s"}, {"text": "Hi"}]
+    settings = dict(tokenizer_name_or_path=place / "chats", max_new_tokens=5, system_instruction="s")
+    settings |= dict(apply_chat_template="true", prompts_file=write_lines(tmp_path / "chats.jsonl", records))
+    generation = run(monkeypatch, place, "paddle", tmp_path / "out", prompts=["Hi"], **settings)["generation"]
+    assert len({item["output"] for item in generation}) == 1
+    asked = chats.turns("Hi", system="s")
+    given = [{"src": "Hi"}, {"messages": asked, "tgt": "Hello"}, {"messages": asked}, {"src": "Hi"}]
+    assert [{key: value for key, value in item.items() if key != "output"} for item in generation] == given
+    assert capsys.readouterr().out.count("Hi ▸ ") == 4
+    other = run(monkeypatch, place, "paddle", tmp_path / "plain", **settings | dict(apply_chat_template="false"))
+    assert [item["output"] == generation[0]["output"] for item in other["generation"]] == [True, True, False]
 
 
 def test_results_are_kept_where_their_file_cannot_be_written(monkeypatch, place, caplog):
@@ -217,6 +255,43 @@ def harness(monkeypatch, place, output, model_args, **flags):
 
 
 @WITH_HARNESS
+def test_chats_of_the_harness(monkeypatch, place, tmp_path):
+    """It finds the answers that run_eval gives to the same chats, and the log-likelihoods of answers to them.
+
+    In its own command the template comes from --model_args.
+    """
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    settings = dict(tokenizer_name_or_path=place / "chats", apply_chat_template="true", system_instruction="Be kind.")
+    questions = ["Hi", "Why?"]
+    own = run(monkeypatch, place, "paddle", tmp_path / "o", prompts=questions, max_new_tokens=6, **settings)
+    answers = [{"query": item["src"], "answer": item["output"].partition("STOP")[0]} for item in own["generation"]]
+    task = tmp_path / "chats.yaml"
+    data = write_lines(tmp_path / "answers.jsonl", answers)
+    task.write_text(TASK.format(name="own_chats", data=data, how=GENERATION))
+    got = run(monkeypatch, place, "paddle", tmp_path / "h", lm_eval=task, **settings)
+    assert got["lm_eval own_chats"]["exact_match"] == 1.0
+    plain = run(monkeypatch, place, "paddle", tmp_path / "p", lm_eval=task, tokenizer_name_or_path=place / "chats")
+    assert plain["lm_eval own_chats"]["exact_match"] < 1.0
+
+    from paddle_te.hosts.paddlenlp.evaluation.registered import PaddleTE
+
+    model = f"pretrained={place / 'paddle'},tokenizer={place / 'chats'},transformer_engine_backend=paddle"
+    model = PaddleTE.create_from_arg_string(f"{model},max_seq_length=48", {"batch_size": 2})
+    asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    text = model.apply_chat_template(asked)
+    ids = json.loads((UNIT / "prompts_of_transformers.json").read_text())["llama"]["system"]
+    assert model._request(text, "Hello").context == ids[:-1], "the harness asks for blanks at a context's end, too"
+    assert model._tokens(text) == ids
+    begun = model.apply_chat_template([*asked, {"role": "assistant", "content": "It is"}], add_generation_prompt=False)
+    assert begun == text + "It is"
+    assert model.chat_template("default") == chats.MARKED["llama"]
+    with pytest.raises(ValueError, match="no chat template 'rag'"):
+        model.chat_template("rag")
+    assert "chats" in model.tokenizer_name
+
+
+@WITH_HARNESS
 def test_the_harness_knows_our_models(monkeypatch, place, tmp_path):
     """Its own command gives run_eval.py's numbers, of a model by the name paddle_te."""
     model = f"pretrained={place / 'paddle'},tokenizer={place / 'tokenizer'},transformer_engine_backend=paddle"
@@ -300,6 +375,51 @@ def test_likelihoods_and_tokens_are_transformers(transformers, place, backend, s
     assert got == pytest.approx(want, rel=1e-4)
     tokens, _ = model.generate(**left_padded(prompts), max_new_tokens=12, eos_token_id=1000, pad_token_id=0)
     assert tokens.tolist() == texts
+
+
+# What transformers makes of a folder's model, tokenizer and chats: the answers, and the mean loss over those they have.
+TRANSFORMERS_CHATS = """
+import json, sys, torch, transformers
+folder, chats = sys.argv[1], [json.loads(line) for line in open(sys.argv[2])]
+model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+texts, nats, tokens = [], 0, 0
+with torch.no_grad():
+    for chat in chats:
+        made = tokenizer.apply_chat_template(
+            chat["messages"], return_dict=True, return_tensors="pt", return_assistant_tokens_mask=True)
+        ids, mask = made["input_ids"], torch.tensor(made["assistant_masks"]).reshape(1, -1).bool()
+        count = int(mask[:, 1:].sum())
+        nats += count * model(ids, labels=torch.where(mask, ids, -100)).loss.item()
+        tokens += count
+        asked = tokenizer.apply_chat_template(
+            chat["messages"][:-1], add_generation_prompt=True, return_dict=True, return_tensors="pt")["input_ids"]
+        made = model.generate(asked, max_new_tokens=32, do_sample=False)[0, asked.shape[1]:].tolist()
+        ended = made[-1] in model.generation_config.eos_token_id  # here such a token may be an ordinary one
+        texts.append(tokenizer.decode(made[:-1] if ended else made, skip_special_tokens=True))
+print(json.dumps([texts, nats / tokens, tokens]))
+"""
+
+
+@pytest.mark.parametrize("backend", ["none", "paddle"])
+def test_chats_are_transformers(transformers, monkeypatch, place, tmp_path, backend, seed):
+    """The same answers, up to the first of the end tokens of generation_config.json, and the same loss of answers."""
+    folder = tmp_path / "model"
+    shutil.copytree(place / "hf", folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(place / "chats" / name, folder)
+    generator = np.random.default_rng(seed)
+    ends = generator.choice(np.arange(3, 400), 30, replace=False).tolist()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends, "pad_token_id": 0}))
+    texts = lambda count: [random_words(generator, n) for n in generator.integers(1, 5, count)]  # noqa: E731
+    file = write_lines(tmp_path / "c.jsonl", [{"messages": chats.turns(*texts(n))} for n in (2, 4, 2, 4, 2, 2)])
+    done = subprocess.run([PYTHON, "-c", TRANSFORMERS_CHATS, folder, file], capture_output=True, text=True, check=True)
+    want, loss, tokens = json.loads(done.stdout)
+    settings = dict(model_name_or_path=folder, tokenizer_name_or_path=folder, max_new_tokens=32, max_seq_length=128)
+    got = run(monkeypatch, place, backend, tmp_path / "out", prompts_file=file, perplexity=file, **settings)
+    assert [item["output"] for item in got["generation"]] == want
+    assert (got["perplexity"]["tokens"], got["perplexity"]["conversations"]) == (tokens, 6)
+    assert got["perplexity"]["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["none", "paddle"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddle_te.data.conversations import ConversationError, parse
+from paddle_te.data.conversations import ConversationError, parse, parse_prompt
 from tests import chats
 
 USER, ANSWER = chats.turns("a", "b")
@@ -56,3 +56,36 @@ def test_a_record_that_is_no_conversation_is_told_with_its_turn(record, message)
     with pytest.raises(ConversationError, match=message) as error:
         parse("train.json:7", record)
     assert str(error.value).startswith("train.json:7") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "record, count, answer",
+    [
+        ({"messages": [USER]}, 1, None),
+        ({"messages": [USER, ANSWER, USER]}, 3, None),
+        ({"messages": [USER, ANSWER, USER, ANSWER]}, 3, "b"),
+        ({"src": "a"}, 1, None),
+        ({"src": "a", "tgt": "b"}, 1, "b"),
+        ({"src": ["a", "a"], "tgt": ["b"]}, 3, None),
+        ({"conversations": [{"from": "human", "value": "a"}], "system": "s"}, 2, None),
+    ],
+)
+def test_a_prompt_ends_where_the_assistant_answers(record, count, answer):
+    conversation, wanted = parse_prompt("f:1", record)
+    everything = [USER, ANSWER, USER, ANSWER]
+    system = chats.turns(system="s") if "system" in record else []
+    assert (conversation.messages, wanted) == ([*system, *everything][:count], answer)
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"messages": [ANSWER]}, "nothing that the assistant could answer"),
+        ({"src": ["a", "b", "c"], "tgt": ["d"]}, "each question needs its answer"),
+        ({"tgt": "d"}, 'needs "src"'),
+        ({"text": "a"}, "one of these forms"),
+    ],
+)
+def test_a_record_that_asks_for_nothing_is_told(record, message):
+    with pytest.raises(ConversationError, match=message):
+        parse_prompt("f:1", record)

@@ -15,6 +15,8 @@ def test_records_and_where_they_stand(tmp_path):
     [
         (b"{", "data.jsonl:2: is not JSON"),
         (b"[1]", "data.jsonl:2: is not a JSON object"),
+        (rb'{"text": "a \ud800"}', "data.jsonl:2: holds U.D800, half of a surrogate pair"),
+        (rb'{"a": [{"\udfff b": 1}]}', "data.jsonl:2: holds U.DFFF, half of a surrogate pair"),
         ('{"text": "ä"}'.encode("latin-1"), "data.jsonl:2: is not JSON: 'utf-8' codec"),
     ],
 )
@@ -33,3 +35,8 @@ def test_no_file_no_records_no_field(tmp_path):
         read_json_lines(tmp_path / "data.jsonl")
     with pytest.raises(ValueError, match='x:1: needs "a", a str; it has b'):
         field("x:1", {"b": 1}, "a", str)
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path):
+    (tmp_path / "data.jsonl").write_bytes(rb'{"text": "\ud83d\ude00"}')
+    assert read_json_lines(tmp_path / "data.jsonl")[0][1] == {"text": "😀"}

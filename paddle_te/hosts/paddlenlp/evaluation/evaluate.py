@@ -2,36 +2,56 @@
 
     python run_eval.py --model_name_or_path CKPT --tokenizer_name_or_path TOKENIZER \
         --perplexity docs.jsonl --boolq val.jsonl --lambada test.jsonl --multiple_choice questions.jsonl
+    python run_eval.py --model_name_or_path CKPT --prompts "What is 1 + 1?" --apply_chat_template
+    python run_eval.py --model_name_or_path CKPT --prompts_file chats.jsonl
     python run_eval.py --model_name_or_path CKPT --lm_eval hellaswag my_task.yaml
     python run_eval.py arguments.json [--flag value …]
     python -m paddle.distributed.launch --devices 0,1 run_eval.py …    # tensor parallelism over two devices
     python -m paddle.distributed.launch --devices 0,1 run_eval.py … --pipeline_parallel_degree 2
 
-Formats of the files: `evaluation.tasks`. Prints the results and, with --output_file, writes them as JSON. Errors in the
-arguments or the data end the run with status 2.
+Formats of the files: `evaluation.tasks`, and of chats `data.conversations`. Prints the results and, with --output_file,
+writes them as JSON. Errors in the arguments or the data end the run with status 2, before the model is read.
 """
 
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import paddle
 import paddle.distributed as dist
 
 from paddle_te import device
+from paddle_te.data.chat_template import ChatTemplate
+from paddle_te.data.prompts import Prompt, PromptMaker
+from paddle_te.data.records import read_records
+from paddle_te.data.samples import SampleMaker, read_conversations
 from paddle_te.hosts.paddlenlp.evaluation import harness
-from paddle_te.hosts.paddlenlp.evaluation.model import EvaluatedModel, make_model, make_scorer
+from paddle_te.hosts.paddlenlp.evaluation.model import (
+    EvaluatedModel,
+    make_model,
+    make_scorer,
+    make_template,
+    read_length,
+)
 from paddle_te.hosts.paddlenlp.evaluation.tasks import (
     TASKS,
+    Scorer,
     evaluate_task,
+    open_corpus,
     perplexity_of_corpus,
     perplexity_of_documents,
+    perplexity_of_samples,
+    read_documents,
+    read_examples,
 )
-from paddle_te.hosts.paddlenlp.generation import check_generates, generate_text
-from paddle_te.hosts.paddlenlp.loading import load_tokenizer
+from paddle_te.hosts.paddlenlp.generation import check_generates, check_room, generate_text
+from paddle_te.hosts.paddlenlp.loading import load_config, load_tokenizer
 from paddle_te.hosts.paddlenlp.training.arguments import ScriptParser
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input
 from paddle_te.options import with_options
@@ -49,48 +69,97 @@ class EvalArguments(EvaluatedModel):
 
     def __post_init__(self):
         super().__post_init__()
-        if not any([self.perplexity, self.prompts, self.lm_eval, *(getattr(self, task) for task in TASKS)]):
-            raise ValueError(f"nothing to do: give --perplexity, --{', --'.join(TASKS)}, --lm_eval or --prompts")
+        prompts = self.prompts or self.prompts_file
+        if not any([self.perplexity, prompts, self.lm_eval, *(getattr(self, task) for task in TASKS)]):
+            names = ", --".join(["perplexity", *TASKS, "lm_eval", "prompts"])
+            raise ValueError(f"nothing to do: give --{names} or --prompts_file")
         if self.lm_eval:
             harness.check_installed()
         if self.output_file is not None:
             check_file("--output_file", self.output_file)
-        if self.prompts:
+        if prompts:
             check_generates(self)
+        if self.system_instruction is not None and not (self.apply_chat_template or self.prompts_file or self.lm_eval):
+            raise ValueError(
+                "--system_instruction is a turn of chats: add --apply_chat_template, or give --prompts_file"
+            )
 
 
-def evaluate(args, model, tokenizer):
+@dataclass(frozen=True)
+class Evaluation:
+    """What is to be done, with all data read: {task: what makes its metrics, with a Scorer}, and the prompts."""
+
+    tasks: dict[str, Callable[[Scorer], dict[str, Any]]]
+    prompts: list[Prompt]
+
+
+def read_data(args: EvalArguments, tokenizer: Any, template: ChatTemplate | None, length: int) -> Evaluation:
+    """length: tokens that the model sees. Raises ValueError or FileNotFoundError for what cannot be evaluated."""
+    tasks = {}
+    if args.perplexity:
+        tasks["perplexity"] = _read_perplexity(args, tokenizer, template, length)
+    for task in TASKS:
+        if path := getattr(args, task):
+            examples = read_examples(task, path, args.limit)
+            tasks[task] = partial(evaluate_task, tokenizer=tokenizer, task=task, examples=examples)
+    maker = PromptMaker(tokenizer, template, args.apply_chat_template, args.system_instruction)
+    prompts = maker.of_texts("--prompts", args.prompts or ())
+    prompts += maker.of_file(args.prompts_file, args.limit) if args.prompts_file else []
+    return Evaluation(tasks, prompts)
+
+
+def _read_perplexity(args, tokenizer, template, length):
+    path = Path(args.perplexity)
+    if not path.is_file() or path.suffix in (".bin", ".idx"):
+        return partial(perplexity_of_corpus, tokens=open_corpus(path), limit=args.limit)
+    ((_, first),) = read_records([path], 1)
+    if "text" in first:
+        documents = read_documents(path, args.limit)
+        return partial(perplexity_of_documents, tokenizer=tokenizer, documents=documents)
+    return partial(perplexity_of_samples, samples=_samples(args, tokenizer, template, length))
+
+
+def _samples(args, tokenizer, template, length):
+    """The conversations of --perplexity as fine-tuning learns them."""
+    maker = SampleMaker(tokenizer, template, src_length=length // 2, max_length=length + 1)
+    samples = list(maker.samples(read_conversations([Path(args.perplexity)], args.limit)))
+    if not samples:
+        raise ValueError(f"--perplexity {args.perplexity}: no first answer ends within {length} tokens")
+    if maker.tally.cut or maker.tally.dropped:
+        words = f"{maker.tally.cut} conversations are cut after an answer, {maker.tally.dropped} are left out"
+        logger.warning(f"--perplexity {args.perplexity}: {words}, for they have more than {length} tokens")
+    return samples
+
+
+def evaluate(args, model, tokenizer, template, evaluation):
     """{task: metrics}; "generation" has the continuations of the prompts."""
     scorer = make_scorer(args, model)
-    results = {}
-    if args.perplexity:
-        if Path(args.perplexity).is_file() and Path(args.perplexity).suffix not in (".bin", ".idx"):
-            results["perplexity"] = perplexity_of_documents(scorer, tokenizer, args.perplexity, args.limit)
-        else:
-            results["perplexity"] = perplexity_of_corpus(scorer, args.perplexity, args.limit)
-    for task in TASKS:
-        if getattr(args, task):
-            results[task] = evaluate_task(scorer, tokenizer, task, getattr(args, task), args.limit)
+    results = {task: measure(scorer) for task, measure in evaluation.tasks.items()}
     if args.lm_eval:
-        found = harness.evaluate_tasks(scorer, tokenizer, args.lm_eval, args.limit)
+        found = harness.evaluate_tasks(args, scorer, tokenizer, template)
         results |= {f"lm_eval {task}": metrics for task, metrics in found.items()}
     if scorer.truncated:
         length = scorer.max_seq_length
         logger.warning(f"{scorer.truncated} sequences were longer than {length} tokens: their beginnings were cut off")
-    if args.prompts:
-        paddle.seed(args.seed)
-        names = ("max_new_tokens", "decode_strategy", "top_k", "top_p", "temperature")
-        settings = {name: getattr(args, name) for name in names}
-        texts = generate_text(model, tokenizer, args.prompts, args.batch_size, **settings)
-        results["generation"] = [{"src": src, "output": text} for src, text in zip(args.prompts, texts, strict=True)]
+    if evaluation.prompts:
+        results["generation"] = _generate(args, model, tokenizer, evaluation.prompts)
     return results
+
+
+def _generate(args, model, tokenizer, prompts):
+    paddle.seed(args.seed)
+    names = ("max_new_tokens", "decode_strategy", "top_k", "top_p", "temperature")
+    settings = {name: getattr(args, name) for name in names}
+    texts = generate_text(model, tokenizer, [prompt.tokens for prompt in prompts], args.batch_size, **settings)
+    return [prompt.given | {"output": text} for prompt, text in zip(prompts, texts, strict=True)]
 
 
 def show(results):
     for task, metrics in results.items():
         if task == "generation":
             for item in metrics:
-                print(f"{item['src']} ▸ {item['output']}")
+                asked = item["src"] if "src" in item else item["messages"][-1].get("content")
+                print(f"{asked} ▸ {item['output']}")
         else:
             values = (
                 f"{key} {value:.6g}" if isinstance(value, float) else f"{key} {value}" for key, value in metrics.items()
@@ -111,8 +180,11 @@ def main():
         device.check_name(args.device)
         paddle.set_device(args.device)
         tokenizer = load_tokenizer(args.tokenizer_name_or_path, args.model_name_or_path)
-        model = make_model(args)
-        results = evaluate(args, model, tokenizer)
+        template = make_template(args, tokenizer)
+        config = load_config(args.model_name_or_path, args.transformer_engine_backend)
+        evaluation = read_data(args, tokenizer, template, read_length(args, config))
+        check_room([prompt.tokens for prompt in evaluation.prompts], args.max_new_tokens, config)
+        results = evaluate(args, make_model(args), tokenizer, template, evaluation)
     if dist.get_rank() > 0:
         return
     show(results)

@@ -18,6 +18,7 @@ import os
 import sys
 from pathlib import Path
 
+from paddle_te.data.chat_template import ChatTemplate
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input
 from paddle_te.outputs import check_folder
@@ -30,18 +31,22 @@ def check_installed():
         raise ValueError("EleutherAI's harness is not installed: pip install 'paddle_te[harness]'")
 
 
-def evaluate_tasks(scorer: Scorer, tokenizer, tasks: list[str], limit: int | None = None) -> dict[str, dict]:
+def evaluate_tasks(args, scorer: Scorer, tokenizer, template: ChatTemplate | None) -> dict[str, dict]:
     """{task: metrics} of tasks of the harness, by their names or by paths to their .yaml files.
 
-    limit: of examples in each. Raises ValueError for a task that there is not.
+    args: of run_eval.py. template: of its chats. Raises ValueError for a task that there is not.
     """
     deferred_imports.undo()  # the harness uses Hugging Face's datasets, and scikit-learn
     from lm_eval import simple_evaluate
 
     from paddle_te.hosts.paddlenlp.evaluation.registered import PaddleTE
 
+    names = ("limit", "apply_chat_template", "system_instruction")
+    settings = {name: getattr(args, name) for name in names}
+    settings["fewshot_as_multiturn"] = args.apply_chat_template and args.fewshot_as_multiturn
+    model = PaddleTE(scorer, tokenizer, template, args.tokenizer_name_or_path)
     try:
-        found = simple_evaluate(PaddleTE(scorer, tokenizer), tasks=list(tasks), limit=limit, log_samples=False)
+        found = simple_evaluate(model, tasks=list(args.lm_eval), log_samples=False, **settings)
     except KeyError as error:
         raise ValueError(f"--lm_eval: {error.args[0]}") from None
     return {task: _metrics(values) for task, values in found["results"].items()}

@@ -1,8 +1,12 @@
 """A model as EleutherAI's lm-evaluation-harness sees one: the three things that it asks of a language model."""
 
 import json
+import weakref
 from collections import defaultdict
 
+from paddle_te.data.chat_template import ChatTemplate, Renderer
+from paddle_te.data.conversations import Conversation
+from paddle_te.hosts.paddlenlp.evaluation.model import without_template
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Request, Scorer, begun, tokenize, windows
 from paddle_te.hosts.paddlenlp.generation import generate_tokens
 
@@ -13,12 +17,45 @@ _SETTINGS = {"temperature", "top_k", "top_p"}  # of sampling, under the harness'
 class HarnessModel:
     """The methods of `lm_eval.api.model.LM`, to be derived from together with it.
 
-    scorer: the model and the number of tokens that it sees. tokenizer: of `load_tokenizer`.
+    scorer: the model and the number of tokens that it sees. tokenizer: of `load_tokenizer`, and name: the user's name
+    for it. template: of chats, None where there is none.
     """
 
-    def __init__(self, scorer: Scorer, tokenizer):
+    def __init__(self, scorer: Scorer, tokenizer, template: ChatTemplate | None = None, name: str = ""):
         super().__init__()
-        self.scorer, self.tok = scorer, tokenizer
+        self.scorer, self.tok, self.template, self.name = scorer, tokenizer, template, name
+        self._renderer = None  # once the harness has made a chat; then all its prompts are chats
+
+    @property
+    def tokenizer_name(self):
+        """Tells the harness's caches of prompts from those of other tokenizers and templates."""
+        return "__".join([str(self.name).replace("/", "__"), self.template.fingerprint if self.template else "none"])
+
+    def chat_template(self, chat_template=False):
+        """The template of the harness's name for it, which is then the one that is used, or of True; for its records.
+
+        Raises ValueError where there is none.
+        """
+        if chat_template is False or chat_template is None:
+            return None
+        if self.template is None:
+            raise ValueError("--apply_chat_template: " + without_template(self.name))
+        if isinstance(chat_template, str):
+            self.template = self.template.named(chat_template)
+        return self.template.sources.get("default")
+
+    def apply_chat_template(self, chat_history, add_generation_prompt=True):
+        """The text of messages, which asks for the assistant's turn; or whose last turn, the assistant's, has begun."""
+        if self._renderer is None:
+            self.chat_template(True)
+            self._renderer = Renderer(self.template).__enter__()
+            weakref.finalize(self, self._renderer.__exit__)
+        asked = Conversation("a prompt of the harness", [dict(message) for message in chat_history])
+        return self._renderer.prompt(asked) if add_generation_prompt else self._renderer.begun(asked)
+
+    def _tokens(self, context):
+        """A chat has the tokens that begin a text: its template writes them."""
+        return self.tok.encode(context, add_special_tokens=self._renderer is None)
 
     def loglikelihood(self, requests):
         """[(log p(continuation | context), whether greedy decoding gives it)] of (context, continuation)."""
@@ -46,7 +83,7 @@ class HarnessModel:
 
     def _request(self, context, continuation):
         if context:
-            return tokenize(self.tok, context, continuation)
+            return tokenize(self.tok, context, continuation, add_special_tokens=self._renderer is None)
         begin, *rest = begun(self.tok, continuation)
         return Request([begin], rest)
 
@@ -62,7 +99,7 @@ class HarnessModel:
                 f"a task of the harness generates up to {max_gen_toks} tokens, and the model sees "
                 f"{self.scorer.max_seq_length}: give a larger max_seq_length"
             )
-        prompts = [(self.tok(context)["input_ids"] or begun(self.tok, ""))[-room:] for context in contexts]
+        prompts = [(self._tokens(context) or begun(self.tok, ""))[-room:] for context in contexts]
         model, size = self.scorer.model, self.scorer.batch_size
         rows = generate_tokens(model, self.tok, prompts, size, max_new_tokens=max_gen_toks, **sampling)
         texts = [self.tok.decode(row, skip_special_tokens=True) for row in rows]

@@ -1,5 +1,7 @@
 """The model that is evaluated: its arguments, the processes that share it, its weights, and who asks it."""
 
+import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from paddle_te import fp8, upstream
+from paddle_te.data.chat_template import ChatTemplate, Renderer
 from paddle_te.hosts.paddlenlp.evaluation.pipeline import PipelineScorer
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
 from paddle_te.hosts.paddlenlp.loading import load_model, stage_layer_names
@@ -16,6 +19,7 @@ from paddle_te.hosts.paddlenlp.training.health import not_finite
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.options import LAYER_OPTIONS, check_values, with_options
 from paddle_te.options.scripts import EVALUATED_MODEL
+from paddle_te.weights.rope import scaling_of
 
 
 @dataclass
@@ -34,6 +38,53 @@ class EvaluatedModel:
                 f"{processes}; paddle.distributed.launch starts several"
             )
         check_fp8_lm_head(self)
+        self.template_variables()
+
+    def template_variables(self) -> dict:
+        """--chat_template_kwargs, of which the harness makes an object by itself. Raises ValueError."""
+        given = self.chat_template_kwargs
+        try:
+            variables = json.loads(given) if isinstance(given, str) else given or {}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"--chat_template_kwargs {given}: is not JSON: {error}") from error
+        if not isinstance(variables, dict):
+            raise ValueError(f'--chat_template_kwargs {given}: give an object, such as {{"enable_thinking": false}}')
+        return variables
+
+
+def make_template(args: EvaluatedModel, tokenizer) -> ChatTemplate | None:
+    """The chat template of a file, or the tokenizer's own. Raises ValueError for what is asked of one that is not."""
+    template = ChatTemplate.of(tokenizer, str(args.tokenizer_name_or_path), args.chat_template)
+    asked = getattr(args, "apply_chat_template", False)
+    if template is not None:
+        template = template.with_variables(args.template_variables())
+        with Renderer(template) if asked else nullcontext():  # the harness would compile it after the model is read
+            return template
+    if args.template_variables():
+        raise ValueError("--chat_template_kwargs: " + without_template(args.tokenizer_name_or_path))
+    if asked:
+        raise ValueError("--apply_chat_template: " + without_template(args.tokenizer_name_or_path))
+    return None
+
+
+def without_template(tokenizer_name) -> str:
+    """What to do about it."""
+    return (
+        f"the tokenizer {tokenizer_name} has no chat template: give one in a file to --chat_template (Jinja, as "
+        "Hugging Face's chat_template.jinja)"
+    )
+
+
+def read_length(args: EvaluatedModel, config) -> int:
+    """How many tokens a model of this configuration sees. Raises ValueError for more than its positions."""
+    positions = config.max_position_embeddings
+    beyond = (scaling_of(config) or {}).get("rope_type") == "dynamic"  # is made for more
+    if args.max_seq_length and args.max_seq_length > positions and not beyond:
+        raise ValueError(
+            f"--max_seq_length {args.max_seq_length}: the model has {positions} positions (max_position_embeddings)"
+        )
+    length = getattr(config, "seq_length", None) or positions
+    return args.max_seq_length or (length if beyond else min(length, positions))
 
 
 def _shared_by_processes(stages):
@@ -94,6 +145,6 @@ def _check_weights(model, folder):
 
 def make_scorer(args, model):
     """The Scorer that asks an EvaluatedModel's model for likelihoods."""
-    length = args.max_seq_length or getattr(model.config, "seq_length", None) or model.config.max_position_embeddings
+    length = read_length(args, model.config)
     scorer = PipelineScorer if args.pipeline_parallel_degree > 1 else Scorer
     return scorer(model, length, args.batch_size, progress=dist.get_rank() == 0)

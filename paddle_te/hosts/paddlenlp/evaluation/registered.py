@@ -11,7 +11,7 @@ from lm_eval.utils import simple_parse_args_string
 
 from paddle_te import device
 from paddle_te.hosts.paddlenlp.evaluation.harness_model import HarnessModel
-from paddle_te.hosts.paddlenlp.evaluation.model import EvaluatedModel, make_model, make_scorer
+from paddle_te.hosts.paddlenlp.evaluation.model import EvaluatedModel, make_model, make_scorer, make_template
 from paddle_te.hosts.paddlenlp.loading import load_tokenizer
 
 # The harness's words for an EvaluatedModel's. What it has besides, max_batch_size, is for looking for a batch size.
@@ -34,7 +34,8 @@ class PaddleTE(HarnessModel, LM):
         device.check_name(args.device)
         paddle.set_device(args.device)
         tokenizer = load_tokenizer(args.tokenizer_name_or_path, args.model_name_or_path)
-        return cls(make_scorer(args, make_model(args)), tokenizer)
+        template = make_template(args, tokenizer)
+        return cls(make_scorer(args, make_model(args)), tokenizer, template, args.tokenizer_name_or_path)
 
     @classmethod
     def create_from_arg_string(cls, arg_string, additional_config=None):

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from paddle_te.data import corpus
 from paddle_te.data.jsonl import field, read_json_lines
+from paddle_te.data.questions import IGNORED
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
 from paddle_te.options import FP8_RECIPES, LayerOptions
 
@@ -130,12 +131,16 @@ def begun(tokenizer, text):
     return tokens if tokens[:1] == [begin] else [begin, *tokens]
 
 
-def perplexity_of_documents(scorer, tokenizer, path, limit=None):
-    """Of JSON lines {"text": …}: each document after a begin-of-text token, by itself.
+def read_documents(path, limit=None):
+    """The texts of JSON lines {"text": …}. Raises ValueError or FileNotFoundError."""
+    return [field(where, record, "text", str) for where, record in read_json_lines(path, limit)]
+
+
+def perplexity_of_documents(scorer, tokenizer, documents):
+    """Of texts: each after a begin-of-text token, by itself.
 
     Returns loss (nats a token), perplexity, word_perplexity, bits_per_byte, tokens, documents.
     """
-    documents = [field(where, record, "text", str) for where, record in read_json_lines(path, limit)]
     requests = []
     for text in documents:
         requests += windows(begun(tokenizer, text), scorer.max_seq_length)
@@ -147,16 +152,37 @@ def perplexity_of_documents(scorer, tokenizer, path, limit=None):
     return result | extra | {"documents": len(documents)}
 
 
-def perplexity_of_corpus(scorer, prefix, limit=None):
-    """Of a .bin/.idx pair: its documents one after another, as in pretraining, cut into windows.
+def perplexity_of_samples(scorer, samples):
+    """Of fine-tuning's samples (`data.samples`): the mean over what they train on, as the loss of training.
+
+    Returns loss (nats a token), perplexity, tokens, conversations.
+    """
+    requests = [request for sample in samples for request in _answers_of(sample)]
+    return _perplexity(scorer, requests) | {"conversations": len(samples)}
+
+
+def _answers_of(sample):
+    """A Request for each stretch of tokens that a sample trains on; all before it is context."""
+    tokens = [*sample.input_ids.tolist(), int(sample.labels[-1])]
+    learned = np.flatnonzero(sample.labels != IGNORED)
+    for stretch in np.split(learned, np.flatnonzero(np.diff(learned) > 1) + 1):
+        begin, end = int(stretch[0]) + 1, int(stretch[-1]) + 2
+        yield Request(tokens[:begin], tokens[begin:end])
+
+
+def open_corpus(prefix):
+    """The token ids of a .bin/.idx pair, its documents one after another. Raises CorpusError."""
+    prefix = str(prefix).removesuffix(".bin").removesuffix(".idx")
+    corpus.check_files(prefix)
+    return corpus.tokens(prefix, corpus.read_index(prefix))
+
+
+def perplexity_of_corpus(scorer, tokens, limit=None):
+    """Of `open_corpus`'s tokens, cut into windows as in pretraining.
 
     limit: of windows. Returns loss (nats a token), perplexity, tokens.
     """
-    prefix = str(prefix).removesuffix(".bin").removesuffix(".idx")
-    corpus.check_files(prefix)
-    index = corpus.read_index(prefix)
-    budget = None if limit is None else limit * scorer.max_seq_length + 1
-    tokens = corpus.tokens(prefix, index)[:budget]
+    tokens = tokens if limit is None else tokens[: limit * scorer.max_seq_length + 1]
     corpus.check_sequences(tokens, scorer.model.config.vocab_size)
     return _perplexity(scorer, list(windows(tokens, scorer.max_seq_length)))
 
@@ -216,22 +242,29 @@ def multiple_choice(where, record):
 TASKS = {"boolq": boolq, "lambada": lambada, "multiple_choice": multiple_choice}
 
 
-def tokenize(tokenizer, context, continuation):
-    """The Request of two texts. A word's tokens may depend on what precedes, so both are tokenized together."""
+def tokenize(tokenizer, context, continuation, add_special_tokens=True):
+    """The Request of two texts. A word's tokens may depend on what precedes, so both are tokenized together.
+
+    add_special_tokens: with those that the tokenizer puts around a text; a rendered chat has them already.
+    """
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation
-    before = tokenizer(stripped)["input_ids"]
-    whole = tokenizer(stripped + continuation)["input_ids"]
+    before = tokenizer.encode(stripped, add_special_tokens=add_special_tokens)
+    whole = tokenizer.encode(stripped + continuation, add_special_tokens=add_special_tokens)
     return Request(whole[: len(before)], whole[len(before) :])
 
 
-def evaluate_task(scorer, tokenizer, task, path, limit=None):
-    """Metrics of a task in TASKS on a file of JSON lines.
+def read_examples(task, path, limit=None):
+    """The Examples of a task in TASKS in a file of JSON lines. Raises ValueError or FileNotFoundError."""
+    return [TASKS[task](where, record) for where, record in read_json_lines(path, limit)]
+
+
+def evaluate_task(scorer, tokenizer, task, examples):
+    """Metrics of a task in TASKS on its examples.
 
     Returns examples, accuracy and its standard error; accuracy_norm, where likelihoods are divided by the choices'
     bytes, with several choices; perplexity of the right word for lambada, which is right when greedy decoding gives it.
     """
-    examples = [TASKS[task](where, record) for where, record in read_json_lines(path, limit)]
     requests = [tokenize(tokenizer, example.context, choice) for example in examples for choice in example.choices]
     answers = iter(scorer(requests, task))
     answers = [[next(answers) for _ in example.choices] for example in examples]

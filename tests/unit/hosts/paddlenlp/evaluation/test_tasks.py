@@ -107,7 +107,7 @@ def test_perplexity_of_documents(model, tokenizer, tmp_path, seed):
     texts = [random_words(generator, n) for n in (3, 40, 11)]
     texts[0] = f" {texts[0]}\n"  # what stands before and behind the spaces counts as a word in the harness
     path = write_lines(tmp_path / "docs.jsonl", [{"text": text} for text in texts])
-    got = tasks.perplexity_of_documents(scorer(model), tokenizer, path)
+    got = tasks.perplexity_of_documents(scorer(model), tokenizer, tasks.read_documents(path))
     nats = tokens = 0
     for text in texts:
         ids = tokenizer(text)["input_ids"]
@@ -134,9 +134,9 @@ def test_perplexity_of_a_corpus(model, tmp_path, seed):
     asked = harness_windows(tokens[1:], tokens[0], 32)
     each = np.concatenate([logprobs(model, before + after)[0][-len(after) :] for before, after in asked])
     for name in ("c", "c.bin"):
-        got = tasks.perplexity_of_corpus(scorer(model), tmp_path / name)
+        got = tasks.perplexity_of_corpus(scorer(model), tasks.open_corpus(tmp_path / name))
         assert got["tokens"] == 82 and got["loss"] == pytest.approx(-each.mean(), rel=1e-5)
-    first = tasks.perplexity_of_corpus(scorer(model), tmp_path / "c", limit=1)
+    first = tasks.perplexity_of_corpus(scorer(model), tasks.open_corpus(tmp_path / "c"), limit=1)
     assert first["tokens"] == 32 and first["loss"] == pytest.approx(-each[:32].mean(), rel=1e-5)
 
 
@@ -175,10 +175,11 @@ def test_boolq_by_hand(tokenizer, tmp_path, seed):
         no, yes = (model.logprob(*split(tokenizer, context, choice)) for choice in (" no", " yes"))
         right.append((yes > no) == bool(i % 3))
     path = write_lines(tmp_path / "b.jsonl", records)
-    got = tasks.evaluate_task(scorer(model, 256), tokenizer, "boolq", path)
+    got = tasks.evaluate_task(scorer(model, 256), tokenizer, "boolq", tasks.read_examples("boolq", path))
     assert got["examples"] == 12 and got["accuracy"] == pytest.approx(np.mean(right))
     assert got["accuracy_stderr"] == pytest.approx(np.std(right, ddof=1) / 12**0.5)
-    assert tasks.evaluate_task(scorer(model, 256), tokenizer, "boolq", path, limit=1)["accuracy"] == right[0]
+    first = tasks.read_examples("boolq", path, limit=1)
+    assert tasks.evaluate_task(scorer(model, 256), tokenizer, "boolq", first)["accuracy"] == right[0]
 
 
 def test_lambada_by_hand(tokenizer, tmp_path, seed):
@@ -197,7 +198,7 @@ def test_lambada_by_hand(tokenizer, tmp_path, seed):
         nats.append(-model.logprob(before, after))
         greedy.append(all(model.table[a].argmax() == b for a, b in zip([before[-1], *after], after, strict=False)))
     path = write_lines(tmp_path / "l.jsonl", [{"text": text} for text in texts])
-    got = tasks.evaluate_task(scorer(model, 256), tokenizer, "lambada", path)
+    got = tasks.evaluate_task(scorer(model, 256), tokenizer, "lambada", tasks.read_examples("lambada", path))
     assert got["accuracy"] == pytest.approx(np.mean(greedy))
     assert got["perplexity"] == pytest.approx(math.exp(np.mean(nats)), rel=1e-4)
 
@@ -212,7 +213,8 @@ def test_multiple_choice_by_hand(tokenizer, tmp_path, seed):
         plain.append(each.argmax() == i % 3)
         normed.append((each / [len(choice) for choice in choices]).argmax() == i % 3)
     path = write_lines(tmp_path / "m.jsonl", records)
-    got = tasks.evaluate_task(scorer(model, 256), tokenizer, "multiple_choice", path)
+    examples = tasks.read_examples("multiple_choice", path)
+    got = tasks.evaluate_task(scorer(model, 256), tokenizer, "multiple_choice", examples)
     assert (got["accuracy"], got["accuracy_norm"]) == pytest.approx((np.mean(plain), np.mean(normed)))
 
 
@@ -235,7 +237,7 @@ def test_an_unfit_record_is_named(tokenizer, tmp_path, task, record, message):
     }[task]
     path = write_lines(tmp_path / "x.jsonl", [good, record])
     with pytest.raises(ValueError, match=message) as error:
-        tasks.evaluate_task(None, tokenizer, task, path)
+        tasks.read_examples(task, path)
     assert f"{path}:2" in str(error.value)
 
 
@@ -243,7 +245,7 @@ def test_an_unfit_record_is_named(tokenizer, tmp_path, task, record, message):
 def test_an_unfit_file_is_named(tokenizer, tmp_path, text, message):
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
-        tasks.evaluate_task(None, tokenizer, "lambada", tmp_path / "x.jsonl")
+        tasks.read_examples("lambada", tmp_path / "x.jsonl")
 
 
 def test_a_tokenizer_of_another_model_is_refused(model, tokenizer):
