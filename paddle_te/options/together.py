@@ -10,7 +10,7 @@ import importlib.util
 import os
 from types import SimpleNamespace
 
-from paddle_te.options.option import FLAG, TEXT, TEXTS, Kind, Option
+from paddle_te.options.option import FLAG, TEXT, TEXTS, Kind, Option, whole
 from paddle_te.options.paddlenlp import PADDLENLP
 from paddle_te.options.scripts import PRETRAINING
 
@@ -23,6 +23,18 @@ SCHEDULES = {
     FINETUNE: ("linear", "cosine", "constant", "constant_with_warmup", "polynomial"),
 }
 _OF_A_SCHEDULE = {"num_cycles": ("cosine", 0.5), "lr_end": ("polynomial", 1e-7), "power": ("polynomial", 1.0)}
+# Flags of PaddleNLP's that do not do what they say: why, and what to do instead
+REFUSED = {
+    "minimum_eval_times": "PaddleNLP would change --eval_steps by it; give --eval_steps",
+    "count_trained_tokens": "PaddleNLP's count fails in the first step; trainer_state.json has consumed_samples",
+    "bf16_full_eval": "PaddleNLP reads it nowhere; evaluation has the precision of training",
+    "fp16_full_eval": "PaddleNLP reads it nowhere; evaluation has the precision of training",
+    "do_export": "PaddleNLP reads it nowhere; te_llama_ckpt_converter.py converts checkpoints",
+}
+REFUSED_IN = {
+    PRETRAIN: REFUSED,
+    FINETUNE: REFUSED | {"do_predict": "fine-tuning has no test set; run_eval.py measures a model"},
+}
 # What --report_to may name, and the package that each one needs
 REPORTS = {"visualdl": "visualdl", "wandb": "wandb", "tensorboard": "tensorboardX"}
 # PaddleNLP's defaults of flags whose values are checked elsewhere
@@ -33,7 +45,11 @@ READ = {
     **{option.name: option.but(default=_DEFAULTS[option.name]) for option in PADDLENLP if option.name in _DEFAULTS},
     **{option.name: option for option in PRETRAINING},
     **{name: Option(name, FLAG, False) for name in ("do_eval", "load_best_model_at_end", "early_stopping")},
+    **{name: Option(name, FLAG, False) for name in REFUSED_IN[FINETUNE]},
+    "minimum_eval_times": Option("minimum_eval_times", whole(0)),
     "evaluation_strategy": Option("evaluation_strategy", TEXT, "no"),
+    "save_strategy": Option("save_strategy", TEXT, "steps"),
+    "eval_steps": Option("eval_steps", whole(0)),
     "metric_for_best_model": Option("metric_for_best_model", TEXT),
     "greater_is_better": Option("greater_is_better", FLAG),
     "report_to": Option("report_to", Kind(TEXTS.type, TEXTS.words, read=str.split)),
@@ -45,8 +61,12 @@ def check_trainer(flags, script):
 
     flags: has an attribute for each name of READ, as a command line says it. script: PRETRAIN or FINETUNE.
     """
+    for name, why in REFUSED_IN[script].items():
+        if getattr(flags, name):
+            raise ValueError(f"--{name} {str(getattr(flags, name)).lower()}: {why}")
     check_reports(flags.report_to)
     _check_metric(flags, METRICS[script])
+    _check_best(flags, script)
     _check_schedule(flags, script)
     if script == PRETRAIN:
         check_rates(flags.learning_rate, flags.min_learning_rate)
@@ -107,6 +127,20 @@ def _check_metric(flags, metrics, mark="--"):
         raise ValueError(
             f"{mark}greater_is_better {str(flags.greater_is_better).lower()} with {said}: the {metrics[name]} {name} "
             f"is the better one; leave {mark}greater_is_better out"
+        )
+
+
+def _check_best(flags, script):
+    """The Trainer compares a checkpoint by the evaluation before it."""
+    if not flags.load_best_model_at_end:
+        return
+    saves, evaluates = _word(flags.save_strategy), _word(flags.evaluation_strategy)
+    if evaluates == "no":  # --do_eval true
+        evaluates = "steps" if script == PRETRAIN or flags.eval_steps else "epoch"
+    if saves != evaluates:
+        raise ValueError(
+            f"--load_best_model_at_end true with --save_strategy {saves}: evaluation is by {evaluates}, and each "
+            f"checkpoint is compared by the evaluation before it; give --save_strategy {evaluates}"
         )
 
 

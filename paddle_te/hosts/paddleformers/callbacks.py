@@ -28,6 +28,7 @@ class RunCallback(TrainerCallback):
         self._heartbeat.beat(STARTING)
         self._logged = 0  # the step of the last line
         self._mark, self._busy = None, 0.0  # perf_counter up to which the seconds since the last line are counted
+        self._rate = None  # of the last update; the scheduler has the next one's when the Trainer logs
 
     def on_train_begin(self, args, state, control, **kwargs):
         self._logged = state.global_step
@@ -52,7 +53,10 @@ class RunCallback(TrainerCallback):
         phase = EVALUATING if control.should_evaluate else SAVING if control.should_save else LOADING
         self._heartbeat.beat(phase, state.global_step)
 
-    def on_log(self, args, state, control, logs=None, optimizer=None, **kwargs):
+    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+        self._rate = optimizer.get_lr()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
         steps = state.global_step - self._logged
         if "loss" not in logs or not steps or self._mark is None:
             return
@@ -63,7 +67,7 @@ class RunCallback(TrainerCallback):
         record = {
             "step": state.global_step,
             "loss": float(np.float32(loss)) if steps == 1 else loss,  # the Trainer has rounded it to 8 decimals
-            "lr": optimizer.get_lr(),
+            "lr": self._rate,
             "tokens_per_second": samples * args.max_seq_len / seconds,
             "step_time": seconds,
             "peak_memory_bytes": device.peak_memory(),

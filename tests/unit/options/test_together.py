@@ -59,6 +59,14 @@ BEST = "--do_eval true --metric_for_best_model"
         ),
         (fine_tunes, "--lr_scheduler_type polynomial --lr_end 1", "--lr_end 1 is above --learning_rate 5e-05: the rat"),
         (fine_tunes, "--power 2", "--power 2: only fine-tuning with --lr_scheduler_type polynomial reads it; leave"),
+        (pretrains, "--minimum_eval_times 3", "--minimum_eval_times 3: PaddleNLP would change --eval_steps by it"),
+        (pretrains, "--count_trained_tokens", "--count_trained_tokens true: PaddleNLP's count fails in the first step"),
+        (fine_tunes, "--bf16_full_eval true", "--bf16_full_eval true: PaddleNLP reads it nowhere; evaluation has"),
+        (fine_tunes, "--do_predict", "--do_predict true: fine-tuning has no test set; run_eval.py measures"),
+        (fine_tunes, "--do_eval --load_best_model_at_end", "--save_strategy steps: evaluation is by epoch, and"),
+        (pretrains, "--do_eval --load_best_model_at_end --save_strategy epoch", "--save_strategy epoch: .* by steps"),
+        (pretrains, "--load_best_model_at_end", "--load_best_model_at_end true needs --do_eval true: nothing is eval"),
+        (pretrains, "--early_stopping", "--early_stopping true needs --do_eval true: nothing is evaluated without it"),
         (fine_tunes, "--report_to visualdl wandbee", "--report_to wandbee: it must be one of visualdl, wandb, tensor"),
     ],
 )
@@ -77,6 +85,8 @@ def test_refused(function, words, message):
         (pretrains, "--learning_rate 1e-6 --min_learning_rate 0"),
         (pretrains, "--warmup_steps 30 --warmup_ratio 0.01 --decay_steps 31"),  # PaddleNLP's own file has the first two
         (fine_tunes, "--learning_rate 1e-6"),
+        (fine_tunes, "--do_eval --eval_steps 5 --load_best_model_at_end"),
+        (pretrains, "--do_eval --do_predict --load_best_model_at_end"),
         (fine_tunes, "--evaluation_strategy steps --metric_for_best_model accuracy --load_best_model_at_end"),
         (fine_tunes, f"{BEST} eval_loss --greater_is_better false"),
         (fine_tunes, "--lr_scheduler_type polynomial --power 2 --lr_end 1e-6"),

@@ -61,6 +61,8 @@ class PreTrainingArguments(TrainingArguments):
             super().__post_init__()
         except AssertionError as error:
             raise ValueError(f"PaddleNLP does not take these arguments together: {error}") from error
+        except ValueError as error:  # of several lines, some
+            raise ValueError(" ".join(str(error).split())) from error
         self.fuse_wgrad_accumulation = adds_in_gemms(self)
         if self.ddp_find_unused_parameters is None:  # there are none, and looking for them costs time
             self.ddp_find_unused_parameters = False

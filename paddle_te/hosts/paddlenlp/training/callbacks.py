@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from paddlenlp.trainer import TrainerCallback
+from paddlenlp.trainer import IntervalStrategy, TrainerCallback
 from paddlenlp.trainer.trainer_callback import ProgressCallback
 
 from paddle_te import device
@@ -24,6 +24,7 @@ from paddle_te.hosts.paddlenlp.training.profiling import KernelsCallback, Profil
 from paddle_te.hosts.paddlenlp.training.progress import LinesCallback, ProgressBarCallback
 from paddle_te.native.library import driver
 from paddle_te.options import BACKENDS, LayerOptions
+from paddle_te.options.together import PRETRAIN
 from paddle_te.planner import Model
 from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import STOPPED_MARK
@@ -135,6 +136,7 @@ class ThroughputCallback(TrainerCallback):
         self.unlogged = 0  # of them, since the last line of the log
         self.busy = 0.0  # seconds of training since the last log
         self.mark = None  # perf_counter up to which `busy` has counted
+        self.rate = None  # of the last update; the scheduler has the next one's when the Trainer logs
         self.records = []
 
     def _count_time(self):
@@ -162,6 +164,9 @@ class ThroughputCallback(TrainerCallback):
         if self.mark is None:
             self.mark = time.perf_counter()
 
+    def on_optimizer_begin(self, args, state, control, optimizer=None, **kwargs):
+        self.rate = optimizer.get_lr()
+
     def on_step_end(self, args, state, control, **kwargs):
         self._count_time()
         self.steps += 1
@@ -171,7 +176,7 @@ class ThroughputCallback(TrainerCallback):
 
     on_save = on_evaluate = _skip_time
 
-    def on_log(self, args, state, control, logs=None, optimizer=None, **kwargs):
+    def on_log(self, args, state, control, logs=None, **kwargs):
         steps, left_out = self.steps, logs.get("skipped_steps", 0)
         self.skipped, self.unlogged = self.skipped + left_out, self.unlogged + left_out
         if "loss" not in logs or not steps:  # an evaluation's log, or the run's closing one
@@ -186,7 +191,7 @@ class ThroughputCallback(TrainerCallback):
         record = {
             "step": state.global_step,
             "loss": exact_loss(logs["loss"], losses),
-            "lr": optimizer.get_lr() if optimizer is not None else logs.get("learning_rate"),
+            "lr": self.rate,
             "tokens_per_second": tokens_per_second,
             "step_time": step_time,
             "peak_memory_bytes": device.peak_memory(),
@@ -195,6 +200,7 @@ class ThroughputCallback(TrainerCallback):
         self.unlogged = 0
         self.records.append(record)
         logs.update(
+            learning_rate=self.rate,
             tokens_per_second=round(tokens_per_second, 1),
             tokens_per_second_per_device=round(tokens_per_second / args.world_size, 1),
             samples_per_second=round(samples / step_time, 3),
@@ -261,6 +267,21 @@ class TransfersCallback(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         while self._transfers:
             logs.update(self._transfers.pop(0).values())
+
+
+class LastStepCallback(TrainerCallback):
+    """Logs the steps behind the last log line, and in pretraining saves those behind the last checkpoint: PaddleNLP's
+    Trainer loses them where --max_steps is no multiple. Fine-tuning saves its model in the end."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step < state.max_steps:
+            return
+        control.should_log = control.should_log or args.logging_strategy == IntervalStrategy.STEPS
+        if getattr(args, "SCRIPT", None) != PRETRAIN or args.save_strategy != IntervalStrategy.STEPS:
+            return
+        control.should_save = True
+        if args.metric_for_best_model and args.evaluation_strategy == IntervalStrategy.STEPS:
+            control.should_evaluate = True  # else the last checkpoint could not be the best
 
 
 SAME_MOMENT = 2  # seconds within which SIGTERMs are one
@@ -337,6 +358,7 @@ def install_callbacks(trainer, exit_signal=None):
     lines = LinesCallback(run_name(config), config.seq_length)
     transfers = TransfersCallback(getattr(trainer, "transfers", []))  # PaddleNLP's own Trainer has none
     callbacks[:0] = [ThroughputCallback(config), transfers, lines, ProfilerCallback(), KernelsCallback(config)]
+    callbacks.append(LastStepCallback())
     callbacks.sort(key=lambda callback: not isinstance(callback, HealthCallback))  # first: see there
     if getattr(trainer.args, "early_stopping", False):
         callbacks.append(EarlyStoppingCallback())

@@ -49,7 +49,7 @@ from paddle_te.hosts.paddlenlp.training.finetune_trainer import (
 )
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import needs_mask
-from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, is_finished
+from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_course
 from paddle_te.models.backend import check_backend
 from paddle_te.models.decoder import fp8_recipe
@@ -140,7 +140,7 @@ def train_and_save(trainer, checkpoint, finished, exit_signal):
     resumed.
     """
     if finished:
-        trainer.load_weights(checkpoint)
+        trainer.load_weights(final_weights(checkpoint, trainer.args))
     else:
         trainer.train(resume_from_checkpoint=checkpoint)
     if exit_signal.stopping and trainer.state.global_step < trainer.state.max_steps:

@@ -36,7 +36,7 @@ from paddle_te.hosts.paddlenlp.training.datasets import DataArguments, create_pr
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input, run_to_end
 from paddle_te.hosts.paddlenlp.training.out_of_memory import advised
 from paddle_te.hosts.paddlenlp.training.packing import make_collator
-from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, is_finished
+from paddle_te.hosts.paddlenlp.training.resuming import check_fits, check_fp8_state, final_weights, is_finished
 from paddle_te.hosts.paddlenlp.training.samplers import make_single_course
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
 from paddle_te.models.context_parallel import rank_sequence_length
@@ -197,7 +197,7 @@ def pretrain():
     install_callbacks(trainer, exit_signal)
     with mask_scope(data_args), advised(config, training_args, model_args.model_name_or_path):
         if finished:
-            trainer.load_weights(checkpoint)
+            trainer.load_weights(final_weights(checkpoint, trainer.args))
         elif training_args.do_train:
             trainer.train(resume_from_checkpoint=checkpoint)
         if training_args.do_predict and not exit_signal.stopping:

@@ -63,8 +63,19 @@ def compared_before(checkpoint, level):
 def _check_best(checkpoint, check):
     """The run would end with the weights of another folder, which the Trainer's state names."""
     best = read_state(checkpoint).best_model_checkpoint
-    if best and Path(best).is_dir() and (wrong := check(Path(best))):
+    if best and not Path(best).is_dir():
+        raise CheckpointError(
+            f"{checkpoint} names {best} as the best checkpoint, which is not there: put it there, or leave out "
+            "--load_best_model_at_end"
+        )
+    if best and (wrong := check(Path(best))):
         raise CheckpointError(f"{checkpoint} names {best} as the best checkpoint, which is damaged: {'; '.join(wrong)}")
+
+
+def final_weights(checkpoint, args):
+    """The folder whose weights a run ends with that is finished with a checkpoint."""
+    best = read_state(checkpoint).best_model_checkpoint if args.load_best_model_at_end else None
+    return best or checkpoint
 
 
 def check_fits(checkpoint, model, data, args):

@@ -16,7 +16,9 @@ from paddlenlp.trainer import Trainer, speed_metrics
 from paddlenlp.trainer.trainer import SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from paddlenlp.trainer.trainer_utils import PREFIX_CHECKPOINT_DIR
 from paddlenlp.trainer.utils.helper import broadcast_dataset_rank0_model
+from paddlenlp.transformers.model_utils import _add_variant
 from paddlenlp.utils.batch_sampler import DistributedBatchSampler
+from paddlenlp.utils.env import PADDLE_WEIGHTS_NAME
 from safetensors import SafetensorError
 
 from paddle_te import fp8, manifest
@@ -68,6 +70,13 @@ logger = logging.getLogger(__name__)
 PER_TOKEN = {"input_ids", "labels"}
 
 
+def draw_own_numbers(args):
+    """Lets each data parallel rank drop other numbers. PaddleNLP seeds them apart where fleet knows the layout; under
+    data parallelism alone it seeds all alike."""
+    if args.world_size > 1 and not args.use_hybrid_parallel:
+        paddle.seed(args.seed + args.process_index)
+
+
 class PretrainingTrainer(Trainer):
     """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights.
 
@@ -89,6 +98,7 @@ class PretrainingTrainer(Trainer):
         freeze(model, kwargs["args"].freeze)  # before anything hooks the weights that have gradients
         smooth_labels(model, kwargs["args"].label_smoothing_factor)
         super().__init__(*args, model=model, **kwargs)
+        draw_own_numbers(self.args)
         self._labels_vary = labels_vary
         if labels_vary:
             self._weigh_losses()
@@ -133,7 +143,8 @@ class PretrainingTrainer(Trainer):
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         """PaddleNLP's, with the mean over all labels that count: its own is one over batches."""
         self._evaluated = Evaluated()
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        with self._outside_of_the_interval():
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         if self._labels_vary:
             output.metrics[f"{metric_key_prefix}_loss"] = self._evaluated.mean(self.args.world_size)
         return output
@@ -220,7 +231,28 @@ class PretrainingTrainer(Trainer):
         max_steps = self._last_step()
         left = self.course.place(max_steps)[0] - self.course.place(self.course.first)[0] + 1
         passes = self.course.first // steps_a_pass + left
-        return super()._inner_training_loop(args, model, loader, length, max_steps, passes, steps_a_pass, *rest)
+        best, args.load_best_model_at_end = (
+            args.load_best_model_at_end,
+            False,
+        )  # PaddleNLP's only warns of files it lacks
+        try:
+            result = super()._inner_training_loop(args, model, loader, length, max_steps, passes, steps_a_pass, *rest)
+        finally:
+            args.load_best_model_at_end = best
+        if best and self.state.best_model_checkpoint:
+            self._load_best(self.state.best_model_checkpoint)
+        return result
+
+    def _load_best(self, folder):
+        """Loads the weights of the best checkpoint, which a run in another layout may have saved."""
+        self._wait_for_all()
+        logger.info(f"loading the best weights, of {folder}, whose metric is {self.state.best_metric:.6g}")
+        whole = not self.args.unified_checkpoint and not hasattr(self.model, "lora_config")
+        own = Path(folder) / _add_variant(PADDLE_WEIGHTS_NAME, self.args.weight_name_suffix)
+        if whole and own.is_file():
+            self._set_state_dict_in_model(paddle.load(str(own), return_numpy=True))
+        else:
+            self.load_weights(folder)
 
     def _load_rng_state(self, checkpoint):
         """PaddleNLP's, once: it is called in each pass."""
@@ -239,9 +271,30 @@ class PretrainingTrainer(Trainer):
         """PaddleNLP's, with the epoch of the course. The state, which checkpoints hold, keeps what evaluations gave:
         PaddleNLP's forgets it with each line."""
         self._note_place()
+        if "train_runtime" in logs:
+            logs.update(self._closing_values(logs["train_runtime"]))
         kept = list(self.state.log_history or ())
         super().log(logs, **kwargs)
         self.state.log_history = kept + evaluation_in(logs, self.state.global_step)
+
+    def _closing_values(self, seconds):
+        """Of the steps that this process has computed: PaddleNLP divides their losses by all steps of the run, also
+        those before a resume, and all steps of the run by this process's seconds."""
+        done, first = self.state.global_step, self.course.first
+        samples = self.course.consumed_at(done) - self.course.consumed_at(first)
+        learned = done - first - self._skip_global_steps - self.watch.skipped
+        return {
+            "train_loss": self._total_loss_scalar / max(learned, 1),
+            "train_samples_per_second": round(samples / seconds, 4),
+            "train_steps_per_second": round((done - first) / seconds, 4),
+        }
+
+    @contextlib.contextmanager
+    def _outside_of_the_interval(self):
+        """While it lasts, the seconds do not count for the speeds of the next log line."""
+        start = time.time()
+        yield
+        self._globalstep_last_start_time = getattr(self, "_globalstep_last_start_time", start) + time.time() - start
 
     def train(self, *args, **kwargs):
         """Raises CheckpointNotSaved, before the first step, where --save_in_background has no room to stage, and
@@ -324,10 +377,11 @@ class PretrainingTrainer(Trainer):
             if args.local_process_index == 0:
                 remove_checkpoint(folder)  # what an earlier run, killed or of another layout, has left there
             self._wait_for_all()
-            if self._background:
-                size, note = self._stage(folder, model, metrics), "this rank's part, which is written meanwhile"
-            else:
-                size, note = self._write(folder, model, metrics), "with a manifest of all checksums"
+            with self._outside_of_the_interval():
+                if self._background:
+                    size, note = self._stage(folder, model, metrics), "this rank's part, which is written meanwhile"
+                else:
+                    size, note = self._write(folder, model, metrics), "with a manifest of all checksums"
         except (OSError, SafetensorError) as error:
             raise not_saved(folder, error) from error
         self._tell(Transfer("save", folder, size, time.perf_counter() - start, note, not self._background))
