@@ -23,6 +23,7 @@ import numpy as np
 import paddle
 
 from paddle_te import device, env, fp8, layers
+from paddle_te.options.option import SEED
 from paddle_te.outputs import NotWritten, file_argument, write_file
 from paddle_te.table import in_columns
 
@@ -262,7 +263,7 @@ def make_parser():
     parser.add_argument(
         "--report", type=file_argument, metavar="FILE", help="also write all, and what this machine has, as JSON"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of weights and inputs (%(default)s)")
+    parser.add_argument("--seed", type=SEED.argument, default=1, help="of weights and inputs (%(default)s)")
     return parser
 
 

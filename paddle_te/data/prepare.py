@@ -45,6 +45,7 @@ from tqdm import tqdm
 from paddle_te import host
 from paddle_te.data.sentencepiece import PADDLENLP_FILE
 from paddle_te.data.tokenizer import TokenizerError, load_tokenizer
+from paddle_te.options.option import PATH, SEQUENCES, TEXT, WORKERS
 from paddle_te.outputs import check_file, check_folder
 from paddle_te.runs import noise, screen
 
@@ -370,8 +371,8 @@ def prepare(
     with _refusing():
         for path in outputs:
             check_file("--output_prefix", path)
-    if workers < 1:
-        raise PrepareError(f"--workers {workers}: at least 1 is needed")
+    if fault := WORKERS.fault(workers):
+        raise PrepareError(f"--workers {workers}: it must be {fault}")
     files = find_inputs(inputs)
     if _bytes_of(files) == 0:
         raise PrepareError(f"the input is empty: {', '.join(map(str, files))}")
@@ -546,10 +547,18 @@ def make_demo(out_dir, *, vocab_size=4096, sources=False, library=None, workers=
 
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input_path", nargs="+", metavar="PATH", help="files or folders of JSON lines")
-    parser.add_argument("--output_prefix", metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json")
-    parser.add_argument("--tokenizer_name", metavar="NAME", help="a tokenizer's folder, or the host's name of it")
-    parser.add_argument("--json_key", default="text", help="key of the text in a line's object (%(default)s)")
+    parser.add_argument(
+        "--input_path", type=PATH.argument, nargs="+", metavar="PATH", help="files or folders of JSON lines"
+    )
+    parser.add_argument(
+        "--output_prefix", type=PATH.argument, metavar="PREFIX", help="writes PREFIX.bin, PREFIX.idx, PREFIX.json"
+    )
+    parser.add_argument(
+        "--tokenizer_name", type=PATH.argument, metavar="NAME", help="a tokenizer's folder, or the host's name of it"
+    )
+    parser.add_argument(
+        "--json_key", type=TEXT.argument, default="text", help="key of the text in a line's object (%(default)s)"
+    )
     parser.add_argument(
         "--append_eos", action=argparse.BooleanOptionalAction, default=True,
         help="end each document with the tokenizer's end-of-text token (default: yes)",
@@ -557,8 +566,12 @@ def make_parser():
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (%(default)s)")
     parser.add_argument("--skip_malformed", action="store_true", help="count malformed lines and go on")
     parser.add_argument("--overwrite", action="store_true", help="replace what an earlier run wrote")
-    parser.add_argument("--demo", metavar="OUT_DIR", help="make a corpus and a tokenizer from this Python's library")
-    parser.add_argument("--vocab_size", type=int, default=4096, help="of the demo's tokenizer (%(default)s)")
+    parser.add_argument(
+        "--demo", type=PATH.argument, metavar="OUT_DIR", help="make a corpus and a tokenizer from this Python's library"
+    )
+    parser.add_argument(
+        "--vocab_size", type=SEQUENCES.argument, default=4096, help="of the demo's tokenizer (%(default)s)"
+    )
     parser.add_argument("--demo_sources", action="store_true", help="add the library's source code to the demo")
     return parser
 

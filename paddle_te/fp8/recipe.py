@@ -32,8 +32,8 @@ def _check_options(recipe, *names):
     """Raises ValueError for fields that hold what their options, named fp8_ and the field's name, may not be."""
     for name in names:
         kind = LAYER_OPTIONS[f"fp8_{name}"].kind
-        if not kind.accepts(getattr(recipe, name)):
-            raise ValueError(f"{name}={getattr(recipe, name)!r}; it must be {kind.words}")
+        if fault := kind.fault(getattr(recipe, name)):
+            raise ValueError(f"{name}={getattr(recipe, name)!r}; it must be {fault}")
 
 
 def _check_flags(recipe, *names):

@@ -9,7 +9,23 @@ import re
 from dataclasses import replace
 
 from paddle_te.host import HOSTS
-from paddle_te.options.option import NOT_NEGATIVE, POSITIVE, TEXT, Kind, Option, choice, whole
+from paddle_te.options.option import (
+    PATH,
+    PATH_OR_EMPTY,
+    POSITIVE,
+    RANKS,
+    SECONDS,
+    SEQUENCES,
+    STEP_TOKENS,
+    STEPS,
+    STEPS_OR_NONE,
+    TEXT,
+    TOKENS,
+    Kind,
+    Option,
+    choice,
+    whole,
+)
 from paddle_te.options.scripts import BACKENDS, LORA_TARGETS
 
 
@@ -23,17 +39,22 @@ SWITCH = _yes_or_no("1", "0", "true", "false")
 
 
 def _read_step(text):
-    return text if text in ("none", "auto") else whole(0).parse(text)
+    return text if text in ("none", "auto") else STEPS_OR_NONE.parse(text)
 
 
 STEP = Kind(str, "none, auto or the number of a saved step", read=_read_step)
 
 
 def _read_degree(text):
-    return text if text == "all" else whole(1).parse(text)
+    return text if text == ALL else RANKS.read(text)
 
 
-AUTO = "auto"
+AUTO, ALL = "auto", "all"
+
+
+def _unless(word, limits):
+    """A Kind's limits, which that word is not beyond."""
+    return tuple((lambda value, fits=fits: value == word or fits(value), words) for fits, words in limits)
 
 
 def _or_auto(option):
@@ -43,13 +64,20 @@ def _or_auto(option):
         kind,
         words=f"{kind.words}, or {AUTO}",
         accepts=lambda value: value == AUTO or kind.accepts(value),
+        limits=_unless(AUTO, kind.limits),
         read=lambda text: text if text == AUTO else kind.read(text),
         values=kind.values and (*kind.values, AUTO),
     )
     return option.but(kind=allowed)
 
 
-DEGREE_OR_ALL = Kind(str, "a whole number of at least 1, or all", read=_read_degree)
+DEGREE_OR_ALL = Kind(
+    str,
+    "a whole number of at least 1, or all",
+    lambda value: value == ALL or RANKS.accepts(value),
+    read=_read_degree,
+    limits=_unless(ALL, RANKS.limits),
+)
 
 
 def _read_port_range(text):
@@ -83,7 +111,7 @@ METHODS = {"full": None, **{"lora" if targets == "all" else f"lora-{targets}": t
 _SHARED = (
     Option(
         "batch_size_per_device",
-        whole(1),
+        SEQUENCES,
         help="sequences a device takes at a time (micro-batch)",
         doc="sequences of a micro-batch",
         zh="一个 micro-batch 的序列数",
@@ -99,16 +127,16 @@ _SHARED = (
     ),
     Option(
         "TP",
-        whole(1),
+        RANKS,
         help="tensor parallel degree",
         doc="tensor parallel degree; 1 on a single device",
         zh="张量并行度；单卡时填 1",
         flag="tensor_parallel_degree",
     ),
-    Option("PP", whole(1), help="pipeline parallel degree", zh="流水线并行度", flag="pipeline_parallel_degree"),
+    Option("PP", RANKS, help="pipeline parallel degree", zh="流水线并行度", flag="pipeline_parallel_degree"),
     Option(
         "VP",
-        whole(1),
+        RANKS,
         help="virtual pipeline stages of a device",
         doc="virtual pipeline stages of a device (Megatron's interleaved schedule)",
         zh="每个设备的虚拟流水线段数（Megatron 的交错调度）",
@@ -116,7 +144,7 @@ _SHARED = (
     ),
     Option(
         "GA",
-        whole(1),
+        SEQUENCES,
         help="gradient accumulation: micro-batches of a step",
         doc="micro-batches of a step",
         zh="每步的 micro-batch 数（梯度累积）",
@@ -130,7 +158,7 @@ _SHARED = (
         zh="`true`：序列并行",
         flag="sequence_parallel",
     ),
-    Option("max_seqlen", whole(1), help="tokens of a sequence", zh="序列的 token 数", flag="max_seq_length"),
+    Option("max_seqlen", TOKENS, help="tokens of a sequence", zh="序列的 token 数", flag="max_seq_length"),
     Option(
         "sharding_stage",
         choice("stage1", "stage2", "stage3"),
@@ -186,7 +214,7 @@ def _shared(**defaults):
 PRETRAIN = (
     Option(
         "model_name",
-        TEXT,
+        PATH,
         "meta-llama/Llama-2-7b",
         "known name, or folder with config.json",
         doc="`meta-llama/Llama-2-7b`, `-13b`, `-70b`, `meta-llama/Meta-Llama-3-8B`, `-70B`, "
@@ -209,7 +237,7 @@ PRETRAIN = (
     ),
     Option(
         "tokenizer_name",
-        TEXT,
+        PATH_OR_EMPTY,
         "",
         "known name, folder, or none with MOCK_DATA=1 (default: the model's own)",
         doc="a folder, or a name that PaddleNLP downloads; `none` with `MOCK_DATA=1`",
@@ -225,7 +253,7 @@ PRETRAIN = (
     *_shared(resume_step="none"),
     Option(
         "init_weight",
-        TEXT,
+        PATH_OR_EMPTY,
         "none",
         "folder with the weights to start from, or none",
         doc="folder with weights in the backend's layout ([converted](#checkpoint-converter)) or Hugging Face's",
@@ -237,7 +265,7 @@ PRETRAIN = (
 FINETUNE = (
     Option(
         "model_name",
-        TEXT,
+        PATH,
         "",
         "checkpoint folder, in the backend's layout or Hugging Face's",
         doc="folder; the weights in the backend's layout or Hugging Face's",
@@ -246,7 +274,7 @@ FINETUNE = (
     ),
     Option(
         "tokenizer_name",
-        TEXT,
+        PATH_OR_EMPTY,
         "",
         "folder with the tokenizer (default: model_name)",
         doc="folder with the tokenizer",
@@ -256,7 +284,7 @@ FINETUNE = (
     ),
     Option(
         "dataset",
-        TEXT,
+        PATH_OR_EMPTY,
         "",
         "folder of train.json and, if there is one, dev.json: conversations, or questions and answers",
         doc="folder of `train.json` and, if there is one, `dev.json`, or of [other files](#conversations)",
@@ -265,7 +293,7 @@ FINETUNE = (
     ),
     Option(
         "output",
-        TEXT,
+        PATH_OR_EMPTY,
         "",
         "folder for the fine-tuned model or adapter, and for checkpoints",
         doc="the fine-tuned model or adapter, and checkpoints",
@@ -351,7 +379,7 @@ VARIABLES = (
     ),
     Option(
         "SEP",
-        whole(1),
+        RANKS,
         1,
         "devices that share sequences, by an exchange of attention's heads (Ulysses)",
         doc="devices that [share each sequence](../../docs/long-sequences.md), by an exchange of attention's heads "
@@ -361,7 +389,7 @@ VARIABLES = (
     ),
     Option(
         "CP",
-        whole(1),
+        RANKS,
         1,
         "devices that share sequences, among which keys and values travel (ring attention)",
         doc="devices that [share each sequence](../../docs/long-sequences.md), among which keys and values travel "
@@ -372,7 +400,7 @@ VARIABLES = (
     ),
     Option(
         "TOKENS_PER_STEP",
-        whole(1),
+        STEP_TOKENS,
         None,
         "with auto: tokens of a step, of all devices together",
         doc="with [`auto`](../../docs/planner.md#in-the-launcher): tokens of a step, of all devices together",
@@ -404,7 +432,7 @@ VARIABLES = (
     Option("DRY_RUN", SWITCH, "0", "1: print the command and stop", zh="1：打印命令后停止"),
     Option(
         "NNODES",
-        whole(1),
+        RANKS,
         1,
         "nodes (default SLURM_JOB_NUM_NODES, else 1)",
         doc="[nodes](../../docs/cluster.md)",
@@ -414,7 +442,7 @@ VARIABLES = (
     ),
     Option(
         "NODE_RANK",
-        whole(0),
+        whole(0, limit=2**16),
         None,
         "this node's rank, from 0 (default SLURM_NODEID)",
         doc="this node's rank, from 0",
@@ -434,7 +462,7 @@ VARIABLES = (
     ),
     Option(
         "MASTER_PORT",
-        whole(1),
+        whole(1, limit=65535),
         None,
         "where MASTER has no port (default 6070; under Slurm by the job's number)",
         doc="where MASTER has no port",
@@ -461,7 +489,7 @@ VARIABLES = (
     ),
     Option(
         "MAX_RESTARTS",
-        whole(0),
+        whole(0, limit=10**6),
         0,
         "how often a job that died or hung starts anew, from its newest checkpoint",
         doc="how often a job that died or hung starts anew by itself, from its newest checkpoint; not after a refusal, "
@@ -479,7 +507,7 @@ VARIABLES = (
     ),
     Option(
         "STEP_TIMEOUT",
-        NOT_NEGATIVE,
+        SECONDS,
         300,
         "seconds, and at least 10 median steps, without a sign from a rank in a step, after which it hangs; 0: never",
         doc="seconds without a sign of a rank in a step, at least 10 median steps, after which the job hangs: all "
@@ -489,7 +517,7 @@ VARIABLES = (
     ),
     Option(
         "START_TIMEOUT",
-        NOT_NEGATIVE,
+        SECONDS,
         1800,
         "the same for the start with the first step, for saving and for evaluating, and for the nodes to find each "
         "other; 0: never, but 900 for the nodes",
@@ -499,14 +527,14 @@ VARIABLES = (
     ),
     Option(
         "TERM_GRACE",
-        NOT_NEGATIVE,
+        SECONDS,
         30,
         "seconds from SIGTERM to the job's end, in which it saves a checkpoint",
         zh="从 SIGTERM 到作业结束的秒数，其间保存 checkpoint",
     ),
     Option(
         "STRAGGLER_STEPS",
-        whole(0),
+        STEPS_OR_NONE,
         100,
         "steps between two log lines that name the slowest of several ranks; 0: none",
         zh="多进程时，每隔多少步在日志中报告最慢的进程；0：不报告",
@@ -521,7 +549,7 @@ VARIABLES = (
     ),
     Option(
         "PROFILE_START_STEP",
-        whole(1),
+        STEPS,
         3,
         "first step a profiler records",
         doc="first profiled step; steps count from 0",
@@ -529,7 +557,7 @@ VARIABLES = (
     ),
     Option(
         "PROFILE_STOP_STEP",
-        whole(1),
+        STEPS,
         3,
         "last step a profiler records",
         doc="last profiled step",
@@ -553,7 +581,7 @@ FALLBACKS = {"NNODES": "SLURM_JOB_NUM_NODES", "NODE_RANK": "SLURM_NODEID"}
 PRETRAIN_VARIABLES = (
     Option(
         "OUTPUT_BASE",
-        TEXT,
+        PATH,
         "./outputs",
         "where the experiment's folder is made",
         doc="where the experiment's folder, `OUTPUT_BASE/EXP_NAME`, is made",
@@ -561,7 +589,7 @@ PRETRAIN_VARIABLES = (
     ),
     Option(
         "OUTPUT_DIR",
-        TEXT,
+        PATH,
         None,
         "the run's folder itself, for checkpoints, logs and curves; without OUTPUT_BASE and EXP_NAME",
         doc="the run's folder itself, instead of `OUTPUT_BASE/EXP_NAME/output`",
@@ -569,7 +597,7 @@ PRETRAIN_VARIABLES = (
     ),
     Option(
         "EXP_NAME",
-        TEXT,
+        PATH,
         None,
         "name of the experiment's folder; made from the arguments if not given",
         doc="name of the experiment's folder",
@@ -579,7 +607,7 @@ PRETRAIN_VARIABLES = (
     ),
     Option(
         "DATA_PATH",
-        TEXT,
+        PATH,
         None,
         "folder with .bin and .idx files (default /dataset)",
         doc="folder of `.bin`/`.idx` pairs",
@@ -594,13 +622,11 @@ PRETRAIN_VARIABLES = (
         doc="1: random tokens instead",
         zh="1：改用随机 token",
     ),
-    Option("MAX_STEPS", whole(1), 20000, "optimizer steps", zh="训练步数", flag="max_steps"),
-    Option(
-        "SAVE_STEPS", whole(1), 10000, "steps between checkpoints", zh="保存 checkpoint 的间隔步数", flag="save_steps"
-    ),
+    Option("MAX_STEPS", STEPS, 20000, "optimizer steps", zh="训练步数", flag="max_steps"),
+    Option("SAVE_STEPS", STEPS, 10000, "steps between checkpoints", zh="保存 checkpoint 的间隔步数", flag="save_steps"),
     Option(
         "LOGGING_STEPS",
-        whole(1),
+        STEPS,
         None,
         "steps between log lines (default 1, with overlap 2)",
         doc="steps between log lines",
@@ -633,7 +659,7 @@ PRETRAIN_VARIABLES = (
 FINETUNE_VARIABLES = (
     Option(
         "MAX_STEPS",
-        whole(1),
+        STEPS,
         None,
         "optimizer steps (default: the epochs of run_finetune.py)",
         doc="optimizer steps",

@@ -7,9 +7,16 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, make_dataclass, replace
 from typing import List, Optional
+
+
+def shown(value):
+    """A value as an error message has it: in one line that a terminal and a log can hold."""
+    text = str(value) if str(value).isprintable() else ascii(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 @dataclass(frozen=True)
@@ -17,7 +24,8 @@ class Kind:
     """A kind of values.
 
     type: of the values, for a dataclass field. words: complete "it must be …". accepts: says whether a value is one.
-    read: makes one of a launcher's text, or raises ValueError. values: all of them, where they are few words.
+    read: makes one of a launcher's text, or raises ValueError. values: all of them, where they are few words. limits:
+    what only a slip is beyond, [(accepts, words)]; tables do not tell them.
     """
 
     type: object
@@ -25,16 +33,22 @@ class Kind:
     accepts: Callable[[object], bool] = lambda value: True
     read: Callable[[str], object] = str
     values: tuple[str, ...] = ()
+    limits: tuple[tuple[Callable[[object], bool], str], ...] = ()
+
+    def fault(self, value: object) -> str | None:
+        """What a value must be and is not; None for one of these."""
+        rules = ((self.accepts, self.words), *self.limits)
+        return next((words for accepts, words in rules if not accepts(value)), None)
 
     def parse(self, text: str) -> object:
         """The value that a text stands for. Raises ValueError: what the text must be, in one line."""
         try:
             value = self.read(text)
-            accepted = self.accepts(value)
+            fault = self.fault(value)
         except ValueError:
-            accepted = False
-        if not accepted:
-            raise ValueError(f"{text!r} must be {self.words}")
+            fault = self.words
+        if fault:
+            raise ValueError(f"{text!r} must be {fault}")
         return value
 
     def argument(self, text: str) -> object:
@@ -51,21 +65,36 @@ def _read_whole(text):
     return int(text)
 
 
-def whole(least, most=None):
-    """Whole numbers from `least` on, to `most` where that is given."""
+def whole(least, most=None, limit=None):
+    """Whole numbers from `least` on, to `most` where that is given.
+
+    limit: more than anybody means, so that a slip is told before it takes all memory.
+    """
     words = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
-    return Kind(int, words, lambda n: type(n) is int and least <= n and (most is None or n <= most), _read_whole)
+    limits = () if limit is None else ((lambda n: n <= limit, f"a whole number of at most {limit:,}"),)
+    accepts = lambda n: type(n) is int and least <= n and (most is None or n <= most)  # noqa: E731
+    return Kind(int, words, accepts, _read_whole, limits=limits)
 
 
 def number(words, accepts=lambda x: True):
-    """Finite numbers for which accepts(x) is true."""
-    return Kind(float, words, lambda x: math.isfinite(x) and accepts(x), float)
+    """Finite numbers for which accepts(x) is true, and which float32 holds."""
+    return Kind(float, words, lambda x: math.isfinite(x) and accepts(x), float, limits=_FLOAT32)
 
 
+_FLOAT32 = ((lambda x: x == 0 or 1.2e-38 < abs(x) < 3.4e38, "a number that float32 holds"),)
 SEED = whole(0, 2**32 - 1)  # NumPy takes no other
+STEP_TOKENS = whole(1, limit=2**40)  # of all ranks, in a step
+SEQUENCES = whole(1, limit=2**16)  # of a micro-batch, and micro-batches of a step
+TOKENS = whole(1, limit=2**24)  # of a sequence
+STEPS = whole(1, limit=10**9)
+STEPS_OR_NONE = whole(0, limit=10**9)
+RANKS = whole(1, limit=2**16)  # that share something, or nodes
+WORKERS = whole(1, limit=1024)
+SAMPLES = whole(1, limit=2**31 - 1)
 NUMBER = number("a number")
 POSITIVE = number("a number above 0", lambda x: x > 0)
 NOT_NEGATIVE = number("a number of at least 0", lambda x: x >= 0)
+SECONDS = replace(NOT_NEGATIVE, limits=((lambda x: x <= 10**8, "at most 100,000,000 seconds"),))
 FRACTION = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
 BELOW_ONE = number("a number of at least 0 and below 1", lambda x: 0 <= x < 1)
 
@@ -82,8 +111,27 @@ def some_of(*values):
     return Kind(List[str], words, lambda given: 0 < len(given) and {*given} <= {*values}, str.split, values)
 
 
-TEXT = Kind(str, "a text")
-TEXTS = Kind(List[str], "texts")
+def _is_utf8(text):
+    """Whether files and terminals can hold it: other bytes of a command line become lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _has_short_names(path):
+    return len(path.encode()) < 4096 and all(len(name.encode()) < 256 for name in path.split("/"))
+
+
+_TEXT = ((_is_utf8, "in UTF-8"), (lambda text: "\0" not in text, "without the character NUL"))
+_PATH = (
+    *_TEXT,
+    (lambda path: not any(unicodedata.category(each) == "Cc" for each in path), "without control characters"),
+    (_has_short_names, "shorter: names have at most 255 bytes, paths 4095"),
+)
+TEXT = Kind(str, "a text", limits=_TEXT)
+TEXTS = Kind(
+    List[str], "texts", limits=tuple((lambda each, fits=fits: all(map(fits, each)), words) for fits, words in _TEXT)
+)
+PATH = Kind(str, "a text", limits=((str.strip, "a path, and is empty"), *_PATH))
+PATH_OR_EMPTY = Kind(str, "a text", limits=_PATH)
 FLAG = Kind(bool, "true or false")  # of a script, where PaddleNLP's parser reads it
 
 
@@ -157,8 +205,8 @@ def check_values(arguments, bounds=None, options=None):
     kinds = {**(bounds or {}), **{name: option.kind for name, option in options.items()}}
     for name, kind in kinds.items():
         value = getattr(arguments, name, None)
-        if value is not None and not kind.accepts(value):
-            raise ValueError(f"--{name} {value}: it must be {kind.words}")
+        if value is not None and (fault := kind.fault(value)):
+            raise ValueError(f"--{name} {shown(value)}: it must be {fault}")
     for name, option in options.items():
         value = getattr(arguments, name)
         for other, wanted in option.needs.items():

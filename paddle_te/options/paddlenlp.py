@@ -3,13 +3,20 @@
 A flag that is not here is passed on as it is. PaddleNLP's -1 for "not given" stays allowed where it means that.
 """
 
+from dataclasses import replace
+
 from paddle_te.options.option import (
     BELOW_ONE,
     FLAG,
     FRACTION,
     NOT_NEGATIVE,
+    PATH,
     POSITIVE,
+    RANKS,
     SEED,
+    SEQUENCES,
+    STEPS,
+    STEPS_OR_NONE,
     TEXT,
     Kind,
     Option,
@@ -17,7 +24,8 @@ from paddle_te.options.option import (
     whole,
 )
 
-_DEGREE = Kind(int, "-1 (not given) or a whole number of at least 1", lambda n: n == -1 or n >= 1)
+_NOT_GIVEN = Kind(int, "-1 (not given) or a whole number of at least 1", lambda n: n == -1 or n >= 1)
+_DEGREE, _MOST_STEPS = replace(_NOT_GIVEN, limits=RANKS.limits), replace(_NOT_GIVEN, limits=STEPS.limits)
 _STAGES = choice("", "stage1", "stage2", "stage3")
 _SHARDING = Kind(
     str,
@@ -62,12 +70,16 @@ PADDLENLP = (
     *_bounds(NOT_NEGATIVE, "weight_decay", "max_grad_norm", "lr_end", "num_cycles", "power"),
     *_bounds(BELOW_ONE, "adam_beta1", "adam_beta2"),
     *_bounds(FRACTION, "warmup_ratio"),
-    *_bounds(whole(1), "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *_bounds(whole(1), "save_steps", "logging_steps", "eval_accumulation_steps", "virtual_pp_degree"),
-    *_bounds(whole(0), "warmup_steps", "save_total_limit", "dataloader_num_workers", "pp_recompute_interval"),
-    *_bounds(whole(0), "minimum_eval_times", "eval_steps", "ordered_save_group_size"),
+    *_bounds(SEQUENCES, "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *_bounds(STEPS, "save_steps", "logging_steps", "eval_accumulation_steps"),
+    *_bounds(STEPS_OR_NONE, "warmup_steps", "save_total_limit", "minimum_eval_times", "eval_steps"),
+    *_bounds(whole(0, limit=1024), "dataloader_num_workers"),
+    *_bounds(RANKS, "virtual_pp_degree"),
+    *_bounds(whole(0, limit=2**16), "pp_recompute_interval", "ordered_save_group_size"),
+    *_bounds(PATH, "output_dir", "logging_dir", "output_signal_dir", "resume_from_checkpoint"),
     *_bounds(SEED, "seed"),
-    *_bounds(_DEGREE, "max_steps", "max_evaluate_steps", "sharding_degree", "sharding_parallel_degree"),
+    *_bounds(_MOST_STEPS, "max_steps", "max_evaluate_steps"),
+    *_bounds(_DEGREE, "sharding_degree", "sharding_parallel_degree"),
     *_bounds(_DEGREE, "tensor_parallel_degree", "pipeline_parallel_degree", "sep_parallel_degree"),
     *_bounds(_DEGREE, "context_parallel_degree", "expert_parallel_degree", "expert_tensor_parallel_degree"),
     *_bounds(_DEGREE, "sharding_comm_buffer_size_MB"),

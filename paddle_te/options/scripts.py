@@ -7,11 +7,18 @@ from paddle_te.options.option import (
     FLAG,
     FRACTION,
     NOT_NEGATIVE,
+    PATH,
+    PATH_OR_EMPTY,
     POSITIVE,
+    RANKS,
     REQUIRED,
+    SAMPLES,
     SEED,
+    SEQUENCES,
+    STEPS,
     TEXT,
     TEXTS,
+    TOKENS,
     Kind,
     Option,
     choice,
@@ -152,7 +159,7 @@ LAYERS = (
     ),
     Option(
         "fp8_amax_history_len",
-        whole(1),
+        SEQUENCES,
         1024,
         "Steps of amax history (delayed scaling).",
         doc="steps, delayed scaling",
@@ -272,7 +279,7 @@ LAYERS = (
     ),
     Option(
         "mlp_chunk_tokens",
-        whole(0),
+        whole(0, limit=2**24),
         0,
         "The MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
         "backward, for long sequences; 0: all at once.",
@@ -285,7 +292,7 @@ LAYERS = (
     ),
     Option(
         "offload_activations",
-        whole(0),
+        whole(0, limit=10_000),
         0,
         "Keep what the first N decoder layers save for backward in pinned host memory meanwhile (backend "
         "transformer_engine).",
@@ -369,7 +376,7 @@ TRAINING = (
     ),
     Option(
         "early_stopping_patience",
-        whole(1),
+        STEPS,
         1,
         "Evaluations in a row without improvement after which early_stopping ends training.",
         doc="evaluations in a row without improvement",
@@ -458,7 +465,7 @@ TRAINING = (
     ),
     Option(
         "staging_dir",
-        TEXT,
+        PATH,
         STAGING_DIR,
         "With save_in_background: where each node keeps its part meanwhile.",
         doc="where each node keeps its part of a checkpoint meanwhile, such as a local NVMe",
@@ -479,7 +486,7 @@ TRAINING = (
     ),
     Option(
         "on_nan_limit",
-        whole(1),
+        STEPS,
         10,
         "Skip: so many steps in a row; rollback: so many times to one checkpoint.",
         doc="`skip`: so many steps in a row; `rollback`: so many times to one checkpoint; then training stops",
@@ -522,7 +529,7 @@ PRETRAINING = (
     ),
     Option(
         "decay_steps",
-        whole(1),
+        STEPS,
         None,
         "Steps of the decay; afterwards min_learning_rate. Default: max_steps.",
         doc="steps of the decay; afterwards `--min_learning_rate`",
@@ -531,7 +538,7 @@ PRETRAINING = (
     ),
     Option(
         "eval_iters",
-        whole(1),
+        STEPS,
         10,
         "Batches of one evaluation.",
         doc="batches of an evaluation",
@@ -542,7 +549,7 @@ PRETRAINING = (
 PRETRAIN_MODEL = (
     Option(
         "model_name_or_path",
-        TEXT,
+        PATH,
         "tiny-llama-demo",
         "A built-in configuration's name or a folder with config.json.",
         doc="built-in name or folder",
@@ -550,7 +557,7 @@ PRETRAIN_MODEL = (
     ),
     Option(
         "tokenizer_name_or_path",
-        TEXT,
+        PATH_OR_EMPTY,
         None,
         "Tokenizer folder or name; none with --mock_data. Default: model_name_or_path.",
         doc="folder, name, or `none` with `--mock_data`",
@@ -560,7 +567,7 @@ PRETRAIN_MODEL = (
     ),
     Option(
         "te_init_weight_path",
-        TEXT,
+        PATH,
         None,
         "Folder with initial weights, in this backend's layout (te_llama_ckpt_converter.py) or Hugging Face's.",
         doc="folder of initial weights, in this backend's layout or Hugging Face's",
@@ -612,7 +619,7 @@ PRETRAIN_DATA = (
         doc="train, validation, test: proportions of the documents",
         zh="训练、验证、测试集的文档比例",
     ),
-    Option("max_seq_length", whole(1), 1024, "Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"),
+    Option("max_seq_length", TOKENS, 1024, "Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"),
     Option(
         "reset_attention_mask",
         FLAG,
@@ -648,7 +655,7 @@ PRETRAIN_DATA = (
     ),
     Option(
         "data_cache",
-        TEXT,
+        PATH,
         None,
         "Folder for the indices of samples; default: index-cache next to the data or, where that cannot be written, in "
         "the output folder.",
@@ -669,7 +676,7 @@ PRETRAIN_DATA = (
 
 _CHECKPOINT = Option(
     "model_name_or_path",
-    TEXT,
+    PATH,
     REQUIRED,
     "Checkpoint folder, in the layout of the backend or Hugging Face's.",
     doc="folder; weights in the backend's layout or Hugging Face's",
@@ -678,7 +685,7 @@ _CHECKPOINT = Option(
 )
 _TOKENIZER = Option(
     "tokenizer_name_or_path",
-    TEXT,
+    PATH_OR_EMPTY,
     None,
     "Tokenizer folder or name. Default: model_name_or_path.",
     doc="folder or name",
@@ -688,7 +695,7 @@ _TOKENIZER = Option(
 )
 _CHAT_TEMPLATE = Option(
     "chat_template",
-    TEXT,
+    PATH,
     None,
     "File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's own.",
     doc="file of a Jinja template; `none`: no template; see [conversations](#conversations)",
@@ -710,10 +717,12 @@ FINETUNE_MODEL = (
         doc="train an adapter only",
         zh="只训练 adapter",
     ),
-    Option("lora_rank", whole(1), 32, "Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"),
+    Option(
+        "lora_rank", whole(1, limit=2**16), 32, "Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"
+    ),
     Option(
         "lora_alpha",
-        whole(1),
+        whole(1, limit=10**6),
         64,
         "The adapter's outputs are scaled by lora_alpha / lora_rank.",
         doc="its outputs are scaled by alpha / rank",
@@ -757,7 +766,7 @@ FINETUNE_MODEL = (
     ),
     Option(
         "lora_path",
-        TEXT,
+        PATH,
         None,
         "Folder of an adapter to start from, ours, PaddleNLP's or PEFT's; its rank, scaling and targets hold.",
         doc="adapter to start from, of any backend or PEFT's; its rank, scaling and targets hold",
@@ -778,7 +787,7 @@ FINETUNE_MODEL = (
 FINETUNE_DATA = (
     Option(
         "dataset_name_or_path",
-        TEXT,
+        PATH,
         None,
         "Folder of train* and dev* or validation*: JSON lines or arrays, Parquet, or what datasets' save_to_disk "
         "writes.",
@@ -789,7 +798,7 @@ FINETUNE_DATA = (
     _CHAT_TEMPLATE,
     Option(
         "src_length",
-        whole(1),
+        TOKENS,
         1024,
         "Without a chat template: tokens of src at most; of a longer one the end is kept.",
         doc="without a chat template: tokens of `src` at most; of a longer one the end is kept",
@@ -797,7 +806,7 @@ FINETUNE_DATA = (
     ),
     Option(
         "max_length",
-        whole(1),
+        TOKENS,
         2048,
         "Tokens of a sample at most; a longer conversation is cut after a turn, a longer answer without a template "
         "anywhere.",
@@ -806,7 +815,7 @@ FINETUNE_DATA = (
     ),
     Option(
         "pad_to_multiple_of",
-        whole(1),
+        TOKENS,
         16,
         "Batches are as long as their longest sample, rounded up to this.",
         doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16, `block` of 128",
@@ -846,7 +855,7 @@ EVALUATED_MODEL = (
     _TOKENIZER,
     Option(
         "lora_path",
-        TEXT,
+        PATH,
         None,
         "Folder of a LoRA adapter, ours, PaddleNLP's or PEFT's, which is added to the weights.",
         doc="adapter, of any backend or PEFT's, added to the weights",
@@ -887,7 +896,7 @@ EVALUATED_MODEL = (
     ),
     Option(
         "max_seq_length",
-        whole(1),
+        TOKENS,
         None,
         "Tokens that the model sees. Default: its seq_length.",
         doc="tokens that the model sees",
@@ -897,7 +906,7 @@ EVALUATED_MODEL = (
     ),
     Option(
         "batch_size",
-        whole(1),
+        SEQUENCES,
         8,
         "Sequences computed together.",
         doc="sequences computed together",
@@ -905,7 +914,7 @@ EVALUATED_MODEL = (
     ),
     Option(
         "pipeline_parallel_degree",
-        whole(1),
+        RANKS,
         1,
         "Groups of layers, each with its share of the processes; the rest is tensor parallelism.",
         doc="of several processes: into so many groups of layers the model is divided; the rest is tensor parallelism",
@@ -927,7 +936,7 @@ EVALUATED_MODEL = (
 EVALUATION_TASKS = (
     Option(
         "perplexity",
-        TEXT,
+        PATH,
         None,
         'JSON lines {"text": …}, conversations, whose answers count, or the prefix of a .bin/.idx pair.',
         doc='JSON lines `{"text"}`, [conversations](#chats), whose answers count, or a prefix of `.bin`/`.idx`',
@@ -935,7 +944,7 @@ EVALUATION_TASKS = (
     ),
     Option(
         "boolq",
-        TEXT,
+        PATH,
         None,
         'JSON lines {"passage", "question", "answer"}.',
         doc='JSON lines `{"passage", "question", "answer"}`, SuperGLUE\'s',
@@ -943,7 +952,7 @@ EVALUATION_TASKS = (
     ),
     Option(
         "lambada",
-        TEXT,
+        PATH,
         None,
         'JSON lines {"text": …}: the last word is asked for.',
         doc='JSON lines `{"text"}`; the last word is asked for',
@@ -951,7 +960,7 @@ EVALUATION_TASKS = (
     ),
     Option(
         "multiple_choice",
-        TEXT,
+        PATH,
         None,
         'JSON lines {"query", "choices", "gold"}.',
         doc='JSON lines `{"query", "choices", "gold"}`',
@@ -967,7 +976,7 @@ EVALUATION_TASKS = (
     ),
     Option(
         "limit",
-        whole(1),
+        SAMPLES,
         None,
         "Read no more than so many examples (windows of a .bin/.idx pair).",
         doc="examples, or windows of a `.bin`/`.idx` pair",
@@ -985,7 +994,7 @@ EVALUATION_TASKS = (
     ),
     Option(
         "prompts_file",
-        TEXT,
+        PATH,
         None,
         'File of prompts: conversations, or {"text": …}.',
         doc='file of prompts: [conversations](#chats), or `{"text"}`',
@@ -1015,7 +1024,7 @@ EVALUATION_TASKS = (
         doc="of the harness's chats: examples are turns of their own",
         zh="harness 的对话中，每个示例各为一轮",
     ),
-    Option("max_new_tokens", whole(1), 32, "Length of a continuation.", doc="length of a continuation", zh="续写长度"),
+    Option("max_new_tokens", TOKENS, 32, "Length of a continuation.", doc="length of a continuation", zh="续写长度"),
     Option(
         "decode_strategy",
         choice("greedy_search", "sampling"),
@@ -1026,7 +1035,7 @@ EVALUATION_TASKS = (
     ),
     Option(
         "top_k",
-        whole(0),
+        whole(0, limit=2**31 - 1),
         0,
         "Sampling: from so many likeliest tokens; 0: all.",
         doc="sampling: from so many likeliest tokens; 0: all",
@@ -1048,10 +1057,10 @@ EVALUATION_TASKS = (
         doc="sampling: logits are divided by it",
         zh="sampling：logits 除以该值",
     ),
-    Option("seed", whole(0), 42, "Of sampling.", doc="of sampling", zh="sampling 的随机种子"),
+    Option("seed", SEED, 42, "Of sampling.", doc="of sampling", zh="sampling 的随机种子"),
     Option(
         "output_file",
-        TEXT,
+        PATH,
         None,
         "JSON file for the results.",
         doc="JSON file for the results",

@@ -35,14 +35,17 @@ RANDOM_TOKENS = "--MOCK_DATA=1"
 def make_parser() -> argparse.ArgumentParser:
     """The command's parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    positive = option.whole(1).argument
     parser.add_argument("model", metavar="MODEL", help="name, or folder with config.json")
-    parser.add_argument("--gpus", type=positive, required=True, help="how many there are")
+    parser.add_argument("--gpus", type=option.RANKS.argument, required=True, help="how many there are")
     other = next(iter(GPUS))
     parser.add_argument("--gpu", choices=GPUS, help=f"their kind; default: those of this machine, else {other}")
-    parser.add_argument("--seq", type=positive, help="tokens of a sequence; default: the model's, at most 8192")
     parser.add_argument(
-        "--tokens_per_step", type=positive, help=f"of all GPUs together; default: {SEQUENCES} sequences for each GPU"
+        "--seq", type=option.TOKENS.argument, help="tokens of a sequence; default: the model's, at most 8192"
+    )
+    parser.add_argument(
+        "--tokens_per_step",
+        type=option.STEP_TOKENS.argument,
+        help=f"of all GPUs together; default: {SEQUENCES} sequences for each GPU",
     )
     parser.add_argument("--precision", choices=("fp8", "bf16"), default="fp8", help="default %(default)s")
     for name, kinds in OPTIMIZER.items():
@@ -58,10 +61,14 @@ def make_parser() -> argparse.ArgumentParser:
         default="false",
         help="as in training; where backward computes the activation's input again it is left out",
     )
-    parser.add_argument("--lora_rank", type=positive, help="LoRA of this rank; default: all weights are trained")
+    parser.add_argument(
+        "--lora_rank", type=option.RANKS.argument, help="LoRA of this rank; default: all weights are trained"
+    )
     parser.add_argument("--lora_targets", choices=LORA_TARGETS, help=f"as in fine-tuning; default {LORA_TARGETS[0]}")
     parser.add_argument("--quantize_base", choices=("fp8",), help="as in fine-tuning, with LoRA in fp8")
-    parser.add_argument("--show", type=positive, default=10, help="how many layouts to print; default %(default)s")
+    parser.add_argument(
+        "--show", type=option.SAMPLES.argument, default=10, help="how many layouts to print; default %(default)s"
+    )
     parser.add_argument(
         "--explain",
         action="store_true",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from paddle_te.options import scripts
-from paddle_te.options.option import FLAG, TEXT, Kind, Option, choice, whole
+from paddle_te.options.option import FLAG, SEQUENCES, TEXT, TOKENS, Kind, Option, choice
 from paddle_te.options.paddlenlp import PADDLENLP
 from paddle_te.planner.layout import Layout, Lora
 from paddle_te.runs.main_gradients import adds_in_gemms
@@ -31,12 +31,12 @@ _DEGREES = ("tensor", "pipeline", "sep", "context", "sharding")
 # PaddleNLP's flags that a Layout depends on, with its defaults
 _PADDLENLPS = (
     *(Option(f"{kind}_parallel_degree", Kind(int, "a whole number", read=int), -1) for kind in _DEGREES),
-    *(Option(name, whole(1), 1) for name in ("virtual_pp_degree", "gradient_accumulation_steps")),
-    Option("per_device_train_batch_size", whole(1), 8),
+    *(Option(name, SEQUENCES, 1) for name in ("virtual_pp_degree", "gradient_accumulation_steps")),
+    Option("per_device_train_batch_size", SEQUENCES, 8),
     *(Option(name, FLAG, False) for name in ("recompute", "amp_master_grad", "release_grads", "lora")),
     Option("recompute_granularity", choice("full", "core_attn", "full_attn"), "full"),
     *(Option(name, TEXT, "") for name in ("sharding", "sharding_parallel_config")),
-    *(Option(name, whole(1), None) for name in ("max_seq_length", "max_length")),
+    *(Option(name, TOKENS, None) for name in ("max_seq_length", "max_length")),
 )
 _OURS = (*scripts.LAYERS, *scripts.TRAINING, *scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA, *PADDLENLP)
 _READ = {option.name: option for option in (*_OURS, *_PADDLENLPS, Option("do_eval", FLAG, False))}

@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddle_te.options.option import PATH
 from paddle_te.outputs import NotWritten, folder_argument, write_file
 from paddle_te.runs.convergence import TRAIN_LOG, TRAIN_SUMMARY, max_relative_difference, read_run
 
@@ -133,7 +134,9 @@ def plot(experiments, rows):
 
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("experiments", nargs="+", metavar="EXPERIMENT", help="folder that the launcher made")
+    parser.add_argument(
+        "experiments", type=PATH.argument, nargs="+", metavar="EXPERIMENT", help="folder that the launcher made"
+    )
     parser.add_argument("--output", type=folder_argument, help="folder for compare.md, compare.png and compare.json")
     return parser
 

@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paddle_te.options.option import NOT_NEGATIVE, PATH, STEPS
 from paddle_te.outputs import NotWritten, folder_argument, write_file
 from paddle_te.table import in_columns
 
@@ -168,17 +169,22 @@ def main(argv=None):
         epilog="Exit status: 0 all agree, 1 some curve parts by more than the tolerance, 2 nothing to compare, "
         "or the folder cannot be written.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help=f"--output_dir of a run, holds {TRAIN_LOG}")
-    parser.add_argument("--tolerance", type=float, default=1e-5, help="greatest relative difference (default: 1e-5)")
     parser.add_argument(
-        "--smoothing", type=int, default=1, help="compare moving averages over so many steps (default: 1, none)"
+        "runs", type=PATH.argument, nargs="+", metavar="RUN_DIR", help=f"--output_dir of a run, holds {TRAIN_LOG}"
+    )
+    parser.add_argument(
+        "--tolerance", type=NOT_NEGATIVE.argument, default=1e-5, help="greatest relative difference (default: 1e-5)"
+    )
+    parser.add_argument(
+        "--smoothing",
+        type=STEPS.argument,
+        default=1,
+        help="compare moving averages over so many steps (default: 1, none)",
     )
     parser.add_argument("--output", type=folder_argument, help="folder for loss.png and summary.json (default: none)")
     args = parser.parse_args(argv)
     if len(args.runs) < 2:
         parser.error("two or more runs are needed")
-    if not args.tolerance >= 0:
-        parser.error("--tolerance must be 0 or more")
     try:
         summary = compare(args.runs, args.tolerance, args.smoothing)
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from paddle_te import manifest
 from paddle_te.host import PADDLEFORMERS
+from paddle_te.options.option import PATH
 from paddle_te.runs.checkpoints import PADDLEFORMERS_STATE, checkpoints_in, host_of, is_complete
 from paddle_te.table import in_columns
 from paddle_te.weights.contents import TRAINER_STATE, check_contents, read_object, read_state
@@ -131,7 +132,7 @@ def make_parser():
         epilog="Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.",
     )
     parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="a checkpoint, or a run's output folder"
+        "folders", nargs="+", type=PATH.argument, metavar="FOLDER", help="a checkpoint, or a run's output folder"
     )
     parser.add_argument(
         "--level", choices=("full", "size"), default="full", help="sizes and checksums, or sizes only (default: full)"
@@ -143,7 +144,9 @@ def main(argv=None):
     """The command line; returns the exit status."""
     args = make_parser().parse_args(argv)
     try:
-        verdicts = [verify(checkpoint, args.level) for folder in args.folders for checkpoint in _checkpoints(folder)]
+        verdicts = [
+            verify(checkpoint, args.level) for folder in args.folders for checkpoint in _checkpoints(Path(folder))
+        ]
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -21,6 +21,7 @@ import re
 import sys
 from pathlib import Path
 
+from paddle_te.options.option import PATH, RANKS, WORKERS
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.adapters.peft import convert_adapter
 from paddle_te.weights.contents import is_adapter
@@ -37,43 +38,40 @@ def size(text):
     return int(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ")
 
 
-def positive(text):
-    """A whole number from 1."""
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1")
-    return int(text)
-
-
 def _warn(line):
     print(f"warning: {line}", file=sys.stderr)
 
 
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input_ckpt_path", required=True, help="folder of the checkpoint to convert")
-    parser.add_argument("--output_ckpt_path", help="new or empty folder for the result")
+    parser.add_argument(
+        "--input_ckpt_path", type=PATH.argument, required=True, help="folder of the checkpoint to convert"
+    )
+    parser.add_argument("--output_ckpt_path", type=PATH.argument, help="new or empty folder for the result")
     parser.add_argument(
         "--mode", choices=MODES, help="from which layout to which (pd2te; with --lora_path reshard, the input's)"
     )
     parser.add_argument(
-        "--lora_path", help="folder of a LoRA adapter, PEFT's, PaddleNLP's or PaddleFormers', to add to the weights"
+        "--lora_path",
+        type=PATH.argument,
+        help="folder of a LoRA adapter, PEFT's, PaddleNLP's or PaddleFormers', to add to the weights",
     )
     parser.add_argument(
         "--inspect",
         action="store_true",
         help="only show what the input holds: layout, dtypes, degrees, step, names and shapes; reads no tensor",
     )
-    parser.add_argument("--num_attention_heads", type=positive, help="only where there is no config.json")
-    parser.add_argument("--num_key_value_heads", type=positive, help="likewise; as many as heads if left out")
+    parser.add_argument("--num_attention_heads", type=RANKS.argument, help="only where there is no config.json")
+    parser.add_argument("--num_key_value_heads", type=RANKS.argument, help="likewise; as many as heads if left out")
     for flag in ("--fuse_attention_qkv", "--fuse_attention_ffn"):
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, help="fuse these weights, or not (to pd)")
     parser.add_argument("--format", choices=FORMATS, help="of the output; if left out, as the input")
     for flag in ("--tensor_parallel_degree", "--pipeline_parallel_degree"):
-        parser.add_argument(flag, type=positive, help="of the output; if left out, as the input; 1 merges")
-    parser.add_argument("--virtual_pp_degree", type=positive, help="of the output; if left out, 1")
+        parser.add_argument(flag, type=RANKS.argument, help="of the output; if left out, as the input; 1 merges")
+    parser.add_argument("--virtual_pp_degree", type=RANKS.argument, help="of the output; if left out, 1")
     parser.add_argument("--dtype", choices=NUMBERS, help="of the output; if left out, as the input")
     parser.add_argument("--max_shard_size", type=size, help="larger files are written in shards (10GB)")
-    parser.add_argument("--workers", type=positive, default=1, help="files written at the same time (1)")
+    parser.add_argument("--workers", type=WORKERS.argument, default=1, help="files written at the same time (1)")
     parser.add_argument(
         "--with_optimizer",
         action="store_true",

@@ -12,6 +12,9 @@ from paddle_te.data import prepare as prepare_data
 from paddle_te.hosts.paddlenlp.evaluation import evaluate
 from paddle_te.hosts.paddlenlp.training import finetune, pretrain
 from paddle_te.launch import __main__ as launcher
+from paddle_te.options import launcher as launcher_options
+from paddle_te.options import paddlenlp, scripts
+from paddle_te.options.option import Option
 from paddle_te.runs.lock import NAME as LOCK
 from paddle_te.weights import command
 
@@ -43,6 +46,13 @@ TRAINED = [  # by run_pretrain.py and run_finetune.py
     *[("freeze", "["), ("label_smoothing_factor", "1")],
     *[("early_stopping_patience", "0"), ("early_stopping_threshold", "nan"), ("early_stopping", "true")],
     *[("resume_from_checkpoint", "latest"), ("bf16", "maybe"), ("output_dir", "file"), ("output_dir", "file/below")],
+    *[(name, "100000000000") for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps")],
+    *[(name, "100000000000") for name in ("save_steps", "logging_steps", "warmup_steps", "tensor_parallel_degree")],
+    *[("dataloader_num_workers", "100000"), ("fp8_amax_history_len", "100000000000"), ("save_total_limit", "9" * 99)],
+    *[("learning_rate", "1e400"), ("learning_rate", "1e39"), ("learning_rate", "1e-50"), ("adam_epsilon", "1e-99")],
+    *[("seed", str(2**64)), ("data_seed", "-1"), ("weight_decay", "-inf")],
+    *[("output_dir", value) for value in ("", " ", "a" * 300, "a/" * 2100, "out\udc80", "out\nput", "out\x1b[31m")],
+    *[("staging_dir", ""), ("logging_dir", "a" * 300), ("logging_dir", "file/below"), ("output_dir", "out\0put")],
 ]
 PRETRAINED = [
     *[("max_seq_length", value) for value in ("0", "-5", "long")],
@@ -50,11 +60,17 @@ PRETRAINED = [
     *[("decay_steps", "0"), ("eval_iters", "0"), ("split", "a,b,c"), ("split", "-1,2,3"), ("split", "nan,1,1")],
     *[("model_name_or_path", "llama-9b"), ("freeze", "no such weight"), ("freeze", ".")],
     *[("tokenizer_name_or_path", "nowhere"), ("te_init_weight_path", "nowhere")],
+    *[(name, "") for name in ("model_name_or_path", "te_init_weight_path", "data_cache")],
+    *[("max_seq_length", "100000000000"), ("eval_iters", "100000000000"), ("decay_steps", "1" * 30)],
+    *[("tokenizer_name_or_path", "a" * 300), ("te_init_weight_path", "a" * 5000), ("model_name_or_path", "\udcff")],
 ]
 FINETUNED = [
     *[("lora_rank", "0"), ("lora_alpha", "-1"), ("lora_dropout", "1"), ("lora_targets", "everything")],
     *[("src_length", "0"), ("max_length", "-1"), ("pad_to_multiple_of", "0"), ("model_name_or_path", "nowhere")],
     *[("merge_lora", "true"), ("min_learning_rate", "1e-6")],
+    *[(name, "100000000000") for name in ("src_length", "max_length", "pad_to_multiple_of", "lora_rank", "lora_alpha")],
+    *[(name, "") for name in ("model_name_or_path", "dataset_name_or_path", "lora_path")],
+    *[("dataset_name_or_path", "a" * 300), ("lora_path", "\udcff"), ("lora_alpha", "0")],
 ]
 EVALUATED = [
     *[("top_p", value) for value in ("5", "-0.1", "nan")],
@@ -63,10 +79,19 @@ EVALUATED = [
     *[("top_k", "-1"), ("seed", "-1"), ("decode_strategy", "beam"), ("dtype", "int8"), ("device", "tpu")],
     *[("fp8_recipe", "other"), ("model_name_or_path", "nowhere"), ("output_file", "file/results.json")],
     *[("output_file", "folder"), ("transformer_engine_backend", "te")],
+    *[(name, "100000000000") for name in ("batch_size", "limit", "max_new_tokens", "max_seq_length", "top_k", "seed")],
+    *[("output_file", "a" * 300), ("output_file", ""), ("model_name_or_path", ""), ("temperature", "1e-60")],
+    *[("perplexity", ""), ("boolq", "a" * 300), ("lambada", "\udcff")],
 ]
 CONVERTED = [
     *[("mode", "te2te"), ("format", "zip"), ("workers", "0"), ("workers", "-1"), ("max_shard_size", "0")],
     *[("max_shard_size", "large"), ("dtype", "int8"), ("tensor_parallel_degree", "0"), ("num_attention_heads", "-4")],
+    *[("workers", "100000"), ("tensor_parallel_degree", "9" * 9), ("workers", "²"), ("workers", "9" * 5000)],
+    *[
+        (f"{end}_ckpt_path", value)
+        for end in ("input", "output")
+        for value in ("", "a" * 300, "\udcff", "a\nb", "a\0b")
+    ],
 ]
 PREPARED = [
     *[
@@ -75,12 +100,19 @@ PREPARED = [
         ("workers", "x"),
         ("input_path", "nowhere"),
     ],
+    *[("workers", "100000"), ("workers", "9" * 5000)],
+    *[(name, value) for name in ("input_path", "output_prefix") for value in ("", "a" * 300, "\udcff", "a\0b")],
 ]
 LAUNCHED = [
     *[("TP", value) for value in ("0", "-1", "two", "9" * 5000)],
     *[("LEARNING_RATE", value) for value in ("nan", "inf", "0")],
     *[("SAVE_STEPS", "0"), ("SP", "maybe"), ("sharding_stage", "stage9"), ("precision", "fp4"), ("DEVICES", "0,0")],
     *[("EXP_NAME", value) for value in ("../..", "../beside", "/elsewhere", ".", "a/../../..")],
+    *[(name, "100000000000") for name in ("TP", "PP", "CP", "GA", "batch_size_per_device", "max_seqlen", "NNODES")],
+    *[(name, "100000000000") for name in ("MAX_STEPS", "SAVE_STEPS", "MAX_RESTARTS", "MASTER_PORT", "STEP_TIMEOUT")],
+    *[("LEARNING_RATE", "1e400"), ("TERM_GRACE", "1e300"), ("START_TIMEOUT", "nan"), ("FSDP", "100000000000")],
+    *[(name, value) for name in ("OUTPUT_BASE", "EXP_NAME", "model_name") for value in ("a" * 300, "a\nb", "\udcff")],
+    *[("OUTPUT_DIR", "a" * 300), ("OUTPUT_DIR", "a\0b"), ("init_weight", "a" * 5000), ("tokenizer_name", "a" * 300)],
 ]
 
 
@@ -125,6 +157,7 @@ def test_scripts(monkeypatch, caplog, capfd, main, settings, name, value):
     said = said.splitlines()
     assert status == 2 and said and "Traceback" not in said[0]
     assert name in said[0] or value in said[0], said[0]
+    assert len(said) <= 2 and len(said[0]) < 1000, said  # in the log and on the screen
     assert not [path for path in Path(".").glob("out/*") if path.name != LOCK]
 
 
@@ -195,3 +228,21 @@ def test_launcher(monkeypatch, capfd, name, value):
     said = capfd.readouterr().err
     assert status == 2 and said.startswith(f"error: {name}") and said.count("\n") == 1
     assert not Path("outputs").exists()
+
+
+def test_every_number_has_a_bound():
+    """And every text must be one that files and terminals can hold."""
+    listed = [each for module in (launcher_options, scripts) for each in vars(module).values()]
+    options = [option for each in listed if isinstance(each, tuple) for option in each if isinstance(option, Option)]
+    assert len(options) > 150
+    for option in [*options, *paddlenlp.PADDLENLP]:
+        if option.kind.type in (int, float):
+            assert option.kind.fault(10**300), option.name
+        if option.kind.type is str and not option.kind.values and option.kind.read is str:
+            assert option.kind.fault("a\0"), option.name
+
+
+@pytest.mark.parametrize("value", ["\udcff", "a\0b"])
+def test_prompts(monkeypatch, caplog, capfd, value):
+    status, said = refusal(monkeypatch, caplog, capfd, evaluate.main, words(EVALUATE, "prompts", value))
+    assert status == 2 and said.startswith("--prompts "), said

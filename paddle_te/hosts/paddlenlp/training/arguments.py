@@ -291,7 +291,9 @@ class PreTrainingArguments(TrainingArguments):
             )
 
     def _check_saving(self):
-        check_folder("--output_dir", Path(self.output_dir).expanduser())
+        for name in ("output_dir", "logging_dir", "output_signal_dir"):
+            if getattr(self, name) is not None:
+                check_folder(f"--{name}", Path(getattr(self, name)).expanduser())
         if self.use_async_save or "async_save" in str(self.unified_checkpoint_config):
             raise ValueError(
                 "PaddleNLP's asynchronous saving: a checkpoint could not be told from an incomplete one; use "
