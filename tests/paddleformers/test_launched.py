@@ -9,13 +9,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("paddleformers", reason="needs PaddleFormers: HOST=paddleformers bash scripts/test.sh")
 
+from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
+
 from paddle_te.data import prepare
+from paddle_te.hosts.paddleformers import launched
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.runs.verify import main as verify
 from tests.nvgpu_processes import build_host
@@ -103,6 +107,16 @@ def test_fine_tuning(start, tmp_path, method):
         theirs = losses(launch("finetune", PADDLENLP, **settings, output=tmp_path / "paddlenlp")[0])
         alike = STEPS if method == "full" else 1  # the matrices A of LoRA are drawn
         np.testing.assert_allclose(ours[:alike], theirs[:alike], rtol=1e-5)
+
+
+def test_random_tokens_stay_as_they_are(start):
+    """PaddleFormers' Trainer would tokenize a data set that is not Paddle's."""
+    training = SimpleNamespace(per_device_train_batch_size=2, gradient_accumulation_steps=1, dataset_world_size=1)
+    training.max_steps, training.seed = STEPS, 3
+    data, model = SimpleNamespace(max_seq_len=32), SimpleNamespace(model_name_or_path=start / "model")
+    dataset, _, _, collate = launched._random_tokens(training, data, model)
+    prepared = SFTTrainer._prepare_dataset(None, dataset, None, False, None, 32, None, None, None)
+    assert prepared is dataset and collate([dataset[0], dataset[1]])["input_ids"].shape == (2, 32)
 
 
 def test_two_processes_shard(start, whole, tmp_path, monkeypatch):

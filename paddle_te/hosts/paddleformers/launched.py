@@ -11,6 +11,7 @@ from dataclasses import make_dataclass
 from pathlib import Path
 
 import numpy as np
+import paddle
 from paddleformers.cli.train.sft import workflow
 from paddleformers.datasets.SFTDataset import IteratorSFTDataset, Sequence
 from paddleformers.transformers.optimization import CosineAnnealingWithWarmupDecay, LinearAnnealingWithWarmupDecay
@@ -143,12 +144,16 @@ def _indexed(apart, anew):
     return create
 
 
+class _RandomTokens(MockDataset, paddle.io.Dataset):
+    """PaddleFormers' Trainer tokenizes what is of another class than Paddle's."""
+
+
 def _random_tokens(training_args, data_args, model_args):
     """In place of PaddleFormers' create_pretrained_dataset: the samples that PaddleNLP's run has with --mock_data."""
     vocabulary = json.loads((Path(model_args.model_name_or_path) / "config.json").read_text())["vocab_size"]
     samples = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
     count = samples * training_args.dataset_world_size * training_args.max_steps
-    train = MockDataset(count, data_args.max_seq_len, vocabulary, [training_args.seed, 0])
+    train = _RandomTokens(count, data_args.max_seq_len, vocabulary, [training_args.seed, 0])
 
     def collate(samples):
         tokens = np.stack([sample["text"] for sample in samples])
