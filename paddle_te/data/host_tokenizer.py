@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from paddle_te import host
-from paddle_te.data.tokenizer_folder import TokenizerError, one_line
+from paddle_te.data.paddlenlp_template import as_template
+from paddle_te.data.tokenizer_folder import Folder, TokenizerError, one_line
 
 
 def named(name: str) -> HostTokenizer:
@@ -28,7 +30,7 @@ def of_folder(folder: Path, kind: str) -> HostTokenizer:
     if not hasattr(_module("transformers"), kind):  # the host would look for it on the network
         called = host.HOSTS[host.find()]
         raise TokenizerError(f"{folder}: neither paddle_te nor {called} has the tokenizer_class {kind!r}")
-    return HostTokenizer(_load(str(folder), "no tokenizer that it reads"))
+    return HostTokenizer(_load(str(folder), "no tokenizer that it reads"), Folder.read(folder).chat_templates)
 
 
 def _load(name: str, why: str) -> Any:
@@ -47,19 +49,32 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{host.find(what='this tokenizer')}.{name}")
 
 
-class HostTokenizer:
-    """A host's tokenizer behind the same methods as `tokenizer.Tokenizer`."""
+def _templates(tokenizer: Any) -> dict[str, str]:
+    """{"default": template} of a host's tokenizer; {} without one. PaddleNLP compiles Jinja and forgets the text."""
+    found = getattr(tokenizer, "chat_template", None)
+    if found is None or isinstance(found, str):
+        return {} if found is None else {"default": found}
+    if is_dataclass(found):
+        return {"default": as_template(asdict(found))}
+    kind = type(tokenizer).__name__
+    return {"default": f"{{{{ raise_exception('{kind} does not show its template: give it in a file') }}}}"}
 
-    def __init__(self, tokenizer: Any):
+
+class HostTokenizer:
+    """A host's tokenizer behind the same methods as `tokenizer.Tokenizer`, without `encoding`.
+
+    chat_templates: those of its folder's files, where it has one.
+    """
+
+    def __init__(self, tokenizer: Any, chat_templates: dict[str, str] | None = None):
         self._tokenizer, self.kind = tokenizer, type(tokenizer).__name__
         self.special_tokens = dict(tokenizer.special_tokens_map)
         ids = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
         # sentencepiece has -1 where there is none
         self.bos_token_id, self.eos_token_id, self.pad_token_id = (None if i is None or i < 0 else i for i in ids)
         self.end_token_ids = [] if self.eos_token_id is None else [self.eos_token_id]
-        template = getattr(tokenizer, "chat_template", None)
-        self.chat_template = template if isinstance(template, str) else None
-        self.chat_templates = {} if self.chat_template is None else {"default": self.chat_template}
+        self.chat_templates = _templates(tokenizer) if chat_templates is None else chat_templates
+        self.chat_template = self.chat_templates.get("default")
 
     def __len__(self) -> int:
         return len(self._tokenizer)

@@ -13,12 +13,15 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from paddle_te.data import paddlenlp_template
+
 CONFIG, FAST = "tokenizer_config.json", "tokenizer.json"
 SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 TEMPLATE, GENERATION, MODEL_CONFIG = "chat_template.jinja", "generation_config.json", "config.json"
+PADDLENLPS = "chat_template.json"  # transformers' processors have one of that name, too, which no tokenizer reads
 MODEL_FILES = ("tokenizer.model", "sentencepiece.bpe.model")  # Hugging Face's name and PaddleNLP's
-FILES = (CONFIG, FAST, SPECIAL_MAP, ADDED, VOCABULARY, MERGES, TEMPLATE, *MODEL_FILES)
+FILES = (CONFIG, FAST, SPECIAL_MAP, ADDED, VOCABULARY, MERGES, TEMPLATE, PADDLENLPS, *MODEL_FILES)
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 ADDITIONAL = "additional_special_tokens"
@@ -106,6 +109,11 @@ class Folder:
         """{name: template}; that of an ordinary chat is "default"."""
         if TEMPLATE in self.files:
             return {"default": self.text(TEMPLATE)}
+        if paddlenlp_template.is_paddlenlps(of_paddlenlp := self.json(PADDLENLPS)):
+            try:  # which prefers it, too
+                return {"default": paddlenlp_template.as_template(of_paddlenlp)}
+            except ValueError as error:
+                raise self.error(PADDLENLPS, str(error)) from error
         said = self.config.get("chat_template")
         try:
             if isinstance(said, list):
