@@ -40,7 +40,7 @@ def test_what_is_right_is_read():
         ({"parts": []}, r"parts is \[\]: it must be an object"),
         ({"parts": {"a": 7}}, "parts.a is 7: it must be an object"),
         ({"parts": {"a": {}}}, "parts.a.size is missing"),
-        ({"parts": {"a": {"size": -1}}}, "parts.a.size is -1: it must be at least 0"),
+        ({"parts": {"a": {"size": -1}}}, "parts.a.size is -1: it must be a whole number of at least 0"),
         ({"parts": {"a": {"size": 1, "note": 2}}}, "parts.a.note is 2: it must be a text or null"),
         ({"other": 1}, "other is not known"),
     ],

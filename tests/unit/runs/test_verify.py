@@ -276,9 +276,12 @@ def test_a_trainer_state_of_another_form_is_damaged(copy):
     for name in state:
         for odd in ODD:
             assert told(name, odd)
-    assert told("global_step", -1) == f"{path}: global_step is -1: it must be at least 0"
-    assert told("consumed_samples", "text") == f"{path}: consumed_samples is 'text': it must be a whole number or null"
-    assert told("epoch", float("nan")) == f"{path}: epoch is nan: it must be a number or null"
+    assert told("global_step", -1) == f"{path}: global_step is -1: it must be a whole number of at least 0"
+    assert (
+        told("consumed_samples", "text")
+        == f"{path}: consumed_samples is 'text': it must be a whole number of at least 0 or null"
+    )
+    assert told("epoch", float("nan")) == f"{path}: epoch is nan: it must be a number of at least 0 or null"
     assert told("steps", 3) == f"{path}: steps is not known"
 
 
