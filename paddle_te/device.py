@@ -5,9 +5,11 @@ tests for a place. `place` is a Paddle place, such as `tensor.place`; None: wher
 """
 
 import ctypes
+import os
 import re
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import paddle
 from paddle import _C_ops
@@ -169,6 +171,14 @@ def total_memory(place=None):
     total = ctypes.c_size_t()
     library.driver().cuDeviceTotalMem_v2(ctypes.byref(total), _resolve(place)[1])
     return total.value
+
+
+def host_memory():
+    """Bytes that this machine has for its processes, or a container's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    said = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(said)) if said.isdigit() else total
 
 
 def reset_peak_memory(place=None):

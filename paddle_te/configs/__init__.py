@@ -11,10 +11,27 @@ Imports neither paddle nor paddlenlp: the launcher checks its arguments with thi
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from paddle_te.configs.families import family_of
+from paddle_te.configs.reading import ModelConfig, check_computed, model_config, read_file
+from paddle_te.configs.schema import ConfigError
+from paddle_te.configs.translation import to_paddlenlp
+
+__all__ = [
+    "MODEL_VALUES",
+    "ConfigError",
+    "ModelConfig",
+    "canonical",
+    "check_computed",
+    "known_names",
+    "model_config",
+    "name_of",
+    "read",
+    "read_file",
+    "read_model",
+    "resolve",
+    "words_of_model",
+]
 
 CONFIGS = Path(__file__).parent
 
@@ -70,25 +87,24 @@ def name_of(name_or_path: str) -> str:
     return path.relative_to(CONFIGS).as_posix() if path.is_relative_to(CONFIGS) else name_or_path
 
 
+def read_model(name_or_path: str) -> ModelConfig:
+    """The config.json of `resolve(name_or_path)`. Raises ValueError, as `read`."""
+    return read_file(resolve(name_or_path) / "config.json")
+
+
 def read(name_or_path: str) -> dict:
-    """config.json of `resolve(name_or_path)`, with num_key_value_heads filled in where it is left out (MHA).
+    """config.json of `resolve(name_or_path)` in PaddleNLP's words, with num_key_value_heads filled in where it is left
+    out.
 
     Raises:
-        ValueError: unknown name; no JSON object; a dimension that the model's shape needs is missing; a model of a
-            family that is not supported.
+        ValueError: an unknown name; a config.json that is none, or that of a model which no layers here compute.
     """
-    path = resolve(name_or_path) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    needed = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    missing = [key for key in needed if not isinstance(config, dict) or not isinstance(config.get(key), int)]
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
-    try:
-        family_of(config)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    config["num_key_value_heads"] = config.get("num_key_value_heads") or config["num_attention_heads"]
-    return config
+    return words_of_model(read_model(name_or_path))
+
+
+def words_of_model(config: ModelConfig) -> dict:
+    """A ModelConfig as the dict that `read` returns."""
+    content = config.content
+    if config.theirs and config.family.hf_model_type:  # sizes have other names there
+        content = to_paddlenlp(config, content.get("torch_dtype"))
+    return content | {"num_key_value_heads": config.record.kv_heads}

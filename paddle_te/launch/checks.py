@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import cache
 from pathlib import Path
 
 from paddle_te import configs
+from paddle_te.configs.reading import unknown_keys
 from paddle_te.data.tokenizer import TokenizerError, read_tokenizer
+from paddle_te.host import PADDLEFORMERS
 from paddle_te.launch.machines import LaunchError, count_gpus
+from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
+from paddle_te.planner.model import check_size
 from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
 
 # Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
@@ -22,11 +27,23 @@ TOKENIZERS += [f"facebook/llama-{size}" for size in ("7b", "13b", "30b", "65b")]
 
 
 def read_config(args: argparse.Namespace) -> dict:
-    """The model's config.json."""
+    """The model's config.json. PaddleFormers has layers of its own for what these ones do not compute."""
     try:
-        return configs.read(args.model_name)
+        said = configs.read_model(args.model_name)
+        if args.HOST != PADDLEFORMERS:
+            configs.check_computed(said, BACKENDS[args.backend])
+        config = configs.words_of_model(said)
+        check_size(config, said.source)
     except ValueError as error:
         raise LaunchError(f"model_name: {error}") from error
+    if said.unknown:
+        _tell(unknown_keys(said.source, said.unknown))
+    return config
+
+
+@cache
+def _tell(note: str) -> None:
+    print(f"note: {note}", file=sys.stderr)
 
 
 def check_precision(args: argparse.Namespace, config: dict, device: str) -> None:

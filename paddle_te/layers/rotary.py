@@ -54,7 +54,7 @@ class RotaryPositionEmbedding(nn.Layer):
 
     dim: of one head. rotary_base: θ. seq_len_interpolation_factor: positions are divided by it.
     rope_scaling: Hugging Face's dictionary for long contexts, or None: "rope_type" llama3, yarn, linear (as the
-    interpolation factor), dynamic or ntk, and its numbers (`paddle_te.weights.rope`).
+    interpolation factor), dynamic or ntk, and its numbers (`paddle_te.configs.rope`).
     max_position_embeddings: of the model; only dynamic needs it.
 
     attention_factor: what attention's queries and keys are to be multiplied by, each; 1.0 but for yarn. Rotation

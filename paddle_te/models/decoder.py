@@ -13,6 +13,7 @@ from paddle import nn
 from paddle.distributed import fleet
 
 from paddle_te.configs.families import family_of
+from paddle_te.configs.rope import scaling_of
 from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import RECIPES, Format, fp8_autocast
 from paddle_te.fp8.scaling import check_block_sizes
@@ -23,7 +24,6 @@ from paddle_te.ops.kept import kept_on
 from paddle_te.ops.te.autograd import cuda_graphs, gemm_autotune
 from paddle_te.ops.te.offload import ActivationOffload
 from paddle_te.options import LAYER_OPTIONS, LayerOptions
-from paddle_te.weights.rope import scaling_of
 
 
 @lru_cache

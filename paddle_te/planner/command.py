@@ -16,14 +16,14 @@ from pathlib import Path
 
 from paddle_te import commands, configs
 from paddle_te.commands import DATASET, MODEL, OUTPUT, PLACEHOLDERS
-from paddle_te.options import option
+from paddle_te.options import BACKENDS, option
 from paddle_te.options.scripts import LORA_TARGETS, MASTER_WEIGHTS, OPTIMIZER
 from paddle_te.planner import formulas
 from paddle_te.planner.gpus import GPUS, Gpu, at_hand
 from paddle_te.planner.layout import Layout, Lora
 from paddle_te.planner.measured import ran_on, speed_of
 from paddle_te.planner.memory import Memory, host_bytes, state_bytes
-from paddle_te.planner.model import Model
+from paddle_te.planner.model import Model, check_size
 from paddle_te.planner.plan import Plan
 from paddle_te.planner.ranking import costs
 from paddle_te.planner.search import SEQUENCES, Search, search, usual_tokens
@@ -82,7 +82,7 @@ def main() -> int:
     """The command. Exit status: 0; 1 where nothing fits; 2 for wrong arguments."""
     arguments = make_parser().parse_args()
     try:
-        config = configs.read(arguments.model)
+        config = _config(arguments.model)
         model, gpu, gpus = Model.of(config), GPUS[arguments.gpu or at_hand()], arguments.gpus
         sequence = arguments.seq or min(config.get("max_position_embeddings", 8192), 8192)
         tokens = arguments.tokens_per_step or usual_tokens(gpus, sequence, arguments.optimizer_in_backward or "off")
@@ -95,6 +95,15 @@ def main() -> int:
         return 2
     print(report(arguments.model, model, gpu, found, arguments.show, arguments.explain))
     return 0 if found.plans else 1
+
+
+def _config(name: str) -> dict:
+    """A model's config.json. Raises ValueError for one that our layers do not compute, or that no machine holds."""
+    said = configs.read_model(name)
+    configs.check_computed(said, BACKENDS["te"])
+    config = configs.words_of_model(said)
+    check_size(config, said.source)
+    return config
 
 
 def _lora(arguments: argparse.Namespace) -> Lora | None:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from paddle_te.configs.families import family_of, is_tied, value
 
+MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
+
 
 class Gemm(NamedTuple):
     """Of a decoder layer. part: "attention" or "mlp". mode: how tensor parallel ranks share its weight, "column" or
@@ -123,3 +125,17 @@ class Model:
         """Elements of all weights."""
         outside = (1 if self.tied else 2) * self.embedding + self.positions * self.hidden
         return self.layers * self.layer_weights + outside + self.hidden * (2 if self.bias else 1)
+
+
+def check_size(config, source: str) -> None:
+    """Raises ValueError, which begins with `source`, for a configuration, as `Model.of` takes it, of a model that no
+    machine holds."""
+    model = Model.of(config)
+    if model.parameters > MOST_PARAMETERS:
+        raise ValueError(f"{source}: {described(model)}, and no machine holds more than {MOST_PARAMETERS:,}")
+
+
+def described(model: Model) -> str:
+    """How many parameters a Model has, and from which sizes in config.json."""
+    sizes = f"num_hidden_layers={model.layers}, hidden_size={model.hidden}, intermediate_size={model.ffn}"
+    return f"{sizes} and vocab_size={model.vocabulary} make {model.parameters:,} parameters"

@@ -54,7 +54,9 @@ def check_flags(flags: argparse.Namespace, world: int) -> None:
     args.sharding_stage = (flags.sharding or "stage1").split()[0]
     args.model_name = flags.model_name_or_path
     check_layout(args, world, names)
-    config = configs.read(args.model_name)
+    said = configs.read_model(args.model_name)
+    configs.check_computed(said, flags.transformer_engine_backend)
+    config = configs.words_of_model(said)
     check_model(args, config, names)
     if args.PP > 1 and is_tied(config) and "split_param" in (flags.sharding_parallel_config or ""):
         raise LayoutError(

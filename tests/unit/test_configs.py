@@ -185,7 +185,7 @@ def test_broken_configurations(tmp_path):
     with pytest.raises(ValueError, match="config.json is not JSON"):
         configs.read(str(tmp_path))
     path.write_text(json.dumps({"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 9, "intermediate_size": "4"}))
-    with pytest.raises(ValueError, match="lacks intermediate_size, num_hidden_layers"):
+    with pytest.raises(ValueError, match="config.json: lacks num_hidden_layers$"):
         configs.read(str(tmp_path))
 
 

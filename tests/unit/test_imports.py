@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "planner",
         "commands",
     },
-    "configs": set(),
+    "configs": {"typed", "options"},
     "runs": {"configs", "weights", "options", "manifest", "outputs", "table", "host"},
     "launch": {"commands", "runs", "configs", "weights", "options", "planner", "host", "data", "recipes", "outputs"},
     "planner": {"commands", "configs", "options", "runs", "table"},

@@ -4,15 +4,14 @@ PaddleFormers believes an index and what lies in index-cache, as PaddleNLP does,
 which a death has left only the description.
 """
 
-import json
 import os
-from pathlib import Path
 
 import paddle.distributed as dist
 from paddleformers.cli.train.sft import workflow
 from paddleformers.data import causal_dataset
 
 from paddle_te.data import corpus, index_cache
+from paddle_te.hosts.paddleformers.weights import vocabulary_of
 
 CONTINUED = "::CPT"  # at a prefix' end: PaddleFormers trains it with another loss
 
@@ -37,8 +36,7 @@ def checked():
     theirs = workflow.create_pretrained_dataset
 
     def create(training_args, data_args, model_args):
-        config = Path(model_args.model_name_or_path or "", "config.json")
-        vocab_size = json.loads(config.read_text())["vocab_size"] if config.is_file() else None
+        vocab_size = vocabulary_of(model_args.model_name_or_path or "")
         for prefix in _prefixes(data_args.input_dir) if vocab_size else ():
             corpus.check_vocabulary(prefix, corpus.read_index(prefix), vocab_size)
         _provide_orders(training_args, data_args)

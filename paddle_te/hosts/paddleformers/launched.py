@@ -5,10 +5,8 @@ sequence see each other, random tokens instead of data, the learning rate of eac
 consists of, which projections LoRA is for.
 """
 
-import json
 from contextlib import ExitStack, contextmanager
 from dataclasses import make_dataclass
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -21,6 +19,7 @@ from paddle_te.data.questions import encode
 from paddle_te.hosts.paddleformers.batches import FLASH_MASK
 from paddle_te.hosts.paddleformers.callbacks import ExitSignalCallback, RunCallback
 from paddle_te.hosts.paddleformers.replaced import replaced
+from paddle_te.hosts.paddleformers.weights import vocabulary_of
 from paddle_te.models.lora import TARGETS
 from paddle_te.options.scripts import FINETUNE_DATA, FINETUNE_MODEL, PRETRAIN_DATA, PRETRAINING
 from paddle_te.runs.heartbeat import has_launcher
@@ -150,7 +149,7 @@ class _RandomTokens(MockDataset, paddle.io.Dataset):
 
 def _random_tokens(training_args, data_args, model_args):
     """In place of PaddleFormers' create_pretrained_dataset: the samples that PaddleNLP's run has with --mock_data."""
-    vocabulary = json.loads((Path(model_args.model_name_or_path) / "config.json").read_text())["vocab_size"]
+    vocabulary = vocabulary_of(model_args.model_name_or_path)
     samples = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
     count = samples * training_args.dataset_world_size * training_args.max_steps
     train = _RandomTokens(count, data_args.max_seq_len, vocabulary, [training_args.seed, 0])

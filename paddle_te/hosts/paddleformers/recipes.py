@@ -17,6 +17,7 @@ from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.hosts.paddleformers.trainer import ResumingTrainer, TETrainer
+from paddle_te.hosts.paddleformers.weights import read_config
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values, together
 
 # Options of our layers that a recipe may hold. recompute_modules is PaddleFormers' own, too, and reaches its
@@ -50,6 +51,7 @@ def check_recipe(recipe):
     together.check_recipe(recipe)
     layers = LayerOptions(**_ours(recipe))
     check_values(layers, options=OPTIONS)
+    read_config(recipe["model_name_or_path"])
     if layers.transformer_engine_backend != "none":
         for name, (values, remedy) in _ONLY.items():
             if recipe.get(name) not in (None, *values):

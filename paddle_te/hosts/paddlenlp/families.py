@@ -5,9 +5,9 @@ import importlib
 from paddlenlp import transformers
 
 from paddle_te.configs.families import family_of
+from paddle_te.configs.rope import check_paddlenlps_layers
 from paddle_te.models.backend import check_backend_name
 from paddle_te.models.context_parallel import sequence_ranks
-from paddle_te.weights.rope import check_paddlenlps_layers
 
 
 def config_class(family):

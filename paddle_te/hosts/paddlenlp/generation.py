@@ -5,9 +5,9 @@ In fp8 backend transformer_engine cannot: GEMMs take multiples of 16 tokens, and
 
 import paddle
 
+from paddle_te.configs.rope import scaling_of
 from paddle_te.hosts.paddlenlp.loading import check_token_ids
 from paddle_te.options import FP8_RECIPES, LayerOptions
-from paddle_te.weights.rope import scaling_of
 
 
 def left_padded(prompts, pad_token_id=0):

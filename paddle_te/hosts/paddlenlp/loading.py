@@ -1,17 +1,19 @@
 """Models from checkpoint folders."""
 
-import json
 import logging
 import time
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from paddle_te.configs import MODEL_VALUES
+from paddle_te.configs import MODEL_VALUES, check_computed
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.configs.others import NOT_FOR_PADDLENLP
+from paddle_te.configs.reading import unknown_keys
 from paddle_te.data.questions import IGNORED
 from paddle_te.data.tokenizer import load_tokenizer  # noqa: F401 (one import for a model and its tokenizer)
 from paddle_te.data.tokenizer_folder import end_tokens
@@ -19,13 +21,16 @@ from paddle_te.distributed import gather_objects
 from paddle_te.fp8 import fp8_model_init
 from paddle_te.hosts.paddlenlp.families import config_class, model_class
 from paddle_te.hosts.paddlenlp.modeling import TELMHead
+from paddle_te.hosts.paddlenlp.room import check_room
 from paddle_te.layers import stored_weights
 from paddle_te.models import pipeline
 from paddle_te.models.backend import check_backend, check_backend_name
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.runs.transfers import Transfer
-from paddle_te.weights import CheckpointError, check_layout, native_config, native_layout, read_tensors, te_layout
+from paddle_te.weights import CheckpointError, check_layout, native_layout, read_tensors, te_layout
+from paddle_te.weights import config as weights_config
 from paddle_te.weights.adapters import open_adapter, with_adapter
+from paddle_te.weights.config import native_words
 from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.verification import FULL, Verification
 
@@ -58,9 +63,11 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FUL
     adapter: the folder of a LoRA adapter, which is added to the weights as they are read.
     in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read for the recipe of the
     configuration (`fp8_model_init`). verify: how much of the folder's manifest, if it has one, is compared first.
-    Raises CheckpointError where PaddleNLP would only warn, and for files that differ from their manifest.
+    Raises CheckpointError where PaddleNLP would only warn, and for files that differ from their manifest. Raises
+    ValueError for a model that this machine cannot hold.
     """
     start = time.perf_counter()
+    check_room(config, dtype, in_fp8)
     verified = verification(verify).check(folder)
     if adapter:
         verification(verify).check(adapter)
@@ -157,36 +164,30 @@ def layout_of(config):
     return native_layout(config.fuse_attention_qkv, config.fuse_attention_ffn, tied, family)
 
 
-def read_config(folder):
+def read_config(folder, backend=None):
     """The configuration, PaddleNLP's object, of a folder's config.json, PaddleNLP's or Hugging Face's.
 
-    Raises CheckpointError, also for what PaddleNLP's model would take in silence and compute otherwise.
+    Raises CheckpointError, also for what PaddleNLP's model, or the layers of a `backend`, would take in silence and
+    compute otherwise.
     """
-    path = Path(folder) / "config.json"
-    if not path.is_file():
+    said = weights_config.read_config(folder)
+    if said is None:
         raise CheckpointError(f"{folder}: has no config.json")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        translated = native_config(content)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    _check_attention(path, translated)
-    make = config_class(family_of(translated))
-    config = make.from_pretrained(str(folder)) if translated is content else make.from_dict(translated)
-    if "ignore_index" not in translated:
+    words = native_words(said)
+    check_computed(said, backend)
+    if said.unknown and dist.get_rank() == 0:
+        _tell_unknown(said.source, said.unknown)
+    left_out = NOT_FOR_PADDLENLP.union(said.unknown)
+    kept = {name: value for name, value in words.items() if name not in left_out}
+    config = config_class(said.family).from_dict(kept)
+    if "ignore_index" not in kept:
         config.ignore_index = IGNORED  # PaddleNLP's GPT would leave out the loss of word 0
     return config
 
 
-def _check_attention(path, config):
-    """Refuses what PaddleNLP's model would leave out without a word. Raises CheckpointError."""
-    family = family_of(config)
-    heads, size = config.get("num_attention_heads"), config.get("hidden_size")
-    if heads and size and config.get("head_dim") not in (None, size // heads):
-        raise CheckpointError(
-            f"{path}: head_dim={config['head_dim']}: PaddleNLP's {family.title} has hidden_size / num_attention_heads "
-            f"= {size // heads} only"
-        )
+@cache
+def _tell_unknown(source, names):
+    logger.warning(unknown_keys(source, names))
 
 
 def check_same_model(config, folder):
@@ -226,7 +227,7 @@ def load_config(folder, backend="none", **settings):
     check_backend_name(backend)
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"{folder}: no such folder of a checkpoint")
-    config = read_config(folder)
+    config = read_config(folder, backend)
     check_layout(folder, "native" if backend == "none" else "te", hf=True)
     # a checkpoint of another run brings that run's flags along
     own = dict(transformer_engine_backend=backend, use_fp8=False, fp8_lm_head=False, sequence_parallel=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paddle_te.configs.families import FAMILIES
+from paddle_te.configs.schema import SCHEMAS
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "paddle_te"
@@ -33,6 +34,13 @@ def row_lines(family):
     return lines(row, row)
 
 
+def record_lines(family):
+    """Of what config.json says of it, in configs/schema.py."""
+    name = SCHEMAS[family].__name__
+    (record,) = [node for node in parsed("configs") if isinstance(node, ast.ClassDef) and node.name == name]
+    return lines(record, record)
+
+
 def weights_lines(family):
     """Of what stands under its name in tables of weights/, where it has neither files nor functions of its own."""
     assert not list((PACKAGE / "weights").glob(f"*{family}*.py"))
@@ -49,6 +57,6 @@ def weights_lines(family):
 def test_lines_of_a_family(family):
     text = (ROOT / "docs/architecture.md").read_text()
     (row,) = re.findall(rf"^\| {family.title} \|(.*)\|$", text, re.MULTILINE)
-    counted = [count(family.model_type) for count in (folder_lines, row_lines, weights_lines)]
+    counted = [count(family.model_type) for count in (folder_lines, row_lines, record_lines, weights_lines)]
     assert [int(cell) for cell in row.split("|")] == [*counted, sum(counted)]
     assert sum(counted) <= MOST

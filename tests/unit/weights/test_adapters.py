@@ -297,7 +297,7 @@ BAD = {
     "replicated": (dict(layer_replication=[[0, 2]]), None, "layer_replication="),
     "tokens": (dict(trainable_token_indices=[1]), None, "trainable_token_indices="),
     "rank": (dict(r=4), None, r"q_proj.lora_A.weight' and .* have rank 3, but adapter_config.json says 4"),
-    "no rank": (dict(r=0), None, "r is 0: it must be at least 1"),
+    "no rank": (dict(r=0), None, "r is 0: it must be a whole number of at least 1"),
     "words": (dict(lora_alpha="16"), None, "lora_alpha is '16': it must be a number"),
     "no targets": (dict(target_modules=None), None, "target_modules is None"),
     "bad pattern": (dict(target_modules="(q_proj"), None, "is no regular expression"),

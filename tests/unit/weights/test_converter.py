@@ -366,8 +366,8 @@ DAMAGES = {
         "incomplete: no file has 'llama.layers.2.",
     ),
     "config: fewer layers": (lambda f, m: set_config(f, num_hidden_layers=1), "config.json has only 1 layers"),
-    "config: not Llama's": (lambda f, m: (f / "config.json").write_text('{"n_head": 4}'), "no num_attention_heads"),
-    "config: no JSON": (lambda f, m: (f / "config.json").write_text("?"), "config.json: not valid JSON"),
+    "config: not Llama's": (lambda f, m: (f / "config.json").write_text('{"n_head": 4}'), "'n_head'=4: this key"),
+    "config: no JSON": (lambda f, m: (f / "config.json").write_text("?"), "config.json is not JSON"),
     "config: head_dim": (lambda f, m: set_config(f, head_dim=128), "head_dim=128"),
     "output inside input": (None, "lies inside the input"),
 }

@@ -213,7 +213,7 @@ def test_a_sliding_window_goes_along(rng, window):
         ({"model_type": "mistral", "tie_word_embeddings": True}, "tie_word_embeddings=True"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not supported"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling of type dynamic lacks factor"),
-        ({"rope_parameters": YARN | {"factor": -2.0}}, "rope_scaling_factor=-2.0: it must be a positive"),
+        ({"rope_parameters": YARN | {"factor": -2.0}}, "rope_parameters.factor=-2.0: it must be a number above 0"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
             "partial_rotary_factor=0.5",
@@ -266,6 +266,7 @@ def test_values_that_no_llama_has(rng, key, value, theirs):
     config = Model(rng).config | {key: value} | ({"transformers_version": "4.40.0"} if theirs else {})
     if theirs and key == "rope_scaling_factor":
         config |= {"rope_scaling": {"rope_type": "linear", "factor": value}}
+        key = "rope_scaling.factor"
     with pytest.raises(CheckpointError, match=f"config.json: .*{key}="):
         native_config(config)
     if not theirs:

@@ -9,6 +9,7 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from paddle_te import fp8, upstream
+from paddle_te.configs.rope import scaling_of
 from paddle_te.data.chat_template import ChatTemplate, Renderer
 from paddle_te.hosts.paddlenlp.evaluation.pipeline import PipelineScorer
 from paddle_te.hosts.paddlenlp.evaluation.tasks import Scorer
@@ -19,7 +20,6 @@ from paddle_te.hosts.paddlenlp.training.health import not_finite
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.options import LAYER_OPTIONS, check_values, with_options
 from paddle_te.options.scripts import EVALUATED_MODEL
-from paddle_te.weights.rope import scaling_of
 
 
 @dataclass

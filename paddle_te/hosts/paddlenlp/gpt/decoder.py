@@ -1,7 +1,7 @@
 """GPT's decoder layers, in the place of PaddleNLP's: LayerNorm, biases, an activation without gate, dropout."""
 
+from paddle_te.configs.schema import Gpt, keys_of
 from paddle_te.hosts.paddlenlp.decoder import TEDecoderLayer, TEDecoderLayerPipe
-from paddle_te.weights.words import WORDS
 
 LAYERNORM_EPSILON = 1e-5  # PaddleNLP's layers do not read config.layer_norm_eps
 
@@ -18,7 +18,7 @@ class TEGPTDecoderLayer(TEDecoderLayer):
     def layer_options(self, config):
         """Raises ValueError for what TransformerLayer has not."""
         for name in ("normalize_before", "scale_qk_coeff"):
-            (only,) = WORDS["gpt"].only[name]
+            (only,) = keys_of(Gpt)[name].only
             if getattr(config, name) != only:
                 raise ValueError(f"{name}={getattr(config, name)}: backends pd and te have only {name}={only}")
         return dict(

@@ -19,10 +19,12 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig
 
 from paddle_te import device
 from paddle_te.configs import resolve
+from paddle_te.configs.rope import scaling_of
 from paddle_te.hosts.paddlenlp.families import check_packed, check_positions, model_class
 from paddle_te.hosts.paddlenlp.freezing import check_freeze
 from paddle_te.hosts.paddlenlp.loading import check_same_model, from_pretrained, load_tokenizer, read_config
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only
+from paddle_te.hosts.paddlenlp.room import check_room
 from paddle_te.hosts.paddlenlp.training.arguments import (
     ModelArguments,
     PreTrainingArguments,
@@ -44,7 +46,6 @@ from paddle_te.ops import get_ops
 from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
-from paddle_te.weights.rope import scaling_of
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,8 @@ def _check_tokens(training_args, config):
 
 
 def make_config(model_args, data_args, training_args, tokenizer):
-    config = read_config(resolve(model_args.model_name_or_path))
+    backend = training_args.transformer_engine_backend
+    config = read_config(resolve(model_args.model_name_or_path), backend)
     LlmMetaConfig.set_llm_config(config, training_args)
     configure(config, training_args, model_args)
     config.use_cache = False
@@ -87,6 +89,7 @@ def make_config(model_args, data_args, training_args, tokenizer):
         if tokenizer is not None:
             # GEMMs want multiples of 128
             config.vocab_size = max(config.vocab_size, -(-tokenizer.needed_rows // 128) * 128)
+    check_room(config, training_args.model_dtype)
     return config
 
 

@@ -20,7 +20,8 @@ def test_a_new_model_is_for_the_sequences_it_is_trained_on(tmp_path, monkeypatch
     (tmp_path / "config.json").write_text(json.dumps(config))
     model_args = SimpleNamespace(model_name_or_path=str(tmp_path), continue_training=False)
     data_args = SimpleNamespace(max_seq_length=4096, reset_attention_mask=False)
-    made = pretrain.make_config(model_args, data_args, SimpleNamespace(use_fp8=False), None)
+    training_args = SimpleNamespace(use_fp8=False, transformer_engine_backend="none", model_dtype="float32")
+    made = pretrain.make_config(model_args, data_args, training_args, None)
     assert made.max_position_embeddings == positions and made.seq_length == 4096
 
 

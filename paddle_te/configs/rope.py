@@ -15,10 +15,8 @@ in Hugging Face's dictionary in a PaddleNLP config.json too, for backends paddle
 
 from __future__ import annotations
 
-import math
-
 from paddle_te.configs.families import Family, family_of
-from paddle_te.weights.tensors import CheckpointError
+from paddle_te.configs.schema import ConfigError
 
 _LENGTH = "original_max_position_embeddings"
 # kind: the numbers that its dictionary must have, and those that it may have
@@ -29,31 +27,47 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
     "yarn": ("factor", _LENGTH),
 }
-_YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_NO_FORMULA = ("rope_theta", "truncate", "finetuned")  # and true is what truncate means where it is left out
+_RAMPS = (("high_freq_factor", "low_freq_factor"), ("beta_fast", "beta_slow"))
 _PADDLENLP = {"linear": "linear", "ntk": "ntk", "dynamic": "dynamic_ntk"}  # kind: rope_scaling_type
 
 
 def scaling_of(config) -> dict | None:
     """The scaling of a configuration, a dict or PaddleNLP's object, as Hugging Face's dictionary with rope_type.
 
-    None where nothing is scaled. Raises CheckpointError for a kind that there is not, and for numbers that are missing,
-    or are none above 0.
+    None where nothing is scaled. Raises ConfigError for an unknown kind, for numbers that are missing, and where the
+    configuration says two things.
     """
     get = _reader(config)
-    scaling = dict(get("rope_parameters") or get("rope_scaling") or {})
-    scaling.pop("rope_theta", None)
+    said = {word: _scaling(word, get(word), get) for word in ("rope_parameters", "rope_scaling") if get(word)}
     if name := get("rope_scaling_type"):
         kinds = {theirs: kind for kind, theirs in _PADDLENLP.items()}
         scaling = {"rope_type": kinds.get(name, name), "factor": get("rope_scaling_factor", 1.0)}
-    if not scaling:
-        return None
+        said["rope_scaling_type"] = _scaling("rope_scaling_type", scaling, get)
+    first, *others = said.values() or (None,)
+    if any(other != first for other in others):
+        raise ConfigError(f"{' and '.join(said)} say different things: leave one of them out")
+    return first
+
+
+def theta_of(config) -> float:
+    """The base of a configuration's rotary angles, which transformers 5 keeps together with their scaling."""
+    get = _reader(config)
+    return (get("rope_parameters") or {}).get("rope_theta") or get("rope_theta") or 10000.0
+
+
+def _scaling(word, said, get):
+    scaling = {name: value for name, value in said.items() if value is not None and name not in _NO_FORMULA}
     kind = scaling.pop("type", "default")
     kind = scaling.pop("rope_type", kind)
+    if scaling.pop("partial_rotary_factor", 1.0) != 1.0:
+        part = said["partial_rotary_factor"]
+        raise ConfigError(f"{word}: partial_rotary_factor={part!r}: whole heads are turned, so it can only be 1")
     if kind == "default":
         return None
     if kind == "yarn":
         scaling = _complete(scaling, get("max_position_embeddings"))
-    return {"rope_type": kind, **_checked(kind, scaling)}
+    return {"rope_type": kind, **_checked(word, kind, scaling)}
 
 
 def _reader(config):
@@ -67,24 +81,15 @@ def _complete(scaling, max_position_embeddings):
     return scaling | {"factor": factor, _LENGTH: length}
 
 
-def _checked(kind, scaling):
+def _checked(word, kind, scaling):
     if kind not in _NEEDED:
-        raise CheckpointError(
-            f"config.json: rope type {kind!r} is not supported; it may be default, {', '.join(_NEEDED)}"
-        )
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-        part = scaling["partial_rotary_factor"]
-        raise CheckpointError(
-            f"config.json: partial_rotary_factor={part!r}: whole heads are turned, so it can only be 1"
-        )
+        raise ConfigError(f"{word}: rope type {kind!r} is not supported; it may be default, {', '.join(_NEEDED)}")
     missing = [key for key in _NEEDED[kind] if scaling.get(key) is None]
     if missing:
-        raise CheckpointError(f"config.json: rope_scaling of type {kind} lacks {', '.join(missing)}")
-    for key in (*_NEEDED[kind], *_YARN):
-        value = scaling.get(key)
-        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
-            name = "rope_scaling_factor" if key == "factor" else f"rope_scaling: {key}"
-            raise CheckpointError(f"config.json: {name}={value!r}: it must be a positive number")
+        raise ConfigError(f"{word} of type {kind} lacks {', '.join(missing)}")
+    for larger, smaller in _RAMPS:
+        if kind in ("llama3", "yarn") and scaling.get(larger, 2**63) <= scaling.get(smaller, 0):
+            raise ConfigError(f"{word}: {larger}={scaling[larger]} must be above {smaller}={scaling[smaller]}")
     return scaling
 
 
@@ -98,14 +103,14 @@ def to_paddlenlp(scaling: dict | None, family: Family) -> dict:
 
 
 def check_paddlenlps_layers(config) -> None:
-    """Raises CheckpointError for a scaling that PaddleNLP's own layers would leave out without a word.
+    """Raises ConfigError for a scaling that PaddleNLP's own layers would leave out without a word.
 
     config: in PaddleNLP's words, a dict or PaddleNLP's object.
     """
     get, scaling, family = _reader(config), scaling_of(config), family_of(config)
     read = get("rope_scaling_type") or (get("rope_scaling") or {}).get("rope_type") == "llama3"
     if scaling and not (family.rope_scaling and read):
-        raise CheckpointError(
+        raise ConfigError(
             f"rope_scaling of type {scaling['rope_type']}: PaddleNLP's own {family.title} would leave it out; use "
             "backend paddle or transformer_engine, whose weights are in te layout"
         )

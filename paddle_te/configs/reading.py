@@ -1,0 +1,258 @@
+"""config.json, read once for all: strict JSON, each key known, each value of its type and within its bounds.
+
+What is wrong raises ConfigError, one line that names the file, the key, the value and what it must be. What a model may
+have, but our layers or PaddleNLP's do not compute, is refused by `check_computed`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+
+from paddle_te import typed
+from paddle_te.configs.families import FAMILIES, Family, family_of
+from paddle_te.configs.others import CHANGING, OTHER_WORDS, WITHOUT_MEANING, changes_nothing
+from paddle_te.configs.rope import scaling_of
+from paddle_te.configs.schema import SAME, SCHEMAS, ConfigError, Decoder, keys_of, words_of
+from paddle_te.options import LAYER_OPTIONS
+from paddle_te.typed import NotAsDeclared, short
+
+MOST_BYTES = 4 * 2**20
+SIMILAR = 0.85  # from here on a name is another one's, mistyped
+NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A config.json that was read and found right.
+
+    content: as the file says it. theirs: whether in transformers' words. record: the same, typed, in PaddleNLP's words;
+    what is left out has the default of the library that wrote the file. unknown: the keys that nothing here knows.
+    """
+
+    source: str
+    content: dict
+    family: Family
+    theirs: bool
+    record: Decoder
+    unknown: tuple[str, ...] = ()
+
+
+def read_file(path: str | Path) -> ModelConfig:
+    """The ModelConfig in a file. Raises ConfigError, also where it cannot be read."""
+    return model_config(read_content(Path(path)), str(path))
+
+
+def read_content(path: Path) -> object:
+    """What the JSON of a file holds. Raises ConfigError."""
+    try:
+        return typed.load(path, MOST_BYTES)
+    except typed.NotJson as error:
+        raise ConfigError(f"{path} {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def model_config(content: object, source: str = "config.json") -> ModelConfig:
+    """The ModelConfig of what a config.json holds. Raises ConfigError, whose text begins with `source`."""
+    try:
+        if not isinstance(content, dict):
+            raise ConfigError(f"not a JSON object, {{…}}, but {short(content)}")
+        return _model_config(content, source)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def _model_config(content, source):
+    family = _family(content)
+    theirs = written_by_transformers(content)
+    keys = keys_of(SCHEMAS[family.model_type])
+    defaults = {entry.name: entry.default for entry in fields(SCHEMAS[family.model_type])}
+    known = {word: defaults[name] for name, said in keys.items() for word in words_of(name, said, theirs)}
+    known |= {word: content[word] for word in known if word in content}
+    unknown = tuple(name for name in content if name not in known and not _is_known(name, content[name], known))
+    record = _record(content, family, keys, theirs)
+    _check_together(record, content, keys, theirs)
+    return ModelConfig(source, content, family, theirs, record, unknown)
+
+
+def _family(content):
+    try:
+        return family_of(content)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def written_by_transformers(content: dict) -> bool:
+    """Whether transformers wrote a config.json, or PaddleNLP: each writes its own version into it."""
+    if content.get("model_type") in [family.hf_model_type for family in FAMILIES.values() if family.hf_model_type]:
+        return True
+    return "paddlenlp_version" not in content and ("transformers_version" in content or "torch_dtype" in content)
+
+
+def _is_known(name, value, known):
+    """Whether a key that is none of the family's is known. Raises ConfigError for one that must not be there.
+
+    known: {key of the family's: what the file says, or else the default}.
+    """
+    if name in CHANGING:
+        if not changes_nothing(name, value):
+            raise ConfigError(
+                f"{name}={short(value)}: it changes what the model computes, and the layers here do not have it; "
+                "train this model with the library that it was made for"
+            )
+        return True
+    if name in WITHOUT_MEANING:
+        types, words = WITHOUT_MEANING[name]
+        if value is not None and (type(value) not in types):
+            raise ConfigError(f"{name}={short(value)}: it must be {words} or null")
+        return True
+    meant = next((word for word in OTHER_WORDS.get(name, ()) if word in known), None)
+    if name in LAYER_OPTIONS or (meant and known[meant] == value):  # the same is said twice
+        return True
+    if meant := meant or _similar(name, known):
+        raise ConfigError(f"{short(name)}={short(value)}: this key is not known; write {meant}, or take it out")
+    return _is_another_familys(name, value)
+
+
+def _similar(name, known):
+    plain = name.lower().replace("-", "_").strip()
+    return next(iter(difflib.get_close_matches(plain, sorted({*known, *CHANGING}), 1, SIMILAR)), None)
+
+
+def _is_another_familys(name, value):
+    """Whether a key is another family's, with the value that it has where it is left out."""
+    found = [key for record in SCHEMAS.values() for key in fields(record) if name in _words(key)]
+    if found and value is not None and value not in [key.default for key in found]:
+        raise ConfigError(f"{name}={short(value)}: it is the key of another family; take it out")
+    return bool(found)
+
+
+def _words(entry):
+    return (entry.name, *(entry.metadata["key"].theirs or ()))
+
+
+def _record(content, family, keys, theirs):
+    """The file's values as the family's record."""
+    record = SCHEMAS[family.model_type]
+    said, word_of = {}, {}
+    for name, key in keys.items():
+        words = words_of(name, key, theirs)
+        given = [word for word in words if word in content]
+        if given:
+            value, word_of[name] = _one_value(content, given), given[0]
+            said[name] = key.values.get(value, value) if theirs and isinstance(value, str) else value
+        elif not theirs and key.paddlenlp is not SAME:
+            said[name] = key.paddlenlp
+    _check_needed(record, content, keys, theirs)
+    try:
+        return typed.read(record, said)
+    except NotAsDeclared as error:
+        name, _, rest = error.name.partition(".")
+        name, _, place = name.partition("[")
+        name = word_of.get(name, name) + (f"[{place}" if place else "") + (f".{rest}" if rest else "")
+        if error.shown is None:
+            raise ConfigError(f"{name} is {error.wanted}") from None
+        raise ConfigError(f"{name}={error.shown}: it must be {error.wanted}") from None
+
+
+def _one_value(content, words):
+    first, *others = words
+    for word in others:
+        if content[word] != content[first]:
+            raise ConfigError(
+                f"{word}={short(content[word])} and {first}={short(content[first])}: PaddleNLP's model has one value "
+                "for both; give both the same"
+            )
+    return content[first]
+
+
+def _check_needed(record, content, keys, theirs):
+    """What shapes a model must be in the file, unless transformers leaves it out."""
+    optional = {entry.name for entry in fields(record) if entry.default is not MISSING} if theirs else set()
+    words = [words_of(name, keys[name], theirs)[0] for name in NEEDED if name not in optional]
+    if missing := [word for word in words if content.get(word) is None]:
+        raise ConfigError(f"lacks {', '.join(missing)}")
+
+
+def _check_together(record, content, keys, theirs):
+    """Values against each other."""
+
+    def said(name, value):
+        return f"{words_of(name, keys[name], theirs)[0] if name in keys else name}={value}"
+
+    heads, kv_heads = record.num_attention_heads, record.kv_heads
+    if kv_heads != heads and not hasattr(record, "rope_theta"):
+        raise ConfigError(f"num_key_value_heads={kv_heads}: it must be {said('num_attention_heads', heads)} or null")
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{said('num_attention_heads', heads)} is no multiple of num_key_value_heads={kv_heads}: each head of the "
+            "keys serves as many of the queries"
+        )
+    if not getattr(record, "head_dim", None) and record.hidden_size % heads:
+        raise ConfigError(
+            f"{said('hidden_size', record.hidden_size)} is no multiple of {said('num_attention_heads', heads)}"
+        )
+    if hasattr(record, "rope_theta") and record.head_size % 2:
+        raise ConfigError(
+            f"{said('hidden_size', record.hidden_size)} and {said('num_attention_heads', heads)} make heads of "
+            f"{record.head_size} numbers, and rotation takes pairs: an even head_dim is needed"
+        )
+    if hasattr(record, "rope_theta"):
+        scaling_of(content)
+    _check_tokens(record, content, keys)
+
+
+def _check_tokens(record, content, keys):
+    """A token that the embedding has no row for, unless a library has written its default."""
+    defaults = {entry.name: entry.default for entry in fields(record)}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = content.get(name)
+        usual = (defaults[name], keys[name].paddlenlp)
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and token >= record.vocab_size and value not in usual:
+                raise ConfigError(
+                    f"{name}={short(value)}: it must be below vocab_size={record.vocab_size}, or null where the model "
+                    "has no such token"
+                )
+
+
+def unknown_keys(source: str, names: tuple[str, ...]) -> str:
+    """The line that a program says once of a ModelConfig's unknown keys."""
+    return f"{source}: nothing here knows {', '.join(map(short, names))}; the model is built without"
+
+
+def check_computed(config: ModelConfig, backend: str | None = None) -> None:
+    """Raises ConfigError for a model that PaddleNLP's layers and ours do not compute; backend: of which it must be the
+    one, "none", "paddle" or "transformer_engine" (pd, te); None: either."""
+    try:
+        for name, key in keys_of(type(config.record)).items():
+            _check_only(config, name, key, backend)
+        _check_head_dim(config)
+    except ConfigError as error:
+        raise ConfigError(f"{config.source}: {error}") from error
+
+
+def _check_only(config, name, key, backend):
+    word = next(iter(words_of(name, key, config.theirs)), name)
+    value = config.content.get(word, getattr(config.record, name))
+    possible = key.only
+    if config.theirs and key.values and word in config.content:
+        possible = (*key.values, *(each for each in key.only if each not in key.values.values()))
+    whose, remedy = f"PaddleNLP's {config.family.title} has", ""
+    if not possible and backend not in (None, "none"):
+        possible, whose = key.ours, "backends paddle and transformer_engine have"
+        remedy = "; use backend none, PaddleNLP's own layers"
+    if possible and value not in possible:
+        raise ConfigError(f"{word}={short(value)}: {whose} only {' or '.join(map(repr, possible))}{remedy}")
+
+
+def _check_head_dim(config):
+    record = config.record
+    size = record.hidden_size // record.num_attention_heads
+    if getattr(record, "head_dim", None) not in (None, size) or record.hidden_size % record.num_attention_heads:
+        raise ConfigError(
+            f"head_dim={record.head_dim}: the heads of PaddleNLP's {config.family.title} have only hidden_size / "
+            f"num_attention_heads = {size} numbers"
+        )

@@ -1,0 +1,295 @@
+"""What config.json of each family says: its keys, their types, bounds, units and defaults, in one record a family.
+
+A field's name is PaddleNLP's word. Its default is what transformers means where its config.json leaves the key out. Its
+Key says the rest. The reader (`configs.reading`), its errors, the translation between the two languages and the page
+docs/reference/config.md are made from the records; `python -m paddle_te.configs` writes the page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from paddle_te.typed import Bounds
+
+PADDLENLP, TRANSFORMERS = "PaddleNLP", "transformers"
+SAME = object()  # as a default of PaddleNLP's: it is transformers'
+
+# Beyond every model there is, with room: 671 billion parameters have 61 layers of width 7168.
+LAYERS, WIDTH, FEED_FORWARD, HEADS = 10_000, 2**20, 2**22, 2**16
+VOCABULARY, POSITIONS = 2**24, 2**30
+
+
+class ConfigError(ValueError):
+    """A config.json that is no model's, or that of a model which is not computed here; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """All that is said about a key of config.json beside its type and transformers' default.
+
+    means: for the pages. unit: of its numbers.
+    theirs: transformers' words, where they are others: the first is read, all are written; () where it has none.
+    written_by: the library that alone has the key, None for both.
+    paddlenlp: PaddleNLP's default, where it is not transformers'.
+    only: the values with which every backend computes the model, the first being what no word means. Weights do not
+    tell: those of a model with a sliding window have the names and shapes of one without.
+    ours: the same of backends paddle and transformer_engine, where PaddleNLP's own layers have more.
+    values: {transformers' value: PaddleNLP's}, where they are others; of two for one the first is written.
+    carried: whether a conversion takes the value over; it does not where `only` leaves a single one.
+    """
+
+    means: str
+    unit: str = ""
+    theirs: tuple[str, ...] | None = None
+    written_by: str | None = None
+    paddlenlp: Any = SAME
+    only: tuple = ()
+    ours: tuple = ()
+    values: dict = field(default_factory=dict)
+    carried: bool = True
+
+
+def key(means: str, default: object = MISSING, bounds: Bounds | None = None, unit: str = "", **more: Any) -> Any:
+    """A record's field. more: of Key."""
+    metadata = {"key": Key(means, unit, **more)} | ({"bounds": bounds} if bounds else {})
+    return field(default=default, metadata=metadata)
+
+
+def count(means: str, most: int, unit: str, default: object = MISSING, **more: Any) -> Any:
+    """A field for whole numbers from 1."""
+    return key(means, default, Bounds(1, most), unit, **more)
+
+
+def switch(means: str, only: tuple, **more: Any) -> Any:
+    """A field that no conversion carries, as layers compute one value."""
+    return key(means, only[0], only=only, carried=False, **more)
+
+
+_FRACTION = Bounds(above=0, below=1)
+_PROBABILITY = Bounds(least=0, below=1)
+_FACTOR = Bounds(above=0, most=10**6)
+_TOKEN, _TOKEN_OR_NONE = Bounds(0, VOCABULARY), Bounds(-1, VOCABULARY)  # transformers wrote -1 for no padding once
+_LABEL = Bounds(-(2**31), 2**31 - 1)
+_THETA = Bounds(above=0, most=10**12)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How rotary positions are scaled for long contexts: rope_scaling, in transformers 5 rope_parameters."""
+
+    rope_type: str | None = None
+    type: str | None = None  # older files'
+    rope_theta: float | None = field(default=None, metadata={"bounds": _THETA})
+    factor: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    original_max_position_embeddings: int | None = field(default=None, metadata={"bounds": Bounds(1, POSITIONS)})
+    low_freq_factor: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    high_freq_factor: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    attention_factor: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    beta_fast: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    beta_slow: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    mscale: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    mscale_all_dim: float | None = field(default=None, metadata={"bounds": _FACTOR})
+    partial_rotary_factor: float | None = field(default=None, metadata={"bounds": Bounds(above=0, most=1)})
+    truncate: bool | None = field(default=None, metadata={"bounds": Bounds(among=(True,))})
+    finetuned: bool | None = None  # says how the weights came to be
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What all families say."""
+
+    vocab_size: int = count("rows of the embedding and of the head", VOCABULARY, "tokens")
+    hidden_size: int = count("width of a token between the layers", WIDTH, "numbers")
+    intermediate_size: int = count("width of the MLP", FEED_FORWARD, "numbers")
+    num_hidden_layers: int = count("decoder layers", LAYERS, "layers")
+    num_attention_heads: int = count("heads of the queries, which divide hidden_size", HEADS, "heads")
+    num_key_value_heads: int | None = count(
+        "heads of the keys and values; they divide num_attention_heads, and null means as many", HEADS, "heads", None
+    )
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 2048)
+    initializer_range: float = key("standard deviation of new weights", 0.02, Bounds(0, 1))
+    tie_word_embeddings: bool = key("whether the embedding is the head", False)
+    bos_token_id: int | None = key("the token that begins a text", 1, _TOKEN, "token id")
+    eos_token_id: int | list[int] | None = key("the tokens that end one", 2, _TOKEN, "token id")
+    pad_token_id: int | None = key(
+        "the token that fills a batch; -1 and null mean none", None, _TOKEN_OR_NONE, "token id"
+    )
+    ignore_index: int = key(
+        "the label that the loss leaves out", -100, _LABEL, "token id", theirs=(), written_by=PADDLENLP, carried=False
+    )
+    seq_length: int | None = count(
+        "length of a run's sequences; training sets its own", POSITIONS, "tokens", None, written_by=PADDLENLP,
+        carried=False,
+    )  # fmt: skip
+    dtype: str | None = key("precision of the weights beside the file", None, carried=False)
+    torch_dtype: str | None = key("the same in transformers 4", None, written_by=TRANSFORMERS, carried=False)
+    architectures: list[str] | None = key("the class of the whole model", None, carried=False)
+    model_type: str | None = key("the family; null means llama", None, carried=False)
+
+    @property
+    def kv_heads(self) -> int:
+        """num_key_value_heads, filled in."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of a head."""
+        return getattr(self, "head_dim", None) or self.hidden_size // self.num_attention_heads
+
+
+@dataclass(frozen=True)
+class Rotary(Decoder):
+    """What the families say that have rotary positions, RMSNorm and a gated MLP."""
+
+    rms_norm_eps: float = key("what a norm adds before the root", 1e-6, _FRACTION)
+    head_dim: int | None = count(
+        "width of a head, an even number; null means hidden_size / num_attention_heads, and PaddleNLP's models have no "
+        "other", WIDTH, "numbers", None, carried=False,
+    )  # fmt: skip
+    hidden_act: str = switch("the MLP's activation", ("silu",))
+    attention_dropout: float = switch("dropout of attention's weights", (0.0,))
+    rope_theta: float = key("base of the rotary angles", 10000.0, _THETA, carried=False)
+    rope_scaling: Scaling | None = key("scaling of the rotary positions", None, carried=False)
+    rope_parameters: Scaling | None = key(
+        "rope_theta and rope_scaling in transformers 5", None, written_by=TRANSFORMERS, carried=False
+    )
+    rope_scaling_type: str | None = key(
+        "scaling of the rotary positions", None, written_by=PADDLENLP, only=(None,), carried=False
+    )
+    rope_scaling_factor: float | None = key(
+        "rope_scaling_type's", None, _FACTOR, written_by=PADDLENLP, paddlenlp=1.0, carried=False
+    )
+    layer_types: list[str] | None = key(
+        "the attention of each layer", None, Bounds(among=("full_attention",)), written_by=TRANSFORMERS, carried=False
+    )
+
+
+@dataclass(frozen=True)
+class Llama(Rotary):
+    """config.json of model_type llama."""
+
+    pad_token_id: int | None = key(
+        "the token that fills a batch; -1 and null mean none", None, _TOKEN_OR_NONE, "token id", paddlenlp=0
+    )
+    attention_bias: bool = switch("biases of attention's projections", (False,))
+    mlp_bias: bool = switch("biases of the MLP's projections", (False,))
+    sliding_window: int | None = switch("tokens that attention sees", (None,), unit="tokens")
+    pretraining_tp: int | None = count(
+        "slices in which transformers computes the same products", HEADS, "", 1, written_by=TRANSFORMERS, carried=False
+    )
+    rope_scaling_type: str | None = key(
+        "scaling of the rotary positions", None, Bounds(among=("linear", "ntk", "dynamic_ntk")),
+        written_by=PADDLENLP, carried=False,
+    )  # fmt: skip
+    alibi: bool = key("positions by ALiBi, not by rotation", False, written_by=PADDLENLP, ours=(False,), carried=False)
+    use_long_sequence_strategies: bool = key(
+        "positions by long_sequence_strategy_type", False, written_by=PADDLENLP, ours=(False,), carried=False
+    )
+
+
+@dataclass(frozen=True)
+class Qwen2(Rotary):
+    """config.json of model_type qwen2."""
+
+    num_key_value_heads: int | None = count(
+        "heads of the keys and values; they divide num_attention_heads, and null means as many", HEADS, "heads", 32
+    )
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 32768)
+    bos_token_id: int | None = key("the token that begins a text", None, _TOKEN, "token id", paddlenlp=151643)
+    eos_token_id: int | list[int] | None = key("the tokens that end one", None, _TOKEN, "token id", paddlenlp=151643)
+    pad_token_id: int | None = key(
+        "the token that fills a batch; -1 and null mean none", None, _TOKEN_OR_NONE, "token id", paddlenlp=0
+    )
+    use_sliding_window: bool = switch("whether sliding_window counts", (False,))
+    sliding_window: int | None = count(
+        "tokens that attention sees, with use_sliding_window", POSITIONS, "tokens", 4096, carried=False
+    )
+    max_window_layers: int | None = key(
+        "the layers that use_sliding_window leaves alone", 28, Bounds(0, LAYERS), "layers", carried=False
+    )
+
+
+@dataclass(frozen=True)
+class Mistral(Rotary):
+    """config.json of model_type mistral."""
+
+    num_key_value_heads: int | None = count(
+        "heads of the keys and values; they divide num_attention_heads, and null means as many", HEADS, "heads", 8
+    )
+    max_position_embeddings: int = count("longest sequence", POSITIONS, "tokens", 131072)
+    tie_word_embeddings: bool = key("whether the embedding is the head", False, only=(False,))
+    sliding_window: int | None = count("tokens that attention sees; null means all", POSITIONS, "tokens", 4096)
+
+
+@dataclass(frozen=True)
+class Gpt(Decoder):
+    """config.json of model_type gpt, transformers' gpt2."""
+
+    vocab_size: int = count("rows of the embedding", VOCABULARY, "tokens", 50257, paddlenlp=50304)
+    hidden_size: int = count("width of a token between the layers", WIDTH, "numbers", 768, theirs=("n_embd",))
+    intermediate_size: int | None = count(
+        "width of the MLP; null means 4 x hidden_size",
+        FEED_FORWARD,
+        "numbers",
+        None,
+        theirs=("n_inner",),
+        paddlenlp=3072,
+    )
+    num_hidden_layers: int = count("decoder layers", LAYERS, "layers", 12, theirs=("n_layer",))
+    num_attention_heads: int = count("heads of the queries, keys and values", HEADS, "heads", 12, theirs=("n_head",))
+    num_key_value_heads: int | None = count(
+        "num_attention_heads, or null", HEADS, "heads", None, theirs=(), written_by=PADDLENLP, carried=False
+    )
+    max_position_embeddings: int = count(
+        "learned positions: the longest sequence", POSITIONS, "tokens", 1024, theirs=("n_positions",),
+        paddlenlp=512,
+    )  # fmt: skip
+    hidden_activation: str = key(
+        "the MLP's activation", "gelu", theirs=("activation_function",), only=("gelu", "relu"),
+        values={"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"},
+    )  # fmt: skip
+    hidden_dropout_prob: float = key(
+        "dropout of what is added to the residual, and of the embedding", 0.1, _PROBABILITY,
+        theirs=("resid_pdrop", "embd_pdrop"),
+    )  # fmt: skip
+    attention_probs_dropout_prob: float = key(
+        "dropout of attention's weights", 0.1, _PROBABILITY, theirs=("attn_pdrop",)
+    )
+    bos_token_id: int | None = key("the token that begins a text", 50256, _TOKEN, "token id", paddlenlp=0)
+    eos_token_id: int | list[int] | None = key("the tokens that end one", 50256, _TOKEN, "token id", paddlenlp=7)
+    pad_token_id: int | None = key(
+        "the token that fills a batch; -1 and null mean none", None, _TOKEN_OR_NONE, "token id", paddlenlp=0
+    )
+    tie_word_embeddings: bool = key("the embedding is the head", True, only=(True,))
+    ignore_index: int = key(
+        "the label that the loss leaves out; PaddleNLP's own default, 0, would leave out word 0",
+        -100,
+        _LABEL,
+        "token id",
+        theirs=(),
+    )
+    layer_norm_eps: float = switch("what a norm adds before the root", (1e-5,), theirs=("layer_norm_epsilon",))
+    normalize_before: bool = switch("norms before attention and the MLP", (True,), theirs=(), written_by=PADDLENLP)
+    scale_qk_coeff: float = switch("factor of the scores", (1.0,), theirs=(), written_by=PADDLENLP)
+    rope_scaling: Scaling | None = switch("GPT has no rotary positions", (None,), theirs=(), written_by=PADDLENLP)
+    scale_attn_weights: bool = switch(
+        "whether scores are divided by the root of a head's width", (True,), written_by=TRANSFORMERS
+    )
+    scale_attn_by_inverse_layer_idx: bool = switch(
+        "whether scores are divided by the layer's number", (False,), written_by=TRANSFORMERS
+    )
+    add_cross_attention: bool = switch("attention to an encoder's output", (False,), written_by=TRANSFORMERS)
+
+
+SCHEMAS: dict[str, type[Decoder]] = {"llama": Llama, "qwen2": Qwen2, "mistral": Mistral, "gpt": Gpt}
+
+
+def keys_of(record: type[Decoder]) -> dict[str, Key]:
+    """{PaddleNLP's word: Key} of a family."""
+    return {entry.name: entry.metadata["key"] for entry in fields(record)}
+
+
+def words_of(name: str, said: Key, theirs: bool) -> tuple[str, ...]:
+    """What config.json calls a key in transformers' words (theirs) or PaddleNLP's; () where transformers has none."""
+    return said.theirs if theirs and said.theirs is not None else (name,)

@@ -1,0 +1,67 @@
+"""One config.json in the other library's words: transformers' in PaddleNLP's, and back."""
+
+from __future__ import annotations
+
+from paddle_te.configs.reading import ModelConfig, check_computed, model_config
+from paddle_te.configs.rope import scaling_of, theta_of
+from paddle_te.configs.rope import to_paddlenlp as rope_in_paddlenlp
+from paddle_te.configs.schema import ConfigError, keys_of, words_of
+
+
+def in_paddlenlps_words(config: ModelConfig) -> dict:
+    """A config.json's content, translated where transformers wrote it. Raises ConfigError for a model that PaddleNLP
+    cannot express."""
+    check_computed(config)
+    content = config.content
+    return (
+        to_paddlenlp(config, content.get("dtype") or content.get("torch_dtype") or "float32")
+        if config.theirs
+        else content
+    )
+
+
+def to_paddlenlp(config: ModelConfig, dtype: str | None) -> dict:
+    """What a config.json of transformers' says, in PaddleNLP's words, each written as the defaults differ.
+
+    dtype: of the weights. Raises ConfigError for a model that PaddleNLP cannot express.
+    """
+    check_computed(config)
+    record, family = config.record, config.family
+    said = {name: getattr(record, name) for name, key in keys_of(type(record)).items() if key.carried}
+    if said["intermediate_size"] is None:
+        said["intermediate_size"] = 4 * record.hidden_size
+    said |= {"architectures": [family.architecture], "model_type": family.model_type, "dtype": dtype}
+    if family.learned_positions:
+        return said
+    said |= {"num_key_value_heads": record.kv_heads, "rope_theta": theta_of(config.content)}
+    said |= rope_in_paddlenlp(scaling_of(config.content), family)
+    check_computed(model_config(said))
+    return said
+
+
+def to_transformers(config: ModelConfig, dtype: str) -> dict:
+    """What a config.json of PaddleNLP's says, in transformers' words. Raises ConfigError where these have none."""
+    check_computed(config)
+    record, family = config.record, config.family
+    scaling = None if family.learned_positions else scaling_of(config.content)
+    if getattr(record, "alibi", False):
+        raise ConfigError("config.json: alibi: Hugging Face's models have only rotary positions")
+    if scaling and scaling["rope_type"] == "ntk":
+        raise ConfigError("config.json: rope_scaling_type='ntk': Hugging Face's models have no such scaling")
+    said = {}
+    for name, key in keys_of(type(record)).items():
+        if key.carried or (key.only and key.only[0] is not None):
+            said |= dict.fromkeys(words_of(name, key, theirs=True), _in_transformers(key, getattr(record, name)))
+    said |= {"architectures": [family.hf_architecture or family.architecture], "torch_dtype": dtype}
+    said["model_type"] = family.hf_model_type or family.model_type
+    if not family.learned_positions:
+        said |= {
+            "num_key_value_heads": record.kv_heads,
+            "rope_theta": theta_of(config.content),
+            "rope_scaling": scaling,
+        }
+    return said
+
+
+def _in_transformers(key, value):
+    return next((theirs for theirs, ours in key.values.items() if ours == value), value)
