@@ -104,6 +104,17 @@ _FAMILIES = {
     {%- endif %}
     {%- if loop.last and add_generation_prompt %}{{- '<|assistant|>\\n' }}{% endif %}
 {%- endfor %}""",
+    # Qwen1.5: the last turn has an end only where a prompt follows
+    "open": """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'assistant' %} § {{- message.content }}
+        {%- if not loop.last or add_generation_prompt %}{{- '<|im_end|>\\n' }}{% endif %} ¶
+    {%- else %}{{- message.content }}
+        {%- if not loop.last or add_generation_prompt %}{{- '<|im_end|>\\n' }}{% endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}""",
     # Llama 3, as it was first published: a prompt that always follows
     "prompting": """
 {%- for message in messages %}
