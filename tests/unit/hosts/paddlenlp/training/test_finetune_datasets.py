@@ -1,9 +1,13 @@
 """Data of fine-tuning: samples by hand, padding, and packed samples that do not see each other."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import paddle
 import pytest
 
+from paddle_te.data.tokenizer import load_tokenizer
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.training import finetune_datasets as data
 from paddle_te.hosts.paddlenlp.training.finetune_datasets import IGNORED, Collator, FinetuneDataArguments
@@ -12,6 +16,10 @@ from tests import chats
 from tests.small_checkpoints import random_words, save_tokenizer, write_lines
 from tests.te_weights import relative
 from tests.unit.hosts.paddlenlp.native import tiny_config
+
+TRANSFORMERS = json.loads(
+    (Path(chats.__file__).parent / "unit/data/transformers.json").read_text()
+)  # see tests/chats.py
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +61,27 @@ def test_long_texts_are_cut(tokenizer, tmp_path, seed):
     assert len(sample["input_ids"]) == len(sample["labels"]) == 63
     assert sample["input_ids"][:40].tolist() == source[:1] + source[-39:]  # begin-of-text and the end
     assert sample["labels"].tolist() == [IGNORED] * 39 + answer[1:25]
+
+
+@pytest.mark.parametrize("form", ["MARKED", "PLAIN"])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_samples_of_chats_are_those_of_transformers(tmp_path, name, form):
+    """From the folders of a tokenizer and of data to the rows of a packed batch."""
+    tokenizer = load_tokenizer(chats.save_tokenizer(tmp_path / "tokenizer", getattr(chats, form)[name]))
+    cases = TRANSFORMERS[name]
+    write_lines(tmp_path / "train.jsonl", [chats.CONVERSATIONS[called] for called in cases])
+    flags = arguments(dataset_name_or_path=str(tmp_path), max_length=2048, zero_padding=True)
+    template = data.chat_template(flags, tokenizer, tmp_path)
+    (packed,), none = data.create_datasets(flags, tokenizer, template, do_train=True, do_eval=False)
+    batch = Collator(flags, masked=True)([packed])
+    begin = 0
+    for (ids, mask), length in zip(cases.values(), packed["lengths"], strict=True):
+        labels = [token if int(bit) else IGNORED for token, bit in zip(ids, mask, strict=True)]
+        rows = slice(begin, begin := begin + length)
+        assert batch["input_ids"][0, rows].tolist() == ids[:-1]
+        assert batch["labels"][0, rows].tolist() == labels[1:]
+        assert batch["position_ids"][0, rows].tolist() == list(range(length))
+    assert none is None and set(batch["labels"][0, begin:].tolist()) <= {IGNORED}
 
 
 @pytest.mark.parametrize(
