@@ -20,6 +20,7 @@ from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size
 from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
+from paddle_te.weights.contents import is_adapter
 
 # Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
 TOKENIZERS = [name for name in configs.known_names() if "/" in name]
@@ -226,5 +227,10 @@ def check_weights(name: str, value: str) -> None:
     folder = Path(value).expanduser()
     if not value or not folder.is_dir():
         raise LaunchError(f"{name}: there is no folder {value!r}")
+    if is_adapter(folder):
+        raise LaunchError(
+            f"{name}: {value!r} holds a LoRA adapter, not a model: give the model's folder, and the adapter with "
+            "--lora_path"
+        )
     if not any(folder.glob("model_state*")) and not any(folder.glob("*.safetensors")):
         raise LaunchError(f"{name}: {value!r} holds neither model_state* nor *.safetensors")

@@ -23,6 +23,7 @@ from paddle_te.weights.layout import SPLIT_AXIS, Slot
 from paddle_te.weights.tensors import CheckpointError
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
+_ONE_FILE = {"lora_model_state.pdparams": pdparams, "peft_model.safetensors": safetensors}
 _OF_A_RANK = re.compile(r"lora_model_state\.tp(\d{2,})\.pdparams")
 
 
@@ -153,10 +154,12 @@ def _paddle_tensors(folder):
         check_contents(path)
     names, tensors = {path.name for path in found}, []
     for module in (safetensors, pdparams):
-        if f"peft_model{module.SUFFIX}.index.json" in names:
-            tensors.append(_single(read_index(folder / f"peft_model{module.SUFFIX}.index.json", module)[0]))
-    if "lora_model_state.pdparams" in names:
-        tensors.append(_single(pdparams.read(folder / "lora_model_state.pdparams")))
+        index = f"peft_model{module.SUFFIX}.index.json"
+        if index in names:
+            tensors.append(_single(read_index(folder / index, module)[0]))
+    for name, module in _ONE_FILE.items():
+        if name in names:
+            tensors.append(_single(module.read(folder / name)))
     if ranks := sorted(int(match[1]) for name in names if (match := _OF_A_RANK.fullmatch(name))):
         tensors.append(_of_ranks(folder, ranks))
     if len(tensors) != 1:

@@ -21,7 +21,7 @@ _PEFT_FREE = set(
     "corda_config lora_ga_config runtime_config ensure_weight_tying fan_in_fan_out bias".split()
 )
 _PADDLE_FREE = set("use_quick_lora trainable_bias lora_plus_scale tensor_parallel_degree dtype head_dim".split())
-_PADDLE_FREE |= set("trainable_modules merge_weights target_modules base_model_name_or_path".split())
+_PADDLE_FREE |= set("trainable_modules merge_weights target_modules tensor_model_parallel_size".split())
 # Other ways to begin, such as pissa, take a part of the weights away, to which A and B are then added.
 _BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
 

@@ -126,7 +126,7 @@ def one_process(place, warm_start):
 
 @pytest.mark.parametrize("layout, packed", [("tp2", False), ("sp_tp2", True), ("sep2", True), ("sharding2", False)])
 def test_lora_learns_as_in_one_process(place, one_process, warm_host, layout, packed):
-    flags = LAYOUTS[layout] | (PACKED if packed else {})
+    flags = LAYOUTS[layout] | (PACKED if packed else {}) | dict(merge_lora="true")
     losses, adapter = run(place, place / layout, 2, warm_host, lora_path=place / "start", **flags)
     want, weights = one_process[packed]
     assert want[-1] < want[0] - 0.1 and losses == pytest.approx(want, rel=1e-5)
@@ -134,6 +134,23 @@ def test_lora_learns_as_in_one_process(place, one_process, warm_host, layout, pa
     for name, value in weights.items():
         assert adapter[name].shape == value.shape
         assert relative(adapter[name], value) < 1e-3, name
+    check_merged(place / "paddle", place / layout / "merged", adapter)
+
+
+def check_merged(base, folder, adapter):
+    """The base's weights with the products of a run's adapter, of rank 4 and alpha 64, whatever its layout."""
+    base, merged = (paddle.load(str(path / "model_state.pdparams"), return_numpy=True) for path in (base, folder))
+    assert base.keys() == merged.keys()
+    for layer in (0, 1):
+        stem = f"llama.layers.{layer}.transformer.layernorm_mlp"
+        a, b = (
+            [adapter[f"{stem}.{part}_proj.lora_{x}"].astype("float64") for part in ("gate", "up", "down")] for x in "AB"
+        )
+        gate, up, down = (16 * (x @ y).T for x, y in zip(a, b, strict=True))
+        for name, delta in (("fc1_weight", np.concatenate([gate, up])), ("fc2_weight", down)):
+            weight = base[f"{stem}.{name}"].astype("float64")
+            np.testing.assert_allclose(merged[f"{stem}.{name}"], weight + delta, rtol=1e-5, atol=1e-6)
+            assert relative(merged[f"{stem}.{name}"], weight) > 1e-3
 
 
 SLOWLY = dict(learning_rate=1e-3)  # so that bf16's rounding stays small
