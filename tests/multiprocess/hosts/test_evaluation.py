@@ -1,18 +1,39 @@
 """run_eval.py in two processes, which share each layer or have half of the layers each, gives the numbers and texts of
-a single one."""
+a single one, with a LoRA adapter in the weights, too."""
 
 import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.nvgpu_processes import run_ranks
 from tests.processes import run
 from tests.small_checkpoints import save_models, save_tokenizer, write_lines
+from tests.te_weights import SIZES
 
 FAMILIES = {"llama": {}, "qwen2": dict(tie_word_embeddings=True), "gpt": {}}
 SCRIPT = Path(__file__).parents[3] / "llm/llama/run_eval.py"
+
+
+ADAPTED = "llama", "paddle"
+
+
+def save_adapter(folder):
+    """PEFT's folder of a random adapter beside q and down of ADAPTED."""
+    generator, tensors, rank = np.random.default_rng(7), {}, 2
+    width, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
+    for layer in range(SIZES["num_hidden_layers"]):
+        for module, columns in (("self_attn.q_proj", width), ("mlp.down_proj", inner)):
+            for factor, shape in (("A", (rank, columns)), ("B", (width, rank))):
+                name = f"base_model.model.model.layers.{layer}.{module}.lora_{factor}.weight"
+                tensors[name] = 0.3 * generator.standard_normal(shape, np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    said = dict(peft_type="LORA", r=rank, lora_alpha=4, target_modules=["q_proj", "down_proj"])
+    (folder / "adapter_config.json").write_text(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +43,7 @@ def place(tmp_path_factory):
         save_models(folder / family, seed=5, family=family, **own)
     (folder / "tokenizer").mkdir()
     save_tokenizer(folder / "tokenizer")
+    save_adapter(folder / "adapter")
     texts = "the names of the frames", "a function returns its value", "the class of the frames has a name"
     write_lines(folder / "docs.jsonl", [{"text": text} for text in texts])
     return folder
@@ -43,6 +65,7 @@ def test_two_processes_are_one(place, tmp_path, family, backend, stages, nvgpu_h
             output_file=output,
             device=device,
         )
+        flags |= dict(lora_path=place / "adapter") if (family, backend) == ADAPTED else {}
         flags |= more | (dict(prompts="for", max_new_tokens=8) if stages == 1 else {})
         return [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
 
