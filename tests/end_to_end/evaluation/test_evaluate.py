@@ -166,6 +166,19 @@ def test_results_are_kept_where_their_file_cannot_be_written(monkeypatch, place,
     kept.unlink()
 
 
+def test_finished_tasks_are_kept_where_a_later_one_fails(monkeypatch, place, tmp_path, caplog, capsys):
+    def fails(*_, **__):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(evaluate, "generate_text", fails)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, place, "paddle", tmp_path / "out", prompts="for", multiple_choice=place / "choice.jsonl")
+    assert ended.value.code == 2 and "out of memory" in caplog.text
+    found = json.loads((tmp_path / "out").read_text())
+    assert found["unfinished"] == "out of memory" and found["results"].keys() == {"multiple_choice"}
+    assert "multiple_choice: examples 2" in capsys.readouterr().out
+
+
 def test_a_checkpoint_of_the_other_layout_is_refused(monkeypatch, place, tmp_path, caplog):
     with pytest.raises(SystemExit):
         run(monkeypatch, place, "none", tmp_path / "out", prompts="a", model_name_or_path=place / "paddle")
@@ -327,9 +340,11 @@ def test_its_command_says_how_the_harness_is_installed(caplog):
 
 @WITH_HARNESS
 def test_a_task_that_the_harness_has_not(monkeypatch, place, tmp_path, caplog):
-    with pytest.raises(SystemExit) as stop:
-        run(monkeypatch, place, "paddle", tmp_path / "out", lm_eval="no_such_task")
-    assert stop.value.code == 2 and "no_such_task" in caplog.text
+    monkeypatch.setattr(evaluate, "make_model", None)  # not read before that is told
+    for name, reason in ("no_such_task", "no such task"), ("no_such.yaml", "no such file"):
+        with pytest.raises(SystemExit) as stop:
+            run(monkeypatch, place, "paddle", tmp_path / "out", lm_eval=name)
+        assert stop.value.code == 2 and f"--lm_eval {name}: " in caplog.text and reason in caplog.text
 
 
 # What transformers makes of the same token ids: nats and number of the tokens asked for, and a greedy continuation.

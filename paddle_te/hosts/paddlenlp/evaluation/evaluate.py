@@ -132,18 +132,18 @@ def _samples(args, tokenizer, template, length):
 
 
 def evaluate(args, model, tokenizer, template, evaluation):
-    """{task: metrics}; "generation" has the continuations of the prompts."""
+    """Yields (task, metrics) as they are known; "generation" has the continuations of the prompts."""
     scorer = make_scorer(args, model)
-    results = {task: measure(scorer) for task, measure in evaluation.tasks.items()}
+    for task, measure in evaluation.tasks.items():
+        yield task, measure(scorer)
     if args.lm_eval:
         found = harness.evaluate_tasks(args, scorer, tokenizer, template)
-        results |= {f"lm_eval {task}": metrics for task, metrics in found.items()}
+        yield from ((f"lm_eval {task}", metrics) for task, metrics in found.items())
     if scorer.truncated:
         length = scorer.max_seq_length
         logger.warning(f"{scorer.truncated} sequences were longer than {length} tokens: their beginnings were cut off")
     if evaluation.prompts:
-        results["generation"] = _generate(args, model, tokenizer, evaluation.prompts)
-    return results
+        yield "generation", _generate(args, model, tokenizer, evaluation.prompts)
 
 
 def _generate(args, model, tokenizer, prompts):
@@ -179,19 +179,37 @@ def main():
         (args,) = make_parser().parse()
         device.check_name(args.device)
         paddle.set_device(args.device)
+        if args.lm_eval:
+            harness.check_tasks(args.lm_eval)
         tokenizer = load_tokenizer(args.tokenizer_name_or_path, args.model_name_or_path)
         template = make_template(args, tokenizer)
         config = load_config(args.model_name_or_path, args.transformer_engine_backend)
         evaluation = read_data(args, tokenizer, template, read_length(args, config))
         check_room([prompt.tokens for prompt in evaluation.prompts], args.max_new_tokens, config)
-        results = evaluate(args, make_model(args), tokenizer, template, evaluation)
-    if dist.get_rank() > 0:
-        return
-    show(results)
-    if args.output_file:
-        run = {"model": args.model_name_or_path, "backend": args.transformer_engine_backend, "dtype": args.dtype}
+        results, model = {}, make_model(args)
         try:
-            write_file("--output_file", args.output_file, json.dumps(run | {"results": results}, indent=2) + "\n")
+            results.update(evaluate(args, model, tokenizer, template, evaluation))
+        except BaseException as error:
+            if results:
+                _leave(args, {"unfinished": str(error) or type(error).__name__, "results": results})
+            raise
+    if not _leave(args, {"results": results}):
+        sys.exit(1)
+
+
+def _leave(args, found):
+    """Whether the results could be written. That comes first: the terminal may be closed, or not show a character."""
+    if dist.get_rank() > 0:
+        return True
+    run = {"model": args.model_name_or_path, "backend": args.transformer_engine_backend, "dtype": args.dtype}
+    fault = None
+    if args.output_file:
+        try:
+            write_file("--output_file", args.output_file, json.dumps(run | found, indent=2) + "\n")
         except NotWritten as error:
-            logger.error(str(error))
-            sys.exit(1)
+            fault = error
+    sys.stdout.reconfigure(errors="backslashreplace")
+    show(found["results"])
+    if fault:
+        logger.error(str(fault))
+    return fault is None

@@ -31,12 +31,25 @@ def check_installed():
         raise ValueError("EleutherAI's harness is not installed: pip install 'paddle_te[harness]'")
 
 
+def check_tasks(names: list[str]) -> None:
+    """Raises ValueError for a task that there is not: neither a name, or a pattern of names, nor a .yaml file."""
+    deferred_imports.undo()  # the harness uses Hugging Face's datasets, and scikit-learn
+    from lm_eval.tasks import TaskManager
+
+    known = TaskManager()
+    for name in names:
+        is_file = name.endswith((".yaml", ".yml"))
+        if is_file and not Path(name).is_file():
+            raise ValueError(f"--lm_eval {name}: no such file")
+        if not is_file and not Path(name).is_dir() and not known.match_tasks([name]):
+            raise ValueError(f"--lm_eval {name}: the harness has no such task; paddle-te lm_eval ls tasks lists them")
+
+
 def evaluate_tasks(args, scorer: Scorer, tokenizer, template: ChatTemplate | None) -> dict[str, dict]:
     """{task: metrics} of tasks of the harness, by their names or by paths to their .yaml files.
 
     args: of run_eval.py. template: of its chats. Raises ValueError for a task that there is not.
     """
-    deferred_imports.undo()  # the harness uses Hugging Face's datasets, and scikit-learn
     from lm_eval import simple_evaluate
 
     from paddle_te.hosts.paddlenlp.evaluation.registered import PaddleTE
