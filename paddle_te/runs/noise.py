@@ -28,6 +28,8 @@ class Known:
     lines: tuple[str, ...]
 
 
+# Loggers that say some of them while their packages are imported, before there is a file of details
+EARLY = ("transformers", "PaddleFormers")
 GLOG = r"[IW]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w.]+:\d+\] "  # how a line of Paddle's C++ code begins
 KNOWN = (
     Known(
@@ -58,6 +60,24 @@ KNOWN = (
         ("=+ Modified FLAGS detected =+", r"FLAGS\(name='\w+', current_value=.*, default_value=.*\)", "={71}"),
     ),
     Known(
+        "PaddleFormers needs no PyTorch, and hides it from transformers.",
+        (
+            "PyTorch was not found. Models won't be available and only tokenizers, configuration and file/data .*",
+            "Due to potential compatibility issues between PaddlePaddle and PyTorch in PaddleFormers, .*",
+        ),
+    ),
+    Known(
+        "PaddleFormers reports its own settings as warnings: processes, FlashAttention of paddlepaddle-gpu, and "
+        "templates, which the launcher's recipes do not use.",
+        (
+            r"Process rank: -?\d+, device: \w+, world_size: \d+, distributed training: \w+, 16-bits training: \w+",
+            r"Flag FLAGS_flash_attn_version cannot set its value through this function\.",
+            r"`template` was not specified, use `empty` template\.",
+            r"suffix is not specified, using eos token as suffix\.",
+            r"callbacks: \[<paddleformers\..*",
+        ),
+    ),
+    Known(
         "Clipping by the norm of all ranks' gradients is what the user asked for, and what Paddle then does.",
         (r"While using ClipGradByGlobalNorm in [\w, ]+, the grad clip of original optimizer will be changed\.",),
     ),
@@ -84,13 +104,14 @@ def filtered(record: logging.LogRecord) -> bool:
 
 
 class _Stream:
-    """A text stream that writes what it is given to another one, and the lines that are known to the log."""
+    """A text stream that writes what it is given to another one, and the lines that are known to the log. What has no
+    end of a line yet is written at once, as a progress bar is."""
 
     def __init__(self, stream: TextIO):
         self._stream, self._ends_a_known_line = stream, False
 
     def write(self, text: str) -> int:
-        if self._ends_a_known_line and text == "\n":  # print writes it on its own
+        if self._ends_a_known_line and text == "\n":
             self._ends_a_known_line = False
         elif is_known(text):
             self._ends_a_known_line = not text.endswith("\n")
@@ -104,11 +125,35 @@ class _Stream:
         return getattr(self._stream, name)
 
 
+class _Lines(_Stream):
+    """Likewise for whole lines, of which print may write each word on its own."""
+
+    def __init__(self, stream: TextIO):
+        super().__init__(stream)
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            super().write("\n".join(lines) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        begun, self._begun = self._begun, ""
+        if begun:
+            super().write(begun)
+        self._stream.flush()
+
+
 @contextlib.contextmanager
 def kept_out() -> Iterator[None]:
     """While it lasts, known lines that Python code prints go to the log instead. C++ code writes without Python."""
-    with contextlib.redirect_stdout(_Stream(sys.stdout)), contextlib.redirect_stderr(_Stream(sys.stderr)):
-        yield
+    out = _Lines(sys.stdout)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(_Stream(sys.stderr)):
+        try:
+            yield
+        finally:
+            out.flush()
 
 
 @contextlib.contextmanager

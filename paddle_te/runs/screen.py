@@ -91,6 +91,8 @@ def before_imports() -> None:
     os.environ.setdefault("GLOG_minloglevel", "1")  # from warnings on
     logging.captureWarnings(True)
     _PYTHON_WARNINGS.propagate = False  # to Paddle's handler, which prints
+    for name in noise.EARLY:
+        logging.getLogger(name).addFilter(noise.filtered)
 
 
 @contextlib.contextmanager
@@ -141,11 +143,11 @@ def _set(stack: contextlib.ExitStack, logger: logging.Logger, name: str, value: 
     setattr(logger, name, value)
 
 
-def keep_details(output_dir: str | Path, rank: int) -> None:
+def keep_details(output_dir: str | Path, rank: int, host: str = "PaddleNLP") -> None:
     """Opens this rank's file of details, and writes to it what was logged since `shown` began."""
     path = Path(output_dir, "logs", f"details.{rank}.log")
     _details.write_to(path)
-    _OWN.info(f"the messages of PaddleNLP and Paddle are in {path}")
+    _OWN.info(f"the messages of {host} and Paddle are in {path}")
 
 
 def is_terminal() -> bool:

@@ -10,15 +10,29 @@ The recipe is what paddleformers-cli takes, and may also say which decoder layer
     fp8_recipe: current
 """
 
+import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from paddle_te.data.corpus import CorpusError
+from paddle_te.runs import screen
+from paddle_te.runs.heartbeat import has_launcher
 from paddle_te.runs.leaving import leaving_at_once
 
 
 def main():
-    """Ends with 2 for a wrong command line or recipe, with what is wrong; what is raised later is shown whole."""
+    """Ends with 2 for a wrong command line or recipe, with what is wrong; what is raised later is shown whole.
+
+    Where a launcher watches, the screen has our lines, and a file of details PaddleFormers'.
+    """
+    if has_launcher():
+        screen.before_imports()
+    with ExitStack() as shown:
+        return _run(shown)
+
+
+def _run(shown):
     if len(sys.argv) < 3 or sys.argv[1] not in ("train", "export") or not Path(sys.argv[2]).is_file():
         print(__doc__, file=sys.stderr)
         return 2
@@ -26,6 +40,8 @@ def main():
     from paddle_te.hosts.paddleformers.weights import check_adapter, check_weights
 
     trains = sys.argv[1] == "train"
+    if has_launcher():
+        shown.enter_context(screen.shown())
     try:
         recipe = read_recipe()
         (check_training if trains else check_recipe)(recipe)
@@ -36,6 +52,8 @@ def main():
         print(f"error: {error}", file=sys.stderr)
         return 2
     if trains:
+        if has_launcher():
+            screen.keep_details(recipe["output_dir"], int(os.environ.get("PADDLE_TRAINER_ID", "0")), "PaddleFormers")
         try:
             train(recipe)
         except CorpusError as error:

@@ -2,6 +2,7 @@
 
 import faulthandler
 import json
+import logging
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,9 @@ from paddle_te import device, manifest
 from paddle_te.runs.checkpoints import STOPPED_MARK, flush
 from paddle_te.runs.convergence import TRAIN_LOG
 from paddle_te.runs.heartbeat import ENDING, EVALUATING, LOADING, SAVING, STACK_SIGNAL, STARTING, STEPPING, Heartbeat
+from paddle_te.runs.lines import samples_of_step, step_values, training_begins
+
+logger = logging.getLogger(__name__)
 
 
 class RunCallback(TrainerCallback):
@@ -38,6 +42,7 @@ class RunCallback(TrainerCallback):
             kept = [line for line in lines if json.loads(line)["step"] <= self._logged]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(f"{line}\n" for line in kept))
+            logger.info(training_begins(state, args, args.max_seq_len))
 
     def on_step_begin(self, args, state, control, **kwargs):
         self._heartbeat.beat(STEPPING, state.global_step + 1)
@@ -62,19 +67,20 @@ class RunCallback(TrainerCallback):
             return
         self._count_time()  # the Trainer has read the loss, so the device has finished these steps
         seconds, self._busy, self._logged = self._busy / steps, 0.0, state.global_step
-        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.dataset_world_size
         loss = logs["loss"]
         record = {
             "step": state.global_step,
             "loss": float(np.float32(loss)) if steps == 1 else loss,  # the Trainer has rounded it to 8 decimals
             "lr": self._rate,
-            "tokens_per_second": samples * args.max_seq_len / seconds,
+            "tokens_per_second": samples_of_step(args) * args.max_seq_len / seconds,
             "step_time": seconds,
             "peak_memory_bytes": device.peak_memory(),
         }
         if state.is_world_process_zero:
             with open(Path(args.output_dir) / TRAIN_LOG, "a") as log:
                 log.write(json.dumps(record) + "\n")
+            said = step_values(record | {"learning_rate": record["lr"]})
+            logger.info(f"step {state.global_step}/{state.max_steps}: {said}")
 
     def on_evaluate(self, args, state, control, **kwargs):
         self._heartbeat.beat(SAVING if control.should_save else LOADING, state.global_step)
@@ -88,6 +94,7 @@ class RunCallback(TrainerCallback):
             flush(folder)
             names = manifest.file_names(folder)
             manifest.mark_complete(folder, manifest.Manifest(manifest.records(folder, names), {}))
+            logger.info(f"{folder} is complete")
         self._heartbeat.beat(LOADING, state.global_step)
         self._pause()
 
@@ -97,6 +104,8 @@ class RunCallback(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self._heartbeat.beat(ENDING, state.global_step)
+        if state.is_world_process_zero:
+            logger.info(f"training ended after step {state.global_step}; its files are in {args.output_dir}")
 
 
 class ExitSignalCallback(TrainerCallback):

@@ -25,7 +25,7 @@ from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values, togethe
 OPTIONS = {name: option for name, option in LAYER_OPTIONS.items() if name != "recompute_modules"}
 
 # Of Paddle: without them its sharding and FlashMask refuse nvgpu, sharding and virtual pipeline stages are slow or hang
-# there, and pipelines clip a model with tied embeddings too much
+# there, pipelines clip a model with tied embeddings too much, rank 0 may abort in its end, and C++ code speaks up
 REPAIRS = (
     "sharding_alignment",
     "flash_attention_flags",
@@ -36,6 +36,8 @@ REPAIRS = (
     "stage3_gradients",
     "pipeline_transfers",
     "shared_weights",
+    "threaded_store",
+    "promotion_notices",
 )
 # What a recipe may say with our layers: the values, and what to do about another one
 _ONLY = {

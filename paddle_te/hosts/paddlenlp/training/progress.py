@@ -7,6 +7,7 @@ from paddlenlp.trainer.trainer_callback import ProgressCallback
 from tqdm import tqdm
 
 from paddle_te.runs import screen
+from paddle_te.runs.lines import step_values, training_begins
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +45,7 @@ class LinesCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.dataset_world_size
-        devices = f"{args.world_size} x {args.device.partition(':')[0]}"
-        logger.info(
-            f"training steps {state.global_step + 1} to {state.max_steps}, each of {sequences} sequences of "
-            f"{self._seq_length} tokens, with backend {self._backend} on {devices}"
-        )
+        logger.info(training_begins(state, args, self._seq_length, f" with backend {self._backend}"))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero:
@@ -63,17 +59,3 @@ class LinesCallback(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
             logger.info(f"training ended after step {state.global_step}; its files are in {args.output_dir}")
-
-
-def step_values(logs):
-    """A logging interval's values for people, those that are there."""
-    shown = [
-        ("loss", "loss {:.5f}", 1),
-        ("learning_rate", "learning rate {:.3g}", 1),
-        ("tokens_per_second", "{:,.0f} tokens/s", 1),
-        ("step_time", "{:.3g} s a step", 1),
-        ("mfu", "MFU {:.1%}", 1),
-        ("peak_memory_bytes", "at most {:.2f} GiB", 2**-30),
-        ("skipped_steps", "{:.0f} steps left out", 1),
-    ]
-    return ", ".join(form.format(logs[name] * unit) for name, form, unit in shown if name in logs)
