@@ -6,6 +6,7 @@ import pytest
 
 from paddle_te import device
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
+from paddle_te.layers.accuracy import Accuracy
 from tests.cross_entropy_cases import draw, reference
 from tests.te_weights import relative
 
@@ -65,6 +66,38 @@ def test_of_logits(seed, gpu, backend, vocabulary):
     gradient = 3 * logits.grad.astype("float32").numpy()
     assert logits.grad.dtype == paddle.bfloat16 and relative(gradient, want) < 1e-2
     assert (logits.astype("float32").numpy() == numbers).all()
+
+
+@pytest.mark.parametrize("backend", ["paddle", "transformer_engine"])
+def test_smoothed_labels(seed, gpu, backend):
+    """Of logits, and in chunks of a head's."""
+    hidden, weight, labels = draw(seed, 2, 300, 128, 1001)
+    hidden, weight = (paddle.to_tensor(a).astype("bfloat16") for a in (hidden, weight / 8))
+    exact = [tensor.astype("float32").numpy() for tensor in (hidden, weight)]
+    hidden.stop_gradient = weight.stop_gradient = False
+    loss, dx, dw = reference(*exact, labels, smoothing=0.2)
+    got = linear_cross_entropy(
+        hidden, weight, paddle.to_tensor(labels), chunk_tokens=128, backend=backend, smoothing=0.2
+    )
+    got.backward()
+    assert abs(got.item() - loss) < 1e-3 * loss
+    assert max(relative(t.grad.astype("float32"), want) for t, want in ((hidden, dx), (weight, dw))) < 1e-2
+    logits = paddle.to_tensor(exact[0].reshape([-1, 128]) @ exact[1]).astype("bfloat16")
+    loss, want, _ = reference(logits.astype("float32").numpy(), np.eye(1001), labels, smoothing=0.2)
+    logits.stop_gradient = False
+    got = parallel_cross_entropy(logits, paddle.to_tensor(labels.ravel()), backend=backend, smoothing=0.2)
+    got.backward()
+    assert abs(got.item() - loss) < 1e-5 * loss and relative(logits.grad.astype("float32"), want) < 1e-2
+
+
+def test_accuracy(seed, gpu):
+    _, logits, labels = draw(seed, 2, 300, 600, 1001)
+    logits = paddle.to_tensor(logits).astype("bfloat16")  # with ties
+    likeliest = logits.astype("float32").numpy().argmax(-1)
+    labels = np.where((labels.ravel() != -100) & (np.arange(600) % 3 > 0), likeliest, labels.ravel())
+    accuracy = Accuracy(ignore_index=-100)
+    accuracy.add(logits, paddle.to_tensor(labels))
+    assert (accuracy.right.item(), accuracy.count.item()) == ((labels == likeliest).sum(), (labels != -100).sum())
 
 
 @pytest.mark.parametrize("backend, bytes_a_logit", [("paddle", 8), ("transformer_engine", 2)])
