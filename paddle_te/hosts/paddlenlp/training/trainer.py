@@ -93,6 +93,7 @@ class PretrainingTrainer(Trainer):
     _loss_weight = None  # of the running micro-batch
     _pipeline_loss = None  # PipelineLoss of a pipeline whose losses are weighed
     _evaluated = None  # Evaluated, of the running or the last evaluation
+    _evaluated_batches = 0  # of it, on this rank
 
     def __init__(self, *args, model=None, labels_vary=False, **kwargs):
         freeze(model, kwargs["args"].freeze)  # before anything hooks the weights that have gradients
@@ -132,6 +133,7 @@ class PretrainingTrainer(Trainer):
 
     def prediction_step(self, model, inputs, *args, **kwargs):
         """PaddleNLP's, of this rank's tokens."""
+        self._evaluated_batches += 1
         counts = inputs.pop(COUNTS, None)
         if counts and self._pipeline_loss:
             self._pipeline_loss.begin(micro_weights(counts, self.args.gradient_accumulation_steps))
@@ -140,11 +142,14 @@ class PretrainingTrainer(Trainer):
             self._evaluated.add(loss, sum(counts))
         return loss, logits, labels
 
-    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
-        """PaddleNLP's, with the mean over all labels that count: its own is one over batches."""
-        self._evaluated = Evaluated()
+    def evaluation_loop(self, loader, *args, metric_key_prefix="eval", **kwargs):
+        """PaddleNLP's, with the mean over all labels that count: its own is one over batches. The number of samples is
+        at most what was there; PaddleNLP's is what was asked for."""
+        self._evaluated, self._evaluated_batches = Evaluated(), 0
         with self._outside_of_the_interval():
-            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = super().evaluation_loop(loader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        read = self._evaluated_batches * loader.batch_sampler.batch_size * self.args.dataset_world_size
+        output = output._replace(num_samples=min(output.num_samples, read))
         if self._labels_vary:
             output.metrics[f"{metric_key_prefix}_loss"] = self._evaluated.mean(self.args.world_size)
         return output

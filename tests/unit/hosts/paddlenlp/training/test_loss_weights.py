@@ -13,7 +13,7 @@ from paddle_te.data.course import shuffled
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.lora import lora_config, lora_model_class
 from paddle_te.hosts.paddlenlp.modeling import causal_mask_only, count_labels
-from paddle_te.hosts.paddlenlp.training.finetune_datasets import Collator, FinetuneDataArguments, Samples
+from paddle_te.hosts.paddlenlp.training.finetune_datasets import Collator, FinetuneDataArguments
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuningArguments, FinetuningTrainer, check_whole_step
 from paddle_te.hosts.paddlenlp.training.loss_weights import (
     COUNTS,
@@ -122,6 +122,20 @@ def draw_samples(seed, vocabulary=96):
     return samples
 
 
+class Drawn(paddle.io.Dataset):
+    """What `draw_samples` gives, as `finetune_datasets.Samples` gives its items."""
+
+    def __init__(self, samples):
+        super().__init__()
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return {name: np.array(value, "int32") for name, value in self.samples[index].items()}
+
+
 def reference(model, samples):
     """(loss, gradients) as the sum over the samples, one by one, divided by the number of labels."""
     total, count = 0, 0
@@ -186,7 +200,7 @@ def trainer(tmp_path, backend, samples, model_flags=None, lora=False, **flags):
     if lora:
         model = lora_model_class(backend)(model, lora_config(r=4))
         draw_adapters(model)
-    datasets = dict(train_dataset=Samples(samples), eval_dataset=Samples(samples))
+    datasets = dict(train_dataset=Drawn(samples), eval_dataset=Drawn(samples))
     return FinetuningTrainer(model=model, args=args, data_collator=Collator(data_args), **datasets)
 
 
@@ -225,6 +239,15 @@ def test_evaluation_does_not_depend_on_the_batch(seed, tmp_path, backend):
             found.append(training.evaluate()["eval_loss"])
     training.model.eval()
     assert found == pytest.approx([reference(training.model, samples)[0]] * 4, rel=1e-6)
+
+
+def test_evaluations_speed_is_of_the_samples_there_are(seed, tmp_path):
+    flags = dict(do_eval="true", per_device_eval_batch_size=2, max_evaluate_steps=100)
+    training = trainer(tmp_path, "paddle", draw_samples(seed), **flags)
+    with causal_mask_only():
+        metrics = training.evaluate()
+    samples = metrics["eval_samples_per_second"] * metrics["eval_runtime"]
+    assert len(LENGTHS) - 0.5 < samples < len(LENGTHS) + 1.5  # a filler may be among them
 
 
 @pytest.mark.parametrize("backend, fused", [("none", False), ("paddle", False), ("paddle", True)])
