@@ -19,6 +19,7 @@ from paddle_te.options.option import PATH
 from paddle_te.runs.checkpoints import PADDLEFORMERS_STATE, checkpoints_in, host_of, is_complete
 from paddle_te.table import in_columns
 from paddle_te.weights.contents import TRAINER_STATE, check_contents, read_object, read_state
+from paddle_te.weights.run_states import check_run_state
 from paddle_te.weights.tensors import CheckpointError
 
 
@@ -58,6 +59,7 @@ def _unreadable(path):
     """Why a file of a checkpoint cannot be loaded; "" where it can."""
     try:
         check_contents(path)
+        check_run_state(path)
         if path.suffix == ".json":
             read_object(path)
         if path.name == TRAINER_STATE:

@@ -35,12 +35,12 @@ class TrainerState:
     """
 
     global_step: int = typed.at_least(0)
-    epoch: float | None = typed.at_least(0, None)
-    consumed_samples: int | None = typed.at_least(0, None)
+    epoch: float | None = typed.bounded(typed.Bounds(0, 2**31), None)
+    consumed_samples: int | None = typed.bounded(typed.Bounds(0, 2**62), None)
     max_steps: int = 0
     num_train_epochs: int = 0
     total_flos: float = 0
-    log_history: list | None = None
+    log_history: list[dict] | None = None
     best_metric: float | None = None
     best_model_checkpoint: str | None = None
     is_local_process_zero: bool = True

@@ -42,21 +42,21 @@ class _Dtype:
             raise CheckpointError(f"a tensor of dtype {self.code!r} with state {state!r}")
 
 
-class _Scalar:
+class Scalar:
     """Stands in for a numpy number, whose value nobody here asks for."""
 
     def __init__(self, *_):
         pass
 
 
-class _GeneratorState(_Scalar):
+class GeneratorState(Scalar):
     """Stands in for the state of one of Paddle's random number generators."""
 
     def __setstate__(self, state):
         pass
 
 
-class _Array:
+class Array:
     """Stands in for the numpy.ndarray that is being described."""
 
     def __init__(self, *_):
@@ -75,14 +75,14 @@ class _Array:
 
 
 _GLOBALS = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,  # numpy 2
-    ("numpy.core.multiarray", "scalar"): _Scalar,
-    ("numpy._core.multiarray", "scalar"): _Scalar,
-    ("numpy", "ndarray"): _Array,
+    ("numpy.core.multiarray", "_reconstruct"): Array,
+    ("numpy._core.multiarray", "_reconstruct"): Array,  # numpy 2
+    ("numpy.core.multiarray", "scalar"): Scalar,
+    ("numpy._core.multiarray", "scalar"): Scalar,
+    ("numpy", "ndarray"): Array,
     ("numpy", "dtype"): _Dtype,
     ("collections", "OrderedDict"): OrderedDict,
-    ("paddle.base.libpaddle", "GeneratorState"): _GeneratorState,  # in rng_state.pth
+    ("paddle.base.libpaddle", "GeneratorState"): GeneratorState,  # in rng_state.pth
     ("builtins", "tuple"): tuple,  # paddle.save writes a Tensor in a nested container as tuple((name, array))
 }
 
@@ -140,12 +140,12 @@ class _TensorUnpickler(pickle._Unpickler):
 
     def _newobj(self):
         self._reduce()
-        if not isinstance(self.stack[-1], _GeneratorState):
+        if not isinstance(self.stack[-1], GeneratorState):
             raise CheckpointError(f"it makes a {type(self.stack[-1]).__name__} anew")
 
     def _build(self):
         state = self.stack.pop()
-        if not isinstance(self.stack[-1], (_Array, _Dtype, _GeneratorState)):
+        if not isinstance(self.stack[-1], (Array, _Dtype, GeneratorState)):
             raise CheckpointError(f"it sets the state of a {type(self.stack[-1]).__name__}")
         self.stack[-1].__setstate__(state)
 
@@ -217,7 +217,7 @@ def check(path):
 def _tensor_ref(path, name, value):
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]  # (the parameter's name, array)
-    if not isinstance(name, str) or not isinstance(value, _Array) or value.shape is None:
+    if not isinstance(name, str) or not isinstance(value, Array) or value.shape is None:
         raise CheckpointError(f"{path}: {name!r} is not a tensor: this is not a file of model weights")
     if value.dtype.code not in _DTYPES:
         raise CheckpointError(f"{path}: {name!r} has dtype {value.dtype.code}, not float32, float16 or bfloat16")

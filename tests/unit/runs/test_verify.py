@@ -1,10 +1,12 @@
 """Damaged checkpoints: every kind of file, each kind of damage, and the right answer to it."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 
 from paddle_te import manifest
@@ -315,3 +317,83 @@ def test_the_command(copy, saved, tmp_path, capsys):
     assert "model_state.pdparams has another checksum" in table and "not complete" in table
     assert verify.main([str(folder), "--level", "size"]) == 0
     assert verify.main([str(tmp_path / "no")]) == 2 and "no such folder" in capsys.readouterr().err
+
+
+def module(state):
+    return next(iter(state["modules"].values()))
+
+
+def drop(key, part):
+    """What takes a key out of that part of a state."""
+
+    def change(state):
+        del part(state)[key]
+
+    return change
+
+
+def whole(state):
+    return state
+
+
+def forward(state):
+    return module(state)["forward"]
+
+
+FP8_STATE, SCHEDULE, RANDOM = "fp8_state.pp00.pdparams", "scheduler.pdparams", "rng_state.pth"
+CONTENTS = [  # file, what is done to what it holds (which returns something else to hold), what is said
+    (FP8_STATE, lambda state: [1], "it is .*: it must be an object"),
+    (FP8_STATE, drop("modules", whole), "modules is None"),
+    (FP8_STATE, drop("recipe", whole), "recipe is None"),
+    (FP8_STATE, lambda state: state.update(modules={"a": 1}), "modules.a is 1"),
+    (FP8_STATE, lambda state: state["modules"].pop(next(iter(state["modules"]))) and None, "some layers have no state"),
+    (FP8_STATE, drop("done", module), "done is None: it must be true or false"),
+    (FP8_STATE, lambda state: module(state).update(fresh="x"), "fresh is 'x'"),
+    (FP8_STATE, drop("backward", module), "backward is None"),
+    (FP8_STATE, drop("scale", forward), "forward.scale is no array of float32"),
+    (FP8_STATE, lambda state: forward(state).update(scale=forward(state)["scale"][:-1]), "have several shapes"),
+    (
+        FP8_STATE,
+        lambda state: forward(state).update(scale=forward(state)["scale"].astype("int64")),
+        "no array of float32",
+    ),
+    (FP8_STATE, lambda state: forward(state)["scale"].fill(np.nan), "forward.scale is not finite"),
+    (FP8_STATE, lambda state: forward(state)["scale"].fill(0), "a scale that is not above 0"),
+    (FP8_STATE, lambda state: forward(state)["amax_history"].fill(-1), "an amax below 0"),
+    (SCHEDULE, lambda state: [1], "it must be an object"),
+    (SCHEDULE, drop("last_epoch", whole), "last_epoch is missing"),
+    (SCHEDULE, lambda state: state.update(last_epoch="x"), "last_epoch is 'x'"),
+    (SCHEDULE, lambda state: state.update(last_epoch=-5), "last_epoch is -5"),
+    (SCHEDULE, lambda state: state.update(last_lr=float("nan")), "last_lr is nan"),
+    (RANDOM, lambda state: [1], "it is 1: it must be an object"),
+    (RANDOM, drop("cpu", whole), "cpu is missing"),
+    (RANDOM, lambda state: state.update(python="x"), "the states of Python's, NumPy's and Paddle's generators"),
+    (
+        RANDOM,
+        lambda state: state.update(numpy=("MT19937", 3)),
+        "the states of Python's, NumPy's and Paddle's generators",
+    ),
+    (RANDOM, lambda state: state.update(cuda=["x"]), "cuda: these are no states"),
+    ("optimizer.pdopt", lambda state: state.update(LR_Scheduler="x"), "LR_Scheduler. is 'x'"),
+]
+
+
+@pytest.mark.parametrize("file, change, said", CONTENTS, ids=range(len(CONTENTS)))
+def test_files_that_hold_something_else(copy, file, change, said):
+    """Their checksums are right: they were saved like that."""
+    folder = copy("plain")
+    state = paddle.load(str(folder / file), return_numpy=True)
+    paddle.save(change(state) or state, str(folder / file))
+    complete(folder, manifest.read(folder).run)
+    (wrong,) = verify.damage(folder)
+    assert wrong.startswith(f"{folder / file}: ") and re.search(said, wrong), wrong
+
+
+@pytest.mark.parametrize("key, value", [("consumed_samples", 10**30), ("epoch", 1e300), ("log_history", [1])])
+def test_a_state_beyond_all_bounds(copy, key, value):
+    folder = copy("plain")
+    state = json.loads((folder / "trainer_state.json").read_text())
+    (folder / "trainer_state.json").write_text(json.dumps(state | {key: value}))
+    complete(folder, manifest.read(folder).run)
+    (wrong,) = verify.damage(folder)
+    assert f"trainer_state.json: {key}" in wrong and "it must be" in wrong

@@ -63,6 +63,7 @@ from paddle_te.runs.checkpoints import (
 from paddle_te.runs.identity import layout_values, model_values
 from paddle_te.runs.transfers import Transfer, bytes_of
 from paddle_te.upstream import stage2_averages
+from paddle_te.weights import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -505,7 +506,10 @@ class PretrainingTrainer(Trainer):
         recipe = self._scaled_recipe()
         if recipe and resume_from_checkpoint:
             files = sorted(Path(resume_from_checkpoint).glob("fp8_state.pp*.pdparams"))
-            fp8.load(files, self.model, recipe, stage_layer_names(self.model))
+            try:
+                fp8.load(files, self.model, recipe, stage_layer_names(self.model))
+            except (FileNotFoundError, ValueError) as error:
+                raise CheckpointError(str(error)) from error
         self._loading_seconds = time.perf_counter() - start
 
     def load_weights(self, checkpoint):
