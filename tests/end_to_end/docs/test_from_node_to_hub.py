@@ -86,7 +86,7 @@ def walked(tmp_path_factory, warm_host):
     environment = fake_slurm.install(place) | warm_host | variables | dict(DEVICE="nvgpu", OMP_NUM_THREADS="1")
     own = os.pathsep.join([str(command_line), str(Path(sys.executable).parent), environment["PATH"]])
     # a job's variables are its own, so that nothing warm would be used twice
-    prelude = 'set -euo pipefail\nsbatch() { env -u WARM_STARTS sbatch "$@"; }\n'
+    prelude = 'set -euo pipefail\nsbatch() { env -u WARM_STARTS sbatch --output="$FAKE_SLURM/job.out" "$@"; }\n'
     done = run(["bash", "-c", prelude + commands(shared)], cwd=ROOT, env=environment | dict(PATH=own), check=True)
     return shared, place / "hub", done.stdout
 
