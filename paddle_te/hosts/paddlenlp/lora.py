@@ -87,22 +87,23 @@ def load_lora(model, folder, backend, verify=FULL):
     adapter = open_adapter(folder, family_of(config))
     check_fits(adapter, dims, "this run's model", is_tied(config))
     check_trainable(adapter)
-    lora = lora_model_class(backend)(model, _config_of(adapter, config))
+    lora = lora_model_class(backend)(model, _config_of(adapter, model))
     degree, rank = max(config.tensor_parallel_degree, 1), max(config.tensor_parallel_rank, 0)
     _set_weights(lora, dict(shares(adapter, form_for(layout_of(config)), dims, degree, rank)), folder)
     return lora
 
 
-def _config_of(adapter, config):
-    """The LoRAConfig of an Adapter on a model's configuration."""
-    settings = adapter.settings
+def _config_of(adapter, model):
+    """The LoRAConfig of an Adapter on a model, whose own dtype may be another than its config.json's."""
+    settings, config = adapter.settings, model.config
+    dtype = next(weight.dtype for weight in model.parameters() if weight.is_floating_point())
     return LoRAConfig(
         target_modules=_targets_of(adapter, config.num_hidden_layers),
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         rslora=settings.rslora,
-        dtype=config.dtype,
+        dtype=str(dtype).removeprefix("paddle."),
         tensor_parallel_degree=config.tensor_parallel_degree,
         base_model_name_or_path=settings.base,
     )

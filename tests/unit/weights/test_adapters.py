@@ -259,10 +259,23 @@ def test_adapters_of_fused_weights(tmp_path, rng):
             name = f"llama.layers.{layer}.{module}.{'qkv_proj' if parts == 'qkv' else 'gate_up_fused_proj'}"
             fused |= {f"{name}.lora_A": np.ascontiguousarray(a.T), f"{name}.lora_B": np.ascontiguousarray(whole.T)}
     save_paddles(tmp_path / "fused", tmp_path / "base", adapter, fused)
+    ranks = [{name: of_rank(name, array, rank) for name, array in fused.items()} for rank in (0, 1)]
+    save_paddles(tmp_path / "two", tmp_path / "base", adapter, ranks, ranks=2)
+    convert_adapter(tmp_path / "two", tmp_path / "peft-of-two", "pd2hf")
+    assert_same(load_file(tmp_path / "peft-of-two/adapter_model.safetensors"), adapter.tensors)
     convert_adapter(tmp_path / "fused", tmp_path / "peft", "pd2hf")
     assert_same(load_file(tmp_path / "peft/adapter_model.safetensors"), adapter.tensors)
     convert(tmp_path / "base", tmp_path / "out", lora_path=tmp_path / "fused", progress=False)
     check_merged(tmp_path / "out", state, adapter)
+
+
+def of_rank(name, array, rank):
+    """One of two ranks' share of a fused module's A or B: kv heads, or the same rows of gate and of up."""
+    if name.endswith("lora_A"):
+        return array
+    if "qkv" in name:
+        return np.split(array, 2, 1)[rank]
+    return np.concatenate([np.split(half, 2, 1)[rank] for half in np.split(array, 2, 1)], 1)
 
 
 def test_several_adapters_or_none_in_a_folder(tmp_path, rng):
