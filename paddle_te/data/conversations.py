@@ -142,6 +142,9 @@ _FORMS = {
 }
 
 
+NAMES = _FORMS.keys()
+
+
 def _message(where: str, turn: Any) -> Message:
     """A turn in OpenAI's words: role and content."""
     if not isinstance(turn, dict):

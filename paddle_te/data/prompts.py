@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paddle_te.data.chat_template import ChatTemplate, Renderer
-from paddle_te.data.conversations import Conversation, parse_prompt
+from paddle_te.data.conversations import FORMS, NAMES, Conversation, parse_prompt
 from paddle_te.data.jsonl import check_text, field
 from paddle_te.data.records import read_records
 from paddle_te.data.samples import check_has_template
@@ -68,6 +68,8 @@ class PromptMaker:
     def _prompt(self, where: str, record: dict[str, Any], renderer: Renderer | None) -> Prompt:
         if record.keys() == {"text"}:
             return self._of_text(where, field(where, record, "text", str), renderer)
+        if not record.keys() & NAMES:
+            raise ValueError(f'{where}: needs "text", {FORMS}; it has {", ".join(record) or "nothing"}')
         conversation, answer = parse_prompt(where, record)
         given = {"messages": conversation.messages}
         given |= {"tools": conversation.tools} if conversation.tools else {}

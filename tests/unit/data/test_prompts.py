@@ -82,6 +82,11 @@ def test_one_token_begins_a_text(tmp_path, kind):
     assert prompt.tokens.count(tokenizer.bos_token_id) == 1
 
 
+def test_a_record_of_another_form_is_told(maker, tmp_path):
+    with pytest.raises(ValueError, match='a.jsonl:1: needs "text", "messages", .*; it has query'):
+        maker(None).of_file(write(tmp_path / "a.jsonl", {"query": "a"}))
+
+
 def test_questions_need_no_template(maker, tmp_path):
     alone = replace(maker(None), template=None)
     file = write(tmp_path / "dev.json", {"src": "Hi", "tgt": "Hello"})

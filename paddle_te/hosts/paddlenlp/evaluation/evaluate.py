@@ -51,7 +51,7 @@ from paddle_te.hosts.paddlenlp.evaluation.tasks import (
     read_examples,
 )
 from paddle_te.hosts.paddlenlp.generation import check_generates, check_room, generate_text
-from paddle_te.hosts.paddlenlp.loading import load_config, load_tokenizer
+from paddle_te.hosts.paddlenlp.loading import check_token_ids, load_config, load_tokenizer
 from paddle_te.hosts.paddlenlp.training.arguments import ScriptParser
 from paddle_te.hosts.paddlenlp.training.ending import refusing_wrong_input
 from paddle_te.options import with_options
@@ -185,7 +185,9 @@ def main():
         template = make_template(args, tokenizer)
         config = load_config(args.model_name_or_path, args.transformer_engine_backend)
         evaluation = read_data(args, tokenizer, template, read_length(args, config))
-        check_room([prompt.tokens for prompt in evaluation.prompts], args.max_new_tokens, config)
+        tokens = [prompt.tokens for prompt in evaluation.prompts]
+        check_token_ids(tokens, config)
+        check_room(tokens, args.max_new_tokens, config)
         results, model = {}, make_model(args)
         try:
             results.update(evaluate(args, model, tokenizer, template, evaluation))

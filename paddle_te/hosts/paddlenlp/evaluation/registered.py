@@ -11,8 +11,14 @@ from lm_eval.utils import simple_parse_args_string
 
 from paddle_te import device
 from paddle_te.hosts.paddlenlp.evaluation.harness_model import HarnessModel
-from paddle_te.hosts.paddlenlp.evaluation.model import EvaluatedModel, make_model, make_scorer, make_template
-from paddle_te.hosts.paddlenlp.loading import load_tokenizer
+from paddle_te.hosts.paddlenlp.evaluation.model import (
+    EvaluatedModel,
+    make_model,
+    make_scorer,
+    make_template,
+    read_length,
+)
+from paddle_te.hosts.paddlenlp.loading import load_config, load_tokenizer
 
 # The harness's words for an EvaluatedModel's. What it has besides, max_batch_size, is for looking for a batch size.
 _NAMES = {"pretrained": "model_name_or_path", "tokenizer": "tokenizer_name_or_path"}
@@ -35,6 +41,7 @@ class PaddleTE(HarnessModel, LM):
         paddle.set_device(args.device)
         tokenizer = load_tokenizer(args.tokenizer_name_or_path, args.model_name_or_path)
         template = make_template(args, tokenizer)
+        read_length(args, load_config(args.model_name_or_path, args.transformer_engine_backend))  # before the weights
         return cls(make_scorer(args, make_model(args)), tokenizer, template, args.tokenizer_name_or_path)
 
     @classmethod
