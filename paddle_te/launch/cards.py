@@ -12,6 +12,7 @@ from paddle_te import commands
 from paddle_te.launch.machines import LaunchError, gpu_names
 from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
 from paddle_te.planner import GPUS, Gpu, Layout, Memory, Model, Plan, memory_of_step, search
+from paddle_te.planner.gpus import called
 from paddle_te.planner.memory import lacking
 
 DOUBT = 1.02  # by which the planner's memory may differ from what a step takes (docs/planner.md)
@@ -28,10 +29,10 @@ def card_of(args: argparse.Namespace) -> Gpu | None:
         LaunchError: GPU names other ones than are here.
     """
     asked, names = GPUS.get(args.GPU), {*gpu_names()}
-    here = [gpu for gpu in GPUS.values() if names and all(gpu.is_called(name) for name in names)]
-    if names and asked and asked not in here and not args.DRY_RUN:
+    here = GPUS.get(called(names))
+    if names and asked and asked != here and not args.DRY_RUN:
         raise LaunchError(f"GPU: {args.GPU} is not what is here, {' and '.join(sorted(names))}; leave it out")
-    return asked or next(iter(here), None)
+    return asked or here
 
 
 def check_memory(args: argparse.Namespace, config: dict, layout: Layout | None, whole_rows: bool) -> None:

@@ -4,6 +4,7 @@ H100s were compared with what the planner computes from numbers that were carrie
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from paddle_te.runs import nvidia
@@ -99,7 +100,11 @@ _H100 = replace(
 GPUS = {"h200": _H200, "h100": _H100}
 
 
+def called(names: Collection[str]) -> str | None:
+    """The name among GPUS of those whose driver says these names; None for none, or others."""
+    return next((key for key, gpu in GPUS.items() if names and all(map(gpu.is_called, names))), None)
+
+
 def at_hand() -> str:
     """The name among GPUS of the GPUs of this machine; where there are none, or others, the first one."""
-    here = nvidia.names(nvidia.listing())
-    return next((key for key, gpu in GPUS.items() if here and all(map(gpu.is_called, here))), next(iter(GPUS)))
+    return called(nvidia.names(nvidia.listing())) or next(iter(GPUS))
