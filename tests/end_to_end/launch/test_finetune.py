@@ -194,5 +194,5 @@ def test_a_job_that_fails_says_why_on_the_screen(place):
     write_lines(damaged, [{"src": "what is a list", "tgt": "a sequence"}] * 100 + [{"src": "what is a list"}])
     process = script(place, dict(DEVICES="0,1"), dataset=damaged, output=place / "failed")
     assert process.returncode == 2
-    assert "damaged.json:101: needs" in process.stderr and "[rank " in process.stderr
+    assert 'damaged.json:101: "src" has' in process.stderr and "[rank " in process.stderr
     assert "no process is left; logs: " in process.stderr
