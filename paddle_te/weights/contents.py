@@ -15,6 +15,7 @@ from paddle_te.weights.tensors import CheckpointError
 # What is read with paddle.load; training_args.bin is written and never read.
 PICKLES = (".pdparams", ".pdopt", ".pth")
 TRAINER_STATE = "trainer_state.json"
+MOST = {"epoch": 2**31, "consumed_samples": 2**62}  # that a run counts
 # What says that a folder holds a LoRA adapter, and PaddleNLP's files with the weights of one
 PEFT_ADAPTER, PADDLE_ADAPTER = "adapter_config.json", "lora_config.json"
 PADDLE_ADAPTER_FILES = ("lora_model_state*", "peft_model*")
@@ -35,8 +36,8 @@ class TrainerState:
     """
 
     global_step: int = typed.at_least(0)
-    epoch: float | None = typed.bounded(typed.Bounds(0, 2**31), None)
-    consumed_samples: int | None = typed.bounded(typed.Bounds(0, 2**62), None)
+    epoch: float | None = typed.at_least(0, None)
+    consumed_samples: int | None = typed.at_least(0, None)
     max_steps: int = 0
     num_train_epochs: int = 0
     total_flos: float = 0
@@ -92,9 +93,13 @@ def read_state(folder):
     """The TrainerState in a checkpoint's trainer_state.json. Raises CheckpointError for one that is damaged."""
     path = Path(folder) / TRAINER_STATE
     try:
-        return typed.read(TrainerState, read_json(path))
+        state = typed.read(TrainerState, read_json(path))
     except typed.NotAsDeclared as error:
         raise CheckpointError(f"{path}: {error}") from error
+    for name, most in MOST.items():
+        if (getattr(state, name) or 0) > most:
+            raise CheckpointError(f"{path}: {name} is {getattr(state, name)}: it must be at most {most}")
+    return state
 
 
 def _check_index(path, suffix):
