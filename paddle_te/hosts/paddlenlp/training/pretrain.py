@@ -9,6 +9,7 @@ status 2 before any weight is made.
 
 import contextlib
 import logging
+from pathlib import Path
 
 from paddlenlp.trainer import set_seed
 from paddlenlp.transformers import (
@@ -93,6 +94,19 @@ def make_config(model_args, data_args, training_args, tokenizer):
     return config
 
 
+def check_trained_length(weights, length):
+    """Raises ValueError for sequences beyond the positions that a folder's config.json gives its weights."""
+    if not (Path(weights) / "config.json").is_file():
+        return
+    config = read_config(weights)
+    dynamic = (scaling_of(config) or {}).get("rope_type") == "dynamic"  # which scales beyond them
+    if not dynamic and length > config.max_position_embeddings:
+        raise ValueError(
+            f"--max_seq_length {length}: the weights in {weights} are of a model with {config.max_position_embeddings} "
+            "positions; give shorter sequences, or raise max_position_embeddings in its config.json"
+        )
+
+
 def make_model(config, model_args, training_args):
     make = model_class(config, training_args.pipeline_parallel_degree > 1)
     weights = model_args.te_init_weight_path
@@ -103,6 +117,7 @@ def make_model(config, model_args, training_args):
     else:
         logger.info(f"initial weights: {weights}")
         check_same_model(config, weights)
+        check_trained_length(weights, config.seq_length)
         model = from_pretrained(
             make, weights, config, training_args.model_dtype, verify=training_args.verify_checkpoint
         )

@@ -44,3 +44,16 @@ def test_micro_batches_that_block_scaling_cannot_have(batch, layout, tokens):
     evaluated = arguments | dict(do_eval=True, per_device_train_batch_size=4 * batch, per_device_eval_batch_size=batch)
     with pytest.raises(ValueError, match=message.replace("train", "eval")):
         pretrain._check_tokens(SimpleNamespace(**evaluated), config)
+
+
+@pytest.mark.parametrize("scaling", [{}, dict(rope_scaling_type="dynamic_ntk", rope_scaling_factor=2.0)])
+def test_weights_know_their_positions(tmp_path, scaling):
+    """Sequences beyond them would be trained on with angles that the model has not seen, in silence."""
+    config = configs.read("tiny-llama-demo") | dict(max_position_embeddings=64) | scaling
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pretrain.check_trained_length(tmp_path, 64)
+    if scaling:
+        pretrain.check_trained_length(tmp_path, 65)
+    else:
+        with pytest.raises(ValueError, match="--max_seq_length 65: the weights in .* model with 64 positions"):
+            pretrain.check_trained_length(tmp_path, 65)
