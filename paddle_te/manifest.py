@@ -13,6 +13,7 @@ no NumPy: the launcher reads manifests, too.
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 import xxhash
 
 from paddle_te import typed
+from paddle_te.files import open_file, read_file, real_path
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -89,7 +91,7 @@ def seal(text):
 def record(path, copy=None):
     """The FileRecord of a file, read once; copy: an open binary file that gets what is read."""
     digest, size, block = xxhash.xxh3_128(), 0, memoryview(bytearray(BLOCK))
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         while count := file.readinto(block):
             digest.update(block[:count])
             size += count
@@ -143,12 +145,12 @@ def read(folder):
     Raises CheckpointDamaged where the manifest is not the one that the mark names.
     """
     path, mark = Path(folder) / MANIFEST, Path(folder) / COMPLETE_MARK
-    named = mark.read_text(errors="replace").strip()
+    named = read_file(mark).decode(errors="replace").strip()
     if not path.is_file():
         if named:
             raise CheckpointDamaged(f"{MANIFEST} is missing")
         return None
-    text = path.read_bytes()
+    text = read_file(path)
     if seal(text) != named:
         raise CheckpointDamaged(f"{MANIFEST} is not the one that {COMPLETE_MARK} names: one of them is damaged")
     try:
@@ -199,6 +201,28 @@ def _wrong_sizes(folder, manifest):
             wrong.append(f"{name} has {size:,} bytes instead of {entry.size:,}")
     foreign = sorted(name for name in there - manifest.files.keys() if name.endswith(STATE_SUFFIXES))
     return wrong + [f"{name} was not saved with it" for name in foreign]
+
+
+def steps(folder, manifest):
+    """{what says so: step} of the names of a checkpoint's folder, where links lead too, and of its Manifest or None."""
+    found = {}
+    for what, path in (
+        ("its folder's name", Path(folder).absolute()),
+        ("the folder that it links to", real_path(folder)),
+    ):
+        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and int(match[1]) not in found.values():
+            found[what] = int(match[1])
+    if manifest and manifest.run.get("step") is not None:
+        found[MANIFEST] = manifest.run["step"]
+    return found
+
+
+def contradiction(steps):
+    """[a line] where what `steps` says is not of one step; [] where it is."""
+    if len({*steps.values()}) < 2:
+        return []
+    said = ", ".join(f"{name} says step {step}" for name, step in steps.items())
+    return [f"{said}: give a folder that was renamed the name that it had"]
 
 
 def share(sizes, rank, ranks):

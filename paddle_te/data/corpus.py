@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from paddle_te.files import open_file, read_file
+
 HOW = "make one with paddle-te prepare-data, or use random tokens (--mock_data true, of the launcher MOCK_DATA=1)"
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, code of the token ids' type, entries of sizes and of documents
@@ -114,7 +116,7 @@ _checked: dict[str, tuple[list, Index]] = {}
 def _map(path: str, size: int) -> Index:
     """The arrays of a file of `size` bytes, whose header agrees with that."""
     wrong = f"{path} is no index of token ids, or damaged"
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         header = file.read(HEADER.size)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise CorpusError(f"{wrong}: it does not begin as one")
@@ -193,7 +195,7 @@ def _check_ids(where: str, ids: np.ndarray, vocab_size: int) -> None:
 def _max_token_id(prefix: str, index: Index) -> int | None:
     """The largest token id that PREFIX.json tells, where it is of this corpus."""
     try:
-        summary = json.loads(Path(f"{prefix}.json").read_text())
+        summary = json.loads(read_file(f"{prefix}.json"))
         if summary["tokens"] == index.bytes // index.dtype.itemsize and type(summary["max_token_id"]) is int:
             return summary["max_token_id"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -25,6 +25,7 @@ from numpy.lib import format as npy
 
 from paddle_te import manifest
 from paddle_te.data import corpus
+from paddle_te.files import read_file
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ def _misfit(order: Order) -> str | None:
         for path in there:
             if path.suffix == ".npy":
                 _check_plain(path)
-        noted = json.loads(order.note(order.folder).read_text())
+        noted = json.loads(read_file(order.note(order.folder)))
         if noted["corpus"] != _state(order.prefix):
             return f"{order.prefix}.bin and .idx have changed since"
         if missing := [path.name for path in files if path not in there]:

@@ -6,6 +6,7 @@ All files are read once, as bytes: what a tokenizer was made of is what it saves
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from paddle_te.data import paddlenlp_template
+from paddle_te.files import read_file
 
 CONFIG, FAST = "tokenizer_config.json", "tokenizer.json"
 SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -47,7 +49,7 @@ class Folder:
     @classmethod
     def read(cls, path: Path) -> Folder:
         """Raises TokenizerError for a file that cannot be read."""
-        names = [name for name in (*FILES, GENERATION, MODEL_CONFIG) if (path / name).exists()]
+        names = [name for name in (*FILES, GENERATION, MODEL_CONFIG) if os.path.lexists(path / name)]
         return cls(path, {name: _read(path / name) for name in names})
 
     def json(self, name: str, kind: type = dict) -> Any:
@@ -230,12 +232,12 @@ class Folder:
 def end_tokens(folder: str | Path) -> list[int]:
     """The tokens that end a text by a folder's generation_config.json; none without one. Raises TokenizerError."""
     path = Path(folder) / GENERATION
-    return Folder(path.parent, {GENERATION: _read(path)} if path.is_file() else {}).end_token_ids
+    return Folder(path.parent, {GENERATION: _read(path)} if os.path.lexists(path) else {}).end_token_ids
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise TokenizerError(f"{path}: cannot be read: {error.strerror}") from error
 

@@ -41,18 +41,10 @@ def damage(folder, level="full", rank=0, ranks=1):
 
 def _other_step(folder):
     """[why] where a checkpoint's name, manifest and Trainer's state are not of one step; [] where they agree."""
-    steps = {}
-    if match := re.fullmatch(r"checkpoint-(\d+)", folder.resolve().name):
-        steps["its folder's name"] = int(match[1])
-    saved = manifest.read(folder)
-    if saved and saved.run.get("step") is not None:
-        steps[manifest.MANIFEST] = saved.run["step"]
+    steps = manifest.steps(folder, manifest.read(folder))
     if (folder / TRAINER_STATE).is_file():
         steps[TRAINER_STATE] = read_state(folder).global_step
-    if len({*steps.values()}) < 2:
-        return []
-    said = ", ".join(f"{name} says step {step}" for name, step in steps.items())
-    return [f"{said}: give a folder that was renamed the name that it had"]
+    return manifest.contradiction(steps)
 
 
 def _unreadable(path):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddle_te import commands, typed
+from paddle_te.files import real_path
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.files import read_json
 from paddle_te.weights.tensors import CheckpointError
@@ -127,7 +128,7 @@ def check_own(path):
 
     The links of Hugging Face's cache, from snapshots/REVISION to blobs beside it, are a checkpoint's own.
     """
-    folder, real = path.parent.resolve(), path.resolve()
+    folder, real = real_path(path.parent), real_path(path)
     blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else None
     if folder not in real.parents and real.parent != blobs:
         raise CheckpointError(

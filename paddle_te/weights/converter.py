@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from paddle_te import manifest
 from paddle_te.configs.families import is_tied
+from paddle_te.files import real_path
 from paddle_te.weights import flex, optimizer, pdparams, safetensors
 from paddle_te.weights import layout as layouts
 from paddle_te.weights.adapters import open_adapter, with_adapter
@@ -251,14 +252,14 @@ def _plan_with_optimizer(sources, target):
 
 
 def _check_apart(input_path, output_path):
-    source, target = input_path.resolve(), output_path.resolve()
+    source, target = real_path(input_path), real_path(output_path)
     if source == target or source in target.parents:
         raise CheckpointError(f"{output_path}: the output lies inside the input {input_path}; choose another place")
     _check_not_around(input_path, output_path)
 
 
 def _check_not_around(input_path, output_path):
-    if output_path.resolve() in (input_path.resolve(), *input_path.resolve().parents):
+    if real_path(output_path) in (real_path(input_path), *real_path(input_path).parents):
         raise CheckpointError(f"{output_path}: the input {input_path} lies inside the output; choose another place")
 
 
@@ -331,7 +332,7 @@ def _unified_target(layout, mode, format, dtype):
 
 
 def _check_space(output_path, total):
-    parent = output_path.resolve().parent
+    parent = real_path(output_path).parent
     while not parent.exists():
         parent = parent.parent
     free = shutil.disk_usage(parent).free

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from paddle_te.files import open_file, read_file, real_path
 from paddle_te.manifest import sync
 from paddle_te.outputs import check_folder
 from paddle_te.weights.tensors import CheckpointError, sync_file
@@ -24,7 +25,7 @@ def new_folder(path):
     `path` that is a link is followed. Raises as `check_new`, and CheckpointError when another process is writing it.
     """
     check_new(path)
-    path = Path(path).resolve()  # a link cannot be replaced by a folder
+    path = real_path(path)  # a link cannot be replaced by a folder
     work = path.with_name(path.name + ".incomplete")
     work.mkdir(parents=True, exist_ok=True)
     with _locked_folder(work):
@@ -65,15 +66,17 @@ def check_new(path):
     if os.path.ismount(path):
         raise CheckpointError(f"{path}: a mount point cannot be replaced by a complete folder; give a folder in it")
     try:
-        check_folder("the output", path.resolve().parent)  # it is written beside its place
+        check_folder("the output", real_path(path).parent)  # it is written beside its place
     except ValueError as error:
         raise CheckpointError(str(error)) from error
 
 
 def read_json(path):
-    """The content of a JSON file. Raises CheckpointError for one that is damaged."""
+    """The content of a JSON file. Raises CheckpointError for one that cannot be read, or is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_file(path).decode("utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from None
 
@@ -88,7 +91,7 @@ def write_json(path, value):
 
 def copy_file(source, target):
     """Copies a file through to the disk."""
-    with open(source, "rb") as read, open(target, "xb") as written:
+    with open_file(source) as read, open(target, "xb") as written:
         shutil.copyfileobj(read, written)
         sync_file(written)
 
@@ -127,7 +130,7 @@ def verify_checksums(folder, workers=1):
 
 def _sha256(path):
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while block := file.read(2**22):
             digest.update(block)
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paddle_te.weights.tensors import STORAGE, CheckpointError, TensorRef, sync_file, write_array
+from paddle_te.weights.tensors import STORAGE, CheckpointError, TensorRef, opened, sync_file, write_array
 
 SUFFIX = ".pdparams"
 NAME_TABLE = "StructuredToParameterName@@"  # paddle.save's {key: the parameter's name in the program}
@@ -89,7 +89,7 @@ _GLOBALS = {
 _OPCODES = (
     "PROTO STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT "
     "BINUNICODE SHORT_BINUNICODE BINUNICODE8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS "
-    "EMPTY_DICT SETITEM SETITEMS BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL"
+    "EMPTY_DICT SETITEM SETITEMS BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL"
 )
 
 
@@ -117,7 +117,16 @@ class _TensorUnpickler(pickle._Unpickler):
             ) from None
 
     def _frame(self):
-        self.read(8)  # frames only group instructions; without them each offset is one of the file
+        """Frames only group instructions; without them each offset is one of the file. Other readers allocate one."""
+        if struct.unpack("<Q", self.read(8))[0] > self._size - self._file.tell():
+            raise EOFError
+
+    def _long_binput(self):
+        """Other readers keep what is remembered in an array that is as long as the largest number."""
+        number = struct.unpack("<I", self.read(4))[0]
+        if number > self._size:
+            raise CheckpointError(f"it remembers a value by the number {number:,}")
+        self.memo[number] = self.stack[-1]
 
     def _skip_bytes(self, length):
         if length > self._size - self._file.tell():
@@ -151,6 +160,7 @@ class _TensorUnpickler(pickle._Unpickler):
 
     dispatch |= {
         pickle.FRAME[0]: _frame,
+        pickle.LONG_BINPUT[0]: _long_binput,
         pickle.SHORT_BINBYTES[0]: _short_binbytes,
         pickle.BINBYTES[0]: _binbytes,
         pickle.BINBYTES8[0]: _binbytes8,
@@ -198,7 +208,7 @@ def check(path):
     file, and for one that holds anything else, of which nothing has been run.
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with opened(path) as file:
         try:
             return _TensorUnpickler(file).load()
         except CheckpointError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from paddle_te.weights.tensors import STORAGE, CheckpointError, TensorRef, sync_file, write_array
+from paddle_te.weights.tensors import STORAGE, CheckpointError, TensorRef, opened, sync_file, write_array
 
 SUFFIX = ".safetensors"
 # PaddleNLP saves bfloat16 as U16
@@ -25,7 +25,7 @@ def read(path):
     """{name: TensorRef} of a file. Raises CheckpointError for a truncated or damaged one, or one of other dtypes."""
     path = Path(path)
     check(path)
-    with path.open("rb") as file:
+    with opened(path) as file:
         start = 8 + int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(start - 8))
     header.pop("__metadata__", None)
@@ -41,7 +41,7 @@ def read(path):
 def check(path):
     """Raises CheckpointError for a truncated or damaged file."""
     try:
-        with safe_open(path, framework="np"):
+        with opened(path), safe_open(path, framework="np"):
             pass  # the library checks the header and the file's length
     except SafetensorError as error:
         raise CheckpointError(f"{path}: truncated, or not a safetensors file ({error})") from None

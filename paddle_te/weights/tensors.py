@@ -1,11 +1,16 @@
 """Tensors that stay in their files until they are read, and the error of this package."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+
+from paddle_te.files import open_file
 
 # Weights are moved as bits: bfloat16, which numpy does not have, is held as uint16, as Paddle does.
 NUMBERS = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
@@ -15,6 +20,16 @@ STORAGE = NUMBERS | {"int16": np.dtype("<i2"), "int8": np.dtype("i1")}
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read, converted or written; the message names the file and what to do."""
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[BinaryIO]:
+    """A file of a checkpoint, for reading. Raises CheckpointError where it cannot be read, or is no regular file."""
+    try:
+        with open_file(path) as file:
+            yield file
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)
@@ -33,8 +48,10 @@ class TensorRef:
         return prod(self.shape) * STORAGE[self.dtype].itemsize
 
     def read(self):
-        """The tensor as a numpy array of the storage dtype. Raises CheckpointError for a file that became shorter."""
-        array = np.fromfile(self.path, STORAGE[self.dtype], prod(self.shape), offset=self.offset)
+        """The tensor as an array of the storage dtype. Raises CheckpointError for a file that cannot be read, or has
+        become shorter."""
+        with opened(self.path) as file:
+            array = np.fromfile(file, STORAGE[self.dtype], prod(self.shape), offset=self.offset)
         if array.size != prod(self.shape):
             raise CheckpointError(f"{self.path}: truncated while it was being read")
         return array.reshape(self.shape, order=self.order)

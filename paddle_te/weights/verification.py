@@ -93,7 +93,7 @@ class Verification:
         """([in what the files differ from the manifest, as far as this process reads them], bytes of all of them)."""
         try:
             saved = manifest.read(folder)
-            wrong = list(_wrong_sizes(folder, names, saved))
+            wrong = [*_wrong_sizes(folder, names, saved), *manifest.contradiction(manifest.steps(folder, saved))]
             sizes = {name: saved.files[name].size for name in names if name in saved.files}
             if self.level == FULL and not wrong:
                 mine = manifest.share(sizes, self.rank, self.ranks)

@@ -14,8 +14,9 @@ MAY_IMPORT = {
     "host": set(),
     "options": {"host", "recipes"},
     "recipes": {"table"},
+    "files": set(),
     "typed": set(),
-    "manifest": {"typed"},
+    "manifest": {"files", "typed"},
     "table": set(),
     "outputs": set(),
     "commands": set(),
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "optimizer": {"device", "ops", "options", "weights", "planner"},
     "ops": {"native", "fp8", "device"},
     "layers": LAYERS | {"options"},
-    "weights": {"commands", "configs", "manifest", "options", "outputs", "table", "typed"},
+    "weights": {"commands", "configs", "files", "manifest", "options", "outputs", "table", "typed"},
     "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
     "hosts": LAYERS
     | {
@@ -50,7 +51,7 @@ MAY_IMPORT = {
     "runs": {"configs", "weights", "options", "manifest", "outputs", "table", "host"},
     "launch": {"commands", "runs", "configs", "weights", "options", "planner", "host", "data", "recipes", "outputs"},
     "planner": {"commands", "configs", "options", "runs", "table"},
-    "data": {"host", "manifest", "options", "outputs", "runs"},
+    "data": {"files", "host", "manifest", "options", "outputs", "runs"},
     "scripts": {"hosts", "runs", "upstream", "host"},
     "selftest": {"device", "env", "fp8", "layers", "options", "outputs", "runs", "table"},
     "env": {"native", "device", "options", "outputs", "runs", "host"},

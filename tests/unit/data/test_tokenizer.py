@@ -164,6 +164,20 @@ def test_damaged_files_are_named(damage, tmp_path, capfd):
     assert "panicked" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["added_tokens.json", "special_tokens_map.json", "generation_config.json"])
+def test_a_file_that_is_named_but_cannot_be_read_is_not_left_out(tmp_path, name):
+    """Such as a link of Hugging Face's cache whose blob was removed: without the file there would be other tokens."""
+    folder = write(tmp_path / "tokenizer", folders()["llama_older"])
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "blobs/0")
+    with pytest.raises(TokenizerError, match=f"{name}: cannot be read: No such file"):
+        load_tokenizer(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(TokenizerError, match=f"{name}: cannot be read: is no regular file"):
+        load_tokenizer(folder)
+
+
 def test_what_is_no_tokenizer(tmp_path):
     for name in ("/no/folder", str(tmp_path / "missing"), ""):
         with pytest.raises(TokenizerError, match="there is no such folder"):

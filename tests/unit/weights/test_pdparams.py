@@ -125,6 +125,27 @@ def test_other_contents_are_errors(tmp_path):
             pytest.fail(f"{what} was accepted")
 
 
+BOMBS = {
+    "a number to remember": (
+        pickle.EMPTY_DICT + pickle.LONG_BINPUT + b"\xff\xff\xff\xff" + pickle.STOP,
+        "it remembers",
+    ),
+    "a frame": (
+        pickle.PROTO + b"\x04" + pickle.FRAME + b"\xff" * 5 + b"\0\0\0" + pickle.EMPTY_DICT + b".",
+        "truncated",
+    ),
+}
+
+
+@pytest.mark.parametrize("content, said", BOMBS.values(), ids=BOMBS)
+def test_pickles_that_make_other_readers_allocate(tmp_path, content, said):
+    """A hundred bytes, for which Python's own unpickler asks for 16 GiB and more."""
+    path = tmp_path / "scheduler.pdparams"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"scheduler.pdparams: .*{said}"):
+        pdparams.check(path)
+
+
 def test_random_damage_is_an_error_or_harmless(tmp_path, rng):
     path = tmp_path / "x.pdparams"
     save_pdparams(path, {"a": random_bits(rng, (3, 5), "float32"), "b": random_bits(rng, (2,), "float32")}, "float32")

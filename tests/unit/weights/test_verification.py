@@ -46,6 +46,18 @@ def test_a_flipped_bit(folder, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_of_another_step_than_its_name_says(folder, tmp_path):
+    complete(folder, {"step": 4})
+    renamed = folder.rename(tmp_path / "checkpoint-9")
+    said = "its folder's name says step 9, manifest.json says step 4"
+    with pytest.raises(CheckpointError, match=said):
+        convert(renamed, tmp_path / "out", "te2pd", progress=False)
+    right = renamed.rename(tmp_path / "checkpoint-4")
+    assert outcome(Verification(), right) == (True, "sizes and checksums agree with its manifest")
+    renamed.symlink_to(right)
+    assert "its folder's name says step 9, the folder that it links to says step 4" in outcome(Verification(), renamed)
+
+
 def test_a_flipped_bit_that_the_user_takes(folder, tmp_path):
     flip(folder / "model_state.pdparams")
     told = []

@@ -1,0 +1,34 @@
+"""Only regular files are opened: nothing else makes a reader wait, or read without end."""
+
+import os
+
+import pytest
+
+from paddle_te.files import open_file, read_file
+
+
+def test_a_regular_file_and_a_link_to_one(tmp_path):
+    (tmp_path / "file").write_bytes(b"\0content\r\n")
+    (tmp_path / "link").symlink_to("file")
+    assert read_file(tmp_path / "file") == read_file(str(tmp_path / "link")) == b"\0content\r\n"
+
+
+IN_ITS_PLACE = {
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
+    "a device": lambda path: os.symlink("/dev/zero", path),
+    "a link to itself": lambda path: os.symlink(path, path),
+    "nothing": lambda path: None,
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", IN_ITS_PLACE.values(), ids=IN_ITS_PLACE)
+def test_what_is_no_file_is_an_error_that_names_it(tmp_path, make):
+    path = tmp_path / "config.json"
+    make(path)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError) as error:
+        open_file(path)
+    assert error.value.filename == str(path) and error.value.strerror
+    assert len(os.listdir("/proc/self/fd")) == before, "it leaves no file open"
