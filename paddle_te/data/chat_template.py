@@ -128,7 +128,9 @@ class Renderer:
     def __enter__(self) -> Renderer:
         # -I: neither the working folder nor the environment's variables decide which modules the process finds
         command = [sys.executable, "-I", template_process.__file__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # what it says where it dies is for nobody: its status tells
+        quiet = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, **quiet)
         try:
             (answer,) = self._ask([{"templates": self.template.sources}])
             if "error" in answer:

@@ -32,7 +32,7 @@ from jinja2.visitor import NodeTransformer
 
 SECONDS = 2  # of the processor, for one answer; then an error, and a second later the kernel ends the process
 MEMORY = 2**30  # bytes
-CHARACTERS = 2**24  # of one text
+CHARACTERS = 2**22  # of one text: a million tokens
 TIME_IS_UP = (signal.SIGPROF, signal.SIGVTALRM)  # signals that end a process that does not come back to Python
 
 Messages = list[dict[str, Any]]
@@ -52,14 +52,15 @@ class Trace:
     """What a template has written so far, and for which message.
 
     turns: {number of a message: [begin, end]} of the text that the template's loop over the messages writes for it.
-    tail: where the last turn ends, None where no loop has written one. marks: spans of {% generation %}.
+    tail: where the last turn ends, None where no loop has written one. marks: of each {% generation %} where it begins,
+    and its text.
     """
 
     messages: Messages
     length: int = 0
     turns: dict[int, Span] = field(default_factory=dict)
     tail: int | None = None
-    marks: list[Span] = field(default_factory=list)
+    marks: list[tuple[int, str]] = field(default_factory=list)
     open: tuple[int, int] | None = None  # loop and message that are being written
     begin: int = 0
 
@@ -99,7 +100,7 @@ class Tracker(jinja2.ext.Extension):
 
     def _generation(self, caller: Any) -> str:
         text = caller()
-        self.trace.marks.append([self.trace.length, self.trace.length + len(text)])
+        self.trace.marks.append((self.trace.length, text))
         return text
 
     def _turn_begins(self, loop: int, *items: Any) -> str:
@@ -223,14 +224,14 @@ class Template:
         except Exception as error:
             raise RenderError(describe(error), trace.open and trace.open[1]) from error
         trace.close()
-        return "".join(parts), trace
+        return _encodable("".join(parts)), trace
 
     def spans(self, messages: Messages, variables: dict[str, Any]) -> tuple[str, list[Span]]:
         """The text of a conversation, and where the assistant writes in it: what the template marks, or where it marks
         nothing, each of the assistant's turns beyond the prompt that asks for it. Raises RenderError."""
         text, trace = self.render(messages, variables)
         if self.environment.marked:
-            return text, trace.marks
+            return text, [_found(text, *mark) for mark in trace.marks]
         conversation = Conversation(self, messages, variables, text, trace)
         answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
         return text, [conversation.answer(number) for number in answers]
@@ -313,6 +314,22 @@ class Conversation:
         return turn[: _shared(turn, prompt)]
 
 
+def _encodable(text: str) -> str:
+    """The text. Raises RenderError for one with half of a surrogate pair, whose characters cannot be counted."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RenderError("it writes half of a surrogate pair, which is no character") from error
+    return text
+
+
+def _found(text: str, begin: int, marked: str) -> Span:
+    """The span of a {% generation %} in the text. Raises RenderError where it does not stand there, as in a macro."""
+    if not text.startswith(marked, begin):
+        raise RenderError("its {% generation %} stands in a macro, in another one or in a block that changes its text")
+    return [begin, begin + len(marked)]
+
+
 MARK_IT = (
     "so what the assistant writes cannot be told: give a copy of the template to --chat_template in which "
     "{% generation %}…{% endgeneration %} stand around it"
@@ -326,12 +343,16 @@ def _shared(a: str, b: str) -> int:
 
 def describe(error: BaseException) -> str:
     """One line, with the template's line where it is known."""
-    what = " ".join(str(error).split())[:300]
+    what = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(error).split())[:300])
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
     line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else lines[-1] if lines else None
     if isinstance(error, RenderError) or type(error) is jinja2.TemplateError:  # raise_exception's words
         return what
-    kind = {MemoryError: "it needs too much memory", RecursionError: "it calls itself without end"}.get(type(error))
+    kinds = {
+        MemoryError: "it needs too much memory",
+        RecursionError: "it is nested too deeply, or calls itself without end",
+    }
+    kind = kinds.get(type(error))
     return (kind or f"{type(error).__name__}: {what}") + (f", in line {line} of it" if line else "")
 
 
@@ -372,6 +393,8 @@ def answer(templates: dict[str, Template], request: dict[str, Any]) -> dict[str,
                 return {}
             template = templates[request["template"]]
             messages, variables = request["messages"], {"tools": request["tools"], "documents": None}
+            if taken := sorted(request["variables"].keys() & {"messages", "add_generation_prompt", *variables}):
+                raise RenderError(f"a special token is called {taken[0]}, as what each template is given")
             variables |= request["variables"]
             if not request.get("spans"):
                 return {"text": template.render(messages, variables, prompt=request["generation_prompt"])[0]}
