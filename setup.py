@@ -31,7 +31,7 @@ HOSTS = {
         "numpy<2",
         "fast_dataindex",
         "sentencepiece",
-        "jinja2>=3.1,<4",
+        "jinja2>=3.1.6,<4",
     ],
     # datasets 5 requires pyarrow 24, which needs NumPy 2; fast_dataindex, which PaddleFormers requires, needs NumPy 1.
     "paddleformers": ["paddleformers>=1.2,<1.3", "datasets<5", "pyarrow<24", "numpy<2"],
@@ -76,6 +76,7 @@ EXTRAS["test"] = [
     "pytest>=8",
     "pytest-timeout",
     "pytest-xdist>=3.6,<4",
+    "hypothesis>=6.100,<7",
     "codespell>=2.3,<3",
     "ruff",
     "clang-format",
