@@ -86,7 +86,8 @@ def ask(main: Callable[..., Any], words: list[Any], result: Callable[[], Any], a
 
     A refusal is status 1 or 2, with one line. Raises what else the command raises.
     """
-    lines, out, start = _Lines(), io.StringIO(), time.monotonic()
+    lines, start = _Lines(), time.monotonic()
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     own = logging.getLogger("paddle_te")
     own.addHandler(lines)
     try:
@@ -100,8 +101,8 @@ def ask(main: Callable[..., Any], words: list[Any], result: Callable[[], Any], a
         own.removeHandler(lines)
     seconds, said = time.monotonic() - start, " | ".join(lines.warnings)
     if status in (None, 0):
-        return Answer(result(out.getvalue()), "", said, seconds)
-    told = [status] if isinstance(status, str) else lines.errors or printed or [out.getvalue()]
+        return Answer(result(out.buffer.getvalue().decode()), "", said, seconds)
+    told = [status] if isinstance(status, str) else lines.errors or printed or [out.buffer.getvalue().decode()]
     assert isinstance(status, str) or status in (1, 2), f"status {status}"
     assert len(told) == 1 and told[0].strip(), f"an error of {len(told)} messages: {told}"
     return Answer(None, told[0], said, seconds)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import tokenizers
@@ -164,10 +165,10 @@ def _check(folder: Folder, backend: tokenizers.Tokenizer, added: Added) -> None:
     vocabulary = backend.get_vocab(with_added_tokens=True)
     if len(set(vocabulary.values())) < len(vocabulary):
         raise TokenizerError(f"{folder.path}: two tokens have the same id")
-    others = set(backend.get_added_tokens_decoder())
-    missing = set(range(max(set(vocabulary.values()) - others, default=0))) - set(vocabulary.values())
-    if missing:
-        raise TokenizerError(f"{folder.path}: no token has id {min(missing)}, and others have larger ones")
+    ids, others = set(vocabulary.values()), set(backend.get_added_tokens_decoder())
+    unused = next(number for number in count() if number not in ids)
+    if unused < max(ids - others, default=0):
+        raise TokenizerError(f"{folder.path}: no token has id {unused}, and others have larger ones")
 
 
 @contextmanager

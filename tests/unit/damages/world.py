@@ -18,7 +18,7 @@ from paddle_te.hosts.paddlenlp.training import finetune, pretrain
 from paddle_te.launch import __main__ as launch
 from paddle_te.runs import verify
 from paddle_te.weights import command, convert
-from tests import pretraining, small_tokenizers
+from tests import chats, pretraining, small_tokenizers
 from tests.damaged_readers import Answer, ask
 from tests.pretraining import words
 from tests.small_checkpoints import random_words, save_models, write_lines
@@ -75,6 +75,9 @@ def make(place: Path) -> Path:
     (place / "questions").mkdir()
     records = [{"src": random_words(generator, n % 5 + 1), "tgt": random_words(generator, 2)} for n in range(8)]
     write_lines(place / "questions/train.json", records)
+    (place / "chats").mkdir()
+    write_lines(place / "chats/train.jsonl", list(chats.CONVERSATIONS.values())[:3])
+    chats.save_tokenizer(place / "chats", chats.PLAIN["chatml"])
     (place / "data").mkdir()
     documents = [generator.integers(3, 250, generator.integers(1, 50)).tolist() for _ in range(60)]
     write_corpus(place / "data/corpus", documents)
@@ -214,6 +217,20 @@ _READERS = [
         finetune.main,
         lambda place: finetuning_words(place, lora="true", lora_path=place / "lora", max_steps=1, save_steps=9),
         ("lora/*", "paddle/*", "questions/*"),
+        first_loss,
+    ),
+    Reader(
+        "tune on chats",
+        finetune.main,
+        lambda place: finetuning_words(
+            place,
+            tokenizer_name_or_path=place / "chats",
+            dataset_name_or_path=place / "chats",
+            per_device_train_batch_size=1,
+            max_steps=1,
+            save_steps=9,
+        ),
+        ("chats/*",),
         first_loss,
     ),
     Reader(

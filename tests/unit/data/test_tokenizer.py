@@ -122,6 +122,7 @@ DAMAGE = {
     "another type": ("llama3", "tokenizer.json", lambda content: content.replace(b'"BPE"', b'"BPF"')),
     "an id twice": ("llama3", "tokenizer.json", lambda content: content.replace(b'"hello": 261', b'"hello": 260')),
     "an id nowhere": ("llama3", "tokenizer.json", lambda content: content.replace(b'"hello": 261', b'"hello": 461')),
+    "an id far away": ("llama3", "tokenizer.json", lambda c: c.replace(b'"hello": 261', b'"hello": 4294967295')),
     "an added token's id": ("deepseek", "tokenizer.json", lambda content: content.replace(b'"id": 273', b'"id": 293')),
     "a merge": ("llama3", "tokenizer.json", lambda content: content.replace(b'"h e"', b'"h  "')),
     "tokens as text": ("llama3", "tokenizer.json", lambda c: c.replace(b'ed_tokens": [', b'ed_tokens": ["x",')),
