@@ -6,6 +6,7 @@ gradients are added to main gradients in float32, and PaddleNLP's RMSNorm multip
 """
 
 import paddle
+from paddle.base.framework import _dygraph_place_guard
 
 from paddle_te.runs import noise
 
@@ -22,9 +23,10 @@ def apply():
     if _said:
         return
     _said = True
-    one = paddle.to_tensor([1.0], place=paddle.CPUPlace())  # a device is chosen later
-    half = one.astype("bfloat16")
-    with noise.kept_out_of_descriptor(2):
+    # A device is chosen later: until then each rank's would be the first GPU, on which a context takes memory.
+    with _dygraph_place_guard(paddle.CPUPlace()), noise.kept_out_of_descriptor(2):
+        one = paddle.to_tensor([1.0])
+        half = one.astype("bfloat16")
         for operation in OPERATIONS:
             getattr(paddle.Tensor, operation)(one.clone(), half)
 
