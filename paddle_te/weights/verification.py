@@ -6,7 +6,9 @@ a resumed run, which reads the optimizer's states too, looks at whole checkpoint
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +36,13 @@ class Verified:
     compared: bool = False
 
 
+@dataclass
+class Comparison:
+    """A comparison beside a block that reads; verified: what it found, once the block is over."""
+
+    verified: Verified | None = None
+
+
 @dataclass(frozen=True)
 class Verification:
     """How a reader compares files with a manifest.
@@ -54,24 +63,41 @@ class Verification:
 
         To be called by all processes. Raises CheckpointError for a file that differs from it.
         """
-        folder, start = Path(folder), time.perf_counter()
+        with self.beside(folder, names) as comparison:
+            pass
+        return comparison.verified
+
+    @contextmanager
+    def beside(self, folder: str | Path, names: Iterable[str] | None = None) -> Iterator["Comparison"]:
+        """Compares likewise while the block reads the files: sizes before it, checksums in threads beside it.
+
+        The Comparison has its Verified behind the block. To be entered by all processes. Raises CheckpointError before
+        the block for other sizes, behind it for other checksums, also where these made the block fail.
+        """
+        folder = Path(folder)
         if (reason := self._nothing_to_compare(folder)) is not None:
             if reason and self.rank == 0:
                 self.tell(f"{folder}: {reason}")
-            return Verified(reason or "without a manifest")
-        there = manifest.file_names(folder)
-        names = [name for name in there if not _TRAINING.fullmatch(name)] if names is None else list(names)
-        wrong, size = self._differences(folder, names)
-        found = list(dict.fromkeys(line for lines in self.gather(wrong) for line in lines))
-        if found:
-            more = f"; and {len(found) - 3} more" * (len(found) > 3)
-            raise CheckpointError(
-                f"{folder} is damaged, or was changed after it was saved: {'; '.join(found[:3])}{more}; "
-                "--verify_checkpoint none would take it as it is"
-            )
-        what = "sizes" if self.level == SIZE else "sizes and checksums"
-        seconds = time.perf_counter() - start
-        return Verified(f"{what} agree with its manifest", len(names), size, seconds, compared=True)
+            yield Comparison(Verified(reason or "without a manifest"))
+            return
+        saved, sizes = self._compare_sizes(folder, names)
+        mine = manifest.share(sizes, self.rank, self.ranks) if self.level == FULL else []
+        with ThreadPoolExecutor(1) as pool:
+            compared = pool.submit(_timed, _wrong_checksums, folder, mine, saved)
+            comparison = Comparison()
+            try:
+                yield comparison
+            except Exception as error:
+                # The other processes may never come to compare: this one looks at their files, too.
+                others = sizes.keys() - mine if self.level == FULL else ()
+                if wrong := compared.result()[0] + _wrong_checksums(folder, others, saved):
+                    raise _damaged(folder, wrong) from error
+                raise
+            wrong, seconds = compared.result()
+            if found := [line for lines in self.gather(wrong) for line in lines]:
+                raise _damaged(folder, found)
+        words = f"{'sizes' if self.level == SIZE else 'sizes and checksums'} agree with its manifest"
+        comparison.verified = Verified(words, len(sizes), sum(sizes.values()), seconds, compared=True)
 
     def _nothing_to_compare(self, folder):
         """Why nothing is compared: "" without any manifest, None where there is something to compare."""
@@ -89,19 +115,42 @@ class Verification:
             )
         return None
 
-    def _differences(self, folder, names):
-        """([in what the files differ from the manifest, as far as this process reads them], bytes of all of them)."""
+    def _compare_sizes(self, folder, names):
+        """(the folder's Manifest, {name: size} of the files to compare). Raises CheckpointError for what differs."""
         try:
+            there = manifest.file_names(folder)
+            names = [name for name in there if not _TRAINING.fullmatch(name)] if names is None else list(names)
             saved = manifest.read(folder)
             wrong = [*_wrong_sizes(folder, names, saved), *manifest.contradiction(manifest.steps(folder, saved))]
-            sizes = {name: saved.files[name].size for name in names if name in saved.files}
-            if self.level == FULL and not wrong:
-                mine = manifest.share(sizes, self.rank, self.ranks)
-                found = manifest.records(folder, mine)
-                wrong = [f"{name} has another checksum" for name in mine if found[name] != saved.files[name]]
-            return wrong, sum(sizes.values())
         except (OSError, manifest.CheckpointDamaged) as error:
-            return [str(error)], 0
+            raise _damaged(folder, [str(error)]) from error
+        if wrong:
+            raise _damaged(folder, wrong)
+        return saved, {name: saved.files[name].size for name in names if name in saved.files}
+
+
+def _damaged(folder, lines):
+    found = list(dict.fromkeys(lines))
+    more = f"; and {len(found) - 3} more" * (len(found) > 3)
+    return CheckpointError(
+        f"{folder} is damaged, or was changed after it was saved: {'; '.join(found[:3])}{more}; "
+        "--verify_checkpoint none would take it as it is"
+    )
+
+
+def _timed(function, *arguments):
+    """(what it returns, seconds that it took)"""
+    start = time.perf_counter()
+    return function(*arguments), time.perf_counter() - start
+
+
+def _wrong_checksums(folder, names, saved):
+    """[a line for each of the files whose checksum is another, or that cannot be read]"""
+    try:
+        found = manifest.records(folder, names)
+    except OSError as error:
+        return [str(error)]
+    return [f"{name} has another checksum" for name in names if found[name] != saved.files[name]]
 
 
 def _wrong_sizes(folder, names, saved):

@@ -62,16 +62,17 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FUL
     All processes call it. The model's `loaded` is the Transfer.
     adapter: the folder of a LoRA adapter, which is added to the weights as they are read.
     in_fp8: the weights of the decoder layers' GEMMs exist in fp8 only, quantized as they are read for the recipe of the
-    configuration (`fp8_model_init`). verify: how much of the folder's manifest, if it has one, is compared first.
-    Raises CheckpointError where PaddleNLP would only warn, and for files that differ from their manifest. Raises
-    ValueError for a model that this machine cannot hold.
+    configuration (`fp8_model_init`). verify: how much of the folder's manifest, if it has one, is compared, beside the
+    reading. Raises CheckpointError where PaddleNLP would only warn, and for files that differ from their manifest.
+    Raises ValueError for a model that this machine cannot hold.
     """
     start = time.perf_counter()
     check_room(config, dtype, in_fp8)
-    verified = verification(verify).check(folder)
     if adapter:
         verification(verify).check(adapter)
-    model = _from_folder(model_class, folder, config, dtype, in_fp8, adapter)
+    with verification(verify).beside(folder) as comparison:
+        model = _from_folder(model_class, folder, config, dtype, in_fp8, adapter)
+    verified = comparison.verified
     size = sum(path.stat().st_size for path in open_checkpoint(folder).files)
     note = f"{verified.words} ({verified.seconds:.1f} s)" if verified.compared else verified.words
     model.loaded = Transfer("load", Path(folder), size, time.perf_counter() - start, note, verified.compared)

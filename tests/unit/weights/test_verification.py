@@ -1,8 +1,11 @@
 """Files are compared with their folder's manifest wherever they are read; or a line says that they were not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from paddle_te import manifest
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.command import main
 from paddle_te.weights.verification import Verification
@@ -138,3 +141,33 @@ def test_weights_that_are_not_finite(tmp_path, rng, dtype, capsys, monkeypatch):
         "llama.layers.0.transformer.self_attention.layernorm_qkv.weight, "
         "llama.layers.1.transformer.self_attention.layernorm_qkv.weight, llama.norm.weight\n"
     ) in capsys.readouterr().err
+
+
+def read(folder, error=None, **settings):
+    """The Comparison beside a block that reads, or fails with an error."""
+    with Verification(**settings).beside(folder) as comparison:
+        assert comparison.verified is None
+        if error:
+            raise error
+    return comparison.verified
+
+
+def test_beside_a_block_that_reads(folder):
+    verified = read(folder)
+    assert verified == dataclasses.replace(Verification().check(folder), seconds=verified.seconds)
+    assert verified.compared and verified.seconds > 0
+    with pytest.raises(KeyError):
+        read(folder, KeyError("of the reader"))
+    flip(folder / "model_state.pdparams")
+    with pytest.raises(CheckpointError, match="model_state.pdparams has another checksum"):
+        read(folder)
+
+
+def test_a_block_that_fails_by_another_processs_file(folder):
+    """Each process compares its share, and all of it where reading failed: the others may never come so far."""
+    shares = [manifest.share({"config.json": 1, "model_state.pdparams": 9}, rank, 2) for rank in (0, 1)]
+    assert shares == [["model_state.pdparams"], ["config.json"]]
+    flip(folder / "model_state.pdparams")
+    with pytest.raises(CheckpointError, match="model_state.pdparams has another checksum") as raised:
+        read(folder, ValueError("no pickle"), rank=1, ranks=2)
+    assert isinstance(raised.value.__cause__, ValueError)
