@@ -20,7 +20,6 @@ from paddle_te.options import BACKENDS
 from paddle_te.outputs import check_folder
 from paddle_te.planner.model import check_size
 from paddle_te.runs.checkpoints import find_checkpoint, saved_steps
-from paddle_te.weights.contents import is_adapter
 
 # Tokenizers that PaddleNLP knows by name and downloads; any other one is a folder.
 TOKENIZERS = [name for name in configs.known_names() if "/" in name]
@@ -224,6 +223,8 @@ def check_start(args: argparse.Namespace, output: Path, output_name: str) -> Non
 
 def check_weights(name: str, value: str) -> None:
     """That the argument `name` is a folder with weights."""
+    from paddle_te.weights.contents import is_adapter  # here, as it imports NumPy
+
     folder = Path(value).expanduser()
     if not value or not folder.is_dir():
         raise LaunchError(f"{name}: there is no folder {value!r}")

@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 from paddle_te import host
-from paddle_te.data.chat_template import NONE
 from paddle_te.data.records import DEV, has_split
 from paddle_te.launch.checks import check_tokenizer_folder, check_weights, read_config
 from paddle_te.launch.finetune_data import check_data
@@ -63,5 +62,7 @@ def flags(args: argparse.Namespace, device: str, world: int, output: Path) -> di
 
 
 def _chat_template(args: argparse.Namespace) -> str | Path | None:
+    from paddle_te.data.chat_template import NONE  # here, as it imports Jinja
+
     chosen = args.CHAT_TEMPLATE
     return chosen if chosen in (None, NONE) else Path(chosen).expanduser().absolute()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from paddle_te.data.chat_template import ChatTemplate
 from paddle_te.data.records import DEV, TRAIN, find_files, is_array, read_records
 from paddle_te.data.tokenizer import read_tokenizer
 from paddle_te.launch.machines import LaunchError
@@ -21,6 +20,7 @@ def check_data(flags: Mapping[str, object], extra: list[str]) -> None:
     reads is left to training, with all that depends on it. Raises LaunchError for what training would refuse.
     """
     from paddle_te.data import samples  # here, as it imports NumPy
+    from paddle_te.data.chat_template import ChatTemplate  # and Jinja
 
     try:
         told = {name: flags.get(name) for name in FLAGS} | said(extra, FLAGS)[0]

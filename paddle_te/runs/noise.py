@@ -60,6 +60,10 @@ KNOWN = (
         ("=+ Modified FLAGS detected =+", r"FLAGS\(name='\w+', current_value=.*, default_value=.*\)", "={71}"),
     ),
     Known(
+        "Paddle warns of a number of threads that the user, or a cluster's environment, has chosen.",
+        (r"WARNING: OMP_NUM_THREADS set to \d+, not 1\. .*", r"PLEASE USE OMP_NUM_THREADS WISELY\."),
+    ),
+    Known(
         "PaddleFormers needs no PyTorch, and hides it from transformers.",
         (
             "PyTorch was not found. Models won't be available and only tokenizers, configuration and file/data .*",

@@ -7,7 +7,7 @@ import importlib
 import sys
 
 from paddle_te.host import PADDLENLP, HostError, find
-from paddle_te.runs import screen
+from paddle_te.runs import noise, screen
 from paddle_te.runs.leaving import leaving_at_once
 from paddle_te.upstream import deferred_imports
 
@@ -26,4 +26,6 @@ def run(module, host=PADDLENLP):
     with leaving_at_once():
         screen.before_imports()
         deferred_imports.apply()
-        return importlib.import_module(module).main()
+        with noise.kept_out():
+            imported = importlib.import_module(module)
+        return imported.main()

@@ -8,7 +8,7 @@ import pytest
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 
 from paddle_te.data import corpus
-from paddle_te.hosts.paddlenlp.evaluation.tasks import perplexity_of_corpus
+from paddle_te.hosts.paddlenlp.evaluation.tasks import open_corpus, perplexity_of_corpus
 from paddle_te.hosts.paddlenlp.training.datasets import (
     DataArguments,
     collate_fn,
@@ -83,7 +83,7 @@ def readings(prefix):
         "launcher": lambda: checks.check_data(job, {"vocab_size": 1000}),
         "identity": lambda: data_identity(data, 7, 100),
         "pretraining": lambda: create_pretrained_dataset(data, run, vocab_size=1000),
-        "evaluation": lambda: perplexity_of_corpus(scorer, prefix),
+        "evaluation": lambda: perplexity_of_corpus(scorer, open_corpus(prefix)),
     }
 
 
