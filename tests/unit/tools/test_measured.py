@@ -29,7 +29,7 @@ def test_an_h100(point):
     """TP 2, PP 2 and one card, with main gradients where the launcher keeps them, and moments in 8 bits."""
     plan = measured.expected(point)
     assert point.memory is None or plan.memory.total == pytest.approx(point.memory, rel=0.01)
-    assert plan.milliseconds == pytest.approx(point.ms, rel=0.05)
+    assert plan.milliseconds == pytest.approx(point.ms, rel=0.06)
 
 
 def test_the_planner_has_what_was_measured():
