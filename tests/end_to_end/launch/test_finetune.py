@@ -114,7 +114,7 @@ def test_every_argument(place):
     "arguments, environ, message",
     [
         (dict(model_name="nowhere"), {}, "model_name: there is no folder 'nowhere'"),
-        (dict(model_name=""), {}, "model_name: there is no folder ''"),
+        (dict(model_name=""), {}, "model_name: '' must be a path, and is empty"),
         (dict(model_name="llama-125m"), {}, "model_name: there is no folder 'llama-125m'"),  # no weights
         (dict(tokenizer_name="nowhere"), {}, "tokenizer_name: 'nowhere'"),
         (dict(dataset="nowhere"), {}, "nowhere: no such file or folder"),
