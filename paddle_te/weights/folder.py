@@ -135,19 +135,20 @@ def _sizes(said):
 
 
 def check_layout(folder, layout, hf=False):
-    """Raises CheckpointError unless `folder` holds a whole checkpoint in the layout "native" or "te".
+    """Return the opened Checkpoint of a folder in the layout "native" or "te".
 
-    PaddleNLP's from_pretrained would only warn and leave the layers at random weights. hf: Hugging Face's will do, too.
-    Returns the layout's kind: "pd", "te" or "hf".
+    hf: Hugging Face's layout will do, too. Raises CheckpointError unless the folder holds a whole checkpoint in such a
+    layout, where PaddleNLP's from_pretrained would only warn and leave the layers at random weights.
     """
-    found, wanted = open_checkpoint(folder).layout, {"native": "pd", "te": "te"}[layout]
+    checkpoint, wanted = open_checkpoint(folder), {"native": "pd", "te": "te"}[layout]
+    found = checkpoint.layout
     if found.kind != wanted and not (hf and found.kind == "hf"):
         mode = f"{found.kind}2{wanted}"
         raise CheckpointError(
             f"{folder}: is in {found.title} layout, not in the {layout} layout that this backend needs; convert it: "
             f"{convert_command(folder, '--mode', mode)}"
         )
-    return found.kind
+    return checkpoint
 
 
 def _find_ranks(folder):

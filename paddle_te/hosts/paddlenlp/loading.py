@@ -31,7 +31,6 @@ from paddle_te.weights import CheckpointError, check_layout, native_layout, read
 from paddle_te.weights import config as weights_config
 from paddle_te.weights.adapters import open_adapter, with_adapter
 from paddle_te.weights.config import native_words
-from paddle_te.weights.folder import open_checkpoint
 from paddle_te.weights.verification import FULL, Verification
 
 logger = logging.getLogger(__name__)
@@ -71,9 +70,10 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FUL
     if adapter:
         verification(verify).check(adapter)
     with verification(verify).beside(folder) as comparison:
-        model = _from_folder(model_class, folder, config, dtype, in_fp8, adapter)
+        checkpoint = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
+        model = _with_weights(model_class, checkpoint, config, dtype, in_fp8, adapter)
     verified = comparison.verified
-    size = sum(path.stat().st_size for path in open_checkpoint(folder).files)
+    size = sum(path.stat().st_size for path in checkpoint.files)
     note = f"{verified.words} ({verified.seconds:.1f} s)" if verified.compared else verified.words
     model.loaded = Transfer("load", Path(folder), size, time.perf_counter() - start, note, verified.compared)
     if dist.get_rank() == 0:
@@ -81,13 +81,13 @@ def from_pretrained(model_class, folder, config, dtype, in_fp8=False, verify=FUL
     return model
 
 
-def _from_folder(model_class, folder, config, dtype, in_fp8, adapter):
-    layout = check_layout(folder, "native" if config.transformer_engine_backend == "none" else "te", hf=True)
-    of_a_rank = any(Path(folder).glob("model_state.[tp]p*"))
+def _with_weights(model_class, checkpoint, config, dtype, in_fp8, adapter):
+    """Return model_class(config) with an opened Checkpoint's weights, read by PaddleNLP where it reads them right."""
+    folder = checkpoint.folder
+    of_a_rank = any(folder.glob("model_state.[tp]p*"))
     # PaddleNLP's GPT gives each of several ranks the whole head, which has room for a part
     whole_head = family_of(config).learned_positions and config.tensor_parallel_degree > 1
-    if in_fp8 or layout == "hf" or of_a_rank or whole_head or adapter:
-        checkpoint = open_checkpoint(folder)
+    if in_fp8 or checkpoint.layout.kind == "hf" or of_a_rank or whole_head or adapter:
         if adapter:
             checkpoint = with_adapter(checkpoint, open_adapter(adapter, family_of(config)))
         with fp8_model_init(in_fp8, fp8_recipe(config) if in_fp8 else None):
