@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -242,8 +243,13 @@ def launch_words(name: str, layout: Layout) -> list[str]:
     arguments = {"model_name": _launched_model(name, layout)} | own | layout.launcher_arguments()
     if extra := layout.extra_arguments():
         arguments["EXTRA_ARGS"] = extra
+    return [job, *by_name(arguments)]
+
+
+def by_name(arguments: Mapping[str, object]) -> list[str]:
+    """The launcher's words for its arguments: --NAME=VALUE, true and false in lower case."""
     values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in arguments.items()}
-    return [job, *(f"--{key}={value}" for key, value in values.items())]
+    return [f"--{key}={value}" for key, value in values.items()]
 
 
 def _explained(plan: Plan, gpu: Gpu) -> list[str]:

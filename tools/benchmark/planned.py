@@ -1,4 +1,4 @@
-"""Train with the planner's first choices, and compare the memory and the time that it computed with what they took.
+"""Train with the planner's first choices, and compare what it computed with what each took.
 
     python tools/benchmark/planned.py meta-llama/Meta-Llama-3-8B --gpus 2 [--tokens_per_step N] [--only 1 3]
 
@@ -8,7 +8,6 @@ run.
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ sys.path.insert(0, str(ROOT))  # a checkout, installed or not
 
 from paddle_te import configs  # noqa: E402
 from paddle_te.planner import GPUS, Model, search, usual_tokens  # noqa: E402
+from paddle_te.planner.command import by_name  # noqa: E402
 from paddle_te.planner.gpus import at_hand  # noqa: E402
 from paddle_te.planner.plan import Plan  # noqa: E402
 from tools.benchmark import report  # noqa: E402
 from tools.benchmark.measured import as_json  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
 from tools.benchmark.throughput import last_error, start  # noqa: E402
-from tools.benchmark.trainings import Command, quoted, read_log  # noqa: E402
+from tools.benchmark.trainings import Command, quoted, read_log, step_times  # noqa: E402
 
 DEFINITIONS = [
     "A step's time is the median of those after the first; the first are slower, since cuDNN's plans are built. Memory "
@@ -38,9 +38,13 @@ STEPS = range(4, 9)  # at least, and at most
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout in which the planner would train `model`, a name or folder; number: its place in the list, from 1."""
+    """A layout in which the planner would train a model.
 
-    model: str
+    name_of_model: a name or folder. number: the layout's place in the planner's list, from 1.
+    """
+
+    name_of_model: str
+    model: Model
     number: int
     plan: Plan
 
@@ -59,7 +63,7 @@ class Choice:
         layout = self.plan.layout
         extra = f"{layout.extra_arguments()} --save_strategy no --report_to none --warmup_steps 2"
         values = layout.launcher_arguments() | {
-            "model_name": self.model,
+            "model_name": self.name_of_model,
             "tokenizer_name": "none",
             "MOCK_DATA": 1,
             "MAX_STEPS": self.steps(arguments.seconds),
@@ -70,17 +74,14 @@ class Choice:
         }
         if arguments.dry_run:
             values |= {"DRY_RUN": 1, "GPU": arguments.gpu}
-        words = [
-            f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()
-        ]
-        return Command([sys.executable, "-m", "paddle_te.launch", "pretrain", *words])
+        return Command([sys.executable, "-m", "paddle_te.launch", "pretrain", *by_name(values)])
 
 
 def choices(arguments: argparse.Namespace) -> list[Choice]:
     """The planner's first ones, and the first with moments in 8 bits where none of these has them."""
     gpu, model = GPUS[arguments.gpu], Model.of(configs.read(arguments.model))
     plans = search(model, gpu, arguments.gpus, arguments.seq, arguments.tokens_per_step, arguments.precision).plans
-    numbered = [Choice(arguments.model, number, plan) for number, plan in enumerate(plans, 1)]
+    numbered = [Choice(arguments.model, model, number, plan) for number, plan in enumerate(plans, 1)]
     first = numbered[: arguments.first]
     if not any(_in_8_bits(choice) for choice in first):
         first += [choice for choice in numbered if _in_8_bits(choice)][:1]
@@ -95,7 +96,7 @@ def train(choice: Choice, arguments: argparse.Namespace, folder: Path) -> dict:
     """The choice's row: {"status": "ok", …} or {"status": "failed", "reason"}."""
     command, log, plan = choice.command(folder, arguments), folder / "screen", choice.plan
     folder.mkdir()
-    row = {"model": as_json(Model.of(configs.read(choice.model))), "layout": as_json(plan.layout)}
+    row = {"model": as_json(choice.model), "layout": as_json(plan.layout)}
     row |= {"command": quoted(command.words).replace(str(folder), "FOLDER")}
     row |= {"planned": {"ms": plan.milliseconds, "bytes": plan.memory.total, "times": dict(plan.times)}}
     status = start(command, log, arguments.timeout)
@@ -103,19 +104,10 @@ def train(choice: Choice, arguments: argparse.Namespace, folder: Path) -> dict:
     if len(records) < 2:
         ending = f"not done after {arguments.timeout:g} s" if status is None else f"exit status {status}"
         return row | {"status": "failed", "reason": f"{last_error(log.read_text(errors='replace'))} ({ending})"}
-    return row | measured(records)
-
-
-def measured(records: list[dict]) -> dict:
-    """What a training's records say: {"status", "step_ms", "peak_bytes", "loss"}."""
-    times = [record["step_time"] * 1e3 for record in records]
-    steady = times[1:]
-    return {
-        "status": "ok",
-        "step_ms": {"median": statistics.median(steady), "min": min(steady), "max": max(steady), "all": times},
-        "peak_bytes": records[-1]["peak_memory_bytes"],
-        "loss": [records[0]["loss"], records[-1]["loss"]],
-    }
+    losses = [records[0]["loss"], records[-1]["loss"]]
+    times = step_times(records[1:]) | {"all": step_times(records)["all"]}  # the first one is shown, and not counted
+    found = {"step_ms": times, "peak_bytes": records[-1]["peak_memory_bytes"], "loss": losses}
+    return row | {"status": "ok"} | found
 
 
 def errors(row: dict) -> tuple[float, float]:

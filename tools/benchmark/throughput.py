@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,7 +36,7 @@ from tools.benchmark.formers import FormersRun  # noqa: E402
 from tools.benchmark.parallel import packages  # noqa: E402
 from tools.benchmark.problem import GPT, QWEN2, SIZES, Dims  # noqa: E402
 from tools.benchmark.titan import TitanRun  # noqa: E402
-from tools.benchmark.trainings import Conditions, Run, python_path, quoted  # noqa: E402
+from tools.benchmark.trainings import Conditions, Run, python_path, quoted, step_times  # noqa: E402
 
 LLAMA_3_8B = replace(step.SIZES["8b-s8192"], layers=32)
 LLAMA_3_70B = step.Size(Dims(1, 4096, 8192, 28672, 64, 8, 500000.0), 128256, layers=80)
@@ -482,14 +481,13 @@ def measured(run, records, warmup, seconds):
     steady = [record for record, first in zip(records, before, strict=False) if first >= warmup]
     if not steady:
         raise ValueError(f"its log has no steps behind the first {warmup}")
-    times = [record["step_time"] * 1e3 for record in steady]
-    ms = statistics.median(times)
+    times = step_times(steady)
     all_steps = sum(
         (record["step"] - first) * record["step_time"] for record, first in zip(records, before, strict=False)
     )
-    speeds = run.speeds(ms, steady)
+    speeds = run.speeds(times["median"], steady)
     return {
-        "step_ms": {"median": ms, "min": min(times), "max": max(times), "all": [round(time, 3) for time in times]},
+        "step_ms": times,
         **speeds,
         "tokens_per_second_per_gpu": speeds["tokens_per_second"] / run.gpus,
         "peak_bytes": records[-1]["peak_memory_bytes"],

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import statistics
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -236,6 +237,13 @@ class Run(Training):
 def read_log(output):
     """[{"step", "step_time", "loss", "peak_memory_bytes", …}] of each line that a training in `output` logged."""
     return [json.loads(line) for line in (output / "train_log.jsonl").read_text().splitlines()]
+
+
+def step_times(records):
+    """{"median", "min", "max", "all"} of the steps that records tell of, in ms."""
+    times = [record["step_time"] * 1e3 for record in records]
+    every = [round(time, 3) for time in times]
+    return {"median": statistics.median(times), "min": min(times), "max": max(times), "all": every}
 
 
 def python_path(*folders, inherited=True):
