@@ -1,4 +1,4 @@
-"""Which weights --freeze leaves as they are, by their names in a checkpoint; a checkpoint says so in its manifest."""
+"""Match the names of a checkpoint's weights with the patterns of --freeze. The manifest keeps the patterns."""
 
 import re
 from pathlib import Path

@@ -59,9 +59,9 @@ class Verification:
     tell: Callable[[str], None] = lambda line: None
 
     def check(self, folder: str | Path, names: Iterable[str] | None = None) -> Verified:
-        """Compares files of a folder, all that are of a model where no names are given, with its manifest.
+        """Compare files of a folder with its manifest: those named, or all that belong to a model.
 
-        To be called by all processes. Raises CheckpointError for a file that differs from it.
+        All processes call it. Raises CheckpointError for a file that differs.
         """
         with self.beside(folder, names) as comparison:
             pass
@@ -69,10 +69,10 @@ class Verification:
 
     @contextmanager
     def beside(self, folder: str | Path, names: Iterable[str] | None = None) -> Iterator["Comparison"]:
-        """Compares likewise while the block reads the files: sizes before it, checksums in threads beside it.
+        """Compare likewise while the block reads the files: sizes before it, checksums in threads beside it.
 
-        The Comparison has its Verified behind the block. To be entered by all processes. Raises CheckpointError before
-        the block for other sizes, behind it for other checksums, also where these made the block fail.
+        All processes enter it. Its Comparison has `verified` once the block is over. Raises CheckpointError before the
+        block for another size and after it for another checksum. A block that fails on such a file raises it, too.
         """
         folder = Path(folder)
         if (reason := self._nothing_to_compare(folder)) is not None:
