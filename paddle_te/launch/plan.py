@@ -20,6 +20,7 @@ from paddle_te.launch.machines import Devices, LaunchError, Nodes, find_devices,
 from paddle_te.launch.paddleformers import recipe as paddleformers
 from paddle_te.options import together
 from paddle_te.options.launcher import VARIABLES
+from paddle_te.options.removed import check_removed
 from paddle_te.planner import Layout, layout_of
 from paddle_te.planner.flags import read, said
 from paddle_te.runs.checkpoints import find_checkpoint, host_of
@@ -251,9 +252,14 @@ def _training_script(args: argparse.Namespace) -> str:
 
 def _extra_arguments(args: argparse.Namespace) -> list[str]:
     try:
-        return shlex.split(args.EXTRA_ARGS)
+        words = shlex.split(args.EXTRA_ARGS)
     except ValueError as error:
         raise LaunchError(f"EXTRA_ARGS: {args.EXTRA_ARGS!r} is not quoted as in a shell ({error})") from error
+    try:
+        check_removed(words)
+    except ValueError as error:
+        raise LaunchError(f"EXTRA_ARGS: {error}") from error
+    return words
 
 
 def _environment(

@@ -23,6 +23,7 @@ from paddle_te.options.option import (
     choice,
     whole,
 )
+from paddle_te.options.removed import asks_for_nothing, without_removed
 
 _NOT_GIVEN = Kind(int, "-1 (not given) or a whole number of at least 1", lambda n: n == -1 or n >= 1)
 _DEGREE, _MOST_STEPS = replace(_NOT_GIVEN, limits=RANKS.limits), replace(_NOT_GIVEN, limits=STEPS.limits)
@@ -93,10 +94,6 @@ BOUNDS = {option.name: option.kind for option in PADDLENLP}
 # What PaddleNLP's files of arguments may say and these scripts do not have: the value that asks for nothing, and what
 # there is instead.
 UNSUPPORTED = {
-    "data_impl": ("mmap", "the data are .bin/.idx pairs, read as mmap"),
-    "skip_warmup": (True, "files are not read before they are used"),
-    "hidden_dropout_prob": (0.0, "the model's config.json says it"),
-    "attention_probs_dropout_prob": (0.0, "the model's config.json says it"),
     "eval_with_do_generation": (False, "paddle-te evaluate --prompts generates"),
     "save_generation_output": (False, "paddle-te evaluate --prompts generates"),
     "pissa": (False, "--lora is the one there is"),
@@ -114,8 +111,9 @@ UNSUPPORTED = {
 
 
 def without_unsupported(values):
-    """{flag: value} without those of UNSUPPORTED that ask for nothing. Raises ValueError for those that do ask."""
+    """Return {flag: value} without those of UNSUPPORTED and REMOVED, which ask for nothing or raise ValueError."""
+    values = without_removed(values)
     for name, (nothing, remedy) in UNSUPPORTED.items():
-        if name in values and str(values[name]).lower() not in (str(nothing).lower(), "0", "none"):
+        if name in values and not asks_for_nothing(values[name], nothing):
             raise ValueError(f"{name} {str(values[name]).lower()}: is not supported; {remedy}")
     return {name: value for name, value in values.items() if name not in UNSUPPORTED}

@@ -757,3 +757,5 @@ def test_flags_of_the_trainer_that_do_not_go_together():
     assert said.startswith("EXTRA_ARGS: --learning_rate 0.001 is below --min_learning_rate 0.01: the rate would rise")
     said = refusal(CPU, **tiny, EXTRA_ARGS="--report_to wandbee")
     assert said.startswith("EXTRA_ARGS: --report_to wandbee: it must be one of")
+    said = refusal(CPU, **tiny, EXTRA_ARGS="--tp_comm_overlap 4")
+    assert said == "EXTRA_ARGS: --tp_comm_overlap: this option went with version 0.2.0; delete it"

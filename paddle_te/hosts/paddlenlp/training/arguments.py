@@ -16,6 +16,7 @@ from paddle_te.hosts.paddlenlp.modeling import check_fp8_lm_head
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.options import BOUNDS, FP8_RECIPES, check_values, with_options
 from paddle_te.options.paddlenlp import without_unsupported
+from paddle_te.options.removed import check_removed
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, STATES, TRAINING, chosen
 from paddle_te.options.together import PRETRAIN, check_trainer
 from paddle_te.outputs import check_folder
@@ -93,11 +94,6 @@ class PreTrainingArguments(TrainingArguments):
             )
         if self.gemm_autotune:
             self._check_gemm_autotune()
-        if self.fuse_sequence_parallel_allreduce:
-            raise ValueError(
-                "--fuse_sequence_parallel_allreduce true: Paddle's hook fails in the first backward, and one sum for "
-                "all gradients saves no time; leave it out"
-            )
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
@@ -406,6 +402,7 @@ class ScriptParser(PdArgumentParser):
         return words
 
     def parse_known_args(self, args=None, namespace=None):
+        check_removed(sys.argv[1:] if args is None else args)
         flags, rest = super().parse_known_args(args, namespace)
         if rest:
             word = next((word for word in rest if word.startswith("--")), None)

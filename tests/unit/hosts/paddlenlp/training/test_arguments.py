@@ -11,6 +11,7 @@ from paddlenlp.trainer.trainer_utils import OptimizerNames, ShardingOption
 
 from paddle_te.hosts.paddlenlp.training.arguments import ModelArguments, PreTrainingArguments, ScriptParser
 from paddle_te.hosts.paddlenlp.training.finetune_trainer import FinetuneModelArguments
+from paddle_te.options.removed import REMOVED
 
 TE = ["--transformer_engine_backend", "transformer_engine"]
 COMPACT = ["--bf16", "true", "--fp16_opt_level", "O2", "--optim_moments", "bfloat16"]
@@ -134,7 +135,6 @@ def test_gemms_add_to_main_gradients_by_themselves(tmp_path, words, fused):
         (["--gemm_autotune"], "--gemm_autotune true needs --transformer_engine_backend transformer_engine"),
         ([*TE, "--gemm_autotune"], "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or current"),
         ([*TE, *BLOCK, "--gemm_autotune"], "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or"),
-        (["--fuse_sequence_parallel_allreduce", "true"], "--fuse_sequence_parallel_allreduce true: .* leave it out"),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),
@@ -201,6 +201,12 @@ def test_the_models_dtype(level, half, dtype):
     assert PreTrainingArguments.model_dtype.fget(arguments) == dtype
 
 
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_option_is_told_with_the_version_that_it_went_with(name):
+    with pytest.raises(ValueError, match=f"^--{name}: this option went with version 0.2.0; delete it$"):
+        ScriptParser((PreTrainingArguments,)).parse_args_into_dataclasses([f"--{name}=0", "--output_dir", "out"])
+
+
 def test_paddlenlps_files_may_name_what_is_not_here_unless_they_ask_for_it(tmp_path, monkeypatch):
     """The keys of its sft_argument.json and lora_argument.json that run_finetune.py has no flag for."""
     file = tmp_path / "sft_argument.json"
@@ -215,6 +221,9 @@ def test_paddlenlps_files_may_name_what_is_not_here_unless_they_ask_for_it(tmp_p
     file.write_text(json.dumps(values))
     (arguments,) = ScriptParser((FinetuneModelArguments,)).parse()
     assert (arguments.lora_rank, arguments.model_name_or_path) == (7, str(tmp_path))
+    file.write_text(json.dumps({**values, "data_impl": "lazy"}))
+    with pytest.raises(ValueError, match="^data_impl: this option went with version 0.2.0; delete it$"):
+        ScriptParser((FinetuneModelArguments,)).parse()
     file.write_text(json.dumps({**values, "eval_with_do_generation": True}))
     with pytest.raises(ValueError, match="^eval_with_do_generation true: is not supported; .*--prompts"):
         ScriptParser((FinetuneModelArguments,)).parse()

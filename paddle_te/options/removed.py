@@ -1,0 +1,47 @@
+"""Options that earlier versions had. For one minor version whoever still gives one is told so, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Removed:
+    """since: the version without the option. nothing: the value that files of arguments may still have."""
+
+    since: str
+    nothing: object = None
+
+
+REMOVED = {
+    "tp_comm_overlap": Removed("0.2.0", 0),
+    "fuse_sequence_parallel_allreduce": Removed("0.2.0", False),
+    "data_impl": Removed("0.2.0", "mmap"),
+    "skip_warmup": Removed("0.2.0", True),
+    "hidden_dropout_prob": Removed("0.2.0", 0.0),
+    "attention_probs_dropout_prob": Removed("0.2.0", 0.0),
+}
+
+
+def check_removed(names: Iterable[str]) -> None:
+    """Raise ValueError for the first removed option among a command line's words, or the names of variables."""
+    for word in names:
+        name = word.partition("=")[0]
+        if (option := REMOVED.get(name.removeprefix("--"))) is not None:
+            raise ValueError(f"{name}: this option went with version {option.since}; delete it")
+
+
+def without_removed(values: Mapping[str, object]) -> dict[str, object]:
+    """Return a file's {name: value} without the removed options that ask for nothing.
+
+    Raises:
+        ValueError: one of them asks for something.
+    """
+    check_removed(name for name in values.keys() & REMOVED if not asks_for_nothing(values[name], REMOVED[name].nothing))
+    return {name: value for name, value in values.items() if name not in REMOVED}
+
+
+def asks_for_nothing(value: object, nothing: object) -> bool:
+    """Whether a file's value is the one that asks for nothing, or another word for it."""
+    return str(value).lower() in (str(nothing).lower(), "0", "none")
