@@ -16,6 +16,7 @@ class Family:
     title: what PaddleNLP's and transformers' names of classes begin with.
     normalization: RMSNorm or LayerNorm, whose norms have biases.
     biases: the GEMMs that have some: none, those of "qkv", or "all".
+    qk_norm: AttentionSpec's (`configs.spec`).
     gated: the MLP's activation is. learned_positions: there is an embedding of positions, and no rotation.
     tied: the head is always the embedding; else config.json says it.
     names: what PaddleNLP and transformers call its weights (`weights.names`).
@@ -32,6 +33,7 @@ class Family:
     title: str
     normalization: str = "RMSNorm"
     biases: str | None = None
+    qk_norm: str | None = None
     gated: bool = True
     learned_positions: bool = False
     tied: bool = False
