@@ -80,6 +80,8 @@ EXTRAS["test"] = [
     "codespell>=2.3,<3",
     "ruff",
     "clang-format",
+    "mypy",
+    "types-psutil",
     "pybind11>=2.12",
     "setuptools>=70.1",  # makes wheels without the package wheel
     "build",

@@ -64,6 +64,7 @@ def _fault_of_file(path: str | Path) -> str | None:
         _try_file(Path(path))
     except _FAULTS as error:
         return f"{path} cannot be written: {_reason(error)}"
+    return None
 
 
 def _fault_of_folder(path: str | Path) -> str | None:
@@ -73,6 +74,7 @@ def _fault_of_folder(path: str | Path) -> str | None:
         _try_folder(Path(path).absolute())
     except _FAULTS as error:
         return f"{path} cannot be made or written: {_reason(error)}"
+    return None
 
 
 _FAULTS = (OSError, RuntimeError, ValueError)  # RuntimeError: a loop of links; ValueError: ours, and a zero byte

@@ -11,7 +11,7 @@ shared=(cpu data plots te-cu12 te-cu13 nvgpu profile docs test)
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
 # what both hosts are used with, and PaddleFormers itself: the rest of constraints.txt is for PaddleNLP
-grep -E '^(paddlepaddle|xxhash|transformer-engine|nvidia|ruff|clang-format|codespell|mkdocs)' constraints.txt >"$constraints"
+grep -E '^(paddlepaddle|xxhash|transformer-engine|nvidia|ruff|clang-format|codespell|mypy|types-|mkdocs)' constraints.txt >"$constraints"
 cat locks/paddleformers/constraints.txt >>"$constraints"
 
 for version in 3.11 3.12; do

@@ -22,6 +22,9 @@ say "ruff"
 ruff check .
 ruff format --check .
 
+say "mypy"
+mypy # pyproject.toml says which rooms are fully typed
+
 say "codespell"
 codespell # pyproject.toml says where, and which words are names
 

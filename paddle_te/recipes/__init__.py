@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 # A task: the command that runs it. "lora-fp8" is LoRA over a base that exists in fp8 only.
@@ -33,7 +34,7 @@ class Recipe:
         return FOLDER / f"{self.name}.json"
 
     @cached_property
-    def values(self) -> dict:
+    def values(self) -> dict[str, Any]:
         """The whole file."""
         return json.loads(self.path.read_text(encoding="utf-8"))
 
