@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -157,7 +157,7 @@ def main():
         "hardware": {"name": f"CPU {platform.machine()}"},
         "commit": results.git_commit(),
         "command": shlex.join(["python", "tools/benchmark/converter.py", *sys.argv[1:]]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpus": os.cpu_count(),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),

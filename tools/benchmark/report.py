@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def header(benchmark, arguments, definitions):
     words = ["python", f"tools/benchmark/{benchmark}.py", *(sys.argv[1:] if arguments is None else arguments)]
     return {
         "benchmark": benchmark,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(words),
         "commit": git_commit(),
         "hardware": hardware(),
