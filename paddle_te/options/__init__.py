@@ -1,7 +1,7 @@
 """Each option once: name, values, default, help, and what the documentation says. Imports neither Paddle nor PaddleNLP.
 
 `scripts` has the flags of run_pretrain.py, run_finetune.py and run_eval.py, `launcher` the launcher's arguments and
-variables, `paddlenlp` what PaddleNLP's own flags may be. From them are made
+variables. From them are made
 
 - the launcher's parser (`launch.arguments`) and the scripts' flags that it passes on (`launch.flags`),
 - the fields of the scripts' dataclasses (`with_options`), which PaddleNLP's parser reads, and their checks,
@@ -11,8 +11,7 @@ variables, `paddlenlp` what PaddleNLP's own flags may be. From them are made
 """
 
 from paddle_te.options.option import REQUIRED, Kind, Option, check_values, configure, with_options
-from paddle_te.options.paddlenlp import BOUNDS
-from paddle_te.options.scripts import BACKENDS, DTYPES, FP8_RECIPES, LAYER_OPTIONS, STAGING_DIR, LayerOptions
+from paddle_te.options.scripts import BACKENDS, BOUNDS, DTYPES, FP8_RECIPES, LAYER_OPTIONS, STAGING_DIR, LayerOptions
 
 __all__ = [
     "BACKENDS",

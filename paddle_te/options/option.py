@@ -9,8 +9,8 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, make_dataclass, replace
-from typing import List, Optional
+from dataclasses import MISSING, Field, dataclass, field, make_dataclass, replace
+from typing import List, Optional, TypeVar, dataclass_transform
 
 
 def shown(value):
@@ -147,6 +147,7 @@ class Option:
     flag: of the launcher's: the script's flag that it becomes.
     config: whether it decides on the model's layers and goes into the model's configuration (config.json).
     needs: {name of another flag: value} without which this one means nothing and may only have its default.
+    source: whose flag it is: PADDLENLP's, which PaddleNLP's own dataclasses have, or ours.
     """
 
     name: str
@@ -160,6 +161,7 @@ class Option:
     flag: str = ""
     config: bool = False
     needs: dict = field(default_factory=dict)
+    source: str = ""
 
     def but(self, **changes: object) -> Option:
         """The same option as another program has it."""
@@ -180,6 +182,31 @@ class Option:
 
 
 REQUIRED = MISSING
+PADDLENLP = "PaddleNLP"
+_Section = TypeVar("_Section")
+
+
+def option(kind: Kind, default: object = None, help: str = "", **about: object):  # noqa: A002 (Option's word)
+    """A field of a `section` and the Option of the same name, in one statement. about: the Option's other fields."""
+    return field(default=default, metadata={"option": (kind, default, help, about)})
+
+
+def theirs(kind: Kind, default: object = None, **about: object):
+    """The `option` that PaddleNLP's dataclasses define, with its default there. kind: what PaddleNLP does not check."""
+    return option(kind, default, source=PADDLENLP, **about)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, theirs))
+def section(cls: type[_Section]) -> type[_Section]:
+    """Class decorator: a frozen dataclass of options, each of which the class has in OPTIONS by name."""
+    said = {name: value.metadata["option"] for name, value in vars(cls).items() if isinstance(value, Field)}
+    cls.OPTIONS = {name: Option(name, *what, **about) for name, (*what, about) in said.items()}
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+def options_of(*sections: type) -> tuple[Option, ...]:
+    """The options of some sections, in their order."""
+    return tuple(each for one in sections for each in one.OPTIONS.values())
 
 
 def with_options(*options):

@@ -10,15 +10,14 @@ import re
 from pathlib import Path
 
 from paddle_te.options import launcher, scripts
-from paddle_te.options.option import REQUIRED, Option
-from paddle_te.options.paddlenlp import PADDLENLP
+from paddle_te.options.option import FLAG, REQUIRED, TEXT, Option
 from paddle_te.recipes import COLUMNS, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 READMES = {"en": "llm/llama/README_TE.md", "zh": "llm/llama/README_TE_zh.md"}
 REFERENCE = "docs/reference/options.md"
 RECIPES = "docs/reference/recipes.md"
-SAID = [option for option in PADDLENLP if option.doc]  # PaddleNLP's own that need a word
+SAID = [option for option in scripts.PADDLENLPS if option.doc]  # PaddleNLP's own that need a word
 _TRAINING = (*scripts.LAYERS, *SAID, *scripts.TRAINING)
 TABLES = {
     "llama_single_node_interactive.sh": launcher.PRETRAIN,
@@ -92,7 +91,7 @@ def reference() -> str:
         rows = [_reference_row(option, what) for option in options if option not in SAID]
         parts += [f"## {name}", "\n".join([f"| {what} | values | default | |", "|---|---|---|---|", *rows])]
     kinds = {}
-    for option in PADDLENLP:
+    for option in (each for each in scripts.PADDLENLPS if each.kind not in (FLAG, TEXT)):
         kinds.setdefault(option.kind.words, []).append(f"`--{option.name}`")
     rows = [f"| {words} | {', '.join(names)} |" for words, names in kinds.items()]
     parts += [

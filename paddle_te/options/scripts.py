@@ -1,6 +1,12 @@
-"""The flags of run_pretrain.py, run_finetune.py and run_eval.py that are ours."""
+"""The flags of run_pretrain.py, run_finetune.py and run_eval.py: ours, and PaddleNLP's that we check or read.
+
+A section has what belongs together, ours and PaddleNLP's (`theirs`). `paddle_te.job` makes the record of a run of them.
+"""
+
+from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from paddle_te.options.option import (
     BELOW_ONE,
@@ -16,6 +22,7 @@ from paddle_te.options.option import (
     SEED,
     SEQUENCES,
     STEPS,
+    STEPS_OR_NONE,
     TEXT,
     TEXTS,
     TOKENS,
@@ -24,7 +31,11 @@ from paddle_te.options.option import (
     choice,
     config_options,
     number,
+    option,
+    options_of,
+    section,
     some_of,
+    theirs,
     whole,
 )
 
@@ -88,66 +99,86 @@ def _are_patterns(texts):
 PATTERNS = Kind(TEXTS.type, "regular expressions of Python's re", _are_patterns)
 SPLIT = Kind(str, "three numbers, train,valid,test, such as 949,50,1", _is_split)
 
-_BACKEND = Option(
-    "transformer_engine_backend",
-    choice(*BACKENDS.values()),
-    "none",
-    "What a decoder layer is made of: none (PaddleNLP's own), paddle (Paddle operations) or transformer_engine.",
-    doc="`none`, `paddle`, `transformer_engine`",
-    zh="`none`、`paddle`、`transformer_engine`",
-    config=True,
+# PaddleNLP's -1 for "not given" stays allowed where it means that.
+_NOT_GIVEN = Kind(int, "-1 (not given) or a whole number of at least 1", lambda n: n == -1 or n >= 1)
+_DEGREE, _MOST_STEPS = replace(_NOT_GIVEN, limits=RANKS.limits), replace(_NOT_GIVEN, limits=STEPS.limits)
+_STAGES = choice("", "stage1", "stage2", "stage3")
+_SHARDING = Kind(
+    str,
+    "stage1, stage2 or stage3, where wanted with offload after it",
+    lambda text: _STAGES.accepts(text) or text in ("stage2 offload", "stage3 offload"),
 )
-_USE_FP8 = Option(
-    "use_fp8",
-    FLAG,
-    False,
-    "Run the decoder layers' GEMMs in fp8 (backend paddle emulates its rounding).",
-    doc="GEMMs of the decoder layers in fp8; with `paddle` emulated",
-    zh="decoder 层的 GEMM 使用 fp8；后端为 `paddle` 时是模拟",
-    config=True,
-)
-_RECIPE = Option(
-    "fp8_recipe",
-    choice(*FP8_RECIPES, others="mxfp8 and nvfp4 need compute capability 10.0, Blackwell's"),
-    "delayed",
-    "delayed, current or block scaling.",
-    doc="`delayed`, `current` or `block` scaling; [which one](../../docs/fp8.md#scaling)",
-    zh="`delayed`、`current` 或 `block` scaling；[如何选择](../../docs/fp8.md#scaling)",
-    config=True,
-)
-_FP8_DPA = Option(
-    "fp8_dpa",
-    FLAG,
-    False,
-    "Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).",
-    doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; "
-    "[when it pays](../../docs/faq.md#attention-in-fp8-as-well). Delayed scaling, te: Hopper and newer, heads of 128, "
-    "sequences of a multiple of 16; no packed documents, no key-value cache",
-    zh="配合 `--use_fp8`：attention 也用 fp8（TE 的 recipe 选项），"
-    "[何时划算](../../docs/faq.md#attention-in-fp8-as-well)。仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
-    "head 大小 128，序列长度为 16 的倍数；不支持打包的文档和 key-value cache",
-    config=True,
-    needs={"use_fp8": True, **DELAYED},  # Hopper has it with no other recipe
-)
-_FP8_LM_HEAD = Option(
-    "fp8_lm_head",
-    FLAG,
-    False,
-    "The language model's head in fp8 as well (16, with block scaling 128, divides each rank's vocabulary).",
-    doc="with `--use_fp8`: lm_head's GEMMs in fp8 as well; [when it pays](../../docs/faq.md#the-head-in-fp8-as-well). "
-    "Each rank's vocabulary a multiple of 16, with block scaling of 128; not with `--use_fused_linear_cross_entropy`",
-    zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/faq.md#the-head-in-fp8-as-well)。"
-    "每个 rank 的词表大小须为 16 的倍数（block scaling 时为 128）；不能与 `--use_fused_linear_cross_entropy` 同用",
-    config=True,
-)
+_NAMES = replace(TEXTS, read=str.split)
 
-# What decides on the decoder layers, of all training.
-LAYERS = (
-    _BACKEND,
-    _USE_FP8,
-    _RECIPE,
-    Option(
-        "fp8_format",
+
+@section
+class Model:
+    """What decoder layers are made of."""
+
+    transformer_engine_backend: str = option(
+        choice(*BACKENDS.values()),
+        "none",
+        "What a decoder layer is made of: none (PaddleNLP's own), paddle (Paddle operations) or transformer_engine.",
+        doc="`none`, `paddle`, `transformer_engine`",
+        zh="`none`、`paddle`、`transformer_engine`",
+        config=True,
+    )
+
+
+@section
+class Parallelism:
+    """How ranks share the model, its states and the sequences. What the degrees leave is data parallel."""
+
+    tensor_parallel_degree: int = theirs(_DEGREE, -1)
+    pipeline_parallel_degree: int = theirs(_DEGREE, -1)
+    virtual_pp_degree: int = theirs(RANKS, 1)
+    sequence_parallel: bool = theirs(FLAG, False)
+    sep_parallel_degree: int = theirs(_DEGREE, -1)
+    context_parallel_degree: int = theirs(_DEGREE, -1)
+    expert_parallel_degree: int = theirs(_DEGREE, -1)
+    expert_tensor_parallel_degree: int = theirs(_DEGREE, -1)
+    sharding: str = theirs(_SHARDING, "")
+    sharding_degree: int = theirs(_DEGREE, -1)
+    sharding_parallel_degree: int = theirs(_DEGREE, -1)
+    sharding_comm_buffer_size_MB: int = theirs(_DEGREE, -1)
+    sharding_parallel_config: str = theirs(
+        TEXT,
+        "",
+        doc="PaddleNLP's; what `OVERLAP=1` gives is [above](#overlap). TE's variables `NVTE_EXT_MARGIN_SM` (GEMMs), "
+        "`NVTE_FWD_LAYERNORM_SM_MARGIN` and `NVTE_BWD_LAYERNORM_SM_MARGIN` say how many SMs te leaves to NCCL's "
+        "kernels (by default none; on two H200s 16 made a step of 326 ms one of 337, and `NCCL_MAX_CTAS=8` one of 333)",
+        zh="PaddleNLP 的选项；`OVERLAP=1` 给出的值见[上文](#通信重叠)。TE 的变量 `NVTE_EXT_MARGIN_SM`（GEMM）、"
+        "`NVTE_FWD_LAYERNORM_SM_MARGIN` 和 `NVTE_BWD_LAYERNORM_SM_MARGIN` 指定 te 留给 NCCL kernel 的 SM 数"
+        "（默认不留；在两块 H200 上，留 16 个使一步从 326 ms 变为 337 ms，`NCCL_MAX_CTAS=8` 则为 333 ms）",
+    )
+    pp_recompute_interval: int = theirs(whole(0, limit=2**16), 1)
+
+
+@section
+class Precision:
+    """What is computed in 16 bits and in fp8, and how it is scaled."""
+
+    bf16: bool = theirs(FLAG, False)
+    fp16: bool = theirs(FLAG, False)
+    fp16_opt_level: str = theirs(choice("O0", "O1", "O2"), "O1")
+    scale_loss: float = theirs(POSITIVE, 32768)
+    use_fp8: bool = option(
+        FLAG,
+        False,
+        "Run the decoder layers' GEMMs in fp8 (backend paddle emulates its rounding).",
+        doc="GEMMs of the decoder layers in fp8; with `paddle` emulated",
+        zh="decoder 层的 GEMM 使用 fp8；后端为 `paddle` 时是模拟",
+        config=True,
+    )
+    fp8_recipe: str = option(
+        choice(*FP8_RECIPES, others="mxfp8 and nvfp4 need compute capability 10.0, Blackwell's"),
+        "delayed",
+        "delayed, current or block scaling.",
+        doc="`delayed`, `current` or `block` scaling; [which one](../../docs/fp8.md#scaling)",
+        zh="`delayed`、`current` 或 `block` scaling；[如何选择](../../docs/fp8.md#scaling)",
+        config=True,
+    )
+    fp8_format: str | None = option(
         choice("HYBRID", "E4M3"),
         None,
         "HYBRID (e4m3 forward, e5m2 gradients) or E4M3. Default: HYBRID; E4M3 with block scaling.",
@@ -156,9 +187,8 @@ LAYERS = (
         config=True,
         shown="`HYBRID`, with block scaling `E4M3`",
         shown_zh="`HYBRID`，block scaling 时为 `E4M3`",
-    ),
-    Option(
-        "fp8_amax_history_len",
+    )
+    fp8_amax_history_len: int = option(
         SEQUENCES,
         1024,
         "Steps of amax history (delayed scaling).",
@@ -166,9 +196,8 @@ LAYERS = (
         zh="步数，delayed scaling",
         config=True,
         needs=DELAYED,
-    ),
-    Option(
-        "fp8_amax_compute_algo",
+    )
+    fp8_amax_compute_algo: str = option(
         choice("max", "most_recent"),
         "max",
         "max of the history, or most_recent (delayed scaling).",
@@ -176,9 +205,8 @@ LAYERS = (
         zh="取 history 的最大值，或 `most_recent`",
         config=True,
         needs=DELAYED,
-    ),
-    Option(
-        "fp8_margin",
+    )
+    fp8_margin: int = option(
         whole(0, 18),
         0,
         "Scales are fp8's maximum / amax / 2**margin, which leaves room for growing values (delayed scaling).",
@@ -186,9 +214,8 @@ LAYERS = (
         zh="scale 为 fp8 的最大值 / amax / 2^margin，为增大的数值留出余量，0 到 18；delayed scaling",
         config=True,
         needs=DELAYED,
-    ),
-    Option(
-        "fp8_first_step",
+    )
+    fp8_first_step: str = option(
         choice("current", "delayed"),
         "current",
         "Where delayed scaling takes the scales of the first step from: current, the tensors themselves; delayed, "
@@ -199,9 +226,8 @@ LAYERS = (
         "[说明](../../docs/fp8.md#the-first-step)",
         config=True,
         needs=DELAYED,
-    ),
-    Option(
-        "fp8_power_2_scale",
+    )
+    fp8_power_2_scale: bool = option(
         FLAG,
         True,
         "Scales are rounded down to powers of 2 (block scaling); false: TE's NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1.",
@@ -211,9 +237,8 @@ LAYERS = (
         "`NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1`",
         config=True,
         needs=BLOCK,
-    ),
-    Option(
-        "fp8_amax_epsilon",
+    )
+    fp8_amax_epsilon: float = option(
         NOT_NEGATIVE,
         0.0,
         "The least amax of a block (block scaling).",
@@ -221,10 +246,21 @@ LAYERS = (
         zh="block scaling：每个 block 的 amax 下限，用于限制数值极小的 block 的 scale",
         config=True,
         needs=BLOCK,
-    ),
-    _FP8_DPA,
-    Option(
-        "fp8_dpa_bwd",
+    )
+    fp8_dpa: bool = option(
+        FLAG,
+        False,
+        "Attention in fp8 as well (delayed scaling; heads of 128, no packed documents).",
+        doc="with `--use_fp8`: attention in fp8 as well, as TE's recipe option; "
+        "[when it pays](../../docs/faq.md#attention-in-fp8-as-well). Delayed scaling, te: Hopper and newer, heads of "
+        "128, sequences of a multiple of 16; no packed documents, no key-value cache",
+        zh="配合 `--use_fp8`：attention 也用 fp8（TE 的 recipe 选项），"
+        "[何时划算](../../docs/faq.md#attention-in-fp8-as-well)。仅 delayed scaling；te 需 Hopper 或更新的 GPU，"
+        "head 大小 128，序列长度为 16 的倍数；不支持打包的文档和 key-value cache",
+        config=True,
+        needs={"use_fp8": True, **DELAYED},
+    )
+    fp8_dpa_bwd: bool = option(
         FLAG,
         True,
         "With fp8_dpa: attention's backward too; false: in the activations' precision.",
@@ -232,10 +268,102 @@ LAYERS = (
         zh="false：attention 的反向用激活的精度（TE 的 `NVTE_FP8_DPA_BWD=0`）",
         config=True,
         needs={"fp8_dpa": True},
-    ),
-    _FP8_LM_HEAD,
-    Option(
-        "fuse_wgrad_accumulation",
+    )
+    fp8_lm_head: bool = option(
+        FLAG,
+        False,
+        "The language model's head in fp8 as well (16, with block scaling 128, divides each rank's vocabulary).",
+        doc="with `--use_fp8`: lm_head's GEMMs in fp8 as well; [when it "
+        "pays](../../docs/faq.md#the-head-in-fp8-as-well). Each rank's vocabulary a multiple of 16, with block scaling "
+        "of 128; not with `--use_fused_linear_cross_entropy`",
+        zh="配合 `--use_fp8`：lm_head 的 GEMM 也用 fp8，[何时划算](../../docs/faq.md#the-head-in-fp8-as-well)。"
+        "每个 rank 的词表大小须为 16 的倍数（block scaling 时为 128）；不能与 `--use_fused_linear_cross_entropy` 同用",
+        config=True,
+    )
+
+
+@section
+class Memory:
+    """What the decoder layers keep for backward, where it lies, and what backward computes again."""
+
+    recompute: bool = theirs(FLAG, False)
+    recompute_granularity: str = theirs(
+        choice("full", "core_attn", "full_attn"),
+        "full",
+        doc="`full`, `core_attn`; `full_attn` for `none` only",
+        zh="`full`、`core_attn`；`full_attn` 仅限 `none`",
+    )
+    use_fused_linear_cross_entropy: bool = theirs(
+        FLAG,
+        False,
+        doc="te and pd: lm_head and loss together, [2048 tokens at a time](../../docs/faq.md#out-of-memory); `none`: "
+        "PaddleNLP's own, with its `paddlenlp_kernel`, without TP and PP",
+        zh="te 和 pd：lm_head 与 loss 合并，[每次 2048 个 token](../../docs/faq.md#out-of-memory)；`none`：PaddleNLP "
+        "自带的实现，需 `paddlenlp_kernel`，不支持 TP 和 PP",
+    )
+    amp_master_grad: bool = theirs(FLAG, False)
+    release_grads: bool = theirs(FLAG, False)
+    recompute_modules: tuple[str, ...] | None = option(
+        some_of(*RECOMPUTE_MODULES),
+        None,
+        "Parts of each decoder layer that backward computes again instead of keeping what they give: layernorm, "
+        "mlp_act (the MLP's activation), mlp (all of it but the last GEMM), core_attn.",
+        doc="parts of each decoder layer that backward computes again instead of keeping what they give, one or more "
+        "of `layernorm`, `mlp_act` (the MLP's activation), `mlp` (all of it but the last GEMM) and `core_attn`; "
+        "[what each one saves](../../docs/recompute.md). Not with `--recompute_granularity full`",
+        zh="每个 decoder 层中不保留结果、在反向时重新计算的部分：`layernorm`、`mlp_act`（MLP 的激活函数）、"
+        "`mlp`（除最后一个 GEMM 之外的整个 MLP）、`core_attn`，可写多个；[各节省多少](../../docs/recompute.md)。"
+        "不能与 `--recompute_granularity full` 同用",
+        config=True,
+    )
+    activation_func_fp8_input_store: bool = option(
+        FLAG,
+        False,
+        "Keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory.",
+        doc="keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory. Megatron's "
+        "flag; [what it saves, and how exact it is](../../docs/recompute.md#the-activations-input-in-fp8)",
+        zh="MLP 激活函数的输入以 fp8（MXFP8）保存到反向，显存减半。与 Megatron 的同名参数相同；"
+        "[节省多少、精度如何](../../docs/recompute.md#the-activations-input-in-fp8)",
+        config=True,
+    )
+    mlp_chunk_tokens: int = option(
+        whole(0, limit=2**24),
+        0,
+        "The MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
+        "backward, for long sequences; 0: all at once.",
+        doc="the MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
+        "backward, so that what it needs in between takes the memory of one chunk; "
+        "[for long sequences](../../docs/long-sequences.md#the-mlp-in-chunks)",
+        zh="MLP 的前向和反向每次至多处理 N 个 token，反向时逐块重新计算，因此中间结果只占一块的显存；"
+        "[用于长序列](../../docs/long-sequences.md#the-mlp-in-chunks)",
+        config=True,
+    )
+    offload_activations: int = option(
+        whole(0, limit=10_000),
+        0,
+        "Keep what the first N decoder layers save for backward in pinned host memory meanwhile (backend "
+        "transformer_engine).",
+        doc="te: what the first N decoder layers keep for backward lies in pinned host memory meanwhile, copied beside "
+        "computing; at most all layers but two. [What to know](../../docs/offload.md)",
+        zh="te：前 N 个 decoder 层为反向保存的内容在此期间放在锁页的主机内存中，拷贝与计算同时进行；"
+        "至多为总层数减二。[说明](../../docs/offload.md)",
+        config=True,
+    )
+    recompute_use_reentrant: bool = option(
+        FLAG,
+        True,
+        "Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks.",
+        doc="recompute as a PyLayer; false: saved-tensor hooks",
+        zh="以 PyLayer 方式重计算；false：saved-tensor hooks",
+    )
+
+
+@section
+class Kernels:
+    """Which kernels compute, and how they are launched."""
+
+    use_flash_attention: bool = theirs(FLAG, False)
+    fuse_wgrad_accumulation: bool | None = option(
         FLAG,
         None,
         "Add weight gradients to float32 main gradients inside the GEMMs. Default: where the backend is "
@@ -251,59 +379,8 @@ LAYERS = (
         shown="with te and `--amp_master_grad`",
         shown_zh="使用 te 和 `--amp_master_grad` 时",
         config=True,
-    ),
-    Option(
-        "recompute_modules",
-        some_of(*RECOMPUTE_MODULES),
-        None,
-        "Parts of each decoder layer that backward computes again instead of keeping what they give: layernorm, "
-        "mlp_act (the MLP's activation), mlp (all of it but the last GEMM), core_attn.",
-        doc="parts of each decoder layer that backward computes again instead of keeping what they give, one or more "
-        "of `layernorm`, `mlp_act` (the MLP's activation), `mlp` (all of it but the last GEMM) and `core_attn`; "
-        "[what each one saves](../../docs/recompute.md). Not with `--recompute_granularity full`",
-        zh="每个 decoder 层中不保留结果、在反向时重新计算的部分：`layernorm`、`mlp_act`（MLP 的激活函数）、"
-        "`mlp`（除最后一个 GEMM 之外的整个 MLP）、`core_attn`，可写多个；[各节省多少](../../docs/recompute.md)。"
-        "不能与 `--recompute_granularity full` 同用",
-        config=True,
-    ),
-    Option(
-        "activation_func_fp8_input_store",
-        FLAG,
-        False,
-        "Keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory.",
-        doc="keep the input of the MLP's activation for backward in fp8 (MXFP8), in half of the memory. Megatron's "
-        "flag; [what it saves, and how exact it is](../../docs/recompute.md#the-activations-input-in-fp8)",
-        zh="MLP 激活函数的输入以 fp8（MXFP8）保存到反向，显存减半。与 Megatron 的同名参数相同；"
-        "[节省多少、精度如何](../../docs/recompute.md#the-activations-input-in-fp8)",
-        config=True,
-    ),
-    Option(
-        "mlp_chunk_tokens",
-        whole(0, limit=2**24),
-        0,
-        "The MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
-        "backward, for long sequences; 0: all at once.",
-        doc="the MLP takes at most N tokens at a time, forward and backward, and computes each such chunk again in "
-        "backward, so that what it needs in between takes the memory of one chunk; "
-        "[for long sequences](../../docs/long-sequences.md#the-mlp-in-chunks)",
-        zh="MLP 的前向和反向每次至多处理 N 个 token，反向时逐块重新计算，因此中间结果只占一块的显存；"
-        "[用于长序列](../../docs/long-sequences.md#the-mlp-in-chunks)",
-        config=True,
-    ),
-    Option(
-        "offload_activations",
-        whole(0, limit=10_000),
-        0,
-        "Keep what the first N decoder layers save for backward in pinned host memory meanwhile (backend "
-        "transformer_engine).",
-        doc="te: what the first N decoder layers keep for backward lies in pinned host memory meanwhile, copied beside "
-        "computing; at most all layers but two. [What to know](../../docs/offload.md)",
-        zh="te：前 N 个 decoder 层为反向保存的内容在此期间放在锁页的主机内存中，拷贝与计算同时进行；"
-        "至多为总层数减二。[说明](../../docs/offload.md)",
-        config=True,
-    ),
-    Option(
-        "cuda_graphs",
+    )
+    cuda_graphs: bool = option(
         FLAG,
         False,
         "Launch what a decoder layer computes in training as CUDA graphs, for small models (backend "
@@ -314,9 +391,8 @@ LAYERS = (
         zh="te：训练时以 CUDA graph 启动每个 decoder 层的计算，kernel 之间 GPU 的等待更短；会多占一些显存，适合小模型。"
         "[说明](../../docs/recorded-programs.md#as-cuda-graphs)",
         config=True,
-    ),
-    Option(
-        "gemm_autotune",
+    )
+    gemm_autotune: bool = option(
         FLAG,
         False,
         "Time cuBLASLt's algorithms for the forward's fp8 GEMMs in the first step, and take the fastest with the same "
@@ -328,35 +404,38 @@ LAYERS = (
         "此后使用其中最快的、且结果与 Transformer Engine 所用算法逐位相同的一个。"
         "[说明](../../docs/kernels.md#the-fastest-algorithm-of-a-gemm)",
         config=True,
-    ),
-)
-LAYER_OPTIONS = {option.name: option for option in LAYERS}
-# What a model's configuration says about them: LayerOptions.of(config).fp8_recipe
-LayerOptions = config_options("LayerOptions", LAYERS)
+    )
 
-# How a run goes on and saves, of all training.
-TRAINING = (
-    Option(
-        "data_seed",
-        SEED,
-        None,
-        "Seed of the order in which samples are read; default: --seed, which also decides on new weights and dropout.",
-        doc="seed of the order of the samples; `--seed` also decides on new weights and dropout",
-        zh="样本顺序的随机种子；`--seed` 还决定新权重的初始化和 dropout",
-        shown="`--seed`",
-        shown_zh="`--seed`",
-    ),
-    Option(
-        "label_smoothing_factor",
+
+@section
+class Optimizer:
+    """What is trained, and how AdamW keeps and updates its states."""
+
+    learning_rate: float = theirs(POSITIVE, 5e-5)
+    lr_scheduler_type: str = theirs(
+        choice("linear", "cosine", "constant", "constant_with_warmup", "polynomial"), "linear"
+    )
+    warmup_steps: int = theirs(STEPS_OR_NONE, 0)
+    warmup_ratio: float = theirs(FRACTION, 0.0)
+    num_cycles: float = theirs(NOT_NEGATIVE, 0.5)
+    lr_end: float = theirs(NOT_NEGATIVE, 1e-7)
+    power: float = theirs(NOT_NEGATIVE, 1.0)
+    optim: str = theirs(choice("adamw", "adafactor", "adamw_mini", "adamw_custom", "adamw_16bit_moment"), "adamw")
+    weight_decay: float = theirs(NOT_NEGATIVE, 0.0)
+    adam_beta1: float = theirs(BELOW_ONE, 0.9)
+    adam_beta2: float = theirs(BELOW_ONE, 0.999)
+    adam_epsilon: float = theirs(POSITIVE, 1e-8)
+    max_grad_norm: float = theirs(NOT_NEGATIVE, 1.0)
+    offload_optim: bool = theirs(FLAG, False)
+    label_smoothing_factor: float = option(
         BELOW_ONE,
         0.0,
         "In training spread this share of each label over all words, as torch's label_smoothing; not in evaluation.",
         doc="in training this share of each label is spread over all words, as torch's `label_smoothing`; "
         "evaluation spreads none, and its loss is lower",
         zh="训练时把标签的这一比例均匀分给所有词，同 torch 的 `label_smoothing`；评估不使用，因此其 loss 较低",
-    ),
-    Option(
-        "freeze",
+    )
+    freeze: tuple[str, ...] | None = option(
         PATTERNS,
         None,
         "Regular expressions: weights in whose names in checkpoints one of these is found are not trained.",
@@ -364,44 +443,8 @@ TRAINING = (
         "trained, such as `'embed_tokens|layers\\.[0-3]\\.'`; [what to know](../../docs/trainer.md#frozen-weights)",
         zh="正则表达式：checkpoint 中名称与之匹配的权重不参与训练，例如 `'embed_tokens|layers\\.[0-3]\\.'`；"
         "[说明](../../docs/trainer.md#frozen-weights)",
-    ),
-    Option(
-        "early_stopping",
-        FLAG,
-        False,
-        "End training when evaluation no longer improves; see early_stopping_patience.",
-        doc="ends training when `--metric_for_best_model`, by default the loss, no longer improves; "
-        "[what to know](../../docs/trainer.md#early-stopping)",
-        zh="`--metric_for_best_model`（默认为 loss）不再改善时结束训练；[说明](../../docs/trainer.md#early-stopping)",
-    ),
-    Option(
-        "early_stopping_patience",
-        STEPS,
-        1,
-        "Evaluations in a row without improvement after which early_stopping ends training.",
-        doc="evaluations in a row without improvement",
-        zh="连续未改善的评估次数",
-        needs={"early_stopping": True},
-    ),
-    Option(
-        "early_stopping_threshold",
-        NOT_NEGATIVE,
-        0.0,
-        "By how much an evaluation must be better than the best one so far to count as an improvement.",
-        doc="an improvement is more than this",
-        zh="改善须超过该值",
-        needs={"early_stopping": True},
-    ),
-    Option(
-        "recompute_use_reentrant",
-        FLAG,
-        True,
-        "Recompute as a PyLayer (True), which frees all that te's layers keep, or through saved-tensor hooks.",
-        doc="recompute as a PyLayer; false: saved-tensor hooks",
-        zh="以 PyLayer 方式重计算；false：saved-tensor hooks",
-    ),
-    Option(
-        "optim_moments",
+    )
+    optim_moments: str = option(
         choice(*MOMENTS),
         "float32",
         "What AdamW keeps its two moments in: float32, or with stochastic rounding bfloat16, or int8 with a scale for "
@@ -412,9 +455,8 @@ TRAINING = (
         zh="AdamW 两个 moment 的存储格式：`float32`，或采用随机舍入的 `bfloat16`（每个参数节省 4 字节）或 `int8`"
         "（每 256 个元素一个缩放因子，每个参数节省 6 字节）；"
         "[说明](../../docs/optimizer-memory.md)",
-    ),
-    Option(
-        "master_weights",
+    )
+    master_weights: str = option(
         choice(*MASTER_WEIGHTS),
         "float32",
         "How AdamW keeps the float32 master weights of bfloat16 weights: float32, or bf16_remainder, the 16 bits that "
@@ -424,9 +466,8 @@ TRAINING = (
         "[what to know](../../docs/optimizer-memory.md)",
         zh="AdamW 保存 bfloat16 权重的 float32 主权重的方式：`float32`，或 `bf16_remainder`，即只保存权重本身没有的 "
         "16 位（每个参数节省 2 字节，不损失精度）；[说明](../../docs/optimizer-memory.md)",
-    ),
-    Option(
-        "optimizer_in_backward",
+    )
+    optimizer_in_backward: str = option(
         choice(*IN_BACKWARD),
         "off",
         "Update each weight as soon as backward has its gradient, and let the gradient go: unclipped (with "
@@ -437,9 +478,8 @@ TRAINING = (
         zh="反向得到一个权重的梯度后立即更新该权重并释放梯度，因此同时只存在一层的梯度：`unclipped`（配合 "
         "`--max_grad_norm 0`），或 `last_norm`，按上一步的范数裁剪；"
         "[说明](../../docs/optimizer-memory.md#the-update-in-backward)",
-    ),
-    Option(
-        "offload_optimizer",
+    )
+    offload_optimizer: float = option(
         FRACTION,
         0.0,
         "Keep this share of AdamW's master weights and moments in pinned host memory, 0 to 1, and copy them to the "
@@ -452,9 +492,83 @@ TRAINING = (
         zh="te：AdamW 的主权重和 moment 中的这一比例（0 到 1）放在锁页的主机内存中，每次更新时拷贝到 GPU 再拷回，"
         "与计算同时进行。PaddleNLP 的 `--offload_optim` 在更新前把全部状态拷到 GPU、更新后拷回；二者不能同用。"
         "[说明](../../docs/offload.md#the-optimizers-states)",
-    ),
-    Option(
-        "save_in_background",
+    )
+
+
+@section
+class Run:
+    """How a run goes on, evaluates, saves and ends."""
+
+    output_dir: str = theirs(PATH, REQUIRED)
+    logging_dir: str | None = theirs(PATH)
+    output_signal_dir: str | None = theirs(PATH)
+    resume_from_checkpoint: str | None = theirs(PATH)
+    device: str = theirs(TEXT, "gpu")
+    seed: int = theirs(SEED, 42)
+    do_train: bool = theirs(FLAG, False)
+    do_eval: bool = theirs(FLAG, False)
+    do_predict: bool = theirs(FLAG, False)
+    do_export: bool = theirs(FLAG, False)
+    per_device_train_batch_size: int = theirs(SEQUENCES, 8)
+    per_device_eval_batch_size: int = theirs(SEQUENCES, 8)
+    gradient_accumulation_steps: int = theirs(SEQUENCES, 1)
+    eval_accumulation_steps: int | None = theirs(STEPS)
+    num_train_epochs: float = theirs(POSITIVE, 1.0)
+    max_steps: int = theirs(_MOST_STEPS, -1)
+    max_evaluate_steps: int = theirs(_MOST_STEPS, -1)
+    dataloader_num_workers: int = theirs(whole(0, limit=1024), 0)
+    logging_steps: int = theirs(STEPS, 500)
+    save_steps: int = theirs(STEPS, 500)
+    save_strategy: str = theirs(TEXT, "steps")
+    save_total_limit: int | None = theirs(STEPS_OR_NONE)
+    ordered_save_group_size: int = theirs(whole(0, limit=2**16), 0)
+    unified_checkpoint: bool = theirs(FLAG, False)
+    unified_checkpoint_config: str = theirs(TEXT, "")
+    use_async_save: bool = theirs(FLAG, False)
+    evaluation_strategy: str = theirs(TEXT, "no")
+    eval_steps: int | None = theirs(STEPS_OR_NONE)
+    load_best_model_at_end: bool = theirs(FLAG, False)
+    metric_for_best_model: str | None = theirs(TEXT)
+    greater_is_better: bool | None = theirs(FLAG)
+    report_to: tuple[str, ...] | None = theirs(_NAMES)
+    minimum_eval_times: int | None = theirs(STEPS_OR_NONE)
+    count_trained_tokens: bool = theirs(FLAG, False)
+    bf16_full_eval: bool = theirs(FLAG, False)
+    fp16_full_eval: bool = theirs(FLAG, False)
+    data_seed: int | None = option(
+        SEED,
+        None,
+        "Seed of the order in which samples are read; default: --seed, which also decides on new weights and dropout.",
+        doc="seed of the order of the samples; `--seed` also decides on new weights and dropout",
+        zh="样本顺序的随机种子；`--seed` 还决定新权重的初始化和 dropout",
+        shown="`--seed`",
+        shown_zh="`--seed`",
+    )
+    early_stopping: bool = option(
+        FLAG,
+        False,
+        "End training when evaluation no longer improves; see early_stopping_patience.",
+        doc="ends training when `--metric_for_best_model`, by default the loss, no longer improves; "
+        "[what to know](../../docs/trainer.md#early-stopping)",
+        zh="`--metric_for_best_model`（默认为 loss）不再改善时结束训练；[说明](../../docs/trainer.md#early-stopping)",
+    )
+    early_stopping_patience: int = option(
+        STEPS,
+        1,
+        "Evaluations in a row without improvement after which early_stopping ends training.",
+        doc="evaluations in a row without improvement",
+        zh="连续未改善的评估次数",
+        needs={"early_stopping": True},
+    )
+    early_stopping_threshold: float = option(
+        NOT_NEGATIVE,
+        0.0,
+        "By how much an evaluation must be better than the best one so far to count as an improvement.",
+        doc="an improvement is more than this",
+        zh="改善须超过该值",
+        needs={"early_stopping": True},
+    )
+    save_in_background: bool = option(
         FLAG,
         False,
         "Write checkpoints to memory and copy them to output_dir while training goes on.",
@@ -462,18 +576,16 @@ TRAINING = (
         "[what to know](../../docs/cluster.md#checkpoints-in-the-background)",
         zh="checkpoint 先写入内存，训练继续的同时再写到磁盘；"
         "[说明](../../docs/cluster.md#checkpoints-in-the-background)",
-    ),
-    Option(
-        "staging_dir",
+    )
+    staging_dir: str = option(
         PATH,
         STAGING_DIR,
         "With save_in_background: where each node keeps its part meanwhile.",
         doc="where each node keeps its part of a checkpoint meanwhile, such as a local NVMe",
         zh="各节点在此期间存放其部分 checkpoint 的位置，例如本地 NVMe",
         needs={"save_in_background": True},
-    ),
-    Option(
-        "on_nan",
+    )
+    on_nan: str = option(
         choice("stop", "skip", "rollback"),
         "stop",
         "When loss, gradients or a tensor to be saved are not finite: stop, skip (leave the step out) or rollback (to "
@@ -483,17 +595,15 @@ TRAINING = (
         "batches since)",
         zh="loss、梯度或待保存的张量出现 NaN 或无穷大时：`stop` 以状态 1 结束，`skip` 跳过该步，"
         "`rollback` 以状态 75 结束，下次启动从最近的完好 checkpoint 继续，并跳过其后的数据",
-    ),
-    Option(
-        "on_nan_limit",
+    )
+    on_nan_limit: int = option(
         STEPS,
         10,
         "Skip: so many steps in a row; rollback: so many times to one checkpoint.",
         doc="`skip`: so many steps in a row; `rollback`: so many times to one checkpoint; then training stops",
         zh="`skip`：最多连续跳过的步数；`rollback`：最多回到同一 checkpoint 的次数；超过则停止训练",
-    ),
-    Option(
-        "spike_factor",
+    )
+    spike_factor: float | None = option(
         number("a number above 1, such as 1.5", lambda x: x > 1),
         None,
         "Treat a loss above so many times the median of the last 100 as on_nan says. Default: no loss.",
@@ -501,9 +611,8 @@ TRAINING = (
         zh="loss 超过最近 100 步中位数的这一倍数时，按 `--on_nan` 处理",
         shown="off",
         shown_zh="关闭",
-    ),
-    Option(
-        "verify_checkpoint",
+    )
+    verify_checkpoint: str = option(
         choice(*LEVELS),
         "full",
         "What a folder with a manifest must agree with it in before a run resumes from it, or takes its weights or "
@@ -512,51 +621,45 @@ TRAINING = (
         "adapter: `full` (sizes and checksums), `size`, `none`",
         zh="恢复训练或读取权重、adapter 之前，带有 manifest 的文件夹须与其一致的内容："
         "`full`（大小与校验和）、`size`（大小）、`none`",
-    ),
-)
+    )
 
-_VERIFY = next(option for option in TRAINING if option.name == "verify_checkpoint")
 
-# Of pretraining alone.
-PRETRAINING = (
-    Option(
-        "min_learning_rate",
+@section
+class Schedule:
+    """The learning rate and the evaluations of pretraining."""
+
+    min_learning_rate: float = option(
         NOT_NEGATIVE,
         1e-5,
         "Learning rate at the end of the decay.",
         doc="learning rate at the end of the decay",
         zh="学习率衰减的终点",
-    ),
-    Option(
-        "decay_steps",
+    )
+    decay_steps: int | None = option(
         STEPS,
         None,
         "Steps of the decay; afterwards min_learning_rate. Default: max_steps.",
         doc="steps of the decay; afterwards `--min_learning_rate`",
         zh="学习率衰减的步数，之后为 `--min_learning_rate`",
         shown="max_steps",
-    ),
-    Option(
-        "eval_iters",
-        STEPS,
-        10,
-        "Batches of one evaluation.",
-        doc="batches of an evaluation",
-        zh="一次评估的 batch 数",
-    ),
-)
+    )
+    eval_iters: int = option(
+        STEPS, 10, "Batches of one evaluation.", doc="batches of an evaluation", zh="一次评估的 batch 数"
+    )
 
-PRETRAIN_MODEL = (
-    Option(
-        "model_name_or_path",
+
+@section
+class PretrainModel:
+    """Which model is pretrained, and where its weights come from."""
+
+    model_name_or_path: str = option(
         PATH,
         "tiny-llama-demo",
         "A built-in configuration's name or a folder with config.json.",
         doc="built-in name or folder",
         zh="内置名称或文件夹",
-    ),
-    Option(
-        "tokenizer_name_or_path",
+    )
+    tokenizer_name_or_path: str | None = option(
         PATH_OR_EMPTY,
         None,
         "Tokenizer folder or name; none with --mock_data. Default: model_name_or_path.",
@@ -564,97 +667,91 @@ PRETRAIN_MODEL = (
         zh="文件夹、名称，`--mock_data` 时可为 `none`",
         shown="the model",
         shown_zh="同模型",
-    ),
-    Option(
-        "te_init_weight_path",
+    )
+    te_init_weight_path: str | None = option(
         PATH,
         None,
         "Folder with initial weights, in this backend's layout (te_llama_ckpt_converter.py) or Hugging Face's.",
         doc="folder of initial weights, in this backend's layout or Hugging Face's",
         zh="初始权重所在文件夹，须为该后端或 Hugging Face 的布局",
-    ),
-    Option(
-        "continue_training",
+    )
+    continue_training: bool = option(
         FLAG,
         False,
         "Start from the weights in model_name_or_path instead of from scratch.",
         doc="start from the weights in `model_name_or_path`",
         zh="从 `model_name_or_path` 中的权重开始",
-    ),
-    Option(
-        "fuse_attention_qkv",
+    )
+    fuse_attention_qkv: bool = option(
         FLAG,
         False,
         "Native layers: one weight for q, k and v.",
         doc="`none`: one weight for q, k and v",
         zh="`none`：q、k、v 合为一个权重",
         config=True,
-    ),
-    Option(
-        "fuse_attention_ffn",
+    )
+    fuse_attention_ffn: bool = option(
         FLAG,
         False,
         "Native layers: one weight for gate and up.",
         doc="`none`: one weight for gate and up",
         zh="`none`：gate、up 合为一个权重",
         config=True,
-    ),
-)
+    )
 
-PRETRAIN_DATA = (
-    Option(
-        "input_dir",
+
+@section
+class PretrainData:
+    """What pretraining reads."""
+
+    input_dir: str | None = option(
         TEXT,
         None,
         "Folder of .bin/.idx pairs made by paddle-te prepare-data; several are blended with equal weights. Or weights "
         "and prefixes in turn: '0.3 data/a 0.7 data/b'.",
         doc='folder of `.bin`/`.idx` pairs; or weights and prefixes: `"0.3 data/a 0.7 data/b"`',
         zh='`.bin`/`.idx` 所在文件夹；或权重与前缀：`"0.3 data/a 0.7 data/b"`',
-    ),
-    Option(
-        "split",
+    )
+    split: str = option(
         SPLIT,
         "949,50,1",
         "Train/valid/test proportions of the documents.",
         doc="train, validation, test: proportions of the documents",
         zh="训练、验证、测试集的文档比例",
-    ),
-    Option("max_seq_length", TOKENS, 1024, "Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"),
-    Option(
-        "reset_attention_mask",
+    )
+    max_seq_length: int = option(
+        TOKENS, 1024, "Tokens in a sequence.", doc="tokens of a sequence", zh="序列的 token 数"
+    )
+    reset_attention_mask: bool = option(
         FLAG,
         False,
         "The documents in a sequence do not see each other; each ends with the tokenizer's eos token.",
         doc="the documents in a sequence do not see each other; each ends with the eos token "
         "([how](../../docs/packing.md)); not with `--fp8_dpa`",
         zh="同一序列中的文档互不可见，文档以 eos token 结尾（[说明](../../docs/packing.md)）；不能与 `--fp8_dpa` 同用",
-    ),
-    Option(
-        "reset_position_ids",
+    )
+    reset_position_ids: bool = option(
         FLAG,
         False,
         "Positions begin anew with each document.",
         doc="positions begin anew with each document",
         zh="每个文档的位置编号从头开始",
-    ),
-    Option(
-        "eod_mask_loss",
+    )
+    eod_mask_loss: bool = option(
         FLAG,
         False,
         "No loss where the input is the token that ends a document: it cannot tell how the next document begins.",
         doc="no loss where the input is the eos token that ends a document",
         zh="输入为文档结尾的 eos token 处不计损失",
-    ),
-    Option(
-        "share_folder",
+    )
+    share_folder: bool = option(
         FLAG,
         False,
         "The data folder is shared by all machines: only the first one builds indices.",
         doc="the data folder is shared by all machines: the first one builds the indices",
         zh="所有机器共享数据文件夹：由第一台建立索引",
-    ),
-    Option(
-        "data_cache",
+    )
+    data_cache: str | None = option(
         PATH,
         None,
         "Folder for the indices of samples; default: index-cache next to the data or, where that cannot be written, in "
@@ -663,98 +760,88 @@ PRETRAIN_DATA = (
         zh="样本索引的文件夹",
         shown="next to the data",
         shown_zh="数据旁边",
-    ),
-    Option(
-        "mock_data",
+    )
+    mock_data: bool = option(
         FLAG,
         False,
         "Train on random tokens instead of data, for benchmarks; no input_dir.",
         doc="random tokens",
         zh="随机 token",
-    ),
-)
+    )
 
-_CHECKPOINT = Option(
-    "model_name_or_path",
-    PATH,
-    REQUIRED,
-    "Checkpoint folder, in the layout of the backend or Hugging Face's.",
-    doc="folder; weights in the backend's layout or Hugging Face's",
-    zh="文件夹；权重须为该后端或 Hugging Face 的布局",
-    shown="–",
-)
-_TOKENIZER = Option(
-    "tokenizer_name_or_path",
-    PATH_OR_EMPTY,
-    None,
-    "Tokenizer folder or name. Default: model_name_or_path.",
-    doc="folder or name",
-    zh="文件夹或名称",
-    shown="the model",
-    shown_zh="同模型",
-)
-_CHAT_TEMPLATE = Option(
-    "chat_template",
-    PATH,
-    None,
-    "File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's own.",
-    doc="file of a Jinja template; `none`: no template; see [conversations](#conversations)",
-    zh="Jinja 模板文件；`none`：不用模板；见[对话](#对话)",
-    shown="the tokenizer's",
-    shown_zh="tokenizer 自带",
-)
+
+_TRAINED = options_of(Model, Parallelism, Precision, Memory, Kernels, Optimizer, Run)
+PADDLENLPS = tuple(each for each in _TRAINED if each.source)
+BOUNDS = {option.name: option.kind for option in PADDLENLPS}
+# Ours: what decides on the decoder layers, and how a run goes on and saves, of all training
+LAYERS = tuple(each for each in _TRAINED if each.config)
+TRAINING = tuple(each for each in _TRAINED if not each.config and not each.source)
+LAYER_OPTIONS = {option.name: option for option in LAYERS}
+# What a model's configuration says about them: LayerOptions.of(config).fp8_recipe
+LayerOptions = config_options("LayerOptions", LAYERS)
+PRETRAINING, PRETRAIN_MODEL, PRETRAIN_DATA = map(options_of, (Schedule, PretrainModel, PretrainData))
+
 _WITH_LORA = {"lora": True}
 LORA_TARGETS = ("all", "attention", "mlp")
 
-FINETUNE_MODEL = (
-    _CHECKPOINT,
-    _TOKENIZER,
-    Option(
-        "lora",
+
+@section
+class FinetuneModel:
+    """Which model is fine-tuned, and which of its weights are trained."""
+
+    model_name_or_path: str = option(
+        PATH,
+        REQUIRED,
+        "Checkpoint folder, in the layout of the backend or Hugging Face's.",
+        doc="folder; weights in the backend's layout or Hugging Face's",
+        zh="文件夹；权重须为该后端或 Hugging Face 的布局",
+        shown="–",
+    )
+    tokenizer_name_or_path: str | None = option(
+        PATH_OR_EMPTY,
+        None,
+        "Tokenizer folder or name. Default: model_name_or_path.",
+        doc="folder or name",
+        zh="文件夹或名称",
+        shown="the model",
+        shown_zh="同模型",
+    )
+    lora: bool = option(
         FLAG,
         False,
         "Train a LoRA adapter and leave the model as it is.",
         doc="train an adapter only",
         zh="只训练 adapter",
-    ),
-    Option(
-        "lora_rank", whole(1, limit=2**16), 32, "Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"
-    ),
-    Option(
-        "lora_alpha",
+    )
+    lora_rank: int = option(
+        whole(1, limit=2**16), 32, "Rank of the adapter.", doc="rank of the adapter", zh="adapter 的秩"
+    )
+    lora_alpha: int = option(
         whole(1, limit=10**6),
         64,
         "The adapter's outputs are scaled by lora_alpha / lora_rank.",
         doc="its outputs are scaled by alpha / rank",
         zh="adapter 的输出乘以 alpha / rank",
-    ),
-    Option(
-        "rslora",
+    )
+    rslora: bool = option(
         FLAG,
         False,
         "Scale by lora_alpha / sqrt(lora_rank) instead, as rank-stabilized LoRA does.",
         doc="scale by alpha / √rank instead (rank-stabilized LoRA)",
         zh="改为乘以 alpha / √rank（rank-stabilized LoRA）",
         needs=_WITH_LORA,
-    ),
-    Option(
-        "lora_dropout",
-        BELOW_ONE,
-        0.0,
-        "Dropout on the adapter's inputs.",
-        doc="on the adapter's inputs",
-        zh="作用于 adapter 的输入",
-    ),
-    Option(
-        "lora_targets",
+    )
+    lora_dropout: float = option(
+        BELOW_ONE, 0.0, "Dropout on the adapter's inputs.", doc="on the adapter's inputs", zh="作用于 adapter 的输入"
+    )
+    lora_targets: str = option(
         choice(*LORA_TARGETS),
         "all",
         "Projections with an adapter: all, attention or mlp.",
         doc="`all`, `attention` (q, k, v, o) or `mlp` (gate, up, down)",
         zh="`all`、`attention`（q、k、v、o）或 `mlp`（gate、up、down）",
-    ),
-    Option(
-        "quantize_base",
+    )
+    quantize_base: str | None = option(
         choice("fp8"),
         None,
         "fp8: LoRA's frozen weights of the decoder layers exist in fp8 only, in half of bfloat16's memory. Each is "
@@ -763,30 +850,30 @@ FINETUNE_MODEL = (
         doc="`fp8`: LoRA's frozen weights of the decoder layers exist in fp8 only; needs `--use_fp8`",
         zh="`fp8`：LoRA 冻结的 decoder 层权重只以 fp8 保存；需要 `--use_fp8`",
         needs=_WITH_LORA,
-    ),
-    Option(
-        "lora_path",
+    )
+    lora_path: str | None = option(
         PATH,
         None,
         "Folder of an adapter to start from, ours, PaddleNLP's or PEFT's; its rank, scaling and targets hold.",
         doc="adapter to start from, of any backend or PEFT's; its rank, scaling and targets hold",
         zh="从已有的 adapter（任意后端或 PEFT 的）开始；沿用其秩、缩放和目标",
         needs=_WITH_LORA,
-    ),
-    Option(
-        "merge_lora",
+    )
+    merge_lora: bool = option(
         FLAG,
         False,
         "Save the model with the adapter added as well, in merged/.",
         doc="also save the model with the adapter added, in `merged/`",
         zh="另存合并 adapter 后的模型到 `merged/`",
         needs=_WITH_LORA,
-    ),
-)
+    )
 
-FINETUNE_DATA = (
-    Option(
-        "dataset_name_or_path",
+
+@section
+class FinetuneData:
+    """What fine-tuning reads."""
+
+    dataset_name_or_path: str | None = option(
         PATH,
         None,
         "Folder of train* and dev* or validation*: JSON lines or arrays, Parquet, or what datasets' save_to_disk "
@@ -794,43 +881,46 @@ FINETUNE_DATA = (
         doc="folder of `train*` and `dev*` or `validation*`; [forms and formats](#conversations)",
         zh="含 `train*` 以及 `dev*` 或 `validation*` 的文件夹；[格式](#对话)",
         shown="–",
-    ),
-    _CHAT_TEMPLATE,
-    Option(
-        "src_length",
+    )
+    chat_template: str | None = option(
+        PATH,
+        None,
+        "File of a chat template in Jinja; none: questions and answers without one. By default the tokenizer's own.",
+        doc="file of a Jinja template; `none`: no template; see [conversations](#conversations)",
+        zh="Jinja 模板文件；`none`：不用模板；见[对话](#对话)",
+        shown="the tokenizer's",
+        shown_zh="tokenizer 自带",
+    )
+    src_length: int = option(
         TOKENS,
         1024,
         "Without a chat template: tokens of src at most; of a longer one the end is kept.",
         doc="without a chat template: tokens of `src` at most; of a longer one the end is kept",
         zh="不用对话模板时 `src` 的最大 token 数；更长时保留末尾",
-    ),
-    Option(
-        "max_length",
+    )
+    max_length: int = option(
         TOKENS,
         2048,
         "Tokens of a sample at most; a longer conversation is cut after a turn, a longer answer without a template "
         "anywhere.",
         doc="tokens of a sample at most; a longer conversation is cut after an answer, or without a template in it",
         zh="样本的最大 token 数；更长的对话在某轮回答之后截断，不用模板时回答被截断",
-    ),
-    Option(
-        "pad_to_multiple_of",
+    )
+    pad_to_multiple_of: int = option(
         TOKENS,
         16,
         "Batches are as long as their longest sample, rounded up to this.",
         doc="batches are as long as their longest sample, rounded up; fp8 needs a multiple of 16, `block` of 128",
         zh="batch 长度取最长样本并向上取整；fp8 须为 16 的倍数，block scaling 时为 128",
-    ),
-    Option(
-        "pad_to_max_length",
+    )
+    pad_to_max_length: bool = option(
         FLAG,
         False,
         "Pad every batch to max_length instead.",
         doc="all batches as long as `--max_length`; sequence parallelism needs it",
         zh="所有 batch 填充到 `--max_length`；序列并行时必需",
-    ),
-    Option(
-        "zero_padding",
+    )
+    zero_padding: bool = option(
         FLAG,
         False,
         "Pack several samples into one sequence of max_length.",
@@ -838,21 +928,23 @@ FINETUNE_DATA = (
         "own ([how](../../docs/packing.md)); not with `--fp8_dpa`",
         zh="把多个样本打包成 `--max_length` 的序列；样本之间互不可见，位置编号各自从头开始"
         "（[说明](../../docs/packing.md)）；不能与 `--fp8_dpa` 同用",
-    ),
-    Option(
-        "greedy_zero_padding",
+    )
+    greedy_zero_padding: bool = option(
         FLAG,
         False,
         "Pack tighter, in another order; needs --zero_padding.",
         doc="pack tighter, in another order",
         zh="打包得更紧，顺序会改变",
         needs={"zero_padding": True},
-    ),
-)
+    )
+
+
+FINETUNE_MODEL, FINETUNE_DATA = options_of(FinetuneModel), options_of(FinetuneData)
+_OF = {option.name: option for option in (*LAYERS, *TRAINING, *FINETUNE_MODEL, *FINETUNE_DATA)}
 
 EVALUATED_MODEL = (
-    _CHECKPOINT,
-    _TOKENIZER,
+    _OF["model_name_or_path"],
+    _OF["tokenizer_name_or_path"],
     Option(
         "lora_path",
         PATH,
@@ -861,7 +953,7 @@ EVALUATED_MODEL = (
         doc="adapter, of any backend or PEFT's, added to the weights",
         zh="adapter（任意后端或 PEFT 的），合并到权重中",
     ),
-    _BACKEND.but(help="none, paddle or transformer_engine."),
+    _OF["transformer_engine_backend"].but(help="none, paddle or transformer_engine."),
     Option(
         "dtype",
         choice(*DTYPES),
@@ -871,25 +963,25 @@ EVALUATED_MODEL = (
         zh="权重的类型：`float32`、`bfloat16`、`float16`（te 不支持 `float32`）",
     ),
     Option("device", TEXT, "cpu", "cpu, gpu or nvgpu.", doc="`cpu`, `gpu`, `nvgpu`", zh="`cpu`、`gpu`、`nvgpu`"),
-    _VERIFY.but(
+    _OF["verify_checkpoint"].but(
         help="What a folder with a manifest must agree with it in before it is read: full, size, or none.",
         doc="what a folder with a manifest must agree with it in before it is read: `full` (sizes and checksums), "
         "`size`, `none`",
         zh="读取之前，带有 manifest 的文件夹须与其一致的内容：`full`（大小与校验和）、`size`（大小）、`none`",
     ),
-    _USE_FP8,
-    _RECIPE.but(
+    _OF["use_fp8"],
+    _OF["fp8_recipe"].but(
         default="current",
         help="current, or delayed: with the scales that the checkpoint's training left.",
         doc="`current`; `delayed` needs the `fp8_state` that training left next to the weights",
         zh="`current`；`delayed` 需要训练时保存在权重旁边的 `fp8_state` 文件",
     ),
-    _FP8_DPA.but(
+    _OF["fp8_dpa"].but(
         help="Attention in fp8 as well, as the checkpoint was trained (delayed scaling).",
         doc="attention in fp8 as well, as the checkpoint was trained (delayed scaling)",
         zh="attention 也用 fp8，与训练时相同（delayed scaling）",
     ),
-    _FP8_LM_HEAD.but(
+    _OF["fp8_lm_head"].but(
         help="The language model's head in fp8 as well, as the checkpoint was trained.",
         doc="lm_head in fp8 as well, as the checkpoint was trained",
         zh="lm_head 也用 fp8，与训练时相同",
@@ -920,7 +1012,7 @@ EVALUATED_MODEL = (
         doc="of several processes: into so many groups of layers the model is divided; the rest is tensor parallelism",
         zh="多个进程时，模型按层分为若干段；其余为张量并行",
     ),
-    _CHAT_TEMPLATE.but(
+    _OF["chat_template"].but(
         doc="file of a Jinja template; `none`: no template; see [chats](#chats)",
         zh="Jinja 模板文件；`none`：不用模板；见[对话](#chats)",
     ),

@@ -11,8 +11,7 @@ import os
 from types import SimpleNamespace
 
 from paddle_te.options.option import FLAG, TEXT, TEXTS, Kind, Option, whole
-from paddle_te.options.paddlenlp import PADDLENLP
-from paddle_te.options.scripts import PRETRAINING
+from paddle_te.options.scripts import PADDLENLPS, PRETRAINING
 
 PRETRAIN, FINETUNE = "pretrain", "finetune"
 # What the evaluations of each script measure, and which of two values is the better one
@@ -42,7 +41,7 @@ _DEFAULTS = {"learning_rate": 5e-5, "lr_scheduler_type": "linear", "warmup_steps
 _DEFAULTS |= {name: default for name, (_, default) in _OF_A_SCHEDULE.items()}
 # The flags that the rules read, with PaddleNLP's defaults
 READ = {
-    **{option.name: option.but(default=_DEFAULTS[option.name]) for option in PADDLENLP if option.name in _DEFAULTS},
+    **{option.name: option.but(default=_DEFAULTS[option.name]) for option in PADDLENLPS if option.name in _DEFAULTS},
     **{option.name: option for option in PRETRAINING},
     **{name: Option(name, FLAG, False) for name in ("do_eval", "load_best_model_at_end", "early_stopping")},
     **{name: Option(name, FLAG, False) for name in REFUSED_IN[FINETUNE]},

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 
 from paddle_te.options import scripts
 from paddle_te.options.option import FLAG, SEQUENCES, TEXT, TOKENS, Kind, Option, choice
-from paddle_te.options.paddlenlp import PADDLENLP
 from paddle_te.planner.layout import Layout, Lora
 from paddle_te.runs.main_gradients import adds_in_gemms
 
@@ -38,7 +37,7 @@ _PADDLENLPS = (
     *(Option(name, TEXT, "") for name in ("sharding", "sharding_parallel_config")),
     *(Option(name, TOKENS, None) for name in ("max_seq_length", "max_length")),
 )
-_OURS = (*scripts.LAYERS, *scripts.TRAINING, *scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA, *PADDLENLP)
+_OURS = (*scripts.LAYERS, *scripts.TRAINING, *scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA, *scripts.PADDLENLPS)
 _READ = {option.name: option for option in (*_OURS, *_PADDLENLPS, Option("do_eval", FLAG, False))}
 _NAMES = {*FIELDS, *(option.name for option in _PADDLENLPS), "transformer_engine_backend", "use_fp8"}
 _NAMES |= {"fuse_wgrad_accumulation", "lora_rank", "lora_targets", "quantize_base"}
