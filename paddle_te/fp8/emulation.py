@@ -181,7 +181,7 @@ def rounded_to_mxfp8(x):
     return paddle.where(finite, values, paddle.full_like(values, float("nan"))).reshape(x.shape).astype(x.dtype)
 
 
-def _operands(x, quantizer):
+def operands(x, quantizer):
     """x as a GEMM that sums over its columns reads it, and as one that sums over its rows does."""
     if quantizer.kind != "block":
         return (quantize_dequantize(x, quantizer),) * 2
@@ -196,13 +196,13 @@ class _EmulatedFP8Linear(PyLayer):
         ctx.quantizers, ctx.transpose_y = quantizers, transpose_y
         ctx.dtypes = x.dtype, weight.dtype
         ctx.needs_grad = not x.stop_gradient, not weight.stop_gradient
-        x8, x8_columnwise = _operands(x, quantizers.input)
+        x8, x8_columnwise = operands(x, quantizers.input)
         if quantizers.weight.kind == "stored":
             weight8 = dequantize_weight(weight, quantizers.weight)
             kept = weight  # a copy of every weight in float32 would be what storing in fp8 spares
         else:
             # the same scale gives the same values in every micro-batch: nothing to gain from quantizers.cache_weight
-            kept = weight8 = _operands(weight, quantizers.weight)[0]
+            kept = weight8 = operands(weight, quantizers.weight)[0]
         ctx.save_for_backward(x8_columnwise, kept)
         return paddle.matmul(x8, weight8, transpose_y=transpose_y).astype(x.dtype)
 
@@ -211,7 +211,7 @@ class _EmulatedFP8Linear(PyLayer):
         x8, kept = ctx.saved_tensor()
         of_weight = ctx.quantizers.weight
         weight8 = dequantize_weight(kept, of_weight) if of_weight.kind == "stored" else kept
-        dy8, dy8_columnwise = _operands(dy, ctx.quantizers.grad_output)
+        dy8, dy8_columnwise = operands(dy, ctx.quantizers.grad_output)
         dx = dweight = None  # Paddle wants None for what needs no gradient
         if ctx.needs_grad[0]:
             dx = paddle.matmul(dy8, weight8, transpose_y=not ctx.transpose_y).astype(ctx.dtypes[0])

@@ -1,0 +1,142 @@
+"""What a mixture of experts is made with."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from paddle_te.layers.checks import one_of, probability
+from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.moe import Routing
+
+SCORE_FUNCTIONS = ("softmax", "sigmoid")
+BALANCING = ("aux_loss", "none")
+DROP_POLICIES = ("probs", "position")
+RECOMPUTE_MODULES = ("moe", "moe_act")
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """The settings of a MoELayer, under the names that they have in Megatron-Core's TransformerConfig.
+
+    hidden_size, moe_ffn_hidden_size: columns of a token, and of an expert's activation.
+    num_moe_experts, moe_router_topk: experts, and how many of them a token gets.
+    moe_router_score_function: "softmax" or "sigmoid", of the router's logits.
+    moe_router_pre_softmax: softmax over all experts, of which the chosen ones' probabilities are taken as they are
+        (norm_topk_prob false in Hugging Face's words). False: softmax over the chosen ones (norm_topk_prob true).
+    moe_router_num_groups, moe_router_group_topk: experts are chosen among those of the best groups; see `ops.moe`.
+    moe_router_topk_scaling_factor: multiplies the probabilities; None: 1.
+    moe_router_enable_expert_bias, moe_router_bias_update_rate: experts are chosen by scores and a bias, which
+        `update_expert_bias` moves by the rate after each step (DeepSeek-V3); sigmoid only.
+    moe_router_load_balancing_type: "aux_loss" adds Switch Transformers' loss, "none" none.
+    moe_aux_loss_coeff, moe_z_loss_coeff: of that loss, and of the mean of logsumexp(logits)² (Zoph et al., "ST-MoE",
+        2022); 0 and None: no such loss. Hugging Face's router_aux_loss_coef is moe_aux_loss_coeff / moe_router_topk.
+    moe_router_force_load_balancing: each expert gets as many tokens, whatever the router says. For benchmarks.
+    moe_expert_capacity_factor: an expert takes at most so many times its even share of the tokens; what is more is
+        dropped, and goes on as it came. None: nothing is dropped.
+    moe_token_drop_policy: an expert keeps the tokens of the greatest "probs", or by "position" the first ones.
+    moe_shared_expert_intermediate_size: of an MLP that all tokens go through besides; None: no such MLP.
+    moe_shared_expert_gate: multiply its output by the sigmoid of a learnt product with the token.
+    add_bias_linear: biases of the experts' GEMMs. activation, normalization, zero_centered_gamma, layernorm_epsilon,
+        hidden_dropout, init_method, output_layer_init_method, params_dtype, fuse_wgrad_accumulation: as
+        TransformerLayer's.
+    recompute_modules: what backward computes again: "moe", all of the layer, or "moe_act", the experts' activation.
+    Raises ValueError for what does not fit together.
+    """
+
+    hidden_size: int
+    moe_ffn_hidden_size: int
+    num_moe_experts: int
+    moe_router_topk: int = 2
+    moe_router_score_function: str = "softmax"
+    moe_router_pre_softmax: bool = False
+    moe_router_num_groups: int | None = None
+    moe_router_group_topk: int | None = None
+    moe_router_topk_scaling_factor: float | None = None
+    moe_router_enable_expert_bias: bool = False
+    moe_router_bias_update_rate: float = 1e-3
+    moe_router_load_balancing_type: str = "aux_loss"
+    moe_aux_loss_coeff: float = 0.0
+    moe_z_loss_coeff: float | None = None
+    moe_router_force_load_balancing: bool = False
+    moe_expert_capacity_factor: float | None = None
+    moe_token_drop_policy: str = "probs"
+    moe_shared_expert_intermediate_size: int | None = None
+    moe_shared_expert_gate: bool = False
+    add_bias_linear: bool = False
+    activation: str = "swiglu"
+    normalization: str = "RMSNorm"
+    zero_centered_gamma: bool = False
+    layernorm_epsilon: float = 1e-5
+    hidden_dropout: float = 0.0
+    init_method: Any = None
+    output_layer_init_method: Any = None
+    params_dtype: Any = None
+    fuse_wgrad_accumulation: bool = False
+    recompute_modules: tuple = ()
+
+    def __post_init__(self):
+        one_of(SCORE_FUNCTIONS, moe_router_score_function=self.moe_router_score_function)
+        one_of(BALANCING, moe_router_load_balancing_type=self.moe_router_load_balancing_type)
+        one_of(DROP_POLICIES, moe_token_drop_policy=self.moe_token_drop_policy)
+        one_of(FC1_WIDTHS, activation=self.activation)
+        probability(hidden_dropout=self.hidden_dropout)
+        for name in self.recompute_modules:
+            one_of(RECOMPUTE_MODULES, recompute_modules=name)
+        for fault in self._faults():
+            raise ValueError(fault)
+
+    def _faults(self):
+        """What does not fit together, each in a line that says what to do."""
+        experts, topk = self.num_moe_experts, self.moe_router_topk
+        sigmoid = self.moe_router_score_function == "sigmoid"
+        if not 1 <= topk <= experts:
+            yield f"moe_router_topk={topk}: it must be from 1 to num_moe_experts, {experts}"
+        if self.moe_router_enable_expert_bias and not sigmoid:
+            yield "moe_router_enable_expert_bias needs moe_router_score_function='sigmoid'"
+        if sigmoid and self.moe_router_pre_softmax:
+            yield "moe_router_pre_softmax needs moe_router_score_function='softmax'"
+        if topk == 1 and not sigmoid and not self.moe_router_pre_softmax:
+            yield (
+                "moe_router_topk=1 without moe_router_pre_softmax gives each chosen expert the probability 1, and the "
+                "router no gradient; set moe_router_pre_softmax"
+            )
+        yield from self._faults_of_groups()
+        if self.moe_expert_capacity_factor is not None and not self.moe_expert_capacity_factor > 0:
+            yield f"moe_expert_capacity_factor={self.moe_expert_capacity_factor}: it must be above 0, or None"
+        if self.moe_shared_expert_gate and not self.moe_shared_expert_intermediate_size:
+            yield "moe_shared_expert_gate needs moe_shared_expert_intermediate_size"
+        if len(self.recompute_modules) > 1:
+            yield "recompute_modules: 'moe' computes the activation again, too; leave 'moe_act' out"
+
+    def _faults_of_groups(self):
+        groups, kept = self.moe_router_num_groups, self.moe_router_group_topk
+        experts, topk = self.num_moe_experts, self.moe_router_topk
+        if (groups is None) != (kept is None):
+            yield "moe_router_num_groups and moe_router_group_topk need each other"
+        elif groups is not None and (groups < 1 or experts % groups or not 1 <= kept <= groups or topk % kept):
+            yield (
+                f"moe_router_num_groups={groups}, moe_router_group_topk={kept}: the groups must divide the "
+                f"{experts} experts, and moe_router_group_topk, at most the number of groups, moe_router_topk, {topk}"
+            )
+        elif groups is not None and topk > kept * (experts // groups):
+            yield f"moe_router_topk={topk}: {kept} groups of {experts // groups} experts are not as many"
+        elif groups is not None and topk // kept > experts // groups:
+            yield f"moe_router_topk / moe_router_group_topk={topk // kept}: a group has {experts // groups} experts"
+
+    @property
+    def routing(self):
+        """The `ops.moe.Routing`."""
+        return Routing(
+            topk=self.moe_router_topk,
+            score_function=self.moe_router_score_function,
+            pre_softmax=self.moe_router_pre_softmax,
+            num_groups=self.moe_router_num_groups,
+            group_topk=self.moe_router_group_topk,
+            scaling_factor=1.0 if self.moe_router_topk_scaling_factor is None else self.moe_router_topk_scaling_factor,
+        )
+
+    def capacity(self, tokens):
+        """Tokens that an expert takes at most, None for all."""
+        if self.moe_expert_capacity_factor is None:
+            return None
+        return math.ceil(tokens * self.moe_router_topk / self.num_moe_experts * self.moe_expert_capacity_factor)

@@ -1,0 +1,151 @@
+"""GEMMs of experts: GroupedLinear, the experts' MLP, and the MLP that all tokens share."""
+
+import paddle
+import paddle.nn.functional as F
+
+from paddle_te.fp8 import get_autocast_state
+from paddle_te.layers.linear import _Layer
+from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.ops.moe import ExpertWeights, get_moe_ops
+
+
+class _Grouped(_Layer):
+    """A layer whose weights are [experts, out, in]."""
+
+    def __init__(self, backend, params_dtype):
+        if get_autocast_state().stored_for is not None:
+            raise NotImplementedError("fp8_model_init: experts' weights cannot exist in fp8 only; make them outside it")
+        get_moe_ops(backend).check_experts()
+        super().__init__(backend, params_dtype)
+
+    @property
+    def moe_ops(self):
+        """The backend's `ops.moe.MoEOps`."""
+        return get_moe_ops(self.backend)
+
+    def create_grouped_bias(self, experts, size):
+        """Zeros [experts, size]."""
+        return self.create_parameter(
+            [experts, size], dtype=self.params_dtype, default_initializer=paddle.nn.initializer.Constant(0.0)
+        )
+
+
+class GroupedLinear(_Grouped):
+    """y = x · weightᵀ (+ bias) of each expert's rows, under Transformer Engine's name.
+
+    Parameters: weight [num_gemms, out_features, in_features]; with `bias`, bias [num_gemms, out_features], zeros at
+    first. Other arguments: as Linear's.
+    """
+
+    GEMM_WEIGHTS = ("weight",)
+
+    def __init__(
+        self,
+        num_gemms,
+        in_features,
+        out_features,
+        init_method=None,
+        params_dtype=None,
+        fuse_wgrad_accumulation=False,
+        bias=False,
+        backend="transformer_engine",
+    ):
+        super().__init__(backend, params_dtype)
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+        self.create_weight("weight", [num_gemms, out_features, in_features], init_method)
+        self.bias = self.create_grouped_bias(num_gemms, out_features) if bias else None
+
+    def forward(self, x, m_splits, is_first_microbatch=None):
+        """[rows, in_features] -> [rows, out_features]. m_splits: rows of each expert, ints or int64 [num_gemms], in
+        fp8 multiples of 16, with block scaling of 128. is_first_microbatch: as TransformerLayer's."""
+        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch)
+        return self.moe_ops.grouped_linear(
+            x,
+            self.weight,
+            m_splits,
+            bias=self.bias,
+            quantizers=quantizers and quantizers[0],
+            fuse_wgrad_accumulation=self.fuse_wgrad_accumulation,
+        )
+
+
+class GroupedMLP(_Grouped):
+    """The experts of a MoELayer.
+
+    Parameters: fc1_weight [E, fc1 rows, hidden_size], of a gated activation an expert's gate rows and then its up rows,
+    fc2_weight [E, hidden_size, moe_ffn_hidden_size]; with add_bias_linear fc1_bias [E, fc1 rows] and fc2_bias
+    [E, hidden_size]. config: a MoEConfig.
+    """
+
+    GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
+
+    def __init__(self, config, backend="transformer_engine"):
+        super().__init__(backend, config.params_dtype)
+        self.config = config
+        experts, hidden, ffn = config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size
+        rows = FC1_WIDTHS[config.activation] * ffn
+        self.create_weight("fc1_weight", [experts, rows, hidden], config.init_method)
+        self.create_weight("fc2_weight", [experts, hidden, ffn], config.output_layer_init_method or config.init_method)
+        bias = config.add_bias_linear
+        self.fc1_bias = self.create_grouped_bias(experts, rows) if bias else None
+        self.fc2_bias = self.create_grouped_bias(experts, hidden) if bias else None
+
+    def forward(self, x, probs, routing_map, is_first_microbatch=None):
+        """[tokens, hidden_size] -> the same shape; probs and routing_map: a router's."""
+        config = self.config
+        return self.moe_ops.experts_mlp(
+            x,
+            probs,
+            routing_map,
+            ExpertWeights(self.fc1_weight, self.fc2_weight, self.fc1_bias, self.fc2_bias),
+            topk=config.moe_router_topk,
+            activation=config.activation,
+            recompute_activation="moe_act" in config.recompute_modules,
+            quantizers=self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None),
+            fuse_wgrad_accumulation=config.fuse_wgrad_accumulation,
+        )
+
+
+class SharedExpertMLP(_Layer):
+    """The MLP of all tokens beside the experts.
+
+    Parameters: fc1_weight, fc2_weight, with biases fc1_bias and fc2_bias, as LayerNormMLP's; with
+    moe_shared_expert_gate gate_weight [1, hidden_size]. config: a MoEConfig.
+    """
+
+    GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
+
+    def __init__(self, config, backend="transformer_engine"):
+        super().__init__(backend, config.params_dtype)
+        self.config = config
+        hidden, ffn = config.hidden_size, config.moe_shared_expert_intermediate_size
+        rows = FC1_WIDTHS[config.activation] * ffn
+        self.create_weight("fc1_weight", [rows, hidden], config.init_method)
+        self.create_weight("fc2_weight", [hidden, ffn], config.output_layer_init_method or config.init_method)
+        self.fc1_bias = self.create_bias(rows) if config.add_bias_linear else None
+        self.fc2_bias = self.create_bias(hidden) if config.add_bias_linear else None
+        self.gate_weight = self._gate() if config.moe_shared_expert_gate else None
+
+    def _gate(self):
+        initializer = self.config.init_method or paddle.nn.initializer.Normal(0.0, 0.02)
+        shape = [1, self.config.hidden_size]
+        return self.create_parameter(shape, dtype=self.params_dtype, default_initializer=initializer)
+
+    def forward(self, x, is_first_microbatch=None):
+        """[tokens, hidden_size] -> the same shape."""
+        quantizers = self.fp8.begin_forward(self.training, is_first_microbatch) or (None, None)
+        hidden = self._linear(x, "fc1", quantizers[0])
+        y = self._linear(self.ops.activate(hidden, self.config.activation), "fc2", quantizers[1])
+        if self.gate_weight is None:
+            return y
+        return y * F.sigmoid(paddle.matmul(x, self.gate_weight, transpose_y=True))
+
+    def _linear(self, x, name, quantizers):
+        parameters = self._parameters
+        return self.ops.linear(
+            x,
+            parameters[f"{name}_weight"],
+            bias=parameters.get(f"{name}_bias"),
+            quantizers=quantizers,
+            fuse_wgrad_accumulation=self.config.fuse_wgrad_accumulation,
+        )

@@ -1,0 +1,99 @@
+"""The math of a mixture of experts: one interface, two implementations, as `paddle_te.ops`.
+
+Tokens are [tokens, h]. A router gives each token `topk` of E experts: probs, float32 [tokens, E], 0 where an expert is
+not chosen, and routing_map, bool [tokens, E], as Megatron-Core's. Experts' weights stand behind each other,
+[E, out, in]. The rows of an expert are its tokens in their order; the experts' rows follow each other, and each
+expert's are padded with zeros to a multiple of what its GEMMs need.
+"""
+
+import importlib
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+from paddle_te.ops import BACKENDS
+
+
+class Routing(NamedTuple):
+    """How a router's logits become probabilities of the chosen experts.
+
+    topk: experts of a token. score_function: "softmax" or "sigmoid". pre_softmax: softmax over all experts, not over
+    the chosen ones. num_groups, group_topk: experts stand in so many groups, and a token's are chosen among those of
+    its best group_topk groups, by the sum of each one's best topk / group_topk scores (DeepSeek-V3). None: no groups.
+    scaling_factor: multiplies the probabilities. Sigmoids of several experts are divided by their sum.
+    """
+
+    topk: int
+    score_function: str = "softmax"
+    pre_softmax: bool = False
+    num_groups: int | None = None
+    group_topk: int | None = None
+    scaling_factor: float = 1.0
+
+
+class ExpertWeights(NamedTuple):
+    """The tensors of an experts' MLP: fc1_weight [E, fc1 rows, h], fc2_weight [E, h, f]; fc1_bias [E, fc1 rows] and
+    fc2_bias [E, h], or None."""
+
+    fc1_weight: Any
+    fc2_weight: Any
+    fc1_bias: Any = None
+    fc2_bias: Any = None
+
+
+class MoEOps(Protocol):
+    """What a backend implements."""
+
+    def check_experts(self) -> None:
+        """Raise where the backend cannot compute experts here, and say what is missing."""
+
+    def route(self, logits, routing: Routing, expert_bias=None):
+        """Return (probs, routing_map) of float32 logits [tokens, E].
+
+        expert_bias: float32 [E], added to the scores by which experts are chosen, but not to the probabilities; with
+        sigmoid only.
+        """
+
+    def balance_loss(self, logits, routing: Routing):
+        """Return E · Σ_e share_e · score_e, float32 [], which is 1 where the experts are in balance.
+
+        share_e: expert e's share of the tokens · topk, score_e: the mean of its scores, a token's scores summing up to
+        1. Neither bias nor groups count (Fedus et al., "Switch Transformers", 2021, equations 4 to 6).
+        """
+
+    def limit_experts(self, probs, routing_map, capacity: int, policy: str):
+        """Return (probs, routing_map) in which no expert has more than `capacity` tokens.
+
+        policy: which tokens an expert keeps: "probs", those of the greatest probabilities, or "position", the first.
+        """
+
+    def grouped_linear(self, x, weight, counts, *, bias=None, quantizers=None, fuse_wgrad_accumulation=False):
+        """Return [rows, out]: each expert's rows times its weightᵀ (+ its bias).
+
+        counts: rows of each expert, ints or an int64 tensor [E], which sum up to x's rows. In fp8 they are multiples
+        of what the recipe needs.
+        """
+
+    def experts_mlp(
+        self,
+        x,
+        probs,
+        routing_map,
+        weights: ExpertWeights,
+        *,
+        topk: int,
+        activation: str = "swiglu",
+        recompute_activation: bool = False,
+        quantizers=(None, None),
+        fuse_wgrad_accumulation: bool = False,
+    ):
+        """Return Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) for each token, [tokens, h]; zeros for one without experts.
+
+        The probability multiplies the activation, so that nothing of h columns is kept for its gradient.
+        topk: the greatest number of a token's experts.
+        """
+
+
+@cache
+def get_moe_ops(backend) -> MoEOps:
+    """Return the module that implements `backend`, one of `ops.BACKENDS`."""
+    return importlib.import_module(f"{BACKENDS[backend]}.moe")

@@ -1,0 +1,161 @@
+"""GEMMs of experts, and how tokens become their rows."""
+
+from typing import Any, NamedTuple
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddle_te.fp8.emulation import operands
+
+
+class Rows(NamedTuple):
+    """Where tokens stand among the rows of their experts.
+
+    counts: rows of each expert, padding included. tokens, experts: int64 [rows], of each row; of padding the number of
+    tokens, one too many. rows: int64 [tokens, topk], the rows of each token; the number of rows for an expert that it
+    lacks.
+    """
+
+    counts: list
+    tokens: Any
+    experts: Any
+    rows: Any
+
+
+@paddle.no_grad()
+def rows_of(routing_map, topk, multiple):
+    """The Rows of a routing_map, an expert's padded to a multiple."""
+    tokens, experts = routing_map.shape
+    chosen = routing_map.astype("int64").transpose([1, 0])
+    counts = (chosen.sum(1) + multiple - 1) // multiple * multiple
+    places = (counts.cumsum() - counts).unsqueeze(1) + chosen.cumsum(1) - 1
+    total = int(counts.sum())
+    places = paddle.where(chosen > 0, places, paddle.full_like(places, total)).transpose([1, 0])
+    rows = paddle.sort(places, 1)[:, :topk]
+    numbers = paddle.arange(tokens).unsqueeze(1).expand(rows.shape)
+    token_of = paddle.full([total + 1], tokens, "int64")
+    token_of = paddle.scatter(token_of, rows.flatten(), numbers.flatten())  # what is lacking is written behind the end
+    expert_of = paddle.arange(experts).repeat_interleave(counts)
+    return Rows(counts.tolist(), token_of[:total], expert_of, rows)
+
+
+def _gathered(x, places):
+    """Rows of x by their places; beyond its end there is a row of zeros."""
+    return paddle.concat([x, paddle.zeros([1, x.shape[1]], x.dtype)]).index_select(places, 0)
+
+
+def _summed(x, places):
+    """The sum of x's rows by their places [n, k], in float32 and rounded once."""
+    found = _gathered(x, places.flatten()).reshape([*places.shape, x.shape[1]])
+    return found.astype("float32").sum(1).astype(x.dtype)
+
+
+class _Permute(PyLayer):
+    @staticmethod
+    def forward(ctx, x, places):
+        ctx.rows = places.rows
+        return _gathered(x, places.tokens)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return _summed(dy, ctx.rows)
+
+
+class _Unpermute(PyLayer):
+    @staticmethod
+    def forward(ctx, y, places):
+        ctx.tokens = places.tokens
+        return _summed(y, places.rows)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return _gathered(dy, ctx.tokens)
+
+
+def permute(x, places):
+    """The rows of experts, [rows, h], of tokens [tokens, h]; zeros for padding."""
+    return _Permute.apply(x, places)
+
+
+def unpermute(y, places):
+    """The sum of each token's rows, [tokens, h]."""
+    return _Unpermute.apply(y, places)
+
+
+def probabilities(probs, places):
+    """Those of the rows, float32 [rows], of probs [tokens, E]."""
+    flat = paddle.concat([probs, paddle.zeros([1, probs.shape[1]], probs.dtype)]).flatten()
+    return flat.index_select(places.tokens * probs.shape[1] + places.experts, 0)
+
+
+def _products(x, weight, counts, transpose_y):
+    """Each expert's rows times its matrix."""
+    products = [
+        paddle.matmul(rows, matrix, transpose_y=transpose_y)
+        for rows, matrix in zip(_split(x, counts), weight.unbind(0), strict=True)
+        if len(rows)
+    ]
+    return paddle.concat(products)
+
+
+def _split(x, counts):
+    """The rows of each expert."""
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return [x[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _wgrad(dy, x, counts):
+    """Each expert's gradient, zeros for one without rows."""
+    pairs = zip(_split(dy, counts), _split(x, counts), strict=True)
+    zeros = paddle.zeros([dy.shape[1], x.shape[1]], x.dtype)
+    return paddle.stack([paddle.matmul(a, b, transpose_x=True) if len(a) else zeros for a, b in pairs])
+
+
+class _GroupedLinear(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight, counts, quantizers):
+        ctx.options = counts, quantizers, x.dtype, weight.dtype
+        ctx.needs_grad = not x.stop_gradient, not weight.stop_gradient
+        x8 = x8_columnwise = x
+        if quantizers is not None:
+            x8, x8_columnwise = operands(x, quantizers.input)
+            flat = weight.reshape([-1, weight.shape[-1]])
+            weight = operands(flat, quantizers.weight)[0].reshape(weight.shape)
+        ctx.save_for_backward(x8_columnwise, weight)
+        return _products(x8, weight, counts, True).astype(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensor()
+        counts, quantizers, x_dtype, weight_dtype = ctx.options
+        dy, dy_columnwise = (dy, dy) if quantizers is None else operands(dy, quantizers.grad_output)
+        dx = dweight = None  # Paddle wants None for what needs no gradient
+        if ctx.needs_grad[0]:
+            dx = _products(dy, weight, counts, False).astype(x_dtype)
+        if ctx.needs_grad[1]:
+            dweight = _wgrad(dy_columnwise, x, counts).astype(weight_dtype)
+        if quantizers is not None:
+            quantizers.forward_pass.backward_done()
+        return dx, dweight
+
+
+def _check_counts(counts, rows, quantizers):
+    """Raise ValueError for counts that GEMMs cannot have."""
+    if sum(counts) != rows:
+        raise ValueError(f"the experts' rows, {counts}, do not sum up to the {rows} rows of the input")
+    multiple = 1 if quantizers is None else quantizers.input.scaling.multiple
+    if any(count % multiple for count in counts):
+        raise ValueError(f"in fp8 each expert's rows must be a multiple of {multiple}, not {counts}")
+
+
+def grouped_linear(x, weight, counts, *, bias=None, quantizers=None, fuse_wgrad_accumulation=False):
+    """Each expert's rows times its weightᵀ (+ its bias); all of them share a scale in fp8."""
+    if fuse_wgrad_accumulation:
+        raise NotImplementedError("fuse_wgrad_accumulation: backend paddle has no such GEMM; use transformer_engine")
+    counts = [int(count) for count in counts]
+    _check_counts(counts, x.shape[0], quantizers)
+    y = _GroupedLinear.apply(x, weight, counts, quantizers)
+    if bias is None:
+        return y
+    expert_of = paddle.arange(len(counts)).repeat_interleave(paddle.to_tensor(counts))
+    return y + bias.index_select(expert_of, 0)

@@ -1,0 +1,132 @@
+"""A mixture of experts in plain Paddle operations: the reference that te is tested against.
+
+Interface, shapes and dtypes: `paddle_te.ops.moe`.
+"""
+
+import paddle
+import paddle.nn.functional as F
+from paddle.distributed.fleet.utils import recompute as paddle_recompute
+
+from paddle_te.ops.pd.grouped import grouped_linear, permute, probabilities, rows_of, unpermute
+from paddle_te.ops.pd.linear import activate
+
+__all__ = ["balance_loss", "check_experts", "experts_mlp", "grouped_linear", "limit_experts", "route"]
+
+SMALL = 1e-20  # what sigmoids' sum is kept above, as in DeepSeek-V3
+
+
+def check_experts():
+    """Runs wherever Paddle does; fp8 is emulated."""
+
+
+def route(logits, routing, expert_bias=None):
+    """(probs, routing_map) of float32 logits [tokens, E]."""
+    scores = _scores(logits, routing)
+    choice = scores.detach() if expert_bias is None else scores.detach() + expert_bias
+    routing_map = _chosen(choice, routing)
+    return _probabilities(scores, routing_map, routing) * routing.scaling_factor, routing_map
+
+
+def _scores(logits, routing):
+    """What experts are chosen by."""
+    if routing.score_function == "sigmoid":
+        return F.sigmoid(logits)
+    return F.softmax(logits, -1) if routing.pre_softmax else logits
+
+
+@paddle.no_grad()
+def _chosen(choice, routing):
+    """The routing_map of the greatest numbers."""
+    if routing.num_groups:
+        choice = paddle.where(_in_best_groups(choice, routing), choice, paddle.full_like(choice, float("-inf")))
+    return _among(choice, routing.topk)
+
+
+def _among(x, k):
+    """Which numbers are among the k greatest of their row, bool like x."""
+    return F.one_hot(x.topk(k, -1)[1], x.shape[-1]).sum(1) > 0
+
+
+def _in_best_groups(choice, routing):
+    """Whether each expert stands in one of a token's best groups."""
+    grouped = choice.reshape([choice.shape[0], routing.num_groups, -1])
+    of_groups = grouped.topk(routing.topk // routing.group_topk, -1)[0].sum(-1)
+    best = _among(of_groups, routing.group_topk).unsqueeze(-1)
+    return best.expand(grouped.shape).reshape(choice.shape)
+
+
+def _probabilities(scores, routing_map, routing):
+    """Of the chosen experts, 0 for others."""
+    zeros = paddle.zeros_like(scores)
+    if routing.score_function == "softmax" and not routing.pre_softmax:
+        return F.softmax(paddle.where(routing_map, scores, zeros - float("inf")), -1)
+    probs = paddle.where(routing_map, scores, zeros)
+    if routing.score_function == "sigmoid" and routing.topk > 1:
+        probs = probs / (probs.sum(-1, keepdim=True) + SMALL)
+    return probs
+
+
+def balance_loss(logits, routing):
+    """1 where the experts are in balance, more where they are not."""
+    if routing.score_function == "sigmoid":
+        scores = F.sigmoid(logits)
+        scores = scores / (scores.sum(-1, keepdim=True) + SMALL)
+    else:
+        scores = F.softmax(logits, -1)
+    with paddle.no_grad():
+        shares = _among(scores, routing.topk).astype("float32").mean(0) / routing.topk
+    return (shares * scores.mean(0)).sum() * logits.shape[1]
+
+
+def limit_experts(probs, routing_map, capacity, policy):
+    """No expert keeps more than `capacity` tokens."""
+    capacity = min(capacity, len(probs))
+    with paddle.no_grad():
+        if policy == "probs":
+            order = paddle.where(routing_map, probs, paddle.full_like(probs, -1.0))
+            kept = F.one_hot(order.topk(capacity, 0)[1].transpose([1, 0]), len(probs)).sum(1).transpose([1, 0]) > 0
+        else:
+            kept = routing_map.astype("int64").cumsum(0) <= capacity
+        routing_map = routing_map & kept
+    return paddle.where(routing_map, probs, paddle.zeros_like(probs)), routing_map
+
+
+def experts_mlp(
+    x,
+    probs,
+    routing_map,
+    weights,
+    *,
+    topk,
+    activation="swiglu",
+    recompute_activation=False,
+    quantizers=(None, None),
+    fuse_wgrad_accumulation=False,
+):
+    """Σ_e probs_e · (fc2_e(activate(fc1_e(x)))) for each token."""
+    multiple = 1 if quantizers[0] is None else quantizers[0].input.scaling.multiple
+    places = rows_of(routing_map, topk, multiple)
+
+    def linear(x, gemm):
+        weight = weights.fc2_weight if gemm else weights.fc1_weight
+        return grouped_linear(
+            x, weight, places.counts, quantizers=quantizers[gemm], fuse_wgrad_accumulation=fuse_wgrad_accumulation
+        )
+
+    def biased(y, bias, of_rows=None):
+        if bias is None:
+            return y
+        bias = bias.index_select(places.experts, 0)
+        return y + (bias if of_rows is None else bias * of_rows.unsqueeze(1)).astype(y.dtype)
+
+    def second_half(hidden, of_rows):
+        act = activate(hidden, activation).astype("float32") * of_rows.unsqueeze(1)
+        return biased(linear(act.astype(hidden.dtype), 1), weights.fc2_bias, of_rows)
+
+    hidden = biased(linear(permute(x, places), 0), weights.fc1_bias)
+    of_rows = probabilities(probs, places)
+    if recompute_activation and paddle.is_grad_enabled() and not hidden.stop_gradient:
+        rows = paddle_recompute(second_half, hidden, of_rows, preserve_rng_state=False)
+    else:
+        rows = second_half(hidden, of_rows)
+    return unpermute(rows, places)
