@@ -246,7 +246,7 @@ def test_the_losses_take_the_main_losss_scale(scale, seed, monkeypatch):
     values = draw(MoELayer(config, backend="paddle"), seed) | {"dy": np.zeros([TOKENS, HIDDEN], "float32")}
     once = run(make(config, values), values)["drouter.weight"]
     MoEAuxLossAutoScaler.set_loss_scale(scale)
-    assert relative(run(make(config, values), values)["drouter.weight"], 3 * once) < 1e-6
+    assert relative(run(make(config, values), values)["drouter.weight"], 3 * once) < 1e-5
 
 
 def test_grouped_linear_of_ragged_and_empty_experts(seed):
