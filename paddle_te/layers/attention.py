@@ -4,45 +4,30 @@ import paddle
 
 from paddle_te.distributed import ContextParallel, TensorParallel, random_numbers, recompute
 from paddle_te.fp8 import ModuleScaling
-from paddle_te.layers.checks import head_size, one_of, probability, recomputed
+from paddle_te.layers.context import Context, takes_context
 from paddle_te.layers.dropout import dropout_add
 from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNorm, local_size
-from paddle_te.layers.masks import additive_mask, is_causal, keys_before
+from paddle_te.layers.masks import additive_mask
 from paddle_te.layers.ring_attention import ring_attention
+from paddle_te.layers.settings import AttentionSettings, CoreSettings, takes
 from paddle_te.ops.norms import Norm, QKNorm
 
-QK_NORM_TYPES, INPUT_FORMATS = (None, "RMSNorm"), ("bshd", "sbhd")
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
 
 
 class DotProductAttention(BackendLayer):
     """dropout(softmax(q·kᵀ / √d))·v. In fp8 under a recipe with fp8_dpa.
 
-    kv_channels: d, the size of one head. attn_mask_type: which tokens a token sees: "causal" those before it, "no_mask"
-    all, "padding" all but padding, "padding_causal" those before it but padding.
-    set_parallel_mode: fleet's model-parallel ranks share the heads, and drop other numbers each.
-    Other arguments: as TransformerLayer's.
+    Arguments: CoreSettings'.
     """
 
-    def __init__(
-        self,
-        kv_channels,
-        backend="transformer_engine",
-        window_size=None,
-        softmax_scale=None,
-        attention_dropout=0.0,
-        set_parallel_mode=False,
-        attn_mask_type="causal",
-        layer_number=None,
-    ):
-        super().__init__(backend)
-        self.attn_mask_type, self.causal = attn_mask_type, is_causal(attn_mask_type)
-        self.window = keys_before(window_size, self.causal)
-        self.layer_number = layer_number
-        self.dropout_in_training = probability(attention_dropout=attention_dropout)
-        self.tp = TensorParallel.from_fleet() if set_parallel_mode else None
-        self.kv_channels = kv_channels
-        self.scale = kv_channels**-0.5 if softmax_scale is None else softmax_scale
+    @takes(CoreSettings)
+    def __init__(self, settings: CoreSettings):
+        super().__init__(settings.backend)
+        self.attn_mask_type, self.causal, self.window = settings.attn_mask_type, settings.causal, settings.window
+        self.layer_number, self.dropout_in_training = settings.layer_number, settings.attention_dropout
+        self.tp = TensorParallel.from_fleet() if settings.set_parallel_mode else None
+        self.kv_channels, self.scale = settings.kv_channels, settings.scale
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
         self._checked = set()  # what `ops.check_attention` has let pass
 
@@ -126,100 +111,29 @@ class MultiHeadAttention(BackendLayer):
     bias layernorm_qkv.bias, with bias proj.bias; with qk_norm_type q_norm.weight, k_norm.weight. The fused weight is q,
     k, v stacked on out: [(num_attention_heads + 2 · num_gqa_groups) · d, hidden_size], each part split over the ranks
     by heads; the bias likewise.
-    attn_mask_type: as DotProductAttention's. Other arguments: as TransformerLayer's.
+    Arguments: AttentionSettings'.
     """
 
-    def __init__(
-        self,
-        hidden_size,
-        num_attention_heads,
-        num_gqa_groups=None,
-        layernorm_epsilon=1e-5,
-        max_sequence_length=None,
-        set_parallel_mode=False,
-        sequence_parallel=False,
-        init_method=None,
-        output_layer_init_method=None,
-        params_dtype=None,
-        fuse_wgrad_accumulation=False,
-        add_qkv_bias=False,
-        window_size=None,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        softmax_scale=None,
-        kv_channels=None,
-        attn_mask_type="causal",
-        layer_number=None,
-        qk_norm_type=None,
-        qk_norm_eps=1e-6,
-        qk_norm_before_rope=False,
-        attn_input_format="bshd",
-        bias=False,
-        normalization="RMSNorm",
-        zero_centered_gamma=False,
-        cp_comm_type=None,
-        recompute_modules=(),
-        backend="transformer_engine",
-    ):
-        super().__init__(backend)
-        self.recompute_core_attention = "core_attn" in recomputed(recompute_modules)
-        self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
-        num_gqa_groups = num_gqa_groups or num_attention_heads
-        head_dim = head_size(hidden_size, num_attention_heads, num_gqa_groups, kv_channels)
-        self.attn_input_format = one_of(INPUT_FORMATS, attn_input_format=attn_input_format)
-        self.layer_number = layer_number
-        if sequence_parallel and max_sequence_length is None:
-            raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
-        shared = dict(
-            sequence_parallel=sequence_parallel,
-            params_dtype=params_dtype,
-            fuse_wgrad_accumulation=fuse_wgrad_accumulation,
-            backend=backend,
-        )
-        self.max_sequence_length = max_sequence_length
-        self.layernorm_qkv = LayerNormLinear(
-            hidden_size,
-            (num_attention_heads + 2 * num_gqa_groups) * head_dim,
-            layernorm_epsilon,
-            set_parallel_mode,
-            init_method=init_method,
-            bias=bias or add_qkv_bias,
-            normalization=normalization,
-            zero_centered_gamma=zero_centered_gamma,
-            recompute_modules=recompute_modules,
-            **shared,
-        )
-        self.proj = Linear(
-            num_attention_heads * head_dim,
-            hidden_size,
-            "row" if set_parallel_mode else None,
-            init_method=output_layer_init_method or init_method,
-            bias=bias,
-            **shared,
-        )
-        self.core_attention = DotProductAttention(
-            head_dim,
-            backend,
-            window_size,
-            softmax_scale,
-            attention_dropout,
-            set_parallel_mode,
-            attn_mask_type,
-            layer_number,
-        )
-        self.qk_norm_before_rope, self.q_norm, self.k_norm = qk_norm_before_rope, None, None
-        if one_of(QK_NORM_TYPES, qk_norm_type=qk_norm_type):
-            self.q_norm, self.k_norm = (RMSNorm(head_dim, qk_norm_eps, params_dtype, backend=backend) for _ in range(2))
+    @takes(AttentionSettings)
+    def __init__(self, settings: AttentionSettings):
+        super().__init__(settings.backend)
+        self.settings, self.dropout_in_training = settings, settings.hidden_dropout
+        self.max_sequence_length = settings.max_sequence_length
+        self.layernorm_qkv = LayerNormLinear.of(settings.qkv)
+        self.proj = Linear.of(settings.proj)
+        self.core_attention = DotProductAttention.of(settings.core)
+        self.q_norm, self.k_norm = (settings.qk_norm and RMSNorm.of(settings.qk_norm) for _ in range(2))
         self.scale = self.core_attention.scale
         tp = self.layernorm_qkv.tp
-        self._token_shards = tp.size if sequence_parallel else 1
-        self.num_heads = local_size(num_attention_heads, tp, "num_attention_heads")
-        self.num_kv_heads = local_size(num_gqa_groups, tp, "num_gqa_groups")
-        self.cp = ContextParallel.from_fleet(cp_comm_type) if cp_comm_type else None
+        self._token_shards = tp.size if settings.sequence_parallel else 1
+        self.num_heads = local_size(settings.num_attention_heads, tp, "num_attention_heads")
+        self.num_kv_heads = local_size(settings.groups, tp, "num_gqa_groups")
+        comm_type = settings.cp_comm_type
+        self.cp = ContextParallel.from_fleet(comm_type) if comm_type else None
         self._sequence_shards = self.cp.size if self.cp else 1
-        self._exchanges, self._on_ring = cp_comm_type == "a2a", cp_comm_type == "p2p"
+        self._exchanges, self._on_ring = comm_type == "a2a", comm_type == "p2p"
         if self._exchanges:
-            self._share_heads(head_dim)
+            self._share_heads(settings.head_dim)
         if self._on_ring:
             self._check_ring()
 
@@ -241,73 +155,55 @@ class MultiHeadAttention(BackendLayer):
             if wanted:
                 raise ValueError(f"{what}: ring attention (cp_comm_type='p2p') is plainly causal; 'a2a' has it")
 
-    def forward(
-        self,
-        x,
-        rotary_pos_emb=None,
-        attention_mask=None,
-        recompute_core_attention=False,
-        is_first_microbatch=None,
-        past_key_value=None,
-        use_cache=False,
-        cu_seqlens=None,
-    ):
+    @takes_context("rotary_pos_emb", "attention_mask")
+    def forward(self, x, context: Context):
         """x: [b, s, h], with attn_input_format sbhd [s, b, h], or under sequence parallelism [b·s/tp, h], tokens in
         that order -> the same shape. With cp_comm_type x has this rank's tokens of each sequence; all else is of whole
-        sequences.
+        sequences. The other arguments are Context's; with use_cache the result is (output, (k, v)).
 
-        attention_mask: as DotProductAttention's.
-        rotary_pos_emb: angles of the positions, float32 [s, d], or [b, s, d] where sequences have their own. None: no
-        rotation.
-        recompute_core_attention: keep the fused projection only, and compute rotation and attention again in backward.
-        past_key_value: (k, v) of the tokens before x, each [b, past, kv heads, d], k rotated, in either format.
-        use_cache: return (output, (k, v)) with x's keys and values appended.
-        cu_seqlens: of packed documents, as DotProductAttention's; with angles of their own positions where those
-        restart.
         Raises ValueError for flat x that is no whole number of sequences, and for a cache of sequences that are split
         over ranks.
         """
         layers = self._sub_layers  # see layers.linear._Layer
-        recompute_core_attention = self.training and (recompute_core_attention or self.recompute_core_attention)
-        dropout = self.dropout
-        drops = dropout or layers["core_attention"].dropout
-        with_cache = past_key_value is not None or use_cache
-        if with_cache and self.cp:
+        core, dropout, first = layers["core_attention"], self.dropout, context.is_first_microbatch
+        if context.with_cache and self.cp:
             raise ValueError("past_key_value, use_cache: a cache needs whole sequences; leave cp_comm_type out")
-        sequence = self._sequence_length(x)
-        attention_mask = layers["core_attention"].additive_mask(attention_mask, cu_seqlens, sequence)
-        masked = attention_mask is not None
-        quantizers = layers["core_attention"].begin_forward(
-            sequence, masked, with_cache, is_first_microbatch, cu_seqlens is not None
-        )
-        if self._on_ring and (masked or cu_seqlens is not None or quantizers is not None):
-            what = _MASK if masked else "packed documents (cu_seqlens)" if cu_seqlens is not None else "fp8 (fp8_dpa)"
+        sequence, again = self._sequence_length(x), context.recompute_core_attention or self.settings.core_again
+        mask = core.additive_mask(context.attention_mask, context.cu_seqlens, sequence)
+        context = context._replace(attention_mask=mask, recompute_core_attention=self.training and again)
+        masked, packed = mask is not None, context.cu_seqlens is not None
+        quantizers = core.begin_forward(sequence, masked, context.with_cache, first, packed)
+        if self._on_ring and (masked or packed or quantizers is not None):
+            what = _MASK if masked else "packed documents (cu_seqlens)" if packed else "fp8 (fp8_dpa)"
             raise ValueError(f"ring attention (cp_comm_type='p2p') is plainly causal and has no {what}; 'a2a' has")
-        one_by_one = with_cache or masked or recompute_core_attention or drops or self.cp
-        if not one_by_one and self._is_whole(layers):
-            return self._forward_at_once(layers, x, rotary_pos_emb, cu_seqlens, quantizers, is_first_microbatch)
-        qkv, residual = layers["layernorm_qkv"](x, is_first_microbatch)
+        drops = dropout or core.dropout
+        if not (context.with_cache or masked or context.recompute_core_attention or drops or self.cp):
+            if self._is_whole(layers):
+                return self._forward_at_once(layers, x, context, quantizers)
+        qkv, residual = layers["layernorm_qkv"](x, first)
         flat, qkv = qkv.ndim == 2, self._batch_first(qkv)
         if self._exchanges:
             qkv = self.cp.heads_for_tokens(qkv, self._qkv_widths)
-        if with_cache:
-            context, key_value = self._attend_with_cache(qkv, rotary_pos_emb, attention_mask, past_key_value)
-        elif recompute_core_attention:
-            context = recompute(self._attend, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
-        else:
-            context = self._attend(qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers)
+        attended, key_value = self._attended(qkv, context, quantizers)
         if self._exchanges:
-            context = self.cp.tokens_for_heads(context, self._context_widths)
-        context = self._as_given(context, flat)
-        out = layers["proj"](context, None if dropout else residual, is_first_microbatch)
+            attended = self.cp.tokens_for_heads(attended, self._context_widths)
+        out = layers["proj"](self._as_given(attended, flat), None if dropout else residual, first)
         if dropout:
             out = dropout_add(out, residual, dropout, layers["proj"].tp)
-        return (out, key_value) if use_cache else out
+        return (out, key_value) if context.use_cache else out
+
+    def _attended(self, qkv, context, quantizers):
+        """(attention's output [b, s, h·d], (k, v) of all tokens so far where there is a cache)."""
+        if context.with_cache:
+            return self._attend_with_cache(qkv, context)
+        if context.recompute_core_attention:
+            return recompute(self._attend, qkv, context, quantizers), None
+        return self._attend(qkv, context, quantizers), None
 
     def _sequence_length(self, x):
         """Of a whole sequence."""
         if x.ndim != 2:
-            return x.shape[self.attn_input_format.index("s")] * self._sequence_shards
+            return x.shape[self.settings.attn_input_format.index("s")] * self._sequence_shards
         s, tokens = self.max_sequence_length, x.shape[0] * self._token_shards * self._sequence_shards
         if not s or tokens % s:
             raise ValueError(f"{tokens} tokens, flat, are no whole number of sequences of max_sequence_length={s}")
@@ -315,44 +211,44 @@ class MultiHeadAttention(BackendLayer):
 
     def _batch_first(self, qkv):
         """[b, s, …] of the projection's output."""
-        sequences_first = self.attn_input_format == "sbhd"
+        sequences_first = self.settings.attn_input_format == "sbhd"
         if qkv.ndim == 2:
             s = self.max_sequence_length // self._sequence_shards
             qkv = qkv.reshape([*((s, -1) if sequences_first else (-1, s)), qkv.shape[-1]])
         return qkv.transpose([1, 0, 2]) if sequences_first else qkv
 
-    def _as_given(self, context, flat):
+    def _as_given(self, attended, flat):
         """The opposite of `_batch_first`."""
-        if self.attn_input_format == "sbhd":
-            context = context.transpose([1, 0, 2])
-        return context.reshape([-1, context.shape[-1]]) if flat else context
+        if self.settings.attn_input_format == "sbhd":
+            attended = attended.transpose([1, 0, 2])
+        return attended.reshape([-1, attended.shape[-1]]) if flat else attended
 
     def _is_whole(self, layers):
         """Whether nothing stands between the layers: a norm of rotated q and k, another order of tokens, LoRA, or a
         hook such as those of sharding stage 3."""
-        if self._norms_after_rope or self.attn_input_format != "bshd":
+        if self._norms_after_rope or self.settings.attn_input_format != "bshd":
             return False
         qkv, proj = layers["layernorm_qkv"], layers["proj"]
         hooks = qkv._forward_pre_hooks or qkv._forward_post_hooks or proj._forward_pre_hooks or proj._forward_post_hooks
         return type(qkv) is LayerNormLinear and type(proj) is Linear and not hooks
 
-    def _forward_at_once(self, layers, x, rotary_pos_emb, cu_seqlens, attention_quantizers, is_first_microbatch):
+    def _forward_at_once(self, layers, x, context, attention_quantizers):
         """Training's case, for which backends have one operation."""
-        qkv, proj = layers["layernorm_qkv"], layers["proj"]
-        (of_qkv,) = qkv.fp8.begin_forward(qkv.training, is_first_microbatch) or (None,)
-        (of_proj,) = proj.fp8.begin_forward(proj.training, is_first_microbatch) or (None,)
+        qkv, proj, first = layers["layernorm_qkv"], layers["proj"], context.is_first_microbatch
+        (of_qkv,) = qkv.fp8.begin_forward(qkv.training, first) or (None,)
+        (of_proj,) = proj.fp8.begin_forward(proj.training, first) or (None,)
         return self.ops.self_attention(
             x,
             qkv.norm(),
             qkv._parameters["weight"],
-            rotary_pos_emb,
+            context.rotary_pos_emb,
             proj._parameters["weight"],
             self.num_heads,
             self.num_kv_heads,
             scale=self.scale,
             qkv_bias=qkv._parameters.get("bias"),
             proj_bias=proj._parameters.get("bias"),
-            cu_seqlens=cu_seqlens,
+            cu_seqlens=context.cu_seqlens,
             causal=layers["core_attention"].causal,
             window=layers["core_attention"].window,
             max_sequence_length=self.max_sequence_length,
@@ -365,12 +261,12 @@ class MultiHeadAttention(BackendLayer):
 
     @property
     def _norms_after_rope(self):
-        return self.q_norm is not None and not self.qk_norm_before_rope
+        return self.q_norm is not None and not self.settings.qk_norm_before_rope
 
     def _qk_norm(self):
         """What backends norm q and k by before they rotate them, or None. Ranks that share the heads have the same
         weights."""
-        if self.q_norm is None or not self.qk_norm_before_rope:
+        if self.q_norm is None or self._norms_after_rope:
             return None
         return QKNorm(*self._norm_weights(), self.q_norm.eps)
 
@@ -378,24 +274,25 @@ class MultiHeadAttention(BackendLayer):
         tp, weights = self.layernorm_qkv.tp, (self.q_norm.weight, self.k_norm.weight)
         return weights if tp is None else tuple(tp.sum_gradient(weight) for weight in weights)
 
-    def _attend(self, qkv, rotary_pos_emb, attention_mask, cu_seqlens, quantizers):
+    def _attend(self, qkv, context, quantizers):
         """Rotation and attention, for which backends have one operation where nothing else is wanted."""
         if self._on_ring:
-            if rotary_pos_emb is not None:
-                rotary_pos_emb = self.cp.own_tokens(rotary_pos_emb, axis=rotary_pos_emb.ndim - 2)
-            return ring_attention(*self._heads(qkv, rotary_pos_emb), scale=self.scale, cp=self.cp, ops=self.ops)
+            angles = context.rotary_pos_emb
+            if angles is not None:
+                angles = self.cp.own_tokens(angles, axis=angles.ndim - 2)
+            return ring_attention(*self._heads(qkv, angles), scale=self.scale, cp=self.cp, ops=self.ops)
         core = self.core_attention
-        if attention_mask is not None or self._norms_after_rope:
-            heads = self._heads(qkv, rotary_pos_emb)
-            return core.attend(*heads, attention_mask, cu_seqlens, quantizers)
+        if context.attention_mask is not None or self._norms_after_rope:
+            heads = self._heads(qkv, context.rotary_pos_emb)
+            return core.attend(*heads, context.attention_mask, context.cu_seqlens, quantizers)
         with core.random_numbers():
             return self.ops.rotary_attention(
                 qkv,
-                rotary_pos_emb,
+                context.rotary_pos_emb,
                 self.num_heads,
                 self.num_kv_heads,
                 scale=self.scale,
-                cu_seqlens=cu_seqlens,
+                cu_seqlens=context.cu_seqlens,
                 causal=core.causal,
                 window=core.window,
                 dropout=core.dropout,
@@ -403,12 +300,12 @@ class MultiHeadAttention(BackendLayer):
                 qk_norm=self._qk_norm(),
             )
 
-    def _attend_with_cache(self, qkv, rotary_pos_emb, attention_mask, past_key_value):
-        """(context, (k, v) of all tokens so far)."""
-        q, k, v = self._heads(qkv, rotary_pos_emb)
-        if past_key_value is not None:
-            k, v = (paddle.concat(pair, 1) for pair in zip(past_key_value, (k, v), strict=True))
-        return self.core_attention.attend(q, k, v, attention_mask), (k, v)
+    def _attend_with_cache(self, qkv, context):
+        """(attention's output, (k, v) of all tokens so far)."""
+        q, k, v = self._heads(qkv, context.rotary_pos_emb)
+        if context.past_key_value is not None:
+            k, v = (paddle.concat(pair, 1) for pair in zip(context.past_key_value, (k, v), strict=True))
+        return self.core_attention.attend(q, k, v, context.attention_mask), (k, v)
 
     def _heads(self, qkv, rotary_pos_emb):
         """q, k and v, rotated and normed."""

@@ -1,6 +1,7 @@
 """RMSNorm, LayerNorm, Linear, LayerNormLinear and LayerNormMLP."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -10,14 +11,20 @@ from paddle.distributed.fleet.utils.sequence_parallel_utils import mark_as_seque
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, StoredWeight, get_autocast_state
 from paddle_te.fp8.scaling import check_block_sizes
-from paddle_te.layers.checks import one_of, probability, recomputed, stored_in_fp8
 from paddle_te.layers.dropout import dropout_add
+from paddle_te.layers.settings import (
+    BehindNorm,
+    Common,
+    LayerNormLinearSettings,
+    LayerSettings,
+    LinearSettings,
+    MLPSettings,
+    NormSettings,
+    takes,
+)
 from paddle_te.ops import get_ops
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.norms import Norm
-
-PARALLEL_MODES = (None, "column", "row")
-NORMALIZATIONS = ("RMSNorm", "LayerNorm")
 
 
 def local_size(size, shared_by, what):
@@ -42,6 +49,11 @@ class BackendLayer(nn.Layer):
         get_ops(backend)  # refuses what it does not know
         self.backend = backend
 
+    @classmethod
+    def of(cls, settings: Any) -> Any:
+        """The layer of a record, which its arguments are the fields of."""
+        return cls(settings)
+
     @property
     def ops(self):
         """A module, hence no attribute: those are copied with the layer, which modules cannot be."""
@@ -64,9 +76,12 @@ class _Layer(BackendLayer):
 
     GEMM_WEIGHTS = ()
 
-    def __init__(self, backend, params_dtype, set_parallel_mode=False, sequence_parallel=False):
-        super().__init__(backend)
-        self.params_dtype = params_dtype or paddle.get_default_dtype()
+    def __init__(self, settings: Common, set_parallel_mode: bool = False):
+        super().__init__(settings.backend)
+        self.params_dtype, sequence_parallel = (
+            settings.params_dtype or paddle.get_default_dtype(),
+            settings.sequence_parallel,
+        )
         self.tp = TensorParallel.from_fleet(sequence_parallel) if set_parallel_mode or sequence_parallel else None
         self.fp8 = self._scaling() if self.GEMM_WEIGHTS else None
 
@@ -85,7 +100,6 @@ class _Layer(BackendLayer):
 
     def create_norm(self, size, normalization, zero_centered_gamma):
         """A norm's (weight, bias) [size], at which it changes nothing; RMSNorm's bias is None."""
-        one_of(NORMALIZATIONS, normalization=normalization)
         weight = self._create_vector(size, 0.0 if zero_centered_gamma else 1.0)
         bias = self._create_vector(size, 0.0) if normalization == "LayerNorm" else None
         for vector in (weight, bias):
@@ -151,18 +165,11 @@ class _Norm(_Layer):
 
     normalization = None
 
-    def __init__(
-        self,
-        hidden_size,
-        eps=1e-5,
-        params_dtype=None,
-        sequence_parallel=False,
-        zero_centered_gamma=False,
-        backend="transformer_engine",
-    ):
-        super().__init__(backend, params_dtype, sequence_parallel=sequence_parallel)
-        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
-        self.weight, self.bias = self.create_norm(hidden_size, self.normalization, zero_centered_gamma)
+    @takes(NormSettings)
+    def __init__(self, settings: NormSettings):
+        super().__init__(settings)
+        self.eps, self.zero_centered_gamma = settings.eps, settings.zero_centered_gamma
+        self.weight, self.bias = self.create_norm(settings.hidden_size, self.normalization, self.zero_centered_gamma)
 
     def forward(self, x):
         """[..., hidden_size] -> the same shape and dtype."""
@@ -172,8 +179,7 @@ class _Norm(_Layer):
 class RMSNorm(_Norm):
     """y = x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, 2019).
 
-    Parameters: weight [hidden_size]. sequence_parallel: each rank has other tokens, so that the gradients are to be
-    summed over them. Other arguments: as TransformerLayer's.
+    Parameters: weight [hidden_size]. Arguments: NormSettings'.
     """
 
     normalization = "RMSNorm"
@@ -194,34 +200,22 @@ class Linear(_Layer):
     Parameters: weight [out_features, in_features], split over the tensor parallel ranks on axis 0 (`parallel_mode`
     "column") or 1 ("row"); with `bias`, bias [out_features], zeros at first, split where it is column parallel.
     sequence_parallel: a column-parallel one's input, and a row-parallel one's output, are this rank's tokens.
-    init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's.
-    Raises ValueError for another parallel_mode, and for sizes that the ranks do not divide.
+    Arguments: LinearSettings'. Raises ValueError for another parallel_mode, and for sizes that the ranks do not divide.
     """
 
     GEMM_WEIGHTS = ("weight",)
 
-    def __init__(
-        self,
-        in_features,
-        out_features,
-        parallel_mode=None,
-        sequence_parallel=False,
-        init_method=None,
-        params_dtype=None,
-        fuse_wgrad_accumulation=False,
-        bias=False,
-        backend="transformer_engine",
-    ):
-        one_of(PARALLEL_MODES, parallel_mode=parallel_mode)
-        super().__init__(backend, params_dtype, parallel_mode is not None, sequence_parallel)
-        self.parallel_mode = parallel_mode if self.tp is not None else None
-        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+    @takes(LinearSettings)
+    def __init__(self, settings: LinearSettings):
+        super().__init__(settings, settings.parallel_mode is not None)
+        self.parallel_mode = settings.parallel_mode if self.tp is not None else None
+        self.fuse_wgrad_accumulation = settings.fuse_wgrad_accumulation
         split_axis = {"column": 0, "row": 1, None: None}[self.parallel_mode]
-        shape = [out_features, in_features]
+        shape = [settings.out_features, settings.in_features]
         if split_axis is not None:
             shape[split_axis] = local_size(shape[split_axis], self.tp, ("out_features", "in_features")[split_axis])
-        self.create_weight("weight", shape, init_method, split_axis)
-        self.bias = self.create_bias(shape[0], split_axis == 0) if bias else None
+        self.create_weight("weight", shape, settings.init_method, split_axis)
+        self.bias = self.create_bias(shape[0], split_axis == 0) if settings.bias else None
 
     def forward(self, x, residual=None, is_first_microbatch=None):
         """[..., in_features of this rank] -> [..., out_features of this rank]; residual, if any, is of that shape and
@@ -242,17 +236,17 @@ class Linear(_Layer):
 class _BehindNorm(_Layer):
     """What begins with a norm, whose parameters are ln_weight and ln_bias."""
 
-    def create_layer_norm(self, size, eps, normalization, zero_centered_gamma):
-        """Creates them."""
-        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
-        self.recompute_norm = False
-        self.ln_weight, self.ln_bias = self.create_norm(size, normalization, zero_centered_gamma)
+    def __init__(self, settings: BehindNorm, size: int, eps: float):
+        super().__init__(settings, settings.set_parallel_mode)
+        self.settings, self.fuse_wgrad_accumulation = settings, settings.fuse_wgrad_accumulation
+        self.eps, self.zero_centered_gamma = eps, settings.zero_centered_gamma
+        self.ln_weight, self.ln_bias = self.create_norm(size, settings.normalization, self.zero_centered_gamma)
 
     def norm(self):
         """The `ops.norms.Norm`."""
         parameters = self._parameters
         norm = parameters["ln_weight"], self.eps, parameters.get("ln_bias"), self.zero_centered_gamma
-        return Norm(*norm, self.recompute_norm)
+        return Norm(*norm, self.settings.norm_again)
 
 
 class LayerNormLinear(_BehindNorm):
@@ -260,35 +254,17 @@ class LayerNormLinear(_BehindNorm):
 
     Parameters: ln_weight [in_features], LayerNorm's ln_bias [in_features], weight [out_features / tp, in_features];
     with `bias`, bias [out_features / tp], zeros at first.
-    init_method: the weight's initializer; None is Normal(0, 0.02). Other arguments: as TransformerLayer's, of whose
-    recompute_modules "layernorm" concerns it.
+    Arguments: LayerNormLinearSettings'.
     """
 
     GEMM_WEIGHTS = ("weight",)
 
-    def __init__(
-        self,
-        in_features,
-        out_features,
-        eps=1e-5,
-        set_parallel_mode=False,
-        sequence_parallel=False,
-        init_method=None,
-        params_dtype=None,
-        fuse_wgrad_accumulation=False,
-        bias=False,
-        normalization="RMSNorm",
-        zero_centered_gamma=False,
-        recompute_modules=(),
-        backend="transformer_engine",
-    ):
-        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
-        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
-        self.create_layer_norm(in_features, eps, normalization, zero_centered_gamma)
-        self.recompute_norm = "layernorm" in recomputed(recompute_modules)
-        rows = local_size(out_features, self.tp, "out_features")
-        self.create_weight("weight", [rows, in_features], init_method, 0)
-        self.bias = self.create_bias(rows, split=True) if bias else None
+    @takes(LayerNormLinearSettings)
+    def __init__(self, settings: LayerNormLinearSettings):
+        super().__init__(settings, settings.in_features, settings.eps)
+        rows = local_size(settings.out_features, self.tp, "out_features")
+        self.create_weight("weight", [rows, settings.in_features], settings.init_method, 0)
+        self.bias = self.create_bias(rows, split=True) if settings.bias else None
 
     def forward(self, x, is_first_microbatch=None):
         """[..., in] -> ([..., out of this rank], x).
@@ -315,48 +291,31 @@ class LayerNormMLP(_BehindNorm):
     hidden_size], where the activation is gated [2 · ffn_hidden_size / tp, hidden_size] (this rank's gate rows, then its
     up rows), fc2_weight [hidden_size, ffn_hidden_size / tp]; with `bias`, fc1_bias like fc1_weight's rows and fc2_bias
     [hidden_size].
-    Arguments: as TransformerLayer's; of recompute_modules all but "core_attn" concern it.
+    Arguments: MLPSettings'.
     """
 
     GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
 
-    def __init__(
-        self,
-        hidden_size,
-        ffn_hidden_size,
-        eps=1e-5,
-        set_parallel_mode=False,
-        sequence_parallel=False,
-        init_method=None,
-        output_layer_init_method=None,
-        params_dtype=None,
-        fuse_wgrad_accumulation=False,
-        hidden_dropout=0.0,
-        bias=False,
-        normalization="RMSNorm",
-        zero_centered_gamma=False,
-        activation="swiglu",
-        recompute_modules=(),
-        activation_func_fp8_input_store=False,
-        mlp_chunk_tokens=0,
-        backend="transformer_engine",
-    ):
-        one_of(FC1_WIDTHS, activation=activation)
-        super().__init__(backend, params_dtype, set_parallel_mode, sequence_parallel)
-        self.dropout_in_training = probability(hidden_dropout=hidden_dropout)
-        self.activation, self.fuse_wgrad_accumulation = activation, fuse_wgrad_accumulation
-        self.chunk_tokens = mlp_chunk_tokens
-        ffn = local_size(ffn_hidden_size, self.tp, "ffn_hidden_size")
-        fc1_rows = FC1_WIDTHS[activation] * ffn
-        self.create_layer_norm(hidden_size, eps, normalization, zero_centered_gamma)
-        modules = recomputed(recompute_modules)
-        self.recompute = next((name for name in ("mlp", "mlp_act") if name in modules), None)
-        self.recompute_norm = "layernorm" in modules and self.recompute != "mlp"  # which computes it again anyhow
-        self.fp8_input_store = stored_in_fp8(activation_func_fp8_input_store, self.recompute, mlp_chunk_tokens, ffn)
-        self.create_weight("fc1_weight", [fc1_rows, hidden_size], init_method, 0)
-        self.create_weight("fc2_weight", [hidden_size, ffn], output_layer_init_method or init_method, 1)
-        self.fc1_bias = self.create_bias(fc1_rows, split=True) if bias else None
-        self.fc2_bias = self.create_bias(hidden_size) if bias else None
+    slot = "layernorm_mlp"
+
+    @takes(MLPSettings)
+    def __init__(self, settings: MLPSettings):
+        hidden_size = settings.hidden_size
+        super().__init__(settings, hidden_size, settings.eps)
+        self.dropout_in_training, self.activation = settings.hidden_dropout, settings.activation
+        self.chunk_tokens, self.recompute = settings.mlp_chunk_tokens, settings.mlp_again
+        ffn = local_size(settings.ffn_hidden_size, self.tp, "ffn_hidden_size")
+        fc1_rows = FC1_WIDTHS[self.activation] * ffn
+        self.fp8_input_store = settings.input_store(ffn)
+        self.create_weight("fc1_weight", [fc1_rows, hidden_size], settings.init_method, 0)
+        self.create_weight("fc2_weight", [hidden_size, ffn], settings.output_init, 1)
+        self.fc1_bias = self.create_bias(fc1_rows, split=True) if settings.bias else None
+        self.fc2_bias = self.create_bias(hidden_size) if settings.bias else None
+
+    @classmethod
+    def of_layer(cls, settings: LayerSettings):
+        """The feed-forward of a TransformerLayer."""
+        return cls.of(settings.mlp)
 
     def forward(self, x, is_first_microbatch=None):
         """[..., hidden_size] -> the same shape and dtype. is_first_microbatch: as TransformerLayer's."""

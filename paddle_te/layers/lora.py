@@ -54,9 +54,6 @@ class LowRank(nn.Layer):
         return paddle.matmul(a, b).transpose([1, 0]) * self.scaling
 
 
-_WITHOUT_DROPOUT = "recompute_norm", "recompute", "fp8_input_store"  # attributes of layers
-
-
 class WithLoRA:
     """A layer with LoRA on some of its parts; `enable` makes one out of the layer itself, as torch's parametrize.
 
@@ -74,11 +71,8 @@ class WithLoRA:
         names: the parts that get A and B. config: a host's LoRAConfig, of which r, scaling and lora_dropout are read.
         Raises ValueError for lora_dropout in a layer that is to keep less than what norm and activation give.
         """
-        if config.lora_dropout and any(getattr(layer, name, None) for name in _WITHOUT_DROPOUT):
-            raise ValueError(
-                "lora_dropout with recompute_modules or activation_func_fp8_input_store: norm and activation are "
-                "operations of their own before dropout, and keep what they give; leave one of them out"
-            )
+        if config.lora_dropout and isinstance(layer, (LayerNormLinear, LayerNormMLP)):
+            layer.settings.check_lora_dropout()
         layer.parts = parts
         for weight_name, rows in parts.items():
             weight = getattr(layer, weight_name)

@@ -18,6 +18,8 @@ from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import RECIPES, Format, fp8_autocast
 from paddle_te.fp8.scaling import check_block_sizes
 from paddle_te.layers import RotaryPositionEmbedding, TransformerLayer
+from paddle_te.layers.context import ALONE, Context
+from paddle_te.layers.settings import LayerSettings, part
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
 from paddle_te.ops.kept import kept_on
@@ -129,19 +131,17 @@ class DecoderLayer(nn.Layer):
         as_graphs = layers.cuda_graphs and config.transformer_engine_backend == "transformer_engine"
         self.launching = cuda_graphs if as_graphs else nullcontext  # makes that in which its kernels are launched
         self.tuning = gemm_tuning(config)
-        self.transformer = TransformerLayer(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_attention_heads,
+        settings = part(
+            LayerSettings,
+            layers,
+            hidden_size=config.hidden_size,
+            ffn_hidden_size=config.intermediate_size,
+            num_attention_heads=config.num_attention_heads,
             max_sequence_length=config.seq_length,
             set_parallel_mode=config.tensor_parallel_degree > 1,
             sequence_parallel=config.sequence_parallel,
             init_method=nn.initializer.Normal(0.0, std),
             output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
-            fuse_wgrad_accumulation=layers.fuse_wgrad_accumulation,
-            recompute_modules=layers.recompute_modules or (),
-            activation_func_fp8_input_store=layers.activation_func_fp8_input_store,
-            mlp_chunk_tokens=layers.mlp_chunk_tokens,
             cp_comm_type=cp_comm_type(config),
             normalization=family.normalization,
             bias=family.biases == "all",
@@ -149,6 +149,7 @@ class DecoderLayer(nn.Layer):
             backend=config.transformer_engine_backend,
             **self.layer_options(config),
         )
+        self.transformer = TransformerLayer(settings)
         for name, weight in self.transformer.named_parameters() if in_blocks else ():
             if weight.ndim == 2:
                 check_block_sizes(name, weight.shape)
@@ -162,43 +163,21 @@ class DecoderLayer(nn.Layer):
             softmax_scale=_head_dim(config) ** -0.5 * self.rope.attention_factor**2,
         )
 
-    def compute(
-        self,
-        hidden_states,
-        position_ids=None,
-        attention_mask=None,
-        *,
-        past_key_value=None,
-        use_cache=False,
-        cu_seqlens=None,
-        recompute_core_attention=False,
-        is_first_microbatch=None,
-    ):
+    def compute(self, hidden_states, context: Context = ALONE):
         """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape. Where ranks share
         sequences (config's sep_ or context_parallel_degree), they have this rank's tokens, and all else is of whole
-        sequences.
-
-        position_ids: [b, s], or None for tokens that follow past_key_value (or nothing).
-        The others: as TransformerLayer's.
+        sequences. The context has position_ids; the angles are made here.
         """
-        freqs = self._angles(hidden_states, position_ids, past_key_value)
+        context = context._replace(rotary_pos_emb=self._angles(hidden_states, context))
         tuning = self.tuning if self.training else nullcontext
         with fp8_scope(self.fp8_recipe), self.keeping(), self.launching(), tuning():
-            return self.transformer(
-                hidden_states,
-                attention_mask,
-                freqs,
-                recompute_core_attention,
-                is_first_microbatch,
-                past_key_value,
-                use_cache,
-                cu_seqlens,
-            )
+            return self.transformer(hidden_states, context)
 
-    def _angles(self, hidden_states, position_ids, past_key_value):
+    def _angles(self, hidden_states, context):
         """Of rotary embedding: float32 [s, d], or [b, s, d] where there are position_ids; None for no rotation."""
         if self.rope is None:
             return None
+        position_ids, past_key_value = context.position_ids, context.past_key_value
         past = 0 if past_key_value is None else past_key_value[0].shape[1]
         length = self.config.seq_length
         if hidden_states.ndim == 3:

@@ -2,6 +2,7 @@
 
 from paddle_te.hosts.paddleformers.checkpoints import sharded_state_dict
 from paddle_te.hosts.paddleformers.configuration import decoder_config
+from paddle_te.layers.context import Context
 from paddle_te.models.decoder import DecoderLayer
 from paddle_te.models.pipeline import InPipeline
 from paddle_te.ops import documents
@@ -36,15 +37,15 @@ class TELlamaDecoderLayer(DecoderLayer):
         Cache, to which the keys and values of these tokens are added; use_cache adds nothing to that.
         """
         cached = past_key_values is not None
-        out = self.compute(
-            hidden_states,
-            position_ids,
-            attention_mask,
+        context = Context(
+            attention_mask=attention_mask,
+            is_first_microbatch=is_first_microbatch,
             past_key_value=_keys_and_values(past_key_values, self.layer_idx) if cached else None,
             use_cache=cached,
             cu_seqlens=documents.boundaries(attn_mask_startend_row_indices),
-            is_first_microbatch=is_first_microbatch,
+            position_ids=position_ids,
         )
+        out = self.compute(hidden_states, context)
         if not cached:
             return out
         out, present = out

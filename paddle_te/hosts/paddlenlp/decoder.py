@@ -3,6 +3,7 @@
 A family says what PaddleNLP calls its layers with.
 """
 
+from paddle_te.layers.context import Context
 from paddle_te.models.decoder import DecoderLayer
 from paddle_te.models.pipeline import FLASH_MASK, InPipeline
 from paddle_te.ops import documents
@@ -60,16 +61,16 @@ class TEDecoderLayer(DecoderLayer):
             if value is not None and value is not False:
                 raise NotImplementedError(f"{name} is not supported by the decoder layers of backends pd and te")
         core_attn = self.enable_recompute and self.layerwise_recompute and self.recompute_granularity == "core_attn"
-        return self.compute(
-            hidden_states,
-            None if position_ids is FROM_ZERO else position_ids,
-            attention_mask,
+        context = Context(
+            attention_mask=attention_mask,
+            recompute_core_attention=core_attn,
+            is_first_microbatch=is_first_microbatch,
             past_key_value=past_key_value,
             use_cache=use_cache,
             cu_seqlens=cu_seqlens,
-            recompute_core_attention=core_attn,
-            is_first_microbatch=is_first_microbatch,
+            position_ids=None if position_ids is FROM_ZERO else position_ids,
         )
+        return self.compute(hidden_states, context)
 
 
 class TEDecoderLayerPipe(InPipeline, TEDecoderLayer):

@@ -1,0 +1,433 @@
+"""What layers are made with: frozen records under Transformer Engine's names, checked when they are made.
+
+A class under TE's name `takes` its record: the record's fields as arguments, or the record itself. Layers hand records
+to the layers inside them (`part`), so that an argument, its default, its meaning and what is refused stand here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from paddle import nn
+
+from paddle_te.fp8.scaling import MXFP8_BLOCK
+from paddle_te.layers.checks import one_of, probability
+from paddle_te.layers.masks import is_causal, keys_before
+from paddle_te.ops.activations import FC1_WIDTHS
+from paddle_te.options.scripts import RECOMPUTE_MODULES
+
+PARALLEL_MODES = (None, "column", "row")
+NORMALIZATIONS = ("RMSNorm", "LayerNorm")
+QK_NORM_TYPES, INPUT_FORMATS = (None, "RMSNorm"), ("bshd", "sbhd")
+
+Arguments = ParamSpec("Arguments")
+Record = TypeVar("Record")
+
+
+def takes(
+    record: Callable[Arguments, Record],
+) -> Callable[[Callable[[Any, Record], None]], Callable[Concatenate[Any, Arguments], None]]:
+    """Lets a constructor that takes a record of this class take the record's fields as arguments, too."""
+
+    def decorate(construct: Callable[[Any, Record], None]) -> Callable[Concatenate[Any, Arguments], None]:
+        @wraps(construct)
+        def __init__(self: Any, *args: Any, **named: Any) -> None:
+            whole = len(args) == 1 and not named and isinstance(args[0], record)  # type: ignore[arg-type]
+            construct(self, args[0] if whole else record(*args, **named))
+
+        own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+        __init__.__signature__ = signature(record).replace(  # type: ignore[attr-defined]
+            parameters=[own, *signature(record).parameters.values()], return_annotation=None
+        )
+        return __init__
+
+    return decorate
+
+
+def part(record: Callable[..., Record], whole: Any, **others: Any) -> Record:
+    """A record of a part: the fields that it shares with the whole, another record or object, and the others."""
+    names = [field.name for field in fields(record) if hasattr(whole, field.name)]  # type: ignore[arg-type]
+    return record(**{name: getattr(whole, name) for name in names} | others)
+
+
+class Checked:
+    """A record that is checked when it is made."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what does not fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common(Checked):
+    """Of every layer with parameters.
+
+    sequence_parallel: split tokens over fleet's model-parallel group. params_dtype: of the parameters; None is Paddle's
+    default dtype. backend: "transformer_engine" or "paddle".
+    """
+
+    sequence_parallel: bool = False
+    params_dtype: Any = None
+    backend: str = "transformer_engine"
+
+
+@dataclass(frozen=True)
+class NormSettings(Common):
+    """Of a norm. eps: added to the mean square. zero_centered_gamma: it multiplies by 1 + weight, which is 0 at first.
+    sequence_parallel: each rank has other tokens, so that the gradients are to be summed over them."""
+
+    hidden_size: int
+    eps: float = 1e-5
+    zero_centered_gamma: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmSettings(Common):
+    """Of what has a GEMM.
+
+    init_method: the weight's initializer; None is Normal(0, 0.02). fuse_wgrad_accumulation: add weight gradients to
+    `parameter.main_grad` (float32) inside the GEMMs, or put them there where `parameter.overwrite_main_grad` is set;
+    they set it back. bias: of the GEMM.
+    """
+
+    init_method: nn.initializer.Initializer | None = None
+    fuse_wgrad_accumulation: bool = False
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class LinearSettings(GemmSettings):
+    """parallel_mode: the axis on which ranks split the weight: "column", "row" or None."""
+
+    in_features: int
+    out_features: int
+    parallel_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(PARALLEL_MODES, parallel_mode=self.parallel_mode)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BehindNorm(GemmSettings):
+    """Of what begins with a norm.
+
+    set_parallel_mode: split weights over fleet's model-parallel group. normalization: "RMSNorm" or "LayerNorm".
+    zero_centered_gamma: the norm multiplies by 1 + weight, which is 0 at first.
+    recompute_modules: parts that backward computes again, so that their results take no memory until then. Megatron's
+        names: "layernorm", the outputs of both norms; "core_attn", rotation and attention; "mlp", all of the MLP that
+        its second GEMM needs; and "mlp_act", the MLP's activation alone.
+    """
+
+    set_parallel_mode: bool = False
+    normalization: str = "RMSNorm"
+    zero_centered_gamma: bool = False
+    recompute_modules: Iterable[str] | None = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(NORMALIZATIONS, normalization=self.normalization)
+        object.__setattr__(self, "recompute_modules", tuple(self.recompute_modules or ()))
+        for name in self.recompute_modules:
+            one_of(RECOMPUTE_MODULES, recompute_modules=name)
+        if {"mlp", "mlp_act"} <= {*self.recompute_modules}:
+            raise ValueError("recompute_modules: 'mlp' computes the activation again, too; leave 'mlp_act' out")
+
+    @property
+    def norm_again(self) -> bool:
+        """Whether backward computes the norm's output again."""
+        return "layernorm" in self.recompute_modules
+
+    @property
+    def keeps_less(self) -> bool:
+        """Whether less is kept for backward than norm and activation give."""
+        return self.norm_again
+
+    def check_lora_dropout(self) -> None:
+        """Raises ValueError where dropout before LoRA's A does not fit what is kept for backward."""
+        if self.keeps_less:
+            raise ValueError(
+                "lora_dropout with recompute_modules or activation_func_fp8_input_store: norm and activation are "
+                "operations of their own before dropout, and keep what they give; leave one of them out"
+            )
+
+
+@dataclass(frozen=True)
+class LayerNormLinearSettings(BehindNorm):
+    """Of recompute_modules "layernorm" concerns it."""
+
+    in_features: int
+    out_features: int
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfOptions(BehindNorm):
+    """Of a half of a layer, which adds to its input.
+
+    bias: of each GEMM. init_method, output_layer_init_method: initializers of the first and of the second GEMM's
+    weight; None is Normal(0, 0.02), and for the second one the first one's. hidden_dropout: the probability with which
+    each number that the half adds is dropped in training; TE's default is 0.1.
+    """
+
+    output_layer_init_method: nn.initializer.Initializer | None = None
+    hidden_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        probability(hidden_dropout=self.hidden_dropout)
+
+    @property
+    def output_init(self) -> nn.initializer.Initializer | None:
+        """The second GEMM's initializer."""
+        return self.output_layer_init_method or self.init_method
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPOptions(HalfOptions):
+    """Of an MLP.
+
+    activation: "swiglu" or "geglu", which are gated, "gelu" or "relu". gelu is its tanh form.
+    activation_func_fp8_input_store: the MLP keeps its first GEMM's output for backward in fp8 (MXFP8: blocks of 32
+        numbers, each with a power of 2), from which backward computes the activation's gradient and what it computes
+        again of it. ffn_hidden_size / tp must be a multiple of 32. Not with "mlp" or mlp_chunk_tokens, which keep
+        nothing there.
+    mlp_chunk_tokens: where there are more tokens, the MLP's GEMMs take so many of them at a time, in forward and in
+        backward, which computes each such chunk again, so that what the MLP needs in between takes the memory of one
+        chunk. In fp8 a multiple of 16, with block scaling of 128, for each rank of sequence parallelism; hidden_size a
+        multiple of 8. 0: all tokens at once.
+    """
+
+    activation: str = "swiglu"
+    activation_func_fp8_input_store: bool = False
+    mlp_chunk_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(FC1_WIDTHS, activation=self.activation)
+        without = {"recompute_modules 'mlp'": self.mlp_again == "mlp", "mlp_chunk_tokens": self.mlp_chunk_tokens}
+        for name, wanted in without.items():
+            if self.activation_func_fp8_input_store and wanted:
+                raise ValueError(
+                    f"activation_func_fp8_input_store with {name}, with which the activation's input is not kept at "
+                    "all; leave one of them out"
+                )
+
+    @property
+    def mlp_again(self) -> str | None:
+        """What backward computes again: "mlp", all that the second GEMM needs, "mlp_act", the activation, or None."""
+        return next((name for name in ("mlp", "mlp_act") if name in self.recompute_modules), None)
+
+    @property
+    def norm_again(self) -> bool:
+        return super().norm_again and self.mlp_again != "mlp"  # which computes it again anyhow
+
+    @property
+    def keeps_less(self) -> bool:
+        return super().keeps_less or self.mlp_again is not None or self.activation_func_fp8_input_store
+
+    def input_store(self, ffn: int) -> bool:
+        """Whether the activation's input is kept in fp8. ffn: columns of its output on this rank. Raises ValueError
+        where these are no whole blocks."""
+        if self.activation_func_fp8_input_store and ffn % MXFP8_BLOCK:
+            raise ValueError(
+                f"activation_func_fp8_input_store keeps blocks of {MXFP8_BLOCK} numbers, into which ffn_hidden_size, "
+                f"{ffn} on this rank, does not divide; leave it out, or take another size"
+            )
+        return self.activation_func_fp8_input_store
+
+
+@dataclass(frozen=True)
+class MLPSettings(MLPOptions):
+    """Of LayerNormMLP; of recompute_modules all but "core_attn" concern it."""
+
+    hidden_size: int
+    ffn_hidden_size: int
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreOptions(Checked):
+    """Of attention itself.
+
+    window_size: (left, 0): a query sees itself and at most `left` tokens before it; (-1, 0) and None: all of them.
+    softmax_scale: of the scores before the softmax; None is 1 / √d, d the size of one head. attention_dropout: the
+    probability with which each number of the softmax is dropped; TE's default is 0.1. layer_number: the layer's place
+    in the model; an attribute for who reads it, as nothing here depends on it.
+    """
+
+    window_size: tuple[int, int] | None = None
+    softmax_scale: float | None = None
+    attention_dropout: float = 0.0
+    layer_number: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        probability(attention_dropout=self.attention_dropout)
+
+
+@dataclass(frozen=True)
+class CoreSettings(CoreOptions):
+    """Of DotProductAttention.
+
+    kv_channels: d, the size of one head. attn_mask_type: which tokens a token sees: "causal" those before it, "no_mask"
+    all, "padding" all but padding, "padding_causal" those before it but padding. set_parallel_mode: fleet's
+    model-parallel ranks share the heads, and drop other numbers each.
+    """
+
+    kv_channels: int
+    backend: str = "transformer_engine"
+    set_parallel_mode: bool = False
+    attn_mask_type: str = "causal"
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees none after it."""
+        return is_causal(self.attn_mask_type)
+
+    @property
+    def window(self) -> int:
+        """How many keys before its own a query sees, -1 for all of them."""
+        return keys_before(self.window_size, self.causal)
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return self.kv_channels**-0.5 if self.softmax_scale is None else self.softmax_scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(CoreOptions, HalfOptions):
+    """Of the attention half.
+
+    add_qkv_bias: a bias of the projection to q, k and v, and no other (Megatron-Core's name).
+    kv_channels: the size of one head; None is hidden_size / num_attention_heads.
+    qk_norm_type: "RMSNorm" norms each head of q and k, with qk_norm_eps and a weight for q and one for k that all heads
+        share; qk_norm_before_rope: before they are rotated (as Qwen3) instead of after. None: no such norm.
+    attn_input_format: "bshd" for activations [b, s, h], "sbhd" for [s, b, h]. The latter costs two copies in attention.
+    cp_comm_type: how attention sees whole sequences whose tokens are split over fleet's sep group; TE's name, see
+        `distributed.context_parallel`. None: sequences are whole. max_sequence_length is that of whole ones.
+    """
+
+    add_qkv_bias: bool = False
+    kv_channels: int | None = None
+    qk_norm_type: str | None = None
+    qk_norm_eps: float = 1e-6
+    qk_norm_before_rope: bool = False
+    attn_input_format: str = "bshd"
+    cp_comm_type: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(QK_NORM_TYPES, qk_norm_type=self.qk_norm_type)
+        one_of(INPUT_FORMATS, attn_input_format=self.attn_input_format)
+
+    @property
+    def core_again(self) -> bool:
+        """Whether backward computes rotation and attention again."""
+        return "core_attn" in self.recompute_modules
+
+
+@dataclass(frozen=True)
+class AttentionSettings(AttentionOptions):
+    """Of MultiHeadAttention.
+
+    hidden_size, num_attention_heads: of the whole layer, not of one rank. num_gqa_groups: key and value heads; None is
+    num_attention_heads. layernorm_epsilon: of the norm. max_sequence_length: s; needed under sequence parallelism,
+    where activations arrive as [b·s/tp, h]. attn_mask_type: as CoreSettings'.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    num_gqa_groups: int | None = None
+    layernorm_epsilon: float = 1e-5
+    max_sequence_length: int | None = None
+    attn_mask_type: str = "causal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.kv_channels and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be divisible by num_attention_heads={self.num_attention_heads}; "
+                "or give the size of a head as kv_channels"
+            )
+        if self.num_attention_heads % self.groups:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} must be divisible by num_gqa_groups={self.groups}"
+            )
+        if self.sequence_parallel and self.max_sequence_length is None:
+            raise ValueError("sequence_parallel=True needs max_sequence_length: tokens arrive flattened")
+
+    @property
+    def groups(self) -> int:
+        """Heads of the keys, and of the values."""
+        return self.num_gqa_groups or self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        """The size of one head."""
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def qkv(self) -> LayerNormLinearSettings:
+        """Of the projection to q, k and v."""
+        sizes = self.hidden_size, (self.num_attention_heads + 2 * self.groups) * self.head_dim, self.layernorm_epsilon
+        sizes = dict(zip(("in_features", "out_features", "eps"), sizes, strict=True))
+        return part(LayerNormLinearSettings, self, **sizes, bias=self.bias or self.add_qkv_bias)
+
+    @property
+    def proj(self) -> LinearSettings:
+        """Of the projection behind attention."""
+        return part(
+            LinearSettings,
+            self,
+            in_features=self.num_attention_heads * self.head_dim,
+            out_features=self.hidden_size,
+            parallel_mode="row" if self.set_parallel_mode else None,
+            init_method=self.output_init,
+        )
+
+    @property
+    def core(self) -> CoreSettings:
+        """Of attention itself."""
+        return part(CoreSettings, self, kv_channels=self.head_dim)
+
+    @property
+    def qk_norm(self) -> NormSettings | None:
+        """Of the norms of q and of k."""
+        if self.qk_norm_type is None:
+            return None
+        return NormSettings(self.head_dim, self.qk_norm_eps, params_dtype=self.params_dtype, backend=self.backend)
+
+
+@dataclass(frozen=True)
+class LayerSettings(AttentionOptions, MLPOptions):
+    """Of TransformerLayer.
+
+    hidden_size, ffn_hidden_size, num_attention_heads: of the whole layer, not of one rank.
+    num_gqa_groups, max_sequence_length: as AttentionSettings'. layernorm_epsilon: of both norms.
+    self_attn_mask_type: as CoreSettings' attn_mask_type.
+    feed_forward: makes the half behind attention from these settings; None is LayerNormMLP, see `FeedForward`.
+    """
+
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_gqa_groups: int | None = None
+    layernorm_epsilon: float = 1e-5
+    max_sequence_length: int | None = None
+    self_attn_mask_type: str = "causal"
+    feed_forward: Callable[[LayerSettings], Any] | None = None
+
+    @property
+    def attention(self) -> AttentionSettings:
+        """Of the attention half."""
+        return part(AttentionSettings, self, attn_mask_type=self.self_attn_mask_type)
+
+    @property
+    def mlp(self) -> MLPSettings:
+        """Of the MLP half."""
+        return part(MLPSettings, self, eps=self.layernorm_epsilon)
