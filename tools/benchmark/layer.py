@@ -1,4 +1,4 @@
-"""Times one decoder layer, of Llama, Qwen2.5 or GPT, forward + backward, and its peers, all in one process.
+"""Times one decoder layer, of Llama, Qwen2.5, Qwen3 or GPT, forward + backward, and its peers, all in one process.
 
     python tools/benchmark/layer.py [--peers hf_bf16 paddle_te_fp8_delayed ...] [--sizes 7b-b1 ...] [--quick]
 

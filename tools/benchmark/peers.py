@@ -156,6 +156,8 @@ class PlainTorch(TorchPeer):
         sizes = [dims.heads * dims.head_dim] + [dims.kv_heads * dims.head_dim] * 2
         qkv = self._linear("qkv", self._norm("ln1", x))
         q, k, v = (t.unflatten(-1, (-1, dims.head_dim)) for t in qkv.split(sizes, -1))
+        if dims.variant.qk_norm_type:
+            q, k = self._norm("q_norm", q), self._norm("k_norm", k)
         context = self.attention(*(t.transpose(1, 2) for t in (self.rotate(q), self.rotate(k), v)))
         h = x + self._linear("proj", context.transpose(1, 2).flatten(2))
         return h + self._linear("fc2", self._activate(self._linear("fc1", self._norm("ln2", h))))
@@ -233,6 +235,8 @@ def layer_parameters(layer, dims, norm):
         "ln2": (mlp, norm),
         "fc1": (mlp, "fc1_"),
         "fc2": (mlp, "fc2_"),
+        "q_norm": (getattr(layer.self_attention, "q_norm", None), ""),
+        "k_norm": (getattr(layer.self_attention, "k_norm", None), ""),
     }
     found = {}
     for name in dims.shapes:
@@ -261,6 +265,9 @@ def te_torch_layer(dims, dtype, device, attn_input_format="bshd", **options):
         bias=dims.variant.bias,
         normalization=dims.variant.normalization,
         activation=dims.variant.activation,
+        qk_norm_type=dims.variant.qk_norm_type,
+        qk_norm_eps=EPSILON,
+        qk_norm_before_rope=dims.variant.qk_norm_before_rope,
         attn_input_format=attn_input_format,
         **where,
         **options,
@@ -501,6 +508,7 @@ class PaddleTE(TakesTEsArguments, Peer):
             dims.heads,
             num_gqa_groups=dims.kv_heads,
             layernorm_epsilon=EPSILON,
+            qk_norm_eps=EPSILON,
             init_method=self.paddle.nn.initializer.Constant(0.0),  # overwritten; random numbers cost seconds at 70B
             backend=backend,
             params_dtype=self.dtype,

@@ -7,7 +7,8 @@ from functools import partial
 
 import numpy as np
 
-EPSILON = 1e-5  # of both norms
+EPSILON = 1e-5  # of all norms
+NORMS = ("ln1", "ln2", "q_norm", "k_norm")
 GEMMS = ("qkv", "proj", "fc1", "fc2")
 
 
@@ -15,16 +16,20 @@ GEMMS = ("qkv", "proj", "fc1", "fc2")
 class Variant:
     """What a layer is made of, under the names of TransformerLayer's arguments; by default as a Llama's.
 
-    add_qkv_bias: the projection to q, k and v has a bias. bias: all GEMMs have.
+    add_qkv_bias: the projection to q, k and v has a bias. bias: all GEMMs have. qk_norm_type: of each head of q and k,
+    before they are rotated with qk_norm_before_rope.
     """
 
     add_qkv_bias: bool = False
     bias: bool = False
     normalization: str = "RMSNorm"
     activation: str = "swiglu"
+    qk_norm_type: str | None = None
+    qk_norm_before_rope: bool = False
 
 
 QWEN2 = Variant(add_qkv_bias=True)
+QWEN3 = Variant(qk_norm_type="RMSNorm", qk_norm_before_rope=True)
 GPT = Variant(bias=True, normalization="LayerNorm", activation="gelu")
 
 
@@ -81,6 +86,8 @@ class Dims:
             "fc1": ((2 if self.variant.activation == "swiglu" else 1) * self.ffn, self.hidden),
             "fc2": (self.hidden, self.ffn),
         }
+        if self.variant.qk_norm_type:
+            weights |= {"q_norm": (self.head_dim,), "k_norm": (self.head_dim,)}
         biased = ["ln1", "ln2"] if self.variant.normalization == "LayerNorm" else []
         biased += [name for name in GEMMS if self.variant.bias or self.variant.add_qkv_bias and name == "qkv"]
         return weights | {f"{name}_bias": weights[name][:1] for name in biased}
@@ -108,6 +115,7 @@ SIZES = {
     "8b-s8192-d8": Dims(1, 8192, 4096, 14336, 32, 8, 500000.0, documents=8),
     "70b-b1": Dims(1, 4096, 8192, 28672, 64, 8, 500000.0),  # Llama-3-70B; Llama-2-70B differs in the base alone
     "qwen2.5-7b": Dims(1, 4096, 3584, 18944, 28, 4, 1000000.0, variant=QWEN2),
+    "qwen3-8b": Dims(1, 4096, 4096, 12288, 32, 8, 1000000.0, variant=QWEN3),
     "gpt-5b": Dims(4, 2048, 4096, 16384, 32, 32, None, variant=GPT),
 }
 # Small enough that the GPU always waits for the host: its time is the host's cost of launching a layer.
@@ -134,7 +142,7 @@ class Problem:
         self.dims = dims
         activations = (dims.batch, dims.sequence, dims.hidden)
         draws = {
-            name: partial(bf16_bits, shape, *((1.0, 0.1) if name in ("ln1", "ln2") else (0.0, 0.02)))
+            name: partial(bf16_bits, shape, *((1.0, 0.1) if name in NORMS else (0.0, 0.02)))
             for name, shape in dims.shapes.items()
         }
         draws["x"] = partial(bf16_bits, activations, 0.0, 1.0)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tools.benchmark import layer, peers, report, timing
-from tools.benchmark.problem import GPT, QWEN2, SIZES, TINY, Dims, Problem, as_float32
+from tools.benchmark.problem import GPT, QWEN2, QWEN3, SIZES, TINY, Dims, Problem, as_float32
 
 GQA = Dims(2, 24, 32, 48, 4, 2, 500000.0)
 OF_QWEN2 = replace(GQA, variant=QWEN2)
+OF_QWEN3 = replace(GQA, variant=QWEN3)
 OF_GPT = Dims(2, 24, 32, 48, 4, 4, None, variant=GPT)
 
 
@@ -297,6 +298,10 @@ def layer_in_numpy(x, w, dims):
             t = t - t.mean(-1, keepdims=True)
         return t / np.sqrt((t**2).mean(-1, keepdims=True) + 1e-5) * w[name] + w.get(f"{name}_bias", 0)
 
+    def head_norm(t, head, name):
+        t = t[:, head * dims.head_dim :][:, : dims.head_dim]
+        return norm(t, name) if name in w else t
+
     def linear(t, name):
         return t @ w[name].T + w.get(f"{name}_bias", 0)
 
@@ -319,7 +324,7 @@ def layer_in_numpy(x, w, dims):
         q, k, v = np.split(linear(z, "qkv"), [dims.hidden, dims.hidden + dims.kv_heads * d], -1)
         for h in range(dims.heads):
             g = h * dims.kv_heads // dims.heads
-            scores = rotate(q[:, h * d :][:, :d]) @ rotate(k[:, g * d :][:, :d]).T / math.sqrt(d)
+            scores = rotate(head_norm(q, h, "q_norm")) @ rotate(head_norm(k, g, "k_norm")).T / math.sqrt(d)
             p = np.exp(np.where(np.tri(dims.sequence), scores, -np.inf))
             heads.append(p / p.sum(-1, keepdims=True) @ v[:, g * d :][:, :d])
         return linear(np.concatenate(heads, -1), "proj")
@@ -344,8 +349,8 @@ def check_against_numpy(results, problem, seed):
 
 @pytest.mark.parametrize(
     "dims",
-    [replace(GQA, kv_heads=4), GQA, replace(GQA, documents=3), OF_QWEN2, OF_GPT],
-    ids=["llama", "llama-gqa", "llama-packed", "qwen2", "gpt"],
+    [replace(GQA, kv_heads=4), GQA, replace(GQA, documents=3), OF_QWEN2, OF_QWEN3, OF_GPT],
+    ids=["llama", "llama-gqa", "llama-packed", "qwen2", "qwen3", "gpt"],
 )
 def test_paddle_peer_computes_the_problem(seed, dims, monkeypatch):
     """Weights, angles and gradients reach the right places; te differs from this in its kernels alone."""
@@ -371,7 +376,8 @@ def test_paddle_peer_without_a_gpu_says_what_to_do():
 
 
 @pytest.mark.parametrize(
-    "name, dims", [("torch_bf16", GQA), ("hf_bf16", GQA), ("torch_bf16", OF_QWEN2), ("torch_bf16", OF_GPT)]
+    "name, dims",
+    [("torch_bf16", GQA), ("hf_bf16", GQA), ("torch_bf16", OF_QWEN2), ("torch_bf16", OF_QWEN3), ("torch_bf16", OF_GPT)],
 )
 def test_torch_peers_compute_the_problem(seed, name, dims):
     pytest.importorskip("torch", reason="these peers need PyTorch")
