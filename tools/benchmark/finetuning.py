@@ -1,5 +1,6 @@
 """The fine-tuning runs of throughput.py: all weights or LoRA, with several samples packed into a row or one in each."""
 
+import hashlib
 import json
 import statistics
 from dataclasses import dataclass, replace
@@ -63,8 +64,7 @@ class Finetuning(Run):
         return lengths_of_samples(self.size.dims.sequence)
 
     def inputs(self, conditions):
-        made = "-on-device" * self.on_device
-        shared = conditions.folder.parent / f"finetuning-{self.size.dims.hidden}-{self.size.layers}{made}"
+        shared = conditions.folder.parent / self._shared_name
         if not shared.exists():  # the runs of a size have the same weights and samples
             self.write_config(shared / "model")
             self._write_tokenizer(shared / "model")
@@ -78,6 +78,13 @@ class Finetuning(Run):
             "output": self.output(conditions),
             "method": self.method,
         }
+
+    @property
+    def _shared_name(self):
+        """Of the folder with the files that this run shares: one for all runs whose files are the same."""
+        size = replace(self.size, micro_batches=1)  # which no file depends on
+        digest = hashlib.sha256(repr(size).encode()).hexdigest()[:16]
+        return f"finetuning-{digest}" + "-on-device" * self.on_device
 
     @property
     def all_flags(self):

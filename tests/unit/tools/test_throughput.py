@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
@@ -161,6 +162,22 @@ def test_too_many_gpus_are_refused(monkeypatch, capsys):
 def test_help():
     done = subprocess.run([sys.executable, throughput.__file__, "--help"], capture_output=True, text=True, check=True)
     assert "8b-x4-tp4" in done.stdout
+
+
+def test_runs_of_fine_tuning_share_files_with_those_of_their_size_only(tmp_path):
+    """Llama-2-7B and Llama-3-8B are equally wide and deep."""
+
+    def model(name, **changes):
+        run = replace(throughput.RUNS[name], **changes)
+        wanted = throughput.Conditions(tmp_path / f"{name}{len(changes)}", ["0"], steps=12, warmup=4, timeout=60)
+        return run.inputs(wanted)["model_name"]
+
+    first, second = model("lora-8b-x1"), model("sft-7b-x1")
+    read = [json.loads((folder / "config.json").read_text()) for folder in (first, second)]
+    assert [(config["vocab_size"], config["num_key_value_heads"]) for config in read] == [(128256, 8), (32000, 32)]
+    assert (model("lora-8b-x1-fp8-base"), model("sft-7b-x1-2-rows")) == (first, second)
+    longer = replace(throughput.LLAMA_3_8B, dims=replace(throughput.LLAMA_3_8B.dims, sequence=4096))
+    assert model("lora-8b-x1", size=longer) != first
 
 
 def test_numbers_of_fine_tuning():
