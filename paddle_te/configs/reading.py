@@ -16,6 +16,7 @@ from paddle_te.configs.others import CHANGING, OTHER_WORDS, WITHOUT_MEANING, cha
 from paddle_te.configs.rope import scaling_of
 from paddle_te.configs.schema import SAME, SCHEMAS, ConfigError, Decoder, keys_of, words_of
 from paddle_te.options import LAYER_OPTIONS
+from paddle_te.options.removed import REMOVED
 from paddle_te.typed import NotAsDeclared, short
 
 MOST_BYTES = 4 * 2**20
@@ -109,7 +110,7 @@ def _is_known(name, value, known):
             raise ConfigError(f"{name}={short(value)}: it must be {words} or null")
         return True
     meant = next((word for word in OTHER_WORDS.get(name, ()) if word in known), None)
-    if name in LAYER_OPTIONS or (meant and known[meant] == value):  # the same is said twice
+    if name in LAYER_OPTIONS or name in REMOVED or (meant and known[meant] == value):  # the same is said twice
         return True
     if meant := meant or _similar(name, known):
         raise ConfigError(f"{short(name)}={short(value)}: this key is not known; write {meant}, or take it out")

@@ -81,14 +81,16 @@ class DelayedScaling:
     reduce_amax: bool = True
     fp8_dpa: bool = False
     fp8_dpa_bwd: bool = True
-    first_step: str = LAYER_OPTIONS["fp8_first_step"].default
+    first_step: str = "current"
 
     kind = "delayed"
 
     def __post_init__(self):
         _check_format(self.fp8_format)
-        _check_options(self, "margin", "amax_history_len", "amax_compute_algo", "first_step")
+        _check_options(self, "margin", "amax_history_len", "amax_compute_algo")
         _check_flags(self, "reduce_amax", "fp8_dpa", "fp8_dpa_bwd")
+        if self.first_step not in ("current", "delayed"):
+            raise ValueError(f"first_step={self.first_step!r}; it must be current or delayed")
 
     @property
     def scalings(self):

@@ -13,6 +13,7 @@ from paddle_te.launch import run_files
 from paddle_te.launch.auto import leave_to_planner
 from paddle_te.launch.machines import LaunchError
 from paddle_te.options.launcher import FALLBACKS, VARIABLES
+from paddle_te.options.removed import check_removed
 
 ROOT = Path(__file__).resolve().parents[2]  # the repository, or the folder of installed packages
 SCRIPTS = ROOT / "paddle_te/scripts"
@@ -107,6 +108,10 @@ def parse(job, words: list[str], environ: Mapping[str, str]) -> argparse.Namespa
     Raises:
         LaunchError: one of them is not what it may be.
     """
+    try:
+        check_removed([*words, *environ])
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
     if run_files.is_run_file(words):
         words = run_files.as_arguments(job, words, environ)
     words = by_name(job, words)

@@ -272,8 +272,6 @@ def _environment(
         env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     if _one_process(devices, nodes):
         env |= devices.selected()
-    else:
-        env["STRAGGLER_STEPS"] = str(args.STRAGGLER_STEPS)
     if not _one_process(devices, nodes) and nodes.count == 1:
         env["PORT_RANGE"] = _port_range(args.PORT_RANGE, len(devices.ids))
     if args.TP > 1 and devices.kind != "cpu":  # the GPU starts a collective before the GEMM during which it runs

@@ -533,13 +533,6 @@ VARIABLES = (
         zh="从 SIGTERM 到作业结束的秒数，其间保存 checkpoint",
     ),
     Option(
-        "STRAGGLER_STEPS",
-        STEPS_OR_NONE,
-        100,
-        "steps between two log lines that name the slowest of several ranks; 0: none",
-        zh="多进程时，每隔多少步在日志中报告最慢的进程；0：不报告",
-    ),
-    Option(
         "PROFILER",
         choice("none", "paddle"),
         "none",

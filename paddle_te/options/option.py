@@ -177,8 +177,7 @@ class Option:
 
     def field(self):
         """Its dataclass field, as PaddleNLP's argument parser reads it, to which metadata are arguments of argparse."""
-        alone = {"nargs": "?", "const": True} if self.kind is FLAG and self.default is None else {}
-        return field(default=self.default, metadata={"help": self.help, **alone})
+        return field(default=self.default, metadata={"help": self.help})
 
 
 REQUIRED = MISSING

@@ -11,7 +11,8 @@ class Removed:
     """since: the version without the option. nothing: the value that files of arguments may still have."""
 
     since: str
-    nothing: object = None
+    nothing: object
+    remedy: str = "delete it"
 
 
 REMOVED = {
@@ -21,6 +22,11 @@ REMOVED = {
     "skip_warmup": Removed("0.2.0", True),
     "hidden_dropout_prob": Removed("0.2.0", 0.0),
     "attention_probs_dropout_prob": Removed("0.2.0", 0.0),
+    "fuse_wgrad_accumulation": Removed("0.2.0", True),
+    "fp8_first_step": Removed("0.2.0", "current"),
+    "on_nan_limit": Removed("0.2.0", 10),
+    "fewshot_as_multiturn": Removed("0.2.0", True, "delete it, or use paddle-te lm_eval, which has it"),
+    "STRAGGLER_STEPS": Removed("0.2.0", 100),
 }
 
 
@@ -29,7 +35,7 @@ def check_removed(names: Iterable[str]) -> None:
     for word in names:
         name = word.partition("=")[0]
         if (option := REMOVED.get(name.removeprefix("--"))) is not None:
-            raise ValueError(f"{name}: this option went with version {option.since}; delete it")
+            raise ValueError(f"{name}: this option went with version {option.since}; {option.remedy}")
 
 
 def without_removed(values: Mapping[str, object]) -> dict[str, object]:

@@ -215,18 +215,6 @@ class Precision:
         config=True,
         needs=DELAYED,
     )
-    fp8_first_step: str = option(
-        choice("current", "delayed"),
-        "current",
-        "Where delayed scaling takes the scales of the first step from: current, the tensors themselves; delayed, "
-        "Transformer Engine's own beginning, with all scales 1.",
-        doc="where delayed scaling takes the scales of the first step from: the tensors themselves; with `delayed` all "
-        "are 1, as Transformer Engine begins; [why](../../docs/fp8.md#the-first-step)",
-        zh="delayed scaling 第一步的 scale：取自张量本身；`delayed` 则全部为 1，与 Transformer Engine 相同；"
-        "[说明](../../docs/fp8.md#the-first-step)",
-        config=True,
-        needs=DELAYED,
-    )
     fp8_power_2_scale: bool = option(
         FLAG,
         True,
@@ -363,23 +351,6 @@ class Kernels:
     """Which kernels compute, and how they are launched."""
 
     use_flash_attention: bool = theirs(FLAG, False)
-    fuse_wgrad_accumulation: bool | None = option(
-        FLAG,
-        None,
-        "Add weight gradients to float32 main gradients inside the GEMMs. Default: where the backend is "
-        "transformer_engine and --amp_master_grad keeps main gradients.",
-        doc="te: weight gradients added to float32 main gradients inside the GEMMs, on nvgpu the embedding's too. "
-        "`false` adds them behind the GEMMs, which with 16 micro-batches took 6 % longer. Without sharding "
-        "`--release_grads true` lets a step's first micro-batch write them, so "
-        "that nothing is cleared; stage 1 with `split_param` and stage 3 do so by themselves",
-        zh="te：在 GEMM 内把权重梯度累加到 float32 主梯度（在 nvgpu 上也包括 embedding）。"
-        "`false` 则在 GEMM 之后累加，16 个 micro-batch 时慢 6 %。不用 sharding 时，"
-        "加 `--release_grads true` 可让每步第一个 micro-batch 直接写入主梯度，无需清零；"
-        "带 `split_param` 的 stage 1 和 stage 3 自动如此",
-        shown="with te and `--amp_master_grad`",
-        shown_zh="使用 te 和 `--amp_master_grad` 时",
-        config=True,
-    )
     cuda_graphs: bool = option(
         FLAG,
         False,
@@ -588,20 +559,14 @@ class Run:
     on_nan: str = option(
         choice("stop", "skip", "rollback"),
         "stop",
-        "When loss, gradients or a tensor to be saved are not finite: stop, skip (leave the step out) or rollback (to "
-        "the last good checkpoint, and past the batches since).",
+        "When loss, gradients or a tensor to be saved are not finite: stop, skip (leave the step out, at most 10 in a "
+        "row) or rollback (to the last good checkpoint, and past the batches since, at most 10 times to one).",
         doc="where the loss, the gradients or a tensor to be saved are not finite: `stop` with status 1, `skip` (leave "
-        "the step out) or `rollback` (status 75: the next start goes on from the last good checkpoint, without the "
-        "batches since)",
-        zh="loss、梯度或待保存的张量出现 NaN 或无穷大时：`stop` 以状态 1 结束，`skip` 跳过该步，"
-        "`rollback` 以状态 75 结束，下次启动从最近的完好 checkpoint 继续，并跳过其后的数据",
-    )
-    on_nan_limit: int = option(
-        STEPS,
-        10,
-        "Skip: so many steps in a row; rollback: so many times to one checkpoint.",
-        doc="`skip`: so many steps in a row; `rollback`: so many times to one checkpoint; then training stops",
-        zh="`skip`：最多连续跳过的步数；`rollback`：最多回到同一 checkpoint 的次数；超过则停止训练",
+        "the step out, at most 10 in a row) or `rollback` (status 75: the next start goes on from the last good "
+        "checkpoint, without the batches since, at most 10 times from one checkpoint)",
+        zh="loss、梯度或待保存的张量出现 NaN 或无穷大时：`stop` 以状态 1 结束，`skip` 跳过该步（最多连续 10 步），"
+        "`rollback` 以状态 75 结束，下次启动从最近的完好 checkpoint 继续，并跳过其后的数据"
+        "（同一 checkpoint 最多 10 次）",
     )
     spike_factor: float | None = option(
         number("a number above 1, such as 1.5", lambda x: x > 1),
@@ -778,7 +743,8 @@ LAYERS = tuple(each for each in _TRAINED if each.config)
 TRAINING = tuple(each for each in _TRAINED if not each.config and not each.source)
 LAYER_OPTIONS = {option.name: option for option in LAYERS}
 # What a model's configuration says about them: LayerOptions.of(config).fp8_recipe
-LayerOptions = config_options("LayerOptions", LAYERS)
+# fuse_wgrad_accumulation follows from other flags: runs.main_gradients
+LayerOptions = config_options("LayerOptions", (*LAYERS, Option("fuse_wgrad_accumulation", FLAG, False)))
 PRETRAINING, PRETRAIN_MODEL, PRETRAIN_DATA = map(options_of, (Schedule, PretrainModel, PretrainData))
 
 _WITH_LORA = {"lora": True}
@@ -1107,14 +1073,6 @@ EVALUATION_TASKS = (
         "The system's turn of chats that have none.",
         doc="the system's turn of chats that have none",
         zh="没有 system 轮的对话所用的 system 内容",
-    ),
-    Option(
-        "fewshot_as_multiturn",
-        FLAG,
-        True,
-        "The harness's examples are turns of their own, where it makes chats.",
-        doc="of the harness's chats: examples are turns of their own",
-        zh="harness 的对话中，每个示例各为一轮",
     ),
     Option("max_new_tokens", TOKENS, 32, "Length of a continuation.", doc="length of a continuation", zh="续写长度"),
     Option(

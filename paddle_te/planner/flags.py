@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from paddle_te.options import scripts
 from paddle_te.options.option import FLAG, SEQUENCES, TEXT, TOKENS, Kind, Option, choice
 from paddle_te.planner.layout import Layout, Lora
-from paddle_te.runs.main_gradients import adds_in_gemms
 
 # {flag: field of a Layout}, of those that say one thing alone
 FIELDS = {
@@ -40,7 +39,7 @@ _PADDLENLPS = (
 _OURS = (*scripts.LAYERS, *scripts.TRAINING, *scripts.FINETUNE_MODEL, *scripts.FINETUNE_DATA, *scripts.PADDLENLPS)
 _READ = {option.name: option for option in (*_OURS, *_PADDLENLPS, Option("do_eval", FLAG, False))}
 _NAMES = {*FIELDS, *(option.name for option in _PADDLENLPS), "transformer_engine_backend", "use_fp8"}
-_NAMES |= {"fuse_wgrad_accumulation", "lora_rank", "lora_targets", "quantize_base"}
+_NAMES |= {"lora_rank", "lora_targets", "quantize_base"}
 
 
 def read(words: Iterable[str]) -> argparse.Namespace:
@@ -111,7 +110,6 @@ def layout_of(flags, gpus: int, sequence: int | None = None, lora: Lora | None =
         precision="fp8" if flags.use_fp8 else "bf16",
         recompute=flags.recompute_granularity if flags.recompute else "none",
         overlap="overlap" in (flags.sharding_parallel_config or ""),
-        fused_wgrad=adds_in_gemms(flags) or not flags.amp_master_grad,
         lora=lora or _lora(flags),
         **one_for_one,
     )

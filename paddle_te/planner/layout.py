@@ -36,11 +36,10 @@ class Layout:
     gpus: all of them. tp, pp, vp, sep, cp, sharding: degrees; what they leave of `gpus` is data parallel. batch:
     sequences of a micro-batch; micro_batches: of a step on a rank. stage: of sharding. overlap: OVERLAP=1.
     loss_in_chunks, fp8_head, fp8_attention: --use_fused_linear_cross_entropy, --fp8_lm_head, --fp8_dpa. main_grads:
-    gradients are added up in float32, --amp_master_grad; fused_wgrad: where they are, inside the GEMMs. release_grads,
-    optim_moments, master_weights, optimizer_in_backward, recompute_modules, mlp_chunk_tokens, offload_activations and
-    offload_optimizer: the flags. fp8_input_store: --activation_func_fp8_input_store. lora: None where all weights are
-    trained.
-    recompute: the launcher's.
+    gradients are added up in float32, --amp_master_grad. release_grads, optim_moments, master_weights,
+    optimizer_in_backward, recompute_modules, mlp_chunk_tokens, offload_activations and offload_optimizer: the flags.
+    fp8_input_store: --activation_func_fp8_input_store. lora: None where all weights are trained. recompute: the
+    launcher's.
     """
 
     gpus: int
@@ -66,7 +65,6 @@ class Layout:
     fp8_head: bool = False
     fp8_attention: bool = False
     main_grads: bool = False
-    fused_wgrad: bool = True
     release_grads: bool = False
     optim_moments: str = "float32"
     master_weights: str = "float32"
@@ -181,7 +179,6 @@ class Layout:
         extra += [f"--offload_optimizer {self.offload_optimizer:g}"] * bool(self.offload_optimizer)
         if self.main_grads != self.main_grads_by_themselves and not self.overlap:
             extra.append(f"--amp_master_grad {str(self.main_grads).lower()}")
-        extra += ["--fuse_wgrad_accumulation false"] * (not self.fused_wgrad)
         extra += ["--release_grads true"] * self.release_grads
         extra += ["--fp8_lm_head true"] * self.fp8_head + ["--fp8_dpa true"] * self.fp8_attention
         extra += ["--use_fused_linear_cross_entropy true"] * self.loss_in_chunks

@@ -231,12 +231,10 @@ def head_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
 
 
 def main_gradients_ms(local: float, layout: Layout, gpu: Gpu) -> float:
-    """The float32 gradients that the GEMMs of micro-batches after the first add to are read and written. Behind the
-    GEMMs each micro-batch's bf16 gradients are cast to float32 and added."""
+    """Return the time in which GEMMs of later micro-batches read and write the float32 gradients they add to."""
     if not layout.main_grads:
         return 0.0
-    each = 8 * (layout.micro_batches - 1) if layout.fused_wgrad else (6 + 12) * layout.micro_batches
-    return each * local / gpu.hbm / 1e6
+    return 8 * (layout.micro_batches - 1) * local / gpu.hbm / 1e6
 
 
 def ring_ms(size_bytes: float, ranks: int, stride: int, messages: int, gpu: Gpu) -> float:

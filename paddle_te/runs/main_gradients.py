@@ -13,11 +13,8 @@ def launcher_keeps_them(device: str, precision: str, world: int, optimizer_in_ba
 
 
 def adds_in_gemms(flags) -> bool:
-    """Whether GEMMs add weight gradients to the main gradients: always where both can be, unless a flag says no.
+    """Return whether te's GEMMs add weight gradients to the main gradients: wherever there are main gradients.
 
-    flags: a script's, with transformer_engine_backend, amp_master_grad and fuse_wgrad_accumulation, None where it is
-    not given.
+    flags: a script's, with transformer_engine_backend and amp_master_grad.
     """
-    asked = flags.fuse_wgrad_accumulation
-    can = flags.transformer_engine_backend == "transformer_engine" and bool(flags.amp_master_grad)
-    return can if asked is None else asked
+    return flags.transformer_engine_backend == "transformer_engine" and bool(flags.amp_master_grad)

@@ -16,6 +16,7 @@ from paddle_te.runs.checkpoints import complete_checkpoints
 # exit status: "start me again with --resume_from_checkpoint auto"; EX_TEMPFAIL of sysexits.h
 ROLLED_BACK = 75
 RECORD = "rollbacks.json"
+MOST = 10  # to one checkpoint
 
 
 class RunEnded(RuntimeError):
@@ -96,16 +97,16 @@ def stopped(error, output_dir):
     return RunEnded(f"{error}. Training ends and nothing was saved of it; {where}")
 
 
-def rolled_back(error, output_dir, before, limit):
+def rolled_back(error, output_dir, before):
     """What becomes of an UnsoundStep where it means a rollback.
 
-    before: the run's Rollbacks so far; limit: how many may go to one checkpoint.
-    Returns (RunEnded, the Rollback to write into the record or None where the limit is reached).
+    before: the run's Rollbacks so far.
+    Returns (RunEnded, the Rollback to write into the record or None where there were MOST to this checkpoint).
     """
     good, folder = last_good(output_dir)
-    if sum(rollback.good == good for rollback in before) >= limit:
+    if sum(rollback.good == good for rollback in before) >= MOST:
         ended = stopped(error, output_dir)
-        return RunEnded(f"{ended}; {limit} rollbacks to it (--on_nan_limit) have not helped"), None
+        return RunEnded(f"{ended}; {MOST} rollbacks to it have not helped"), None
     back = Rollback(good, error.step, error.reason)
     first, last = back.left_out
     message = (

@@ -13,7 +13,7 @@ from tests.small_models import VOCABULARY, truth
 
 STEPS = 10
 PROGRAMS = 2 * 2  # of each layer's two halves forward and backward
-MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true --release_grads true"
+MAIN_GRADS = "--amp_master_grad true --release_grads true"
 
 
 @pytest.mark.parametrize("settings", [

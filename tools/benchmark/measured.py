@@ -174,7 +174,6 @@ def of_run(run):
         fp8_attention="--fp8_dpa true" in flags,
         # what the launcher takes for several GPUs, unless the flags say otherwise (launch/flags.py)
         main_grads=_value(flags, "--amp_master_grad", "true" if run["gpus"] > 1 else "false") == "true",
-        fused_wgrad="--fuse_wgrad_accumulation false" not in flags,
         release_grads="--release_grads true" in flags,
         **{name: _value(flags, f"--{name}", default) for name, default in OPTIMIZER_DEFAULTS.items()},
         offload_activations=int(_value(flags, "--offload_activations", 0)),

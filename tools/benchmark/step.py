@@ -334,7 +334,6 @@ class PaddleStep(TrainingStep):
             seq_length=size.dims.sequence,
             transformer_engine_backend=backend,
             use_fp8=use_fp8,
-            fp8_first_step="delayed",  # as the peers begin
             **flags,
         )
         kept = paddle.get_default_dtype()

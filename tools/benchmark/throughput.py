@@ -53,7 +53,7 @@ GPT_1_3B = step.Size(Dims(1, 2048, 2048, 8192, 16, 16, None, variant=GPT), 50304
 GPT_5B = step.Size(SIZES["gpt-5b"], 50304, layers=24, family="gpt")  # without dropout
 
 # run_pretrain's flags. Weight gradients are added to float32 main gradients inside the GEMMs.
-MAIN_GRADS = "--amp_master_grad true --fuse_wgrad_accumulation true"
+MAIN_GRADS = "--amp_master_grad true"
 # One process frees them after a step, so that the next one writes them instead of clearing and adding.
 MAIN_GRADS_ALONE = f"{MAIN_GRADS} --release_grads true"
 FUSED_LOSS = "--use_fused_linear_cross_entropy true"
@@ -275,13 +275,6 @@ OUR_RUNS |= {
         EIGHT_B, flags=f"{FUSED_LOSS} {INT8} {IN_BACKWARD} {NEARLY_FREE} --offload_activations 5"
     ),
     "8b-x2-tp2-accumulated": replace(EIGHT_B, flags=COMPACT, **ON_H100S, **TP_2),
-    "8b-x2-tp2-accumulated-behind-gemms": replace(
-        EIGHT_B,
-        flags=f"{COMPACT} --fuse_wgrad_accumulation false",
-        base="8b-x2-tp2-accumulated",
-        **ON_H100S,
-        **TP_2,
-    ),
     "8b-x2-pp2-int8": replace(EIGHT_B, flags=f"{INT8} {NEARLY_FREE}", **ON_H100S, **PP_2),
     "8b-x2-pp2-int8-fp8-head-dpa": replace(
         EIGHT_B, flags=f"{INT8} {NEARLY_FREE} {FP8_HEAD} {FP8_ATTENTION}", **ON_H100S, **PP_2

@@ -162,7 +162,7 @@ class Run(Training):
     def tiny(self):
         """Of pd in bf16, which nvgpu's host runtime can run."""
         flags = self.flags
-        for of_te in ("--fuse_wgrad_accumulation true", "--cuda_graphs true", "--gemm_autotune true"):
+        for of_te in ("--cuda_graphs true", "--gemm_autotune true"):
             flags = flags.replace(of_te, "")
         return replace(super().tiny, precision="bf16", backend="pd", flags=flags)
 

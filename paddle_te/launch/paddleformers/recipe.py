@@ -107,7 +107,7 @@ _LAUNCHERS = {
     "use_fp8": "precision",
 }
 # The launcher's variables and arguments without a counterpart
-_NOT_THERE = ("nsys_profile", "PROFILER", "STRAGGLER_STEPS", "OVERLAP")
+_NOT_THERE = ("nsys_profile", "PROFILER", "OVERLAP")
 
 
 def check_arguments(job, args: argparse.Namespace, device: str, nodes: Nodes) -> None:

@@ -9,9 +9,10 @@ import paddle
 import pytest
 from paddlenlp.trainer import Trainer
 
-from paddle_te.hosts.paddlenlp.training import pretrain
+from paddle_te.hosts.paddlenlp.training import health, pretrain
 from paddle_te.hosts.paddlenlp.training.health import FEWEST_LOSSES, Spikes, not_finite
 from paddle_te.hosts.paddlenlp.training.trainer import PretrainingTrainer
+from paddle_te.runs import rollback
 from paddle_te.runs.checkpoints import complete_checkpoints
 from paddle_te.runs.rollback import ROLLED_BACK
 from tests.end_to_end.training.injection import Injection, replaced
@@ -154,11 +155,12 @@ def test_what_is_logged_is_known_without_a_second_wait(train, monkeypatch, loggi
     assert all(number == on_device for number, on_device in logged)
 
 
-def test_so_many_in_a_row_end_the_run(train, tmp_path, caplog):
+def test_so_many_in_a_row_end_the_run(train, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(health, "MOST_SKIPPED", 3)
     injection = Injection("gradient", steps=range(2, 9))
-    assert train(injection, on_nan="skip", on_nan_limit=3, max_steps=8) == 1
+    assert train(injection, on_nan="skip", max_steps=8) == 1
     assert "step 5: the gradient norm is nan; 3 steps before it are left out already" in caplog.text
-    assert train(Injection("gradient", steps=(2, 3, 4, 6, 7)), "two", on_nan="skip", on_nan_limit=3, max_steps=8) == 0
+    assert train(Injection("gradient", steps=(2, 3, 4, 6, 7)), "two", on_nan="skip", max_steps=8) == 0
 
 
 def test_weights_that_are_broken_cannot_be_skipped(train, tmp_path, caplog):
@@ -186,12 +188,13 @@ def test_a_rollback_over_the_last_step_saves_the_end(train, tmp_path):
     assert saved(tmp_path / "out") == [2, 4]
 
 
-def test_rollbacks_that_do_not_help_end_the_run(train, tmp_path, caplog):
-    flags = dict(max_steps=6, save_steps=2, on_nan="rollback", on_nan_limit=1)
+def test_rollbacks_that_do_not_help_end_the_run(train, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(rollback, "MOST", 1)
+    flags = dict(max_steps=6, save_steps=2, on_nan="rollback")
     always = Injection("gradient", steps=range(3, 7))
     assert train(always, **flags) == ROLLED_BACK
     assert train(always, **flags, resume_from_checkpoint="auto") == 1
-    assert "1 rollbacks to it (--on_nan_limit) have not helped" in caplog.text
+    assert "1 rollbacks to it have not helped" in caplog.text
 
 
 def test_a_rollback_without_a_checkpoint_begins_anew(train, tmp_path):
@@ -236,7 +239,6 @@ def test_every_element_of_every_tensor_counts(dtype, seed):
 
 @pytest.mark.parametrize("flags, message", [
     (dict(on_nan="ignore"), "it must be one of stop, skip, rollback"),
-    (dict(on_nan_limit=0), "--on_nan_limit 0: it must be a whole number of at least 1"),
     (dict(spike_factor="nan"), "--spike_factor nan: it must be a number above 1"),
     (dict(spike_factor=1), "--spike_factor 1.0: it must be a number above 1"),
 ])  # fmt: skip

@@ -759,3 +759,5 @@ def test_flags_of_the_trainer_that_do_not_go_together():
     assert said.startswith("EXTRA_ARGS: --report_to wandbee: it must be one of")
     said = refusal(CPU, **tiny, EXTRA_ARGS="--tp_comm_overlap 4")
     assert said == "EXTRA_ARGS: --tp_comm_overlap: this option went with version 0.2.0; delete it"
+    said = refusal({**CPU, "STRAGGLER_STEPS": "5"}, **tiny)
+    assert said == "STRAGGLER_STEPS: this option went with version 0.2.0; delete it"

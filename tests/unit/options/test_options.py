@@ -133,7 +133,8 @@ def test_a_models_configuration():
     configure(config, arguments)
     assert vars(config) == dict(on=True, depth=1)
     nothing_said = LayerOptions.of(SimpleNamespace())
-    assert dataclasses.asdict(nothing_said) == {name: option.default for name, option in LAYER_OPTIONS.items()}
+    defaults = {name: option.default for name, option in LAYER_OPTIONS.items()}
+    assert dataclasses.asdict(nothing_said) == {**defaults, "fuse_wgrad_accumulation": False}
     assert LayerOptions.of(SimpleNamespace(use_fp8=True, fp8_recipe="current")).fp8_recipe == "current"
 
 

@@ -36,10 +36,6 @@ def launched(gpus=2, job=pretrain, extra="", **arguments):
         ),
         (dict(FSDP=2, sharding_stage="stage3"), Layout(2, 8192, sharding=2, stage=3, main_grads=True)),
         (dict(TP=2, extra="--amp_master_grad false"), Layout(2, 8192, tp=2)),
-        (
-            dict(TP=2, extra="--fuse_wgrad_accumulation false"),
-            Layout(2, 8192, tp=2, main_grads=True, fused_wgrad=False),
-        ),
         # an update in backward keeps no gradients
         (
             dict(TP=2, extra="--optimizer_in_backward last_norm"),

@@ -56,7 +56,7 @@ def evaluate_tasks(args, scorer: Scorer, tokenizer, template: ChatTemplate | Non
 
     names = ("limit", "apply_chat_template", "system_instruction")
     settings = {name: getattr(args, name) for name in names}
-    settings["fewshot_as_multiturn"] = args.apply_chat_template and args.fewshot_as_multiturn
+    settings["fewshot_as_multiturn"] = args.apply_chat_template
     model = PaddleTE(scorer, tokenizer, template, args.tokenizer_name_or_path)
     try:
         found = simple_evaluate(model, tasks=list(args.lm_eval), log_samples=False, **settings)

@@ -20,7 +20,6 @@ from paddle_te.options.removed import check_removed
 from paddle_te.options.scripts import LAYERS, PRETRAIN_MODEL, PRETRAINING, STATES, TRAINING, chosen
 from paddle_te.options.together import PRETRAIN, check_trainer
 from paddle_te.outputs import check_folder
-from paddle_te.runs.main_gradients import adds_in_gemms
 from paddle_te.runs.parallelism import check_flags
 
 
@@ -64,7 +63,6 @@ class PreTrainingArguments(TrainingArguments):
             raise ValueError(f"PaddleNLP does not take these arguments together: {error}") from error
         except ValueError as error:  # of several lines, some
             raise ValueError(" ".join(str(error).split())) from error
-        self.fuse_wgrad_accumulation = adds_in_gemms(self)
         if self.ddp_find_unused_parameters is None:  # there are none, and looking for them costs time
             self.ddp_find_unused_parameters = False
         self.test_iters = 10 * self.eval_iters
@@ -99,13 +97,6 @@ class PreTrainingArguments(TrainingArguments):
         if self.use_fp8 and self.transformer_engine_backend == "none":
             raise ValueError("--use_fp8 needs --transformer_engine_backend transformer_engine (or paddle, emulated)")
         check_fp8_lm_head(self)
-        if self.fuse_wgrad_accumulation and self.transformer_engine_backend != "transformer_engine":
-            raise ValueError("--fuse_wgrad_accumulation needs --transformer_engine_backend transformer_engine")
-        if self.fuse_wgrad_accumulation and not self.amp_master_grad:
-            raise ValueError(
-                "--fuse_wgrad_accumulation needs --amp_master_grad true: another optimizer does not look at the main "
-                "gradients, and the layers would stay as they are"
-            )
         if self.use_fused_linear_cross_entropy and self.transformer_engine_backend == "none":
             self._check_paddlenlps_fused_loss()
 

@@ -58,6 +58,7 @@ from paddle_te.runs import screen
 from paddle_te.runs.checkpoints import CheckpointNotSaved
 from paddle_te.runs.heartbeat import SAVING, Heartbeat
 from paddle_te.runs.identity import model_values
+from paddle_te.runs.main_gradients import adds_in_gemms
 from paddle_te.weights import CheckpointError, convert
 from paddle_te.weights.contents import merge_command
 from paddle_te.weights.files import check_new
@@ -77,6 +78,7 @@ def make_config(model_args, data_args, training_args, datasets):
         check_token_ids((dataset[i]["input_ids"] for i in range(len(dataset))), config)
     LlmMetaConfig.set_llm_config(config, training_args)
     configure(config, training_args)
+    config.fuse_wgrad_accumulation = adds_in_gemms(training_args)
     config.use_cache = False
     config.ignore_index = IGNORED  # as the data say it
     config.seq_length = data_args.max_length

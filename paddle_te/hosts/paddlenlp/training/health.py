@@ -33,6 +33,7 @@ from paddle_te.runs.rollback import UnsoundStep
 logger = logging.getLogger(__name__)
 
 RECENT_LOSSES = 100  # whose median a loss is compared with
+MOST_SKIPPED = 10  # in a row
 FEWEST_LOSSES = 10  # before which no loss is a spike
 SLICES = "fw_storage"  # sharding stage 3's attribute for a rank's part of a parameter
 
@@ -55,7 +56,7 @@ class Spikes:
 class Watch:
     """Judges the steps of one training run, and what is saved.
 
-    args: the run's TrainingArguments, of which it reads on_nan, on_nan_limit, spike_factor, output_dir and the layout.
+    args: the run's TrainingArguments, of which it reads on_nan, spike_factor, output_dir and the layout.
     done: steps of this process, those left out among them; skipped: steps left out. fault: what was wrong with the
     running step, whose update is left out; or None.
     """
@@ -123,12 +124,12 @@ class Watch:
             fault = f"{fault}, and before its update {broken}"
         elif self.args.on_nan == "skip":
             self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
-            if self.in_a_row <= self.args.on_nan_limit:
+            if self.in_a_row <= MOST_SKIPPED:
                 self.fault = fault
                 logger.warning(f"step {self.step}: {fault}: left out (--on_nan skip), {self.skipped} so far")
                 fp8.drop_step()
                 return False
-            fault = f"{fault}; {self.args.on_nan_limit} steps before it are left out already (--on_nan_limit)"
+            fault = f"{fault}; {MOST_SKIPPED} steps before it are left out already"
         raise UnsoundStep(self.step, fault)
 
     def _everyones(self, *numbers):
@@ -177,7 +178,7 @@ class Watch:
         except UnsoundStep as error:
             args = self.args
             if args.on_nan == "rollback":
-                ended, back = rollback.rolled_back(error, args.output_dir, args.rollbacks, args.on_nan_limit)
+                ended, back = rollback.rolled_back(error, args.output_dir, args.rollbacks)
                 if back and args.process_index == 0:
                     rollback.write_rollbacks(args.output_dir, [*args.rollbacks, back])
             else:

@@ -2,7 +2,6 @@
 
 import faulthandler
 import logging
-import os
 import socket
 import statistics
 import time
@@ -28,7 +27,7 @@ from paddle_te.runs.lock import FolderLock
 
 logger = logging.getLogger(__name__)
 
-STRAGGLER_STEPS = "STRAGGLER_STEPS"  # environment variable: so many steps lie between two lines; 0: none
+STRAGGLER_STEPS = 100  # from one line about the slowest rank to the next
 _locks = {}  # {folder: FolderLock}, held until the process ends
 
 
@@ -75,23 +74,19 @@ class StragglerCallback(TrainerCallback):
     """Every so many steps, the log compares the slowest rank with the median one, where there are several ranks.
 
     A step takes all ranks equally long, for they wait for the slowest in its collectives. So what is compared is what a
-    rank does by itself: loading its data and, timed in one step of `every`, with the device awaited before and after,
-    the model's forward. Ranks that share layers (tensor parallelism) wait for each other in that, too: they are slow
-    together. It costs the waits of that step and one all-gather.
-
-    Args:
-        every: steps between two lines; None: STRAGGLER_STEPS, 100 if it is not set.
+    rank does by itself: loading its data and, timed in one step of STRAGGLER_STEPS, with the device awaited before and
+    after, the model's forward. Ranks that share layers (tensor parallelism) wait for each other in that, too: they are
+    slow together. It costs the waits of that step and one all-gather.
     """
 
-    def __init__(self, every=None):
-        self.every = int(os.environ.get(STRAGGLER_STEPS) or 100) if every is None else every
+    def __init__(self):
         self._hooks, self._sampling = [], False
         self._began = self._own = 0.0
         self._loading_since = None
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self._loading_since = None
-        if args.world_size > 1 and self.every:
+        if args.world_size > 1:
             for layer in _called_layers(model):
                 self._hooks += [
                     layer.register_forward_pre_hook(self._enter),
@@ -99,7 +94,7 @@ class StragglerCallback(TrainerCallback):
                 ]
 
     def _samples(self, step):
-        return bool(self._hooks) and step % self.every == 0
+        return bool(self._hooks) and step % STRAGGLER_STEPS == 0
 
     def on_step_begin(self, args, state, control, **kwargs):
         self._sampling = self._samples(state.global_step + 1)

@@ -47,6 +47,7 @@ from paddle_te.ops import get_ops
 from paddle_te.options import configure
 from paddle_te.runs import screen
 from paddle_te.runs.identity import model_values
+from paddle_te.runs.main_gradients import adds_in_gemms
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def make_config(model_args, data_args, training_args, tokenizer):
     config = read_config(resolve(model_args.model_name_or_path), backend)
     LlmMetaConfig.set_llm_config(config, training_args)
     configure(config, training_args, model_args)
+    config.fuse_wgrad_accumulation = adds_in_gemms(training_args)
     config.use_cache = False
     config.seq_length = data_args.max_seq_length
     _check_tokens(training_args, config)

@@ -193,7 +193,7 @@ def test_a_pipelines_additive_mask_is_applied_and_passed_on(monkeypatch):
 
 def test_fp8_recipe_follows_the_flags():
     assert fp8_recipe(tiny_config()) is None
-    flags = dict(fp8_amax_history_len=16, fp8_amax_compute_algo="most_recent", fp8_margin=3, fp8_first_step="delayed")
+    flags = dict(fp8_amax_history_len=16, fp8_amax_compute_algo="most_recent", fp8_margin=3)
     recipe = fp8_recipe(tiny_config(use_fp8=True, **flags))
     assert (recipe.amax_history_len, recipe.amax_compute_algo, recipe.margin) == (16, "most_recent", 3)
     assert not recipe.fp8_dpa and recipe.fp8_dpa_bwd
