@@ -90,3 +90,8 @@ def recipe(stage, model, data):
 def losses_in(log):
     """The loss of each step."""
     return [float(loss) for loss in re.findall(r"loss: ([\d.]+), learning_rate", log)]
+
+
+def evaluated_in(log):
+    """The loss of each evaluation."""
+    return [float(loss) for loss in re.findall(r"eval_loss: ([\d.]+)", log)]

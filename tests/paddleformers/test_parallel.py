@@ -11,8 +11,11 @@ import pytest
 
 pytest.importorskip("paddleformers", reason="needs PaddleFormers: HOST=paddleformers bash scripts/test.sh")
 
+from paddleformers.datasets.SFTDataset import Sequence
+
+from paddle_te.hosts.paddleformers.batches import Filled
 from tests.nvgpu_processes import build_host, environment
-from tests.paddleformers.recipe import STEPS, losses_in
+from tests.paddleformers.recipe import STEPS, evaluated_in, losses_in
 from tests.paddleformers.test_checkpoints import weights_in
 from tests.te_weights import relative
 
@@ -23,6 +26,10 @@ PIPELINE = dict(per_device_train_batch_size=1, gradient_accumulation_steps=2, pi
 PD = dict(transformer_engine_backend="paddle")
 PLAIN = dict(PD, max_grad_norm=0)  # in float32 PaddleFormers cannot clip under tensor parallelism and in pipelines
 LORA = dict(PLAIN, fine_tuning="lora", lora_rank=4)
+# packed questions and answers: micro-batches have unequal numbers of labels
+EVALUATED = dict(do_eval=True, evaluation_strategy="steps", eval_steps=STEPS // 2)
+SFT = dict(PLAIN, stage="SFT", per_device_eval_batch_size=2, **EVALUATED)
+SFT_ONE = SFT | dict(per_device_train_batch_size=1, per_device_eval_batch_size=1)
 BF16 = dict(transformer_engine_backend="transformer_engine", bf16=True, fp16_opt_level="O2", amp_master_grad=True)
 FP8 = dict(BF16, use_fp8=True, fp8_recipe="delayed")
 JOBS = {
@@ -35,6 +42,11 @@ JOBS = {
     "lora-dp": (2, LORA | DATA_PARALLEL),
     "adapter": (1, LORA | dict(lora_path="lora")),
     "adapter-sp": (2, LORA | SEQUENCE_PARALLEL | dict(lora_path="lora")),
+    "sft": (1, SFT),
+    "sft-accumulated": (1, SFT_ONE | dict(gradient_accumulation_steps=2)),
+    "sft-none": (1, SFT_ONE | dict(gradient_accumulation_steps=2, transformer_engine_backend="none")),
+    "sft-dp": (2, SFT_ONE | DATA_PARALLEL),
+    "sft-pp": (2, SFT_ONE | PIPELINE),
     "te": (1, BF16),
     "te-sharding": (2, BF16 | SHARDING),
     "te-stage2": (2, BF16 | STAGE2),
@@ -53,13 +65,14 @@ GO_ON = dict(zip(RESUMED, RESUMED, strict=True)) | {"plain": "plain-sp", "plain-
 class Runs:
     folder: Path  # the output folders of all jobs, called after them
     losses: dict  # {job: the loss of each step}
+    evaluated: dict  # {job: the loss of each evaluation}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, recipe_of):
     """All JOBS, and those that GO_ON from a checkpoint, "resumed-…"."""
     folder = tmp_path_factory.mktemp("jobs")
-    jobs = [_job(folder, name, recipe_of("PT")) for name in JOBS]
+    jobs = [_job(folder, name, recipe_of(settings.get("stage", "PT"))) for name, (_, settings) in JOBS.items()]
     for name, start in GO_ON.items():
         checkpoint = str(folder / start / f"checkpoint-{STEPS // 2}")
         jobs.append(_job(folder, name, recipe_of("PT"), f"resumed-{name}", resume_from_checkpoint=checkpoint))
@@ -69,7 +82,7 @@ def runs(tmp_path_factory, recipe_of):
     logs = {job["name"]: (folder / f"{job['name']}.0.log") for job in jobs}
     logs = {name: path.read_text() if path.exists() else "" for name, path in logs.items()}
     assert done.returncode == 0, done.stderr[-2000:] + "\n".join(log[-2000:] for log in logs.values() if log)
-    return Runs(folder, {name: losses_in(log) for name, log in logs.items()})
+    return Runs(folder, *({name: read(log) for name, log in logs.items()} for read in (losses_in, evaluated_in)))
 
 
 def _job(folder, name, recipe, called=None, **more):
@@ -88,6 +101,10 @@ def _job(folder, name, recipe, called=None, **more):
         ("plain-pp", 1e-6),
         ("lora-dp", 1e-6),
         ("adapter-sp", 1e-6),
+        ("sft-accumulated", 1e-6),
+        ("sft-none", 1e-5),
+        ("sft-dp", 1e-6),
+        ("sft-pp", 1e-6),
         ("te-sharding", 1e-3),
         ("te-stage2", 1e-3),
         ("te-stage3", 1e-3),
@@ -100,6 +117,21 @@ def test_several_processes_train_as_one(runs, name, bound):
     alone = runs.losses[name.partition("-")[0]]
     assert len(alone) == STEPS and alone[-1] != alone[0]
     np.testing.assert_allclose(runs.losses[name], alone, rtol=bound)
+
+
+@pytest.mark.parametrize("name", ["sft-accumulated", "sft-none", "sft-dp", "sft-pp"])
+def test_an_evaluation_is_a_mean_over_labels(runs, name):
+    """However they are divided into batches and over ranks."""
+    assert len(runs.evaluated["sft"]) == 2
+    np.testing.assert_allclose(runs.evaluated[name], runs.evaluated["sft"], rtol=1e-5)
+
+
+def test_an_evaluation_has_each_sample_once():
+    """PaddleFormers' data set gives the last one twice where nothing is packed."""
+    samples = [[Sequence([number], [0], [number], 1)] for number in range(5)]
+    *whole, filler = Filled([*samples, samples[-1]], 3)
+    assert whole == samples and filler == [Sequence([4], [0], [-100], 1)]
+    assert [*Filled([], 3)] == []
 
 
 @pytest.mark.parametrize("name", RESUMED)

@@ -28,8 +28,10 @@ MAY_IMPORT = {
     "layers": LAYERS | {"options"},
     "weights": {"commands", "configs", "files", "manifest", "options", "outputs", "table", "typed"},
     "models": LAYERS | {"layers", "weights", "device", "configs", "options"},
+    "training": {"distributed", "models"},
     "hosts": LAYERS
     | {
+        "training",
         "models",
         "layers",
         "weights",

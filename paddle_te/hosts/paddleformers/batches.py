@@ -1,10 +1,12 @@
 """PaddleFormers' batches as our decoder layers take them, made before they go to the device."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from paddle.io import IterableDataset
 
+from paddle_te.data.questions import IGNORED
 from paddle_te.models.pipeline import FLASH_MASK
 from paddle_te.ops import documents
 
@@ -36,3 +38,25 @@ class Collator:
         elif any(len(row) > 1 for row in rows):
             batch[FLASH_MASK] = documents.cu_seqlens(rows)
         return batch
+
+
+class Filled(IterableDataset):
+    """Samples of an evaluation, lists of packed sequences, with fillers behind them that have no label, so that their
+    number is a multiple of `multiple`: PaddleFormers 1.2.0 would leave out the last ones, or take some twice."""
+
+    def __init__(self, samples, multiple):
+        super().__init__()
+        self.samples, self.multiple = samples, multiple
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __iter__(self):
+        count, last = 0, []
+        for sample in self.samples:
+            if sample is not last:  # PaddleFormers 1.2.0 gives the last one twice where nothing is packed
+                count, last = count + 1, sample
+                yield sample
+        filler = [replace(sequence, labels=[IGNORED] * len(sequence.labels)) for sequence in last]
+        for _ in range(-count % self.multiple):
+            yield filler

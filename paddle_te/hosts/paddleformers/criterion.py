@@ -1,7 +1,6 @@
 """PaddleFormers' loss, in te computed from 16-bit logits."""
 
 import paddle
-from paddleformers.nn.criterion.sft_loss import sft_postprocess_loss
 
 from paddle_te.distributed import TensorParallel
 from paddle_te.ops import get_ops
@@ -26,8 +25,17 @@ class OurCriterion:
         with paddle.amp.auto_cast(False):
             rows = logits.reshape([-1, logits.shape[-1]])
             losses = ops.parallel_cross_entropy(rows, labels.reshape([-1, 1]), self.ignored_index, tp=tp)
-        return sft_postprocess_loss(self, losses, labels, loss_mask)
+        return mean_of_counted(self, losses, labels, loss_mask)
 
     def _divides(self):
         """Whether the configuration asks for the head and the loss in one, for parts of the tokens, or for a part."""
         return self.use_fused_head_and_loss_fn or self.use_subbatch or self.use_filtered_label_loss
+
+
+def mean_of_counted(criterion, losses, labels, loss_mask=None, **kwargs):
+    """PaddleFormers' sft_postprocess_loss, which is NaN where no label counts; this is 0."""
+    chosen = loss_mask is None or criterion.use_filtered_label_loss
+    mask = (labels != criterion.ignored_index if chosen else loss_mask).reshape([-1]).astype("float32")
+    total = (losses.astype("float32").reshape([-1]) * mask).sum()
+    loss = total / mask.sum().clip(min=1)
+    return (loss, total.detach()) if criterion.return_tuple else loss

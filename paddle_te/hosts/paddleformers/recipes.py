@@ -6,17 +6,19 @@ import paddle.distributed as dist
 from paddleformers.cli.hparams import read_args
 from paddleformers.cli.train.sft import workflow
 from paddleformers.cli.train.tuner import run_tuner
+from paddleformers.nn.criterion import sft_loss
 from paddleformers.trainer import trainer
 from paddleformers.transformers import AutoConfig
 from paddleformers.transformers.llama import modeling
 
 from paddle_te import upstream
 from paddle_te.hosts.paddleformers import corpora, launched
+from paddle_te.hosts.paddleformers.criterion import mean_of_counted
 from paddle_te.hosts.paddleformers.layouts import check_layout
 from paddle_te.hosts.paddleformers.lora import TELoRAModel
 from paddle_te.hosts.paddleformers.modeling import LlamaForCausalLM, LlamaForCausalLMPipe, check_family
 from paddle_te.hosts.paddleformers.replaced import replaced
-from paddle_te.hosts.paddleformers.trainer import ResumingTrainer, TETrainer
+from paddle_te.hosts.paddleformers.trainer import OurTrainer, TETrainer
 from paddle_te.hosts.paddleformers.weights import read_config
 from paddle_te.options import LAYER_OPTIONS, LayerOptions, check_values, together
 
@@ -79,7 +81,8 @@ def train(recipe):
     upstream.apply(*REPAIRS)
     said = {name: recipe[name] for name in launched.OPTIONS if name in recipe}
     whole = replaced(workflow, create_pretrained_dataset=corpora.checked())
-    with our_llama(**_ours(recipe)), whole, launched.launched(**said), _evaluating_lora():
+    loss = replaced(sft_loss, sft_postprocess_loss=mean_of_counted)
+    with our_llama(**_ours(recipe)), whole, loss, launched.launched(**said), _evaluating_lora():
         run_tuner(without_ours(recipe))
 
 
@@ -109,10 +112,10 @@ def _ours(recipe):
 def our_llama(**options):
     """While it lasts, PaddleFormers' Auto classes build a Llama with our decoder layers and these options, as they
     would stand in its config.json, and its recipes train it with LoRA and a Trainer for them; with
-    transformer_engine_backend "none" all is PaddleFormers' own, but that its Trainer can resume in one process."""
+    transformer_engine_backend "none" all is PaddleFormers' own, but for the Trainer."""
     layers = LayerOptions(**options)
     if layers.transformer_engine_backend == "none":
-        with replaced(workflow, SFTTrainer=ResumingTrainer):
+        with replaced(workflow, SFTTrainer=OurTrainer):
             yield
         return
     every = {name: getattr(layers, name) for name in OPTIONS}  # else those of an earlier run's config.json stay

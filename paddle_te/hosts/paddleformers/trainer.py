@@ -6,10 +6,12 @@ from pathlib import Path
 
 import paddle.distributed as dist
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_optimizer_stage2 import GroupShardedOptimizerStage2
+from paddle.io import IterableDataset
 from paddleformers.cli.train.sft.sft_trainer import SFTTrainer
+from paddleformers.peft import LoRAModel
 
 from paddle_te import fp8
-from paddle_te.hosts.paddleformers.batches import Collator
+from paddle_te.hosts.paddleformers.batches import Collator, Filled
 from paddle_te.hosts.paddleformers.checkpoints import resharding_statements, saved_ranks
 from paddle_te.hosts.paddleformers.configuration import decoder_config
 from paddle_te.hosts.paddleformers.modeling import PREFIX
@@ -17,10 +19,42 @@ from paddle_te.hosts.paddleformers.replaced import replaced
 from paddle_te.models.decoder import fp8_recipe
 from paddle_te.models.pipeline import stage_layer_names
 from paddle_te.optimizer import decay_matrices, fuse_clipping
+from paddle_te.training.loss_weights import COUNTS, WeighedTrainer, shares
 
 
-class ResumingTrainer(SFTTrainer):
-    """PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike, that can resume in one process."""
+class OurTrainer(WeighedTrainer, SFTTrainer):
+    """PaddleFormers' SFTTrainer, which pretraining, fine-tuning and LoRA use alike, with a loss that is the mean over
+    labels, and able to resume in one process."""
+
+    _counted = ()  # labels of each batch that the running evaluation has kept for a pipeline
+
+    def __init__(self, *, args, eval_dataset=None, **kwargs):
+        in_pipeline = args.pipeline_model_parallel_size > 1
+        if isinstance(eval_dataset, IterableDataset):
+            micro_batches = args.gradient_accumulation_steps if in_pipeline else 1
+            step = args.per_device_eval_batch_size * args.dataset_world_size * micro_batches
+            eval_dataset = Filled(eval_dataset, step)
+        super().__init__(args=args, eval_dataset=eval_dataset, **kwargs)
+        if self.data_args.dataset_type != "pretrain":  # where all labels of all samples count
+            model = self.model.model if isinstance(self.model, LoRAModel) else self.model
+            self.weigh_losses(pipeline=model if in_pipeline else None)
+
+    def training_step(self, model, inputs, step_control=0):
+        """One micro-batch; step_control counts them within a step."""
+        self.take_weight(inputs, first=step_control == 0)
+        return super().training_step(model, inputs, step_control)
+
+    def prediction_step(self, model, inputs, *args, step=-1, **kwargs):
+        """PaddleFormers', which in pipelines keeps a step's batches and has no loss before the last of them."""
+        kept = [] if step == 0 else self._counted
+        self._counted = [*kept, sum(inputs.pop(COUNTS, ()))]
+        if self.pipeline_loss:
+            self.pipeline_loss.begin(shares(self._counted))
+        loss, logits, labels = super().prediction_step(model, inputs, *args, step=step, **kwargs)
+        if loss is not None:
+            self.evaluated.add(loss, sum(self._counted))
+            self._counted = []
+        return loss, logits, labels
 
     def _load_flex_checkpoint(self, resume_from_checkpoint):
         fleet = nullcontext() if self.args.use_hybrid_parallel else _without_fleet()
@@ -28,7 +62,7 @@ class ResumingTrainer(SFTTrainer):
             super()._load_flex_checkpoint(resume_from_checkpoint)
 
 
-class TETrainer(ResumingTrainer):
+class TETrainer(OurTrainer):
     """In place of PaddleFormers' SFTTrainer."""
 
     def __init__(self, *, args, data_collator, **kwargs):

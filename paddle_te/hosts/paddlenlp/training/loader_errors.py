@@ -25,6 +25,16 @@ def tell_errors(loader, trainer, what):
     return loader
 
 
+class TellingTrainer:
+    """A Trainer whose loaders tell their errors. Mixed into PaddleNLP's."""
+
+    def get_train_dataloader(self):
+        return tell_errors(super().get_train_dataloader(), self, "training")
+
+    def get_eval_dataloader(self, *args, **kwargs):
+        return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
+
+
 def _begin_worker(worker):
     """Called in a worker process, with its number: keeps its parent's garbage, and ends by its parent's SIGTERM alone.
 

@@ -29,16 +29,7 @@ from paddle_te.hosts.paddlenlp.loading import stage_layer_names
 from paddle_te.hosts.paddlenlp.modeling import count_labels, ignore_index, smooth_labels
 from paddle_te.hosts.paddlenlp.training.early_stopping import evaluation_in
 from paddle_te.hosts.paddlenlp.training.health import HealthCallback, Watch
-from paddle_te.hosts.paddlenlp.training.loader_errors import tell_errors
-from paddle_te.hosts.paddlenlp.training.loss_weights import (
-    COUNTS,
-    WEIGHT,
-    CountingCollator,
-    Evaluated,
-    PipelineLoss,
-    WeighedLoader,
-    micro_weights,
-)
+from paddle_te.hosts.paddlenlp.training.loader_errors import TellingTrainer
 from paddle_te.hosts.paddlenlp.training.modes import TrainingModes
 from paddle_te.hosts.paddlenlp.training.resharding import Share
 from paddle_te.hosts.paddlenlp.training.resuming import compared_before
@@ -46,7 +37,6 @@ from paddle_te.hosts.paddlenlp.training.samplers import StepSampler, make_course
 from paddle_te.manifest import Manifest, file_names, mark_complete, records, share
 from paddle_te.models.context_parallel import context_parallel
 from paddle_te.models.decoder import fp8_recipe
-from paddle_te.models.switch import take_over
 from paddle_te.optimizer import decay_matrices, fuse_clipping
 from paddle_te.optimizer.compact_states import keep_compact, number_elements
 from paddle_te.optimizer.in_backward import LAST_NORM, OptimizerInBackward
@@ -62,6 +52,7 @@ from paddle_te.runs.checkpoints import (
 )
 from paddle_te.runs.identity import layout_values, model_values
 from paddle_te.runs.transfers import Transfer, bytes_of
+from paddle_te.training.loss_weights import COUNTS, WeighedTrainer, micro_counts, shares
 from paddle_te.upstream import stage2_averages
 from paddle_te.weights import CheckpointError
 
@@ -78,7 +69,7 @@ def draw_own_numbers(args):
         paddle.seed(args.seed + args.process_index)
 
 
-class PretrainingTrainer(Trainer):
+class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
     """Reads samples in the dataset's order, marks complete checkpoints, keeps fp8 scaling state with the weights.
 
     labels_vary: micro-batches may have different numbers of labels that count; `loss_weights` then weighs their losses.
@@ -91,9 +82,6 @@ class PretrainingTrainer(Trainer):
     _share = None  # of a checkpoint that PaddleNLP does not load itself
     _loading_seconds = 0.0  # of a checkpoint's weights
     _in_backward = None  # OptimizerInBackward, with --optimizer_in_backward
-    _loss_weight = None  # of the running micro-batch
-    _pipeline_loss = None  # PipelineLoss of a pipeline whose losses are weighed
-    _evaluated = None  # Evaluated, of the running or the last evaluation
     _evaluated_batches = 0  # of it, on this rank
 
     def __init__(self, *args, model=None, labels_vary=False, **kwargs):
@@ -101,7 +89,6 @@ class PretrainingTrainer(Trainer):
         smooth_labels(model, kwargs["args"].label_smoothing_factor)
         super().__init__(*args, model=model, **kwargs)
         draw_own_numbers(self.args)
-        self._labels_vary = labels_vary
         if labels_vary:
             self._weigh_losses()
         self.cp = context_parallel(self.args)
@@ -122,9 +109,8 @@ class PretrainingTrainer(Trainer):
     def _weigh_losses(self):
         if self.model.config.transformer_engine_backend == "none":
             count_labels(self.model)
-        self.data_collator = CountingCollator(self.data_collator, ignore_index(self.model.config))
-        if self.args.pipeline_parallel_degree > 1:
-            self._pipeline_loss = self.model._loss_fn[0] = PipelineLoss(self.model._loss_fn[0])
+        pipeline = self.model if self.args.pipeline_parallel_degree > 1 else None
+        self.weigh_losses(ignore_index(self.model.config), pipeline)
 
     def _own_tokens(self, batch):
         """A batch with this rank's tokens where there are other ranks with the same sequences."""
@@ -136,49 +122,29 @@ class PretrainingTrainer(Trainer):
         """PaddleNLP's, of this rank's tokens."""
         self._evaluated_batches += 1
         counts = inputs.pop(COUNTS, None)
-        if counts and self._pipeline_loss:
-            self._pipeline_loss.begin(micro_weights(counts, self.args.gradient_accumulation_steps))
+        if counts and self.pipeline_loss:
+            self.pipeline_loss.begin(shares(micro_counts(counts, self.args.gradient_accumulation_steps)))
         loss, logits, labels = super().prediction_step(model, self._own_tokens(inputs), *args, **kwargs)
         if counts:
-            self._evaluated.add(loss, sum(counts))
+            self.evaluated.add(loss, sum(counts))
         return loss, logits, labels
 
-    def evaluation_loop(self, loader, *args, metric_key_prefix="eval", **kwargs):
-        """PaddleNLP's, with the mean over all labels that count: its own is one over batches. The number of samples is
-        at most what was there; PaddleNLP's is what was asked for."""
-        self._evaluated, self._evaluated_batches = Evaluated(), 0
+    def evaluation_loop(self, loader, *args, **kwargs):
+        """PaddleNLP's. The number of samples is at most what was there; PaddleNLP's is what was asked for."""
+        self._evaluated_batches = 0
         with self._outside_of_the_interval():
-            output = super().evaluation_loop(loader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = super().evaluation_loop(loader, *args, **kwargs)
         read = self._evaluated_batches * loader.batch_sampler.batch_size * self.args.dataset_world_size
-        output = output._replace(num_samples=min(output.num_samples, read))
-        if self._labels_vary:
-            output.metrics[f"{metric_key_prefix}_loss"] = self._evaluated.mean(self.args.world_size)
-        return output
-
-    def compute_loss(self, model, inputs, return_outputs=False):
-        """PaddleNLP's, weighed in training."""
-        loss = super().compute_loss(model, inputs, return_outputs)
-        return loss if self._loss_weight is None else loss * self._loss_weight
-
-    def _take_weight(self, inputs, first):
-        """Takes a micro-batch's weight out of it, to where its loss will be computed; first: of a step."""
-        weight = inputs.pop(WEIGHT, None)
-        if self._pipeline_loss is None:
-            self._loss_weight = weight
-        elif first:
-            self._pipeline_loss.begin([weight])
-        else:
-            self._pipeline_loss.add(weight)
+        return output._replace(num_samples=min(output.num_samples, read))
 
     def training_step(self, model, inputs, step_control=0):
         """One micro-batch; step_control counts them within a step."""
-        self._take_weight(inputs, first=step_control == 0)
+        self.take_weight(inputs, first=step_control == 0)
         inputs = self._own_tokens(inputs)
         several = self.args.gradient_accumulation_steps > 1
         stage2_averages.tell_last(model, (step_control + 1) % self.args.gradient_accumulation_steps == 0)
         with fp8.microbatch(is_first=step_control == 0 if several else None), self._modes.kept(model):
             loss = super().training_step(model, inputs, step_control)
-        self._loss_weight = None
         self.watch.add_loss(loss, first=step_control == 0)
         return loss
 
@@ -190,20 +156,6 @@ class PretrainingTrainer(Trainer):
         """What is logged: PaddleNLP would wait here until the device has updated all weights."""
         known = self.watch.take_sum()
         return super()._get_item_from_loss(losses) if known is None else known
-
-    def get_train_dataloader(self):
-        loader, args = tell_errors(super().get_train_dataloader(), self, "training"), self.args
-        if self._labels_vary:
-            take_over(loader, WeighedLoader)
-            loader.steps = dict(
-                micro_batches=args.gradient_accumulation_steps,
-                ranks=args.dataset_world_size,
-                processes=args.world_size,
-            )
-        return loader
-
-    def get_eval_dataloader(self, *args, **kwargs):
-        return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
 
     def create_optimizer_and_scheduler(self, num_training_steps):
         """PaddleNLP's, for the steps of the course."""

@@ -1,6 +1,6 @@
 """The loss of a step, and of an evaluation, is the mean over all labels that count, wherever these are.
 
-A criterion gives the mean over the labels of one micro-batch. Paddle and PaddleNLP's Trainer take the mean of these
+A criterion gives the mean over the labels of one micro-batch. Paddle and the hosts' Trainers take the mean of these
 over a step's micro-batches and over the ranks, so that a label of a short answer would weigh more than one of a long
 answer. Therefore each micro-batch's loss is multiplied by its share of the step's labels before backward:
 
@@ -8,7 +8,8 @@ answer. Therefore each micro-batch's loss is multiplied by its share of the step
 
 The collator counts the labels, on the host (`CountingCollator`). `weighed` reads a step's micro-batches ahead; the only
 numbers that ranks exchange are their counts, in one all-reduce a step that the host does not wait for. Where all labels
-count, as in pretraining, the collator is left as it is, and nothing here does anything.
+count, as in pretraining, the collator is left as it is, and nothing here does anything. `WeighedTrainer` is mixed into
+the Trainer of each host.
 """
 
 from collections import deque
@@ -20,6 +21,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddle_te.distributed import gather_objects
+from paddle_te.models.switch import take_over
 
 COUNTS = "labels_that_count"  # a list in a batch: how many in each row
 WEIGHT = "loss_weight"  # a number or a tensor [] in a batch
@@ -48,18 +50,19 @@ def weighed(batches, micro_batches, ranks=1, processes=1):
     while ahead:
         step, ahead = ahead, []
         counts = [sum(batch.pop(COUNTS)) for batch in step]
-        for batch, weight in zip(step, _weights(counts, micro_batches, ranks, processes), strict=True):
+        for batch, weight in zip(step, shares(counts, ranks, processes), strict=True):
             ahead += islice(batches, 1)
             yield {**batch, WEIGHT: weight}
 
 
-def _weights(counts, micro_batches, ranks=1, processes=1):
+def shares(counts, ranks=1, processes=1):
+    """The weights of a step's micro-batches, of their numbers of labels on this rank; see `weighed`."""
     if ranks == 1:
-        return [count * micro_batches / max(sum(counts), 1) for count in counts]
+        return [count * len(counts) / max(sum(counts), 1) for count in counts]
     total = paddle.to_tensor(sum(counts), dtype="float32")
     dist.all_reduce(total)  # over all processes: as often as ranks read the same
     total = total.clip(min=1)
-    return [count * micro_batches * processes / total for count in counts]
+    return [count * len(counts) * processes / total for count in counts]
 
 
 class WeighedLoader:
@@ -93,10 +96,10 @@ class PipelineLoss:
         return loss * self._weights.popleft() if self._weights else loss
 
 
-def micro_weights(counts, micro_batches):
-    """The weights of a batch's micro-batches, equally many rows each, from its COUNTS."""
+def micro_counts(counts, micro_batches):
+    """The numbers of labels of a batch's micro-batches, equally many rows each, from its COUNTS."""
     rows = len(counts) // micro_batches
-    return _weights([sum(counts[first : first + rows]) for first in range(0, len(counts), rows)], micro_batches)
+    return [sum(counts[first : first + rows]) for first in range(0, len(counts), rows)]
 
 
 @dataclass
@@ -116,3 +119,62 @@ class Evaluated:
         mine = sum(loss * count for loss, count in zip(losses, self.counts, strict=True)), sum(self.counts)
         sums, counts = zip(*gather_objects(mine, processes), strict=True)
         return sum(sums) / max(sum(counts), 1)
+
+
+class WeighedTrainer:
+    """A host's Trainer whose losses are means over all labels, once `weigh_losses` is called. Mixed into its class.
+
+    A subclass hands each micro-batch to `take_weight` before it is trained on, and adds what it evaluates to
+    `evaluated`.
+    """
+
+    pipeline_loss = None  # PipelineLoss of a pipeline whose losses are weighed
+    evaluated = None  # Evaluated, of the running or the last evaluation
+    _labels_vary = False
+    _loss_weight = None  # of the running micro-batch
+
+    def weigh_losses(self, ignore_index=-100, pipeline=None):
+        """pipeline: the model where it is one, whose last stage computes the loss."""
+        self._labels_vary = True
+        self.data_collator = CountingCollator(self.data_collator, ignore_index)
+        if pipeline is not None:
+            self.pipeline_loss = pipeline._loss_fn[0] = PipelineLoss(pipeline._loss_fn[0])
+
+    def get_train_dataloader(self):
+        loader, args = super().get_train_dataloader(), self.args
+        if self._labels_vary:
+            take_over(loader, WeighedLoader)
+            loader.steps = dict(
+                micro_batches=args.gradient_accumulation_steps,
+                ranks=args.dataset_world_size,
+                processes=args.world_size,
+            )
+        return loader
+
+    def take_weight(self, inputs, first):
+        """Takes a micro-batch's weight out of it, to where its loss will be computed; first: of a step."""
+        weight = inputs.pop(WEIGHT, None)
+        if self.pipeline_loss is None:
+            self._loss_weight = weight
+        elif first:
+            self.pipeline_loss.begin([weight])
+        else:
+            self.pipeline_loss.add(weight)
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        """The host's, weighed in training."""
+        loss = super().compute_loss(model, inputs, return_outputs)
+        return loss if self._loss_weight is None else loss * self._loss_weight
+
+    def training_step(self, *args, **kwargs):
+        loss = super().training_step(*args, **kwargs)
+        self._loss_weight = None
+        return loss
+
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """The host's, with the mean over all labels that count: its own is one over batches."""
+        self.evaluated = Evaluated()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self._labels_vary:
+            output.metrics[f"{metric_key_prefix}_loss"] = self.evaluated.mean(self.args.world_size)
+        return output
