@@ -1,10 +1,13 @@
 """What a mixture of experts is made with."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+
+from paddle import nn
 
 from paddle_te.layers.checks import one_of, probability
+from paddle_te.layers.settings import NORMALIZATIONS, GemmSettings
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.moe import Routing
 
@@ -15,7 +18,16 @@ RECOMPUTE_MODULES = ("moe", "moe_act")
 
 
 @dataclass(frozen=True)
-class MoEConfig:
+class GroupedLinearSettings(GemmSettings):
+    """num_gemms: of experts, each of which has a weight [out_features, in_features]."""
+
+    num_gemms: int
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True)
+class MoEConfig(GemmSettings):
     """The settings of a MoELayer, under the names that they have in Megatron-Core's TransformerConfig.
 
     hidden_size, moe_ffn_hidden_size: columns of a token, and of an expert's activation.
@@ -36,9 +48,8 @@ class MoEConfig:
     moe_token_drop_policy: an expert keeps the tokens of the greatest "probs", or by "position" the first ones.
     moe_shared_expert_intermediate_size: of an MLP that all tokens go through besides; None: no such MLP.
     moe_shared_expert_gate: multiply its output by the sigmoid of a learnt product with the token.
-    add_bias_linear: biases of the experts' GEMMs. activation, normalization, zero_centered_gamma, layernorm_epsilon,
-        hidden_dropout, init_method, output_layer_init_method, params_dtype, fuse_wgrad_accumulation: as
-        TransformerLayer's.
+    bias: of the experts' GEMMs. activation, normalization, zero_centered_gamma, layernorm_epsilon, hidden_dropout,
+        output_layer_init_method: as TransformerLayer's. sequence_parallel: False.
     recompute_modules: what backward computes again: "moe", all of the layer, or "moe_act", the experts' activation.
     Raises ValueError for what does not fit together.
     """
@@ -62,19 +73,17 @@ class MoEConfig:
     moe_token_drop_policy: str = "probs"
     moe_shared_expert_intermediate_size: int | None = None
     moe_shared_expert_gate: bool = False
-    add_bias_linear: bool = False
     activation: str = "swiglu"
     normalization: str = "RMSNorm"
     zero_centered_gamma: bool = False
     layernorm_epsilon: float = 1e-5
     hidden_dropout: float = 0.0
-    init_method: Any = None
-    output_layer_init_method: Any = None
-    params_dtype: Any = None
-    fuse_wgrad_accumulation: bool = False
+    output_layer_init_method: nn.initializer.Initializer | None = None
     recompute_modules: tuple = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(NORMALIZATIONS, normalization=self.normalization)
         one_of(SCORE_FUNCTIONS, moe_router_score_function=self.moe_router_score_function)
         one_of(BALANCING, moe_router_load_balancing_type=self.moe_router_load_balancing_type)
         one_of(DROP_POLICIES, moe_token_drop_policy=self.moe_token_drop_policy)
@@ -85,10 +94,12 @@ class MoEConfig:
         for fault in self._faults():
             raise ValueError(fault)
 
-    def _faults(self):
+    def _faults(self) -> Iterator[str]:
         """What does not fit together, each in a line that says what to do."""
         experts, topk = self.num_moe_experts, self.moe_router_topk
         sigmoid = self.moe_router_score_function == "sigmoid"
+        if self.sequence_parallel:
+            yield "sequence_parallel: a mixture of experts takes whole sequences yet; leave it out"
         if not 1 <= topk <= experts:
             yield f"moe_router_topk={topk}: it must be from 1 to num_moe_experts, {experts}"
         if self.moe_router_enable_expert_bias and not sigmoid:
@@ -108,7 +119,7 @@ class MoEConfig:
         if len(self.recompute_modules) > 1:
             yield "recompute_modules: 'moe' computes the activation again, too; leave 'moe_act' out"
 
-    def _faults_of_groups(self):
+    def _faults_of_groups(self) -> Iterator[str]:
         groups, kept = self.moe_router_num_groups, self.moe_router_group_topk
         experts, topk = self.num_moe_experts, self.moe_router_topk
         if (groups is None) != (kept is None):
@@ -124,7 +135,7 @@ class MoEConfig:
             yield f"moe_router_topk / moe_router_group_topk={topk // kept}: a group has {experts // groups} experts"
 
     @property
-    def routing(self):
+    def routing(self) -> Routing:
         """The `ops.moe.Routing`."""
         return Routing(
             topk=self.moe_router_topk,
@@ -135,7 +146,7 @@ class MoEConfig:
             scaling_factor=1.0 if self.moe_router_topk_scaling_factor is None else self.moe_router_topk_scaling_factor,
         )
 
-    def capacity(self, tokens):
+    def capacity(self, tokens: int) -> int | None:
         """Tokens that an expert takes at most, None for all."""
         if self.moe_expert_capacity_factor is None:
             return None

@@ -5,6 +5,8 @@ import paddle.nn.functional as F
 
 from paddle_te.fp8 import get_autocast_state
 from paddle_te.layers.linear import _Layer
+from paddle_te.layers.moe.config import GroupedLinearSettings, MoEConfig
+from paddle_te.layers.settings import GemmSettings, takes
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.moe import ExpertWeights, get_moe_ops
 
@@ -12,11 +14,11 @@ from paddle_te.ops.moe import ExpertWeights, get_moe_ops
 class _Grouped(_Layer):
     """A layer whose weights are [experts, out, in]."""
 
-    def __init__(self, backend, params_dtype):
+    def __init__(self, settings: GemmSettings):
         if get_autocast_state().stored_for is not None:
             raise NotImplementedError("fp8_model_init: experts' weights cannot exist in fp8 only; make them outside it")
-        get_moe_ops(backend).check_experts()
-        super().__init__(backend, params_dtype)
+        get_moe_ops(settings.backend).check_experts()
+        super().__init__(settings)
 
     @property
     def moe_ops(self):
@@ -34,26 +36,18 @@ class GroupedLinear(_Grouped):
     """y = x · weightᵀ (+ bias) of each expert's rows, under Transformer Engine's name.
 
     Parameters: weight [num_gemms, out_features, in_features]; with `bias`, bias [num_gemms, out_features], zeros at
-    first. Other arguments: as Linear's.
+    first. Arguments: GroupedLinearSettings'.
     """
 
     GEMM_WEIGHTS = ("weight",)
 
-    def __init__(
-        self,
-        num_gemms,
-        in_features,
-        out_features,
-        init_method=None,
-        params_dtype=None,
-        fuse_wgrad_accumulation=False,
-        bias=False,
-        backend="transformer_engine",
-    ):
-        super().__init__(backend, params_dtype)
-        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
-        self.create_weight("weight", [num_gemms, out_features, in_features], init_method)
-        self.bias = self.create_grouped_bias(num_gemms, out_features) if bias else None
+    @takes(GroupedLinearSettings)
+    def __init__(self, settings: GroupedLinearSettings):
+        super().__init__(settings)
+        self.fuse_wgrad_accumulation = settings.fuse_wgrad_accumulation
+        experts, out = settings.num_gemms, settings.out_features
+        self.create_weight("weight", [experts, out, settings.in_features], settings.init_method)
+        self.bias = self.create_grouped_bias(experts, out) if settings.bias else None
 
     def forward(self, x, m_splits, is_first_microbatch=None):
         """[rows, in_features] -> [rows, out_features]. m_splits: rows of each expert, ints or int64 [num_gemms], in
@@ -73,20 +67,21 @@ class GroupedMLP(_Grouped):
     """The experts of a MoELayer.
 
     Parameters: fc1_weight [E, fc1 rows, hidden_size], of a gated activation an expert's gate rows and then its up rows,
-    fc2_weight [E, hidden_size, moe_ffn_hidden_size]; with add_bias_linear fc1_bias [E, fc1 rows] and fc2_bias
-    [E, hidden_size]. config: a MoEConfig.
+    fc2_weight [E, hidden_size, moe_ffn_hidden_size]; with `bias` fc1_bias [E, fc1 rows] and fc2_bias
+    [E, hidden_size]. Arguments: MoEConfig's.
     """
 
     GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
 
-    def __init__(self, config, backend="transformer_engine"):
-        super().__init__(backend, config.params_dtype)
+    @takes(MoEConfig)
+    def __init__(self, config: MoEConfig):
+        super().__init__(config)
         self.config = config
         experts, hidden, ffn = config.num_moe_experts, config.hidden_size, config.moe_ffn_hidden_size
         rows = FC1_WIDTHS[config.activation] * ffn
         self.create_weight("fc1_weight", [experts, rows, hidden], config.init_method)
         self.create_weight("fc2_weight", [experts, hidden, ffn], config.output_layer_init_method or config.init_method)
-        bias = config.add_bias_linear
+        bias = config.bias
         self.fc1_bias = self.create_grouped_bias(experts, rows) if bias else None
         self.fc2_bias = self.create_grouped_bias(experts, hidden) if bias else None
 
@@ -110,20 +105,21 @@ class SharedExpertMLP(_Layer):
     """The MLP of all tokens beside the experts.
 
     Parameters: fc1_weight, fc2_weight, with biases fc1_bias and fc2_bias, as LayerNormMLP's; with
-    moe_shared_expert_gate gate_weight [1, hidden_size]. config: a MoEConfig.
+    moe_shared_expert_gate gate_weight [1, hidden_size]. Arguments: MoEConfig's.
     """
 
     GEMM_WEIGHTS = ("fc1_weight", "fc2_weight")
 
-    def __init__(self, config, backend="transformer_engine"):
-        super().__init__(backend, config.params_dtype)
+    @takes(MoEConfig)
+    def __init__(self, config: MoEConfig):
+        super().__init__(config)
         self.config = config
         hidden, ffn = config.hidden_size, config.moe_shared_expert_intermediate_size
         rows = FC1_WIDTHS[config.activation] * ffn
         self.create_weight("fc1_weight", [rows, hidden], config.init_method)
         self.create_weight("fc2_weight", [hidden, ffn], config.output_layer_init_method or config.init_method)
-        self.fc1_bias = self.create_bias(rows) if config.add_bias_linear else None
-        self.fc2_bias = self.create_bias(hidden) if config.add_bias_linear else None
+        self.fc1_bias = self.create_bias(rows) if config.bias else None
+        self.fc2_bias = self.create_bias(hidden) if config.bias else None
         self.gate_weight = self._gate() if config.moe_shared_expert_gate else None
 
     def _gate(self):

@@ -8,6 +8,8 @@ from paddle import nn
 
 from paddle_te.layers.linear import BackendLayer
 from paddle_te.layers.moe.auxiliary import MoEAuxLossAutoScaler
+from paddle_te.layers.moe.config import MoEConfig
+from paddle_te.layers.settings import takes
 from paddle_te.ops.moe import get_moe_ops
 
 
@@ -33,8 +35,9 @@ class TopKRouter(BackendLayer):
     statistics: the RouterStatistics of the last forward.
     """
 
-    def __init__(self, config, backend="transformer_engine"):
-        super().__init__(backend)
+    @takes(MoEConfig)
+    def __init__(self, config: MoEConfig):
+        super().__init__(config.backend)
         self.moe_ops.check_experts()
         self.config, self.routing, self.statistics = config, config.routing, None
         self.weight = self.create_parameter(

@@ -23,7 +23,7 @@ from tests.moe_cases import EXPERTS, FAMILIES, FFN, HIDDEN, TOKENS
 
 PYTHON = os.environ.get("PADDLE_TE_HF_PYTHON")
 STORED = json.loads((Path(__file__).parent / "moe_transformers.json").read_text())  # see tests/moe_peers.py
-SIZES = dict(hidden_size=HIDDEN, moe_ffn_hidden_size=FFN, num_moe_experts=EXPERTS)
+SIZES = dict(hidden_size=HIDDEN, moe_ffn_hidden_size=FFN, num_moe_experts=EXPERTS, backend="paddle")
 EPS = 1e-20  # the norm then divides by the root of the mean square
 
 
@@ -35,7 +35,7 @@ def family_config(family):
 
 
 def make(config, values):
-    layer = MoELayer(config, backend="paddle")
+    layer = MoELayer(config)
     tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
     for name, value in values.items():
         if name in tensors:
@@ -88,12 +88,12 @@ def test_as_transformers_computes_it():
 CONFIGS = {
     "one_expert": dict(moe_router_topk=1, moe_router_pre_softmax=True),
     "all_experts": dict(moe_router_topk=EXPERTS),
-    "bias_gelu": dict(activation="gelu", add_bias_linear=True),
+    "bias_gelu": dict(activation="gelu", bias=True),
     "capacity": dict(moe_expert_capacity_factor=0.8),
     "capacity_position": dict(moe_expert_capacity_factor=0.8, moe_token_drop_policy="position"),
-    "capacity_bias": dict(moe_router_topk=3, moe_expert_capacity_factor=1.0, add_bias_linear=True),
+    "capacity_bias": dict(moe_router_topk=3, moe_expert_capacity_factor=1.0, bias=True),
     "capacity_for_all": dict(moe_expert_capacity_factor=100.0),
-    "shared_bias": dict(add_bias_linear=True, moe_shared_expert_intermediate_size=5),
+    "shared_bias": dict(bias=True, moe_shared_expert_intermediate_size=5),
     "sigmoid": dict(moe_router_score_function="sigmoid", moe_router_topk=3),
     "sigmoid_of_one": dict(moe_router_score_function="sigmoid", moe_router_topk=1),
     "softmax_groups": dict(moe_router_num_groups=2, moe_router_group_topk=1, moe_router_pre_softmax=True),
@@ -105,7 +105,7 @@ CONFIGS = {
         moe_aux_loss_coeff=0.7,
     ),
     "capacity_losses": dict(moe_aux_loss_coeff=0.7, moe_z_loss_coeff=0.3, moe_expert_capacity_factor=0.5),
-    "recompute_act": dict(recompute_modules=("moe_act",), add_bias_linear=True),
+    "recompute_act": dict(recompute_modules=("moe_act",), bias=True),
 }
 
 
@@ -141,7 +141,7 @@ def derivative(values, name, direction, config, step=1e-6):
 def test_as_token_by_token(kind, empty, seed):
     """The output, and of each gradient its product with a random direction."""
     config = MoEConfig(**SIZES, **CONFIGS[kind])
-    values = draw(MoELayer(config, backend="paddle"), seed, empty)
+    values = draw(MoELayer(config), seed, empty)
     found = run(make(config, values), values)
     expected = moe_cases.layer(values, config)[0]
     assert relative(found["y"], expected) < 1e-5
@@ -167,7 +167,7 @@ NAMES = {
 
 def trained(config, seed, steps=2):
     """(layer, outputs and gradients of some steps), of the whole layer with its norm and residual."""
-    layer = MoELayer(config, backend="paddle")
+    layer = MoELayer(config)
     values = draw(layer, seed)
     layer, found = make(config, values), []
     for step in range(steps):
@@ -214,7 +214,7 @@ def test_the_bias_moves_towards_balance(seed):
 
 def test_forced_balance_is_even_and_trains_the_router(seed):
     config = MoEConfig(**SIZES, moe_router_topk=3, moe_router_force_load_balancing=True)
-    values = draw(MoELayer(config, backend="paddle"), seed)
+    values = draw(MoELayer(config), seed)
     values = {n: v[:1].repeat(16, 0) if n in ("x", "dy") else v for n, v in values.items()}  # all would choose alike
     layer = make(config, values)
     found = run(layer, values)
@@ -224,7 +224,7 @@ def test_forced_balance_is_even_and_trains_the_router(seed):
 
 def test_statistics_count_what_is_dropped(seed):
     config = MoEConfig(**SIZES, moe_expert_capacity_factor=0.5, moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.25)
-    layer = MoELayer(config, backend="paddle")
+    layer = MoELayer(config)
     values = draw(layer, seed, empty=True)
     layer = make(config, values)
     found, seen = run(layer, values), layer.router.statistics
@@ -243,7 +243,7 @@ def test_statistics_count_what_is_dropped(seed):
 def test_the_losses_take_the_main_losss_scale(scale, seed, monkeypatch):
     monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", 1.0)
     config = MoEConfig(**SIZES, moe_aux_loss_coeff=0.5)
-    values = draw(MoELayer(config, backend="paddle"), seed) | {"dy": np.zeros([TOKENS, HIDDEN], "float32")}
+    values = draw(MoELayer(config), seed) | {"dy": np.zeros([TOKENS, HIDDEN], "float32")}
     once = run(make(config, values), values)["drouter.weight"]
     MoEAuxLossAutoScaler.set_loss_scale(scale)
     assert relative(run(make(config, values), values)["drouter.weight"], 3 * once) < 1e-5
@@ -297,4 +297,4 @@ def test_what_does_not_fit_is_refused(words):
 @pytest.mark.parametrize("kind", [MoELayer, TopKRouter])
 def test_te_says_that_it_has_no_experts(kind):
     with pytest.raises(BackendUnavailable, match="use backend paddle"):
-        kind(MoEConfig(**SIZES), backend="transformer_engine")
+        kind(**SIZES | dict(backend="transformer_engine"))

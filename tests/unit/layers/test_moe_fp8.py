@@ -84,14 +84,14 @@ def test_rows_of_an_expert_are_padded(multiple, seed):
         assert sorted(of_rows[rows[rows < start]]) == [token] * routing_map[token].sum()
 
 
-SIZES = dict(hidden_size=IN, moe_ffn_hidden_size=IN, num_moe_experts=4, moe_router_topk=2)
-SHARED = dict(moe_shared_expert_intermediate_size=IN, add_bias_linear=True)
+SIZES = dict(hidden_size=IN, moe_ffn_hidden_size=IN, num_moe_experts=4, moe_router_topk=2, backend="paddle")
+SHARED = dict(moe_shared_expert_intermediate_size=IN, bias=True)
 
 
 def train(recipe, seed, steps=3, **options):
     """Outputs and gradients of some steps."""
     paddle.seed(seed % 2**31)
-    layer = MoELayer(MoEConfig(**SIZES, **options), backend="paddle")
+    layer = MoELayer(MoEConfig(**SIZES, **options))
     for i, parameter in enumerate(layer.parameters()):
         parameter.set_value(paddle.to_tensor(0.1 * draw(seed + 10 + i, *parameter.shape)))
     found = []
@@ -125,4 +125,4 @@ def test_computed_again_nothing_changes(recipe, part, seed):
 
 def test_weights_in_fp8_only_are_refused():
     with fp8.fp8_model_init(), pytest.raises(NotImplementedError, match="fp8_model_init"):
-        MoELayer(MoEConfig(**SIZES), backend="paddle")
+        MoELayer(MoEConfig(**SIZES))
