@@ -17,6 +17,7 @@ from paddle_te.layers import (
     stored_weights,
 )
 from paddle_te.ops import get_ops
+from paddle_te.ops.heads import Heads
 from tests.bfloat16 import truncated
 from tests.te_weights import relative
 
@@ -58,7 +59,7 @@ class Rotary(paddle.nn.Layer):
 
     def forward(self, qkv):
         freqs = RotaryPositionEmbedding(qkv.shape[-1] // (self.heads + 2 * self.kv_heads))(qkv.shape[1])
-        return self.ops.rotary_qkv(qkv, freqs, self.heads, self.kv_heads)
+        return self.ops.rotary_qkv(qkv, freqs, Heads(self.heads, self.kv_heads))
 
 
 class LinearInOut(paddle.nn.Layer):

@@ -4,15 +4,20 @@ Plain elementwise Paddle operations, for any device: Paddle's own float8 casts o
 wrong numbers.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import Any
 
 import paddle
 import paddle.distributed as dist
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from .recipe import FP8_MAX
 from .scaling import BLOCK, MXFP8_BLOCK
 from .state import FLOAT32_MAX, divide
+from .stored import StoredWeight
 
 # dtype -> (bits of the mantissa, smallest normal number), Micikevicius et al., 2022, table 1
 _FORMATS = {"e4m3": (3, 2.0**-6), "e5m2": (2, 2.0**-14)}
@@ -75,8 +80,7 @@ def _e4m3_number(byte):
 _E4M3_NUMBERS = [_e4m3_number(byte) for byte in range(127)]  # ascending
 
 
-@paddle.no_grad()
-def quantize_weight(source, weight, stored, group=None):
+def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group: Any = None) -> None:
     """Quantizes a tensor into a weight that exists in fp8 only, under current scaling's scale or those of its blocks.
 
     source: float32, bfloat16 or float16. weight: uint8 of the same shape, which gets the e4m3 bytes. stored: the
@@ -84,6 +88,7 @@ def quantize_weight(source, weight, stored, group=None):
     part of the weight, whose greatest amax gives its one scale; None: this tensor is the whole weight. A block lies on
     one rank. Raises ValueError where 128 does not divide the sizes of a weight with blocks.
     """
+    source = source.detach()
     if stored.scaling.in_blocks:
         blocks, scale = _blocks_and_scales(source, stored.scaling.made_by)
         values, scale_inv = (blocks * scale).reshape(source.shape), divide(1.0, scale).squeeze([1, 3])

@@ -7,11 +7,14 @@ Before the first update no scale is known. As long as a Block is fresh, its quan
 "current" (`DelayedScaling.first_step`): all of a model's are so in all of its first step, recompute included.
 """
 
+from __future__ import annotations
+
 import warnings
 import weakref
 
 import paddle
 import paddle.distributed as dist
+from paddle import Tensor
 
 from .recipe import FP8_MAX
 
@@ -28,7 +31,14 @@ def divide(a, b):
     return (a / b).clip(max=FLOAT32_MAX).astype("float32")
 
 
-def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, scale_inv=None):
+def amax_and_scale_update(
+    history: Tensor,
+    scale: Tensor,
+    fp8_max: float,
+    margin: int,
+    amax_compute_algo: str,
+    scale_inv: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
     """Roll the amax history and compute the next scales: (history, scale) after the step, as new tensors.
 
     history: [amax_history_len, n] float32, row 0 the amax of the step that ends, then the oldest to the newest one

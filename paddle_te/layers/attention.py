@@ -10,6 +10,7 @@ from paddle_te.layers.linear import BackendLayer, LayerNormLinear, Linear, RMSNo
 from paddle_te.layers.masks import additive_mask
 from paddle_te.layers.ring_attention import ring_attention
 from paddle_te.layers.settings import AttentionSettings, CoreSettings, takes
+from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.norms import Norm, QKNorm
 
 _MASK, _CACHE = "attention mask (padding)", "key-value cache (generation)"
@@ -30,6 +31,11 @@ class DotProductAttention(BackendLayer):
         self.kv_channels, self.scale = settings.kv_channels, settings.scale
         self.fp8 = ModuleScaling.of_attention(self.ops.amax_and_scale_update)
         self._checked = set()  # what `ops.check_attention` has let pass
+
+    @property
+    def scores(self) -> Scores:
+        """What becomes of q · kᵀ in the layer's mode."""
+        return Scores(self.scale, self.causal, self.window, self.dropout)
 
     def random_numbers(self):
         """The context of what drops: numbers of each rank's own, which holds other heads."""
@@ -91,16 +97,7 @@ class DotProductAttention(BackendLayer):
         """What comes after `begin_forward`, whose quantizers these are; the mask is additive."""
         with self.random_numbers():
             return self.ops.dot_product_attention(
-                q,
-                k,
-                v,
-                scale=self.scale,
-                attention_mask=attention_mask,
-                cu_seqlens=cu_seqlens,
-                causal=self.causal,
-                window=self.window,
-                dropout=self.dropout,
-                quantizers=quantizers,
+                q, k, v, self.scores, attention_mask=attention_mask, cu_seqlens=cu_seqlens, quantizers=quantizers
             )
 
 
@@ -243,32 +240,27 @@ class MultiHeadAttention(BackendLayer):
             qkv._parameters["weight"],
             context.rotary_pos_emb,
             proj._parameters["weight"],
-            self.num_heads,
-            self.num_kv_heads,
-            scale=self.scale,
+            self._heads_of_rank(),
+            layers["core_attention"].scores,
             qkv_bias=qkv._parameters.get("bias"),
             proj_bias=proj._parameters.get("bias"),
             cu_seqlens=context.cu_seqlens,
-            causal=layers["core_attention"].causal,
-            window=layers["core_attention"].window,
             max_sequence_length=self.max_sequence_length,
             tp=qkv.tp,
             quantizers=(of_qkv, of_proj),
             attention_quantizers=attention_quantizers,
             fuse_wgrad_accumulation=qkv.fuse_wgrad_accumulation,
-            qk_norm=self._qk_norm(),
         )
 
     @property
     def _norms_after_rope(self):
         return self.q_norm is not None and not self.settings.qk_norm_before_rope
 
-    def _qk_norm(self):
-        """What backends norm q and k by before they rotate them, or None. Ranks that share the heads have the same
-        weights."""
-        if self.q_norm is None or self._norms_after_rope:
-            return None
-        return QKNorm(*self._norm_weights(), self.q_norm.eps)
+    def _heads_of_rank(self) -> Heads:
+        """What the projection's output is made of. Ranks that share the heads have the same weights of norms."""
+        normed = self.q_norm is not None and not self._norms_after_rope
+        qk_norm = QKNorm(*self._norm_weights(), self.q_norm.eps) if normed else None
+        return Heads(self.num_heads, self.num_kv_heads, qk_norm)
 
     def _norm_weights(self):
         tp, weights = self.layernorm_qkv.tp, (self.q_norm.weight, self.k_norm.weight)
@@ -289,15 +281,10 @@ class MultiHeadAttention(BackendLayer):
             return self.ops.rotary_attention(
                 qkv,
                 context.rotary_pos_emb,
-                self.num_heads,
-                self.num_kv_heads,
-                scale=self.scale,
+                self._heads_of_rank(),
+                core.scores,
                 cu_seqlens=context.cu_seqlens,
-                causal=core.causal,
-                window=core.window,
-                dropout=core.dropout,
                 quantizers=quantizers,
-                qk_norm=self._qk_norm(),
             )
 
     def _attend_with_cache(self, qkv, context):
@@ -309,7 +296,7 @@ class MultiHeadAttention(BackendLayer):
 
     def _heads(self, qkv, rotary_pos_emb):
         """q, k and v, rotated and normed."""
-        q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self.num_heads, self.num_kv_heads, self._qk_norm())
+        q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self._heads_of_rank())
         if self._norms_after_rope:
             pairs = zip((q, k), self._norm_weights(), strict=True)
             q, k = (self.ops.normalize(x, Norm(weight, self.q_norm.eps)) for x, weight in pairs)

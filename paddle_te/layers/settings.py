@@ -6,11 +6,11 @@ to the layers inside them (`part`), so that an argument, its default, its meanin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from paddle import nn
 
@@ -43,7 +43,7 @@ def takes(
         __init__.__signature__ = signature(record).replace(  # type: ignore[attr-defined]
             parameters=[own, *signature(record).parameters.values()], return_annotation=None
         )
-        return __init__
+        return cast("Callable[Concatenate[Any, Arguments], None]", __init__)
 
     return decorate
 
@@ -125,7 +125,7 @@ class BehindNorm(GemmSettings):
     set_parallel_mode: bool = False
     normalization: str = "RMSNorm"
     zero_centered_gamma: bool = False
-    recompute_modules: Iterable[str] | None = ()
+    recompute_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -374,9 +374,14 @@ class AttentionSettings(AttentionOptions):
     @property
     def qkv(self) -> LayerNormLinearSettings:
         """Of the projection to q, k and v."""
-        sizes = self.hidden_size, (self.num_attention_heads + 2 * self.groups) * self.head_dim, self.layernorm_epsilon
-        sizes = dict(zip(("in_features", "out_features", "eps"), sizes, strict=True))
-        return part(LayerNormLinearSettings, self, **sizes, bias=self.bias or self.add_qkv_bias)
+        return part(
+            LayerNormLinearSettings,
+            self,
+            in_features=self.hidden_size,
+            out_features=(self.num_attention_heads + 2 * self.groups) * self.head_dim,
+            eps=self.layernorm_epsilon,
+            bias=self.bias or self.add_qkv_bias,
+        )
 
     @property
     def proj(self) -> LinearSettings:

@@ -14,8 +14,8 @@ class LowRankUpdate(NamedTuple):
     row-parallel one: what travels between the ranks has as many columns as the A together.
     """
 
-    a: tuple
-    b: tuple
-    sizes: tuple
+    a: tuple[Any, ...]
+    b: tuple[Any, ...]
+    sizes: tuple[int, ...]
     scaling: float
     x: Any = None

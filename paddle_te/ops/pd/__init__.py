@@ -1,6 +1,6 @@
 """The decoder layer's math in plain Paddle operations: the reference that te is tested against.
 
-Interface, shapes and dtypes: `paddle_te.ops`.
+Interface, shapes and dtypes: `paddle_te.ops.interface`.
 """
 
 from paddle_te.fp8 import amax_and_scale_update
@@ -44,9 +44,9 @@ __all__ = [
 ]
 
 
-def check(fp8=False):
+def check(fp8: bool = False) -> None:
     """Runs wherever Paddle does; fp8 is emulated."""
 
 
-def check_block_scaling():
+def check_block_scaling() -> None:
     """Emulated wherever Paddle runs."""

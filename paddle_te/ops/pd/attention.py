@@ -1,10 +1,15 @@
 """Rotary embedding and attention."""
 
+from __future__ import annotations
+
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 
 from paddle_te.fp8.emulation import emulated_fp8_attention
 from paddle_te.ops.documents import check_cu_seqlens
+from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.interface import AttentionQuantizers
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.pd.linear import normalize
 
@@ -14,17 +19,12 @@ def _rotate(x, cos, sin):
     return x * cos + paddle.concat([-second, first], -1) * sin
 
 
-def rotary_qkv(qkv, freqs, num_heads, num_kv_heads, qk_norm=None):
-    """Splits the fused projection into heads and rotates q and k by `freqs` (Su et al., 2021; halves convention).
-
-    qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d], or [b, s, d] for
-    sequences with positions of their own, or None: nothing is rotated. qk_norm: a QKNorm of q and k before, or None.
-    Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d]. The rotation is done in float32.
-    """
+def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits the fused projection into heads, norms and rotates q and k, in float32: see `ops.interface`."""
+    num_heads, num_kv_heads, qk_norm = heads
     b, s, width = qkv.shape
     d = width // (num_heads + 2 * num_kv_heads)
-    heads = qkv.reshape([b, s, -1, d])
-    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], 2)
+    q, k, v = qkv.reshape([b, s, -1, d]).split([num_heads, num_kv_heads, num_kv_heads], 2)
     if qk_norm is not None:
         q, k = (normalize(x, Norm(w, qk_norm.eps)) for x, w in zip((q, k), qk_norm[:2], strict=True))
     if freqs is None:
@@ -35,39 +35,44 @@ def rotary_qkv(qkv, freqs, num_heads, num_kv_heads, qk_norm=None):
 
 
 def dot_product_attention(
-    q, k, v, *, scale, attention_mask=None, cu_seqlens=None, causal=True, window=-1, dropout=0.0, quantizers=None
-):
-    """softmax(q·kᵀ·scale + mask)·v per head; query heads share kv heads in groups (GQA, Ainslie et al., 2023).
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Scores,
+    *,
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    quantizers: AttentionQuantizers | None = None,
+) -> Tensor:
+    """See `ops.interface`. The softmax is float32; fp8 is emulated.
 
-    q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
-    None: what `causal` says, among the tokens of a document with cu_seqlens (see `ops`; ValueError for those that do
-    not cover all tokens). window: how many keys before its own a query sees, -1: all. dropout: of the softmax.
-    Returns [b, s, h·d]. The softmax is float32. quantizers: fp8 emulated; without mask, window and dropout then.
+    Raises ValueError for cu_seqlens that do not cover all tokens.
     """
+    scale, causal, window, dropout = scores
     if quantizers is not None:
         return emulated_fp8_attention(q, k, v, scale, quantizers).flatten(2)
     if cu_seqlens is not None:
-        return _attend_in_documents(q, k, v, cu_seqlens, scale=scale, causal=causal, window=window, dropout=dropout)
+        return _attend_in_documents(q, k, v, cu_seqlens, scores)
     b, s, h, d = q.shape
     s_kv, h_kv = k.shape[1:3]
     q = (q * scale).transpose([0, 2, 1, 3]).reshape([b, h_kv, h // h_kv, s, d])
     k, v = (t.transpose([0, 2, 1, 3]).unsqueeze(2) for t in (k, v))
-    scores = paddle.matmul(q, k, transpose_y=True).astype("float32")
+    products = paddle.matmul(q, k, transpose_y=True).astype("float32")
     if attention_mask is not None:
-        scores = scores + attention_mask.astype(scores.dtype).unsqueeze(2)
+        products = products + attention_mask.astype(products.dtype).unsqueeze(2)
     elif causal:
-        hidden = paddle.full([s, s_kv], paddle.finfo(scores.dtype).min, scores.dtype)
-        scores = scores + paddle.triu(hidden, diagonal=1 + s_kv - s)
+        hidden = paddle.full([s, s_kv], paddle.finfo(products.dtype).min, products.dtype)
+        products = products + paddle.triu(hidden, diagonal=1 + s_kv - s)
     if window >= 0:
         position = paddle.arange(s_kv)
         near = position >= position[s_kv - s :].unsqueeze(1) - window
-        scores = paddle.where(near, scores, paddle.full([], paddle.finfo(scores.dtype).min, scores.dtype))
-    probabilities = F.dropout(F.softmax(scores, -1), dropout)
+        products = paddle.where(near, products, paddle.full([], paddle.finfo(products.dtype).min, products.dtype))
+    probabilities = F.dropout(F.softmax(products, -1), dropout)
     out = paddle.matmul(probabilities.astype(v.dtype), v)
     return out.reshape([b, h, s, d]).transpose([0, 2, 1, 3]).reshape([b, s, h * d])
 
 
-def _attend_in_documents(q, k, v, cu_seqlens, **options):
+def _attend_in_documents(q, k, v, cu_seqlens, scores):
     """Attention of each document alone, one after another."""
     check_cu_seqlens(cu_seqlens)
     (b, s), ends = q.shape[:2], cu_seqlens.tolist()
@@ -76,11 +81,11 @@ def _attend_in_documents(q, k, v, cu_seqlens, **options):
         raise ValueError(f"cu_seqlens must rise from 0 to {b * s}, the number of tokens: {ends}")
     lengths = [length for length in lengths if length]
     documents = zip(*[t.reshape([1, b * s, *t.shape[2:]]).split(lengths, 1) for t in (q, k, v)], strict=True)
-    outputs = [dot_product_attention(*document, **options) for document in documents]
+    outputs = [dot_product_attention(*document, scores) for document in documents]
     return paddle.concat(outputs, 1).reshape([b, s, -1])
 
 
-def attention_with_lse(q, k, v, *, scale, causal):
+def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     """(softmax(q·kᵀ·scale)·v, the logarithm of the sum of the scores' exponentials): see `ops`. In float32."""
     q_heads, k_heads, v_heads = (_per_head(tensor, q.shape[2]) for tensor in (q, k, v))
     scores = _scores(q_heads, k_heads, scale, causal)
@@ -88,7 +93,9 @@ def attention_with_lse(q, k, v, *, scale, causal):
     return paddle.matmul((scores - lse).exp(), v_heads).transpose([0, 2, 1, 3]).astype(q.dtype), lse
 
 
-def attention_with_lse_backward(q, k, v, out, lse, dout, *, scale, causal):
+def attention_with_lse_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv); the formulas of Dao et al., 2022 (arXiv 2205.14135), algorithm 4. In float32."""
     q_heads, k_heads, v_heads, out, dout = (_per_head(tensor, q.shape[2]) for tensor in (q, k, v, out, dout))
     p = (_scores(q_heads, k_heads, scale, causal) - lse).exp()
@@ -121,38 +128,25 @@ def _scores(q, k, scale, causal):
 
 
 def rotary_attention(
-    qkv,
-    freqs,
-    num_heads,
-    num_kv_heads,
+    qkv: Tensor,
+    freqs: Tensor | None,
+    heads: Heads,
+    scores: Scores,
     *,
-    scale,
-    cu_seqlens=None,
-    causal=True,
-    window=-1,
-    dropout=0.0,
-    quantizers=None,
-    qk_norm=None,
-):
-    """dot_product_attention(*rotary_qkv(qkv, …))."""
-    return dot_product_attention(
-        *rotary_qkv(qkv, freqs, num_heads, num_kv_heads, qk_norm),
-        scale=scale,
-        cu_seqlens=cu_seqlens,
-        causal=causal,
-        window=window,
-        dropout=dropout,
-        quantizers=quantizers,
-    )
+    cu_seqlens: Tensor | None = None,
+    quantizers: AttentionQuantizers | None = None,
+) -> Tensor:
+    """dot_product_attention(*rotary_qkv(qkv, …), …)."""
+    return dot_product_attention(*rotary_qkv(qkv, freqs, heads), scores, cu_seqlens=cu_seqlens, quantizers=quantizers)
 
 
-def check_attention(head_dim, window, masked, dropout):
+def check_attention(head_dim: int, window: int, masked: bool, dropout: float) -> None:
     """There is all of it here."""
 
 
-def check_fp8_attention(head_dim, sequence=16, backward=True):
+def check_fp8_attention(head_dim: int, sequence: int = 16, backward: bool = True) -> None:
     """The emulation takes all."""
 
 
-def check_packed_attention():
+def check_packed_attention() -> None:
     """Documents are computed one by one, which all devices can."""

@@ -1,11 +1,17 @@
 """Cross-entropy and its gradient."""
 
+from __future__ import annotations
+
 import paddle.nn.functional as F
-from paddle import _C_ops
+from paddle import Tensor, _C_ops
 from paddle.distributed.fleet.meta_parallel import ParallelCrossEntropy
 
+from paddle_te.ops.interface import Ranks
 
-def cross_entropy(logits, labels, ignore_index, *, tp=None, train=True):
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None, train: bool = True
+) -> tuple[Tensor, Tensor | None]:
     """(loss, dlogits) of logits [n, vocab / tp.size], in float32 inside: see `paddle_te.ops`."""
     dtype, logits = logits.dtype, logits.astype("float32")
     if tp is None:
@@ -24,7 +30,7 @@ def cross_entropy(logits, labels, ignore_index, *, tp=None, train=True):
     return loss, dlogits.astype(dtype)
 
 
-def parallel_cross_entropy(logits, labels, ignore_index, *, tp=None):
+def parallel_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None) -> Tensor:
     """The loss [n, 1] of logits [n, vocab / tp.size], in float32 inside: see `paddle_te.ops`."""
     logits = logits.astype("float32")
     if tp is None:

@@ -1,17 +1,24 @@
 """Norms and GEMMs of a decoder layer."""
 
+from __future__ import annotations
+
 import math
 
 import paddle
 import paddle.nn.functional as F
+from paddle import Tensor
 from paddle.autograd import PyLayer
 from paddle.distributed.fleet.utils import recompute as paddle_recompute
 
+from paddle_te.fp8 import GemmQuantizers
 from paddle_te.fp8.emulation import emulated_fp8_linear, rounded_to_mxfp8
 from paddle_te.ops.chunks import chunk_rows, ranges
+from paddle_te.ops.interface import QuantizersOfTwo, Ranks
+from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.norms import Norm
 
 
-def normalize(x, norm):
+def normalize(x: Tensor, norm: Norm) -> Tensor:
     """x normed over its last axis by a Norm, in float32."""
     # in float32 astype would give x itself; a cast has a gradient of its own, so that with recompute the gradients of x
     # are added in the same order as without
@@ -38,7 +45,7 @@ def _gated(function):
 _ACTIVATIONS = {"swiglu": _gated(F.silu), "geglu": _gated(_gelu), "gelu": _gelu, "relu": F.relu}
 
 
-def activate(x, activation):
+def activate(x: Tensor, activation: str) -> Tensor:
     """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
     return _ACTIVATIONS[activation](x)
 
@@ -136,20 +143,19 @@ def _diagonal(low_rank):
 
 
 def linear(
-    x,
-    weight,
+    x: Tensor,
+    weight: Tensor,
     *,
-    bias=None,
-    residual=None,
-    parallel_mode=None,
-    tp=None,
-    quantizers=None,
-    fuse_wgrad_accumulation=False,
-    transpose_y=True,
-    low_rank=None,
-):
-    """x · weightᵀ (+ bias) (+ residual) (+ the product of a LowRankUpdate), or x · weight … without transpose_y; the
-    weight is split by `parallel_mode` ("column", "row" or None) over `tp`."""
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    parallel_mode: str | None = None,
+    tp: Ranks | None = None,
+    quantizers: GemmQuantizers | None = None,
+    fuse_wgrad_accumulation: bool = False,
+    transpose_y: bool = True,
+    low_rank: LowRankUpdate | None = None,
+) -> Tensor:
+    """See `ops.interface`."""
     _check_fusion(fuse_wgrad_accumulation)
     tp = None if parallel_mode is None else tp
     y = _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose_y)
@@ -164,13 +170,17 @@ def _adapted(x, weight, parallel_mode, tp, quantizers, bias, low_rank, transpose
 
 
 def layernorm_linear(
-    x, norm, weight, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False, low_rank=None
-):
-    """(normalize(x) · weightᵀ (+ bias) (+ the product of a LowRankUpdate without an x of its own), x): column parallel;
-    x comes back as the residual branch.
-
-    The residual passes through so that an implementation can add both gradients of x in one kernel.
-    """
+    x: Tensor,
+    norm: Norm,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    tp: Ranks | None = None,
+    quantizers: GemmQuantizers | None = None,
+    fuse_wgrad_accumulation: bool = False,
+    low_rank: LowRankUpdate | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `ops.interface`."""
     _check_fusion(fuse_wgrad_accumulation)
     return _normed_column(x, norm, weight, tp, quantizers, bias, low_rank), x
 
@@ -183,33 +193,24 @@ def _normed_column(x, norm, weight, tp, quantizers, bias, low_rank):
 
 
 def layernorm_mlp(
-    x,
-    norm,
-    fc1_weight,
-    fc2_weight,
+    x: Tensor,
+    norm: Norm,
+    fc1_weight: Tensor,
+    fc2_weight: Tensor,
     *,
-    fc1_bias=None,
-    fc2_bias=None,
-    activation="swiglu",
-    add_residual=True,
-    recompute=None,
-    chunk_tokens=0,
-    fp8_input_store=False,
-    tp=None,
-    quantizers=(None, None),
-    fuse_wgrad_accumulation=False,
-    low_rank=(None, None),
-):
-    """x + activate(normalize(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias); fc1 is column parallel, a gated activation's
-    gate and up stacked, fc2 row parallel.
-
-    Without add_residual it returns (the second summand, x), as layernorm_linear does.
-    recompute: what backward computes again: "mlp_act" the activation, "mlp" all that fc2's GEMM needs; None: nothing.
-    chunk_tokens: where there are more tokens, the GEMMs take so many at a time, and backward computes each chunk again.
-    fp8_input_store: backward reads the activation's input as MXFP8 has kept it, and computes again from that what it
-    computes again; with recompute "mlp" and in chunks nothing is kept. low_rank: of each GEMM the LowRankUpdate without
-    an x of its own whose product is added, or None; then there are no chunks.
-    """
+    fc1_bias: Tensor | None = None,
+    fc2_bias: Tensor | None = None,
+    activation: str = "swiglu",
+    add_residual: bool = True,
+    recompute: str | None = None,
+    chunk_tokens: int = 0,
+    fp8_input_store: bool = False,
+    tp: Ranks | None = None,
+    quantizers: QuantizersOfTwo = (None, None),
+    fuse_wgrad_accumulation: bool = False,
+    low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `ops.interface`."""
     _check_fusion(fuse_wgrad_accumulation)
 
     def fc2(act):
@@ -249,7 +250,7 @@ def _in_chunks(function, x, rows):
     return paddle.concat([_again(function, chunk, True) for chunk in chunks]).reshape(x.shape)
 
 
-def accumulate_wgrad(x, dy, out=None):
+def accumulate_wgrad(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
     """xᵀ · dy in float32, added to `out` (in place) where that is given."""
     product = paddle.matmul(x, dy, transpose_x=True).astype("float32")
     return product if out is None else out.add_(product)

@@ -1,43 +1,53 @@
 """The attention half of a layer."""
 
+from __future__ import annotations
+
+from paddle import Tensor
+
+from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.interface import AttentionQuantizers, QuantizersOfTwo, Ranks
+from paddle_te.ops.norms import Norm
 from paddle_te.ops.pd.attention import rotary_attention
 from paddle_te.ops.pd.linear import layernorm_linear, linear
 
 
 def self_attention(
-    x,
-    norm,
-    qkv_weight,
-    freqs,
-    proj_weight,
-    num_heads,
-    num_kv_heads,
+    x: Tensor,
+    norm: Norm,
+    qkv_weight: Tensor,
+    freqs: Tensor | None,
+    proj_weight: Tensor,
+    heads: Heads,
+    scores: Scores,
     *,
-    scale,
-    qkv_bias=None,
-    proj_bias=None,
-    cu_seqlens=None,
-    causal=True,
-    window=-1,
-    max_sequence_length=None,
-    tp=None,
-    quantizers=(None, None),
-    attention_quantizers=None,
-    fuse_wgrad_accumulation=False,
-    qk_norm=None,
-):
-    """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
+    qkv_bias: Tensor | None = None,
+    proj_bias: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_sequence_length: int | None = None,
+    tp: Ranks | None = None,
+    quantizers: QuantizersOfTwo = (None, None),
+    attention_quantizers: AttentionQuantizers | None = None,
+    fuse_wgrad_accumulation: bool = False,
+) -> Tensor:
+    """linear(rotary_attention(layernorm_linear(x))) + x: see `ops.interface`."""
     of_qkv, of_proj = quantizers
-    shared = dict(tp=tp, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
-    qkv, residual = layernorm_linear(x, norm, qkv_weight, bias=qkv_bias, quantizers=of_qkv, **shared)
+    fuse, row = fuse_wgrad_accumulation, None if tp is None else "row"
+    qkv, residual = layernorm_linear(
+        x, norm, qkv_weight, bias=qkv_bias, tp=tp, quantizers=of_qkv, fuse_wgrad_accumulation=fuse
+    )
     flat = qkv.ndim == 2
     if flat:
         qkv = qkv.reshape([-1, max_sequence_length, qkv.shape[-1]])
-    options = dict(scale=scale, cu_seqlens=cu_seqlens, causal=causal, window=window, quantizers=attention_quantizers)
-    options["qk_norm"] = qk_norm
-    context = rotary_attention(qkv, freqs, num_heads, num_kv_heads, **options)
+    context = rotary_attention(qkv, freqs, heads, scores, cu_seqlens=cu_seqlens, quantizers=attention_quantizers)
     if flat:
         context = context.reshape([-1, context.shape[-1]])
-    row = None if tp is None else "row"
-    options = dict(bias=proj_bias, residual=residual, parallel_mode=row, quantizers=of_proj)
-    return linear(context, proj_weight, **options, **shared)
+    return linear(
+        context,
+        proj_weight,
+        bias=proj_bias,
+        residual=residual,
+        parallel_mode=row,
+        tp=tp,
+        quantizers=of_proj,
+        fuse_wgrad_accumulation=fuse,
+    )

@@ -1,6 +1,6 @@
 """The decoder layer's math on Transformer Engine's kernels, in bfloat16, float16 and fp8.
 
-Interface, shapes and dtypes: `paddle_te.ops`. Everything is enqueued on Paddle's current stream.
+Interface, shapes and dtypes: `paddle_te.ops.interface`. Everything is enqueued on Paddle's current stream.
 """
 
 from paddle_te import native
@@ -47,6 +47,6 @@ __all__ = [
 ]
 
 
-def check(fp8=False):
+def check(fp8: bool = False) -> None:
     """Raises native.BackendUnavailable, listing every missing condition and its remedy, where TE cannot run."""
     native.load(fp8)

@@ -1,6 +1,10 @@
 """The MLP's activation: as parts of other Ops, with the casts to fp8, and as one: see paddle_te.ops.te.recording."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
+
+from paddle import Tensor
 
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.te import autograd, kernel_choice, swiglu
@@ -156,6 +160,6 @@ def _activate_backward(rt, saved, dy):
 _ACTIVATE = Op(_activate_forward, _activate_backward)
 
 
-def activate(x, activation):
+def activate(x: Tensor, activation: str) -> Tensor:
     """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
     return autograd.apply(_ACTIVATE, (x,), _KERNELS[activation])

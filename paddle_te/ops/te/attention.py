@@ -5,16 +5,21 @@ the library directly: they serve masks, caches and generation, whose sizes chang
 program would hardly ever be used again.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import paddle
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.native import Mask, QKVLayout, rope
 from paddle_te.native import qk_norm as native_norm
 from paddle_te.ops.documents import check_cu_seqlens
+from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.interface import AttentionQuantizers
 from paddle_te.ops.kept import kept_on
 from paddle_te.ops.norms import QKNorm
 from paddle_te.ops.te import autograd, runtime
@@ -353,26 +358,23 @@ class _DotProductAttention(PyLayer):
 
 
 class AttentionSettings(NamedTuple):
-    """num_heads, num_kv_heads: of this rank. scale: of the scores. causal, window, dropout: as
-    `paddle_te.ops` has them.
-    backward_in_fp8: attention's backward too. deterministic: as the environment asked for when the call was made; it
-    decides on the calls too. qk_norm_eps: of the norms of q and k, None for none."""
+    """num_heads, num_kv_heads: of this rank. scores: a Scores. backward_in_fp8: attention's backward too.
+    deterministic: as the environment asked for when the call was made; it decides on the calls too. qk_norm_eps: of the
+    norms of q and k, None for none."""
 
     num_heads: int
     num_kv_heads: int
-    scale: float
-    causal: bool
-    window: int
-    dropout: float
+    scores: Scores
     backward_in_fp8: bool
     deterministic: bool
     qk_norm_eps: float | None
 
     @classmethod
-    def of(cls, num_heads, num_kv_heads, scale, causal, window, dropout, quantizers, qk_norm):
-        """quantizers: attention's three GemmQuantizers, or None. qk_norm: a QKNorm, or None."""
+    def of(cls, heads, scores, quantizers):
+        """quantizers: attention's three GemmQuantizers, or None."""
+        num_heads, num_kv_heads, qk_norm = heads
         in_fp8, eps = has_fp8_backward(quantizers), qk_norm and qk_norm.eps
-        return cls(num_heads, num_kv_heads, scale, causal, window, dropout, in_fp8, deterministic(), eps)
+        return cls(num_heads, num_kv_heads, scores, in_fp8, deterministic(), eps)
 
 
 @dataclass(slots=True)
@@ -406,8 +408,8 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, q_weight, k_
     cu_seqlens: of documents, or None. rng_state: `draw_rng_state`'s. q_weight, k_weight: of the norms, or None.
     quantizers: attention's three, or none. settings: AttentionSettings.
     """
-    scale, seen = settings.scale, _Sequences.of(cu_seqlens, settings.causal, settings.window)
-    softmax = _Softmax(scale, seen, settings.dropout, rng_state)
+    scale, causal, window, dropout = settings.scores
+    softmax = _Softmax(scale, _Sequences.of(cu_seqlens, causal, window), dropout, rng_state)
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
     norm = None if q_weight is None else QKNorm(q_weight, k_weight, settings.qk_norm_eps)
     rotation = _Rotation(freqs, *_checked(norm, heads))
@@ -514,16 +516,12 @@ def _rows_of_angles(freqs, b, s):
     return b * s if own else s
 
 
-def rotary_qkv(qkv, freqs, num_heads, num_kv_heads, qk_norm=None):
-    """Splits the fused projection into heads, and norms and rotates q and k, in one kernel.
-
-    qkv: [b, s, (num_heads + 2·num_kv_heads)·d], q, k and v stacked; freqs: angles, float32 [≥ s, d], or [b, s, d] for
-    sequences with positions of their own, or None: nothing is rotated. qk_norm: a QKNorm, or None.
-    Returns q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d].
-    """
-    angles, heads = None if freqs is None else dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads)
-    q_weight, k_weight, eps = _checked(qk_norm, heads)
-    return _RotaryQKV.apply(dense(qkv), angles, q_weight, k_weight, eps, heads)
+def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Splits the fused projection into heads, and norms and rotates q and k, in one kernel: see `ops.interface`."""
+    num_heads, num_kv_heads, qk_norm = heads
+    angles, sizes = None if freqs is None else dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads)
+    q_weight, k_weight, eps = _checked(qk_norm, sizes)
+    return _RotaryQKV.apply(dense(qkv), angles, q_weight, k_weight, eps, sizes)
 
 
 def _checked(norm, heads):
@@ -536,41 +534,40 @@ def _checked(norm, heads):
 
 
 def rotary_attention(
-    qkv,
-    freqs,
-    num_heads,
-    num_kv_heads,
+    qkv: Tensor,
+    freqs: Tensor | None,
+    heads: Heads,
+    scores: Scores,
     *,
-    scale,
-    cu_seqlens=None,
-    causal=True,
-    window=-1,
-    dropout=0.0,
-    quantizers=None,
-    qk_norm=None,
-):
-    """dot_product_attention(*rotary_qkv(qkv, …)) without q, k and v in between."""
-    settings = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, dropout, quantizers, qk_norm)
-    weights = (None, None) if qk_norm is None else qk_norm[:2]
-    tensors = qkv, freqs, cu_seqlens, draw_rng_state(dropout), *weights
+    cu_seqlens: Tensor | None = None,
+    quantizers: AttentionQuantizers | None = None,
+) -> Tensor:
+    """dot_product_attention(*rotary_qkv(qkv, …), …) without q, k and v in between."""
+    weights = (None, None) if heads.qk_norm is None else heads.qk_norm[:2]
+    tensors = qkv, freqs, cu_seqlens, draw_rng_state(scores.dropout), *weights
+    settings = AttentionSettings.of(heads, scores, quantizers)
     return autograd.apply(_ROTARY_ATTENTION, tensors, settings, quantizers=quantizers or ())
 
 
 def dot_product_attention(
-    q, k, v, *, scale, attention_mask=None, cu_seqlens=None, causal=True, window=-1, dropout=0.0, quantizers=None
-):
-    """softmax(q·kᵀ·scale + mask)·v per head through cuDNN's fused attention.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Scores,
+    *,
+    attention_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    quantizers: AttentionQuantizers | None = None,
+) -> Tensor:
+    """See `ops.interface`; through cuDNN's fused attention.
 
-    q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv. attention_mask: additive, [b or 1, 1, s, s_kv];
-    None: what `causal` says, the last query seeing all keys, or among the tokens of a document with cu_seqlens (see
-    `ops`). window: how many keys before its own a query sees, -1: all. dropout: of the softmax.
-    Returns [b, s, h·d].
     What a mask becomes is kept on it for the next layers: one that changes in place must do so by an operation that
     Paddle counts (`inplace_version`; set_value and copy_ are none). It gets no gradient: ValueError if it wants one.
     Raises TypeError and ValueError for tensors that do not fit each other.
     A mask, or s_kv ≠ s, costs memory of b·s·s_kv numbers (twice that in backward), which other attention spares.
     In fp8 (quantizers) there is neither.
     """
+    scale, causal, window, dropout = scores
     (b, s, h, d), (_, keys, h_kv, _) = q.shape, k.shape
     code = dtype_code("query_layer", q)
     check_cu_seqlens(cu_seqlens)
@@ -580,7 +577,7 @@ def dot_product_attention(
         seen = _Sequences.of(cu_seqlens, causal, window)
     else:
         padding = -keys % KEY_MULTIPLE
-        seen = _Bias(_scores(attention_mask, s, keys, padding, q.dtype, causal, window))
+        seen = _Bias(_additive(attention_mask, s, keys, padding, q.dtype, causal, window))
         k, v = (_longer(tensor, padding) for tensor in (k, v))
     heads = _sizes(b, s, h, h_kv, d, code, k.shape[1], s, cu_seqlens is not None)
     layer = _Float8DotProductAttention if has_fp8_backward(quantizers) else _DotProductAttention
@@ -588,7 +585,7 @@ def dot_product_attention(
     return layer.apply(dense(q), dense(k), dense(v), softmax, heads, needs_grad(q, k, v), quantizers)
 
 
-def attention_with_lse(q, k, v, *, scale, causal):
+def attention_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     """(softmax(q·kᵀ·scale)·v, the logarithm of the sum of the scores' exponentials): see `ops`."""
     rt, heads = runtime.current(), _heads_of_three(q, k)
     q, k, v = (dense(tensor) for tensor in (q, k, v))
@@ -599,7 +596,9 @@ def attention_with_lse(q, k, v, *, scale, causal):
     return _attend(rt, heads, views, stats, softmax, heads.separate, True).reshape(q.shape), lse
 
 
-def attention_with_lse_backward(q, k, v, out, lse, dout, *, scale, causal):
+def attention_with_lse_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv): cuDNN's backward, for which it is one whether out and lse are of these keys or of more."""
     rt, heads = runtime.current(), _heads_of_three(q, k)
     q, k, v, out, lse, dout = (dense(tensor) for tensor in (q, k, v, out, lse, dout))
@@ -624,7 +623,7 @@ def _longer(tensor, n):
     return paddle.concat([tensor, paddle.zeros([b, n, h, d], tensor.dtype)], 1)
 
 
-def _scores(mask, s, keys, padding, dtype, causal, window):
+def _additive(mask, s, keys, padding, dtype, causal, window):
     """[b or 1, 1, s, keys + padding]: 0 for what is seen, HIDDEN for the rest. Kept on the mask for the next layers."""
     if mask is None:
         mask = paddle.full([1, 1, s, keys], HIDDEN if causal else 0.0, "float32")
@@ -633,11 +632,11 @@ def _scores(mask, s, keys, padding, dtype, causal, window):
         raise ValueError(f"attention_mask {mask.shape}: it must be [b or 1, 1, {s}, {keys}]")
     elif needs_grad(mask):
         raise ValueError("backend transformer_engine: attention_mask wants a gradient, which cuDNN has none for")
-    return kept_on(mask, _scores_of, padding, dtype, window)
+    return kept_on(mask, _additive_of, padding, dtype, window)
 
 
-def _scores_of(mask, padding, dtype, window):
-    """`_scores` of a mask that may be one."""
+def _additive_of(mask, padding, dtype, window):
+    """`_additive` of a mask that may be one."""
     *_, s, keys = mask.shape
     scores = mask.detach().astype("float32")
     if window >= 0:
@@ -649,7 +648,7 @@ def _scores_of(mask, padding, dtype, window):
     return dense(scores)
 
 
-def check_attention(head_dim, window, masked, dropout):
+def check_attention(head_dim: int, window: int, masked: bool, dropout: float) -> None:
     """Raises ValueError where cuDNN has no attention in 16 bits as it is called here.
 
     window, dropout: as `ops` has them. masked: with an additive mask, as with a cache.
@@ -676,7 +675,7 @@ def check_attention(head_dim, window, masked, dropout):
             )
 
 
-def check_packed_attention():
+def check_packed_attention() -> None:
     """Raises ValueError where cuDNN has no attention over documents (TE's THD layouts) as it is called here.
 
     As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp; on compute capability 12 TE lays out the

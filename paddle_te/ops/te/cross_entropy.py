@@ -1,15 +1,21 @@
 """Cross-entropy and its gradient, by kernels of our own."""
 
+from __future__ import annotations
+
 import paddle
 import paddle.distributed as dist
+from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from paddle_te.native.cross_entropy import cross_entropy_gradient, cross_entropy_loss, cross_entropy_stats
+from paddle_te.ops.interface import Ranks
 from paddle_te.ops.te import runtime
 from paddle_te.ops.te.runtime import dense, dtype_code
 
 
-def cross_entropy(logits, labels, ignore_index, *, tp=None, train=True):
+def cross_entropy(
+    logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None, train: bool = True
+) -> tuple[Tensor, Tensor | None]:
     """(loss, dlogits) of logits [n, vocab / tp.size], which dlogits overwrites: see `paddle_te.ops`."""
     losses = _Losses(logits, labels, ignore_index, tp)
     if not train:
@@ -17,7 +23,7 @@ def cross_entropy(logits, labels, ignore_index, *, tp=None, train=True):
     return losses.loss, losses.gradient(logits, (losses.loss > 0).astype("float32"), out=logits)
 
 
-def parallel_cross_entropy(logits, labels, ignore_index, *, tp=None):
+def parallel_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None) -> Tensor:
     """The loss [n, 1] of logits [n, vocab / tp.size], with gradients: see `paddle_te.ops`."""
     return _CrossEntropy.apply(dense(logits), labels, ignore_index, tp)
 

@@ -167,7 +167,7 @@ def deterministic():
     return os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
 
 
-def check_fp8_attention(head_dim, sequence=16, backward=True):
+def check_fp8_attention(head_dim: int, sequence: int = 16, backward: bool = True) -> None:
     """Raises ValueError where cuDNN has no fp8 attention for this GPU, head size and length; backward: in fp8 as well.
 
     As `nvte_get_fused_attn_backend` in TE's common/fused_attn/fused_attn.cpp, dot_product_attention/utils.py and

@@ -1,10 +1,17 @@
 """GEMMs, alone and behind a norm, as Ops: see paddle_te.ops.te.recording and `gemm`."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import paddle
+from paddle import Tensor
 
+from paddle_te.fp8 import GemmQuantizers
+from paddle_te.ops.interface import Ranks
+from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.gemm import (
     BiasGradient,
@@ -264,20 +271,19 @@ _LAYERNORM_LINEAR = Op(_layernorm_linear_forward, layernorm_linear_backward, wei
 
 
 def linear(
-    x,
-    weight,
+    x: Tensor,
+    weight: Tensor,
     *,
-    bias=None,
-    residual=None,
-    parallel_mode=None,
-    tp=None,
-    quantizers=None,
-    fuse_wgrad_accumulation=False,
-    transpose_y=True,
-    low_rank=None,
-):
-    """x · weightᵀ (+ bias) (+ residual) (+ the product of a LowRankUpdate), or x · weight … without transpose_y; the
-    weight is split by `parallel_mode` ("column", "row" or None) over `tp`."""
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    parallel_mode: str | None = None,
+    tp: Ranks | None = None,
+    quantizers: GemmQuantizers | None = None,
+    fuse_wgrad_accumulation: bool = False,
+    transpose_y: bool = True,
+    low_rank: LowRankUpdate | None = None,
+) -> Tensor:
+    """See `ops.interface`."""
     op, tensors, settings = LINEAR, (x, weight, bias, residual), LinearSettings(parallel_mode, transpose_y)
     if low_rank is not None:
         op, tensors = _LOW_RANK_LINEAR, (*tensors, low_rank.x, *low_rank.a, *low_rank.b)
@@ -293,9 +299,17 @@ def linear(
 
 
 def layernorm_linear(
-    x, norm, weight, *, bias=None, tp=None, quantizers=None, fuse_wgrad_accumulation=False, low_rank=None
-):
-    """See `paddle_te.ops.pd.linear.layernorm_linear`; RMSNorm's backward kernel adds the residual's gradient."""
+    x: Tensor,
+    norm: Norm,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    tp: Ranks | None = None,
+    quantizers: GemmQuantizers | None = None,
+    fuse_wgrad_accumulation: bool = False,
+    low_rank: LowRankUpdate | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `ops.interface`; RMSNorm's backward kernel adds the residual's gradient."""
     if low_rank is not None:
         return _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers)
     return autograd.apply(
@@ -319,7 +333,7 @@ def _layernorm_low_rank_linear(x, norm, weight, low_rank, bias, tp, quantizers):
     )
 
 
-def accumulate_wgrad(x, dy, out=None):
+def accumulate_wgrad(x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
     """xᵀ · dy in float32, added to `out` (in place) where that is given, in the GEMM."""
     rt, code = runtime.current(), dtype_code("hidden states", x)
     result = rt.empty([x.shape[-1], dy.shape[-1]], paddle.float32) if out is None else out

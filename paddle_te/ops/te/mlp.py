@@ -6,14 +6,20 @@ computing each again, so that what lies between norm and output exists of one ch
 are added up in float32, in the GEMMs.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import paddle
+from paddle import Tensor
 
 from paddle_te.native import column_sums
 from paddle_te.ops.activations import FC1_WIDTHS
 from paddle_te.ops.chunks import chunk_rows, ranges
+from paddle_te.ops.interface import QuantizersOfTwo, Ranks
+from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.activation import activated, activated_again, activation_backward
 from paddle_te.ops.te.adapted_mlp import adapted_mlp
@@ -323,24 +329,24 @@ _IN_CHUNKS = Op(_forward_in_chunks, _backward_in_chunks, weights=(FC1, FC2))
 
 
 def layernorm_mlp(
-    x,
-    norm,
-    fc1_weight,
-    fc2_weight,
+    x: Tensor,
+    norm: Norm,
+    fc1_weight: Tensor,
+    fc2_weight: Tensor,
     *,
-    fc1_bias=None,
-    fc2_bias=None,
-    activation="swiglu",
-    add_residual=True,
-    recompute=None,
-    chunk_tokens=0,
-    fp8_input_store=False,
-    tp=None,
-    quantizers=(None, None),
-    fuse_wgrad_accumulation=False,
-    low_rank=(None, None),
-):
-    """See `paddle_te.ops.pd.linear.layernorm_mlp`."""
+    fc1_bias: Tensor | None = None,
+    fc2_bias: Tensor | None = None,
+    activation: str = "swiglu",
+    add_residual: bool = True,
+    recompute: str | None = None,
+    chunk_tokens: int = 0,
+    fp8_input_store: bool = False,
+    tp: Ranks | None = None,
+    quantizers: QuantizersOfTwo = (None, None),
+    fuse_wgrad_accumulation: bool = False,
+    low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See `ops.interface`."""
     settings = dict(activation=activation, add_residual=add_residual, recompute=recompute)
     weights = fc1_weight, fc1_bias, fc2_weight, fc2_bias
     if any(low_rank):

@@ -1,9 +1,14 @@
 """Norms, as parts of other Ops and as one: see paddle_te.ops.te.recording."""
 
+from __future__ import annotations
+
 import math
 from typing import NamedTuple
 
+from paddle import Tensor
+
 from paddle_te.native import addition, rmsnorm
+from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd, kernel_choice
 from paddle_te.ops.te.quantized import FP8, new_pieces
 from paddle_te.ops.te.recording import Op
@@ -143,6 +148,6 @@ def _backward(rt, normed, dy):
 _NORMALIZE = Op(_forward, _backward)
 
 
-def normalize(x, norm):
+def normalize(x: Tensor, norm: Norm) -> Tensor:
     """x normed over its last axis by a Norm, in float32 inside."""
     return autograd.apply(_NORMALIZE, (x, norm.weight, norm.bias), NormSettings.of(norm))

@@ -1,10 +1,14 @@
 """fp8 matrices: data, the transposed copy that Hopper's fp8 GEMM reads in backward, and scaling factors."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import paddle
 import paddle.distributed as dist
+from paddle import Tensor
 
+from paddle_te.fp8 import StoredWeight
 from paddle_te.fp8.scaling import BLOCK
 from paddle_te.native import DType, ScalingMode, casts, column_sums, scaling
 from paddle_te.native.casts import CastTarget
@@ -341,7 +345,7 @@ class StoredBlockMatrix(StoredMatrix, BlockMatrix):
 MATRICES = {"delayed": Float8Matrix, "current": CurrentMatrix, "block": BlockMatrix}  # by their quantizers' kind
 
 
-def quantize_weight(source, weight, stored, group=None):
+def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group: Any = None) -> None:
     """See `paddle_te.fp8.emulation.quantize_weight`; of bfloat16 or float16."""
     rt = runtime.current()
     source = rt.matrix(runtime.dense(source), runtime.dtype_code("the weight", source))
@@ -409,7 +413,7 @@ def quantized_together(rt, weights, code, quantizers, columnwise):
     return made
 
 
-def check_block_scaling():
+def check_block_scaling() -> None:
     """Raises ValueError where cuBLAS has no GEMM of fp8 with block scaling."""
     major, minor = runtime.current().stream.capability
     if major != 9:  # TE's PyTorch layers compute with MXFP8 in its place on Blackwell
@@ -424,7 +428,14 @@ def check_block_scaling():
         )
 
 
-def amax_and_scale_update(history, scale, fp8_max, margin, amax_compute_algo, scale_inv=None):
+def amax_and_scale_update(
+    history: Tensor,
+    scale: Tensor,
+    fp8_max: float,
+    margin: int,
+    amax_compute_algo: str,
+    scale_inv: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
     """Delayed scaling's update of all scales in one kernel, in place: see `paddle_te.fp8.amax_and_scale_update`."""
     rt = runtime.current()
     dtype = FP8["e4m3" if fp8_max == 448 else "e5m2"]

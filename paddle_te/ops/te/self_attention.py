@@ -1,8 +1,15 @@
 """The attention half of a layer as one Op, of the functions of its three: fewer PyLayers, fewer allocations."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from paddle import Tensor
+
+from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.interface import AttentionQuantizers, QuantizersOfTwo, Ranks
+from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import autograd
 from paddle_te.ops.te.attention import AttentionSettings, rotary_attention_backward, rotary_attention_forward
 from paddle_te.ops.te.gemm import drop_data
@@ -75,30 +82,27 @@ _SELF_ATTENTION = Op(_forward, _backward, weights=(3, 6))
 
 
 def self_attention(
-    x,
-    norm,
-    qkv_weight,
-    freqs,
-    proj_weight,
-    num_heads,
-    num_kv_heads,
+    x: Tensor,
+    norm: Norm,
+    qkv_weight: Tensor,
+    freqs: Tensor | None,
+    proj_weight: Tensor,
+    heads: Heads,
+    scores: Scores,
     *,
-    scale,
-    qkv_bias=None,
-    proj_bias=None,
-    cu_seqlens=None,
-    causal=True,
-    window=-1,
-    max_sequence_length=None,
-    tp=None,
-    quantizers=(None, None),
-    attention_quantizers=None,
-    fuse_wgrad_accumulation=False,
-    qk_norm=None,
-):
-    """linear(rotary_attention(layernorm_linear(x))) + x. quantizers: of the two GEMMs."""
-    sequence, weights = max_sequence_length if x.ndim == 2 else None, (None, None) if qk_norm is None else qk_norm[:2]
-    attention = AttentionSettings.of(num_heads, num_kv_heads, scale, causal, window, 0.0, attention_quantizers, qk_norm)
+    qkv_bias: Tensor | None = None,
+    proj_bias: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_sequence_length: int | None = None,
+    tp: Ranks | None = None,
+    quantizers: QuantizersOfTwo = (None, None),
+    attention_quantizers: AttentionQuantizers | None = None,
+    fuse_wgrad_accumulation: bool = False,
+) -> Tensor:
+    """linear(rotary_attention(layernorm_linear(x))) + x: see `ops.interface`."""
+    sequence, qk_norm = max_sequence_length if x.ndim == 2 else None, heads.qk_norm
+    weights = (None, None) if qk_norm is None else qk_norm[:2]
+    attention = AttentionSettings.of(heads, scores, attention_quantizers)
     return autograd.apply(
         _SELF_ATTENTION,
         (x, norm.weight, norm.bias, qkv_weight, qkv_bias, freqs, proj_weight, proj_bias, cu_seqlens, *weights),

@@ -12,6 +12,7 @@ from paddle_te import fp8, native
 from paddle_te.distributed import Pending
 from paddle_te.layers import DotProductAttention, LayerNormLinear, RotaryPositionEmbedding
 from paddle_te.ops import get_ops
+from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.norms import Norm
 from paddle_te.ops.te import float8_attention, program
 from paddle_te.ops.te.counting import count_entry_points
@@ -335,7 +336,7 @@ def test_operands_that_do_not_fit_are_refused_before_anything_runs(function):
         given = operands | changed
         if "ln_weight" in given:
             given["norm"] = Norm(given.pop("ln_weight"), 1e-5, given.pop("ln_bias", None))
-        options = dict(num_heads=4, num_kv_heads=4, scale=0.25) if function == "self_attention" else {}
+        options = dict(heads=Heads(4, 4), scores=Scores(0.25)) if function == "self_attention" else {}
         return op(**given, **options)
 
     with count_entry_points() as counts:

@@ -9,6 +9,7 @@ import pytest
 
 from paddle_te.layers import RotaryPositionEmbedding
 from paddle_te.ops import documents, get_ops
+from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.low_rank import LowRankUpdate
 from paddle_te.ops.norms import Norm, QKNorm
 from tests import emulated_te
@@ -129,6 +130,11 @@ def run(backend, case, arrays, frozen, dense, generator):
         arguments["low_rank"] = LowRankUpdate(a, b, sizes, scaling, arguments.pop("dropped", None))
     if "q_weight" in shapes:
         arguments["qk_norm"] = QKNorm(arguments.pop("q_weight"), arguments.pop("k_weight"), 1e-6)
+    records = {"heads": Heads, "scores": Scores}
+    for record, make in records.items():
+        given = {field: arguments.pop(field) for field in make._fields if field in arguments}
+        if given:
+            arguments[record] = make(**given)
     if name.startswith("rotary") or name == "self_attention":
         arguments["freqs"] = RotaryPositionEmbedding(16)(8)
     outputs = getattr(get_ops(backend), name)(**arguments)

@@ -1,0 +1,35 @@
+"""What attention is told besides its tensors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paddle_te.ops.norms import QKNorm
+
+
+class Heads(NamedTuple):
+    """How the fused projection's output becomes q, k and v.
+
+    num_heads, num_kv_heads: of this rank; q's, k's and v's stand one after another. qk_norm: of q and k before they are
+    rotated, or None.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    qk_norm: QKNorm | None = None
+
+
+class Scores(NamedTuple):
+    """What becomes of q · kᵀ.
+
+    scale: it is multiplied by that. causal: a query sees itself and the keys before it; without, all keys. A mask says
+    by itself what is seen. window: how many keys before its own a query sees, with a mask or without; -1: all of them.
+    dropout: the probability with which each number of the softmax becomes 0, before it meets v; the others are divided
+    by 1 - dropout. Which ones follows from Paddle's random numbers. It is dropped whenever it is not 0: in evaluation,
+    pass 0.
+    """
+
+    scale: float
+    causal: bool = True
+    window: int = -1
+    dropout: float = 0.0

@@ -1,0 +1,228 @@
+"""What a backend is: the math of a decoder layer, as layers call it.
+
+`Ops` is the one statement of it. `ops.pd` and `ops.te` are modules with these functions; mypy and a test compare them.
+
+Common to all: activations are [b, s, h], or [tokens, h] with tokens = b·s (under sequence parallelism b·s/tp).
+Weights are [out, in]; a weight that exists in fp8 only is uint8, and its GEMM's quantizers.weight a `fp8.StoredWeight`.
+bias: [out of this rank], or None; of a row-parallel GEMM [out], and added once to the sum over the ranks. Then each
+rank gets the bias's whole gradient, under sequence parallelism too.
+`tp` is None for one rank. `quantizers` is what `fp8.ModuleScaling.begin_forward` returned for that GEMM: None for a
+GEMM in the activations' own precision. fuse_wgrad_accumulation: the weight's gradient is added to its main_grad.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from paddle import Tensor
+
+from paddle_te.fp8 import GemmQuantizers, StoredWeight
+from paddle_te.ops.heads import Heads, Scores
+from paddle_te.ops.low_rank import LowRankUpdate
+from paddle_te.ops.norms import Norm
+
+AttentionQuantizers = tuple[GemmQuantizers, ...]  # of `fp8.ModuleScaling.of_attention`, three
+QuantizersOfTwo = tuple[GemmQuantizers | None, GemmQuantizers | None]
+
+
+class Ranks(Protocol):
+    """What ops ask of a `distributed.TensorParallel` besides its collectives."""
+
+    @property
+    def group(self) -> Any: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def sequence_parallel(self) -> bool: ...
+
+
+class Ops(Protocol):
+    """The functions of a backend. Those that check raise, saying what is missing and what to do."""
+
+    def check(self, fp8: bool = False) -> None:
+        """Raises where the backend cannot run here, with every missing condition."""
+
+    def check_attention(self, head_dim: int, window: int, masked: bool, dropout: float) -> None:
+        """Raises where there is no such attention."""
+
+    def check_block_scaling(self) -> None:
+        """Raises where GEMMs have no block scaling."""
+
+    def check_fp8_attention(self, head_dim: int, sequence: int = 16, backward: bool = True) -> None:
+        """Raises where attention takes no quantizers."""
+
+    def check_packed_attention(self) -> None:
+        """Raises where attention takes no cu_seqlens."""
+
+    def normalize(self, x: Tensor, norm: Norm) -> Tensor:
+        """x normed over its last axis, in float32 inside."""
+
+    def activate(self, x: Tensor, activation: str) -> Tensor:
+        """x activated by one of `ops.activations`; of a gated one [..., 2·f] becomes [..., f]."""
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        parallel_mode: str | None = None,
+        tp: Ranks | None = None,
+        quantizers: GemmQuantizers | None = None,
+        fuse_wgrad_accumulation: bool = False,
+        transpose_y: bool = True,
+        low_rank: LowRankUpdate | None = None,
+    ) -> Tensor:
+        """x · weightᵀ (+ bias) (+ residual) (+ low_rank's product), [..., out]; the weight is split by parallel_mode
+        ("column", "row" or None) over tp. Without transpose_y the weight is [in, out], not one in fp8 only."""
+
+    def layernorm_linear(
+        self,
+        x: Tensor,
+        norm: Norm,
+        weight: Tensor,
+        *,
+        bias: Tensor | None = None,
+        tp: Ranks | None = None,
+        quantizers: GemmQuantizers | None = None,
+        fuse_wgrad_accumulation: bool = False,
+        low_rank: LowRankUpdate | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(normalize(x) · weightᵀ (+ bias) (+ low_rank's product), x again): column parallel; low_rank has no x of its
+        own. x is to be used as the residual: an implementation then adds both gradients of x in one kernel."""
+
+    def layernorm_mlp(
+        self,
+        x: Tensor,
+        norm: Norm,
+        fc1_weight: Tensor,
+        fc2_weight: Tensor,
+        *,
+        fc1_bias: Tensor | None = None,
+        fc2_bias: Tensor | None = None,
+        activation: str = "swiglu",
+        add_residual: bool = True,
+        recompute: str | None = None,
+        chunk_tokens: int = 0,
+        fp8_input_store: bool = False,
+        tp: Ranks | None = None,
+        quantizers: QuantizersOfTwo = (None, None),
+        fuse_wgrad_accumulation: bool = False,
+        low_rank: tuple[LowRankUpdate | None, LowRankUpdate | None] = (None, None),
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """x + activate(normalize(x) · fc1ᵀ (+ fc1_bias)) · fc2ᵀ (+ fc2_bias), x's shape; fc1 is column parallel, a
+        gated activation's gate and up stacked, fc2 row parallel. Without add_residual (the second summand, x again).
+
+        recompute: what backward computes again instead of keeping it, "mlp_act" the activation, "mlp" all from the norm
+        to the activation, None nothing. So it does with the norm where norm.recompute says so.
+        chunk_tokens: with more tokens the GEMMs take so many at a time, and backward computes each chunk again; 0:
+        never. fp8_input_store: the activation's input is kept in MXFP8, and backward computes what it computes again
+        from that; with recompute "mlp" and in chunks nothing is kept.
+        quantizers, low_rank: of each GEMM. With a low_rank, which has no x of its own, there are no chunks.
+        """
+
+    def accumulate_wgrad(self, x: Tensor, dy: Tensor, out: Tensor | None = None) -> Tensor:
+        """xᵀ · dy in float32, added to `out` in place where that is given; of matrices [n, in], [n, out]. No gradients
+        flow."""
+
+    def rotary_qkv(self, qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
+        """q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d] of the fused projection's output [b, s, …]; q and k
+        normed and rotated. freqs: angles, float32 [≥ s, d], or [b, s, d] for sequences with positions of their own; for
+        the halves convention (Su et al., 2021). None: nothing is rotated."""
+
+    def dot_product_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scores: Scores,
+        *,
+        attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        quantizers: AttentionQuantizers | None = None,
+    ) -> Tensor:
+        """softmax(q·kᵀ·scale + mask)·v per head, [b, s, h·d]; query heads share kv heads in groups (GQA, Ainslie et
+        al., 2023). q: [b, s, h, d]; k, v: [b, s_kv, h_kv, d], h a multiple of h_kv; s_kv may be more than s (a cache).
+
+        attention_mask: additive, [b or 1, 1, s, s_kv]; None: what `scores` says.
+        cu_seqlens: attention is among the tokens of a document; int32 [documents + 1]: where the documents begin and
+        end in the b·s tokens in a row, from 0 to b·s; a document may be empty (`ops.documents` makes them). Then there
+        is no mask, no quantizers and no cache.
+        quantizers: attention is in fp8: causal, without window and dropout, as many keys as queries.
+        """
+
+    def attention_with_lse(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Attention to some of the keys, whose results can be merged: (out [b, s, h, d]; lse, float32 [b, h, s, 1], the
+        logarithm of the sum of the exponentials of each query's scores). causal: as many keys as queries, of which a
+        query sees those up to its own; else all of them. No gradients flow."""
+
+    def attention_with_lse_backward(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, *, scale: float, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(dq, dk, dv): what these queries and keys have of the gradients; out, lse and dout are of attention to all
+        keys."""
+
+    def rotary_attention(
+        self,
+        qkv: Tensor,
+        freqs: Tensor | None,
+        heads: Heads,
+        scores: Scores,
+        *,
+        cu_seqlens: Tensor | None = None,
+        quantizers: AttentionQuantizers | None = None,
+    ) -> Tensor:
+        """dot_product_attention(*rotary_qkv(qkv, …), …)."""
+
+    def self_attention(
+        self,
+        x: Tensor,
+        norm: Norm,
+        qkv_weight: Tensor,
+        freqs: Tensor | None,
+        proj_weight: Tensor,
+        heads: Heads,
+        scores: Scores,
+        *,
+        qkv_bias: Tensor | None = None,
+        proj_bias: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_sequence_length: int | None = None,
+        tp: Ranks | None = None,
+        quantizers: QuantizersOfTwo = (None, None),
+        attention_quantizers: AttentionQuantizers | None = None,
+        fuse_wgrad_accumulation: bool = False,
+    ) -> Tensor:
+        """linear(rotary_attention(layernorm_linear(x))) + x, without dropout. max_sequence_length: s, for x [tokens,
+        hidden]. quantizers: of the two GEMMs."""
+
+    def parallel_cross_entropy(
+        self, logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None
+    ) -> Tensor:
+        """The loss [n, 1], float32, of logits [n, vocab / tp.size] and labels [n, 1]; 0 for ignore_index."""
+
+    def cross_entropy(
+        self, logits: Tensor, labels: Tensor, ignore_index: int, *, tp: Ranks | None = None, train: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """(parallel_cross_entropy's loss, dlogits), but that the logits are lost and no gradients flow: dlogits, None
+        without `train`, is the gradient of the sum of the losses above 0."""
+
+    def amax_and_scale_update(
+        self,
+        history: Tensor,
+        scale: Tensor,
+        fp8_max: float,
+        margin: int,
+        amax_compute_algo: str,
+        scale_inv: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """New ones, or None where they are updated in place: see `fp8.amax_and_scale_update`."""
+
+    def quantize_weight(self, source: Tensor, weight: Tensor, stored: StoredWeight, group: Any = None) -> None:
+        """Fills a weight that exists in fp8 only from a tensor, whose one scale is that of all the ranks of a group,
+        and whose blocks, with block scaling, have their own."""
