@@ -362,12 +362,6 @@ def gemm(A, B, D, transa, transb, stream, accumulate=False, split_accumulator=Fa
     D.write(result + D.read() if accumulate else result)
 
 
-def tuned_gemm(A, B, D, transa, stream, accumulate=False, bias=None):
-    """All algorithms have the same bits."""
-    assert A.is_fp8 and B.is_fp8 and not (A.in_blocks or B.in_blocks or D.is_fp8)
-    gemm(A, B, D, transa, False, stream, accumulate, False, bias)
-
-
 def amax_and_scale_update(amax_history, scale, algo, fp8_dtype, margin, stream):
     history = amax_history.array
     amax = history[0].copy() if algo == "most_recent" else np.nanmax(history, 0)
@@ -841,7 +835,7 @@ def memset_async(destination, value, bytes, stream):
 
 KERNELS = (
     layernorm_fwd, layernorm_bwd, rmsnorm_fwd, rmsnorm_bwd, quantize, quantize_blocks, quantize_dbias, dequantize,
-    transpose, *_activations(), gemm, tuned_gemm, amax_and_scale_update, compute_amax, compute_scale_from_amax,
+    transpose, *_activations(), gemm, amax_and_scale_update, compute_amax, compute_scale_from_amax,
     attention_fwd, attention_bwd, launch, memcpy_async, memset_async,
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from paddle_te.layers.settings import LayerSettings, part
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
 from paddle_te.ops.kept import kept_on
-from paddle_te.ops.te.autograd import cuda_graphs, gemm_autotune
+from paddle_te.ops.te.autograd import cuda_graphs
 from paddle_te.ops.te.offload import ActivationOffload
 from paddle_te.options import LAYER_OPTIONS, LayerOptions
 
@@ -76,14 +76,6 @@ def fp8_scope(recipe):
     return fp8_autocast(recipe is not None, recipe, fp8_group() if recipe else None)
 
 
-def gemm_tuning(config):
-    """Makes the context of a training's forward in which te's fp8 GEMMs are those whose algorithms are timed, where a
-    configuration says so. Not for other forwards: each length of a text would be timed."""
-    layers = LayerOptions.of(config)
-    in_fp8 = layers.use_fp8 and config.transformer_engine_backend == "transformer_engine"
-    return gemm_autotune if layers.gemm_autotune and in_fp8 else nullcontext
-
-
 class MicroBatches:
     """Counts the micro-batches of a pipeline's layer, which a schedule takes in an order of its own."""
 
@@ -130,7 +122,6 @@ class DecoderLayer(nn.Layer):
         std, layers = config.initializer_range, LayerOptions.of(config)
         as_graphs = layers.cuda_graphs and config.transformer_engine_backend == "transformer_engine"
         self.launching = cuda_graphs if as_graphs else nullcontext  # makes that in which its kernels are launched
-        self.tuning = gemm_tuning(config)
         settings = part(
             LayerSettings,
             layers,
@@ -169,8 +160,7 @@ class DecoderLayer(nn.Layer):
         sequences. The context has position_ids; the angles are made here.
         """
         context = context._replace(rotary_pos_emb=self._angles(hidden_states, context))
-        tuning = self.tuning if self.training else nullcontext
-        with fp8_scope(self.fp8_recipe), self.keeping(), self.launching(), tuning():
+        with fp8_scope(self.fp8_recipe), self.keeping(), self.launching():
             return self.transformer(hidden_states, context)
 
     def _angles(self, hidden_states, context):

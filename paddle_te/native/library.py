@@ -323,7 +323,7 @@ def _open_all(te, paths, cuda):
     from paddle_te.native import _shim
 
     try:
-        _shim.bind(*(opened[name]._handle for name in ("transformer_engine", "cudart", "cuda", "cublasLt")))
+        _shim.bind(*(opened[name]._handle for name in ("transformer_engine", "cudart", "cuda")))
     except ImportError as e:
         return [Problem(f"{te}: {e}", _te_remedy())]
     _loaded.update(opened)

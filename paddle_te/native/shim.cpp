@@ -9,7 +9,6 @@
 #include "shim/copies.h"
 #include "shim/elementwise.h"
 #include "shim/gemm.h"
-#include "shim/gemm_autotune.h"
 #include "shim/launch.h"
 
 PYBIND11_MODULE(_shim, m) {
@@ -29,8 +28,8 @@ PYBIND11_MODULE(_shim, m) {
     }
   });
 
-  m.def("bind", &bind, "te"_a, "cudart"_a, "driver"_a, "cublaslt"_a,
-        "Resolves all entry points in four dlopen handles. ImportError names the missing ones.");
+  m.def("bind", &bind, "te"_a, "cudart"_a, "driver"_a,
+        "Resolves all entry points in three dlopen handles. ImportError names the missing ones.");
   m.attr("SIZES") = py::dict("NVTEShape"_a = sizeof(NVTEShape), "NVTEBasicTensor"_a = sizeof(NVTEBasicTensor),
                              "NVTETensorPack"_a = sizeof(NVTETensorPack));
 
@@ -167,14 +166,6 @@ y = gemm(W, x, y, True, False); dx = gemm(W, dy, dx, False, False); dW = gemm(x,
 accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.
 bias [m]: added to each row of D (of y). dbias [n]: written, the sum of op(B)'s columns (of dW's GEMM the bias's
 gradient); cuBLAS has none in fp8, see quantize_dbias. Both in D's dtype.)");
-  define(m, "tuned_gemm", &tuned_gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "stream"_a, "accumulate"_a = false,
-         "bias"_a = nullptr,
-         R"(gemm(A, B, D, transa, False, stream, accumulate, False, bias), with its bits, for fp8 A and B with one scale
-each, on GPUs before Blackwell.
-The first call for a description of sizes, dtypes and so on launches TE's GEMM. Then it times the algorithms that
-cuBLASLt proposes, into other memory as large as D (twice as large with accumulate), and the host waits for that. Later
-calls launch the fastest one whose result had the bytes of D. In a capture nothing is timed: what is not known yet is
-TE's.)");
   define(m, "amax_and_scale_update", &amax_and_scale_update, "amax_history"_a, "scale"_a, "algo"_a, "fp8_dtype"_a,
          "margin"_a, "stream"_a,
          "Delayed scaling, in place: scale [n] from float32 amax_history [len, n], which is then rolled by one.");

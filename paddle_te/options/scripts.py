@@ -363,19 +363,6 @@ class Kernels:
         "[说明](../../docs/recorded-programs.md#as-cuda-graphs)",
         config=True,
     )
-    gemm_autotune: bool = option(
-        FLAG,
-        False,
-        "Time cuBLASLt's algorithms for the forward's fp8 GEMMs in the first step, and take the fastest with the same "
-        "bits (backend transformer_engine).",
-        doc="te, with delayed or current scaling: in the first step the algorithms that cuBLASLt proposes for the "
-        "forward's fp8 GEMMs are timed, and the fastest with the bits of the one that Transformer Engine takes is "
-        "launched from then on. [What to know](../../docs/kernels.md#the-fastest-algorithm-of-a-gemm)",
-        zh="te，配合 delayed 或 current scaling：第一步中对 cuBLASLt 为前向 fp8 GEMM 给出的各个算法计时，"
-        "此后使用其中最快的、且结果与 Transformer Engine 所用算法逐位相同的一个。"
-        "[说明](../../docs/kernels.md#the-fastest-algorithm-of-a-gemm)",
-        config=True,
-    )
 
 
 @section

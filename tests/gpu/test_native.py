@@ -517,30 +517,6 @@ def test_gemm_fp8(te, stream, tokens, inner, outer, grad_dtype):
     assert error(main, 1 + dyd.T @ xd) < 1e-3
 
 
-@pytest.mark.parametrize("tokens, inner, outer", [(8192, 4096, 6144), (8192, 4096, 28672), (208, 416, 656)])
-@pytest.mark.parametrize("kind", ["plain", "residual", "bias", "in_out", "SMs left"])
-def test_tuned_gemms_have_the_bits_of_te_s(te, caplog, monkeypatch, tokens, inner, outer, kind):
-    """The first, which is timed, and those after it, on other operands in other places. in_out: the weight is
-    [in, out]."""
-    if kind == "SMs left":
-        monkeypatch.setenv("NVTE_EXT_MARGIN_SM", "16")
-    stream = make_stream(te)
-    transa, adds = kind != "in_out", kind == "residual"
-    for _ in range(3):
-        residual, bias = random(tokens, outer), random(outer)
-        x = quantized(te, stream, random(tokens, inner))
-        w = quantized(te, stream, random(outer, inner) if transa else random(inner, outer))
-        want, got = residual.clone(), residual.clone()
-        added = view(te, bias) if kind == "bias" else None
-        te.gemm(w.native, x.native, view(te, want), transa, False, stream, adds, False, added)
-        with caplog.at_level("INFO", logger="paddle_te.native"):
-            te.tuned_gemm(w.native, x.native, view(te, got), transa, stream, adds, added)
-        assert torch.equal(got.view(torch.int16), want.view(torch.int16))
-        assert not torch.equal(want, residual) and torch.isfinite(want).all()
-    print(*caplog.messages, sep="\n")
-    assert len(caplog.messages) <= 1, "products that are described alike are timed once"
-
-
 def gated(function):
     def activate(x):
         gate, up = x.chunk(2, -1)

@@ -468,7 +468,6 @@ class PaddleTE(TakesTEsArguments, Peer):
         cached=False,
         fuse_wgrad=False,
         fp8_dpa=False,
-        gemm_autotune=False,
         backend="transformer_engine",
         device="cuda",
         dtype="bfloat16",
@@ -477,7 +476,6 @@ class PaddleTE(TakesTEsArguments, Peer):
 
         from paddle_te import device as paddle_device
         from paddle_te import fp8
-        from paddle_te.ops.te import autograd
 
         self.paddle, self.paddle_device, self.next_layer = paddle, paddle_device, _next_layer()
         self.dims, self.dtype, self.precision = problem.dims, dtype, precision
@@ -486,7 +484,6 @@ class PaddleTE(TakesTEsArguments, Peer):
         beginning = dict(first_step="delayed") if precision == "fp8_delayed" else {}
         recipe = _recipe(fp8, precision, fp8_dpa=fp8_dpa, **beginning)
         self.autocast = partial(fp8.fp8_autocast, True, recipe) if recipe else contextlib.nullcontext
-        self.tuning = autograd.gemm_autotune if gemm_autotune else contextlib.nullcontext
         self.build(problem, backend, fuse_wgrad)
         self.x, self.dy = self._input(problem.x), self._input(problem.dy)
         self.x.stop_gradient = False
@@ -543,7 +540,7 @@ class PaddleTE(TakesTEsArguments, Peer):
 
     @contextlib.contextmanager
     def scope(self):
-        with self.autocast(), self.tuning():
+        with self.autocast():
             yield
 
     def backward(self, y):
@@ -597,7 +594,4 @@ PEERS = {
     "torch_compile_bf16": partial(PlainTorch, compile=True),
     **_variants("te_torch", TETorch),
     **_variants("paddle_te", PaddleTE),
-    # the forward's GEMMs by the fastest of cuBLASLt's algorithms
-    "paddle_te_fp8_delayed_tuned": partial(PaddleTE, precision="fp8_delayed", gemm_autotune=True),
-    "paddle_te_fp8_current_tuned": partial(PaddleTE, precision="fp8_current", gemm_autotune=True),
 }

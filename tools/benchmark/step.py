@@ -415,14 +415,6 @@ PEERS = {
         partial(PaddleStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True),
         "te, fp8, attention and the head in fp8 as well",
     ),
-    "paddle_te_fp8_tuned": (
-        partial(PaddleStep, use_fp8=True, gemm_autotune=True),
-        "te, fp8, the fastest of cuBLASLt's algorithms in the forward's fp8 GEMMs",
-    ),
-    "paddle_te_fp8_dpa_head_tuned": (
-        partial(PaddleStep, use_fp8=True, fp8_dpa=True, fp8_lm_head=True, gemm_autotune=True),
-        "te, fp8, attention and the head in fp8 as well, the fastest of cuBLASLt's algorithms in forward",
-    ),
     "hf_bf16_float32_weights": (
         partial(HuggingFaceStep, float32_weights=True),
         "transformers with float32 weights under autocast: as exact an update as Paddle's master weights give",
@@ -453,8 +445,8 @@ SPEEDUP_OVER = {"× HF": "hf_bf16", "× te bf16": "paddle_te_bf16"}
 
 
 def twin(name):
-    """The same model of TE's PyTorch layers, which take cuBLASLt's first algorithm; None if not ours."""
-    return name.replace("paddle_te", "te_torch").removesuffix("_tuned") if name.startswith("paddle_te") else None
+    """The same model of TE's PyTorch layers; None if not ours."""
+    return name.replace("paddle_te", "te_torch") if name.startswith("paddle_te") else None
 
 
 def parse_arguments(argv=None):

@@ -60,7 +60,6 @@ FUSED_LOSS = "--use_fused_linear_cross_entropy true"
 FP8_HEAD = "--fp8_lm_head true"
 FP8_ATTENTION = "--fp8_dpa true"
 CUDA_GRAPHS = "--cuda_graphs true"
-TUNED = "--gemm_autotune true"
 # AdamW's state in 6 bytes a parameter; the master weights keep float32's precision.
 COMPACT = "--optim_moments bfloat16 --master_weights bf16_remainder"
 # A weight is updated as soon as its gradient is there, which is then let go.
@@ -198,10 +197,6 @@ OUR_RUNS = {
     "8b-l16-x1-fused-loss": replace(EIGHT_B_16, flags=FUSED_LOSS),
     "8b-l16-x1-fp8-head": replace(EIGHT_B_16, flags=FP8_HEAD),
     "8b-l16-x1-fp8-head-dpa": replace(EIGHT_B_16, flags=f"{FP8_HEAD} {FP8_ATTENTION}"),
-    "8b-l16-x1-tuned": replace(EIGHT_B_16, flags=TUNED, base=ALONE),
-    "8b-l16-x1-fp8-head-dpa-tuned": replace(
-        EIGHT_B_16, flags=f"{FP8_HEAD} {FP8_ATTENTION} {TUNED}", base="8b-l16-x1-fp8-head-dpa"
-    ),
     "8b-l16-x1-bf16": replace(EIGHT_B_16, precision="bf16", flags=""),
     "8b-l16-x1-fp8-head-dpa-compact": replace(EIGHT_B_16, flags=f"{FP8_HEAD} {FP8_ATTENTION} {COMPACT}"),
     "8b-l16-x1-bf16-compact": replace(EIGHT_B_16, precision="bf16", flags=COMPACT),

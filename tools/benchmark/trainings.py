@@ -161,9 +161,7 @@ class Run(Training):
     @property
     def tiny(self):
         """Of pd in bf16, which nvgpu's host runtime can run."""
-        flags = self.flags
-        for of_te in ("--cuda_graphs true", "--gemm_autotune true"):
-            flags = flags.replace(of_te, "")
+        flags = self.flags.replace("--cuda_graphs true", "")
         return replace(super().tiny, precision="bf16", backend="pd", flags=flags)
 
     @property

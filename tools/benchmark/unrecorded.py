@@ -43,7 +43,6 @@ class _Runtime:
         self.allocated.append(_Memory(self._rt.empty(shape, dtype)))
         return self.allocated[-1]
 
-    gemm_autotune = runtime.Runtime.gemm_autotune
     matrix, new_matrix, view = runtime.Runtime.matrix, runtime.Runtime.new_matrix, runtime.Runtime.view
 
     def on_memory(self, function, *memories, out=None):

@@ -27,7 +27,6 @@ _ONLY = {
     "fp8_lm_head": (False, "the head is PaddleFormers' own"),
     "offload_activations": (0, "use recompute instead"),
     "cuda_graphs": (False, "train with PaddleNLP, where it was tried"),
-    "gemm_autotune": (False, "train with PaddleNLP, where it was tried"),
     "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
 }
 

@@ -1,7 +1,7 @@
 """The switch: PaddleNLP's models built with TE's decoder layers. Each family mixes these classes into PaddleNLP's."""
 
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import paddle
@@ -19,7 +19,7 @@ from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings, mappings_o
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
 from paddle_te.layers.accuracy import Accuracy
 from paddle_te.models.context_parallel import context_parallel, rank_sequence_length
-from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, gemm_tuning, offload_activations
+from paddle_te.models.decoder import MicroBatches, fp8_recipe, fp8_scope, offload_activations
 from paddle_te.models.last_norm import LastNorm
 from paddle_te.models.switch import replace_decoder_layers, take_over
 from paddle_te.ops import documents, get_ops
@@ -116,17 +116,15 @@ class TELMHead:
     def _logits(self, hidden_states, tensor_parallel_output):
         config = self.config
         hidden_states, tp = self._with_ranks(hidden_states)
-        tuning = gemm_tuning(config) if self.training else nullcontext
-        with tuning():
-            logits = get_ops(config.transformer_engine_backend).linear(
-                hidden_states,
-                self.weight,
-                parallel_mode=None if tp is None else "column",
-                tp=tp,
-                quantizers=self._quantizers(),
-                fuse_wgrad_accumulation=self._fuses_wgrad(),
-                transpose_y=self.transpose_y,
-            )
+        logits = get_ops(config.transformer_engine_backend).linear(
+            hidden_states,
+            self.weight,
+            parallel_mode=None if tp is None else "column",
+            tp=tp,
+            quantizers=self._quantizers(),
+            fuse_wgrad_accumulation=self._fuses_wgrad(),
+            transpose_y=self.transpose_y,
+        )
         if config.sequence_parallel:
             logits = logits.reshape([-1, rank_sequence_length(config), logits.shape[-1]])
         if tensor_parallel_output is None:

@@ -1,4 +1,4 @@
-// What shim.cpp needs of transformer_engine.h, gemm.h, fused_attn.h, cuda_runtime_api.h, cuda.h and cublasLt.h, as in
+// What shim.cpp needs of transformer_engine.h, gemm.h, fused_attn.h, cuda_runtime_api.h and cuda.h, as in
 // Transformer Engine 2.20 and CUDA 13. tests/unit/native/test_headers.py compares it with those headers.
 #pragma once
 
@@ -42,29 +42,6 @@ enum ScalingMode { kPerTensorScaling = 0, kBlockScaling1D = 2, kBlockScaling2D =
 constexpr int kForcePow2Scales = 0, kAmaxEpsilon = 1;                                     // of a quantization config
 constexpr int kBiasTensor = 0, kDBiasTensor = 1, kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
 enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
-constexpr int kCuda32F = 0, kCuda16F = 2, kCuda16BF = 14, kCudaE4M3 = 28, kCudaE5M2 = 29, kCompute32F = 68;
-// cuBLASLt's: attributes of a product, of a preference among its algorithms, and of an algorithm; epilogues.
-enum LtProduct {
-  kLtTransA = 3,
-  kLtTransB = 4,
-  kLtEpilogue = 7,
-  kLtBiasPointer = 8,
-  kLtSMCountTarget = 15,
-  kLtAScalePointer = 17,
-  kLtBScalePointer = 18,
-  kLtFastAccum = 25,
-  kLtBiasDataType = 26
-};
-enum LtPreference { kLtMaxWorkspace = 1, kLtAlignmentA = 5, kLtAlignmentB, kLtAlignmentC, kLtAlignmentD };
-enum LtAlgorithm { kLtSplitK = 2, kLtReductionScheme = 3 };
-constexpr int kLtNoEpilogue = 1, kLtBias = 4;
-struct LtHeuristic {
-  std::array<uint64_t, 8> algorithm;
-  size_t workspace;
-  int state;
-  float waves;
-  int reserved[4];
-};
 constexpr int kFormatBSHD = 1, kFormatTHD = 2, kFormatNotSet = 8;
 constexpr int kLayoutT3HD = 10, kLayoutTHD = 14;  // the first and the last of the layouts of THD
 constexpr int kPaddingMask = 1, kCausalMask = 2, kPaddingCausalMask = 3;
@@ -165,7 +142,6 @@ enum BwdParam {
   X(int, cudaEventRecord, (cudaEvent_t, cudaStream_t))                                        \
   X(int, cudaEventSynchronize, (cudaEvent_t))                                                 \
   X(int, cudaEventDestroy, (cudaEvent_t))                                                     \
-  X(int, cudaEventElapsedTime, (float*, cudaEvent_t, cudaEvent_t))                            \
   X(int, cudaStreamBeginCapture, (cudaStream_t, int))                                         \
   X(int, cudaStreamEndCapture, (cudaStream_t, cudaGraph_t*))                                  \
   X(int, cudaGraphInstantiate, (cudaGraphExec_t*, cudaGraph_t, unsigned long long))           \
@@ -181,26 +157,9 @@ enum BwdParam {
   X(int, cuLaunchKernel,                                                                                         \
     (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cudaStream_t, void**, void**)) \
   X(int, cuGetErrorString, (int, const char**))
-#define CUBLASLT_FUNCTIONS(X)                                                                                          \
-  X(int, cublasLtCreate, (void**))                                                                                     \
-  X(int, cublasLtMatmulDescCreate, (void**, int, int))                                                                 \
-  X(int, cublasLtMatmulDescSetAttribute, (void*, int, const void*, size_t))                                            \
-  X(int, cublasLtMatmulDescDestroy, (void*))                                                                           \
-  X(int, cublasLtMatrixLayoutCreate, (void**, int, uint64_t, uint64_t, int64_t))                                       \
-  X(int, cublasLtMatrixLayoutDestroy, (void*))                                                                         \
-  X(int, cublasLtMatmulPreferenceCreate, (void**))                                                                     \
-  X(int, cublasLtMatmulPreferenceSetAttribute, (void*, int, const void*, size_t))                                      \
-  X(int, cublasLtMatmulPreferenceDestroy, (void*))                                                                     \
-  X(int, cublasLtMatmulAlgoGetHeuristic, (void*, void*, void*, void*, void*, void*, void*, int, LtHeuristic*, int*))   \
-  X(int, cublasLtMatmulAlgoConfigGetAttribute, (const void*, int, void*, size_t, size_t*))                             \
-  X(int, cublasLtMatmul,                                                                                               \
-    (void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*, void*, \
-     const void*, void*, size_t, cudaStream_t))                                                                        \
-  X(const char*, cublasLtGetStatusString, (int))
 
 #define DECLARE(result, name, arguments) static result(*name) arguments = nullptr;
 TE_FUNCTIONS(DECLARE)
 CUDART_FUNCTIONS(DECLARE)
 DRIVER_FUNCTIONS(DECLARE)
-CUBLASLT_FUNCTIONS(DECLARE)
 #undef DECLARE

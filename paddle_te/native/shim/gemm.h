@@ -3,9 +3,11 @@
 
 #include "calls.h"
 
-// cuBLAS is column-major: in rows and columns this is D[n, m] = op(B)[n, k] · op(A)[k, m]. TE trusts D's shape.
-static void check_gemm(const char* name, Named named, const Tensor& a, const Tensor& b, const Tensor& d, bool transa,
-                       bool transb, const Tensor* bias, const Tensor* dbias) {
+static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, Stream& stream,
+                 bool accumulate, bool split_accumulator, const Tensor* bias, const Tensor* dbias) {
+  const char* name = "nvte_cublas_gemm_v2";
+  Named named = {{"A", &a}, {"B", &b}, {"D", &d}, {"bias", bias}, {"dbias", dbias}};
+  // cuBLAS is column-major: in rows and columns this is D[n, m] = op(B)[n, k] · op(A)[k, m]. TE trusts D's shape.
   const size_t m = transa ? a.rows() : a.cols(), k = transa ? a.cols() : a.rows();
   const size_t n = transb ? b.cols() : b.rows(), kb = transb ? b.rows() : b.cols();
   if (k != kb || d.rows() != n || d.cols() != m)
@@ -16,13 +18,6 @@ static void check_gemm(const char* name, Named named, const Tensor& a, const Ten
   for (auto [vector, size] : {std::pair{bias, m}, std::pair{dbias, n}})
     if (vector && (vector->numel() != size || vector->data.dtype != d.data.dtype))
       raise(describe(std::string(name) + ": bias needs D's columns, dbias its rows, and both D's dtype", named));
-}
-
-static void gemm(const Tensor& a, const Tensor& b, const Tensor& d, bool transa, bool transb, Stream& stream,
-                 bool accumulate, bool split_accumulator, const Tensor* bias, const Tensor* dbias) {
-  const char* name = "nvte_cublas_gemm_v2";
-  Named named = {{"A", &a}, {"B", &b}, {"D", &d}, {"bias", bias}, {"dbias", dbias}};
-  check_gemm(name, named, a, b, d, transa, transb, bias, dbias);
   call(name, named, [&] {
     static std::map<std::tuple<bool, int, bool, bool>, NVTEConfig> configs;  // for the process's life
     NVTEConfig& config = configs[{split_accumulator, stream.gemm_sms, bias, dbias}];

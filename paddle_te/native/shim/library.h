@@ -13,7 +13,7 @@ namespace py = pybind11;
 static bool g_bound = false;
 
 // Resolves every function above in the libraries (handles of dlopen). Raises ImportError naming those missing.
-static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver, uintptr_t cublaslt) {
+static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver) {
   if (g_bound) throw py::import_error("already bound: tensors and statics hold handles of that library");
   std::string missing;
   auto find = [&](uintptr_t library, const char* name) {
@@ -25,11 +25,9 @@ static void bind(uintptr_t te, uintptr_t cudart, uintptr_t driver, uintptr_t cub
 #define RESOLVE_TE(result, name, arguments) RESOLVE_IN(te, name)
 #define RESOLVE_CUDART(result, name, arguments) RESOLVE_IN(cudart, name)
 #define RESOLVE_DRIVER(result, name, arguments) RESOLVE_IN(driver, name)
-#define RESOLVE_CUBLASLT(result, name, arguments) RESOLVE_IN(cublaslt, name)
   TE_FUNCTIONS(RESOLVE_TE)
   CUDART_FUNCTIONS(RESOLVE_CUDART)
   DRIVER_FUNCTIONS(RESOLVE_DRIVER)
-  CUBLASLT_FUNCTIONS(RESOLVE_CUBLASLT)
   g_bound = missing.empty();
   if (!g_bound) throw py::import_error("entry points missing from the libraries: " + missing);
 }

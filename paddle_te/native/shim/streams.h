@@ -29,6 +29,7 @@ class Stream {
   Stream(uintptr_t handle, py::function allocate)
       : handle(reinterpret_cast<cudaStream_t>(handle)), allocate_(std::move(allocate)) {
     check_bound();
+    int device = 0;
     check_cuda("cudaGetDevice", cudaGetDevice(&device));
     auto get = [&](int* value, DeviceAttribute attribute) {
       check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(value, attribute, device));
@@ -63,7 +64,7 @@ class Stream {
   cudaStream_t capture_handle = nullptr;  // in its place while that is captured
   bool captures = false;                  // whether it is captured at the moment
   bool has_one_workspace = false;         // whatever its size: graphs name it by its address
-  int device = 0, sm_count = 0, major = 0, minor = 0;
+  int sm_count = 0, major = 0, minor = 0;
   int gemm_sms = 0, norm_fwd_sms = 0, norm_bwd_sms = 0;  // of sm_count, those that these kernels use
 
  private:

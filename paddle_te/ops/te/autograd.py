@@ -10,7 +10,7 @@ from paddle_te.ops.te.program import Signature, TensorSpec, program_of
 from paddle_te.ops.te.recording import QuantizerSpec
 from paddle_te.ops.te.runtime import dense
 
-_asked_for = {"cuda_graphs": False, "gemm_autotune": False}  # of the ops that run now
+_asked_for = {"cuda_graphs": False}  # of the ops that run now
 
 
 @contextmanager
@@ -26,12 +26,6 @@ def cuda_graphs():
     """In this context ops that train are launched as CUDA graphs, their backward too. Not in delayed scaling's first
     step, whose programs do not come again."""
     return _asking_for("cuda_graphs")
-
-
-def gemm_autotune():
-    """In this context forward fp8 GEMMs with one scale an operand are `tuned_gemm`s of the native module: cuBLASLt's
-    algorithms are timed at the first GEMM of its sizes."""
-    return _asking_for("gemm_autotune")
 
 
 class _Apply(PyLayer):
@@ -71,5 +65,5 @@ def prepare(rt, op, tensors, settings=None, quantizers=(), tp=None, fuse_wgrad_a
     train = paddle.is_grad_enabled() and not all([spec is None or spec.stop_gradient for spec in specs])
     of_gemms = tuple([q if q is None else QuantizerSpec.of(q, tp) for q in quantizers])
     first_step = any([q is not None and q.only_first_step for q in of_gemms])
-    launched = _asked_for["cuda_graphs"] and train and not first_step, _asked_for["gemm_autotune"]
-    return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings, *launched))
+    as_graphs = _asked_for["cuda_graphs"] and train and not first_step
+    return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings, as_graphs))

@@ -101,9 +101,6 @@ def grad_output(rt, dy, code, quantizers, tp, weight, dbias=None):
 def _fprop(rt, x, weight, out, accumulate=False, transpose_y=True, bias=None):
     """Into the native `out`. bias: a tensor, to be added."""
     epilogue = () if bias is None else (rt.view(bias, tuple(bias.shape), DTYPES[bias.dtype]),)
-    if rt.gemm_autotune and isinstance(x, Float8Matrix) and not x.split_accumulator:
-        rt.te.tuned_gemm(weight.native, x.native, out, transpose_y, rt.stream, accumulate, *epilogue)
-        return
     options = accumulate, x.split_accumulator, *epilogue
     rt.te.gemm(weight.native, x.native, out, transpose_y, False, rt.stream, *options)
 

@@ -39,7 +39,6 @@ class Signature(NamedTuple):
     tensors: TensorSpecs, None for no tensor. quantizers: QuantizerSpecs of the GEMMs, None for one that is not in fp8.
     tp: a TensorParallel or None. train: whether a backward may follow. fuse: whether weights' gradients go to their
     main_grad. settings: the op's own record. cuda_graphs: whether its calls are launched as CUDA graphs.
-    gemm_autotune: a Recorder's.
     """
 
     tensors: tuple
@@ -49,7 +48,6 @@ class Signature(NamedTuple):
     fuse: bool
     settings: Any
     cuda_graphs: bool = False
-    gemm_autotune: bool = False
 
 
 class _Backward(NamedTuple):
@@ -74,7 +72,7 @@ class Program:
         if any(signature.quantizers):
             native.load(fp8=True)  # or BackendUnavailable, before the first kernel
         self.train, self._op, self._lock = signature.train, op, threading.Lock()
-        self._recorder = Recorder(rt.te, signature.gemm_autotune)
+        self._recorder = Recorder(rt.te)
         self._cuda_graphs = signature.cuda_graphs
         self.inputs = inputs = self._placeholders(signature)
         (outputs, self._saved), calls, allocated = self._recorder.record(rt, op.forward, inputs, signature.settings)

@@ -115,12 +115,10 @@ class _Calls:
 
 
 class Recorder(runtime.Runtime):
-    """In the place of a Runtime, while an op's functions run on Placeholders. count: of their indices, from 0.
-    gemm_autotune: whether forward fp8 GEMMs with one scale an operand are those whose algorithms are timed."""
+    """In the place of a Runtime, while an op's functions run on Placeholders. count: of their indices, from 0."""
 
-    def __init__(self, native, gemm_autotune=False):
-        self.te, self._native = _Calls(self._take_down), native
-        self.count, self.gemm_autotune = 1, gemm_autotune
+    def __init__(self, native):
+        self.te, self._native, self.count = _Calls(self._take_down), native, 1
         self._indices_of = {}  # native tensor -> the indices of the memory it lies in
 
     def record(self, rt, function, *arguments):

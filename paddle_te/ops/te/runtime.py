@@ -51,10 +51,7 @@ class Runtime:
     te: the native module; stream: its Stream; place: where results are allocated.
     tensor: native tensors, by the arguments of te.Tensor. They own no memory, so that equal arguments make equal
     tensors, and a training's steps get the same addresses again and again: most were made before.
-    gemm_autotune: see Recorder, which stands in for this.
     """
-
-    gemm_autotune = False
 
     def __init__(self, raw_stream):
         self.te = native.load()

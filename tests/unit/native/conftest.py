@@ -90,7 +90,7 @@ def unbound_shim(tmp_path_factory):
 @pytest.fixture(scope="session")
 def fake_shim(fake_library, unbound_shim):
     module = unbound_shim()
-    module.bind(*[fake_library._handle] * 4)
+    module.bind(*[fake_library._handle] * 3)
     return module
 
 

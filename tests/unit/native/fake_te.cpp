@@ -254,26 +254,8 @@ EXPORT void nvte_quantize_dbias(T input, T output, T dbias, T ws, T stream) {
     if (query(ws, 4)) return record(#name " query"); /* float32 too */   \
     record(#name, grad, input, output, dbias, ws, number(stream));       \
   }
-
-// A cuBLASLt whose algorithms the test says. Memory has one number as its contents: what has been put there last.
-struct Algorithm {
-  float ms;
-  int contents, split_k, reduction_scheme, status;
-};
-static std::vector<Algorithm> g_algorithms;
-static std::map<uintptr_t, int> g_contents;
-static double g_clock = 0;             // milliseconds that algorithms have taken
-static std::map<T, double> g_records;  // of events
-static int g_descriptions = 0;         // that live
-static void multiply(const void* d, float beta, int contents) {
-  int& of_d = g_contents[reinterpret_cast<uintptr_t>(d)];
-  of_d = (beta ? 3 * of_d + contents : contents) % 251;
-}
-
 EXPORT void nvte_cublas_gemm_v2(int ta, int tb, const float* alpha, T a, T b, const float* beta, T c, T d, T ws,
                                 void* config, T stream) {
-  if (!g_algorithms.empty())
-    multiply(g_tensors.at(reinterpret_cast<uintptr_t>(d)).at(0).data_ptr, *beta, g_algorithms[0].contents);
   record("nvte_cublas_gemm_v2", ta, tb, *alpha, a, b, *beta, c, d, ws, attributes(config), number(stream));
 }
 #define TWO(name) \
@@ -322,13 +304,7 @@ static int cuda(int ok = 0) {
   return code;
 }
 EXPORT int cudaMemcpyAsync(void* to, const void* from, size_t n, int kind, T stream) {
-  record("cudaMemcpyAsync", number(kind == 2 ? nullptr : to), number(from), n, kind, number(stream));
-  auto source = g_contents.upper_bound(reinterpret_cast<uintptr_t>(from));
-  const int contents = source == g_contents.begin() ? 0 : std::prev(source)->second;
-  if (kind == 2)  // to the host
-    memset(to, contents, n);
-  else
-    g_contents[reinterpret_cast<uintptr_t>(to)] = contents;
+  record("cudaMemcpyAsync", number(to), number(from), n, kind, number(stream));
   return cuda();
 }
 EXPORT int cudaMemsetAsync(void* to, int value, size_t n, T stream) {
@@ -365,11 +341,6 @@ EXPORT int cudaEventSynchronize(T event) {
 }
 EXPORT int cudaEventRecord(T event, T stream) {
   record("cudaEventRecord", number(event), number(stream));
-  g_records[event] = g_clock;
-  return cuda();
-}
-EXPORT int cudaEventElapsedTime(float* ms, T begin, T end) {
-  *ms = g_records.at(end) - g_records.at(begin);
   return cuda();
 }
 EXPORT int cudaEventDestroy(T event) {
@@ -435,104 +406,6 @@ EXPORT int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsign
          "[" + values + "]", extra != nullptr);
   return cuda();
 }
-
-EXPORT void fake_algorithm(float ms, int contents, int split_k, int reduction_scheme, int status) {
-  g_algorithms.push_back({ms, contents, split_k, reduction_scheme, status});
-}
-EXPORT void fake_no_algorithms() { g_algorithms.clear(); }
-EXPORT void fake_put(const void* address, int contents) { g_contents[reinterpret_cast<uintptr_t>(address)] = contents; }
-EXPORT int fake_contents(const void* address) { return g_contents[reinterpret_cast<uintptr_t>(address)]; }
-EXPORT int fake_live_descriptions() { return g_descriptions; }
-
-// What a product, a layout or a preference has been told.
-struct Described {
-  std::string created;
-  std::map<int, std::pair<size_t, long long>> attributes;
-  std::string show() const {
-    std::string text = "{\"created\": [" + created + "]";
-    for (auto& [attribute, value] : attributes)
-      text += ", \"" + std::to_string(attribute) + "\": [" + std::to_string(value.first) + ", " +
-              std::to_string(value.second) + "]";
-    return text + "}";
-  }
-};
-static std::string described(const void* object) { return static_cast<const Described*>(object)->show(); }
-static int create_described(void** object, const std::string& created) {
-  *object = new Described{created, {}};
-  g_descriptions++;
-  return 0;
-}
-static int destroy_described(void* object) {
-  delete static_cast<Described*>(object);
-  g_descriptions--;
-  return 0;
-}
-static int set_described(void* object, int attribute, const void* value, size_t size) {
-  long long number = 0;
-  memcpy(&number, value, size);  // little-endian, and none is negative
-  static_cast<Described*>(object)->attributes[attribute] = {size, number};
-  return 0;
-}
-EXPORT int cublasLtCreate(void** handle) {
-  *handle = reinterpret_cast<void*>(0x9000);
-  return 0;
-}
-EXPORT int cublasLtMatmulDescCreate(void** product, int compute, int scale) {
-  return create_described(product, std::to_string(compute) + ", " + std::to_string(scale));
-}
-EXPORT int cublasLtMatmulDescSetAttribute(void* product, int attribute, const void* value, size_t size) {
-  return set_described(product, attribute, value, size);
-}
-EXPORT int cublasLtMatmulDescDestroy(void* product) { return destroy_described(product); }
-EXPORT int cublasLtMatrixLayoutCreate(void** layout, int type, uint64_t rows, uint64_t cols, int64_t ld) {
-  std::ostringstream out;
-  out << type << ", " << rows << ", " << cols << ", " << ld;
-  return create_described(layout, out.str());
-}
-EXPORT int cublasLtMatrixLayoutDestroy(void* layout) { return destroy_described(layout); }
-EXPORT int cublasLtMatmulPreferenceCreate(void** preference) { return create_described(preference, ""); }
-EXPORT int cublasLtMatmulPreferenceSetAttribute(void* preference, int attribute, const void* value, size_t size) {
-  return set_described(preference, attribute, value, size);
-}
-EXPORT int cublasLtMatmulPreferenceDestroy(void* preference) { return destroy_described(preference); }
-struct Heuristic {
-  unsigned long long algorithm[8];
-  size_t workspace;
-  int state;
-  float waves;
-  int reserved[4];
-};
-EXPORT int cublasLtMatmulAlgoGetHeuristic(void*, void* product, void* a, void* b, void* c, void* d, void* preference,
-                                          int wanted, Heuristic* results, int* found) {
-  record("cublasLtMatmulAlgoGetHeuristic", described(product), described(a), described(b), described(c), described(d),
-         described(preference), wanted);
-  *found = 0;
-  for (size_t i = 0; i < g_algorithms.size() && *found < wanted; i++)
-    results[(*found)++] = {{i, 0, 0, 0, 0, 0, 0, 77}, 0, 0, 0, {}};
-  return 0;
-}
-EXPORT int cublasLtMatmulAlgoConfigGetAttribute(const void* algorithm, int attribute, void* value, size_t size,
-                                                size_t* written) {
-  const Algorithm& of = g_algorithms.at(*static_cast<const unsigned long long*>(algorithm));
-  if (size != 4 || (attribute != 2 && attribute != 3)) return 7;
-  *static_cast<int*>(value) = attribute == 2 ? of.split_k : of.reduction_scheme;
-  *written = size;
-  return 0;
-}
-EXPORT int cublasLtMatmul(void* handle, void* product, const void* alpha, const void* a, void* of_a, const void* b,
-                          void* of_b, const void* beta, const void* c, void* of_c, void* d, void* of_d,
-                          const unsigned long long* algorithm, void* workspace, size_t bytes, T stream) {
-  const Algorithm& of = g_algorithms.at(algorithm[0]);
-  record("cublasLtMatmul", number(handle), described(product), *static_cast<const float*>(alpha), number(a),
-         described(of_a), number(b), described(of_b), *static_cast<const float*>(beta), number(c), described(of_c),
-         number(d), described(of_d), int(algorithm[7] == 77 ? algorithm[0] : -1), number(workspace), bytes,
-         number(stream));
-  if (of.status) return of.status;
-  g_clock += of.ms;
-  multiply(d, *static_cast<const float*>(beta), of.contents);
-  return cuda();
-}
-EXPORT const char* cublasLtGetStatusString(int) { return "a status"; }
 EXPORT int cuGetErrorString(int, const char** text) {
   *text = "launch failed";
   return 0;

@@ -10,7 +10,6 @@ from paddle_te.native import library
 from paddle_te.native.types import DType, Mask, QKVLayout, ScalingMode
 
 PROGRAM = r"""
-#include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -50,21 +49,16 @@ template <class R, class... A> struct Types<R(A...)> { using list = List<R, A...
   static_assert(equal(Types<std::remove_pointer_t<decltype(shim::name)>>::list{},            \
                       Types<std::remove_pointer_t<decltype(&::name)>>::list{}), #name);
 TE_FUNCTIONS(CHECK_FUNCTION) CUDART_FUNCTIONS(CHECK_FUNCTION) DRIVER_FUNCTIONS(CHECK_FUNCTION)
-CUBLASLT_FUNCTIONS(CHECK_FUNCTION)
 
 #define SAME(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs), #theirs);
 @ENUMERATORS@
 static_assert(sizeof(shim::NVTEShape) == sizeof(NVTEShape) &&
               sizeof(shim::NVTEBasicTensor) == sizeof(NVTEBasicTensor) &&
-              sizeof(shim::NVTETensorPack) == sizeof(NVTETensorPack) &&
-              sizeof(shim::LtHeuristic) == sizeof(cublasLtMatmulHeuristicResult_t), "sizes");
+              sizeof(shim::NVTETensorPack) == sizeof(NVTETensorPack), "sizes");
 static_assert(offsetof(shim::NVTEBasicTensor, dtype) == offsetof(NVTEBasicTensor, dtype) &&
               offsetof(shim::NVTEBasicTensor, shape) == offsetof(NVTEBasicTensor, shape) &&
               offsetof(shim::NVTEShape, ndim) == offsetof(NVTEShape, ndim) &&
-              offsetof(shim::NVTETensorPack, size) == offsetof(NVTETensorPack, size) &&
-              sizeof(shim::LtHeuristic::algorithm) == sizeof(cublasLtMatmulAlgo_t) &&
-              offsetof(shim::LtHeuristic, algorithm) == offsetof(cublasLtMatmulHeuristicResult_t, algo) &&
-              offsetof(shim::LtHeuristic, state) == offsetof(cublasLtMatmulHeuristicResult_t, state), "offsets");
+              offsetof(shim::NVTETensorPack, size) == offsetof(NVTETensorPack, size), "offsets");
 """
 
 TENSOR_PARAMS = "RowwiseData ColumnwiseData Scale Amax RowwiseScaleInv ColumnwiseScaleInv".split()
@@ -104,31 +98,6 @@ CONSTANTS = [
     ("kMultiProcessorCount", "cudaDevAttrMultiProcessorCount"),
     ("kComputeCapabilityMajor", "cudaDevAttrComputeCapabilityMajor"),
     ("kComputeCapabilityMinor", "cudaDevAttrComputeCapabilityMinor"),
-    ("kLtTransA", "CUBLASLT_MATMUL_DESC_TRANSA"),
-    ("kLtTransB", "CUBLASLT_MATMUL_DESC_TRANSB"),
-    ("kLtEpilogue", "CUBLASLT_MATMUL_DESC_EPILOGUE"),
-    ("kLtBiasPointer", "CUBLASLT_MATMUL_DESC_BIAS_POINTER"),
-    ("kLtSMCountTarget", "CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET"),
-    ("kLtAScalePointer", "CUBLASLT_MATMUL_DESC_A_SCALE_POINTER"),
-    ("kLtBScalePointer", "CUBLASLT_MATMUL_DESC_B_SCALE_POINTER"),
-    ("kLtFastAccum", "CUBLASLT_MATMUL_DESC_FAST_ACCUM"),
-    ("kLtBiasDataType", "CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE"),
-    ("kLtMaxWorkspace", "CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES"),
-    ("kLtAlignmentA", "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES"),
-    ("kLtAlignmentB", "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES"),
-    ("kLtAlignmentC", "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES"),
-    ("kLtAlignmentD", "CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES"),
-    ("kLtSplitK", "CUBLASLT_ALGO_CONFIG_SPLITK_NUM"),
-    ("kLtReductionScheme", "CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME"),
-    ("0", "CUBLASLT_REDUCTION_SCHEME_NONE"),
-    ("kLtNoEpilogue", "CUBLASLT_EPILOGUE_DEFAULT"),
-    ("kLtBias", "CUBLASLT_EPILOGUE_BIAS"),
-    ("kCuda32F", "CUDA_R_32F"),
-    ("kCuda16F", "CUDA_R_16F"),
-    ("kCuda16BF", "CUDA_R_16BF"),
-    ("kCudaE4M3", "CUDA_R_8F_E4M3"),
-    ("kCudaE5M2", "CUDA_R_8F_E5M2"),
-    ("kCompute32F", "CUBLAS_COMPUTE_32F"),
     ("kE4M3", "kNVTEFloat8E4M3"),
     ("kE5M2", "kNVTEFloat8E5M2"),
     ("kByte", "kNVTEByte"),
@@ -146,11 +115,7 @@ def includes():
     cuda = library.include_folder(library.cuda_major(te))
     if not cuda or not (Path(cuda) / "cuda.h").is_file():
         pytest.skip("CUDA's headers are not installed")
-    of_cublas = [cuda, *(path for folder in library.nvidia_folders() for path in Path(folder).glob("*/include"))]
-    of_cublas = [folder for folder in of_cublas if (Path(folder) / "cublasLt.h").is_file()]
-    if not of_cublas:
-        pytest.skip("cuBLAS's headers are not installed")
-    return [headers, cuda, of_cublas[0]]
+    return [headers, cuda]
 
 
 def attributes(source, kind):
@@ -163,7 +128,7 @@ def test_declarations(gxx, tmp_path):
     shim = Path(library.__file__).parent / "shim"
     source = (shim / "activations.h").read_text() + (shim / "declarations.h").read_text()
     declarations = re.sub(r"#pragma once|#include .*", "", source)
-    pairs = [(ours if ours.isdigit() else f"shim::{ours}", theirs) for ours, theirs in CONSTANTS]
+    pairs = [(f"shim::{ours}", theirs) for ours, theirs in CONSTANTS]
     pairs += [(f"shim::k{name}", f"kNVTE{name}") for name in TENSOR_PARAMS]
     pairs += [
         (f"shim::k{kind}{name}", f"kNVTEFusedAttn{kind}Params{LONG.get(name, name)}")

@@ -887,10 +887,10 @@ def test_unbound(unbound_shim, fake_library):
     for create in (lambda: module.Tensor(0, (), 0), lambda: module.Stream(0, print)):
         with pytest.raises(ImportError, match="load.* has not been called"):
             create()
-    module.bind(*[fake_library._handle] * 4)
+    module.bind(*[fake_library._handle] * 3)
     module.Tensor(0, (), 0)
     with pytest.raises(ImportError, match="already bound"):
-        module.bind(*[fake_library._handle] * 4)
+        module.bind(*[fake_library._handle] * 3)
 
 
 def test_missing_entry_points(unbound_shim, fake_library, tmp_path, gxx):
@@ -900,7 +900,7 @@ def test_missing_entry_points(unbound_shim, fake_library, tmp_path, gxx):
     subprocess.run([gxx, "-shared", "-fPIC", source, "-o", library], check=True)
     module, handle = unbound_shim(), ctypes.CDLL(str(library))._handle
     with pytest.raises(ImportError, match="nvte_create_tensor, .*nvte_fused_attn_bwd_v2") as error:
-        module.bind(handle, *[fake_library._handle] * 3)
+        module.bind(handle, *[fake_library._handle] * 2)
     assert "nvte_dequantize" not in str(error.value) and "cuda" not in str(error.value)
     with pytest.raises(ImportError):
         module.Tensor(0x1000, (1,), BF16)

@@ -90,8 +90,6 @@ class PreTrainingArguments(TrainingArguments):
                 "--cuda_graphs true needs --transformer_engine_backend transformer_engine: its programs alone are "
                 "launched as graphs"
             )
-        if self.gemm_autotune:
-            self._check_gemm_autotune()
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":
@@ -236,15 +234,6 @@ class PreTrainingArguments(TrainingArguments):
         multiple = fp8_multiple(self) * (self.tensor_parallel_degree if self.sequence_parallel else 1)
         if self.mlp_chunk_tokens % multiple:
             raise ValueError(f"{flag}: it must be a multiple of {multiple}, of which each rank's GEMMs have a share")
-
-    def _check_gemm_autotune(self):
-        if self.transformer_engine_backend != "transformer_engine":
-            raise ValueError("--gemm_autotune true needs --transformer_engine_backend transformer_engine")
-        if not self.use_fp8 or self.fp8_recipe == "block":
-            raise ValueError(
-                "--gemm_autotune true needs --use_fp8 true with --fp8_recipe delayed or current: the algorithms of no "
-                "other GEMMs are timed"
-            )
 
     def _check_offload(self):
         flag = f"--offload_activations {self.offload_activations}"

@@ -90,16 +90,10 @@ def check_together(model_args, data_args, training_args):
             "--optim_moments int8 with --lora true --unified_checkpoint true: PaddleNLP, which loads such checkpoints, "
             "does not know blocks of 8 bits; leave one of them out"
         )
-    one_length = data_args.pad_to_max_length or data_args.zero_padding
-    if training_args.cuda_graphs and not one_length:
+    if training_args.cuda_graphs and not (data_args.pad_to_max_length or data_args.zero_padding):
         raise ValueError(
             "--cuda_graphs true needs --pad_to_max_length true or --zero_padding true: batches of each length have "
             "graphs of their own, which would not come again"
-        )
-    if training_args.gemm_autotune and not one_length:
-        raise ValueError(
-            "--gemm_autotune true needs --pad_to_max_length true or --zero_padding true: the GEMMs of each length "
-            "would be timed"
         )
     if model_args.lora and model_args.lora_dropout:
         _check_dropout(training_args)

@@ -16,7 +16,6 @@ from paddle_te.options import LayerOptions
 logger = logging.getLogger(__name__)
 
 KERNELS = "kernels.json"
-GEMMS = {"gemm", "tuned_gemm"}  # what the native module calls them
 
 
 class ProfilerCallback(TrainerCallback):
@@ -287,7 +286,7 @@ class KernelsCallback(TrainerCallback):
 
     def summary(self, step):
         """What kernels.json holds."""
-        gemms = {precision: count for (name, precision), count in self.counts.items() if name in GEMMS}
+        gemms = {precision: count for (name, precision), count in self.counts.items() if name == "gemm"}
         return {
             "step": step,
             "backend": self.backend,

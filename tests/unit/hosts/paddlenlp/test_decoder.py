@@ -13,7 +13,6 @@ from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayerPipe
 from paddle_te.models.decoder import fp8_recipe, rotary_embedding
 from paddle_te.ops.te import quantized
-from paddle_te.ops.te.counting import count_entry_points
 from tests import emulated_te, rope_formulas
 from tests.te_weights import copy_layer, randomise, relative, te_gradients
 from tests.unit.hosts.paddlenlp.native import FAMILIES, paddlenlps, tiny_config
@@ -239,18 +238,3 @@ def test_machines_with_block_scaling(monkeypatch, capability, cublas, message):
         return
     with pytest.raises(ValueError, match=f"fp8_recipe=block needs {message}; .*delayed or"):
         model_class(config).decoder_class(config)
-
-
-def test_fp8_gemms_are_timed_in_training_alone(monkeypatch, seed):
-    """A model that was trained so is evaluated without."""
-    emulated_te.install(monkeypatch.setattr)
-    config = tiny_config(use_fp8=True, gemm_autotune=True, transformer_engine_backend="transformer_engine")
-    layer = model_class(config).decoder_class(config)
-    layer.to(dtype="bfloat16")
-    paddle.seed(seed)
-    x = paddle.randn([2, 16, config.hidden_size]).astype("bfloat16")
-    for training in (True, False):
-        layer.train() if training else layer.eval()
-        with count_entry_points() as counts:
-            layer.compute(x)
-        assert (counts["tuned_gemm", "fp8"], counts["gemm", "fp8"]) == ((4, 0) if training else (0, 4))

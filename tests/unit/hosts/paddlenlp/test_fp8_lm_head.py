@@ -89,16 +89,6 @@ def test_main_gradients_and_the_kept_weight(seed, monkeypatch):
     np.testing.assert_allclose(head.weight.main_grad.numpy(), want, rtol=1e-5, atol=1e-4)
 
 
-def test_the_heads_gemm_is_timed_in_training_alone(seed, monkeypatch):
-    emulated_te.install(monkeypatch.setattr)
-    head, _, x, _ = head_alone(seed, "transformer_engine", False, gemm_autotune=True)
-    for training in (True, False):
-        head.train() if training else head.eval()
-        with count_entry_points() as counts:
-            head(x)
-        assert (counts["tuned_gemm", "fp8"], counts["gemm", "fp8"]) == ((1, 0) if training else (0, 1))
-
-
 @both_layouts
 @recipes
 def test_near_a_head_in_the_activations_precision(seed, recipe, tied):
