@@ -14,9 +14,11 @@ no NumPy: the launcher reads manifests, too.
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import xxhash
 
@@ -42,7 +44,7 @@ class FileRecord:
     """One file: its size in bytes and its checksum, 32 hexadecimal digits."""
 
     size: int = typed.at_least(0)
-    xxh3_128: str
+    xxh3_128: str  # type: ignore[misc]  # at_least(0) gives no default, which mypy cannot know
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Run:
     number their order was made. gradient_norm: the last one, where the update clips by it.
     """
 
-    model: dict | None = None
+    model: dict[str, Any] | None = None
     layout: dict[str, bool | int | str] | None = None
     step: int | None = typed.at_least(0, None)
-    data: dict | None = None
+    data: dict[str, Any] | None = None
     samples: int | None = typed.at_least(1, None)
     gradient_norm: float | None = None
 
@@ -66,10 +68,10 @@ class Manifest:
     """files: {name relative to the folder: FileRecord}; run: {topic: what a manifest says of the run about it}."""
 
     files: dict[str, FileRecord]
-    run: dict
+    run: dict[str, Any]
 
-    def text(self):
-        """The content of manifest.json, as bytes."""
+    def text(self) -> bytes:
+        """Return the content of manifest.json, as bytes."""
         files = {name: asdict(record) for name, record in sorted(self.files.items())}
         return (json.dumps({"version": VERSION, "files": files, "run": self.run}, indent=1) + "\n").encode()
 
@@ -83,16 +85,16 @@ class _Content:
     run: Run
 
 
-def seal(text):
-    """What the mark of a complete checkpoint says of its manifest's bytes."""
+def seal(text: bytes) -> str:
+    """Return what the mark of a complete checkpoint says of its manifest's bytes."""
     return xxhash.xxh3_128(text).hexdigest()
 
 
-def record(path, copy=None):
-    """The FileRecord of a file, read once; copy: an open binary file that gets what is read."""
+def record(path: str | Path, copy: BinaryIO | None = None) -> FileRecord:
+    """Read a file once and return its FileRecord. copy: an open binary file that gets what is read."""
     digest, size, block = xxhash.xxh3_128(), 0, memoryview(bytearray(BLOCK))
     with open_file(path) as file:
-        while count := file.readinto(block):
+        while count := file.readinto(block):  # type: ignore[attr-defined]  # BinaryIO's stub lacks it
             digest.update(block[:count])
             size += count
             if copy is not None:
@@ -100,22 +102,22 @@ def record(path, copy=None):
     return FileRecord(size, digest.hexdigest())
 
 
-def file_names(folder):
-    """The names of a checkpoint's files relative to its folder, in order; not the manifest and no mark."""
+def file_names(folder: str | Path) -> list[str]:
+    """Return the names of a checkpoint's files relative to its folder, in order, without the manifest and marks."""
     folder = Path(folder)
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if name != MANIFEST and not name.startswith("."))
 
 
-def records(folder, names, threads=THREADS):
-    """{name: FileRecord} of some of a folder's files."""
+def records(folder: str | Path, names: Iterable[str], threads: int = THREADS) -> dict[str, FileRecord]:
+    """Return {name: FileRecord} of some of a folder's files."""
     names = list(names)
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(names, pool.map(lambda name: record(Path(folder) / name), names), strict=True))
 
 
-def sync(path):
-    """Writes a file, or a folder's list of names, through to the disk."""
+def sync(path: str | Path) -> None:
+    """Write a file, or a folder's list of names, through to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -123,8 +125,8 @@ def sync(path):
         os.close(descriptor)
 
 
-def write_through(path, content):
-    """A small file that is there whole or not at all."""
+def write_through(path: Path, content: bytes) -> None:
+    """Write a small file that is there whole or not at all."""
     partial = path.with_name(f".{path.name.lstrip('.')}.partial")
     partial.write_bytes(content)
     sync(partial)
@@ -132,15 +134,15 @@ def write_through(path, content):
     sync(path.parent)
 
 
-def mark_complete(folder, manifest):
-    """Writes the Manifest of a checkpoint whose files are all on the disk, and then its mark."""
+def mark_complete(folder: str | Path, manifest: Manifest) -> None:
+    """Write the Manifest of a checkpoint whose files are all on the disk, and then its mark."""
     folder, text = Path(folder), manifest.text()
     write_through(folder / MANIFEST, text)
     write_through(folder / COMPLETE_MARK, seal(text).encode())
 
 
-def read(folder):
-    """The folder's Manifest; None for a checkpoint of a version that wrote none.
+def read(folder: str | Path) -> Manifest | None:
+    """Return the folder's Manifest; None for a checkpoint of a version that wrote none.
 
     Raises CheckpointDamaged where the manifest is not the one that the mark names.
     """
@@ -161,7 +163,7 @@ def read(folder):
         raise CheckpointDamaged(f"{MANIFEST}: {error}") from error
 
 
-def _parse(content):
+def _parse(content: Any) -> Manifest:
     """The Manifest in what manifest.json holds. Raises ValueError for what is none."""
     version = typed.read(dict, content).get("version")
     if type(version) is int and version > VERSION:
@@ -174,8 +176,10 @@ def _parse(content):
     return Manifest(files, content["run"])
 
 
-def damage(folder, level="full", rank=0, ranks=1):
-    """In what a complete checkpoint differs from its manifest, a line each; [] for a good one, or one without manifest.
+def damage(folder: str | Path, level: str = "full", rank: int = 0, ranks: int = 1) -> list[str]:
+    """Return a line for each difference between a complete checkpoint and its manifest.
+
+    The list is empty for a good checkpoint, and for one without a manifest.
 
     level: "full" compares sizes and checksums; "size" looks for missing files and other sizes; "none" asks of the
         manifest only that it is whole.
@@ -192,7 +196,7 @@ def damage(folder, level="full", rank=0, ranks=1):
         return [str(error)]
 
 
-def _wrong_sizes(folder, manifest):
+def _wrong_sizes(folder: Path, manifest: Manifest) -> list[str]:
     there, wrong = set(file_names(folder)), []
     for name, entry in manifest.files.items():
         if name not in there:
@@ -203,9 +207,11 @@ def _wrong_sizes(folder, manifest):
     return wrong + [f"{name} was not saved with it" for name in foreign]
 
 
-def steps(folder, manifest):
-    """{what says so: step} of the names of a checkpoint's folder, where links lead too, and of its Manifest or None."""
-    found = {}
+def steps(folder: str | Path, manifest: Manifest | None) -> dict[str, int]:
+    """Return the step of a checkpoint as {what says so: step}.
+
+    These are its folder's name, the name of the folder where a link leads, and its Manifest."""
+    found: dict[str, int] = {}
     for what, path in (
         ("its folder's name", Path(folder).absolute()),
         ("the folder that it links to", real_path(folder)),
@@ -217,20 +223,20 @@ def steps(folder, manifest):
     return found
 
 
-def contradiction(steps):
-    """[a line] where what `steps` says is not of one step; [] where it is."""
+def contradiction(steps: Mapping[str, int]) -> list[str]:
+    """Return [a line] where the results of `steps` are not all one step; [] where they are."""
     if len({*steps.values()}) < 2:
         return []
     said = ", ".join(f"{name} says step {step}" for name, step in steps.items())
     return [f"{said}: give a folder that was renamed the name that it had"]
 
 
-def share(sizes, rank, ranks):
-    """Of {name: size} the names that one of several processes reads; each gets about as many bytes."""
+def share(sizes: Mapping[str, int], rank: int, ranks: int) -> list[str]:
+    """Return those names of {name: size} that one of several processes reads; each gets about as many bytes."""
     return sorted(sizes, key=lambda name: (-sizes[name], name))[rank::ranks]
 
 
-def _wrong_checksums(folder, manifest, rank, ranks):
+def _wrong_checksums(folder: Path, manifest: Manifest, rank: int, ranks: int) -> list[str]:
     mine = share({name: entry.size for name, entry in manifest.files.items()}, rank, ranks)
     found = records(folder, mine)
     return [

@@ -1,8 +1,10 @@
 """Tables for a terminal."""
 
+from collections.abc import Sequence
 
-def in_columns(rows, rule=False):
-    """The lines of a table: cells left-aligned, columns two spaces apart.
+
+def in_columns(rows: Sequence[Sequence[str]], rule: bool = False) -> list[str]:
+    """Return the lines of a table: cells left-aligned, columns two spaces apart.
 
     rows: of strings, equally many each; the header is the first. rule: a line of dashes stands below the header.
     """

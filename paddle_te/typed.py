@@ -1,5 +1,7 @@
-"""Reads what JSON files hold as dataclasses: each name known and said once, each value of its field's type and within
-its bounds."""
+"""Read the content of JSON files as dataclasses.
+
+Each name must be known and said once, each value have its field's type and keep within its bounds.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import typing
 from collections import Counter
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 WORDS = {
     int: "a whole number",
@@ -27,13 +30,13 @@ DIGITS = 40  # that a whole number may have
 
 
 class NotAsDeclared(ValueError):
-    """A value that its dataclass does not allow.
+    """Report a value that its dataclass does not allow.
 
     name: the value's, from the file's top down. shown: the value, shortened; None where the name itself is at fault.
     wanted: what the value must be, or what is wrong with the name.
     """
 
-    def __init__(self, name: str, shown: str | None, wanted: str):
+    def __init__(self, name: str, shown: str | None, wanted: str) -> None:
         self.name, self.shown, self.wanted = name, shown, wanted
         super().__init__(f"{name or 'it'} is {wanted if shown is None else f'{shown}: it must be {wanted}'}")
 
@@ -50,10 +53,10 @@ class Bounds:
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    among: tuple = ()
+    among: tuple[object, ...] = ()
 
-    def allow(self, value: object) -> bool:
-        """Whether a value of the right type keeps to them."""
+    def allow(self, value: Any) -> bool:
+        """Return whether a value of the right type keeps to them."""
         if self.among:
             return any(type(value) is type(each) and value == each for each in self.among)
         return (
@@ -65,7 +68,7 @@ class Bounds:
 
     @property
     def words(self) -> str:
-        """As they continue "a number": "from 1 to 8", "of at least 0", "above 0 and below 1"."""
+        """Say them as they continue "a number": "from 1 to 8", "of at least 0", "above 0 and below 1"."""
         if None not in (self.least, self.most):
             return f"from {self.least:,} to {self.most:,}"
         limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
@@ -73,18 +76,18 @@ class Bounds:
         return "of " * given[0].startswith("at ") + " and ".join(given)
 
 
-def bounded(bounds: Bounds, default: object = MISSING) -> typing.Any:
-    """A dataclass's field for values within Bounds."""
+def bounded(bounds: Bounds, default: object = MISSING) -> Any:
+    """Return a dataclass's field for values within Bounds."""
     return field(default=default, metadata={"bounds": bounds})
 
 
-def at_least(least: float, default: object = MISSING) -> typing.Any:
-    """A dataclass's field for numbers of at least `least`."""
+def at_least(least: float, default: object = MISSING) -> Any:
+    """Return a dataclass's field for numbers of at least `least`."""
     return bounded(Bounds(least), default)
 
 
 def load(path: Path, most: int | None = None) -> object:
-    """The content of a JSON file in UTF-8, in which no object names a key twice and all numbers are finite.
+    """Return the content of a JSON file in UTF-8, in which no object names a key twice and all numbers are finite.
 
     most: bytes that the file may have. Raises NotJson, and OSError for a file that cannot be opened.
     """
@@ -96,7 +99,7 @@ def load(path: Path, most: int | None = None) -> object:
 
 
 def parse(data: bytes) -> object:
-    """`load` of a file's bytes."""
+    """Return the content of a JSON file's bytes, as `load` does."""
     if not data.strip():
         raise NotJson("is empty")
     try:
@@ -115,7 +118,7 @@ def parse(data: bytes) -> object:
         raise NotJson(f"is not JSON: {start}") from error
 
 
-def _object(pairs):
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
@@ -123,31 +126,33 @@ def _object(pairs):
     return found
 
 
-def _constant(name):
+def _constant(name: str) -> float:
     raise NotJson(f"holds {name}, which is no number of JSON")
 
 
-def _finite(text):
+def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
         raise NotJson(f"holds {short(text)}, a number that is too large")
     return value
 
 
-def _whole(text):
+def _whole(text: str) -> int:
     if len(text) > DIGITS:
         raise NotJson(f"holds {short(text)}, a number that is too large")
     return int(text)
 
 
-def read(kind: typing.Any, value: object, name: str = "") -> typing.Any:
-    """`value`, as json.loads returned it, as an object of the type `kind`.
+def read(kind: Any, value: Any, name: str = "") -> Any:
+    """Return `value`, as json.loads returned it, as an object of the type `kind`.
 
-    kind: a dataclass, int, float, str, bool, list, dict, None, dict[str, …], list[…], or several of them with |.
+    kind: a dataclass, int, float, str, bool, list, dict, None, Any, dict[str, …], list[…], or several of them with |.
     name: what to call the value in messages. Raises NotAsDeclared.
     """
     if is_dataclass(kind):
         return _read_record(kind, value, name)
+    if kind is Any:
+        return value
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _read_one_of(arguments, value, name)
@@ -162,7 +167,7 @@ def read(kind: typing.Any, value: object, name: str = "") -> typing.Any:
     return value
 
 
-def _read_record(kind, value, name):
+def _read_record(kind: Any, value: Any, name: str) -> Any:
     value, known = read(dict, value, name), {entry.name: entry for entry in fields(kind)}
     for key in value:
         if key not in known:
@@ -176,7 +181,7 @@ def _read_record(kind, value, name):
     return kind(**found)
 
 
-def _read_field(kind, value, name, bounds):
+def _read_field(kind: Any, value: Any, name: str, bounds: Bounds | None) -> Any:
     if bounds is None:
         return read(kind, value, name)
     try:
@@ -190,13 +195,13 @@ def _read_field(kind, value, name, bounds):
     return found
 
 
-def wanted(kind: typing.Any, bounds: Bounds | None = None) -> str:
-    """What a field takes, as it continues "it must be": "a whole number from 1 to 8 or null"."""
+def wanted(kind: Any, bounds: Bounds | None = None) -> str:
+    """Say what a field takes, as it continues "it must be": "a whole number from 1 to 8 or null"."""
     kinds = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     return " or ".join(_words(each, bounds) for each in kinds)
 
 
-def _words(kind, bounds):
+def _words(kind: Any, bounds: Bounds | None) -> str:
     if typing.get_origin(kind) is list:
         return f"a list, each entry {_words(typing.get_args(kind)[0], bounds)}"
     words = WORDS.get(typing.get_origin(kind) or kind, WORDS[dict])
@@ -205,11 +210,11 @@ def _words(kind, bounds):
     return " or ".join(map(_in_json, bounds.among)) if bounds.among else f"{words} {bounds.words}"
 
 
-def _in_json(value):
+def _in_json(value: object) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
-def _read_one_of(kinds, value, name):
+def _read_one_of(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
     for kind in kinds:
         try:
             return read(kind, value, name)
@@ -221,7 +226,7 @@ def _read_one_of(kinds, value, name):
     raise NotAsDeclared(name, short(value), words)
 
 
-def _join(name, key):
+def _join(name: str, key: object) -> str:
     return f"{name}.{key}" if name else str(key)
 
 
@@ -231,6 +236,6 @@ _REPR.maxlevel = 3
 
 
 def short(value: object) -> str:
-    """A value as messages show it, whatever it holds: in at most 40 characters."""
+    """Return a value as messages show it, whatever it holds: in at most 40 characters."""
     text = _REPR.repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -36,11 +36,11 @@ def takes(
     def decorate(construct: Callable[[Any, Record], None]) -> Callable[Concatenate[Any, Arguments], None]:
         @wraps(construct)
         def __init__(self: Any, *args: Any, **named: Any) -> None:
-            whole = len(args) == 1 and not named and isinstance(args[0], record)  # type: ignore[arg-type]
+            whole = len(args) == 1 and not named and isinstance(args[0], record)  # type: ignore[arg-type]  # a class
             construct(self, args[0] if whole else record(*args, **named))
 
         own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-        __init__.__signature__ = signature(record).replace(  # type: ignore[attr-defined]
+        __init__.__signature__ = signature(record).replace(  # type: ignore[attr-defined]  # wraps sets one, too
             parameters=[own, *signature(record).parameters.values()], return_annotation=None
         )
         return cast("Callable[Concatenate[Any, Arguments], None]", __init__)
@@ -50,7 +50,7 @@ def takes(
 
 def part(record: Callable[..., Record], whole: Any, **others: Any) -> Record:
     """A record of a part: the fields that it shares with the whole, another record or object, and the others."""
-    names = [field.name for field in fields(record) if hasattr(whole, field.name)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(record) if hasattr(whole, field.name)]  # type: ignore[arg-type]  # a dataclass
     return record(**{name: getattr(whole, name) for name in names} | others)
 
 

@@ -1,10 +1,18 @@
-"""Whether a checkpoint's tensors make the whole model that its config.json describes.
+"""Check that a checkpoint's tensors make the whole model that its config.json describes.
 
 Nothing here decides between the two: where they contradict each other, the error names the key and the tensor.
 """
 
-from paddle_te.weights.layout import SPLIT_AXIS
-from paddle_te.weights.tensors import NUMBERS, CheckpointError, same_bytes
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paddle_te.weights.layout import SPLIT_AXIS, Layout, Slot
+from paddle_te.weights.tensors import NUMBERS, CheckpointError, Shape, StoredTensor, same_bytes
+
+if TYPE_CHECKING:
+    from paddle_te.weights.folder import Checkpoint
 
 # The keys of config.json that say how many rows a part has; of other parts, and for all columns but down's, it is one
 _ROWS = {
@@ -22,16 +30,18 @@ _COLUMNS = {"down": ("intermediate_size",)}
 _BIAS_KEYS = {"attn": "attention_bias", "attention": "attention_bias", "mlp": "mlp_bias"}
 
 
-def check_agreement(checkpoint):
-    """Raises CheckpointError unless the tensors of an opened Checkpoint are those of its config.json, all of them."""
+def check_agreement(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError unless the tensors of an opened Checkpoint are those of its config.json, all of them."""
     _check_shapes(checkpoint)
     _check_complete(checkpoint)
     _check_dtypes(checkpoint)
     _check_head(checkpoint)
 
 
-def check_biases(names, layouts, config, describe):
-    """Raises CheckpointError for a bias that a module of one of the Layouts has in the file and not in config.json.
+def check_biases(
+    names: Iterable[str], layouts: Iterable[Layout], config: Mapping[str, Any], describe: Callable[[str], str]
+) -> None:
+    """Raise CheckpointError for a bias that a module of one of the Layouts has in the file and not in config.json.
 
     names: the tensors'. describe: makes a name's text in a message.
     """
@@ -44,13 +54,13 @@ def check_biases(names, layouts, config, describe):
             )
 
 
-def _no_bias(name, config):
+def _no_bias(name: str, config: Mapping[str, Any]) -> str:
     key = next((key for word, key in _BIAS_KEYS.items() if word in name), None)
     said = f", {key}={config.get(key)!r}" if key else ""
     return f"model_type={config.get('model_type', 'llama')!r}{said}"
 
 
-def _check_shapes(checkpoint):
+def _check_shapes(checkpoint: Checkpoint) -> None:
     for name, ref, (_, slot) in _stored(checkpoint):
         expected = checkpoint.dims.slot_shape(slot, checkpoint.tp)
         if tuple(ref.shape) != expected:
@@ -63,8 +73,8 @@ def _check_shapes(checkpoint):
             )
 
 
-def _responsible(slot, found, expected):
-    """The keys of config.json behind the first axis in which two shapes of a Slot's tensor differ."""
+def _responsible(slot: Slot, found: Shape, expected: Shape) -> tuple[str, ...]:
+    """Return the keys of config.json behind the first axis in which two shapes of a Slot's tensor differ."""
     if len(found) != len(expected):
         return _WIDTH
     axis = next(axis for axis, sizes in enumerate(zip(found, expected, strict=True)) if sizes[0] != sizes[1])
@@ -73,15 +83,15 @@ def _responsible(slot, found, expected):
     return (_COLUMNS if columns else _ROWS).get(part, _WIDTH)
 
 
-def _stored(checkpoint):
-    """(name, TensorRef, (layer, Slot)) of all tensors of all ranks."""
+def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor, tuple[int | None, Slot]]]:
+    """Yield (name, StoredTensor, (layer, Slot)) of all tensors of all ranks."""
     for rank in checkpoint.ranks.values():
         for name, ref in rank.tensors.items():
             yield name, ref, checkpoint.layout.find(name)
 
 
-def _check_complete(checkpoint):
-    """Each tensor parallel rank must have every part of the model, spread over its pipeline stages."""
+def _check_complete(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError unless each tensor parallel rank has every part of the model, spread over its stages."""
     layout, layers = checkpoint.layout, checkpoint.dims.num_hidden_layers
     outside = {part for slot in layout.model for part in slot.parts if not (checkpoint.tied and part == "lm_head")}
     for tp in sorted({key[0] for key in checkpoint.ranks}, key=lambda rank: rank or 0):
@@ -98,9 +108,9 @@ def _check_complete(checkpoint):
                 raise CheckpointError(_what_is_missing(checkpoint, tp, layer, part))
 
 
-def _parts_of_rank(checkpoint, tp):
-    """{(layer, part): name of the tensor that holds it} of a tensor parallel rank's pipeline stages."""
-    found = {}
+def _parts_of_rank(checkpoint: Checkpoint, tp: int | None) -> dict[tuple[int | None, str], str]:
+    """Return {(layer, part): name of the tensor that holds it} of a tensor parallel rank's pipeline stages."""
+    found: dict[tuple[int | None, str], str] = {}
     for rank in (rank for rank in checkpoint.ranks.values() if rank.tp == tp):
         for name, ref in rank.tensors.items():
             layer, slot = checkpoint.layout.find(name)
@@ -112,7 +122,7 @@ def _parts_of_rank(checkpoint, tp):
     return found
 
 
-def _what_is_missing(checkpoint, tp, layer, part):
+def _what_is_missing(checkpoint: Checkpoint, tp: int | None, layer: int | None, part: str) -> str:
     layout = checkpoint.layout
     slot = next(slot for slot in layout.layer + layout.model if part in slot.parts)
     where = f" (rank tp{tp:02d})" if tp is not None else ""
@@ -126,9 +136,9 @@ def _what_is_missing(checkpoint, tp, layer, part):
     return text
 
 
-def _check_dtypes(checkpoint):
+def _check_dtypes(checkpoint: Checkpoint) -> None:
     """Matrices must share one dtype, which is config.json's where it names one; norms another or the same."""
-    seen = {}
+    seen: dict[str, tuple[str, StoredTensor]] = {}
     for name, ref, (_, slot) in _stored(checkpoint):
         kind = "norms" if SPLIT_AXIS[slot.parts[0]] is None else "matrices"
         first = seen.setdefault(kind, (name, ref))
@@ -140,7 +150,7 @@ def _check_dtypes(checkpoint):
     _check_said_dtype(checkpoint, *seen["matrices"])
 
 
-def _check_said_dtype(checkpoint, name, ref):
+def _check_said_dtype(checkpoint: Checkpoint, name: str, ref: StoredTensor) -> None:
     for key in ("dtype", "torch_dtype"):
         said = str((checkpoint.config or {}).get(key)).removeprefix("torch.").removeprefix("paddle.")
         if said in NUMBERS and said != ref.dtype:
@@ -150,7 +160,7 @@ def _check_said_dtype(checkpoint, name, ref):
             )
 
 
-def _check_head(checkpoint):
+def _check_head(checkpoint: Checkpoint) -> None:
     """A head that is the embedding may be stored again, but not with other numbers."""
     if not checkpoint.tied:
         return
@@ -167,6 +177,8 @@ def _check_head(checkpoint):
                 )
 
 
-def _holding(checkpoint, stored, part):
-    """Those of stored (name, TensorRef) that hold a part outside of the layers."""
+def _holding(
+    checkpoint: Checkpoint, stored: Iterable[tuple[str, StoredTensor]], part: str
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Return those of stored (name, StoredTensor) that hold a part outside of the layers."""
     return ((name, ref) for name, ref in stored if checkpoint.layout.find(name)[1].parts == (part,))

@@ -13,34 +13,40 @@ A rank that holds a slice of a flat weight, as sharding has it, divides the slic
 
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from paddle_te.weights.tensors import CheckpointError
+from paddle_te.weights.tensors import Array, CheckpointError, Shape, StoredTensor
 
 BLOCK = 256
 UNIT_BYTES = 4
 _INFINITY = 0x7F800000  # bits of float32; greater ones are NaNs
 
 
-def row_bytes(width):
-    """Bytes of a moment of a row of `width` elements."""
+def row_bytes(width: int) -> int:
+    """Return the bytes of a moment of a row of `width` elements."""
     return -(-width // 4) * 4 + -(-width // BLOCK) * UNIT_BYTES
 
 
-def moment_shape(shape):
-    """Shape of the int8 moment of a weight of a shape."""
+def moment_shape(shape: Shape) -> Shape:
+    """Return the shape of the int8 moment of a weight of a shape."""
     return (*shape[:-1], row_bytes(shape[-1])) if len(shape) else (row_bytes(1),)
 
 
-def _width(size):
-    """Of the longest row that takes `size` bytes; the true one may be up to 3 elements shorter. None: there is none."""
+def _width(size: int) -> int | None:
+    """Return the width of the longest row that takes `size` bytes; None where no row does.
+
+    The true width may be up to 3 elements less.
+    """
     width = size - -(-size // (BLOCK + UNIT_BYTES)) * UNIT_BYTES
     return width if width >= 0 and row_bytes(width) == size else None
 
 
-def unpack(moment, width):
-    """A moment as elements that can be moved like a weight's: uint64 [..., width].
+def unpack(moment: Array, width: int) -> npt.NDArray[np.uint64]:
+    """Return a moment as elements that can be moved like a weight's: uint64 [..., width].
 
     moment: int8 [..., row_bytes(width)]. An element is its code and, above that, the bits of its block's unit. One of
     code 0 is 0, whatever its block's unit is.
@@ -56,8 +62,8 @@ def unpack(moment, width):
     return np.ascontiguousarray(elements.reshape(-1, blocks * BLOCK)[:, :width]).reshape(*moment.shape[:-1], width)
 
 
-def pack(elements):
-    """A moment, int8 [..., row_bytes(width)], from elements as `unpack` has made them, uint64 [..., width].
+def pack(elements: npt.NDArray[np.uint64]) -> npt.NDArray[np.int8]:
+    """Return a moment, int8 [..., row_bytes(width)], of elements as `unpack` has made them, uint64 [..., width].
 
     Raises ValueError where elements that come to lie in a block have several units, since the block would not be exact.
     """
@@ -80,25 +86,25 @@ def pack(elements):
 
 @dataclass(frozen=True)
 class BlocksRef:
-    """A moment in a file, a TensorRef of int8, as a tensor of elements (see `unpack`) of the weight's shape."""
+    """A moment in a file, stored as int8, as a tensor of elements (see `unpack`) of the weight's shape."""
 
-    moment: object
-    shape: tuple
-    dtype = "uint64"
+    moment: StoredTensor
+    shape: Shape
+    dtype: ClassVar[str] = "uint64"
 
     @classmethod
-    def of_slice(cls, moment):
-        """Of the int8 moment of a slice, whose elements may have up to 3 zeros behind them. Raises CheckpointError."""
+    def of_slice(cls, moment: StoredTensor) -> "BlocksRef":
+        """Return the int8 moment of a slice; up to 3 zeros may follow its elements. Raises CheckpointError."""
         width = _width(prod(moment.shape))
         if width is None:
             raise CheckpointError(f"{moment.path}: {prod(moment.shape)} bytes are no moment in blocks of {BLOCK}")
         return cls(moment, (width,))
 
     @property
-    def path(self):
+    def path(self) -> Path:
         """The moment's file."""
         return self.moment.path
 
-    def read(self):
-        """uint64 of the shape. Raises as TensorRef's."""
+    def read(self) -> npt.NDArray[np.uint64]:
+        """Return uint64 of the shape. Raises as TensorRef's."""
         return unpack(self.moment.read(), self.shape[-1] if self.shape else 1).reshape(self.shape)

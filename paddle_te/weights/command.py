@@ -1,4 +1,4 @@
-"""Converts checkpoints: between layouts, file formats and degrees of parallelism.
+"""Convert checkpoints: between layouts, file formats and degrees of parallelism.
 
     python te_llama_ckpt_converter.py --mode pd2te --input_ckpt_path DIR --output_ckpt_path NEW_DIR
     python te_llama_ckpt_converter.py --inspect --input_ckpt_path DIR
@@ -20,6 +20,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from paddle_te.options.option import PATH, RANKS, WORKERS
 from paddle_te.weights import CheckpointError, convert
@@ -30,19 +31,19 @@ from paddle_te.weights.inspection import inspect
 from paddle_te.weights.tensors import NUMBERS
 
 
-def size(text):
-    """Bytes of "5GB", "500MB" or a plain number."""
+def size(text: str) -> int:
+    """Return the bytes of "5GB", "500MB" or a plain number."""
     match = re.fullmatch(r"(\d+)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
     if not match or not int(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r}: a size such as 5GB or 500MB")
     return int(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ")
 
 
-def _warn(line):
+def _warn(line: str) -> None:
     print(f"warning: {line}", file=sys.stderr)
 
 
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--input_ckpt_path", type=PATH.argument, required=True, help="folder of the checkpoint to convert"
@@ -89,16 +90,19 @@ def make_parser():
     return parser
 
 
-def _convert_adapter(input_path, output_path, arguments, parser):
-    """Makes PEFT's folder of an adapter's. Raises CheckpointError for other flags than an adapter has a use for."""
+def _convert_adapter(
+    input_path: str, output_path: str, arguments: dict[str, Any], parser: argparse.ArgumentParser
+) -> None:
+    """Make PEFT's folder of an adapter's. Raises CheckpointError for flags that an adapter has no use for."""
     used = "mode", "dtype", "verify_checkpoint", "workers"
     for name, value in arguments.items():
         if name not in used and value != parser.get_default(name):
             raise CheckpointError(f"--{name}: {input_path} holds a LoRA adapter, which it is not for; leave it out")
-    convert_adapter(input_path, output_path, *(arguments[name] for name in used[:3]), tell=_warn)
+    mode, dtype, verify_checkpoint = (arguments[name] for name in used[:3])
+    convert_adapter(input_path, output_path, mode, dtype, verify_checkpoint, tell=_warn)
 
 
-def main():
+def main() -> None:
     parser = make_parser()
     arguments = vars(parser.parse_args())
     input_path, output_path = arguments.pop("input_ckpt_path"), arguments.pop("output_ckpt_path")

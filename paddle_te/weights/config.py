@@ -1,11 +1,14 @@
-"""config.json of a converted checkpoint: the same model said in PaddleNLP's or in Hugging Face's words."""
+"""Write config.json of a converted checkpoint: the same model in PaddleNLP's or in Hugging Face's words."""
 
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from paddle_te.configs import ConfigError, check_computed, model_config, read_file
+from paddle_te.configs import ConfigError, ModelConfig, check_computed, model_config, read_file
 from paddle_te.configs.rope import check_paddlenlps_layers
 from paddle_te.configs.translation import in_paddlenlps_words, to_paddlenlp, to_transformers
+from paddle_te.weights.layout import Layout
 from paddle_te.weights.tensors import CheckpointError
 
 FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
@@ -15,13 +18,13 @@ FUSE_FLAGS = ("fuse_attention_qkv", "fuse_attention_ffn")
 RECORD = "paddle_te_native_layout"
 
 
-def fused_before(config):
-    """{flag: bool}: how a te checkpoint's native one was fused."""
+def fused_before(config: Mapping[str, Any] | None) -> dict[str, bool]:
+    """Return {flag: bool}: how a te checkpoint's native one was fused."""
     return {flag: bool((config or {}).get(RECORD, {}).get(flag)) for flag in FUSE_FLAGS}
 
 
 @contextmanager
-def _as_checkpoint_errors():
+def _as_checkpoint_errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
@@ -30,8 +33,8 @@ def _as_checkpoint_errors():
         raise CheckpointError(str(error)) from error
 
 
-def read_config(folder):
-    """The ModelConfig of a folder's config.json; None where there is none. Raises CheckpointError."""
+def read_config(folder: str | Path) -> ModelConfig | None:
+    """Return the ModelConfig of a folder's config.json; None where there is none. Raises CheckpointError."""
     path = Path(folder) / "config.json"
     if not path.exists():
         return None
@@ -39,8 +42,8 @@ def read_config(folder):
         return read_file(path)
 
 
-def native_words(config):
-    """A ModelConfig's content in PaddleNLP's words: as it is, or translated where transformers wrote it.
+def native_words(config: ModelConfig) -> dict[str, Any]:
+    """Return a ModelConfig's content in PaddleNLP's words, translated where transformers wrote it.
 
     Raises CheckpointError for a model that PaddleNLP cannot express.
     """
@@ -48,14 +51,17 @@ def native_words(config):
         return in_paddlenlps_words(config)
 
 
-def native_config(content):
-    """`native_words` of what a config.json holds. Raises CheckpointError, also for values that no model has."""
+def native_config(content: dict[str, Any]) -> dict[str, Any]:
+    """Return `native_words` of the content of a config.json.
+
+    Raises CheckpointError, also for values that no model has.
+    """
     with _as_checkpoint_errors():
         return in_paddlenlps_words(model_config(content))
 
 
-def convert_config(config, source, target, dtype):
-    """The output's config.json.
+def convert_config(config: dict[str, Any], source: Layout, target: Layout, dtype: str) -> dict[str, Any]:
+    """Return the output's config.json.
 
     Args:
         config: the input's, a dict.
@@ -74,7 +80,7 @@ def convert_config(config, source, target, dtype):
     return converted
 
 
-def _converted(config, source, target, dtype):
+def _converted(config: ModelConfig, source: Layout, target: Layout, dtype: str) -> dict[str, Any]:
     if source.kind == "hf":
         converted = to_paddlenlp(config, dtype)
     elif target.kind == "hf":
@@ -91,8 +97,8 @@ def _converted(config, source, target, dtype):
 _SENTENCEPIECE = {"hf": "tokenizer.model", "pd": "sentencepiece.bpe.model"}
 
 
-def companion_name(name, names, source, target):
-    """What a companion file of the weights, one of `names`, is called beside the target Layout's weights."""
+def companion_name(name: str, names: Collection[str], source: Layout, target: Layout) -> str:
+    """Return what a companion file of the weights, one of `names`, is called beside the target Layout's weights."""
     if (source.kind == "hf") == (target.kind == "hf"):
         return name
     theirs, ours = _SENTENCEPIECE["hf"], _SENTENCEPIECE["pd"]

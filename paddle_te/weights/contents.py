@@ -1,11 +1,12 @@
-"""Whether a file of a checkpoint can be read, and holds nothing but numbers, before Paddle or PaddleNLP loads it.
+"""Check that a file of a checkpoint can be read, and holds only numbers, before Paddle or PaddleNLP loads it.
 
-paddle.load unpickles, and a pickle is a program; what PaddleNLP is told by an index it loads, whatever it is.
+paddle.load unpickles, and a pickle is a program; PaddleNLP loads whatever file an index names.
 """
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paddle_te import commands, typed
 from paddle_te.files import real_path
@@ -31,7 +32,7 @@ COMPANIONS = re.compile(
 
 @dataclass(frozen=True)
 class TrainerState:
-    """trainer_state.json, as PaddleNLP's Trainer reads and writes it: its docstring says what each of them is.
+    """trainer_state.json, as PaddleNLP's Trainer reads and writes it. The Trainer documents each field.
 
     consumed_samples: None in a state that an older Trainer wrote.
     """
@@ -42,19 +43,19 @@ class TrainerState:
     max_steps: int = 0
     num_train_epochs: int = 0
     total_flos: float = 0
-    log_history: list[dict] | None = None
+    log_history: list[dict[str, Any]] | None = None
     best_metric: float | None = None
     best_model_checkpoint: str | None = None
     is_local_process_zero: bool = True
     is_world_process_zero: bool = True
     trial_name: str | None = None
-    trial_params: dict | None = None
+    trial_params: dict[str, Any] | None = None
 
 
-def check_contents(path):
-    """Raises CheckpointError for a file that cannot be read, or whose loading would run code; runs none itself.
+def check_contents(path: str | Path) -> None:
+    """Raise CheckpointError for a file that cannot be read, or whose loading would run code. Runs none itself.
 
-    Of other files than weights, their indices and a Trainer's state nothing is read.
+    Reads only weights, their indices and a Trainer's state.
     """
     path = Path(path)
     if path.suffix in PICKLES:
@@ -66,32 +67,32 @@ def check_contents(path):
             _check_index(path, file_format.SUFFIX)
 
 
-def is_adapter(folder):
-    """Whether a folder holds a LoRA adapter, and no model."""
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds a LoRA adapter, and no model."""
     said = any((folder / name).is_file() for name in (PEFT_ADAPTER, PADDLE_ADAPTER))
     return said and not any(True for pattern in ("model_state*", "model*.safetensors") for _ in folder.glob(pattern))
 
 
-def merge_command(adapter, base=commands.MODEL):
-    """The command that merges the adapter in a folder. base: the model's folder."""
+def merge_command(adapter: str | Path, base: str | Path = commands.MODEL) -> str:
+    """Return the command that merges the adapter in a folder. base: the model's folder."""
     return convert_command(base, "--lora_path", adapter)
 
 
-def convert_command(folder, *words):
-    """The command that converts what a folder holds, with these further words."""
+def convert_command(folder: str | Path, *words: str | Path) -> str:
+    """Return the command that converts the content of a folder, with these further words."""
     return commands.line("convert", "--input_ckpt_path", folder, *words, "--output_ckpt_path", commands.OUTPUT)
 
 
-def read_object(path):
-    """The dict in a JSON file. Raises CheckpointError."""
+def read_object(path: str | Path) -> dict[str, Any]:
+    """Return the dict in a JSON file. Raises CheckpointError."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return content
 
 
-def read_state(folder):
-    """The TrainerState in a checkpoint's trainer_state.json. Raises CheckpointError for one that is damaged."""
+def read_state(folder: str | Path) -> TrainerState:
+    """Return the TrainerState in a checkpoint's trainer_state.json. Raises CheckpointError for a damaged one."""
     path = Path(folder) / TRAINER_STATE
     try:
         state = typed.read(TrainerState, read_json(path))
@@ -103,14 +104,14 @@ def read_state(folder):
     return state
 
 
-def _check_index(path, suffix):
+def _check_index(path: Path, suffix: str) -> None:
     for name in files_of_index(path, read_object(path), suffix):
         if not (path.parent / name).is_file():
             raise CheckpointError(f"{path.parent / name}: missing; {path.name} names it")
 
 
-def files_of_index(path, content, suffix):
-    """The names of the files that an index's weight_map names, in order.
+def files_of_index(path: str | Path, content: Any, suffix: str) -> list[str]:
+    """Return the names of the files that an index's weight_map names, in order.
 
     Raises CheckpointError for a name that is not that of a file with this suffix in the index's own folder.
     """
@@ -123,8 +124,8 @@ def files_of_index(path, content, suffix):
     return sorted(set(weight_map.values()))
 
 
-def check_own(path):
-    """Raises CheckpointError for a link to a file elsewhere, whose content a copy would carry away.
+def check_own(path: Path) -> None:
+    """Raise CheckpointError for a link to a file elsewhere, whose content a copy would carry away.
 
     The links of Hugging Face's cache, from snapshots/REVISION to blobs beside it, are a checkpoint's own.
     """

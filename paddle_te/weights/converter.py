@@ -1,10 +1,14 @@
-"""Converts a checkpoint folder to another layout, format or degree of parallelism, tensor by tensor."""
+"""Convert a checkpoint folder to another layout, format or degree of parallelism, tensor by tensor."""
+
+from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -24,11 +28,12 @@ from paddle_te.weights.files import (
     write_checksums,
     write_json,
 )
-from paddle_te.weights.folder import open_checkpoint
+from paddle_te.weights.folder import Checkpoint, open_checkpoint
 from paddle_te.weights.frozen import check_all_trained
-from paddle_te.weights.output_files import Target, check_degrees, plan_new_ranks, plan_same_ranks
+from paddle_te.weights.layout import Layout
+from paddle_te.weights.output_files import OutputFile, Plan, Target, check_degrees, plan_new_ranks, plan_same_ranks
 from paddle_te.weights.reader import Reader
-from paddle_te.weights.tensors import NUMBERS, CheckpointError, all_finite, cast
+from paddle_te.weights.tensors import NUMBERS, CheckpointError, TensorSpec, all_finite, cast
 from paddle_te.weights.verification import FULL, Verification
 
 # mode: (from, to); None: whatever the input's layout is, and the same again
@@ -50,30 +55,30 @@ MAX_SHARD_SIZE = 10 * 10**9
 
 
 def convert(
-    input_path,
-    output_path,
-    mode=None,
-    num_attention_heads=None,
-    num_key_value_heads=None,
-    fuse_attention_qkv=None,
-    fuse_attention_ffn=None,
-    format=None,
-    tensor_parallel_degree=None,
-    pipeline_parallel_degree=None,
-    virtual_pp_degree=None,
-    dtype=None,
-    max_shard_size=None,
-    lora_path=None,
-    workers=1,
-    with_optimizer=False,
-    verify=False,
-    checksums=False,
-    verify_checkpoint=FULL,
-    progress=True,
-    tell=print,
-    alive=lambda: None,
-):
-    """Converts a checkpoint folder into a new one; the input is only read.
+    input_path: str | Path,
+    output_path: str | Path,
+    mode: str | None = None,
+    num_attention_heads: int | None = None,
+    num_key_value_heads: int | None = None,
+    fuse_attention_qkv: bool | None = None,
+    fuse_attention_ffn: bool | None = None,
+    format: str | None = None,
+    tensor_parallel_degree: int | None = None,
+    pipeline_parallel_degree: int | None = None,
+    virtual_pp_degree: int | None = None,
+    dtype: str | None = None,
+    max_shard_size: int | None = None,
+    lora_path: str | Path | None = None,
+    workers: int = 1,
+    with_optimizer: bool = False,
+    verify: bool = False,
+    checksums: bool = False,
+    verify_checkpoint: str = FULL,
+    progress: bool = True,
+    tell: Callable[[str], None] = print,
+    alive: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Convert a checkpoint folder into a new one; the input is only read.
 
     Args:
         input_path, output_path: folders; the output must be new or empty. It appears only when it is complete.
@@ -109,93 +114,164 @@ def convert(
     carried over that is a link to elsewhere or would run code when it is loaded, and OSError.
     """
     mode = mode or ("reshard" if lora_path else "pd2te")
-    if mode not in MODES:
-        raise CheckpointError(f"mode {mode!r}: it may be one of {', '.join(MODES)}")
-    if dtype not in (None, *NUMBERS):
-        raise CheckpointError(f"--dtype {dtype}: it may be one of {', '.join(NUMBERS)}")
     input_path, output_path = Path(input_path), Path(output_path)
-    _check_apart(input_path, output_path)
-    check_new(output_path)
-    if verify and input_path.is_dir():
-        verify_checksums(input_path, workers)
+    _check_arguments(input_path, output_path, mode, dtype)
     if input_path.is_dir():
+        if verify:
+            verify_checksums(input_path, workers)
         Verification(verify_checkpoint, tell=tell if not verify else _silent).check(input_path)
     checkpoint = open_checkpoint(input_path, num_attention_heads, num_key_value_heads)
-    _check_mode(checkpoint, mode, lora_path)
+    _check_mode(checkpoint, mode, bool(lora_path))
     if lora_path:
         _check_not_around(Path(lora_path), output_path)
         _check_merging(mode, with_optimizer)
         Verification(verify_checkpoint, tell=tell).check(lora_path)
         checkpoint = with_adapter(checkpoint, open_adapter(lora_path, checkpoint.layout.family))
     layout = _target_layout(checkpoint, mode, fuse_attention_qkv, fuse_attention_ffn)
-    degrees = tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree
+    degrees = _Degrees(tensor_parallel_degree, pipeline_parallel_degree, virtual_pp_degree)
     changes = *degrees, format, dtype, max_shard_size
     if mode == "reshard" and not with_optimizer and not lora_path and all(change is None for change in changes):
         raise CheckpointError(
             "--mode reshard: nothing would change: give --tensor_parallel_degree, --pipeline_parallel_degree, "
             "--format, --dtype or --max_shard_size"
         )
-    output = dict(dtype=dtype, max_shard_size=max_shard_size or MAX_SHARD_SIZE)
-    sources, carried, run, state_groups = {"": checkpoint}, list(checkpoint.companions), None, []
-    if mode in FORMERS:
-        target = replace(_target(checkpoint, layout, mode, format, *degrees), **output)
-        groups, indexes = plan_new_ranks(checkpoint, target, always_index=True)
-        sources |= _state_for_formers(checkpoint, with_optimizer, dtype)
-        state_groups = flex.plan(sources, layout)
-        groups += state_groups
-        carried += _trainer_files_for_formers(checkpoint)
-        _run_of(checkpoint)  # raises for a damaged one
-    elif with_optimizer:
-        target = replace(_unified_target(layout, mode, format, dtype), **output)
-        check_degrees(checkpoint, layout, *degrees)
-        if optimizer.kept_how(input_path).get("optim_moments") == "int8":
-            raise CheckpointError(
-                f"{input_path}: --with_optimizer does not convert moments of --optim_moments int8; a run goes on from "
-                "them as they are, with --resume_from_checkpoint"
-            )
-        check_all_trained(checkpoint.folder)
-        sources |= optimizer.open_optimizer(checkpoint)
-        groups, indexes = _plan_with_optimizer(sources, target)
-        carried += optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
-        run = _run_of(checkpoint)
+    if with_optimizer and mode not in FORMERS:
+        target = _unified_target(layout, mode, format, dtype)
     else:
-        target = replace(_target(checkpoint, layout, mode, format, *degrees), **output)
-        groups, indexes = _plan(checkpoint, target, virtual_pp_degree)
-    for name in carried:
+        target = _target(checkpoint, layout, mode, format, degrees)
+    target = replace(target, dtype=dtype, max_shard_size=max_shard_size or MAX_SHARD_SIZE)
+    if mode in FORMERS:
+        work = _for_formers(checkpoint, target, with_optimizer)
+    elif with_optimizer:
+        work = _with_optimizer(checkpoint, target, degrees)
+    else:
+        plan = _plan(checkpoint, target, virtual_pp_degree)
+        work = _Work(target, {"": checkpoint}, plan, list(checkpoint.companions))
+    for name in work.carried:
         check_own(checkpoint.folder / name)
         check_contents(checkpoint.folder / name)
-    written = groups[0][0].entries[0].spec.dtype
-    config = checkpoint.config and convert_config(checkpoint.config, checkpoint.layout, layout, written)
-    total = sum(file.nbytes for files in groups for file in files)
-    _check_space(output_path, total)
-    bar = _Bar(total=total, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
-    bar.alive, broken = alive, []  # names of tensors; threads append to it
+    config = work.config()
+    _check_space(output_path, work.nbytes)
+    bar = _Bar(total=work.nbytes, unit="B", unit_scale=True, desc=f"writing {output_path}", disable=not progress)
+    bar.alive = alive
     with bar, new_folder(output_path) as folder:
-        _write_all(sources, target, folder, groups, workers, bar, broken)
-        for name in carried:
-            copy_file(checkpoint.folder / name, folder / companion_name(name, carried, checkpoint.layout, layout))
-        for name, content in (indexes | ({"config.json": config} if config else {})).items():
-            write_json(folder / name, content)
-        if state_groups:
-            flex.write_metadata(folder, state_groups)
-            flex.write_trainer_state(folder / flex.TRAINER_STATE, read_object(Path(input_path) / TRAINER_STATE))
-            (folder / flex.SIGNAL).write_text("1")
-        if checksums:
-            write_checksums(folder, workers)
-        if run is not None:
-            files = manifest.records(folder, manifest.file_names(folder), workers)
-            manifest.mark_complete(folder, manifest.Manifest(files, run))
+        broken = _write(work, config, folder, bar, workers, checksums)
     if broken:
-        tell(_not_finite(output_path, sorted(broken), groups))
-    written = carried + [manifest.COMPLETE_MARK, manifest.MANIFEST] * (run is not None)
-    with_state = with_optimizer or mode in FORMERS
-    state = [name for name in checkpoint.left_out if with_state and optimizer.STATE_FILES.fullmatch(name)]
-    state += [TRAINER_STATE] * bool(state_groups)
-    return [name for name in checkpoint.left_out if name not in written + state]
+        tell(_not_finite(output_path, sorted(broken), work.plan.groups))
+    return _not_carried(work, with_optimizer or mode in FORMERS)
 
 
-def _state_for_formers(checkpoint, with_optimizer, dtype):
-    """The opened optimizer of a Checkpoint for PaddleFormers. Raises CheckpointError where it has nothing like it."""
+class _Degrees(NamedTuple):
+    """The output's degrees; None: the input's."""
+
+    tp: int | None
+    pp: int | None
+    vp: int | None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A conversion that is ready to be written.
+
+    sources: {kind: Checkpoint} of the weights, "", and their optimizer's state. carried: names of the input's files to
+    copy. run: the manifest's facts about the run; None: the output gets no manifest. state_groups: those of the plan
+    that PaddleFormers' Trainer resumes from.
+    """
+
+    target: Target
+    sources: Mapping[str, Checkpoint]
+    plan: Plan
+    carried: list[str]
+    run: dict[str, Any] | None = None
+    state_groups: list[list[OutputFile]] = field(default_factory=list)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The input's weights."""
+        return self.sources[""]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensor data."""
+        return sum(file.nbytes for files in self.plan.groups for file in files)
+
+    def config(self) -> dict[str, Any] | None:
+        """Return the output's config.json; None where the input has none."""
+        said, dtype = self.checkpoint.config, self.plan.groups[0][0].entries[0].spec.dtype
+        return said and convert_config(said, self.checkpoint.layout, self.target.layout, dtype)
+
+
+def _for_formers(checkpoint: Checkpoint, target: Target, with_optimizer: bool) -> _Work:
+    """Plan what PaddleFormers' Trainer resumes from. Raises CheckpointError where that cannot be."""
+    plan = plan_new_ranks(checkpoint, target, always_index=True)
+    sources = {"": checkpoint} | _state_for_formers(checkpoint, with_optimizer, target.dtype)
+    state_groups = flex.plan(sources, target.layout)
+    carried = list(checkpoint.companions) + _trainer_files_for_formers(checkpoint)
+    _run_of(checkpoint)  # raises for a damaged one
+    plan = Plan(plan.groups + state_groups, plan.indexes)
+    return _Work(target, sources, plan, carried, state_groups=state_groups)
+
+
+def _with_optimizer(checkpoint: Checkpoint, target: Target, degrees: _Degrees) -> _Work:
+    """Plan a unified checkpoint with the optimizer's state. Raises CheckpointError where that cannot be."""
+    layout, folder = target.layout, checkpoint.folder
+    check_degrees(checkpoint, layout, *degrees)
+    if optimizer.kept_how(folder).get("optim_moments") == "int8":
+        raise CheckpointError(
+            f"{folder}: --with_optimizer does not convert moments of --optim_moments int8; a run goes on from "
+            "them as they are, with --resume_from_checkpoint"
+        )
+    check_all_trained(folder)
+    sources = {"": checkpoint} | optimizer.open_optimizer(checkpoint)
+    plan = _plan_with_optimizer(sources, target)
+    carried = list(checkpoint.companions) + optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, layout)
+    return _Work(target, sources, plan, carried, _run_of(checkpoint))
+
+
+def _write(
+    work: _Work, config: dict[str, Any] | None, folder: Path, bar: _Bar, workers: int, checksums: bool
+) -> list[str]:
+    """Write all files of the output; return the names of the tensors that are not finite."""
+    source = work.checkpoint
+    broken: list[str] = []  # threads append to it
+    _write_all(work.sources, work.target, folder, work.plan.groups, workers, bar, broken)
+    for name in work.carried:
+        new_name = companion_name(name, work.carried, source.layout, work.target.layout)
+        copy_file(source.folder / name, folder / new_name)
+    for name, content in (work.plan.indexes | ({"config.json": config} if config else {})).items():
+        write_json(folder / name, content)
+    if work.state_groups:
+        flex.write_metadata(folder, work.state_groups)
+        flex.write_trainer_state(folder / flex.TRAINER_STATE, read_object(source.folder / TRAINER_STATE))
+        (folder / flex.SIGNAL).write_text("1")
+    if checksums:
+        write_checksums(folder, workers)
+    if work.run is not None:
+        files = manifest.records(folder, manifest.file_names(folder), workers)
+        manifest.mark_complete(folder, manifest.Manifest(files, work.run))
+    return broken
+
+
+def _not_carried(work: _Work, with_state: bool) -> list[str]:
+    """Return the names of the input's files whose content is not in the output."""
+    left_out = work.checkpoint.left_out
+    written = work.carried + [manifest.COMPLETE_MARK, manifest.MANIFEST] * (work.run is not None)
+    state = [name for name in left_out if with_state and optimizer.STATE_FILES.fullmatch(name)]
+    state += [TRAINER_STATE] * bool(work.state_groups)
+    return [name for name in left_out if name not in written + state]
+
+
+def _check_arguments(input_path: Path, output_path: Path, mode: str, dtype: str | None) -> None:
+    if mode not in MODES:
+        raise CheckpointError(f"mode {mode!r}: it may be one of {', '.join(MODES)}")
+    if dtype not in (None, *NUMBERS):
+        raise CheckpointError(f"--dtype {dtype}: it may be one of {', '.join(NUMBERS)}")
+    _check_apart(input_path, output_path)
+    check_new(output_path)
+
+
+def _state_for_formers(checkpoint: Checkpoint, with_optimizer: bool, dtype: str | None) -> dict[str, Checkpoint]:
+    """Return the opened optimizer of a Checkpoint for PaddleFormers. Raises CheckpointError where there is none."""
     if checkpoint.layout.family.model_type != "llama":
         raise CheckpointError(
             f"{checkpoint.folder}: PaddleFormers makes {checkpoint.layout.family.title} with paddlefleet, whose "
@@ -215,16 +291,16 @@ def _state_for_formers(checkpoint, with_optimizer, dtype):
     return optimizer.open_optimizer(checkpoint)
 
 
-def _trainer_files_for_formers(checkpoint):
-    """The schedule and, of te's layers, the scales of fp8; random states are each host's own."""
+def _trainer_files_for_formers(checkpoint: Checkpoint) -> list[str]:
+    """Return the files of the schedule and of fp8's scales; random states are each host's own."""
     names = optimizer.trainer_files(checkpoint.left_out, checkpoint.layout, checkpoint.layout)
     if "scheduler.pdparams" not in names:
         raise CheckpointError(f"{checkpoint.folder / 'scheduler.pdparams'}: missing; training cannot go on without it")
     return [name for name in names if name == "scheduler.pdparams" or name.startswith("fp8_state")]
 
 
-def _run_of(checkpoint):
-    """What the manifest of a Checkpoint's folder says of the run and stays true in another layout: its step and data.
+def _run_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """Return the step and data of a run, which stay true in another layout, as the manifest of a Checkpoint has them.
 
     None for a checkpoint that is not complete. Raises CheckpointError for one that does not agree with its manifest:
     the output gets a manifest of its own, which would vouch for the damage.
@@ -238,32 +314,31 @@ def _run_of(checkpoint):
     return {topic: run[topic] for topic in ("step", "data", "samples") if topic in run}
 
 
-def _plan(checkpoint, target, virtual_pp_degree):
+def _plan(checkpoint: Checkpoint, target: Target, virtual_pp_degree: int | None) -> Plan:
     same_ranks = (target.tp, target.pp) == (checkpoint.tp, checkpoint.pp)
     if same_ranks and virtual_pp_degree is None:
         return plan_same_ranks(checkpoint, target)
     return plan_new_ranks(checkpoint, target)
 
 
-def _plan_with_optimizer(sources, target):
-    groups, indexes = plan_new_ranks(sources[""], target, always_index=True)
-    more_groups, more_indexes = optimizer.plan_optimizer(sources, target)
-    return groups + more_groups, indexes | more_indexes
+def _plan_with_optimizer(sources: Mapping[str, Checkpoint], target: Target) -> Plan:
+    weights, state = plan_new_ranks(sources[""], target, always_index=True), optimizer.plan_optimizer(sources, target)
+    return Plan(weights.groups + state.groups, weights.indexes | state.indexes)
 
 
-def _check_apart(input_path, output_path):
+def _check_apart(input_path: Path, output_path: Path) -> None:
     source, target = real_path(input_path), real_path(output_path)
     if source == target or source in target.parents:
         raise CheckpointError(f"{output_path}: the output lies inside the input {input_path}; choose another place")
     _check_not_around(input_path, output_path)
 
 
-def _check_not_around(input_path, output_path):
+def _check_not_around(input_path: Path, output_path: Path) -> None:
     if real_path(output_path) in (real_path(input_path), *real_path(input_path).parents):
         raise CheckpointError(f"{output_path}: the input {input_path} lies inside the output; choose another place")
 
 
-def _check_merging(mode, with_optimizer):
+def _check_merging(mode: str, with_optimizer: bool) -> None:
     if mode in FORMERS or with_optimizer:
         flag = f"--mode {mode}" if mode in FORMERS else "--with_optimizer"
         raise CheckpointError(
@@ -271,7 +346,7 @@ def _check_merging(mode, with_optimizer):
         )
 
 
-def _check_mode(checkpoint, mode, merging):
+def _check_mode(checkpoint: Checkpoint, mode: str, merging: bool) -> None:
     kind = MODES[mode][0]
     if kind is None and not merging and checkpoint.layout.kind == "hf":
         raise CheckpointError(f"{checkpoint.folder}: Hugging Face's layout has no parallel files; use hf2te or hf2pd")
@@ -283,7 +358,7 @@ def _check_mode(checkpoint, mode, merging):
         )
 
 
-def _target_layout(checkpoint, mode, *fuse):
+def _target_layout(checkpoint: Checkpoint, mode: str, *fuse: bool | None) -> Layout:
     given = {flag: value for flag, value in zip(FUSE_FLAGS, fuse, strict=True) if value is not None}
     tied = is_tied(checkpoint.config)
     kind, family = MODES[mode][1] or checkpoint.layout.kind, checkpoint.layout.family
@@ -300,7 +375,8 @@ def _target_layout(checkpoint, mode, *fuse):
     return layouts.te_layout(tied, family) if kind == "te" else layouts.hf_layout(tied, family)
 
 
-def _target(checkpoint, layout, mode, format, tp, pp, vp):
+def _target(checkpoint: Checkpoint, layout: Layout, mode: str, format: str | None, degrees: _Degrees) -> Target:
+    tp, pp, vp = degrees
     for name, degree in dict(tensor_parallel_degree=tp, pipeline_parallel_degree=pp, virtual_pp_degree=vp).items():
         if degree is not None and degree < 1:
             raise CheckpointError(f"--{name} {degree}: it must be at least 1")
@@ -314,7 +390,7 @@ def _target(checkpoint, layout, mode, format, tp, pp, vp):
     return Target(layout, suffix, tp or checkpoint.tp, pp or checkpoint.pp, vp or 1)
 
 
-def _unified_target(layout, mode, format, dtype):
+def _unified_target(layout: Layout, mode: str, format: str | None, dtype: str | None) -> Target:
     if layout.kind == "hf":
         raise CheckpointError(
             f"--with_optimizer: Hugging Face's layout has no optimizer state, leave it out with {mode}"
@@ -331,7 +407,7 @@ def _unified_target(layout, mode, format, dtype):
     return Target(layout, safetensors.SUFFIX, 1, 1)
 
 
-def _check_space(output_path, total):
+def _check_space(output_path: Path, total: int) -> None:
     parent = real_path(output_path).parent
     while not parent.exists():
         parent = parent.parent
@@ -343,19 +419,21 @@ def _check_space(output_path, total):
 
 
 class _Bar(tqdm):
-    """Calls `alive`, an attribute, with each step, shown or not."""
+    """A bar that calls `alive` with each step, shown or not."""
 
-    def update(self, n=1):
+    alive: Callable[[], None]
+
+    def update(self, n: float | None = 1) -> bool | None:
         self.alive()
         return super().update(n)
 
 
-def _silent(line):
-    """Tells nobody."""
+def _silent(line: str) -> None:
+    """Tell nobody."""
 
 
-def _not_finite(output_path, names, groups):
-    """The line about tensors that were converted though numbers of theirs are not finite."""
+def _not_finite(output_path: Path, names: Sequence[str], groups: Iterable[Sequence[OutputFile]]) -> str:
+    """Say which tensors were converted although they hold numbers that are not finite."""
     tensors = sum(len(file.entries) for files in groups for file in files)
     more = f" and {len(names) - 3} more" * (len(names) > 3)
     return (
@@ -364,7 +442,15 @@ def _not_finite(output_path, names, groups):
     )
 
 
-def _write_all(sources, target, folder, groups, workers, bar, broken):
+def _write_all(
+    sources: Mapping[str, Checkpoint],
+    target: Target,
+    folder: Path,
+    groups: Iterable[Sequence[OutputFile]],
+    workers: int,
+    bar: _Bar,
+    broken: list[str],
+) -> None:
     stop = threading.Event()
     with ThreadPoolExecutor(workers) as pool:  # threads: numpy copies and file reads run without the interpreter's lock
         futures = [pool.submit(_write_files, sources, target, folder, files, bar, stop, broken) for files in groups]
@@ -377,8 +463,16 @@ def _write_all(sources, target, folder, groups, workers, bar, broken):
             raise
 
 
-def _write_files(sources, target, folder, files, bar, stop, broken):
-    """Writes files that hold different ranks' shares of the same tensors, or one file; sources: {kind: Checkpoint}.
+def _write_files(
+    sources: Mapping[str, Checkpoint],
+    target: Target,
+    folder: Path,
+    files: Sequence[OutputFile],
+    bar: _Bar,
+    stop: threading.Event,
+    broken: list[str],
+) -> None:
+    """Write files that hold different ranks' shares of the same tensors, or one file; sources: {kind: Checkpoint}.
 
     stop: an Event; once it is set, nothing more is written. broken: gets the names of tensors that are not finite.
     """
@@ -400,7 +494,7 @@ def _write_files(sources, target, folder, files, bar, stop, broken):
         writer.close()
 
 
-def _writer(target, path, specs):
+def _writer(target: Target, path: Path, specs: Sequence[TensorSpec]) -> pdparams.Writer | safetensors.Writer:
     if target.suffix == pdparams.SUFFIX or path.suffix == flex.SUFFIX:
         return pdparams.Writer(path, specs)
     return safetensors.Writer(path, specs, "pt" if target.layout.kind == "hf" else "np")

@@ -1,13 +1,15 @@
-"""Files and folders: a new folder comes into being whole or not at all; what is written goes through to the disk."""
+"""Write files and folders: a new folder comes into being whole or not at all, and goes through to the disk."""
 
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from paddle_te.files import open_file, read_file, real_path
 from paddle_te.manifest import sync
@@ -18,8 +20,8 @@ CHECKSUMS = "checksums.json"  # {file name: SHA-256}
 
 
 @contextmanager
-def new_folder(path):
-    """A folder that appears under `path`, complete, when the block ends without an error; otherwise nothing does.
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Make a folder that appears under `path`, complete, when the block ends without an error; otherwise nothing does.
 
     Yields the folder to write into, `path`.incomplete beside it; what a killed run left there is removed first. A
     `path` that is a link is followed. Raises as `check_new`, and CheckpointError when another process is writing it.
@@ -42,8 +44,8 @@ def new_folder(path):
 
 
 @contextmanager
-def _locked_folder(path):
-    """Holds a folder's lock, which ends with the process however it dies."""
+def _locked_folder(path: Path) -> Iterator[None]:
+    """Hold a folder's lock, which ends with the process however it dies."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,8 +58,8 @@ def _locked_folder(path):
         os.close(descriptor)
 
 
-def check_new(path):
-    """Raises CheckpointError unless `path` is free to become a new folder: not there, or empty and replaceable."""
+def check_new(path: str | Path) -> None:
+    """Raise CheckpointError unless `path` is free to become a new folder: not there, or empty and replaceable."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path}: is a file; the output must be a new folder")
@@ -71,8 +73,8 @@ def check_new(path):
         raise CheckpointError(str(error)) from error
 
 
-def read_json(path):
-    """The content of a JSON file. Raises CheckpointError for one that cannot be read, or is damaged."""
+def read_json(path: str | Path) -> Any:
+    """Return the content of a JSON file. Raises CheckpointError for one that cannot be read, or is damaged."""
     try:
         return json.loads(read_file(path).decode("utf-8"))
     except OSError as error:
@@ -81,23 +83,23 @@ def read_json(path):
         raise CheckpointError(f"{path}: not valid JSON ({error})") from None
 
 
-def write_json(path, value):
-    """Writes a JSON file through to the disk."""
+def write_json(path: str | Path, value: object) -> None:
+    """Write a JSON file through to the disk."""
     with open(path, "x", encoding="utf-8") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
         sync_file(file)
 
 
-def copy_file(source, target):
-    """Copies a file through to the disk."""
+def copy_file(source: str | Path, target: str | Path) -> None:
+    """Copy a file through to the disk."""
     with open_file(source) as read, open(target, "xb") as written:
         shutil.copyfileobj(read, written)
         sync_file(written)
 
 
-def write_checksums(folder, workers=1):
-    """Writes checksums.json for all files of a folder."""
+def write_checksums(folder: Path, workers: int = 1) -> None:
+    """Write checksums.json for all files of a folder."""
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     names = sorted(str(path) for path in paths if path.name != CHECKSUMS)
     with ThreadPoolExecutor(workers) as pool:
@@ -106,8 +108,8 @@ def write_checksums(folder, workers=1):
         )
 
 
-def verify_checksums(folder, workers=1):
-    """Compares a folder's files with its checksums.json.
+def verify_checksums(folder: Path, workers: int = 1) -> None:
+    """Compare a folder's files with its checksums.json.
 
     Raises CheckpointError where there is none, or for a file that is missing or different.
     """
@@ -118,7 +120,7 @@ def verify_checksums(folder, workers=1):
     if not isinstance(checksums, dict):
         raise CheckpointError(f"{path}: not a list of checksums by file name")
 
-    def verify(name):
+    def verify(name: str) -> None:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: missing; {CHECKSUMS} names it")
         if _sha256(folder / name) != checksums[name]:
@@ -128,7 +130,7 @@ def verify_checksums(folder, workers=1):
         list(pool.map(verify, checksums))
 
 
-def _sha256(path):
+def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with open_file(path) as file:
         while block := file.read(2**22):

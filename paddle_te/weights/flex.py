@@ -6,16 +6,21 @@ A folder each for the weights, AdamW's moments and the master weights. In each 0
 class of theirs is imported: the pickles are written instruction by instruction.
 """
 
+from __future__ import annotations
+
 import pickle
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from paddle_te.weights import pdparams
+from paddle_te.weights.folder import Checkpoint
 from paddle_te.weights.layout import Layout, Slot, native_layout, te_layout
 from paddle_te.weights.optimizer import MASTER, MOMENTS, POWERS
-from paddle_te.weights.output_files import OutputFile, Target, plan_new_ranks
-from paddle_te.weights.tensors import CheckpointError
+from paddle_te.weights.output_files import Entry, OutputFile, Target, plan_new_ranks
+from paddle_te.weights.tensors import CheckpointError, TensorSpec
 
 WEIGHTS, STATE, MASTERS = "model_state", "optimizer_state", "master_weight"
 SUFFIX = ".distcp"
@@ -30,10 +35,12 @@ _TRAINER_FIELDS = (
 ).split()
 
 
-def plan(sources, hf):
-    """[[OutputFile]] of the state of opened checkpoints {kind: Checkpoint}, those of `optimizer.open_optimizer` and,
-    with the kind "", of the weights. hf: Hugging Face's Layout of the model, whose names all has that is outside of the
-    layers."""
+def plan(sources: Mapping[str, Checkpoint], hf: Layout) -> list[list[OutputFile]]:
+    """Plan the files of the state of opened checkpoints {kind: Checkpoint}.
+
+    sources: those of `optimizer.open_optimizer` and, with the kind "", of the weights. hf: Hugging Face's Layout of the
+    model, whose names all layouts have outside of the layers.
+    """
     layouts = _layouts(sources[""].layout, hf)
     kinds = {WEIGHTS: ("",), STATE: MOMENTS + POWERS, MASTERS: (MASTER,)}
     own_masters = {entry.spec.name for entry in _planned(sources[""], layouts.state) if entry.spec.dtype == "float32"}
@@ -55,9 +62,11 @@ class _Layouts(NamedTuple):
     state: Layout  # of the optimizer
 
 
-def _layouts(source, hf):
-    """Of PaddleFormers' state: from a Layout te, layers of the backends paddle and transformer_engine, from PaddleNLP's
-    native one those of none. Tied weights are saved under both their names, their optimizer's state under the head's.
+def _layouts(source: Layout, hf: Layout) -> _Layouts:
+    """Return the Layouts of PaddleFormers' weights and optimizer's state.
+
+    A Layout te gives the layers of the backends paddle and transformer_engine, PaddleNLP's native one those of none.
+    Tied weights are saved under both their names, their optimizer's state under the head's.
     """
     family, tied = source.family, all(slot.parts != ("lm_head",) for slot in hf.model)
     layers = te_layout(tied, family) if source.kind == "te" else native_layout(tied=tied, family=family)
@@ -69,13 +78,13 @@ def _layouts(source, hf):
     return _Layouts(*(replace(layers, title="PaddleFormers'", prefix=hf.prefix, model=m) for m in (weights, state)))
 
 
-def _planned(checkpoint, layout):
-    """The Entries of a Checkpoint's tensors in a Layout."""
+def _planned(checkpoint: Checkpoint, layout: Layout) -> list[Entry]:
+    """Return the Entries of a Checkpoint's tensors in a Layout."""
     (((file,),), _) = plan_new_ranks(checkpoint, Target(layout, pdparams.SUFFIX, 1, 1))
     return file.entries
 
 
-def _spec(spec, kind):
+def _spec(spec: TensorSpec, kind: str) -> TensorSpec:
     if kind == "":
         return spec
     if spec.dtype != "float32":
@@ -88,20 +97,20 @@ def _spec(spec, kind):
     return replace(spec, name=f"{spec.name}.{kind}", shape=(1,) if kind in POWERS else spec.shape)
 
 
-def write_metadata(folder, groups):
-    """Beside each file of `plan`, in a folder: what is in it."""
+def write_metadata(folder: Path, groups: Iterable[Sequence[OutputFile]]) -> None:
+    """Write beside each file of `plan` in a folder what is in it."""
     for (file,) in groups:
         path = folder / file.name
         path.with_name(_METADATA).write_bytes(_metadata([entry.spec for entry in file.entries], path.name))
 
 
-def write_trainer_state(path, state):
-    """A Trainer's state, a dict as in PaddleNLP's trainer_state.json, as PaddleFormers' trainer_state.bin."""
+def write_trainer_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a Trainer's state, a dict as in PaddleNLP's trainer_state.json, as PaddleFormers' trainer_state.bin."""
     fields = {name: state[name] for name in _TRAINER_FIELDS if name in state}
     path.write_bytes(_program(_object(*_TRAINER_STATE, fields)))
 
 
-def _metadata(specs, file):
+def _metadata(specs: Sequence[TensorSpec], file: str) -> bytes:
     sizes = {spec.name: tuple(spec.shape) for spec in specs}
     pieces = {
         spec.name: [
@@ -147,26 +156,26 @@ def _metadata(specs, file):
 class _Object:
     """One of Paddle's records, by its class's name and its fields."""
 
-    def __init__(self, name, **fields):
+    def __init__(self, name: str, **fields: object) -> None:
         self.name, self.fields = name, fields
 
 
-class _Pairs(list):
+class _Pairs(list[tuple[_Object, object]]):
     """A dict's items, whose keys are _Objects."""
 
 
-def _program(value):
+def _program(value: bytes) -> bytes:
     return pickle.PROTO + b"\x04" + value + pickle.STOP
 
 
-def _object(module, name, fields):
-    """A dataclass's instance, made without its constructor: of frozen ones the fields cannot be set otherwise."""
+def _object(module: str, name: str, fields: Mapping[str, object]) -> bytes:
+    """Return the program of a dataclass's instance, made without its constructor, which frozen ones need."""
     made = pdparams.pickled_global(module, name) + pickle.EMPTY_TUPLE + pickle.NEWOBJ
     return made + _value(fields) + pickle.BUILD
 
 
-def _value(value):
-    """The instructions that make a value: plain data, _Objects and _Pairs."""
+def _value(value: object) -> bytes:
+    """Return the instructions that make a value: plain data, _Objects and _Pairs."""
     if isinstance(value, _Object):
         return _object(_PADDLES, value.name, value.fields)
     if isinstance(value, dict | _Pairs):

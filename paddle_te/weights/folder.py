@@ -1,14 +1,20 @@
-"""Checkpoint folders: what is in one, and whether it is a whole model.
+"""Open checkpoint folders and check that they hold a whole model.
 
 PaddleNLP's file names: model_state.pdparams or model.safetensors; in several shards model_state-00001-of-00003.pdparams
 with model_state.pdparams.index.json; one rank's share model_state.tp00_pp01.pdparams (its shards and index likewise).
 """
 
+from __future__ import annotations
+
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from paddle_te.configs import ModelConfig
 from paddle_te.configs.families import family_of, is_tied
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
@@ -16,7 +22,12 @@ from paddle_te.weights.config import native_words, read_config
 from paddle_te.weights.contents import COMPANIONS, convert_command, files_of_index, is_adapter, merge_command
 from paddle_te.weights.files import CHECKSUMS, read_json
 from paddle_te.weights.layout import Dims, Layout, detect, layouts_of
-from paddle_te.weights.tensors import CheckpointError, same_bytes
+from paddle_te.weights.tensors import CheckpointError, Shape, StoredTensor, TensorRef, same_bytes
+
+if TYPE_CHECKING:
+    from paddle_te.weights.adapters import Adapter
+
+RankKey: TypeAlias = tuple[int | None, int | None]  # tensor and pipeline parallel ranks; None: not divided so
 
 _WEIGHTS = re.compile(
     r"(?P<stem>model_state|model)"
@@ -31,20 +42,20 @@ _FORMATS = {".pdparams": pdparams, ".safetensors": safetensors}
 _COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
-def variant(tp, pp):
-    """PaddleNLP's file name part of a rank: "tp00_pp01", "tp00", "pp01" or ""."""
+def variant(tp: int | None, pp: int | None) -> str:
+    """Return PaddleNLP's file name part of a rank: "tp00_pp01", "tp00", "pp01" or ""."""
     return "_".join(f"{axis}{rank:02d}" for axis, rank in (("tp", tp), ("pp", pp)) if rank is not None)
 
 
-def file_name(suffix, rank_variant="", shard=None, shards=None):
-    """Name of a weights file, e.g. model_state.tp00-00001-of-00002.pdparams."""
+def file_name(suffix: str, rank_variant: str = "", shard: int | None = None, shards: int | None = None) -> str:
+    """Return the name of a weights file, e.g. model_state.tp00-00001-of-00002.pdparams."""
     part = f".{rank_variant}" if rank_variant else ""
     number = f"-{shard:05d}-of-{shards:05d}" if shards else ""
     return f"{_STEMS[suffix]}{part}{number}{suffix}"
 
 
-def index_name(suffix, rank_variant=""):
-    """Name of the index of several shards, e.g. model_state.pdparams.index.json."""
+def index_name(suffix: str, rank_variant: str = "") -> str:
+    """Return the name of the index of several shards, e.g. model_state.pdparams.index.json."""
     part = f".{rank_variant}" if rank_variant else ""
     return f"{_STEMS[suffix]}{suffix}.index{part}.json"
 
@@ -55,12 +66,12 @@ class Rank:
 
     tp: int | None
     pp: int | None
-    files: list
-    tensors: dict = field(default_factory=dict)
-    index: dict | None = None
+    files: list[Path]
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    index: dict[str, Any] | None = None
 
     @property
-    def variant(self):
+    def variant(self) -> str:
         """The rank's part of the file name."""
         return variant(self.tp, self.pp)
 
@@ -71,25 +82,27 @@ class Checkpoint:
 
     folder: Path
     suffix: str
-    config: dict | None
-    ranks: dict
+    config: dict[str, Any] | None
+    ranks: dict[RankKey, Rank]
     layout: Layout
     dims: Dims
     tp: int
     pp: int
-    companions: list
-    left_out: list
+    companions: list[str]
+    left_out: list[str]
     tied: bool
-    adapter: object = None
+    adapter: Adapter | None = None
 
     @property
-    def files(self):
+    def files(self) -> list[Path]:
         """The paths of the files that hold tensors."""
         return sorted({ref.path for rank in self.ranks.values() for ref in rank.tensors.values()})
 
 
-def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
-    """Reads names, shapes and places of all tensors in a folder and checks that they make a whole model.
+def open_checkpoint(
+    folder: str | Path, num_attention_heads: int | None = None, num_key_value_heads: int | None = None
+) -> Checkpoint:
+    """Read names, shapes and places of all tensors in a folder and check that they make a whole model.
 
     Args:
         folder: the checkpoint.
@@ -105,11 +118,12 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     for rank in ranks.values():
         _read_rank(folder, suffix, rank)
     said = read_config(folder)
-    config, sizes = said and said.content, said and _sizes(said)
+    config, sizes = (said.content, _sizes(said)) if said else (None, None)
     layout = _detect(folder, ranks, sizes)
     tp, pp = _degrees(folder, suffix, ranks)
     heads = _heads(folder, sizes, num_attention_heads, num_key_value_heads)
-    dims = _dims(folder, sizes, heads, ranks, layout, tp)
+    dims = _dims(sizes, heads) if sizes else _dims_of_tensors(folder, heads, ranks, layout, tp)
+    _check_width(folder, dims)
     weights = {file.name for rank in ranks.values() for file in rank.files}
     weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS}
     others = sorted(path.name for path in folder.iterdir() if path.name not in weights)
@@ -120,21 +134,23 @@ def open_checkpoint(folder, num_attention_heads=None, num_key_value_heads=None):
     return checkpoint
 
 
-def dims_of(folder):
-    """The Dims of the model in a folder's config.json. Raises CheckpointError."""
+def dims_of(folder: Path) -> Dims:
+    """Return the Dims of the model in a folder's config.json. Raises CheckpointError."""
     said = read_config(folder)
     if said is None:
         raise CheckpointError(f"{folder / 'config.json'}: missing; it says how the weights are divided")
     config = _sizes(said)
-    return _dims(folder, config, _heads(folder, config, None, None), {}, None, 1)
+    dims = _dims(config, _heads(folder, config, None, None))
+    _check_width(folder, dims)
+    return dims
 
 
-def _sizes(said):
-    """What a ModelConfig says, in PaddleNLP's words."""
+def _sizes(said: ModelConfig) -> dict[str, Any]:
+    """Return a ModelConfig's values in PaddleNLP's words."""
     return native_words(said) | {"num_key_value_heads": said.record.kv_heads}
 
 
-def check_layout(folder, layout, hf=False):
+def check_layout(folder: str | Path, layout: str, hf: bool = False) -> Checkpoint:
     """Return the opened Checkpoint of a folder in the layout "native" or "te".
 
     hf: Hugging Face's layout will do, too. Raises CheckpointError unless the folder holds a whole checkpoint in such a
@@ -151,8 +167,8 @@ def check_layout(folder, layout, hf=False):
     return checkpoint
 
 
-def _find_ranks(folder):
-    """(suffix, {(tp, pp): Rank}) of the weight files in a folder."""
+def _find_ranks(folder: Path) -> tuple[str, dict[RankKey, Rank]]:
+    """Return (suffix, {(tp, pp): Rank}) of the weight files in a folder."""
     matches = [(path, match) for path in sorted(folder.iterdir()) if (match := _WEIGHTS.fullmatch(path.name))]
     matches = [(path, m) for path, m in matches if m["stem"] == _STEMS[m["suffix"]]]
     for path in folder.glob("model_state*.pdparams"):
@@ -171,18 +187,20 @@ def _find_ranks(folder):
     suffixes = {match["suffix"] for _, match in matches}
     if len(suffixes) > 1:
         raise CheckpointError(f"{folder}: holds both .pdparams and .safetensors weights: move one of them away")
-    ranks, shard_counts = {}, {}
+    ranks: dict[RankKey, Rank] = {}
+    shard_counts: dict[RankKey, str | None] = {}
     for path, match in matches:
-        key = tuple(int(match[axis]) if match[axis] else None for axis in ("tp", "pp"))
-        rank = ranks.setdefault(key, Rank(*key, files=[]))
+        tp, pp = (int(match[axis]) if match[axis] else None for axis in ("tp", "pp"))
+        key = tp, pp
+        rank = ranks.setdefault(key, Rank(tp, pp, files=[]))
         rank.files.append(path)
         if shard_counts.setdefault(key, match["shards"]) != match["shards"]:
             raise CheckpointError(f"{path}: stands beside {rank.files[0].name}: two checkpoints in one folder")
     return suffixes.pop(), ranks
 
 
-def _read_rank(folder, suffix, rank):
-    """Fills in the tensors of a rank and checks them against its index."""
+def _read_rank(folder: Path, suffix: str, rank: Rank) -> None:
+    """Fill in the tensors of a rank and check them against its index."""
     index_path = folder / index_name(suffix, rank.variant)
     if index_path.exists():
         tensors, rank.index = read_index(index_path, _FORMATS[suffix])
@@ -198,15 +216,17 @@ def _read_rank(folder, suffix, rank):
     rank.tensors = {name: ref for name, ref in tensors.items() if not _COMPUTED.fullmatch(name)}
 
 
-def read_index(path, file_format):
-    """({name: TensorRef}, content) of an index file and the shards it names, which must hold just what it says.
+def read_index(path: Path, file_format: ModuleType) -> tuple[dict[str, TensorRef], dict[str, Any]]:
+    """Return ({name: TensorRef}, content) of an index file and the shards it names.
+
+    The shards must hold exactly the tensors that the index names.
 
     A tensor may be in several shards, as beta's powers are where sharding has split a parameter (split_param): then it
     must be the same to the bit. file_format: the module pdparams or safetensors.
     """
     index = read_json(path)
     names = files_of_index(path, index, file_format.SUFFIX)
-    weight_map, tensors = index["weight_map"], {}
+    weight_map, tensors = index["weight_map"], dict[str, TensorRef]()
     for name in names:
         file = path.parent / name
         if not file.is_file():
@@ -224,35 +244,39 @@ def read_index(path, file_format):
     return tensors, index
 
 
-def _detect(folder, ranks, config):
-    family = config and family_of(config)
+def _detect(folder: Path, ranks: Mapping[RankKey, Rank], config: dict[str, Any] | None) -> Layout:
     tied = is_tied(config)
     tensors = {name: ref for rank in ranks.values() for name, ref in rank.tensors.items()}
     describe = lambda name: f"{tensors[name].path}: tensor {name!r}"  # noqa: E731
-    if family:
-        check_biases(tensors, layouts_of(family, tied), config, describe)
+    if config is None:
+        return detect(tensors, tied, describe)
+    family = family_of(config)
+    check_biases(tensors, layouts_of(family, tied), config, describe)
     return detect(tensors, tied, describe, family)
 
 
-def _degrees(folder, suffix, ranks):
-    """(tp, pp) degrees; every combination of ranks must be there."""
-    axes = []
+def _degrees(folder: Path, suffix: str, ranks: Mapping[RankKey, Rank]) -> tuple[int, int]:
+    """Return the (tp, pp) degrees; every combination of ranks must be there."""
+    axes: list[list[int | None]] = []
     for axis in (0, 1):
-        values = {key[axis] for key in ranks}
-        if None in values and len(values) > 1:
+        known = {rank for key in ranks if (rank := key[axis]) is not None}
+        if known and any(key[axis] is None for key in ranks):
             names = ", ".join(sorted(rank.files[0].name for rank in ranks.values()))
             raise CheckpointError(f"{folder}: files of different checkpoints: {names}")
-        axes.append([None] if None in values else range(max(values) + 1))
-    for key in product(*axes):
+        axes.append([*range(max(known) + 1)] if known else [None])
+    tps, pps = axes
+    for key in product(tps, pps):
         if key not in ranks:
             raise CheckpointError(
                 f"{folder / file_name(suffix, variant(*key))}: missing, though other ranks' files are there"
             )
-    return tuple(len(axis) for axis in axes)
+    return len(tps), len(pps)
 
 
-def _heads(folder, config, num_attention_heads, num_key_value_heads):
-    """(num_attention_heads, num_key_value_heads) from config.json, else the arguments."""
+def _heads(
+    folder: Path, config: dict[str, Any] | None, num_attention_heads: int | None, num_key_value_heads: int | None
+) -> tuple[int, int]:
+    """Return (num_attention_heads, num_key_value_heads) from config.json, else the arguments."""
     path = folder / "config.json"
     given = {"num_attention_heads": num_attention_heads, "num_key_value_heads": num_key_value_heads}
     if config is None:
@@ -271,26 +295,33 @@ def _heads(folder, config, num_attention_heads, num_key_value_heads):
     return heads, kv_heads
 
 
-def _dims(folder, config, heads, ranks, layout, tp):
-    """Dims from config.json, else from the tensors themselves."""
-    path = folder / "config.json"
-    if config is not None:
-        keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-        hidden, intermediate, layers, vocab = (config[key] for key in keys)
-        positions = config.get("max_position_embeddings")
-    else:
-        shapes, layers = {}, 0
-        for rank in ranks.values():
-            for name, ref in rank.tensors.items():
-                layer, slot = layout.find(name)
-                shapes[slot.parts[-1]] = ref.shape[::-1] if slot.transposed else ref.shape
-                layers = max(layers, 0 if layer is None else layer + 1)
-        learned = ["positions"] if layout.family.learned_positions else []
-        for part in ("norm", "embed", "down", *learned):
-            if part not in shapes:
-                raise CheckpointError(f"{folder}: incomplete: no {part} weight in any file")
-        positions = shapes["positions"][0] if learned else None
-        hidden, vocab, intermediate = shapes["norm"][0], shapes["embed"][0] * tp, shapes["down"][-1] * tp
-    if hidden % heads[0]:
-        raise CheckpointError(f"{path}: hidden_size={hidden} is no multiple of num_attention_heads={heads[0]}")
+def _dims(config: dict[str, Any], heads: tuple[int, int]) -> Dims:
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    hidden, intermediate, layers, vocab = (config[key] for key in keys)
+    return Dims(hidden, intermediate, layers, *heads, vocab, config.get("max_position_embeddings"))
+
+
+def _dims_of_tensors(
+    folder: Path, heads: tuple[int, int], ranks: Mapping[RankKey, Rank], layout: Layout, tp: int
+) -> Dims:
+    """Return the Dims of a folder without config.json."""
+    shapes, layers = dict[str, Shape](), 0
+    for rank in ranks.values():
+        for name, ref in rank.tensors.items():
+            layer, slot = layout.find(name)
+            shapes[slot.parts[-1]] = ref.shape[::-1] if slot.transposed else ref.shape
+            layers = max(layers, 0 if layer is None else layer + 1)
+    learned = ["positions"] if layout.family.learned_positions else []
+    for part in ("norm", "embed", "down", *learned):
+        if part not in shapes:
+            raise CheckpointError(f"{folder}: incomplete: no {part} weight in any file")
+    positions = shapes["positions"][0] if learned else None
+    hidden, vocab, intermediate = shapes["norm"][0], shapes["embed"][0] * tp, shapes["down"][-1] * tp
     return Dims(hidden, intermediate, layers, *heads, vocab, positions)
+
+
+def _check_width(folder: Path, dims: Dims) -> None:
+    hidden, heads = dims.hidden_size, dims.num_attention_heads
+    if hidden % heads:
+        path = folder / "config.json"
+        raise CheckpointError(f"{path}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")

@@ -1,6 +1,7 @@
 """Match the names of a checkpoint's weights with the patterns of --freeze. The manifest keeps the patterns."""
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from paddle_te import manifest
@@ -10,13 +11,15 @@ FROZEN = "frozen"  # in a manifest's values of the model
 NOTHING = "nothing"
 
 
-def frozen_by(patterns):
-    """What a manifest says of the patterns: one regular expression, or NOTHING."""
+def frozen_by(patterns: Iterable[str]) -> str:
+    """Return what a manifest says of the patterns: one regular expression, or NOTHING."""
     return "|".join(f"(?:{pattern})" for pattern in sorted(patterns)) if patterns else NOTHING
 
 
-def frozen_in(folder):
-    """What decides on a name whether the checkpoint in a folder was saved by a run that did not train this weight.
+def frozen_in(folder: str | Path) -> Callable[[str], object]:
+    """Return a function that is true of the names of weights that the run did not train.
+
+    The run is the one that saved the checkpoint in the folder.
 
     Raises CheckpointError for a manifest that does not say it.
     """
@@ -29,7 +32,7 @@ def frozen_in(folder):
         raise CheckpointError(f"{folder}/{manifest.MANIFEST}: {FROZEN} is {pattern!r}: {error}") from error
 
 
-def _pattern_of(folder):
+def _pattern_of(folder: str | Path) -> str:
     if not (Path(folder) / manifest.COMPLETE_MARK).is_file():
         return NOTHING
     try:
@@ -39,8 +42,8 @@ def _pattern_of(folder):
     return ((saved and saved.run.get("model")) or {}).get(FROZEN, NOTHING)
 
 
-def check_all_trained(folder):
-    """Raises CheckpointError where the optimizer has no state of some weights of the checkpoint in a folder."""
+def check_all_trained(folder: str | Path) -> None:
+    """Raise CheckpointError where the optimizer has no state of some weights of the checkpoint in a folder."""
     if (pattern := _pattern_of(folder)) != NOTHING:
         raise CheckpointError(
             f"{folder}: --with_optimizer: this run did not train {pattern}, and has no optimizer's state of "
@@ -48,13 +51,13 @@ def check_all_trained(folder):
         )
 
 
-def matching(names, patterns):
-    """Those of some names in which one of the patterns is found."""
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """Return those of some names in which one of the patterns is found."""
     return [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
 
 
-def check_patterns(names, patterns):
-    """Raises ValueError where a pattern of --freeze is in none of a model's names, or the patterns are in all."""
+def check_patterns(names: Sequence[str], patterns: Sequence[str]) -> None:
+    """Raise ValueError where a pattern of --freeze is in none of a model's names, or the patterns are in all."""
     for pattern in patterns:
         if not matching(names, [pattern]):
             raise ValueError(

@@ -1,10 +1,11 @@
-"""What a checkpoint's or an adapter's folder holds, as text: layout, dtypes, degrees, step, all names and shapes.
+"""Describe a checkpoint's or an adapter's folder as text: layout, dtypes, degrees, step, all names and shapes.
 
 Reads names, shapes and places, no tensor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from paddle_te.weights.contents import TRAINER_STATE, is_adapter, merge_command,
 from paddle_te.weights.folder import Checkpoint, open_checkpoint
 from paddle_te.weights.optimizer import STATE_FILES, is_unified
 from paddle_te.weights.resharding import saved_degrees
+from paddle_te.weights.tensors import STORAGE
 
 
 def inspect(folder: str | Path, num_attention_heads: int | None = None, num_key_value_heads: int | None = None) -> str:
-    """The description of a checkpoint, lines of text: facts first, then a table of the tensors.
+    """Return the description of a checkpoint, lines of text: facts first, then a table of the tensors.
 
     The ranks of tensor parallelism have tensors of the same names and shapes, so the table lists those of the first.
     Arguments and errors as `open_checkpoint`'s, and CheckpointError for a damaged trainer_state.json.
@@ -32,7 +34,7 @@ def inspect(folder: str | Path, num_attention_heads: int | None = None, num_key_
     return _as_text(_facts(checkpoint), _rows(checkpoint))
 
 
-def _as_text(facts, rows):
+def _as_text(facts: Mapping[str, str], rows: Sequence[Sequence[str]]) -> str:
     width = max(map(len, facts))
     return "\n".join([*(f"{name:<{width}}  {fact}" for name, fact in facts.items()), "", *in_columns(rows)])
 
@@ -60,8 +62,8 @@ def _adapter_facts(adapter: Adapter) -> dict[str, str]:
     }
 
 
-def _adapter_rows(adapter):
-    rows = [("tensor", "shape", "dtype", "file")]
+def _adapter_rows(adapter: Adapter) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("tensor", "shape", "dtype", "file")]
     for name, refs in adapter.tensors.items():
         rows += [(name, str(list(ref.shape)), ref.dtype, ref.path.name) for ref in refs]
     return rows
@@ -70,7 +72,7 @@ def _adapter_rows(adapter):
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
     tensors = [ref for rank in checkpoint.ranks.values() for ref in rank.tensors.values()]
     files = checkpoint.files
-    size = sum(ref.nbytes for ref in tensors)
+    size = sum(prod(ref.shape) * STORAGE[ref.dtype].itemsize for ref in tensors)
     return {
         "folder": str(checkpoint.folder),
         "model": f"{checkpoint.layout.family.title}, {checkpoint.dims.num_hidden_layers} layers",
@@ -85,32 +87,32 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def _parameters(checkpoint):
-    """How many numbers the whole model has; a tied lm_head that is stored too counts again."""
+def _parameters(checkpoint: Checkpoint) -> int:
+    """Return how many numbers the whole model has; a tied lm_head that is stored too counts again."""
     slots = {
         (layer, slot) for rank in checkpoint.ranks.values() for layer, slot in map(checkpoint.layout.find, rank.tensors)
     }
     return sum(prod(checkpoint.dims.slot_shape(slot)) for _, slot in slots)
 
 
-def _optimizer(checkpoint):
+def _optimizer(checkpoint: Checkpoint) -> str:
     if is_unified(checkpoint.folder):
         return "whole tensors (unified checkpoint)"
     files = [name for name in checkpoint.left_out if STATE_FILES.fullmatch(name) and name.endswith(".pdopt")]
     return f"{len(files)} .pdopt file{'s' * (len(files) > 1)}" if files else "none"
 
 
-def _manifest(folder):
+def _manifest(folder: Path) -> str:
     there = (folder / MANIFEST).is_file()
     return f"not compared; {commands.line('verify', folder)} compares it" if there else "none"
 
 
-def _step(folder):
+def _step(folder: Path) -> str:
     return str(read_state(folder).global_step) if (folder / TRAINER_STATE).is_file() else f"no {TRAINER_STATE}"
 
 
-def _rows(checkpoint):
-    rows = [("tensor", "shape", "whole shape", "dtype", "file")]
+def _rows(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("tensor", "shape", "whole shape", "dtype", "file")]
     for rank in checkpoint.ranks.values():
         if rank.tp in (None, 0):
             for name, ref in rank.tensors.items():

@@ -1,4 +1,4 @@
-"""What the modules of a model are called in PaddleNLP's layout and in Hugging Face's, by a Family's `names`.
+"""Name the modules of a model in PaddleNLP's layout and in Hugging Face's, by a Family's `names`.
 
 `layout` makes tables of tensors of them: a module's weight and bias have ".weight" and ".bias" after its name.
 """
@@ -18,7 +18,7 @@ class Names:
     model_type and ".". transposed: the GEMMs' weights are [in, out].
     """
 
-    layer: dict
+    layer: dict[str, str]
     layers: str = "layers"
     embed: str = "embed_tokens"
     norm: str = "norm"

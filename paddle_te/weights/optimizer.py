@@ -1,4 +1,4 @@
-"""Optimizer state: Adam's moments and the master weights, which move as the weights they belong to.
+"""Move the optimizer's state, Adam's moments and the master weights, as the weights they belong to.
 
 Read from PaddleNLP's two forms: optimizer.pdopt (and one for each rank, optimizer.tp00_pp01_shard02.pdopt), where a
 parameter goes by the name it had in the program, and unified checkpoints (optimizer.safetensors.index.json), where it
@@ -6,17 +6,25 @@ goes by its name in the model. Written as a unified checkpoint of whole tensors,
 degrees with --unified_checkpoint 1 (paddlenlp/trainer/unified_checkpoint/load_save_single_card.py).
 """
 
+from __future__ import annotations
+
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from paddle_te.configs.families import is_tied
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.blocks import BlocksRef, moment_shape
-from paddle_te.weights.folder import Rank, read_index
+from paddle_te.weights.folder import Checkpoint, Rank, read_index
 from paddle_te.weights.frozen import frozen_in
-from paddle_te.weights.output_files import OutputFile, plan_new_ranks, shards, weight_map
-from paddle_te.weights.tensors import CheckpointError, SlicedRef, same_bytes
+from paddle_te.weights.layout import Layout
+from paddle_te.weights.output_files import Entry, OutputFile, Plan, Target, plan_new_ranks, shards, weight_map
+from paddle_te.weights.tensors import CheckpointError, Shape, SlicedRef, StoredTensor, same_bytes
+
+State: TypeAlias = dict[str, dict[str, StoredTensor]]  # {kind: {weight's name: its state of that kind}}
 
 MOMENTS = ("moment1_0", "moment2_0")
 POWERS = ("beta1_pow_acc_0", "beta2_pow_acc_0")  # one number a parameter
@@ -36,65 +44,64 @@ _TRAINER_FILES = re.compile(r"trainer_state\.json|scheduler\.pdparams|scaler\.pd
 _FP8_STATE = re.compile(r"fp8_state\.pp\d+\.pdparams")
 
 
-def kept_how(folder):
-    """{"optim_moments": …, "master_weights": …}: the values of these flags with which the optimizer's state in a
-    checkpoint folder was saved, as far as there is any. Raises CheckpointError.
+def kept_how(folder: Path) -> dict[str, str]:
+    """Return the flags optim_moments and master_weights with which a checkpoint's optimizer state was saved.
 
-    Goes by the tensors' dtypes, of one of the files: all ranks have the same.
+    A flag is left out where the folder has no such state. Goes by the tensors' dtypes in one of the files: all ranks
+    have the same. Raises CheckpointError.
     """
     if is_unified(folder):
         state = _unified_state(folder)
-        moments, masters = (state.get(kind, {}).values() for kind in (MOMENTS[0], MASTER))
+        moments, masters = (list(state.get(kind, {}).values()) for kind in (MOMENTS[0], MASTER))
     else:
         file = min(folder.glob("optimizer*.pdopt"), default=None)
-        state, master = pdparams.read_optimizer(file) if file else ({}, {})
-        moments, masters = [ref for key, ref in state.items() if key.endswith(MOMENTS[0])], master.values()
+        named, master = pdparams.read_optimizer(file) if file else ({}, {})
+        moments = [ref for key, ref in named.items() if key.endswith(MOMENTS[0])]
+        masters = list(master.values())
     found = {}
     if moments:
-        found["optim_moments"] = next(iter(moments)).dtype
+        found["optim_moments"] = moments[0].dtype
     if masters:
         remainder = any(ref.dtype == "int16" for ref in masters)  # a float32 weight is its own master weight
         found["master_weights"] = "bf16_remainder" if remainder else "float32"
     return found
 
 
-def trainer_files(names, source, target):
-    """Those of a folder's files that go along with the optimizer from one Layout to another."""
+def trainer_files(names: Iterable[str], source: Layout, target: Layout) -> list[str]:
+    """Return those of a folder's files that go along with the optimizer from one Layout to another."""
     fp8 = source.kind == target.kind == "te"
     return [name for name in names if _TRAINER_FILES.fullmatch(name) or fp8 and _FP8_STATE.fullmatch(name)]
 
 
-def open_optimizer(checkpoint):
-    """{kind: Checkpoint whose tensors are not the weights but their state of that kind}; kinds as MOMENTS and so on.
-    Weights that the run has frozen have none.
+def open_optimizer(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
+    """Return {kind: Checkpoint whose tensors are the weights' state of that kind}; kinds as MOMENTS and so on.
 
-    Raises CheckpointError where something is missing or does not fit together.
+    Frozen weights have none. Raises CheckpointError where something is missing or does not fit together.
     """
     if is_unified(checkpoint.folder):
         found = {key: _unified(checkpoint) for key in checkpoint.ranks}
     else:
         found = {key: _pdopt(checkpoint, rank) for key, rank in checkpoint.ranks.items()}
-    kinds, is_frozen = MOMENTS + POWERS, frozen_in(checkpoint.folder)
-    if any(MASTER in state for state in found.values()):
-        kinds += (MASTER,)
+    has_masters, is_frozen = any(MASTER in state for state in found.values()), frozen_in(checkpoint.folder)
     return {
         kind: replace(
             checkpoint,
             ranks={key: _fill(checkpoint, rank, found[key], kind, is_frozen) for key, rank in checkpoint.ranks.items()},
         )
-        for kind in kinds
+        for kind in (*MOMENTS, *POWERS, *[MASTER] * has_masters)
     }
 
 
-def plan_optimizer(state, target):
-    """([[OutputFile]], {index file: content}) of an opened optimizer as a unified checkpoint."""
-    groups, indexes = [], {}
+def plan_optimizer(state: Mapping[str, Checkpoint], target: Target) -> Plan:
+    """Plan the files of an opened optimizer as a unified checkpoint."""
+    groups: list[list[OutputFile]] = []
+    indexes: dict[str, dict[str, Any]] = {}
     stems = {"optimizer": MOMENTS + POWERS, MASTER: (MASTER,)}
     for stem, kinds in stems.items():
-        kinds = [kind for kind in kinds if kind in state]
         entries = [
             _of_kind(entry, kind)
             for kind in kinds
+            if kind in state
             for (file,) in plan_new_ranks(state[kind], target)[0]
             for entry in file.entries
         ]
@@ -103,32 +110,35 @@ def plan_optimizer(state, target):
             names = [f"{stem}-{n:05d}-of-{len(parts):05d}{safetensors.SUFFIX}" for n in range(1, len(parts) + 1)]
             files = [OutputFile(name, 0, part) for name, part in zip(names, parts, strict=True)]
             groups += [[file] for file in files]
-            index = {"metadata": {"total_size": sum(file.nbytes for file in files)}, "weight_map": weight_map(files)}
+            index: dict[str, Any] = {
+                "metadata": {"total_size": sum(file.nbytes for file in files)},
+                "weight_map": weight_map(files),
+            }
             if stem == "optimizer":
                 index["master_weights"] = MASTER in state
             indexes[safetensors_index(stem)] = index
-    return groups, indexes
+    return Plan(groups, indexes)
 
 
-def _of_kind(entry, kind):
+def _of_kind(entry: Entry, kind: str) -> Entry:
     spec = entry.spec
     if kind != MASTER:
         spec = replace(spec, name=f"{spec.name}/{kind}", shape=(1,) if kind in POWERS else spec.shape)
     return replace(entry, spec=spec, kind=kind)
 
 
-def is_unified(folder):
-    """Whether a training checkpoint's optimizer is a unified one, of whole tensors."""
+def is_unified(folder: Path) -> bool:
+    """Return whether a training checkpoint's optimizer is a unified one, of whole tensors."""
     return (folder / safetensors_index("optimizer")).exists()
 
 
-def safetensors_index(stem):
-    """Name of a unified checkpoint's index."""
+def safetensors_index(stem: str) -> str:
+    """Return the name of a unified checkpoint's index."""
     return f"{stem}.safetensors.index.json"
 
 
-def _fill(checkpoint, rank, found, kind, is_frozen):
-    """The rank with its weights replaced by their state of one kind; without those of a name that is_frozen."""
+def _fill(checkpoint: Checkpoint, rank: Rank, found: State, kind: str, is_frozen: Callable[[str], object]) -> Rank:
+    """Return the rank with its weights replaced by their state of one kind; without those of a name that is_frozen."""
     tied = is_tied(checkpoint.config)
     embedding, head = (checkpoint.layout.model_name(part) for part in ("embed", "lm_head"))
     other_name = {embedding: head, head: embedding} if tied else {}
@@ -138,7 +148,7 @@ def _fill(checkpoint, rank, found, kind, is_frozen):
         if ref is None and kind == MASTER and weight.dtype == "float32":
             ref = weight  # a float32 weight needs no master; PaddleNLP writes it as its own
         if ref is None:  # tied: one parameter with one state, under one of its two names; readers want either
-            ref = found.get(kind, {}).get(other_name.get(name))
+            ref = found.get(kind, {}).get(other_name.get(name, name))
         if ref is None and (is_frozen(name) or is_frozen(other_name.get(name, name))):
             continue
         if ref is None:
@@ -153,15 +163,15 @@ def _fill(checkpoint, rank, found, kind, is_frozen):
     return Rank(rank.tp, rank.pp, rank.files, tensors, rank.index)
 
 
-def _unified(checkpoint):
-    """{kind: {weight: TensorRef}} of a unified checkpoint."""
+def _unified(checkpoint: Checkpoint) -> State:
+    """Return the state in a unified checkpoint."""
     if (checkpoint.tp, checkpoint.pp) != (1, 1):
         raise CheckpointError(f"{checkpoint.folder}: a unified optimizer beside weights of single ranks")
     return _unified_state(checkpoint.folder)
 
 
-def _unified_state(folder):
-    found = {}
+def _unified_state(folder: Path) -> State:
+    found: State = {}
     for stem in ("optimizer", MASTER):
         index = folder / safetensors_index(stem)
         if not index.exists():
@@ -172,8 +182,8 @@ def _unified_state(folder):
     return found
 
 
-def _pdopt(checkpoint, rank):
-    """{kind: {weight: TensorRef}} of one rank's .pdopt files: one, or one for each sharding rank."""
+def _pdopt(checkpoint: Checkpoint, rank: Rank) -> State:
+    """Return the state in one rank's .pdopt files: one, or one for each sharding rank."""
     pattern = ".".join(["optimizer", *([rank.variant] if rank.variant else [])])
     exact = checkpoint.folder / f"{pattern}.pdopt"
     files = [exact] if exact.exists() else shard_files(checkpoint.folder, rank.variant)
@@ -181,10 +191,11 @@ def _pdopt(checkpoint, rank):
         raise CheckpointError(f"{exact}: missing; --with_optimizer, and resuming in other degrees, need it")
     if checkpoint.suffix != pdparams.SUFFIX:
         raise CheckpointError(f"{exact}: goes by names that only .pdparams weights tell; these are safetensors")
-    names = {}
+    names: dict[str, str] = {}
     for file in rank.files:
         names |= {parameter: name for name, parameter in pdparams.read_name_table(file).items()}
-    parts, found = {}, {}
+    parts: dict[tuple[str, str], list[StoredTensor]] = {}
+    found: State = {}
     for file in files:
         state, master = pdparams.read_optimizer(file)
         matches = {key: match for key in state if (match := _KEY.fullmatch(key))}
@@ -201,8 +212,8 @@ def _pdopt(checkpoint, rank):
     return found
 
 
-def shard_files(folder, rank_variant=""):
-    """The .pdopt files of the sharding ranks that share the weights of one rank, in their order; [] without sharding.
+def shard_files(folder: Path, rank_variant: str = "") -> list[Path]:
+    """Return the .pdopt files of the sharding ranks that share the weights of one rank, in order; [] without sharding.
 
     Raises CheckpointError where one before the last is missing.
     """
@@ -215,8 +226,8 @@ def shard_files(folder, rank_variant=""):
     return [files[number] for number in range(len(files))]
 
 
-def _one_tensor(refs, kind, name, shape, ranks):
-    """What the files of the sharding ranks, in their order, have of a tensor: each the whole, or slices."""
+def _one_tensor(refs: Sequence[StoredTensor], kind: str, name: str, shape: Shape, ranks: int) -> StoredTensor:
+    """Return the tensor that the files of the sharding ranks, in their order, hold: each the whole, or slices."""
     first, *others = refs
     in_blocks = kind in MOMENTS and first.dtype == "int8"
     whole = moment_shape(shape) if in_blocks else shape

@@ -1,12 +1,17 @@
-"""Which tensors a converted checkpoint has and in which file each of them stands; nothing is read or written here."""
+"""Plan which tensors a converted checkpoint has, each in which file; nothing is read or written here."""
+
+from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from paddle_te.configs.families import is_tied
-from paddle_te.weights.folder import file_name, index_name, variant
+from paddle_te.weights.folder import Checkpoint, file_name, index_name, variant
 from paddle_te.weights.layout import Layout, Slot
-from paddle_te.weights.tensors import CheckpointError, TensorSpec
+from paddle_te.weights.tensors import CheckpointError, StoredTensor, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,22 @@ class OutputFile:
 
     name: str
     tp: int
-    entries: list
+    entries: list[Entry]
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Bytes of tensor data."""
         return sum(entry.spec.nbytes for entry in self.entries)
+
+
+class Plan(NamedTuple):
+    """The files of a checkpoint, and {index file: content}.
+
+    Files of a group hold shares of the same tensors, so that each of these is read once for all of them.
+    """
+
+    groups: list[list[OutputFile]]
+    indexes: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,16 +67,17 @@ class Target:
     max_shard_size: float = math.inf
 
 
-def plan_same_ranks(checkpoint, target):
-    """([[OutputFile]], {index file: content}) with the input's ranks and shards, each file by itself.
+def plan_same_ranks(checkpoint: Checkpoint, target: Target) -> Plan:
+    """Plan files with the input's ranks and shards, each in a group by itself.
 
     A tensor goes to the file in which its first part was, and what is too large there to further shards; shards that
     are left empty are dropped.
     """
-    files, indexes = [], {}
+    files: list[list[OutputFile]] = []
+    indexes: dict[str, dict[str, Any]] = {}
     for rank in checkpoint.ranks.values():
         source = pieces(checkpoint, rank.tensors)
-        groups = {path: [] for path in rank.files}
+        by_file: dict[Path, list[Entry]] = {path: [] for path in rank.files}
         for layer, slot in target.layout.tensors(checkpoint.dims.num_hidden_layers):
             found = [source[layer, part][0] for part in slot.parts if (layer, part) in source]
             if not found:
@@ -69,21 +85,22 @@ def plan_same_ranks(checkpoint, target):
             if len(found) < len(slot.parts):
                 name = target.layout.full_name(layer, slot)
                 raise CheckpointError(f"{found[0].path}: not all parts of {name!r} are on this pipeline stage")
-            groups[found[0].path].append(_entry(checkpoint, target, layer, slot, found[0].dtype))
-        groups = [shard for entries in groups.values() if entries for shard in shards(entries, target.max_shard_size)]
+            by_file[found[0].path].append(_entry(checkpoint, target, layer, slot, found[0].dtype))
+        groups = [shard for entries in by_file.values() if entries for shard in shards(entries, target.max_shard_size)]
         old_index = {} if rank.index is None and len(groups) > 1 else rank.index
         made, index = _rank_files(target.suffix, rank.tp or 0, rank.variant, groups, old_index)
         files += [[file] for file in made]
         indexes |= index
-    return files, indexes
+    return Plan(files, indexes)
 
 
-def plan_new_ranks(checkpoint, target, always_index=False):
-    """([[OutputFile]], {index file: content}) for other degrees.
+def plan_new_ranks(checkpoint: Checkpoint, target: Target, always_index: bool = False) -> Plan:
+    """Plan files for other degrees.
 
-    Files that hold the shares of the same tensors stand together, so that each of these is read once for all of them.
+    always_index: a rank's single file gets an index, too.
     """
-    files, indexes = [], {}
+    files: list[list[OutputFile]] = []
+    indexes: dict[str, dict[str, Any]] = {}
     dims = checkpoint.dims
     dtypes = {
         key: ref.dtype
@@ -110,31 +127,34 @@ def plan_new_ranks(checkpoint, target, always_index=False):
         groups, ranks = shards(entries, target.max_shard_size), []
         for tp in range(target.tp):
             rank_variant = variant(tp if target.tp > 1 else None, pp if target.pp > 1 else None)
-            old_index = {} if always_index or len(groups) > 1 else None
+            old_index: dict[str, Any] | None = {} if always_index or len(groups) > 1 else None
             made, index = _rank_files(target.suffix, tp, rank_variant, groups, old_index)
             ranks.append(made)
             indexes |= index
         files += [list(shares) for shares in zip(*ranks, strict=True)]
-    return files, indexes
+    return Plan(files, indexes)
 
 
-def pieces(checkpoint, tensors):
-    """{(layer or None, part): (TensorRef, Slot)} of stored tensors {name: TensorRef}."""
-    found = {}
+def pieces(
+    checkpoint: Checkpoint, tensors: Mapping[str, StoredTensor]
+) -> dict[tuple[int | None, str], tuple[StoredTensor, Slot]]:
+    """Return {(layer or None, part): (tensor, Slot)} of stored tensors by name."""
+    found: dict[tuple[int | None, str], tuple[StoredTensor, Slot]] = {}
     for name, ref in tensors.items():
         layer, slot = checkpoint.layout.find(name)
         found |= {(layer, part): (ref, slot) for part in slot.parts}
     return found
 
 
-def _entry(checkpoint, target, layer, slot, dtype):
+def _entry(checkpoint: Checkpoint, target: Target, layer: int | None, slot: Slot, dtype: str) -> Entry:
     shape = checkpoint.dims.slot_shape(slot, target.tp)
     return Entry(TensorSpec(target.layout.full_name(layer, slot), target.dtype or dtype, shape), layer, slot)
 
 
-def shards(entries, max_shard_size):
-    """Entries in order, in groups of at most max_shard_size bytes, as PaddleNLP's shard_checkpoint makes them."""
-    groups, size = [[]], 0
+def shards(entries: Iterable[Entry], max_shard_size: float) -> list[list[Entry]]:
+    """Divide entries, in order, into groups of at most max_shard_size bytes, as PaddleNLP's shard_checkpoint does."""
+    groups: list[list[Entry]] = [[]]
+    size = 0
     for entry in entries:
         if groups[-1] and size + entry.spec.nbytes > max_shard_size:
             groups.append([])
@@ -144,8 +164,10 @@ def shards(entries, max_shard_size):
     return groups
 
 
-def _rank_files(suffix, tp, rank_variant, groups, index):
-    """([OutputFile], {index file: content}) of one rank; `index` is what its new index keeps of the old, or None."""
+def _rank_files(
+    suffix: str, tp: int, rank_variant: str, groups: Sequence[list[Entry]], index: dict[str, Any] | None
+) -> tuple[list[OutputFile], dict[str, dict[str, Any]]]:
+    """Return one rank's files and {index file: content}; `index`: the old index, whose other keys stay, or None."""
     count = len(groups) if index is not None else None
     files = [
         OutputFile(file_name(suffix, rank_variant, count and number, count), tp, entries)
@@ -157,20 +179,22 @@ def _rank_files(suffix, tp, rank_variant, groups, index):
     return files, {index_name(suffix, rank_variant): index | {"metadata": metadata, "weight_map": weight_map(files)}}
 
 
-def weight_map(files):
-    """{tensor's name: its file's}, as an index has it, of OutputFiles."""
+def weight_map(files: Iterable[OutputFile]) -> dict[str, str]:
+    """Return {tensor's name: its file's} of OutputFiles, as an index has it."""
     return {entry.spec.name: file.name for file in files for entry in file.entries}
 
 
-def check_degrees(checkpoint, layout, tp=None, pp=None, vp=None):
-    """Raises CheckpointError for degrees (None: 1) that a Checkpoint's model, in a Layout, cannot be split into."""
+def check_degrees(
+    checkpoint: Checkpoint, layout: Layout, tp: int | None = None, pp: int | None = None, vp: int | None = None
+) -> None:
+    """Raise CheckpointError for degrees (None: 1) that a Checkpoint's model, in a Layout, cannot be split into."""
     for _, slot in layout.tensors(1):
         checkpoint.dims.slot_shape(slot, tp or 1)
     pipeline_stages(checkpoint.dims.num_hidden_layers, pp or 1, vp or 1)
 
 
-def pipeline_stages(num_layers, degree, virtual_degree=1):
-    """A function (layer or None, part) -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's models.
+def pipeline_stages(num_layers: int, degree: int, virtual_degree: int = 1) -> Callable[[int | None, str], int]:
+    """Return a function (layer or None, part) -> pipeline stage, as Paddle's SegmentLayers divides PaddleNLP's models.
 
     The items are embeddings, layers, norm and lm_head. Layers that `degree` divides are dealt evenly, chunk by chunk
     with virtual stages; otherwise the items are (paddle/distributed/fleet/meta_parallel/parallel_layers/pp_layers.py).
@@ -191,7 +215,7 @@ def pipeline_stages(num_layers, degree, virtual_degree=1):
         size, longer = divmod(items, degree)
         starts = [stage * size + max(0, stage - (degree - longer)) for stage in range(degree)]
 
-    def stage_of(layer, part):
+    def stage_of(layer: int | None, part: str) -> int:
         outside = {"embed": 0, "positions": 0, "norm": num_layers + 1, "norm_bias": num_layers + 1}
         item = outside.get(part, num_layers + 2) if layer is None else layer + 1
         return max(chunk for chunk, start in enumerate(starts) if start <= item) % degree

@@ -1,8 +1,9 @@
-"""In which degrees of parallelism a training checkpoint was saved, and in which ones it can be resumed."""
+"""Tell in which degrees of parallelism a training checkpoint was saved, and in which ones it can be resumed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from paddle_te.weights.contents import TRAINER_STATE
 from paddle_te.weights.folder import Checkpoint, open_checkpoint
@@ -14,20 +15,20 @@ from paddle_te.weights.tensors import CheckpointError
 
 @dataclass(frozen=True)
 class Degrees:
-    """Over how many ranks a model and its optimizer are divided. Data parallelism leaves no trace in a checkpoint."""
+    """The numbers of ranks that divide a model and its optimizer. Data parallelism leaves no trace in a checkpoint."""
 
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     sharding: int = 1
 
-    def __str__(self):
+    def __str__(self) -> str:
         divided = {field.name: getattr(self, field.name) for field in fields(self)}
         text = ", ".join(f"{name.replace('_', ' ')} {degree}" for name, degree in divided.items() if degree > 1)
         return text or "undivided"
 
 
 def saved_degrees(checkpoint: Checkpoint) -> Degrees | None:
-    """The Degrees that the files of an opened checkpoint are divided by; None for a unified one, of whole tensors."""
+    """Return the Degrees that the files of an opened checkpoint are divided by; None for a unified one."""
     if is_unified(checkpoint.folder):
         return None
     rank = next(iter(checkpoint.ranks.values()))
@@ -41,7 +42,7 @@ def check_reshardable(
     layout: Layout | None = None,
     with_optimizer: bool = True,
 ) -> None:
-    """Checks that training can go on from an opened checkpoint in other degrees.
+    """Check that training can go on from an opened checkpoint in other degrees.
 
     Args:
         degrees: the new ones; virtual: of virtual pipeline stages.
@@ -59,11 +60,11 @@ def check_reshardable(
             raise CheckpointError(f"{checkpoint.folder / name}: missing; training cannot go on from where it was")
 
 
-def why_not_resumable(folder, degrees: Degrees, virtual: int = 1) -> str | None:
-    """Why training cannot go on from a checkpoint folder in these degrees, in one line; None where it can.
+def why_not_resumable(folder: str | Path, degrees: Degrees, virtual: int = 1) -> str | None:
+    """Say why training cannot go on from a checkpoint folder in these degrees, in one line; None where it can.
 
-    Reads names and shapes only. Knows no Paddle: the launcher asks before it starts fewer ranks. What cannot be seen
-    here: that the run's model, precision and backend are the checkpoint's.
+    Reads names and shapes only, and needs no Paddle: the launcher asks before it starts fewer ranks. It does not
+    compare the run's model, precision and backend with the checkpoint's.
     """
     try:
         check_reshardable(open_checkpoint(folder), degrees, virtual)

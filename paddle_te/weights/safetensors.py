@@ -1,16 +1,28 @@
-"""safetensors files, tensor by tensor: the header says where each one is, so neither way needs them all in memory.
+"""Read and write safetensors files, tensor by tensor: the header says where each one is.
 
 The format: https://huggingface.co/docs/safetensors. The library's writer takes all tensors at once, and its
 reader does not tell where they are; hence these few lines.
 """
 
+from __future__ import annotations
+
 import json
 import struct
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from paddle_te.weights.tensors import STORAGE, CheckpointError, TensorRef, opened, sync_file, write_array
+from paddle_te.weights.tensors import (
+    STORAGE,
+    Array,
+    CheckpointError,
+    TensorRef,
+    TensorSpec,
+    opened,
+    sync_file,
+    write_array,
+)
 
 SUFFIX = ".safetensors"
 # PaddleNLP saves bfloat16 as U16
@@ -21,8 +33,8 @@ _CODES = {
 }
 
 
-def read(path):
-    """{name: TensorRef} of a file. Raises CheckpointError for a truncated or damaged one, or one of other dtypes."""
+def read(path: str | Path) -> dict[str, TensorRef]:
+    """Return {name: TensorRef} of a file. Raises CheckpointError for a damaged one, or one of other dtypes."""
     path = Path(path)
     check(path)
     with opened(path) as file:
@@ -38,8 +50,8 @@ def read(path):
     return tensors
 
 
-def check(path):
-    """Raises CheckpointError for a truncated or damaged file."""
+def check(path: str | Path) -> None:
+    """Raise CheckpointError for a truncated or damaged file."""
     try:
         with opened(path), safe_open(path, framework="np"):
             pass  # the library checks the header and the file's length
@@ -48,14 +60,14 @@ def check(path):
 
 
 class Writer:
-    """Writes a new file tensor by tensor.
+    """Write a new file tensor by tensor.
 
     Args:
         specs: list of TensorSpec. Then `add` takes their data in the same order and `close` finishes the file.
         framework: "np" as PaddleNLP writes and expects it, "pt" for Hugging Face.
     """
 
-    def __init__(self, path, specs, framework="np"):
+    def __init__(self, path: str | Path, specs: Sequence[TensorSpec], framework: str = "np") -> None:
         # wide dtypes first keeps every tensor aligned, which the format's readers expect
         offsets, end = {}, 0
         for spec in sorted(specs, key=lambda spec: -STORAGE[spec.dtype].itemsize):
@@ -73,13 +85,13 @@ class Writer:
         self._file = open(path, "xb")
         self._file.write(struct.pack("<Q", len(text)) + text)
 
-    def add(self, arrays):
-        """Writes the next tensor, given as arrays whose bytes follow one another."""
+    def add(self, arrays: Iterable[Array]) -> None:
+        """Write the next tensor, given as arrays whose bytes follow one another."""
         self._file.seek(next(self._starts))
         for array in arrays:
             write_array(self._file, array)
 
-    def close(self):
-        """Writes everything through to the disk."""
+    def close(self) -> None:
+        """Write everything through to the disk."""
         sync_file(self._file)
         self._file.close()

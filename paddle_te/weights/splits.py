@@ -1,24 +1,26 @@
-"""How tensor parallel ranks share stored tensors: made from the table in `layout`, and used wherever weights are split.
+"""Split stored tensors over tensor parallel ranks by the table in `layout`.
 
 A tensor of several parts, stacked on axis 0 (q, k, v or gate, up), is split part by part: each rank has its rows of
 every part, stacked again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 from paddle_te.weights.layout import SPLIT_AXIS, Dims, Layout, concat
 
 
 @dataclass(frozen=True)
 class Split:
-    """Of a tensor [out, in] or [out]. axis: the one that ranks share. sizes: of its parts on it, in the whole model."""
+    """How ranks share a tensor [out, in] or [out]. axis: the shared one. sizes: of its parts on it, in the whole."""
 
     axis: int
-    sizes: tuple
+    sizes: tuple[int, ...]
 
-    def share(self, tensor, degree, rank):
-        """One rank's share of a whole tensor: a numpy array, a Paddle tensor, or a slice of a safetensors file.
+    def share(self, tensor: Any, degree: int, rank: int) -> Any:
+        """Return one rank's share of a whole tensor: a numpy array, a Paddle tensor, or a slice of a safetensors file.
 
         Raises ValueError where `degree` does not divide a part.
         """
@@ -32,16 +34,16 @@ class Split:
             shares.append(tensor[:, mine] if self.axis else tensor[mine])
         return concat(shares, self.axis)
 
-    def whole(self, shares):
-        """The inverse of `share`, from the shares of all ranks in order."""
+    def whole(self, shares: Sequence[Any]) -> Any:
+        """Return the whole tensor from the shares of all ranks in order; the inverse of `share`."""
         parts = []
         for start, stop in pairwise((0, *accumulate(size // len(shares) for size in self.sizes))):
             parts += [share[:, start:stop] if self.axis else share[start:stop] for share in shares]
         return concat(parts, self.axis)
 
 
-def layer_splits(layout: Layout, dims: Dims) -> dict:
-    """{name after the layer's prefix: Split} of the tensors of a decoder layer that ranks share.
+def layer_splits(layout: Layout, dims: Dims) -> dict[str, Split]:
+    """Return {name after the layer's prefix: Split} of the tensors of a decoder layer that ranks share.
 
     layout: one whose weights are [out, in], with parts stacked one after the other, such as Transformer Engine's.
     """

@@ -1,21 +1,31 @@
 """Tensors that stay in their files until they are read, and the error of this package."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO, Literal, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from paddle_te.files import open_file
 
+Array: TypeAlias = npt.NDArray[Any]  # of any dtype of STORAGE, which only the file tells
+Dtype: TypeAlias = np.dtype[Any]
+Shape: TypeAlias = tuple[int, ...]
 # Weights are moved as bits: bfloat16, which numpy does not have, is held as uint16, as Paddle does.
-NUMBERS = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
+NUMBERS: dict[str, Dtype] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+}
 # What may stand in files: weights, remainders of master weights, and moments in 8 bits (training/compact_states.py)
-STORAGE = NUMBERS | {"int16": np.dtype("<i2"), "int8": np.dtype("i1")}
+STORAGE: dict[str, Dtype] = NUMBERS | {"int16": np.dtype("<i2"), "int8": np.dtype("i1")}
 
 
 class CheckpointError(ValueError):
@@ -24,7 +34,7 @@ class CheckpointError(ValueError):
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
-    """A file of a checkpoint, for reading. Raises CheckpointError where it cannot be read, or is no regular file."""
+    """Open a file of a checkpoint. Raises CheckpointError where it cannot be read, or is no regular file."""
     try:
         with open_file(path) as file:
             yield file
@@ -32,24 +42,38 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+class StoredTensor(Protocol):
+    """A tensor that stays in its files until it is read. dtype: one of STORAGE, or uint64 for moments in blocks."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    def read(self) -> Array:
+        """Return the tensor. Raises CheckpointError for a file that cannot be read, or has become shorter."""
+        ...
+
+
 @dataclass(frozen=True)
 class TensorRef:
-    """A tensor in a file: where its bytes begin, its dtype (of STORAGE), shape and order."""
+    """A tensor in a file: the offset of its first byte, its dtype (of STORAGE), shape and order."""
 
     path: Path
     offset: int
     dtype: str
-    shape: tuple
-    order: str = "C"
+    shape: Shape
+    order: Literal["C", "F"] = "C"
 
-    @property
-    def nbytes(self):
-        """Size in bytes."""
-        return prod(self.shape) * STORAGE[self.dtype].itemsize
+    def read(self) -> Array:
+        """Return the tensor as an array of the storage dtype.
 
-    def read(self):
-        """The tensor as an array of the storage dtype. Raises CheckpointError for a file that cannot be read, or has
-        become shorter."""
+        Raises CheckpointError for a file that cannot be read, or has become shorter.
+        """
         with opened(self.path) as file:
             array = np.fromfile(file, STORAGE[self.dtype], prod(self.shape), offset=self.offset)
         if array.size != prod(self.shape):
@@ -57,8 +81,10 @@ class TensorRef:
         return array.reshape(self.shape, order=self.order)
 
 
-def cast(array, spec):
-    """An array of one STORAGE dtype in the dtype of the TensorSpec that it is written as, rounded to the nearest even.
+def cast(array: Array, spec: TensorSpec) -> Array:
+    """Return an array in the dtype of the TensorSpec that it is written as, rounded to the nearest even.
+
+    Its own dtype is another of STORAGE.
 
     Raises CheckpointError for a finite number that would become infinite.
     """
@@ -77,8 +103,8 @@ def cast(array, spec):
 _FLOATS_AT_ONCE = 2**22
 
 
-def all_finite(array, dtype):
-    """Whether an array of a STORAGE dtype, which is called so, holds neither NaN nor infinity; whole numbers do not."""
+def all_finite(array: Array, dtype: str) -> bool:
+    """Return whether an array holds neither NaN nor infinity. dtype: its name in STORAGE."""
     if dtype not in NUMBERS:
         return True
     rows = max(1, _FLOATS_AT_ONCE // max(1, array[:1].size))
@@ -88,46 +114,47 @@ def all_finite(array, dtype):
     return all(np.isfinite(block).all() for block in blocks)
 
 
-def in_float32(array):
-    """An array of a dtype of NUMBERS, of which uint16 are bfloat16's bits, in float32; the array itself where it is."""
+def in_float32(array: Array) -> npt.NDArray[np.float32]:
+    """Return an array of a dtype of NUMBERS in float32; uint16 are bfloat16's bits. float32 is not copied."""
     if array.dtype == STORAGE["bfloat16"]:
         return (array.astype("<u4") << 16).view("<f4")
     return array.astype("<f4", copy=False)
 
 
-def _bfloat16(wide):
-    """The bits of float32 numbers rounded to bfloat16, which is their upper half."""
+def _bfloat16(wide: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Return the bits of float32 numbers rounded to bfloat16, which is their upper half."""
     bits = wide.view("<u4")
     rounded = bits + 0x7FFF + (bits >> 16 & 1)
     return (np.where(np.isnan(wide), bits | 0x400000, rounded) >> 16).astype("<u2")  # NaNs stay NaNs
 
 
-def same_bytes(one, other):
-    """Whether two stored tensors are one, saved twice: dtype, shape and every bit."""
+def same_bytes(one: StoredTensor, other: StoredTensor) -> bool:
+    """Return whether two stored tensors are one, saved twice: dtype, shape and every bit."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    return np.array_equal(*(ref.read().view(f"u{STORAGE[ref.dtype].itemsize}") for ref in (one, other)))
+    first, second = (ref.read().view(f"u{STORAGE[ref.dtype].itemsize}") for ref in (one, other))
+    return np.array_equal(first, second)
 
 
 @dataclass(frozen=True)
 class SlicedRef:
     """A tensor whose elements, in C order, lie in slices one after another, with padding by zeros behind the last."""
 
-    slices: tuple
-    shape: tuple
+    slices: tuple[StoredTensor, ...]
+    shape: Shape
 
     @property
-    def path(self):
+    def path(self) -> Path:
         """The file of the first slice."""
         return self.slices[0].path
 
     @property
-    def dtype(self):
-        """As TensorRef's."""
+    def dtype(self) -> str:
+        """The dtype of the first slice."""
         return self.slices[0].dtype
 
-    def read(self):
-        """As TensorRef's. Raises CheckpointError where the slices are too few, or not one tensor's."""
+    def read(self) -> Array:
+        """Return the tensor. Raises CheckpointError where the slices are too few, or not one tensor's."""
         flat, size = np.concatenate([ref.read().reshape(-1) for ref in self.slices]), prod(self.shape)
         if flat.size < size or flat[size:].any():
             raise CheckpointError(
@@ -143,10 +170,10 @@ class TensorSpec:
 
     name: str
     dtype: str
-    shape: tuple
+    shape: Shape
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Size in bytes."""
         return prod(self.shape) * STORAGE[self.dtype].itemsize
 
@@ -155,20 +182,20 @@ class TensorSpec:
 _BLOCK_ROWS, _TILE_COLUMNS = 256, 128
 
 
-def write_array(file, array):
-    """Writes an array's bytes in C order; at most _BLOCK_ROWS rows of one that lies otherwise are copied at a time."""
+def write_array(file: BinaryIO, array: Array) -> None:
+    """Write an array's bytes in C order. At most _BLOCK_ROWS rows of one that lies otherwise are copied at a time."""
     if array.ndim < 2 or array.flags.c_contiguous:
-        file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+        file.write(np.ascontiguousarray(array).data.cast("B"))
         return
     for row in range(0, array.shape[0], _BLOCK_ROWS):
         block = array[row : row + _BLOCK_ROWS]
         rows = np.empty(block.shape, block.dtype)
         for column in range(0, block.shape[1], _TILE_COLUMNS):
             rows[:, column : column + _TILE_COLUMNS] = block[:, column : column + _TILE_COLUMNS]
-        file.write(memoryview(rows).cast("B"))
+        file.write(rows.data.cast("B"))
 
 
-def sync_file(file):
-    """Flushes a file to the disk itself."""
+def sync_file(file: IO[Any]) -> None:
+    """Flush a file to the disk itself."""
     file.flush()
     os.fsync(file.fileno())

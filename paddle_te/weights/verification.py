@@ -1,4 +1,4 @@
-"""Compares what is read from a checkpoint's folder with the folder's manifest, or says that it did not.
+"""Compare what is read from a checkpoint's folder with the folder's manifest, or say that it was not compared.
 
 Training's initial weights, fine-tuning, evaluation, the converter and LoRA's adapters come through `Verification`; only
 a resumed run, which reads the optimizer's states too, looks at whole checkpoints (`runs.verify`).
@@ -6,13 +6,15 @@ a resumed run, which reads the optimizer's states too, looks at whole checkpoint
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from paddle_te import manifest
+from paddle_te.manifest import Manifest
 from paddle_te.weights.contents import TRAINER_STATE
 from paddle_te.weights.files import CHECKSUMS
 from paddle_te.weights.tensors import CheckpointError
@@ -23,6 +25,8 @@ _TRAINING = re.compile(
     rf"training_args\.bin|{re.escape(TRAINER_STATE)}"
 )
 FULL, SIZE, NONE = "full", "size", "none"
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Verification:
     level: str = FULL
     rank: int = 0
     ranks: int = 1
-    gather: Callable[[list], list] = lambda mine: [mine]
+    gather: Callable[[list[str]], list[list[str]]] = lambda mine: [mine]
     tell: Callable[[str], None] = lambda line: None
 
     def check(self, folder: str | Path, names: Iterable[str] | None = None) -> Verified:
@@ -65,6 +69,7 @@ class Verification:
         """
         with self.beside(folder, names) as comparison:
             pass
+        assert comparison.verified is not None  # the block is over
         return comparison.verified
 
     @contextmanager
@@ -99,8 +104,8 @@ class Verification:
         words = f"{'sizes' if self.level == SIZE else 'sizes and checksums'} agree with its manifest"
         comparison.verified = Verified(words, len(sizes), sum(sizes.values()), seconds, compared=True)
 
-    def _nothing_to_compare(self, folder):
-        """Why nothing is compared: "" without any manifest, None where there is something to compare."""
+    def _nothing_to_compare(self, folder: Path) -> str | None:
+        """Say why nothing is compared: "" without any manifest, None where there is something to compare."""
         has_manifest, has_mark = ((folder / name).is_file() for name in (manifest.MANIFEST, manifest.COMPLETE_MARK))
         if not has_manifest and not (has_mark and (folder / manifest.COMPLETE_MARK).stat().st_size):
             sums = f"not compared with its {CHECKSUMS}; paddle-te convert --verify does so"
@@ -115,12 +120,16 @@ class Verification:
             )
         return None
 
-    def _compare_sizes(self, folder, names):
-        """(the folder's Manifest, {name: size} of the files to compare). Raises CheckpointError for what differs."""
+    def _compare_sizes(self, folder: Path, names: Iterable[str] | None) -> tuple[Manifest, dict[str, int]]:
+        """Return the folder's Manifest and {name: size} of the files to compare.
+
+        Raises CheckpointError for what differs.
+        """
         try:
             there = manifest.file_names(folder)
             names = [name for name in there if not _TRAINING.fullmatch(name)] if names is None else list(names)
             saved = manifest.read(folder)
+            assert saved is not None  # `_nothing_to_compare` has seen the manifest, or a mark that names one
             wrong = [*_wrong_sizes(folder, names, saved), *manifest.contradiction(manifest.steps(folder, saved))]
         except (OSError, manifest.CheckpointDamaged) as error:
             raise _damaged(folder, [str(error)]) from error
@@ -129,7 +138,7 @@ class Verification:
         return saved, {name: saved.files[name].size for name in names if name in saved.files}
 
 
-def _damaged(folder, lines):
+def _damaged(folder: Path, lines: Iterable[str]) -> CheckpointError:
     found = list(dict.fromkeys(lines))
     more = f"; and {len(found) - 3} more" * (len(found) > 3)
     return CheckpointError(
@@ -138,14 +147,14 @@ def _damaged(folder, lines):
     )
 
 
-def _timed(function, *arguments):
-    """(what it returns, seconds that it took)"""
+def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> tuple[T, float]:
+    """Return a function's result, and the seconds that it took."""
     start = time.perf_counter()
-    return function(*arguments), time.perf_counter() - start
+    return function(*arguments, **options), time.perf_counter() - start
 
 
-def _wrong_checksums(folder, names, saved):
-    """[a line for each of the files whose checksum is another, or that cannot be read]"""
+def _wrong_checksums(folder: Path, names: Iterable[str], saved: Manifest) -> list[str]:
+    """Return a line for each of the files whose checksum is another, or that cannot be read."""
     try:
         found = manifest.records(folder, names)
     except OSError as error:
@@ -153,7 +162,7 @@ def _wrong_checksums(folder, names, saved):
     return [f"{name} has another checksum" for name in names if found[name] != saved.files[name]]
 
 
-def _wrong_sizes(folder, names, saved):
+def _wrong_sizes(folder: Path, names: Collection[str], saved: Manifest) -> Iterator[str]:
     there = set(manifest.file_names(folder))
     for name in names:
         if name not in saved.files:

@@ -1,12 +1,17 @@
-"""An adapter's folder: which tensors it has, and what they stand beside. No tensor is read before it is asked for."""
+"""Open an adapter's folder: which tensors it has, and beside which weights. Reads no tensor before it is needed."""
+
+from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from paddle_te.configs.families import Family
 from paddle_te.weights import layout as layouts
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.adapters.names import Form, form_of
@@ -19,8 +24,11 @@ from paddle_te.weights.contents import (
     check_contents,
 )
 from paddle_te.weights.folder import dims_of, read_index
-from paddle_te.weights.layout import SPLIT_AXIS, Slot
-from paddle_te.weights.tensors import CheckpointError
+from paddle_te.weights.layout import SPLIT_AXIS, Dims, Slot
+from paddle_te.weights.tensors import Array, CheckpointError, Shape, TensorRef
+
+Tensors: TypeAlias = dict[str, tuple[TensorRef, ...]]  # {name: tensors of the ranks in order}
+Place: TypeAlias = tuple[int | None, str]  # layer's number, None outside of the layers, and part
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 _ONE_FILE = {"lora_model_state.pdparams": pdparams, "peft_model.safetensors": safetensors}
@@ -37,50 +45,60 @@ class LowRank:
 
     name: str
     slot: Slot
-    a: tuple
-    b: tuple
+    a: tuple[TensorRef, ...]
+    b: tuple[TensorRef, ...]
     transposed: bool
     scaling: float
 
     @property
-    def rank(self):
+    def rank(self) -> int:
         """r."""
         return self._shape(self.a)[0]
 
     @property
-    def in_features(self):
+    def in_features(self) -> int:
         """Columns of A."""
         return sum(self._shape((ref,))[1] for ref in self.a)
 
     @property
-    def out_features(self):
+    def out_features(self) -> int:
         """Rows of B."""
         return sum(self._shape((ref,))[0] for ref in self.b)
 
     @property
-    def dtype(self):
-        """Of A and B, as they are stored."""
+    def dtype(self) -> str:
+        """The dtype of A and B, as they are stored."""
         return self.a[0].dtype
 
-    def _shape(self, refs):
+    def _shape(self, refs: tuple[TensorRef, ...]) -> Shape:
         return refs[0].shape[::-1] if self.transposed else refs[0].shape
 
-    def _read(self, ref):
+    def _read(self, ref: TensorRef) -> Array:
         return ref.read().T if self.transposed else ref.read()
 
-    def read_a(self):
-        """A [r, in], in its own dtype."""
+    def read_a(self) -> Array:
+        """Return A [r, in], in its own dtype."""
         return layouts.concat([self._read(ref) for ref in self.a], 1)
 
-    def read_b(self, part, dims):
-        """Those rows of B [out, r] that are a part's."""
+    def read_b(self, part: str, dims: Dims) -> Array:
+        """Return those rows of B [out, r] that are a part's."""
         shares = [layouts.take_apart(self.slot, self._read(ref), dims.queries, dims.head_dim)[part] for ref in self.b]
         return np.ascontiguousarray(layouts.concat(shares, 0))
+
+
+class Whole(NamedTuple):
+    """A weight or bias that an adapter replaces, the Slot that it fills, and its name in the adapter."""
+
+    ref: TensorRef
+    slot: Slot
+    name: str
 
 
 @dataclass(frozen=True)
 class Adapter:
     """An opened adapter.
+
+    whole: the weights and biases that it replaces. companions: files to go along with it.
 
     parts: {(layer, part): LowRank}. whole: {(layer, part): (TensorRef, Slot, name)} of weights and biases that it
     replaces. tensors: {name: TensorRefs}. companions: files to go along with it.
@@ -89,33 +107,33 @@ class Adapter:
     folder: Path
     form: Form
     settings: Settings
-    parts: dict
-    whole: dict
-    tensors: dict = field(repr=False)
-    companions: list
+    parts: dict[Place, LowRank]
+    whole: dict[Place, Whole]
+    tensors: Tensors = field(repr=False)
+    companions: list[str] = field()
 
     @property
-    def title(self):
-        """What it is, for messages."""
+    def title(self) -> str:
+        """The adapter in words, for messages."""
         few = self.settings
         scaled = "alpha / sqrt(rank)" if few.rslora else "alpha / rank"
         return f"a LoRA adapter in {self.form.title} names, rank {few.rank}, scaled by {scaled} = {few.scaling:g}"
 
-    def low_ranks(self):
-        """{layer: its LowRanks}, each once."""
-        found = {}
+    def low_ranks(self) -> dict[int | None, list[LowRank]]:
+        """Return {layer: its LowRanks}, each once."""
+        found: dict[int | None, list[LowRank]] = {}
         for (layer, _), low_rank in self.parts.items():
             if low_rank not in found.setdefault(layer, []):
                 found[layer].append(low_rank)
         return found
 
-    def touches(self, layer, parts):
-        """Whether it changes one of a layer's parts."""
+    def touches(self, layer: int | None, parts: Iterable[str]) -> bool:
+        """Return whether it changes one of a layer's parts."""
         return any((layer, part) in self.parts or (layer, part) in self.whole for part in parts)
 
 
-def open_adapter(folder, family=None) -> Adapter:
-    """The adapter in a folder: PEFT's, PaddleNLP's with any backend and in any degrees, or PaddleFormers'.
+def open_adapter(folder: str | Path, family: Family | None = None) -> Adapter:
+    """Open the adapter in a folder: PEFT's, PaddleNLP's with any backend and in any degrees, or PaddleFormers'.
 
     family: the Family of the model that it is for; None: as its names say. Raises CheckpointError, naming the file, for
     what is missing, damaged, would run code when it is loaded, or is not understood.
@@ -135,7 +153,7 @@ def open_adapter(folder, family=None) -> Adapter:
     return Adapter(folder, form, settings, parts, _whole(form, tensors), tensors, companions)
 
 
-def _peft_tensors(folder):
+def _peft_tensors(folder: Path) -> Tensors:
     path = folder / PEFT_WEIGHTS
     if path.is_file():
         return {name: (ref,) for name, ref in safetensors.read(path).items()}
@@ -147,8 +165,8 @@ def _peft_tensors(folder):
     raise CheckpointError(f"{path}: missing; {PEFT_ADAPTER} is there")
 
 
-def _paddle_tensors(folder):
-    """{name: TensorRefs of the ranks in order}."""
+def _paddle_tensors(folder: Path) -> Tensors:
+    """Return the tensors of the one form of PaddleNLP's and PaddleFormers' files that is there."""
     found = [path for pattern in PADDLE_ADAPTER_FILES for path in sorted(folder.glob(pattern))]
     for path in found:
         check_contents(path)
@@ -168,11 +186,11 @@ def _paddle_tensors(folder):
     return tensors[0]
 
 
-def _single(tensors):
+def _single(tensors: dict[str, TensorRef]) -> Tensors:
     return {name: (ref,) for name, ref in tensors.items()}
 
 
-def _of_ranks(folder, ranks):
+def _of_ranks(folder: Path, ranks: Sequence[int]) -> Tensors:
     shares = []
     for rank in range(ranks[-1] + 1):
         path = folder / f"lora_model_state.tp{rank:02d}.pdparams"
@@ -184,14 +202,14 @@ def _of_ranks(folder, ranks):
     return {name: tuple(share[name] for share in shares) for name in shares[0]}
 
 
-def _low_ranks(folder, form, settings, tensors):
-    """{(layer, part): LowRank}."""
-    factors = {}
+def _low_ranks(folder: Path, form: Form, settings: Settings, tensors: Tensors) -> dict[Place, LowRank]:
+    """Return {(layer, part): LowRank}."""
+    factors: dict[tuple[int | None, Slot], dict[str, str]] = {}
     for name in tensors:
-        found = form.find(name)
+        found = form.name_of(name)
         if found.factor:
             factors.setdefault((found.layer, found.slot), {})[found.factor] = name
-    parts = {}
+    parts: dict[Place, LowRank] = {}
     for (layer, slot), names in factors.items():
         for factor, other in ("AB", "BA"):
             if factor not in names:
@@ -201,7 +219,14 @@ def _low_ranks(folder, form, settings, tensors):
     return parts
 
 
-def _low_rank(form, settings, layer, slot, a, b):
+def _low_rank(
+    form: Form,
+    settings: Settings,
+    layer: int | None,
+    slot: Slot,
+    a: tuple[str, tuple[TensorRef, ...]],
+    b: tuple[str, tuple[TensorRef, ...]],
+) -> LowRank:
     module = form.modules.full_name(layer, slot)
     for name, refs in (a, b):
         for ref in refs:
@@ -223,8 +248,11 @@ def _low_rank(form, settings, layer, slot, a, b):
     return low_rank
 
 
-def _shares(refs, slot, axis):
-    """Those of the ranks' tensors that follow one another: all where ranks share the axis, 0 for B and 1 for A."""
+def _shares(refs: tuple[TensorRef, ...], slot: Slot, axis: int) -> tuple[TensorRef, ...]:
+    """Return those of the ranks' tensors that follow one another on an axis: all where the ranks share it.
+
+    axis: 0 for B, 1 for A.
+    """
     if len(refs) == 1 or SPLIT_AXIS[slot.parts[0]] != axis:
         return refs[:1]
     dims = dims_of(refs[0].path.parent)
@@ -232,19 +260,19 @@ def _shares(refs, slot, axis):
     return refs if all(split) else refs[:1]
 
 
-def _whole(form, tensors):
-    found = {}
+def _whole(form: Form, tensors: Tensors) -> dict[Place, Whole]:
+    found: dict[Place, Whole] = {}
     for name, refs in tensors.items():
-        place = form.find(name)
+        place = form.name_of(name)
         if place.factor is None:
             if len(refs) > 1:
                 raise CheckpointError(f"{refs[0].path}: {name!r}: a whole weight in files of several ranks is not read")
-            found |= {(place.layer, part): (refs[0], place.slot, name) for part in place.slot.parts}
+            found |= {(place.layer, part): Whole(refs[0], place.slot, name) for part in place.slot.parts}
     return found
 
 
-def all_parts(form, num_layers):
-    """All (layer, module's full name, Slot) of a model's decoder layers and, in PEFT's, of what is outside of them."""
+def all_parts(form: Form, num_layers: int) -> Iterator[tuple[int | None, str, Slot]]:
+    """Yield (layer, module's full name, Slot) of a model's decoder layers and, in PEFT's form, of what is outside."""
     inside = product(range(num_layers), form.modules.layer)
     for layer, slot in (*inside, *((None, slot) for slot in form.modules.model)):
         yield layer, form.modules.full_name(layer, slot), slot

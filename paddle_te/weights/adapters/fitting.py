@@ -1,15 +1,16 @@
-"""Whether an adapter is for a model: every tensor of it has a place there, and no module that it names is left out."""
+"""Check that an adapter is for a model: every tensor has a place there, and no module that it names is left out."""
 
 from dataclasses import replace
 
-from paddle_te.weights.adapters.files import Adapter, all_parts
+from paddle_te.weights.adapters.files import Adapter, LowRank, all_parts
+from paddle_te.weights.adapters.settings import Targets
 from paddle_te.weights.folder import Checkpoint
 from paddle_te.weights.layout import Dims
 from paddle_te.weights.tensors import CheckpointError
 
 
 def with_adapter(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """The checkpoint as one whose weights have the adapter in them: whoever reads them reads them merged.
+    """Return the checkpoint as one whose weights have the adapter in them: whoever reads them reads them merged.
 
     Raises CheckpointError for the adapter of another model.
     """
@@ -17,8 +18,8 @@ def with_adapter(checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     return replace(checkpoint, adapter=adapter)
 
 
-def check_fits(adapter: Adapter, dims: Dims, model: str, tied: bool):
-    """Raises CheckpointError unless an adapter is one of a model.
+def check_fits(adapter: Adapter, dims: Dims, model: str, tied: bool) -> None:
+    """Raise CheckpointError unless an adapter is one of a model.
 
     model: what to call it in messages. tied: whether its head is its embedding.
     """
@@ -38,10 +39,10 @@ def check_fits(adapter: Adapter, dims: Dims, model: str, tied: bool):
                 "adapter of another model, or of one whose vocabulary was changed"
             )
     if adapter.settings.targets:
-        _check_targets(adapter, dims)
+        _check_targets(adapter, adapter.settings.targets, dims)
 
 
-def _check_layer(adapter, name, layer, dims, model):
+def _check_layer(adapter: Adapter, name: str, layer: int | None, dims: Dims, model: str) -> None:
     if layer is not None and layer >= dims.num_hidden_layers:
         raise CheckpointError(
             f"{adapter.folder}: the adapter of another model: it has {name!r}, and {model} has "
@@ -49,7 +50,7 @@ def _check_layer(adapter, name, layer, dims, model):
         )
 
 
-def _check_tied(adapter, name, part, tied):
+def _check_tied(adapter: Adapter, name: str, part: str, tied: bool) -> None:
     if tied and part in ("embed", "lm_head"):
         raise CheckpointError(
             f"{adapter.folder}: changes {name!r}, which with tie_word_embeddings=true is embedding and head in one: "
@@ -57,7 +58,7 @@ def _check_tied(adapter, name, part, tied):
         )
 
 
-def _check_shape(adapter, low_rank, dims, model):
+def _check_shape(adapter: Adapter, low_rank: LowRank, dims: Dims, model: str) -> None:
     shapes = [dims.part_shape(part) for part in low_rank.slot.parts]
     wanted = [sum(shape[0] for shape in shapes), shapes[0][1]]
     if (found := [low_rank.out_features, low_rank.in_features]) != wanted:
@@ -67,11 +68,11 @@ def _check_shape(adapter, low_rank, dims, model):
         )
 
 
-def _check_targets(adapter, dims):
-    """What PEFT's target_modules name has A and B, and nothing else has."""
+def _check_targets(adapter: Adapter, targets: Targets, dims: Dims) -> None:
+    """Check that the modules that PEFT's target_modules name have A and B, and no others."""
     settings = adapter.settings
     for layer, module, slot in all_parts(adapter.form, dims.num_hidden_layers):
-        wanted = settings.targets.match(module) and not any(f".{name}." in f".{module}." for name in settings.saved)
+        wanted = targets.match(module) and not any(f".{name}." in f".{module}." for name in settings.saved)
         if wanted != ((layer, slot.parts[0]) in adapter.parts):
             found = "has no A and B in the file" if wanted else "has A and B in the file, and is not among them"
             raise CheckpointError(f"{settings.path}: of its target_modules {module!r} {found}")

@@ -7,7 +7,9 @@
 """
 
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from paddle_te.configs.families import FAMILIES, Family
 from paddle_te.weights.layout import SPLIT_AXIS, Layout, Slot, hf_layout, layouts_of
@@ -22,7 +24,7 @@ _TITLES = {"pd": "PaddleNLP's native", "te": "Transformer Engine's", "hf": "PEFT
 
 @dataclass(frozen=True)
 class Name:
-    """What a tensor of an adapter is: A or B (factor) beside a module, or, without a factor, a whole weight or bias.
+    """A tensor of an adapter: A or B (factor) beside a module, or, without a factor, a whole weight or bias.
 
     layer: its number, None outside of the decoder layers. slot: the module and its parts, or the weight's Slot.
     """
@@ -53,26 +55,33 @@ class Form:
         return self.kind != "peft"
 
     def find(self, name: str) -> Name | None:
-        """What the tensor of that name is; None for a name that the form does not have."""
+        """Return what the tensor of that name is; None for a name that the form does not have."""
         peft = self.kind == "peft"
         match = (_PEFT if peft else _PADDLE).fullmatch(name)
         if match is None:
             found = self.layout.find(_whole(name) if peft else name)
-            return found and Name(*found)
+            return Name(*found) if found else None
         found = self.modules.find(match["module"])
-        embedding = peft and match["embedding"]
+        embedding = match["embedding"] if peft else None
         if found is None or bool(embedding) != (found[1].parts == ("embed",)):
             return None
-        return Name(*found, match["factor"] or embedding)
+        layer, slot = found
+        return Name(layer, slot, match["factor"] or embedding)
+
+    def name_of(self, name: str) -> Name:
+        """Return `find` of a name that the form has, as `form_of` has made sure."""
+        found = self.find(name)
+        assert found is not None
+        return found
 
 
-def _whole(name):
-    """Hugging Face's name of a weight that PEFT has saved whole."""
+def _whole(name: str) -> str:
+    """Return Hugging Face's name of a weight that PEFT has saved whole."""
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".") if name.startswith("base_model.") else ""
 
 
-def form_of(folder, names, peft: bool, family: Family | None = None) -> Form:
-    """The Form that has all names of an adapter's tensors.
+def form_of(folder: str | Path, names: Collection[str], peft: bool, family: Family | None = None) -> Form:
+    """Return the Form that has all names of an adapter's tensors.
 
     peft: whether it is PEFT's. family: the base's; None: any. Raises CheckpointError, naming a tensor.
     """
@@ -90,7 +99,7 @@ def form_of(folder, names, peft: bool, family: Family | None = None) -> Form:
 
 
 def forms_of(family: Family, peft: bool) -> list[Form]:
-    """All Forms of PEFT's adapters on a Family's models, or of Paddle's."""
+    """Return all Forms of PEFT's adapters on a Family's models, or of Paddle's."""
     if peft:
         return [_form("peft", hf_layout(family=family))]
     theirs = [_form(layout.kind, layout) for layout in layouts_of(family) if layout.kind != "hf"]
@@ -99,24 +108,24 @@ def forms_of(family: Family, peft: bool) -> list[Form]:
 
 
 def form_for(layout: Layout) -> Form:
-    """The Form of adapters on a model whose weights are in a Layout, PaddleNLP's or Transformer Engine's."""
+    """Return the Form of adapters on a model whose weights are in a Layout, PaddleNLP's or Transformer Engine's."""
     return _form(layout.kind, layout)
 
 
-def _form(kind, layout, title=None):
+def _form(kind: str, layout: Layout, title: str | None = None) -> Form:
     make = _te_modules if layout.kind == "te" else _modules
     outside = _modules(slot for slot in layout.model if slot.parts[0] in ("embed", "lm_head")) if kind == "peft" else ()
     modules = replace(layout, layer=make(filter(_is_projection, layout.layer)), model=outside)
     return Form(kind, title or _TITLES[layout.kind], layout, modules)
 
 
-def _is_projection(slot):
+def _is_projection(slot: Slot) -> bool:
     return SPLIT_AXIS[slot.parts[0]] is not None and not slot.parts[0].endswith("_bias")
 
 
-def _modules(slots):
+def _modules(slots: Iterable[Slot]) -> tuple[Slot, ...]:
     return tuple(Slot(slot.name.removesuffix(".weight"), slot.parts, grouped=slot.grouped) for slot in slots)
 
 
-def _te_modules(slots):
+def _te_modules(slots: Iterable[Slot]) -> tuple[Slot, ...]:
     return tuple(Slot(f"{slot.name.rpartition('.')[0]}.{part}_proj", (part,)) for slot in slots for part in slot.parts)

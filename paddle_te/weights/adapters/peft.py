@@ -1,25 +1,28 @@
-"""Writes an adapter as PEFT's folder: adapter_model.safetensors and adapter_config.json, which vLLM reads, too.
+"""Write an adapter as PEFT's folder: adapter_model.safetensors and adapter_config.json, which vLLM reads, too.
 
-Each module of Hugging Face's gets the A and B of its parts. Those of a fused weight share one A in PEFT's q, k and v.
+Each of Hugging Face's modules gets the A and B of its parts. Those of a fused weight share one A in PEFT's q, k and v.
 Where Hugging Face's module is the fused one (GPT-2's c_attn) and the parts have an A each, the module's A has all of
 them, one under the other, and B has theirs in blocks: the same product, of a rank that is the sum.
 """
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paddle_te import commands
 from paddle_te.weights import safetensors
-from paddle_te.weights.adapters.files import PEFT_WEIGHTS, Adapter, all_parts, open_adapter
-from paddle_te.weights.adapters.names import forms_of
+from paddle_te.weights.adapters.files import PEFT_WEIGHTS, Adapter, LowRank, all_parts, open_adapter
+from paddle_te.weights.adapters.names import Form, forms_of
+from paddle_te.weights.adapters.settings import Settings
 from paddle_te.weights.contents import PEFT_ADAPTER, check_contents, check_own, convert_command, merge_command
 from paddle_te.weights.files import check_new, copy_file, new_folder, write_json
 from paddle_te.weights.folder import dims_of
-from paddle_te.weights.layout import Slot
-from paddle_te.weights.tensors import CheckpointError, TensorSpec, all_finite, cast
+from paddle_te.weights.layout import Dims, Slot
+from paddle_te.weights.tensors import Array, CheckpointError, TensorSpec, all_finite, cast
 from paddle_te.weights.verification import FULL, Verification
 
 _MODES = {"te": "te2hf", "pd": "pd2hf", "formers": "pd2hf"}  # what makes PEFT's of a Form's kind
@@ -31,39 +34,46 @@ class _Module:
 
     name: str
     slot: Slot
-    low_ranks: dict
+    low_ranks: Mapping[str, LowRank | None]
 
     @property
-    def different(self):
+    def different(self) -> list[LowRank]:
         """The LowRanks of its parts, each once."""
         return list(dict.fromkeys(filter(None, self.low_ranks.values())))
 
     @property
-    def rank(self):
-        """Of the module's A."""
+    def rank(self) -> int:
+        """The rank of the module's A."""
         return sum(low_rank.rank for low_rank in self.different)
 
-    def read_a(self):
-        """A [rank, in]."""
+    def read_a(self) -> Array:
+        """Return A [rank, in]."""
         return np.concatenate([low_rank.read_a() for low_rank in self.different], 0)
 
-    def read_b(self, dims):
-        """B [out, rank]."""
+    def read_b(self, dims: Dims) -> Array:
+        """Return B [out, rank]."""
         starts, start = {}, 0
         for low_rank in self.different:
             starts[low_rank], start = start, start + low_rank.rank
         rows = []
         for part in self.slot.parts:
-            low_rank = self.low_ranks[part]
+            own = self.low_ranks[part]
             block = np.zeros((dims.part_shape(part)[0], self.rank), self.different[0].read_a().dtype)
-            if low_rank is not None:
-                block[:, starts[low_rank] : starts[low_rank] + low_rank.rank] = low_rank.read_b(part, dims)
+            if own is not None:
+                block[:, starts[own] : starts[own] + own.rank] = own.read_b(part, dims)
             rows.append(block)
         return np.concatenate(rows, 0)
 
 
-def convert_adapter(input_path, output_path, mode, dtype=None, verify_checkpoint=FULL, tell=print):
-    """Makes PEFT's folder of an adapter's.
+def convert_adapter(
+    input_path: str | Path,
+    output_path: str | Path,
+    mode: str | None,
+    dtype: str | None = None,
+    verify_checkpoint: str = FULL,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Make PEFT's folder of an adapter's.
 
     mode: "te2hf" or "pd2hf", as the adapter's names are. verify_checkpoint: how much of the input's manifest, if it has
     one, is compared first. Others and errors as `write_peft`'s.
@@ -82,20 +92,22 @@ def convert_adapter(input_path, output_path, mode, dtype=None, verify_checkpoint
     write_peft(adapter, output_path, dtype, tell)
 
 
-def peft_command(adapter):
-    """The command that makes PEFT's folder of an adapter's; None for one that is PEFT's."""
+def peft_command(adapter: Adapter) -> str | None:
+    """Return the command that makes PEFT's folder of an adapter's; None for one that is PEFT's."""
     mode = _MODES.get(adapter.form.kind)
     return mode and convert_command(adapter.folder, "--mode", mode)
 
 
-def base_of(adapter):
-    """The folder of an adapter's model where it is there, else MODEL, for commands."""
+def base_of(adapter: Adapter) -> str:
+    """Return the folder of an adapter's model where it is there, else MODEL, for commands."""
     base = adapter.settings.base
     return base if base and (Path(base) / "config.json").is_file() else commands.MODEL
 
 
-def write_peft(adapter: Adapter, output, dtype=None, tell=print):
-    """Writes an adapter into the new folder `output`, complete or not at all.
+def write_peft(
+    adapter: Adapter, output: str | Path, dtype: str | None = None, tell: Callable[[str], None] = print
+) -> None:
+    """Write an adapter into the new folder `output`, complete or not at all.
 
     dtype: of A and B; None: as they are. tell: takes a line about numbers that are not finite. Raises CheckpointError
     for one that PEFT's folder cannot hold.
@@ -119,8 +131,8 @@ def write_peft(adapter: Adapter, output, dtype=None, tell=print):
         tell(f"{output}: {len(broken)} tensors hold NaN or infinity, as they did before: {', '.join(broken[:3])}")
 
 
-def _modules(adapter, form, num_layers):
-    """{(layer, Slot): _Module} of those modules of Hugging Face's that get A and B."""
+def _modules(adapter: Adapter, form: Form, num_layers: int) -> dict[tuple[int | None, Slot], _Module]:
+    """Return those of Hugging Face's modules that get A and B, by layer and Slot."""
     found = {}
     for layer, name, slot in all_parts(form, num_layers):
         low_ranks = {part: adapter.parts.get((layer, part)) for part in slot.parts}
@@ -129,7 +141,9 @@ def _modules(adapter, form, num_layers):
     return found
 
 
-def _write_weights(path, modules, dims, dtype):
+def _write_weights(
+    path: Path, modules: Mapping[tuple[int | None, Slot], _Module], dims: Dims, dtype: str | None
+) -> list[str]:
     specs, broken = [], []
     for module in modules.values():
         columns, rows = module.different[0].in_features, sum(dims.part_shape(part)[0] for part in module.slot.parts)
@@ -148,8 +162,10 @@ def _write_weights(path, modules, dims, dtype):
     return broken
 
 
-def _config(adapter, form, modules, num_layers):
-    """adapter_config.json, of keys that every version of PEFT since 2024 and vLLM know."""
+def _config(
+    adapter: Adapter, form: Form, modules: Mapping[tuple[int | None, Slot], _Module], num_layers: int
+) -> dict[str, Any]:
+    """Return the content of adapter_config.json, with keys that every version of PEFT since 2024 and vLLM know."""
     settings = adapter.settings
     alpha_of = lambda module: _alpha(settings, module)  # noqa: E731
     rank, alpha = Counter((module.rank, alpha_of(module)) for module in modules.values()).most_common(1)[0][0]
@@ -176,15 +192,15 @@ def _config(adapter, form, modules, num_layers):
     }
 
 
-def _alpha(settings, module):
-    """The alpha with which a module's rank scales as the adapter does."""
+def _alpha(settings: Settings, module: _Module) -> float:
+    """Return the alpha with which a module's rank scales as the adapter does."""
     if module.rank == settings.rank:
         return settings.alpha
     return module.different[0].scaling * (module.rank**0.5 if settings.rslora else module.rank)
 
 
-def _targets(form, modules, num_layers):
-    """target_modules: the last word of a module's name where all of that word have A and B, else the whole names."""
+def _targets(form: Form, modules: Mapping[tuple[int | None, Slot], _Module], num_layers: int) -> list[str]:
+    """Return target_modules: the last word of a module's name where all of that word have A and B, or its name."""
     word = lambda name: name.rpartition(".")[2]  # noqa: E731
     everything = Counter(word(name) for _, name, _ in all_parts(form, num_layers))
     there = Counter(word(module.name) for module in modules.values())

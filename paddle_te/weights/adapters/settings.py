@@ -1,4 +1,4 @@
-"""What an adapter's folder says about it in adapter_config.json, PEFT's, or lora_config.json, PaddleNLP's.
+"""Read an adapter's settings from adapter_config.json, PEFT's, or lora_config.json, PaddleNLP's.
 
 A setting that changes what the adapter computes is understood or refused by its name; so is one that is not known and
 asks for something.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TypeVar
 
 from paddle_te import typed
 from paddle_te.weights.contents import PADDLE_ADAPTER, PEFT_ADAPTER, read_object
@@ -26,9 +28,12 @@ _PADDLE_FREE |= set("trainable_modules merge_weights target_modules tensor_model
 _BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
+Number = TypeVar("Number", int, float)
+
+
 @dataclass(frozen=True)
 class Targets:
-    """Which modules a PEFT adapter is for, by PEFT's rules."""
+    """The modules that a PEFT adapter is for, by PEFT's rules."""
 
     modules: list[str] | str
     exclude: list[str] | str | None = None
@@ -36,19 +41,19 @@ class Targets:
     layers_pattern: list[str] | str | None = None
 
     def patterns(self) -> list[str]:
-        """The regular expressions among them."""
+        """Return the regular expressions among them."""
         listed = self.layers_pattern if isinstance(self.layers_pattern, list) else [self.layers_pattern]
         return [text for text in (self.modules, self.exclude, *listed) if isinstance(text, str)]
 
     def match(self, module: str) -> bool:
-        """Whether the module of that full name gets A and B."""
+        """Return whether the module of that full name gets A and B."""
         if self.exclude and _matches(self.exclude, module):
             return False
         if self.modules == "all-linear":
             return module.rpartition(".")[2] not in ("lm_head", "embed_tokens", "wte")
         return _matches(self.modules, module) and (isinstance(self.modules, str) or self._of_the_layers(module))
 
-    def _of_the_layers(self, module):
+    def _of_the_layers(self, module: str) -> bool:
         if self.layers is None or self.layers == []:
             return True
         patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
@@ -57,7 +62,7 @@ class Targets:
         return any(match is not None and int(match[1]) in wanted for match in found)
 
 
-def _matches(targets, module):
+def _matches(targets: str | Iterable[str], module: str) -> bool:
     if isinstance(targets, str):
         return re.fullmatch(targets, module) is not None
     return any(module == target or module.endswith(f".{target}") for target in targets)
@@ -65,7 +70,9 @@ def _matches(targets, module):
 
 @dataclass(frozen=True)
 class Settings:
-    """An adapter's. ranks, alphas: {pattern of a module's name: its own}. targets: None where PaddleNLP wrote them.
+    """An adapter's settings.
+
+    ranks, alphas: {pattern of a module's name: its own}. targets: None where PaddleNLP wrote them.
 
     saved: modules that stand in the file whole. base: the model's name or folder.
     """
@@ -82,20 +89,20 @@ class Settings:
     saved: list[str] = field(default_factory=list)
 
     def rank_of(self, module: str) -> int:
-        """The rank of the module of that full name."""
+        """Return the rank of the module of that full name."""
         return self._own(self.ranks, module, self.rank)
 
     def scaling_of(self, module: str) -> float:
-        """What its product B · A is multiplied by."""
+        """Return the factor of the module's product B · A."""
         rank, alpha = self.rank_of(module), self._own(self.alphas, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     @property
     def scaling(self) -> float:
-        """That of modules without a pattern of their own."""
+        """The factor of modules without a pattern of their own."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
-    def _own(self, patterns, module, general):
+    def _own(self, patterns: Mapping[str, Number], module: str, general: Number) -> Number:
         for pattern, value in patterns.items():
             if re.match(rf"(.*\.)?({pattern})$", module):
                 return value
@@ -104,7 +111,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Peft:
-    """What is read of adapter_config.json."""
+    """The keys of adapter_config.json that are read."""
 
     peft_type: str
     target_modules: list[str] | str
@@ -125,7 +132,7 @@ class _Peft:
 
 @dataclass(frozen=True)
 class _Paddle:
-    """What is read of lora_config.json."""
+    """The keys of lora_config.json that are read."""
 
     r: int = typed.at_least(1, 8)
     lora_alpha: float = 8
@@ -136,14 +143,17 @@ class _Paddle:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The Settings in an adapter's folder. Raises CheckpointError."""
+    """Return the Settings in an adapter's folder. Raises CheckpointError."""
     try:
         return _of_peft(folder / PEFT_ADAPTER) if (folder / PEFT_ADAPTER).is_file() else _of_paddle(folder)
     except re.error as error:
         raise CheckpointError(f"{folder / PEFT_ADAPTER}: {error.pattern!r} is no regular expression: {error}") from None
 
 
-def _of_peft(path):
+Said = TypeVar("Said", _Peft, _Paddle)
+
+
+def _of_peft(path: Path) -> Settings:
     said = _read(path, _Peft, _PEFT_FREE)
     if said.peft_type != "LORA":
         raise CheckpointError(f"{path}: peft_type={said.peft_type!r}: only LORA adapters are understood")
@@ -175,7 +185,7 @@ def _of_peft(path):
     return settings
 
 
-def _of_paddle(folder):
+def _of_paddle(folder: Path) -> Settings:
     path = folder / PADDLE_ADAPTER
     said = _read(path, _Paddle, _PADDLE_FREE)
     settings = Settings(
@@ -189,7 +199,7 @@ def _of_paddle(folder):
     return settings
 
 
-def _read(path, kind, free):
+def _read(path: Path, kind: type[Said], free: set[str]) -> Said:
     content = read_object(path)
     known = {entry.name for entry in fields(kind)}
     for key, value in content.items():
@@ -206,6 +216,6 @@ def _read(path, kind, free):
     return said
 
 
-def _short(value):
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

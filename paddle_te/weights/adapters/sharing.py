@@ -1,16 +1,19 @@
-"""An adapter's A and B as a model in training has them, in the names and the share of one tensor parallel rank."""
+"""Give an adapter's A and B as a model in training has them: the names and share of one tensor parallel rank."""
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from paddle_te.weights import layout as layouts
-from paddle_te.weights.adapters.files import Adapter
+from paddle_te.weights.adapters.files import Adapter, LowRank
 from paddle_te.weights.adapters.names import Form
 from paddle_te.weights.contents import merge_command
-from paddle_te.weights.tensors import CheckpointError
+from paddle_te.weights.layout import Dims, Slot
+from paddle_te.weights.tensors import Array, CheckpointError
 
 
-def check_trainable(adapter: Adapter):
-    """Raises CheckpointError for an adapter that no training here goes on from: it may be merged."""
+def check_trainable(adapter: Adapter) -> None:
+    """Raise CheckpointError for an adapter that no training here goes on from: it may be merged."""
     settings, why = adapter.settings, None
     ranks = {low_rank.rank for low_rank in adapter.parts.values()}
     scalings = {low_rank.scaling for low_rank in adapter.parts.values()}
@@ -27,28 +30,28 @@ def check_trainable(adapter: Adapter):
         )
 
 
-def shares(adapter: Adapter, form: Form, dims, degree=1, rank=0):
-    """Yields (name, array) of the A [in, r] and B [r, out] of a tensor parallel rank, in the names of a Form.
+def shares(adapter: Adapter, form: Form, dims: Dims, degree: int = 1, rank: int = 0) -> Iterator[tuple[str, Array]]:
+    """Yield (name, array) of the A [in, r] and B [r, out] of a tensor parallel rank, in the names of a Form.
 
     Raises CheckpointError where a fused module would need one A for parts that have an A each, or are not adapted.
     """
-    for layer in sorted({layer for layer, _ in adapter.parts}):
+    for layer in sorted({layer for layer, _ in adapter.parts if layer is not None}):
         for slot in form.modules.layer:
-            low_ranks = [adapter.parts.get((layer, part)) for part in slot.parts]
-            if not any(low_ranks):
+            first, *others = [adapter.parts.get((layer, part)) for part in slot.parts]
+            if not any((first, *others)):
                 continue
             name = form.modules.full_name(layer, slot)
-            if any(low_rank is not low_ranks[0] for low_rank in low_ranks):
+            if first is None or any(other is not first for other in others):
                 raise CheckpointError(
                     f"{adapter.folder}: {', '.join(slot.parts)} have an A each there, or none, and one in {name!r}, "
                     "which holds their weights in one: leave fuse_attention_qkv and fuse_attention_ffn out"
                 )
-            a, b = _share(low_ranks[0], slot, dims, degree, rank)
+            a, b = _share(first, slot, dims, degree, rank)
             yield f"{name}.lora_A", np.ascontiguousarray(a.T)
             yield f"{name}.lora_B", np.ascontiguousarray(b.T)
 
 
-def _share(low_rank, slot, dims, degree, rank):
+def _share(low_rank: LowRank, slot: Slot, dims: Dims, degree: int, rank: int) -> tuple[Array, Array]:
     places = {part: dims.share(part, degree, rank) for part in slot.parts}
     columns = places[slot.parts[0]][1]
     rows = {part: low_rank.read_b(part, dims)[places[part][0]] for part in slot.parts}
