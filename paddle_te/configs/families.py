@@ -1,6 +1,6 @@
 """Families of models: what each is called, and in what its decoder layers differ from the others'.
 
-`paddle_te.hosts.paddlenlp` has a folder for each, with its classes.
+What the classes of a host have stands with the host: `paddle_te.hosts.paddlenlp.capabilities`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ class Family:
     tied: the head is always the embedding; else config.json says it.
     names: what PaddleNLP and transformers call its weights (`weights.names`).
     hf_model_type, hf_architecture: transformers' words, where they are not PaddleNLP's.
-    rope_scaling: PaddleNLP's layers have scaled rotary positions.
     window: attention is to the last `sliding_window` tokens, unless that is None. PaddleNLP's own layers see all.
-    pipeline: PaddleNLP has a pipeline model. sequence_parallel, segment_parallel: PaddleNLP's own layers have sequence
-    parallelism; sequences that are split over ranks (sep).
-    fused: PaddleNLP's own layers may have q, k and v, and gate and up, in one weight. packed: its own model takes the
-    mask of packed documents.
     """
 
     model_type: str
@@ -40,13 +35,7 @@ class Family:
     names: str = "llama"
     hf_model_type: str | None = None
     hf_architecture: str | None = None
-    rope_scaling: bool = False
     window: bool = False
-    pipeline: bool = True
-    segment_parallel: bool = False
-    sequence_parallel: bool = True
-    fused: bool = True
-    packed: bool = True
 
     @property
     def architecture(self) -> str:
@@ -60,9 +49,9 @@ class Family:
         return self.biases == "all" or self.biases == "qkv" and part in ("q", "k", "v")
 
 
-LLAMA = Family("llama", "Llama", rope_scaling=True, segment_parallel=True)
+LLAMA = Family("llama", "Llama")
 QWEN2 = Family("qwen2", "Qwen2", biases="qkv")
-MISTRAL = Family("mistral", "Mistral", window=True, pipeline=False, sequence_parallel=False, fused=False, packed=False)
+MISTRAL = Family("mistral", "Mistral", window=True)
 GPT = Family(
     "gpt",
     "GPT",
@@ -74,7 +63,6 @@ GPT = Family(
     names="gpt",
     hf_model_type="gpt2",
     hf_architecture="GPT2LMHeadModel",
-    packed=False,
 )
 FAMILIES = {family.model_type: family for family in (LLAMA, QWEN2, MISTRAL, GPT)}
 

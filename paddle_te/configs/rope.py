@@ -16,7 +16,7 @@ in Hugging Face's dictionary in a PaddleNLP config.json too, for backends paddle
 from __future__ import annotations
 
 from paddle_te.configs.families import Family, family_of
-from paddle_te.configs.schema import ConfigError
+from paddle_te.configs.schema import SCHEMAS, ConfigError, keys_of
 
 _LENGTH = "original_max_position_embeddings"
 # kind: the numbers that its dictionary must have, and those that it may have
@@ -97,9 +97,14 @@ def to_paddlenlp(scaling: dict | None, family: Family) -> dict:
     """What config.json has for a scaling in PaddleNLP's words, of a model of a Family."""
     if scaling is None:
         return {}
-    if family.rope_scaling and scaling["rope_type"] in _PADDLENLP:
+    if _has_words(family) and scaling["rope_type"] in _PADDLENLP:
         return {"rope_scaling_type": _PADDLENLP[scaling["rope_type"]], "rope_scaling_factor": scaling["factor"]}
     return {"rope_scaling": scaling}
+
+
+def _has_words(family):
+    """Whether PaddleNLP's layers of a Family read a scaling: then its record has rope_scaling_type's kinds."""
+    return keys_of(SCHEMAS[family.model_type])["rope_scaling_type"].only != (None,)
 
 
 def check_paddlenlps_layers(config) -> None:
@@ -109,7 +114,7 @@ def check_paddlenlps_layers(config) -> None:
     """
     get, scaling, family = _reader(config), scaling_of(config), family_of(config)
     read = get("rope_scaling_type") or (get("rope_scaling") or {}).get("rope_type") == "llama3"
-    if scaling and not (family.rope_scaling and read):
+    if scaling and not (_has_words(family) and read):
         raise ConfigError(
             f"rope_scaling of type {scaling['rope_type']}: PaddleNLP's own {family.title} would leave it out; use "
             "backend paddle or transformer_engine, whose weights are in te layout"

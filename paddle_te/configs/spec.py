@@ -139,18 +139,12 @@ def spec_of(config) -> ModelSpec:
     the rotary positions that is not known, and ValueError for a family that is not known.
     """
     words = _Words(config)
-    count = words("num_hidden_layers")
     norm = NormSpec(words.family.normalization, words(_EPS[words.family.normalization]))
-    feed_forward = _feed_forward(words)
-    dropout = words("hidden_dropout_prob") or 0.0
-    layers = [
-        LayerSpec(_attention(words, window), feed_forward, norm, dropout=dropout) for window in _windows(words, count)
-    ]
     return ModelSpec(
         words.family,
         hidden=words("hidden_size"),
         vocabulary=words("vocab_size"),
-        layers=tuple(layers),
+        layers=_layers(words, norm),
         norm=norm,
         positions=words("max_position_embeddings"),
         learned_positions=words.family.learned_positions,
@@ -170,9 +164,13 @@ class _Words:
         return value(self.config, name, getattr(self._record, name, None))
 
 
-def _windows(words, count):
-    """The window of each of so many layers."""
-    return [words("sliding_window") if words.family.window else None] * count
+def _layers(words, norm):
+    windows = [words("sliding_window") if words.family.window else None] * words("num_hidden_layers")
+    feed_forward, dropout = _feed_forward(words), words("hidden_dropout_prob") or 0.0
+    layers = {
+        window: LayerSpec(_attention(words, window), feed_forward, norm, dropout=dropout) for window in {*windows}
+    }
+    return tuple(layers[window] for window in windows)
 
 
 def _attention(words, window):

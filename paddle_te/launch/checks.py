@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paddle_te import configs
 from paddle_te.configs.reading import unknown_keys
+from paddle_te.configs.spec import spec_of
 from paddle_te.data.tokenizer import TokenizerError, read_tokenizer
 from paddle_te.host import PADDLEFORMERS
 from paddle_te.launch.machines import LaunchError, count_gpus
@@ -85,14 +86,14 @@ def check_precision(args: argparse.Namespace, config: dict, device: str) -> None
 
 def _check_fp8(args: argparse.Namespace, config: dict) -> None:
     # cuBLASLt's fp8 GEMM wants leading dimensions in multiples of 16; each dimension leads in fprop, dgrad or wgrad.
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    attention = spec_of(config).layer.attention
     sharing = args.SEP * args.CP  # one of them is 1
     tokens = args.batch_size_per_device * args.max_seqlen // sharing
     over = f" over {'SEP' if args.SEP > 1 else 'CP'}={sharing}" if sharing > 1 else ""
     sizes = {
         f"hidden_size of {args.model_name}": config["hidden_size"],
-        f"query size over TP={args.TP}": config["num_attention_heads"] * head_dim // args.TP,
-        f"key size over TP={args.TP}": config["num_key_value_heads"] * head_dim // args.TP,
+        f"query size over TP={args.TP}": attention.q_size // args.TP,
+        f"key size over TP={args.TP}": attention.kv_size // args.TP,
         f"intermediate_size over TP={args.TP}": config["intermediate_size"] // args.TP,
         f"batch_size_per_device x max_seqlen{over}": tokens,
     }

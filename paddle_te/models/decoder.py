@@ -12,8 +12,7 @@ import paddle
 from paddle import nn
 from paddle.distributed import fleet
 
-from paddle_te.configs.families import family_of
-from paddle_te.configs.rope import scaling_of
+from paddle_te.configs.spec import spec_of
 from paddle_te.distributed import fp8_group
 from paddle_te.fp8 import RECIPES, Format, fp8_autocast
 from paddle_te.fp8.scaling import check_block_sizes
@@ -36,21 +35,38 @@ def _rotary_on(device, dim, base, scaling, max_position_embeddings):
     )
 
 
-def rotary_embedding(config):
-    """The RotaryPositionEmbedding of a configuration. Raises ValueError for a rope scaling that is not supported."""
-    scaling = tuple((scaling_of(config) or {}).items())
-    length = config.max_position_embeddings
-    return _rotary_on(paddle.get_device(), _head_dim(config), config.rope_theta, scaling, length)
+def rotary_embedding(model, number=0):
+    """The RotaryPositionEmbedding of a layer of a ModelSpec; None for attention without rotation."""
+    attention = model.layers[number].attention
+    rotation = attention.rotation
+    if rotation is None:
+        return None
+    turned = int(attention.head_dim * rotation.fraction)
+    return _rotary_on(paddle.get_device(), turned, rotation.theta, rotation.scaling, model.positions)
 
 
-def _head_dim(config):
-    return config.hidden_size // config.num_attention_heads
-
-
-def _window_size(config):
-    """TransformerLayer's, of a configuration whose sliding_window counts a token itself, too."""
-    window = config.sliding_window if family_of(config).window else None
-    return None if window is None else (window - 1, 0)
+def layer_arguments(spec, rope):
+    """TransformerLayer's arguments that say what a LayerSpec computes. rope: its attention's `rotary_embedding`."""
+    attention, feed_forward = spec.attention, spec.feed_forward
+    scale = attention.scale or attention.head_dim**-0.5
+    return dict(
+        num_attention_heads=attention.heads,
+        num_gqa_groups=attention.groups,
+        kv_channels=attention.head_dim,
+        softmax_scale=scale * (rope.attention_factor**2 if rope else 1.0),
+        window_size=attention.window and (attention.window - 1, 0),  # config.json's counts a token itself, too
+        attention_dropout=attention.dropout,
+        add_qkv_bias=attention.qkv_bias,
+        qk_norm_type=attention.qk_norm and "RMSNorm",
+        qk_norm_before_rope=attention.qk_norm is not None,
+        qk_norm_eps=spec.norm.eps,
+        ffn_hidden_size=feed_forward.ffn,
+        activation=feed_forward.activation,
+        bias=feed_forward.bias,
+        normalization=spec.norm.kind,
+        layernorm_epsilon=spec.norm.eps,
+        hidden_dropout=spec.dropout,
+    )
 
 
 def fp8_recipe(config):
@@ -95,64 +111,51 @@ class MicroBatches:
 class DecoderLayer(nn.Layer):
     """A decoder layer of a model's configuration; config.transformer_engine_backend says which backend.
 
-    Parameters: transformer.self_attention.layernorm_qkv.{ln_weight, weight} and, where the family has it, bias,
+    number: the layer's place in the model; a host whose models have all layers alike need not say it.
+
+    Parameters: transformer.self_attention.layernorm_qkv.{ln_weight, weight} and, where the model has it, bias,
     transformer.self_attention.proj.weight, transformer.layernorm_mlp.{ln_weight, fc1_weight, fc2_weight}, initialised
     as PaddleNLP's.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, number=0):
         super().__init__()
         self.config = config
-        family = family_of(config)
-        self.rope = None if family.learned_positions else rotary_embedding(config)
+        model = spec_of(config)
+        spec = model.layers[number]
+        self.rope = rotary_embedding(model, number)
         self.fp8_recipe = fp8_recipe(config)
         self.keeping = nullcontext  # makes the context of its forward, in which its activations are moved
         if self.fp8_recipe:
             fp8_group()  # collective: here, where all ranks are
         if self.fp8_recipe and self.fp8_recipe.fp8_dpa:
-            if _window_size(config):
-                raise ValueError(
-                    f"fp8_dpa: attention in fp8 has no sliding_window={config.sliding_window}; leave fp8_dpa out"
-                )
+            if window := spec.attention.window:
+                raise ValueError(f"fp8_dpa: attention in fp8 has no sliding_window={window}; leave fp8_dpa out")
             ops = get_ops(config.transformer_engine_backend)
-            ops.check_fp8_attention(_head_dim(config), backward=self.fp8_recipe.fp8_dpa_bwd)
+            ops.check_fp8_attention(spec.attention.head_dim, backward=self.fp8_recipe.fp8_dpa_bwd)
         in_blocks = self.fp8_recipe is not None and self.fp8_recipe.kind == "block"
         if in_blocks:  # before weights that exist in fp8 only are quantized
             get_ops(config.transformer_engine_backend).check_block_scaling()
-        std, layers = config.initializer_range, LayerOptions.of(config)
+        std, layers = model.initializer_range, LayerOptions.of(config)
         as_graphs = layers.cuda_graphs and config.transformer_engine_backend == "transformer_engine"
         self.launching = cuda_graphs if as_graphs else nullcontext  # makes that in which its kernels are launched
         settings = part(
             LayerSettings,
             layers,
-            hidden_size=config.hidden_size,
-            ffn_hidden_size=config.intermediate_size,
-            num_attention_heads=config.num_attention_heads,
+            hidden_size=model.hidden,
             max_sequence_length=config.seq_length,
             set_parallel_mode=config.tensor_parallel_degree > 1,
             sequence_parallel=config.sequence_parallel,
             init_method=nn.initializer.Normal(0.0, std),
-            output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * config.num_hidden_layers) ** 0.5),
+            output_layer_init_method=nn.initializer.Normal(0.0, std / (2 * len(model.layers)) ** 0.5),
             cp_comm_type=cp_comm_type(config),
-            normalization=family.normalization,
-            bias=family.biases == "all",
-            add_qkv_bias=family.has_bias("q"),
             backend=config.transformer_engine_backend,
-            **self.layer_options(config),
+            **layer_arguments(spec, self.rope),
         )
         self.transformer = TransformerLayer(settings)
         for name, weight in self.transformer.named_parameters() if in_blocks else ():
             if weight.ndim == 2:
                 check_block_sizes(name, weight.shape)
-
-    def layer_options(self, config):
-        """TransformerLayer's arguments that families read from their configurations under names of their own."""
-        return dict(
-            num_gqa_groups=config.num_key_value_heads,
-            layernorm_epsilon=config.rms_norm_eps,
-            window_size=_window_size(config),
-            softmax_scale=_head_dim(config) ** -0.5 * self.rope.attention_factor**2,
-        )
 
     def compute(self, hidden_states, context: Context = ALONE):
         """hidden_states [b, s, h] ([b·s/tp, h] under sequence parallelism) -> the same shape. Where ranks share

@@ -12,11 +12,11 @@ import re
 import paddle
 
 from paddle_te.configs.families import family_of
+from paddle_te.configs.spec import spec_of
 from paddle_te.layers import stored_weights
 from paddle_te.layers.lora import LoRALayerNormLinear, LoRALayerNormMLP, LoRALinear, WithLoRA
 from paddle_te.models.decoder import DecoderLayer
-from paddle_te.models.dims import model_dims
-from paddle_te.weights import te_layout
+from paddle_te.weights import Dims, te_layout
 
 ATTENTION = tuple(f"{part}_proj" for part in ("q", "k", "v", "o"))
 MLP = tuple(f"{part}_proj" for part in ("gate", "up", "down"))
@@ -62,7 +62,7 @@ def _add_to_decoder_layer(prefix, decoder_layer, targets, config):
 def _parts(config, place, weights):
     """{name of a weight: {name of a part: its rows on a rank}} of the layer at a place in a decoder layer."""
     slots = {slot.name: slot for slot in te_layout(family=family_of(config)).layer}
-    dims, degree = model_dims(config), max(config.tensor_parallel_degree, 1)
+    dims, degree = Dims(spec_of(config)), max(config.tensor_parallel_degree, 1)
     return {
         weight: {
             f"{part}_proj": dims.part_shape(part, degree)[0] for part in slots[f"transformer.{place}.{weight}"].parts

@@ -32,7 +32,13 @@ def all_that_ran() -> tuple[Ran, ...]:
 
 
 def _ran(gpu: str, model: dict, layout: dict, tokens_per_second: float) -> Ran:
-    return Ran(GPUS[gpu], Model(**model), layout_of_row(layout), tokens_per_second)
+    return Ran(GPUS[gpu], model_of_row(model), layout_of_row(layout), tokens_per_second)
+
+
+def model_of_row(row: dict) -> Model:
+    """The Model that JSON has as its fields, without defaults. Older rows leave out the width of heads that divide
+    `hidden`."""
+    return Model(**{"head_dim": row["hidden"] // row["heads"]} | row)
 
 
 def layout_of_row(row: dict) -> Layout:

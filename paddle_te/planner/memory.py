@@ -267,10 +267,10 @@ def kept_of_a_layer(model: Model, layout: Layout) -> float:
     of_attention = 1 if layout.fp8_attention else 2
     qkv = of_attention * model.qkv
     attention = (
-        0 if "core_attn" in again else of_attention * h + 4 * model.heads
+        0 if "core_attn" in again else of_attention * model.q + 4 * model.heads
     )  # its output, the softmax's statistics
     # in bf16 its input is attention's output, unless that is exchanged for other tokens
-    proj = of_input["attention"] * h
+    proj = of_input["attention"] * model.q
     if of_input["attention"] == 2 and "core_attn" not in again and layout.sep == 1:
         proj = 0
     middle = 2 * h  # the residual of the MLP half
@@ -363,14 +363,14 @@ def _backward_in_chunks(model: Model, layout: Layout, again: float, of_mlp: floa
     if layout.fp8_attention:
         of_attention += fp8_attention_workspace(model)
     else:
-        of_attention += 4 * h - (0 if full else kept_of_a_layer(model, layout) - 2 * h - norm)
+        of_attention += 4 * model.q - (0 if full else kept_of_a_layer(model, layout) - 2 * h - norm)
     return max(of_mlp, of_attention * layout.tokens)
 
 
 def fp8_attention_workspace(model: Model) -> float:
     """Bytes a token of cuDNN's backward in fp8: dq in float32, and where queries share keys and values dk and dv of
     each query's head in float32, before they are summed (cudnn-frontend, node/sdpa_fp8_bwd.h: dK_fullhead)."""
-    return 4 * model.hidden * (3 if model.kv_heads < model.heads else 1)
+    return 4 * model.q * (3 if model.kv_heads < model.heads else 1)
 
 
 def _in_flight(layout: Layout, first: bool) -> float:

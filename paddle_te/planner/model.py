@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from paddle_te.configs.families import family_of, is_tied, value
+from paddle_te.configs.spec import spec_of
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 
 MOST_PARAMETERS = 10**13  # 20 TB in 16 bits
 
@@ -27,7 +28,7 @@ class Model:
 
     tied: embedding and lm_head are one weight. qkv_bias: the projections to q, k and v have biases. bias: all have, and
     the norms too. gated: the MLP is. positions: those that are learned. window: attention has a sliding window.
-    pipeline: PaddleNLP has a pipeline model of it.
+    qk_norm: AttentionSpec's. pipeline: PaddleNLP has a pipeline model of it.
     """
 
     hidden: int
@@ -35,6 +36,7 @@ class Model:
     layers: int
     heads: int
     kv_heads: int
+    head_dim: int
     vocabulary: int
     tied: bool = False
     qkv_bias: bool = False
@@ -42,35 +44,36 @@ class Model:
     gated: bool = True
     positions: int = 0
     window: bool = False
+    qk_norm: str | None = None
     pipeline: bool = True
 
     @classmethod
     def of(cls, config) -> Model:
-        """From a configuration, a dict or PaddleNLP's object. Without num_key_value_heads each head has its own."""
-        sizes = {
-            "hidden": "hidden_size",
-            "ffn": "intermediate_size",
-            "layers": "num_hidden_layers",
-            "heads": "num_attention_heads",
-            "vocabulary": "vocab_size",
-        }
-        family = family_of(config)
+        """From a configuration, as `configs.spec.spec_of` takes it."""
+        spec = spec_of(config)
+        attention, feed_forward = spec.layer.attention, spec.layer.feed_forward
         return cls(
-            **{name: value(config, key) for name, key in sizes.items()},
-            kv_heads=value(config, "num_key_value_heads") or value(config, "num_attention_heads"),
-            tied=is_tied(config),
-            qkv_bias=family.has_bias("q"),
-            bias=family.biases == "all",
-            gated=family.gated,
-            positions=value(config, "max_position_embeddings") if family.learned_positions else 0,
-            window=bool(family.window and value(config, "sliding_window")),
-            pipeline=family.pipeline,
+            spec.hidden,
+            feed_forward.ffn,
+            len(spec.layers),
+            attention.heads,
+            attention.groups,
+            attention.head_dim,
+            spec.vocabulary,
+            spec.tied,
+            attention.qkv_bias,
+            feed_forward.bias,
+            feed_forward.gated,
+            spec.positions if spec.learned_positions else 0,
+            any(layer.attention.window for layer in spec.layers),
+            attention.qk_norm,
+            PADDLENLP[spec.family.model_type].pipeline,
         )
 
     @cached_property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.hidden // self.heads
+    def q(self) -> int:
+        """Numbers of a token's queries, and of what attention gives for it."""
+        return self.heads * self.head_dim
 
     @cached_property
     def qkv(self) -> int:
@@ -95,7 +98,7 @@ class Model:
     @cached_property
     def gemm_weights(self) -> int:
         """Elements of a layer's matrices."""
-        return self.hidden * (self.qkv + self.hidden) + self.mlp_weights
+        return self.hidden * (self.qkv + self.q) + self.mlp_weights
 
     @cached_property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -103,8 +106,8 @@ class Model:
         kv = self.kv // 2
         fc1 = (self.ffn,) * (self.fc1 // self.ffn)
         return (
-            Gemm("attention", "column", self.hidden, (self.hidden, kv, kv)),
-            Gemm("attention", "row", self.hidden, (self.hidden,)),
+            Gemm("attention", "column", self.hidden, (self.q, kv, kv)),
+            Gemm("attention", "row", self.q, (self.hidden,)),
             Gemm("mlp", "column", self.hidden, fc1),
             Gemm("mlp", "row", self.ffn, (self.hidden,)),
         )
@@ -113,7 +116,8 @@ class Model:
     def layer_weights(self) -> int:
         """Elements of a layer's weights."""
         all_biases = self.qkv + self.fc1 + 4 * self.hidden
-        return self.gemm_weights + 2 * self.hidden + (all_biases if self.bias else self.qkv * self.qkv_bias)
+        norms = 2 * self.hidden + {None: 0, "head": 2 * self.head_dim, "all": self.q + self.kv // 2}[self.qk_norm]
+        return self.gemm_weights + norms + (all_biases if self.bias else self.qkv * self.qkv_bias)
 
     @cached_property
     def embedding(self) -> int:

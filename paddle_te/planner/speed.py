@@ -150,7 +150,7 @@ def attention_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     """Of a micro-batch in one layer, forward and backward, by all tensor parallel ranks. Where ranks share sequences
     each has some heads of all tokens, or some queries and all keys, which is equally much."""
     rate = gpu.attention_fp8 if layout.fp8_attention else gpu.attention_bf16
-    return 6 * layout.tokens * layout.sequence * model.hidden / rate / 1e9
+    return 6 * layout.tokens * layout.sequence * model.q / rate / 1e9
 
 
 def again_ms(model: Model, layout: Layout, gpu: Gpu, gemms: float, attention: float, cached: bool) -> float:
@@ -280,7 +280,7 @@ def shared_sequence_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
         return 0.0
     forwards = 2 if layout.recompute == "full" else 1
     if layout.sep > 1:
-        size = 2 * layout.tokens * (model.qkv + model.hidden) / layout.tp  # q, k and v there, the output back
+        size = 2 * layout.tokens * (model.qkv + model.q) / layout.tp  # q, k and v there, the output back
         copied = EXCHANGE_PASSES * 2 * size / gpu.hbm / 1e6
         return (forwards + 1) * (ring_ms(size, layout.sep, layout.tp, 2, gpu) + copied)
     kv, steps = 2 * layout.tokens * model.kv / layout.tp, layout.cp - 1
@@ -291,7 +291,7 @@ def shared_sequence_ms(model: Model, layout: Layout, gpu: Gpu) -> float:
     attention = attention_ms(model, layout, gpu) / layout.tp
     sent = forwards * max(0.0, shifts(kv, steps) - attention / 3)
     sent += max(0.0, shifts(kv, steps) + shifts(2 * kv, layout.cp) - attention * 2 / 3)  # gradients in float32
-    merged = steps * ((forwards + 1) * model.hidden + model.kv) * MERGE_BYTES
+    merged = steps * ((forwards + 1) * model.q + model.kv) * MERGE_BYTES
     return sent + layout.tokens * merged / layout.tp / gpu.hbm / 1e6
 
 

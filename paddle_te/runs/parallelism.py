@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 from paddle_te import configs
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.configs.spec import spec_of
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.options import launcher
 
 
@@ -143,7 +145,7 @@ def overlap_obstacle(args: argparse.Namespace, world: int) -> str | None:
 def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str] = LAUNCHER) -> None:
     """The layout against the model's dimensions, and what its family has."""
     family = family_of(config)
-    if args.PP > 1 and not family.pipeline:
+    if args.PP > 1 and not PADDLENLP[family.model_type].pipeline:
         raise LayoutError(f"{names['PP']}={args.PP}: PaddleNLP has no pipeline for {family.title}; it must be 1")
     split = {key: config[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")}
     for key, size in split.items():
@@ -165,7 +167,7 @@ def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str]
             f"{names[name]}={getattr(args, name)}: {family.title}'s embedding of positions would count each device's "
             "tokens from 0; it must be 1"
         )
-    if args.CP > 1 and family.window and config.get("sliding_window"):
+    if args.CP > 1 and any(layer.attention.window for layer in spec_of(config).layers):
         raise LayoutError(
             f"{names['CP']}={args.CP}: ring attention has no sliding window, {args.model_name} has; use {names['SEP']}"
         )

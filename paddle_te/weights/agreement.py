@@ -66,7 +66,7 @@ def _check_shapes(checkpoint: Checkpoint) -> None:
         if tuple(ref.shape) != expected:
             ranks = f" over {checkpoint.tp} tensor parallel ranks" * (checkpoint.tp > 1)
             keys = _responsible(slot, tuple(ref.shape), expected)
-            said = ", ".join(f"{key}={getattr(checkpoint.dims, key)}" for key in keys)
+            said = ", ".join(f"{key}={checkpoint.dims.said(key)}" for key in keys)
             raise CheckpointError(
                 f"{ref.path}: {name!r} has shape {list(ref.shape)}, but {list(expected)} follows from {said} in "
                 f"config.json (or the arguments){ranks}"

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from paddle_te import manifest
 from paddle_te.configs.families import is_tied
 from paddle_te.files import real_path
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.weights import flex, optimizer, pdparams, safetensors
 from paddle_te.weights import layout as layouts
 from paddle_te.weights.adapters import open_adapter, with_adapter
@@ -362,7 +363,7 @@ def _target_layout(checkpoint: Checkpoint, mode: str, *fuse: bool | None) -> Lay
     given = {flag: value for flag, value in zip(FUSE_FLAGS, fuse, strict=True) if value is not None}
     tied = is_tied(checkpoint.config)
     kind, family = MODES[mode][1] or checkpoint.layout.kind, checkpoint.layout.family
-    if kind == "pd" and not family.fused and any(given.values()):
+    if kind == "pd" and not PADDLENLP[family.model_type].fused and any(given.values()):
         raise CheckpointError(f"--{next(iter(given))}: PaddleNLP's {family.title} has no fused weights")
     if kind == "pd":
         same = checkpoint.layout.kind == "pd"

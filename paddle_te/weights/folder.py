@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from paddle_te.configs import ModelConfig
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.configs.spec import spec_of
 from paddle_te.weights import pdparams, safetensors
 from paddle_te.weights.agreement import check_agreement, check_biases
 from paddle_te.weights.config import native_words, read_config
@@ -122,8 +123,7 @@ def open_checkpoint(
     layout = _detect(folder, ranks, sizes)
     tp, pp = _degrees(folder, suffix, ranks)
     heads = _heads(folder, sizes, num_attention_heads, num_key_value_heads)
-    dims = _dims(sizes, heads) if sizes else _dims_of_tensors(folder, heads, ranks, layout, tp)
-    _check_width(folder, dims)
+    dims = _dims(sizes or _config_of_tensors(folder, heads[0], ranks, layout, tp), heads)
     weights = {file.name for rank in ranks.values() for file in rank.files}
     weights |= {index_name(suffix, rank.variant) for rank in ranks.values()} | {"config.json", CHECKSUMS}
     others = sorted(path.name for path in folder.iterdir() if path.name not in weights)
@@ -140,9 +140,7 @@ def dims_of(folder: Path) -> Dims:
     if said is None:
         raise CheckpointError(f"{folder / 'config.json'}: missing; it says how the weights are divided")
     config = _sizes(said)
-    dims = _dims(config, _heads(folder, config, None, None))
-    _check_width(folder, dims)
-    return dims
+    return _dims(config, _heads(folder, config, None, None))
 
 
 def _sizes(said: ModelConfig) -> dict[str, Any]:
@@ -296,15 +294,13 @@ def _heads(
 
 
 def _dims(config: dict[str, Any], heads: tuple[int, int]) -> Dims:
-    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-    hidden, intermediate, layers, vocab = (config[key] for key in keys)
-    return Dims(hidden, intermediate, layers, *heads, vocab, config.get("max_position_embeddings"))
+    return Dims(spec_of(config | {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}))
 
 
-def _dims_of_tensors(
-    folder: Path, heads: tuple[int, int], ranks: Mapping[RankKey, Rank], layout: Layout, tp: int
-) -> Dims:
-    """Return the Dims of a folder without config.json."""
+def _config_of_tensors(
+    folder: Path, heads: int, ranks: Mapping[RankKey, Rank], layout: Layout, tp: int
+) -> dict[str, Any]:
+    """Return what a config.json would say of the sizes of a checkpoint that has none."""
     shapes, layers = dict[str, Shape](), 0
     for rank in ranks.values():
         for name, ref in rank.tensors.items():
@@ -315,13 +311,15 @@ def _dims_of_tensors(
     for part in ("norm", "embed", "down", *learned):
         if part not in shapes:
             raise CheckpointError(f"{folder}: incomplete: no {part} weight in any file")
-    positions = shapes["positions"][0] if learned else None
-    hidden, vocab, intermediate = shapes["norm"][0], shapes["embed"][0] * tp, shapes["down"][-1] * tp
-    return Dims(hidden, intermediate, layers, *heads, vocab, positions)
-
-
-def _check_width(folder: Path, dims: Dims) -> None:
-    hidden, heads = dims.hidden_size, dims.num_attention_heads
+    hidden = shapes["norm"][0]
     if hidden % heads:
         path = folder / "config.json"
         raise CheckpointError(f"{path}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
+    return {
+        "model_type": layout.family.model_type,
+        "hidden_size": hidden,
+        "intermediate_size": shapes["down"][-1] * tp,
+        "num_hidden_layers": layers,
+        "vocab_size": shapes["embed"][0] * tp,
+        **({"max_position_embeddings": shapes["positions"][0]} if learned else {}),
+    }

@@ -20,7 +20,8 @@ from itertools import chain
 
 import numpy as np
 
-from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied, value
+from paddle_te.configs.families import FAMILIES, LLAMA, Family, family_of, is_tied
+from paddle_te.configs.spec import ModelSpec, spec_of
 from paddle_te.weights.names import FUSED, HF, NATIVE
 from paddle_te.weights.tensors import CheckpointError
 
@@ -36,6 +37,8 @@ SPLIT_AXIS = {
     "v_bias": 0,
     "o": 1,
     "o_bias": None,
+    "q_norm": None,
+    "k_norm": None,
     "mlp_norm": None,
     "mlp_norm_bias": None,
     "gate": 0,
@@ -122,6 +125,8 @@ def te_layout(tied=False, family=LLAMA):
         Slot(f"{attention}layernorm_qkv.ln_bias", ("attention_norm_bias",)),
         Slot(f"{attention}layernorm_qkv.weight", _QKV),
         Slot(f"{attention}layernorm_qkv.bias", _QKV_BIAS),
+        Slot(f"{attention}q_norm.weight", ("q_norm",)),
+        Slot(f"{attention}k_norm.weight", ("k_norm",)),
         Slot(f"{attention}proj.weight", ("o",)),
         Slot(f"{attention}proj.bias", ("o_bias",)),
         Slot(f"{mlp}ln_weight", ("mlp_norm",)),
@@ -150,7 +155,8 @@ def _layer(family, names, fuse_qkv=False, fuse_ffn=False, grouped=False):
     """The Slots of a decoder layer under a Names. grouped: q, k and v in one weight lie as PaddleNLP puts them."""
     qkv = ("qkv",) if fuse_qkv else _QKV
     mlp = ("up",) if not family.gated else ("gate_up",) if fuse_ffn else _GATE_UP
-    modules = ("attention_norm", *qkv, "o", "mlp_norm", *mlp, "down")
+    qk_norms = ("q_norm", "k_norm") if family.qk_norm else ()
+    modules = ("attention_norm", *qkv, *qk_norms, "o", "mlp_norm", *mlp, "down")
     slots = [
         _slots(family, names.layer[module], module, names.transposed, grouped and module == "qkv") for module in modules
     ]
@@ -240,25 +246,66 @@ def _list_unknown(names, known_layouts, describe, most=5):
 
 @dataclass(frozen=True)
 class Dims:
-    """The sizes of a model. max_position_embeddings: of a model that learns positions."""
+    """The shapes of a model's weights, and how ranks share them, from its ModelSpec."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    vocab_size: int
-    max_position_embeddings: int | None = None
+    spec: ModelSpec
+
+    @property
+    def num_hidden_layers(self):
+        """Decoder layers."""
+        return len(self.spec.layers)
 
     @property
     def head_dim(self):
         """Width of one head."""
-        return self.hidden_size // self.num_attention_heads
+        return self.spec.layer.attention.head_dim
 
     @property
     def queries(self):
         """Query heads to each key-value head."""
-        return self.num_attention_heads // self.num_key_value_heads
+        return self.spec.layer.attention.queries
+
+    def said(self, key):
+        """The value of a key of config.json that shapes weights."""
+        return self._sizes[key]
+
+    @cached_property
+    def _sizes(self):
+        attention = self.spec.layer.attention
+        return {
+            "hidden_size": self.spec.hidden,
+            "intermediate_size": self.spec.layer.feed_forward.ffn,
+            "num_attention_heads": attention.heads,
+            "num_key_value_heads": attention.groups,
+            "head_dim": attention.head_dim,
+            "vocab_size": self.spec.vocabulary,
+            "max_position_embeddings": self.spec.positions,
+        }
+
+    @cached_property
+    def _shapes(self):
+        """{part: its whole shape} of parts that are no [hidden] of a norm or a bias."""
+        attention = self.spec.layer.attention
+        h, f, v = self.spec.hidden, self.spec.layer.feed_forward.ffn, self.spec.vocabulary
+        q, kv = attention.q_size, attention.kv_size
+        return {
+            "q": (q, h),
+            "k": (kv, h),
+            "v": (kv, h),
+            "q_bias": (q,),
+            "k_bias": (kv,),
+            "v_bias": (kv,),
+            "q_norm": (attention.head_dim,),
+            "k_norm": (attention.head_dim,),
+            "o": (h, q),
+            "gate": (f, h),
+            "up": (f, h),
+            "up_bias": (f,),
+            "down": (h, f),
+            "embed": (v, h),
+            "positions": (self.spec.positions, h),
+            "lm_head": (v, h),
+        }
 
     def part_shape(self, part, degree=1):
         """Shape of one rank's share of a part, [out, in] (a bias: [out], a norm: [hidden]).
@@ -266,24 +313,7 @@ class Dims:
         As in PaddleNLP, what `degree` does not divide is not split: key and value when there are fewer kv heads,
         embedding and lm_head when the vocabulary is odd. Raises CheckpointError when q, o or the MLP cannot be split.
         """
-        h, f, v = self.hidden_size, self.intermediate_size, self.vocab_size
-        kv = self.num_key_value_heads * self.head_dim
-        shape = {
-            "q": [h, h],
-            "k": [kv, h],
-            "v": [kv, h],
-            "q_bias": [h],
-            "k_bias": [kv],
-            "v_bias": [kv],
-            "o": [h, h],
-            "gate": [f, h],
-            "up": [f, h],
-            "up_bias": [f],
-            "down": [h, f],
-            "embed": [v, h],
-            "positions": [self.max_position_embeddings, h],
-            "lm_head": [v, h],
-        }.get(part, [h])
+        shape = [*self._shapes.get(part, (self.spec.hidden,))]
         if self.splits(part, degree):
             shape[SPLIT_AXIS[part]] //= degree
         return tuple(shape)
@@ -300,14 +330,15 @@ class Dims:
         """Whether tensor parallelism of that degree splits the part."""
         if SPLIT_AXIS[part] is None or degree == 1:
             return False
-        what, size, must = {
-            "q": ("num_attention_heads", self.num_attention_heads, True),
-            "o": ("num_attention_heads", self.num_attention_heads, True),
-            "k": ("num_key_value_heads", self.num_key_value_heads, False),
-            "v": ("num_key_value_heads", self.num_key_value_heads, False),
-            "embed": ("vocab_size", self.vocab_size, False),
-            "lm_head": ("vocab_size", self.vocab_size, False),
-        }.get(part.removesuffix("_bias"), ("intermediate_size", self.intermediate_size, True))
+        what, must = {
+            "q": ("num_attention_heads", True),
+            "o": ("num_attention_heads", True),
+            "k": ("num_key_value_heads", False),
+            "v": ("num_key_value_heads", False),
+            "embed": ("vocab_size", False),
+            "lm_head": ("vocab_size", False),
+        }.get(part.removesuffix("_bias"), ("intermediate_size", True))
+        size = self.said(what)
         if must and size % degree:
             raise CheckpointError(f"{what}={size} cannot be divided by tensor_parallel_degree={degree}")
         return size % degree == 0
@@ -318,9 +349,10 @@ class Dims:
         if not others:
             return first[::-1] if slot.transposed else first
         if slot.parts in (_QKV, _QKV_BIAS) and degree > 1 and not self.splits("k", degree):
+            heads = self.said("num_key_value_heads")
             raise CheckpointError(
-                f"num_key_value_heads={self.num_key_value_heads} cannot be divided by tensor_parallel_degree={degree}, "
-                f"which {slot.name} with q, k and v in one tensor needs"
+                f"num_key_value_heads={heads} cannot be divided by tensor_parallel_degree={degree}, which "
+                f"{slot.name} with q, k and v in one tensor needs"
             )
         shape = (first[0] + sum(other[0] for other in others), *first[1:])
         return shape[::-1] if slot.transposed else shape
@@ -401,20 +433,19 @@ def _convert(state_dict, config, kind, target):
     source = detect(state_dict, is_tied(config), family=target.family)
     if source.kind != kind:
         raise CheckpointError(f"expected another layout: the weights are in {source.title} layout")
-    heads = value(config, "num_attention_heads")
-    queries, head_dim = heads // (value(config, "num_key_value_heads") or heads), value(config, "hidden_size") // heads
+    attention = spec_of(config).layer.attention
     parts = {}
     for name, tensor in state_dict.items():
         layer, slot = source.find(name)
-        parts.setdefault(layer, {}).update(take_apart(slot, tensor, queries, head_dim))
+        parts.setdefault(layer, {}).update(take_apart(slot, tensor, attention.queries, attention.head_dim))
     for layer, found in parts.items():
         if layer is not None:
-            _check_layer(layer, found, source.layer_parts, queries)
+            _check_layer(layer, found, source.layer_parts, attention.queries)
     converted = {}
     for layer, found in parts.items():
         for slot in target.model if layer is None else target.layer:
             if all(part in found for part in slot.parts):
-                converted[target.full_name(layer, slot)] = put_together(slot, found, head_dim)
+                converted[target.full_name(layer, slot)] = put_together(slot, found, attention.head_dim)
     return converted
 
 

@@ -32,6 +32,8 @@ _LLAMA = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
     "o": "self_attn.o_proj",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",

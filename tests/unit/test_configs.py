@@ -135,16 +135,17 @@ def scaled(frequency, factor, low=1.0, high=4.0, length=8192):
 def test_angles(name, factor):
     import paddle
 
+    from paddle_te.configs.spec import spec_of
     from paddle_te.hosts.paddlenlp.loading import read_config
     from paddle_te.models.decoder import rotary_embedding
 
-    config = read_config(configs.resolve(f"llama-{name}"))
-    dim = config.hidden_size // config.num_attention_heads
+    spec = spec_of(read_config(configs.resolve(f"llama-{name}")))
+    dim = spec.layer.attention.head_dim
     assert dim == (64 if name == "3.2-1B" else 128)
     positions = [0, 1, 77, 8191, 131071]
     frequencies = np.array([scaled(500000.0 ** (-i / dim), factor) for i in range(0, dim, 2)])
     want = np.outer(positions, np.tile(frequencies, 2))
-    np.testing.assert_allclose(rotary_embedding(config).at(paddle.to_tensor(positions)).numpy(), want, rtol=2e-6)
+    np.testing.assert_allclose(rotary_embedding(spec).at(paddle.to_tensor(positions)).numpy(), want, rtol=2e-6)
 
 
 @pytest.mark.parametrize(

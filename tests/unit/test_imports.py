@@ -1,6 +1,7 @@
 """Imports between the package's rooms go downwards only: the picture in docs/architecture.md."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ MAY_IMPORT = {
     "env": {"native", "device", "options", "outputs", "runs", "host"},
     "completion": {"runs"},
 }
+# What a host's own classes have: a table that every room may read
+CAPABILITIES = re.compile(r"hosts\.\w+\.capabilities\b")
 # The libraries that models and a Trainer come from: their packages are called as their folders here.
 HOSTS = {path.parent.name for path in PACKAGE.glob("hosts/*/__init__.py")}
 # The rooms that import a host. A repair of a host's own code must.
@@ -95,8 +98,14 @@ def test_imports_go_downwards(room):
         for name in imported(path):
             package, _, rest = name.partition(".")
             other = rest.partition(".")[0]
-            if package == "paddle_te" and other in MAY_IMPORT:
+            if package == "paddle_te" and other in MAY_IMPORT and not CAPABILITIES.match(rest):
                 assert other == room or other in MAY_IMPORT[room], f"{path}: {name}"
+
+
+def test_what_a_host_has_is_a_table():
+    """Rooms without Paddle read it: it imports nothing of this package, and no library but Python's."""
+    for path in PACKAGE.glob("hosts/*/capabilities.py"):
+        assert {name.partition(".")[0] for name in imported(path)} <= {"__future__", "dataclasses"}, path
 
 
 def hosts_of(path):

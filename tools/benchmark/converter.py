@@ -27,6 +27,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a checkout, installed or not
 
+from paddle_te import configs  # noqa: E402
+from paddle_te.configs.spec import spec_of  # noqa: E402
 from paddle_te.outputs import write_file  # noqa: E402
 from paddle_te.weights.layout import Dims, native_layout  # noqa: E402
 from paddle_te.weights.pdparams import Writer  # noqa: E402
@@ -60,7 +62,8 @@ def shards(specs):
 
 def make(folder, layers):
     """A native checkpoint in 4 GB shards; the data are pieces of one random buffer."""
-    dims, layout = Dims(4096, 11008, layers, 32, 32, 32000), native_layout()
+    sizes = configs.read("llama-2-7b") | {"num_hidden_layers": layers}
+    dims, layout = Dims(spec_of(sizes)), native_layout()
     specs = [TensorSpec(layout.full_name(n, s), "bfloat16", dims.slot_shape(s)) for n, s in layout.tensors(layers)]
     noise = np.random.default_rng().integers(0, 2**16, 2**28, np.uint16)
     groups = shards(specs)

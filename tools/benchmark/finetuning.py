@@ -10,6 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from paddle_te import configs
+from paddle_te.configs.spec import spec_of
 from paddle_te.weights.layout import Dims, hf_layout
 from paddle_te.weights.safetensors import Writer
 from paddle_te.weights.tensors import TensorSpec
@@ -118,7 +120,7 @@ class Finetuning(Run):
     def _write_weights(self, path):
         """Hugging Face's layout in bf16. All matrices are cut from the same random numbers, to write them fast."""
         dims, layout = self.size.dims, hf_layout()
-        sizes = Dims(dims.hidden, dims.ffn, self.size.layers, dims.heads, dims.kv_heads, self.size.vocabulary)
+        sizes = Dims(spec_of(configs.read(str(path.parent))))
         specs = [
             TensorSpec(layout.full_name(layer, slot), "bfloat16", sizes.slot_shape(slot))
             for layer, slot in layout.tensors(self.size.layers)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paddle_te.options.scripts import OPTIMIZER_DEFAULTS
 from paddle_te.planner import GPUS, Layout, Lora, Model, Plan, memory_of_step, time_of_step
-from paddle_te.planner.measured import FILE, layout_of_row
+from paddle_te.planner.measured import FILE, layout_of_row, model_of_row
 from tools.benchmark import finetuning
 from tools.benchmark.throughput import FINETUNING_RUNS, OUR_RUNS
 
@@ -81,7 +81,7 @@ def _of_planned(result, commit, gpu):
             name,
             commit,
             gpu,
-            Model(**row["model"]),
+            model_of_row(row["model"]),
             layout_of_row(row["layout"]),
             row["step_ms"]["median"],
             row["peak_bytes"],

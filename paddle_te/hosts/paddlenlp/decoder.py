@@ -17,15 +17,15 @@ class TEDecoderLayer(DecoderLayer):
     """In place of PaddleNLP's decoder layer.
 
     further: what PaddleNLP's layer takes after use_cache, in its order. layerwise_recompute: whether this layer may be
-    computed again; PaddleNLP's models say it of each layer, or not at all.
+    computed again; PaddleNLP's models say it of each layer, or not at all. number: as DecoderLayer's.
     """
 
     further = ()
 
-    def __init__(self, config, layerwise_recompute=True, skip_recompute_ops=None):
+    def __init__(self, config, layerwise_recompute=True, skip_recompute_ops=None, number=0):
         if skip_recompute_ops and any(skip_recompute_ops.values()):
             raise ValueError("refined recompute (--refined_recompute) is not supported by backends pd and te")
-        super().__init__(config)
+        super().__init__(config, number)
         # read by PaddleNLP: the Trainer switches enable_recompute on, the model's loop looks at the others
         self.enable_recompute = False
         self.layerwise_recompute = layerwise_recompute

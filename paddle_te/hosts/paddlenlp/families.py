@@ -6,6 +6,8 @@ from paddlenlp import transformers
 
 from paddle_te.configs.families import family_of
 from paddle_te.configs.rope import check_paddlenlps_layers
+from paddle_te.configs.spec import spec_of
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.models.backend import check_backend_name
 from paddle_te.models.context_parallel import sequence_ranks
 
@@ -17,18 +19,19 @@ def config_class(family):
 
 def _check_paddlenlps_layers(config, family):
     """Raises ValueError for what PaddleNLP's own layers would leave out without a word."""
-    if config.sequence_parallel and not family.sequence_parallel:
+    theirs = PADDLENLP[family.model_type]
+    if config.sequence_parallel and not theirs.sequence_parallel:
         raise ValueError(
             f"PaddleNLP's own {family.title} has no sequence parallelism; backends paddle and transformer_engine have"
         )
-    if (ranks := sequence_ranks(config)) > 1 and not family.segment_parallel:
+    if (ranks := sequence_ranks(config)) > 1 and not theirs.segment_parallel:
         raise ValueError(
             f"sequences that {ranks} ranks share: PaddleNLP's own {family.title} would not see whole "
             "sequences; backends paddle and transformer_engine do"
         )
     check_paddlenlps_layers(config)
     length = getattr(config, "seq_length", None) or config.max_position_embeddings
-    window = config.sliding_window if family.window else None
+    window = spec_of(config).layer.attention.window
     if window and length > window:
         raise ValueError(
             f"sequences of {length} tokens with sliding_window={window}: PaddleNLP's own {family.title} would see all "
@@ -39,7 +42,7 @@ def _check_paddlenlps_layers(config, family):
 def check_packed(config):
     """Raises ValueError where PaddleNLP's own model takes no mask that keeps packed documents apart."""
     family = family_of(config)
-    if config.transformer_engine_backend == "none" and not family.packed:
+    if config.transformer_engine_backend == "none" and not PADDLENLP[family.model_type].packed:
         raise ValueError(
             f"packed documents: PaddleNLP's own {family.title} takes no mask that keeps them apart; use backend paddle "
             "or transformer_engine, or do not pack"
@@ -67,7 +70,7 @@ def model_class(config, pipeline=False):
     """
     backend, family = config.transformer_engine_backend, family_of(config)
     check_backend_name(backend)
-    if pipeline and not family.pipeline:
+    if pipeline and not PADDLENLP[family.model_type].pipeline:
         raise ValueError(f"PaddleNLP has no pipeline for {family.title}: leave --pipeline_parallel_degree at 1")
     if sequence_ranks(config) > 1 and family.learned_positions:
         raise ValueError(

@@ -3,10 +3,10 @@
 from paddlenlp.peft import LoRAConfig, LoRAModel
 
 from paddle_te.configs.families import family_of, is_tied
+from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.loading import layout_of, on_device, verification
-from paddle_te.models.dims import model_dims
 from paddle_te.models.lora import TARGETS, DecoderLoRA
-from paddle_te.weights import CheckpointError
+from paddle_te.weights import CheckpointError, Dims
 from paddle_te.weights.adapters import check_fits, open_adapter
 from paddle_te.weights.adapters.names import form_for
 from paddle_te.weights.adapters.sharing import check_trainable, shares
@@ -83,7 +83,7 @@ def load_lora(model, folder, backend, verify=FULL):
     no adapter, or that of another model, and for files that are damaged or would run code when they are loaded.
     """
     verification(verify).check(folder)
-    config, dims = model.config, model_dims(model.config)
+    config, dims = model.config, Dims(spec_of(model.config))
     adapter = open_adapter(folder, family_of(config))
     check_fits(adapter, dims, "this run's model", is_tied(config))
     check_trainable(adapter)

@@ -14,6 +14,7 @@ from paddlenlp.transformers.model_outputs import CausalLMOutputWithCrossAttentio
 from paddle_te.configs.families import family_of
 from paddle_te.distributed import TensorParallel
 from paddle_te.fp8 import ModuleScaling, bind_model
+from paddle_te.hosts.paddlenlp.capabilities import PADDLENLP
 from paddle_te.hosts.paddlenlp.decoder import FROM_ZERO
 from paddle_te.hosts.paddlenlp.tensor_parallel import layer_mappings, mappings_of_tied_head
 from paddle_te.layers import linear_cross_entropy, parallel_cross_entropy
@@ -89,8 +90,8 @@ class TELMHead:
 
     def _theirs_gathers(self):
         """Whether PaddleNLP's head makes sequences of what sequence parallelism leaves."""
-        family = family_of(self.config)
-        return not self.config.sequence_parallel or family.sequence_parallel and family.segment_parallel
+        theirs = PADDLENLP[family_of(self.config).model_type]
+        return not self.config.sequence_parallel or theirs.sequence_parallel and theirs.segment_parallel
 
     def _with_ranks(self, hidden_states):
         """(hidden_states, the TensorParallel ranks that share the vocabulary); where each has all of it: (those of all

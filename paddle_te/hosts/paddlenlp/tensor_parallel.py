@@ -7,8 +7,8 @@ share, or the list of all shares into the whole.
 from functools import partial
 
 from paddle_te.configs.families import family_of, is_tied
-from paddle_te.models.dims import model_dims
-from paddle_te.weights import Split, layer_splits, te_layout
+from paddle_te.configs.spec import spec_of
+from paddle_te.weights import Dims, Split, layer_splits, te_layout
 
 
 def _action(split, config, is_split):
@@ -26,7 +26,7 @@ def mappings_of_tied_head(config, is_split):
 
 def layer_mappings(config, is_split):
     """{name: action} of every decoder layer's split weights, names without the family's prefix."""
-    splits = layer_splits(te_layout(family=family_of(config)), model_dims(config))
+    splits = layer_splits(te_layout(family=family_of(config)), Dims(spec_of(config)))
     return {
         f"layers.{layer}.{name}": _action(split, config, is_split)
         for layer in range(config.num_hidden_layers)

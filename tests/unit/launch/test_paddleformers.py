@@ -1,13 +1,13 @@
 """HOST=paddleformers: the launcher's arguments as a recipe, and the folder that the model starts from."""
 
 import json
-from dataclasses import fields
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from paddle_te import configs, host
+from paddle_te.configs.spec import spec_of
 from paddle_te.launch import finetune, pretrain
 from paddle_te.launch.machines import LaunchError
 from paddle_te.launch.paddleformers.start import two_tokens
@@ -61,9 +61,9 @@ def weights(tmp_path):
     folder.mkdir()
     config = configs.read("tiny-llama-demo")
     layout = hf_layout()
-    sizes = {field.name: config.get(field.name) for field in fields(Dims)}
+    dims = Dims(spec_of(config))
     zeros = {
-        layout.full_name(layer, slot): np.zeros(Dims(**sizes).slot_shape(slot), np.float32)
+        layout.full_name(layer, slot): np.zeros(dims.slot_shape(slot), np.float32)
         for layer, slot in layout.tensors(config["num_hidden_layers"])
     }
     save_file(zeros, folder / "model.safetensors")

@@ -9,7 +9,7 @@ from paddle_te import configs
 from paddle_te.options.scripts import OFFLOADED_AT_ONCE
 from paddle_te.planner import GPUS, Layout, Lora, Model, memory
 
-SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, vocabulary=1000)
+SMALL = Model(hidden=64, ffn=256, layers=4, heads=4, kv_heads=2, head_dim=16, vocabulary=1000)
 LAYOUT = Layout(gpus=1, sequence=100)
 
 

@@ -24,7 +24,7 @@ ROUND = replace(
     gap=0,
     bucket=1e30,
 )
-SMALL = Model(hidden=1000, ffn=4000, layers=10, heads=10, kv_heads=10, vocabulary=10_000)
+SMALL = Model(hidden=1000, ffn=4000, layers=10, heads=10, kv_heads=10, head_dim=100, vocabulary=10_000)
 
 
 def layout(gpus=1, **settings):

@@ -8,6 +8,7 @@ import pytest
 from paddlenlp.transformers.conversion_utils import fuse_param_func
 
 from paddle_te.configs.families import GPT
+from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.loading import load_model, read_config
 from paddle_te.weights import CheckpointError, convert, layer_splits, native_to_te, te_layout, te_to_native
 from paddle_te.weights.layout import Dims
@@ -107,7 +108,7 @@ def test_native_to_te_and_back(native):
 
 
 def test_ranks_share_what_paddlenlps_ranks_do(native):
-    splits = layer_splits(te_layout(True, GPT), Dims(HIDDEN, FFN, LAYERS, HEADS, HEADS, VOCAB, POSITIONS))
+    splits = layer_splits(te_layout(True, GPT), Dims(spec_of(CONFIG)))
     axes = {name.removeprefix("transformer."): split.axis for name, split in splits.items()}
     assert axes == {
         "self_attention.layernorm_qkv.weight": 0,

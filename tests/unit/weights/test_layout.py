@@ -3,6 +3,7 @@ import paddle
 import pytest
 
 from paddle_te.configs.families import FAMILIES
+from paddle_te.configs.spec import spec_of
 from paddle_te.weights import CheckpointError, native_to_te, te_to_native
 from paddle_te.weights.layout import Dims, detect, hf_layout, native_layout, te_layout
 from tests.unit.weights.models import Model, assert_same
@@ -96,7 +97,8 @@ def test_errors(rng):
 
 
 def test_shapes_of_tensor_parallel_ranks():
-    dims = Dims(32, 48, 2, 4, 2, 25)
+    sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, vocab_size=25)
+    dims = Dims(spec_of(sizes | dict(num_hidden_layers=2)))
     assert dims.part_shape("q", 4) == (8, 32)
     assert dims.part_shape("down", 4) == (32, 12)
     assert dims.part_shape("k", 4) == (16, 32)  # fewer kv heads than ranks: not split

@@ -5,10 +5,18 @@ import paddle
 import pytest
 
 from paddle_te.configs.families import QWEN2
+from paddle_te.configs.spec import spec_of
 from paddle_te.weights import Dims, layer_splits, te_layout
 from paddle_te.weights.splits import Split
 
-DIMS = Dims(32, 48, 2, 8, 4, 64)
+DIMS = Dims(
+    spec_of(
+        dict(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4,
+            vocab_size=64,
+        )
+    )
+)  # fmt: skip
 
 
 def test_the_layers_splits():

@@ -3,30 +3,20 @@
 from paddle_te.configs.schema import Gpt, keys_of
 from paddle_te.hosts.paddlenlp.decoder import TEDecoderLayer, TEDecoderLayerPipe
 
-LAYERNORM_EPSILON = 1e-5  # PaddleNLP's layers do not read config.layer_norm_eps
-
 
 class TEGPTDecoderLayer(TEDecoderLayer):
     """See `TEDecoderLayer`."""
 
     def __init__(self, config):
-        super().__init__(config)
-        self._is_initialized = True  # PaddleNLP's GPTModel would initialise the parts of its own layer
-        # PaddleNLP drops what attention adds to its input with attention's own probability
-        self.transformer.self_attention.dropout_in_training = config.attention_probs_dropout_prob
-
-    def layer_options(self, config):
         """Raises ValueError for what TransformerLayer has not."""
         for name in ("normalize_before", "scale_qk_coeff"):
             (only,) = keys_of(Gpt)[name].only
             if getattr(config, name) != only:
                 raise ValueError(f"{name}={getattr(config, name)}: backends pd and te have only {name}={only}")
-        return dict(
-            layernorm_epsilon=LAYERNORM_EPSILON,
-            activation=config.hidden_activation,
-            hidden_dropout=config.hidden_dropout_prob,
-            attention_dropout=config.attention_probs_dropout_prob,
-        )
+        super().__init__(config)
+        self._is_initialized = True  # PaddleNLP's GPTModel would initialise the parts of its own layer
+        # PaddleNLP drops what attention adds to its input with attention's own probability
+        self.transformer.self_attention.dropout_in_training = config.attention_probs_dropout_prob
 
 
 class TEGPTDecoderLayerPipe(TEGPTDecoderLayer, TEDecoderLayerPipe):

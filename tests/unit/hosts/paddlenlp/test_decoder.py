@@ -9,6 +9,7 @@ from paddle.distributed import fleet
 from paddlenlp.transformers.llama import modeling
 
 from paddle_te import fp8
+from paddle_te.configs.spec import spec_of
 from paddle_te.hosts.paddlenlp.families import model_class
 from paddle_te.hosts.paddlenlp.llama.decoder import TELlamaDecoderLayerPipe
 from paddle_te.models.decoder import fp8_recipe, rotary_embedding
@@ -114,7 +115,7 @@ def test_an_additive_mask_is_applied(seed):
 )
 def test_rope_angles_are_paddlenlps(scaling):
     config = tiny_config(**scaling)
-    angles = rotary_embedding(config)(48)
+    angles = rotary_embedding(spec_of(config))(48)
     rope = modeling.LlamaAttention(config).rotary_emb
     cos, sin = rope(paddle.zeros([1]), seq_len=48)
     np.testing.assert_allclose(angles.cos(), cos[0, :, 0], atol=2e-5)
@@ -123,7 +124,7 @@ def test_rope_angles_are_paddlenlps(scaling):
 
 def test_unknown_rope_scaling_is_refused():
     with pytest.raises(ValueError, match="rope type 'longrope' is not supported; it may be default, linear"):
-        rotary_embedding(tiny_config(rope_scaling_type="longrope"))
+        spec_of(tiny_config(rope_scaling_type="longrope"))
 
 
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
