@@ -185,3 +185,20 @@ def test_a_workers_sigterm_is_its_parents_affair():
     worker.terminate()
     worker.join(120)
     assert worker.exitcode == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_is_left_before_its_end_leaves_nothing_behind(workers):
+    """Else the thread warns, where a process takes its time to end, that Python has ended the worker."""
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=4), watch=SimpleNamespace(done=1))
+    loader = paddle.io.DataLoader(Slow(), batch_size=2, num_workers=workers, timeout=1)  # how often the thread looks
+    loader = tell_errors(loader, trainer, "training")
+    children, threads = set(multiprocessing.active_children()), set(threading.enumerate())
+    for _ in range(2):  # once, and once again
+        for _ in loader:
+            break
+        assert set(multiprocessing.active_children()) == children
+        deadline = time.monotonic() + 20
+        while set(threading.enumerate()) - threads and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert set(threading.enumerate()) <= threads

@@ -1,4 +1,5 @@
-"""Data loaders whose errors end the run with one line, and whose workers read on while the run is told to end."""
+"""Data loaders whose errors end the run with one line, whose workers read on while the run is told to end, and which
+leave no worker behind."""
 
 import gc
 import os
@@ -11,12 +12,14 @@ from paddle.io import DataLoader
 
 from paddle_te.runs.rollback import RunEnded
 
+LONGEST_END = 10  # seconds that a worker may take for what it is reading; later it ends with the process
+
 
 def tell_errors(loader, trainer, what):
     """Lets a Paddle DataLoader raise RunEnded for what goes wrong in its data set, workers or collation: with status 2
     before the first step, as for all that is wrong with a run's input, and 1 afterwards. Returns it.
 
-    trainer: knows the step. what: "training" or "evaluation". Other loaders stay as they are.
+    trainer: knows the step. what: "training", "evaluation" or "test". Other loaders stay as they are.
     """
     if type(loader) is DataLoader:
         loader.__class__ = _TellingLoader
@@ -33,6 +36,9 @@ class TellingTrainer:
 
     def get_eval_dataloader(self, *args, **kwargs):
         return tell_errors(super().get_eval_dataloader(*args, **kwargs), self, "evaluation")
+
+    def get_test_dataloader(self, *args, **kwargs):
+        return tell_errors(super().get_test_dataloader(*args, **kwargs), self, "test")
 
 
 def _begin_worker(worker):
@@ -58,15 +64,29 @@ def _end_with_parent(parent):
 class _TellingLoader(DataLoader):
     def __iter__(self):
         batches = super().__iter__()
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except Exception as error:
-                message = _line(error, self.what, self.trainer.state.global_step)
-                raise RunEnded(message, 1 if self.trainer.watch.done else 2) from error
-            yield batch
+        try:
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                except Exception as error:
+                    message = _line(error, self.what, self.trainer.state.global_step)
+                    raise RunEnded(message, 1 if self.trainer.watch.done else 2) from error
+                yield batch
+        finally:
+            _end(batches)
+
+
+def _end(batches):
+    """Ends the thread and the workers of one of Paddle's iterators, which a Trainer often leaves before its data end.
+
+    They keep it alive. At the end of the process Python would end the workers first, and the thread would warn of that.
+    """
+    if batches._num_workers:
+        batches._try_shutdown_all(LONGEST_END)
+    else:
+        batches._exit_thread_expectedly()  # the other one waits a second for the thread
 
 
 def _line(error, what, step):

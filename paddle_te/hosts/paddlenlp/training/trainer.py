@@ -513,11 +513,8 @@ class PretrainingTrainer(WeighedTrainer, TellingTrainer, Trainer):
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
         """The loss over eval_iters batches (PaddleNLP's own would read the whole dataset)."""
         start = time.time()
-        # the loader is kept: making one anew each time leaks its workers
-        if getattr(self, "_eval_dataloader", None) is None:
-            self._eval_dataloader = self.get_eval_dataloader(eval_dataset or self.eval_dataset)
         output = self.evaluation_loop(
-            self._eval_dataloader,
+            self.get_eval_dataloader(eval_dataset or self.eval_dataset),
             description="Evaluation",
             prediction_loss_only=True,
             ignore_keys=ignore_keys,
