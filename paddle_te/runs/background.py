@@ -1,15 +1,17 @@
-"""Checkpoints that are saved in the background: written to memory, then copied to the disk while training goes on.
+"""Save checkpoints in the background: write them to memory, then copy them to the disk while training goes on.
 
 Each rank writes its files as ever, but into a staging folder of its own (in /dev/shm), which takes as long as a copy
 from the device. A thread then copies them into the checkpoint's folder, writes them through to the disk, and leaves a
 mark of the rank there, which says what it has copied; the checksums are computed on the way. When all ranks' marks are
 there, rank 0's thread removes them, writes the manifest and marks the checkpoint complete: `checkpoints` says what that
-promises. The ranks meet in the folder alone, since collectives belong to the main thread;
-so all must see the same folder. At most one checkpoint is on its way.
+promises. The ranks meet only in the folder, since collectives belong to the main thread; so all must see the same
+folder. At most one checkpoint is on its way.
 
 A staging folder is locked while its process lives (flock on the folder), so that any later process can tell, and
 remove, what a killed one has left. Knows neither Paddle nor PaddleNLP.
 """
+
+from __future__ import annotations
 
 import fcntl
 import json
@@ -18,21 +20,24 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from paddle_te.manifest import FileRecord, Manifest, mark_complete, record, sync
 from paddle_te.options import STAGING_DIR
-from paddle_te.runs.checkpoints import flush_names, not_saved
+from paddle_te.runs.checkpoints import CheckpointNotSaved, flush_names, not_saved
 
 PREFIX = "paddle_te-staging-"
 RANK_MARK = ".saved."  # and the rank: its files are on the disk
 POLL_SECONDS = 0.2
 NICENESS = 10  # of the thread: training comes first
+FileSystem: TypeAlias = tuple[str, int]  # the machine's boot id, and the device
 
 
-def _lock(folder, wait):
-    """A descriptor that holds the folder's lock; None where another process holds it, or it is gone."""
+def _lock(folder: str | Path, wait: bool) -> int | None:
+    """Return a descriptor that holds the folder's lock; None where another process holds it, or the folder is gone."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # gone, or another user's
@@ -46,24 +51,24 @@ def _lock(folder, wait):
     return descriptor
 
 
-def remove_leftovers(staging_dir=STAGING_DIR):
-    """Removes the staging folders of processes that have ended."""
+def remove_leftovers(staging_dir: str | Path = STAGING_DIR) -> None:
+    """Remove the staging folders of processes that have ended."""
     for folder in Path(staging_dir).glob(f"{PREFIX}*"):
         if (descriptor := _lock(folder, wait=False)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
 
 
-def _in_memory(folder):
-    """Whether the folder's file system is a tmpfs (man 5 proc: mountinfo)."""
+def _in_memory(folder: str | Path) -> bool:
+    """Return whether the folder's file system is a tmpfs (man 5 proc: mountinfo)."""
     device = os.stat(folder).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return any(mount[2] == number and mount[mount.index("-") + 1] == "tmpfs" for mount in mounts)
 
 
-def free_bytes(staging_dir):
-    """What can still be written there; in a tmpfs no more than the memory that is available."""
+def free_bytes(staging_dir: str | Path) -> int:
+    """Return how many bytes can still be written there; in a tmpfs no more than the memory that is available."""
     free = shutil.disk_usage(staging_dir).free
     if not _in_memory(staging_dir):
         return free
@@ -71,13 +76,13 @@ def free_bytes(staging_dir):
     return min(free, next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024)
 
 
-def file_system(folder):
-    """Names a folder's file system among those of all machines that are up."""
+def file_system(folder: str | Path) -> FileSystem:
+    """Return what tells a folder's file system from all others of the machines that are up."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.stat(folder).st_dev
 
 
-def check_room(shares, staging_dir):
-    """Raises OSError where the staging folders of the ranks of one node would not fit.
+def check_room(shares: Iterable[tuple[FileSystem, int, int]], staging_dir: str | Path) -> None:
+    """Raise OSError where the staging folders of the ranks of one node would not fit.
 
     shares: for each rank (`file_system`, the bytes that it will write, `free_bytes`).
     """
@@ -100,15 +105,24 @@ class BackgroundSaver:
         rank, ranks: this process, and the number of all that save the same checkpoints.
     """
 
-    def __init__(self, staging_dir=STAGING_DIR, rank=0, ranks=1):
+    def __init__(self, staging_dir: str | Path = STAGING_DIR, rank: int = 0, ranks: int = 1) -> None:
         self.rank, self.ranks = rank, ranks
-        self._error = self._thread = self._descriptor = None
-        while self._descriptor is None:  # until it is locked before another process takes it for a leftover
+        self._error: CheckpointNotSaved | None = None
+        self._thread: threading.Thread | None = None
+        descriptor = None
+        while descriptor is None:  # until it is locked before another process takes it for a leftover
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=staging_dir))
-            self._descriptor = _lock(self.folder, wait=True)
+            descriptor = _lock(self.folder, wait=True)
+        self._descriptor = descriptor
 
-    def start(self, staged, folder, finish=lambda: None, run=None):
-        """Copies `staged`, in this rank's staging folder, into the checkpoint's folder, and frees it.
+    def start(
+        self,
+        staged: str | Path,
+        folder: str | Path,
+        finish: Callable[[], None] = lambda: None,
+        run: dict[str, Any] | None = None,
+    ) -> None:
+        """Copy `staged`, in this rank's staging folder, into the checkpoint's folder, and free it.
 
         finish: called by rank 0's thread when the checkpoint is complete. run: what its manifest says of the run.
         """
@@ -117,7 +131,7 @@ class BackgroundSaver:
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _run(self, staged, folder, finish, run):
+    def _run(self, staged: Path, folder: Path, finish: Callable[[], None], run: dict[str, Any]) -> None:
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # Linux: of this thread alone
             self._mark(folder, _move(staged, folder))
@@ -130,18 +144,18 @@ class BackgroundSaver:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
-    def _mark(self, folder, files):
+    def _mark(self, folder: Path, files: Mapping[str, FileRecord]) -> None:
         mark = folder / f"{RANK_MARK}{self.rank}"
         partial = mark.with_name(f"{mark.name}.partial")
         partial.write_text(json.dumps({name: asdict(entry) for name, entry in files.items()}))
         partial.replace(mark)
 
-    def _collect(self, folder):
-        """{name: FileRecord} of all ranks' files, when all ranks' marks are there; the marks go."""
+    def _collect(self, folder: Path) -> dict[str, FileRecord]:
+        """Wait for all ranks' marks, remove them, and return {name: FileRecord} of all ranks' files."""
         marks = {f"{RANK_MARK}{rank}" for rank in range(self.ranks)}
         while not marks <= set(os.listdir(folder)):  # NFS asks the server for a listing, not always for one file
             time.sleep(POLL_SECONDS)
-        files = {}
+        files: dict[str, FileRecord] = {}
         for mark in sorted(marks):
             for name, entry in json.loads((folder / mark).read_text()).items():
                 mine = FileRecord(**entry)
@@ -150,34 +164,35 @@ class BackgroundSaver:
             (folder / mark).unlink()
         return files
 
-    def check(self):
-        """Raises CheckpointNotSaved, once, if the latest checkpoint could not be saved."""
+    def check(self) -> None:
+        """Raise CheckpointNotSaved, once, if the latest checkpoint could not be saved."""
         error, self._error = self._error, None
         if error:
             raise error
 
-    def in_flight(self):
+    def in_flight(self) -> bool:
+        """Return whether a checkpoint is on its way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def join(self):
-        """Until this rank's files of the latest checkpoint, on rank 0 the whole of it, are on the disk, or failed."""
+    def join(self) -> None:
+        """Wait until this rank's files of the latest checkpoint, on rank 0 all files, are on the disk, or failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def wait(self):
+    def wait(self) -> None:
         """`join` and `check`."""
         self.join()
         self.check()
 
-    def close(self):
-        """Removes the staging folder; a checkpoint that is still on its way is lost."""
+    def close(self) -> None:
+        """Remove the staging folder; a checkpoint that is still on its way is lost."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._descriptor)
 
 
-def _move(staged, folder):
-    """Copies a folder's files and writes them through to the disk; frees each as soon as it is there.
+def _move(staged: Path, folder: Path) -> dict[str, FileRecord]:
+    """Copy a folder's files and write them through to the disk; free each as soon as it is there.
 
     Returns {name: FileRecord} of what was copied, computed on the way.
     """
@@ -195,6 +210,6 @@ def _move(staged, folder):
     return files
 
 
-def _copy(path, copy):
+def _copy(path: Path, copy: Path) -> FileRecord:
     with open(copy, "wb") as file:
         return record(path, file)

@@ -1,4 +1,4 @@
-"""The Trainer's checkpoint folders: which of them are complete, and which one to resume from.
+"""Find the Trainer's checkpoint folders: which of them are complete, and which one to resume from.
 
 A checkpoint is complete when its mark is there. The mark comes last, when every file of every rank and the manifest are
 on the disk, and goes first, before a file is overwritten or removed: a run that is killed at any moment leaves none
@@ -8,8 +8,10 @@ may have damaged it since. Knows neither Paddle nor PaddleNLP.
 
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 from paddle_te.host import PADDLEFORMERS, PADDLENLP
 from paddle_te.manifest import COMPLETE_MARK, CheckpointDamaged, damage, sync
@@ -19,12 +21,19 @@ PADDLEFORMERS_STATE = "trainer_state.bin"  # PaddleNLP's is trainer_state.json
 STOPPED_MARK = "stopped"
 
 
+class OutputArguments(Protocol):
+    """The fields of a host's TrainingArguments that say whether a new run may begin in a folder."""
+
+    output_dir: str
+    do_train: bool
+
+
 class CheckpointNotSaved(OSError):
     """A checkpoint could not be written, for want of space or otherwise; the message says which ones there are."""
 
 
-def not_saved(folder, error):
-    """The CheckpointNotSaved that says why, which checkpoints there are, and what to do."""
+def not_saved(folder: str | Path, error: Exception) -> CheckpointNotSaved:
+    """Return the CheckpointNotSaved that says why, which checkpoints there are, and what to do."""
     output_dir = Path(folder).parent
     steps = saved_steps(output_dir) or "none"
     return CheckpointNotSaved(
@@ -33,17 +42,18 @@ def not_saved(folder, error):
     )
 
 
-def is_complete(folder):
+def is_complete(folder: str | Path) -> bool:
+    """Return whether a checkpoint's mark is there."""
     return (Path(folder) / COMPLETE_MARK).is_file()
 
 
-def host_of(folder):
-    """The host whose Trainer saved a checkpoint, by the file that holds the Trainer's state."""
+def host_of(folder: str | Path) -> str:
+    """Return the host whose Trainer saved a checkpoint, by the file that holds the Trainer's state."""
     return PADDLEFORMERS if (Path(folder) / PADDLEFORMERS_STATE).is_file() else PADDLENLP
 
 
-def checkpoints_in(output_dir):
-    """[(step, folder)] of the checkpoints below output_dir, complete or not, oldest first."""
+def checkpoints_in(output_dir: str | Path) -> list[tuple[int, Path]]:
+    """Return [(step, folder)] of the checkpoints below output_dir, complete or not, oldest first."""
     found = []
     for folder in Path(output_dir).glob("checkpoint-*"):
         if match := re.fullmatch(r"checkpoint-(\d+)", folder.name):
@@ -51,18 +61,18 @@ def checkpoints_in(output_dir):
     return sorted(found)
 
 
-def complete_checkpoints(output_dir):
-    """[(step, folder)] of the complete checkpoints below output_dir, oldest first."""
+def complete_checkpoints(output_dir: str | Path) -> list[tuple[int, Path]]:
+    """Return [(step, folder)] of the complete checkpoints below output_dir, oldest first."""
     return [(step, folder) for step, folder in checkpoints_in(output_dir) if is_complete(folder)]
 
 
-def saved_steps(output_dir):
-    """The steps of the complete checkpoints, for messages: "10, 20"; "" without any."""
+def saved_steps(output_dir: str | Path) -> str:
+    """Return the steps of the complete checkpoints, for messages: "10, 20"; "" without any."""
     return ", ".join(str(step) for step, _ in complete_checkpoints(output_dir))
 
 
-def check_new_run(args):
-    """Raises ValueError where training would start anew in an output_dir with checkpoints.
+def check_new_run(args: OutputArguments) -> None:
+    """Raise ValueError where training would start anew in an output_dir with checkpoints.
 
     It would overwrite some, and the next resume would take the others for its own.
     """
@@ -74,22 +84,22 @@ def check_new_run(args):
         )
 
 
-def flush(folder):
-    """Writes a folder and all files in it through to the disk."""
+def flush(folder: str | Path) -> None:
+    """Write a folder and all files in it through to the disk."""
     for path in filter(Path.is_file, Path(folder).rglob("*")):
         sync(path)
     flush_names(folder)
 
 
-def flush_names(folder):
-    """Writes the names of a folder's files, and its own, through to the disk."""
+def flush_names(folder: str | Path) -> None:
+    """Write the names of a folder's files, and its own, through to the disk."""
     folder = Path(folder)
     for path in (*filter(Path.is_dir, folder.rglob("*")), folder, folder.parent):
         sync(path)
 
 
-def remove_checkpoint(folder):
-    """Removes a checkpoint, if it is there: first its mark, then its files."""
+def remove_checkpoint(folder: str | Path) -> None:
+    """Remove a checkpoint, if it is there: first its mark, then its files."""
     mark = Path(folder) / COMPLETE_MARK
     if mark.exists():
         mark.unlink(missing_ok=True)  # another node's process may be faster
@@ -97,8 +107,10 @@ def remove_checkpoint(folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def rotate_checkpoints(output_dir, limit, saved, best=None):
-    """Removes older checkpoints, complete or not, but for the newest `limit` complete ones.
+def rotate_checkpoints(
+    output_dir: str | Path, limit: int | None, saved: str | Path | None, best: str | Path | None = None
+) -> None:
+    """Remove older checkpoints, complete or not, except the newest `limit` complete ones.
 
     Kept besides are `saved`, which this run has just completed, the folder `best` (both may be among the newest), and,
     if files of all these are missing or cut short, the newest one that is whole. limit: None or 0 keeps all.
@@ -114,8 +126,8 @@ def rotate_checkpoints(output_dir, limit, saved, best=None):
             remove_checkpoint(folder)
 
 
-def set_aside(output_dir, resume_step):
-    """Moves checkpoints of later steps than a run starts from into a folder of their own, output_dir/earlier-N.
+def set_aside(output_dir: str | Path, resume_step: str | int) -> Path | None:
+    """Move checkpoints of later steps than a run starts from into a folder of their own, output_dir/earlier-N.
 
     They are another run's, or of a course that is given up. Among this one's, "auto" would resume from them, and
     save_total_limit, which keeps the latest steps, remove this run's instead. resume_step: "auto", "none" or a number.
@@ -123,7 +135,7 @@ def set_aside(output_dir, resume_step):
     """
     if resume_step == "auto":
         return None
-    start = -1 if resume_step == "none" else resume_step
+    start = -1 if resume_step == "none" else int(resume_step)
     later = [folder for step, folder in checkpoints_in(output_dir) if step > start]
     if not later:
         return None
@@ -135,8 +147,13 @@ def set_aside(output_dir, resume_step):
     return kept
 
 
-def find_checkpoint(resume, output_dir, check=lambda folder: [], warn=print):
-    """The folder that `resume` means, as str, or None for a start from scratch.
+def find_checkpoint(
+    resume: str | int | None,
+    output_dir: str | Path,
+    check: Callable[[Path], list[str]] = lambda folder: [],
+    warn: Callable[[str], None] = print,
+) -> str | None:
+    """Return the folder that `resume` means; None for a start from scratch.
 
     Args:
         resume: None or "none"; "auto", the newest good checkpoint below output_dir, if there is any; a step; a folder.
@@ -151,7 +168,7 @@ def find_checkpoint(resume, output_dir, check=lambda folder: [], warn=print):
         return None
     if resume == "auto":
         return _newest_good(output_dir, check, warn)
-    folder = Path(output_dir) / f"checkpoint-{resume}" if str(resume).isdigit() else Path(resume)
+    folder = Path(output_dir) / f"checkpoint-{resume}" if str(resume).isdigit() else Path(str(resume))
     if not is_complete(folder):
         state = "not complete: training stopped while it was written" if folder.is_dir() else "not there"
         raise FileNotFoundError(
@@ -165,7 +182,7 @@ def find_checkpoint(resume, output_dir, check=lambda folder: [], warn=print):
     return str(folder)
 
 
-def _newest_good(output_dir, check, warn):
+def _newest_good(output_dir: str | Path, check: Callable[[Path], list[str]], warn: Callable[[str], None]) -> str | None:
     there = complete_checkpoints(output_dir)
     for _, folder in reversed(there):
         wrong = check(folder)
@@ -180,5 +197,5 @@ def _newest_good(output_dir, check, warn):
     return None
 
 
-def _in_short(lines):
+def _in_short(lines: Sequence[str]) -> str:
     return "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")

@@ -9,13 +9,17 @@ not be written after all; 2 where a run cannot be read, or for wrong arguments.
 `python -m paddle_te.runs.convergence` judges whether loss curves agree.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib.util
 import io
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paddle_te.options.option import PATH
 from paddle_te.outputs import NotWritten, folder_argument, write_file
@@ -27,12 +31,12 @@ class Experiment:
     """A run's name, its losses (step -> loss) and its train_summary.json."""
 
     name: str
-    losses: dict
-    summary: dict
+    losses: dict[int, float]
+    summary: dict[str, Any]
 
 
-def read_experiment(folder):
-    """Raises FileNotFoundError or ValueError, naming the file, for a run without a usable log and summary."""
+def read_experiment(folder: str | Path) -> Experiment:
+    """Read a run. Raises FileNotFoundError or ValueError, naming the file, where log or summary is not usable."""
     folder = Path(folder)
     output = folder if (folder / TRAIN_LOG).is_file() else folder / "output"
     losses = read_run(output).losses
@@ -46,8 +50,8 @@ def read_experiment(folder):
         raise ValueError(f"{path}: {error}") from error
 
 
-def compare(experiments):
-    """[{column: value}], a row an experiment; None where a run does not say."""
+def compare(experiments: Sequence[Experiment]) -> list[dict[str, Any]]:
+    """Return [{column: value}], a row an experiment; None where a run does not say."""
     first = experiments[0]
     speed = first.summary["tokens_per_second_per_device"]
     rows = []
@@ -76,7 +80,7 @@ def compare(experiments):
     return rows
 
 
-COLUMNS = {  # of the table: key in a row, text
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of the table: key in a row, text
     "run": ("run", str),
     "backend": ("backend", str),
     "devices": ("devices", str),
@@ -94,8 +98,8 @@ COLUMNS = {  # of the table: key in a row, text
 }
 
 
-def markdown(rows):
-    """The rows as an aligned Markdown table."""
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as an aligned Markdown table."""
     table = [list(COLUMNS)]
     for row in rows:
         table.append(["-" if row[key] is None else text(row[key]) for key, text in COLUMNS.values()])
@@ -104,8 +108,8 @@ def markdown(rows):
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
 
 
-def plot(experiments, rows):
-    """The PNG of loss curves, and of bars of speed and memory."""
+def plot(experiments: Sequence[Experiment], rows: Sequence[dict[str, Any]]) -> bytes:
+    """Return the PNG of loss curves, and of bars of speed and memory."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -132,7 +136,7 @@ def plot(experiments, rows):
     return picture.getvalue()
 
 
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "experiments", type=PATH.argument, nargs="+", metavar="EXPERIMENT", help="folder that the launcher made"
@@ -141,8 +145,8 @@ def make_parser():
     return parser
 
 
-def main(argv=None):
-    """The command line; returns the exit status."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
     args = make_parser().parse_args(argv)
     if args.output and importlib.util.find_spec("matplotlib") is None:
         print("error: --output draws a picture with matplotlib: pip install matplotlib", file=sys.stderr)

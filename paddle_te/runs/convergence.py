@@ -7,14 +7,18 @@ them. The first run is the reference. Exit status: 0 all curves agree, 1 some cu
 folder cannot be written.
 """
 
+from __future__ import annotations
+
 import argparse
 import io
 import json
 import math
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 from paddle_te.options.option import NOT_NEGATIVE, PATH, STEPS
 from paddle_te.outputs import NotWritten, folder_argument, write_file
@@ -30,12 +34,29 @@ class Run:
     """One run: its name, the loss at each logged step, and its speed without the first interval (warm-up)."""
 
     name: str
-    losses: dict  # step -> loss
+    losses: dict[int, float]  # step -> loss
     tokens_per_second: float
 
 
-def read_run(folder):
-    """Reads `folder`; raises FileNotFoundError or ValueError with the file's name when there is no usable log."""
+class Summary(TypedDict):
+    """The content of summary.json. backends: names in order, the reference first; the others by these names.
+
+    max_relative_difference: the greatest of all backends. losses: one for each of `steps`.
+    """
+
+    backends: list[str]
+    max_relative_difference: float
+    relative_difference: dict[str, float]
+    tolerance: float
+    smoothing: int
+    agree: bool
+    tokens_per_second: dict[str, float]
+    steps: list[int]
+    losses: dict[str, list[float]]
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read a run. Raises FileNotFoundError or ValueError with the file's name where there is no usable log."""
     folder = Path(folder)
     log = folder / TRAIN_LOG
     if not log.is_file():
@@ -55,8 +76,8 @@ def read_run(folder):
     return Run(name, losses, statistics.harmonic_mean(speeds[1:] or speeds))
 
 
-def relative_difference(loss, reference):
-    """|loss − reference| / |reference|; infinite where one of them is not finite, or only the reference is 0."""
+def relative_difference(loss: float, reference: float) -> float:
+    """Return |loss − reference| / |reference|; infinite where one is not finite, or only the reference is 0."""
     if loss == reference and math.isfinite(loss):
         return 0.0
     if not (math.isfinite(loss) and math.isfinite(reference)) or reference == 0:
@@ -64,8 +85,8 @@ def relative_difference(loss, reference):
     return abs(loss - reference) / abs(reference)
 
 
-def max_relative_difference(losses, reference):
-    """The greatest `relative_difference` of the steps.
+def max_relative_difference(losses: Mapping[int, float], reference: Mapping[int, float]) -> float:
+    """Return the greatest `relative_difference` of the steps.
 
     Raises ValueError unless both have the same steps: a run that stopped early is no agreement.
     """
@@ -75,20 +96,15 @@ def max_relative_difference(losses, reference):
     return max(relative_difference(losses[step], reference[step]) for step in reference)
 
 
-def smoothed(losses, window):
-    """Each loss replaced by the mean of the `window` steps that end with it (fewer at the start)."""
+def smoothed(losses: Mapping[int, float], window: int) -> dict[int, float]:
+    """Return each loss replaced by the mean of the `window` steps that end with it (fewer at the start)."""
     steps = sorted(losses)
     values = [losses[step] for step in steps]
     return {step: statistics.fmean(values[max(0, i + 1 - window) : i + 1]) for i, step in enumerate(steps)}
 
 
-def compare(folders, tolerance, smoothing=1):
-    """Compares the runs in `folders` with the first one; smoothing: see `smoothed` (1 leaves the losses as they are).
-
-    Returns what summary.json holds: `backends` (names, in order), `max_relative_difference` (the greatest of all),
-    `relative_difference` (per backend), `tolerance`, `agree`, `tokens_per_second` (per backend), `steps`,
-    `losses` (per backend, one per step).
-    """
+def compare(folders: Sequence[str | Path], tolerance: float, smoothing: int = 1) -> Summary:
+    """Compare the runs in `folders` with the first one. smoothing: see `smoothed`; 1 leaves the losses as they are."""
     runs = [read_run(folder) for folder in folders]
     runs = [replace(run, losses=smoothed(run.losses, smoothing)) for run in runs]
     if len({run.name for run in runs}) < len(runs):
@@ -113,8 +129,8 @@ def compare(folders, tolerance, smoothing=1):
     }
 
 
-def format_table(summary):
-    """The comparison as text: backend, loss at the steps 1, 10 and last, difference, tokens/s."""
+def format_table(summary: Summary) -> str:
+    """Return the comparison as text: backend, loss at the steps 1, 10 and last, difference, tokens/s."""
     steps = summary["steps"]
     shown = [step for step in dict.fromkeys([1, 10, steps[-1]]) if step in steps]
     header = ["backend", *(f"loss@{step}" for step in shown), "max rel. diff.", "tokens/s"]
@@ -130,8 +146,8 @@ def format_table(summary):
     return "\n".join(in_columns([header, *rows], rule=True))
 
 
-def plot(summary):
-    """The PNG of the loss curves and, below, each one's relative difference from the first."""
+def plot(summary: Summary) -> bytes:
+    """Return the PNG of the loss curves and, below, each one's relative difference from the first."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -161,8 +177,8 @@ def plot(summary):
     return picture.getvalue()
 
 
-def main(argv=None):
-    """The command line; returns the exit status."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m paddle_te.runs.convergence",
         description="Compare the loss curves of several runs with the first one's.",

@@ -1,4 +1,4 @@
-"""A rank's signs of life: one small datagram to its launcher wherever a step, a save or an evaluation begins or ends.
+"""Send a rank's signs of life to its launcher: one small datagram wherever a step, save or evaluation begins or ends.
 
 The launcher names a Unix socket in the environment. It is an abstract one (man 7 unix), so that no file is left behind,
 and it hardly waits: a sign that finds the socket full for 5 ms, or gone, is lost, and training goes on.
@@ -46,22 +46,24 @@ class Sign:
 
 
 def has_launcher(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a launcher listens."""
     return bool(environ.get(LAUNCHER))
 
 
 class Heartbeat:
     """Sends this rank's signs; does nothing where no launcher listens."""
 
-    def __init__(self, environ: Mapping[str, str] = os.environ):
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.rank = int(environ.get("PADDLE_TRAINER_ID", "0"))
         self._address = f"\0{environ[LAUNCHER]}" if has_launcher(environ) else None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def beat(self, phase: str, step: int = 0) -> None:
+        """Tell what this rank does from now on."""
         self._send(TRIES, phase=phase, step=step)
 
     def fail(self, status: int) -> None:
-        """The last sign: this rank ends with that status, and the launcher need not wait until it has."""
+        """Send the last sign: this rank ends with that status, and the launcher need not wait until it has."""
         self._send(LAST_TRIES, phase=FAILED, step=0, status=status)
 
     def _send(self, tries: int, **sign: object) -> None:

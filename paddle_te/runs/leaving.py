@@ -1,4 +1,4 @@
-"""How a process ends that has failed: at once.
+"""End a process that has failed: at once.
 
 Python's own end and its libraries' would take down what other ranks wait in: Paddle destroys its communicators there,
 and NCCL waits in that for operations that a rank which has failed never joins. So the process tells its launcher,
@@ -23,7 +23,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 @contextlib.contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Around a whole program: ends the process where the block raises, or ends it with another status than 0.
+    """End the process where the block raises, or ends it with another status than 0. Use it around a whole program.
 
     What it raises is shown as Python shows it. Ctrl-C is not: who presses it knows.
     """
@@ -41,7 +41,7 @@ def leaving_at_once() -> Iterator[None]:
 
 
 def _status(end: SystemExit) -> int:
-    """The exit status that Python would end with, after it has printed what is no number."""
+    """Return the exit status that Python would end with, after it has printed what is no number."""
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     print(end.code, file=sys.stderr)
@@ -49,7 +49,7 @@ def _status(end: SystemExit) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process with the status, and the data loaders' workers with it."""
+    """End this process with the status, and the data loaders' workers with it."""
     try:
         Heartbeat().fail(status)  # first: what follows writes to files, which may be slow
         for worker in multiprocessing.active_children():

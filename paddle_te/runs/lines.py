@@ -1,13 +1,35 @@
-"""What a person reads of a training, in the same words in each host."""
+"""Word what a person reads of a training, the same in each host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
 
 
-def samples_of_step(args):
-    """How many samples a step of a host's TrainingArguments has, over all ranks."""
+class TrainingArguments(Protocol):
+    """The fields of a host's TrainingArguments that these lines name."""
+
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    dataset_world_size: int
+    world_size: int
+    device: str
+
+
+class TrainerState(Protocol):
+    """The fields of a host's TrainerState that these lines name."""
+
+    global_step: int
+    max_steps: int
+
+
+def samples_of_step(args: TrainingArguments) -> int:
+    """Return how many samples a step has, over all ranks."""
     return args.per_device_train_batch_size * args.gradient_accumulation_steps * args.dataset_world_size
 
 
-def training_begins(state, args, seq_length, how=""):
-    """Where a training begins. state, args: the host's. how: with which layers."""
+def training_begins(state: TrainerState, args: TrainingArguments, seq_length: int, how: str = "") -> str:
+    """Say where a training begins. how: with which layers."""
     devices = f"{args.world_size} x {args.device.partition(':')[0]}"
     return (
         f"training steps {state.global_step + 1} to {state.max_steps}, each of {samples_of_step(args)} sequences of "
@@ -15,8 +37,8 @@ def training_begins(state, args, seq_length, how=""):
     )
 
 
-def step_values(logs):
-    """A logging interval's values for people, those that are there."""
+def step_values(logs: Mapping[str, float]) -> str:
+    """Say a logging interval's values for people, those that are there."""
     shown = [
         ("loss", "loss {:.5f}", 1),
         ("learning_rate", "learning rate {:.3g}", 1),

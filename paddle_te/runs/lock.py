@@ -1,4 +1,4 @@
-"""One run a folder: a lock on a file in it, held as long as its process lives.
+"""Lock a run's folder: one run a folder, as long as its process lives.
 
 flock: the kernel drops the lock when the process ends, however it does. On NFS Linux asks the server for a lock of the
 whole file, so that nodes exclude each other, unless the folder is mounted with `nolock` or `local_lock`: then only the
@@ -31,7 +31,7 @@ class FolderLock:
         FolderInUse: another process holds it.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path) -> None:
         path = Path(folder) / NAME
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+")  # not truncated: it may name another process

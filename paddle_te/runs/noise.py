@@ -1,7 +1,7 @@
-"""Lines of Paddle, PaddleNLP and PaddleFormers that tell a user nothing, each with why.
+"""Keep lines of Paddle, PaddleNLP and PaddleFormers off the screen that tell a user nothing, each with why.
 
-They stay off the screen and are in the file of details (`screen`). A line that is not in this list is shown, whatever
-its level: it may be one that a user needs.
+They are in the file of details (`screen`). A line that is not in this list is shown, whatever its level: it may be one
+that a user needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 logger = logging.getLogger(__name__)
 
@@ -98,20 +98,22 @@ _PATTERN = re.compile(rf" *(?:{'|'.join(line for known in KNOWN for line in know
 
 
 def is_known(text: str) -> bool:
-    """Whether each line of a text is of the list."""
+    """Return whether each line of a text is of the list."""
     return bool(text.strip()) and all(map(_PATTERN.fullmatch, text.strip("\n").splitlines()))
 
 
 def filtered(record: logging.LogRecord) -> bool:
-    """A logging filter that lets through what is not known."""
+    """Let through what is not known, as a logging filter."""
     return not is_known(record.getMessage())
 
 
 class _Stream:
-    """A text stream that writes what it is given to another one, and the lines that are known to the log. What has no
-    end of a line yet is written at once, as a progress bar is."""
+    """A text stream that writes the lines that are known to the log, and the others to another stream.
 
-    def __init__(self, stream: TextIO):
+    A text without the end of a line is written at once, as a progress bar is.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
         self._stream, self._ends_a_known_line = stream, False
 
     def write(self, text: str) -> int:
@@ -125,14 +127,14 @@ class _Stream:
             self._stream.write(text)
         return len(text)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
 class _Lines(_Stream):
-    """Likewise for whole lines, of which print may write each word on its own."""
+    """The same for whole lines, of which print may write each word on its own."""
 
-    def __init__(self, stream: TextIO):
+    def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._begun = ""
 
@@ -151,7 +153,7 @@ class _Lines(_Stream):
 
 @contextlib.contextmanager
 def kept_out() -> Iterator[None]:
-    """While it lasts, known lines that Python code prints go to the log instead. C++ code writes without Python."""
+    """Send known lines that Python code prints to the log instead, in the block. C++ code writes without Python."""
     out = _Lines(sys.stdout)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(_Stream(sys.stderr)):
         try:
@@ -162,8 +164,10 @@ def kept_out() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_out_of_descriptor(number: int) -> Iterator[None]:
-    """Likewise for C++ code: what it writes to a file descriptor is looked at in the end. For moments: what a process
-    that dies has written is lost."""
+    """Do the same for C++ code: look in the end at what it wrote to a file descriptor.
+
+    For moments: what a process that dies has written is lost.
+    """
     kept = os.dup(number)
     with tempfile.TemporaryFile() as file:
         _flush_c()

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine, by the driver's own tool."""
+"""List the NVIDIA GPUs of this machine, by the driver's own tool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def listing() -> list[str]:
-    """A line for each GPU, and for each part of one; [] without the tool."""
+    """Return a line for each GPU, and for each part of one; [] without the tool."""
     if not shutil.which("nvidia-smi"):
         return []
     try:
@@ -19,5 +19,5 @@ def listing() -> list[str]:
 
 
 def names(lines: Sequence[str]) -> list[str]:
-    """What the driver calls each GPU of a listing."""
+    """Return what the driver calls each GPU of a listing."""
     return re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", "\n".join(lines), re.MULTILINE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from paddle_te import configs
 from paddle_te.configs.families import family_of, is_tied
@@ -21,10 +22,10 @@ class LayoutError(ValueError):
     """What does not fit, by the argument's name, and what it may be: one line."""
 
 
-class Names(dict):
+class Names(dict[str, str]):
     """What the user calls an argument; the launcher's name where nothing else is said."""
 
-    def __missing__(self, name):
+    def __missing__(self, name: str) -> str:
         return name
 
 
@@ -80,7 +81,7 @@ def _sharing(args: argparse.Namespace) -> list[str]:
 def check_layout(args: argparse.Namespace, world: int, names: Mapping[str, str] = LAUNCHER) -> None:
     """Degrees against each other and against the number of devices."""
 
-    def say(name):
+    def say(name: str) -> str:
         return f"{names[name]}={str(getattr(args, name)).lower()}"
 
     degrees = ranks_of_a_sequence(args) * args.FSDP
@@ -142,7 +143,7 @@ def overlap_obstacle(args: argparse.Namespace, world: int) -> str | None:
     return None
 
 
-def check_model(args: argparse.Namespace, config: dict, names: Mapping[str, str] = LAUNCHER) -> None:
+def check_model(args: argparse.Namespace, config: dict[str, Any], names: Mapping[str, str] = LAUNCHER) -> None:
     """The layout against the model's dimensions, and what its family has."""
     family = family_of(config)
     if args.PP > 1 and not PADDLENLP[family.model_type].pipeline:

@@ -1,4 +1,4 @@
-"""What a training shows on the screen, and the file that keeps everything else.
+"""Show a training's lines on the screen, and keep everything else in a file.
 
 On the screen stand the lines of this package's loggers and the warnings and errors of others. The tables of arguments
 and the reports of PaddleNLP and Paddle, Python's warnings, and the lines that `noise` knows are in the file of details.
@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -27,10 +28,10 @@ _OWN = logging.getLogger("paddle_te")
 _PYTHON_WARNINGS = logging.getLogger("py.warnings")
 
 
-class _Screen(logging.StreamHandler):
+class _Screen(logging.StreamHandler[TextIO]):
     """Writes to stderr, above a progress bar, which is drawn again below."""
 
-    def __init__(self, level: int):
+    def __init__(self, level: int) -> None:
         super().__init__()
         self.setLevel(level)
         self.setFormatter(_Line())
@@ -62,7 +63,7 @@ class _File(logging.FileHandler):
 class _Details(logging.handlers.MemoryHandler):
     """Keeps the records until it is told their file."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(capacity=sys.maxsize, flushLevel=sys.maxsize)
 
     def shouldFlush(self, record: logging.LogRecord) -> bool:
@@ -86,8 +87,11 @@ _details = _Details()  # the present one's, while `shown` lasts
 
 
 def before_imports() -> None:
-    """To be called before Paddle is imported, whose C++ code else reports each plug-in that it loads, and whose Python
-    code warns of a compiler's cache that nobody here needs."""
+    """Quiet Paddle before it is imported.
+
+    Else its C++ code reports each plug-in that it loads, and its Python code warns of a compiler's cache that nobody
+    here needs.
+    """
     os.environ.setdefault("GLOG_minloglevel", "1")  # from warnings on
     logging.captureWarnings(True)
     _PYTHON_WARNINGS.propagate = False  # to Paddle's handler, which prints
@@ -97,7 +101,9 @@ def before_imports() -> None:
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-    """While it lasts, log records go to the screen and to the details as this module says.
+    """Send log records to the screen and to the details as this module says, while the block lasts.
+
+    Paddle and PaddleNLP must be imported: it replaces the handlers that they have by then. It is a decorator, too.
 
     Paddle and PaddleNLP must be imported: it takes the place of the handlers that they have by then. It is a decorator,
     too.
@@ -128,13 +134,13 @@ def _prints(handler: logging.Handler) -> bool:
 
 
 def _printing() -> set[logging.Logger]:
-    """All loggers that print by themselves."""
+    """Return all loggers that print by themselves."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     return {each for each in loggers if isinstance(each, logging.Logger) and any(map(_prints, each.handlers))}
 
 
 def _give(stack: contextlib.ExitStack, logger: logging.Logger, handlers: list[logging.Handler]) -> None:
-    """Gives a logger these handlers, in place of those that print, until the stack is left."""
+    """Give a logger these handlers, instead of those that print, until the stack is left."""
     _set(stack, logger, "handlers", [each for each in logger.handlers if not _prints(each)] + handlers)
 
 
@@ -144,12 +150,12 @@ def _set(stack: contextlib.ExitStack, logger: logging.Logger, name: str, value: 
 
 
 def keep_details(output_dir: str | Path, rank: int, host: str = "PaddleNLP") -> None:
-    """Opens this rank's file of details, and writes to it what was logged since `shown` began."""
+    """Open this rank's file of details, and write to it what was logged since `shown` began."""
     path = Path(output_dir, "logs", f"details.{rank}.log")
     _details.write_to(path)
     _OWN.info(f"the messages of {host} and Paddle are in {path}")
 
 
 def is_terminal() -> bool:
-    """Whether a progress bar would be seen: this process writes to a terminal, or its launcher does for it."""
+    """Return whether a progress bar would be seen: this process writes to a terminal, or its launcher does for it."""
     return sys.stderr.isatty() or bool(os.environ.get(TERMINAL))

@@ -1,4 +1,4 @@
-"""How long weights and checkpoints took to be read or written, for the log and for what a run shows."""
+"""Tell how long weights and checkpoints took to be read or written, for the log and for what a run shows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def bytes_of(folder: str | Path) -> int:
-    """The size of all files in a folder."""
+    """Return the size of all files in a folder."""
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
@@ -27,12 +27,12 @@ class Transfer:
     verified: bool
 
     def line(self) -> str:
-        """The line of the log."""
+        """Return the line of the log."""
         done = {"load": "loaded from", "save": "saved in"}[self.kind]
         rate = f", {self.size / self.seconds / 1e9:.2f} GB/s" if self.seconds else ""
         return f"{self.size / 1e9:,.3f} GB {done} {self.folder} in {self.seconds:.1f} s{rate}; {self.note}"
 
     def values(self) -> dict[str, float]:
-        """What VisualDL shows of it."""
+        """Return what VisualDL shows of it."""
         names = {"bytes": self.size, "seconds": round(self.seconds, 3), "verified": int(self.verified)}
         return {f"{self.kind}_{name}": value for name, value in names.items()}

@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +24,10 @@ from paddle_te.weights.run_states import check_run_state
 from paddle_te.weights.tensors import CheckpointError
 
 
-def damage(folder, level="full", rank=0, ranks=1):
-    """What is wrong with a complete checkpoint, a line each; [] for a good one. Loading it then runs no code.
+def damage(folder: str | Path, level: str = "full", rank: int = 0, ranks: int = 1) -> list[str]:
+    """Return a line for each thing that is wrong with a complete checkpoint; [] for a good one, which runs no code.
 
-    Of a checkpoint without a manifest, only what cannot be read at all is found. Arguments as `manifest.damage`'s.
+    In a checkpoint without a manifest it finds only what cannot be read at all. Arguments as `manifest.damage`'s.
     """
     folder = Path(folder)
     wrong = manifest.damage(folder, level, rank, ranks)
@@ -39,16 +40,16 @@ def damage(folder, level="full", rank=0, ranks=1):
     return [line for name in sorted(mine) if (line := _unreadable(folder / name))] or _other_step(folder)
 
 
-def _other_step(folder):
-    """[why] where a checkpoint's name, manifest and Trainer's state are not of one step; [] where they agree."""
+def _other_step(folder: Path) -> list[str]:
+    """Return [why] where a checkpoint's name, manifest and Trainer's state are not of one step; [] where they agree."""
     steps = manifest.steps(folder, manifest.read(folder))
     if (folder / TRAINER_STATE).is_file():
         steps[TRAINER_STATE] = read_state(folder).global_step
     return manifest.contradiction(steps)
 
 
-def _unreadable(path):
-    """Why a file of a checkpoint cannot be loaded; "" where it can."""
+def _unreadable(path: Path) -> str:
+    """Say why a file of a checkpoint cannot be loaded; "" where it can."""
     try:
         check_contents(path)
         check_run_state(path)
@@ -63,17 +64,17 @@ def _unreadable(path):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found out about one checkpoint: the lines that say what is wrong, its files, bytes and the seconds."""
+    """The facts about one checkpoint: the lines that say what is wrong, its files, bytes and the seconds."""
 
     folder: Path
-    wrong: list
+    wrong: list[str]
     note: str
     files: int
     size: int
     seconds: float
 
-    def row(self):
-        """The table's cells."""
+    def row(self) -> list[str]:
+        """Return the table's cells."""
         state = "damaged" if self.wrong else "good"
         return [
             str(self.folder),
@@ -85,8 +86,8 @@ class Verdict:
         ]
 
 
-def verify(folder, level="full"):
-    """The Verdict on one checkpoint's folder."""
+def verify(folder: Path, level: str = "full") -> Verdict:
+    """Return the Verdict on one checkpoint's folder."""
     start = time.perf_counter()
     names = manifest.file_names(folder)
     size = sum((folder / name).stat().st_size for name in names)
@@ -102,8 +103,8 @@ def verify(folder, level="full"):
     return Verdict(folder, wrong, note, len(names), size, time.perf_counter() - start)
 
 
-def _checkpoints(folder):
-    """The checkpoints that an argument means. Raises FileNotFoundError where there is none."""
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints that an argument means. Raises FileNotFoundError where there is none."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     if is_complete(folder) or re.fullmatch(r"checkpoint-\d+", folder.name):
@@ -114,13 +115,13 @@ def _checkpoints(folder):
     return there
 
 
-def format_table(verdicts):
-    """The verdicts as text, a line each."""
+def format_table(verdicts: Iterable[Verdict]) -> str:
+    """Return the verdicts as text, a line each."""
     rows = [["checkpoint", "state", "files", "size", "time", "remarks"], *(verdict.row() for verdict in verdicts)]
     return "\n".join(in_columns(rows))
 
 
-def make_parser():
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Say which checkpoints are complete, agree with their manifests and hold nothing but numbers.",
         epilog="Exit status: 0 all are good, 1 one is not, 2 there is nothing to look at.",
@@ -134,8 +135,8 @@ def make_parser():
     return parser
 
 
-def main(argv=None):
-    """The command line; returns the exit status."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
     args = make_parser().parse_args(argv)
     try:
         verdicts = [
