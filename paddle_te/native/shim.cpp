@@ -8,6 +8,7 @@
 #include "shim/attention.h"
 #include "shim/copies.h"
 #include "shim/elementwise.h"
+#include "shim/experts.h"
 #include "shim/gemm.h"
 #include "shim/launch.h"
 
@@ -166,6 +167,26 @@ y = gemm(W, x, y, True, False); dx = gemm(W, dy, dx, False, False); dW = gemm(x,
 accumulate: adds to D (a residual, or a float32 main gradient). split_accumulator: fp8's exact sum, for gradients.
 bias [m]: added to each row of D (of y). dbias [n]: written, the sum of op(B)'s columns (of dW's GEMM the bias's
 gradient); cuBLAS has none in fp8, see quantize_dbias. Both in D's dtype.)");
+  define(m, "grouped_gemm", &grouped_gemm, "A"_a, "B"_a, "D"_a, "transa"_a, "transb"_a, "experts"_a, "counts"_a,
+         "offsets_a"_a, "offsets_b"_a, "offsets_d"_a, "factors"_a, "stream"_a, "accumulate"_a = false,
+         "split_accumulator"_a = false, "scale_inv_a"_a = 0, "scale_inv_b"_a = 0,
+         R"(gemm for each expert: with weights W [experts * out, in] and tokens x [t, in], the experts' rows one behind
+the other, y = grouped_gemm(W, x, y, True, False, ...), dx = grouped_gemm(W, dy, dx, False, False, ...), dW =
+grouped_gemm(x, dy, dW, False, True, ...). The last need not be zeros for an expert without rows.
+counts: address of the experts' rows, int64 [experts]; they may sum up to less than t. offsets_a, offsets_b, offsets_d:
+of where an expert's rows begin in A, B and D, in numbers, int64 [experts + 1]; not read for weights. factors: address
+of float32 1, and 16 bytes behind it 0. scale_inv_a, scale_inv_b: of fp8 operands, float32 [experts]; a transposed copy
+is each expert's. Hopper needs cuBLAS 13.4 for it, in fp8 13.5.)");
+  define(m, "scaled_swiglu", &scaled_swiglu, "input"_a, "scales"_a, "output"_a, "stream"_a,
+         "output = swiglu(input) * scales[:, None]. scales: float32 [tokens].");
+  define(m, "scaled_dswiglu", &scaled_dswiglu, "grad"_a, "input"_a, "scales"_a, "output"_a, "dscales"_a, "stream"_a,
+         "The gradients of scaled_swiglu's input and, float32 [tokens], scales from its output's.");
+  define(m, "topk_forward", &topk_forward, "logits"_a, "expert_bias"_a, "probs"_a, "routing_map"_a, "scores"_a,
+         "topk"_a, "pre_softmax"_a, "num_groups"_a, "group_topk"_a, "scaling_factor"_a, "sigmoid"_a, "stream"_a,
+         "probs, float32 like logits [tokens, experts], and routing_map, bytes, of the topk greatest; scores: float32 "
+         "for topk_backward. expert_bias: float32 [experts] or None. num_groups, group_topk: -1 for no groups.");
+  define(m, "topk_backward", &topk_backward, "routing_map"_a, "scores"_a, "dprobs"_a, "dlogits"_a, "topk"_a,
+         "pre_softmax"_a, "scaling_factor"_a, "sigmoid"_a, "stream"_a, "dlogits from dprobs.");
   define(m, "amax_and_scale_update", &amax_and_scale_update, "amax_history"_a, "scale"_a, "algo"_a, "fp8_dtype"_a,
          "margin"_a, "stream"_a,
          "Delayed scaling, in place: scale [n] from float32 amax_history [len, n], which is then rolled by one.");

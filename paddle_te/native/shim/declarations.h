@@ -10,6 +10,7 @@
 
 using NVTETensor = void*;
 using NVTEConfig = void*;
+using NVTEGroupedTensor = void*;
 using cudaStream_t = void*;
 using cudaEvent_t = void*;
 using cudaGraph_t = void*;
@@ -36,11 +37,13 @@ static_assert(sizeof(NVTEShape) == 128 && sizeof(NVTEBasicTensor) == 144 && size
 
 enum DType { kByte = 0, kInt32 = 2, kInt64 = 3, kFloat32 = 4, kFloat16 = 5, kBFloat16 = 6, kE4M3 = 7, kE5M2 = 8 };
 enum TensorParam { kRowwiseData, kColumnwiseData, kScale, kAmax, kRowwiseScaleInv, kColumnwiseScaleInv };
+constexpr int kFirstDims = 7, kOffsets = 9;  // params of grouped tensors, beside those of tensors
 // NVTE_DELAYED_TENSOR_SCALING: fp8 with one scale, and unquantized tensors; fp8 with a scale for each 1 x 128 or 128 x
 // 128.
 enum ScalingMode { kPerTensorScaling = 0, kBlockScaling1D = 2, kBlockScaling2D = 3 };
 constexpr int kForcePow2Scales = 0, kAmaxEpsilon = 1;                                     // of a quantization config
 constexpr int kBiasTensor = 0, kDBiasTensor = 1, kUseSplitAccumulator = 5, kSMCount = 6;  // of a matmul config
+constexpr int kGroupedSMCount = 3, kGroupedSplitAccumulator = 4;                          // of a grouped one
 enum DeviceAttribute { kMultiProcessorCount = 16, kComputeCapabilityMajor = 75, kComputeCapabilityMinor = 76 };
 constexpr int kFormatBSHD = 1, kFormatTHD = 2, kFormatNotSet = 8;
 constexpr int kLayoutT3HD = 10, kLayoutTHD = 14;  // the first and the last of the layouts of THD
@@ -124,6 +127,22 @@ enum BwdParam {
   X(void, nvte_fused_rope_backward,                                                                                   \
     (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int, bool, int, int, int, int, int, int, int, int,   \
      int, int, int, cudaStream_t))                                                                                    \
+  X(NVTEGroupedTensor, nvte_create_grouped_tensor, (int, size_t, NVTEShape))                                          \
+  X(void, nvte_destroy_grouped_tensor, (NVTEGroupedTensor))                                                           \
+  X(void, nvte_set_grouped_tensor_param, (NVTEGroupedTensor, int, const void*, size_t))                               \
+  X(NVTEConfig, nvte_create_grouped_matmul_config, ())                                                                \
+  X(void, nvte_set_grouped_matmul_config_attribute, (NVTEConfig, int, const void*, size_t))                           \
+  X(size_t, nvte_get_grouped_gemm_setup_workspace_size, (size_t))                                                     \
+  X(void, nvte_grouped_gemm,                                                                                          \
+    (NVTEGroupedTensor, int, NVTEGroupedTensor, int, NVTEGroupedTensor, NVTEGroupedTensor, NVTETensor, NVTETensor,    \
+     NVTETensor, NVTETensor, NVTEConfig, cudaStream_t))                                                               \
+  X(void, nvte_scaled_swiglu, (NVTETensor, NVTETensor, NVTETensor, int64_t, cudaStream_t))                            \
+  X(void, nvte_scaled_dswiglu, (NVTETensor, NVTETensor, NVTETensor, NVTETensor, NVTETensor, int64_t, cudaStream_t))   \
+  X(void, nvte_fused_topk_with_score_function_forward,                                                                \
+    (NVTETensor, int, int, int, int, int, int, float, int, NVTETensor, NVTETensor, NVTETensor, NVTETensor,            \
+     cudaStream_t))                                                                                                   \
+  X(void, nvte_fused_topk_with_score_function_backward,                                                               \
+    (NVTETensor, NVTETensor, NVTETensor, int, int, int, int, float, int, NVTETensor, cudaStream_t))                   \
   X(void, nvte_fused_attn_fwd_v2, (NVTEConfig))                                                                       \
   X(void, nvte_fused_attn_bwd_v2, (NVTEConfig))                                                                       \
   X(void, nvte_delayed_scaling_recipe_amax_and_scale_update,                                                          \

@@ -189,6 +189,21 @@ EXPORT void nvte_get_tensor_param_v2(T t, int param, void* buf, size_t size, siz
   *static_cast<Basic*>(buf) = g_tensors.at(reinterpret_cast<uintptr_t>(t))[param];
   *written = size;
 }
+EXPORT T nvte_create_grouped_tensor(int mode, size_t count, Shape shape) {
+  T tensor = nvte_create_tensor(mode);
+  Basic logical{nullptr, static_cast<int>(count), shape};
+  g_tensors[reinterpret_cast<uintptr_t>(tensor)][-1] = logical;  // shown as [0, number of tensors, shape]
+  return tensor;
+}
+EXPORT void nvte_destroy_grouped_tensor(T t) { nvte_destroy_tensor(t); }
+EXPORT void nvte_set_grouped_tensor_param(T t, int param, const void* buf, size_t size) {
+  nvte_set_tensor_param_v2(t, param, buf, size);
+}
+EXPORT void* nvte_create_grouped_matmul_config() { return create_config(); }
+EXPORT void nvte_set_grouped_matmul_config_attribute(void* c, int a, const void* buf, size_t n) {
+  set_attribute(c, a, buf, n, "???ib");
+}
+EXPORT size_t nvte_get_grouped_gemm_setup_workspace_size(size_t count) { return 100 * count; }
 EXPORT void* nvte_create_matmul_config() { return create_config(); }
 EXPORT void nvte_set_matmul_config_attribute(void* c, int a, const void* buf, size_t n) {
   set_attribute(c, a, buf, n, "ttbbtbi");
@@ -257,6 +272,27 @@ EXPORT void nvte_quantize_dbias(T input, T output, T dbias, T ws, T stream) {
 EXPORT void nvte_cublas_gemm_v2(int ta, int tb, const float* alpha, T a, T b, const float* beta, T c, T d, T ws,
                                 void* config, T stream) {
   record("nvte_cublas_gemm_v2", ta, tb, *alpha, a, b, *beta, c, d, ws, attributes(config), number(stream));
+}
+EXPORT void nvte_grouped_gemm(T a, int ta, T b, int tb, T c, T d, T alpha, T beta, T setup, T ws, void* config,
+                              T stream) {
+  record("nvte_grouped_gemm", a, ta, b, tb, c, d, alpha, beta, setup, ws, attributes(config), number(stream));
+}
+EXPORT void nvte_scaled_swiglu(T a, T b, T c, int64_t interleave, T stream) {
+  record("nvte_scaled_swiglu", a, b, c, int(interleave), number(stream));
+}
+EXPORT void nvte_scaled_dswiglu(T a, T b, T c, T d, T e, int64_t interleave, T stream) {
+  record("nvte_scaled_dswiglu", a, b, c, d, e, int(interleave), number(stream));
+}
+EXPORT void nvte_fused_topk_with_score_function_forward(T logits, int tokens, int experts, int topk, int pre,
+                                                        int groups, int group_topk, float scaling, int function, T bias,
+                                                        T probs, T map, T scores, T stream) {
+  record("nvte_fused_topk_with_score_function_forward", logits, tokens, experts, topk, pre, groups, group_topk, scaling,
+         function, bias, probs, map, scores, number(stream));
+}
+EXPORT void nvte_fused_topk_with_score_function_backward(T map, T scores, T dprobs, int tokens, int experts, int topk,
+                                                         int pre, float scaling, int function, T dlogits, T stream) {
+  record("nvte_fused_topk_with_score_function_backward", map, scores, dprobs, tokens, experts, topk, pre, scaling,
+         function, dlogits, number(stream));
 }
 #define TWO(name) \
   EXPORT void name(T a, T b, T stream) { record(#name, a, b, number(stream)); }

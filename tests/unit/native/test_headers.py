@@ -22,6 +22,7 @@ PROGRAM = r"""
 #include <transformer_engine/cast_transpose_noop.h>
 #include <transformer_engine/fused_attn.h>
 #include <transformer_engine/fused_rope.h>
+#include <transformer_engine/fused_router.h>
 #include <transformer_engine/gemm.h>
 #include <transformer_engine/normalization.h>
 #include <transformer_engine/recipe.h>
@@ -85,6 +86,14 @@ CONSTANTS = [
     ("kDBiasTensor", "kNVTEMatmulConfigDBiasTensor"),
     ("kUseSplitAccumulator", "kNVTEMatmulConfigUseSplitAccumulator"),
     ("kSMCount", "kNVTEMatmulConfigSMCount"),
+    ("kGroupedSMCount", "kNVTEGroupedMatmulConfigSMCount"),
+    ("kGroupedSplitAccumulator", "kNVTEGroupedMatmulConfigUseSplitAccumulator"),
+    ("kRowwiseData", "kNVTEGroupedRowwiseData"),
+    ("kColumnwiseData", "kNVTEGroupedColumnwiseData"),
+    ("kRowwiseScaleInv", "kNVTEGroupedRowwiseScaleInv"),
+    ("kColumnwiseScaleInv", "kNVTEGroupedColumnwiseScaleInv"),
+    ("kFirstDims", "kNVTEGroupedFirstDims"),
+    ("kOffsets", "kNVTEGroupedTensorOffsets"),
     ("kFormatBSHD", "NVTE_BSHD"),
     ("kFormatTHD", "NVTE_THD"),
     ("kFormatNotSet", "NVTE_QKV_Format_NOT_SET"),
@@ -101,6 +110,7 @@ CONSTANTS = [
     ("kE4M3", "kNVTEFloat8E4M3"),
     ("kE5M2", "kNVTEFloat8E5M2"),
     ("kByte", "kNVTEByte"),
+    ("kInt64", "kNVTEInt64"),
     ("kFloat32", "kNVTEFloat32"),
 ]
 

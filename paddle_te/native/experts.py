@@ -1,0 +1,77 @@
+"""From tokens to the rows of their experts and back (kernels/experts.cu).
+
+Addresses are ints; tensors are contiguous. routing_map: bytes [tokens, experts]. The rows of an expert are its tokens
+in their order, then padding up to a multiple; the experts' rows follow each other.
+"""
+
+from typing import NamedTuple
+
+from paddle_te.native.kernels import ELEMENTS, kernel
+
+_BLOCK, _MOST_EXPERTS = 256, 1024
+_ZEROING_BLOCKS = 8  # of an expert
+
+
+class Sizes(NamedTuple):
+    """rows: that there is memory for. multiple: what divides an expert's rows."""
+
+    tokens: int
+    experts: int
+    rows: int
+    multiple: int
+
+
+class Places(NamedTuple):
+    """Where `place` writes. counts: int64 [experts], of rows, padding included. offsets: int64 [3, experts + 1], where
+    an expert's rows begin, for three numbers of columns. place: int32 [tokens, experts], a token's row where it has the
+    expert, else unwritten. token_of: int32 [rows], of padding and of what is behind it the number of tokens. prob_of:
+    float32 [rows], 0 there."""
+
+    counts: int
+    offsets: int
+    place: int
+    token_of: int
+    prob_of: int
+
+
+def most_rows(tokens, experts, topk, multiple):
+    """Rows that tokens with `topk` experts each can need at most."""
+    filled = min(experts, tokens * topk)  # experts that have rows
+    return (tokens * topk + filled * (multiple - 1)) // multiple * multiple
+
+
+def place(te, stream, routing_map, probs, places, sizes, columns):
+    """Fills Places. probs: float32 [tokens, experts]. columns: of the three kinds of rows."""
+    tokens, experts, rows, multiple = sizes
+    if experts > _MOST_EXPERTS:
+        raise ValueError(f"backend transformer_engine: {experts} experts; its kernels take up to {_MOST_EXPERTS}")
+    count = kernel("experts_count", "experts.cu", stream.capability)
+    te.launch(count, experts, _BLOCK, 0, stream, routing_map, places.counts, tokens, experts, multiple)
+    fill = kernel("experts_place", "experts.cu", stream.capability)
+    te.launch(fill, experts, _BLOCK, 0, stream, routing_map, probs, *places, tokens, experts, rows, *columns)
+
+
+def gather(te, stream, x, places, y, sizes, columns, dtype):
+    """y [rows, columns] = the tokens' rows of x [tokens, columns], zeros for padding. columns: a multiple of 16
+    bytes."""
+    function = kernel(f"experts_gather_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
+    te.launch(function, sizes.rows, _BLOCK, 0, stream, x, places.token_of, y, sizes.tokens, columns)
+
+
+def combine(te, stream, rows, routing_map, places, out, sizes, columns, dtype):
+    """out [tokens, columns] = the sum of each token's rows, in float32 and rounded once; zeros without."""
+    function = kernel(f"experts_combine_{ELEMENTS[dtype][0]}", "experts.cu", stream.capability)
+    te.launch(function, sizes.tokens, _BLOCK, 0, stream, rows, routing_map, places.place, out, sizes.experts, columns)
+
+
+def scatter_probs(te, stream, of_rows, routing_map, places, dprobs, sizes):
+    """dprobs [tokens, experts] = of_rows [rows] where the token has the expert, else 0; float32."""
+    numbers = sizes.tokens * sizes.experts
+    function = kernel("experts_probs", "experts.cu", stream.capability)
+    te.launch(function, -(-numbers // _BLOCK), _BLOCK, 0, stream, of_rows, routing_map, places.place, dprobs, numbers)
+
+
+def zero_empty(te, stream, gradients, counts, experts, size):
+    """Zeroes what experts without rows have of gradients, of `size` bytes each, a multiple of 16."""
+    function, blocks = kernel("experts_zero_empty", "experts.cu", stream.capability), _ZEROING_BLOCKS
+    te.launch(function, experts * blocks, _BLOCK, 0, stream, gradients, counts, blocks, size)

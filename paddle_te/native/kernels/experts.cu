@@ -1,0 +1,146 @@
+// From tokens to the rows of their experts and back: see native/experts.py.
+//
+// Nothing depends on the order in which threads run: rows are counted, not drawn from a counter.
+//
+// Compiled at run time by NVRTC. Every parameter is 8 bytes (see shim/launch.h).
+
+#include "types.cuh"
+
+constexpr int kMostThreads = 256, kMostExperts = 1024;
+
+// The sum over the block's threads; `before`: over those before this one.
+__device__ long long sum_of_block(long long mine, long long& before) {
+  __shared__ long long shares[kMostThreads];
+  shares[threadIdx.x] = mine;
+  __syncthreads();
+  long long total = 0;
+  before = 0;
+  for (int i = 0; i < blockDim.x; i++) {
+    if (i == threadIdx.x) before = total;
+    total += shares[i];
+  }
+  __syncthreads();
+  return total;
+}
+
+// The tokens that a thread goes through: [begin, end).
+__device__ void tokens_of_thread(long long tokens, long long& begin, long long& end) {
+  const long long each = (tokens + blockDim.x - 1) / blockDim.x;
+  begin = threadIdx.x * each < tokens ? threadIdx.x * each : tokens;
+  end = begin + each < tokens ? begin + each : tokens;
+}
+
+__device__ long long chosen_by(const unsigned char* map, long long begin, long long end, long long experts,
+                               long long expert) {
+  long long n = 0;
+  for (long long token = begin; token < end; token++) n += map[token * experts + expert] != 0;
+  return n;
+}
+
+// A block counts an expert's rows.
+extern "C" __global__ void experts_count(const unsigned char* map, long long* counts, long long tokens,
+                                         long long experts, long long multiple) {
+  long long begin, end, before;
+  tokens_of_thread(tokens, begin, end);
+  const long long rows = sum_of_block(chosen_by(map, begin, end, experts, blockIdx.x), before);
+  if (threadIdx.x == 0) counts[blockIdx.x] = (rows + multiple - 1) / multiple * multiple;
+}
+
+// A block places an expert's rows, the last one also what is behind all of them.
+extern "C" __global__ void experts_place(const unsigned char* map, const float* probs, const long long* counts,
+                                         long long* offsets, int* place, int* token_of, float* prob_of,
+                                         long long tokens, long long experts, long long rows, long long columns0,
+                                         long long columns1, long long columns2) {
+  const long long expert = blockIdx.x, columns[3] = {columns0, columns1, columns2};
+  long long first = 0, begin, end, before;
+  for (long long i = 0; i < expert; i++) first += counts[i];
+  const long long behind = first + counts[expert];
+  if (threadIdx.x < 3) {
+    long long* of_width = offsets + threadIdx.x * (experts + 1);
+    of_width[expert] = first * columns[threadIdx.x];
+    if (expert + 1 == experts) of_width[experts] = behind * columns[threadIdx.x];
+  }
+  tokens_of_thread(tokens, begin, end);
+  const long long used = sum_of_block(chosen_by(map, begin, end, experts, expert), before);
+  long long row = first + before;
+  for (long long token = begin; token < end; token++) {
+    const long long at = token * experts + expert;
+    if (!map[at]) continue;
+    place[at] = static_cast<int>(row);
+    token_of[row] = static_cast<int>(token);
+    prob_of[row++] = probs[at];
+  }
+  const long long last = expert + 1 == experts ? rows : behind;
+  for (long long empty = first + used + threadIdx.x; empty < last; empty += blockDim.x) {
+    token_of[empty] = static_cast<int>(tokens);
+    prob_of[empty] = 0;
+  }
+}
+
+// A block copies a row.
+template <class T>
+__device__ void gather(const T* x, const int* token_of, T* y, long long tokens, long long columns) {
+  const long long row = blockIdx.x, token = token_of[row];
+  const auto* from = reinterpret_cast<const Vector<T>*>(x + token * columns);
+  auto* to = reinterpret_cast<Vector<T>*>(y + row * columns);
+  for (long long i = threadIdx.x; i < columns / Vector<T>::size; i += blockDim.x)
+    to[i] = token < tokens ? from[i] : Vector<T>{};
+}
+
+// A block sums a token's rows, in the order of their experts.
+template <class T>
+__device__ void combine(const T* rows, const unsigned char* map, const int* place, T* out, long long experts,
+                        long long columns) {
+  __shared__ int of_token[kMostExperts];
+  __shared__ int count;
+  const long long token = blockIdx.x;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  for (long long expert = threadIdx.x; expert < experts; expert += blockDim.x) {
+    if (!map[token * experts + expert]) continue;
+    int number = 0;
+    for (long long i = 0; i < expert; i++) number += map[token * experts + i] != 0;
+    of_token[number] = place[token * experts + expert];
+    atomicMax(&count, number + 1);
+  }
+  __syncthreads();
+  constexpr int size = Vector<T>::size;
+  for (long long i = threadIdx.x; i < columns / size; i += blockDim.x) {
+    float sum[size] = {};
+    for (int j = 0; j < count; j++) {
+      const auto values = reinterpret_cast<const Vector<T>*>(rows + of_token[j] * columns)[i];
+      for (int k = 0; k < size; k++) sum[k] += to_float(values.x[k]);
+    }
+    Vector<T> rounded;
+    for (int k = 0; k < size; k++) from_float(sum[k], rounded.x[k]);
+    reinterpret_cast<Vector<T>*>(out + token * columns)[i] = rounded;
+  }
+}
+
+extern "C" __global__ void experts_probs(const float* of_rows, const unsigned char* map, const int* place,
+                                         float* dprobs, long long numbers) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < numbers) dprobs[i] = map[i] ? of_rows[place[i]] : 0;
+}
+
+// `blocks` blocks zero what an expert has, if it has no rows.
+extern "C" __global__ void experts_zero_empty(uint4* gradients, const long long* counts, long long blocks,
+                                              long long size) {
+  const long long expert = blockIdx.x / blocks, vectors = size / 16;
+  if (counts[expert]) return;
+  for (long long i = blockIdx.x % blocks * blockDim.x + threadIdx.x; i < vectors; i += blocks * blockDim.x)
+    gradients[expert * vectors + i] = uint4{0, 0, 0, 0};
+}
+
+#define EXPERTS(T)                                                                                                  \
+  extern "C" __global__ void experts_gather_##T(const T* x, const int* token_of, T* y, long long tokens,            \
+                                                long long columns) {                                                \
+    gather(x, token_of, y, tokens, columns);                                                                        \
+  }                                                                                                                 \
+  extern "C" __global__ void experts_combine_##T(const T* rows, const unsigned char* map, const int* place, T* out, \
+                                                 long long experts, long long columns) {                            \
+    combine(rows, map, place, out, experts, columns);                                                               \
+  }
+EXPERTS(bfloat16)
+EXPERTS(float16)
+EXPERTS(float)

@@ -1,0 +1,219 @@
+"""What mixtures of experts call: the extension against the fake library, and our kernels run on the CPU."""
+
+import numpy as np
+import pytest
+
+from paddle_te.native import DType, TransformerEngineError, experts
+from tests.unit.native.cuda_on_cpu import OnCPU
+
+BF16, F32, I64, E4M3 = DType.BFLOAT16, DType.FLOAT32, DType.INT64, DType.FLOAT8_E4M3
+STREAM, EXPERTS, ROWS, IN, OUT = 0x5000, 3, 40, 16, 24
+SETUP, GEMM = 512, 32 * 2**20 + 1024  # the fake wants 100 bytes an expert, rounded up to 256
+# name: (transa, transb, shapes of A, B and D); rows of tokens are ragged
+GEMMS = {
+    "forward": (True, False, (EXPERTS * OUT, IN), (ROWS, IN), (ROWS, OUT)),
+    "dgrad": (False, False, (EXPERTS * OUT, IN), (ROWS, OUT), (ROWS, IN)),
+    "wgrad": (False, True, (ROWS, IN), (ROWS, OUT), (EXPERTS * OUT, IN)),
+}
+COUNTS, OFFSETS, FACTORS = 0x7000, (0x7100, 0x7200, 0x7300), 0x7400
+
+
+def flat(address, shape, dtype):
+    return [address, int(dtype), [shape[0] * shape[1]]]
+
+
+def shown(address, shape, ragged, dtype=BF16, columnwise=0, scale_inv=0):
+    """How the fake prints a grouped tensor. ragged: the address of its offsets, or 0."""
+    of = {"-1": [0, EXPERTS, list(shape)], "0": flat(address, shape, dtype)}
+    of |= {"1": flat(columnwise, shape, dtype)} if columnwise else {}
+    of |= {param: [scale_inv, int(F32), [EXPERTS]] for param in "45"} if scale_inv else {}
+    return of | ({"7": [COUNTS, int(I64), [EXPERTS]], "9": [ragged, int(I64), [EXPERTS + 1]]} if ragged else {})
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("kind", GEMMS)
+def test_grouped_gemm(fake, kind, accumulate):
+    transa, transb, *shapes = GEMMS[kind]
+    tensors = [fake.te.Tensor(0x1000 * (i + 1), shape, BF16) for i, shape in enumerate(shapes)]
+    given = COUNTS, *OFFSETS, FACTORS, fake.stream, accumulate, True
+    fake.te.grouped_gemm(*tensors, transa, transb, EXPERTS, *given)
+    ragged = [OFFSETS[0] * transb, OFFSETS[1], OFFSETS[2] * (not transb)]
+    a, b, d = (shown(0x1000 * (i + 1), shape, ragged[i]) for i, shape in enumerate(shapes))
+    one, beta = ({"0": [address, int(F32), [1]]} for address in (FACTORS, FACTORS + (0 if accumulate else 16)))
+    spaces = {"0": [0xA000000, 0, [SETUP]]}, {"0": [0xA000000 + SETUP, 0, [GEMM]]}
+    expected = [a, int(transa), b, int(transb), d if accumulate else None, d, one, beta, *spaces, {"4": 1}, STREAM]
+    assert fake.calls() == [["nvte_grouped_gemm", *expected]]
+    assert fake.allocated == [SETUP + GEMM]
+
+
+def test_grouped_gemm_in_fp8(fake):
+    """Each operand with its copies and a scale for each expert; the forward one sums fast."""
+    transa, transb, *shapes = GEMMS["forward"]
+    a, b = (fake.te.Tensor(i + 1, shapes[i], E4M3, columnwise=i + 9, scale_inv=0x9000) for i in range(2))
+    d = fake.te.Tensor(3, shapes[2], BF16)
+    given = COUNTS, *OFFSETS, FACTORS, fake.stream, False, False, 0x100, 0x200
+    fake.te.grouped_gemm(a, b, d, transa, transb, EXPERTS, *given)
+    (call,) = fake.calls()
+    assert call[1] == shown(1, shapes[0], 0, E4M3, 9, 0x100) and call[3] == shown(
+        2, shapes[1], OFFSETS[1], E4M3, 10, 0x200
+    )
+    assert call[11] == {"4": 0}
+
+
+@pytest.mark.parametrize("kind", GEMMS)
+def test_grouped_gemm_shapes_are_checked(fake, kind):
+    transa, transb, *shapes = GEMMS[kind]
+    for wrong in range(3):
+        for axis in range(2):
+            changed = [list(shape) for shape in shapes]
+            changed[wrong][axis] += 1
+            tensors = [fake.te.Tensor(0x1000, tuple(shape), BF16) for shape in changed]
+            with pytest.raises(TransformerEngineError, match="shapes do not fit 3 experts"):
+                fake.te.grouped_gemm(*tensors, transa, transb, EXPERTS, COUNTS, *OFFSETS, FACTORS, fake.stream)
+    assert fake.calls() == []
+
+
+def test_a_recorded_grouped_gemm_moves(fake):
+    transa, transb, *shapes = GEMMS["wgrad"]
+    slot = lambda number: number << 48  # noqa: E731
+    tensors = tuple(fake.te.Tensor(slot(i + 1), shape, BF16) for i, shape in enumerate(shapes))
+    addresses = slot(4), slot(5) + 32, slot(5) + 64, 0, FACTORS
+    call = "grouped_gemm", (*tensors, transa, transb, EXPERTS, *addresses, fake.stream, False, True)
+    fake.te.Sequence(tensors, (call,)).run([0, 0x1000, 0x2000, 0x3000, COUNTS, 0x7700])
+    ((_, a, _, b, *_),) = fake.calls()
+    assert a == shown(0x1000, shapes[0], 0x7720) and b == shown(0x2000, shapes[1], 0x7740)
+
+
+def test_handles_of_groups_do_not_leak(fake):
+    transa, transb, *shapes = GEMMS["forward"]
+    tensors = [fake.te.Tensor(0x1000, shape, BF16) for shape in shapes]
+    before = fake.library.fake_live_tensors()
+    fake.fail("nvte_grouped_gemm", "no cuBLAS")
+    with pytest.raises(TransformerEngineError, match="(?s)nvte_grouped_gemm failed: no cuBLAS.*A: .*24"):
+        fake.te.grouped_gemm(*tensors, transa, transb, EXPERTS, COUNTS, *OFFSETS, FACTORS, fake.stream)
+    assert fake.library.fake_live_tensors() == before
+
+
+def test_router_and_activation(fake):
+    row = lambda t: {"0": [t.data_ptr, t.dtype, list(t.shape)]}  # noqa: E731
+    logits, probs, scores, dprobs, dlogits = (fake.te.Tensor(i, (40, 8), F32) for i in range(1, 6))
+    routing_map, bias = fake.te.Tensor(6, (40, 8), DType.BYTE), fake.te.Tensor(7, (8,), F32)
+    fake.te.topk_forward(logits, bias, probs, routing_map, scores, 2, True, 4, 1, 2.5, True, fake.stream)
+    fake.te.topk_forward(logits, None, probs, routing_map, scores, 2, False, -1, -1, 1.0, False, fake.stream)
+    fake.te.topk_backward(routing_map, scores, dprobs, dlogits, 2, False, 2.5, False, fake.stream)
+    name, outputs = "nvte_fused_topk_with_score_function", [row(probs), row(routing_map), row(scores), STREAM]
+    assert fake.calls() == [
+        [f"{name}_forward", row(logits), 40, 8, 2, 1, 4, 1, 2.5, 0, row(bias), *outputs],
+        [f"{name}_forward", row(logits), 40, 8, 2, 0, -1, -1, 1.0, 1, {}, *outputs],
+        [f"{name}_backward", row(routing_map), row(scores), row(dprobs), 40, 8, 2, 0, 2.5, 1, row(dlogits), STREAM],
+    ]
+    grad, hidden, dhidden = (
+        fake.te.Tensor(i, shape, BF16) for i, shape in ((1, (40, 8)), (2, (40, 16)), (3, (40, 16)))
+    )
+    of_rows, dof_rows = (fake.te.Tensor(i, (40,), F32) for i in (4, 5))
+    fake.te.scaled_swiglu(hidden, of_rows, grad, fake.stream)
+    fake.te.scaled_dswiglu(grad, hidden, of_rows, dhidden, dof_rows, fake.stream)
+    assert fake.calls() == [
+        ["nvte_scaled_swiglu", row(hidden), row(of_rows), row(grad), 0, STREAM],
+        ["nvte_scaled_dswiglu", row(grad), row(hidden), row(of_rows), row(dhidden), row(dof_rows), 0, STREAM],
+    ]
+
+
+@pytest.fixture(scope="module")
+def cpu(gxx, tmp_path_factory):
+    return OnCPU(gxx, tmp_path_factory.mktemp("experts"), "experts.cu")
+
+
+def draw_map(seed, tokens, count):
+    """A routing_map in which the second expert has no tokens."""
+    chosen = np.random.default_rng(seed).random([tokens, count]) < 0.4
+    chosen[:, 1] = False
+    return chosen
+
+
+def rows_of(chosen, probs, multiple, rows):
+    """What `place` must write: (counts, place, token_of, prob_of), a token or an expert at a time."""
+    tokens, count = chosen.shape
+    place, token_of, prob_of = (
+        np.full(chosen.shape, -7, "int32"),
+        np.full(rows, tokens, "int32"),
+        np.zeros(rows, "float32"),
+    )
+    counts, row = [], 0
+    for expert in range(count):
+        first = row
+        for token in np.flatnonzero(chosen[:, expert]):
+            place[token, expert], token_of[row], prob_of[row] = row, token, probs[token, expert]
+            row += 1
+        row = first - (first - row) // multiple * multiple
+        counts.append(row - first)
+    return counts, place, token_of, prob_of
+
+
+@pytest.fixture(params=[(50, 5, 1), (700, 3, 16), (3, 9, 128)], ids=str)
+def placed(request, cpu, seed, monkeypatch):
+    """(chosen, probs, rows, multiple, what the kernels wrote)."""
+    monkeypatch.setattr(experts, "kernel", lambda *key: key)
+    monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
+    tokens, count, multiple = request.param
+    chosen = draw_map(seed, tokens, count)
+    probs = np.random.default_rng(seed + 1).random(chosen.shape, "float32")
+    rows = experts.most_rows(tokens, count, min(3, count), multiple)
+    rows = max(rows, sum(rows_of(chosen, probs, multiple, 10**4)[0]))
+    counts, offsets = np.full(count, -7, "int64"), np.full([3, count + 1], -7, "int64")
+    place, token_of, prob_of = (
+        np.full(shape, -7, kind) for shape, kind in ((chosen.shape, "int32"), (rows, "int32"), (rows, "float32"))
+    )
+    places = experts.Places(*[a.ctypes.data for a in (counts, offsets, place, token_of, prob_of)])
+    sizes = experts.Sizes(tokens, count, rows, multiple)
+    experts.place(cpu, cpu, chosen.ctypes.data, probs.ctypes.data, places, sizes, (8, 12, 5))
+    return chosen, probs, sizes, places, (counts, offsets, place, token_of, prob_of)
+
+
+def test_place(placed):
+    chosen, probs, sizes, _, (counts, offsets, *written) = placed
+    want_counts, *want = rows_of(chosen, probs, sizes.multiple, sizes.rows)
+    assert counts.tolist() == want_counts
+    first = np.cumsum([0, *want_counts])
+    assert (offsets == first * np.array([[8], [12], [5]])).all()
+    for found, expected in zip(written, want, strict=True):
+        assert (found == expected).all()
+
+
+def test_gather_and_combine(cpu, placed, seed):
+    chosen, _, sizes, places, (_, _, place, token_of, _) = placed
+    random = np.random.default_rng(seed + 2)
+    x = random.standard_normal([sizes.tokens, 12]).astype("float32")
+    y = np.full([sizes.rows, 12], np.nan, "float32")
+    experts.gather(cpu, cpu, x.ctypes.data, places, y.ctypes.data, sizes, 12, F32)
+    assert (y == np.concatenate([x, np.zeros([1, 12], "float32")])[token_of]).all()
+    rows = random.standard_normal(y.shape).astype("float32")
+    out = np.full_like(x, np.nan)
+    experts.combine(cpu, cpu, rows.ctypes.data, chosen.ctypes.data, places, out.ctypes.data, sizes, 12, F32)
+    for token in range(sizes.tokens):
+        total = np.zeros(12, "float32")
+        for row in place[token][chosen[token]]:
+            total += rows[row]
+        assert (out[token] == total).all()
+
+
+def test_gradients_of_probabilities(cpu, placed, seed):
+    chosen, _, sizes, places, (_, _, place, *_) = placed
+    of_rows = np.random.default_rng(seed + 3).standard_normal(sizes.rows).astype("float32")
+    dprobs = np.full(chosen.shape, np.nan, "float32")
+    experts.scatter_probs(cpu, cpu, of_rows.ctypes.data, chosen.ctypes.data, places, dprobs.ctypes.data, sizes)
+    assert (dprobs == np.where(chosen, of_rows[np.where(chosen, place, 0)], 0)).all()
+
+
+def test_what_experts_without_rows_have_is_zeroed(cpu, monkeypatch):
+    monkeypatch.setattr(experts, "kernel", lambda *key: key)
+    monkeypatch.setattr(experts, "_BLOCK", 8)  # threads, each of which is one of the CPU
+    counts, gradients = np.array([3, 0, 5, 0], "int64"), np.ones([4, 5000], "float32")
+    experts.zero_empty(cpu, cpu, gradients.ctypes.data, counts.ctypes.data, 4, 20000)
+    assert (gradients == [[1], [0], [1], [0]]).all()
+
+
+def test_most_rows():
+    assert experts.most_rows(100, 8, 2, 1) == 200
+    assert experts.most_rows(100, 8, 2, 16) == 320  # each expert may be filled up by 15, in whole 16s
+    assert experts.most_rows(3, 8, 2, 16) == 96  # no more than six experts have rows
