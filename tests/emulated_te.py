@@ -8,7 +8,6 @@ Hopper demands: an fp8 GEMM reads its operands along k, so a transposed one must
 import collections
 import ctypes
 import functools
-import itertools
 import types
 
 import ml_dtypes
@@ -153,14 +152,8 @@ class Tensor:
 
 
 class Sequence:
-    """Calls to be made again. It has no graphs, and makes the calls; where there are to be some, all tensors that move
-    must be its own, as the native Sequence demands."""
-
-    def __init__(self, te, tensors, calls, graphs=0):
-        self.te, self.tensors, self.calls, self.graphs = te, tensors, calls, graphs
-        for argument in itertools.chain(*[arguments for _, arguments in calls]) if graphs else ():
-            moves = isinstance(argument, Tensor) and any(address >> 48 for address in argument.given)
-            assert argument in tensors or not moves
+    def __init__(self, te, tensors, calls):
+        self.te, self.tensors, self.calls = te, tensors, calls
 
     def run(self, bases):
         for tensor in self.tensors:
@@ -888,7 +881,6 @@ def install(setattr=setattr):
     counts = collections.Counter()
     te = types.SimpleNamespace(Tensor=Tensor, Stream=Stream, counts=lambda: dict(counts))
     te.HostMemory, te.CopyStream = HostMemory, CopyStream
-    te.graph_counts = lambda: dict.fromkeys(("launched", "captured", "instantiated"), 0)
     te.Sequence = functools.partial(Sequence, te)
     for kernel in KERNELS:
         in_order = kernel if paddle.get_device() == "cpu" else _in_order(kernel)

@@ -22,7 +22,6 @@ from paddle_te.layers.settings import LayerSettings, part
 from paddle_te.models.context_parallel import cp_comm_type, sequence_ranks
 from paddle_te.ops import get_ops
 from paddle_te.ops.kept import kept_on
-from paddle_te.ops.te.autograd import cuda_graphs
 from paddle_te.ops.te.offload import ActivationOffload
 from paddle_te.options import LAYER_OPTIONS, LayerOptions
 
@@ -137,8 +136,6 @@ class DecoderLayer(nn.Layer):
         if in_blocks:  # before weights that exist in fp8 only are quantized
             get_ops(config.transformer_engine_backend).check_block_scaling()
         std, layers = model.initializer_range, LayerOptions.of(config)
-        as_graphs = layers.cuda_graphs and config.transformer_engine_backend == "transformer_engine"
-        self.launching = cuda_graphs if as_graphs else nullcontext  # makes that in which its kernels are launched
         settings = part(
             LayerSettings,
             layers,
@@ -163,7 +160,7 @@ class DecoderLayer(nn.Layer):
         sequences. The context has position_ids; the angles are made here.
         """
         context = context._replace(rotary_pos_emb=self._angles(hidden_states, context))
-        with fp8_scope(self.fp8_recipe), self.keeping(), self.launching():
+        with fp8_scope(self.fp8_recipe), self.keeping():
             return self.transformer(hidden_states, context)
 
     def _angles(self, hidden_states, context):

@@ -57,11 +57,8 @@ of the transposed copy, the same of the transposed matrix.)")
                        R"(Calls that are made again and again, on other memory each time.
 
 calls: a tuple of (name, arguments), of functions of this module. tensors: a tuple of those among the arguments that move.
-graphs: 0, or from the second run of a thread on the calls, all on one Stream, are launched as a CUDA graph, of which so
-many are kept for as many different bases. tensors must then have all tensors of the calls that move. What cannot be
-captured runs without, and the logger paddle_te.native says why.
 Raises AttributeError, TypeError or ValueError, as the call would, for what cannot be called or recorded.)")
-      .def(py::init<const py::tuple&, const py::tuple&, size_t>(), "tensors"_a, "calls"_a, "graphs"_a = 0)
+      .def(py::init<const py::tuple&, const py::tuple&>(), "tensors"_a, "calls"_a)
       .def("run", &Sequence::run, "bases"_a, R"(Moves the tensors, and makes the calls.
 
 An address index << 48 | offset, given to a Tensor's constructor or an argument of its own, becomes bases[index] + offset;
@@ -71,15 +68,6 @@ bases: a list, whose first element counts for nothing. Where a tensor was given 
         R"(How often each function has started work since the module was loaded, as {(name, precision): number}.
 
 precision: fp8 if any tensor is, else the first one's dtype; "" for calls without tensors.)");
-
-  m.def(
-      "graph_counts",
-      [] {
-        return py::dict("launched"_a = g_graph_counts.launched, "captured"_a = g_graph_counts.captured,
-                        "instantiated"_a = g_graph_counts.instantiated);
-      },
-      R"(How often Sequences have run as CUDA graphs since the module was loaded: {"launched": number of such runs,
-"captured": of how many of them the calls had to be captured first, "instantiated": how many graphs were made}.)");
 
   py::class_<Stream>(m, "Stream", py::module_local(), R"(A CUDA stream of the current device, and its scratch memory.
 

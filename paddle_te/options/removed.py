@@ -23,6 +23,7 @@ REMOVED = {
     "hidden_dropout_prob": Removed("0.2.0", 0.0),
     "attention_probs_dropout_prob": Removed("0.2.0", 0.0),
     "gemm_autotune": Removed("0.2.0", False),
+    "cuda_graphs": Removed("0.2.0", False),
     "fuse_wgrad_accumulation": Removed("0.2.0", True),
     "fp8_first_step": Removed("0.2.0", "current"),
     "on_nan_limit": Removed("0.2.0", 10),

@@ -351,18 +351,6 @@ class Kernels:
     """Which kernels compute, and how they are launched."""
 
     use_flash_attention: bool = theirs(FLAG, False)
-    cuda_graphs: bool = option(
-        FLAG,
-        False,
-        "Launch what a decoder layer computes in training as CUDA graphs, for small models (backend "
-        "transformer_engine).",
-        doc="te: what a decoder layer computes in training is launched as CUDA graphs, between whose kernels the GPU "
-        "waits less; for small models, because it takes somewhat more memory. "
-        "[What to know](../../docs/recorded-programs.md#as-cuda-graphs)",
-        zh="te：训练时以 CUDA graph 启动每个 decoder 层的计算，kernel 之间 GPU 的等待更短；会多占一些显存，适合小模型。"
-        "[说明](../../docs/recorded-programs.md#as-cuda-graphs)",
-        config=True,
-    )
 
 
 @section

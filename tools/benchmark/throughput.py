@@ -59,7 +59,6 @@ MAIN_GRADS_ALONE = f"{MAIN_GRADS} --release_grads true"
 FUSED_LOSS = "--use_fused_linear_cross_entropy true"
 FP8_HEAD = "--fp8_lm_head true"
 FP8_ATTENTION = "--fp8_dpa true"
-CUDA_GRAPHS = "--cuda_graphs true"
 # AdamW's state in 6 bytes a parameter; the master weights keep float32's precision.
 COMPACT = "--optim_moments bfloat16 --master_weights bf16_remainder"
 # A weight is updated as soon as its gradient is there, which is then let go.
@@ -210,8 +209,6 @@ OUR_RUNS = {
     "1b-x1": Run(LLAMA_32_1B),
     "1b-x1-main-grads": Run(LLAMA_32_1B, flags=MAIN_GRADS_ALONE),
     "1b-x1-released": Run(LLAMA_32_1B, flags="--release_grads true"),
-    "1b-x1-graphs": Run(LLAMA_32_1B, flags=CUDA_GRAPHS, base="1b-x1"),
-    "1b-x1-main-grads-graphs": Run(LLAMA_32_1B, flags=f"{MAIN_GRADS_ALONE} {CUDA_GRAPHS}", base="1b-x1-main-grads"),
     "gpt-5b-x1": Run(GPT_5B, batch=GPT_5B.dims.batch),
     "gpt-5b-x1-bf16": Run(GPT_5B, precision="bf16", batch=GPT_5B.dims.batch),
 }

@@ -161,8 +161,7 @@ class Run(Training):
     @property
     def tiny(self):
         """Of pd in bf16, which nvgpu's host runtime can run."""
-        flags = self.flags.replace("--cuda_graphs true", "")
-        return replace(super().tiny, precision="bf16", backend="pd", flags=flags)
+        return replace(super().tiny, precision="bf16", backend="pd")
 
     @property
     def all_flags(self):

@@ -26,7 +26,6 @@ _ONLY = {
     "hidden_act": ("silu", "use backend none for this model"),
     "fp8_lm_head": (False, "the head is PaddleFormers' own"),
     "offload_activations": (0, "use recompute instead"),
-    "cuda_graphs": (False, "train with PaddleNLP, where it was tried"),
     "fuse_wgrad_accumulation": (False, "PaddleFormers' Trainer keeps the main gradients itself"),
 }
 

@@ -124,7 +124,7 @@ static void check_fp8_attention(const char* name, Named named, std::initializer_
   params.tensor(k##kind##CuSeqlensQPadded, is_thd(layout) ? *cu_seqlens : empty_tensor());               \
   params.tensor(k##kind##CuSeqlensKVPadded, is_thd(layout) ? *cu_seqlens : empty_tensor());              \
   params.tensor(k##kind##S, or_empty(s));                                                                \
-  params.set<uint8_t>(k##kind##CudaGraph, stream.captures);                                              \
+  params.set<uint8_t>(k##kind##CudaGraph, 0);                                                            \
   params.set<int32_t>(k##kind##Mask, mask);                                                              \
   params.set<int32_t>(k##kind##BiasType, bias ? kPostScaleBias : kNoBias);                               \
   params.set<int64_t>(k##kind##WindowLeft, window);                                                      \

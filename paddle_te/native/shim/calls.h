@@ -1,11 +1,7 @@
-// The module's functions: counted, called at once or recorded, and recorded ones run as a Sequence or as CUDA graphs.
+// The module's functions: counted, called at once or recorded, and recorded ones run as a Sequence.
 #pragma once
 
-#include <cstring>
-#include <list>
 #include <map>
-#include <memory>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -118,78 +114,10 @@ static py::dict counts() {
 
 static PyObject* g_module = nullptr;
 
-// How often Sequences have started their calls as a graph; how often these were captured for that, and the graphs made.
-static struct {
-  int64_t launched, captured, instantiated;
-} g_graph_counts;
-
-// CUDA graphs of the same calls on different memory, the latest used first.
-//
-// Where the allocator gives the same addresses again, their graph is found. Where it does not, the calls are captured
-// once more, and the graph that has not been used for longest gets the new addresses, if there are `most` already.
-// CUDA lets a graph be updated or destroyed while it runs; that holds for later launches.
-class Graphs {
- public:
-  using Addresses = std::vector<uintptr_t>;  // all that the calls read in a run
-
-  explicit Graphs(size_t most) : most_(most) {}
-  ~Graphs() {
-    for (const Graph& graph : graphs_) cudaGraphExecDestroy(graph.executable);
-  }
-  Graphs(const Graphs&) = delete;
-  Graphs& operator=(const Graphs&) = delete;
-
-  // nullptr where there is none.
-  cudaGraphExec_t find(const Addresses& addresses) {
-    for (auto it = graphs_.begin(); it != graphs_.end(); ++it)
-      if (it->addresses == addresses) {
-        graphs_.splice(graphs_.begin(), graphs_, it);
-        return it->executable;
-      }
-    return nullptr;
-  }
-
-  cudaGraphExec_t add(Addresses addresses, cudaGraph_t captured) {
-    g_graph_counts.captured++;
-    cudaGraphExec_t executable = graphs_.size() < most_ ? nullptr : update_last(captured);
-    if (!executable) {
-      check_cuda("cudaGraphInstantiate", cudaGraphInstantiate(&executable, captured, 0));
-      g_graph_counts.instantiated++;
-    }
-    graphs_.push_front({std::move(addresses), executable});
-    return executable;
-  }
-
- private:
-  struct Graph {
-    Addresses addresses;
-    cudaGraphExec_t executable;
-  };
-
-  // Takes the last one off the list, and returns it if it could be updated.
-  cudaGraphExec_t update_last(cudaGraph_t captured) {
-    cudaGraphExec_t last = graphs_.back().executable;
-    graphs_.pop_back();
-    cudaGraphExecUpdateResultInfo info;
-    if (!cudaGraphExecUpdate(last, captured, &info)) return last;
-    cudaGetLastError();  // other kernels, such as cuBLAS chooses for other addresses: no failure
-    cudaGraphExecDestroy(last);
-    return nullptr;
-  }
-
-  const size_t most_;
-  std::list<Graph> graphs_;
-};
-
-// Says it through Python's logger of this package's native code.
-static void log(const char* level, const std::string& message) {
-  py::module_::import("logging").attr("getLogger")("paddle_te.native").attr(level)(message);
-}
-
 // Calls that are made again and again, on other memory each time. Their arguments are converted once.
 class Sequence {
  public:
-  Sequence(const py::tuple& tensors, const py::tuple& calls, size_t graphs) : tensors_(tensors), arguments_(calls) {
+  Sequence(const py::tuple& tensors, const py::tuple& calls) : tensors_(tensors), arguments_(calls) {
     for (py::handle tensor : tensors) moved_.push_back(&tensor.cast<Tensor&>());
     const Scope scope(this);
     for (py::handle object : calls) {
@@ -197,26 +125,21 @@ class Sequence {
       const size_t before = calls_.size();
       py::handle(g_module).attr(name)(*arguments);  // which comes back here, see record
       if (calls_.size() != before + 1) throw py::value_error(std::string(name) + " cannot be recorded");
-      for (py::handle argument : arguments) see(argument);
-    }
-    if (graphs && stream_) {
-      graphs_ = std::make_unique<Graphs>(graphs);
-      stream_->has_one_workspace = true;
     }
   }
 
-  void run(const py::list& list) {
+  void run(const py::list& list) const {
     const Bases bases(list);
-    if (!launch(bases)) {
-      move(bases);
-      for (const Call& call : calls_) {
-        call.make(bases);
-        call.count++;
-      }
-      prepared_ = std::this_thread::get_id();
-      return;
+    for (Tensor* tensor : moved_) {
+      const auto& from = tensor->given;
+      tensor->point({bases.of_tensor(from.data), bases.of_tensor(from.columnwise), bases.of_tensor(from.scale),
+                     bases.of_tensor(from.amax), bases.of_tensor(from.scale_inv),
+                     bases.of_tensor(from.columnwise_scale_inv)});
     }
-    for (const Call& call : calls_) call.count++;
+    for (const Call& call : calls_) {
+      call.make(bases);
+      call.count++;
+    }
   }
 
   // The call for the Sequence that is being made, if one is.
@@ -242,72 +165,9 @@ class Sequence {
   };
   inline static Sequence* recording_ = nullptr;  // the interpreter's lock is held from beginning to end
 
-  // Notes the stream, and which addresses a call reads.
-  void see(py::handle argument) {
-    if (py::isinstance<Stream>(argument)) stream_ = &argument.cast<Stream&>();
-    if (py::isinstance<Tensor>(argument)) {
-      const auto& from = argument.cast<Tensor&>().given;
-      for (uintptr_t address :
-           {from.data, from.columnwise, from.scale, from.amax, from.scale_inv, from.columnwise_scale_inv})
-        used_.insert(Bases::index(address));
-    }
-    if (PyLong_CheckExact(argument.ptr())) used_.insert(Bases::index(to_integer(argument.ptr())));
-    used_.erase(0);
-  }
-
-  void move(const Bases& bases) const {
-    for (Tensor* tensor : moved_) {
-      const auto& from = tensor->given;
-      tensor->point({bases.of_tensor(from.data), bases.of_tensor(from.columnwise), bases.of_tensor(from.scale),
-                     bases.of_tensor(from.amax), bases.of_tensor(from.scale_inv),
-                     bases.of_tensor(from.columnwise_scale_inv)});
-    }
-  }
-
-  // Whether a graph was launched in place of the calls. A thread makes them once before: its handles of cuBLAS and
-  // cuDNN, their plans, kernels and scratch memory come with the first calls, and cannot while they are captured.
-  bool launch(const Bases& bases) {
-    if (!graphs_ || prepared_ != std::this_thread::get_id()) return false;
-    Graphs::Addresses addresses{stream_->workspace_pointer()};
-    for (size_t index : used_) addresses.push_back(bases.at(index << 48));
-    cudaGraphExec_t graph = graphs_->find(addresses);
-    if (!graph) {
-      try {
-        Capture capture(*stream_);
-        move(bases);
-        for (const Call& call : calls_) call.make(bases);
-        graph = graphs_->add(std::move(addresses), capture.end());
-      } catch (const std::exception& error) {
-        give_up(error.what());
-        return false;
-      }
-    }
-    check_cuda("cudaGraphLaunch", cudaGraphLaunch(graph, stream_->handle));
-    g_graph_counts.launched++;
-    return true;
-  }
-
-  // From now on the calls are made one by one.
-  void give_up(std::string reason) {
-    cudaGetLastError();  // or the next call takes it for its own
-    graphs_.reset();
-    std::set<std::string> functions;
-    for (py::handle call : arguments_) functions.insert(py::str(call[py::int_(0)]));
-    std::string names;
-    for (const std::string& name : functions) names += (names.empty() ? "" : ", ") + name;
-    for (char& character : reason)
-      if (character == '\n') character = ';';
-    log("warning", "CUDA graphs: a recorded program of " + std::to_string(calls_.size()) + " calls (" + names +
-                       ") runs without a graph from now on, because it cannot be captured: " + reason);
-  }
-
   py::tuple tensors_, arguments_;  // keep alive what the calls and moved_ point to
   std::vector<Tensor*> moved_;
   std::vector<Call> calls_;
-  std::set<size_t> used_;  // the indices of all addresses that the calls read
-  Stream* stream_ = nullptr;
-  std::unique_ptr<Graphs> graphs_;
-  std::thread::id prepared_;  // the thread that has made the calls before
 };
 
 // Makes the call, unless it is recorded. What raises has not run and is not counted.
@@ -365,7 +225,7 @@ static void call_with_workspace(const Key& key, Stream& stream, F&& f) {
   size_t bytes = bytes_of(dtype);
   for (size_t i = 0; i < shape.ndim; i++) bytes *= shape.data[i];
   Handle workspace;
-  if (bytes <= kGemmWorkspace || stream.has_one_workspace) {
+  if (bytes <= kGemmWorkspace) {
     workspace.set(kRowwiseData, {stream.workspace(bytes), dtype, shape});
     f(workspace);
   } else {

@@ -1,6 +1,8 @@
 // Copies between device and host, beside other work.
 #pragma once
 
+#include <memory>
+
 #include "streams.h"
 
 // Pinned memory of the host, without which copies wait for the host.

@@ -13,8 +13,6 @@ using NVTEConfig = void*;
 using NVTEGroupedTensor = void*;
 using cudaStream_t = void*;
 using cudaEvent_t = void*;
-using cudaGraph_t = void*;
-using cudaGraphExec_t = void*;
 
 struct NVTEShape {
   size_t data[15];
@@ -28,10 +26,6 @@ struct NVTEBasicTensor {
 struct NVTETensorPack {
   NVTETensor tensors[10];
   size_t size;
-};
-struct cudaGraphExecUpdateResultInfo {
-  int result;
-  void *errorNode, *errorFromNode;
 };
 static_assert(sizeof(NVTEShape) == 128 && sizeof(NVTEBasicTensor) == 144 && sizeof(NVTETensorPack) == 88);
 
@@ -149,28 +143,20 @@ enum BwdParam {
     (NVTETensor, NVTETensor, NVTETensor, NVTETensor, const char*, int, float, cudaStream_t))                          \
   X(void, nvte_compute_amax, (NVTETensor, NVTETensor, cudaStream_t))                                                  \
   X(void, nvte_compute_scale_from_amax, (NVTETensor, NVTEConfig, cudaStream_t))
-#define CUDART_FUNCTIONS(X)                                                                   \
-  X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t))                    \
-  X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))                                 \
-  X(int, cudaMallocHost, (void**, size_t))                                                    \
-  X(int, cudaFreeHost, (void*))                                                               \
-  X(int, cudaStreamCreateWithFlags, (cudaStream_t*, unsigned))                                \
-  X(int, cudaStreamSynchronize, (cudaStream_t))                                               \
-  X(int, cudaStreamWaitEvent, (cudaStream_t, cudaEvent_t, unsigned))                          \
-  X(int, cudaEventCreateWithFlags, (cudaEvent_t*, unsigned))                                  \
-  X(int, cudaEventRecord, (cudaEvent_t, cudaStream_t))                                        \
-  X(int, cudaEventSynchronize, (cudaEvent_t))                                                 \
-  X(int, cudaEventDestroy, (cudaEvent_t))                                                     \
-  X(int, cudaStreamBeginCapture, (cudaStream_t, int))                                         \
-  X(int, cudaStreamEndCapture, (cudaStream_t, cudaGraph_t*))                                  \
-  X(int, cudaGraphInstantiate, (cudaGraphExec_t*, cudaGraph_t, unsigned long long))           \
-  X(int, cudaGraphExecUpdate, (cudaGraphExec_t, cudaGraph_t, cudaGraphExecUpdateResultInfo*)) \
-  X(int, cudaGraphLaunch, (cudaGraphExec_t, cudaStream_t))                                    \
-  X(int, cudaGraphExecDestroy, (cudaGraphExec_t))                                             \
-  X(int, cudaGraphDestroy, (cudaGraph_t))                                                     \
-  X(int, cudaGetLastError, ())                                                                \
-  X(int, cudaGetDevice, (int*))                                                               \
-  X(int, cudaDeviceGetAttribute, (int*, int, int))                                            \
+#define CUDART_FUNCTIONS(X)                                                \
+  X(int, cudaMemcpyAsync, (void*, const void*, size_t, int, cudaStream_t)) \
+  X(int, cudaMemsetAsync, (void*, int, size_t, cudaStream_t))              \
+  X(int, cudaMallocHost, (void**, size_t))                                 \
+  X(int, cudaFreeHost, (void*))                                            \
+  X(int, cudaStreamCreateWithFlags, (cudaStream_t*, unsigned))             \
+  X(int, cudaStreamSynchronize, (cudaStream_t))                            \
+  X(int, cudaStreamWaitEvent, (cudaStream_t, cudaEvent_t, unsigned))       \
+  X(int, cudaEventCreateWithFlags, (cudaEvent_t*, unsigned))               \
+  X(int, cudaEventRecord, (cudaEvent_t, cudaStream_t))                     \
+  X(int, cudaEventSynchronize, (cudaEvent_t))                              \
+  X(int, cudaEventDestroy, (cudaEvent_t))                                  \
+  X(int, cudaGetDevice, (int*))                                            \
+  X(int, cudaDeviceGetAttribute, (int*, int, int))                         \
   X(const char*, cudaGetErrorString, (int))
 #define DRIVER_FUNCTIONS(X)                                                                                      \
   X(int, cuLaunchKernel,                                                                                         \

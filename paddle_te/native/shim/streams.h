@@ -1,4 +1,4 @@
-// A CUDA stream with its scratch memory, and the capture of what it is given.
+// A CUDA stream with its scratch memory.
 #pragma once
 
 #include <cstdlib>
@@ -56,14 +56,10 @@ class Stream {
     return reinterpret_cast<void*>(pointer_);
   }
   size_t workspace_size() const { return size_; }
-  uintptr_t workspace_pointer() const { return pointer_; }
   // Memory for one call, an object with data_ptr(); the allocator may hand it to later work of this stream at once.
   py::object temporary(size_t bytes) { return allocate_(bytes); }
 
-  cudaStream_t handle;                    // what calls give their work to
-  cudaStream_t capture_handle = nullptr;  // in its place while that is captured
-  bool captures = false;                  // whether it is captured at the moment
-  bool has_one_workspace = false;         // whatever its size: graphs name it by its address
+  const cudaStream_t handle;
   int sm_count = 0, major = 0, minor = 0;
   int gemm_sms = 0, norm_fwd_sms = 0, norm_bwd_sms = 0;  // of sm_count, those that these kernels use
 
@@ -72,42 +68,4 @@ class Stream {
   py::object memory_ = py::none();
   uintptr_t pointer_ = 0;
   size_t size_ = 0;
-};
-
-// Captures what a Stream is given as long as this lives, instead of starting it.
-//
-// It is given to a stream that nobody else knows: other threads record events in the Stream's own, such as Paddle's
-// reader of data, whose work a capture would take for a part of the graph.
-class Capture {
- public:
-  explicit Capture(Stream& stream) : stream_(stream), handle_(stream.handle) {
-    constexpr unsigned kNonBlocking = 1;
-    constexpr int kThreadLocal = 1;                 // other threads may allocate memory meanwhile
-    cudaStream_t& unknown = stream.capture_handle;  // never destroyed: CUDA may be gone when the process's objects are
-    if (!unknown) check_cuda("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&unknown, kNonBlocking));
-    check_cuda("cudaStreamBeginCapture", cudaStreamBeginCapture(unknown, kThreadLocal));
-    stream.handle = unknown, stream.captures = true;
-  }
-  ~Capture() {
-    if (stream_.captures) stop();
-    if (graph_) cudaGraphDestroy(graph_);
-  }
-  Capture(const Capture&) = delete;
-  Capture& operator=(const Capture&) = delete;
-  // The graph, which lives as long as this.
-  cudaGraph_t end() {
-    check_cuda("cudaStreamEndCapture", stop());
-    return graph_;
-  }
-
- private:
-  int stop() {
-    const int code = cudaStreamEndCapture(stream_.handle, &graph_);
-    stream_.handle = handle_, stream_.captures = false;
-    return code;
-  }
-
-  Stream& stream_;
-  const cudaStream_t handle_;
-  cudaGraph_t graph_ = nullptr;
 };

@@ -7,8 +7,6 @@
 #include <functional>
 #include <initializer_list>
 #include <map>
-#include <optional>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>

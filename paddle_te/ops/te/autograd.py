@@ -1,7 +1,5 @@
 """How ops run: as a Program between Paddle's tensors and its autograd."""
 
-from contextlib import contextmanager
-
 import paddle
 from paddle.autograd import PyLayer
 
@@ -9,23 +7,6 @@ from paddle_te.ops.te import offload, runtime
 from paddle_te.ops.te.program import Signature, TensorSpec, program_of
 from paddle_te.ops.te.recording import QuantizerSpec
 from paddle_te.ops.te.runtime import dense
-
-_asked_for = {"cuda_graphs": False}  # of the ops that run now
-
-
-@contextmanager
-def _asking_for(name):
-    before, _asked_for[name] = _asked_for[name], True
-    try:
-        yield
-    finally:
-        _asked_for[name] = before
-
-
-def cuda_graphs():
-    """In this context ops that train are launched as CUDA graphs, their backward too. Not in delayed scaling's first
-    step, whose programs do not come again."""
-    return _asking_for("cuda_graphs")
 
 
 class _Apply(PyLayer):
@@ -64,6 +45,4 @@ def prepare(rt, op, tensors, settings=None, quantizers=(), tp=None, fuse_wgrad_a
     specs = tuple([t if t is None else TensorSpec(tuple(t.shape), id(t.dtype), t.stop_gradient) for t in tensors])
     train = paddle.is_grad_enabled() and not all([spec is None or spec.stop_gradient for spec in specs])
     of_gemms = tuple([q if q is None else QuantizerSpec.of(q, tp) for q in quantizers])
-    first_step = any([q is not None and q.only_first_step for q in of_gemms])
-    as_graphs = _asked_for["cuda_graphs"] and train and not first_step
-    return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings, as_graphs))
+    return program_of(rt, op, Signature(specs, of_gemms, tp, train, fuse_wgrad_accumulation, settings))

@@ -33,10 +33,10 @@ def byte_count(shape, dtype):
     return math.prod(shape) * SIZES[dtype]
 
 
-def pack(blocks, at_any_size=False):
+def pack(blocks):
     """The Packing of Blocks: the largest is placed first, each as low as what is in use at the same time lets it.
 
-    An empty Packing where that is more than JOINED bytes, unless it is wanted at_any_size.
+    An empty Packing where that is more than JOINED bytes.
     """
     placed = []  # (offset, end, Block)
     for block in sorted(blocks, reverse=True):
@@ -47,6 +47,6 @@ def pack(blocks, at_any_size=False):
                 offset = end
         placed.append((offset, offset + size, block))
     size = max([end for _, end, _ in placed], default=0)
-    if size > JOINED and not at_any_size:
+    if size > JOINED:
         return Packing()
     return Packing(size, tuple([(block.index, offset) for offset, _, block in placed]))

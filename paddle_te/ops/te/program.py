@@ -38,7 +38,7 @@ class Signature(NamedTuple):
 
     tensors: TensorSpecs, None for no tensor. quantizers: QuantizerSpecs of the GEMMs, None for one that is not in fp8.
     tp: a TensorParallel or None. train: whether a backward may follow. fuse: whether weights' gradients go to their
-    main_grad. settings: the op's own record. cuda_graphs: whether its calls are launched as CUDA graphs.
+    main_grad. settings: the op's own record.
     """
 
     tensors: tuple
@@ -47,7 +47,6 @@ class Signature(NamedTuple):
     train: bool
     fuse: bool
     settings: Any
-    cuda_graphs: bool = False
 
 
 class _Backward(NamedTuple):
@@ -73,7 +72,6 @@ class Program:
             native.load(fp8=True)  # or BackendUnavailable, before the first kernel
         self.train, self._op, self._lock = signature.train, op, threading.Lock()
         self._recorder = Recorder(rt.te)
-        self._cuda_graphs = signature.cuda_graphs
         self.inputs = inputs = self._placeholders(signature)
         (outputs, self._saved), calls, allocated = self._recorder.record(rt, op.forward, inputs, signature.settings)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -84,8 +82,7 @@ class Program:
         self._weights_read = [(i, place.index in self._read) for i, place in given if place is not None]
         returned = {place.index for place in self.outputs}
         returned.update([q.cached_weight.index for q in self.inputs.quantizers if q and q.cached_weight])
-        stay, keep = returned | (wanted & shown), wanted - returned - shown
-        self.steps = Steps(rt.te, calls, allocated, stay, keep, self._cuda_graphs)
+        self.steps = Steps(rt.te, calls, allocated, returned | (wanted & shown), wanted - returned - shown)
         factors = {index for q in self.inputs.quantizers if q for index in q.factors}
         # what a run keeps for its backward, by index
         self._kept = sorted(wanted - factors - self.steps.joined) + [WHOLE] * bool(self.steps.joined)
@@ -141,7 +138,7 @@ class Program:
             results = {gradient.index for gradient in gradients if gradient is not None}
             used = results.union(*[call.indices for call in calls])
             found = self._backwards[rt, accumulate] = _Backward(
-                Steps(rt.te, calls, allocated, results, cuda_graphs=self._cuda_graphs), gradients, used
+                Steps(rt.te, calls, allocated, results), gradients, used
             )
         return found
 

@@ -216,11 +216,6 @@ class QuantizerSpec(NamedTuple):
     same_scales: bool
     records: bool
 
-    @property
-    def only_first_step(self):
-        """Whether they are delayed scaling's in its first step."""
-        return self.records and self.input.kind == "current"
-
     @classmethod
     def of(cls, quantizers, tp):
         """Of a GemmQuantizers, for the ranks of a TensorParallel or None."""

@@ -13,10 +13,6 @@ from paddle_te.ops.te import packing
 from paddle_te.ops.te.packing import Block, byte_count, pack
 
 WHOLE = 0  # the index of the one allocation that joined memory lies in; Placeholders count from 1
-# CUDA graphs of a Sequence that are kept, each of some 100 KB: a program's layers have different addresses, and each
-# layer a few, because Paddle's allocator does not give the same ones in all steps.
-GRAPHS = 64
-LEAST_CALLS = 3  # of a graph: to launch one takes as long as to launch some kernels
 
 
 class _Group(NamedTuple):
@@ -39,16 +35,14 @@ class _Step(NamedTuple):
     ends: list
 
     @classmethod
-    def of(cls, native, group, moved, cuda_graphs):
-        """moved: the native tensors that earlier steps have moved; this one's join them. A graph moves none, so that
-        each step moves all of its own where there are graphs."""
+    def of(cls, native, group, moved):
+        """moved: the native tensors that earlier steps have moved; this one's join them."""
         calls = group.calls
         if calls[0].on_memory:
             return cls(group.new, True, calls[0].function, group.ends)
-        tensors = dict.fromkeys(t for call in calls for t in call.tensors if cuda_graphs or t not in moved)
+        tensors = dict.fromkeys(t for call in calls for t in call.tensors if t not in moved)
         moved.update(tensors)
-        graphs = GRAPHS if cuda_graphs and len(calls) >= LEAST_CALLS else 0
-        sequence = native.Sequence(tuple(tensors), tuple([(call.function, call.arguments) for call in calls]), graphs)
+        sequence = native.Sequence(tuple(tensors), tuple([(call.function, call.arguments) for call in calls]))
         return cls(group.new, False, sequence.run, group.ends)
 
 
@@ -61,8 +55,6 @@ class Steps:
         allocated: {index: (shape, dtype)} of the memory that a run allocates.
         stay: indices of memory that is wanted after the last call as tensors of their own.
         keep: indices of memory that another list's calls want.
-        cuda_graphs: whether calls without a Python function between them are launched as a CUDA graph. All memory is
-            then allocated before the first of them, and let go after the last.
 
     What is neither in stay or keep nor shown to Python is temporary. If it is small, all that is temporary is one
     allocation, and all to keep is another.
@@ -71,17 +63,17 @@ class Steps:
     groups, temporary, kept: what `listing` prints: the calls between allocations, and the two Packings.
     """
 
-    def __init__(self, native, calls, allocated, stay, keep=frozenset(), cuda_graphs=False):
+    def __init__(self, native, calls, allocated, stay, keep=frozenset()):
         first, last = _uses(calls)
         self.shown = set().union(*[call.indices for call in calls if call.on_memory])
         joinable = first.keys() & allocated.keys() - self.shown - stay
         sizes = {index: byte_count(*allocated[index]) for index in joinable}
-        self.temporary = pack([Block(sizes[i], i, first[i], last[i]) for i in joinable - keep], cuda_graphs)
+        self.temporary = pack([Block(sizes[i], i, first[i], last[i]) for i in joinable - keep])
         self.kept = pack([Block(sizes[i], i, 0, 0) for i in joinable & keep])
         self.joined = {index for index, _ in self.kept.offsets}
         elsewhere = self.joined.union([index for index, _ in self.temporary.offsets])
         own = sorted(first.keys() & allocated.keys() - elsewhere)
-        if cuda_graphs or sum([byte_count(*allocated[index]) for index in own]) <= packing.JOINED:
+        if sum([byte_count(*allocated[index]) for index in own]) <= packing.JOINED:
             first = dict.fromkeys(first, 0)  # one step for all calls
         self.groups = groups = []
         for i, call in enumerate(calls):
@@ -92,7 +84,7 @@ class Steps:
             used = sorted(call.indices - elsewhere - stay - keep)
             groups[-1].ends.extend([index for index in used if last[index] == i])
         moved = set()
-        self._steps = [_Step.of(native, group, moved, cuda_graphs) for group in groups]
+        self._steps = [_Step.of(native, group, moved) for group in groups]
 
     def locate_joined(self, bases):
         """Puts in where the joined memory is, for that of the whole in bases[WHOLE]."""

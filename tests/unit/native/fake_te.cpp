@@ -34,9 +34,6 @@ static int g_configs = 0;
 static std::map<std::pair<void*, int>, std::string> g_attributes;  // of configs, as hex bytes
 static std::string g_log, g_taken, g_fail_name, g_fail_message;
 static bool g_fail_int = false;
-static bool g_capturing = false;
-static std::string g_captured;  // what has been called since the capture began, and does not run
-static int g_graphs = 0;        // that live, executable ones too
 
 static std::string show(T handle) {
   if (!handle) return "null";
@@ -72,18 +69,17 @@ static void record(const char* name, const A&... args) {
     if (g_fail_int) throw 7;
     throw std::runtime_error(g_fail_message);
   }
-  std::string& log = g_capturing ? g_captured : g_log;
-  log += std::string("[\"") + name + "\"";
+  g_log += std::string("[\"") + name + "\"";
   auto raw = [](const std::string& s) { return s; };
-  ((log += ", " +
-           [&] {
-             if constexpr (std::is_same_v<A, std::string>)
-               return raw(args);
-             else
-               return show(args);
-           }()),
+  ((g_log += ", " +
+             [&] {
+               if constexpr (std::is_same_v<A, std::string>)
+                 return raw(args);
+               else
+                 return show(args);
+             }()),
    ...);
-  log += "]\n";
+  g_log += "]\n";
 }
 
 // An empty workspace asks for its size; the answer depends on nothing, 3 x 1000 of the dtype, bytes by default.
@@ -387,43 +383,6 @@ EXPORT int cudaStreamSynchronize(T stream) {
   record("cudaStreamSynchronize", number(stream));
   return cuda();
 }
-// A graph is the lines of its calls, which a launch logs.
-EXPORT int fake_live_graphs() { return g_graphs; }
-EXPORT int cudaStreamBeginCapture(T stream, int mode) {
-  record("cudaStreamBeginCapture", number(stream), mode);
-  g_capturing = true;
-  return 0;
-}
-EXPORT int cudaStreamEndCapture(T, T* graph) {
-  *graph = new std::string(g_captured);
-  g_graphs++;
-  g_captured.clear();
-  g_capturing = false;
-  return 0;
-}
-EXPORT int cudaGraphInstantiate(T* executable, T graph, unsigned long long) {
-  *executable = new std::string(*static_cast<std::string*>(graph));
-  g_graphs++;
-  record("cudaGraphInstantiate");
-  return 0;
-}
-EXPORT int cudaGraphExecUpdate(T executable, T graph, void*) {
-  record("cudaGraphExecUpdate");
-  *static_cast<std::string*>(executable) = *static_cast<std::string*>(graph);
-  return cuda();
-}
-EXPORT int cudaGraphLaunch(T executable, T stream) {
-  record("cudaGraphLaunch", number(stream));
-  g_log += *static_cast<std::string*>(executable);
-  return cuda();
-}
-EXPORT int cudaGraphDestroy(T graph) {
-  g_graphs--;
-  delete static_cast<std::string*>(graph);
-  return 0;
-}
-EXPORT int cudaGraphExecDestroy(T executable) { return cudaGraphDestroy(executable); }
-EXPORT int cudaGetLastError() { return 0; }
 EXPORT int cudaGetDevice(int* device) {
   *device = 3;
   return cuda();

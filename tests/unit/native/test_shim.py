@@ -5,7 +5,6 @@ import gc
 import re
 import subprocess
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -596,87 +595,6 @@ def test_sequence_makes_its_calls_on_other_memory(fake):
     with pytest.raises(IndexError, match="index 2"):
         sequence.run([0, 0x1000])
     fake.calls()
-
-
-CAPTURING = 0x6000  # the stream that is given what is captured
-BEGIN, UPDATE, INSTANTIATE = ["cudaStreamBeginCapture", CAPTURING, 1], ["cudaGraphExecUpdate"], ["cudaGraphInstantiate"]
-LAUNCH = ["cudaGraphLaunch", STREAM]
-
-
-@pytest.fixture
-def graphed(fake):
-    """graphed(graphs, bases): runs one and the same Sequence, and returns what was called. graphs: 0, or a Sequence of
-    the same calls with 2 graphs. Its calls are a cast and a transpose."""
-    slot = lambda number: number << 48  # noqa: E731
-    x, y = fake.te.Tensor(slot(1), (6, 4), BF16), fake.te.Tensor(slot(2), (6, 4), BF16)
-    calls = ("quantize", (x, y, fake.stream)), ("transpose", (y, x, fake.stream))
-    sequences = {graphs: fake.te.Sequence((x, y), calls, graphs) for graphs in (0, 2)}
-
-    def run(graphs, *bases):
-        fake.calls()
-        sequences[graphs].run([0, *bases])
-        return fake.calls()
-
-    yield run
-    sequences.clear()
-    assert fake.library.fake_live_graphs() == 0
-
-
-def captured(calls):
-    """The calls as they are captured."""
-    return [[*arguments, CAPTURING] for *arguments, _ in calls]
-
-
-def test_a_sequence_is_launched_as_a_graph_of_its_addresses(fake, graphed):
-    """From its second run on. Of two graphs the one that was not used for longest is updated to further addresses."""
-    before, counts = fake.te.graph_counts(), Counter(fake.te.counts())
-    a, b, c, d = [(address, address + 0x100) for address in range(0x1000, 0x5000, 0x1000)]
-    of = {bases: captured(graphed(0, *bases)) for bases in (a, b, c, d)}
-    assert captured(graphed(2, *a)) == of[a], "the first run makes the calls, whose plans it brings along"
-    created, *calls = graphed(2, *a)
-    assert created[0] == "cudaStreamCreateWithFlags" and calls == [BEGIN, INSTANTIATE, LAUNCH, *of[a]]
-    assert graphed(2, *a, 0x9000) == [LAUNCH, *of[a]], "addresses that no call reads do not count"
-    assert graphed(2, *b) == [BEGIN, INSTANTIATE, LAUNCH, *of[b]]
-    assert graphed(2, *a) == [LAUNCH, *of[a]]
-    assert graphed(2, *c) == [BEGIN, UPDATE, LAUNCH, *of[c]]
-    assert graphed(2, *a) == [LAUNCH, *of[a]] and graphed(2, *c) == [LAUNCH, *of[c]]
-    assert graphed(2, a[0], b[1])[0] == BEGIN and graphed(2, *a)[0] == BEGIN, "a was used before c"
-    fake.library.fake_cuda_error(910)
-    assert graphed(2, *d) == [BEGIN, UPDATE, INSTANTIATE, LAUNCH, *of[d]], "what cannot be updated is made anew"
-    assert graphed(2, *d) == [LAUNCH, *of[d]]
-    launched = {name: count - before[name] for name, count in fake.te.graph_counts().items()}
-    assert launched == dict(launched=11, captured=6, instantiated=3)
-    assert Counter(fake.te.counts()) - counts == {("quantize", "bfloat16"): 16, ("transpose", "bfloat16"): 16}
-
-
-def test_a_graph_is_of_the_scratch_memory_and_made_when_its_thread_has_made_the_calls(fake, graphed, make):
-    bases = 0x1000, 0x2000
-    graphed(2, *bases)
-    graphed(2, *bases)
-    assert graphed(2, *bases)[0] == LAUNCH
-    (x, _), (g, _), (z, _), (rs, _) = make(13, 32), make(32), make(13, 32), make(13, dtype=F32)
-    fake.te.rmsnorm_fwd(x, g, 0.125, z, rs, fake.stream)  # the stream's first scratch memory
-    assert graphed(2, *bases)[0] == BEGIN
-    with ThreadPoolExecutor(1) as pool:
-        there = [pool.submit(graphed, 2, *bases).result() for _ in range(2)]
-    assert [calls[0][0] for calls in there] == ["nvte_quantize", "cudaGraphLaunch"]
-
-
-def test_what_cannot_be_captured_runs_without_a_graph(fake, graphed, caplog):
-    """With one line in the log; what was captured before it failed runs, too."""
-    calls = graphed(0, 0x1000, 0x2000)
-    assert graphed(2, 0x1000, 0x2000) == calls
-    fake.fail("nvte_transpose", "not\nhere")
-    *_, begin, first, second = graphed(2, 0x1000, 0x2000)
-    assert begin == BEGIN and [first, second] == calls
-    assert graphed(2, 0x1000, 0x2000) == calls
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("paddle_te.native", "WARNING")
-    assert record.getMessage().startswith(
-        "CUDA graphs: a recorded program of 2 calls (quantize, transpose) runs without a graph from now on, because it "
-        "cannot be captured: "
-    )
-    assert "nvte_transpose failed: not;here;  input: bfloat16 [6, 4]" in record.getMessage()
 
 
 def test_what_cannot_be_recorded_is_refused_before_it_runs(fake, make):

@@ -8,8 +8,6 @@ import numpy as np
 import paddle
 import pytest
 
-from paddle_te import fp8
-from paddle_te.layers import Linear
 from paddle_te.ops import get_ops
 from paddle_te.ops.te import autograd, packing, program, runtime
 from paddle_te.ops.te.packing import Block, pack
@@ -107,9 +105,7 @@ def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
     """What is too large to be joined; an input is the caller's, an output stays."""
     monkeypatch.setattr(packing, "JOINED", 0)
     log = []
-    native = SimpleNamespace(
-        Sequence=lambda tensors, calls, graphs: SimpleNamespace(run=lambda bases: log.append(calls))
-    )
+    native = SimpleNamespace(Sequence=lambda tensors, calls: SimpleNamespace(run=lambda bases: log.append(calls)))
     call = lambda name, *slots: Call(name, (), (), {*slots})  # noqa: E731
     calls = [call("a", 1, 2), call("b", 2, 3), call("c", 3), call("d", 3, 4), call("e", 4, 5)]
     allocated = {slot: ([slot], paddle.uint8) for slot in (2, 3, 4, 5)}
@@ -135,64 +131,6 @@ def test_memory_comes_before_its_first_use_and_goes_after_the_last(monkeypatch):
         ("new", 5), ("e",), ("gone", 4),
     ]  # fmt: skip
     assert memories[5].slot == 5 and bases == [0, 0, 2000, 3000, 4000, 5000] and memories[1:5] == [None] * 4
-
-
-@pytest.fixture
-def sequences(monkeypatch):
-    """[(number of calls, whether as graphs)] of the Sequences that are made."""
-    made, make = [], emulated_te.Sequence.__init__
-
-    def noted(self, te, tensors, calls, graphs=0):
-        make(self, te, tensors, calls, graphs)
-        made.append((len(calls), graphs > 0))
-
-    monkeypatch.setattr(emulated_te.Sequence, "__init__", noted)
-    return made
-
-
-def test_as_cuda_graphs_all_calls_up_to_a_python_function_are_one(seed, monkeypatch, sequences):
-    """Whose tensors are all its own, though another one's too, and whose memory is there before the first. Not without
-    a backward."""
-    monkeypatch.setattr(packing, "JOINED", 0)
-
-    def copies(rt, x, times):
-        """The last of so many copies of a native tensor, in memory of their own."""
-        for _ in range(times):
-            copy = rt.empty(list(x.shape), paddle.bfloat16)
-            rt.te.memcpy_async(rt.view(copy, x.shape, BF16), x, rt.stream)
-        return copy
-
-    def forward(rt, inputs, settings):
-        x = rt.view(inputs.tensors[0], tuple(inputs.tensors[0].shape), BF16)
-        rt.on_memory(lambda memory: None, copies(rt, x, 3))
-        return copies(rt, x, 3), None
-
-    def backward(rt, saved, dy):
-        return (copies(rt, rt.view(dy, tuple(dy.shape), BF16), 4),)
-
-    op = Op(forward, backward)
-    x, dy = bf16(seed, 4, 8), bf16(seed + 1, 4, 8)
-    with autograd.cuda_graphs():
-        y = autograd.apply(op, (x,))
-        with paddle.no_grad():
-            autograd.apply(op, (x,))
-    y.backward(dy)
-    for got, want in ((y, x), (x.grad, dy)):
-        np.testing.assert_array_equal(got.astype("float32").numpy(), want.astype("float32").numpy())
-    autograd.apply(op, (x,))  # outside of the context
-    backwards_and_forwards = [(4, True), (3, True), (3, True)]
-    assert sequences[:3] == backwards_and_forwards and len(sequences) > 3 + 3
-    assert not any(graphs for _, graphs in sequences[3:])
-
-
-def test_delayed_scalings_first_step_has_no_graphs(seed, sequences):
-    """Its programs do not come again."""
-    layer = Linear(32, 32, bias=False, params_dtype="bfloat16", backend="transformer_engine")
-    x = bf16(seed, 16, 32)
-    for _ in range(2):
-        with autograd.cuda_graphs(), fp8.fp8_autocast():
-            layer(x).sum().backward()
-    assert [graphs for _, graphs in sequences] == [False, False, True, True]
 
 
 def test_packed_blocks_that_are_in_use_together_do_not_overlap(seed):

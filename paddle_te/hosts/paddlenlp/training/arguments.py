@@ -85,11 +85,6 @@ class PreTrainingArguments(TrainingArguments):
             self._check_fp8_input_store()
         if self.mlp_chunk_tokens:
             self._check_mlp_chunks()
-        if self.cuda_graphs and self.transformer_engine_backend != "transformer_engine":
-            raise ValueError(
-                "--cuda_graphs true needs --transformer_engine_backend transformer_engine: its programs alone are "
-                "launched as graphs"
-            )
         if self.context_parallel_degree > 1:
             self._check_ring_attention()
         if self.use_fp8 and self.transformer_engine_backend == "none":

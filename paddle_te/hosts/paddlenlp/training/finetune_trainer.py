@@ -90,11 +90,6 @@ def check_together(model_args, data_args, training_args):
             "--optim_moments int8 with --lora true --unified_checkpoint true: PaddleNLP, which loads such checkpoints, "
             "does not know blocks of 8 bits; leave one of them out"
         )
-    if training_args.cuda_graphs and not (data_args.pad_to_max_length or data_args.zero_padding):
-        raise ValueError(
-            "--cuda_graphs true needs --pad_to_max_length true or --zero_padding true: batches of each length have "
-            "graphs of their own, which would not come again"
-        )
     if model_args.lora and model_args.lora_dropout:
         _check_dropout(training_args)
     if training_args.mlp_chunk_tokens and model_args.lora:

@@ -248,14 +248,12 @@ class KernelsCallback(TrainerCallback):
 
     Counted where they are called, in the first process, so that "is TE, is fp8 really on?" is answered by what ran:
     one log line, and `output_dir`/kernels.json, {"step", "backend", "gemms", "fp8_gemms", "kernels": {name: calls}}.
-    Counting slows that one step by less than a millisecond; the summary's speeds leave it out anyway. With
-    --cuda_graphs it also says, when training ends, how often graphs were launched and had to be captured.
+    Counting slows that one step by less than a millisecond; the summary's speeds leave it out anyway.
     """
 
     def __init__(self, config):
         layers = LayerOptions.of(config)
         self.backend, self.use_fp8 = layers.transformer_engine_backend, layers.use_fp8
-        self.as_graphs = layers.cuda_graphs and self.backend == "transformer_engine"
         self.counts, self.stack, self.done = {}, ExitStack(), False
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -273,16 +271,6 @@ class KernelsCallback(TrainerCallback):
             summary = self.summary(state.global_step)
             (Path(args.output_dir) / KERNELS).write_text(json.dumps(summary, indent=2) + "\n")
             logger.info(self.line(summary))
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if self.as_graphs and state.is_world_process_zero:
-            from paddle_te.ops.te import runtime
-
-            counts = runtime.current().te.graph_counts()
-            logger.info(
-                "CUDA graphs: {launched} launches of recorded programs, {captured} of them captured first because "
-                "their addresses were new; {instantiated} graphs were made".format(**counts)
-            )
 
     def summary(self, step):
         """What kernels.json holds."""

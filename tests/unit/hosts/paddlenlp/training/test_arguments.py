@@ -128,7 +128,6 @@ def test_gemms_add_to_main_gradients_by_themselves(tmp_path, words, fused):
         ([*TE, *STORED, "--mlp_chunk_tokens", "64"], "store true with --mlp_chunk_tokens 64, .* nothing of it"),
         (["--mlp_chunk_tokens", "16384"], "--mlp_chunk_tokens 16384 needs --transformer_engine_backend tr"),
         ([*PD_FP8, "--mlp_chunk_tokens", "1000"], "--mlp_chunk_tokens 1000: it must be a multiple of 16"),
-        (["--cuda_graphs"], "--cuda_graphs true needs --transformer_engine_backend transformer_engine: its programs"),
         (["--use_async_save"], "use --save_in_background"),
         (["--staging_dir", "/tmp"], "--staging_dir .*alone"),
         (["--save_in_background", "--staging_dir", "/no/folder"], "--staging_dir /no/folder: .*can be written"),

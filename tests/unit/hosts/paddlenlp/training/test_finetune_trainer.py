@@ -12,7 +12,7 @@ DATA = dict(zero_padding=False, pad_to_multiple_of=16, pad_to_max_length=False, 
 def check(quantize_base=None, dropout=0.0, **arguments):
     data_args = SimpleNamespace(**{name: arguments.pop(name, default) for name, default in DATA.items()})
     training_args = dict(do_train=True, fp8_dpa=False, use_fp8=False, sequence_parallel=False, world_size=2)
-    training_args |= dict(freeze=None, recompute_modules=None, mlp_chunk_tokens=0, cuda_graphs=False)
+    training_args |= dict(freeze=None, recompute_modules=None, mlp_chunk_tokens=0)
     training_args |= dict(activation_func_fp8_input_store=False)
     training_args |= dict(sep_parallel_degree=1, context_parallel_degree=1, transformer_engine_backend="paddle")
     training_args |= dict(optim_moments="float32", master_weights="float32", unified_checkpoint=False)
@@ -48,12 +48,6 @@ def test_fp8_recipes_that_do_not_go_with_lengths():
     check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True, max_length=128)
     with pytest.raises(ValueError, match="--max_length 64 .* multiple of 128 tokens on each of 2 ranks, not 64"):
         check(**block, **shared, pad_to_multiple_of=128, pad_to_max_length=True)
-
-
-def test_cuda_graphs_need_batches_of_one_length():
-    check(cuda_graphs=True, pad_to_max_length=True)
-    with pytest.raises(ValueError, match="--cuda_graphs true needs --pad_to_max_length true or --zero_padding true"):
-        check(cuda_graphs=True)
 
 
 def test_an_adapters_smaller_states_are_not_left_to_paddlenlp():
