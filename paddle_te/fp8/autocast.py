@@ -1,43 +1,52 @@
-"""Where fp8 is on, with which recipe and group, and which micro-batch of a step is running."""
+"""Tell layers where fp8 is on, with which recipe and group, and which micro-batch of a step is running."""
+
+from __future__ import annotations
 
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from .recipe import RECIPES, DelayedScaling
+from paddle.distributed.communication.group import Group
+
+from .recipe import RECIPES, DelayedScaling, Recipe
 
 
 class AutocastState(NamedTuple):
-    """All that layers read from their surroundings. in_recompute: this forward is a recomputed one. stored_for: layers
-    are made with weights that exist in fp8 only, to compute under this recipe; None: they are not."""
+    """All that layers read from their surroundings.
+
+    in_recompute: this forward is a recomputed one. stored_for: the recipe under which layers that are made now compute
+    with weights that exist in fp8 only; None: their weights are not stored in fp8.
+    """
 
     enabled: bool = False
-    recipe: Any = DelayedScaling()
-    group: Any = None
+    recipe: Recipe = DelayedScaling()
+    group: Group | None = None
     is_first_microbatch: bool | None = None
     in_recompute: bool = False
-    stored_for: Any = None
+    stored_for: Recipe | None = None
 
 
-_states = ContextVar("_states", default=(AutocastState(),))  # of this thread, the innermost last
+_states: ContextVar[tuple[AutocastState, ...]] = ContextVar(
+    "_states", default=(AutocastState(),)
+)  # of this thread, the innermost last
 
 
 class _Scope(ContextDecorator):
     """Changes parts of the state while it is entered; may be entered again, also inside itself."""
 
-    def __init__(self, **changes):
+    def __init__(self, **changes: Any) -> None:
         self._changes = changes
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         states = _states.get()
         _states.set((*states, states[-1]._replace(**self._changes)))
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         _states.set(_states.get()[:-1])
 
 
-def _recipe(name, given):
-    """The recipe that is given, or the default for None."""
+def _recipe(name: str, given: Recipe | None) -> Recipe:
+    """Return the given recipe, or the default for None. Raises TypeError for another kind."""
     recipe = AutocastState().recipe if given is None else given
     if not isinstance(recipe, tuple(RECIPES.values())):
         names = ", ".join(kind.__name__ for kind in RECIPES.values())
@@ -56,7 +65,7 @@ class fp8_autocast(_Scope):  # noqa: N801, TE's name
     Nests; leaving restores what was before. Raises TypeError for a recipe or a group of another kind.
     """
 
-    def __init__(self, enabled=True, fp8_recipe=None, fp8_group=None):
+    def __init__(self, enabled: bool = True, fp8_recipe: Recipe | None = None, fp8_group: Group | None = None) -> None:
         fp8_recipe = _recipe("fp8_recipe", fp8_recipe)
         if fp8_group is not None and not hasattr(fp8_group, "nranks"):
             raise TypeError(f"fp8_group={fp8_group!r}; it must be a paddle.distributed group or None")
@@ -71,7 +80,7 @@ class microbatch(_Scope):  # noqa: N801, beside fp8_autocast
     Put forward and backward of the micro-batch inside, so that recompute sees the same.
     """
 
-    def __init__(self, is_first):
+    def __init__(self, is_first: bool | None) -> None:
         if is_first not in (True, False, None):
             raise ValueError(f"is_first={is_first!r}; it must be True, False or None")
         super().__init__(is_first_microbatch=is_first)
@@ -88,7 +97,7 @@ class fp8_model_init(_Scope):  # noqa: N801, TE's name
     the others, which the layers may compute under by turns, all of it one. Raises TypeError for another kind.
     """
 
-    def __init__(self, enabled=True, recipe=None):
+    def __init__(self, enabled: bool = True, recipe: Recipe | None = None) -> None:
         recipe = _recipe("recipe", recipe)
         super().__init__(stored_for=recipe if enabled else None)
 
@@ -96,25 +105,25 @@ class fp8_model_init(_Scope):  # noqa: N801, TE's name
 class autocast_state(_Scope):  # noqa: N801
     """Context manager that brings back a whole `get_autocast_state()`, for recompute outside the forward's context."""
 
-    def __init__(self, state):
+    def __init__(self, state: AutocastState) -> None:
         super().__init__(**state._asdict())
 
 
-def get_autocast_state():
-    """The present AutocastState of this thread."""
+def get_autocast_state() -> AutocastState:
+    """Return the present AutocastState of this thread."""
     return _states.get()[-1]
 
 
-def is_fp8_enabled():
-    """Whether GEMMs run in fp8 here."""
+def is_fp8_enabled() -> bool:
+    """Return whether GEMMs run in fp8 here."""
     return get_autocast_state().enabled
 
 
-def get_fp8_recipe():
-    """The recipe of the innermost fp8_autocast; outside of any, the default DelayedScaling()."""
+def get_fp8_recipe() -> Recipe:
+    """Return the recipe of the innermost fp8_autocast; outside of any, the default DelayedScaling()."""
     return get_autocast_state().recipe
 
 
-def get_fp8_group():
-    """The amax group of the innermost fp8_autocast, None without."""
+def get_fp8_group() -> Group | None:
+    """Return the amax group of the innermost fp8_autocast, None without."""
     return get_autocast_state().group

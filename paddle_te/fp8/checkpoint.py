@@ -1,27 +1,37 @@
-"""Scaling state in checkpoints: saved and restored bit for bit, keyed by the layers' structured names."""
+"""Save and restore the scaling state bit for bit, keyed by the layers' structured names."""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import paddle
+from paddle import Tensor, nn
 
 from paddle_te.options import LAYER_OPTIONS
 
-from .module import scaling_modules
+from .module import DelayedBinding, ModuleScaling, scaling_modules
+from .recipe import Recipe
+from .state import Block
 
 VERSION = 1
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 
-def name_modules(root):
-    """{structured name: ModuleScaling} of all layers under `root` that have one as `fp8`; sets their `name`s."""
+def name_modules(root: nn.Layer) -> dict[str, ModuleScaling]:
+    """Return {structured name: ModuleScaling} of all layers under `root` that have one as `fp8`; set their names."""
     modules = scaling_modules(root)
     for name, module in modules.items():
         module.name = name
     return modules
 
 
-def _describe(recipe):
+def _describe(recipe: Recipe) -> dict[str, Any]:
     fields = asdict(recipe)
     fields.pop("first_step", None)  # what follows a saved state does not depend on it
     if not fields["fp8_dpa"]:  # states from before there was such a thing serve as well
@@ -29,20 +39,19 @@ def _describe(recipe):
     return {"name": type(recipe).__name__, **fields, "fp8_format": fields["fp8_format"].name}
 
 
-def _serving(root, recipe):
-    """`name_modules` of those that compute in fp8 under the recipe."""
+def _serving(root: nn.Layer, recipe: Recipe) -> dict[str, ModuleScaling]:
+    """Return `name_modules` of those that compute in fp8 under the recipe."""
     return {name: module for name, module in name_modules(root).items() if module.serves(recipe)}
 
 
-def _bindings(modules, recipe):
-    """{name: Binding}; modules that have never run get theirs."""
-    if recipe.kind != "delayed":
-        return {}
-    return {name: module.bind(recipe) for name, module in modules.items()}
+def _bindings(modules: Mapping[str, ModuleScaling], recipe: Recipe) -> dict[str, DelayedBinding]:
+    """Return {name: Binding}; modules that have never run get theirs."""
+    bindings = {name: module.bind(recipe) for name, module in modules.items()} if recipe.kind == "delayed" else {}
+    return {name: binding for name, binding in bindings.items() if isinstance(binding, DelayedBinding)}
 
 
-def _columns(bindings):
-    """For each name and direction: (name, direction, Block, the module's columns in it)."""
+def _columns(bindings: Mapping[str, DelayedBinding]) -> Iterator[tuple[str, str, Block, slice]]:
+    """Yield (name, direction, Block, the module's columns in it) for each name and direction."""
     for name, binding in bindings.items():
         for direction, per_gemm in (("forward", 2), ("backward", 1)):
             start = binding.gemm * per_gemm
@@ -50,8 +59,8 @@ def _columns(bindings):
             yield name, direction, getattr(binding.pair, direction), columns
 
 
-def _copies(bindings):
-    """{Block: [history, scale]} as NumPy arrays."""
+def _copies(bindings: Mapping[str, DelayedBinding]) -> dict[Block, list[Floats]]:
+    """Return {Block: [history, scale]} as NumPy arrays."""
     blocks = {block for _, _, block, _ in _columns(bindings)}
     for block in blocks:
         block.flush()
@@ -59,10 +68,12 @@ def _copies(bindings):
 
 
 @paddle.no_grad()
-def named_tensors(root, recipe):
-    """[(name, tensor)] of all that `state_dict` saves, as it lies on the device: a history and the scales of many
-    modules in one tensor each."""
-    blocks = {}
+def named_tensors(root: nn.Layer, recipe: Recipe) -> list[tuple[str, Tensor]]:
+    """Return [(name, tensor)] of all that `state_dict` saves, as it lies on the device.
+
+    A history and the scales of many modules are one tensor each.
+    """
+    blocks: dict[Block, str] = {}
     for name, direction, block, _ in _columns(_bindings(_serving(root, recipe), recipe)):
         blocks.setdefault(block, f"fp8 {direction} {{}} (of {name} and others)")
     for block in blocks:
@@ -75,8 +86,8 @@ def named_tensors(root, recipe):
 
 
 @paddle.no_grad()
-def reduce_amax(root, recipe):
-    """Collective over the fp8 group: give its ranks the same amaxes of the running step, now and not at its end.
+def reduce_amax(root: nn.Layer, recipe: Recipe) -> None:
+    """Give the ranks of the fp8 group the same amaxes of the running step, now and not at its end. A collective.
 
     Only then is one rank's `state_dict` that of all ranks of the group: until the step ends each rank has its own
     amaxes. Changes no result. Does nothing without a group, with reduce_amax=False and for current scaling.
@@ -88,8 +99,8 @@ def reduce_amax(root, recipe):
             block.reduce(group)
 
 
-def state_dict(root, recipe):
-    """The scaling state of all layers under `root` for `recipe`, on the host.
+def state_dict(root: nn.Layer, recipe: Recipe) -> dict[str, Any]:
+    """Return the scaling state of all layers under `root` for `recipe`, on the host.
 
     {"version", "recipe": its fields, "modules": {name: {"forward": {"amax_history": [len, 2·GEMMs] (input and weight
     of each), "scale": [2·GEMMs]}, "backward": the same with [GEMMs], "done": whether it completed a backward since
@@ -98,7 +109,7 @@ def state_dict(root, recipe):
     """
     bindings = _bindings(_serving(root, recipe), recipe)
     copies = _copies(bindings)
-    saved = {
+    saved: dict[str, dict[str, Any]] = {
         name: {"done": binding.done == binding.pair.generation, "fresh": binding.pair.fresh}
         for name, binding in bindings.items()
     }
@@ -108,18 +119,18 @@ def state_dict(root, recipe):
     return {"version": VERSION, "recipe": _describe(recipe), "modules": saved}
 
 
-def _some(names):
+def _some(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _flag(field):
-    """What the scripts call a recipe's field."""
+def _flag(field: str) -> str:
+    """Return the scripts' flag for a recipe's field."""
     flag = field if field in LAYER_OPTIONS else f"fp8_{field}"
     return f"--{flag}" if flag in LAYER_OPTIONS else field
 
 
-def _check_recipe(state, recipe):
+def _check_recipe(state: Any, recipe: Recipe) -> None:
     if not isinstance(state, dict) or state.get("version") != VERSION:
         raise ValueError(f"this is no fp8 scaling state of version {VERSION}")
     saved, present = state["recipe"], _describe(recipe)
@@ -134,7 +145,7 @@ def _check_recipe(state, recipe):
         )
 
 
-def _check(state, modules, recipe):
+def _check(state: Any, modules: Mapping[str, ModuleScaling], recipe: Recipe) -> None:
     _check_recipe(state, recipe)
     expected = set(modules) if recipe.kind == "delayed" else set()
     if missing := expected - set(state["modules"]):
@@ -145,7 +156,7 @@ def _check(state, modules, recipe):
         )
 
 
-def set_state_dict(root, state, recipe):
+def set_state_dict(root: nn.Layer, state: dict[str, Any], recipe: Recipe) -> None:
     """Restore what `state_dict(root, recipe)` gave, to the bit. Call it between steps.
 
     Raises ValueError, and changes nothing, where the recipe differs (its amax_history_len included), a module is
@@ -176,7 +187,7 @@ def set_state_dict(root, state, recipe):
         binding.done = binding.pair.generation if state["modules"][name]["done"] else None
 
 
-def save(path, root, recipe, names=None):
+def save(path: str | Path, root: nn.Layer, recipe: Recipe, names: Mapping[str, str] | None = None) -> None:
     """Write `state_dict(root, recipe)` to a file, whole or not at all.
 
     Each rank has a state of its own: give each its own path, or call `reduce_amax` on all ranks of the fp8 group and
@@ -189,22 +200,27 @@ def save(path, root, recipe, names=None):
     os.replace(partial, path)
 
 
-def check_file(path, recipe):
-    """Raises ValueError, with the path, where `load` would for the recipe's sake: before there is a model."""
+def check_file(path: str | Path, recipe: Recipe) -> None:
+    """Raise ValueError, with the path, where `load` would because of the recipe: before there is a model."""
     try:
         _check_recipe(paddle.load(str(path), return_numpy=True), recipe)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def load(path, root, recipe, names=None):
-    """`set_state_dict` from a file of `save`, or from a list of them, of all pipeline stages: it takes its own.
+def load(
+    path: str | Path | Sequence[str | Path],
+    root: nn.Layer,
+    recipe: Recipe,
+    names: Mapping[str, str] | Callable[[set[str]], Mapping[str, str]] | None = None,
+) -> None:
+    """Do `set_state_dict` from a file of `save`, or from a list of them, of all pipeline stages: it takes its own.
 
     names: as in `save`, or a function that makes them of the set of names in the files. Raises FileNotFoundError, and
     ValueError with the path.
     """
-    several = isinstance(path, (list, tuple))
-    paths = [str(p) for p in path] if several else [str(path)]
+    several = not isinstance(path, str | Path)
+    paths = [str(path)] if isinstance(path, str | Path) else [str(p) for p in path]
     if not all(map(os.path.isfile, paths)) or not paths:
         raise FileNotFoundError(f"no fp8 scaling state at {path}; it was saved beside the weights, one file a rank")
     states = [paddle.load(p, return_numpy=True) for p in paths]
@@ -216,8 +232,8 @@ def load(path, root, recipe, names=None):
         raise ValueError(f"{', '.join(paths)}: {error}") from error
 
 
-def _joined(states, modules, names):
-    """One state of several files', with the layers in `modules` only."""
+def _joined(states: Sequence[Any], modules: Collection[str], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return one state of several files', with the layers in `modules` only."""
     if any(not isinstance(s, dict) or s.get("recipe") != states[0].get("recipe") for s in states):
         raise ValueError("these are no fp8 scaling states of one run")
     saved = {name: module for state in states for name, module in state["modules"].items()}

@@ -1,4 +1,4 @@
-"""fp8's rounding in float32 arithmetic: what the backend "paddle" computes, and the reference for te's kernels.
+"""Emulate fp8's rounding in float32 arithmetic: what the backend "paddle" computes, and the reference for te's kernels.
 
 Plain elementwise Paddle operations, for any device: Paddle's own float8 casts on the CPU turn 465 and NaN into the
 wrong numbers.
@@ -7,24 +7,27 @@ wrong numbers.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
 from paddle.autograd import PyLayer
+from paddle.distributed.communication.group import Group
 
+from .module import ForwardPass, GemmQuantizers
 from .recipe import FP8_MAX
-from .scaling import BLOCK, MXFP8_BLOCK
-from .state import FLOAT32_MAX, divide
+from .scaling import BLOCK, MXFP8_BLOCK, BlockScaling
+from .state import FLOAT32_MAX, Quantizer, divide
 from .stored import StoredWeight
 
 # dtype -> (bits of the mantissa, smallest normal number), Micikevicius et al., 2022, table 1
 _FORMATS = {"e4m3": (3, 2.0**-6), "e5m2": (2, 2.0**-14)}
 
 
-def _power_2_below(x):
-    """2**floor(log2|x|) of a float32 tensor: exact from 2**-100 to 2**100; of smaller numbers no more than 2**-100.
+def _power_2_below(x: Tensor) -> Tensor:
+    """Return 2**floor(log2|x|) of a float32 tensor: exact from 2**-100 to 2**100, for smaller numbers at most 2**-100.
 
     Rump, Ogita and Oishi, "Accurate floating-point summation I", 2008, algorithm 3.5.
     """
@@ -32,8 +35,8 @@ def _power_2_below(x):
     return (q - q * (1 - 2.0**-24)).abs()
 
 
-def round_to_fp8(x, dtype):
-    """The fp8 values nearest to x (float32), as float32.
+def round_to_fp8(x: Tensor, dtype: str) -> Tensor:
+    """Return the fp8 values nearest to x (float32), as float32.
 
     dtype: "e4m3" or "e5m2". Ties go to even, subnormal numbers included; beyond the largest finite value and at
     infinity that value, NaN stays (CUDA's __NV_SATFINITE, which TE's kernels use). Zeros are positive.
@@ -46,17 +49,19 @@ def round_to_fp8(x, dtype):
     return (x + shift) - shift
 
 
-def _amax(x, axis=None):
-    """max |x| over the axes (None: over all, a tensor of shape []) in float32; passes over NaN, as fmaxf in TE's
-    kernels."""
+def _amax(x: Tensor, axis: list[int] | int | None = None) -> Tensor:
+    """Return max |x| over the axes in float32; None: over all axes, a tensor of shape [].
+
+    It passes over NaN, as fmaxf in TE's kernels.
+    """
     if x.size == 0:
         return paddle.zeros([], dtype="float32")
     x = x.abs()
     return paddle.where(x.isnan(), paddle.zeros_like(x), x).max(axis)
 
 
-def scale_from_amax(amax, fp8_max, power_2_scale=False, greatest=FLOAT32_MAX):
-    """The scale that belongs to an amax, a float32 tensor like it: fp8_max / amax, 1 where amax is 0 or not finite.
+def scale_from_amax(amax: Tensor, fp8_max: float, power_2_scale: bool = False, greatest: float = FLOAT32_MAX) -> Tensor:
+    """Return the scale of an amax, a float32 tensor like it: fp8_max / amax, 1 where amax is 0 or not finite.
 
     power_2_scale: rounded down to a power of 2. greatest: the scale where the quotient is beyond float32.
     `compute_scale_from_amax` in TE 2.20's common/recipe/recipe_common.cuh, whose epsilon is the caller's.
@@ -71,8 +76,8 @@ def scale_from_amax(amax, fp8_max, power_2_scale=False, greatest=FLOAT32_MAX):
     return paddle.where(usable, scale, ones)
 
 
-def _e4m3_number(byte):
-    """The number that an e4m3 byte from 0 to 126 stands for: 4 bits of exponent, then 3 of mantissa."""
+def _e4m3_number(byte: int) -> float:
+    """Return the number that an e4m3 byte from 0 to 126 stands for: 4 bits of exponent, then 3 of mantissa."""
     exponent, mantissa = byte >> 3, byte & 7
     return (mantissa + (8 if exponent else 0)) * 2.0 ** (max(exponent, 1) - 10)
 
@@ -80,8 +85,8 @@ def _e4m3_number(byte):
 _E4M3_NUMBERS = [_e4m3_number(byte) for byte in range(127)]  # ascending
 
 
-def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group: Any = None) -> None:
-    """Quantizes a tensor into a weight that exists in fp8 only, under current scaling's scale or those of its blocks.
+def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group: Group | None = None) -> None:
+    """Quantize a tensor into a weight that exists in fp8 only, under current scaling's scale or those of its blocks.
 
     source: float32, bfloat16 or float16. weight: uint8 of the same shape, which gets the e4m3 bytes. stored: the
     weight's StoredWeight, which gets scale_inv, here [out / 128, in / 128] of blocks. group: ranks that each hold a
@@ -89,8 +94,9 @@ def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group:
     one rank. Raises ValueError where 128 does not divide the sizes of a weight with blocks.
     """
     source = source.detach()
-    if stored.scaling.in_blocks:
-        blocks, scale = _blocks_and_scales(source, stored.scaling.made_by)
+    made_by = stored.scaling.made_by
+    if isinstance(made_by, BlockScaling):
+        blocks, scale = _blocks_and_scales(source, made_by)
         values, scale_inv = (blocks * scale).reshape(source.shape), divide(1.0, scale).squeeze([1, 3])
     else:
         source = source.astype("float32")
@@ -106,8 +112,8 @@ def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group:
 
 
 @paddle.no_grad()
-def dequantize_weight(weight, stored):
-    """What the bytes of such a weight stand for: float32 of its shape."""
+def dequantize_weight(weight: Tensor, stored: StoredWeight) -> Tensor:
+    """Return the numbers that the bytes of such a weight stand for: float32 of its shape."""
     numbers = [*_E4M3_NUMBERS, float("nan")]
     table = paddle.to_tensor([*numbers, *(-number for number in numbers)], "float32")
     values = paddle.gather(table, weight.flatten().astype("int32"))
@@ -119,8 +125,8 @@ def dequantize_weight(weight, stored):
 
 
 @paddle.no_grad()
-def quantize_dequantize(x, quantizer):
-    """x as fp8 sees it: rounded to fp8 under the quantizer's scale and multiplied by 1 / scale. float32, x's shape.
+def quantize_dequantize(x: Tensor, quantizer: Quantizer) -> Tensor:
+    """Return x rounded to fp8 under the quantizer's scale and multiplied by 1 / scale. float32, x's shape.
 
     x: float32, or bfloat16 or float16, of any shape. Delayed scaling records x's amax for the steps to come.
     """
@@ -128,8 +134,8 @@ def quantize_dequantize(x, quantizer):
 
 
 @paddle.no_grad()
-def _quantize_dequantize_together(tensors, quantizer):
-    """The same of several tensors, under one scale."""
+def _quantize_dequantize_together(tensors: Sequence[Tensor], quantizer: Quantizer) -> list[Tensor]:
+    """Do the same to several tensors, under one scale."""
     tensors = [x.astype("float32") for x in tensors]
     amax = functools.reduce(paddle.maximum, map(_amax, tensors))
     quantizer.record_amax(amax)
@@ -138,19 +144,20 @@ def _quantize_dequantize_together(tensors, quantizer):
 
 
 @paddle.no_grad()
-def quantize_dequantize_blocks(x, quantizer, columnwise=False):
-    """As quantize_dequantize, with block scaling.
+def quantize_dequantize_blocks(x: Tensor, quantizer: Quantizer, columnwise: bool = False) -> Tensor:
+    """Do as quantize_dequantize, with block scaling.
 
     x: [..., cols]. quantizer: with a BlockScaling. columnwise: for a GEMM that sums over the rows. Bit for bit TE
     2.20's common/transpose/quantize_transpose_{vector,square}_blockwise.cu, where the values are not subnormal.
     Raises ValueError where 128 does not divide cols, or the rows if blocks lie across them.
     """
+    assert isinstance(quantizer.scaling, BlockScaling)
     blocks, scale = _blocks_and_scales(x, quantizer.scaling, columnwise)
     return (round_to_fp8(blocks * scale, quantizer.dtype) * divide(1.0, scale)).reshape(x.shape)
 
 
-def _blocks_and_scales(x, scaling, columnwise=False):
-    """(blocks, scales) of x under a BlockScaling whose blocks have a rows and b columns.
+def _blocks_and_scales(x: Tensor, scaling: BlockScaling, columnwise: bool = False) -> tuple[Tensor, Tensor]:
+    """Return (blocks, scales) of x under a BlockScaling whose blocks have a rows and b columns.
 
     blocks: x in float32, [rows / a, a, cols / b, b]. scales: one for each block, [rows / a, 1, cols / b, 1]. columnwise
     and what is raised: as `quantize_dequantize_blocks`.
@@ -169,9 +176,11 @@ def _blocks_and_scales(x, scaling, columnwise=False):
 
 
 @paddle.no_grad()
-def rounded_to_mxfp8(x):
-    """x as MXFP8 keeps it, in x's dtype, which is exact in bfloat16: of each 32 numbers beside each other e4m3 numbers
-    times one power of 2, the least with which none of them is beyond 448 (OCP Microscaling Formats 1.0, 2023).
+def rounded_to_mxfp8(x: Tensor) -> Tensor:
+    """Return x as MXFP8 keeps it, in x's dtype, which is exact in bfloat16.
+
+    Each 32 numbers beside each other are e4m3 numbers times one power of 2, the least with which none of them is beyond
+    448 (OCP Microscaling Formats 1.0, 2023).
 
     x: float32, bfloat16 or float16 [..., cols]. Raises ValueError where 32 does not divide cols. Bit for bit what
     paddle_te/native/kernels/mxfp8.cuh restores, where the powers are above 2**-100; a block with a number that is not
@@ -186,9 +195,9 @@ def rounded_to_mxfp8(x):
     return paddle.where(finite, values, paddle.full_like(values, float("nan"))).reshape(x.shape).astype(x.dtype)
 
 
-def operands(x, quantizer):
-    """x as a GEMM that sums over its columns reads it, and as one that sums over its rows does."""
-    if quantizer.kind != "block":
+def operands(x: Tensor, quantizer: Quantizer) -> tuple[Tensor, Tensor]:
+    """Return x as a GEMM that sums over its columns reads it, and as one that sums over its rows does."""
+    if not isinstance(quantizer.scaling, BlockScaling):
         return (quantize_dequantize(x, quantizer),) * 2
     if quantizer.scaling.block_scaling_dim == 2:
         return (quantize_dequantize_blocks(x, quantizer),) * 2
@@ -197,12 +206,12 @@ def operands(x, quantizer):
 
 class _EmulatedFP8Linear(PyLayer):
     @staticmethod
-    def forward(ctx, x, weight, quantizers, transpose_y):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, quantizers: GemmQuantizers, transpose_y: bool) -> Tensor:
         ctx.quantizers, ctx.transpose_y = quantizers, transpose_y
         ctx.dtypes = x.dtype, weight.dtype
         ctx.needs_grad = not x.stop_gradient, not weight.stop_gradient
         x8, x8_columnwise = operands(x, quantizers.input)
-        if quantizers.weight.kind == "stored":
+        if isinstance(quantizers.weight, StoredWeight):
             weight8 = dequantize_weight(weight, quantizers.weight)
             kept = weight  # a copy of every weight in float32 would be what storing in fp8 spares
         else:
@@ -212,10 +221,12 @@ class _EmulatedFP8Linear(PyLayer):
         return paddle.matmul(x8, weight8, transpose_y=transpose_y).astype(x.dtype)
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(  # type: ignore[override]  # Paddle gives it the gradients of forward's results
+        ctx: Any, dy: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
         x8, kept = ctx.saved_tensor()
         of_weight = ctx.quantizers.weight
-        weight8 = dequantize_weight(kept, of_weight) if of_weight.kind == "stored" else kept
+        weight8 = dequantize_weight(kept, of_weight) if isinstance(of_weight, StoredWeight) else kept
         dy8, dy8_columnwise = operands(dy, ctx.quantizers.grad_output)
         dx = dweight = None  # Paddle wants None for what needs no gradient
         if ctx.needs_grad[0]:
@@ -229,8 +240,8 @@ class _EmulatedFP8Linear(PyLayer):
         return dx, dweight
 
 
-def emulated_fp8_linear(x, weight, quantizers, transpose_y=True):
-    """x · weightᵀ with all operands rounded to fp8, forward and backward, products summed in float32.
+def emulated_fp8_linear(x: Tensor, weight: Tensor, quantizers: GemmQuantizers, transpose_y: bool = True) -> Tensor:
+    """Return x · weightᵀ with all operands rounded to fp8, forward and backward, products summed in float32.
 
     x: [..., in], weight: [out, in], or [in, out] without transpose_y, result [..., out] in x's dtype. quantizers:
     GemmQuantizers. y = q(x) · q(weight)ᵀ, dx = q(dy) · q(weight), dweight = q(dy)ᵀ · q(x), where q is
@@ -249,7 +260,9 @@ class _EmulatedFP8Attention(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, scale, quantizers):
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, quantizers: Sequence[GemmQuantizers]
+    ) -> Tensor:
         b, s, h_kv, d = k.shape
         of_qkv, of_softmax, of_out = (quantizer.input for quantizer in quantizers)
         heads = lambda x: x.transpose([0, 2, 1, 3]).reshape([b, h_kv, -1, s, d])  # noqa: E731
@@ -259,14 +272,18 @@ class _EmulatedFP8Attention(PyLayer):
         statistics = greatest + (scores - greatest).exp().sum(-1, keepdim=True).log()
         softmax8 = quantize_dequantize((scores - statistics).exp(), of_softmax)
         out8 = quantize_dequantize(paddle.matmul(softmax8, v8), of_out)
-        in_fp8 = quantizers[0].forward_pass.recipe.fp8_dpa_bwd
+        forward_pass = quantizers[0].forward_pass
+        assert isinstance(forward_pass, ForwardPass)  # attention in fp8 is delayed scaling's
+        in_fp8 = forward_pass.recipe.fp8_dpa_bwd
         kept = (q8, k8, v8) if in_fp8 else [heads(x.astype("float32")) for x in (q, k, v)]
         ctx.save_for_backward(*kept, statistics, out8)
         ctx.options = scale, quantizers, in_fp8, heads, q.dtype, [not x.stop_gradient for x in (q, k, v)]
         return _tokens(out8).astype(q.dtype)
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(  # type: ignore[override]  # Paddle gives it the gradients of forward's results
+        ctx: Any, dout: Tensor
+    ) -> tuple[Tensor | None, ...]:
         q, k, v, statistics, out = ctx.saved_tensor()
         scale, quantizers, in_fp8, heads, dtype, needs = ctx.options
         cast = quantize_dequantize if in_fp8 else lambda x, _: x
@@ -285,20 +302,22 @@ class _EmulatedFP8Attention(PyLayer):
         return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
 
 
-def _causal_scores(q, k, scale):
-    """q·kᵀ·scale, -inf where a token comes later."""
+def _causal_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return q·kᵀ·scale, -inf where a token comes later."""
     s = q.shape[-2]
     later = paddle.triu(paddle.full([s, s], float("-inf")), diagonal=1)
     return paddle.matmul(q, k, transpose_y=True) * scale + later
 
 
-def _tokens(x):
-    """[b, h_kv, group, s, d] -> [b, s, h, d]."""
+def _tokens(x: Tensor) -> Tensor:
+    """Return [b, s, h, d] of [b, h_kv, group, s, d]."""
     return x.flatten(1, 2).transpose([0, 2, 1, 3])
 
 
-def emulated_fp8_attention(q, k, v, scale, quantizers):
-    """Causal softmax(q·kᵀ·scale)·v, all operands rounded to fp8, forward and (recipe.fp8_dpa_bwd) backward.
+def emulated_fp8_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, quantizers: Sequence[GemmQuantizers]
+) -> Tensor:
+    """Return causal softmax(q·kᵀ·scale)·v, all operands rounded to fp8, forward and (fp8_dpa_bwd) backward.
 
     q: [b, s, h, d]; k, v: [b, s, h_kv, d]; result like q. quantizers: GemmQuantizers of q, k and v (under one scale),
     of the softmax and of the output. Without fp8_dpa_bwd backward takes q, k, v as they came, and the rounded output.

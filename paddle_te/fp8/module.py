@@ -1,12 +1,25 @@
-"""What a layer holds for its fp8 GEMMs, and which layers are one model."""
+"""Hold a layer's side of its fp8 GEMMs, and say which layers are one model."""
+
+from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+from paddle import nn
+from paddle.distributed.communication.group import Group
 
 from . import autocast
-from .state import Quantizer, scaling_state
+from .recipe import DelayedScaling, Recipe
+from .state import BlockPair, Quantizer, ScalingState, Update, scaling_state
 from .stored import StoredWeight
+
+
+class Pass(Protocol):
+    """A forward pass, as backward sees it: it calls backward_done when it has finished."""
+
+    def backward_done(self) -> None: ...
 
 
 class GemmQuantizers:
@@ -32,7 +45,14 @@ class GemmQuantizers:
         "_cache",
     )
 
-    def __init__(self, gemm, forward_pass, is_first_microbatch, generation=0, amax_group=None):
+    def __init__(
+        self,
+        gemm: Gemm,
+        forward_pass: Pass,
+        is_first_microbatch: bool | None,
+        generation: int = 0,
+        amax_group: Group | None = None,
+    ) -> None:
         self.input, self.weight, self.grad_output, self._cache = gemm
         self.forward_pass, self.amax_group = forward_pass, amax_group
         stored = self.weight.kind == "stored"
@@ -44,11 +64,11 @@ class GemmQuantizers:
         self.update_weight = out_of_date and not stored
 
     @property
-    def cached_weight(self):
-        """What `cache_weight` kept last, None for nothing. Where update_weight is True it is out of date."""
+    def cached_weight(self) -> Any:
+        """The weight that `cache_weight` kept last, None for nothing. Where update_weight is True it is out of date."""
         return self._cache.value
 
-    def cache_weight(self, value):
+    def cache_weight(self, value: Any) -> None:
         """Keep the quantized weight for the micro-batches to come, if keeps_weight."""
         self._cache.value = value if self.keeps_weight else None
         self._cache.generation = self._generation
@@ -59,7 +79,7 @@ class WeightCache:
 
     __slots__ = ("value", "generation")
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.value = None
         self.generation = -1
 
@@ -74,29 +94,41 @@ class Gemm(NamedTuple):
 
 
 class Binding:
-    """A module's quantizers for one recipe, and under delayed scaling its place among the other modules.
+    """A module's quantizers for one recipe.
 
     gemms, evaluation_gemms: a Gemm for each, which share their caches. stored: the StoredWeight of each, None for one
     that is quantized in each step.
-    Delayed scaling only: state, the ScalingState; pair, the BlockPair, and gemm, the place of the first GEMM in it;
-    done, the generation of scales in which the module last completed a backward.
     """
 
-    def __init__(self, recipe, stored, state=None):
+    def __init__(self, recipe: Recipe, stored: Sequence[StoredWeight | None]) -> None:
         self.num_gemms = len(stored)
-        self.state, self.pair, self.gemm, self.done = state, None, 0, None
         for weight in filter(None, stored):
             weight.check_recipe(recipe)
         weights = [(weight, WeightCache()) for weight in stored]
 
-        def gemms(records):
+        def gemms(records: bool) -> list[Gemm]:
             pairs = zip(recipe.scalings, recipe.first_scalings, strict=True)
             of_input, of_weight, of_grad = [partial(Quantizer, *pair, records) for pair in pairs]
             return [Gemm(of_input(), weight or of_weight(), of_grad(), cache) for weight, cache in weights]
 
         self.gemms, self.evaluation_gemms = gemms(True), gemms(False)
 
-    def move_to(self, pair, gemm):
+
+class DelayedBinding(Binding):
+    """A Binding under delayed scaling, with its place among the other modules.
+
+    pair: the BlockPair, where `move_to` has put it. gemm: the place of the first GEMM in it. done: the generation of
+    scales in which the module last completed a backward.
+    """
+
+    pair: BlockPair
+
+    def __init__(self, recipe: DelayedScaling, stored: Sequence[StoredWeight | None], state: ScalingState) -> None:
+        super().__init__(recipe, stored)
+        self.state, self.gemm = state, 0
+        self.done: int | None = None
+
+    def move_to(self, pair: BlockPair, gemm: int) -> None:
         """Take the columns of a BlockPair that begin with those of its GEMM number `gemm`."""
         self.pair, self.gemm = pair, gemm
         for gemms in (self.gemms, self.evaluation_gemms):
@@ -111,14 +143,18 @@ class ForwardPass:
 
     __slots__ = ("recipe", "_scaling", "_binding", "_generation", "_training")
 
-    def __init__(self, scaling, binding, training):
+    def __init__(self, scaling: ModuleScaling, binding: DelayedBinding, training: bool) -> None:
         self.recipe = binding.state.recipe
-        self._scaling, self._binding, self._training = scaling, binding, training
+        self._scaling, self._training = scaling, training
+        self._binding: DelayedBinding | None = binding
         self._generation = binding.pair.generation
         binding.pair.in_flight += 1
 
-    def backward_done(self):
-        """Raises RuntimeError when the scales were updated since the forward: the gradients are wrong then."""
+    def backward_done(self) -> None:
+        """Note that backward has finished.
+
+        Raises RuntimeError where the scales were updated since the forward: the gradients are wrong then.
+        """
         binding = self._close()
         if binding is None:
             return
@@ -130,7 +166,7 @@ class ForwardPass:
         if self._training:
             binding.done = self._generation
 
-    def _close(self):
+    def _close(self) -> DelayedBinding | None:
         binding, self._binding = self._binding, None
         if binding is not None:
             binding.pair.in_flight -= 1
@@ -143,7 +179,7 @@ class _Untracked:
     """The ForwardPass of recipes that have no state."""
 
     @staticmethod
-    def backward_done():
+    def backward_done() -> None:
         pass
 
 
@@ -159,31 +195,37 @@ class ModuleScaling:
     stored: a StoredWeight for each GEMM where the weights exist in fp8 only, else empty.
     """
 
-    def __init__(self, num_gemms, update, attention=False, stored=()):
+    def __init__(
+        self, num_gemms: int, update: Update, attention: bool = False, stored: Sequence[StoredWeight] = ()
+    ) -> None:
         self.num_gemms = num_gemms
         self.update = update
         self.attention = attention
         self.stored = stored
-        self.name = self.model = None
-        self._bindings = {}  # recipe -> Binding
-        self._recipe = self._binding = None  # those of the last forward
+        self.name: str | None = None
+        self.model: Model | None = None
+        self._bindings: dict[Recipe, Binding] = {}
+        self._last: tuple[Recipe, Binding] | None = None  # of the last forward
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # a copied or unpickled layer has scales of its own, but for those of its weights
         return ModuleScaling, (self.num_gemms, self.update, self.attention, self.stored)
 
     @classmethod
-    def of_attention(cls, update):
-        """That of an attention."""
+    def of_attention(cls, update: Update) -> ModuleScaling:
+        """Return the ModuleScaling of an attention."""
         return cls(3, update, attention=True)
 
-    def serves(self, recipe):
-        """Whether the recipe has this module compute in fp8."""
+    def serves(self, recipe: Recipe) -> bool:
+        """Return whether the recipe has this module compute in fp8."""
         return not self.attention or recipe.fp8_dpa
 
-    def begin_forward(self, training=True, is_first_microbatch=None):
-        """Call at the start of each forward: a tuple of GemmQuantizers, one a GEMM; None outside `fp8_autocast`,
-        and for attention under a recipe without fp8_dpa.
+    def begin_forward(
+        self, training: bool = True, is_first_microbatch: bool | None = None
+    ) -> tuple[GemmQuantizers, ...] | None:
+        """Begin a forward: return a GemmQuantizers for each GEMM.
+
+        Returns None outside `fp8_autocast`, and for attention under a recipe without fp8_dpa.
 
         is_first_microbatch: as `fp8.microbatch`, which is asked where it is None.
 
@@ -205,12 +247,13 @@ class ModuleScaling:
             return None
         if is_first_microbatch is None:
             is_first_microbatch = context.is_first_microbatch
-        if context.recipe is not self._recipe:
-            self._recipe, self._binding = context.recipe, self.bind(context.recipe)
-        binding = self._binding
-        state, gemms = binding.state, binding.gemms if training else binding.evaluation_gemms
-        if state is None:
+        if self._last is None or context.recipe is not self._last[0]:
+            self._last = context.recipe, self.bind(context.recipe)
+        binding = self._last[1]
+        gemms = binding.gemms if training else binding.evaluation_gemms
+        if not isinstance(binding, DelayedBinding):
             return tuple([GemmQuantizers(gemm, _Untracked, is_first_microbatch) for gemm in gemms])
+        state = binding.state
         if training:
             state.group = context.group
             may_begin_step = is_first_microbatch is not False and not context.in_recompute
@@ -221,8 +264,8 @@ class ModuleScaling:
         generation, group = binding.pair.generation, state.reduction_group()
         return tuple([GemmQuantizers(gemm, forward_pass, is_first_microbatch, generation, group) for gemm in gemms])
 
-    def bind(self, recipe):
-        """The Binding for a recipe, made where there is none: for the whole model at once."""
+    def bind(self, recipe: Recipe) -> Binding:
+        """Return the Binding for a recipe. Where there is none it is made, for the whole model at once."""
         if recipe not in self._bindings:
             modules = [self] if self.model is None else self.model.without_binding(recipe)
             for update in dict.fromkeys(module.update for module in modules):
@@ -233,25 +276,25 @@ class ModuleScaling:
 class Model:
     """Modules whose scales are updated together: with one kernel and one reduction for each fp8 dtype."""
 
-    def __init__(self, modules):
+    def __init__(self, modules: Sequence[ModuleScaling]) -> None:
         self._modules = [weakref.ref(module) for module in modules]
         for module in modules:
             module.model = self
 
-    def without_binding(self, recipe):
-        """The modules that are still there, compute in fp8 under the recipe, and have no Binding for it yet."""
+    def without_binding(self, recipe: Recipe) -> list[ModuleScaling]:
+        """Return the modules that are still there, compute in fp8 under the recipe, and have no Binding for it yet."""
         alive = filter(None, (reference() for reference in self._modules))
         return [module for module in alive if module.serves(recipe) and recipe not in module._bindings]
 
 
-def scaling_modules(root):
-    """{structured name: ModuleScaling} of all layers under `root`, itself included, that have one as `fp8`."""
+def scaling_modules(root: nn.Layer) -> dict[str, ModuleScaling]:
+    """Return {structured name: ModuleScaling} of all layers under `root`, itself included, that have one as `fp8`."""
     layers = root.named_sublayers(include_self=True)
     return {name: layer.fp8 for name, layer in layers if isinstance(getattr(layer, "fp8", None), ModuleScaling)}
 
 
-def bind_model(root):
-    """Declares all layers under `root` to be one model, whose fp8 scales are updated together.
+def bind_model(root: nn.Layer) -> None:
+    """Declare all layers under `root` to be one model, whose fp8 scales are updated together.
 
     PaddleNLP's models with these layers and TransformerLayer do so when they are built. Call it for a model of your own
     once it is built and before its first forward in fp8; what has run in fp8 before stays where it is.
@@ -259,11 +302,15 @@ def bind_model(root):
     Model(list(scaling_modules(root).values()))
 
 
-def _bind_together(modules, recipe):
+def _bind_together(modules: Sequence[ModuleScaling], recipe: Recipe) -> None:
     """Make the modules' Bindings for a recipe; under delayed scaling they share blocks and have one `update`."""
-    state = scaling_state(modules[0].update, recipe) if recipe.kind == "delayed" else None
-    bindings = [Binding(recipe, module.stored or [None] * module.num_gemms, state) for module in modules]
-    if state is not None:
-        state.add(bindings)
+    stored: list[Sequence[StoredWeight | None]] = [module.stored or [None] * module.num_gemms for module in modules]
+    bindings: Sequence[Binding]
+    if isinstance(recipe, DelayedScaling):
+        state = scaling_state(modules[0].update, recipe)
+        bindings = delayed = [DelayedBinding(recipe, each, state) for each in stored]
+        state.add(delayed)
+    else:
+        bindings = [Binding(recipe, each) for each in stored]
     for module, binding in zip(modules, bindings, strict=True):
         module._bindings[recipe] = binding

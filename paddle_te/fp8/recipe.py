@@ -1,11 +1,14 @@
-"""How fp8 scales are chosen: recipes with Transformer Engine's names, arguments and defaults."""
+"""Choose fp8 scales: recipes with Transformer Engine's names, arguments and defaults."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from paddle_te.fp8.scaling import BlockScaling, GemmScalings, TensorScaling
 from paddle_te.options import LAYER_OPTIONS
+from paddle_te.options.scripts import Precision
 
 # Largest finite values (Micikevicius et al., "FP8 Formats for Deep Learning", 2022, table 1).
 FP8_MAX = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -23,26 +26,26 @@ class Format(Enum):
     E4M3 = _Format("e4m3", "e4m3")
 
 
-def _check_format(fp8_format):
+def _check_format(fp8_format: object) -> None:
     if not isinstance(fp8_format, Format):
         raise ValueError(f"fp8_format={fp8_format!r}; it may be Format.HYBRID or Format.E4M3")
 
 
-def _check_options(recipe, *names):
-    """Raises ValueError for fields that hold what their options, named fp8_ and the field's name, may not be."""
+def _check_options(recipe: Recipe, *names: str) -> None:
+    """Raise ValueError for fields with values that their options, named fp8_ and the field's name, do not allow."""
     for name in names:
         kind = LAYER_OPTIONS[f"fp8_{name}"].kind
         if fault := kind.fault(getattr(recipe, name)):
             raise ValueError(f"{name}={getattr(recipe, name)!r}; it must be {fault}")
 
 
-def _check_flags(recipe, *names):
+def _check_flags(recipe: Recipe, *names: str) -> None:
     for name in names:
         if not isinstance(getattr(recipe, name), bool):
             raise ValueError(f"{name}={getattr(recipe, name)!r}; it must be True or False")
 
 
-def _check_no_attention(recipe):
+def _check_no_attention(recipe: Recipe) -> None:
     if recipe.fp8_dpa is not False:
         raise ValueError(
             f"fp8_dpa={recipe.fp8_dpa!r}: Transformer Engine has no fp8 attention with {recipe.kind} scaling on "
@@ -50,7 +53,7 @@ def _check_no_attention(recipe):
         )
 
 
-def _one_scale_a_tensor(kind, fp8_format):
+def _one_scale_a_tensor(kind: str, fp8_format: Format) -> GemmScalings:
     forward, backward = (TensorScaling(kind, dtype) for dtype in fp8_format.value)
     return GemmScalings(input=forward, weight=forward, grad_output=backward)
 
@@ -74,18 +77,18 @@ class DelayedScaling:
     Raises ValueError for anything else.
     """
 
-    margin: int = LAYER_OPTIONS["fp8_margin"].default
+    margin: int = Precision.fp8_margin
     fp8_format: Format = Format.HYBRID
-    amax_history_len: int = LAYER_OPTIONS["fp8_amax_history_len"].default
-    amax_compute_algo: str = LAYER_OPTIONS["fp8_amax_compute_algo"].default
+    amax_history_len: int = Precision.fp8_amax_history_len
+    amax_compute_algo: str = Precision.fp8_amax_compute_algo
     reduce_amax: bool = True
     fp8_dpa: bool = False
     fp8_dpa_bwd: bool = True
     first_step: str = "current"
 
-    kind = "delayed"
+    kind: ClassVar[str] = "delayed"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_format(self.fp8_format)
         _check_options(self, "margin", "amax_history_len", "amax_compute_algo")
         _check_flags(self, "reduce_amax", "fp8_dpa", "fp8_dpa_bwd")
@@ -93,13 +96,13 @@ class DelayedScaling:
             raise ValueError(f"first_step={self.first_step!r}; it must be current or delayed")
 
     @property
-    def scalings(self):
-        """GemmScalings."""
+    def scalings(self) -> GemmScalings:
+        """How the tensors of a GEMM are scaled."""
         return _one_scale_a_tensor("delayed", self.fp8_format)
 
     @property
-    def first_scalings(self):
-        """GemmScalings until the first update of the scales."""
+    def first_scalings(self) -> GemmScalings:
+        """How they are scaled until the first update of the scales."""
         return _one_scale_a_tensor(self.first_step, self.fp8_format)
 
 
@@ -114,15 +117,15 @@ class Float8CurrentScaling:
     fp8_format: Format = Format.HYBRID
     fp8_dpa: bool = False
 
-    kind = "current"
+    kind: ClassVar[str] = "current"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_format(self.fp8_format)
         _check_no_attention(self)
 
     @property
-    def scalings(self):
-        """GemmScalings."""
+    def scalings(self) -> GemmScalings:
+        """How the tensors of a GEMM are scaled."""
         return _one_scale_a_tensor("current", self.fp8_format)
 
     first_scalings = scalings
@@ -141,23 +144,23 @@ class Float8BlockScaling:
     """
 
     fp8_format: Format = Format.E4M3
-    power_2_scale: bool = LAYER_OPTIONS["fp8_power_2_scale"].default
-    amax_epsilon: float = LAYER_OPTIONS["fp8_amax_epsilon"].default
+    power_2_scale: bool = Precision.fp8_power_2_scale
+    amax_epsilon: float = Precision.fp8_amax_epsilon
     fp8_dpa: bool = False
 
-    kind = "block"
+    kind: ClassVar[str] = "block"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_format(self.fp8_format)
         _check_options(self, "amax_epsilon")
         _check_flags(self, "power_2_scale")
         _check_no_attention(self)
 
     @property
-    def scalings(self):
-        """GemmScalings."""
+    def scalings(self) -> GemmScalings:
+        """How the tensors of a GEMM are scaled."""
 
-        def of(dtype, block_scaling_dim):
+        def of(dtype: str, block_scaling_dim: int) -> BlockScaling:
             return BlockScaling(dtype, block_scaling_dim, self.power_2_scale, self.amax_epsilon)
 
         forward, backward = self.fp8_format.value
@@ -166,4 +169,7 @@ class Float8BlockScaling:
     first_scalings = scalings
 
 
-RECIPES = {recipe.kind: recipe for recipe in (DelayedScaling, Float8CurrentScaling, Float8BlockScaling)}
+Recipe: TypeAlias = DelayedScaling | Float8CurrentScaling | Float8BlockScaling
+RECIPES: dict[str, type[Recipe]] = {
+    recipe.kind: recipe for recipe in (DelayedScaling, Float8CurrentScaling, Float8BlockScaling)
+}

@@ -1,6 +1,8 @@
-"""How the tensors of a GEMM are scaled when they become fp8: what a recipe says of each, for backends to look up."""
+"""Describe how the tensors of a GEMM become fp8: a recipe's record of each, for backends to look up."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from paddle_te.options import FP8_RECIPES
 
@@ -8,7 +10,8 @@ BLOCK = FP8_RECIPES["block"]  # numbers of a block, in a dimension in which it h
 MXFP8_BLOCK = 32  # numbers beside each other that share a power of 2 in MXFP8
 
 
-class TensorScaling(NamedTuple):
+@dataclass(frozen=True)
+class TensorScaling:
     """One scale for the whole tensor.
 
     kind: where it comes from: "delayed": earlier steps; "current": the tensor at hand. dtype: "e4m3" or "e5m2".
@@ -17,10 +20,11 @@ class TensorScaling(NamedTuple):
     kind: str
     dtype: str
 
-    multiple = FP8_RECIPES["delayed"]  # what divides the dimensions of the GEMM
+    multiple: ClassVar[int] = FP8_RECIPES["delayed"]  # what divides the dimensions of the GEMM
 
 
-class BlockScaling(NamedTuple):
+@dataclass(frozen=True)
+class BlockScaling:
     """A scale for each block of the tensor, from the amax of the block at hand.
 
     dtype: "e4m3" or "e5m2".
@@ -34,12 +38,12 @@ class BlockScaling(NamedTuple):
     power_2_scale: bool
     amax_epsilon: float
 
-    kind = "block"
-    multiple = FP8_RECIPES[kind]
+    kind: ClassVar[str] = "block"
+    multiple: ClassVar[int] = FP8_RECIPES["block"]
 
 
-def check_block_sizes(name, shape):
-    """Raises ValueError where the sizes of a weight are no multiples of a block's. shape: of the rank's part."""
+def check_block_sizes(name: str, shape: Sequence[int]) -> None:
+    """Raise ValueError where the sizes of a weight are no multiples of a block's. shape: of the rank's part."""
     if any(size % BLOCK for size in shape):
         raise ValueError(
             f"fp8_recipe=block needs weights whose sizes {BLOCK} divides, and {name} is {list(shape)} on a rank; take "
@@ -47,30 +51,31 @@ def check_block_sizes(name, shape):
         )
 
 
-class StoredScaling(NamedTuple):
-    """That of a weight which exists in fp8 only: its scales were made together with it.
+@dataclass(frozen=True)
+class StoredScaling:
+    """The scaling of a weight which exists in fp8 only: its scales were made together with it.
 
     made_by: how: by a TensorScaling of kind "current", or by a BlockScaling.
     """
 
     made_by: TensorScaling | BlockScaling
 
-    kind = "stored"
+    kind: ClassVar[str] = "stored"
 
     @property
-    def dtype(self):
-        """As that of a TensorScaling."""
+    def dtype(self) -> str:
+        """The dtype, as a TensorScaling's."""
         return self.made_by.dtype
 
     @property
-    def in_blocks(self):
-        """Whether each block has a scale. Such a weight is multiplied with what has block scaling alone."""
-        return self.made_by.kind == BlockScaling.kind
+    def in_blocks(self) -> bool:
+        """Whether each block has a scale. Such a weight is multiplied only with tensors that have block scaling."""
+        return isinstance(self.made_by, BlockScaling)
 
     @property
-    def words(self):
-        """What to call the precision of such a weight. Where other bytes are made of the same weight it is another."""
-        if not self.in_blocks:
+    def words(self) -> str:
+        """The words for the precision of such a weight. Other bytes of the same weight have other words."""
+        if not isinstance(self.made_by, BlockScaling):
             return "fp8"
         of_scales = "of powers of 2" if self.made_by.power_2_scale else "of float32"
         least = f" and an amax of at least {self.made_by.amax_epsilon:g}" if self.made_by.amax_epsilon else ""
@@ -78,7 +83,7 @@ class StoredScaling(NamedTuple):
 
 
 class GemmScalings(NamedTuple):
-    """Those of the tensors of a GEMM y = x · weightᵀ."""
+    """The scalings of the tensors of a GEMM y = x · weightᵀ."""
 
     input: TensorScaling | BlockScaling
     weight: TensorScaling | BlockScaling

@@ -1,4 +1,4 @@
-"""The state of delayed scaling: amax histories and scales of all modules, updated at step boundaries only.
+"""Keep the state of delayed scaling: amax histories and scales of all modules, updated at step boundaries only.
 
 Within a step all forward passes, recomputed ones too, and all micro-batches in flight use the same scales. Each adds
 its amax (by maximum) to row 0 of a history; a recomputed forward adds the same values again and changes nothing.
@@ -11,24 +11,58 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
+from paddle.distributed.communication.group import Group
 
-from .recipe import FP8_MAX
+from .recipe import FP8_MAX, DelayedScaling
+from .scaling import BlockScaling, TensorScaling
 
 FLOAT32_MAX = 3.4028234663852886e38
+T = TypeVar("T")
 
 
-def divide(a, b):
-    """a / b in float32, correctly rounded as CUDA's division is; more than float32 holds becomes its maximum.
+class Update(Protocol):
+    """A way to update scales that does what `amax_and_scale_update` does.
+
+    It returns the new tensors, or None when it worked in place. One that works in place is given scale_inv [n, 4] where
+    fp8_dpa is on, and writes 1 / scale into its first column.
+    """
+
+    def __call__(
+        self,
+        history: Tensor,
+        scale: Tensor,
+        fp8_max: float,
+        margin: int,
+        amax_compute_algo: str,
+        scale_inv: Tensor | None = None,
+        /,
+    ) -> tuple[Tensor, Tensor] | None: ...
+
+
+class Bound(Protocol):
+    """A module's quantizers, which take their place in a BlockPair: see `module.Binding`."""
+
+    num_gemms: int
+
+    def move_to(self, pair: BlockPair, gemm: int) -> None: ...
+
+
+def divide(a: Tensor | float, b: Tensor) -> Tensor:
+    """Return a / b in float32, correctly rounded as CUDA's division is; more than float32 holds becomes its maximum.
 
     Paddle's float32 division on the CPU is off by one bit now and then. A float64 quotient, rounded to float32, is
     not: 53 bits are more than 2·24 + 1 (Figueroa, "When is double rounding innocuous?", 1995).
     """
-    a, b = (x.astype("float64") if isinstance(x, paddle.Tensor) else x for x in (a, b))
-    return (a / b).clip(max=FLOAT32_MAX).astype("float32")
+    numerator = a.astype("float64") if isinstance(a, Tensor) else a
+    return (numerator / b.astype("float64")).clip(max=FLOAT32_MAX).astype("float32")
 
 
 def amax_and_scale_update(
@@ -82,45 +116,50 @@ class Quantizer:
         "__weakref__",
     )
 
-    def __init__(self, scaling, first_scaling, records=True):
+    def __init__(
+        self, scaling: TensorScaling | BlockScaling, first_scaling: TensorScaling | BlockScaling, records: bool = True
+    ) -> None:
         """first_scaling: as long as its block is fresh. records: False for evaluation, whose amax is lost."""
         self.scaling, self._later_scaling, self._first_scaling = scaling, scaling, first_scaling
         self.scale_ptr = self.amax_ptr = self.scale_inv_ptr = 0
-        self._block = self._column = None
+        self._block: Block | None = None
+        self._column = 0
         self._records = records
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         return self.scaling.kind
 
     @property
-    def dtype(self):
+    def dtype(self) -> str:
         return self.scaling.dtype
 
     @property
-    def fp8_max(self):
+    def fp8_max(self) -> float:
         return FP8_MAX[self.scaling.dtype]
 
-    def move_to(self, block, column):
+    def move_to(self, block: Block, column: int) -> None:
         """Keep the numbers of delayed scaling in that column of a block."""
         self._block, self._column = block, column
         block.quantizers.add(self)
         self.bind()
 
-    def bind(self):
+    def bind(self) -> None:
         """Take the addresses of the block's tensors, and the scaling that holds now."""
         block, column = self._block, self._column
+        assert block is not None  # `move_to` has set it
         self.scaling = self._first_scaling if block.fresh else self._later_scaling
         self.scale_ptr = block.scale.data_ptr() + 4 * column
         self.scale_inv_ptr = block.scale_inv.data_ptr() + 16 * column
         self.amax_ptr = block.history.data_ptr() + 4 * column if self._records else block.scratch.data_ptr()
 
     @property
-    def scale(self):
-        """The scale as a float32 tensor of shape []. Of kind "delayed" only."""
+    def scale(self) -> Tensor:
+        """The scale as a float32 tensor of shape []; only for kind "delayed"."""
+        assert self._block is not None  # of kind "delayed"
         return self._block.scale[self._column]
 
-    def record_amax(self, amax):
+    def record_amax(self, amax: Tensor) -> None:
         """Add a float32 tensor of shape [] to the step's amax, where the recipe has a history."""
         if self._records and self._block is not None:
             seen = self._block.amaxes[self._column]
@@ -135,24 +174,27 @@ class Block:
     addresses): float32 tensors on one device. fresh: the scales have never been updated.
     """
 
-    def __init__(self, dtype, history, scale, scale_inv):
+    def __init__(self, dtype: str, history: Tensor, scale: Tensor, scale_inv: Tensor) -> None:
         self.dtype = dtype
         self.fresh = True
         self.history, self.scale, self.scale_inv = history, scale, scale_inv
         self.scratch = paddle.zeros([4], dtype="float32")
         # recorded as tensors, not through pointers; `flush` brings them into row 0
-        self.amaxes, self.recorded = [None] * history.shape[1], False
-        self.quantizers = weakref.WeakSet()  # weak: without cycles states die with their modules
+        self.amaxes: list[Tensor | None] = [None] * history.shape[1]
+        self.recorded = False
+        self.quantizers: weakref.WeakSet[Quantizer] = (
+            weakref.WeakSet()
+        )  # weak: without cycles states die with their modules
         if scale_inv.data_ptr() % 16:
             raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
 
     @classmethod
-    def new(cls, dtype, amax_history_len, n):
-        """n tensors that nothing is known of, on the present device."""
+    def new(cls, dtype: str, amax_history_len: int, n: int) -> Block:
+        """Make a Block of n tensors without a history, on the present device."""
         zeros, ones = (lambda *shape: paddle.zeros(shape, "float32")), (lambda *shape: paddle.ones(shape, "float32"))
         return cls(dtype, zeros(amax_history_len, n), ones(n), ones(n, 4))
 
-    def flush(self):
+    def flush(self) -> None:
         """Bring recorded amax tensors into row 0."""
         if self.recorded:
             zero = paddle.zeros([], dtype="float32")
@@ -160,43 +202,43 @@ class Block:
             self.set(paddle.concat([paddle.maximum(self.history[:1], row.unsqueeze(0)), self.history[1:]]), self.scale)
             self.amaxes, self.recorded = [None] * len(self.amaxes), False
 
-    def set(self, history, scale):
-        """Put other tensors in place of history and scale."""
+    def set(self, history: Tensor, scale: Tensor) -> None:
+        """Replace history and scale by other tensors."""
         moved = history.data_ptr() != self.history.data_ptr() or scale.data_ptr() != self.scale.data_ptr()
         self.history, self.scale = history, scale
         if moved:
             self._bind_quantizers()
 
-    def _bind_quantizers(self):
+    def _bind_quantizers(self) -> None:
         for quantizer in self.quantizers:
             quantizer.bind()
 
-    def set_fresh(self, fresh):
+    def set_fresh(self, fresh: bool) -> None:
         """Say whether the scales have never been updated: all quantizers take the kind that follows from it."""
         if fresh != self.fresh:
             self.fresh = fresh
             self._bind_quantizers()
 
-    def drop(self):
+    def drop(self) -> None:
         """Forget the amaxes of the step."""
         self.amaxes, self.recorded = [None] * len(self.amaxes), False
         self.set(paddle.concat([paddle.zeros_like(self.history[:1]), self.history[1:]]), self.scale)
 
-    def restore(self, history, scale):
-        """As `set`, of arrays; brings scale_inv along, which the next update's kernel would."""
+    def restore(self, history: npt.NDArray[np.float32], scale: npt.NDArray[np.float32]) -> None:
+        """Do as `set`, with arrays; bring scale_inv along, which the next update's kernel would."""
         inverse = paddle.to_tensor((1 / scale).repeat(4).reshape([-1, 4]))
         self.scale_inv = inverse
         self.set(paddle.to_tensor(history), paddle.to_tensor(scale))
 
-    def reduce(self, group):
-        """The greatest of each amax of the step over the group's ranks."""
+    def reduce(self, group: Group) -> None:
+        """Take the greatest of each amax of the step over the group's ranks."""
         self.flush()
         row = self.history[0]
         dist.all_reduce(row, op=dist.ReduceOp.MAX, group=group)
         if row.data_ptr() != self.history.data_ptr():  # a device where slices are copies
             self.set(paddle.concat([row.unsqueeze(0), self.history[1:]]), self.scale)
 
-    def roll(self, recipe, update, group):
+    def roll(self, recipe: DelayedScaling, update: Update, group: Group | None) -> None:
         """End a step: the next scales, from the greatest amaxes over the group's ranks (None: this rank's)."""
         self.flush()
         if group is not None:
@@ -216,22 +258,22 @@ class BlockPair:
     in_flight: forward passes whose backward has not been.
     """
 
-    def __init__(self, forward, backward):
+    def __init__(self, forward: Block, backward: Block) -> None:
         self.forward, self.backward = forward, backward
         self.active, self.generation, self.in_flight = False, 0, 0
         self.warned = False  # that the scales stay as they are
 
     @property
-    def fresh(self):
+    def fresh(self) -> bool:
         """Whether the scales have never been updated: the model's first step has not ended yet."""
         return self.forward.fresh
 
-    def set_fresh(self, fresh):
-        """Say so, of both blocks."""
+    def set_fresh(self, fresh: bool) -> None:
+        """Say so of both blocks."""
         for block in (self.forward, self.backward):
             block.set_fresh(fresh)
 
-    def roll(self, recipe, update, group):
+    def roll(self, recipe: DelayedScaling, update: Update, group: Group | None) -> None:
         """Update the scales, if they were used since the last update."""
         if self.active:
             self.forward.roll(recipe, update, group)
@@ -240,7 +282,7 @@ class BlockPair:
             self.active = False
             self.generation += 1
 
-    def drop(self):
+    def drop(self) -> None:
         """Forget the step that ends, of which nothing shall be kept: the next one uses the same scales as it."""
         if self.active:
             for block in (self.forward, self.backward):
@@ -253,22 +295,19 @@ class ScalingState:
     """Delayed scaling of all modules with one way to update scales, on one device, for one recipe. It lives as long as
     one of them does.
 
-    update: update(history, scale, fp8_max, margin, amax_compute_algo[, scale_inv]) does what `amax_and_scale_update`
-    does and returns the new tensors, or None when it worked in place. One that works in place is given scale_inv [n, 4]
-    where fp8_dpa is on, and writes 1 / scale into its first column.
-
     The modules of one model share a BlockPair and are updated together. Models are updated each by itself: another one
     that is no longer used may be gone on one rank and not yet collected on another, and must not take part in this
     one's reductions.
     """
 
-    def __init__(self, update, recipe):
+    def __init__(self, update: Update, recipe: DelayedScaling) -> None:
         self.update = update
         self.recipe = recipe
-        self.group = None
-        self._pairs = []  # weak references in the order of first use, which is the same on all ranks of a group
+        self.group: Group | None = None
+        # in the order of first use, which is the same on all ranks of a group
+        self._pairs: list[weakref.ref[BlockPair]] = []
 
-    def add(self, bindings):
+    def add(self, bindings: Sequence[Bound]) -> None:
         """Give modules' Bindings columns, all in one pair of blocks."""
         num_gemms = sum(binding.num_gemms for binding in bindings)
         dtypes, length = self.recipe.fp8_format.value, self.recipe.amax_history_len
@@ -282,9 +321,11 @@ class ScalingState:
             gemm += binding.num_gemms
         self._pairs = [ref for ref in self._pairs if ref() is not None] + [weakref.ref(pair)]
 
-    def begin_step(self, pair):
-        """Update the scales of a model's pair, unless forward passes that used them still wait for their backward: a
-        pipeline's micro-batches, or a graph that somebody keeps."""
+    def begin_step(self, pair: BlockPair) -> None:
+        """Update the scales of a model's pair, unless forward passes that used them still wait for their backward.
+
+        These are a pipeline's micro-batches, or a graph that somebody keeps.
+        """
         if not pair.in_flight:
             self._roll(pair)
         elif not pair.warned:
@@ -296,35 +337,35 @@ class ScalingState:
                 stacklevel=4,
             )
 
-    def reduction_group(self):
-        """The group over which amaxes are reduced, None for none."""
+    def reduction_group(self) -> Group | None:
+        """Return the group over which amaxes are reduced, None for none."""
         shared = self.recipe.reduce_amax and self.group is not None and self.group.nranks > 1
         return self.group if shared else None
 
-    def _roll(self, pair):
+    def _roll(self, pair: BlockPair) -> None:
         with paddle.no_grad():
             pair.roll(self.recipe, self.update, self.reduction_group())
 
-    def roll(self):
+    def roll(self) -> None:
         """Update the scales of all modules used since their last update, over the group where there is one."""
         for pair in _alive(self._pairs):
             self._roll(pair)
 
-    def drop_step(self):
+    def drop_step(self) -> None:
         """Forget the amaxes of all modules' running step."""
         for pair in _alive(self._pairs):
             pair.drop()
 
 
-def _alive(references):
+def _alive(references: Iterable[weakref.ref[T]]) -> list[T]:
     return [thing for ref in references if (thing := ref()) is not None]
 
 
-_states = weakref.WeakValueDictionary()
+_states: weakref.WeakValueDictionary[tuple[Update, str, DelayedScaling], ScalingState] = weakref.WeakValueDictionary()
 
 
-def scaling_state(update, recipe):
-    """The ScalingState of an update and recipe on the present device, made where there is none."""
+def scaling_state(update: Update, recipe: DelayedScaling) -> ScalingState:
+    """Return the ScalingState of an update and recipe on the present device, made where there is none."""
     key = update, paddle.device.get_device(), recipe
     state = _states.get(key)
     if state is None:
@@ -332,7 +373,7 @@ def scaling_state(update, recipe):
     return state
 
 
-def new_step():
+def new_step() -> None:
     """Update the scales of all states now. Only for loops where no module can see a step begin by itself.
 
     A forward pass before it may not run its backward after it: that raises RuntimeError.
@@ -342,9 +383,11 @@ def new_step():
 
 
 @paddle.no_grad()
-def drop_step():
-    """Leave the running step out of all states: scales and amax histories are as if it had not been. For a training
-    loop that does not use a step's gradients. To be called after its last backward and before the next forward.
+def drop_step() -> None:
+    """Leave the running step out of all states: scales and amax histories are as if it had not been.
+
+    For a training loop that does not use a step's gradients. Call it after its last backward and before the next
+    forward.
     """
     for state in list(_states.values()):
         state.drop_step()

@@ -1,13 +1,17 @@
-"""Weights that exist in fp8 only: a frozen base, of which no copy in higher precision is kept."""
+"""Store weights in fp8 only: a frozen base, of which no copy in higher precision is kept."""
+
+from __future__ import annotations
 
 import paddle
+from paddle import Tensor
 
-from .recipe import FP8_MAX, DelayedScaling
+from .recipe import FP8_MAX, DelayedScaling, Recipe
 from .scaling import StoredScaling, TensorScaling
+from .state import Block
 
 
-def stored_scaling(recipe):
-    """The StoredScaling of weights that are to be multiplied under a recipe. They are e4m3, as a recipe's weights."""
+def stored_scaling(recipe: Recipe) -> StoredScaling:
+    """Return the StoredScaling of weights that are multiplied under a recipe. They are e4m3, as a recipe's weights."""
     return StoredScaling(recipe.scalings.weight if recipe.kind == "block" else TensorScaling("current", "e4m3"))
 
 
@@ -24,30 +28,33 @@ class StoredWeight:
     """
 
     kind = "stored"
-    scale_ptr = amax_ptr = 0  # a Quantizer has three addresses, a StoredWeight scale_inv's alone
+    scale_ptr = amax_ptr = 0  # a Quantizer has three addresses, a StoredWeight only scale_inv's
 
-    def __init__(self, recipe=DelayedScaling()):  # noqa: B008, it is immutable
+    def __init__(self, recipe: Recipe = DelayedScaling()) -> None:  # noqa: B008, it is immutable
         self.scaling = stored_scaling(recipe)
         self.dtype, self.fp8_max = self.scaling.dtype, FP8_MAX[self.scaling.dtype]
-        self.scale_inv = None if self.scaling.in_blocks else paddle.ones([1], "float32")
+        self._scale_inv: Tensor | None = None
+        if not self.scaling.in_blocks:
+            self.scale_inv = paddle.ones([1], "float32")
 
     @property
-    def scale_inv(self):
+    def scale_inv(self) -> Tensor:
+        assert self._scale_inv is not None  # a backend's `quantize_weight` has made them
         return self._scale_inv
 
     @scale_inv.setter
-    def scale_inv(self, tensor):
-        if tensor is not None and tensor.data_ptr() % 16:
+    def scale_inv(self, tensor: Tensor) -> None:
+        if tensor.data_ptr() % 16:
             raise RuntimeError("scale_inv is not 16-byte aligned: this device's allocator cannot serve fp8 GEMMs")
         self._scale_inv = tensor
 
     @property
-    def scale_inv_ptr(self):
+    def scale_inv_ptr(self) -> int:
         """The address of scale_inv."""
-        return self._scale_inv.data_ptr()
+        return self.scale_inv.data_ptr()
 
-    def check_recipe(self, recipe):
-        """Raises RuntimeError for a recipe under which GEMMs cannot read it."""
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Raise RuntimeError for a recipe under which GEMMs cannot read it."""
         if self.scaling.in_blocks != (recipe.kind == "block"):
             scales = "a scale for each block" if self.scaling.in_blocks else "one scale"
             raise RuntimeError(
@@ -55,5 +62,5 @@ class StoredWeight:
                 "give fp8_model_init the recipe of fp8_autocast"
             )
 
-    def move_to(self, block, column):
-        """Does nothing: no step updates this scale, so its column in a block of delayed scaling stays empty."""
+    def move_to(self, block: Block, column: int) -> None:
+        """Do nothing: no step updates this scale, so its column in a block of delayed scaling stays empty."""
