@@ -525,11 +525,12 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     if "cast_transpose" in kernel:
         name, *defines = kernel.split()
         return globals()[name](Form(*defines[:3]), *arguments)
+    kernel, *interleaved = kernel.split()
     name, _, dtype = kernel.rpartition("_")
+    rotating = {function.__name__: function for function in (rope, qk_norm_forward, qk_norm_backward)}
+    if name in rotating:
+        return rotating[name](ELEMENTS[dtype], grid, _Turn(interleaved == ["1"]), *arguments)
     typed = (
-        rope,
-        qk_norm_forward,
-        qk_norm_backward,
         qk_norm_weights,
         cross_entropy_stats,
         cross_entropy_gradient,
@@ -541,13 +542,14 @@ def launch(kernel, grid, block, shared, stream, *arguments):
     {function.__name__: function for function in typed}[name](ELEMENTS[dtype], grid, *arguments)
 
 
-def rope(dtype, tokens, *arguments):
+def rope(dtype, tokens, turn, *arguments):
     """kernels/rope.cu: source and target as addresses and strides of q, k, v."""
-    source, target, (angles, s, heads, kv_heads, d, backward) = arguments[:6], arguments[6:12], arguments[12:]
+    source, target, (angles, s, heads, kv_heads, widths, backward) = arguments[:6], arguments[6:12], arguments[12:]
+    d = turn.read(widths)
     places = [_heads_of(dtype, tokens, place, (heads, kv_heads, kv_heads), d) for place in (source, target)]
     for i, (x, y) in enumerate(zip(*places, strict=True)):
         values = x.astype(np.float32)
-        y[...] = (_turned(values, angles, s, -1 if backward else 1) if i < 2 else values).astype(dtype)
+        y[...] = (turn(values, angles, s, -1 if backward else 1) if i < 2 else values).astype(dtype)
 
 
 def _heads_of(dtype, tokens, places, heads, d):
@@ -557,36 +559,56 @@ def _heads_of(dtype, tokens, places, heads, d):
     ]
 
 
-def _turned(values, angles, s, sign):
-    if not angles:
-        return values
-    tokens, _, d = values.shape
-    angles = np.tile(at(angles, (s, d), np.float32)[:, : d // 2], (tokens // s, 1))[:, None]
-    cos, sin, (first, second) = np.cos(angles), sign * np.sin(angles), np.split(values, 2, -1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+class _Turn:
+    """What kernels/rotation.cuh does."""
+
+    def __init__(self, interleaved):
+        self.interleaved = interleaved
+
+    def read(self, widths):
+        """d, of a parameter that tells how many of these numbers are turned, too."""
+        self.width = widths >> 32
+        return widths & 0xFFFFFFFF
+
+    def __call__(self, values, angles, s, sign):
+        if not angles:
+            return values
+        tokens, pairs = values.shape[0], np.arange(self.width)
+        angles = np.tile(at(angles, (s, self.width), np.float32)[:, : self.width // 2], (tokens // s, 1))[:, None]
+        first, second = pairs.reshape(-1, 2).T if self.interleaved else pairs.reshape(2, -1)
+        cos, sin, out = np.cos(angles), sign * np.sin(angles), values.copy()
+        out[..., first] = values[..., first] * cos - values[..., second] * sin
+        out[..., second] = values[..., second] * cos + values[..., first] * sin
+        return out
 
 
-def qk_norm_forward(dtype, tokens, *arguments):
+def _norm(both):
+    """(epsilon, what is added to weights)."""
+    return np.uint32(both & 0xFFFFFFFF).view(np.float32), both >> 32
+
+
+def qk_norm_forward(dtype, tokens, turn, *arguments):
     """kernels/qk_norm.cu."""
-    q_weight, k_weight, angles, s, heads, kv_heads, d, epsilon = arguments[12:]
-    sizes, epsilon = (heads, kv_heads, kv_heads), np.uint32(epsilon).view(np.float32)
+    q_weight, k_weight, angles, s, heads, kv_heads, widths, norm = arguments[12:]
+    sizes, (epsilon, added), d = (heads, kv_heads, kv_heads), _norm(norm), turn.read(widths)
     *source, v = _heads_of(dtype, tokens, arguments[:6], sizes, d)
     *target, v_out = _heads_of(dtype, tokens, arguments[6:12], sizes, d)
     for x, y, weight in zip(source, target, (q_weight, k_weight), strict=True):
         x = x.astype(np.float32)
-        normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * at(weight, (d,), dtype).astype(np.float32)
-        y[...] = _turned(normed, angles, s, 1).astype(dtype)
+        weight = at(weight, (d,), dtype).astype(np.float32) + added
+        normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight
+        y[...] = turn(normed, angles, s, 1).astype(dtype)
     v_out[...] = v
 
 
-def qk_norm_backward(dtype, grid, *arguments):
+def qk_norm_backward(dtype, grid, turn, *arguments):
     """kernels/qk_norm.cu; all of the weights' gradients are in the first block's part."""
     dq, dk, dv, *strides, q, k, stride = arguments[:9]
-    places, (q_weight, k_weight, partials, angles, s, tokens, blocks, heads, kv_heads, d, epsilon) = (
+    places, (q_weight, k_weight, partials, angles, s, tokens, blocks, heads, kv_heads, widths, norm) = (
         arguments[9:13], arguments[13:]
     )  # fmt: skip
     assert grid == blocks
-    sizes, epsilon = (heads, kv_heads, kv_heads), np.uint32(epsilon).view(np.float32)
+    sizes, (epsilon, added), d = (heads, kv_heads, kv_heads), _norm(norm), turn.read(widths)
     *grads, v = _heads_of(dtype, tokens, (dq, dk, dv, *strides), sizes, d)
     *target, v_out = _heads_of(dtype, tokens, (*places[:3], *[places[3]] * 3), sizes, d)
     sums = at(partials, (blocks, 2, d), np.float32) if partials else np.empty((blocks, 2, d), np.float32)
@@ -595,9 +617,9 @@ def qk_norm_backward(dtype, grid, *arguments):
     for i, (dy, dx, (x, weight, n)) in enumerate(zip(grads, target, of_norm, strict=True)):
         x = strided(x, (tokens, n, d), stride, dtype).astype(np.float32)
         r = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
-        back, normed = _turned(dy.astype(np.float32), angles, s, -1), x * r
+        back, normed = turn(dy.astype(np.float32), angles, s, -1), x * r
         sums[0, i] = (back * normed).sum((0, 1))
-        back *= at(weight, (d,), dtype).astype(np.float32)
+        back *= at(weight, (d,), dtype).astype(np.float32) + added
         dx[...] = (r * (back - normed * (back * normed).mean(-1, keepdims=True))).astype(dtype)
     v_out[...] = v
 

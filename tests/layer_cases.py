@@ -45,6 +45,12 @@ TRANSFORMERS = {
     "no_mask": dict(self_attn_mask_type="no_mask"),
     "sbhd": dict(attn_input_format="sbhd"),
     "qk_norm": dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True),
+    "qk_norm_zero_centered": dict(
+        qk_norm_type="RMSNorm", qk_norm_before_rope=True, qk_norm_zero_centered_gamma=True, zero_centered_gamma=True
+    ),
+    "rotation_of_a_part": dict(),
+    "rotation_interleaved": dict(qk_norm_type="RMSNorm", qk_norm_before_rope=True, rotary_pos_interleaved=True),
+    "rotation_interleaved_of_a_part": dict(rotary_pos_interleaved=True),
     "qk_norm_after_rope": dict(qk_norm_type="RMSNorm", qk_norm_eps=1e-3),
     "gpt": dict(bias=True, normalization="LayerNorm", activation="gelu"),
 }
@@ -78,12 +84,13 @@ class LinearInOut(paddle.nn.Layer):
 class WithRope(paddle.nn.Layer):
     """MultiHeadAttention or TransformerLayer, with the angles inside."""
 
-    def __init__(self, layer, rotary_last, head_dim):
+    def __init__(self, layer, rotary_last, head_dim, rotary_percent=1.0):
         super().__init__()
-        self.layer, self.rotary_last, self.head_dim = layer, rotary_last, head_dim
+        self.layer, self.rotary_last = layer, rotary_last
+        self.rope = RotaryPositionEmbedding(head_dim, rotary_percent=rotary_percent)
 
     def forward(self, x):
-        freqs = RotaryPositionEmbedding(self.head_dim)(max(x.shape[:2]))
+        freqs = self.rope(max(x.shape[:2]))
         return self.layer(x, None, freqs) if self.rotary_last else self.layer(x, freqs)
 
 
@@ -112,7 +119,8 @@ def make(kind, heads, kv_heads, head_dim=64, **shared):
     if kind == "unrotated":
         return MultiHeadAttention(hidden, heads, kv_heads, **shared), [(hidden,)]
     layer = TransformerLayer(hidden, FFN, heads, kv_heads, **TRANSFORMERS[kind], **shared)
-    return WithRope(layer, True, TRANSFORMERS[kind].get("kv_channels", head_dim)), [(hidden,)]
+    of_a_part = 0.75 if kind.endswith("of_a_part") else 1.0
+    return WithRope(layer, True, TRANSFORMERS[kind].get("kv_channels", head_dim), of_a_part), [(hidden,)]
 
 
 PARAMETERLESS = ("rotary", "dot_product_attention")

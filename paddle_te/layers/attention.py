@@ -259,8 +259,8 @@ class MultiHeadAttention(BackendLayer):
     def _heads_of_rank(self) -> Heads:
         """What the projection's output is made of. Ranks that share the heads have the same weights of norms."""
         normed = self.q_norm is not None and not self._norms_after_rope
-        qk_norm = QKNorm(*self._norm_weights(), self.q_norm.eps) if normed else None
-        return Heads(self.num_heads, self.num_kv_heads, qk_norm)
+        qk_norm = QKNorm(*self._norm_weights(), self.q_norm.eps, self.q_norm.zero_centered_gamma) if normed else None
+        return Heads(self.num_heads, self.num_kv_heads, qk_norm, self.settings.rotary_pos_interleaved)
 
     def _norm_weights(self):
         tp, weights = self.layernorm_qkv.tp, (self.q_norm.weight, self.k_norm.weight)
@@ -299,5 +299,6 @@ class MultiHeadAttention(BackendLayer):
         q, k, v = self.ops.rotary_qkv(qkv, rotary_pos_emb, self._heads_of_rank())
         if self._norms_after_rope:
             pairs = zip((q, k), self._norm_weights(), strict=True)
-            q, k = (self.ops.normalize(x, Norm(weight, self.q_norm.eps)) for x, weight in pairs)
+            centered = self.q_norm.zero_centered_gamma
+            q, k = (self.ops.normalize(x, Norm(weight, self.q_norm.eps, None, centered)) for x, weight in pairs)
         return q, k, v

@@ -56,6 +56,7 @@ class RotaryPositionEmbedding(nn.Layer):
     rope_scaling: Hugging Face's dictionary for long contexts, or None: "rope_type" llama3, yarn, linear (as the
     interpolation factor), dynamic or ntk, and its numbers (`paddle_te.configs.rope`).
     max_position_embeddings: of the model; only dynamic needs it.
+    rotary_percent: how much of a head is rotated, from its beginning.
 
     attention_factor: what attention's queries and keys are to be multiplied by, each; 1.0 but for yarn. Rotation
     keeps lengths, so its square belongs into the scale of the softmax.
@@ -68,8 +69,10 @@ class RotaryPositionEmbedding(nn.Layer):
         seq_len_interpolation_factor=None,
         rope_scaling=None,
         max_position_embeddings=None,
+        rotary_percent=1.0,
     ):
         super().__init__()
+        dim = int(dim * rotary_percent)
         scaling = rope_scaling or {}
         kind, factor = scaling.get("rope_type"), scaling.get("factor")
         self.dim, self.rotary_base, self.attention_factor = dim, rotary_base, 1.0

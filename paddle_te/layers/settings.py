@@ -307,6 +307,9 @@ class AttentionOptions(CoreOptions, HalfOptions):
     kv_channels: the size of one head; None is hidden_size / num_attention_heads.
     qk_norm_type: "RMSNorm" norms each head of q and k, with qk_norm_eps and a weight for q and one for k that all heads
         share; qk_norm_before_rope: before they are rotated (as Qwen3) instead of after. None: no such norm.
+        qk_norm_zero_centered_gamma: they multiply by 1 + weight (Gemma 3).
+    rotary_pos_interleaved: numbers 2i and 2i + 1 of a head are rotated together (GLM-4), not i and i + half. How many
+        of a head's numbers are rotated follows from the angles.
     attn_input_format: "bshd" for activations [b, s, h], "sbhd" for [s, b, h]. The latter costs two copies in attention.
     cp_comm_type: how attention sees whole sequences whose tokens are split over fleet's sep group; TE's name, see
         `distributed.context_parallel`. None: sequences are whole. max_sequence_length is that of whole ones.
@@ -317,6 +320,8 @@ class AttentionOptions(CoreOptions, HalfOptions):
     qk_norm_type: str | None = None
     qk_norm_eps: float = 1e-6
     qk_norm_before_rope: bool = False
+    qk_norm_zero_centered_gamma: bool = False
+    rotary_pos_interleaved: bool = False
     attn_input_format: str = "bshd"
     cp_comm_type: str | None = None
 
@@ -405,7 +410,8 @@ class AttentionSettings(AttentionOptions):
         """Of the norms of q and of k."""
         if self.qk_norm_type is None:
             return None
-        return NormSettings(self.head_dim, self.qk_norm_eps, params_dtype=self.params_dtype, backend=self.backend)
+        of_norm = self.head_dim, self.qk_norm_eps, self.qk_norm_zero_centered_gamma
+        return NormSettings(*of_norm, params_dtype=self.params_dtype, backend=self.backend)
 
 
 @dataclass(frozen=True)

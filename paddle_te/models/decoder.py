@@ -59,6 +59,7 @@ def layer_arguments(spec, rope):
         qk_norm_type=attention.qk_norm and "RMSNorm",
         qk_norm_before_rope=attention.qk_norm is not None,
         qk_norm_eps=spec.norm.eps,
+        rotary_pos_interleaved=attention.rotation is not None and attention.rotation.interleaved,
         ffn_hidden_size=feed_forward.ffn,
         activation=feed_forward.activation,
         bias=feed_forward.bias,

@@ -1,13 +1,13 @@
 """RMSNorm of each head of q and k, with the rotation behind it, on packed q, k, v (kernels/qk_norm.cu).
 
-Addresses, `angles` and sizes are as in `rope`; d is at most 512 (bfloat16, float16) or 256 (float32).
+Addresses, `angles`, sizes and `turn` are as in `rope`; d is at most 512 (bfloat16, float16) or 256 (float32).
 """
 
 import struct
 from typing import NamedTuple
 
 from paddle_te.native.kernels import ELEMENTS, kernel
-from paddle_te.native.rope import packed
+from paddle_te.native.rope import WHOLE, packed
 from paddle_te.native.types import DType
 
 _BLOCK, _LANES, _COLUMNS = 256, 32, 32  # threads of a block, at most of a head; qk_norm.cu's kColumns
@@ -16,42 +16,47 @@ _BLOCKS = 528
 
 
 class QKNorm(NamedTuple):
-    """q_weight, k_weight: addresses of [d]. epsilon: added to the mean of the squares."""
+    """q_weight, k_weight: addresses of [d]. epsilon: added to the mean of the squares. zero_centered: the weights are
+    multiplied by as 1 + weight."""
 
     q_weight: int
     k_weight: int
     epsilon: float
+    zero_centered: bool = False
 
     @property
     def _bits(self):
-        return struct.unpack("I", struct.pack("f", self.epsilon))[0]
+        """The kernels' parameter."""
+        return struct.unpack("I", struct.pack("f", self.epsilon))[0] | self.zero_centered << 32
 
-    def forward(self, te, stream, qkv, target, angles, tokens, s, heads, kv_heads, d, dtype):
+    def forward(self, te, stream, qkv, target, angles, tokens, s, heads, kv_heads, d, dtype, turn=WHOLE):
         """Norms and rotates q and k of the packed buffer `qkv` [tokens, (heads + 2 kv_heads) d], and copies v.
 
         target: the address of another packed buffer, or those of q, k and v [tokens, heads or kv_heads, d].
         """
-        name = _kernel_name("forward", d, dtype)
+        compiled = _kernel("forward", d, dtype, turn, stream)
         *source, stride = packed(qkv, heads, kv_heads, d, dtype)
         places = _places(target, heads, kv_heads, d, dtype)
-        sizes = angles, s, heads, kv_heads, d, self._bits
+        sizes = angles, s, heads, kv_heads, turn.widths(d), self._bits
         arguments = *source, stride, stride, stride, *places, self.q_weight, self.k_weight, *sizes
-        te.launch(kernel(name, "qk_norm.cu", stream.capability), tokens, _BLOCK, 4 * d, stream, *arguments)
+        te.launch(compiled, tokens, _BLOCK, 4 * d, stream, *arguments)
 
-    def backward(self, te, stream, grads, qkv, dqkv, partials, angles, tokens, s, heads, kv_heads, d, dtype):
+    def backward(
+        self, te, stream, grads, qkv, dqkv, partials, angles, tokens, s, heads, kv_heads, d, dtype, turn=WHOLE
+    ):
         """Fills the packed dqkv from the gradients of what forward has written.
 
         grads: the address of a packed buffer, which may be dqkv, or those of three. qkv: as forward read it. partials:
         address of `partial_bytes`, for `weight_gradients`; 0 where no weight wants a gradient.
         """
-        name = _kernel_name("backward", d, dtype)
+        compiled = _kernel("backward", d, dtype, turn, stream)
         q, k, _, stride = packed(qkv, heads, kv_heads, d, dtype)
         source, out = _places(grads, heads, kv_heads, d, dtype), packed(dqkv, heads, kv_heads, d, dtype)
         blocks = min(tokens, _BLOCKS)
-        sizes = angles, s, tokens, blocks, heads, kv_heads, d, self._bits
+        sizes = angles, s, tokens, blocks, heads, kv_heads, turn.widths(d), self._bits
         arguments = *source, q, k, stride, *out, self.q_weight, self.k_weight, partials, *sizes
         shared = 4 * max(d, 2 * _BLOCK * ELEMENTS[dtype][1])  # a row of d numbers for each of the block's heads
-        te.launch(kernel(name, "qk_norm.cu", stream.capability), blocks, _BLOCK, shared, stream, *arguments)
+        te.launch(compiled, blocks, _BLOCK, shared, stream, *arguments)
 
 
 def partial_bytes(tokens, d):
@@ -61,13 +66,13 @@ def partial_bytes(tokens, d):
 
 def weight_gradients(te, stream, partials, dq_weight, dk_weight, tokens, d, dtype):
     """The gradients of both weights, [d] each, from the partials of a backward of so many tokens."""
-    compiled = kernel(f"qk_norm_weights_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability)
+    compiled = kernel(f"qk_norm_weights_{ELEMENTS[dtype][0]}", "qk_norm.cu", stream.capability, INTERLEAVED=0)
     grid, arguments = -(-2 * d // _COLUMNS), (partials, dq_weight, dk_weight, min(tokens, _BLOCKS), d)
     te.launch(compiled, grid, _BLOCK, 4 * _BLOCK, stream, *arguments)
 
 
-def _kernel_name(direction, d, dtype):
-    """Raises ValueError for heads that the kernels do not take."""
+def _kernel(direction, d, dtype, turn, stream):
+    """The kernel. Raises ValueError for heads that the kernels do not take."""
     element, vector = ELEMENTS[dtype]
     vectors, rest = divmod(d, 2 * vector)
     if rest or not 0 < vectors <= _LANES:
@@ -75,7 +80,9 @@ def _kernel_name(direction, d, dtype):
             f"norms of q and k in {DType(dtype).name} need a head size that is a multiple of {2 * vector} up to "
             f"{2 * vector * _LANES}, got {d}"
         )
-    return f"qk_norm_{direction}_{element}"
+    turn.check(d, vector)
+    name, interleaved = f"qk_norm_{direction}_{element}", int(turn.interleaved)
+    return kernel(name, "qk_norm.cu", stream.capability, INTERLEAVED=interleaved)
 
 
 def _places(target, heads, kv_heads, d, dtype):

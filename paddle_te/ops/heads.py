@@ -11,12 +11,14 @@ class Heads(NamedTuple):
     """How the fused projection's output becomes q, k and v.
 
     num_heads, num_kv_heads: of this rank; q's, k's and v's stand one after another. qk_norm: of q and k before they are
-    rotated, or None.
+    rotated, or None. interleaved: numbers 2i and 2i + 1 of a head are rotated together (GPT-J, GLM), not numbers i and
+    i + half (NeoX, Llama).
     """
 
     num_heads: int
     num_kv_heads: int
     qk_norm: QKNorm | None = None
+    interleaved: bool = False
 
 
 class Scores(NamedTuple):

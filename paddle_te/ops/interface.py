@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from paddle import Tensor
+from paddle.distributed.communication.group import Group
 
 from paddle_te.fp8 import GemmQuantizers, StoredWeight
 from paddle_te.ops.heads import Heads, Scores
@@ -130,8 +131,8 @@ class Ops(Protocol):
 
     def rotary_qkv(self, qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
         """q [b, s, num_heads, d], k and v [b, s, num_kv_heads, d] of the fused projection's output [b, s, …]; q and k
-        normed and rotated. freqs: angles, float32 [≥ s, d], or [b, s, d] for sequences with positions of their own; for
-        the halves convention (Su et al., 2021). None: nothing is rotated."""
+        normed and rotated (Su et al., 2021). freqs: angles, float32 [≥ s, r], or [b, s, r] for sequences with positions
+        of their own, both halves alike; the first r numbers of a head are rotated. None: nothing is rotated."""
 
     def dot_product_attention(
         self,
@@ -223,6 +224,6 @@ class Ops(Protocol):
     ) -> tuple[Tensor, Tensor] | None:
         """New ones, or None where they are updated in place: see `fp8.amax_and_scale_update`."""
 
-    def quantize_weight(self, source: Tensor, weight: Tensor, stored: StoredWeight, group: Any = None) -> None:
+    def quantize_weight(self, source: Tensor, weight: Tensor, stored: StoredWeight, group: Group | None = None) -> None:
         """Fills a weight that exists in fp8 only from a tensor, whose one scale is that of all the ranks of a group,
         and whose blocks, with block scaling, have their own."""

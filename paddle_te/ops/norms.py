@@ -21,9 +21,10 @@ class Norm(NamedTuple):
 class QKNorm(NamedTuple):
     """RMSNorm of each head of q and k before they are rotated, as in Qwen3.
 
-    q_weight, k_weight: tensors [d], of all heads of q and of k.
+    q_weight, k_weight: tensors [d], of all heads of q and of k. zero_centered_gamma: as Norm's.
     """
 
     q_weight: Any
     k_weight: Any
     eps: float
+    zero_centered_gamma: bool = False

@@ -119,6 +119,8 @@ def test_weights_in_fp8_only(gpu, poisoned, seed, kind, recipe):
     ("transformer", 4, 1, 2, 64),
     ("kv_channels", 4, 2, 2, 64),
     ("qkv_bias", 4, 2, 2, 64),
+    ("qk_norm", 4, 2, 2, 64),
+    ("rotation_interleaved_of_a_part", 4, 2, 2, 64),
 ])  # fmt: skip
 def test_fp8(gpu, poisoned, seed, kind, heads, kv_heads, batch, sequence, recipe):
     check_fp8(gpu, kind, heads, kv_heads, batch, sequence, seed, RECIPES[recipe])
@@ -179,6 +181,8 @@ def test_fp8_attention_forward_alone(gpu, poisoned, seed, head_dim, sequence):
     ("multi_head_attention", 2, 2, 2, 256),
     ("multi_head_attention", 4, 1, 1, 128),
     ("transformer", 2, 1, 3, 80),
+    ("qk_norm", 2, 1, 3, 80),
+    ("rotation_interleaved_of_a_part", 2, 1, 3, 80),
     ("dot_product_attention", 2, 1, 2, 16),
     ("dot_product_attention", 2, 1, 2, 144),
     ("dot_product_attention", 2, 1, 2, 176),

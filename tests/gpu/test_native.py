@@ -595,6 +595,33 @@ def angles(s, d, base=10000.0):
     return torch.cat([half, half], -1).cuda()
 
 
+def turned(x, freqs, sign, interleaved):
+    """x: [b, s, h, d], in float64, of which the first numbers are turned in pairs."""
+    width = freqs.shape[-1]
+    turns = torch.polar(torch.ones_like(freqs).double(), sign * freqs.double())[:, None, : width // 2]
+    pairs = x[..., :width].double().unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    first, second = pairs.unbind(-1 if interleaved else -2)
+    both = torch.complex(first, second) * turns
+    both = torch.stack([both.real, both.imag], -1 if interleaved else -2).flatten(-2)
+    return torch.cat([both, x[..., width:].double()], -1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("d, width", [(128, 96), (128, 64), (64, 64), (256, 256)])
+def test_rotation_of_a_part(te, stream, dtype, d, width, interleaved):
+    tolerance = {torch.bfloat16: BF16_ERROR, torch.float16: 1e-3, torch.float32: 1e-6}[dtype]
+    b, s, heads, kv_heads = 2, 77, 8, 2
+    freqs, turn = angles(s, width), rope.Turn(width, interleaved)
+    qkv = random(b, s, heads + 2 * kv_heads, d, dtype=dtype)
+    q_and_k, v = qkv.split([heads + kv_heads, kv_heads], 2)
+    for backward, sign in ((False, 1), (True, -1)):
+        packed, sizes = qkv.clone(), (b * s, s, heads, kv_heads, d, DTYPES[dtype])
+        addresses = packed.data_ptr(), packed.data_ptr(), freqs.data_ptr()
+        rope.rope_packed(te, stream, *addresses, *sizes, backward, turn)
+        assert error(packed, torch.cat([turned(q_and_k, freqs, sign, interleaved), v.double()], 2)) < tolerance
+
+
 def rotated(x, freqs, sign=1):
     """x: [b, s, h, d], in float64."""
     x, cos, sin = x.double(), freqs.double().cos()[:, None], sign * freqs.double().sin()[:, None]

@@ -14,24 +14,32 @@ from paddle_te.ops.norms import Norm
 from paddle_te.ops.pd.linear import normalize
 
 
-def _rotate(x, cos, sin):
-    first, second = x.chunk(2, -1)
-    return x * cos + paddle.concat([-second, first], -1) * sin
+def _rotate(x, angles, interleaved):
+    """x [b, s, heads, d] in float32 with its first numbers rotated; angles: [b or 1, s, 1, numbers], halves alike."""
+    width = angles.shape[-1]
+    angles = angles[..., : width // 2]
+    x, kept = x[..., :width].astype("float32"), x[..., width:].astype("float32")
+    pairs = x.reshape([*x.shape[:-1], *((-1, 2) if interleaved else (2, -1))])
+    first, second = pairs.unbind(-1 if interleaved else -2)
+    cos, sin = angles.cos(), angles.sin()
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    turned = paddle.stack(turned, -1 if interleaved else -2).reshape(x.shape)
+    return turned if not kept.shape[-1] else paddle.concat([turned, kept], -1)
 
 
 def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     """Splits the fused projection into heads, norms and rotates q and k, in float32: see `ops.interface`."""
-    num_heads, num_kv_heads, qk_norm = heads
+    num_heads, num_kv_heads, qk_norm, interleaved = heads
     b, s, width = qkv.shape
     d = width // (num_heads + 2 * num_kv_heads)
     q, k, v = qkv.reshape([b, s, -1, d]).split([num_heads, num_kv_heads, num_kv_heads], 2)
     if qk_norm is not None:
-        q, k = (normalize(x, Norm(w, qk_norm.eps)) for x, w in zip((q, k), qk_norm[:2], strict=True))
+        centered = dict(zero_centered_gamma=qk_norm.zero_centered_gamma)
+        q, k = (normalize(x, Norm(w, qk_norm.eps, **centered)) for x, w in zip((q, k), qk_norm[:2], strict=True))
     if freqs is None:
         return q, k, v
     angles = freqs.unsqueeze(2) if freqs.ndim == 3 else freqs[:s].unsqueeze([0, 2])
-    cos, sin = angles.cos(), angles.sin()
-    return tuple(_rotate(t.astype("float32"), cos, sin).astype(t.dtype) for t in (q, k)) + (v,)
+    return tuple(_rotate(t, angles, interleaved).astype(t.dtype) for t in (q, k)) + (v,)
 
 
 def dot_product_attention(

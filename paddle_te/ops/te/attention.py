@@ -21,7 +21,6 @@ from paddle_te.ops.documents import check_cu_seqlens
 from paddle_te.ops.heads import Heads, Scores
 from paddle_te.ops.interface import AttentionQuantizers
 from paddle_te.ops.kept import kept_on
-from paddle_te.ops.norms import QKNorm
 from paddle_te.ops.te import autograd, runtime
 from paddle_te.ops.te.float8_attention import Float8Attention, deterministic, has_fp8_backward
 from paddle_te.ops.te.recording import Op, Placeholder
@@ -240,25 +239,43 @@ def _attend_backward(rt, heads, qkv, out, stats, dout, dqkv, softmax, layout):
     )
 
 
+class RotationSettings(NamedTuple):
+    """What a `Heads` says of norms and rotation besides tensors. eps: the norms', None for none."""
+
+    eps: float | None
+    zero_centered_gamma: bool
+    interleaved: bool
+
+    @classmethod
+    def of(cls, heads):
+        norm = heads.qk_norm
+        return cls(norm and norm.eps, norm is not None and norm.zero_centered_gamma, heads.interleaved)
+
+
 @dataclass(slots=True)
 class _Rotation:
     """What q and k go through between projection and attention: a norm of each head, and the rotation.
 
-    freqs: angles, or None for no rotation. q_weight, k_weight: the norm's, or None for no norm. eps: the norm's.
+    freqs: angles, or None for no rotation. q_weight, k_weight: the norm's, or None for no norm.
     """
 
     freqs: Any
     q_weight: Any
     k_weight: Any
-    eps: float | None
+    settings: RotationSettings
 
     @property
     def _angles(self):
         return 0 if self.freqs is None else self.freqs.data_ptr()
 
     @property
+    def _turn(self):
+        return rope.Turn(None if self.freqs is None else self.freqs.shape[-1], self.settings.interleaved)
+
+    @property
     def _norm(self):
-        return native_norm.QKNorm(self.q_weight.data_ptr(), self.k_weight.data_ptr(), self.eps)
+        addresses = self.q_weight.data_ptr(), self.k_weight.data_ptr()
+        return native_norm.QKNorm(*addresses, self.settings.eps, self.settings.zero_centered_gamma)
 
     def stays(self, heads):
         """Whether cuDNN takes q, k and v where the projection has put them."""
@@ -268,11 +285,11 @@ class _Rotation:
         """Writes normed and rotated q and k, and v. target: the address of one buffer, or those of three."""
         given = rt.te, rt.stream, qkv.data_ptr()
         if self.q_weight is not None:
-            self._norm.forward(*given, target, self._angles, *heads.rope)
+            self._norm.forward(*given, target, self._angles, *heads.rope, self._turn)
         elif isinstance(target, int):
-            rope.rope_packed(*given, target, self._angles, *heads.rope)
+            rope.rope_packed(*given, target, self._angles, *heads.rope, turn=self._turn)
         else:
-            rope.rope_split(*given, *target, self._angles, *heads.rope)
+            rope.rope_split(*given, *target, self._angles, *heads.rope, self._turn)
 
     def backward(self, rt, heads, grads, qkv, dqkv):
         """Fills dqkv, and returns the gradients of the norm's weights, or None for what wants none.
@@ -283,19 +300,20 @@ class _Rotation:
         if self.q_weight is not None:
             return self._norm_backward(rt, heads, grads, qkv.data_ptr(), target)
         if isinstance(grads, int):
-            rope.rope_packed(rt.te, rt.stream, target, target, self._angles, *heads.rope, backward=True)
+            rope.rope_packed(rt.te, rt.stream, target, target, self._angles, *heads.rope, True, self._turn)
         else:
-            rope.rope_merge(rt.te, rt.stream, *grads, target, self._angles, *heads.rope)
+            rope.rope_merge(rt.te, rt.stream, *grads, target, self._angles, *heads.rope, self._turn)
         return None, None
 
     def _norm_backward(self, rt, heads, grads, qkv, dqkv):
         weights, (*_, d) = (self.q_weight, self.k_weight), heads.q
         trained, addresses = [weight for weight in weights if not weight.stop_gradient], (grads, qkv, dqkv)
         if not trained:
-            self._norm.backward(rt.te, rt.stream, *addresses, 0, self._angles, *heads.rope)
+            self._norm.backward(rt.te, rt.stream, *addresses, 0, self._angles, *heads.rope, self._turn)
             return None, None
         partials = rt.empty([native_norm.partial_bytes(heads.tokens, d)], paddle.uint8)
-        self._norm.backward(rt.te, rt.stream, *addresses, partials.data_ptr(), self._angles, *heads.rope)
+        given = *addresses, partials.data_ptr(), self._angles, *heads.rope, self._turn
+        self._norm.backward(rt.te, rt.stream, *given)
         gradients = [rt.empty([d], heads.dtype) for _ in weights]
         outputs = [gradient.data_ptr() for gradient in gradients]
         native_norm.weight_gradients(rt.te, rt.stream, partials.data_ptr(), *outputs, heads.tokens, d, heads.code)
@@ -304,8 +322,8 @@ class _Rotation:
 
 class _RotaryQKV(PyLayer):
     @staticmethod
-    def forward(ctx, qkv, freqs, q_weight, k_weight, eps, heads):
-        rt, rotation = runtime.current(), _Rotation(freqs, q_weight, k_weight, eps)
+    def forward(ctx, qkv, freqs, q_weight, k_weight, settings, heads):
+        rt, rotation = runtime.current(), _Rotation(freqs, q_weight, k_weight, settings)
         q = rt.empty(list(heads.q), heads.dtype)
         k, v = (rt.empty(list(heads.kv), heads.dtype) for _ in range(2))
         rotation.forward(rt, heads, qkv, tuple(tensor.data_ptr() for tensor in (q, k, v)))
@@ -359,22 +377,20 @@ class _DotProductAttention(PyLayer):
 
 class AttentionSettings(NamedTuple):
     """num_heads, num_kv_heads: of this rank. scores: a Scores. backward_in_fp8: attention's backward too.
-    deterministic: as the environment asked for when the call was made; it decides on the calls too. qk_norm_eps: of the
-    norms of q and k, None for none."""
+    deterministic: as the environment asked for when the call was made; it decides on the calls too."""
 
     num_heads: int
     num_kv_heads: int
+    rotation: RotationSettings
     scores: Scores
     backward_in_fp8: bool
     deterministic: bool
-    qk_norm_eps: float | None
 
     @classmethod
     def of(cls, heads, scores, quantizers):
         """quantizers: attention's three GemmQuantizers, or None."""
-        num_heads, num_kv_heads, qk_norm = heads
-        in_fp8, eps = has_fp8_backward(quantizers), qk_norm and qk_norm.eps
-        return cls(num_heads, num_kv_heads, scores, in_fp8, deterministic(), eps)
+        in_fp8, of_rotation = has_fp8_backward(quantizers), RotationSettings.of(heads)
+        return cls(heads.num_heads, heads.num_kv_heads, of_rotation, scores, in_fp8, deterministic())
 
 
 @dataclass(slots=True)
@@ -411,8 +427,8 @@ def rotary_attention_forward(rt, qkv, freqs, cu_seqlens, rng_state, q_weight, k_
     scale, causal, window, dropout = settings.scores
     softmax = _Softmax(scale, _Sequences.of(cu_seqlens, causal, window), dropout, rng_state)
     heads = _heads_of(qkv, freqs, settings.num_heads, settings.num_kv_heads, cu_seqlens)
-    norm = None if q_weight is None else QKNorm(q_weight, k_weight, settings.qk_norm_eps)
-    rotation = _Rotation(freqs, *_checked(norm, heads))
+    _check_norms(heads, q_weight, k_weight)
+    rotation = _Rotation(freqs, q_weight, k_weight, settings.rotation)
     saved = _SavedAttention(heads, qkv, rotation, softmax)
     stays, stats = rotation.stays(heads), None
     if settings.backward_in_fp8:
@@ -495,7 +511,7 @@ def _heads_of(qkv, freqs, num_heads, num_kv_heads, cu_seqlens=None):
     code, (b, s, width) = dtype_code("qkv", qkv), qkv.shape
     d, rest = divmod(width, num_heads + 2 * num_kv_heads)
     angles = None if freqs is None else list(freqs.shape)
-    if rest or angles and angles[-1] != d:
+    if rest or angles and angles[-1] > d:
         heads = f"{num_heads} heads and {num_kv_heads} key-value heads"
         raise ValueError(f"angles {angles} for {heads}, {width} numbers wide in all: head sizes differ")
     check_cu_seqlens(cu_seqlens)
@@ -518,19 +534,17 @@ def _rows_of_angles(freqs, b, s):
 
 def rotary_qkv(qkv: Tensor, freqs: Tensor | None, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     """Splits the fused projection into heads, and norms and rotates q and k, in one kernel: see `ops.interface`."""
-    num_heads, num_kv_heads, qk_norm = heads
-    angles, sizes = None if freqs is None else dense(freqs), _heads_of(qkv, freqs, num_heads, num_kv_heads)
-    q_weight, k_weight, eps = _checked(qk_norm, sizes)
-    return _RotaryQKV.apply(dense(qkv), angles, q_weight, k_weight, eps, sizes)
+    angles, sizes = None if freqs is None else dense(freqs), _heads_of(qkv, freqs, heads.num_heads, heads.num_kv_heads)
+    weights = (None, None) if heads.qk_norm is None else heads.qk_norm[:2]
+    _check_norms(sizes, *weights)
+    return _RotaryQKV.apply(dense(qkv), angles, *weights, RotationSettings.of(heads), sizes)
 
 
-def _checked(norm, heads):
-    """A QKNorm as (q_weight, k_weight, eps), all None where it is None. Raises TypeError or ValueError for others."""
-    if norm is None:
-        return None, None, None
-    for name, weight in (("q_norm's weight", norm.q_weight), ("k_norm's weight", norm.k_weight)):
-        check_tensor(name, weight, heads.q[-1:], heads.dtype)
-    return norm
+def _check_norms(heads, q_weight, k_weight):
+    """Raises TypeError or ValueError for weights that do not fit; None for no norms."""
+    for name, weight in (("q_norm's weight", q_weight), ("k_norm's weight", k_weight)):
+        if weight is not None:
+            check_tensor(name, weight, heads.q[-1:], heads.dtype)
 
 
 def rotary_attention(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import paddle
 import paddle.distributed as dist
 from paddle import Tensor
+from paddle.distributed.communication.group import Group
 
 from paddle_te.fp8 import StoredWeight
 from paddle_te.fp8.scaling import BLOCK
@@ -345,7 +346,7 @@ class StoredBlockMatrix(StoredMatrix, BlockMatrix):
 MATRICES = {"delayed": Float8Matrix, "current": CurrentMatrix, "block": BlockMatrix}  # by their quantizers' kind
 
 
-def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group: Any = None) -> None:
+def quantize_weight(source: Tensor, weight: Tensor, stored: StoredWeight, group: Group | None = None) -> None:
     """See `paddle_te.fp8.emulation.quantize_weight`; of bfloat16 or float16."""
     rt = runtime.current()
     source = rt.matrix(runtime.dense(source), runtime.dtype_code("the weight", source))

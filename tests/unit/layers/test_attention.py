@@ -34,9 +34,14 @@ def rms_norm(x, weight, eps):
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-def rotated(x, angles):
-    first, second = x.chunk(2, -1)
-    return x * angles.cos() + paddle.concat([-second, first], -1) * angles.sin()
+def rotated(x, angles, interleaved):
+    """Number by number: pair i is turned by angles[…, i]."""
+    columns, width = list(x.unbind(-1)), angles.shape[-1]
+    for i in range(width // 2):
+        first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + width // 2)
+        a, b, cos, sin = columns[first], columns[second], angles[..., i].cos(), angles[..., i].sin()
+        columns[first], columns[second] = a * cos - b * sin, a * sin + b * cos
+    return paddle.stack(columns, -1)
 
 
 def formula(x, values, angles, seen, options):
@@ -45,11 +50,12 @@ def formula(x, values, angles, seen, options):
     qkv = paddle.matmul(rms_norm(x, values["layernorm_qkv.ln_weight"], 1e-5), values["layernorm_qkv.weight"].T)
     d = qkv.shape[-1] // (HEADS + 2 * KV_HEADS)
     q, k, v = qkv.reshape([b, s, -1, d]).split([HEADS, KV_HEADS, KV_HEADS], 2)
-    steps = [lambda x, name: x if angles is None else rotated(x, angles)]
+    steps = [lambda x, name: x if angles is None else rotated(x, angles, options.get("rotary_pos_interleaved"))]
     if "qk_norm_type" in options:
         eps = options.get("qk_norm_eps", 1e-6)
         before = options.get("qk_norm_before_rope", False)
-        steps.insert(0 if before else 1, lambda x, name: rms_norm(x, values[f"{name}_norm.weight"], eps))
+        added = int(options.get("qk_norm_zero_centered_gamma", False))
+        steps.insert(0 if before else 1, lambda x, name: rms_norm(x, added + values[f"{name}_norm.weight"], eps))
     for step in steps:
         q, k = step(q, "q"), step(k, "k")
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 2).transpose([0, 2, 1, 3]) for x in (k, v))
@@ -64,6 +70,11 @@ def formula(x, values, angles, seen, options):
     (dict(kv_channels=D), "no angles", CAUSAL),
     (NORM | dict(qk_norm_eps=0.1), None, CAUSAL),
     (NORM | dict(qk_norm_before_rope=True, kv_channels=D), None, CAUSAL),
+    (NORM | dict(qk_norm_zero_centered_gamma=True), None, CAUSAL),
+    (NORM | dict(qk_norm_before_rope=True, qk_norm_zero_centered_gamma=True), None, CAUSAL),
+    (dict(rotary_pos_interleaved=True), None, CAUSAL),
+    (dict(kv_channels=24), "part of a head", CAUSAL),
+    (dict(kv_channels=24, rotary_pos_interleaved=True), "part of a head", CAUSAL),
     (NORM, "cu_seqlens", CAUSAL & TOGETHER),
     (SBHD, None, CAUSAL),
     (SBHD, "flat", CAUSAL),
@@ -75,7 +86,8 @@ def test_as_the_formula_in_float64(seed, options, what, seen):
     layer = MultiHeadAttention(HIDDEN, HEADS, KV_HEADS, max_sequence_length=S, backend="paddle", **options)
     d = layer.core_attention.kv_channels
     assert d == options.get("kv_channels", HIDDEN // HEADS)
-    angles = None if what == "no angles" else RotaryPositionEmbedding(d)(S)
+    percent = 0.75 if what == "part of a head" else 1.0
+    angles = None if what == "no angles" else RotaryPositionEmbedding(d, rotary_percent=percent)(S)
     values = weights(layer, generator)
     for name, parameter in layer.named_parameters():
         parameter.set_value(values[name])
@@ -92,7 +104,7 @@ def test_as_the_formula_in_float64(seed, options, what, seen):
 
     mine = given(x)
     mine.stop_gradient = False
-    y = layer(mine, angles, **({} if what in ("flat", "no angles") else arguments(what)))
+    y = layer(mine, angles, **({} if what in ("flat", "no angles", "part of a head") else arguments(what)))
     y.backward(given(dy))
     got = {name: parameter.grad.numpy() for name, parameter in layer.named_parameters()}
     got |= {"y": back(y) * rows, "x": back(mine.grad)}

@@ -20,6 +20,7 @@ CASTS = {  # by their files: the kernel's name, its tiling, and what else the fi
 }
 
 STATISTICS, MXFP8 = "rmsnorm_statistics.cu", "mxfp8.cu"
+ROTATING = ["qk_norm.cu", "rope.cu"]
 
 
 def compile(source, capability, folder, **defines):
@@ -33,9 +34,18 @@ def compile(source, capability, folder, **defines):
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("file", sorted({path.name for path in FOLDER.glob("*.cu")} - {*CASTS, STATISTICS, MXFP8}))
+@pytest.mark.parametrize(
+    "file", sorted({path.name for path in FOLDER.glob("*.cu")} - {*CASTS, *ROTATING, STATISTICS, MXFP8})
+)
 def test_compiles(tmp_path, file, capability):
     compile(FOLDER / file, capability, tmp_path)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("file", ROTATING)
+def test_rotations_compile(tmp_path, file, interleaved):
+    for capability in (80, 90):
+        compile(FOLDER / file, capability, tmp_path, INTERLEAVED=interleaved)
 
 
 @pytest.mark.parametrize("file, name, tiling, more", [(file, *cast) for file in CASTS for cast in CASTS[file]])

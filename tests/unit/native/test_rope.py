@@ -7,9 +7,14 @@ from paddle_te.native import DType, rope
 from tests.unit.native.cuda_on_cpu import OnCPU
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["halves", "interleaved"])
+def interleaved(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def cpu_kernel(gxx, tmp_path_factory):
-    return OnCPU(gxx, tmp_path_factory.mktemp("rope"), "rope.cu")
+def cpu_kernel(gxx, tmp_path_factory, interleaved):
+    return OnCPU(gxx, tmp_path_factory.mktemp("rope"), "rope.cu", INTERLEAVED=int(interleaved))
 
 
 def address(array):
@@ -24,41 +29,52 @@ def aligned(shape):
     return memory[start : start + size].reshape(shape)
 
 
-def rotated(x, angles, sign):
-    """x: [b, s, h, d]; angles: [s, d]. In float64."""
-    x, cos, sin = x.astype("float64"), np.cos(angles)[:, None], sign * np.sin(angles)[:, None]
-    low, high = np.split(x, 2, axis=-1)
-    return x * cos + np.concatenate([-high, low], axis=-1) * sin
+def rotated(x, angles, sign, interleaved=False):
+    """x: [b, s, h, d]; angles: [s, numbers that are turned], of which the first half is read. In float64."""
+    width = angles.shape[1]
+    turns = np.exp(1j * sign * angles[:, : width // 2].astype("float64"))[:, None]
+    pairs = x[..., :width].reshape(*x.shape[:-1], *((-1, 2) if interleaved else (2, -1))).astype("float64")
+    first, second = np.moveaxis(pairs, -1 if interleaved else -2, 0)
+    turned = (first + 1j * second) * turns
+    turned = np.stack([turned.real, turned.imag], -1 if interleaved else -2).reshape(*x.shape[:-1], width)
+    return np.concatenate([turned, x[..., width:]], -1)
 
 
-@pytest.fixture(params=[(2, 5, 4, 4, 16), (1, 7, 6, 2, 24), (3, 3, 3, 1, 128), (1, 2, 40, 40, 64)])
-def case(request, seed):
-    b, s, heads, kv_heads, d = request.param
-    random = np.random.default_rng(seed)
-    half = random.uniform(-50, 50, (s, d // 2)).astype("float32")
-    angles = aligned((s, d))
+@pytest.fixture(
+    params=[(2, 5, 4, 4, 16), (1, 7, 6, 2, 24), (3, 3, 3, 1, 128), (1, 2, 40, 40, 64), (1, 4, 2, 1, 32, 24)]
+)
+def case(request, seed, interleaved):
+    b, s, heads, kv_heads, d, *width = request.param
+    random, turn = np.random.default_rng(seed), rope.Turn(*width or [None], interleaved)
+    half = random.uniform(-50, 50, (s, (turn.width or d) // 2)).astype("float32")
+    angles = aligned((s, turn.width or d))
     angles[:] = np.concatenate([half, half], axis=1)
     qkv = aligned((b, s, heads + 2 * kv_heads, d))
     qkv[:] = random.standard_normal(qkv.shape)
-    return qkv, angles, (b * s, s, heads, kv_heads, d, DType.FLOAT32)
+    return qkv, angles, (b * s, s, heads, kv_heads, d, DType.FLOAT32), turn
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2)])
-def test_without_angles_all_stays_as_it_is(te, seed, heads, kv_heads):
+def test_without_angles_all_stays_as_it_is(te, seed, heads, kv_heads, interleaved):
+    turn = rope.Turn(interleaved=interleaved)
     sizes, shape = (6, 3, heads, kv_heads, 16, DType.FLOAT32), (2, 3, heads + 2 * kv_heads, 16)
     qkv, merged = aligned(shape), aligned(shape)
     qkv[:] = np.random.default_rng(seed).standard_normal(shape)
     parts = [aligned((2, 3, n, 16)) for n in (heads, kv_heads, kv_heads)]
-    rope.rope_split(te, te, *map(address, (qkv, *parts)), 0, *sizes)
+    rope.rope_split(te, te, *map(address, (qkv, *parts)), 0, *sizes, turn)
     for part, want in zip(parts, split(qkv, heads, kv_heads), strict=True):
         assert (part == want).all()
-    rope.rope_merge(te, te, *map(address, (*parts, merged)), 0, *sizes)
+    rope.rope_merge(te, te, *map(address, (*parts, merged)), 0, *sizes, turn)
     assert (merged == qkv).all()
 
 
 @pytest.fixture
-def te(cpu_kernel, monkeypatch):
-    monkeypatch.setattr(rope, "kernel", lambda *key: key)
+def te(cpu_kernel, monkeypatch, interleaved):
+    def kernel(*key, INTERLEAVED):
+        assert INTERLEAVED == interleaved
+        return key
+
+    monkeypatch.setattr(rope, "kernel", kernel)
     return cpu_kernel
 
 
@@ -67,42 +83,42 @@ def split(x, heads, kv_heads):
 
 
 def test_split(te, case):
-    qkv, angles, sizes = case
+    qkv, angles, sizes, turn = case
     _, _, heads, kv_heads, _, _ = sizes
     q, k, v = (aligned(part.shape) for part in split(qkv, heads, kv_heads))
-    rope.rope_split(te, te, *map(address, (qkv, q, k, v, angles)), *sizes)
+    rope.rope_split(te, te, *map(address, (qkv, q, k, v, angles)), *sizes, turn)
     want_q, want_k, want_v = split(qkv, heads, kv_heads)
-    np.testing.assert_allclose(q, rotated(want_q, angles, 1), atol=1e-5)
-    np.testing.assert_allclose(k, rotated(want_k, angles, 1), atol=1e-5)
+    np.testing.assert_allclose(q, rotated(want_q, angles, 1, turn.interleaved), atol=1e-5)
+    np.testing.assert_allclose(k, rotated(want_k, angles, 1, turn.interleaved), atol=1e-5)
     np.testing.assert_array_equal(v, want_v)
 
 
 def test_merge(te, case):
     """The backward of split: its transpose, so a rotation by the opposite angle."""
-    packed, angles, sizes = case
+    packed, angles, sizes, turn = case
     _, _, heads, kv_heads, _, _ = sizes
     grads = []
     for part in split(packed, heads, kv_heads):
         grads.append(aligned(part.shape))
         grads[-1][:] = part
     dqkv = aligned(packed.shape)
-    rope.rope_merge(te, te, *map(address, (*grads, dqkv, angles)), *sizes)
+    rope.rope_merge(te, te, *map(address, (*grads, dqkv, angles)), *sizes, turn)
     dq, dk, dv = split(dqkv, heads, kv_heads)
-    np.testing.assert_allclose(dq, rotated(grads[0], angles, -1), atol=1e-5)
-    np.testing.assert_allclose(dk, rotated(grads[1], angles, -1), atol=1e-5)
+    np.testing.assert_allclose(dq, rotated(grads[0], angles, -1, turn.interleaved), atol=1e-5)
+    np.testing.assert_allclose(dk, rotated(grads[1], angles, -1, turn.interleaved), atol=1e-5)
     np.testing.assert_array_equal(dv, grads[2])
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_in_place(te, case, backward):
-    qkv, angles, sizes = case
+    qkv, angles, sizes, turn = case
     _, _, heads, kv_heads, _, _ = sizes
     before = split(qkv.copy(), heads, kv_heads)
-    rope.rope_packed(te, te, address(qkv), address(qkv), address(angles), *sizes, backward)
+    rope.rope_packed(te, te, address(qkv), address(qkv), address(angles), *sizes, backward, turn)
     q, k, v = split(qkv, heads, kv_heads)
     sign = -1 if backward else 1
-    np.testing.assert_allclose(q, rotated(before[0], angles, sign), atol=1e-5)
-    np.testing.assert_allclose(k, rotated(before[1], angles, sign), atol=1e-5)
+    np.testing.assert_allclose(q, rotated(before[0], angles, sign, turn.interleaved), atol=1e-5)
+    np.testing.assert_allclose(k, rotated(before[1], angles, sign, turn.interleaved), atol=1e-5)
     np.testing.assert_array_equal(v, before[2])
 
 
@@ -110,11 +126,11 @@ def test_in_place(te, case, backward):
 def test_addresses(fake, monkeypatch, dtype, size, vector):
     """Where q, k, v lie in the packed buffer follows from the dtype's size; through the extension's launch."""
     asked = []
-    monkeypatch.setattr(rope, "kernel", lambda *key: asked.append(key) or 0x700 + 18)
+    monkeypatch.setattr(rope, "kernel", lambda *key, **_: asked.append(key) or 0x700 + 18)
     rope.rope_packed(fake.te, fake.stream, 0x10000, 0x10000, 0x20000, 10, 5, 4, 2, 32, dtype, True)
     chunks = 32 // 2 // vector
     packed = [0x10000, 0x10000 + 4 * 32 * size, 0x10000 + 6 * 32 * size, 256, 256, 256]
-    arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32, 1]
+    arguments = [*packed, *packed, 0x20000, 5, 4, 2, 32 | 32 << 32, 1]
     assert fake.calls() == [["cuLaunchKernel", 10, 1, 1, 256 // chunks * chunks, 1, 1, 128, 0x5000, arguments, False]]
     name = {DType.BFLOAT16: "rope_bfloat16", DType.FLOAT16: "rope_float16", DType.FLOAT32: "rope_float"}[dtype]
     assert asked == [(name, "rope.cu", (9, 0))]
