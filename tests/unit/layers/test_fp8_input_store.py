@@ -109,7 +109,7 @@ def kept_bytes(seed, recipe, adapter, **options):
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_planner_knows_the_bytes(seed, adapter):
     """To the byte: these sizes are multiples of 256, to which allocations are aligned."""
-    model, recipe = Model(HIDDEN, FFN, 1, HEADS, KV_HEADS, 1), RECIPES["delayed"]
+    model, recipe = Model(HIDDEN, FFN, 1, HEADS, KV_HEADS, HIDDEN // HEADS, 1), RECIPES["delayed"]
     lora = None if adapter == "none" else Lora(RANK, fp8_base=adapter == "lora over fp8")
     for options in ({}, AGAIN, STORED, STORED | AGAIN, dict(recompute_modules=("layernorm", "mlp"))):
         layout = Layout(

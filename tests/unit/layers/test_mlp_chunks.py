@@ -84,7 +84,7 @@ def test_the_planner_knows_the_bytes(seed):
     """What backward of a layer that is computed again needs at most, by Paddle's allocator: a third of what it needs
     with all tokens at once, and in both cases what the planner says, but for 5 %."""
     hidden, ffn, batch, tokens, chunk = 64, 512, 64, 32, 64
-    model = Model(hidden, ffn, 1, 4, 2, 1)
+    model = Model(hidden, ffn, 1, 4, 2, hidden // 4, 1)
     memory_of = {"current": paddle.base.core.host_memory_stat_current_value}
     memory_of["peak"] = paddle.base.core.host_memory_stat_peak_value
 

@@ -126,7 +126,7 @@ def kept_bytes(seed, parts, recipe, **options):
 def test_the_planner_knows_the_bytes(seed, precision, recipe, options):
     """To the byte: these sizes are multiples of 256, to which allocations are aligned."""
     llama = not options
-    model = Model(HIDDEN, FFN, 1, HEADS, KV_HEADS, 1, gated=llama, bias=not llama)
+    model = Model(HIDDEN, FFN, 1, HEADS, KV_HEADS, HIDDEN // HEADS, 1, gated=llama, bias=not llama)
     for parts in [(), *SINGLE, *TOGETHER]:
         layout = Layout(1, TOKENS, batch=BATCH, precision=precision, recompute_modules=parts)
         of_a_token = memory.kept_of_a_layer(model, layout) - 2 * HIDDEN  # the layer's input was there before

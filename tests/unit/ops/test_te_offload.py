@@ -121,7 +121,7 @@ def kept_bytes(seed, count, recipe):
 @pytest.mark.parametrize("precision, recipe", [("bf16", None), ("fp8", DELAYED)])
 def test_the_planner_knows_the_bytes_that_leave(seed, precision, recipe, monkeypatch):
     monkeypatch.setattr(offload, "LEAST", 0)
-    model = Model(HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, 1)
+    model = Model(HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN // HEADS, 1)
     layout = Layout(1, TOKENS, batch=BATCH, precision=precision)
     of_a_layer = memory.offloaded_bytes(model, layout)
     whole, offloaded = (kept_bytes(seed, count, recipe) for count in (None, 3))
